@@ -47,6 +47,7 @@ class BatchViews:
         self._endpoints = endpoints
         self._updates = LiveUpdates(endpoints)
         self._counted: SharedResults[BatchProgress] = SharedResults(1.0)
+        self._parts: SharedResults[tuple[str, bool]] = SharedResults(0.5)
         self._drawn: SharedResults[Figures] = SharedResults(3.0)
         self._selected: SharedResults[BatchSelection] = SharedResults(3.0)
 
@@ -67,11 +68,11 @@ class BatchViews:
         batch_id = request.path_params["id"]
         await self._progress(batch_id)
 
-        async def look() -> tuple[str, bool]:
+        async def part() -> tuple[str, bool]:
             progress = await self._progress(batch_id)
             return rendered("_progress.html", progress=progress, status=progress.status), progress.status.done
 
-        return self._updates.stream(look)
+        return self._updates.stream(lambda: self._parts.get(batch_id, part, lambda made: made[1]))
 
     async def rollouts(self, request: Request) -> Response:
         """Show a page of the rollouts that meet the filter in the URL."""

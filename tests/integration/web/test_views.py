@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import io
 import json
+import time
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
+from itertools import islice
 from typing import Any
 
 import httpx2
@@ -187,3 +190,28 @@ def test_live_numbers_go_on_after_a_database_that_was_away(
                 parts.append(line)
     assert n_away == 3
     assert parts[-2:] == ["event: part", "event: end"]
+
+
+@pytest.mark.parametrize(("view", "read"), [("/cluster/live", "nodes"), ("/batches/{b}/live", "status")])
+def test_many_viewers_ask_the_store_no_more_often_than_one(
+    browser: httpx2.Client, farm: LocalFarm, batch_id: str, monkeypatch: pytest.MonkeyPatch, view: str, read: str
+) -> None:
+    n_viewers, n_lines, n_asked = 8, 4, 0
+    ask = getattr(farm, read)
+
+    def counted(*arguments: Any) -> Any:
+        nonlocal n_asked
+        n_asked += 1
+        return ask(*arguments)
+
+    def watch(viewer: int) -> int:
+        with browser.stream("GET", view.format(b=batch_id)) as answer:
+            # a part, and then a line each second
+            looks = (line for line in answer.iter_lines() if line.startswith((":", "event:")))
+            return sum(1 for _ in islice(looks, n_lines))
+
+    monkeypatch.setattr(farm, read, counted)
+    started = time.monotonic()
+    with ThreadPoolExecutor(n_viewers) as pool:
+        assert list(pool.map(watch, range(n_viewers))) == [n_lines] * n_viewers
+    assert 1 <= n_asked <= time.monotonic() - started + 2 < n_viewers * n_lines
