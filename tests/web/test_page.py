@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 import farm
@@ -46,6 +47,7 @@ VIEWS = {
     "group": "/groups/{b}.0",
     "transcript": "/rollouts/{b}.0.0",
     "tokens": "/rollouts/{b}.0.0/tokens",
+    "annotations": "/rollouts/{b}.0.0/tokens?by=1",
     "timeline": "/rollouts/{b}.0.0/timeline",
     "cluster": "/cluster",
     "alarms": "/alarms",
@@ -77,7 +79,20 @@ def batch_id(client: LocalFarm) -> str:
     """A batch that was played."""
     batch_id = client.submit(_request(3, 4))
     client.wait(batch_id, 300)
+    client.annotate("grpo", 1, _figures(client, batch_id))
     return batch_id
+
+
+def _figures(client: LocalFarm, batch_id: str) -> list[dict[str, Any]]:
+    """The advantage of each rollout, whole and by token, as a trainer writes it back."""
+    result: list[dict[str, Any]] = []
+    for rollout in client.collect(batch_id, timeout_s=0):
+        advantage = {"rollout_id": rollout.rollout_id, "name": "advantage"}
+        value = 2.0 * (rollout.reward or 0.0) - 1.0
+        result.append(advantage | {"value": value})
+        for row, segment in enumerate(rollout.segments):
+            result.append(advantage | {"row": row, "tokens": value * np.asarray(segment.response_mask, np.float32)})
+    return result
 
 
 def _request(n_groups: int, n_samples: int) -> dict[str, Any]:
@@ -119,8 +134,16 @@ def test_a_view_is_shown_without_a_complaint_and_can_be_used_by_everyone(
     tab.page.goto(url + VIEWS[name].format(b=batch_id))
     tab.page.get_by_role("heading", level=1).wait_for()
     assert not str(tab.page.title()).isdigit(), "a script of the policy's ran"
+    assert _inaccessible(tab.page) == "[]"
+    assert tab.complaints == []
+    if folder := os.environ.get("FARM_SCREENSHOTS"):
+        tab.page.screenshot(path=f"{folder}/{name}.png")
+
+
+def _inaccessible(page: Any) -> str:
+    """What axe-core complains of, as JSON."""
     # scripts of ours are let in by the policy of the page; a checker from outside is not
-    checker = tab.page.context.new_cdp_session(tab.page)
+    checker = page.context.new_cdp_session(page)
     checker.send("Runtime.evaluate", {"expression": _AXE.read_text()})
     found = checker.send(
         "Runtime.evaluate",
@@ -130,10 +153,7 @@ def test_a_view_is_shown_without_a_complaint_and_can_be_used_by_everyone(
             "returnByValue": True,
         },
     )
-    assert found["result"]["value"] == "[]"
-    assert tab.complaints == []
-    if folder := os.environ.get("FARM_SCREENSHOTS"):
-        tab.page.screenshot(path=f"{folder}/{name}.png")
+    return str(found["result"]["value"])
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
@@ -152,6 +172,7 @@ def test_a_view_fits_a_narrow_window_in_both_schemes(
         assert wide <= 1, f"{wide} pixels are beside the window"
         back = page.evaluate("getComputedStyle(document.body).backgroundColor")
         assert (sum(map(int, back[4:-1].split(",")[:3])) < 200) == (scheme == "dark")
+        assert _inaccessible(page) == "[]"
 
 
 def test_a_batch_is_seen_to_go_on_until_it_has_ended(tab: Tab, url: str, client: LocalFarm) -> None:

@@ -215,3 +215,42 @@ def test_many_viewers_ask_the_store_no_more_often_than_one(
     with ThreadPoolExecutor(n_viewers) as pool:
         assert list(pool.map(watch, range(n_viewers))) == [n_lines] * n_viewers
     assert 1 <= n_asked <= time.monotonic() - started + 2 < n_viewers * n_lines
+
+
+def shown_ids(page: str) -> set[str]:
+    hrefs = (str(values.get("href")) for tag, values in ParsedPage(page).tags if tag == "a")
+    return {href.rpartition("/")[2] for href in hrefs if href.startswith("/web/rollouts/")}
+
+
+def test_one_filter_is_kept_from_view_to_view(browser: httpx2.Client, batch_id: str) -> None:
+    met, missed = "?failure=engine_error&node=%3Cb%3Enode&finished_after=1", "?failure=lost"
+    for view in ("", "/rollouts", "/failures", "/figures", "/selection"):
+        page = browser.get(f"/batches/{batch_id}{view}{met}").text
+        links = [str(values.get("href")) for tag, values in ParsedPage(page).tags if tag == "a"]
+        for other in ("", "/rollouts", "/failures", "/figures", "/selection"):
+            assert f"/web/batches/{batch_id}{other}{met}" in links, (view, other)
+        if view:
+            fields = {
+                values.get("name"): values.get("value") for tag, values in ParsedPage(page).tags if tag == "input"
+            }
+            assert (fields["node"], fields["finished_after"]) == ("<b>node", "1")
+            assert "<option selected>engine_error</option>" in page
+        assert browser.get(f"/batches/{batch_id}{view}?order=sideways").status_code == 400
+    assert shown_ids(browser.get(f"/batches/{batch_id}/failures{met}").text) == {f"{batch_id}.0.0"}
+    assert shown_ids(browser.get(f"/batches/{batch_id}/failures{missed}").text) == set()
+    for view, n in (("figures", "meet the filter: "), ("selection", "meet the filter: ")):
+        counted = ParsedPage(browser.get(f"/batches/{batch_id}/{view}{met}").text).words
+        assert f"{n}1." in counted, (view, counted)
+        assert f"{n}0." in ParsedPage(browser.get(f"/batches/{batch_id}/{view}{missed}").text).words
+
+
+def test_a_message_has_a_link_of_its_own_and_every_order_asks(browser: httpx2.Client, batch_id: str) -> None:
+    page = ParsedPage(browser.get(f"/rollouts/{batch_id}.0.0").text)
+    ids = [values["id"] for tag, values in page.tags if tag == "section" and "id" in values]
+    links = [values.get("href") for tag, values in page.tags if tag == "a"]
+    assert ids == ["m1", "m2", "m3"]
+    assert [link for link in links if link in ("#m1", "#m2", "#m3")] == ["#m1", "#m2", "#m3"]
+    for view in VIEWS:
+        for tag, values in ParsedPage(browser.get(view.format(b=batch_id)).text).tags:
+            if tag == "form" and str(values.get("action")).startswith("/web/orders/"):
+                assert values.get("data-confirm"), (view, values)
