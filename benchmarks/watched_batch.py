@@ -46,7 +46,7 @@ _START_S = 60.0
 
 
 @dataclass(frozen=True, slots=True)
-class Run:
+class WatchedRun:
     """One run of a batch: its seconds, and the CPU seconds of all processes of the farm, and of its API alone."""
 
     took_s: float
@@ -81,7 +81,7 @@ def measure(
     report: Report, name: str, here: Embedded, client: farm.Farm, instance: dict[str, Any], n: int, n_pairs: int
 ) -> None:
     """Play pairs of batches and add their medians to the report."""
-    runs: dict[int, list[Run]] = {0: [], N_BROWSERS: []}
+    runs: dict[int, list[WatchedRun]] = {0: [], N_BROWSERS: []}
     for pair in range(n_pairs):
         # whatever drifts, such as the size of the database, is against each of the two in turn
         for n_browsers in (0, N_BROWSERS) if pair % 2 == 0 else (N_BROWSERS, 0):
@@ -103,7 +103,7 @@ def measure(
     report.add(f"{name}: CPU of the browsers, of one processor", browsers, "%", parts_that_were_sent=parts)
 
 
-def played(here: Embedded, client: farm.Farm, instance: dict[str, Any], n: int, n_browsers: int) -> Run:
+def played(here: Embedded, client: farm.Farm, instance: dict[str, Any], n: int, n_browsers: int) -> WatchedRun:
     """Play a batch, with some browsers that watch it from submit to end. Raises RuntimeError if they did not."""
     processes = tree(os.getpid())
     api = [named(processes, "farm.cli.main api")]
@@ -119,7 +119,7 @@ def played(here: Embedded, client: farm.Farm, instance: dict[str, Any], n: int, 
         n_parts = watching.n_parts()
     if status.n_completed != n:
         raise RuntimeError(f"{status.n_completed} of {n} rollouts were scored")
-    return Run(took_s, farm_cpu_s, api_cpu_s, browsers_cpu_s, n_parts)
+    return WatchedRun(took_s, farm_cpu_s, api_cpu_s, browsers_cpu_s, n_parts)
 
 
 class _Watching:

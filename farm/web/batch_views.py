@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -14,7 +14,7 @@ from starlette.responses import Response
 
 from farm.api.endpoints import Endpoints
 from farm.client.request_checks import invalid
-from farm.records.rollout import BatchStatus, Outcome, State
+from farm.records.rollout import BatchStatus, BatchSummary, Outcome, State
 from farm.store import batches
 from farm.store.access.sealed_secrets import shown_request
 from farm.store.reports import rollout_costs, rollout_table
@@ -46,6 +46,7 @@ class BatchViews:
     def __init__(self, endpoints: Endpoints) -> None:
         self._endpoints = endpoints
         self._updates = LiveUpdates(endpoints)
+        self._listed: SharedResults[Sequence[BatchSummary]] = SharedResults(1.0)
         self._counted: SharedResults[BatchProgress] = SharedResults(1.0)
         self._parts: SharedResults[tuple[str, bool]] = SharedResults(0.5)
         self._drawn: SharedResults[Figures] = SharedResults(3.0)
@@ -54,7 +55,8 @@ class BatchViews:
     async def newest(self, request: Request) -> Response:
         """Show the newest batches, or those before one."""
         before = request.query_params.get("before")
-        listed = await self._endpoints.run(self._endpoints.farm.batches, N_BATCHES, before)
+        read = partial(self._endpoints.run, self._endpoints.farm.batches, N_BATCHES, before)
+        listed = await self._listed.get(before, read)
         return html("batches.html", batches=listed, limit=N_BATCHES, before=before)
 
     async def batch(self, request: Request) -> Response:
@@ -117,7 +119,7 @@ class BatchViews:
             if progress.status.n_rollouts <= NEWEST and wanted == EVERY
             else ()
         )
-        values = {"figures": made, "stage_times": times, "newest": NEWEST, "is_whole": wanted == EVERY}
+        values: dict[str, Any] = {"figures": made, "stage_times": times, "newest": NEWEST, "is_whole": wanted == EVERY}
         return html("figures.html", status=progress.status, **values, **shared)
 
     async def selection(self, request: Request) -> Response:
@@ -128,7 +130,7 @@ class BatchViews:
         wanted = _unordered(shared["wanted"])
         select = partial(self._endpoints.run, self._select, batch_id, wanted)
         made = await self._selected.get((batch_id, wanted), select)
-        values = {"reasons": REASONS, "newest": rollout_costs.NEWEST, "is_whole": wanted == EVERY}
+        values: dict[str, Any] = {"reasons": REASONS, "newest": rollout_costs.NEWEST, "is_whole": wanted == EVERY}
         return html("selection.html", status=progress.status, selection=made, **values, **shared)
 
     def _select(self, batch_id: str, wanted: RolloutFilter) -> BatchSelection:

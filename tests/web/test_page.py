@@ -154,7 +154,7 @@ def test_a_view_is_shown_without_a_complaint_and_can_be_used_by_everyone(
 
 
 def _inaccessible(page: Any) -> str:
-    """What axe-core complains of, as JSON."""
+    """The complaints of axe-core, as JSON."""
     # scripts of ours are let in by the policy of the page; a checker from outside is not
     checker = page.context.new_cdp_session(page)
     checker.send("Runtime.evaluate", {"expression": _AXE.read_text()})

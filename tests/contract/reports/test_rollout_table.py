@@ -197,7 +197,7 @@ def test_failures_are_grouped_by_kind_and_first_line(store: Store, batch_id: str
         assert group.n == len(alike)
         assert set(group.nodes) == {each.node for each in alike}
         assert group.example == max(alike, key=lambda each: each.cursor).rollout_id
-    wanted = RolloutFilter(node="n1", failure="lost")
+    wanted = RolloutFilter(node="n1", failure=Outcome.LOST)
     met = store.read(partial(rollout_table.failure_groups, batch_id=batch_id, wanted=wanted))
     of_node = [each for each in failed if each.node == "n1" and each.failure and each.failure.kind == "lost"]
     assert sum(group.n for group in met) == len(of_node) > 0

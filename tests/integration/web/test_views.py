@@ -254,3 +254,26 @@ def test_a_message_has_a_link_of_its_own_and_every_order_asks(browser: httpx2.Cl
         for tag, values in ParsedPage(browser.get(view.format(b=batch_id)).text).tags:
             if tag == "form" and str(values.get("action")).startswith("/web/orders/"):
                 assert values.get("data-confirm"), (view, values)
+
+
+def test_many_who_load_the_list_of_batches_at_one_time_count_it_once(
+    browser: httpx2.Client, farm: LocalFarm, batch_id: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    n_asked = 0
+    ask = farm.batches
+
+    def counted(*arguments: Any) -> Any:
+        nonlocal n_asked
+        n_asked += 1
+        # as long as it takes where batches are large
+        time.sleep(0.2)
+        return ask(*arguments)
+
+    monkeypatch.setattr(farm, "batches", counted)
+    with ThreadPoolExecutor(8) as pool:
+        pages = list(pool.map(lambda path: browser.get(path).text, ["/"] * 8))
+    assert n_asked == 1
+    assert all(batch_id in page for page in pages)
+    time.sleep(2.2)
+    browser.get("/")
+    assert n_asked == 2, "kept for ten times as long as it took"
