@@ -1,10 +1,11 @@
-"""The command that serves a farm over HTTP: `farm api`."""
+"""The commands that serve over HTTP: a farm, `farm api`, and the page with a recorded batch, `farm web --demo`."""
 
 from __future__ import annotations
 
 import contextlib
 import signal
 from functools import partial
+from pathlib import Path
 
 import click
 
@@ -95,6 +96,46 @@ def api(
                 tls,
                 application if web else None,
             )
+
+
+@click.command()
+@click.option("--demo", is_flag=True, help="Show the recorded batch that comes with the package.")
+@click.option("--host", default="127.0.0.1", show_default=True, help="Where to listen.")
+@click.option("--port", type=click.IntRange(0, 65535), default=0, show_default=True, help="0 takes a free one.")
+@plain_errors
+@runs_farm
+def web(demo: bool, host: str, port: int) -> None:
+    """Show the page with a recorded batch, without a farm, until Ctrl-C: --demo.
+
+    The batch is one of `make demo`. Whoever reaches the port sees it, without a key, and can change nothing. The page
+    of a farm is served by `farm api`, `farm up` and `farm head`.
+    """
+    import secrets
+    import tempfile
+
+    from farm.api.server import serve
+    from farm.callers import Scope
+    from farm.cli.listening import bind, url_of
+    from farm.client.access.access_control import NewKey
+    from farm.client.local import LocalFarm
+    from farm.notifications import Signals
+    from farm.web.app import application
+    from farm.web.recorded_batch import recorded_store
+    from farm.web.rendering import ROOT
+
+    if not demo:
+        raise click.UsageError("name --demo; `farm api` serves the page of a farm")
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    with (
+        contextlib.suppress(KeyboardInterrupt),
+        bind(host, port) as listener,
+        tempfile.TemporaryDirectory(prefix="farm-web-") as folder,
+        contextlib.closing(LocalFarm(recorded_store(Path(folder)), Signals(""), max_open=0)) as farm,
+    ):
+        visitor_key = farm.access.add(NewKey(name="demo", scopes=[Scope.READ]))
+        note = "(a recorded batch, read-only; Ctrl-C ends it)"
+        listening = partial(click.echo, f"page    {url_of(listener)}{ROOT}/ {note}")
+        serve(farm, [listener], secrets.token_hex(24), listening, page=partial(application, visitor_key=visitor_key))
 
 
 def _names(speak: tuple[str, ...]) -> list[tuple[str, int]]:

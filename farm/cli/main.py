@@ -35,6 +35,7 @@ COMMANDS = {
     "slurm": ("cluster.slurm", "Nodes of a farm as jobs of Slurm: script, up, ls, logs, scale, down."),
     "ray": ("cluster.ray", "Nodes of a farm on a Ray cluster, beside the trainer that runs there: up."),
     "api": ("api", "Serve the farm over HTTP until Ctrl-C."),
+    "web": ("api", "Show the page with a recorded batch, without a farm, until Ctrl-C: --demo."),
     "flower": ("machine", "Show the farm's jobs in a browser, read-only."),
     "handlers": ("handlers", "The kinds of problems that can be submitted; `show NAME` has fields and an example."),
     "submit": ("submit", "Start a batch from FILE, one problem per line, and print its id."),

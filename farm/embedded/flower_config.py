@@ -1,5 +1,5 @@
 """Flower's configuration, a file that Flower executes: authentication, also of the metrics, which are open by default,
-and what holds its tasks to the store.
+what holds its tasks to the store, and the text of its rows.
 
 Only `/healthcheck` stays open, for the probes of containers, which have no key: it says OK and nothing else.
 """
@@ -13,12 +13,14 @@ from flower.views.monitor import Metrics
 from tornado.ioloop import PeriodicCallback
 from tornado.web import authenticated
 
+from farm.embedded import flower_rows
 from farm.embedded.flower_reconciler import PERIOD_MS, FlowerReconciler
 from farm.settings import settings
 
 USER = "farm"
 
 basic_auth = [f"{USER}:{settings().api_key}"]
+format_task = flower_rows.format_task
 Metrics.get = authenticated(Metrics.get)
 
 

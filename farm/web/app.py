@@ -32,8 +32,11 @@ _STATIC = Path(__file__).parent / "static"
 View = Callable[[Request], Awaitable[Response]]
 
 
-def application(endpoints: Endpoints, keys: KnownKeys) -> ASGIApp:
-    """Return the page's ASGI application, served below `farm.web.rendering.ROOT`, with that removed from its paths."""
+def application(endpoints: Endpoints, keys: KnownKeys, visitor_key: str = "") -> ASGIApp:
+    """Return the page's ASGI application, served below `farm.web.rendering.ROOT`, with that removed from its paths.
+
+    With a `visitor_key` nobody signs in: every browser has that key's rights.
+    """
     batches, rollouts = BatchViews(endpoints), RolloutViews(endpoints)
     cluster, exports, orders = ClusterViews(endpoints), Exports(endpoints), Orders(endpoints)
 
@@ -74,7 +77,7 @@ def application(endpoints: Endpoints, keys: KnownKeys) -> ASGIApp:
     ]
     inner = Starlette(routes=routes, exception_handlers={404: _no_page, 405: _no_page})
     inner.router.redirect_slashes = False
-    return SignedIn(inner, keys)
+    return SignedIn(inner, keys, visitor_key)
 
 
 def _get(path: str, view: View) -> Route:

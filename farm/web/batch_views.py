@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -14,12 +14,12 @@ from starlette.responses import Response
 
 from farm.api.endpoints import Endpoints
 from farm.client.request_checks import invalid
-from farm.records.rollout import BatchStatus, Outcome, State
+from farm.records.rollout import BatchStatus, BatchSummary, Outcome, State
 from farm.store import batches
 from farm.store.access.sealed_secrets import shown_request
 from farm.store.reports import rollout_costs, rollout_table
 from farm.store.reports.ended_numbers import NEWEST, last_ends, newest_ended
-from farm.store.reports.rollout_filter import RolloutFilter
+from farm.store.reports.rollout_filter import EVERY, RolloutFilter
 from farm.web.charts import Figures, figures
 from farm.web.live_updates import LiveUpdates
 from farm.web.rendering import html, rendered
@@ -46,39 +46,43 @@ class BatchViews:
     def __init__(self, endpoints: Endpoints) -> None:
         self._endpoints = endpoints
         self._updates = LiveUpdates(endpoints)
+        self._listed: SharedResults[Sequence[BatchSummary]] = SharedResults(1.0)
         self._counted: SharedResults[BatchProgress] = SharedResults(1.0)
+        self._parts: SharedResults[tuple[str, bool]] = SharedResults(0.5)
         self._drawn: SharedResults[Figures] = SharedResults(3.0)
         self._selected: SharedResults[BatchSelection] = SharedResults(3.0)
 
     async def newest(self, request: Request) -> Response:
         """Show the newest batches, or those before one."""
         before = request.query_params.get("before")
-        listed = await self._endpoints.run(self._endpoints.farm.batches, N_BATCHES, before)
+        read = partial(self._endpoints.run, self._endpoints.farm.batches, N_BATCHES, before)
+        listed = await self._listed.get(before, read)
         return html("batches.html", batches=listed, limit=N_BATCHES, before=before)
 
     async def batch(self, request: Request) -> Response:
         """Show a batch in numbers, which change while they are looked at."""
         progress = await self._progress(request.path_params["id"])
+        shared = _shared_filter(request)
         request_of = shown_request(await self._endpoints.run(self._request_of, progress.status.batch_id))
-        return html("batch.html", progress=progress, status=progress.status, request_of=request_of)
+        return html("batch.html", progress=progress, status=progress.status, request_of=request_of, **shared)
 
     async def live(self, request: Request) -> Response:
         """Send those numbers whenever they have changed."""
         batch_id = request.path_params["id"]
         await self._progress(batch_id)
 
-        async def look() -> tuple[str, bool]:
+        async def part() -> tuple[str, bool]:
             progress = await self._progress(batch_id)
             return rendered("_progress.html", progress=progress, status=progress.status), progress.status.done
 
-        return self._updates.stream(look)
+        return self._updates.stream(lambda: self._parts.get(batch_id, part, lambda made: made[1]))
 
     async def rollouts(self, request: Request) -> Response:
         """Show a page of the rollouts that meet the filter in the URL."""
         batch_id = request.path_params["id"]
-        values = dict(request.query_params)
-        after = values.pop("after", "")
-        wanted = filter_of(values)
+        after = request.query_params.get("after", "")
+        shared = _shared_filter(request)
+        wanted = shared["wanted"]
         read = partial(rollout_table.page, batch_id=batch_id, wanted=wanted, after=after, limit=N_ROLLOUTS)
         page = await self._endpoints.run(self._endpoints.farm.store.read, read)
         if not page.rollouts:
@@ -88,54 +92,62 @@ class BatchViews:
             batch_id=batch_id,
             rollouts=page.rollouts,
             after=page.after,
-            values=values,
-            wanted=wanted,
-            states=list(State),
-            outcomes=list(Outcome),
+            **shared,
         )
 
     async def failures(self, request: Request) -> Response:
         """Show the failures of a batch by kind and first line, and how its policy ended rollouts."""
         batch_id = request.path_params["id"]
+        shared = _shared_filter(request)
         progress = await self._progress(batch_id)
-        read = partial(rollout_table.failure_groups, batch_id=batch_id)
+        wanted = _unordered(shared["wanted"])
+        read = partial(rollout_table.failure_groups, batch_id=batch_id, wanted=wanted)
         groups = await self._endpoints.run(self._endpoints.farm.store.read, read)
-        made = await self._figures(batch_id)
-        return html("failures.html", status=progress.status, groups=groups, figures=made, newest=NEWEST)
+        made = await self._figures(batch_id, wanted)
+        return html("failures.html", status=progress.status, groups=groups, figures=made, newest=NEWEST, **shared)
 
     async def figures(self, request: Request) -> Response:
         """Show distributions of a batch, and its mean reward over time."""
         batch_id = request.path_params["id"]
+        shared = _shared_filter(request)
+        wanted = _unordered(shared["wanted"])
         progress = await self._progress(batch_id)
-        made = await self._figures(batch_id)
+        made = await self._figures(batch_id, wanted)
+        # these are of the whole batch
         times = (
             await self._endpoints.run(self._endpoints.farm.stage_times, batch_id)
-            if progress.status.n_rollouts <= NEWEST
+            if progress.status.n_rollouts <= NEWEST and wanted == EVERY
             else ()
         )
-        return html("figures.html", status=progress.status, figures=made, stage_times=times, newest=NEWEST)
+        values: dict[str, Any] = {"figures": made, "stage_times": times, "newest": NEWEST, "is_whole": wanted == EVERY}
+        return html("figures.html", status=progress.status, **values, **shared)
 
     async def selection(self, request: Request) -> Response:
         """Show what trains of a batch, what does not and why, and the cost of both."""
         batch_id = request.path_params["id"]
         progress = await self._progress(batch_id)
-        made = await self._selected.get(batch_id, lambda: self._endpoints.run(self._select, batch_id))
-        return html(
-            "selection.html", status=progress.status, selection=made, reasons=REASONS, newest=rollout_costs.NEWEST
-        )
+        shared = _shared_filter(request)
+        wanted = _unordered(shared["wanted"])
+        select = partial(self._endpoints.run, self._select, batch_id, wanted)
+        made = await self._selected.get((batch_id, wanted), select)
+        values: dict[str, Any] = {"reasons": REASONS, "newest": rollout_costs.NEWEST, "is_whole": wanted == EVERY}
+        return html("selection.html", status=progress.status, selection=made, **values, **shared)
 
-    def _select(self, batch_id: str) -> BatchSelection:
-        costs = self._endpoints.farm.store.read(partial(rollout_costs.newest_costs, batch_id=batch_id))
-        return selection(costs, int(self._request_of(batch_id).get("n_samples", 1)))
+    def _select(self, batch_id: str, wanted: RolloutFilter) -> BatchSelection:
+        read = self._endpoints.farm.store.read
+        costs = read(partial(rollout_costs.newest_costs, batch_id=batch_id))
+        met = partial(rollout_costs.newest_meeting, batch_id=batch_id, wanted=wanted)
+        shown = None if wanted == EVERY else read(met)
+        return selection(costs, int(self._request_of(batch_id).get("n_samples", 1)), shown)
 
-    async def _figures(self, batch_id: str) -> Figures:
+    async def _figures(self, batch_id: str, wanted: RolloutFilter) -> Figures:
         def read() -> Figures:
             farm = self._endpoints.farm
             request = self._request_of(batch_id)
-            numbers = farm.store.read(partial(newest_ended, batch_id=batch_id))
+            numbers = farm.store.read(partial(newest_ended, batch_id=batch_id, wanted=wanted))
             return figures(numbers, int(request.get("n_samples", 1)), farm.newest_version())
 
-        return await self._drawn.get(batch_id, lambda: self._endpoints.run(read))
+        return await self._drawn.get((batch_id, wanted), lambda: self._endpoints.run(read))
 
     async def _progress(self, batch_id: str) -> BatchProgress:
         make = partial(self._endpoints.run, self._look, batch_id)
@@ -155,6 +167,17 @@ class BatchViews:
 
     def _request_of(self, batch_id: str) -> dict[str, Any]:
         return self._endpoints.farm.store.read(partial(batches.request_of, batch_id=batch_id))
+
+
+def _shared_filter(request: Request) -> dict[str, Any]:
+    """Return the filter in a URL, which the views of a batch share, for their templates. Raises InvalidRequest."""
+    values = {name: value for name, value in request.query_params.items() if name != "after"}
+    return {"values": values, "wanted": filter_of(values), "states": list(State), "outcomes": list(Outcome)}
+
+
+def _unordered(wanted: RolloutFilter) -> RolloutFilter:
+    """Return a filter without its order, which leaves some rollouts out."""
+    return wanted.model_copy(update={"order": EVERY.order, "ascending": EVERY.ascending})
 
 
 def filter_of(values: Mapping[str, str]) -> RolloutFilter:

@@ -24,6 +24,7 @@ class ClusterViews:
         self._endpoints = endpoints
         self._updates = LiveUpdates(endpoints)
         self._history = ClusterHistory(self._numbers)
+        self._parts: SharedResults[tuple[str, bool]] = SharedResults(1.0)
         self._alarms: SharedResults[dict[str, Any]] = SharedResults(15.0)
 
     async def nodes_and_engines(self, request: Request) -> Response:
@@ -34,10 +35,10 @@ class ClusterViews:
     async def live(self, request: Request) -> Response:
         """Send them whenever they have changed."""
 
-        async def look() -> tuple[str, bool]:
+        async def part() -> tuple[str, bool]:
             return rendered("_cluster.html", **await self._endpoints.run(self._state)), False
 
-        return self._updates.stream(look)
+        return self._updates.stream(lambda: self._parts.get("", part))
 
     async def history(self, request: Request) -> Response:
         """Return the history of nodes and engines since this process began to keep it, for the chart."""

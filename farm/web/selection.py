@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -81,9 +81,13 @@ class BatchSelection:
     by_reason: Sequence[CostShare]
 
 
-def selection(costs: Sequence[RolloutCost], n_samples: int) -> BatchSelection:
-    """Return what trains of some rollouts, of groups of `n_samples`."""
+def selection(costs: Sequence[RolloutCost], n_samples: int, shown: Collection[str] | None = None) -> BatchSelection:
+    """Return what trains of some rollouts, of groups of `n_samples`.
+
+    `shown` are the ids of those to be counted, if not all are; the reasons of these depend on their whole groups.
+    """
     reasons = _reasons(costs, n_samples)
+    costs = [each for each in costs if shown is None or each.rollout_id in shown]
     of_reason: defaultdict[str, list[RolloutCost]] = defaultdict(list)
     of_source: defaultdict[str, list[RolloutCost]] = defaultdict(list)
     for each in costs:

@@ -24,17 +24,22 @@ from farm.web.rendering import HEADERS, ROOT, html
 
 COOKIE = "farm_key"
 _OPEN = ("/static/", "/sign-in")
+_SESSIONS = ("/sign-in", "/sign-out")
 _DAYS = 30
 _MAX_FORM_BYTES = 4096
 _SAFE = {"GET", "HEAD"}
 
 
 class SignedIn:
-    """Middleware that passes requests of who has signed in, and shows the form to all others."""
+    """Middleware that passes requests of who has signed in, and shows the form to all others.
 
-    def __init__(self, app: ASGIApp, keys: KnownKeys) -> None:
+    With a `visitor_key` that key counts for every request: cookies are ignored, and the form is not shown.
+    """
+
+    def __init__(self, app: ASGIApp, keys: KnownKeys, visitor_key: str = "") -> None:
         self._app = app
         self._keys = keys
+        self._visitor_key = visitor_key
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -46,10 +51,14 @@ class SignedIn:
                 scope, receive, send
             )
             return
+        if self._visitor_key and path in _SESSIONS:
+            # a cookie of this address may be that of a farm at another port
+            await RedirectResponse(f"{ROOT}/", 303, HEADERS)(scope, receive, send)
+            return
         if path.startswith(_OPEN):
             await self._app(scope, receive, send)
             return
-        key = _shown(headers).encode()
+        key = (self._visitor_key or _shown(headers)).encode()
         try:
             caller, wait_s = await self._keys.caller(key) if key else (None, 0.0)
         except FarmError as error:

@@ -1,7 +1,7 @@
 """Text that a policy wrote, made fit to be shown: what a browser or a reader could be misled by is visible.
 
 HTML is escaped by the templates. Here go characters that are no text: control characters, terminal escapes, marks that
-turn the direction of writing, and halves of surrogate pairs, which no page can carry.
+turn the direction of writing, letters and tags without a shape, and halves of surrogate pairs, which no page can carry.
 """
 
 from __future__ import annotations
@@ -13,7 +13,8 @@ from typing import Any
 from farm.records.trajectory import Message
 
 _HIDDEN = re.compile(
-    "[\x00-\x08\x0b-\x1f\x7f-\x9f\u00ad\u061c\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff\ud800-\udfff]"
+    "[\x00-\x08\x0b-\x1f\x7f-\x9f\u00ad\u034f\u061c\u115f\u1160\u17b4\u17b5\u180b-\u180f\u200b-\u200f\u2028-\u202e"
+    "\u2060-\u206f\u3164\ufeff\uffa0\ufff0-\ufffb\ud800-\udfff\U000e0000-\U000e0fff]"
 )
 _PICTURES = 0x2400
 LONG = 2_000

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 import farm
@@ -46,6 +48,7 @@ VIEWS = {
     "group": "/groups/{b}.0",
     "transcript": "/rollouts/{b}.0.0",
     "tokens": "/rollouts/{b}.0.0/tokens",
+    "annotations": "/rollouts/{b}.0.0/tokens?by=1",
     "timeline": "/rollouts/{b}.0.0/timeline",
     "cluster": "/cluster",
     "alarms": "/alarms",
@@ -77,7 +80,32 @@ def batch_id(client: LocalFarm) -> str:
     """A batch that was played."""
     batch_id = client.submit(_request(3, 4))
     client.wait(batch_id, 300)
+    client.annotate("grpo", 1, _figures(client, batch_id))
     return batch_id
+
+
+@pytest.fixture(scope="module")
+def long_named(client: LocalFarm) -> str:
+    """A batch whose names are long, without a space, and mean harm."""
+    name = f"{'y' * 90}{HOSTILE.replace(' ', '')}"[:190]
+    fields = {"question": QUESTION, "answer": "4"}
+    instance = {"data_source": "answer", "instance_id": name, "fields": fields}
+    batch_id = client.submit({"instances": [instance], "n_samples": 2, "metadata": {name: name}})
+    client.wait(batch_id, 300)
+    client.annotate(name[:60], 1, _figures(client, batch_id))
+    return batch_id
+
+
+def _figures(client: LocalFarm, batch_id: str) -> list[dict[str, Any]]:
+    """The advantage of each rollout, whole and by token, as a trainer writes it back."""
+    result: list[dict[str, Any]] = []
+    for rollout in client.collect(batch_id, timeout_s=0):
+        advantage = {"rollout_id": rollout.rollout_id, "name": "advantage"}
+        value = 2.0 * (rollout.reward or 0.0) - 1.0
+        result.append(advantage | {"value": value})
+        for row, segment in enumerate(rollout.segments):
+            result.append(advantage | {"row": row, "tokens": value * np.asarray(segment.response_mask, np.float32)})
+    return result
 
 
 def _request(n_groups: int, n_samples: int) -> dict[str, Any]:
@@ -119,8 +147,16 @@ def test_a_view_is_shown_without_a_complaint_and_can_be_used_by_everyone(
     tab.page.goto(url + VIEWS[name].format(b=batch_id))
     tab.page.get_by_role("heading", level=1).wait_for()
     assert not str(tab.page.title()).isdigit(), "a script of the policy's ran"
+    assert _inaccessible(tab.page) == "[]"
+    assert tab.complaints == []
+    if folder := os.environ.get("FARM_SCREENSHOTS"):
+        tab.page.screenshot(path=f"{folder}/{name}.png")
+
+
+def _inaccessible(page: Any) -> str:
+    """The complaints of axe-core, as JSON."""
     # scripts of ours are let in by the policy of the page; a checker from outside is not
-    checker = tab.page.context.new_cdp_session(tab.page)
+    checker = page.context.new_cdp_session(page)
     checker.send("Runtime.evaluate", {"expression": _AXE.read_text()})
     found = checker.send(
         "Runtime.evaluate",
@@ -130,16 +166,13 @@ def test_a_view_is_shown_without_a_complaint_and_can_be_used_by_everyone(
             "returnByValue": True,
         },
     )
-    assert found["result"]["value"] == "[]"
-    assert tab.complaints == []
-    if folder := os.environ.get("FARM_SCREENSHOTS"):
-        tab.page.screenshot(path=f"{folder}/{name}.png")
+    return str(found["result"]["value"])
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("name", VIEWS)
 def test_a_view_fits_a_narrow_window_in_both_schemes(
-    chromium: Any, url: str, batch_id: str, name: str, scheme: str
+    chromium: Any, url: str, long_named: str, name: str, scheme: str
 ) -> None:
     size = {"width": 380, "height": 700}
     with chromium.new_context(viewport=size, color_scheme=scheme) as context:
@@ -147,11 +180,13 @@ def test_a_view_fits_a_narrow_window_in_both_schemes(
         page.goto(f"{url}/sign-in")
         page.get_by_label("A key of the farm").fill(KEY)
         page.get_by_role("button", name="Sign in").click()
-        page.goto(url + VIEWS[name].format(b=batch_id))
+        page.goto(url + VIEWS[name].format(b=long_named))
+        assert not str(page.title()).isdigit(), "a script of a name ran"
         wide = page.evaluate("document.documentElement.scrollWidth - document.documentElement.clientWidth")
         assert wide <= 1, f"{wide} pixels are beside the window"
         back = page.evaluate("getComputedStyle(document.body).backgroundColor")
         assert (sum(map(int, back[4:-1].split(",")[:3])) < 200) == (scheme == "dark")
+        assert _inaccessible(page) == "[]"
 
 
 def test_a_batch_is_seen_to_go_on_until_it_has_ended(tab: Tab, url: str, client: LocalFarm) -> None:
@@ -221,3 +256,83 @@ def test_nothing_is_loaded_from_anywhere_else(tab: Tab, url: str, batch_id: str)
     for path in VIEWS.values():
         tab.page.goto(url + path.format(b=batch_id))
     assert [address for address in asked if not address.startswith(url)] == []
+
+
+def test_all_is_reached_by_keys_alone(chromium: Any, url: str, client: LocalFarm, batch_id: str) -> None:
+    def reach(page: Any, words: str) -> None:
+        """Move the focus by Tab to the element that says so."""
+        for _ in range(200):
+            page.keyboard.press("Tab")
+            if page.evaluate("document.activeElement.innerText?.trim()") == words:
+                return
+        raise AssertionError(f"Tab does not lead to {words!r}")
+
+    with chromium.new_context() as context:
+        page = context.new_page()
+        page.goto(f"{url}/find?id={batch_id}")
+        page.keyboard.press("Tab")
+        while page.evaluate("document.activeElement.name") != "key":
+            page.keyboard.press("Tab")
+        page.keyboard.type(KEY)
+        page.keyboard.press("Enter")
+        page.wait_for_url(f"{url}/batches/{batch_id}")
+        reach(page, "Rollouts")
+        page.keyboard.press("Enter")
+        page.wait_for_url(f"{url}/batches/{batch_id}/rollouts")
+        page.keyboard.press("j")
+        page.keyboard.press("j")
+        page.keyboard.press("Enter")
+        page.wait_for_url(f"{url}/rollouts/*")
+        page.keyboard.press("j")
+        assert page.evaluate("document.activeElement.id") == "m1"
+        before = client.rewards(page.url.rpartition("/")[2])
+        page.once("dialog", lambda dialog: dialog.accept())
+        reach(page, "Score again")
+        with page.expect_navigation():
+            page.keyboard.press("Enter")
+        until(lambda: len(client.rewards(page.url.rpartition("/")[2])) > len(before), "it is scored again")
+        page.keyboard.press("/")
+        page.keyboard.type("perhaps")
+        assert page.evaluate("document.activeElement.id") == "search"
+
+
+def test_one_file_of_a_rollout_runs_nothing_and_a_message_is_a_place(
+    tab: Tab, url: str, client: LocalFarm, batch_id: str, tmp_path: Path
+) -> None:
+    looked = next(each.rollout_id for each in client.rollouts(batch_id) if each.n_turns > 1)
+    tab.page.goto(f"{url}/rollouts/{looked}")
+    tab.page.get_by_role("link", name="link to message 2").click()
+    assert tab.page.url == f"{url}/rollouts/{looked}#m2"
+    assert tab.page.evaluate("document.querySelector(':target').id") == "m2"
+    with tab.page.expect_download() as download:
+        tab.page.get_by_role("link", name="as one file").click()
+    file = tmp_path / download.value.suggested_filename
+    download.value.save_as(file)
+    assert file.name == f"{looked}.html"
+    asked: list[str] = []
+    with tab.page.context.browser.new_context(offline=True) as context:
+        alone = Tab(context.new_page())
+        alone.page.on("request", lambda request: asked.append(request.url))
+        alone.page.goto(file.as_uri())
+        assert alone.page.title() == f"{looked} · rollout farm"
+        assert HOSTILE in alone.page.locator(".turn.assistant").first.inner_text()
+        assert alone.page.evaluate("getComputedStyle(document.querySelector('.turn')).borderLeftWidth") == "4px"
+        assert (asked, alone.complaints) == ([file.as_uri()], [])
+
+
+def test_a_filter_goes_with_the_views_and_its_files_hold_what_it_lets_pass(
+    tab: Tab, url: str, client: LocalFarm, batch_id: str, tmp_path: Path
+) -> None:
+    tab.page.goto(f"{url}/batches/{batch_id}/rollouts?max_reward=0.5")
+    wanted = {each.rollout_id for each in client.rollouts(batch_id) if (each.reward or 0.0) <= 0.5}
+    assert wanted
+    for view in ("Selection", "Figures", "Failures", "Rollouts"):
+        tab.page.get_by_role("link", name=view, exact=True).click()
+        assert tab.page.url == f"{url}/batches/{batch_id}/{view.lower()}?max_reward=0.5"
+        assert tab.page.get_by_label("max reward").input_value() == "0.5"
+    with tab.page.expect_download() as download:
+        tab.page.get_by_role("link", name="JSONL").click()
+    download.value.save_as(tmp_path / "some.jsonl")
+    lines = (tmp_path / "some.jsonl").read_text().splitlines()
+    assert {json.loads(line)["rollout_id"] for line in lines} == wanted
+    assert tab.complaints == []

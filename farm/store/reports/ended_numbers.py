@@ -7,6 +7,8 @@ from dataclasses import dataclass
 
 from sqlalchemy import Connection, func, literal, select
 
+from farm.store.reports.rollout_filter import EVERY, RolloutFilter
+from farm.store.reports.rollout_table import conditions
 from farm.store.rollouts import rollouts
 
 NEWEST = 5000
@@ -30,14 +32,16 @@ class EndedNumbers:
     n_restarts: int
 
 
-def newest_ended(connection: Connection, batch_id: str, limit: int = NEWEST) -> Sequence[EndedNumbers]:
-    """Return the rollouts of a batch that ended last, newest first."""
+def newest_ended(
+    connection: Connection, batch_id: str, limit: int = NEWEST, wanted: RolloutFilter = EVERY
+) -> Sequence[EndedNumbers]:
+    """Return the rollouts of a batch that ended last and meet a filter, newest first."""
     row = rollouts.c
     columns = (row.group_index, row.data_source, row.outcome, row.reward, row.n_turns, row.n_response_tokens)
     more = (row.submitted_at, row.finished_at, row.version_min, row.version_max, row.n_restarts)
     statement = (
         select(*columns, *more)
-        .where(row.batch_id == batch_id, row.finish_seq.is_not(None))
+        .where(row.batch_id == batch_id, row.finish_seq.is_not(None), *conditions(wanted))
         .order_by(row.finish_seq.desc())
         .limit(limit)
     )

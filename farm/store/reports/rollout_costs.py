@@ -6,9 +6,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
-from sqlalchemy import Connection, Table, case, func, select
+from sqlalchemy import CTE, Connection, Table, case, func, select
 
 from farm.store.blobs.stored_annotations import annotation_rows
+from farm.store.reports.rollout_filter import RolloutFilter
+from farm.store.reports.rollout_table import conditions
 from farm.store.rollouts import attempts, rollouts
 from farm.store.sql.schema import ModelCallRow
 
@@ -49,13 +51,7 @@ class RolloutCost:
 def newest_costs(connection: Connection, batch_id: str, limit: int = NEWEST) -> Sequence[RolloutCost]:
     """Return the rollouts of a batch that ended last, newest first."""
     row = rollouts.c
-    newest = (
-        select(row.rollout_id, row.attempt)
-        .where(row.batch_id == batch_id, row.finish_seq.is_not(None))
-        .order_by(row.finish_seq.desc())
-        .limit(limit)
-        .cte("newest")
-    )
+    newest = _newest(batch_id, limit)
     columns = (row.group_index, row.data_source, row.state, row.outcome, row.reward, row.n_turns)
     sizes = (row.n_response_tokens, row.n_segments, row.finished_at - row.submitted_at)
     work = attempts.c.finished_at - attempts.c.started_at
@@ -94,6 +90,24 @@ def newest_costs(connection: Connection, batch_id: str, limit: int = NEWEST) -> 
         values: tuple[Any, ...] = (*each, *worked.get(id, none_worked), *called.get(id, none_called), id in left_out)
         result.append(RolloutCost(*values))
     return result
+
+
+def newest_meeting(connection: Connection, batch_id: str, wanted: RolloutFilter, limit: int = NEWEST) -> frozenset[str]:
+    """Return the ids of those of the rollouts of `newest_costs` that meet a filter."""
+    newest = _newest(batch_id, limit)
+    statement = select(newest.c.rollout_id).join(rollouts, rollouts.c.rollout_id == newest.c.rollout_id)
+    return frozenset(connection.execute(statement.where(*conditions(wanted))).scalars())
+
+
+def _newest(batch_id: str, limit: int) -> CTE:
+    row = rollouts.c
+    return (
+        select(row.rollout_id, row.attempt)
+        .where(row.batch_id == batch_id, row.finish_seq.is_not(None))
+        .order_by(row.finish_seq.desc())
+        .limit(limit)
+        .cte("newest")
+    )
 
 
 def _by_rollout(connection: Connection, statement: Any) -> dict[str, tuple[Any, ...]]:

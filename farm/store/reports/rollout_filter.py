@@ -52,3 +52,7 @@ class RolloutFilter(Request):
     def is_of_live(self) -> bool:
         """True if it is for rollouts that have not ended."""
         return self.state in (State.QUEUED, State.ACTIVE)
+
+
+EVERY = RolloutFilter()
+"""The filter that every rollout meets that has ended."""

@@ -18,7 +18,7 @@ from farm.errors import InvalidRequest, NotFound
 from farm.ids import RolloutRef
 from farm.records.rollout import POLICY_OUTCOMES, Outcome, Rollout
 from farm.store.batches import rollouts_by
-from farm.store.reports.rollout_filter import RolloutFilter
+from farm.store.reports.rollout_filter import EVERY, RolloutFilter
 from farm.store.rollouts import rollouts
 from farm.store.trajectories import model_calls
 
@@ -181,12 +181,14 @@ class FailureGroup:
     example: str
 
 
-def failure_groups(connection: Connection, batch_id: str, limit: int = 5000) -> list[FailureGroup]:
-    """Return the failures of a batch, most frequent first: of the newest `limit` that failed."""
+def failure_groups(
+    connection: Connection, batch_id: str, limit: int = 5000, wanted: RolloutFilter = EVERY
+) -> list[FailureGroup]:
+    """Return the failures of a batch that meet a filter, most frequent first: of the newest `limit` that failed."""
     columns = (_row.rollout_id, _row.failure_kind, _row.failure_message, _row.node)
     statement = (
         select(*columns)
-        .where(_row.batch_id == batch_id, _row.failure_kind.is_not(None), _row.finish_seq.is_not(None))
+        .where(_row.batch_id == batch_id, _row.failure_kind.is_not(None), *conditions(wanted))
         .order_by(_row.finish_seq.desc())
         .limit(limit)
     )

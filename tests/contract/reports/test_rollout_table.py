@@ -197,6 +197,11 @@ def test_failures_are_grouped_by_kind_and_first_line(store: Store, batch_id: str
         assert group.n == len(alike)
         assert set(group.nodes) == {each.node for each in alike}
         assert group.example == max(alike, key=lambda each: each.cursor).rollout_id
+    wanted = RolloutFilter(node="n1", failure=Outcome.LOST)
+    met = store.read(partial(rollout_table.failure_groups, batch_id=batch_id, wanted=wanted))
+    of_node = [each for each in failed if each.node == "n1" and each.failure and each.failure.kind == "lost"]
+    assert sum(group.n for group in met) == len(of_node) > 0
+    assert {group.kind for group in met} == {"lost"}
 
 
 def test_numbers_are_of_the_newest_that_ended(store: Store, batch_id: str) -> None:
@@ -209,5 +214,11 @@ def test_numbers_are_of_the_newest_that_ended(store: Store, batch_id: str) -> No
     assert list(store.read(lambda connection: last_ends(connection, batch_id, 4))) == [
         each.finished_at for each in ended[:4]
     ]
+    wanted = RolloutFilter(data_source="code", min_turns=2)
+    met = store.read(partial(newest_ended, batch_id=batch_id, limit=3, wanted=wanted))
+    assert [(each.reward, each.n_tokens) for each in met] == [
+        (each.reward, each.n_response_tokens) for each in ended if each.data_source == "code" and each.n_turns >= 2
+    ][:3]
+    assert len(met) == 3
     live = store.read(live_by_node)
     assert sum(n for *_, n in live) == sum(each.finish_seq is None and each.node is not None for each in everything)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import re
+import urllib.parse
 import urllib.request
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -19,6 +20,7 @@ import pytest
 import farm
 from farm.notifications import redis_client
 from farm.records.rollout import Stage, State
+from farm.scheduler.broker import TASKS
 from tests.services.farms import NOOP, embedded, farm_folder, flower_request, node, until
 
 FAILS = {"data_source": "noop", "fields": {"fail": "eval:bug"}}
@@ -42,6 +44,18 @@ class _Here:
         ) as answer:
             known = json.load(answer)
         return {each["name"]: each for each in known.values() if batch_id in (each["args"] or "")}
+
+    def rows(self, batch_id: str) -> list[dict[str, Any]]:
+        """The rows of Flower's page of tasks that name a batch."""
+        query = urllib.parse.urlencode(
+            {
+                **{"draw": 1, "start": 0, "length": 1000, "search[value]": ""},
+                **{"order[0][column]": 0, "order[0][dir]": "asc", "columns[0][data]": "name"},
+            }
+        )
+        request = flower_request(f"{self.flower_url}/tasks/datatable?{query}", self.home)
+        with urllib.request.urlopen(request, timeout=20) as answer:
+            return [each for each in json.load(answer)["data"] if str(each["args"]).startswith(f"{batch_id}.")]
 
     def of_attempt(self, rollout_id: str, attempt: int) -> dict[str, dict[str, Any]]:
         return self.tasks(f"(rollout={rollout_id}, attempt={attempt},")
@@ -116,8 +130,22 @@ def test_a_row_begins_with_what_a_person_reads(here: _Here) -> None:
     page = flower_request(f"{here.flower_url}/tasks", here.home)
     with urllib.request.urlopen(page, timeout=60) as answer:
         columns = re.findall(r'<th data-column="(\w+)"', answer.read().decode())
-    assert columns[:4] == ["name", "args", "state", "result"]
-    assert columns[-1] == "uuid"
+    assert columns == ["name", "args", "state", "result", "runtime", "worker", "received", "uuid"]
+
+
+def test_a_row_names_the_attempt_and_says_in_one_line_how_it_ended(here: _Here) -> None:
+    batch_id = here.client.submit({"instances": [NOOP, FAILS], "max_attempts": 1})
+    here.client.wait(batch_id, 600)
+    here.ended(f"rollout={batch_id}.0.0,", 3)
+    here.ended(f"rollout={batch_id}.1.0,", 3)
+    shown = {(each["args"], each["name"]): (each["state"], each["result"]) for each in here.rows(batch_id)}
+    good, bad = f"{batch_id}.0.0 attempt 1", f"{batch_id}.1.0 attempt 1"
+    assert shown.keys() == {(id, name) for id in (good, bad) for name in TASKS.values()}
+    assert shown[good, "rollout.evaluate"] == ("SUCCESS", "reward 1, submitted")
+    state, result = shown[bad, "rollout.evaluate"]
+    assert state == "FAILURE"
+    assert result.startswith(f"evaluator_error: {batch_id}.1.0: scoring broke: RuntimeError: the instance")
+    assert not any(sign in result for sign in ("StageFailed", "\n", "\\"))
 
 
 def test_what_is_cancelled_is_revoked(here: _Here) -> None:

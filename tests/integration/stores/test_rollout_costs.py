@@ -7,7 +7,8 @@ from functools import partial
 from sqlalchemy import insert
 
 from farm.store.database import Store
-from farm.store.reports.rollout_costs import newest_costs
+from farm.store.reports.rollout_costs import newest_costs, newest_meeting
+from farm.store.reports.rollout_filter import RolloutFilter
 from farm.store.rollouts import attempts
 from tests.contract.retention.test_pruning import change, farm_of, played, pruned
 
@@ -34,6 +35,9 @@ def test_costs_are_of_all_attempts(store: Store) -> None:
     assert one.called_tokens == 2
     assert [costs[id].left_out for id in (first, second, third)] == [False, True, False]
     assert len(store.read(partial(newest_costs, batch_id=batch_id, limit=1))) == 1
+    met = partial(newest_meeting, batch_id=batch_id, wanted=RolloutFilter(group=1))
+    assert store.read(met) == {second}
+    assert store.read(partial(met, limit=1)) == frozenset(), "only the newest are looked at"
     assert pruned(store) == [batch_id]
     kept = store.read(partial(newest_costs, batch_id=batch_id))
     assert {(each.reward, each.worked_s, each.called_s) for each in kept} == {(0.5, 0.0, 0.0)}

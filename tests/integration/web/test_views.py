@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import io
 import json
+import time
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
+from itertools import islice
 from typing import Any
 
 import httpx2
@@ -187,3 +190,90 @@ def test_live_numbers_go_on_after_a_database_that_was_away(
                 parts.append(line)
     assert n_away == 3
     assert parts[-2:] == ["event: part", "event: end"]
+
+
+@pytest.mark.parametrize(("view", "read"), [("/cluster/live", "nodes"), ("/batches/{b}/live", "status")])
+def test_many_viewers_ask_the_store_no_more_often_than_one(
+    browser: httpx2.Client, farm: LocalFarm, batch_id: str, monkeypatch: pytest.MonkeyPatch, view: str, read: str
+) -> None:
+    n_viewers, n_lines, n_asked = 8, 4, 0
+    ask = getattr(farm, read)
+
+    def counted(*arguments: Any) -> Any:
+        nonlocal n_asked
+        n_asked += 1
+        return ask(*arguments)
+
+    def watch(viewer: int) -> int:
+        with browser.stream("GET", view.format(b=batch_id)) as answer:
+            # a part, and then a line each second
+            looks = (line for line in answer.iter_lines() if line.startswith((":", "event:")))
+            return sum(1 for _ in islice(looks, n_lines))
+
+    monkeypatch.setattr(farm, read, counted)
+    started = time.monotonic()
+    with ThreadPoolExecutor(n_viewers) as pool:
+        assert list(pool.map(watch, range(n_viewers))) == [n_lines] * n_viewers
+    assert 1 <= n_asked <= time.monotonic() - started + 2 < n_viewers * n_lines
+
+
+def shown_ids(page: str) -> set[str]:
+    hrefs = (str(values.get("href")) for tag, values in ParsedPage(page).tags if tag == "a")
+    return {href.rpartition("/")[2] for href in hrefs if href.startswith("/web/rollouts/")}
+
+
+def test_one_filter_is_kept_from_view_to_view(browser: httpx2.Client, batch_id: str) -> None:
+    met, missed = "?failure=engine_error&node=%3Cb%3Enode&finished_after=1", "?failure=lost"
+    for view in ("", "/rollouts", "/failures", "/figures", "/selection"):
+        page = browser.get(f"/batches/{batch_id}{view}{met}").text
+        links = [str(values.get("href")) for tag, values in ParsedPage(page).tags if tag == "a"]
+        for other in ("", "/rollouts", "/failures", "/figures", "/selection"):
+            assert f"/web/batches/{batch_id}{other}{met}" in links, (view, other)
+        if view:
+            fields = {
+                values.get("name"): values.get("value") for tag, values in ParsedPage(page).tags if tag == "input"
+            }
+            assert (fields["node"], fields["finished_after"]) == ("<b>node", "1")
+            assert "<option selected>engine_error</option>" in page
+        assert browser.get(f"/batches/{batch_id}{view}?order=sideways").status_code == 400
+    assert shown_ids(browser.get(f"/batches/{batch_id}/failures{met}").text) == {f"{batch_id}.0.0"}
+    assert shown_ids(browser.get(f"/batches/{batch_id}/failures{missed}").text) == set()
+    for view, n in (("figures", "meet the filter: "), ("selection", "meet the filter: ")):
+        counted = ParsedPage(browser.get(f"/batches/{batch_id}/{view}{met}").text).words
+        assert f"{n}1." in counted, (view, counted)
+        assert f"{n}0." in ParsedPage(browser.get(f"/batches/{batch_id}/{view}{missed}").text).words
+
+
+def test_a_message_has_a_link_of_its_own_and_every_order_asks(browser: httpx2.Client, batch_id: str) -> None:
+    page = ParsedPage(browser.get(f"/rollouts/{batch_id}.0.0").text)
+    ids = [values["id"] for tag, values in page.tags if tag == "section" and "id" in values]
+    links = [values.get("href") for tag, values in page.tags if tag == "a"]
+    assert ids == ["m1", "m2", "m3"]
+    assert [link for link in links if link in ("#m1", "#m2", "#m3")] == ["#m1", "#m2", "#m3"]
+    for view in VIEWS:
+        for tag, values in ParsedPage(browser.get(view.format(b=batch_id)).text).tags:
+            if tag == "form" and str(values.get("action")).startswith("/web/orders/"):
+                assert values.get("data-confirm"), (view, values)
+
+
+def test_many_who_load_the_list_of_batches_at_one_time_count_it_once(
+    browser: httpx2.Client, farm: LocalFarm, batch_id: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    n_asked = 0
+    ask = farm.batches
+
+    def counted(*arguments: Any) -> Any:
+        nonlocal n_asked
+        n_asked += 1
+        # as long as it takes where batches are large
+        time.sleep(0.2)
+        return ask(*arguments)
+
+    monkeypatch.setattr(farm, "batches", counted)
+    with ThreadPoolExecutor(8) as pool:
+        pages = list(pool.map(lambda path: browser.get(path).text, ["/"] * 8))
+    assert n_asked == 1
+    assert all(batch_id in page for page in pages)
+    time.sleep(2.2)
+    browser.get("/")
+    assert n_asked == 2, "kept for ten times as long as it took"

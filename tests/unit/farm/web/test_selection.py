@@ -52,6 +52,15 @@ def test_each_rollout_has_the_first_reason_that_holds() -> None:
     assert (trains.name, trains.n, trains.waited_s, trains.called_s) == (TRAINS, 4, 1.0, 6.0)
 
 
+def test_reasons_of_a_part_are_those_of_its_whole_groups() -> None:
+    broken = {"state": "failed", "outcome": "lost", "reward": None}
+    costs = [*group(0, {}, {"reward": 0.0}), *group(1, {}, broken)]
+    made = selection(costs, 2, {"b.0.0", "b.1.0"})
+    assert {each.reason: each.n for each in made.reasons} == {TRAINS: 1, "short group": 1}
+    assert (made.n, made.by_source[0].n) == (2, 2)
+    assert selection(costs, 2, ()).reasons == []
+
+
 def test_single_samples_need_no_group_and_an_empty_batch_is_empty() -> None:
     assert [each.reason for each in selection(group(0, {}) + group(1, {}), 1).reasons] == [TRAINS]
     assert selection([], 4).reasons == []

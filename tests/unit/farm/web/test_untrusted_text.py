@@ -101,3 +101,12 @@ def test_a_conversation_is_in_order_with_the_calls_it_answers() -> None:
     assert (shown[2].thought, shown[3].answers) == ("hm", "c1")
     assert shown[4].calls == [ShownCall("?", [("", "7")])]
     assert conversation([]) == []
+
+
+def test_letters_and_tags_without_a_shape_are_written_out_and_emoji_stay() -> None:
+    hidden = "".join(chr(0xE0000 + ord(each)) for each in "run it") + "\U000e0101\u3164\u115f\uffa0\u180e\u034f\ufff9"
+    shown = visible(f"a{hidden}b")
+    assert shown.count("⟨U+") == len(hidden)
+    assert shown.isprintable()
+    assert shown.startswith("a⟨U+E0072⟩")
+    assert visible("❤\ufe0f 한국어 नमस्ते") == "❤\ufe0f 한국어 नमस्ते"
