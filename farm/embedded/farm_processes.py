@@ -43,11 +43,11 @@ class FarmProcess:
         self._deaths.append(time.monotonic())
         if len(self._deaths) == _MAX_DEATHS and self._deaths[-1] - self._deaths[0] < _WITHIN_S:
             raise ServiceError(f"{how}: {_MAX_DEATHS} times within a minute, so it is not started again")
-        log.warning("%s: it is started again", how)
+        log.warning("%s; restarting", how)
         try:
             self.child = self._start()
         except (FarmError, OSError, SubprocessError) as error:
-            log.error("the %s of the farm could not be started again: %s", self.name, error)
+            log.error("Restart of the farm's %s failed: %s", self.name, error)
 
 
 class FarmProcesses:

@@ -141,5 +141,5 @@ class UnfinishedStage:
         kind = EvaluatorError if stage is Stage.EVAL else AgentError
         if isinstance(error, asyncio.CancelledError):
             return kind(f"{where} was cancelled from within")
-        log.error("%s: the farm itself broke", self._claim.rollout_id, exc_info=error)
+        log.error("Rollout %s: internal error", self._claim.rollout_id, exc_info=error)
         return kind(f"{self._claim.rollout_id}: the farm itself broke: {described(error)}")
