@@ -21,7 +21,7 @@ from workers.testing import ScriptedPolicy, answering
 def shown(name: str) -> Harness:
     """The example of a name, with its files in the working folder: a local sandbox has no other."""
     names: dict[str, Any] = {"__file__": "/somewhere/my_package.py"}
-    exec(code_with("agents/your_program.md", name).replace("/tmp/farm-agent/", ""), names)
+    exec(code_with("how-to/plugins/agents/your_program.md", name).replace("/tmp/farm-agent/", ""), names)
     harness: Harness = names[name]
     assert names[harness.name.replace("-", "_")]().sandbox(None).agent_packages == harness.packages
     return harness
@@ -56,7 +56,7 @@ def test_the_example_in_node_plays() -> None:
 )
 def test_the_example_without_a_sandbox_plays(limits: dict[str, int], expected: AgentResult) -> None:
     names: dict[str, Any] = {}
-    exec(code_with("agents.md", "class SecondLook"), names)
+    exec(code_with("how-to/plugins/agents.md", "class SecondLook"), names)
     policy, records = ScriptedPolicy(answering("Cusco"), answering("Lima")), _Records()
     assert asyncio.run(names["SecondLook"]().run(context_of(None, policy, records, **limits))) == expected
     first, *others = records.calls
