@@ -50,7 +50,7 @@ class Observer:
         self._traces_at = -math.inf
         self._traces_s = traces_s
         self._traces_until = math.inf
-        fault = "what ended could not be counted, and will be"
+        fault = "Ended rollouts not counted yet; retrying"
         self._thread = PeriodicThread("observer", _PERIOD_S, self._look_if_leading, log, fault)
 
     def start(self) -> None:

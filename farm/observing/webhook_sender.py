@@ -50,7 +50,7 @@ class WebhookSender:
         self._leads = leads
         self._secret = secret
         self._timeout_s = timeout_s
-        fault = "webhooks could not be sent, and will be"
+        fault = "Webhooks not sent yet; retrying"
         self._thread = PeriodicThread("webhooks", _PERIOD_S, self._send_if_leading, log, fault)
 
     def start(self) -> None:

@@ -167,7 +167,7 @@ def test_a_node_whose_database_is_away_ends_all_the_same(folder: Path, broker_ur
             servers.close()
             one.terminate()
             one.wait(600)
-    assert "ends without the database" in (folder / "one.log").read_text()
+    assert "exits without the database" in (folder / "one.log").read_text()
     until(lambda: not processes_of(folder), lambda: f"nothing is left: {processes_of(folder)}")
     assert left_of(folder) == []
 

@@ -190,7 +190,7 @@ class Supervisor:
             except StoreUnavailable as error:
                 log.warning("Node not announced; retrying: %s", error)
         ends = self._store.name, self._options.broker_url.split("@")[-1]
-        log.info("node %s is ready: %s; store %s, broker %s", self._options.node, self._slots, *ends)
+        log.info("Node %s is ready: %s; store %s, broker %s", self._options.node, self._slots, *ends)
         self._care()
 
     def _announce(self) -> None:
@@ -372,7 +372,7 @@ class Supervisor:
         owners = [pool.owner for pool in self._pools.values()]
         n = self._briefly(lambda connection: node_names.give_back(connection, self._announced, owners))
         if n is None:
-            late = "node %s ends without the database: what it had is played elsewhere in %g s or more"
+            late = "Node %s exits without the database: its rollouts are requeued after %g s or more"
             log.error(late, node, self._options.lease_s)
         elif n:
             log.warning("Released %d rollouts", n)

@@ -63,7 +63,7 @@ class UnfinishedStage:
         What was cancelled or lost is closed already; what is drained goes to another node.
         """
         where, claim = self._where, self._claim
-        log.info("%s, stopped (%s), ended with %s", where, reason, described(error))
+        log.info("Rollout %s, stopped (%s), ended with %s", where, reason, described(error))
         match reason:
             case StopReason.CANCELLED | StopReason.LOST:
                 pass
