@@ -142,4 +142,4 @@ class UnfinishedStage:
         if isinstance(error, asyncio.CancelledError):
             return kind(f"{where} was cancelled from within")
         log.error("Rollout %s: internal error", self._claim.rollout_id, exc_info=error)
-        return kind(f"{self._claim.rollout_id}: the farm itself broke: {described(error)}")
+        return kind(f"{self._claim.rollout_id}: internal error: {described(error)}")
