@@ -310,15 +310,19 @@ class Supervisor:
     def _care(self) -> None:
         """Heartbeats, which nothing may hold up."""
 
-        def beat(connection: Connection) -> bool:
+        def beat(connection: Connection) -> str:
             self._keyless = secret_key_fault(connection)
             known = {WITHOUT_SANDBOX: noted_without_sandbox(self._options.scratch)}
             return nodes.heartbeat(connection, replace(self._announced, info={**self._announced.info, **known}))
 
         while not self._ending.wait(min(_HEARTBEAT_S, self._options.node_timeout_s / 4)):
             try:
-                if not self._store.write(beat, urgent=True):
+                state = self._store.write(beat, urgent=True)
+                if not state:
                     self._announce()
+                elif state == DRAINING and not self._shutdown_requested_at:
+                    log.warning("Drain of node %s was ordered", self._options.node)
+                    self._shutdown_requested_at = time.monotonic()
             except (StoreGone, Conflict) as error:
                 log.error("Node %s exits: %s", self._options.node, error)
                 self._hurry, self._shutdown_requested_at = True, self._shutdown_requested_at or time.monotonic()
