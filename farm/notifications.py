@@ -68,7 +68,7 @@ def redis_refusal(error: BaseException) -> str:
 
 @cache
 def _warn(refused: str) -> None:
-    log.warning("%s; until then this process hears of nothing, and asks the store", refused)
+    log.warning("%s; polling the store until then", refused)
 
 
 def _say_refused(error: BaseException) -> None:
@@ -125,7 +125,7 @@ class Signals:
                 self._redis.publish(channel, message)
             except (redis.RedisError, OSError) as error:
                 _say_refused(error)
-                log.debug("no hint on %s: %s", channel, error)
+                log.debug("Notification on %s not sent: %s", channel, error)
 
     def check(self) -> None:
         """Raise BrokerUnavailable if the broker does not answer; of one without notifications, its port is tried."""
@@ -183,9 +183,7 @@ class Listener:
 
     def _leave(self) -> None:
         """Unsubscribe for `_AWAY_S`: the channel is flooded, and listeners also poll the store."""
-        log.warning(
-            "more than %d notifications at a time on %s; none is received for %g s", _MOST, self._channels, _AWAY_S
-        )
+        log.warning("More than %d notifications at once on %s; ignoring them for %g s", _MOST, self._channels, _AWAY_S)
         self._back_at = time.monotonic() + _AWAY_S
         self._subscribed = False
         if self._pubsub is not None:

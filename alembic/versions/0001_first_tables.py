@@ -460,6 +460,8 @@ def _observing() -> None:
         "measured_batches",
         sa.Column("batch_id", sa.String(64), nullable=False),
         sa.Column("seq", sa.Integer(), nullable=False),
+        sa.Column("ended_seq", sa.Integer(), server_default=sa.text("0"), nullable=False),
+        sa.Column("ended", sa.JSON(), server_default=sa.text("'[]'"), nullable=False),
         sa.PrimaryKeyConstraint("batch_id", name=op.f("pk_measured_batches")),
         _of_batch("measured_batches"),
     )

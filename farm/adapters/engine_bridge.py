@@ -254,7 +254,7 @@ class OwnEngines:
             try:
                 self._run.remove_servers()
             except Exception as error:
-                log.warning("the engines of %s stay listed, as the farm does not answer: %s", self._run.model, error)
+                log.warning("Engines of run %s stay registered: the farm does not answer (%s)", self._run.model, error)
             self.bridge.close()
 
 

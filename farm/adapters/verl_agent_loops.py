@@ -178,7 +178,7 @@ class FarmAgentLoopManager:
         except Exception as error:
             # raised in the trainer when it asks for the next batch: a failure alone would be replaced again and again
             self._failure = error
-            log.exception("batch %s: its prompts that are not written become failures", batch_id)
+            log.exception("Batch %s: prompts without a result count as failures", batch_id)
             writer.give_up()
         finally:
             admitted.close()

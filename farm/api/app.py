@@ -22,7 +22,7 @@ from farm.api.endpoints import Endpoints, allowed_methods, refusal
 from farm.api.list_pages import ListPage, page_after
 from farm.api.openapi import TEXT, Described, EndpointDescription
 from farm.api.protocols import PAGE, ProtocolSwitch, SpokenProtocol
-from farm.api.schemas import AfterQuery, ApiRequest
+from farm.api.schemas import AfterQuery, ApiRequest, OneNode
 from farm.api.scopes import guarded
 from farm.callers import Scope
 from farm.client import serialization
@@ -46,6 +46,9 @@ ENDPOINTS: Described = {
         "What is missing in the farm, as `farm doctor` says it.", list[dict[str, Any]], scope=Scope.READ
     ),
     ("GET", "/v1/nodes"): EndpointDescription("The nodes.", list[Node], AfterQuery, scope=Scope.READ),
+    ("POST", "/v1/nodes/drain"): EndpointDescription(
+        "Have a node drain and exit.", dict[str, str], body=OneNode, scope=Scope.OPERATE
+    ),
     **batches.ENDPOINTS,
     **rollouts.ENDPOINTS,
     **runs.ENDPOINTS,
@@ -88,6 +91,10 @@ def _own_verbs(endpoints: Endpoints) -> ASGIApp:
         query = request.parse_query(AfterQuery)
         return page_after(endpoints.farm.nodes(), query.limit, query.after, lambda node: node.node)
 
+    def drain(request: ApiRequest) -> dict[str, str]:
+        endpoints.farm.drain_node(request.parse_body(OneNode).node)
+        return {}
+
     @cache
     def described() -> bytes:
         # a quarter of a second, once it is asked for
@@ -113,6 +120,7 @@ def _own_verbs(endpoints: Endpoints) -> ASGIApp:
                 *sandbox_routes.routes(endpoints),
                 endpoints.get("/v1/doctor", lambda request: list(endpoints.examine())),
                 endpoints.get("/v1/nodes", nodes),
+                endpoints.post("/v1/nodes/drain", drain),
             ],
             scopes,
             refusal,

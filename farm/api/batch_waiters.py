@@ -83,7 +83,7 @@ class BatchWaiters:
         """Answer all waiting requests now."""
         self._closed.set()
         if n := sum(map(len, self._waiting.values())):
-            log.warning("this process ends: %d waiting requests are answered now, and their clients ask again", n)
+            log.warning("Shutdown: %d waiting requests are answered early; their clients repeat them", n)
         for batch_id in list(self._waiting):
             self._wake(batch_id)
         for task in list(self._asking):

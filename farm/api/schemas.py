@@ -237,6 +237,10 @@ class ArtefactQuery(Request):
     name: str
 
 
+class OneNode(Request):
+    node: Annotated[Name, Field(max_length=128)]
+
+
 class OneEngine(Request):
     url: Url
 

@@ -79,6 +79,7 @@ COMMANDS = {
         "List who ordered what: submits, cancels, changes of engines, weights and keys; the newest first.",
     ),
     "logs": ("upkeep.logs", "Print what the farm's processes logged about a batch, a group or a rollout, by time."),
+    "drain": ("operations", "Have a node place no more rollouts, finish or hand back those that it has, and exit."),
     "completion": ("upkeep.completion", "Print what bash, zsh or fish read to complete commands, options and batches."),
     "config": ("upkeep.config", "Print each setting and where it comes from; --check looks for mistakes."),
     "doctor": ("operations", "Check what a farm needs here and say how to mend what is missing."),

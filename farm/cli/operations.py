@@ -177,6 +177,19 @@ def metrics(port: int | None, address: str, url: str | None) -> None:
 
 
 @click.command()
+@click.argument("node")
+@url_option
+@plain_errors
+def drain(node: str, url: str | None) -> None:
+    """Have a node place no more rollouts, finish or hand back those that it has, and exit.
+
+    It is what SIGTERM does to its `farm node`. `farm doctor` lists the nodes with their states.
+    """
+    with connected(url) as farm:
+        farm.drain_node(node)
+
+
+@click.command()
 @click.option("--to", default="head", show_default=True, help="A revision, `head` or `base`.")
 @click.option("--url", help="A database URL. Default: FARM_STORE_URL, or the embedded farm's SQLite.")
 @plain_errors

@@ -75,7 +75,7 @@ def pages(
         elif time.monotonic() - max(since, warned_at) >= _WARN_S:
             warned_at = time.monotonic()
             for warning in warnings():
-                log.warning("batch %s: nothing ends, as %s", batch_id, warning)
+                log.warning("Batch %s makes no progress: %s", batch_id, warning)
 
 
 def all_ended(watch: BatchWatch, timeout_s: float | None) -> bool:

@@ -306,6 +306,13 @@ class Farm(ABC):
         """Return all nodes: their room, the age of their last heartbeat, and the reason they get no rollouts."""
 
     @abstractmethod
+    def drain_node(self, node: str) -> None:
+        """Place no more rollouts on a node, which drains and exits within some seconds and its grace. Raises NotFound.
+
+        It is what SIGTERM does to `farm node`: running stages go on for the grace, and the others are requeued.
+        """
+
+    @abstractmethod
     def add_engine(
         self, url: str, model: str = "", key: str = "none", tokenizer: str = "", tool_format: str = ""
     ) -> None:

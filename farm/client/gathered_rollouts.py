@@ -123,7 +123,7 @@ class GatheredRollouts:
             try:
                 self.client.cancel(started.rollout_id)
             except FarmError as error:
-                log.warning("rollout %s could not be cancelled: %s", started.rollout_id, error)
+                log.warning("Rollout %s was not cancelled: %s", started.rollout_id, error)
 
 
 def _fail_all(batch: Sequence[StartedRollout], error: Exception) -> None:

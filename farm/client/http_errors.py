@@ -74,7 +74,7 @@ def problem_of(error: Exception) -> ProblemDetails:
         return ProblemDetails(error.status, "InvalidRequest", message, field, more)
     if isinstance(error, UsageError | ServiceError):
         return ProblemDetails(error.status, type(error).__name__, str(error))
-    log.error("answering a request broke", exc_info=error)
+    log.error("Request handler failed", exc_info=error)
     return ProblemDetails(500, "ServiceError", f"answering broke ({type(error).__name__}): the API's log says where")
 
 

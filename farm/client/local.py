@@ -319,6 +319,11 @@ class LocalFarm(Farm):
             raise NotFound(f"rollout {rollout_id} has no artefact {name!r}")
         return self.store.read(lambda connection: artefacts.contents(connection, rollout_id, name))
 
+    def drain_node(self, node: str) -> None:
+        if not self.store.write(logged(partial(nodes.drain, node=node), "drain", node, done=bool)):
+            raise NotFound(f"there is no node {node}: `farm doctor` lists those that there are")
+        self.signals.wake()
+
     def add_engine(
         self, url: str, model: str = "", key: str = "none", tokenizer: str = "", tool_format: str = ""
     ) -> None:

@@ -162,6 +162,10 @@ class RemoteFarm(Farm):
     def nodes(self) -> Sequence[Node]:
         return self._api.pages(Node, "/v1/nodes", lambda node: node.node)
 
+    def drain_node(self, node: str) -> None:
+        # repeated, it might drain a node that was started since
+        self._api.post(dict, "/v1/nodes/drain", {"node": node}, repeatable=False)
+
     def add_engine(
         self, url: str, model: str = "", key: str = "none", tokenizer: str = "", tool_format: str = ""
     ) -> None:

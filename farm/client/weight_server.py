@@ -50,7 +50,7 @@ class WeightServer:
             try:
                 self._look()
             except Exception as error:
-                log.warning("engines without weights could not be looked for: %s", error)
+                log.warning("Search for engines without weights failed: %s", error)
 
     def _look(self) -> None:
         for engine in self._orders.chosen():
@@ -60,11 +60,11 @@ class WeightServer:
     def _serve(self, engine: StoredEngine) -> None:
         version = engine.version
         self._not_before[engine.url] = time.monotonic() + _AGAIN_S
-        log.info("engine %s is given version %s of the weights, as it lacks them", engine.url, version)
+        log.info("Engine %s lacks weights version %s; sending it", engine.url, version)
         try:
             self._give(engine, version)
             # newer ones may have been named meanwhile, which it does not have either
             if [each.version for each in self._orders.chosen([engine.url])] == [version]:
                 self._orders.set_version(version, [engine.url])
         except Exception as error:
-            log.warning("engine %s could not be given version %s of the weights: %s", engine.url, version, error)
+            log.warning("Engine %s did not take weights version %s: %s", engine.url, version, error)

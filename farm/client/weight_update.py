@@ -150,7 +150,7 @@ class WeightUpdateOrders(ABC):
         if missed and len(missed) == len(given):
             raise TimeoutError(f"no engine confirmed version {version}: {', '.join(missed)}")
         if missed:
-            log.warning("engines that were out when they were to take version %s get no calls: %s", version, missed)
+            log.warning("Engines without weights version %s get no calls: %s", version, missed)
 
     @contextmanager
     def _held(self, urls: Collection[str] | None) -> Iterator[None]:
@@ -164,7 +164,7 @@ class WeightUpdateOrders(ABC):
                 try:
                     self.hold(by, urls)
                 except Exception as error:
-                    log.warning("the farm may take this weight update for abandoned: %s", error)
+                    log.warning("Weight update not renewed; the farm may count it as abandoned: %s", error)
 
         thread = threading.Thread(target=run, name="weight-update", daemon=True)
         thread.start()

@@ -48,7 +48,7 @@ class Producer:
                 if str(error) != said:
                     # of a sampler or a rule of the trainer's own, it is a bug to be found
                     is_bug = not isinstance(error, FarmError)
-                    log.warning("nothing is produced ahead for now: %s", error, exc_info=is_bug)
+                    log.warning("Production ahead of the trainer is paused: %s", error, exc_info=is_bug)
                 said = str(error)
             self._closed.wait(self._poll_s)
 

@@ -288,7 +288,7 @@ class StepCollector:
             self._adopt()
             return True
         except Overloaded as error:
-            log.warning("run %s: %s", self._run, error)
+            log.warning("Run %s: %s", self._run, error)
             return False
         except InvalidRequest as error:
             raise InvalidRequest.of([of_instance(each, instances) for each in error.complaints]) from error

@@ -39,15 +39,15 @@ class FarmProcess:
         """Restart it if it has ended. Raises ServiceError if it does so too often."""
         if self.child.running:
             return
-        how = f"the {self.name} of the farm has died (status {self.child.process.returncode}); see {self.log_file}"
+        how = f"The {self.name} of the farm has exited (status {self.child.process.returncode}); see {self.log_file}"
         self._deaths.append(time.monotonic())
         if len(self._deaths) == _MAX_DEATHS and self._deaths[-1] - self._deaths[0] < _WITHIN_S:
             raise ServiceError(f"{how}: {_MAX_DEATHS} times within a minute, so it is not started again")
-        log.warning("%s: it is started again", how)
+        log.warning("%s; restarting", how)
         try:
             self.child = self._start()
         except (FarmError, OSError, SubprocessError) as error:
-            log.error("the %s of the farm could not be started again: %s", self.name, error)
+            log.error("Restart of the farm's %s failed: %s", self.name, error)
 
 
 class FarmProcesses:

@@ -58,7 +58,7 @@ class FlowerReconciler:
         try:
             ends = await self._events.io_loop.run_in_executor(None, self._ask, set(named.values()))
         except FarmError as error:
-            log.warning("open tasks are shown as the events left them: %s", error)
+            log.warning("State of open tasks not updated from the store: %s", error)
             return
         for task_id, stage in named.items():
             end = ends.get(stage)

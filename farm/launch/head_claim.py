@@ -93,7 +93,7 @@ class HeadClaim:
                 raise Conflict(f"a farm runs in {self._folder} already{where}; stop it, or choose another folder")
             if not told:
                 told = True
-                log.warning("another is the head of %s; this one waits to take its place", self._folder)
+                log.warning("Another head holds %s; waiting to replace it", self._folder)
             time.sleep(_POLL_S)
         self._unlock()
         return False
@@ -114,7 +114,7 @@ class HeadClaim:
                 return False
             if time.monotonic() - silent_since >= self._silent_s:
                 silent = before.get("host"), self._silent_s
-                log.warning("the head on %s was silent for %g s: this one takes its place", *silent)
+                log.warning("Head on %s was silent for %g s; replacing it", *silent)
                 return True
             time.sleep(_POLL_S)
         return False
@@ -133,12 +133,12 @@ class HeadClaim:
             n += 1
             try:
                 if self.said().get("head") not in (self._token, None):
-                    log.error("another head has taken over %s: this one ends", self._folder)
+                    log.error("Another head has taken over %s; exiting", self._folder)
                     self.lost = True
                     return
                 self._write(n)
             except OSError as error:
-                log.warning("%s cannot be written: %s", self._file, error)
+                log.warning("Claim file %s not written: %s", self._file, error)
 
     def release(self) -> None:
         """Say that it has ended, and give up the lock; once the Postgres has ended, too."""

@@ -61,14 +61,14 @@ class SlurmKeeper:
             try:
                 self.round()
             except (StoreUnavailable, slurm_commands.SlurmFailed, OSError) as error:
-                log.warning("the jobs of the farm could not be looked after; it is tried again: %s", error)
+                log.warning("Slurm jobs not checked; retrying: %s", error)
             except Exception:
-                log.exception("the jobs of the farm could not be looked after; it is tried again")
+                log.exception("Slurm jobs not checked; retrying")
             self._stopped.wait(_ROUND_S)
         try:
             self._store.write(lambda connection: leader.release_leadership(connection, ROLE, self._owner))
         except FarmError as error:
-            log.warning("the lease of the jobs' keeper runs out by itself: %s", error)
+            log.warning("Lease of the job keeper not released; it will expire: %s", error)
 
     def stop(self) -> None:
         """Give up the lease, and close the store."""
@@ -95,7 +95,7 @@ class SlurmKeeper:
             own = [job for job in jobs if names[job.name] == name]
             todo = plan(pool, targets[name], own, *(({}, 0.0) if name == HEAD else (idle_s, most_s)))
             if todo.cancel:
-                log.info("pool %s needs %d jobs: %s are cancelled", name, targets[name], ", ".join(todo.cancel))
+                log.info("Pool %s needs %d jobs; cancelling %s", name, targets[name], ", ".join(todo.cancel))
                 slurm_commands.cancel([job for job in own if job.job_id in todo.cancel])
                 left = {job.array_id for job in own if job.job_id not in todo.cancel}
                 for array_id in {job.array_id for job in own} - left:
@@ -112,7 +112,7 @@ class SlurmKeeper:
             self._pause(pool, f"sbatch refused: {error}")
             return
         self._awaited[array_id] = pool
-        log.info("pool %s: %d jobs are submitted, array %s", pool, n, array_id)
+        log.info("Pool %s: submitted %d jobs as array %s", pool, n, array_id)
 
     def _note_vain(self, jobs: list[SlurmJob], node_of: Mapping[str, str]) -> None:
         """Slow down a pool whose jobs end before they have a node of the farm; at once again when one has."""
@@ -131,7 +131,7 @@ class SlurmKeeper:
         pause_s = min(_PAUSE_S[0] * 2 ** min(n - 1, 16), _PAUSE_S[1])
         self._not_before[pool] = self._clock() + pause_s
         self._faults[pool] = why
-        log.error("pool %s: %s; the next try is in %g s", pool, why, pause_s)
+        log.error("Pool %s: %s; next try in %g s", pool, why, pause_s)
 
     def _idle_s(
         self, jobs: list[SlurmJob], node_of: Mapping[str, str], occupied: Mapping[str, int]

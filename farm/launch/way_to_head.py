@@ -101,7 +101,7 @@ class WayToHead:
                 loop.call_soon_threadsafe(self._move, address)
 
     def _move(self, address: SharedAddress) -> None:
-        log.warning("the head is another now, at %s: this node goes on with it", urlsplit(address.api_url).netloc)
+        log.warning("Head changed to %s; reconnecting", urlsplit(address.api_url).netloc)
         self._address = address
         self._write_service()
         for writer in self._lines:

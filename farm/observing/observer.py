@@ -50,7 +50,7 @@ class Observer:
         self._traces_at = -math.inf
         self._traces_s = traces_s
         self._traces_until = math.inf
-        fault = "what ended could not be counted, and will be"
+        fault = "Ended rollouts not counted yet; retrying"
         self._thread = PeriodicThread("observer", _PERIOD_S, self._look_if_leading, log, fault)
 
     def start(self) -> None:
@@ -80,7 +80,7 @@ class Observer:
             except StoreUnavailable:
                 raise
             except Exception as error:
-                log.warning("%s: what ended could not be counted, and will be: %s", batch_id, error)
+                log.warning("Batch %s: ended rollouts not counted yet; retrying: %s", batch_id, error)
 
     def _put_alarms(self) -> None:
         if not (alarms := self._alarms.take()):
@@ -128,4 +128,4 @@ class Observer:
 
     def _leave_out(self, why: str) -> None:
         self._traces_at = time.monotonic() + _COLLECTOR_AWAY_S
-        log.warning("traces are left out for %.0f s: %s", _COLLECTOR_AWAY_S, why)
+        log.warning("Traces are dropped for %.0f s: %s", _COLLECTOR_AWAY_S, why)

@@ -143,13 +143,13 @@ def _log_what_nobody_caught() -> None:
         if issubclass(kind, KeyboardInterrupt):
             sys.__excepthook__(kind, error, trace)
             return
-        log.critical("nobody caught %s", kind.__name__, exc_info=(kind, error, trace))
+        log.critical("Uncaught %s", kind.__name__, exc_info=(kind, error, trace))
 
     def thread_ended(args: threading.ExceptHookArgs) -> None:
         if args.exc_value is not None and not issubclass(args.exc_type, SystemExit):
             name = args.thread.name if args.thread is not None else "a thread"
             exc_info = (args.exc_type, args.exc_value, args.exc_traceback)
-            log.critical("nobody caught %s in %s", args.exc_type.__name__, name, exc_info=exc_info)
+            log.critical("Uncaught %s in thread %s", args.exc_type.__name__, name, exc_info=exc_info)
 
     sys.excepthook = ended
     threading.excepthook = thread_ended

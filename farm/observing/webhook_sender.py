@@ -50,7 +50,7 @@ class WebhookSender:
         self._leads = leads
         self._secret = secret
         self._timeout_s = timeout_s
-        fault = "webhooks could not be sent, and will be"
+        fault = "Webhooks not sent yet; retrying"
         self._thread = PeriodicThread("webhooks", _PERIOD_S, self._send_if_leading, log, fault)
 
     def start(self) -> None:
@@ -84,7 +84,7 @@ class WebhookSender:
             # whatever is wrong with one message, the others have their turn, and the doctor tells of it
             error = f"{type(broken).__name__}: {broken}"
         if error:
-            log.warning("the webhook to %s was not taken: %s", shown_host(message.url), error)
+            log.warning("Webhook to %s was not accepted: %s", shown_host(message.url), error)
             self._store.write(partial(outbox.refused, message=message, error=error))
         else:
             self._store.write(partial(outbox.taken, message=message))

@@ -142,7 +142,7 @@ def _answers(line: Connection) -> bool:
             # of all requests with an answer, this one changes nothing for a connection without consumers
             line.default_channel.basic_qos(0, 0, False)  # type: ignore[no-untyped-call]
     except Exception as error:  # the transport raises anything from OSError to its own
-        log.info("a connection to the broker was dead (%s)", error)
+        log.info("Broker connection was dead (%s)", error)
         return False
     return True
 
@@ -222,7 +222,7 @@ def enqueue(app: Celery, stage_messages: Sequence[StageMessage]) -> int:
                         _publish(app, producer, message, task_ids)
                 n_sent += len(some)
     except Exception as error:  # the transports raise anything from OSError to their own
-        log.warning("the broker does not answer (%s); what is queued will be sent again", error)
+        log.warning("Broker does not answer (%s); queued messages will be sent again", error)
     return n_sent
 
 

@@ -128,10 +128,10 @@ class Dispatcher:
                 try:
                     busy = self.run_round()
                 except StoreUnavailable as error:
-                    log.warning("the dispatcher could not do its round; it will try again: %s", error)
+                    log.warning("Dispatcher round failed; retrying: %s", error)
                     self._stopped.wait(1.0)
                 except Exception:
-                    log.exception("the dispatcher could not do its round; it will try again")
+                    log.exception("Dispatcher round failed; retrying")
                     self._stopped.wait(1.0)
                 if busy:
                     self._stopped.wait(rest_s(self._clock() - began, self._settings.tick_s))
@@ -175,7 +175,7 @@ class Dispatcher:
             self._next_sweep = now + _SWEEP_S
             self._write(borrowed_sandboxes.forget_ended)
             if gone := self._write(stored_archives.sweep):
-                log.info("task archives that no batch names any more are dropped: %s", ", ".join(gone))
+                log.info("Deleted task archives without a batch: %s", ", ".join(gone))
         return self._admit()
 
     def _read(self, work: Work[T]) -> T:
@@ -198,7 +198,7 @@ class Dispatcher:
             self._leases_count_at = now + self._settings.lease_s
         if waited_s > self._settings.node_timeout_s / 2:
             self._heartbeats_count_at = now + self._settings.node_timeout_s
-            log.warning("the store did not answer for %.0f s; all get time to say that they live", waited_s)
+            log.warning("Store did not answer for %.0f s; nodes get a full timeout to renew heartbeats", waited_s)
         return answer
 
     def _leads(self) -> bool:
@@ -234,7 +234,7 @@ class Dispatcher:
         if dead:
             moved = self._write(lambda connection: placement.requeue_of_dead_nodes(connection, dead))
             if moved:
-                log.warning("%d queued rollouts were taken off dead nodes: %s", moved, ", ".join(sorted(dead)))
+                log.warning("Requeued %d queued rollouts of dead nodes: %s", moved, ", ".join(sorted(dead)))
 
     def _end_borrowed(self, dead: Collection[str]) -> None:
         """End the borrowed sandboxes of dead nodes, and those whose lease has run out: their borrowers may be dead."""
@@ -245,7 +245,7 @@ class Dispatcher:
         if not self._spares_leases() and self._read(borrowed_sandboxes.any_expired):
             ended += self._write(borrowed_sandboxes.end_expired)
         if ended:
-            log.warning("%d borrowed sandboxes are ended: %s", len(ended), ", ".join(ended[:5]))
+            log.warning("Ended %d borrowed sandboxes: %s", len(ended), ", ".join(ended[:5]))
             self._signals.sandboxes()
         for sandbox_id in ended:
             self._signals.ended(sandbox_id)
@@ -297,7 +297,7 @@ class Dispatcher:
             lambda connection: placement.undelivered(connection, again_s, _LIMIT)
         )
         if stage_messages:
-            log.info("sending the messages of %d stages again, as no worker took them", len(stage_messages))
+            log.info("Sending %d stage messages again: no worker has taken them", len(stage_messages))
             self._enqueue(stage_messages)
 
     def _enqueue(self, stage_messages: Sequence[StageMessage]) -> None:
@@ -359,7 +359,7 @@ class Dispatcher:
         """Say once of each mixture that the nodes do not all have the same code."""
         versions = {node.version for node in known if node.version}
         if len(versions) > 1 and versions != self._versions:
-            log.warning("the nodes of this farm have different versions: %s", ", ".join(sorted(versions)))
+            log.warning("Nodes have different versions: %s", ", ".join(sorted(versions)))
         self._versions = versions
 
     def _recently_failed_nodes(self) -> set[str]:

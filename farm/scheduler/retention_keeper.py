@@ -48,7 +48,7 @@ class RetentionKeeper:
             return
         _, jump_s = self._timekeeper.read(lambda: self._store.read(store_time))
         if jump_s:
-            log.warning("the database's clock jumped by %.0f s: nothing is pruned for a day", jump_s)
+            log.warning("Database clock jumped by %.0f s; nothing is pruned for a day", jump_s)
             self._next = time.monotonic() + _DAY_S
         if time.monotonic() >= self._next:
             self._next = time.monotonic() + _PERIOD_S
@@ -67,7 +67,5 @@ class RetentionKeeper:
             self._store.write(lambda connection: audit_log.prune(connection, known.keep_log_days))
         if done:
             newest = time.strftime("%F", time.gmtime(max(each.ended_at for each in done)))
-            log.warning(
-                "%d batches are pruned, as the settings keep_…_days say; the newest ended %s", len(done), newest
-            )
+            log.warning("Pruned %d batches by the settings keep_…_days; the newest ended %s", len(done), newest)
         return done

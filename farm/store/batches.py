@@ -19,6 +19,7 @@ from farm.store.access import api_keys
 from farm.store.access.open_quota import check_room, check_room_again
 from farm.store.access.sealed_secrets import sealed_request
 from farm.store.blobs import stored_archives
+from farm.store.reports.rollout_counts import mean_reward, rollout_counts
 from farm.store.retention.kept import check_kept
 from farm.store.rollouts import attempts, batches, rewards, rollouts
 from farm.store.sql.clock import db_now
@@ -221,36 +222,20 @@ def status(connection: Connection, batch_id: str) -> BatchStatus:
     batch = connection.execute(select(*columns).where(batches.c.batch_id == batch_id)).one_or_none()
     if batch is None:
         raise NotFound(f"there is no batch {batch_id}")
-    rows = connection.execute(
-        select(
-            rollouts.c.stage,
-            rollouts.c.state,
-            rollouts.c.failure_kind,
-            func.count(literal(1)).label("n"),
-            func.sum(rollouts.c.reward).label("rewards"),
-            func.sum(rollouts.c.n_mismatches).label("mismatches"),
-            func.sum(rollouts.c.n_invalid_actions).label("invalid"),
-        )
-        .where(rollouts.c.batch_id == batch_id)
-        .group_by(rollouts.c.stage, rollouts.c.state, rollouts.c.failure_kind)
-    ).all()
+    counts = rollout_counts(connection, [batch_id])
     ended = dict.fromkeys((State.COMPLETED, State.FAILED, State.CANCELLED), 0)
     stages = {stage: {State.QUEUED: 0, State.ACTIVE: 0} for stage in Stage}
     stopped = {stage: {State.FAILED: 0, State.CANCELLED: 0} for stage in Stage}
     failures: dict[str, int] = {}
-    total = 0.0
-    for row in rows:
-        state = State(row.state)
-        if state in ended:
-            ended[state] += row.n
+    for count in counts:
+        if count.state in ended:
+            ended[count.state] += count.n
         else:
-            stages[Stage(row.stage)][state] += row.n
-        if state in (State.FAILED, State.CANCELLED):
-            stopped[Stage(row.stage)][state] += row.n
-        if state is State.FAILED:
-            failures[row.failure_kind] = failures.get(row.failure_kind, 0) + row.n
-        if state is State.COMPLETED:
-            total += row.rewards or 0.0
+            stages[count.stage][count.state] += count.n
+        if count.state in (State.FAILED, State.CANCELLED):
+            stopped[count.stage][count.state] += count.n
+        if count.state is State.FAILED and count.failure_kind is not None:
+            failures[count.failure_kind] = failures.get(count.failure_kind, 0) + count.n
     n_completed = ended[State.COMPLETED]
     return BatchStatus(
         batch_id=batch_id,
@@ -260,10 +245,10 @@ def status(connection: Connection, batch_id: str) -> BatchStatus:
         n_cancelled=ended[State.CANCELLED],
         stages=stages,
         failures=failures,
-        mean_reward=total / n_completed if n_completed else None,
+        mean_reward=mean_reward(counts),
         created_at=batch.created_at,
-        n_mismatches=sum(row.mismatches for row in rows),
-        n_invalid_actions=sum(row.invalid for row in rows),
+        n_mismatches=sum(count.n_mismatches for count in counts),
+        n_invalid_actions=sum(count.n_invalid_actions for count in counts),
         stopped=stopped,
         submitter=batch.submitter,
         findings=tuple(batch[-1] or ()),

@@ -11,6 +11,7 @@ from farm.errors import NotFound
 from farm.ids import RolloutRef
 from farm.records.rollout import Stage, State
 from farm.store.locks import lock_batches, lock_rollouts
+from farm.store.reports.rollout_counts import forget
 from farm.store.retention.kept import check_kept
 from farm.store.rollouts import CHUNK, LEASE_CLEARED, attempts, batches, ended_unscored, rewards, rollouts
 from farm.store.sql.clock import db_now
@@ -103,6 +104,8 @@ def rescore(connection: Connection, target: RolloutRef, rollout_ids: Collection[
             .returning(rollouts.c.group_index, rollouts.c.sample_index, rollouts.c.rollout_id)
         )
         again += [rollout_id for _, _, rollout_id in sorted(connection.execute(queued).tuples())]
+    if again:
+        forget(connection, target.batch_id)
     return again
 
 

@@ -173,9 +173,9 @@ class Store:
             holder = None
         if holder is not None:
             self._blocked_said_at = time.monotonic()
-        waits = f"a lock in the database was not given within {self._lock_wait_s:g} s; it waits for"
+        waits = f"Lock in the database not acquired within {self._lock_wait_s:g} s; it waits for"
         if holder is not None and holder.is_silent:
-            log.error("ALARM %s %s: look after its client, or end it: SELECT pg_terminate_backend(pid)", waits, holder)
+            log.error("ALARM %s %s: check its client, or end it with SELECT pg_terminate_backend(pid)", waits, holder)
         else:
             log.warning("%s %s", waits, holder or "another transaction")
 

@@ -80,7 +80,7 @@ def take(store: Store, node: Node, timeout_s: float) -> None:
             said = True
             wait_s = max(0.0, timeout_s - age_s)
             log.warning(
-                "a node %s was heard %.0f s ago; if it is silent for %.0f s more this one goes by its name",
+                "Node name %s is in use (heartbeat %.0f s ago); taking it over in %.0f s unless there is another",
                 *(node.node, age_s, wait_s),
             )
         time.sleep(_CHECK_INTERVAL_S)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, cast
 
-from sqlalchemy import ColumnElement, Connection, Table, and_, delete, func, insert, literal, select, update
+from sqlalchemy import ColumnElement, Connection, Table, and_, case, delete, func, insert, literal, select, update
 
 from farm.errors import Conflict
 from farm.records.node import DRAINING, UP, Node
@@ -57,30 +57,33 @@ def name_is_taken(name: str) -> Conflict:
     return Conflict(f"another node is called {name} and lives: set FARM_NODE to a name of its own for this one")
 
 
-def heartbeat(connection: Connection, node: Node) -> bool:
-    """Record a node's heartbeat, with what it announced. False if it has been removed.
+def heartbeat(connection: Connection, node: Node) -> str:
+    """Record a node's heartbeat, with what it announced. Returns its state; an empty string if it has been removed.
 
-    It waits for no lock: if another transaction holds the row, the next heartbeat will do. Raises Conflict if another
-    supervisor has taken the name, as of one that was silent for too long.
+    The state is `draining` if that was ordered (`drain`), whatever the node announces. A heartbeat waits for no lock:
+    if another transaction holds the row, the next one will do. Raises Conflict if another supervisor has the name now.
     """
     own = select(nodes.c.node).where(_is_of(node)).with_for_update(skip_locked=True, key_share=True)
-    said = {"heartbeat_at": db_now(), "state": node.state, "info": node.info}
-    if connection.execute(update(nodes).where(nodes.c.node.in_(own)).values(**said)).rowcount:
-        return True
+    state = case((nodes.c.state == DRAINING, DRAINING), else_=node.state)
+    said = update(nodes).where(nodes.c.node.in_(own)).values(heartbeat_at=db_now(), state=state, info=node.info)
+    if (now := connection.execute(said.returning(nodes.c.state)).scalar()) is not None:
+        return str(now)
     instance = connection.execute(select(nodes.c.instance).where(nodes.c.node == node.node)).scalar_one_or_none()
     if instance not in (None, node.instance):
         raise name_is_taken(node.node)
-    return instance is not None
+    return "" if instance is None else node.state
 
 
-def drain(connection: Connection, node: str) -> None:
-    """Place nothing more on a node."""
-    connection.execute(update(nodes).where(nodes.c.node == node).values(state=DRAINING))
+def drain(connection: Connection, node: str) -> bool:
+    """Place nothing more on a node, which drains and exits once it reads that. False if there is no such node."""
+    ordered = update(nodes).where(nodes.c.node == node).values(state=DRAINING)
+    return connection.execute(ordered).rowcount > 0
 
 
 def change(connection: Connection, node: Node) -> None:
-    """Give a node another state and info."""
-    connection.execute(update(nodes).where(nodes.c.node == node.node).values(state=node.state, info=node.info))
+    """Give a node that is not draining another state and info."""
+    changed = update(nodes).where(nodes.c.node == node.node, nodes.c.state != DRAINING)
+    connection.execute(changed.values(state=node.state, info=node.info))
 
 
 def remove(connection: Connection, node: str) -> None:

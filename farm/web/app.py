@@ -60,6 +60,7 @@ def application(endpoints: Endpoints, keys: KnownKeys, visitor_key: str = "") ->
         _get("/batches/{id}/selection", batches.selection),
         _get("/groups/{id}", rollouts.group),
         _get("/rollouts/{id}", rollouts.transcript),
+        _get("/rollouts/{id}/terminal", rollouts.terminal),
         _get("/rollouts/{id}/tokens", rollouts.tokens),
         _get("/rollouts/{id}/timeline", rollouts.timeline),
         _get("/rollouts/{id}/trace.json", exports.trace),

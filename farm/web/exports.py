@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from importlib.resources import files
@@ -22,7 +23,13 @@ from farm.web.transcript import conversation
 
 Form = Callable[[Iterator[dict[str, Any]]], Iterator[bytes]]
 """A function that writes rollouts, part by part."""
-_IMAGES = {b"\x89PNG\r\n\x1a\n": "image/png", b"\xff\xd8\xff": "image/jpeg", b"GIF8": "image/gif"}
+_IMAGES = {
+    re.compile(rb"\x89PNG\r\n\x1a\n"): "image/png",
+    re.compile(rb"\xff\xd8\xff"): "image/jpeg",
+    re.compile(rb"GIF8"): "image/gif",
+    re.compile(rb"RIFF....WEBP", re.DOTALL): "image/webp",
+}
+"""The media types of images by how their bytes begin."""
 
 
 class Exports:
@@ -66,7 +73,7 @@ class Exports:
         """Return an artefact: an image to be shown, anything else as a file."""
         rollout_id, name = request.path_params["id"], request.query_params.get("name", "")
         data = await self._endpoints.run(self._endpoints.farm.artefact, rollout_id, name)
-        kind = next((kind for start, kind in _IMAGES.items() if data.startswith(start)), None)
+        kind = next((kind for start, kind in _IMAGES.items() if start.match(data)), None)
         # an image is no document, whatever it holds; the sandbox makes sure
         sandboxed = {**HEADERS, "content-security-policy": "default-src 'none'; sandbox"}
         if kind is None:

@@ -1,4 +1,4 @@
-"""Orders given on the page: cancel and rescore rollouts, drain, pause and resume engines."""
+"""Orders given on the page: cancel and rescore rollouts, drain nodes, drain, pause and resume engines."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ _SUBMITTERS, _OPERATORS = (Scope.SUBMIT, Scope.OPERATE), (Scope.OPERATE,)
 _ORDERS: Mapping[str, tuple[tuple[Scope, ...], Order]] = {
     "cancel": (_SUBMITTERS, lambda farm, id: farm.cancel(id)),
     "rescore": (_SUBMITTERS, lambda farm, id: farm.rescore(id)),
+    "drain-node": (_OPERATORS, lambda farm, id: farm.drain_node(id)),
     "drain-engine": (_OPERATORS, lambda farm, id: farm.drain_engine(id)),
     "pause-engine": (_OPERATORS, lambda farm, id: farm.orders.order_pause("drain", _who(), [id])),
     "resume-engine": (_OPERATORS, lambda farm, id: farm.orders.order_pause("", _who(), [id])),

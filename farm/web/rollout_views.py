@@ -1,4 +1,4 @@
-"""Views of one rollout: its transcript, tokens and timeline; and of the samples of one instance."""
+"""Views of one rollout: its transcript, terminal, tokens and timeline; and of the samples of one instance."""
 
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ from farm.store import batches, trajectories
 from farm.store.rollouts import rollouts
 from farm.web.rendering import HEADERS, ROOT, html
 from farm.web.siblings import siblings
+from farm.web.terminal_replay import terminal_steps
 from farm.web.token_view import MOST, TokenRow, token_row
 from farm.web.transcript import conversation
 
@@ -70,6 +71,13 @@ class RolloutViews:
 
         shown_rows = await self._endpoints.run(made)
         return html("tokens.html", rollout=rollout, rows=shown_rows, most=MOST, figures=figures, chosen=chosen)
+
+    async def terminal(self, request: Request) -> Response:
+        """Show the commands of the rollout and their outputs, as a terminal session to be replayed."""
+        rollout_id = request.path_params["id"]
+        rollout = await self._rollout(rollout_id)
+        steps = terminal_steps(await self._endpoints.run(self._endpoints.farm.calls, rollout_id))
+        return html("terminal.html", rollout=rollout, steps=steps)
 
     async def timeline(self, request: Request) -> Response:
         """Show stages, model calls and what lies between them on the line of time."""

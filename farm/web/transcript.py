@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -9,6 +10,8 @@ from typing import Any
 from farm.records.trajectory import ModelCall
 from farm.web.untrusted_text import arguments_of, reasoning_of, text_of
 
+_MEDIA_TYPES = ("image/png", "image/jpeg", "image/webp", "image/gif")
+_DIGEST = re.compile("[0-9a-f]{64}")
 _ROLES = frozenset({"system", "user", "assistant", "tool"})
 
 
@@ -24,7 +27,8 @@ class ShownCall:
 class ShownTurn:
     """A message. `style` is one of the four roles; `at_s` when it was there, in seconds from the first call.
 
-    `call` is the model call whose answer it is, if it is one.
+    `call` is the model call whose answer it is, if it is one. `images` are the names of the artefacts that its parts
+    stand for.
     """
 
     role: str
@@ -35,6 +39,7 @@ class ShownTurn:
     calls: Sequence[ShownCall]
     at_s: float
     call: ModelCall | None = None
+    images: Sequence[str] = ()
 
 
 def conversation(calls: Sequence[ModelCall]) -> list[ShownTurn]:
@@ -62,7 +67,22 @@ def _shown(message: Mapping[str, Any], at_s: float, call: ModelCall | None = Non
         tool_calls(message),
         at_s,
         call,
+        _images(message.get("content")),
     )
+
+
+def _images(content: object) -> list[str]:
+    """Return the names of the artefacts of a content's images, as recorded messages have their digests."""
+    parts = content if isinstance(content, list) else ()
+    return [
+        f"{part['sha256']}.{part['media_type'].partition('/')[2]}"
+        for part in parts
+        if isinstance(part, dict)
+        and part.get("type") == "image"
+        and part.get("media_type") in _MEDIA_TYPES
+        and isinstance(part.get("sha256"), str)
+        and _DIGEST.fullmatch(part["sha256"])
+    ]
 
 
 def tool_calls(message: Mapping[str, Any]) -> list[ShownCall]:

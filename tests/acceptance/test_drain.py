@@ -14,6 +14,7 @@ import pytest
 
 import farm
 from examples.problems import math_problems
+from farm.client.local import LocalFarm
 from farm.records.node import BROKEN, DRAINING, UP
 from farm.store import migrations, nodes
 from farm.store.database import Store
@@ -21,6 +22,7 @@ from testkit.postgres import postgres_server
 from testkit.private_server import Missing
 from tests.conftest import absent
 from tests.doubles import EngineDouble
+from tests.services.api import served, shown_key
 from tests.services.farms import farm_folder, left_of, node, processes_of, until
 from tests.services.unruly import installed_in
 from workers.testing.scripted_model import Script
@@ -86,6 +88,31 @@ def test_what_has_begun_plays_on_and_the_rest_goes_to_others(folder: Path, store
             ended = client.collect(batch_id, timeout_s=600)
         assert all(rollout.reward is not None and rollout.attempt == 1 for rollout in ended)
         assert {rollout.node for rollout in ended} == {"one", "two"}
+    assert left_of(folder) == []
+
+
+@pytest.mark.parametrize("by", ["client", "api"])
+def test_an_order_drains_a_node_as_a_signal_does(folder: Path, store: Store, broker_url: str, by: str) -> None:
+    with ExitStack() as running:
+        client = running.enter_context(farm.connect(store.url, broker_url=broker_url))
+        orders = client
+        if by == "api":
+            assert isinstance(client, LocalFarm)
+            running.enter_context(shown_key())
+            orders = running.enter_context(farm.connect(running.enter_context(served(client))))
+        with node(folder, "one", store.url, broker_url, grace_s=1200, **PATIENT) as one:
+            batch_id = client.submit({"instances": [{"data_source": "noop", "fields": {"seconds": 2.0}}] * 30})
+            playing(client, batch_id, 8)
+            with pytest.raises(farm.NotFound, match="there is no node two"):
+                orders.drain_node("two")
+            orders.drain_node("one")
+            assert one.wait(600) == 0
+        assert store.read(nodes.listing) == []
+        assert any(rollout.node is None for rollout in client.rollouts(batch_id)), "it did not begin the rest"
+        # a node of that name that is started later is not drained
+        with node(folder, "one", store.url, broker_url):
+            ended = client.collect(batch_id, timeout_s=600)
+        assert all(rollout.reward is not None and rollout.attempt == 1 for rollout in ended)
     assert left_of(folder) == []
 
 
@@ -167,7 +194,7 @@ def test_a_node_whose_database_is_away_ends_all_the_same(folder: Path, broker_ur
             servers.close()
             one.terminate()
             one.wait(600)
-    assert "ends without the database" in (folder / "one.log").read_text()
+    assert "exits without the database" in (folder / "one.log").read_text()
     until(lambda: not processes_of(folder), lambda: f"nothing is left: {processes_of(folder)}")
     assert left_of(folder) == []
 

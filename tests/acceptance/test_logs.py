@@ -59,7 +59,7 @@ def test_each_stage_ends_with_a_line_that_has_its_ids(form: str) -> None:
             rollout_id = f"{played}.0.{sample}"
             lines = [read(line, form) for line in printed(here.home, rollout_id)]
             assert {line["rollout_id"] for line in lines} == {rollout_id}
-            ends = [line for line in lines if line["message"].startswith("stage ended after ")]
+            ends = [line for line in lines if line["message"].startswith("Stage ended after ")]
             assert [(end["stage"], end["process"], end["attempt"]) for end in ends] == [
                 (stage, stage, "1") for stage in ("init", "run", "eval")
             ]

@@ -76,7 +76,7 @@ def test_nodes_of_slurm_on_one_machine_have_names_of_their_own(folder: Path, sto
         said = (folder / "rack%7.log").read_text()
         assert said == "Error: node rack%7 runs on this machine already: set FARM_NODE to another name for this one\n"
     first = (folder / "log0.log").read_text()
-    ready = re.findall(r"INFO rack%7 workers.node: node rack%7 is ready: 4 init, 8 run, 4 eval.*", first)
+    ready = re.findall(r"INFO rack%7 workers.node: Node rack%7 is ready: 4 init, 8 run, 4 eval.*", first)
     assert len(ready) == 1
     assert "farm.db" in ready[0]
     assert broker_url.split("@")[-1] in ready[0]

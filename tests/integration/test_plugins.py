@@ -137,4 +137,4 @@ def test_its_neighbours_are_played(played: dict[str, Rollout], fault: str) -> No
 
 def test_no_worker_ended(played: dict[str, Rollout], folder: Path) -> None:
     log = (folder / "home/logs/node.log").read_text()
-    assert "ended (" not in log, log
+    assert "exited (" not in log, log

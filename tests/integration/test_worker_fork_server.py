@@ -85,4 +85,4 @@ def test_a_worker_that_cannot_begin_ends_and_logs_why(server: WorkerForkServer, 
     worker = started(server, tmp_path, FARM_STORE_URL=f"sqlite:///{tmp_path}/there/is/none.db")
     until(lambda: not worker.running, "it ends")
     assert worker.returncode == 1
-    assert "this worker cannot begin" in (tmp_path / "logs" / "run.log").read_text()
+    assert "Worker start failed" in (tmp_path / "logs" / "run.log").read_text()

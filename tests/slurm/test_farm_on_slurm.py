@@ -173,8 +173,8 @@ def test_the_farm_grows_with_the_queue_over_two_partitions_and_shrinks_again(on_
             shown = on_slurm("ls")
             assert "cpu: 2 jobs, 2 wanted, from 1 to 2" in shown
             for job, name in on_slurm.nodes().items():
-                assert f"node {name} is ready" in on_slurm("logs", name)
-                assert f"node {name} is ready" in on_slurm("logs", job)
+                assert f"Node {name} is ready" in on_slurm("logs", name)
+                assert f"Node {name} is ready" in on_slurm("logs", job)
             assert "ready; nodes: farm node --at" in on_slurm("logs", "head")
             all_are_there(client, batch_id, 120)
         print(f"\n{idle}")

@@ -47,6 +47,7 @@ VIEWS = {
     "selection": "/batches/{b}/selection",
     "group": "/groups/{b}.0",
     "transcript": "/rollouts/{b}.0.0",
+    "terminal": "/rollouts/{b}.0.0/terminal",
     "tokens": "/rollouts/{b}.0.0/tokens",
     "annotations": "/rollouts/{b}.0.0/tokens?by=1",
     "timeline": "/rollouts/{b}.0.0/timeline",

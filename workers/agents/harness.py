@@ -205,7 +205,7 @@ class HarnessAgent:
         try:
             await _End(context, self._harness, calls, await _ended(command), "").keep_log()
         except Exception as error:
-            log.warning("%s: what agent %s said is lost: %s", context.rollout_id, self._harness.name, error)
+            log.warning("Rollout %s: output of agent %s is lost: %s", context.rollout_id, self._harness.name, error)
 
     async def _command(self, sandbox: Sandbox, task: Task, files: Iterable[str]) -> ExecResult:
         harness = self._harness

@@ -44,7 +44,7 @@ class CacheKeeper:
             try:
                 self.prune()
             except Exception as error:
-                log.warning("the cache could not be pruned now: %s", error)
+                log.warning("Cache not pruned: %s", error)
 
     def prune(self) -> None:
         """Remove what is beyond the bounds."""
@@ -55,4 +55,4 @@ class CacheKeeper:
         ]
         if gone:
             n_mb = sum(entry.card.n_bytes for entry in gone) // _MB
-            log.warning("%d images and other folders of the cache were removed, %d MB", len(gone), n_mb)
+            log.warning("Removed %d images and other folders of the cache, %d MB", len(gone), n_mb)

@@ -46,7 +46,7 @@ class CancelledSandboxReaper:
                 except StoreUnavailable:
                     continue
                 except Exception:
-                    log.exception("the sandboxes of cancelled rollouts were not ended; the next look may find them")
+                    log.exception("Sandboxes of cancelled rollouts not ended; retrying")
         finally:
             listener.close()
 
@@ -79,4 +79,4 @@ def _end(names: Sequence[str]) -> None:
     records = [record for record in map(SandboxRecord.load, map(folder_of_all().joinpath, names)) if record is not None]
     if records:
         terminate_all(records)
-        log.info("ended %d sandboxes whose rollouts were taken away: %s", len(records), ", ".join(names[:5]))
+        log.info("Ended %d sandboxes of cancelled or requeued rollouts: %s", len(records), ", ".join(names[:5]))

@@ -25,7 +25,7 @@ class JobEnd:
             try:
                 self._end = time.monotonic() + job_left_s(self._job_id)
             except FarmError as error:
-                log.warning("the end of job %s is not known: %s", self._job_id, error)
+                log.warning("End time of job %s is unknown: %s", self._job_id, error)
 
     def about(self) -> dict[str, Any]:
         """Return what a node announces of its job: its id, and the seconds until it is told to end."""

@@ -130,7 +130,7 @@ class WorkerPool:
             return
         self._frozen_s += since_s
         if self._frozen_s > self._stall_s:
-            log.error("worker %s has been stopped for %g s and is killed", self.owner, self._stall_s)
+            log.error("Killing worker %s: it was stopped for %g s", self.owner, self._stall_s)
             self._send(signal.SIGKILL)
 
     def revive(self) -> None:
@@ -140,7 +140,7 @@ class WorkerPool:
                 self.start()
             except (OSError, SubprocessError) as error:
                 self._due = time.monotonic() + _PAUSE_S[1]
-                log.error("no %s worker can be started; it is tried again in %g s: %s", self.stage, _PAUSE_S[1], error)
+                log.error("Start of a %s worker failed; retrying in %g s: %s", self.stage, _PAUSE_S[1], error)
 
     def finish(self) -> None:
         """Let its worker begin nothing more, and end with what it plays; it is not started again."""

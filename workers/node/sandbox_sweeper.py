@@ -32,7 +32,7 @@ class SandboxSweeper:
             except StoreUnavailable:
                 continue
             except Exception:
-                log.exception("the node's sweep was interrupted; the next one comes")
+                log.exception("Sandbox sweep failed; retrying")
 
     def stop(self) -> None:
         self._stopped.set()
@@ -41,9 +41,9 @@ class SandboxSweeper:
         """Remove the sandboxes of rollouts that are not here any more. Raises StoreUnavailable."""
         removed = sweep(self._needed)
         if dead := sweep_dead_nodes():
-            log.warning("removed what killed nodes left on this machine: %s", ", ".join(dead))
+            log.warning("Removed leftovers of killed nodes: %s", ", ".join(dead))
         if removed:
-            log.warning("removed %d unused sandboxes: %s", len(removed), ", ".join(sorted(removed)[:5]))
+            log.warning("Removed %d unused sandboxes: %s", len(removed), ", ".join(sorted(removed)[:5]))
 
     def _needed(self) -> set[str]:
         live = self._store.read(lambda connection: placement.live_sandboxes(connection, self._node))

@@ -165,9 +165,9 @@ class Supervisor:
         except FarmError as error:
             missing = str(error)
         if missing:
-            log.warning("this node can start no sandbox: %s", missing)
+            log.warning("Node can start no sandbox: %s", missing)
         else:
-            log.info("sandboxes of this node: %s", kind)
+            log.info("Sandboxes of this node: %s", kind)
 
     def _start_anew(self) -> None:
         """Give back what earlier processes of the node held: only this one plays for it now, so they have ended."""
@@ -176,7 +176,7 @@ class Supervisor:
         restarted = f"its node {node} was killed and started again"
         self._store.write(lambda connection: borrowed_sandboxes.end_on(connection, [node], restarted))
         if n:
-            log.warning("%d rollouts of a node %s that was killed are given back", n, self._options.node)
+            log.warning("Released %d rollouts of a killed process of node %s", n, self._options.node)
 
     def _announce_and_care(self) -> None:
         """Announce the node once its workers consume from the broker, or are known to fail; then send heartbeats."""
@@ -188,9 +188,9 @@ class Supervisor:
                 self._announce()
                 break
             except StoreUnavailable as error:
-                log.warning("this node could not be announced, and tries again: %s", error)
+                log.warning("Node not announced; retrying: %s", error)
         ends = self._store.name, self._options.broker_url.split("@")[-1]
-        log.info("node %s is ready: %s; store %s, broker %s", self._options.node, self._slots, *ends)
+        log.info("Node %s is ready: %s; store %s, broker %s", self._options.node, self._slots, *ends)
         self._care()
 
     def _announce(self) -> None:
@@ -210,7 +210,7 @@ class Supervisor:
             if how := pool.died():
                 # said at once: what it held is given back when the database answers
                 if self._announced.state != DRAINING:
-                    log.error("worker %s ended (%s)", pool.owner, how)
+                    log.error("Worker %s exited (%s)", pool.owner, how)
                 self._give_back(pool.owner, how)
             pool.revive()
         self._note_given_back()
@@ -244,13 +244,13 @@ class Supervisor:
             try:
                 n = giving_back.result()
             except StoreUnavailable:
-                log.error("worker %s ended (%s); what it held is given back when the database answers", owner, how)
+                log.error("Worker %s exited (%s); its rollouts are released when the database answers", owner, how)
                 self._give_back(owner, how)
             except Exception:
-                log.exception("worker %s ended (%s); its leases will run out by themselves", owner, how)
+                log.exception("Worker %s exited (%s); its leases will expire", owner, how)
             else:
                 if n:
-                    log.error("%d rollouts of worker %s are given back, which ended (%s)", n, owner, how)
+                    log.error("Released %d rollouts of worker %s, which exited (%s)", n, owner, how)
                 if n or self._announced.state != DRAINING:
                     self._signals.wake()
 
@@ -272,16 +272,16 @@ class Supervisor:
                 return n + (placement.requeue_of_dead_nodes(connection, [node]) if set(failing) - {Stage.INIT} else 0)
 
             if n := self._briefly(leave):
-                log.error("%d rollouts that waited for workers of node %s are given back", n, node)
+                log.error("Released %d rollouts that waited for workers of node %s", n, node)
 
     def _tell_of(self, why: str) -> None:
         node, info = self._options.node, dict(self._announced.info)
         info.pop(BROKEN, None)
         if why:
             info[BROKEN] = why
-            log.error("node %s is given nothing more: %s", node, why)
+            log.error("Node %s gets no more rollouts: %s", node, why)
         else:
-            log.error("node %s is given rollouts again: its workers live", node)
+            log.error("Node %s gets rollouts again: its workers run", node)
         self._announced = replace(self._announced, state=BROKEN if why else UP, info=info)
         self._give_up_at = time.monotonic() + self._options.node_timeout_s
 
@@ -301,7 +301,7 @@ class Supervisor:
         except Exception as error:
             future.cancel()
             if not self._unreachable:
-                log.error("the database does not answer in time: %s", str(error) or "it is waited for")
+                log.error("Database does not answer in time: %s", str(error) or "waiting for it")
             self._unreachable = True
             return None
         self._unreachable = False
@@ -310,28 +310,32 @@ class Supervisor:
     def _care(self) -> None:
         """Heartbeats, which nothing may hold up."""
 
-        def beat(connection: Connection) -> bool:
+        def beat(connection: Connection) -> str:
             self._keyless = secret_key_fault(connection)
             known = {WITHOUT_SANDBOX: noted_without_sandbox(self._options.scratch)}
             return nodes.heartbeat(connection, replace(self._announced, info={**self._announced.info, **known}))
 
         while not self._ending.wait(min(_HEARTBEAT_S, self._options.node_timeout_s / 4)):
             try:
-                if not self._store.write(beat, urgent=True):
+                state = self._store.write(beat, urgent=True)
+                if not state:
                     self._announce()
+                elif state == DRAINING and not self._shutdown_requested_at:
+                    log.warning("Drain of node %s was ordered", self._options.node)
+                    self._shutdown_requested_at = time.monotonic()
             except (StoreGone, Conflict) as error:
-                log.error("node %s ends: %s", self._options.node, error)
+                log.error("Node %s exits: %s", self._options.node, error)
                 self._hurry, self._shutdown_requested_at = True, self._shutdown_requested_at or time.monotonic()
                 return
             except StoreUnavailable as error:
-                log.warning("this node could not say that it lives; it goes on: %s", error)
+                log.warning("Heartbeat not written; retrying: %s", error)
             except Exception:
-                log.exception("the node's care was interrupted; it will go on")
+                log.exception("Node maintenance failed; retrying")
 
     def _drain(self) -> None:
         """Begin nothing more, and let what has begun play on: until it has ended, or the grace has."""
         node = self._options.node
-        log.warning("node %s is draining; what it plays may go on for %g s", node, self._grace_s)
+        log.warning("Node %s is draining; running rollouts have %g s", node, self._grace_s)
         self._announced = replace(self._announced, state=DRAINING)
         self._pools[Stage.INIT].finish()
 
@@ -354,7 +358,7 @@ class Supervisor:
                 break
             self._keep_up()
             time.sleep(_POLL_S)
-        log.warning("node %s is ending; %s rollouts are left to be handed back", node, "some" if left is None else left)
+        log.warning("Node %s is exiting; %s rollouts are still to be released", node, "some" if left is None else left)
 
     def _end_workers(self) -> None:
         """They hand back what they play; what those held that could not is handed back for them."""
@@ -363,7 +367,7 @@ class Supervisor:
         deadline = time.monotonic() + HAND_BACK_S
         for pool in self._pools.values():
             if not pool.end(max(0.1, deadline - time.monotonic())):
-                log.error("worker %s did not end within %g s and was killed", pool.owner, HAND_BACK_S)
+                log.error("Worker %s did not exit within %g s and was killed", pool.owner, HAND_BACK_S)
         self._fork_server.close()
 
     def _end(self) -> None:
@@ -372,10 +376,10 @@ class Supervisor:
         owners = [pool.owner for pool in self._pools.values()]
         n = self._briefly(lambda connection: node_names.give_back(connection, self._announced, owners))
         if n is None:
-            late = "node %s ends without the database: what it had is played elsewhere in %g s or more"
+            late = "Node %s exits without the database: its rollouts are requeued after %g s or more"
             log.error(late, node, self._options.lease_s)
         elif n:
-            log.warning("%d rollouts are handed back", n)
+            log.warning("Released %d rollouts", n)
         self._signals.wake()
         self._fork_server.cut_lifeline()
         sweep_all()

@@ -92,7 +92,7 @@ def fault_of(error: BaseException, rollout_id: str, what: str, error_type: type[
         return error_type(f"{rollout_id}: {what}: {described(error).partition(': ')[2]}")
     if isinstance(error, asyncio.CancelledError):
         return error_type(f"{rollout_id}: {what} broke: it was cancelled from within")
-    log.error("%s: %s broke: %s", rollout_id, what, described(error), exc_info=error)
+    log.error("Rollout %s: %s failed: %s", rollout_id, what, described(error), exc_info=error)
     return error_type(f"{rollout_id}: {what} broke: {described(error)}")
 
 

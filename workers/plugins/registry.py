@@ -69,7 +69,7 @@ def _priority(kind: str) -> int:
         return int(getattr(sandbox(kind), "priority", 0))
     except Exception as error:
         # it is someone else's, and breaks for those who name it
-        log.warning("sandbox %s cannot be loaded: %s", kind, described(error))
+        log.warning("Sandbox plug-in %s cannot be loaded: %s", kind, described(error))
         return -1
 
 

@@ -68,7 +68,7 @@ class ClaimedWork:
         with self._lock:
             if self.reason is not None or (self._work is not None and self._work.future.done()):
                 return
-            log.info("%s: stopping stage %s (%s)", self.claim.rollout_id, self.claim.stage, reason)
+            log.info("Rollout %s: stopping stage %s (%s)", self.claim.rollout_id, self.claim.stage, reason)
             self.reason = reason
             if self._work is not None:
                 self._end()

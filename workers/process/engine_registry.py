@@ -77,7 +77,7 @@ class EngineRegistry:
             forget = self._store.submit(lambda connection: llm_engines.forget_user(connection, self._owner))
             forget.result(timeout=_FORGET_ME_S)
         except Exception as error:
-            log.warning("what this worker had in flight is still counted for some seconds: %s", error)
+            log.warning("In-flight counts of this worker not cleared; they expire in a few seconds: %s", error)
 
     def _run(self) -> None:
         listener = self._signals.listen(ENGINES)
@@ -90,7 +90,7 @@ class EngineRegistry:
                 try:
                     self._read()
                 except Exception as error:
-                    log.warning("the engines could not be read, the last list stands: %s", error)
+                    log.warning("Engines could not be read; keeping the last list: %s", error)
                 # however many notifications come
                 self._closed.wait(_MIN_S)
         finally:
@@ -123,7 +123,7 @@ class EngineRegistry:
             return
         self._reminded = time.monotonic()
         log.warning(
-            "engine %s has been paused for %.0f s by %s; if that is gone: `farm engines resume`",
+            "Engine %s has been paused for %.0f s by %s; if that process has ended, run `farm engines resume`",
             *(longest.url, longest.paused_s, longest.paused_by),
         )
 
@@ -171,7 +171,7 @@ class EngineRegistry:
 
     def _written(self, done: Future[None], hint: bool) -> None:
         if (error := done.exception()) is not None:
-            log.warning("what is known of the engines could not be written down: %s", error)
+            log.warning("Engine states could not be written: %s", error)
         elif hint:
             self._signals.acknowledged()
 

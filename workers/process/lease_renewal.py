@@ -113,7 +113,7 @@ class Leases:
                     self._turn(listener)
                 except Exception:
                     # whatever came in, without this thread every claim of the process would be lost
-                    log.exception("the claims could not be looked after; they will be")
+                    log.exception("Lease renewal failed; retrying")
                     self._closed.wait(_POLL_INTERVAL_S)
         finally:
             listener.close()
@@ -146,7 +146,9 @@ class Leases:
                 held.stop(StopReason.OVERDUE)
             if held.is_unresponsive(self._stall_s):
                 where = f"{held.claim.rollout_id}: stage {held.claim.stage}"
-                log.error("%s was stopped (%s) and has not ended after %g s", where, held.reason, self._stall_s)
+                log.error(
+                    "Stage of %s was stopped (%s) and has not ended after %g s", where, held.reason, self._stall_s
+                )
                 held.abandon()
                 with self._lock:
                     self._abandoned.append(held)

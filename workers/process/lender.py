@@ -89,7 +89,7 @@ class Lender:
                 except StoreUnavailable:
                     pass
                 except Exception:
-                    log.exception("borrowed sandboxes were not looked after; the next look comes")
+                    log.exception("Borrowed sandboxes not checked; retrying")
                 listener.wait(_CHECK_INTERVAL_S)
         finally:
             listener.close()
@@ -151,7 +151,7 @@ class Lender:
             raise
         except Exception as error:
             fault = fault_of(error, name, "its start", SandboxError)
-            log.warning("borrowed sandbox %s did not start: %s", name, fault)
+            log.warning("Borrowed sandbox %s did not start: %s", name, fault)
             await self._written(partial(borrowed_sandboxes.end, sandbox_ids=[name], why=f"it did not start: {fault}"))
         else:
             await self._serve(row, sandbox)
@@ -197,7 +197,7 @@ class Lender:
 
 def _log_fault(sandbox_id: str, task: asyncio.Task[None]) -> None:
     if not task.cancelled() and (error := task.exception()) is not None:
-        log.error("borrowed sandbox %s was not looked after: %s", sandbox_id, error, exc_info=error)
+        log.error("Borrowed sandbox %s not checked: %s", sandbox_id, error, exc_info=error)
 
 
 def _permitted(request: BorrowRequest) -> SandboxSpec:

@@ -50,10 +50,10 @@ class Loop:
             try:
                 self._loop.run_forever()
             except BaseException as error:
-                log.error("%s left a task or a callback; the event loop goes on", type(error).__name__)
+                log.error("%s escaped from a task or callback; the event loop continues", type(error).__name__)
             else:
                 if not self._closing:
-                    log.error("a plug-in stopped the event loop, which goes on")
+                    log.error("A plug-in stopped the event loop; restarting it")
 
     def run(
         self,

@@ -101,7 +101,7 @@ class NodeBreaker:
         closed, left = self._store.write(partial(self._close, why=why))
         self._window.learn(why, left)
         if closed:
-            log.warning("node %s plays again, and takes as much as before", self._node)
+            log.warning("Node %s is back in service at full capacity", self._node)
             self._signals.wake()
 
     def _close(self, connection: Connection, why: str) -> tuple[bool, str]:
@@ -115,12 +115,10 @@ class NodeBreaker:
             return
         out_s = self._store.write(partial(self._open, why=why))
         if out_s is None:
-            log.warning(
-                "node %s should be taken out (%s), and goes on, as no other node is up and well", self._node, why
-            )
+            log.warning("Node %s stays in service despite failures (%s): no other node is healthy", self._node, why)
         elif out_s:
             self._window.tripped_reason(why)
-            log.warning("node %s takes nothing for %.0f s: %s", self._node, out_s, why)
+            log.warning("Node %s is out of service for %.0f s: %s", self._node, out_s, why)
             self._signals.wake()
 
     def _open(self, connection: Connection, why: str) -> float | None:

@@ -94,7 +94,7 @@ class AttemptRecorder:
 
     def _written_late(self, done: Future[Any]) -> None:
         if not done.cancelled() and (error := done.exception()) is not None:
-            log.error("%s: what it did could not be written down later: %s", self._claim.rollout_id, error)
+            log.error("Rollout %s: deferred records could not be written: %s", self._claim.rollout_id, error)
 
     def _new_name(self, index: int, asked: str) -> str:
         """Return the turn, then the requested name, with a number if that is taken: fit to be a file's name."""

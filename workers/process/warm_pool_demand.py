@@ -127,9 +127,9 @@ class NodeDemand:
             source = self._source(*key)
             return None if source is None else _demand(source, coming.n)
         except FarmError as error:
-            log.info("no sandbox is made ready for %s: %s", group_id(*key), error)
+            log.info("No sandbox started in advance for %s: %s", group_id(*key), error)
         except Exception:
-            log.exception("handler of %s broke", group_id(*key))
+            log.exception("Handler of %s failed", group_id(*key))
         self._paused[key] = time.monotonic() + PAUSE_S
         return None
 

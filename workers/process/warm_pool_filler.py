@@ -79,10 +79,10 @@ class WarmPoolFiller:
                 self.round()
                 pause_s = PERIOD_S
             except StoreUnavailable as error:
-                log.warning("the warm pool could not be filled; it will be tried again: %s", error)
+                log.warning("Warm pool not filled; retrying: %s", error)
                 pause_s = PAUSE_S
             except Exception:
-                log.exception("the warm pool could not be filled; it will be tried again")
+                log.exception("Warm pool not filled; retrying")
                 pause_s = PAUSE_S
 
     def round(self) -> None:
@@ -139,7 +139,7 @@ class WarmPoolFiller:
         try:
             return prepare(recipe.spec)
         except FarmError as error:
-            log.info("nothing is made ready of image %s: %s", recipe.spec.image, error)
+            log.info("No sandbox started in advance of image %s: %s", recipe.spec.image, error)
             self._pause(name)
             return None
 
@@ -167,7 +167,7 @@ class WarmPoolFiller:
         try:
             goal.recipe.fill_warm_pool(goal.parts)
         except Exception as error:
-            log.warning("a sandbox could not be made ready: %s", error)
+            log.warning("Sandbox not started in advance: %s", error)
             self._pause(key)
         with self._lock:
             self._starting[key] -= 1

@@ -122,7 +122,7 @@ class Watchdog:
 
     def _end_stalled(self) -> None:
         stack, culprit = self._loop.stack(), self._loop.at_work()
-        log.error("the event loop has not answered for %g s; it is here:\n%s", self._stall_s, "".join(stack))
+        log.error("Event loop has not answered for %g s; its stack:\n%s", self._stall_s, "".join(stack))
         where = " ".join(stack[-1].split()) if stack else "an unknown place"
         culprits = {culprit} if culprit is not None else set()
         how = f"it blocked the event loop of its worker for {self._stall_s:g} s in {where}"
@@ -130,7 +130,7 @@ class Watchdog:
 
     def _end_stuck(self) -> None:
         stuck_s = self._stall_s * _THREADS_S
-        log.error("no thread for what blocks has been free for %g s", stuck_s)
+        log.error("No thread for blocking calls was free for %g s", stuck_s)
         faulthandler.dump_traceback()
         culprits = self._loop.in_threads(time.monotonic() - stuck_s)
         how = f"it kept threads of its worker busy for {stuck_s:g} s, and none was left for others"
@@ -151,7 +151,7 @@ class Watchdog:
         self._finish()
 
     def _end_exhausted(self) -> None:
-        log.error("this worker has no threads, descriptors or memory left and ends: %s", self._exhausted)
+        log.error("Worker exits: no threads, descriptors or memory left (%s)", self._exhausted)
         self._leases.drain()
         self._wait(_HAND_BACK_S)
         self._leases.abandon(StopReason.STALLED)
@@ -160,7 +160,7 @@ class Watchdog:
     def _finish(self, status: int = 1) -> None:
         """Do not wait long for a store that is away: the node gives back what an ended process held."""
         self._wait(_HAND_BACK_S)
-        log.error("this worker ends, with %d rollouts not handed back", len(self._leases.all_held()))
+        log.error("Worker exits without releasing %d rollouts", len(self._leases.all_held()))
         self._end(status)
 
     def _wait(self, patience_s: float) -> None:

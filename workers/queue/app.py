@@ -77,7 +77,7 @@ def _open(**_: Any) -> None:
 
             warm_pool_filler().start()
     except Exception as error:
-        log.critical("this worker cannot begin, and ends: %s", described(error))
+        log.critical("Worker start failed: %s", described(error))
         logging.shutdown()
         # its threads, as far as they were started, are waited for otherwise
         os._exit(EXHAUSTED if is_exhausted(error) else 1)

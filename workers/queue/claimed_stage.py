@@ -68,7 +68,7 @@ class ClaimedStage:
 
     def ended(self, said: str) -> str:
         """Log the end of the stage, once it is written, with what came of it. Returns that, for Celery to show."""
-        log.info("stage ended after %.1f s: %s", time.monotonic() - self.began, said)
+        log.info("Stage ended after %.1f s: %s", time.monotonic() - self.began, said)
         return said
 
     def discard_sandbox(self) -> None:

@@ -140,7 +140,7 @@ class StageConsumer(CeleryConsumer):  # type: ignore[misc]
         if not is_exhausted(error):
             self._drop(message, described(error))
             return
-        log.error("nothing more can be begun in this worker: %s", described(error))
+        log.error("Worker takes no more stages: %s", described(error))
         # its rollout is still queued, so it is sent again; this worker would only be sent the same once more
         message.ack_log_error(log, self.connection_errors)  # type: ignore[no-untyped-call]
         worker().watchdog.exhausted(error)
@@ -153,7 +153,7 @@ class StageConsumer(CeleryConsumer):  # type: ignore[misc]
 
     def _drop(self, message: Message, fault: str) -> None:
         queues = ", ".join(self.app.amqp.queues.consume_from)
-        log.error("dropped a message on %s that is no stage message: %s: %s", queues, fault, _shown(message.body))
+        log.error("Dropped a message on %s that is not a stage message: %s: %s", queues, fault, _shown(message.body))
         if not message.acknowledged:
             message.reject_log_error(log, self.connection_errors)  # type: ignore[no-untyped-call]
 
@@ -214,4 +214,4 @@ class RedisTransport(redis.Transport):
 
     def drop(self, queue: str, error: Exception, raw: Any) -> None:
         """Say what is not passed on."""
-        log.error("dropped what is no message on %s: %s: %s", queue, type(error).__name__, _shown(raw))
+        log.error("Dropped invalid data on %s: %s: %s", queue, type(error).__name__, _shown(raw))

@@ -63,7 +63,7 @@ class StageTask(Task):  # type: ignore[misc]
         try:
             enqueue_next(self.app, message, task_ids, options["root_id"], options["parent_id"])
         except Exception as error:  # the transports raise anything from OSError to their own
-            log.warning("the broker does not answer (%s); %s%s will be sent again", error, self.name, args)
+            log.warning("Broker does not answer (%s); %s%s will be sent again", error, self.name, args)
 
 
 @app.task(name=TASKS[Stage.INIT], bind=True, base=StageTask, shared=False)  # type: ignore[untyped-decorator]

@@ -63,7 +63,7 @@ class UnfinishedStage:
         What was cancelled or lost is closed already; what is drained goes to another node.
         """
         where, claim = self._where, self._claim
-        log.info("%s, stopped (%s), ended with %s", where, reason, described(error))
+        log.info("Rollout %s, stopped (%s), ended with %s", where, reason, described(error))
         match reason:
             case StopReason.CANCELLED | StopReason.LOST:
                 pass
@@ -141,5 +141,5 @@ class UnfinishedStage:
         kind = EvaluatorError if stage is Stage.EVAL else AgentError
         if isinstance(error, asyncio.CancelledError):
             return kind(f"{where} was cancelled from within")
-        log.error("%s: the farm itself broke", self._claim.rollout_id, exc_info=error)
-        return kind(f"{self._claim.rollout_id}: the farm itself broke: {described(error)}")
+        log.error("Rollout %s: internal error", self._claim.rollout_id, exc_info=error)
+        return kind(f"{self._claim.rollout_id}: internal error: {described(error)}")

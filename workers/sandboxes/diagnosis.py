@@ -39,7 +39,7 @@ async def broken_from_within(
             control = await _trouble(other, kernel)
     except FarmError as error:
         control = str(error)
-    log.info("%s: %s; in a fresh sandbox: %s", sandbox.sandbox_id, why, control or "all is well")
+    log.info("Sandbox %s: %s; in a fresh sandbox: %s", sandbox.sandbox_id, why, control or "no error")
     return not control and sandbox.alive()
 
 

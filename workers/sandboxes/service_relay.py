@@ -103,7 +103,7 @@ class _Relay:
                         inside.setblocking(False)
                         await asyncio.gather(_pass_on(accepted, inside), _pass_on(inside, accepted))
             except (OSError, SandboxError) as error:
-                log.debug("a connection to %s of %s ended: %s", address, self._serving.sandbox_id, error)
+                log.debug("Connection to %s of sandbox %s ended: %s", address, self._serving.sandbox_id, error)
             finally:
                 self._free.release()
 

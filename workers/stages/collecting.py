@@ -41,7 +41,7 @@ class Collect:
                 return await self.collect(sandbox)
         except ToolError as error:
             where = sandbox.sandbox_id if sandbox is not None else "no sandbox"
-            log.info("%s: what the policy left cannot be read: %s", where, error)
+            log.info("%s: files of the policy cannot be read: %s", where, error)
             return Submission(answer=answer)
 
 
@@ -64,7 +64,7 @@ async def collected(collect: Collect, sandbox: Sandbox | None, answer: str | Non
                 pass
         if conditions.late_s > _LATE_SHARE * limit_s:
             raise TimeoutError(f"{late}, while the machine was late by {conditions.late_s:.1f} s")
-    log.warning("sandbox %s: its policy has made it slow: collecting %s, twice", sandbox.sandbox_id, late)
+    log.warning("Sandbox %s was made slow by its policy: collecting %s, twice", sandbox.sandbox_id, late)
     return Submission(answer=answer)
 
 

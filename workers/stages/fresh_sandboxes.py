@@ -89,7 +89,7 @@ async def stop_sandbox(sandbox: Sandbox) -> None:
     except BaseException as error:
         if is_cancellation(error):
             raise
-        log.warning("sandbox %s did not stop: %s", sandbox.sandbox_id, described(error))
+        log.warning("Sandbox %s did not stop: %s", sandbox.sandbox_id, described(error))
 
 
 def restored_files(problem: Problem) -> RestoredFiles | None:

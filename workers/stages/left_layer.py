@@ -67,7 +67,7 @@ async def keep_layer(
             await store.save(*packed)
     if packed is None:
         log.info(
-            "%s: the layer that its policy left is beyond FARM_LAYER_MB (%g MB): it is scored once, on this node",
+            "Rollout %s: its layer exceeds FARM_LAYER_MB (%g MB); it is scored once, on this node",
             job.rollout_id,
             store.max_bytes / 1e6,
         )

@@ -62,6 +62,6 @@ async def ended(play: asyncio.Future[Any], rollout_id: str, patience_s: float = 
         play.cancel()
         done, _ = await asyncio.wait([play], timeout=patience_s)
         if not done:
-            log.warning("%s: its agent has not ended %g s after it was cancelled", rollout_id, patience_s)
+            log.warning("Rollout %s: agent has not ended %g s after its cancellation", rollout_id, patience_s)
     if not play.cancelled() and (error := play.exception()) is not None:
-        log.debug("%s: its agent ended with %s", rollout_id, described(error))
+        log.debug("Rollout %s: agent ended with %s", rollout_id, described(error))

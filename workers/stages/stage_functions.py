@@ -136,7 +136,7 @@ async def run(
                 another = None if source is None else partial(opened, job, source)
                 if another is None or not await broken_from_within(sandbox, another, kernel=kernel):
                     raise
-                log.warning("%s: its policy has broken its sandbox: %s", job.rollout_id, error)
+                log.warning("Rollout %s: policy broke its sandbox: %s", job.rollout_id, error)
                 return RunResult(Outcome.INVALID_ACTION, Submission())
         is_kept = keeps_layer(problem.handler) and played.submission.early_score is None
         if source is not None and sandbox is not None and is_kept:
@@ -371,4 +371,4 @@ async def _close(tools: Mapping[str, Tool]) -> None:
         except BaseException as error:
             if is_cancellation(error):
                 raise
-            log.warning("tool %s did not close: %s", name, described(error))
+            log.warning("Tool %s did not close: %s", name, described(error))

@@ -180,13 +180,13 @@ class FarmEnvServer(EnvServer):  # type: ignore[misc, unused-ignore]
         except asyncio.CancelledError:
             packed = [("reply", _pack(reply("Cancelled: rollout aborted")))]
         except Exception as error:
-            log.warning("a request failed: %s", error, exc_info=not isinstance(error, FarmError))
+            log.warning("Request failed: %s", error, exc_info=not isinstance(error, FarmError))
             packed = [("reply", _pack(reply(f"{type(error).__name__}: {error}")))]
         try:
             for kind, body in packed:
                 await self.frontend.send_multipart([client_id, request_id, *wire.frames(kind, body)], copy=False)
         except zmq.ZMQError as error:
-            log.warning("an answer could not be sent, as its client has left: %s", error)
+            log.warning("Answer not sent: its client has disconnected (%s)", error)
 
     async def _run(self, req: RunRequest) -> dict[str, Any]:
         """Play one rollout, and return its dumped episode. Raises InvalidRequest for what the farm cannot do."""
@@ -198,7 +198,7 @@ class FarmEnvServer(EnvServer):  # type: ignore[misc, unused-ignore]
         request["chat_template_kwargs"] = {**self._request.get("chat_template_kwargs", {}), **own}
         instance = Instance.model_validate(self._instance(req.task_data).model_dump() | engine_of(req))
         if isinstance(req.client, TrainClientConfig) and req.client.renderer is not None:
-            log.info("prompts are rendered by the model's own chat template, and not by %s", req.client.renderer)
+            log.info("Prompts are rendered by the model's chat template, not by %s", req.client.renderer)
         started = self._rollouts.start(instance, request)
         try:
             rollout = await asyncio.wrap_future(started.ended)

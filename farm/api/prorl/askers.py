@@ -126,7 +126,7 @@ class Askers:
         try:
             self._store.write(work)
         except FarmError as error:
-            log.warning("the lease of %s was not renewed: %s", self._process, error)
+            log.warning("Lease of %s not renewed: %s", self._process, error)
 
 
 def _of_job(job: str) -> str:

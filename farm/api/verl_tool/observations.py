@@ -153,5 +153,5 @@ async def _all(works: Sequence[Coroutine[Any, Any, T]]) -> list[T]:
 
 def _outage(step: TrajectoryStep, error: FarmError) -> ActionObservation:
     message = f"trajectory {step.trajectory_id}: {error}"
-    log.warning("no observation of %s", message)
+    log.warning("No observation: %s", message)
     return ActionObservation({"obs": "", "error": message}, done=True, valid=False)

@@ -32,6 +32,7 @@ from farm.errors import NotFound
 from farm.ids import group_id
 from farm.records.conservation import Conservation, Count, Violation
 from farm.records.rollout import FINAL_STATES, POLICY_OUTCOMES, Outcome, Stage, State
+from farm.store.reports import rollout_counts
 from farm.store.retention.kept import RetentionLevel
 from farm.store.rollouts import attempts, batches, rewards, rollouts
 from farm.store.sql.clock import db_now
@@ -136,6 +137,9 @@ def _of_numbers_given(connection: Connection, batch_id: str) -> list[Violation]:
         .where(batches.c.batch_id == batch_id, _deliveries.c.cursor > batches.c.last_seq)
     )
     result = [Violation(batch_id, f"{n} rollouts ended as number {seq}") for seq, n in connection.execute(twice)]
+    summed, found = rollout_counts.ended_sums(connection, batch_id)
+    if summed != found:
+        result.append(Violation(batch_id, f"{summed} ended rollouts are summed up, {found} are there"))
     return result + [
         Violation(batch_id, f"{consumer} has acknowledged {cursor}, but only {last} were given out")
         for consumer, cursor, last in connection.execute(beyond)

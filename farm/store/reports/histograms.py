@@ -11,6 +11,7 @@ from typing import Any, TypeAlias, cast
 
 from sqlalchemy import ColumnElement, Connection, Table, and_, case, func, insert, literal, or_, select, update
 
+from farm.store.locks import lock_batches
 from farm.store.reports.histogram_kinds import (
     ATTEMPTS,
     CALLS,
@@ -24,6 +25,7 @@ from farm.store.reports.histogram_kinds import (
     WORK,
     Counts,
 )
+from farm.store.reports.rollout_counts import sum_up
 from farm.store.rollouts import CHUNK, attempts, batches, rewards, rollouts
 from farm.store.sql.observing_tables import HistogramRow, MeasuredBatchRow
 from farm.store.sql.schema import ModelCallRow
@@ -130,8 +132,11 @@ def add(connection: Connection, batch_id: str, after: int, last: int, found: His
             batches.c.batch_id == batch_id, none, literal(after) == 0
         )
         begin = insert(_measured).from_select(["batch_id", "seq"], source).returning(_measured.c.seq)
+        # a rescore that is under way resets the sums of the batch, and would not see a row that is new
+        lock_batches(connection, [batch_id])
         if connection.execute(begin).first() is None:
             return False
+    sum_up(connection, batch_id, last)
     known = stored(connection, lock=True)
     for (name, label), counts in found.items():
         now = known.get((name, label))

@@ -46,8 +46,8 @@ class Timekeeper:
             return now, 0.0
         jump_s = ahead_s if ahead_s > 0 else -behind_s
         log.error(
-            "ALARM the store's clock jumped %s by %.0f s: nothing is taken for lost until all had time to renew; "
-            "look after the clock of the database's machine",
+            "ALARM the store's clock jumped %s by %.0f s: expired leases are ignored until workers had time to renew; "
+            "check the clock of the database's machine",
             *("ahead" if jump_s > 0 else "back", abs(jump_s)),
         )
         return now, jump_s

@@ -122,8 +122,7 @@ class ConnectionSlots:
                 # outside of this thread and lock, as it sends a request to the server
                 threading.Thread(target=cancel, args=(connection,), name="store-cancel", daemon=True).start()
         log.warning(
-            "a use of the database has taken %.0f s, while a lease or heartbeat is to be renewed: it is %s, and tried "
-            "again afterwards",
+            "Database use has taken %.0f s while a lease or heartbeat is due: it is %s, and retried afterwards",
             *(used_s, "cut off" if slot.cancelled else "cancelled"),
         )
         slot.cancelled = True

@@ -126,11 +126,11 @@ class Outage:
             self._since, self._say_at = now, now + _LOG_INTERVAL_S[0]
         elif now >= self._say_at:
             self._say_at, self._said = now + _LOG_INTERVAL_S[1], True
-            log.warning("the database does not answer; %s wait for it: %s", self._what, first_line(error))
+            log.warning("Database does not answer; %s wait for it: %s", self._what, first_line(error))
 
     def over(self) -> None:
         if self.lasts:
             since, self._since = self._since, math.inf
             if self._said:
                 self._said = False
-                log.warning("the database answers again; %s waited %.0f s", self._what, time.monotonic() - since)
+                log.warning("Database answers again; %s waited %.0f s", self._what, time.monotonic() - since)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from sqlalchemy import JSON, ForeignKeyConstraint, Index, String
+from typing import Any
+
+from sqlalchemy import JSON, ForeignKeyConstraint, Index, String, text
 from sqlalchemy.orm import Mapped, mapped_column
 
 from farm.store.sql.declarative import Base, short_text
@@ -21,13 +23,19 @@ class HistogramRow(Base):
 
 
 class MeasuredBatchRow(Base):
-    """The number of the last ended rollout of a batch that is in the histograms."""
+    """The number of the last ended rollout of a batch that is in the histograms: `seq`.
+
+    `ended` are the sums of the rollouts that ended up to number `ended_seq`, as `farm.store.reports.rollout_counts`
+    writes them: lists of stage, state, kind of failure, number, rewards, mismatches and invalid actions.
+    """
 
     __tablename__ = "measured_batches"
     __table_args__ = (ForeignKeyConstraint(["batch_id"], ["batches.batch_id"], ondelete="CASCADE"),)
 
     batch_id: Mapped[str] = mapped_column(short_text(), primary_key=True)
     seq: Mapped[int]
+    ended_seq: Mapped[int] = mapped_column(server_default=text("0"))
+    ended: Mapped[list[Any]] = mapped_column(JSON(), server_default=text("'[]'"))
 
 
 class OutboxRow(Base):

@@ -84,7 +84,7 @@ class StallMonitor:
             with self._lock:
                 # what has been answered meanwhile is another's connection by now
                 if use in self._uses:
-                    log.warning("the database has answered nothing for %.0f s; a connection is broken", use.limit_s)
+                    log.warning("Database has not answered for %.0f s; closing the connection", use.limit_s)
                     self._uses.discard(use)
                     shut(use.connection)
 

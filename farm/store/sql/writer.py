@@ -154,7 +154,7 @@ class Writer:
                 each.error = error
             return group
         if len(group) > 1:
-            log.debug("a group of %d writes failed; each is tried alone", len(group), exc_info=error)
+            log.debug("Group of %d writes failed; retrying them one by one", len(group), exc_info=error)
             return self._tried_alone(group)
         one = group[0]
         one.error = error

@@ -91,8 +91,8 @@ def test_what_dies_comes_up_again_and_loses_nothing(
         every_rollout_ended_once(client, batch_id)
         until(lambda: answers(here) and flower_answers(here), "they answer where they did", 60)
         here.check()
-    said = [line.split(" has died")[0] for line in caplog.messages if "started again" in line]
-    assert said == [f"the {part} of the farm" for part in ("redis", "node", "flower", "redis")]
+    said = [line.split(" has exited")[0] for line in caplog.messages if "restarting" in line]
+    assert said == [f"The {part} of the farm" for part in ("redis", "node", "flower", "redis")]
 
 
 def test_what_dies_again_and_again_is_given_up(here: Embedded, folder: Path) -> None:

@@ -71,7 +71,7 @@ def test_it_is_replaced_and_nothing_fails(client: farm.Farm, folder: Path, limit
     assert {rollout.state for rollout in result} == {State.COMPLETED}, [rollout.failure for rollout in result]
     until(lambda: worker_of(folder, Stage.RUN) not in (0, first), "it was replaced")
     logs = [path.read_text().removeprefix(known) for path, known in zip(paths, before, strict=True)]
-    assert "this worker has no threads, descriptors or memory left and ends" in logs[0], logs[0]
+    assert "Worker exits: no threads, descriptors or memory left" in logs[0], logs[0]
     assert "no stage message" not in logs[0]
     assert "exit status 75" in logs[1]
 
@@ -99,4 +99,4 @@ def test_a_node_on_which_that_goes_on_is_given_nothing_more(client: farm.Farm, f
     log = (folder / "home/logs/node.log").read_text()
     # those that the tests before this one have hurt count too
     assert "3 times in a row" in log
-    assert "is given nothing more" in log
+    assert "gets no more rollouts" in log

@@ -90,7 +90,7 @@ def test_a_worker_that_dies_while_the_store_is_away(folder: Path, server: Restar
         until(lambda: client.status(batch_id).stages[farm.Stage.RUN][farm.State.ACTIVE] >= 4, "some play", 120)
         server.cut_down()
         os.kill(worker_pid(here, "run"), signal.SIGKILL)
-        until(lambda: "is given back when" in (here.logs / "node.log").read_text(), "it could not be said", 120)
+        until(lambda: "are released when" in (here.logs / "node.log").read_text(), "it could not be said", 120)
         server.start()
         every_rollout_ended_once(client, batch_id)
         assert any(rollout.attempt > 1 for rollout in client.rollouts(batch_id))

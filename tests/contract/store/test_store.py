@@ -15,7 +15,7 @@ from sqlalchemy.exc import IntegrityError
 
 from farm.errors import Conflict, InvalidRequest, NotFound, StoreUnavailable
 from farm.ids import RolloutRef
-from farm.records.node import DRAINING, UP, Node
+from farm.records.node import BROKEN, DRAINING, UP, Node
 from farm.records.request import BatchRequest, Instance
 from farm.records.rollout import BatchStatus, Failure, Outcome, Stage, State
 from farm.records.trajectory import ModelCall, VersionSpan, segments, token_ids, tools_by_call
@@ -650,8 +650,14 @@ class TestNodes:
         assert (result.room, result.handlers, result.info, result.state) == (10, ["noop"], {"x": 1}, UP)
         assert 0 <= result.heartbeat_age_s < 10
         assert store.write(lambda connection: nodes.heartbeat(connection, node))
-        store.write(lambda connection: nodes.drain(connection, NODE))
+        assert not store.write(lambda connection: nodes.drain(connection, "another"))
+        assert store.write(lambda connection: nodes.drain(connection, NODE))
         assert store.read(nodes.listing)[0].state == DRAINING
+        store.write(lambda connection: nodes.change(connection, replace(node, state=BROKEN)))
+        assert store.write(lambda connection: nodes.heartbeat(connection, node)) == DRAINING, "it was not told yet"
+        assert store.read(nodes.listing)[0].state == DRAINING
+        store.write(lambda connection: nodes.announce(connection, node))
+        assert store.write(lambda connection: nodes.heartbeat(connection, node)) == UP, "it was started again"
         store.write(lambda connection: nodes.remove(connection, NODE))
         assert not store.write(lambda connection: nodes.heartbeat(connection, node))
 

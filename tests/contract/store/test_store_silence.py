@@ -109,7 +109,7 @@ def test_a_session_that_is_silent_in_a_transaction_is_ended(
             result = other.write(lambda c: cancel_and_rescore.cancel(c, RolloutRef(batch_id)))
             assert result == [f"{batch_id}.0.0"]
         [alarm] = [record.message for record in caplog.records if record.levelname == "ERROR"]
-        assert alarm.startswith("ALARM a lock in the database was not given within")
+        assert alarm.startswith("ALARM Lock in the database not acquired within")
         assert "idle in transaction" in alarm
     finally:
         frozen.close()

@@ -233,6 +233,7 @@ def test_a_trainers_key_changes_engines_of_its_own_runs_alone(api: _Api) -> None
             partial(one.remove_engine, shared),
             partial(one.drain_engine, own),
             one.clear_engines,
+            partial(one.drain_node, "n1"),
         )
         for order in orders:
             with pytest.raises(Forbidden, match="needs operate"):

@@ -78,7 +78,7 @@ def test_a_fault_of_a_rule_is_logged_and_raised_by_the_trainer(
         run.play_group()
         until(lambda: not faults, "it goes on after a fault")
         assert numbers(collector.collect(2)) == [3, 4, 5]
-    assert caplog.text.count("nothing is produced ahead for now: not now") in (1, 2)
+    assert caplog.text.count("Production ahead of the trainer is paused: not now") in (1, 2)
 
 
 def test_on_policy_there_is_nothing_to_produce_ahead(sqlite_store: Store) -> None:

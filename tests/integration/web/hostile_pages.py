@@ -11,6 +11,7 @@ VIEWS = (
     *("/", "/batches/{b}", "/batches/{b}/rollouts", "/batches/{b}/failures", "/batches/{b}/figures"),
     "/batches/{b}/selection",
     *("/groups/{b}.0", "/rollouts/{b}.0.0", "/rollouts/{b}.0.0/tokens", "/rollouts/{b}.0.0/timeline"),
+    "/rollouts/{b}.0.0/terminal",
     *("/rollouts/{b}.0.0/page.html", "/cluster", "/alarms", "/batches/{b}/rollouts?state=queued", "/rollouts/{b}.0.1"),
 )
 

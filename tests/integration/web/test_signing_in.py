@@ -8,6 +8,8 @@ import httpx2
 import pytest
 
 from farm.client.local import LocalFarm
+from farm.records.node import DRAINING, Node
+from farm.store import nodes
 from farm.web.app import application
 from tests.integration.web.hostile_pages import VIEWS
 from tests.services.api import KEY, served
@@ -97,6 +99,12 @@ def test_orders_are_carried_out_for_pages_of_the_farm_alone(
     assert browser.post("/orders/cancel", data={}).status_code == 400
     assert browser.post("/orders/destroy", data={"id": batch_id}).status_code == 404
     assert browser.post("/orders/drain-engine", data={"id": "http://none/v1"}).status_code == 404
+    assert browser.post("/orders/drain-node", data={"id": "none"}).status_code == 404
+    farm.store.write(lambda connection: nodes.announce(connection, Node("n1", 1, 1, 1, 1, [], {})))
+    assert "Drain node n1?" in browser.get("/cluster").text
+    browser.post("/orders/drain-node", data={"id": "n1"})
+    assert [each.state for each in farm.nodes()] == [DRAINING]
+    assert "Drain node n1?" not in browser.get("/cluster").text
     farm.add_engine("http://127.0.0.1:9/v1", "m")
     browser.post("/orders/pause-engine", data={"id": "http://127.0.0.1:9/v1"})
     assert [each.engine.paused for each in farm.engines()] == ["drain"]

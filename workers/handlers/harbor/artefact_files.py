@@ -46,7 +46,7 @@ async def run_hooks(sandbox: Sandbox, hooks: Sequence[CollectHook]) -> None:
         try:
             place = await asyncio.to_thread(_as_user, sandbox, hook)
         except SandboxError as error:
-            log.warning("sandbox %s: a collect hook is not run: %s", sandbox.sandbox_id, error)
+            log.warning("Sandbox %s: collect hook not run: %s", sandbox.sandbox_id, error)
             continue
         await place.exec(["/bin/bash", "-c", hook.command], timeout_s=hook.timeout_sec)
 

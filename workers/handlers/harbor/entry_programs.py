@@ -46,7 +46,7 @@ async def begin(sandbox: Sandbox, what: str, entrypoint: Sequence[str] = (), com
     )
     if begun.code != 0:
         # as in Harbor's other environments, the policy works without it
-        log.warning("%s: its entry point %s ended with %s", what, argv[0], begun.code)
+        log.warning("%s: entry point %s ended with %s", what, argv[0], begun.code)
     if config.healthcheck:
         await await_healthy(place, _table(config.healthcheck), what)
 

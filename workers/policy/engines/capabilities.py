@@ -137,7 +137,7 @@ async def _kind(connection: EngineConnection, card: dict[str, Any], found: _Foun
         except (Refusal, EngineError, *FAILURES):
             raise
         except Exception:
-            log.exception("engine kind %s failed at %s; it is taken to be of another", name, connection.url)
+            log.exception("Probe of engine kind %s failed at %s; trying other kinds", name, connection.url)
             continue
         if identity is not None:
             found.kind, found.version, found.control = name, identity.version, identity.control

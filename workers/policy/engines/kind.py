@@ -93,7 +93,7 @@ def kinds() -> Iterator[tuple[str, EngineKind]]:
         try:
             found[name] = _loaded(name)
         except Exception:
-            log.exception("the %s plug-in %r cannot be used", GROUP, name)
+            log.exception("The %s plug-in %r cannot be used", GROUP, name)
     yield from sorted(found.items(), key=lambda item: item[1].is_fallback)
 
 

@@ -41,7 +41,7 @@ def problem_of(error: Exception) -> ApiProblem:
         return ApiProblem(503, "engine_error", "the model cannot be reached now", retry_after_s=_RETRY_AFTER_S)
     if isinstance(error, RolloutError):
         return ApiProblem(400, "engine_refused", "the model does not take this request")
-    log.error("a model call broke", exc_info=error)
+    log.error("Model call failed", exc_info=error)
     return ApiProblem(500, "internal_error", f"answering broke: {type(error).__name__}")
 
 

@@ -120,7 +120,7 @@ class Monitor:
             try:
                 self._tend_all()
             except Exception:
-                log.exception("watching the engines was interrupted; it goes on")
+                log.exception("Engine monitoring failed; retrying")
             self._news.clear()
             # not wait_for: that of Python 3.11 loses a cancellation that comes with the news
             with contextlib.suppress(TimeoutError):
@@ -189,7 +189,7 @@ class Monitor:
         if self._jobs.get(key) is task:
             del self._jobs[key]
         if not task.cancelled() and (error := task.exception()) is not None:
-            log.error("engine %s could not be looked after: %r", key[1], error, exc_info=error)
+            log.error("Engine %s could not be monitored: %r", key[1], error, exc_info=error)
             self._due[key[1]] = asyncio.get_running_loop().time() + self._check_s
 
     async def _find_out(self, backend: Backend) -> None:
@@ -294,11 +294,11 @@ class Monitor:
         if not await self._pool.reporter.is_leader():
             return
         listed = backend.record
-        log.info("engine %s loads version %s of the weights from %s", backend.url, listed.version, listed.weights_path)
+        log.info("Engine %s loads weights version %s from %s", backend.url, listed.version, listed.weights_path)
         try:
             await load_weights(backend, listed, self._pool)
         except EngineError as error:
-            log.warning("engine %s could not load the weights: %s", backend.url, error)
+            log.warning("Engine %s could not load the weights: %s", backend.url, error)
             self._pool.reporter.report_failure(
                 backend.url, f"could not load the weights from {listed.weights_path}: {error}"
             )
@@ -329,7 +329,7 @@ class Monitor:
                     await carry_out(backend, backend.record, self._pool)
                     return
                 except EngineError as error:
-                    log.warning("engine %s does not follow an order: %s", backend.url, error)
+                    log.warning("Engine %s does not follow an order: %s", backend.url, error)
                     self._pool.reporter.report_failure(backend.url, f"does not follow an order: {error}")
             await asyncio.sleep(pause_s)
             pause_s = min(pause_s * 2, _ORDER_S[1])

@@ -192,7 +192,7 @@ class SharedLoads:
             self._take(dict(zip(result[::2], result[1::2], strict=True)))
         except (redis.RedisError, OSError, ValueError, TypeError, RuntimeError) as error:
             self._others, self._speeds = {}, {}
-            log.debug("loads of other workers are not known: %s", error)
+            log.debug("Loads of other workers are unknown: %s", error)
 
     def _take(self, found: dict[bytes, bytes | None]) -> None:
         if gone := [owner for owner, counts in found.items() if counts is None]:
@@ -214,4 +214,4 @@ class SharedLoads:
             self._redis.delete(self.KEY + self._owner)
             self._redis.srem(self.OWNERS, self._owner)
         except (redis.RedisError, OSError) as error:
-            log.debug("our load is still shown for a moment: %s", error)
+            log.debug("Load of this worker not cleared; it expires soon: %s", error)

@@ -22,7 +22,7 @@ async def model_text_of(address: EngineAddress, info: EngineInfo) -> ModelText |
             try:
                 return await asyncio.to_thread(tokenizer.load, name)
             except (TokenizerMissing, TemplateError) as missing:
-                log.debug("engine %s: %s", address.url, missing)
+                log.debug("Engine %s: %s", address.url, missing)
     return None
 
 

@@ -213,7 +213,7 @@ class Interpreter:
 
 @cache
 def _warn(reason: str) -> None:
-    log.warning("no zygote forks an interpreter, so each is started inside its sandbox, slowly: %s", reason)
+    log.warning("Zygote not available; interpreters start slowly, inside their sandboxes: %s", reason)
 
 
 def _close_all(descriptors: list[int]) -> None:

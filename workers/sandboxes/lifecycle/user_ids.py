@@ -60,7 +60,7 @@ def _ids(user: tuple[int, int] | None, name: str, chosen: str) -> range:
         return range(0)
     result = _parsed(chosen) if chosen else subordinate(_SUBORDINATE, name, user[0])
     if not result:
-        log.info("sandboxes share the user %s: it has no subordinate ids, nor are FARM_SANDBOX_IDS set", name)
+        log.info("Sandboxes share the user %s: it has no subordinate ids, and FARM_SANDBOX_IDS is not set", name)
     return result
 
 

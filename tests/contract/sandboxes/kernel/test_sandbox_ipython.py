@@ -207,7 +207,7 @@ def test_a_zygote_that_cannot_start_is_warned_of_once_with_the_reason(
         kernel = run(sandbox.open_kernel())
         assert run(kernel.run("print(6)", 20)).output == "6\n"
         run(kernel.close())
-    (warning,) = [record.message for record in caplog.records if "no zygote" in record.message]
+    (warning,) = [record.message for record in caplog.records if "Zygote not available" in record.message]
     assert "ended with status 1: ModuleNotFoundError: No module named 'no_such_zygote'" in warning
 
 

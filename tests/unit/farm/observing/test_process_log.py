@@ -124,7 +124,7 @@ def test_what_nobody_caught_is_a_line_too() -> None:
     ended = subprocess.run([sys.executable, "-c", UNCAUGHT], env=env, capture_output=True, text=True, timeout=600)
     assert ended.returncode == 1
     in_thread, warning, last = map(json.loads, ended.stderr.splitlines())
-    assert in_thread["message"] == "nobody caught ValueError in sender"
+    assert in_thread["message"] == "Uncaught ValueError in thread sender"
     assert warning["rollout_id"] == "b0123456789.0.1"
     assert last["exception"].splitlines()[-1] == "ValueError: refused: [secret]"
     assert (last["node"], last["process"], last["level"]) == ("n7", "api", "CRITICAL")

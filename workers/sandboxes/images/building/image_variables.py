@@ -35,7 +35,7 @@ def write_variables(root: Path, place: Path, folder: Path) -> None:
     except subprocess.TimeoutExpired:
         complaint = f"no answer within {_ASK_S:.0f} s"
     if complaint:
-        log.warning("%s: the variables of the image are not known: %s", root, complaint)
+        log.warning("Image %s: environment variables are unknown: %s", root, complaint)
         return
     text = done.stdout.decode(errors="replace")
     pairs = dict(pair.partition("=")[::2] for pair in text.split("\0") if "=" in pair)
