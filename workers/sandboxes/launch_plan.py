@@ -142,7 +142,7 @@ class LaunchPlan:
         return self if self.spec.workdir else replace(self, spec=settled(self.spec, parts))
 
     def key(self, parts: SandboxParts) -> str:
-        """Return the warm-pool key: sandboxes with equal keys are interchangeable. Per-command settings do not count."""
+        """Return the warm-pool key: sandboxes with equal keys are interchangeable. It omits per-command settings."""
         result = (settled(self.spec, parts).workdir, self.spec.network, self.spec.cpus, self._bounds())
         return digest(self.kind, parts.lower, parts.binds, self.layer, *result)
 
