@@ -41,7 +41,7 @@ class FrameConnection:
         self._loop.add_reader(connection, self._read)
 
     def accept_descriptors(self) -> list[int]:
-        """Accept a descriptor with the next bytes. It is in the list once they have arrived, and belongs to the caller."""
+        """Accept a descriptor with the next bytes. The list has it once they have arrived; the caller owns it."""
         self._descriptors = []
         return self._descriptors
 

@@ -55,13 +55,11 @@ class InterpreterOutput:
         self._kept.add(chunk)
         return len(chunk)
 
-        def take(self) -> tuple[str, int, bytes | None]:
-            """Return the output since the last call, the number of bytes
-            dropped from its middle, and all of it if any is dropped.
+    def take(self) -> tuple[str, int, bytes | None]:
+        """Return the output since the last call, the number of bytes dropped from its middle, and all of it if so.
 
-            A pipe is ordered, so everything written before this call is included.
-            """
-
+        A pipe is ordered, so everything written before this call is included.
+        """
         # only what has arrived by now, because a background process may write without end
         waiting = array.array("i", [0])
         fcntl.ioctl(self._read_end, termios.FIONREAD, waiting)

@@ -13,7 +13,7 @@ _SIGNALS = {signal.SIGXCPU: "CPU time limit reached", signal.SIGXFSZ: "file size
 
 
 class LimitEvents:
-    """The limits noted in a sandbox's folder since this object's creation, or `from_start`, or since the last `take`."""
+    """The limits noted in a sandbox's folder since this object's creation (or `from_start`) or the last `take`."""
 
     def __init__(self, state: Path, cgroup: str = "", *, from_start: bool = False) -> None:
         self._path = str(state / _FILE)
