@@ -56,7 +56,7 @@ class InterpreterOutput:
         return len(chunk)
 
     def take(self) -> tuple[str, int, bytes | None]:
-        """Return the output since the last call, the number of bytes dropped from its middle, and all of it if so.
+        """Return the output since the last call, the number of bytes dropped in its middle, and the full output if any.
 
         A pipe is ordered, so everything written before this call is included.
         """
