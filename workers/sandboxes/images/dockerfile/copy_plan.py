@@ -1,4 +1,4 @@
-"""COPY and ADD as they are written, to the files that they copy: flags, patterns and pivots, by BuildKit's rules."""
+"""From a COPY or ADD to the files that it copies: flags, patterns and pivots, by BuildKit's rules."""
 
 from __future__ import annotations
 
@@ -31,9 +31,9 @@ _FLAGS = {
 
 @dataclass(frozen=True, slots=True)
 class CopyPlanner:
-    """Plans one COPY or ADD. `in_stage` finds a path in the stage or image of a name, `path` makes a target absolute.
+    """Plans one COPY or ADD. `in_stage` finds a path in a named stage or image, `path` makes a target absolute.
 
-    ValueError and ImageError for what cannot be copied.
+    Raises ValueError and ImageError for sources that cannot be copied.
     """
 
     instruction: Instruction
@@ -43,7 +43,7 @@ class CopyPlanner:
     path: Callable[[str], str]
 
     def plan(self) -> CopyFiles | None:
-        """Return what is copied; None if patterns stand for nothing."""
+        """Return the files to copy; None if patterns match nothing."""
         for name, _ in self.instruction.flags:
             if name not in _FLAGS[self.instruction.name]:
                 raise ValueError(f"--{name} is not supported")
@@ -112,7 +112,7 @@ class CopyPlanner:
         return names
 
     def _with_parents(self, source: str, excluded: Patterns) -> list[Source]:
-        """Return the folders below which a source's paths are kept, each with the files that it stands for."""
+        """Return the folders below which a source's paths are kept, each with its matching files."""
         pivot, mark, inside = source.partition("/./")
         if not mark:
             pivot, inside = ".", source
@@ -129,14 +129,14 @@ class CopyPlanner:
 
 
 def _kept(name: str, files: Sequence[ContextFile], excluded: Patterns) -> list[ContextFile]:
-    """Return the files of a source without those that are excluded: by their path below it, its own by its name."""
+    """Return the files of a source that are not excluded, by their path below it, or its own name for itself."""
     if files and len(files) == 1 and name and not files[0].path.is_dir():
         return [] if ignores(excluded, posixpath.basename(name)) else list(files)
     return [file for file in files if not file.relative or not ignores(excluded, file.relative)]
 
 
 def _matching(files: Sequence[ContextFile], wanted: Callable[[str], object]) -> list[ContextFile]:
-    """Return the files whose path, or that of a folder above, is wanted, and the folders on the way to them."""
+    """Return the files that are wanted by their own path or a parent's, and the folders above them."""
     kept: set[str] = set()
     for file in files:
         parts = file.relative.split("/")
