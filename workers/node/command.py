@@ -1,5 +1,5 @@
-"""The command line of a node. What a node needs takes a second to load, and is loaded once the options have been read:
-to check them, as `farm up` does before it starts anything, and to show them costs little.
+"""The command line of a node. The node's modules take a second to load and are loaded after the options are read, so
+that it is cheap to show the options and to check them, as `farm up` does before it starts anything.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ def main(shared: Path | None, head_on_first: bool, **given: Any) -> None:
                 raise click.ClickException(
                     "FARM_BROKER_URL is not set: a node needs the farm's Redis (redis://…) or RabbitMQ, or --at DIR"
                 )
-            # before there are threads and files
+            # before there are threads and open files
             try:
                 fork_server = WorkerForkServer(os.pipe())
                 fork_server.fork(head.descriptors if head is not None else ())
