@@ -43,7 +43,7 @@ def main(name: str | None, group: tuple[str, ...], only: tuple[str, ...], image:
     sed; promises that need more than it has are not tried. Exit status 1 if a promise is broken.
     """
     if not __debug__:
-        raise click.ClickException("promises are made of assertions: run it without python -O and PYTHONOPTIMIZE")
+        raise click.ClickException("promises use assertions: run it without python -O and PYTHONOPTIMIZE")
     try:
         promises = chosen(group, only)
         if listing:

@@ -31,7 +31,7 @@ from workers.stages.stage_job import Problem, StageJob
 T = TypeVar("T")
 log = logging.getLogger(__name__)
 
-UNCLAIMED = "nothing to do: it is played by another message"
+UNCLAIMED = "nothing to do: another message runs it"
 """The result of a task whose stage another has or had: a message is only a notification, and may come twice."""
 _DISCARD_S = 60.0
 

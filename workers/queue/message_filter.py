@@ -44,11 +44,11 @@ def fault_of(message: Message, node: str, pool: str) -> str:
     """
     headers = message.headers
     if not isinstance(headers, dict) or not isinstance(headers.get("id"), str):
-        return "it names no task of a rollout"
+        return "it does not name a task of a rollout"
     task = headers.get("task")
     stage = _STAGES.get(task) if isinstance(task, str) else None
     if stage is None:
-        return "it names no task of a rollout"
+        return "it does not name a task of a rollout"
     if pool and stage.value != pool:
         return f"its task is not that of stage {pool}"
     if odd := [str(name)[:_SHOWN] for name, value in headers.items() if not _is_plain(name, value)]:

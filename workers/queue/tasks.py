@@ -99,7 +99,7 @@ def run_agent(self: Task, rollout_id: str, attempt: int) -> str:
             )
         calls = recorder.in_order()
         trained = stage_functions.trained_calls(stage.problem, calls)
-        # the episode may be unfit to be kept: training on it would be worse than losing it
+        # the rollout may be unfit to be kept: training on it would be worse than losing it
         builder = stage.job.row_builder
         rows = call_plugin(
             rollout_id, f"row builder {builder!r}", AgentError, partial(build_rows, builder, trained, calls)

@@ -60,7 +60,7 @@ def missing() -> str:
     except SandboxError as error:
         return str(error)
     except OSError as error:
-        return f"FARM_CGROUP: no group can be made in it: {error}"
+        return f"FARM_CGROUP: no group can be created in it: {error}"
     return ""
 
 
@@ -84,7 +84,7 @@ def make(state: Path, memory_mb: int, n_processes: int, cpus: float | None = Non
         if cpus is not None and (group / "cpu.max").exists():
             (group / "cpu.max").write_text(f"{max(int(cpus * _CPU_PERIOD), 1000)} {_CPU_PERIOD}")
     except OSError as error:
-        raise SandboxError(f"sandbox {state.name}: no control group could be made: {error}") from error
+        raise SandboxError(f"sandbox {state.name}: its control group could not be created: {error}") from error
     return str(group)
 
 
@@ -178,7 +178,9 @@ def _parent(states: Path) -> Path | None:
     elif (path / _V1.memory).exists():
         parent.mkdir(exist_ok=True)
     else:
-        raise SandboxError(f"FARM_CGROUP={path} is no control group of version 2, nor one of the memory controller")
+        raise SandboxError(
+            f"FARM_CGROUP={path} is neither a control group of version 2 nor one of the memory controller"
+        )
     user = sandbox_user()
     if user:
         # the monitor must be able to remove its own group after it has dropped root
@@ -197,7 +199,7 @@ def _hand_down(group: Path) -> None:
         (group / "cgroup.subtree_control").write_text(" ".join(wanted))
     except OSError as error:
         reason = "there are processes in it" if error.errno == errno.EBUSY else error.strerror
-        raise SandboxError(f"control group {group}: its controllers cannot be handed down: {reason}") from error
+        raise SandboxError(f"control group {group}: its controllers cannot be delegated: {reason}") from error
 
 
 def _limit(group: Path, memory_mb: int, n_processes: int) -> None:

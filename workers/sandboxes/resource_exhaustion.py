@@ -15,7 +15,7 @@ MENDS = {
     errno.EMFILE: "it has no file descriptor left: start it with a higher `ulimit -n`",
     errno.ENFILE: "the node has no file descriptor left: raise the sysctl fs.file-max",
     errno.EAGAIN: "the node lets this user have no more processes: raise `ulimit -u`",
-    errno.ENOMEM: "the node has no memory left: play fewer rollouts at a time",
+    errno.ENOMEM: "the node has no memory left: run fewer rollouts at a time",
     errno.ENOSPC: "the disk is full: free some, or set FARM_SCRATCH to another",
     errno.ETOOMANYREFS: "this user has too many descriptors on their way in messages: raise `ulimit -n`",
     errno.EDQUOT: "the disk quota is used up: free some, or set FARM_SCRATCH to another disk",

@@ -160,7 +160,7 @@ def test_what_the_sandbox_user_cannot_read_is_lent(run: Run, start: Start, defin
 
 BROKEN = {
     "missing.sif": (None, r"there is no /.*/missing\.sif on this node"),
-    "nothing": (None, r"there is no /.*/nothing on this node: mend its name"),
+    "nothing": (None, r"there is no /.*/nothing on this node: fix its name"),
     "random.sif": (b"%setup\n touch /gone\n", r"random\.sif is not a SIF file"),
     "random.tar": (os.urandom(3000), r"random\.tar is not a tar file"),
     "random.tar.gz": (gzip.compress(os.urandom(3000))[:-100], r"random\.tar\.gz is not a tar file"),

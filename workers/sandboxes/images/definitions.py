@@ -100,7 +100,7 @@ def _rendered(path: Path, values: Mapping[str, str]) -> str:
     """Render with a Jinja limited to the template's folder. ImageError, also for a value that could add sections."""
     wrong = [name for name, value in values.items() if not value.isprintable()]
     if wrong:
-        raise ImageError(f"image {path}: the value of {wrong[0]} has line ends or control characters, or others unseen")
+        raise ImageError(f"image {path}: the value of {wrong[0]} contains line ends, control or invisible characters")
     try:
         return _jinja(path.parent).get_template(path.name).render(values)
     except (TemplateError, OSError, UnicodeDecodeError, TypeError, ValueError, ArithmeticError) as error:

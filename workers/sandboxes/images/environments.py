@@ -48,8 +48,8 @@ def environment(
         # the host's /usr cannot be bound over the image's
         if packages:
             raise SandboxError(
-                "packages in an image of its own need a Python with a folder of its own, and the farm runs on the "
-                "system's: run it with one from pyenv, uv or conda"
+                "packages in an image with its own /usr need a Python in a separate folder, and the farm runs on the "
+                "system's: run the farm with one from pyenv, uv or conda"
             )
         return PythonEnvironment()
     asked_at = time.time()

@@ -60,7 +60,7 @@ def _note(name: str, fallback: str) -> Path:
     try:
         content = fingerprint(Path(fallback.removeprefix(PREFIX).partition("#")[0]))
     except OSError as error:
-        raise ImageError(f"{fallback}, of which an image is built, cannot be read: {error}") from error
+        raise ImageError(f"{fallback}, from which an image is built, cannot be read: {error}") from error
     return _folder(name) / digest(content, fallback.partition("#")[2])
 
 

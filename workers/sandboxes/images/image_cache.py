@@ -165,7 +165,7 @@ def _make(source: ImageSource, temporary: Path, key: str, mode: str) -> None:
     source.make(temporary)
     root = temporary / ROOT
     if source.is_built and source.is_whole and not has_bash(root):
-        raise ImageError(f"image {source.reference} has no bash, which is all that a sandbox needs of its image")
+        raise ImageError(f"image {source.reference} has no bash, which every sandbox needs")
     if source.key() != key:
         raise ImageError(f"image {source.reference} was changed while it was built", retryable=True)
     (temporary / _LOCK).touch()

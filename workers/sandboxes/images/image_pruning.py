@@ -39,7 +39,7 @@ ELSEWHERE_S = 86_400.0
 STARTING_S = 120.0
 """Seconds for which it is kept after this node has used it: a sandbox finds its image before it locks it."""
 
-STOOD_ON = "a sandbox stands on it"
+STOOD_ON = "a sandbox uses it"
 PART = "an image consists of it"
 
 _DIGEST_S = 30 * 86_400.0

@@ -73,10 +73,10 @@ def _content(path: Path, *, follow: bool = False) -> str:
     try:
         return fingerprint(path, follow=follow)
     except FileNotFoundError:
-        mend = f"mend its name, put it there, or name another: {KINDS}"
+        mend = f"fix its name, put it there, or name another: {KINDS}"
         raise ImageError(f"there is no {path} on this node: {mend}") from None
     except OSError as error:
-        raise ImageError(f"{path}, of which an image is built, cannot be read: {error}") from error
+        raise ImageError(f"{path}, from which an image is built, cannot be read: {error}") from error
 
 
 def _build(
@@ -118,7 +118,7 @@ class FolderSource:
         if not self.path.exists() and self.path.parent == Path.cwd():
             # such as ubuntu:24.04, which in other tools is an image of a registry
             name = self.path.name
-            mend = f"docker://{name} is a registry's, `farm images alias {name} IMAGE` lets it stand for another"
+            mend = f"docker://{name} is one of a registry, `farm images alias {name} IMAGE` makes it stand for another"
             raise ImageError(f"there is no image {name} on this node: {mend}; an image is {KINDS}")
         return digest("folder", _FORMAT, _content(self.path), owner())
 
@@ -222,7 +222,7 @@ class ArchiveSource:
             raise ImageError(f"image {self.reference} is not a tar file or is broken: {first_line(error)}") from error
         result = next((kind for kind, name in zip(ARCHIVES, _TOLD_BY, strict=True) if name in members), "")
         if not (self.kind or result):
-            raise ImageError(f"image {self.reference} is neither what `docker save` writes nor an OCI archive")
+            raise ImageError(f"image {self.reference} is neither an archive of `docker save` nor an OCI archive")
         kind = self.kind or result
         return kind, kind != "oci-archive" or members.get("blobs/sha256", False)
 
@@ -261,8 +261,8 @@ class RegistrySource:
         except ImageError as error:
             name = self.reference.removeprefix("docker://")
             advice = (
-                "where the registry cannot be reached, name a .sif or an archive of it instead, or say by "
-                f"`farm images alias {name} IMAGE` what it is here"
+                "where the registry cannot be reached, name a .sif or an archive of it instead, or use "
+                f"`farm images alias {name} IMAGE` to define it here"
             )
             raise ImageError(f"{error.message}; {advice}", error.lines, retryable=error.retryable) from error
 

@@ -28,7 +28,10 @@ _NO_LOCKS = {errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOLCK}
 
 @contextmanager
 def alone(path: Path, dead_s: float = DEAD_S) -> Iterator[bool]:
-    """Hold the lock file while the block runs; yield whether it is held (False if its holder is dead). Blocks."""
+    """Hold the lock file while the block runs; yield whether it is held. Blocks.
+
+    Yields False, without the lock, if its holder is dead or the file system has no locks.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
     descriptor, held = _take(path, dead_s)
     done = threading.Event()

@@ -152,7 +152,7 @@ def _flush() -> None:
 
 
 class Output:
-    """Descriptors 1 and 2 and Python's streams on them, restored after each cell."""
+    """Descriptors 1 and 2 and Python's streams on them, restored before each cell."""
 
     def __init__(self) -> None:
         self._saved = os.dup(1)

@@ -144,7 +144,7 @@ class _Search:
 def _is_in_exec(process: str) -> bool:
     """Return whether a process is in the middle of an exec: for a moment it has no arguments or environment.
 
-    Kernel threads and zombies have no program, either.
+    Kernel threads and zombies, in contrast, have no program either.
     """
     return bool(Path(process, "exe").readlink()) and not Path(process, "cmdline").read_bytes()
 

@@ -232,7 +232,7 @@ def _encoded(command: str) -> bytes:
         return command.encode("utf-8", "surrogateescape")
     except UnicodeEncodeError as error:
         half = ascii(command[error.start])
-        raise ToolError(f"the command holds {half}, half of a pair of surrogates, which is no character") from None
+        raise ToolError(f"the command contains {half}, half of a surrogate pair, which is not a character") from None
 
 
 async def _settled(session: ShellSession, seconds: float) -> CommandEnd | None:

@@ -260,5 +260,5 @@ COPY --from=uv /etc/mark /2
 """
     name = context(text)
     assert said(run, start(image=name), "cat /1/mark /2") == "small image\n" * 2
-    with pytest.raises(ImageError, match=r":2: .*no image of this farm is called absent:1: name one by `farm images"):
+    with pytest.raises(ImageError, match=r":2: .*no image of this farm is called absent:1: add one by `farm images"):
         built(context("FROM debian:12\nCOPY --from=absent:1 /a /b\n"))

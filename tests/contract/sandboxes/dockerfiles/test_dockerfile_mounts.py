@@ -91,7 +91,7 @@ def test_mounts_of_programs(start: Start, run: Run, context: Callable[..., str])
     }
     assert said(run, sandbox, "cat /file own kept/k") == "f\nown\nk\n"
     notes = built(name).config.notes
-    assert sum("type=secret is passed over" in note or "type=ssh is passed over" in note for note in notes) == 2
+    assert sum("type=secret is ignored" in note or "type=ssh is ignored" in note for note in notes) == 2
 
 
 @pytest.mark.usefixtures("one")

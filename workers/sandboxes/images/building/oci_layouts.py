@@ -127,7 +127,7 @@ def _add(layout: Path, kind: str, content: IO[bytes]) -> dict[str, Any]:
 def _blob(layout: Path, descriptor: Mapping[str, Any]) -> Path:
     algorithm, _, name = str(descriptor["digest"]).partition(":")
     if algorithm != "sha256" or not name.isalnum():
-        raise ValueError(f"the layout names a blob by {descriptor['digest']!r}")
+        raise ValueError(f"the layout has an invalid digest {descriptor['digest']!r}")
     return layout / "blobs" / algorithm / name
 
 

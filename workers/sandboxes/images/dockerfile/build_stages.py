@@ -129,7 +129,7 @@ def _stage(
 ) -> BuildStage:
     match = _FROM.fullmatch(start.text)
     if match is None:
-        raise start.refused("it is FROM IMAGE, or FROM IMAGE AS NAME")
+        raise start.refused("the form is FROM IMAGE or FROM IMAGE AS NAME")
     image = expanded(start, Expansion(arguments, escape), match[1])
     if not image:
         raise start.refused("the name of its image is empty: give the ARG in it a value")

@@ -49,7 +49,7 @@ class CopyPlanner:
                 raise ValueError(f"--{name} is not supported")
         *sources, target = self._words()
         if not sources:
-            raise ValueError(f"it is {self.instruction.name} SOURCE… TARGET")
+            raise ValueError(f"the form is {self.instruction.name} SOURCE… TARGET")
         excluded = tuple(self._value(each) for name, each in self.instruction.flags if name == "exclude")
         found = [one for source in sources for one in self._found(source, len(sources), excluded)]
         parents = self.instruction.switch("parents")
@@ -92,12 +92,12 @@ class CopyPlanner:
         checksum = self._value(self.instruction.flag("checksum") or "")
         if is_address(source):
             if self.instruction.name != "ADD":
-                raise ValueError("COPY takes no address: ADD does")
+                raise ValueError("COPY does not take a URL: use ADD")
             if checksum and n_sources > 1:
-                raise ValueError("--checksum is of one source")
+                raise ValueError("--checksum needs a single source")
             return [remote_file(source, checksum)]
         if checksum:
-            raise ValueError("--checksum is for a source with an address")
+            raise ValueError("--checksum needs a source with a URL")
         patterns = tuple(ignore_patterns("\n".join(excluded)))
         if self.instruction.switch("parents"):
             return self._with_parents(source, patterns)

@@ -92,7 +92,7 @@ class DockerfileSource:
             config=last.config,
         )
         if is_bare(image):
-            raise ImageError(f"image {self.reference} has no bash, which is all that a sandbox needs of its image")
+            raise ImageError(f"image {self.reference} has no bash, which every sandbox needs")
         write_layers(image, folder)
 
     def _make_by_buildah(self, stages: list[PlannedStage], folder: Path) -> None:
@@ -132,7 +132,7 @@ class DockerfileSource:
             raise ImageError(broken.message, error.lines, retryable=error.retryable) from error
         if result is None:
             raise instruction.refused(
-                f"no image of this farm is called {name}: name one by `farm images alias {name} PATH`, where PATH is a "
+                f"no image of this farm is called {name}: add one by `farm images alias {name} PATH`, where PATH is a "
                 "folder, a .sif or an archive; a build with network may also pull it (--network)"
             )
         return result

@@ -24,7 +24,7 @@ def healthcheck_of(instruction: Instruction) -> Healthcheck | None:
     if kind.upper() == "NONE":
         return None
     if kind.upper() != "CMD" or not rest.strip():
-        raise instruction.refused("it is HEALTHCHECK CMD COMMAND, or HEALTHCHECK NONE")
+        raise instruction.refused("the form is HEALTHCHECK CMD COMMAND or HEALTHCHECK NONE")
     times: dict[str, float] = {}
     retries = 3
     for name, value in instruction.flags:

@@ -36,7 +36,7 @@ from workers.sandboxes.images.layered_image import Image
 
 SEARCH_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 ONE_USER = (
-    "owners of files are noted and shown to programs of root, and decide about no access: "
+    "owners of files are noted and shown to programs of root, but do not affect access: "
     "see docs/how-to/operators/images.md"
 )
 
@@ -189,7 +189,7 @@ class _Planner:
         elif len(first) == 2:
             pairs = [(first[0], self._expansion.text(first[1]))]
         else:
-            raise ValueError("it is ENV NAME=VALUE, or ENV NAME VALUE")
+            raise ValueError("the form is ENV NAME=VALUE or ENV NAME VALUE")
         self._set(env={**self.state.config.env, **dict(pairs)})
 
     def _label(self, instruction: Instruction) -> None:
@@ -212,7 +212,7 @@ class _Planner:
 
     def _shell(self, instruction: Instruction) -> None:
         if not instruction.words:
-            raise ValueError('it is a JSON list, such as SHELL ["/bin/bash", "-c"]')
+            raise ValueError('it must be a JSON list, such as SHELL ["/bin/bash", "-c"]')
         self._set(shell=instruction.words)
 
     def _cmd(self, instruction: Instruction) -> None:
@@ -261,14 +261,14 @@ class _Planner:
             bodies = "".join(f"\n{each.text}{each.name}" for each in instruction.heredocs)
             argv = (*config.shell, text + bodies + ("\n" if bodies else ""))
         if not argv:
-            raise ValueError("it names no program")
+            raise ValueError("it has no program")
         self._add(instruction, RunProgram(tuple(argv), env, config.user, config.workdir or "/", stdin, mounts))
 
     def _mount(self, instruction: Instruction, options: MountOptions) -> Sequence[RunMount]:
         if options.kind in ("secret", "ssh"):
             if options.required:
                 raise ValueError(f"--mount=type={options.kind} is required, and builds have no secrets and no keys")
-            self._note(f"RUN --mount=type={options.kind} is passed over: builds have none")
+            self._note(f"RUN --mount=type={options.kind} is ignored: builds have none")
             return ()
         target = self._path(options.target)
         if target == "/":
