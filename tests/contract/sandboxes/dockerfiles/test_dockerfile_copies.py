@@ -232,7 +232,7 @@ RUN cd / && stat -c '%a %s %Y %n' 1/* 2 3/* 4/* 5/* >/listed
                 (f"--checksum=sha256:{'0' * 64} {at}/file.txt", f"has the checksum sha256:{checksum}"),
                 (f"{at}/none", "answered 404"),
                 ("--checksum=md5:1 " + at, "it must be sha256: and"),
-                ("--checksum=sha256:1 Dockerfile", "is for a source with an address"),
+                ("--checksum=sha256:1 Dockerfile", "needs a source with a URL"),
                 ("https://example.org/a/b.git", "ADD of a git repository is not supported"),
             ):
                 with pytest.raises(ImageError, match=f"(?s):2: .*{why}"):
