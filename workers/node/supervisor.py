@@ -4,8 +4,7 @@ It restarts a worker that ends and requeues its rollouts immediately. Its own en
 signal from the kernel, the sandboxes because it held the other end of their lifeline.
 
 On SIGTERM or SIGINT it drains: rollouts that have not started are requeued, started ones continue for a grace period,
-and the rest is requeued then. So a time limit or a preemption costs no attempt, and nearly finished work is not
-repeated.
+and the rest is requeued then. So a time limit or preemption costs no attempt, and nearly finished work is kept.
 """
 
 from __future__ import annotations

@@ -7,7 +7,7 @@ sandbox's monitor inherits. The kernel releases the lock when the last process t
 (Containers on one machine, each with its own `/run`, need different ids.)
 
 Without root, such ids or kernel support, or when all are taken, sandboxes share the sandbox user, and the log reports
-it once. Then only `sandboxes/isolation/kernel_limits.py` separates them.
+it once. Then only `sandboxes/isolation/kernel_limits.py` protects them from each other.
 """
 
 from __future__ import annotations
