@@ -124,7 +124,7 @@ def test_a_fault_is_its_plugins_failure_and_is_named(played: dict[str, Rollout],
     assert rollout.rollout_id in rollout.failure.message
     assert (rollout.n_failures, rollout.n_lost, rollout.reward) == (1, 0, None)
     assert "SQL" not in rollout.failure.message
-    assert "the farm itself" not in rollout.failure.message
+    assert "internal error of the farm" not in rollout.failure.message
     assert len(rollout.failure.message) < 5_000
 
 

@@ -43,7 +43,7 @@ def main(name: str | None, group: tuple[str, ...], only: tuple[str, ...], image:
     sed; promises that need more than it has are not tried. Exit status 1 if a promise is broken.
     """
     if not __debug__:
-        raise click.ClickException("promises are made of assertions: run it without python -O and PYTHONOPTIMIZE")
+        raise click.ClickException("promises use assertions: run it without python -O and PYTHONOPTIMIZE")
     try:
         promises = chosen(group, only)
         if listing:
@@ -64,12 +64,12 @@ def main(name: str | None, group: tuple[str, ...], only: tuple[str, ...], image:
 
 
 def provider_of(name: str) -> SandboxProvider:
-    """A provider by its entry point, or by module and class for one that is not installed. Raises NotFound."""
+    """Return a provider by its entry point, or by module and class if it is not installed. Raises NotFound."""
     return cast(SandboxProvider, pkgutil.resolve_name(name)()) if ":" in name else registry.sandbox(name)
 
 
 async def _until_a_signal(provider: SandboxProvider, promises: Sequence[Promise], image: str) -> list[PromiseResult]:
-    """Return the results of the promises; of those tried so far, if Ctrl-C or SIGTERM came. Nothing is left behind."""
+    """Return the results of the promises; after Ctrl-C or SIGTERM, those so far. Nothing is left behind."""
     verdicts: list[PromiseResult] = []
     trying = asyncio.ensure_future(_try_all(provider, promises, image, verdicts))
     for number in (signal.SIGINT, signal.SIGTERM):
@@ -87,7 +87,7 @@ async def _try_all(
     with Progress(*columns, console=console, transient=True) as progress:
         shown = progress.add_task("", total=len(promises))
         async with aclosing(PromiseBench(provider, image=image)) as bench:
-            # one that does not start at all is one error, and not all promises broken
+            # a kind that does not start at all is one error, not a failure of every promise
             await bench.shared()
             for promise, group in zip(promises, _headings(promises), strict=True):
                 if group:
@@ -99,13 +99,13 @@ async def _try_all(
 
 
 def _headings(promises: Sequence[Promise]) -> list[str]:
-    """For each promise the name of its group, if it is the first of that."""
+    """Return for each promise the name of its group if it is the first of it, else an empty text."""
     groups = ["", *(promise.group for promise in promises)]
     return [group.replace("_", " ") if group != before else "" for before, group in pairwise(groups)]
 
 
 def row_of(decision: PromiseResult) -> Table:
-    """A line for a promise that was tried; below it, over the whole width, why it is not kept."""
+    """Return a line for a promise that was tried; below it, over the whole width, why it is not kept."""
     state = f"[{_COLOURS[decision.state]}]{decision.state:>9}[/]"
     row = Table.grid(padding=(0, 1))
     row.add_row("", state, f"{decision.seconds:6.1f} s  {decision.promise.name}")
@@ -118,7 +118,7 @@ def row_of(decision: PromiseResult) -> Table:
 
 
 def summary_of(verdicts: Sequence[PromiseResult], promises: Sequence[Promise]) -> str:
-    """One line: how many of each."""
+    """Return one line with the number of promises in each state."""
     counts = [f"{sum(decision.state is state for decision in verdicts)} {state}" for state in PromiseState]
     if missing := len(promises) - len(verdicts):
         counts.append(f"{missing} left out, as it was interrupted")

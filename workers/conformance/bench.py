@@ -1,4 +1,4 @@
-"""The bench that tries promises one after another, with one provider and a shared sandbox, and cleans up after each."""
+"""The bench that tries promises one by one, with one provider and a shared sandbox, and cleans up after each."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from workers.plugins.interfaces import Sandbox, SandboxProvider
 
 _ALIVE_S = 10.0
 _CLEARED_S = 60.0
-# the start time of a process is, with its pid, a name that is never reused
+# the pid and start time of a process together are never reused
 _LOOK_AROUND = """
 read -r path; read -r pid; [[ -e $path ]] && echo file
 { read -r line < /proc/$pid/stat; } 2>/dev/null && line=${line##*) } && set -- $line && echo ${20}; true
@@ -40,7 +40,7 @@ class PromiseState(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class PromiseResult:
-    """The result of trying a promise; `reason` says why it is not kept."""
+    """The result of trying a promise; `reason` tells why it is not kept."""
 
     promise: Promise
     state: PromiseState
@@ -49,9 +49,9 @@ class PromiseResult:
 
 
 class PromiseBench:
-    """Use with `contextlib.aclosing`, which stops the shared sandbox. What a promise starts is stopped as it ends.
+    """Use with `contextlib.aclosing`, which stops the shared sandbox. Sandboxes of a promise are stopped at its end.
 
-    `fields` are those of a SandboxSpec for every sandbox that is started, such as `image`.
+    `fields` are those of a SandboxSpec for all sandboxes, such as `image`.
     """
 
     def __init__(self, provider: SandboxProvider, **fields: Any) -> None:
@@ -62,7 +62,7 @@ class PromiseBench:
         self._apart = False
 
     async def judge(self, promise: Promise) -> PromiseResult:
-        """Try a promise; whatever goes wrong is in the result."""
+        """Try a promise. All errors are part of the result."""
         began = time.monotonic()
         state, reason = PromiseState.KEPT, ""
         try:
@@ -94,14 +94,14 @@ class PromiseBench:
                     await trial.close()
 
     async def shared(self) -> Sandbox:
-        """The sandbox that promises share, started if need be. Raises SandboxError."""
+        """Return the sandbox that promises share, starting it if necessary. Raises SandboxError."""
         if self._shared is None:
             spec = SandboxSpec(**{**self._fields, "env": GREETING})
             self._shared = await self.provider.start(f"promises-{secrets.token_hex(6)}", spec)
         return self._shared
 
     async def _check_apart(self, sandbox: Sandbox, folder: Path) -> None:
-        """Check that commands cannot harm the node, before any promise is tried that could."""
+        """Check that commands cannot harm the node, before trying promises that could."""
         if not self._apart:
             place = f"{folder}/canary\n{os.getpid()}\n".encode()
             (folder / "canary").touch()
@@ -120,7 +120,7 @@ class PromiseBench:
                 raise NotTried(f"the image has no {name}")
 
     async def _close_if_dead(self) -> None:
-        """A promise that is broken must not break the next."""
+        """Replace the shared sandbox if it is dead, because a broken promise must not break the next."""
         alive = False
         if self._shared is not None:
             with contextlib.suppress(FarmError):
@@ -137,7 +137,7 @@ class PromiseBench:
 
 @contextlib.contextmanager
 def _open_folder() -> Iterator[Path]:
-    """A folder that all users of the node can read: what is kept from a sandbox must not be so by its mode."""
+    """Yield a folder that all users of the node can read: protection from a sandbox must not depend on its mode."""
     with tempfile.TemporaryDirectory(prefix="promise-") as name:
         Path(name).chmod(0o755)
         yield Path(name)

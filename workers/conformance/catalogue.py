@@ -1,4 +1,4 @@
-"""All promises, in an order for reading: what a sandbox is comes first."""
+"""All promises in reading order: the basic properties of a sandbox come first."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from workers.conformance.promises import (
 )
 
 SURFACE = "surface"
-"""The name of the group that is made of other groups' promises: those that a fake keeps too."""
+"""The name of the group with promises of other groups that a fake sandbox keeps, too."""
 
 _MODULES = (
     *(commands, files, transfer, shells, kernels),
@@ -37,14 +37,14 @@ PROMISES: tuple[Promise, ...] = tuple(
 
 
 def groups() -> tuple[str, ...]:
-    """The names of all groups."""
+    """Return the names of all groups."""
     return (*dict.fromkeys(promise.group for promise in PROMISES), SURFACE)
 
 
 def chosen(group: Collection[str] = (), only: Collection[str] = ()) -> tuple[Promise, ...]:
-    """The promises of some groups, or whose name one of some patterns matches; all if neither is given.
+    """Return the promises of some groups or with a name that matches a pattern; all if neither is given.
 
-    Raises NotFound if a group or a pattern names none.
+    Raises NotFound if a group or a pattern matches none.
     """
     for name in group:
         if name not in groups():

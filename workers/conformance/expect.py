@@ -14,21 +14,21 @@ _SHOWN = 300
 
 
 class NotTried(Exception):
-    """A promise can be found neither kept nor broken here; the message says why."""
+    """A promise cannot be checked here; the message tells why."""
 
 
 class NotPermitted(NotTried):
-    """Trying a promise takes a right that this user does not have, and that nothing that is installed would give."""
+    """Trying a promise needs a right that this user lacks, and that no installation would give."""
 
 
 def short(value: object) -> str:
-    """A value as it fits into a sentence."""
+    """Return a value, shortened to fit into a sentence."""
     text = value if isinstance(value, str) else repr(value)
     return text if len(text) <= _SHOWN else f"{text[: _SHOWN // 2]} … {text[-_SHOWN // 2 :]}"
 
 
 def same(found: object, wanted: object, what: str) -> None:
-    """`found` is `wanted`; `what` is a noun phrase, such as "the exit code"."""
+    """Check that `found` equals `wanted`; `what` is a noun phrase, such as "the exit code"."""
     assert found == wanted, f"{what} should be {short(wanted)} and is {short(found)}"
 
 
@@ -47,7 +47,7 @@ def raises(kind: type[Exception], *words: str) -> Iterator[None]:
 
 @asynccontextmanager
 async def within(seconds: float) -> AsyncIterator[None]:
-    """The block ends in time; as its own error if it does not."""
+    """Fail if the block does not end in time."""
     try:
         async with asyncio.timeout(seconds) as limit:
             yield
@@ -57,23 +57,23 @@ async def within(seconds: float) -> AsyncIterator[None]:
 
 
 async def eventually(condition: Callable[[], Awaitable[bool]], what: str, within_s: float = DEADLINE_S) -> None:
-    """Check again and again, at most so long; `what` ends the sentence "waited in vain until"."""
+    """Check a condition repeatedly until it holds or the time is over; `what` ends the sentence "waiting until"."""
     deadline = time.monotonic() + within_s
     while not await condition():
-        assert time.monotonic() < deadline, f"waited {within_s:.0f} s in vain until {what}"
+        assert time.monotonic() < deadline, f"timed out after {within_s:.0f} s of waiting until {what}"
         await asyncio.sleep(0.1)
 
 
 async def until(condition: Callable[[], object], what: str, within_s: float = DEADLINE_S) -> None:
-    """Wait for a condition of the node; `what` ends the sentence "waited in vain until".
+    """Wait for a condition of the node; `what` ends the sentence "waiting until".
 
-    Looking for it takes a quarter of the time at most, so that what is waited for has the processors.
+    The checks take at most a quarter of the time, so that the awaited process gets the CPUs.
     """
     began = time.monotonic()
     deadline = began + within_s
     while not condition():
         now = time.monotonic()
-        assert now < deadline, f"waited {within_s:.0f} s in vain until {what}"
+        assert now < deadline, f"timed out after {within_s:.0f} s of waiting until {what}"
         await asyncio.sleep(max(0.02, 3 * (now - began)))
         began = time.monotonic()
 

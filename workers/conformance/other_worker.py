@@ -18,7 +18,7 @@ _JOIN, _SEARCH, _SESSION = 1, 10, -3
 
 
 async def attach(provider: SandboxProvider, sandbox_id: str, spec: SandboxSpec, mark: str) -> None:
-    """Use a sandbox that another process has started, print what is in it, and stop it."""
+    """Use a sandbox that another process has started, print its contents, and stop it."""
     sandbox = await provider.attach(sandbox_id, spec)
     result = await sandbox.exec(["bash", "-c", "cat file; echo $X"], timeout_s=20)
     sys.stdout.write(result.stdout.decode())
@@ -26,7 +26,7 @@ async def attach(provider: SandboxProvider, sandbox_id: str, spec: SandboxSpec, 
 
 
 async def start(provider: SandboxProvider, sandbox_id: str, spec: SandboxSpec, mark: str) -> None:
-    """Start a sandbox, keep a command, a shell and a kernel busy in it, and say so."""
+    """Start a sandbox, keep a command, a shell and a kernel busy in it, and report that."""
     sandbox = await provider.start(sandbox_id, spec)
     await sandbox.exec(["bash", "-c", f"sleep {mark} >/dev/null 2>&1 &"], timeout_s=20)
     shell, kernel = await sandbox.open_shell(), await sandbox.open_kernel()
@@ -35,7 +35,7 @@ async def start(provider: SandboxProvider, sandbox_id: str, spec: SandboxSpec, m
 
 
 async def keys(provider: SandboxProvider, sandbox_id: str, spec: SandboxSpec, mark: str) -> None:
-    """Put a key into a session of its own, and print what a program in a new sandbox finds of it."""
+    """Put a key into a new session, and print what a program in a new sandbox finds of it."""
     libc, name = ctypes.CDLL(None), f"promise-{mark}"
     calls = _CALLS[platform.machine()]
     libc.syscall(calls[_KEYCTL], _JOIN, name.encode())

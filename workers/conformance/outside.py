@@ -1,4 +1,4 @@
-"""Views of a sandbox from outside, as any process of the node has them: processes, mounts, sockets and files."""
+"""Views of a sandbox from outside, as available to any process of the node: processes, mounts, sockets and files."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from pathlib import Path
 from farm.settings import settings
 
 _DEPTH = 3
-"""Depth below the scratch folder to which a sandbox's own folder is searched for."""
+"""Depth below the scratch folder of the search for a sandbox's own folder."""
 
 
 def processes_with(text: str) -> list[int]:
-    """The pids of living processes in whose command line or environment a text occurs, other than this one."""
+    """Return the pids of other living processes whose command line or environment contains a text."""
     result = []
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit() and int(entry.name) != os.getpid() and _occurs(text.encode(), entry):
@@ -31,17 +31,17 @@ def _occurs(text: bytes, process: Path) -> bool:
 
 
 def mounts_with(text: str) -> list[str]:
-    """Mounts of this process's namespace in which a text occurs."""
+    """Return the mounts of this process's namespace that contain a text."""
     return [line for line in Path("/proc/self/mountinfo").read_text().splitlines() if text in line]
 
 
 def sockets_with(text: str) -> list[str]:
-    """Unix sockets of this process's namespace in whose path a text occurs."""
+    """Return the Unix sockets of this process's namespace whose path contains a text."""
     return [line for line in Path("/proc/net/unix").read_text().splitlines() if text in line]
 
 
 def files_with(text: str) -> list[Path]:
-    """Files and folders in whose name a text occurs, in the scratch folder and a little below it."""
+    """Return files and folders whose name contains a text, in the scratch folder and a few levels below it."""
     return [path for path in _below(settings().scratch, _DEPTH) if text in path.name]
 
 
@@ -54,7 +54,7 @@ def _below(folder: Path, depth: int) -> Iterator[Path]:
 
 
 def left_of(*texts: str) -> list[str]:
-    """In words, all that is left of a sandbox: give its id and what marks the processes in it."""
+    """Return descriptions of everything that is left of a sandbox, given its id and its processes' marks."""
     left = []
     for text in texts:
         left += [f"process {pid}: {_command(pid)}" for pid in processes_with(text)]
@@ -71,7 +71,7 @@ def _command(pid: int) -> str:
 
 
 def namespaces_of(pid: int | str) -> dict[str, str]:
-    """Name to identity of the namespaces of a process of this node, as far as they may be seen."""
+    """Return the namespaces of a process of this node by name, as far as they can be read."""
     result = {}
     for entry in Path(f"/proc/{pid}/ns").iterdir():
         with contextlib.suppress(OSError):
@@ -80,7 +80,7 @@ def namespaces_of(pid: int | str) -> dict[str, str]:
 
 
 def zombies() -> int:
-    """Return the number of children of this process that have ended and were not waited for."""
+    """Return the number of zombie children of this process."""
     return sum(_is_own_zombie(entry) for entry in Path("/proc").iterdir() if entry.name.isdigit())
 
 
@@ -98,5 +98,5 @@ def descriptors() -> int:
 
 
 def own_start() -> bytes:
-    """Return the start time of this process, in the kernel's ticks: with its pid, a name that is never reused."""
+    """Return the start time of this process in the kernel's ticks; together with its pid, it is never reused."""
     return Path("/proc/self/stat").read_bytes().rpartition(b")")[2].split()[19]

@@ -1,4 +1,4 @@
-"""A promise: one public statement about a sandbox, and the coroutine that finds out whether it is kept."""
+"""A promise: one public statement about a sandbox, and the coroutine that checks it."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from typing import TypeAlias
 from workers.conformance.trial import PromiseTrial
 
 TIME_S = 60.0
-"""Seconds that a promise may take unless it says otherwise, starts of sandboxes included."""
+"""Default time limit of a promise in seconds, including the start of sandboxes."""
 
 Check: TypeAlias = Callable[[PromiseTrial], Awaitable[None]]
-"""Raises AssertionError, with a message a user understands, if the promise is broken; NotTried if it has no answer."""
+"""Raises AssertionError, with a message for users, if the promise is broken; NotTried if it cannot be checked."""
 
 
 @dataclass(frozen=True, slots=True)
 class Promise:
-    """`group` is the module it is written in; `statement` is its docstring; `needs` are programs of the image.
+    """`group` is the module that defines it; `statement` is its docstring; `needs` are programs of the image.
 
-    `surface` marks what authors of handlers and tools rely on, which a fake keeps too.
+    `surface` marks promises that authors of handlers and tools rely on, and that a fake keeps, too.
     """
 
     name: str
@@ -33,13 +33,13 @@ class Promise:
 
 
 def promise(*needs: str, surface: bool = False, time_s: float = TIME_S) -> Callable[[Check], Promise]:
-    """Make a promise of a coroutine function that takes a PromiseTrial; its docstring is the public statement."""
+    """Turn a coroutine function with a PromiseTrial parameter into a promise; its docstring is the public statement."""
 
     def make(check: Check) -> Promise:
         group = check.__module__.rpartition(".")[2]
         statement = " ".join((inspect.getdoc(check) or "").split())
         if not statement:
-            raise TypeError(f"{check.__name__} says nothing: write its promise as its docstring")
+            raise TypeError(f"{check.__name__} has no docstring: write its promise there")
         return Promise(check.__name__, group, statement, check, needs, surface, time_s)
 
     return make

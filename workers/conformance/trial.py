@@ -1,4 +1,4 @@
-"""One promise being tried: the sandboxes it may use, and what is cleared away when it ends."""
+"""One promise being tried: the sandboxes it may use, and the clean-up at its end."""
 
 from __future__ import annotations
 
@@ -14,14 +14,15 @@ from workers.conformance.expect import NotTried, described, short, until
 from workers.plugins.interfaces import ExecResult, Kernel, Sandbox, SandboxProvider, Shell
 
 GREETING = {"GREETING": "hello"}
-"""Variables of the shared sandbox's environment beside the usual ones."""
+"""Additional environment variables of the shared sandbox."""
 
 
 class PromiseTrial:
-    """The context that a promise is checked in.
+    """The context in which a promise is checked.
 
     `sandbox` is shared with other promises: do nothing to it that they would notice. `folder` is an empty folder of the
-    node that all its users can read. `mark` is a number that occurs nowhere else: `sleep MARK` is found from outside.
+    node that all its users can read. `mark` is a unique number, so that a process `sleep MARK` can be found from
+    outside.
     """
 
     def __init__(self, provider: SandboxProvider, sandbox: Sandbox, folder: Path, fields: dict[str, Any]) -> None:
@@ -34,40 +35,40 @@ class PromiseTrial:
         self._opened: list[Shell | Kernel] = []
 
     def spec(self, **fields: Any) -> SandboxSpec:
-        """A spec of the image that is tried."""
+        """Return a spec with the image under test."""
         return SandboxSpec(**{**self._fields, **fields})
 
     def new_id(self) -> str:
         return f"promise-{self.mark}-{secrets.token_hex(3)}"
 
     async def start(self, **fields: Any) -> Sandbox:
-        """A new sandbox, of a spec with these fields; stopped when the promise ends."""
+        """Start a new sandbox with these fields of its spec; it is stopped when the promise ends."""
         return await self.start_as(self.new_id(), **fields)
 
     async def start_as(self, sandbox_id: str, **fields: Any) -> Sandbox:
-        """The same, with an id of one's own."""
+        """Start a sandbox like `start`, with a given id."""
         sandbox = await self.provider.start(sandbox_id, self.spec(**fields))
         self._started.append(sandbox)
         return sandbox
 
     async def shell(self, on: Sandbox | None = None) -> Shell:
-        """A new shell, in the shared sandbox or another; closed when the promise ends."""
+        """Open a shell in the shared sandbox or another; it is closed when the promise ends."""
         shell = await (on or self.sandbox).open_shell()
         self._opened.append(shell)
         return shell
 
     async def kernel(self, on: Sandbox | None = None) -> Kernel:
-        """A new kernel, in the shared sandbox or another; closed when the promise ends."""
+        """Open a kernel in the shared sandbox or another; it is closed when the promise ends."""
         kernel = await (on or self.sandbox).open_kernel()
         self._opened.append(kernel)
         return kernel
 
     def sleepers(self) -> list[int]:
-        """The processes of the node, inside sandboxes too, that are a `sleep MARK`."""
+        """Return the node's processes `sleep MARK`, including those inside sandboxes."""
         return outside.processes_with(f"sleep\0{self.mark}")
 
     async def until_asleep(self, n: int = 1) -> None:
-        """Wait until so many run. NotTried if the node does not see any, as with those of a virtual machine."""
+        """Wait until `n` of them run. NotTried if the node cannot see them, e.g. in a virtual machine."""
         try:
             await until(lambda: len(self.sleepers()) >= n, f"{n} processes ran")
         except AssertionError:
@@ -76,7 +77,7 @@ class PromiseTrial:
             raise NotTried("the node does not see the processes of this kind of sandbox") from None
 
     async def close(self) -> None:
-        """Close what was opened and stop what was started."""
+        """Close and stop everything that was opened and started."""
         await asyncio.gather(*(opened.close() for opened in self._opened))
         await asyncio.gather(*(sandbox.stop() for sandbox in self._started))
 

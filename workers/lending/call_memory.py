@@ -1,4 +1,4 @@
-"""The calls of one sandbox by their ids: those that go on, and the results of the last ones that have ended."""
+"""The calls of one sandbox by id: the running ones, and the results of the last ones that have ended."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 
 MAX_REMEMBERED = 128
 MAX_BYTES = 32_000_000
-"""Of the results of calls that have ended; the last one is remembered however large it is."""
+"""Maximum size of the remembered results. The last one is remembered however large it is."""
 
 
 class CallMemory:
@@ -21,7 +21,7 @@ class CallMemory:
         self._calls: OrderedDict[str, asyncio.Task[Any]] = OrderedDict()
 
     def get(self, call_id: str) -> asyncio.Task[Any] | None:
-        """Return the call of an id, None if there was none or it is forgotten."""
+        """Return the call with an id, None if there was none or it is forgotten."""
         return self._calls.get(call_id)
 
     def add(self, call_id: str, task: asyncio.Task[Any]) -> None:

@@ -1,7 +1,7 @@
-"""One process that runs on after the call that started it: its pipes or terminal, its output, and its end.
+"""One process that outlives the call that started it: its pipes or terminal, its output, and its end.
 
-What it wrote is kept to be watched, by several at once. While somebody watches, a process that writes faster waits for
-them; if nobody does, the oldest output is dropped and counted.
+Its output is kept to be watched, by several callers at once. While it is watched, a process that writes too fast waits
+for the watchers; otherwise the oldest output is dropped and counted.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ from workers.sandboxes.processes.sandbox_process import SandboxProcess
 _CHUNK = 1 << 16
 _LAST_READS = 16
 _WATCHED_S = 10.0
-"""Seconds after a watch for which the next one is waited for, before output is dropped."""
+"""Seconds after a watch in which the next one is expected, before output is dropped."""
 _DRAIN_S = 0.05
 _UNKNOWN_PIDS = 1 << 22
-"""The first number of processes whose own had gone before it could be read: above all that Linux gives."""
+"""Start of the substitute pids of processes that ended before theirs was read: above all pids of Linux."""
 
 
 class LentProcess:
-    """Used on the event loop. Made by `start`."""
+    """Used on the event loop. Created by `start`."""
 
     def __init__(self, process_id: str, call: StartProcessCall, sandbox: StartsPrograms) -> None:
         self.process_id = process_id
@@ -50,7 +50,7 @@ class LentProcess:
         self.timed_out = False
         self.limit = ""
         self.was_read = False
-        """True once somebody was told of its end, and so has read all of its output that is kept."""
+        """True once a caller was told of its end, and so has read all of its output that is kept."""
         self._sandbox = sandbox
         self._mark = new_tag()
         self._notices = sandbox.notices()
@@ -71,7 +71,7 @@ class LentProcess:
 
     @classmethod
     async def start(cls, process_id: str, number: int, call: StartProcessCall, sandbox: StartsPrograms) -> LentProcess:
-        """Start the program of a call. Raises InvalidRequest for words that none can have, and SandboxError."""
+        """Start the program of a call. Raises InvalidRequest for invalid arguments, and SandboxError."""
         process = cls(process_id, call, sandbox)
         theirs: dict[int, int] = {}
         try:
@@ -94,7 +94,7 @@ class LentProcess:
         return process
 
     def _open(self, theirs: dict[int, int]) -> None:
-        """Open the ends of pipes, or of a terminal, and note in `theirs` those that are the program's."""
+        """Open the ends of pipes or of a terminal, and put the program's ends into `theirs`."""
         if self.call.terminal is not None:
             ours, theirs[0] = os.openpty()
             theirs[1] = theirs[2] = theirs[0]
@@ -126,7 +126,7 @@ class LentProcess:
         )
 
     async def watch(self, after: int | None, wait_s: float) -> ProcessOutput:
-        """Return the output from an offset on, once there is some or it has ended, or nothing after `wait_s`."""
+        """Return the output from an offset on, once there is some or it has ended; empty after `wait_s`."""
         place = self._log.end if after is None else min(after, self._log.end)
         deadline = self._loop.time() + wait_s
         while True:
@@ -162,7 +162,7 @@ class LentProcess:
         """Read once. Returns whether there may be more now."""
         n_bytes, unwatched_s = _CHUNK, time.monotonic() - self._watched_at
         if not self._ended and unwatched_s < _WATCHED_S:
-            # beyond that the log would drop what was not taken from it yet
+            # otherwise the log would drop bytes that were not taken from it yet
             n_bytes = min(_CHUNK, MAX_KEPT - (self._log.end - self._watched_to))
             if n_bytes <= 0:
                 self._pause(_WATCHED_S - unwatched_s)
@@ -172,13 +172,13 @@ class LentProcess:
         except BlockingIOError:
             return False
         except OSError:
-            # of a terminal that no program has open any more
+            # the end of a terminal that no program has open any more
             data = b""
         if not data:
             self._stop_reading(descriptor)
             return False
         if self._ended:
-            # what it left running writes on, to nobody: it neither waits for long nor takes a processor
+            # processes that it left may write for ever, to nobody: do not wait long for them or use much CPU time
             self._pause(_DRAIN_S)
             return False
         self._log.add(self._readers[descriptor], data)
@@ -186,7 +186,7 @@ class LentProcess:
         return True
 
     def _pause(self, seconds: float) -> None:
-        """Let the program wait until there is room, or for as long as somebody may watch still."""
+        """Let the program wait until there is room, or for as long as a watcher may still come."""
         self._paused = True
         for descriptor in self._readers:
             self._loop.remove_reader(descriptor)
@@ -209,11 +209,11 @@ class LentProcess:
         os.close(descriptor)
 
     def _note_end(self) -> None:
-        """Take what it wrote before its end. What goes on may write still, and is not waited for."""
+        """Read the output from before its end, without waiting for processes that continue to write."""
         assert self._child is not None
         self._watched_to = self._log.end + MAX_KEPT
         for descriptor in list(self._readers):
-            # as much as a pipe holds: what it left running may write without an end
+            # at most the size of a pipe, because processes that it left may write without end
             for _ in range(_LAST_READS):
                 if not self._read(descriptor):
                     break
@@ -233,11 +233,13 @@ class LentProcess:
             task.add_done_callback(self._killing.discard)
 
     async def write(self, data: bytes, close: bool, wait_s: float) -> None:
-        """Write to its input, as it reads. Raises Conflict if it does not take all of it within `wait_s`."""
+        """Write to its input as it reads. Raises Conflict if it does not take all of it within `wait_s`."""
         if self.call.terminal is None and not self.call.stdin:
             raise InvalidRequest("was started without an input: start it with `stdin`", field="process")
         if close and self.call.terminal is not None:
-            raise InvalidRequest("goes with no terminal: write b'\\x04', which most programs end at", field="close")
+            raise InvalidRequest(
+                "is not possible with a terminal: write b'\\x04', which ends most programs", field="close"
+            )
         async with self._writing:
             n_written = 0
             deadline = self._loop.time() + wait_s
@@ -257,7 +259,7 @@ class LentProcess:
                 self._close_input()
 
     async def _writable(self, deadline: float) -> bool:
-        """Wait until its input takes more, or is closed. Returns false once it is too late."""
+        """Wait until its input takes more, or is closed. Returns False after the deadline."""
         descriptor, ready = self._input, asyncio.Event()
         self._loop.add_writer(descriptor, ready.set)
         try:
@@ -289,14 +291,14 @@ class LentProcess:
             _set_size(self._input, size)
 
     async def signal(self, name: str) -> None:
-        """Send it a signal; KILL goes to all that it started."""
+        """Send it a signal; KILL goes to all of its descendants."""
         if name == "KILL":
             await self.kill()
         elif self._child is not None and not self._ended:
             self._child.signal(signal.Signals[f"SIG{name}"])
 
     async def kill(self) -> None:
-        """Kill it and what it started, which may go on after its own end. Raises SandboxError."""
+        """Kill it and its descendants, which may outlive it. Raises SandboxError."""
         if self._child is not None and not self._ended:
             self._child.kill()
         await asyncio.to_thread(kill_tagged, self._mark)
@@ -305,7 +307,7 @@ class LentProcess:
                 await self._child.wait()
 
     def close(self) -> None:
-        """Kill it, if it runs, and close its pipes. Harmless when repeated."""
+        """Kill it if it runs, and close its pipes. Harmless when repeated."""
         for timer in (self._limit_timer, self._resume_timer):
             if timer is not None:
                 timer.cancel()
@@ -317,7 +319,7 @@ class LentProcess:
 
 
 def _number_inside(pid: int) -> int:
-    """Return the number of a process in the innermost namespace it is in; 0 if it is gone."""
+    """Return the pid of a process in its innermost namespace; 0 if it is gone."""
     try:
         lines = Path("/proc", str(pid), "status").read_text().splitlines()
     except OSError:

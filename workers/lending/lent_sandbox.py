@@ -1,7 +1,7 @@
-"""One borrowed sandbox while its worker holds it: its shells and tools, and the calls that are under way.
+"""One borrowed sandbox while its worker holds it: its shells, tools and running calls.
 
-A call goes on if its caller hangs up, up to its time limit. Repeated under the same id it is joined, and answered from
-memory if it has ended, so that a caller whose API was killed gets the result of what was done, and it is done once.
+A call continues if its caller disconnects, up to its time limit. A repetition with the same id joins it, or gets the
+remembered result if it has ended. So a caller whose API process was killed gets the result, and nothing is done twice.
 """
 
 from __future__ import annotations
@@ -69,12 +69,12 @@ from workers.stages.node_shortage import NodeHealth, healthy_node
 T = TypeVar("T")
 
 MAX_CALLS = 64
-"""Calls of one sandbox that are under way at a time; more are refused."""
+"""Maximum number of running calls of one sandbox; more are refused."""
 MAX_WATCHES = 256
-"""Calls that wait for the output of processes, which are counted by themselves."""
+"""Maximum number of calls that wait for the output of processes, which are counted separately."""
 MAX_SHELLS = 64
 _SLACK_S = 30.0
-"""Seconds beyond its own limit after which a call is given up."""
+"""Seconds after its own limit at which a call is given up."""
 _STARTS_S = 60.0
 _CLOSE_S = 10.0
 
@@ -82,7 +82,7 @@ _CLOSE_S = 10.0
 class LentSandbox:
     """Answers calls on the event loop. `used_at` is when the last call began or ended, by the monotonic clock.
 
-    `begins_anew` is true of one that another worker held before, with its shells and tools.
+    `begins_anew` is True for a sandbox that another worker held before, with its shells and tools.
     """
 
     def __init__(self, sandbox: Sandbox, token: str, lease_s: float, begins_anew: bool = False) -> None:
@@ -125,18 +125,18 @@ class LentSandbox:
 
     @property
     def broken(self) -> bool:
-        """True if its first process has ended, with which all of it ends."""
+        """True if its first process has ended; all of it ends with that."""
         return not getattr(self.sandbox, "alive", lambda: True)()
 
     async def answer(self, call: Request, call_id: str) -> Any:
-        """Return the result of a call. `call_id` is empty for one that is never repeated.
+        """Return the result of a call. `call_id` is empty for a call that is never repeated.
 
-        Raises UsageError for what the caller can mend, SandboxError for what broke, Overloaded.
+        Raises UsageError for errors of the caller, SandboxError for a broken sandbox, Overloaded.
         """
         if self._closed:
             raise self._ended()
         if isinstance(call, ReadCall | WatchProcessCall):
-            # it changes nothing, so it may be done twice; and what it gives may be too large to be remembered
+            # it changes nothing, so it may be done twice, and its result may be too large to be remembered
             call_id = ""
         task = self._calls.get(call_id) if call_id else None
         if task is None:
@@ -156,12 +156,12 @@ class LentSandbox:
             raise
 
     def _check_room(self, call: Request) -> None:
-        """Raise Overloaded if too many calls are under way. Who only watches leaves room for others."""
+        """Raise Overloaded if too many calls are running. Watching calls leave room for others."""
         watches = isinstance(call, WatchProcessCall)
         n_calls = len(self._watching) if watches else len(self._running) - len(self._watching)
         most = MAX_WATCHES if watches else MAX_CALLS
         if n_calls >= most:
-            raise Overloaded(f"sandbox {self.sandbox.sandbox_id}: {most} calls are under way: wait for one")
+            raise Overloaded(f"sandbox {self.sandbox.sandbox_id}: {most} calls are running: wait for one")
 
     def _ended(self) -> SandboxEnded:
         return SandboxEnded(f"sandbox {self.sandbox.sandbox_id} has ended")
@@ -175,7 +175,7 @@ class LentSandbox:
         self._watching.discard(task)
         self.used_at = time.monotonic()
         if not task.cancelled():
-            # its caller may have hung up
+            # its caller may have disconnected
             task.exception()
 
     async def _answered(self, call: Request) -> Any:
@@ -236,7 +236,7 @@ class LentSandbox:
                 turn.value = LentShell(await self.sandbox.open_shell())
                 shown = await turn.value.answer(ShellCall(session=call.session, timeout_s=_STARTS_S))
             if self._shells.get(call.session) is not turn:
-                raise NotFound(f"shell {call.session!r:.200} was closed while it was opened")
+                raise NotFound(f"shell {call.session!r:.200} was closed while it was being opened")
             return shown
         except BaseException:
             if self._shells.get(call.session) is turn:
@@ -257,7 +257,7 @@ class LentSandbox:
     async def _read(self, call: ReadCall) -> FileContent:
         data = await (self._packed(call.path) if call.packed else self.sandbox.read_file(call.path))
         if len(data) > MAX_FILE_BYTES:
-            raise InvalidRequest(f"{call.path} has more than {MAX_FILE_BYTES} bytes: take it in pieces", field="path")
+            raise InvalidRequest(f"{call.path} has more than {MAX_FILE_BYTES} bytes: read it in parts", field="path")
         return FileContent.of(data)
 
     async def _packed(self, path: str) -> bytes:
@@ -265,7 +265,7 @@ class LentSandbox:
             top = Path(folder) / "files"
             await self.sandbox.download(path, top)
             if not top.is_dir():
-                raise InvalidRequest(f"{path} is no folder: read it as a file", field="path")
+                raise InvalidRequest(f"{path} is not a folder: read it as a file", field="path")
             packed = io.BytesIO()
             await asyncio.to_thread(task_archive.pack, top, packed)
             return packed.getvalue()
@@ -321,7 +321,7 @@ class LentSandbox:
                 return ToolResult(str(refusal), refused=True)
 
     async def close(self) -> None:
-        """End its calls and the sandbox itself, with all that runs there."""
+        """End its calls, and the sandbox itself with all processes."""
         self._closed = True
         for task in list(self._running):
             task.cancel()
@@ -331,7 +331,7 @@ class LentSandbox:
         await self.leave()
 
     async def leave(self) -> None:
-        """Let go of the descriptors and sessions of tools, shells and processes; the sandbox itself stays."""
+        """Release the descriptors and sessions of tools, shells and processes; the sandbox itself continues."""
         self._processes.close()
         held: list[Tool | LentShell | None] = [turn.value for turn in self._tools.values()]
         held += [turn.value for turn in self._shells.values()]
@@ -348,7 +348,7 @@ class LentSandbox:
 
 
 class _Turn(Generic[T]):
-    """Something that takes one call at a time."""
+    """An object that takes one call at a time."""
 
     def __init__(self) -> None:
         self.lock = asyncio.Lock()

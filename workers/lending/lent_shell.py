@@ -1,4 +1,4 @@
-"""A shell of a borrowed sandbox: it knows whether a program has its terminal, and waits for texts that are expected."""
+"""A shell of a borrowed sandbox that knows whether a program has its terminal, and can wait for expected texts."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from workers.sandboxes.processes.bounded_output import HeadTail
 from workers.sandboxes.shell.shell_session import SHOWN
 
 _LOOK_S = 0.5
-"""Most seconds after which the output of a program that does not pause is looked through."""
+"""Maximum interval between searches through the output of a program that does not pause."""
 _KEYS_PER_S = 2000
-"""Keys that are typed within such a look take as long as a slow program needs for them."""
+"""Assumed typing speed: typing this many keys per second takes as long as a slow program needs to read them."""
 
 
 class LentShell:
@@ -27,7 +27,7 @@ class LentShell:
         self._unread = ""
 
     async def answer(self, call: ShellCall) -> ShellOutput:
-        """Run a command or type keys. Raises Conflict for keys while nothing runs interactively."""
+        """Run a command or type keys. Raises Conflict for keys while no interactive command runs."""
         deadline = asyncio.get_running_loop().time() + call.timeout_s
         if call.keys is None:
             self._runs, self._unread = False, ""
@@ -50,9 +50,9 @@ class LentShell:
     async def _expected(
         self, result: ShellResult, texts: Sequence[str], deadline: float
     ) -> tuple[ShellResult, str | None]:
-        """Watch until one of these texts is written, the program has ended, or its time is over.
+        """Watch until one of these texts is written, the program has ended, or the time is over.
 
-        Returns the result, with the output up to the text, and that text. What follows it is for the next call.
+        Returns the result with the output up to the text, and that text. The output after it is for the next call.
         """
         loop = asyncio.get_running_loop()
         kept, before, n_dropped = HeadTail(SHOWN), "", 0
@@ -68,18 +68,18 @@ class LentShell:
             if text is not None or not result.running or left_s <= 0:
                 shown = replace(result, output=kept.text(), n_dropped=n_dropped + kept.n_dropped)
                 return shown, text
-            # of a text that is cut all but its last character may be here
+            # all but the last character of a text may be here already
             before = (before + new)[-(longest - 1) :] if longest > 1 else ""
             result = await self._shell.send(b"", min(left_s, _LOOK_S))
             new = result.output
 
     async def close(self) -> None:
-        """End it, with what runs there."""
+        """End it with its processes."""
         await self._shell.close()
 
 
 def _first(output: str, texts: Sequence[str]) -> tuple[int, str | None]:
-    """Return which of some texts is written first, and where; -1 and None if none is."""
+    """Return which of some texts comes first and where; -1 and None if none occurs."""
     places = [(place, index) for index, text in enumerate(texts) if (place := output.find(text)) >= 0]
     if not places:
         return -1, None

@@ -1,4 +1,4 @@
-"""The output of a process that is watched from afar: the last of it, in the order it was read, by byte offsets."""
+"""The output of a remotely watched process: its last bytes, in the order they were read, by offset."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ from collections import deque
 from dataclasses import dataclass
 
 MAX_KEPT = 1_000_000
-"""Bytes of one process that are kept."""
+"""Maximum size of one process's output that is kept, in bytes."""
 MAX_TAKEN = 500_000
-"""Bytes, and the rest of a piece, that are taken at a time."""
+"""Size of a read in bytes, plus the rest of a piece."""
 
 
 @dataclass(frozen=True, slots=True)
 class LoggedPiece:
-    """Bytes of one stream; `start` is the offset of the first."""
+    """Bytes of one stream; `start` is the offset of the first byte."""
 
     start: int
     stream: str
@@ -25,7 +25,7 @@ class LoggedPiece:
 
 
 class OutputLog:
-    """All streams of a process in one row of bytes; `first` is the offset of the oldest kept one, `end` of the next."""
+    """All streams of a process in one sequence of bytes; `first` is the oldest kept offset, `end` the next new one."""
 
     def __init__(self) -> None:
         self.first = self.end = 0
@@ -40,7 +40,7 @@ class OutputLog:
         self.first = self._pieces[0].start
 
     def taken(self, after: int) -> tuple[list[LoggedPiece], int]:
-        """Return the pieces from an offset on, as many as are taken at a time, and the offset of the next byte."""
+        """Return the pieces from an offset on, up to the size of a read, and the offset of the next byte."""
         result: list[LoggedPiece] = []
         place = max(after, self.first)
         for piece in self._pieces:

@@ -24,9 +24,9 @@ from workers.sandboxes.optional_protocols import StartsPrograms
 
 MAX_RUNNING = 64
 MAX_ENDED = 16
-"""Processes that have ended whose output is kept though somebody has read it to the end."""
+"""Maximum number of ended processes whose output is kept after it was read to the end."""
 MAX_UNREAD = 256
-"""Processes that have ended whose output nobody has read to the end."""
+"""Maximum number of ended processes whose output was not read to the end."""
 
 
 class ProcessTable:
@@ -39,7 +39,7 @@ class ProcessTable:
         self._by_id: dict[str, LentProcess] = {}
 
     async def start(self, call: StartProcessCall) -> ProcessState:
-        """Start a process. Raises Overloaded if as many run as may, InvalidRequest if this kind of sandbox has none."""
+        """Start a process. Raises Overloaded if too many run, InvalidRequest if this kind of sandbox has none."""
         sandbox = self._sandbox
         if not follows(sandbox, StartsPrograms):
             raise InvalidRequest("is not for this kind of sandbox: use exec or shell", field="argv")
@@ -68,7 +68,7 @@ class ProcessTable:
             del self._by_id[process.process_id]
 
     def _process(self, name: str) -> LentProcess:
-        """Return the process of an id, or a running one of a pid or a label. Raises NotFound."""
+        """Return the process with an id, or a running one with a pid or a label. Raises NotFound."""
         if (process := self._by_id.get(name)) is not None:
             return process
         running = self._running()
@@ -99,7 +99,7 @@ class ProcessTable:
         return ProcessList(tuple(process.state for process in self._running()))
 
     def close(self) -> None:
-        """Kill all that run, and forget them."""
+        """Kill all running processes, and forget them."""
         for process in self._by_id.values():
             process.close()
         self._by_id.clear()

@@ -1,7 +1,7 @@
-"""The HTTP server of a worker for the calls of borrowed sandboxes: `POST /SANDBOX/VERB`, with the sandbox's token.
+"""The HTTP server of a worker for calls of borrowed sandboxes: `POST /SANDBOX/VERB`, with the sandbox's token.
 
-It is asked by processes of the API alone. A sandbox that is not here, and another token, get the same answer, so
-nothing can be learned by guessing.
+Only processes of the API call it. An unknown sandbox and a wrong token get the same answer, so guessing reveals
+nothing.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _ALL = ("0.0.0.0", "::")  # noqa: S104 - that is what the setting means
 
 
 class SandboxServer:
-    """The application, on the sandboxes that this worker holds, by id."""
+    """The application for the sandboxes that this worker holds, by id."""
 
     def __init__(self, held: Mapping[str, LentSandbox]) -> None:
         self._held = held
@@ -88,7 +88,7 @@ def bind(address: str) -> tuple[socket.socket, str]:
     """Listen at a free port of an address of this node. Returns the socket and the URL. Raises OSError."""
     host = address.strip("[]")
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    # named as TCP, or asyncio would not switch off Nagle's delay, which costs each answer 40 ms
+    # the protocol is named, because asyncio would otherwise not disable Nagle's delay, which costs each answer 40 ms
     listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     try:
         listener.bind((host, 0))

@@ -1,1 +1,1 @@
-"""One node: the supervisor of its worker processes, and what is prepared and cleaned up there."""
+"""One node: the supervisor of its worker processes, and the preparation and clean-up of its sandboxes and caches."""

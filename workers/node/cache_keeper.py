@@ -34,7 +34,7 @@ class CacheKeeper:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        # one that removes a large image on a slow disk is not waited for: the next goes on with what it moved aside
+        # no wait for the removal of a large image on a slow disk: the next pruning continues with the moved folder
         self._closed.set()
 
     def _run(self) -> None:
@@ -47,7 +47,7 @@ class CacheKeeper:
                 log.warning("Cache not pruned: %s", error)
 
     def prune(self) -> None:
-        """Remove what is beyond the bounds."""
+        """Remove the entries beyond the bounds."""
         gone = [
             each.entry
             for each in prune_by_itself(self._options.keep_cache_days * _DAY_S, self._options.cache_mb * _MB)

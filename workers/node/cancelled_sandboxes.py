@@ -1,7 +1,7 @@
-"""The end of cancelled rollouts' sandboxes on one node, all at once and not one by one.
+"""Ends the sandboxes of cancelled rollouts on one node, all at once.
 
-The worker that plays a rollout ends its sandbox too, but may be busy, or hang. A rollout that waits for an agent, or
-is handed back then, has no worker: its sandbox would stay until the node's sweep, for seconds, and its memory with it.
+The worker that runs a rollout also ends its sandbox, but may be busy or hang. A rollout that waits for an agent, or was
+just requeued, has no worker: its sandbox and memory would stay until the node's sweep, for seconds.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from workers.sandboxes.lifecycle.terminate import terminate_all
 log = logging.getLogger(__name__)
 
 _CHECK_INTERVAL_S = 0.5
-"""Seconds between reads of the store, whatever notifications come."""
+"""Seconds between reads of the store without notifications."""
 _PACE_S = 0.05
-"""Seconds over which cancellations are collected, to be looked up together."""
+"""Seconds in which cancellations are collected, to be looked up together."""
 
 
 class CancelledSandboxReaper:
-    """`run` until `stop`, in a thread of its own."""
+    """Call `run` in a separate thread, until `stop`."""
 
     def __init__(self, store: Store, signals: Signals, node: str) -> None:
         self._store = store
@@ -36,7 +36,7 @@ class CancelledSandboxReaper:
         self._stopped = threading.Event()
 
     def run(self) -> None:
-        """Look for them; while the database is away, try again."""
+        """Look for such sandboxes; while the database is unavailable, try again."""
         listener = self._signals.listen(CANCELLED)
         try:
             while not self._stopped.wait(_PACE_S):
@@ -54,12 +54,12 @@ class CancelledSandboxReaper:
         self._stopped.set()
 
     def _found(self) -> list[str]:
-        """Return the names of the sandboxes that no rollout needs, and that only a sweep would end."""
+        """Return the names of the sandboxes that no rollout needs and that only a sweep would end."""
         parent = folder_of_all()
         names = {each.name for each in parent.iterdir()} if parent.is_dir() else set()
         if not names:
             return []
-        # only now: the sandbox of what is placed after the names were listed is not taken for unwanted
+        # read after the names were listed, so that the sandbox of a rollout placed meanwhile does not count as unneeded
         live = self._store.read(lambda connection: placement.live_sandboxes(connection, self._node), patience_s=0.0)
         unwanted = names.difference(name for each in live for name in _names(*each))
         result = {rollout_of_sandbox(name) for name in unwanted if not name.startswith(".")}
@@ -70,7 +70,7 @@ class CancelledSandboxReaper:
 
 
 def _names(rollout_id: str, attempt: int) -> tuple[str, str]:
-    """The policy's sandbox, and the one that it is scored in."""
+    """Return the names of the policy's sandbox and of the one for its evaluation."""
     policys = sandbox_id(rollout_id, attempt)
     return policys, eval_sandbox_id(policys)
 

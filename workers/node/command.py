@@ -1,5 +1,5 @@
-"""The command line of a node. What a node needs takes a second to load, and is loaded once the options have been read:
-to check them, as `farm up` does before it starts anything, and to show them costs little.
+"""The command line of a node. The node's modules take a second to load and are loaded after the options are read, so
+that it is cheap to show the options and to check them, as `farm up` does before it starts anything.
 """
 
 from __future__ import annotations
@@ -21,29 +21,29 @@ _COUNT = click.IntRange(min=1)
 @click.option(
     "--init", "init_slots", type=_COUNT, help="Sandboxes started at a time.  [default: FARM_INIT_SLOTS, else 4]"
 )
-@click.option("--run", "run_slots", type=_COUNT, help="Agents that play at a time.  [default: FARM_RUN_SLOTS, else 64]")
-@click.option("--eval", "eval_slots", type=_COUNT, help="Scorings at a time.  [default: FARM_EVAL_SLOTS, else 8]")
+@click.option("--run", "run_slots", type=_COUNT, help="Agents that run at a time.  [default: FARM_RUN_SLOTS, else 64]")
+@click.option("--eval", "eval_slots", type=_COUNT, help="Evaluations at a time.  [default: FARM_EVAL_SLOTS, else 8]")
 @click.option(
     "--room",
     type=click.IntRange(min=0),
-    help="Rollouts this node takes in all; 0: the sum of the three.  [default: FARM_ROOM]",
+    help="Maximum number of rollouts on this node; 0: the sum of the three.  [default: FARM_ROOM]",
 )
 @click.option(
     "--grace",
     "grace_s",
     type=click.FloatRange(min=0),
-    help=f"Seconds that what has begun may play on after SIGTERM. Up to {HAND_BACK_S:g} more go into handing back the "
-    "rest: stay that far, and a few for the clean-up, below what kills the node: Slurm's KillWait is 30 s.  "
+    help=f"Seconds that running work may go on after SIGTERM. Requeuing the rest takes up to {HAND_BACK_S:g} s more, "
+    "and the clean-up a few: choose the sum less than the time until the node is killed (Slurm's KillWait is 30 s).  "
     "[default: FARM_GRACE_S, else 15]",
 )
 @click.option(
     "--log-dir", type=click.Path(path_type=Path), help="Write the workers' logs there.  [default: FARM_LOG_DIR]"
 )
-@click.option("--at", "shared", type=click.Path(path_type=Path), help="The folder of a `farm head`, which is followed.")
+@click.option("--at", "shared", type=click.Path(path_type=Path), help="The folder of a `farm head` to follow.")
 @click.option(
     "--head-on-first",
     is_flag=True,
-    help="Be the head of that folder, too, while no other is: the first node is, and another when that ends.",
+    help="Also run the head of that folder while there is none: the first node does, and another after its end.",
 )
 def main(shared: Path | None, head_on_first: bool, **given: Any) -> None:
     """Run this machine's part of the farm until SIGTERM; a second one, seconds later, ends the grace."""
@@ -70,7 +70,7 @@ def main(shared: Path | None, head_on_first: bool, **given: Any) -> None:
                 raise click.ClickException(
                     "FARM_BROKER_URL is not set: a node needs the farm's Redis (redis://…) or RabbitMQ, or --at DIR"
                 )
-            # before there are threads and files
+            # before there are threads and open files
             try:
                 fork_server = WorkerForkServer(os.pipe())
                 fork_server.fork(head.descriptors if head is not None else ())

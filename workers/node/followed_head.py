@@ -1,4 +1,4 @@
-"""The head that a node follows: waited for, found again where it moves, and, where it shall be, on its own machine."""
+"""The head that a node follows: awaited, found again after it moves, and if requested, run on this machine."""
 
 from __future__ import annotations
 
@@ -24,16 +24,16 @@ _STOP_S = 10.0
 
 
 class FollowedHead:
-    """`with FollowedHead(folder, here)` waits for a head, and sets the environment by it; a signal ends the wait.
+    """`with FollowedHead(folder, here)` waits for a head and sets the environment for it; a signal ends the wait.
 
-    With `here`, a head of this machine stands by. It is ended after the node, which hands back to it.
+    With `here`, a head of this machine stands by. It ends after the node, which hands its work back to it.
     """
 
     def __init__(self, folder: Path, here: bool) -> None:
         self._folder = folder.absolute()
         self._processes = FarmProcesses(self._folder / "logs")
         self._name = f"head-{settings().node}"
-        # as it is before it leads to the head: one that is started again would take its own servers for the site's
+        # the environment without a head: a restarted head would otherwise take its own servers for the site's
         self._env = {**os.environ, **pinned(), "FARM_HOME": str(self._folder)}
         self._here = here
         self._ended = threading.Event()
@@ -67,12 +67,12 @@ class FollowedHead:
 
     @property
     def descriptors(self) -> Sequence[int]:
-        """The descriptors that the node's other processes have no part in."""
+        """The descriptors that the node's other processes must not inherit."""
         assert self._way is not None
         return self._way.descriptors
 
     def follow(self) -> None:
-        """Go with the head from now on, in threads."""
+        """Follow the head from now on, in threads."""
         assert self._way is not None
         self._way.follow()
         self._processes.keep_up()

@@ -1,8 +1,8 @@
-"""The worker processes of a node, as its supervisor starts and sees them: children of the node's fork server.
+"""The worker processes of a node, as seen by its supervisor: children of the node's fork server.
 
-The first fork server is forked from the supervisor itself while that has one thread, so that the two share the memory
-and the second of a processor that their common modules take. A process with threads must not fork: one that takes the
-place of a server that has ended is a program of its own.
+The first fork server is forked from the supervisor while that has one thread, so that they share the memory of their
+common modules and the second of CPU time to import them. A process with threads must not fork, so a replacement of a
+server that has ended is started as a program.
 """
 
 from __future__ import annotations
@@ -27,16 +27,16 @@ from workers.process.supervision import WorkerStart, end_with, exit_status
 _POLL_S = 0.02
 _KILL_S = 5.0
 _ANSWER_S = 120.0
-"""Seconds in which the server answers; the first answer waits for its imports, on however busy a machine."""
+"""Time limit of an answer; the first answer waits for the server's imports, possibly on a busy machine."""
 _TITLE_ROOM = 256
-"""Bytes that a worker's command line needs beyond the server's own, which it replaces."""
+"""Extra bytes for a worker's command line, which replaces the server's own."""
 _MAX_BYTES = 65536
 
 
 class WorkerForkServer:
-    """The fork server of a node, started by `fork` or with the first worker, and anew if it has ended.
+    """The fork server of a node, started by `fork` or with the first worker, and again if it has ended.
 
-    Its workers end with it. `lifeline` is the pipe, (read end, write end), whose read end they inherit.
+    Its workers end with it. `lifeline` is a pipe (read end, write end); the workers inherit the read end.
     """
 
     def __init__(self, lifeline: tuple[int, int]) -> None:
@@ -46,10 +46,9 @@ class WorkerForkServer:
         self._control: socket.socket | None = None
 
     def fork(self, but: Sequence[int] = ()) -> None:
-        """Fork the server from this process, which must have one thread, and no open file but the standard ones `but`
-        these, which the server closes.
+        """Fork the server from this process, which must have one thread, and no open files but standard ones and `but`.
 
-        It returns in this process alone. Raises OSError if that fails.
+        The server closes `but`. The call returns only in this process. Raises OSError if it fails.
         """
         ours, its = _control_sockets()
         supervisor = os.getpid()
@@ -89,7 +88,7 @@ class WorkerForkServer:
         return code
 
     def close(self) -> None:
-        """End the server, and any worker that is left."""
+        """End the server and the remaining workers."""
         with self._lock:
             if self._control is not None:
                 self._control.close()
@@ -97,7 +96,7 @@ class WorkerForkServer:
                 self._child.end(_KILL_S)
 
     def cut_lifeline(self) -> None:
-        """Close the end of the lifeline that only this process holds, by which sandboxes end."""
+        """Close the end of the lifeline that only this process holds, which ends the sandboxes."""
         os.close(self._lifeline[1])
 
     def _begin(self) -> None:
@@ -111,7 +110,7 @@ class WorkerForkServer:
         self._control = ours
 
     def _ask(self, request: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the server's answer. Raises OSError if there is none, once the server and its workers are dead."""
+        """Return the server's answer. Raises OSError if there is none; the server and its workers are dead by then."""
         assert self._child is not None
         assert self._control is not None
         try:
@@ -134,7 +133,7 @@ def _control_sockets() -> tuple[socket.socket, socket.socket]:
 
 
 def _serve_forked(control: int, lifeline: int, supervisor: int) -> None:
-    """Turn this process, just forked, into the fork server."""
+    """Turn this newly forked process into the fork server."""
     os.setsid()
     end_with(supervisor)
     nothing = os.open(os.devnull, os.O_RDONLY)
@@ -149,25 +148,25 @@ def _serve_forked(control: int, lifeline: int, supervisor: int) -> None:
 
 
 class ForkedProcess:
-    """A process without a `Popen`, with the methods of `ChildProcess`; `code` gives its exit status, once it ended."""
+    """A process without a `Popen`, with the methods of `ChildProcess`; `code` gives its exit status after its end."""
 
     def __init__(self, code: Callable[[int], int | None], pid: int) -> None:
         self.pid = pid
         self.returncode: int | None = None
         self._code = code
         self._lock = threading.Lock()
-        # much cheaper to ask than /proc/PID/stat, ten times a second
+        # much cheaper than /proc/PID/stat, ten times a second
         self._pidfd = os.pidfd_open(pid)
         self._ended = select.poll()
         self._ended.register(self._pidfd, select.POLLIN)
 
     def fileno(self) -> int:
-        """Return a descriptor that is readable once it has ended; to be called while it is `running`."""
+        """Return a descriptor that becomes readable at its end; call it while it is `running`."""
         return self._pidfd
 
     @property
     def running(self) -> bool:
-        # it is asked for only at the end: a pid stays this process's until its parent has seen that
+        # called only at the end: the pid is not reused until the parent has collected the status
         with self._lock:
             if self.returncode is None and self._ended.poll(0):
                 self.returncode = self._code(self.pid)
@@ -182,12 +181,12 @@ class ForkedProcess:
                 os.kill(self.pid, number)
 
     def end(self, grace_s: float) -> bool:
-        """Wait for it to end, and kill its whole session if it has not after `grace_s`; whether it ended by itself."""
+        """Wait for its end, and kill its session after `grace_s`. Returns whether it ended by itself."""
         if self._ends_within(grace_s):
             return True
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self.pid, signal.SIGKILL)
-        # a process that hangs in the kernel ends when that returns; it is not waited for
+        # a process in an uninterruptible sleep is not waited for; it ends when it wakes
         self._ends_within(_KILL_S)
         return False
 

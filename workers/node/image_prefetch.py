@@ -1,7 +1,7 @@
-"""Making images, and all else that sandboxes are of, before they are requested: several at a time.
+"""Creates images and all other parts of sandboxes before they are requested, several at a time.
 
-In processes of their own, each of which takes one after the other, since only a process can be interrupted so that it
-clears away what it was making: on Ctrl-C nothing is left half made.
+Each helper process handles one job after the other. Only a process can be interrupted so that it removes its unfinished
+work: after Ctrl-C nothing is left half done.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _END_S = 30.0
 
 @dataclass(frozen=True, slots=True)
 class PrefetchJob:
-    """One thing to make: everything of a spec, or with `by_name` only its image, which is then locked anew."""
+    """One job: all parts of a spec, or with `by_name` only its image, which is then locked again."""
 
     label: str
     spec: SandboxSpec
@@ -37,9 +37,9 @@ class PrefetchJob:
 
 @dataclass(frozen=True, slots=True)
 class PrefetchResult:
-    """The result of a job: `error` is empty if the image is there now; `lines` are the last of the builder's output.
+    """The result of a job: `error` is empty if the image exists now; `lines` are the last of the builder's output.
 
-    `notes` say what of its Dockerfile was passed over.
+    `notes` name the ignored instructions of its Dockerfile.
     """
 
     job: PrefetchJob
@@ -52,7 +52,7 @@ class PrefetchResult:
 def prefetch_all(
     jobs: Sequence[PrefetchJob], n_processes: int, tell: Callable[[PrefetchResult], None]
 ) -> list[PrefetchResult]:
-    """Do all jobs; `tell` is called for each as it is done. Interrupted, it clears away what is being made."""
+    """Do all jobs; `tell` is called for each as it is done. If interrupted, unfinished work is removed."""
     waiting: queue.SimpleQueue[PrefetchJob] = queue.SimpleQueue()
     for job in jobs:
         waiting.put(job)
@@ -72,7 +72,7 @@ def prefetch_all(
 
 
 class _Helper:
-    """A thread that hands one job after the other to a process, and to another one if that breaks."""
+    """A thread that passes one job after the other to a process, and starts another process if that breaks."""
 
     def __init__(self, waiting: queue.SimpleQueue[PrefetchJob], done: queue.SimpleQueue[PrefetchResult]) -> None:
         self._waiting, self._done = waiting, done
@@ -107,13 +107,13 @@ class _Helper:
         return PrefetchResult(job, seconds, answer["error"], tuple(answer["lines"]), tuple(answer["notes"]))
 
     def interrupt(self) -> None:
-        """Let it drop what it does, and take no more."""
+        """Make it drop its current job and take no more."""
         self._stopped.set()
         if self._process.poll() is None:
             self._process.send_signal(signal.SIGINT)
 
     def join(self) -> None:
-        """Wait until it has cleared away, and is gone."""
+        """Wait until it has cleaned up and ended."""
         try:
             self._process.wait(_END_S)
         except subprocess.TimeoutExpired:
@@ -125,13 +125,13 @@ class _Helper:
         self._process.wait()
         for pipe in (self._process.stdin, self._process.stdout):
             if pipe is not None:
-                # what was not read any more cannot be flushed either
+                # output that was not read any more cannot be flushed either
                 with contextlib.suppress(BrokenPipeError):
                     pipe.close()
 
 
 def _start() -> subprocess.Popen[str]:
-    """One of the processes: ended by a signal, from its parent or from the kernel when that has ended, it cleans up."""
+    """Start a helper process. It cleans up after a signal from its parent, or from the kernel if that has ended."""
     return subprocess.Popen(
         ["setpriv", "--pdeathsig", "INT", "--", sys.executable, "-m", "workers.node.image_prefetch"],
         stdin=subprocess.PIPE,
@@ -142,7 +142,7 @@ def _start() -> subprocess.Popen[str]:
 
 
 def _make(spec: SandboxSpec, by_name: bool) -> Sequence[str]:
-    # here and not above, as the process that only waits for this one does not need it
+    # imported here, because the process that only waits for this one does not need it
     from workers.sandboxes.images.image import image
     from workers.sandboxes.launch_plan import prepare, start_build
 
@@ -166,7 +166,7 @@ def _answer(line: str) -> dict[str, Any]:
 
 
 def _interrupted(number: int, frame: FrameType | None) -> None:
-    # once: a second one must not disturb the clearing away
+    # only once: a second signal must not disturb the clean-up
     for each in (signal.SIGINT, signal.SIGTERM):
         signal.signal(each, signal.SIG_IGN)
     raise KeyboardInterrupt
@@ -179,10 +179,10 @@ def _serve(lines: IO[str], answers: IO[str]) -> None:
 
 
 def main() -> None:
-    """Be one of the processes: a job per line of standard input, an answer per line of standard output."""
+    """Run as a helper process: a job per line of standard input, an answer per line of standard output."""
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, _interrupted)
-    # whatever prints must not print among the answers
+    # prints must not mix with the answers
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
     try:

@@ -1,4 +1,4 @@
-"""The end of the job of Slurm that a node runs in, which it announces: nothing longer is placed there."""
+"""The end of the Slurm job that a node runs in. The node announces it, and no longer work is placed there."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ log = logging.getLogger("workers.node")
 
 
 class JobEnd:
-    """The time limit of the job that this process runs in, asked for once; none outside of a job or without one."""
+    """The time limit of this process's job, queried once; None outside of a job or without a limit."""
 
     def __init__(self) -> None:
         self._job_id = os.environ.get("SLURM_JOB_ID", "")
@@ -28,7 +28,7 @@ class JobEnd:
                 log.warning("End time of job %s is unknown: %s", self._job_id, error)
 
     def about(self) -> dict[str, Any]:
-        """Return what a node announces of its job: its id, and the seconds until it is told to end."""
+        """Return what a node announces of its job: its id, and the seconds until its end signal."""
         if not self._job_id:
             return {}
         left_s = self._end - time.monotonic() - SIGNAL_S

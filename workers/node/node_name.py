@@ -1,4 +1,4 @@
-"""The name and the folder of a node, which no other node of its farm has on this machine."""
+"""The name and folder of a node, unique among the nodes of its farm on this machine."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from farm.settings import Settings, settings
 
 
 def own_settings() -> tuple[Settings, IO[str]]:
-    """The settings and the lock of a node, with a scratch folder of its own: what it sweeps is never another farm's.
+    """Return the settings and the lock of a node, with its own scratch folder, so it never sweeps another farm's.
 
-    Where the name is Slurm's and taken on this machine, the job's id is added, then that of the step and the process.
+    If the name comes from Slurm and is taken on this machine, the job's id is added, then that of the step and process.
     Raises Conflict if every name is taken.
     """
     shared = settings()

@@ -1,4 +1,4 @@
-"""Reads the options of a node as `farm up` gives them: `python -m workers.node.option_check OPTIONS` starts none."""
+"""Checks the options of a node for `farm up` without starting one: `python -m workers.node.option_check OPTIONS`."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ if __name__ == "__main__":
     try:
         context = main.make_context("farm up", sys.argv[1:])
         if context.params["shared"] is not None:
-            raise click.UsageError("--at is for `farm node`: `farm up` is a farm of its own", context)
+            raise click.UsageError("--at is only for `farm node`: `farm up` is a separate farm", context)
     except click.ClickException as error:
         error.show()
         sys.exit(error.exit_code)

@@ -1,4 +1,4 @@
-"""The worker pools of a node: one Celery worker process for each stage, since the stages need three widths."""
+"""The worker pools of a node: one Celery worker process for each stage, because the stages need different widths."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ log = logging.getLogger(__name__)
 
 _PAUSE_S = (0.2, 30.0)
 _SETTLED_S = 20.0
-"""Seconds after which a worker counts as working; starting one takes a second or two."""
+"""Seconds after which a worker counts as working; its start takes a second or two."""
 _SETTLED_AGAIN_S = 120.0
-"""After one that used up its threads, descriptors or memory, the next must live so long: that comes again slowly."""
+"""The same after a worker that ran out of threads, descriptors or memory, because that recurs slowly."""
 _TOO_MANY = 3
 _CHECK_INTERVAL_S = 1.0
-"""A worker is looked at more often."""
+"""Seconds between checks of a worker."""
 
 
 @dataclass(frozen=True, slots=True)
 class Slots:
-    """The width of each pool, and how many rollouts the node takes in all."""
+    """The width of each pool, and the maximum number of rollouts of the node."""
 
     init: int
     run: int
@@ -71,7 +71,7 @@ class WorkerPool:
 
     @property
     def owner(self) -> str:
-        """The name under which its worker, the last that was started, holds leases."""
+        """The name under which its last started worker holds leases."""
         assert self._child is not None
         return owner_name(self._node, str(self.stage), self._child.pid)
 
@@ -91,7 +91,7 @@ class WorkerPool:
 
     @property
     def failing(self) -> bool:
-        """True if its workers end again and again, soon after they are started; false once one has run for a while."""
+        """True if its workers end repeatedly, soon after their start; false once one has run for a while."""
         if self.running and time.monotonic() - self._started > self._settled_s:
             self._n_deaths, self._settled_s = 0, _SETTLED_S
         return self._n_deaths >= _TOO_MANY
@@ -119,11 +119,11 @@ class WorkerPool:
         return f"{how}{often}; the next starts in {pause_s:g} s" + (f"; see {self.log}" if self.log else "")
 
     def _end_if_frozen(self) -> None:
-        """Kill a worker that is stopped, by SIGSTOP say: it holds nothing any more, but its node's work would wait."""
+        """Kill a stopped worker (e.g. by SIGSTOP): its leases have expired, but the node's work would wait for it."""
         now = time.monotonic()
         if now - self._looked_at < _CHECK_INTERVAL_S / 2:
             return
-        # what is looked at seldom is not stopped for long: this process may have been frozen with it
+        # a longer gap between checks counts as one interval, because this process may have been suspended, too
         since_s, self._looked_at = min(now - self._looked_at, _CHECK_INTERVAL_S), now
         if self._child is None or not self._child.running or not _is_stopped(self._child.pid):
             self._frozen_s = 0.0
@@ -134,7 +134,7 @@ class WorkerPool:
             self._send(signal.SIGKILL)
 
     def revive(self) -> None:
-        """Start it again once its pause is over, unless it is to end."""
+        """Restart it once its pause is over, unless it is to end."""
         if self._due and not self._finishing and time.monotonic() >= self._due:
             try:
                 self.start()
@@ -143,12 +143,12 @@ class WorkerPool:
                 log.error("Start of a %s worker failed; retrying in %g s: %s", self.stage, _PAUSE_S[1], error)
 
     def finish(self) -> None:
-        """Let its worker begin nothing more, and end with what it plays; it is not started again."""
+        """Let its worker start nothing more, finish its stages and exit; it is not restarted."""
         self._finishing = True
         self._send(FINISH)
 
     def hand_back(self) -> None:
-        """Let its worker put back into the queue what it plays, and end."""
+        """Let its worker requeue its stages and exit."""
         self._finishing = True
         self._send(HAND_BACK)
 
@@ -157,7 +157,7 @@ class WorkerPool:
             self._child.send(number)
 
     def end(self, patience_s: float) -> bool:
-        """Wait for its worker's end, and kill it after `patience_s`; whether that was not needed."""
+        """Wait for its worker's end, and kill it after `patience_s`. Returns whether that was not necessary."""
         return self._child is None or self._child.end(patience_s)
 
 

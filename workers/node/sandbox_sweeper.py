@@ -1,4 +1,4 @@
-"""The removal of sandboxes that no rollout of a node needs any more and nobody borrows, whoever left them."""
+"""Removes sandboxes that no rollout of a node needs and nobody borrows, whoever left them."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _PERIOD_S = 5.0
 
 
 class SandboxSweeper:
-    """`run` until `stop`, in a thread of its own, as it waits for sandboxes that sleep in the kernel."""
+    """Call `run` in a separate thread, until `stop`: it waits for sandboxes in an uninterruptible sleep."""
 
     def __init__(self, store: Store, node: str) -> None:
         self._store = store
@@ -25,7 +25,7 @@ class SandboxSweeper:
         self._stopped = threading.Event()
 
     def run(self) -> None:
-        """Sweep again and again; while the database is away, nothing is removed."""
+        """Sweep repeatedly; while the database is unavailable, nothing is removed."""
         while not self._stopped.wait(_PERIOD_S):
             try:
                 self.sweep()
@@ -38,7 +38,7 @@ class SandboxSweeper:
         self._stopped.set()
 
     def sweep(self) -> None:
-        """Remove the sandboxes of rollouts that are not here any more. Raises StoreUnavailable."""
+        """Remove the sandboxes of rollouts that are not on this node any more. Raises StoreUnavailable."""
         removed = sweep(self._needed)
         if dead := sweep_dead_nodes():
             log.warning("Removed leftovers of killed nodes: %s", ", ".join(dead))

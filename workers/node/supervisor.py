@@ -1,10 +1,10 @@
-"""The supervisor of one node: `python -m workers.node`. Three worker pools, room for sandboxes, drain, clean-up.
+"""The supervisor of one node: `python -m workers.node`. Three worker pools, sandbox slots, drain, clean-up.
 
-It restarts a worker that ends, and gives its rollouts back at once; its own end takes everything with it: the workers
-by a signal from the kernel, the sandboxes because it held the other end of their lifeline.
+It restarts a worker that ends and requeues its rollouts immediately. Its own end stops everything: the workers by a
+signal from the kernel, the sandboxes because it held the other end of their lifeline.
 
-On SIGTERM or SIGINT it drains: what has not begun goes back to the queue, what has begun plays on for a grace, and the
-rest is handed back then. So a time limit or a preemption costs no attempt, and nearly finished work is not repeated.
+On SIGTERM or SIGINT it drains: rollouts that have not started are requeued, started ones continue for a grace period,
+and the rest is requeued then. So a time limit or preemption costs no attempt, and nearly finished work is kept.
 """
 
 from __future__ import annotations
@@ -56,16 +56,16 @@ T = TypeVar("T")
 _HEARTBEAT_S = 5.0
 _POLL_S = 0.1
 _LOOK_S = 0.5
-"""While all workers run; the end of one is noticed at once."""
+"""Seconds between checks while all workers run; the end of a worker is noticed immediately."""
 _CHECK_INTERVAL_S = 0.5
 _WAIT_TIMEOUT_S = 5.0
-"""Seconds that a node that ends, or whose worker has ended, waits for the database."""
+"""Maximum wait for the database when the node ends or one of its workers has ended."""
 _AGAIN_S = 2.0
-"""Slurm and srun pass on the same signal, one after the other: only a later one means a faster end."""
+"""Slurm and srun forward the same signal one after the other: only a later one requests a faster end."""
 
 
 class Supervisor:
-    """Runs a node until SIGTERM or SIGINT, drains it then for up to `grace_s`, and leaves nothing running."""
+    """Runs a node until SIGTERM or SIGINT, then drains it for up to `grace_s`, and leaves nothing running."""
 
     def __init__(
         self,
@@ -109,7 +109,7 @@ class Supervisor:
         self._keyless = ""
 
     def run(self) -> None:
-        """Until stopped. Raises StoreUnavailable if the database is not at this code's schema."""
+        """Run until stopped. Raises StoreUnavailable if the database does not have this code's schema."""
         signal.signal(signal.SIGTERM, self._on_signal)
         signal.signal(signal.SIGINT, self._on_signal)
         migrations.check(self._store)
@@ -117,7 +117,7 @@ class Supervisor:
         self._check_sandboxes()
         forget_notes(self._options.scratch)
         self._sweeper.sweep()
-        # what was prepared by another version of a handler
+        # layers prepared by another version of a handler
         layers.sweep(idle_s=0.0)
         node_names.take(self._store, self._announced, self._options.node_timeout_s)
         self._start_anew()
@@ -144,12 +144,12 @@ class Supervisor:
             self._sweeper.stop()
             self._ending.set()
             for thread in threads:
-                # one that waits for a database which is away is not waited for
+                # a thread that waits for an unavailable database is not waited for
                 thread.join(0.1 if self._unreachable else _WAIT_TIMEOUT_S)
             self._end()
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
-        # only plain values: what has a lock may be locked by the very code that is interrupted here
+        # only plain values: the interrupted code may hold any lock
         now = time.monotonic()
         self._hurry = self._hurry or (
             bool(self._shutdown_requested_at) and now - self._shutdown_requested_at > _AGAIN_S
@@ -170,7 +170,7 @@ class Supervisor:
             log.info("Sandboxes of this node: %s", kind)
 
     def _start_anew(self) -> None:
-        """Give back what earlier processes of the node held: only this one plays for it now, so they have ended."""
+        """Requeue the work of earlier processes of the node, which have ended: only this one runs for it now."""
         node = self._options.node
         n = self._store.write(lambda connection: placement.start_anew(connection, node))
         restarted = f"its node {node} was killed and started again"
@@ -179,7 +179,7 @@ class Supervisor:
             log.warning("Released %d rollouts of a killed process of node %s", n, self._options.node)
 
     def _announce_and_care(self) -> None:
-        """Announce the node once its workers consume from the broker, or are known to fail; then send heartbeats."""
+        """Announce the node once its workers consume from the broker or are known to fail; then send heartbeats."""
         while not all(pool.ready or pool.failing for pool in self._pools.values()):
             if self._ending.wait(_POLL_S) or self._shutdown_requested_at:
                 return
@@ -205,10 +205,10 @@ class Supervisor:
         self._signals.wake()
 
     def _keep_up(self) -> None:
-        """Keep the pools up, and report one that cannot be."""
+        """Keep the pools running, and report a pool that fails."""
         for pool in self._pools.values():
             if how := pool.died():
-                # said at once: what it held is given back when the database answers
+                # logged immediately: its work is requeued when the database answers
                 if self._announced.state != DRAINING:
                     log.error("Worker %s exited (%s)", pool.owner, how)
                 self._give_back(pool.owner, how)
@@ -218,7 +218,7 @@ class Supervisor:
             self._check_pools()
 
     def _wait(self, woken: int) -> None:
-        """Wait until a worker ends, a signal comes, or it is time to look again."""
+        """Wait until a worker ends, a signal comes, or the next check is due."""
         children = [child for pool in self._pools.values() if (child := pool.child) is not None]
         poll = select.poll()
         poll.register(woken, select.POLLIN)
@@ -227,7 +227,7 @@ class Supervisor:
         poll.poll((_LOOK_S if len(children) == len(self._pools) else _POLL_S) * 1000)
 
     def _give_back(self, owner: str, how: str) -> None:
-        """Let the leases of a worker that has ended run out."""
+        """Let the leases of a worker that has ended expire."""
 
         def forget(connection: Connection) -> int:
             llm_engines.forget_user(connection, owner)
@@ -236,7 +236,7 @@ class Supervisor:
         self._giving_back[owner] = how, self._store.submit(forget)
 
     def _note_given_back(self) -> None:
-        """Try again if the database was away: for a while after that, leases alone do not show a worker's end."""
+        """Retry if the database was unavailable: for a while after that, leases alone do not show a worker's end."""
         for owner, (how, giving_back) in list(self._giving_back.items()):
             if not giving_back.done():
                 continue
@@ -255,9 +255,9 @@ class Supervisor:
                     self._signals.wake()
 
     def _check_pools(self) -> None:
-        """While a pool ends again and again, give the node no work; what waits for it here does not wait long.
+        """Give the node no work while a pool ends repeatedly; rollouts that wait for the pool are soon requeued.
 
-        Nor while it lacks the secret key of the farm, whose first secret may be younger than this node.
+        The same while the node lacks the farm's secret key, whose first secret may be newer than this node.
         """
         failing = [pool.stage for pool in self._pools.values() if pool.failing]
         why = f"its {', '.join(failing)} workers end as soon as they are started" if failing else self._keyless
@@ -294,7 +294,7 @@ class Supervisor:
         self._signals.wake()
 
     def _briefly(self, work: Work[T]) -> T | None:
-        """Return the result of a write; None if the database does not answer soon. It may still be made later."""
+        """Return the result of a write; None if the database does not answer soon; it may still succeed later."""
         future = self._store.submit(work)
         try:
             answer = future.result(1.0 if self._unreachable else _WAIT_TIMEOUT_S)
@@ -308,7 +308,7 @@ class Supervisor:
         return answer
 
     def _care(self) -> None:
-        """Heartbeats, which nothing may hold up."""
+        """Send heartbeats, which must not be delayed by anything else."""
 
         def beat(connection: Connection) -> str:
             self._keyless = secret_key_fault(connection)
@@ -333,7 +333,7 @@ class Supervisor:
                 log.exception("Node maintenance failed; retrying")
 
     def _drain(self) -> None:
-        """Begin nothing more, and let what has begun play on: until it has ended, or the grace has."""
+        """Start nothing more, and let running work continue until it has ended or the grace period is over."""
         node = self._options.node
         log.warning("Node %s is draining; running rollouts have %g s", node, self._grace_s)
         self._announced = replace(self._announced, state=DRAINING)
@@ -361,7 +361,7 @@ class Supervisor:
         log.warning("Node %s is exiting; %s rollouts are still to be released", node, "some" if left is None else left)
 
     def _end_workers(self) -> None:
-        """They hand back what they play; what those held that could not is handed back for them."""
+        """Let the workers requeue their work; the work of those that could not is requeued for them."""
         for pool in self._pools.values():
             pool.hand_back()
         deadline = time.monotonic() + HAND_BACK_S
@@ -371,7 +371,7 @@ class Supervisor:
         self._fork_server.close()
 
     def _end(self) -> None:
-        """Take the node's name off everything, and remove what is left on this machine."""
+        """Release the node's name and work, and remove its remains on this machine."""
         node = self._options.node
         owners = [pool.owner for pool in self._pools.values()]
         n = self._briefly(lambda connection: node_names.give_back(connection, self._announced, owners))
@@ -392,7 +392,7 @@ class Supervisor:
 
 @contextmanager
 def _woken_by_signals() -> Iterator[int]:
-    """A descriptor that is readable once a signal has come: a wait goes on after its handler otherwise."""
+    """Yield a descriptor that becomes readable at a signal; otherwise a wait continues after the signal's handler."""
     read_end, write_end = os.pipe()
     os.set_blocking(write_end, False)
     signal.set_wakeup_fd(write_end, warn_on_full_buffer=False)

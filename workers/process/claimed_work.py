@@ -1,4 +1,4 @@
-"""The work on one claim of this process, and the reasons for which it is stopped from outside."""
+"""The work on one claim of this process, and the reasons for stopping it from outside."""
 
 from __future__ import annotations
 
@@ -20,20 +20,20 @@ log = logging.getLogger(__name__)
 
 
 class StopReason(StrEnum):
-    """The reason why work on a claim was stopped from outside; `UnfinishedStage.stopped` says what follows."""
+    """The reason why work on a claim was stopped from outside. `UnfinishedStage.stopped` handles each."""
 
     CANCELLED = "cancelled"
     """Its rollout was cancelled."""
     LOST = "lost"
     """The claim was taken away, or has come back to this process as another attempt."""
     DRAINED = "drained"
-    """Its node, or its worker, ends in good order."""
+    """Its node or its worker shuts down in good order."""
     OVERDUE = "overdue"
-    """It took longer than its stage may."""
+    """It exceeded the time limit of its stage."""
     STALLED = "stalled"
-    """The process is about to end, because other work hangs it."""
+    """The process is about to end because other work blocks it."""
     HUNG = "hung"
-    """The same, and it may be this work that hangs it."""
+    """The process is about to end because it hangs, possibly through this work."""
 
 
 _PROCESS_ENDS = (StopReason.STALLED, StopReason.HUNG)
@@ -41,9 +41,9 @@ _PROCESS_ENDS = (StopReason.STALLED, StopReason.HUNG)
 
 @dataclass(slots=True)
 class ClaimedWork:
-    """A claim and how to stop the work on it: for a `reason`, or because it takes longer than `limit_s` by its clock.
+    """A claim and its work, which is stopped for a `reason`, or because it takes longer than `limit_s` by its clock.
 
-    Seconds that `excused_s` counts are not counted against the limit either.
+    Seconds counted by `excused_s` do not count against the limit either.
     """
 
     claim: Claim
@@ -57,14 +57,14 @@ class ClaimedWork:
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def working(self, work: Running[Any]) -> None:
-        """The work has begun; it is stopped at once, if it was to be stopped already."""
+        """Record the running work. It is stopped immediately if a stop was requested before."""
         with self._lock:
             self._work, self._began_at = work, time.monotonic()
             if self.reason is not None:
                 self._end()
 
     def stop(self, reason: StopReason) -> None:
-        """Stop the work, unless it was stopped, or has ended: then its result is still to be written."""
+        """Stop the work, unless it was stopped or has ended. If it has ended, its result must still be written."""
         with self._lock:
             if self.reason is not None or (self._work is not None and self._work.future.done()):
                 return
@@ -74,7 +74,7 @@ class ClaimedWork:
                 self._end()
 
     def abandon(self) -> None:
-        """Do not wait until the work has ended, which was stopped, if it has not."""
+        """Stop waiting for the end of work that was stopped."""
         with self._lock:
             if self._work is not None:
                 self._work.abandon(asyncio.CancelledError())
@@ -96,13 +96,13 @@ class ClaimedWork:
         )
 
     def extend_deadline(self, time_s: float) -> None:
-        """Count it as if it had begun, and been stopped, so much later."""
+        """Shift its start and stop times by `time_s`."""
         with self._lock:
             self._began_at += time_s
             self._stopped_at += time_s if self._stopped_at else 0.0
 
     def is_unresponsive(self, patience_s: float) -> bool:
-        """Return whether the work has not ended although it was stopped so many seconds ago."""
+        """Return whether the work is still running `patience_s` after it was stopped."""
         return (
             self._work is not None
             and not self._work.future.done()

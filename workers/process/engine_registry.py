@@ -1,7 +1,7 @@
-"""The engines of the farm as one worker process sees them: read from the store and written back, off the event loop.
+"""The engines of the farm as seen by one worker process: read from the store and written back, off the event loop.
 
-A thread reads the list every two seconds, and at once after a notification that it changed, so that neither a call nor
-the event loop ever waits for the database.
+A thread reads the list every two seconds, and immediately after a change notification, so neither a call nor the event
+loop waits for the database.
 """
 
 from __future__ import annotations
@@ -32,21 +32,19 @@ log = logging.getLogger(__name__)
 
 _EVERY_S = 2.0
 _CLOSE_S = 0.25
-"""Seconds until a close is noticed, at most."""
+"""Maximum time until a close is noticed."""
 _MIN_S = 0.05
 _ROLE = "engines"
 _LEAD_S = 10.0
 _LOG_AGAIN_S = 10.0
-"""The same failure of the same engine is written down once in this time."""
+"""Interval in which the same failure of the same engine is recorded only once."""
 _REMIND_S = 60.0
 _FORGET_S = 3600.0
 _FORGET_ME_S = 3.0
 
 
 class EngineRegistry:
-    """Reads until closed; `on_change` is called from its thread. It is also the EngineReporter of the process's
-    pool.
-    """
+    """Reads until closed. `on_change` is called from its thread. Also the EngineReporter of the process's pool."""
 
     def __init__(self, store: Store, signals: Signals, owner: str, on_change: Callable[[], None] | None = None) -> None:
         self.on_change = on_change
@@ -61,12 +59,12 @@ class EngineRegistry:
         self._thread = threading.Thread(target=self._run, name="engine-registry", daemon=True)
 
     def start(self) -> None:
-        """Read once, so that there is a list, then go on reading. Raises StoreUnavailable."""
+        """Read the list once, then continue in the background. Raises StoreUnavailable."""
         self._read()
         self._thread.start()
 
     def __call__(self) -> Sequence[EngineRecord]:
-        """The engines as last read; never waits."""
+        """Return the engines as last read, without waiting."""
         return self._listed
 
     def close(self) -> None:
@@ -91,7 +89,7 @@ class EngineRegistry:
                     self._read()
                 except Exception as error:
                     log.warning("Engines could not be read; keeping the last list: %s", error)
-                # however many notifications come
+                # limits the rate, however many notifications arrive
                 self._closed.wait(_MIN_S)
         finally:
             listener.close()
@@ -106,7 +104,7 @@ class EngineRegistry:
                 self.on_change()
 
     def _opened(self, engine: StoredEngine) -> EngineRecord:
-        """Return an engine with its key; without it, it will answer that it wants one."""
+        """Return an engine with its key. If the key is missing, the engine itself will answer that it needs one."""
         try:
             key = opened(self._store.engine.url, engine.key)
             # servers repeat what they were sent
@@ -117,7 +115,7 @@ class EngineRegistry:
             return _listed(engine, "none")
 
     def _remind(self, found: Sequence[StoredEngine]) -> None:
-        """Log now and then which engines are paused, as a client that was killed leaves them."""
+        """Log the paused engines at intervals, because a killed client leaves them paused."""
         longest = max(found, key=lambda engine: engine.paused_s, default=None)
         if longest is None or longest.paused_s < _REMIND_S or time.monotonic() - self._reminded < _REMIND_S:
             return
@@ -166,7 +164,7 @@ class EngineRegistry:
         await asyncio.to_thread(self._signals.acknowledged)
 
     def _write(self, work: Callable[[Any], None], *, hint: bool = False) -> None:
-        """Write in the background; a failure costs only what a view would show, and is logged."""
+        """Write in the background. A failure affects only what is displayed, and is logged."""
         self._store.submit(work).add_done_callback(lambda done: self._written(done, hint))
 
     def _written(self, done: Future[None], hint: bool) -> None:

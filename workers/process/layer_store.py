@@ -1,4 +1,4 @@
-"""The layers that policies left, as artefacts of their attempts."""
+"""The layers that policies left, stored as artefacts of their attempts."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from farm.store.database import Store
 from farm.store.rollouts import Claim
 
 NAME = "layer.tar"
-"""No tool's artefact has it: theirs begin with the number of a turn."""
+"""Cannot collide with a tool's artefact, whose name begins with the number of a turn."""
 _TYPE = "application/x-tar"
 
 
 class AttemptLayers:
-    """See `workers.stages.left_layer.LayerStore`; of one claim."""
+    """See `workers.stages.left_layer.LayerStore`; for one claim."""
 
     def __init__(self, store: Store, claim: Claim, layer_mb: float) -> None:
         self._store = store

@@ -1,8 +1,8 @@
-"""The claims of one worker process: renewed together, let go when they are cancelled, lost or beyond their deadline.
+"""The claims of one worker process: renewed together, released if they are cancelled, lost or overdue.
 
-While the store does not answer no other worker can claim either, so work goes on; what the store says when it is back
-counts. Deadlines are held here once more, from outside of the work: a stage that has not ended by itself long after its
-limit is stopped, and if it does not end then either, it is abandoned.
+While the store is unavailable, no other worker can claim either, so work continues; the store decides when it is back.
+Deadlines are enforced here a second time, from outside the work: a stage that runs long after its limit is stopped, and
+abandoned if it does not end then either.
 """
 
 from __future__ import annotations
@@ -26,18 +26,18 @@ log = logging.getLogger(__name__)
 
 _POLL_INTERVAL_S = 0.5
 _LATE_S = 30.0
-"""No broker that does not answer holds a turn up for so long."""
+"""Minimum pause that counts as a suspension of the process; an unresponsive broker does not delay a turn that long."""
 _NOT_HELD = (StopReason.CANCELLED, StopReason.LOST)
 _CHECK_INTERVAL_S = 0.5
-"""Seconds between checks for lost claims, whatever notifications come: a canceller may not reach the broker."""
+"""Seconds between checks for lost claims, because a canceller may not reach the broker to notify."""
 _SOON_S = 0.1
-"""Seconds between checks of an unanswered renewal, and at least between reads of the store by notifications."""
+"""Seconds between checks of an unanswered renewal, and minimum time between reads triggered by notifications."""
 
 
 class Leases:
-    """Renews the claims that are `held` until closed, in a thread of its own.
+    """Renews the claims that are `held` until closed, in its own thread.
 
-    Work that does not end when it is stopped is waited for `stall_s`.
+    Work that does not end after it was stopped is abandoned after `stall_s`.
     """
 
     def __init__(self, store: Store, signals: Signals, owner: str, lease_s: float, stall_s: float) -> None:
@@ -77,25 +77,25 @@ class Leases:
                 del self._held[key]
 
     def all_held(self) -> Mapping[tuple[str, int], ClaimedWork]:
-        """Return the work that is held at this moment, by rollout and attempt."""
+        """Return the currently held work, by rollout and attempt."""
         with self._lock:
             return dict(self._held)
 
     @property
     def n_hanging(self) -> int:
-        """Number of stages that no thread waits for any longer and that have not ended."""
+        """Number of abandoned stages that have not ended."""
         with self._lock:
             self._abandoned = [each for each in self._abandoned if each.is_leaked]
             return len(self._abandoned)
 
     def drain(self) -> None:
-        """Stop all work and take up no more: it is handed back to the queue."""
+        """Stop all work, accept no more, and requeue it."""
         self.draining = True
         for held in self.all_held().values():
             held.stop(StopReason.DRAINED)
 
     def abandon(self, reason: StopReason) -> None:
-        """Hand all work back at once, whether it ends or not: the process is about to."""
+        """Release all work immediately, even if it does not end, because the process is about to exit."""
         self.draining = True
         for held in self.all_held().values():
             held.stop(reason)
@@ -112,7 +112,7 @@ class Leases:
                 try:
                     self._turn(listener)
                 except Exception:
-                    # whatever came in, without this thread every claim of the process would be lost
+                    # whatever the error, without this thread every claim of the process would be lost
                     log.exception("Lease renewal failed; retrying")
                     self._closed.wait(_POLL_INTERVAL_S)
         finally:
@@ -120,7 +120,7 @@ class Leases:
 
     def _turn(self, listener: Listener) -> None:
         if listener.wait(self._pause_s()):
-            # its sender is unknown, so it is no more than a reason to read the store, and not too often
+            # the sender is unknown, so a notification only triggers a rate-limited read of the store
             self._look_at = min(self._look_at, self._looked_at + _SOON_S)
         self._renew()
         self._extend_deadlines()
@@ -133,7 +133,7 @@ class Leases:
         return max(0.0, min(_POLL_INTERVAL_S, self._lease_s / 12, self._look_at - time.monotonic()))
 
     def _extend_deadlines(self) -> None:
-        """Time in which this thread did not run either, as that of a process that was frozen, is not the work's."""
+        """Extend deadlines by the time in which this process was suspended."""
         late_s = time.monotonic() - self._turned_at - _POLL_INTERVAL_S
         self._turned_at = time.monotonic()
         if late_s > _LATE_S:
@@ -154,7 +154,7 @@ class Leases:
                     self._abandoned.append(held)
 
     def _renew(self) -> None:
-        """Take note of what was renewed, or have it renewed; a store that is away lets the answer wait."""
+        """Process the result of a renewal, or start one. If the store is unavailable, the result comes later."""
         if self._renewing is not None:
             future, result = self._renewing
             if not future.done():
@@ -176,7 +176,7 @@ class Leases:
                 self._renewing = renew, result
 
     def _look(self) -> None:
-        """Check for lost claims, without waiting for the next renewal, as no notification may come."""
+        """Check for lost claims between renewals, because there may be no notification."""
         now = time.monotonic()
         if self._renewing is not None or now < self._look_at:
             return

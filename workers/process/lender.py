@@ -1,7 +1,7 @@
-"""The borrowed sandboxes of a worker: it starts those that its node is given, serves them, and ends them.
+"""The borrowed sandboxes of a worker: it starts those assigned to its node, serves their calls, and ends them.
 
-The store is asked every second, and sooner after a notification; nothing here is believed that is not in a row. While
-the store is away calls are answered as before, and nothing ends.
+The store is read every second, and sooner after a notification; only its rows count. While the store is unavailable,
+calls are answered as usual, and nothing ends.
 """
 
 from __future__ import annotations
@@ -37,12 +37,12 @@ log = logging.getLogger(__name__)
 _CHECK_INTERVAL_S = 1.0
 _PATIENCE_S = 2.0
 _START_S = 1800.0
-"""Seconds that a start may take, the build of its image included."""
+"""Time limit of a start, including the build of its image."""
 _END_S = 10.0
 
 
 class Lender:
-    """`start` once; it works on the worker's event loop, and asks the store from a thread of its own."""
+    """Call `start` once. Works on the worker's event loop, and reads the store from its own thread."""
 
     def __init__(self, store: Store, signals: Signals, loop: Loop, options: Settings) -> None:
         self._store = store
@@ -60,14 +60,14 @@ class Lender:
         self._url = ""
 
     def start(self) -> None:
-        """Listen, and begin to look for sandboxes of this node. Raises OSError if it cannot listen."""
+        """Listen, and start to look for sandboxes of this node. Raises OSError if it cannot listen."""
         listener, self._url = bind(self._options.node_address)
         self._server = listening(SandboxServer(self._held).app, [listener], MAX_CONNECTIONS)
         self._loop.run(self._server.__aenter__())
         self._thread.start()
 
     def close(self) -> None:
-        """Answer no more. What runs is ended by the node, or found by the worker that comes next."""
+        """Stop answering. The node ends the running sandboxes, or the next worker attaches to them."""
         self._stopped.set()
         if self._server is not None:
             with suppress(TimeoutError):
@@ -104,11 +104,11 @@ class Lender:
             self._store.write(partial(borrowed_sandboxes.end, sandbox_ids=broken, why=why))
         if used:
             self._store.write(partial(borrowed_sandboxes.renew, sandbox_ids=used))
-            # not before: what the store did not take is due still
+            # only now: renewals that the store did not accept are still due
             self._renewed_at.update(dict.fromkeys(used, asked_at))
 
     async def _settle(self, rows: Sequence[NodeSandboxRow]) -> tuple[list[str], list[str]]:
-        """Begin what is new and end what is over. Returns the ids of what broke, and of what was used meanwhile."""
+        """Start new sandboxes and end old ones. Returns the ids of broken ones, and of those with a renewal due."""
         here = {row.sandbox_id: row for row in rows}
         for sandbox_id in {*self._held, *self._starting} - here.keys():
             self._end(sandbox_id)
@@ -122,7 +122,7 @@ class Lender:
         return broken, [sandbox_id for sandbox_id in self._held if self._is_due(sandbox_id)]
 
     def _is_due(self, sandbox_id: str) -> bool:
-        """Return whether a sandbox was used since its lease was renewed, and that is a while ago."""
+        """Return whether a sandbox was used since the last renewal of its lease, and a renewal is due."""
         lent, since = self._held[sandbox_id], self._renewed_at.get(sandbox_id, 0.0)
         return (lent.in_use or lent.used_at > since) and time.monotonic() - since >= lent.lease_s / 10
 
@@ -131,7 +131,7 @@ class Lender:
         _log_fault(sandbox_id, task)
 
     def _end(self, sandbox_id: str) -> None:
-        """Stop a sandbox, in a task of its own, or give up its start."""
+        """Stop a sandbox in a separate task, or cancel its start."""
         self._renewed_at.pop(sandbox_id, None)
         if (lent := self._held.pop(sandbox_id, None)) is not None:
             task = asyncio.create_task(lent.close())
@@ -142,7 +142,7 @@ class Lender:
             self._starting[sandbox_id].cancel()
 
     async def _begun(self, row: NodeSandboxRow) -> None:
-        """Start or find a sandbox, and write its address; if that fails, end its row with the reason."""
+        """Start or find a sandbox and write its address. If that fails, end its row with the reason."""
         name = row.sandbox_id
         try:
             async with asyncio.timeout(_START_S), self._starts:
@@ -161,7 +161,7 @@ class Lender:
         lent = LentSandbox(sandbox, row.token, row.lease_s, begins_anew=bool(row.url))
         name = row.sandbox_id
         try:
-            # served first: its address is no use to anybody before that
+            # served first, because its address is useless before that
             self._held[name] = lent
             note = partial(borrowed_sandboxes.note_address, sandbox_id=name, node=self._options.node, url=self._url)
             runs = await self._written(note)
@@ -172,7 +172,7 @@ class Lender:
             await self._close_held(name)
 
     async def _close_held(self, sandbox_id: str) -> None:
-        """Stop a sandbox, unless that has begun: its end may have been seen while its address was written."""
+        """Stop a sandbox, unless this was started already, because its end was seen while its address was written."""
         if (lent := self._held.pop(sandbox_id, None)) is not None:
             await lent.close()
 
@@ -187,7 +187,7 @@ class Lender:
             return await provider.attach(row.sandbox_id, spec)
         except SandboxError as missing:
             if row.url:
-                raise SandboxError(f"it was lost with the worker that held it: {missing}") from missing
+                raise SandboxError(f"lost with the worker that held it: {missing}") from missing
         return await provider.start(row.sandbox_id, spec)
 
     def _provider(self, spec: SandboxSpec) -> SandboxProvider:
@@ -201,6 +201,6 @@ def _log_fault(sandbox_id: str, task: asyncio.Task[None]) -> None:
 
 
 def _permitted(request: BorrowRequest) -> SandboxSpec:
-    """Return the spec with the network as its request permits it; calls are of no phase but the run's."""
+    """Return the spec with the network that its request permits. Calls have no phase except that of the run."""
     network = request.network == "allow" and (request.spec.network or "run" in request.spec.network_in)
     return request.spec.model_copy(update={"network": network, "network_in": ()})

@@ -1,10 +1,10 @@
-"""The one event loop of a worker process, and how a Celery thread waits on it.
+"""The single event loop of a worker process, and the way a Celery thread waits on it.
 
-A thread is only a parking slot: it starts one coroutine and sleeps until that has ended, its clean-up included.
-Hundreds of rollouts cost hundreds of sleeping threads, and a cancel reaches the coroutine at once.
+A thread only starts one coroutine and sleeps until it has ended, including its clean-up. Hundreds of rollouts cost
+hundreds of sleeping threads, and a cancel reaches the coroutine immediately.
 
-Nothing but `close` ends the loop: a `SystemExit` or `KeyboardInterrupt` that leaves a task or a callback, and a call of
-`stop` from elsewhere, end only the run of the loop, which goes on with all that it had.
+Only `close` ends the loop. A `SystemExit` or `KeyboardInterrupt` from a task or a callback, and a call of `stop` from
+elsewhere, end only the current run of the loop, which is then continued with all its tasks.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ T = TypeVar("T")
 log = logging.getLogger(__name__)
 
 _N_THREADS = 32
-"""For what blocks. Some of it may hang for good, as a file system can, and must not take all others along."""
+"""For blocking calls. Some of them may hang for ever, e.g. in a file system, and must not block all others."""
 
 
 class Loop:
-    """An asyncio event loop in a thread of its own."""
+    """An asyncio event loop in its own thread."""
 
     def __init__(self) -> None:
         self._threads = _Threads(_N_THREADS, "blocking")
@@ -61,10 +61,10 @@ class Loop:
         started: Callable[[Running[T]], None] | None = None,
         within_s: float | None = None,
     ) -> T:
-        """Run a coroutine to its end and wait, if need be not longer than `within_s`. `started` is given what stops it.
+        """Run a coroutine and wait for its end, at most `within_s`. `started` receives the object that can stop it.
 
-        Raises what the coroutine raises; asyncio.CancelledError if it was cancelled; TimeoutError; and what it was
-        abandoned with.
+        Raises the coroutine's error; asyncio.CancelledError if it was cancelled; TimeoutError; and the error with which
+        it was abandoned.
         """
         running: Running[T] = Running(self.call)
         self.call(lambda: running.begin(self._loop, coroutine))
@@ -73,15 +73,15 @@ class Loop:
         return running.future.result(within_s)
 
     def call(self, action: Callable[[], Any]) -> None:
-        """Have the loop call something soon. From any thread."""
+        """Schedule a call on the loop, from any thread."""
         self._loop.call_soon_threadsafe(action)
 
     def block(self, action: Callable[[], T]) -> Future[T]:
-        """Have something called in one of the threads for what blocks. From any thread."""
+        """Run a blocking call in one of the loop's threads, from any thread."""
         return self._threads.submit(action)
 
     def at_work(self) -> Running[Any] | None:
-        """Return the `run` that the loop is busy with at this moment; None if it is busy with something else."""
+        """Return the work that the loop is executing at this moment; None if there is none."""
         task = asyncio.current_task(self._loop)
         if isinstance(task, _Task):
             return task.work
@@ -93,11 +93,11 @@ class Loop:
         return None
 
     def in_threads(self, since: float) -> set[Running[Any]]:
-        """Return the work that has kept a thread for blocking calls busy since a moment of the monotonic clock."""
+        """Return the work that has occupied a thread for blocking calls since a moment of the monotonic clock."""
         return {work for work, began_at in self._threads.at_work() if work is not None and began_at <= since}
 
     def stack(self) -> list[str]:
-        """Return the stack of the loop's thread at this moment, innermost last; from any thread."""
+        """Return the current stack of the loop's thread, innermost frame last; from any thread."""
         frame = sys._current_frames().get(self._thread.ident or 0)
         return traceback.format_stack(frame) if frame is not None else []
 
@@ -116,7 +116,7 @@ class Loop:
 
 
 class Running(Generic[T]):
-    """A coroutine on the loop and, as `future`, the thread that waits for it."""
+    """A coroutine on the loop; a thread waits for it through `future`."""
 
     def __init__(self, call: Callable[[Callable[[], Any]], None]) -> None:
         self.future: Future[T] = Future()
@@ -126,23 +126,23 @@ class Running(Generic[T]):
         self._task: asyncio.Task[T] | None = None
 
     def begin(self, loop: asyncio.AbstractEventLoop, coroutine: Coroutine[Any, Any, T]) -> None:
-        """On the loop."""
+        """Start the coroutine. Call it on the loop."""
         _WORK.set(self)
         self._task = loop.create_task(coroutine)
         self._task.add_done_callback(self._end)
 
     def cancel(self) -> None:
-        """Cancel it, from any thread; its caller goes on when it has ended."""
+        """Cancel it, from any thread; its caller continues when it has ended."""
         self._call(lambda: self._task is not None and self._task.cancel())
 
     def abandon(self, error: BaseException) -> None:
-        """Abandon it, from any thread: `error` is raised in its caller. It may go on, or hang on."""
+        """Raise `error` in its caller, from any thread. The coroutine itself may continue or hang."""
         with suppress(InvalidStateError):
             self.future.set_exception(error)
 
     def _end(self, task: asyncio.Task[T]) -> None:
         self.ended = True
-        # they know each other
+        # the two refer to each other
         self._task = None
         with suppress(InvalidStateError):
             if task.cancelled():
@@ -154,7 +154,7 @@ class Running(Generic[T]):
 
 
 class _Threads(ThreadPoolExecutor):
-    """The threads for blocking calls, with the work that each is busy for, and since when."""
+    """The threads for blocking calls, with the work that occupies each and since when."""
 
     def __init__(self, n_threads: int, name: str) -> None:
         super().__init__(n_threads, name)
@@ -176,9 +176,10 @@ class _Threads(ThreadPoolExecutor):
 
 
 class _Task(asyncio.Task[T]):
-    """A task with the work that it belongs to, as its children have it.
+    """A task with the work that it belongs to, inherited by child tasks.
 
-    In itself and in no table beside it: what has failed leads to its task by its traceback, and would stay for ever.
+    It is an attribute, not an entry in a table: an error's traceback refers to its task, which would stay in a table
+    for ever.
     """
 
     __slots__ = ("work",)

@@ -1,6 +1,6 @@
-"""The circuit breaker of a node: it opens if so many stages of one worker process fail that the node must be at fault.
+"""The circuit breaker of a node: it opens if so many stages of one worker process fail that the node is at fault.
 
-`CircuitBreaker` is a window of the last results, without a clock or a store; `NodeBreaker` acts on what it says.
+`CircuitBreaker` is a window of the last results, without a clock or a store; `NodeBreaker` acts on its decisions.
 """
 
 from __future__ import annotations
@@ -21,16 +21,15 @@ log = logging.getLogger(__name__)
 _WINDOW = 16
 _MIN_RESULTS = 8
 _MIN_INSTANCES = 3
-"""Failures of fewer instances may be theirs."""
+"""Minimum number of failed instances, because fewer failures may be caused by the instances."""
 _MIN_DOUBTED = 2
-"""The same while the node is tried again: only a stage that succeeds closes the breaker then."""
+"""The same while the node is on trial: then only a successful stage closes the breaker."""
 
 
 class CircuitBreaker:
     """The results of one process of the pool for `stage`; from any thread.
 
-    `breaker_reason` is why the node is out, or was until now, where an earlier process of this pool found it to be at
-    fault.
+    `doubted` is the reason of an open breaker, or one on trial. It counts if an earlier process of this pool gave it.
     """
 
     def __init__(self, stage: str, doubted: str = "") -> None:
@@ -40,15 +39,15 @@ class CircuitBreaker:
         self._lock = threading.Lock()
 
     def record_success(self, instance: str) -> str:
-        """Record a stage that succeeded; returns why the breaker is open, which this refutes; empty if it is not."""
+        """Record a successful stage. Returns the reason of the open breaker, which it refutes; empty if closed."""
         with self._lock:
             self._results.append((instance, ""))
             return self._suspect_instances
 
     def record_failure(self, instance: str, message: str) -> str:
-        """Record a stage that failed by what may be the node's fault; returns why to open the breaker, or empty.
+        """Record a failure that the node may have caused. Returns the reason to open the breaker, or empty.
 
-        A reason is returned once: then the window begins anew.
+        A reason is returned once; the window then restarts.
         """
         with self._lock:
             self._results.append((instance, message))
@@ -73,13 +72,13 @@ class CircuitBreaker:
             self._results.clear()
 
     def learn(self, before: str, doubted: str) -> None:
-        """Replace the reason `before`, which `record_success` gave, by the store's; empty if the breaker is closed."""
+        """Replace the reason `before`, from `record_success`, by the store's; empty if the breaker is closed."""
         with self._lock:
             if self._suspect_instances == before:
                 self._suspect_instances = self._own(doubted)
 
     def _own(self, doubted: str) -> str:
-        """Other pools clear their own."""
+        """Return the reason if this pool gave it; other pools clear their own."""
         return doubted if doubted.startswith(f"{self._stage}: ") else ""
 
 
@@ -94,7 +93,7 @@ class NodeBreaker:
         self._window = CircuitBreaker(stage, store.read(partial(nodes.breaker_reason, node=node)))
 
     def record_success(self, instance: str) -> None:
-        """Record a stage that succeeded; close the breaker if that refutes its reason."""
+        """Record a successful stage; close the breaker if that refutes its reason."""
         why = self._window.record_success(instance)
         if not why:
             return
@@ -105,11 +104,11 @@ class NodeBreaker:
             self._signals.wake()
 
     def _close(self, connection: Connection, why: str) -> tuple[bool, str]:
-        """Return whether the breaker is closed now, and the reason why it is still open, if it is."""
+        """Return whether the breaker is closed now, and the reason if it is still open."""
         return nodes.close_breaker(connection, self._node, why), nodes.breaker_reason(connection, self._node)
 
     def record_failure(self, instance: str, message: str) -> None:
-        """Record a stage that failed by what may be the node's fault; open the breaker if there are too many."""
+        """Record a failure that the node may have caused; open the breaker if there are too many."""
         why = self._window.record_failure(instance, message)
         if not why:
             return
@@ -122,7 +121,7 @@ class NodeBreaker:
             self._signals.wake()
 
     def _open(self, connection: Connection, why: str) -> float | None:
-        """Take the node out, and what it has not begun off it."""
+        """Take the node out of service, and move its rollouts that have not started elsewhere."""
         out_s = nodes.open_breaker(connection, self._node, why, self._node_timeout_s)
         if out_s:
             placement.requeue_unstarted(connection, self._node)

@@ -1,4 +1,4 @@
-"""Records of one attempt, written to the store while it is played: its model calls and its artefacts."""
+"""Records of one running attempt in the store: its model calls and its artefacts."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ from workers.plugins.interfaces import Artefact, Keep, Record
 
 _NAME_CHARS = 80
 _STORE_S = 5.0
-"""Seconds that a stage waits for a store that does not answer."""
+"""Seconds that a stage waits for an unresponsive store."""
 
 T = TypeVar("T")
 log = logging.getLogger(__name__)
 
 
 class AttemptRecorder:
-    """Writes what happens in one attempt: its artefacts, and its model calls, which it keeps for the segments."""
+    """Writes the artefacts and model calls of one attempt, and keeps the model calls for the segments."""
 
     def __init__(self, store: Store, claim: Claim, artefacts_mb: float) -> None:
         self._store = store
@@ -49,16 +49,16 @@ class AttemptRecorder:
         return self._keep
 
     def in_order(self) -> Sequence[ModelCall]:
-        """Return the model calls that were recorded, by their index."""
+        """Return the recorded model calls, by index."""
         return [self.calls[index] for index in sorted(self.calls)]
 
     async def _record(self, call: ModelCall) -> None:
         plugin_values.record(call, self._claim.rollout_id)
         self.calls[call.index] = call
         row, experts = self._log.row(call), call.routed_experts
-        # kept here for all calls, the experts of a worker's rollouts would take gigabytes
+        # if all calls were kept here, the expert indices of a worker's rollouts would take gigabytes
         call.routed_experts = experts and experts.stored()
-        # what has been sampled is written even if the rollout is cut off here, at its deadline say
+        # sampled tokens are written even if the rollout is stopped here, e.g. at its deadline
         await self._written(self._store.submit(lambda connection: trajectories.record_call(connection, row, experts)))
 
     async def _keep(self, index: int, artefact: Artefact) -> str:
@@ -79,9 +79,9 @@ class AttemptRecorder:
         return "" if await self._written(self._store.submit(work)) is False else name
 
     async def _written(self, writing: Future[T]) -> T | None:
-        """Return the result of a write, or None if the store is away: that is not to cost the rollout its time.
+        """Return the result of a write, or None if the store is unavailable, so that the rollout loses no time.
 
-        The next writes are not waited for then, until this one is made: they are all made in order, later.
+        Later writes are then not waited for until this one succeeds. All are made later, in order.
         """
         late = self._late is not None and not self._late.done()
         if not late:
@@ -97,7 +97,7 @@ class AttemptRecorder:
             log.error("Rollout %s: deferred records could not be written: %s", self._claim.rollout_id, error)
 
     def _new_name(self, index: int, asked: str) -> str:
-        """Return the turn, then the requested name, with a number if that is taken: fit to be a file's name."""
+        """Return the turn and the requested name, valid as a file name, with a number if it is taken."""
         path = PurePosixPath(re.sub(r"[^A-Za-z0-9._-]+", "-", asked)[-_NAME_CHARS:])
         tries = ("" if number == 1 else f"-{number}" for number in count(1))
         name = next(name for more in tries if (name := f"{index}-{path.stem}{more}{path.suffix}") not in self._names)

@@ -1,6 +1,6 @@
-"""The agreement of a worker process and its node's supervisor: name, signals, exit status, and files.
+"""The interface between a worker process and its node's supervisor: name, signals, exit status, and files.
 
-It is a module of its own as the supervisor needs this of a worker, and no more.
+It is a separate module because the supervisor needs nothing else of a worker.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from pathlib import Path
 from typing import TypedDict
 
 FINISH: int = signal.SIGRTMIN + 1
-"""Begin nothing more, play what has begun to its end, then end."""
+"""Start nothing more, finish the running stages, then exit."""
 HAND_BACK: int = signal.SIGRTMIN + 2
-"""Stop what is played, put it back into the queue, then end."""
+"""Stop the running stages, requeue them, then exit."""
 HAND_BACK_S = 10.0
-"""Seconds for the workers to put what they play back into the queue. It takes them one or two."""
+"""Time for the workers to requeue their stages, which takes them one or two seconds."""
 EXHAUSTED = 75
 """The exit status of a process that has no threads, descriptors or memory left: EX_TEMPFAIL of sysexits.h."""
 
@@ -29,7 +29,7 @@ _PR_SET_PDEATHSIG = 1
 
 
 class WorkerStart(TypedDict):
-    """The parameters of a new worker: name, width, variables of its environment, and the path of its log or nothing."""
+    """The parameters of a new worker: name, width, environment variables, and the path of its log or an empty text."""
 
     name: str
     slots: int
@@ -38,7 +38,7 @@ class WorkerStart(TypedDict):
 
 
 def end_with(parent: int) -> None:
-    """Have the kernel kill this process, just forked, when its parent ends."""
+    """Have the kernel kill this newly forked process when its parent ends."""
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL))
     if os.getppid() != parent:  # it ended before the line above
         os._exit(1)
@@ -51,27 +51,27 @@ def exit_status(pid: int) -> int | None:
 
 
 def owner_name(node: str, pool: str, pid: int) -> str:
-    """Names a worker process in the leases it holds."""
+    """Return the name of a worker process in the leases it holds."""
     return f"{node}/{pool}/{pid}"
 
 
 def ready_file(scratch: Path, pid: int) -> Path:
-    """Return the path of the file that a worker makes once it consumes its queue; its node is not announced before."""
+    """Return the path of the file that a worker creates when it consumes its queue. Then its node is announced."""
     return scratch / f"ready-{pid}"
 
 
 @cache
 def note_without_sandbox(scratch: Path, data_source: str) -> None:
-    """Note for the supervisor that rollouts of a data source need no sandbox, as their handler declares.
+    """Tell the supervisor that rollouts of a data source need no sandbox, as declared by their handler.
 
-    Its node announces that, and they begin with the run stage then. Without room on the disk they go the long way.
+    Its node announces that, and such rollouts then begin with the run stage. If the disk is full, they begin with init.
     """
     with suppress(OSError), _notes(scratch).open("a") as file:
         file.write(json.dumps(data_source) + "\n")
 
 
 def noted_without_sandbox(scratch: Path) -> list[str]:
-    """Return the data sources that were noted; a line that was cut off is none."""
+    """Return the noted data sources; an incomplete line is ignored."""
     try:
         lines = _notes(scratch).read_text().splitlines(keepends=True)
     except OSError:
@@ -80,7 +80,7 @@ def noted_without_sandbox(scratch: Path) -> list[str]:
 
 
 def forget_notes(scratch: Path) -> None:
-    """Remove the notes of an earlier supervisor's workers, whose handlers may have been others."""
+    """Remove the notes of an earlier supervisor's workers, whose handlers may have been different."""
     _notes(scratch).unlink(missing_ok=True)
 
 

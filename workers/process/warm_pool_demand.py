@@ -1,6 +1,7 @@
-"""The sandboxes that the queue will need on this node: first for the rollouts placed on it, then for the next ones.
+"""The sandboxes that the queue will need on this node: first for rollouts placed on it, then for the next ones.
 
-The next are those the dispatcher would choose. Other nodes may get them; then what was made ready is for later.
+The next ones are those that the dispatcher would choose. If other nodes get them, the prepared sandboxes serve later
+rollouts.
 """
 
 from __future__ import annotations
@@ -28,19 +29,19 @@ log = logging.getLogger(__name__)
 
 _WAITING_EVERY_S = 2.0
 _WAITING_OF_NODE_S = 0.25
-"""Reading all that waits for any node costs the more the more nodes there are: all of them do it once in so long."""
+"""Interval per node between reads of the waiting rollouts: the cost grows with the number of nodes that read them."""
 _WAITING_COUNTS_S = 10.0
-"""Seconds after which a look at what waits is outdated."""
+"""Seconds after which the list of waiting rollouts is outdated."""
 _IDLE_S = 2.0
-"""Seconds between looks at what was placed on this node, while nothing was and nothing waits."""
+"""Seconds between reads while no rollout is placed on this node and none waits."""
 PAUSE_S = 30.0
-"""Seconds for which a sandbox that could not be made ready is not tried again."""
+"""Seconds for which a sandbox that could not be prepared is not tried again."""
 _CACHE_SIZE = 256
 
 
 @dataclass(frozen=True, slots=True)
 class WarmPoolDemand:
-    """`n` sandboxes that are made alike."""
+    """`n` sandboxes with the same plan."""
 
     recipe: LaunchPlan
     n: int
@@ -48,7 +49,7 @@ class WarmPoolDemand:
 
 @dataclass(frozen=True, slots=True)
 class WarmSource:
-    """The provider and the spec of sandboxes; `shared` names what is prepared once for several, empty if nothing is."""
+    """The provider and spec of sandboxes; `shared` names the files prepared once for several, empty if none are."""
 
     provider: StartsAhead
     spec: SandboxSpec
@@ -56,7 +57,7 @@ class WarmSource:
 
 
 class UpcomingStarts:
-    """The starts on a node and those it may get, read no more often than pays: an idle node asks little."""
+    """The starts on a node and its possible next ones, read seldom, so that an idle node causes little load."""
 
     def __init__(
         self, store: Store, node: str, node_timeout_s: float, clock: Callable[[], float] = time.monotonic
@@ -69,7 +70,7 @@ class UpcomingStarts:
         self._look_due = self._waiting_due = self._waited_at = 0.0
 
     def first(self, limit: int) -> Iterator[UpcomingStart]:
-        """Yield about `limit` starts, those that were placed here first."""
+        """Yield about `limit` starts, first those placed on this node."""
         now = self._clock()
         if now < self._look_due:
             return
@@ -81,7 +82,7 @@ class UpcomingStarts:
             yield coming
         if limit > 0 and now >= self._waiting_due:
             self._waiting = self._next(limit)
-            # where nothing waits the look costs nothing
+            # the read is cheap if nothing waits
             healthy = partial(nodes.n_healthy, node_timeout_s=self._node_timeout_s)
             n_nodes = self._store.read(healthy) if self._waiting else 0
             self._waited_at, self._waiting_due = now, now + max(_WAITING_EVERY_S, n_nodes * _WAITING_OF_NODE_S)
@@ -96,7 +97,7 @@ class UpcomingStarts:
             yield coming
 
     def _next(self, limit: int) -> list[UpcomingStart]:
-        """Return those that the dispatcher would choose, of all that waits for any node."""
+        """Return the starts that the dispatcher would choose next, among all that wait for any node."""
         waits = fair_shares(self._store.read(partial(placement.waiting, limit=limit)), limit)
         result = [
             self._store.read(partial(placement.next_groups_of, batch_id=batch_id, limit=share))
@@ -106,7 +107,7 @@ class UpcomingStarts:
 
 
 class NodeDemand:
-    """Of the node of a worker."""
+    """The demand on a worker's node."""
 
     def __init__(self, worker: Worker) -> None:
         self._worker = worker
@@ -115,11 +116,11 @@ class NodeDemand:
         self._paused: dict[tuple[str, int], float] = {}
 
     def upcoming(self, limit: int) -> list[WarmPoolDemand]:
-        """Return about `limit` sandboxes, the first needed first. Blocks; long if an image is to be built."""
+        """Return about `limit` sandboxes, the first needed first. Blocks, for long if an image must be built."""
         return [want for coming in self._starts.first(limit) if (want := self._demand_of(coming)) is not None]
 
     def _demand_of(self, coming: UpcomingStart) -> WarmPoolDemand | None:
-        """Return None if nothing can be made ready, or nothing is known: then the rollout itself will report why."""
+        """Return None if nothing can be prepared or the instance is invalid; the rollout itself reports the error."""
         key = (coming.batch_id, coming.group_index)
         if self._paused.get(key, 0.0) > time.monotonic():
             return None
@@ -134,7 +135,7 @@ class NodeDemand:
         return None
 
     def _find_source(self, batch_id: str, group_index: int) -> WarmSource | None:
-        """Return the source of the sandboxes of an instance; None if there are none to be started ahead."""
+        """Return the source of an instance's sandboxes; None if they cannot be started in advance."""
         job = self._worker.job_of(batch_id, group_index, rollout_id(batch_id, group_index, 0), 0, 0)
         self._worker.fetch_archive(job)
         resolved = resolve(resolve_problem(job))
@@ -150,5 +151,5 @@ def _demand(source: WarmSource, n: int) -> WarmPoolDemand:
     layer = source.provider.layer(source.spec, source.shared)
     if layers.exists(layer):
         return WarmPoolDemand(source.provider.recipe(source.spec, layer), n)
-    # the one that is prepared, and then becomes the layer
+    # the sandbox that is prepared and then becomes the layer
     return WarmPoolDemand(source.provider.recipe(source.spec), 1)

@@ -1,7 +1,8 @@
-"""The filler of the warm pool, for what is queued: a thread of the init worker, which has the handlers.
+"""Fills the warm pool for queued rollouts: a thread of the init worker, which has the handlers.
 
-It starts few at a time, and none while as many are started for rollouts that wait, so that it only uses what would be
-idle. With nothing queued it keeps some of what was used last: for a lone rollout, and for the sandbox it is scored in.
+It starts a few sandboxes at a time, and none while as many are started for waiting rollouts, so it uses only idle
+capacity. If nothing is queued, it keeps some of the recently used kinds: for a single rollout, and for the sandbox of
+its evaluation.
 """
 
 from __future__ import annotations
@@ -30,16 +31,16 @@ log = logging.getLogger(__name__)
 
 PERIOD_S = 0.5
 _N_RECENT = 4
-"""So many keys that were used last are kept at hand,"""
+"""Number of recently used keys that are kept ready,"""
 _N_SPARE = 2
-"""and so many sandboxes of each."""
+"""and number of sandboxes of each."""
 
 DemandSource = Callable[[int], Sequence[WarmPoolDemand]]
 
 
 @dataclass(frozen=True, slots=True)
 class FillTarget:
-    """So many alike are to be there."""
+    """The number of sandboxes with the same plan to keep."""
 
     recipe: LaunchPlan
     parts: SandboxParts
@@ -62,11 +63,11 @@ class WarmPoolFiller:
         self._stopped = False
 
     def start(self) -> None:
-        """In a thread that ends with the process, as those that wait for a start do: what is started has a lifeline."""
+        """Start the thread, which ends with the process; the lifeline ends sandboxes that it was starting."""
         threading.Thread(target=self._run, name="warm-pool", daemon=True).start()
 
     def stop(self) -> None:
-        """Begin no more."""
+        """Start no more sandboxes."""
         self._stopped = True
         self._wake.set()
 
@@ -86,11 +87,11 @@ class WarmPoolFiller:
                 pause_s = PAUSE_S
 
     def round(self) -> None:
-        """Look at what is wanted and what is there; start some, or drop some, if the two differ."""
+        """Compare the demand with the pool, and start or drop sandboxes accordingly."""
         if time.monotonic() >= self._goals_due:
             self._goals = self._find_goals()
             self._goals_due = time.monotonic() + PERIOD_S
-        # in this order one that comes up meanwhile is counted twice, and not at all in the other
+        # in this order a sandbox that comes up meanwhile counts twice; in the other order, not at all
         with self._lock:
             starting = Counter(self._starting)
         ready = warm_pool.ready()
@@ -107,7 +108,7 @@ class WarmPoolFiller:
                 return
 
     def _find_goals(self) -> dict[str, FillTarget]:
-        """By key, the most urgent first."""
+        """Return the targets by key, the most urgent first."""
         goals: dict[str, FillTarget] = {}
         known: dict[str, SandboxParts | None] = {}
         room = self._options.warm_pool_total
@@ -127,13 +128,13 @@ class WarmPoolFiller:
 
     def _recent(self) -> Iterator[WarmPoolDemand]:
         for use in warm_pool.uses(self._options.warm_pool_idle_s)[:_N_RECENT]:
-            # a kind that is not installed any more is of no interest
+            # ignore kinds that are not installed any more
             with contextlib.suppress(NotFound):
                 if (provider := starts_ahead(registry.sandbox(use.kind))) is not None:
                     yield WarmPoolDemand(provider.recipe(use.spec), _N_SPARE)
 
     def _parts(self, name: str, recipe: LaunchPlan) -> SandboxParts | None:
-        """Return all that a sandbox is made of; None if it cannot be had, which the rollout's own start will report."""
+        """Return all parts of a sandbox; None if that fails, which the rollout's own start will report."""
         if self._is_paused(name):
             return None
         try:
@@ -144,7 +145,7 @@ class WarmPoolFiller:
             return None
 
     def _drop(self, n: int, ready: Mapping[str, Sequence[Path]]) -> None:
-        """Make room by dropping up to `n` of what is not wanted now."""
+        """Make room by dropping up to `n` sandboxes that are not needed now."""
         if n <= 0:
             return
         unwanted = [
@@ -154,7 +155,7 @@ class WarmPoolFiller:
             warm_pool.discard(path)
 
     def _begin(self, key: str, goal: FillTarget) -> bool:
-        """Start one more, unless enough are being started, or it failed a moment ago; whether to go on."""
+        """Start one more, unless enough are starting or it has just failed. Returns whether to continue."""
         with self._lock:
             if self._stopped or self._starting.total() + STARTS.n >= self._n_starts:
                 return False

@@ -1,16 +1,16 @@
-"""Ends a worker process that hangs: its event loop does not answer, its threads are all stuck, or its stages are.
+"""Ends a worker process that hangs: its event loop does not answer, or all its threads or too many stages are stuck.
 
-It ends one, too, that can start no thread, open no file or get no memory any more: whatever such a process is sent
-would be lost in it while its node counts as healthy. It is replaced; if that does not help, its node is given nothing
-more.
+It also ends a process that cannot start a thread, open a file or get memory: messages sent to such a process would be
+lost while its node counts as healthy. The supervisor replaces the process; if that does not help, the node gets no more
+work.
 
-A coroutine that never yields stops all others, and cancels with them, so only another thread can notice, and only the
-process's end helps. What it holds is handed back before. The rollout whose code keeps the loop or the threads busy has
-failed, and is counted like any other failure; the others are handed back at no cost. If it cannot be identified, all
-of them count it as a loss, so that what hangs its worker again and again comes to an end.
+A coroutine that never yields stops all others and their cancellation, so only another thread can notice, and only the
+end of the process helps. Its claims are requeued before. The rollout whose code blocks the loop or the threads has
+failed, and counts like any other failure; the others are requeued at no cost. If it cannot be identified, all of them
+count as lost once, so that a rollout that hangs its worker again and again comes to an end.
 
-Code that does not even let go of the interpreter's lock, as a regular expression can, stops that thread too: then a
-timer of the C library ends the process, and its node gives back what it held, which is a loss as well.
+Code that holds the interpreter's lock, such as a regular expression, stops this thread, too. Then a timer of the C
+library ends the process, and its node requeues the claims, which also count as lost.
 """
 
 from __future__ import annotations
@@ -33,18 +33,18 @@ from workers.process.supervision import EXHAUSTED
 log = logging.getLogger(__name__)
 
 _PERIODS = 20
-"""Number of times the loop is checked within the time that it may take to answer."""
+"""Number of checks of the loop within the time in which it must answer."""
 _TIMER = 3
-"""The timer ends the process after so many times the time that the loop may take."""
+"""The timer ends the process after this multiple of the loop's time limit."""
 _THREADS_S = 5
-"""So many times as long all threads for what blocks may be busy: they may do honest work."""
+"""The multiple of that time for which all threads for blocking calls may be busy, because they may do real work."""
 _SHARE = 8
-"""One stage that hangs in this many that are held is too much: few others lose their work with the process."""
+"""If more than one in this many stages hangs, the process ends: few others lose their work with it."""
 _HAND_BACK_S = 10.0
 
 
 class Hang(Exception):
-    """The work blocked its whole worker, by its event loop or by the threads for what blocks; `str` says how."""
+    """The work blocked its whole worker, in its event loop or its threads for blocking calls; `str` tells how."""
 
     def __init__(self, message: str, *, in_loop: bool) -> None:
         super().__init__(message)
@@ -52,7 +52,7 @@ class Hang(Exception):
 
 
 class Watchdog:
-    """Watches until closed, in a thread of its own. `end` ends the process; it is given its exit status."""
+    """Watches until closed, in its own thread. `end` ends the process with its argument as exit status."""
 
     def __init__(self, loop: Loop, leases: Leases, stall_s: float, end: Callable[[int], None] = os._exit) -> None:
         self._loop = loop
@@ -88,7 +88,7 @@ class Watchdog:
     def _watch(self) -> None:
         answered, blocked = self._ask(), self._loop.block(_nothing)
         n_silent = n_stuck = 0
-        # periods are counted, not seconds: a process that was frozen for an hour was not checked for an hour
+        # count periods, not seconds: a process that was suspended for an hour was not checked for an hour
         while not self._closed.wait(self._stall_s / _PERIODS):
             self._arm()
             _try_resources()
@@ -111,7 +111,7 @@ class Watchdog:
             blocked = self._loop.block(_nothing) if blocked.done() else blocked
 
     def _arm(self) -> None:
-        # it is a thread too, and one that is missing is noticed elsewhere
+        # it needs a thread; if none can be started, `_try_resources` notices
         with suppress(RuntimeError):
             faulthandler.dump_traceback_later(_TIMER * self._stall_s, exit=True)
 
@@ -125,7 +125,7 @@ class Watchdog:
         log.error("Event loop has not answered for %g s; its stack:\n%s", self._stall_s, "".join(stack))
         where = " ".join(stack[-1].split()) if stack else "an unknown place"
         culprits = {culprit} if culprit is not None else set()
-        how = f"it blocked the event loop of its worker for {self._stall_s:g} s in {where}"
+        how = f"blocked the event loop of its worker for {self._stall_s:g} s in {where}"
         self._end_for(culprits, Hang(how, in_loop=True))
 
     def _end_stuck(self) -> None:
@@ -133,11 +133,11 @@ class Watchdog:
         log.error("No thread for blocking calls was free for %g s", stuck_s)
         faulthandler.dump_traceback()
         culprits = self._loop.in_threads(time.monotonic() - stuck_s)
-        how = f"it kept threads of its worker busy for {stuck_s:g} s, and none was left for others"
+        how = f"kept threads of its worker busy for {stuck_s:g} s, so that none was left for others"
         self._end_for(culprits, Hang(how, in_loop=False))
 
     def _end_for(self, culprits: set[Running[Any]], hang: Hang) -> None:
-        """The rollouts that hang have failed; the others lose what they have played, and that is no failure."""
+        """Fail the hanging rollouts. The others lose their progress, which does not count as a failure."""
         for culprit in culprits:
             culprit.abandon(hang)
         self._leases.abandon(StopReason.STALLED if culprits else StopReason.HUNG)
@@ -158,7 +158,7 @@ class Watchdog:
         self._finish(EXHAUSTED)
 
     def _finish(self, status: int = 1) -> None:
-        """Do not wait long for a store that is away: the node gives back what an ended process held."""
+        """End the process without a long wait for the store: the node requeues the claims of an ended process."""
         self._wait(_HAND_BACK_S)
         log.error("Worker exits without releasing %d rollouts", len(self._leases.all_held()))
         self._end(status)
@@ -171,7 +171,7 @@ class Watchdog:
 
 
 def _try_resources() -> None:
-    """Start a thread and open a file. RuntimeError or OSError if there are none left."""
+    """Start a thread and open a file. Raises RuntimeError or OSError if none are left."""
     probe = threading.Thread(target=_nothing, daemon=True)
     probe.start()
     probe.join()

@@ -1,4 +1,4 @@
-"""One worker process: its store, its event loop, its claims and the engines it may use. Celery tasks borrow it."""
+"""One worker process: its store, event loop, claims and engines. Celery tasks use it."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ T = TypeVar("T")
 
 
 class StoredRequest(BaseModel):
-    """A batch's request without its instances, as far as the stages need it."""
+    """A batch's request without its instances, with the fields that the stages need."""
 
     sampling: SamplingParams
     limits: Limits
@@ -77,7 +77,7 @@ class StoredRequest(BaseModel):
     max_staleness: int | None
     on_stale: str
     engines: Sequence[EngineSettings] = ()
-    """The dedicated engines of the batch and its instances; `engine` and `engine_of_instance` are places in it."""
+    """The dedicated engines of the batch and its instances; `engine` and `engine_of_instance` are indices into it."""
     engine: int | None = None
     engine_of_instance: Mapping[int, int] = {}
     reward: str | dict[str, float] = ""
@@ -90,7 +90,7 @@ class StoredRequest(BaseModel):
     row_builder: str = "prefix"
 
     def engine_for(self, group_index: int) -> EngineAddress | None:
-        """Return the dedicated engine of an instance; None if it is played on the farm's."""
+        """Return the dedicated engine of an instance; None if it uses the farm's engines."""
         number = self.engine_of_instance.get(group_index, self.engine)
         if number is None:
             return None
@@ -124,12 +124,12 @@ class Worker:
         self.node = options.node
         self.options = options
         self.owner = owner_name(options.node, pool, os.getpid())
-        # what was played is kept and written later, however long the database is away
+        # results are kept and written later, however long the database is unavailable
         self.store = Store(
             options.database_url,
             patience_s=math.inf,
             n_connections=PROCESS_CONNECTIONS,
-            # a renewal is due after a third of the lease: if it waits for another, a third is left
+            # a renewal is due after a third of the lease; if it has to wait for another one, a third is left
             urgent_s=options.lease_s / 3,
         )
         migrations.check(self.store)
@@ -158,7 +158,7 @@ class Worker:
         self._instance = lru_cache(_CACHE_SIZE)(self._read_instance)
 
     def _watch_engines(self) -> EnginePool:
-        """Watch the farm's engines, also while nothing is played: new ones are probed, and given their orders."""
+        """Watch the farm's engines, even without running rollouts: new ones are probed and receive their orders."""
         self.engine_registry.start()
         if self.loads is not None:
             self.loads.start(self.engines.load_tracker)
@@ -166,7 +166,7 @@ class Worker:
         return self.engines
 
     def claim(self, rollout_id: str, attempt: int, stage: Stage) -> Claim | None:
-        """Claim a stage; None if it cannot be claimed here, or this worker is about to end."""
+        """Claim a stage; None if it cannot be claimed here, or this worker is about to exit."""
         if self.leases.draining:
             return None
         node, owner, lease_s = self.node, self.owner, self.options.lease_s
@@ -212,7 +212,7 @@ class Worker:
         )
 
     def problem(self, job: StageJob) -> Problem:
-        """Return a job with its handler and the task's own time limits, its archive on this node. Blocks.
+        """Return a job with its handler and the task's own time limits, with its archive on this node. Blocks.
 
         Raises RolloutError.
         """
@@ -220,7 +220,7 @@ class Worker:
         return resolve_problem(job)
 
     def fetch_archive(self, job: StageJob) -> None:
-        """Bring the archive of a job to this node, if it has one. Blocks."""
+        """Download the archive of a job to this node, if it has one. Blocks."""
         if job.archive:
             ask = partial(stored_archives.part, digest=job.archive)
             fetch_archive(job.archive, lambda number: self.store.read(partial(ask, number=number)))
@@ -229,7 +229,7 @@ class Worker:
         return AttemptRecorder(self.store, claim, self.options.artefacts_mb)
 
     def layers(self, claim: Claim) -> AttemptLayers:
-        """Return where the layers of a claim's rollout are stored."""
+        """Return the store for the layers of a claim's rollout."""
         return AttemptLayers(self.store, claim, self.options.layer_mb)
 
     def _read_request(self, batch_id: str) -> StoredRequest:
@@ -244,7 +244,7 @@ class Worker:
 
     @contextmanager
     def policy(self, job: StageJob) -> Iterator[Policy]:
-        """The policy of one rollout, on its dedicated engine, or on whichever engines the farm has when it calls."""
+        """Yield the policy of one rollout, on its dedicated engine or on the farm's engines as of each call."""
         if job.engine is None:
             yield _policy(self.engines, job, job.model)
             return
@@ -253,7 +253,7 @@ class Worker:
 
     @contextmanager
     def models(self, job: StageJob) -> Iterator[Mapping[str, ChatModel]]:
-        """The LLMs of the roles besides the policy that the batch names, by role."""
+        """Yield the LLMs of the batch's roles other than the policy, by role."""
         with self.role_models.of(job.roles, job.rollout_id) as models:
             yield models
 
@@ -277,10 +277,10 @@ def _policy(engines: EnginePool, job: StageJob, model: str) -> Policy:
 
 
 class Once(Generic[T]):
-    """A value that is made at the first call, and only once however many threads call at the same time.
+    """A value that is created at the first call, and only once even if several threads call at the same time.
 
-    `functools.lru_cache` would call its function for each of them, and every thread would hold another worker: claims
-    taken in one would not be found in the other. If it cannot be made, the next call tries again.
+    `functools.lru_cache` would call the function in each thread, and each thread would get another worker: claims of
+    one would not be found in the other. If the creation fails, the next call tries again.
     """
 
     def __init__(self, make: Callable[[], T]) -> None:
@@ -297,12 +297,12 @@ class Once(Generic[T]):
 
     @property
     def made(self) -> T | None:
-        """The value if it was made already."""
+        """The value, if it was created already."""
         return self._value
 
 
 def _open_worker() -> Worker:
-    # a shell or a kernel takes half a dozen descriptors, and a worker has hundreds of them
+    # a shell or a kernel needs about six descriptors, and a worker has hundreds of them
     most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
     options = settings()

@@ -1,1 +1,1 @@
-"""The Celery side of a worker: its app, its three tasks, the filter of messages, the signals that end it."""
+"""The Celery side of a worker: its app, its three tasks, the message filter, the shutdown signals."""

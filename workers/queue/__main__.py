@@ -1,4 +1,4 @@
-"""Runs the fork server of a node's workers, for its supervisor alone: `python -m workers.queue FD`."""
+"""Runs the fork server of a node's workers; only for its supervisor: `python -m workers.queue FD`."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""The Celery app of the workers and its settings, each with its reason; `farm.scheduler.broker` holds those that
-clients share.
+"""The Celery app of the workers and its settings, each with its reason; `farm.scheduler.broker` has those shared with
+clients.
 """
 
 from __future__ import annotations
@@ -24,26 +24,26 @@ from workers.queue.shutdown_signals import ShutdownSignals
 
 log = logging.getLogger(__name__)
 
-# a farm of root's plays its sandboxes as another user, and reads no pickle
+# root is allowed: a farm of root runs its sandboxes as another user, and reads no pickle
 warnings.simplefilter("ignore", SecurityWarning)
 
 app = celery_app(settings().broker_url, "workers")
 app.conf.update(
     include=["workers.queue.tasks"],
-    # early acknowledgement: a late one doubles running work whenever the connection breaks
+    # early acknowledgement: a late one duplicates running work whenever the connection breaks
     task_acks_late=False,
     task_reject_on_worker_lost=False,
     worker_prefetch_multiplier=1,
-    # admission bounds the queues already; fetching only for free slots would cost a second at every refill
+    # admission limits the queues already; fetching only for free slots would cost a second at every refill
     worker_disable_prefetch=False,
-    # with RabbitMQ the reduction leaves a reconnected worker that consumes nothing
+    # with RabbitMQ, the reduction leaves a reconnected worker that consumes nothing
     worker_enable_prefetch_count_reduction=False,
     worker_cancel_long_running_tasks_on_connection_loss=False,
-    # a poisoned message ends neither the worker nor what it plays
+    # a malformed message must not end the worker or its stages
     worker_consumer="workers.queue.message_filter:StageConsumer",
     # Flower's view of the stages
     worker_send_task_events=True,
-    # by it anything that reaches the broker could stop a worker, its queue or its pace, unknown to the farm
+    # otherwise anything that reaches the broker could stop a worker or change its queue or rate, unknown to the farm
     worker_enable_remote_control=False,
     worker_redirect_stdouts=False,
 )
@@ -55,19 +55,19 @@ TRANSPORT_ALIASES.update(dict.fromkeys(("redis", "rediss"), "workers.queue.messa
 
 @setup_logging.connect  # type: ignore[untyped-decorator]
 def _log(**_: Any) -> None:
-    """Take the place of Celery's own set-up of logging."""
+    """Replace Celery's own logging setup."""
     logs.set_up(settings())
 
 
 @worker_ready.connect  # type: ignore[untyped-decorator]
 def _hear(**_: Any) -> None:
-    """Signal the node's supervisor that this worker consumes its queue."""
+    """Tell the node's supervisor that this worker consumes its queue."""
     ready_file(settings().scratch, os.getpid()).touch()
 
 
 @worker_init.connect  # type: ignore[untyped-decorator]
 def _open(**_: Any) -> None:
-    """Be ready before the first task, or end the process: Celery would log an exception, and go on without a worker."""
+    """Prepare before the first task, or end the process: Celery would log an exception and go on without a worker."""
     try:
         from workers.process.worker import worker
 
@@ -79,13 +79,13 @@ def _open(**_: Any) -> None:
     except Exception as error:
         log.critical("Worker start failed: %s", described(error))
         logging.shutdown()
-        # its threads, as far as they were started, are waited for otherwise
+        # a normal exit would wait for the threads started so far
         os._exit(EXHAUSTED if is_exhausted(error) else 1)
 
 
 @worker_shutting_down.connect  # type: ignore[untyped-decorator]
 def _drain(sig: int, **_: Any) -> None:
-    """Begin nothing more; Celery waits for the tasks that run, and if they are to be handed back these end at once."""
+    """Start nothing more. Celery waits for the running tasks, which end immediately if they are requeued."""
     from workers.process.warm_pool_filler import warm_pool_filler
     from workers.process.worker import worker
 

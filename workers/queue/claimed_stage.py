@@ -1,4 +1,4 @@
-"""A stage while one Celery task holds it: claimed, its lease renewed, and its attempt closed however the body ends."""
+"""A stage held by one Celery task: claimed, its lease renewed, and its attempt closed however the body ends."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ from workers.stages.stage_job import Problem, StageJob
 T = TypeVar("T")
 log = logging.getLogger(__name__)
 
-UNCLAIMED = "nothing to do: it is played by another message"
-"""The result of a task whose stage another has, or had: a message is only a notification, and may come twice."""
+UNCLAIMED = "nothing to do: another message runs it"
+"""The result of a task whose stage another has or had: a message is only a notification, and may come twice."""
 _DISCARD_S = 60.0
 
 
@@ -42,7 +42,7 @@ class ClaimLost(Exception):
 
 @dataclass(frozen=True, slots=True)
 class ClaimedStage:
-    """A claim, what it is to play, and the work on it, which whoever takes the claim away stops."""
+    """A claim, its job, and the running work, which is cancelled if the claim is lost."""
 
     worker: Worker
     claim: Claim
@@ -55,11 +55,11 @@ class ClaimedStage:
         return self.problem.job
 
     def play(self, stage: Coroutine[Any, Any, T]) -> T:
-        """Run the stage on the worker's event loop, and wait for its end. Raises what it raises."""
+        """Run the stage on the worker's event loop and wait for its end. Raises the stage's error."""
         return self.worker.loop.run(stage, self.work.working)
 
     def write(self, transition: Callable[[Connection], bool], batch_id: str = "") -> None:
-        """Make the transition that ends the stage; `batch_id` names the batch if that may end by it.
+        """Make the transition that ends the stage. `batch_id` names the batch if the transition may end it.
 
         Raises ClaimLost if it does not apply.
         """
@@ -67,22 +67,22 @@ class ClaimedStage:
             raise ClaimLost
 
     def ended(self, said: str) -> str:
-        """Log the end of the stage, once it is written, with what came of it. Returns that, for Celery to show."""
+        """Log the end of the stage after it was written, with its result. Returns the result for Celery to show."""
         log.info("Stage ended after %.1f s: %s", time.monotonic() - self.began, said)
         return said
 
     def discard_sandbox(self) -> None:
-        """Stop the sandbox that was started for a claim which is gone; the node's sweep removes it otherwise."""
+        """Stop the sandbox started for a lost claim; otherwise the node's sweep removes it."""
         with suppress(TimeoutError):
             self.worker.loop.run(stage_functions.discard(self.problem), within_s=_DISCARD_S)
 
 
 @contextmanager
 def claimed_stage(task: Task, stage: Stage, rollout_id: str, attempt: int) -> Iterator[ClaimedStage | None]:
-    """Claim a stage and hold it while the body runs; None if another has it, or had it.
+    """Claim a stage and hold it while the body runs; None if another task has or had it.
 
-    The task's chain goes on only if the body ends without an error. Otherwise the attempt is closed by what ended it,
-    and StageFailed, Retry or Terminated is raised, by which Celery reports that.
+    The task's chain continues only if the body ends without an error. Otherwise the attempt is closed with the cause,
+    and StageFailed, Retry or Terminated is raised for Celery to report.
     """
     me = worker()
     rest, task.request.chain = task.request.chain, None
@@ -120,7 +120,7 @@ def _claim(me: Worker, rollout_id: str, attempt: int, stage: Stage) -> Claim | N
 
 
 def report_unclaimed(store: Store, stage: AttemptStage) -> None:
-    """Raise what Celery is to report of a stage that was taken away or cancelled before it could be claimed."""
+    """Raise the exception for Celery about a stage that was requeued or cancelled before it could be claimed."""
     end = store.read(lambda connection: stage_ends(connection, [stage])).get(stage)
     if end is not None and end.state is State.CANCELLED:
         raise Terminated(StopReason.CANCELLED.value)

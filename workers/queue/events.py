@@ -1,11 +1,11 @@
-"""Task events for Flower: sent only while somebody listens, and once a second instead of once for each event.
+"""Task events for Flower: sent only while there are listeners, and once a second instead of once for each event.
 
-Celery publishes as soon as an event is buffered, which at hundreds of rollouts a second costs a third of a worker's
-CPU time. A view for people loses nothing by being a second old.
+Celery publishes each event immediately, which at hundreds of rollouts a second takes a third of a worker's CPU time. A
+display for people may be a second old.
 
-Redis answers each event with the number of its listeners. The events of the worker itself, such as its heartbeat every
-two seconds, go out always: so it is noticed by one of them that somebody listens, or that nobody does any longer.
-RabbitMQ does not say, and gets them all.
+Redis answers each event with the number of its listeners. The worker's own events, such as its heartbeat every two
+seconds, are always sent, so one of them reveals when listening starts or ends. RabbitMQ does not report listeners, and
+gets all events.
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ _TASK, _WORKER = "task", "worker"
 
 
 class EventListeners:
-    """The listeners to the events of this process's worker, as the broker counted them at the last one."""
+    """The number of listeners to this process's events, as the broker counted them at the last one."""
 
     def __init__(self) -> None:
         self._groups: set[str] = set()
 
     def wait_for(self, dispatcher: Any) -> None:
-        """Let a dispatcher send what is listened to. Its groups of events are what remote control would set."""
+        """Let a dispatcher send only events with listeners. Its groups of events are those of remote control."""
         self._groups = dispatcher.groups
 
     def counted(self, n: int) -> None:
-        """Take note of how many have received an event just now."""
+        """Record the number of receivers of an event."""
         self._groups.add(_WORKER)
         if n:
             self._groups.add(_TASK)
@@ -41,7 +41,7 @@ listeners = EventListeners()
 
 
 class BatchedEvents(bootsteps.StartStopStep):  # type: ignore[misc]
-    """A step of the worker's consumer: flushes its events by the clock, or when Celery's own buffer is full."""
+    """A step of the worker's consumer that flushes its events periodically, or when Celery's own buffer is full."""
 
     requires = ("celery.worker.consumer.events:Events",)
 

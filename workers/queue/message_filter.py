@@ -1,7 +1,7 @@
-"""The filter of a worker's broker: only the farm's own messages get as far as Celery.
+"""The filter of a worker's broker: only the farm's own messages reach Celery.
 
-Anything that reaches the broker can put anything into a queue, and a message that Celery cannot read ends its worker,
-with all that the worker plays. So any other message is logged, in one line, and dropped.
+Anything that reaches the broker can put anything into a queue, and a message that Celery cannot read ends its worker
+with all running stages. So all other messages are logged in one line and dropped.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from workers.queue.events import listeners
 log = logging.getLogger(__name__)
 
 _MAX_BYTES = 100_000
-"""A message has some two thousand."""
+"""Maximum size of a message, which normally has about two thousand bytes."""
 _SHOWN = 200
 _MAX_HEADER = 10_000
 _STAGES = {task: stage for stage, task in TASKS.items()}
@@ -39,16 +39,16 @@ _OPTIONS = {"queue", "expires", "argsrepr", "task_id", "reply_to"}
 def fault_of(message: Message, node: str, pool: str) -> str:
     """Return why a message is not valid for the pool of a node; empty if it is. The store knows if its rollout exists.
 
-    A message is for the stage of its pool, and its chain is of the stages that follow, for the same attempt on the
-    same node: another chain could send what follows elsewhere, late, or to a consumer that cannot read it.
+    A message is for the stage of its pool, and its chain must be the following stages, for the same attempt on the same
+    node: another chain could send later stages elsewhere, late, or to a consumer that cannot read them.
     """
     headers = message.headers
     if not isinstance(headers, dict) or not isinstance(headers.get("id"), str):
-        return "it names no task of a rollout"
+        return "it does not name a task of a rollout"
     task = headers.get("task")
     stage = _STAGES.get(task) if isinstance(task, str) else None
     if stage is None:
-        return "it names no task of a rollout"
+        return "it does not name a task of a rollout"
     if pool and stage.value != pool:
         return f"its task is not that of stage {pool}"
     if odd := [str(name)[:_SHOWN] for name, value in headers.items() if not _is_plain(name, value)]:
@@ -61,7 +61,7 @@ def fault_of(message: Message, node: str, pool: str) -> str:
         arguments, named, embedded = message.payload
         rollout_id, attempt = arguments
         links = [_link(each) for each in embedded.get("chain") or []]
-    except Exception as error:  # whatever is in there
+    except Exception as error:  # the payload may contain anything
         return f"it cannot be read ({type(error).__name__})"
     if not isinstance(rollout_id, str) or not rollout_id.isprintable() or type(attempt) is not int or named:
         return "its arguments are not those of a stage message"
@@ -72,7 +72,7 @@ def fault_of(message: Message, node: str, pool: str) -> str:
 
 
 def _is_plain(name: Any, value: Any) -> bool:
-    """Return whether a header is as in the farm's own messages: short, and without an order to its consumer."""
+    """Return whether a header is like in the farm's own messages: short, and without a command to its consumer."""
     if value is None:
         return True
     if name == "timelimit":
@@ -83,7 +83,7 @@ def _is_plain(name: Any, value: Any) -> bool:
 
 
 def _link(link: Any) -> tuple[Any, ...]:
-    """A link of a chain, as far as it says what is done next."""
+    """Return the fields of a link of a chain that determine the next task."""
     options = link["options"]
     return link["task"], link.get("kwargs") or {}, options["queue"], options.keys() <= _OPTIONS, link["args"]
 
@@ -101,19 +101,19 @@ def _shown(raw: Any) -> str:
 
 
 class StageConsumer(CeleryConsumer):  # type: ignore[misc]
-    """Celery's consumer of one worker, behind a guard."""
+    """Celery's consumer of one worker with the filter in front."""
 
     class Blueprint(CeleryConsumer.Blueprint):  # type: ignore[misc]
-        # it would declare thirty queues for messages with a delay, and there are none
+        # it would declare thirty queues for delayed messages, which the farm does not send
         default_steps = [step for step in CeleryConsumer.Blueprint.default_steps if "delayed_delivery" not in step]  # noqa: RUF012
 
     def ensure_connected(self, conn: Any) -> Any:
-        # a farm stands still without its broker, so a worker tries it every few seconds, not every half minute
+        # a farm stands still without its broker, so a worker retries every few seconds, not every half minute
         conn.ensure_connection = partial(conn.ensure_connection, interval_start=0.5, interval_step=0.5, interval_max=3)
         return super().ensure_connected(conn)
 
     def on_connection_error_after_connected(self, exc: Exception) -> None:
-        # it would take its leave of a RabbitMQ that answers no more, and wait ten seconds for its answer
+        # Celery would say goodbye to an unresponsive RabbitMQ and wait ten seconds for its answer
         with suppress(Exception):
             self.event_dispatcher.connection.collect()
         super().on_connection_error_after_connected(exc)
@@ -136,12 +136,12 @@ class StageConsumer(CeleryConsumer):  # type: ignore[misc]
         return take_message
 
     def _cannot_begin(self, message: Message, error: Exception) -> None:
-        """A message that could not be handed to a thread. Where there is none left that is no fault of the message."""
+        """Handle a message that could not be passed to a thread. If no thread was left, that is not its fault."""
         if not is_exhausted(error):
             self._drop(message, described(error))
             return
         log.error("Worker takes no more stages: %s", described(error))
-        # its rollout is still queued, so it is sent again; this worker would only be sent the same once more
+        # its rollout is still queued, so the message is sent again; a rejection would return it only to this worker
         message.ack_log_error(log, self.connection_errors)  # type: ignore[no-untyped-call]
         worker().watchdog.exhausted(error)
 
@@ -159,7 +159,7 @@ class StageConsumer(CeleryConsumer):  # type: ignore[misc]
 
 
 def _check_envelope(message: Any) -> None:
-    """Raise TypeError unless it is what kombu puts around a message; some of its own errors look like a lost broker."""
+    """Raise TypeError unless it is a kombu envelope; some of kombu's own errors look like a lost broker."""
     if not isinstance(message, dict) or not isinstance(message.get("properties"), dict):
         raise TypeError("no envelope")
     if not isinstance(message["properties"].get("delivery_tag"), str):
@@ -167,14 +167,14 @@ def _check_envelope(message: Any) -> None:
 
 
 class RedisChannel(redis.Channel):
-    """A consumer of lists that outlives an entry which is not even JSON."""
+    """A consumer of lists that survives entries that are not JSON."""
 
-    # a message that was taken and not begun is sent again; kombu would leave it, pickled, in a file that stays
+    # the farm resends a message that was taken and not started; kombu would leave it, pickled, in a file for ever
     do_restore = False
     _sender: Any = None
 
     def _create_client(self, asynchronous: bool = False) -> Any:
-        """Return one client for all that is sent on a pool of connections; kombu would make one for each message."""
+        """Return one client for all messages sent on a connection pool; kombu would create one for each message."""
         if asynchronous:
             return super()._create_client(asynchronous=True)  # type: ignore[no-untyped-call]
         if self._sender is None or self._sender.connection_pool is not self.pool:
@@ -182,7 +182,7 @@ class RedisChannel(redis.Channel):
         return self._sender
 
     def _put_fanout(self, exchange: str, message: Any, routing_key: str, **options: Any) -> None:
-        """Publish an event, and take note of how many listen."""
+        """Publish an event and record the number of listeners."""
         topic, text = self._get_publish_topic(exchange, routing_key), dumps(message)  # type: ignore[no-untyped-call]
         with self.conn_or_acquire() as client:
             listeners.counted(client.publish(topic, text))
@@ -213,5 +213,5 @@ class RedisTransport(redis.Transport):
             self.drop(queue, error, message)
 
     def drop(self, queue: str, error: Exception, raw: Any) -> None:
-        """Say what is not passed on."""
+        """Log a dropped message."""
         log.error("Dropped invalid data on %s: %s: %s", queue, type(error).__name__, _shown(raw))

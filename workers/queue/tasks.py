@@ -1,11 +1,11 @@
-"""The three Celery tasks of a rollout: claim the stage, play it, write the result.
+"""The three Celery tasks of a rollout: claim the stage, run it, write the result.
 
 A message is only a notification. A task that gets no claim cuts the chain and ends; a stage that fails cuts the chain
-after it has written why. Whatever happens, the row ends up advanced, finished or queued again, or its lease runs out.
+after it has written the reason. In every case the row ends up advanced, finished or requeued, or its lease expires.
 
-Each task ends in Celery, and so in Flower, as its stage ended: SUCCESS with a line on what came of it, FAILURE with the
-error, RETRY if it was handed back or lost, REVOKED if it was cancelled. It does so after the store was written, which
-alone says what is true.
+Each task ends in Celery, and thus in Flower, like its stage: SUCCESS with a line about the result, FAILURE with the
+error, RETRY if it was requeued or lost, REVOKED if it was cancelled. This happens after the write to the store, which
+is the only source of truth.
 """
 
 from __future__ import annotations
@@ -48,9 +48,9 @@ _STAGE_OF = {name: stage for stage, name in TASKS.items()}
 
 
 class StageTask(Task):  # type: ignore[misc]
-    """A stage; its chain goes on by a message for the next one, and a broker that is away is no fault of this one.
+    """A stage. Its chain continues by a message for the next one, and an unavailable broker does not fail this one.
 
-    It is a task of the workers' app alone: one that is shared would send for a dispatcher, too, which is to get errors.
+    It is a task of the workers' app only: a shared one would replace the dispatcher's, too, which must see send errors.
     """
 
     throws = (StageFailed, Terminated)
@@ -86,7 +86,7 @@ def init_sandbox(self: Task, rollout_id: str, attempt: int) -> str:
 
 @app.task(name=TASKS[Stage.RUN], bind=True, base=StageTask, shared=False)  # type: ignore[untyped-decorator]
 def run_agent(self: Task, rollout_id: str, attempt: int) -> str:
-    """Let the policy play."""
+    """Run the agent."""
     with claimed_stage(self, Stage.RUN, rollout_id, attempt) as stage:
         if stage is None:
             return UNCLAIMED
@@ -99,7 +99,7 @@ def run_agent(self: Task, rollout_id: str, attempt: int) -> str:
             )
         calls = recorder.in_order()
         trained = stage_functions.trained_calls(stage.problem, calls)
-        # what was played may not be fit to be kept: training on it would be worse than losing it
+        # the rollout may be unfit to be kept: training on it would be worse than losing it
         builder = stage.job.row_builder
         rows = call_plugin(
             rollout_id, f"row builder {builder!r}", AgentError, partial(build_rows, builder, trained, calls)
@@ -116,7 +116,7 @@ def run_agent(self: Task, rollout_id: str, attempt: int) -> str:
 
 @app.task(name=TASKS[Stage.EVAL], bind=True, base=StageTask, shared=False)  # type: ignore[untyped-decorator]
 def evaluate(self: Task, rollout_id: str, attempt: int) -> str:
-    """Score what was submitted."""
+    """Evaluate the submission."""
     with claimed_stage(self, Stage.EVAL, rollout_id, attempt) as stage:
         if stage is None:
             return UNCLAIMED

@@ -1,6 +1,6 @@
-"""The end of a claimed stage that was not played to its end: its attempt is closed, and its Celery task reports why.
+"""The end of a claimed stage that did not complete: its attempt is closed, and its Celery task reports the reason.
 
-The store is written first, and alone says what is true.
+The store is written first, and is the only source of truth.
 """
 
 from __future__ import annotations
@@ -38,18 +38,18 @@ log = logging.getLogger(__name__)
 
 
 class StageFailed(Exception):
-    """The exception of a Celery task whose stage broke, once that is stored."""
+    """The exception of a Celery task whose stage failed, raised after the failure was stored."""
 
 
 class StageHandedBack(Exception):
-    """A stage was stopped or taken away and is played again: the reason of its Celery task's retry."""
+    """A stage was stopped or taken away and will run again: the reason of its Celery task's retry."""
 
 
 class UnfinishedStage:
-    """A stage that broke, was stopped, or lost its claim.
+    """A stage that failed, was stopped, or lost its claim.
 
-    Each method raises what Celery, and so Flower, is to report: StageFailed, Terminated if the rollout was cancelled,
-    and Retry if the stage is played again.
+    Each method raises the exception for Celery, and thus Flower: StageFailed, Terminated if the rollout was cancelled,
+    or Retry if the stage will run again.
     """
 
     def __init__(self, worker: Worker, claim: Claim) -> None:
@@ -58,9 +58,9 @@ class UnfinishedStage:
         self._where = f"{claim.rollout_id}: stage {claim.stage}"
 
     def stopped(self, reason: StopReason, error: BaseException) -> NoReturn:
-        """End one that was stopped from outside. What breaks because it is stopped has not failed.
+        """End a stage that was stopped from outside. An error caused by the stop is not a failure.
 
-        What was cancelled or lost is closed already; what is drained goes to another node.
+        A cancelled or lost one is closed already; a drained one goes to another node.
         """
         where, claim = self._where, self._claim
         log.info("Rollout %s, stopped (%s), ended with %s", where, reason, described(error))
@@ -68,38 +68,38 @@ class UnfinishedStage:
             case StopReason.CANCELLED | StopReason.LOST:
                 pass
             case StopReason.DRAINED:
-                self._close(DRAINED, f"{where} was handed back, as node {claim.node} was drained")
+                self._close(DRAINED, f"{where} was requeued because node {claim.node} was drained")
             case StopReason.STALLED:
-                self._close(DRAINED, f"{where} was handed back, as its worker hangs and ends")
+                self._close(DRAINED, f"{where} was requeued because its worker hangs and ends")
             case StopReason.HUNG:
-                self._close(Outcome.LOST, f"{where} was lost, as its worker hung, it may be by its doing")
+                self._close(Outcome.LOST, f"{where} was lost because its worker hung, possibly caused by this rollout")
             case StopReason.OVERDUE:
-                self._fail(overdue_error(claim.stage, f"{where} went on beyond its deadline and was stopped"))
+                self._fail(overdue_error(claim.stage, f"{where} exceeded its deadline and was stopped"))
             case _:
                 assert_never(reason)
         self.taken_away(reason)
 
     def broke(self, error: BaseException) -> NoReturn:
-        """End one that raised by itself."""
+        """End a stage that raised an error itself."""
         if is_exhausted(error):
             self._worker.watchdog.exhausted(error)
             why = f"its worker has no threads, descriptors or memory left ({described(error)})"
-            self._close(Outcome.LOST, f"{self._where} was lost, as {why}")
+            self._close(Outcome.LOST, f"{self._where} was lost because {why}")
             self.taken_away(StopReason.LOST)
         # a stage that ended its worker is not excused by its worker's end
         self._fail(self._classified(error), by_itself=isinstance(error, Hang))
 
     def taken_away(self, reason: StopReason) -> NoReturn:
-        """Report one that wrote nothing, or handed back what it held."""
+        """Report a stage that wrote nothing, or was requeued."""
         if reason is StopReason.CANCELLED:
             raise Terminated(reason.value)
-        what = f"{self._where} was stopped ({reason}); it is played again if that is still wanted"
+        what = f"{self._where} was stopped ({reason}); it runs again if its result is still wanted"
         raise Retry(what, StageHandedBack(what))
 
     def _fail(self, error: RolloutError, *, by_itself: bool = False) -> NoReturn:
         if error.retryable and not by_itself and (self._worker.leases.draining or shutdown_requested()):
-            # the signal that ends a node may end its helpers in the same moment
-            what = f"{self._where} broke as its node was ended: {error}"
+            # the signal that ends a node may end its helpers at the same time
+            what = f"{self._where} failed while its node was shut down: {error}"
             self._close(DRAINED, what)
             raise Retry(what, StageHandedBack(what))
         decision = retry_decision_for(error)
@@ -109,7 +109,7 @@ class UnfinishedStage:
         raise StageFailed(in_use.redacted(f"{error.kind}: {error}")) from None
 
     def _close(self, cause: str, message: str, decision: RetryDecision | None = None) -> bool:
-        """Close the attempt by its cause, and notify those who wait for what follows. False if the claim is gone."""
+        """Close the attempt with its cause, and notify waiting processes. Returns False if the claim is gone."""
         worker, claim, message = self._worker, self._claim, in_use.redacted(message)
         decision = decision or retry_decision(cause)
         end_attempt = partial(
@@ -131,7 +131,7 @@ class UnfinishedStage:
         return True
 
     def _classified(self, error: BaseException) -> RolloutError:
-        """Return an error of the stages, which is classified, as it is; any other is a fault of the farm itself."""
+        """Return an error that the stages have classified; any other is a fault of the farm itself."""
         stage, where = self._claim.stage, self._where
         if isinstance(error, RolloutError):
             return error
@@ -142,4 +142,4 @@ class UnfinishedStage:
         if isinstance(error, asyncio.CancelledError):
             return kind(f"{where} was cancelled from within")
         log.error("Rollout %s: internal error", self._claim.rollout_id, exc_info=error)
-        return kind(f"{self._claim.rollout_id}: internal error: {described(error)}")
+        return kind(f"{self._claim.rollout_id}: internal error of the farm: {described(error)}")

@@ -1,9 +1,9 @@
-"""The fork server of a node's workers: it imports what they all need, once, and forks each of them.
+"""The fork server of a node's workers: it imports their common modules once, and forks each of them.
 
-An import takes a second of a processor and a hundred megabytes, and a node has three workers: what is forked shares
-both. The supervisor has threads by then and must not fork, so this is a process of its own with a single thread.
+The imports take a second of CPU time and a hundred megabytes, and a node has three workers; forked processes share
+both. The supervisor has threads by then and must not fork, so the server is a separate process with a single thread.
 
-A request is a message of JSON on the socket FD, and so is its answer: `{"start": …}` gives `{"pid": …}`, and
+A request is a JSON message on the socket FD, and so is its answer: `{"start": …}` gives `{"pid": …}`, and
 `{"ended": PID}` gives `{"code": …}`, null while it runs. The server ends with its supervisor, and its workers with it.
 """
 
@@ -31,7 +31,7 @@ _IGNORED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 
 def serve(control: socket.socket) -> None:
-    """Answer requests until the supervisor's end is closed; return in the server; a worker ends here."""
+    """Answer requests until the supervisor's end is closed. Returns in the server; a worker exits here."""
     while message := control.recv(_MAX_BYTES):
         request = json.loads(message)
         answer = {"code": exit_status(request["ended"])} if "ended" in request else _started(control, request["start"])
@@ -54,13 +54,13 @@ def _started(control: socket.socket, start: WorkerStart) -> dict[str, int | str]
     except SystemExit as ended:
         code = ended.code if isinstance(ended.code, int) else 1
     except BaseException:
-        # nothing of the server's own code is to go on in a worker
+        # a worker must not continue with the server's own code
         traceback.print_exc()
     end_process(code)
 
 
 def _become(start: WorkerStart, server: int) -> None:
-    """Take all but memory from the new worker's request: session, signals, environment, log, random numbers, name."""
+    """Set up a new worker from its request: session, signals, environment, log, random numbers, name."""
     os.setsid()
     end_with(server)
     for number in _IGNORED:
@@ -72,13 +72,13 @@ def _become(start: WorkerStart, server: int) -> None:
         os.close(log)
     os.environ.update(start["env"])
     settings.cache_clear()
-    # forked with the server's state, it would draw the numbers that its predecessor drew
+    # with the server's random state, it would draw the same numbers as its predecessor
     np.random.seed()
     show_as([sys.executable, "-m", "workers.queue", "-n", start["name"], "-c", str(start["slots"])])
 
 
 def _ignore(number: int, frame: FrameType | None) -> None:
-    """A signal to all processes of a node is for its supervisor to obey."""
+    """Ignore a signal to all processes of a node, which the supervisor handles."""
 
 
 def main(control_fd: int) -> None:

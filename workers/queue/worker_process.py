@@ -1,4 +1,4 @@
-"""A worker process of one stage: Celery's worker without Celery's command line, which loads Flower and a shell, too."""
+"""A worker process of one stage: Celery's worker without Celery's command line, which also loads Flower and a shell."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from workers.queue.app import app
 def run_worker(name: str, slots: int) -> int:
     """Serve the queue of this process's pool until its supervisor ends it; return the exit status.
 
-    `name` is STAGE@NODE, which Celery shows, and `slots` the number of stages at a time.
+    `name` is STAGE@NODE, which Celery shows, and `slots` the number of concurrent stages.
     """
     worker = app.Worker(
-        # Celery would expand what follows a percent sign
+        # Celery would expand percent signs
         hostname=name.replace("%", "%%"),
         queues=[queue_name(Stage(settings().pool), settings().node)],
         concurrency=slots,

@@ -1,5 +1,6 @@
-"""Images that are known to be missing without pulling them: files and folders that are not there, and names that a
-registry says it does not have, within a short time. All others may be there.
+"""Detect missing images without pulling them: missing files and folders, and names that a registry does not have.
+
+All other images count as possibly present.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from workers.sandboxes.images.image_cache import entries, entry_of
 from workers.sandboxes.images.image_sources import ArchiveSource, FolderSource, RegistrySource, source_of
 
 REGISTRY_S = 3.0
-"""The most seconds that a registry is waited for."""
+"""Maximum time to wait for a registry."""
 _DOCKER = "docker://"
 _MANIFESTS = ", ".join(
     [
@@ -36,14 +37,14 @@ _MANIFESTS = ", ".join(
 _LOGINS = ("~/.docker/config.json", "~/.apptainer/docker-config.json", "~/.singularity/docker-config.json")
 _ASK_AGAIN_S = 600.0
 _may_be_there: dict[str, float] = {}
-"""The names that no registry was known to lack, by the time until which it is not asked again."""
+"""Names that no registry reported as missing, with the time until which the registry is not asked again."""
 _FIELD = re.compile(r'(\w+)="([^"]*)"')
 
 
 def absent_image(name: str, values: Mapping[str, str]) -> str:
-    """Return why an image cannot be had in this farm's home and machine, and what to do; empty if it may be there.
+    """Return why an image is missing and what to do; empty if it may exist.
 
-    `values` as of `SandboxSpec.image_values`. Blocks, for `REGISTRY_S` at most.
+    `values` as in `SandboxSpec.image_values`. Blocks for at most `REGISTRY_S`.
     """
     with suppress(OSError):
         try:
@@ -66,17 +67,17 @@ def _absent(name: str, values: Mapping[str, str]) -> str:
     if isinstance(source, RegistrySource):
         return _unknown_to_registry(name)
     written = name.partition(":")[2].removeprefix("//") if isinstance(source, ArchiveSource) and source.kind else name
-    # a folder in a node's working directory is none of ours
+    # relative to the working directory of a node, which is not known here
     if isinstance(source, FolderSource) and written[:1] != "/":
         return ""
     return _missing(name, Path(getattr(source, "path", written)), written)
 
 
 def _missing(name: str, path: Path, written: str = "/") -> str:
-    """A relative path is one of the node's working directory, which is not known here."""
+    """Return why a file is missing; empty for a relative path, which depends on a node's working directory."""
     if written[:1] != "/" or path.exists() or not path.is_absolute():
         return ""
-    return f"image {name}: there is no {path} on this machine, which has all nodes: put it there, or mend its name"
+    return f"image {name}: there is no {path} on this machine, which has all nodes: put it there, or fix its name"
 
 
 def _unknown_to_registry(name: str) -> str:
@@ -86,16 +87,16 @@ def _unknown_to_registry(name: str) -> str:
     if not host or any(name in entry.names for entry in entries()):
         _may_be_there[name] = time.monotonic() + _ASK_AGAIN_S
         return ""
-    return f"the registry {host} has no image {name}: mend its name or tag, or build one (`farm images build`)"
+    return f"the registry {host} has no image {name}: fix its name or tag, or build one (`farm images build`)"
 
 
 def _registry_lacks(name: str) -> str:
-    """Return the registry that says it has no such image; empty if it has, or does not say."""
+    """Return the registry that reports no such image; empty if it has the image or gives no clear answer."""
     registry, _, path = name.partition("/")
     if not path or not (set(registry) & {".", ":"} or registry == "localhost"):
         registry, path = "docker.io", name if "/" in name else f"library/{name}"
     if "@" in registry or _has_login(registry):
-        # it may hide what there is from others
+        # a registry can hide private images from anonymous requests
         return ""
     path, _, digest = path.partition("@")
     repository, colon, tag = path.rpartition(":")
@@ -110,13 +111,13 @@ def _registry_lacks(name: str) -> str:
                 answer = client.head(url, headers={"authorization": f"Bearer {token}"})
     except (httpx2.HTTPError, httpx2.InvalidURL, ValueError):
         return ""
-    # the header that every registry of this protocol sends, and no proxy or page between
+    # headers of a registry's own answer, which distinguish it from one of a proxy or another page
     spoken = "docker-distribution-api-version" in answer.headers or "json" in answer.headers.get("content-type", "")
     return registry if answer.status_code == 404 and spoken else ""
 
 
 def _token(client: httpx2.Client, wanted: str) -> str:
-    """Return the token that anybody gets, as the registry's answer says where; empty if none is given."""
+    """Return an anonymous token from the server that the registry's answer names; empty if there is none."""
     kind, _, text = wanted.partition(" ")
     fields = dict(_FIELD.findall(text))
     realm = fields.pop("realm", "")

@@ -1,12 +1,12 @@
 #!/usr/bin/env bash
-# Apptainer under one prefix, without root, for machines whose distribution has none: apptainer.sh PREFIX
+# Install Apptainer below a prefix, without root, for machines whose distribution has no package: apptainer.sh PREFIX
 #
-# The package is in Debian's development suite only, built for a newer C library than a stable system has. So it is
-# unpacked, not installed, with that library beside it, and its programs are made to use that one: the interpreter, and
-# a forced RPATH, as a RUNPATH does not reach libraries of libraries. Apptainer looks for its files beside itself, the
-# program under usr/, its starter under usr/lib/.
+# The package is only in Debian's development suite, built for a newer C library than that of a stable system. So it is
+# unpacked, not installed, together with that library, and its programs are patched to use it: with the interpreter, and
+# a forced RPATH, because a RUNPATH does not apply to libraries of libraries. Apptainer finds its files relative to
+# itself: the program below usr/, its starter below usr/lib/.
 set -euo pipefail
-# what root unpacks is run by another user
+# files that root unpacks are run by another user
 umask 022
 
 fail() {
@@ -19,7 +19,7 @@ mkdir -p "$1" || fail "cannot make $1"
 prefix=$(cd "$1" && pwd)
 
 works() { # prints the version
-  # both print it on standard output; unsquashfs ends with 1 even so
+  # both print it on standard output; unsquashfs exits with 1 nevertheless
   { "$prefix/usr/bin/unsquashfs" -version || true; } 2>/dev/null | grep -q version && "$prefix/usr/bin/apptainer" --version 2>/dev/null
 }
 
@@ -32,7 +32,7 @@ done
 keyring=/usr/share/keyrings/debian-archive-keyring.gpg
 [ -r "$keyring" ] || fail "no $keyring: install the package debian-archive-keyring"
 
-# the mirror that this machine uses, so that nothing is fetched from elsewhere
+# use the mirror that this machine is configured for, and nothing else
 mirror=$(sed -n 's/^URIs: *\([^ ]*debian\/\?\) *$/\1/p' /etc/apt/sources.list.d/*.sources 2>/dev/null | head -1)
 [ -n "$mirror" ] || mirror=$(sed -n 's/^deb \(\[[^]]*\] \)\?\([^ ]*debian\/\?\) .*/\2/p' /etc/apt/sources.list /etc/apt/sources.list.d/*.list 2>/dev/null | head -1)
 [ -n "$mirror" ] || fail "apt has no Debian mirror: name one in /etc/apt/sources.list"

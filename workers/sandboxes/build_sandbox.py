@@ -1,4 +1,4 @@
-"""A sandbox that a step of a Dockerfile is built in: what it changes becomes a layer, and then it ends."""
+"""A sandbox for one build step of a Dockerfile. Its changes become a layer, then it is stopped."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from workers.sandboxes.sandbox import NodeSandbox
 T = TypeVar("T")
 
 MAX_OUTPUT = 1_000_000
-"""Bytes kept of a program's output."""
+"""Maximum size of a program's output that is kept, in bytes."""
 LIMITS = SandboxLimits(memory_mb=8192, n_processes=4096, disk_mb=65_536, cpu_s=14_400, n_files=65_536, file_mb=32_768)
 _COMPRESSED: Sequence[tuple[bytes, Callable[..., Any]]] = (
     (b"\x1f\x8b", gzip.open),
@@ -39,12 +39,12 @@ _COMPRESSED: Sequence[tuple[bytes, Callable[..., Any]]] = (
 
 
 def build_spec() -> SandboxSpec:
-    """Return the spec of sandboxes for builds: with users, and network if builds may."""
+    """Return the spec of build sandboxes: with users, and with network if builds may use it."""
     return SandboxSpec(workdir="/", limits=LIMITS, network=settings().build_network, fake_root=True)
 
 
 def new_build_id() -> str:
-    """Return an id by which the sandbox is known to be this process's, and to be left behind once that has ended."""
+    """Return an id that names this process as the owner, so that the sandbox counts as abandoned when it has ended."""
     started = int(Path("/proc/self/stat").read_text().rpartition(")")[2].split()[19])
     return owned_sandbox_id("build", os.getpid(), started)
 
@@ -161,7 +161,7 @@ class BuildSandbox:
 
 
 def opened(archive: Path) -> BinaryIO:
-    """Return the tar stream of a file that may be compressed. OSError."""
+    """Return the tar stream of a file that may be compressed. Raises OSError."""
     with archive.open("rb") as file:
         start = file.read(6)
     opener = next((opener for magic, opener in _COMPRESSED if start.startswith(magic)), open)

@@ -1,11 +1,12 @@
-"""Control groups of sandboxes, where the farm was given a group to make them in: then the kernel holds their limits.
+"""Control groups for sandboxes, if the farm has a group to create them in. The kernel then enforces the limits.
 
-`FARM_CGROUP` has a group of its own for each scratch folder, named `farm-DIGEST`, and that one for each sandbox. A link
-in the sandbox's folder leads to it, and is there before it is: a group that no link leads to is left over, and swept.
+`FARM_CGROUP` contains one group `farm-DIGEST` for each scratch folder, which contains one group for each sandbox. A
+link in the sandbox's folder points to its group. The link is created first, so a group without a link is left over,
+and the sweep removes it.
 
-Both versions of control groups will do: version 2 needs the memory controller in the group, and no processes beside it
-there (of systemd: `Delegate=yes`); of version 1 it is a folder of the memory controller. The files and what they mean:
-kernel.org/doc/html/latest/admin-guide/cgroup-v2.html and .../cgroup-v1/memory.html.
+Both versions of control groups work. Version 2 needs the memory controller in the group and no processes directly in
+it (systemd: `Delegate=yes`). For version 1, the group is a folder of the memory controller. The files are documented
+in kernel.org/doc/html/latest/admin-guide/cgroup-v2.html and .../cgroup-v1/memory.html.
 """
 
 from __future__ import annotations
@@ -25,16 +26,16 @@ from farm.settings import settings
 from workers.sandboxes.sandbox_user import sandbox_user
 
 LINK = "cgroup"
-"""In the folder of a sandbox: leads to its group."""
+"""Name of the link in a sandbox's folder that points to its control group."""
 _MB = 1 << 20
 _OWN_PROCESSES = 64
-"""Processes beyond the limit of a sandbox: those that lead commands in, and a container runtime's threads."""
+"""Processes allowed beyond a sandbox's limit: those that start commands inside, and the container runtime's threads."""
 WAIT_TIMEOUT_S, _PAUSE_S = 2.0, 0.01
 
 
 @dataclass(frozen=True, slots=True)
 class _Files:
-    """The file names of a version of control groups; those in `also` need not be there."""
+    """The file names of one version of control groups. Those in `also` are optional."""
 
     memory: str
     events: str
@@ -46,7 +47,7 @@ _V1 = _Files("memory.limit_in_bytes", "memory.oom_control", (("memory.memsw.limi
 
 
 def missing() -> str:
-    """Return why the farm cannot use the group that it was given; empty if it can, or was given none."""
+    """Return why the farm cannot use its control group; empty if it can or has none."""
     try:
         parent = _parent(settings().scratch.absolute() / "sandboxes")
         if parent is not None:
@@ -59,18 +60,18 @@ def missing() -> str:
     except SandboxError as error:
         return str(error)
     except OSError as error:
-        return f"FARM_CGROUP: no group can be made in it: {error}"
+        return f"FARM_CGROUP: no group can be created in it: {error}"
     return ""
 
 
 _CPU_PERIOD = 100_000
-"""Microseconds in which a group has its share of the processors."""
+"""Period of the CPU quota in microseconds."""
 
 
 def make(state: Path, memory_mb: int, n_processes: int, cpus: float | None = None) -> str:
-    """The group of a sandbox, with its limits; empty if the farm was given none. Raises SandboxError.
+    """Create the group of a sandbox with its limits; return its path, empty if the farm has no group.
 
-    That of `cpus` is held where the farm's group has the cpu controller.
+    `cpus` is enforced if the farm's group has the cpu controller. Raises SandboxError.
     """
     try:
         parent = _parent(state.parent)
@@ -83,12 +84,12 @@ def make(state: Path, memory_mb: int, n_processes: int, cpus: float | None = Non
         if cpus is not None and (group / "cpu.max").exists():
             (group / "cpu.max").write_text(f"{max(int(cpus * _CPU_PERIOD), 1000)} {_CPU_PERIOD}")
     except OSError as error:
-        raise SandboxError(f"sandbox {state.name}: no control group could be made: {error}") from error
+        raise SandboxError(f"sandbox {state.name}: its control group could not be created: {error}") from error
     return str(group)
 
 
 def of(state: Path) -> str:
-    """The group of the sandbox in a folder; empty if it has none."""
+    """Return the control group of the sandbox in a folder; empty if it has none."""
     try:
         return str((state / LINK).readlink())
     except OSError:
@@ -96,7 +97,7 @@ def of(state: Path) -> str:
 
 
 def n_killed(group: str) -> int:
-    """Return the number of processes of a group that the kernel has killed at its memory limit; 0 if it is gone."""
+    """Return the number of processes in a group that the kernel killed at the memory limit; 0 if the group is gone."""
     for files in (_V2, _V1):
         with contextlib.suppress(OSError), open(f"{group}/{files.events}") as file:  # noqa: PTH123 - for each command
             return next((int(line.split()[1]) for line in file if line.startswith("oom_kill ")), 0)
@@ -104,7 +105,7 @@ def n_killed(group: str) -> int:
 
 
 def memory_mb(group: str) -> int:
-    """Its memory limit; 0 if the group is gone."""
+    """Return the memory limit of a group; 0 if the group is gone."""
     for files in (_V2, _V1):
         with contextlib.suppress(OSError, ValueError):
             return int(Path(group, files.memory).read_text()) // _MB
@@ -112,7 +113,10 @@ def memory_mb(group: str) -> int:
 
 
 def remove(group: str, patience_s: float = WAIT_TIMEOUT_S) -> None:
-    """End what is in it, and remove it; harmless if empty or gone. Blocks for milliseconds, if no process sleeps."""
+    """Kill the processes of a group and remove it; harmless if it is empty or gone.
+
+    Blocks for milliseconds unless a process is in an uninterruptible sleep.
+    """
     deadline = time.monotonic() + patience_s
     while group:
         try:
@@ -128,15 +132,15 @@ def remove(group: str, patience_s: float = WAIT_TIMEOUT_S) -> None:
 
 
 def sweep(states: Path, all_of_it: bool = False) -> None:
-    """Remove the groups that belong to no sandbox of the folder `states`; with `all_of_it`, what held them, too.
+    """Remove groups that belong to no sandbox of the folder `states`; with `all_of_it`, also their parent group.
 
-    One with processes in it stays: they end with the first process of their sandbox.
+    A group with processes stays until they end with the first process of their sandbox.
     """
     result = settings().cgroup
     parent = None if result is None else result / _name(states)
     if parent is None or not parent.is_dir():
         return
-    # first, as a start makes them in the other order
+    # listed before the links are read, because a start creates the link before the group
     groups = [entry.path for entry in os.scandir(parent) if entry.is_dir()]
     wanted = {of(state) for state in states.iterdir()} if states.is_dir() else set()
     unwanted = [group for group in groups if group not in wanted]
@@ -157,7 +161,10 @@ def _processes(group: str) -> list[int]:
 
 
 def _parent(states: Path) -> Path | None:
-    """The group for the sandboxes of a folder, made if need be; None if none is given. Raises SandboxError, OSError."""
+    """Return the parent group for the sandboxes of a folder, created if missing; None if the farm has no group.
+
+    Raises SandboxError, OSError.
+    """
     path = settings().cgroup
     if path is None:
         return None
@@ -171,16 +178,18 @@ def _parent(states: Path) -> Path | None:
     elif (path / _V1.memory).exists():
         parent.mkdir(exist_ok=True)
     else:
-        raise SandboxError(f"FARM_CGROUP={path} is no control group of version 2, nor one of the memory controller")
+        raise SandboxError(
+            f"FARM_CGROUP={path} is neither a control group of version 2 nor one of the memory controller"
+        )
     user = sandbox_user()
     if user:
-        # the monitor, by then no longer root, must be able to remove its own
+        # the monitor must be able to remove its own group after it has dropped root
         os.chown(parent, *user)
     return parent
 
 
 def _hand_down(group: Path) -> None:
-    """Let the groups in a group of version 2 have the controllers that sandboxes are limited by."""
+    """Enable the controllers that limit sandboxes for the children of a version 2 group."""
     there = (group / "cgroup.controllers").read_text().split()
     handed = (group / "cgroup.subtree_control").read_text().split()
     wanted = [f"+{name}" for name in ("memory", "pids", "cpu") if name in there and name not in handed]
@@ -190,7 +199,7 @@ def _hand_down(group: Path) -> None:
         (group / "cgroup.subtree_control").write_text(" ".join(wanted))
     except OSError as error:
         reason = "there are processes in it" if error.errno == errno.EBUSY else error.strerror
-        raise SandboxError(f"control group {group}: its controllers cannot be handed down: {reason}") from error
+        raise SandboxError(f"control group {group}: its controllers cannot be delegated: {reason}") from error
 
 
 def _limit(group: Path, memory_mb: int, n_processes: int) -> None:
@@ -198,6 +207,6 @@ def _limit(group: Path, memory_mb: int, n_processes: int) -> None:
     (group / files.memory).write_text(str(memory_mb * _MB))
     values = {"memory": memory_mb * _MB, "pids": n_processes + _OWN_PROCESSES}
     for name, value in files.also:
-        # no swap on this node, or no such controller in the group
+        # this node has no swap, or the group lacks the controller
         with contextlib.suppress(FileNotFoundError, PermissionError):
             (group / name).write_text(value.format(**values))

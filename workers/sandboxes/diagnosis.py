@@ -1,9 +1,9 @@
-"""The diagnosis of a sandbox that cannot be used any more: whether what ran in it broke it.
+"""Diagnose a broken sandbox: find out whether a program inside it caused the failure.
 
-The rule: a sandbox whose first process lives, in which the plainest things fail again and again, while they work in a
-fresh one of the same spec on the same node, was broken by what ran in it. So was one that fails and has reached its
-limits. All else is the farm's fault: a first process that has ended, which nothing inside can bring about; what works
-when it is tried again; what fails in a fresh sandbox, too.
+A program inside broke the sandbox if the first process is alive and basic operations fail repeatedly, while the same
+operations work in a fresh sandbox of the same spec on the same node. The same holds for a sandbox that fails after it
+has reached its limits. Every other failure is the farm's fault: the first process has ended (no program inside can end
+it), a retry succeeds, or a fresh sandbox fails, too.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ TRY_S = 30.0
 async def broken_from_within(
     sandbox: Sandbox | None, fresh: Callable[[], AbstractAsyncContextManager[Sandbox]], *, kernel: bool
 ) -> bool:
-    """Return whether what ran in the sandbox is the reason that it failed; `kernel` if it needs an interpreter, too.
+    """Return whether a program in the sandbox caused its failure. With `kernel`, an interpreter must work, too.
 
-    False for other kinds of sandbox, of which it cannot be found out.
+    False for sandboxes of other providers, which cannot be diagnosed.
     """
     if not isinstance(sandbox, NodeSandbox) or not sandbox.alive():
         return False
@@ -44,7 +44,7 @@ async def broken_from_within(
 
 
 async def _trouble(sandbox: Sandbox, kernel: bool) -> str:
-    """Return why a command, a shell or an interpreter cannot be had; empty if they can."""
+    """Return why a command, a shell or an interpreter does not start; empty if all of them work."""
     try:
         async with asyncio.timeout(TRY_S):
             result = await sandbox.exec(["bash", "-c", "true"], timeout_s=TRY_S)

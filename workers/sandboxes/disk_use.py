@@ -1,5 +1,5 @@
 # ruff: noqa: PTH208
-"""The growth of a sandbox on its node's disk, to tell a policy that fills the disk from one that finds it full."""
+"""Disk usage of a sandbox on its node, to distinguish a policy that fills the disk from one that finds it full."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from workers.sandboxes.isolation.memfd import held, own_mounts
 _SHARE = 2
 _NEAR_S = 1.0
 _MOST_OF_THE_TIME = 10
-"""Of ten seconds, measuring takes one of CPU time."""
+"""Ratio of time to measuring time: one second of CPU time in ten."""
 
 
 class DiskUse:
-    """The growth of a sandbox since this was made, beside the room that its disk had then.
+    """The growth of a sandbox since this object was created, compared with the free space of the disk at that time.
 
-    `folder` is the sandbox's, `first_pid` its first process. Raises OSError if it is gone.
+    `folder` belongs to the sandbox, `first_pid` is its first process. Raises OSError if the sandbox is gone.
     """
 
     def __init__(self, folder: Path, first_pid: int) -> None:
@@ -30,7 +30,7 @@ class DiskUse:
         self._folder = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         self._first_pid = first_pid
         self._room = self._left()
-        # of more than a few files it is too slow for the start of each rollout
+        # with many files, measuring is too slow for the start of each rollout
         self._before = size_of_few(self._folder) or (0, 0)
         self._filled = False
         self._due = 0.0
@@ -40,9 +40,9 @@ class DiskUse:
         os.close(self._folder)
 
     def look(self, *, full: bool) -> None:
-        """Measure it if the disk is full, or nearly so and has less than half of the room it had.
+        """Measure the sandbox if the disk is full, or nearly full with less than half of the original free space.
 
-        A file can be gone as soon as the disk is full, so what was there shortly before counts, too.
+        Usage shortly before the disk became full counts, too, because the files can be deleted immediately afterwards.
         """
         now = time.monotonic()
         if full:
@@ -52,14 +52,14 @@ class DiskUse:
             if self._takes_much():
                 self._much_at = now
             ended = time.monotonic()
-            # on a busy machine most of the time is spent waiting for a processor
+            # CPU time is counted, because on a busy machine most of the elapsed time is spent waiting for a processor
             self._due = ended + max(_MOST_OF_THE_TIME * (time.thread_time() - began), ended - now)
         self._filled = self._filled or abs(self._much_at - self._full_at) < _NEAR_S
 
     def filled_the_disk(self) -> bool:
-        """Return whether it took half of the room or more, in bytes or in files, within a second of a full disk.
+        """Return whether the sandbox used at least half of the free bytes or inodes within a second of a full disk.
 
-        So it is taken to have if it closed a folder to its own user, as that hides what is in it.
+        A sandbox with a folder that its own user cannot read also counts, because the folder can hide its usage.
         """
         return self._filled
 
@@ -74,7 +74,7 @@ class DiskUse:
         return found.f_bavail * found.f_frsize, found.f_favail if found.f_files else 0
 
     def _nameless(self) -> int:
-        """Return the bytes of files that its processes have open, and that have no name any more."""
+        """Return the size in bytes of deleted files that the sandbox's processes still have open."""
         with contextlib.suppress(OSError):
             root = f"/proc/{self._first_pid}/root"
             proc = os.open(f"{root}/proc", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)

@@ -1,4 +1,4 @@
-"""From a SandboxSpec to a running sandbox: image, layers, environment and tools first, then warm pool or start."""
+"""From a SandboxSpec to a running sandbox: prepare its parts, then start it or take one from the warm pool."""
 
 from __future__ import annotations
 
@@ -39,38 +39,38 @@ from workers.sandboxes.sandbox_user import sandbox_user
 
 @dataclass(frozen=True, slots=True)
 class SandboxParts:
-    """Everything a sandbox is made of, at hand on this node."""
+    """All parts of a sandbox, available on this node."""
 
     lower: tuple[str, ...]
     """Layers, the uppermost first."""
     roots: tuple[Path, ...]
-    """Folders of the cache, of images and others, that are held while it runs."""
+    """Cache folders, of images and others, that are locked while the sandbox runs."""
     binds: tuple[tuple[str, str], ...]
     bin_folders: tuple[str, ...]
     variables: Mapping[str, str]
     """Environment variables that the image sets for its programs."""
     config: ImageConfig = field(default_factory=ImageConfig)
-    """More that the image's Dockerfile says, such as its WORKDIR and USER."""
+    """Other settings of the image's Dockerfile, such as WORKDIR and USER."""
 
 
 WORKSPACE = "/workspace"
-"""The working directory of a sandbox whose spec leaves it to an image that has none."""
+"""The working directory if neither the spec nor the image sets one."""
 
 Runtime = Callable[[Path, dict[str, str], SandboxSpec], tuple[list[str], dict[str, str]]]
-"""From the sandbox's folder, its binds and its spec: a command that makes it, and its environment."""
+"""Function from a sandbox's folder, binds and spec to the command that creates it and the command's environment."""
 
 
 def prepare(spec: SandboxSpec) -> SandboxParts:
-    """Find or make all parts. Raises SandboxError. Blocks; quick once they are cached."""
+    """Find or create all parts. Raises SandboxError. Blocks, but only briefly once the parts are cached."""
     base = image(spec.image, spec.image_values, fallback=spec.fallback_image, start=start_build)
     python = environment(spec.packages, base, alone=spec.without_dependencies)
     agent = agent_environment(spec.agent_packages, base, spec.agent_python, always=bool(spec.agent_programs))
     programs = brought(spec.agent_programs, start_build)
     archives = [layer(archive) for archive in reversed(spec.archives)]
-    # where interpreters that are forked outside find it too, once they are inside
+    # interpreters that are forked outside find it at the same path inside
     kernels = str(kernel_folder())
     network = _network(base.system) if spec.network or spec.network_in else ()
-    # the two environments have one interpreter, and may be one
+    # the two environments share one interpreter, and can be identical
     binds = dict.fromkeys((*base.binds, *python.binds, *agent.binds, *programs.binds, (kernels, kernels), *network))
     lower = (*map(str, archives), *base.lower)
     roots = tuple(dict.fromkeys((*base.roots, *python.roots, *agent.roots, *programs.roots, *archives)))
@@ -78,13 +78,13 @@ def prepare(spec: SandboxSpec) -> SandboxParts:
 
 
 def settled(spec: SandboxSpec, parts: SandboxParts) -> SandboxSpec:
-    """Return a spec with the working directory that it leaves to the image; one that names none has Docker's, `/`."""
+    """Return the spec with the image's working directory if it has none; `/`, like Docker, if the image has none."""
     unnamed = "/" if spec.image_first else WORKSPACE
     return spec if spec.workdir else spec.model_copy(update={"workdir": parts.config.workdir or unnamed})
 
 
 def start_build(base: Image) -> BuildSandbox:
-    """Start a sandbox to build on an image in. Raises SandboxError. Blocks."""
+    """Start a sandbox to build on an image. Raises SandboxError. Blocks."""
     spec, files = build_spec(), settings().build_files
     binds = (*base.binds, *(_network(base.system) if spec.network else ()), *((files[path], path) for path in files))
     parts = SandboxParts(base.lower, base.roots, binds, (), base.variables)
@@ -95,14 +95,14 @@ def start_build(base: Image) -> BuildSandbox:
 
 
 def _network(system: bool) -> Iterator[tuple[str, str]]:
-    """Yield the files that programs need to find and trust other machines."""
+    """Yield the files that programs need to resolve and trust other machines."""
     yield os.path.realpath("/etc/resolv.conf"), "/etc/resolv.conf"
     if system and Path("/etc/ssl/certs").is_dir():
         yield "/etc/ssl/certs", "/etc/ssl/certs"
 
 
 class StartCounter:
-    """The number of sandboxes that this process is starting for callers that wait."""
+    """The number of sandboxes that this process is currently starting for waiting callers."""
 
     def __init__(self) -> None:
         self.n = 0
@@ -124,7 +124,7 @@ STARTS = StartCounter()
 
 @dataclass(frozen=True, slots=True)
 class LaunchPlan:
-    """The plan for sandboxes of one kind and spec; on a layer, if any, that was prepared before."""
+    """The plan for sandboxes of one kind and spec, optionally on a prepared layer."""
 
     kind: str
     spec: SandboxSpec
@@ -138,16 +138,16 @@ class LaunchPlan:
             raise SandboxError(f"a sandbox's workdir {self.spec.workdir!r} must be an absolute path")
 
     def _of(self, parts: SandboxParts) -> LaunchPlan:
-        """Return it with what its spec leaves to the image."""
+        """Return the plan with the values that its spec leaves to the image."""
         return self if self.spec.workdir else replace(self, spec=settled(self.spec, parts))
 
     def key(self, parts: SandboxParts) -> str:
-        """The same for sandboxes that may stand in for each other: all that a command is given later is left out."""
+        """Return the warm-pool key: sandboxes with equal keys are interchangeable. It omits per-command settings."""
         result = (settled(self.spec, parts).workdir, self.spec.network, self.spec.cpus, self._bounds())
         return digest(self.kind, parts.lower, parts.binds, self.layer, *result)
 
     def start(self, sandbox_id: str, parts: SandboxParts | None = None) -> NodeSandbox:
-        """Start one, or take one from the warm pool. Blocks. Raises SandboxError, and then leaves nothing."""
+        """Start a sandbox or take one from the warm pool. Blocks. Raises SandboxError, leaving nothing behind."""
         state = folder(sandbox_id)
         parts = parts or prepare(self.spec)
         if self._of(parts) is not self:
@@ -162,11 +162,11 @@ class LaunchPlan:
         return _sandbox(record, self.spec, parts, "init")
 
     def fill_warm_pool(self, parts: SandboxParts) -> Path:
-        """Put one more into the warm pool; returns its folder there. Raises SandboxError. Blocks."""
+        """Add a sandbox to the warm pool and return its folder. Raises SandboxError. Blocks."""
         return warm_pool.put(self._of(parts)._make(warm_pool.starting(self.key(parts)), parts))
 
     def launched(self, state: Path, parts: SandboxParts) -> SandboxRecord:
-        """Start one in a folder, whatever the warm pool has. Raises SandboxError. Blocks."""
+        """Start a sandbox in a folder without using the warm pool. Raises SandboxError. Blocks."""
         return self._make(state, parts)
 
     def _make(self, state: Path, parts: SandboxParts) -> SandboxRecord:
@@ -174,7 +174,7 @@ class LaunchPlan:
             return self._start(state, parts)
         with layers.held(self.layer) as files:
             if files is None:
-                raise SandboxError(f"sandbox {state.name}: the layer {self.layer} that was prepared for it is gone")
+                raise SandboxError(f"sandbox {state.name}: its prepared layer {self.layer} is gone")
             return self._start(state, replace(parts, lower=(str(files), *parts.lower)))
 
     def _start(self, state: Path, parts: SandboxParts) -> SandboxRecord:
@@ -236,15 +236,15 @@ class LaunchPlan:
 
 
 def attach(kind: str, sandbox_id: str, spec: SandboxSpec) -> NodeSandbox:
-    """A handle on a sandbox that runs on this node. Raises SandboxError if there is none. Blocks briefly."""
+    """Return a handle on a sandbox that runs on this node. Raises SandboxError if there is none. Blocks briefly."""
     record = SandboxRecord.load(folder(sandbox_id))
     if record is None or record.kind != kind or not record.first.alive():
-        raise SandboxError(f"sandbox {sandbox_id}: no {kind} sandbox of this id runs on this node")
+        raise SandboxError(f"sandbox {sandbox_id}: no {kind} sandbox with this id runs on this node")
     return _sandbox(record, spec, prepare(spec), "run")
 
 
 def _sandbox(record: SandboxRecord, spec: SandboxSpec, parts: SandboxParts, phase: str) -> NodeSandbox:
-    """A handle on a sandbox for one phase of its use, with the network that its commands have then."""
+    """Return a handle on a sandbox with the network access that its commands have in a phase of the rollout."""
     user = image_user(parts.lower, spec.user or parts.config.user)
     lower = (*layers.below(folder(record.sandbox_id)), *parts.lower)
     view: Literal["", "kept", "shown"] = "kept" if spec.fake_root is None and spec.image != "host" else ""

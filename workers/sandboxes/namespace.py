@@ -1,4 +1,4 @@
-"""Sandboxes without a container runtime: namespaces and an overlay, made by the monitor itself."""
+"""Sandboxes without a container runtime: the monitor creates the namespaces and the overlay itself."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Protocols that a provider of sandboxes may implement beside `SandboxProvider`; its kind then does more, and no less.
+"""Optional protocols for sandbox providers beside `SandboxProvider`, and for their sandboxes.
 
-Some are of its sandboxes. They are asked for by their methods, so a provider need not derive from anything of ours.
+The farm detects them by their methods, so a provider need not inherit from them.
 """
 
 from __future__ import annotations
@@ -18,72 +18,72 @@ from workers.sandboxes.processes.limit_events import LimitEvents
 from workers.sandboxes.processes.sandbox_process import SandboxProcess
 
 Prepare = Callable[[Sandbox], Awaitable[None]]
-"""Stages files in a sandbox that is not the policy's yet."""
+"""Stages files in a sandbox before the policy gets it."""
 
 
 @runtime_checkable
 class SharesLayers(Protocol):
-    """Prepares the files of an instance once, for all of its samples."""
+    """Prepares the files of an instance once for all of its samples."""
 
     async def start_prepared(self, sandbox_id: str, spec: SandboxSpec, what: str, prepare: Prepare) -> Sandbox:
-        """As `start`, with files that `prepare` stages; that is done once for all of the same spec and `what`."""
+        """Start a sandbox like `start`, with files that `prepare` stages once for all with the same spec and `what`."""
         ...
 
 
 @runtime_checkable
 class StartsAhead(Protocol):
-    """Has its sandboxes started by the warm pool before they are needed, which `LaunchPlan.start` then hands over.
+    """Lets the warm pool start its sandboxes in advance; `LaunchPlan.start` then takes them.
 
-    Both methods block: for long, if an image is to be built first.
+    Both methods block, for a long time if an image must be built first.
     """
 
     def recipe(self, spec: SandboxSpec, layer: str = "") -> LaunchPlan:
-        """Return the plan of a sandbox, on a layer if one is named. Raises SandboxError if the spec cannot be met."""
+        """Return the plan of a sandbox, optionally on a layer. Raises SandboxError if the spec cannot be met."""
         ...
 
     def layer(self, spec: SandboxSpec, what: str) -> str:
-        """Return the name of the layer that `start_prepared` makes of `what`."""
+        """Return the name of the layer that `start_prepared` creates for `what`."""
         ...
 
 
 @runtime_checkable
 class KeepsLayers(Protocol):
-    """Keeps the files that are left in a sandbox as a layer of the node, `workers/sandboxes/lifecycle/layers.py`."""
+    """Keeps the files written in a sandbox as a layer on the node, see `workers/sandboxes/lifecycle/layers.py`."""
 
     async def stop_keeping(self, sandbox: Sandbox, name: str) -> None:
-        """Stop a sandbox; what it has written is the layer of that name from then on. Raises SandboxError."""
+        """Stop a sandbox and keep its written files as the layer `name`. Raises SandboxError."""
         ...
 
     async def start_on(self, sandbox_id: str, spec: SandboxSpec, name: str) -> Sandbox:
-        """As `start`, on the files of a layer: of a sandbox that had the same image, packages and archives."""
+        """Start a sandbox on a layer from a sandbox with the same image, packages and archives."""
         ...
 
 
 @runtime_checkable
 class CopiesLayers(KeepsLayers, Protocol):
-    """Copies what is written in a sandbox that goes on, and leaves parts out of layers."""
+    """Copies the written files of a running sandbox, and removes parts from layers."""
 
     async def copy_layer(self, sandbox: Sandbox, spec: SandboxSpec, name: str) -> None:
-        """Make a layer of what a sandbox has written so far; its processes stand still meanwhile."""
+        """Create a layer from the files written so far; the sandbox's processes are paused meanwhile."""
         ...
 
     async def restore_layer(self, spec: SandboxSpec, name: str, rule: Mapping[str, object]) -> dict[str, Any]:
-        """Leave out of a layer what a rule names: see `restore` in `workers/sandboxes/isolation/layer_files.py`."""
+        """Remove from a layer what a rule names: see `restore` in `workers/sandboxes/isolation/layer_files.py`."""
         ...
 
 
 @runtime_checkable
 class KnowsImages(Protocol):
-    """Knows of some images, without pulling them, that they are missing; asked at submit where all nodes are here."""
+    """Detects missing images without pulling them; used at submit if all nodes are on this machine."""
 
     def absent_image(self, spec: SandboxSpec) -> str:
-        """Return why the image cannot be had, and what to do; empty if it may be there. Takes seconds at most."""
+        """Return why the image is missing and what to do; empty if it may exist. Takes seconds at most."""
         ...
 
 
 @runtime_checkable
 class StartsPrograms(Protocol):
-    """A sandbox that starts programs which run on, with descriptors of the worker's own."""
+    """A sandbox that starts long-running programs with descriptors of the worker."""
 
     async def start(
         self,
@@ -98,7 +98,7 @@ class StartsPrograms(Protocol):
         ...
 
     def environment(self, more: Mapping[str, str] | None = None) -> dict[str, str]:
-        """Return the environment of every command, and more."""
+        """Return the environment of every command, extended by `more`."""
         ...
 
     def notices(self) -> LimitEvents:
@@ -111,51 +111,51 @@ class HasUsers(Protocol):
     """A sandbox with several users."""
 
     def as_user(self, user: str) -> Sandbox:
-        """Return a handle on it whose programs are another user's; the image's own if `user` is empty.
+        """Return a handle whose programs run as another user; as the image's own user if `user` is empty.
 
-        Raises SandboxError if it has no such user. Blocks briefly.
+        Raises SandboxError if the sandbox has no such user. Blocks briefly.
         """
         ...
 
 
 @runtime_checkable
 class HasImageConfig(Protocol):
-    """A sandbox of an image that says what its programs are."""
+    """A sandbox whose image declares how to run its programs."""
 
     def image_config(self) -> ImageConfig:
-        """Return what the image's Dockerfile declares; nothing of an image that was not built here."""
+        """Return the settings of the image's Dockerfile; empty for an image that was not built here."""
         ...
 
 
 @runtime_checkable
 class ManagesFiles(Protocol):
-    """A sandbox that lists, moves and removes files without programs of its image. All raise ToolError."""
+    """A sandbox that lists, moves and removes files without programs of its image. All methods raise ToolError."""
 
     async def list_files(self, path: str, depth: int) -> list[FileEntry]:
-        """Return the entries of a folder, down to a depth of folders; of depth 0, its own."""
+        """Return the entries of a folder and its subfolders down to `depth`; with 0, the entry of the path itself."""
         ...
 
     async def move_file(self, path: str, target: str) -> None: ...
 
     async def remove_file(self, path: str) -> None:
-        """Remove a file, or a folder with all that is in it."""
+        """Remove a file, or a folder with its contents."""
         ...
 
     async def make_folder(self, path: str) -> None:
-        """Make a folder that is not there yet, and those above it."""
+        """Create a new folder and its missing parents."""
         ...
 
 
 def keeps_layers(provider: SandboxProvider) -> KeepsLayers | None:
-    """Return the provider if it can keep what is left in its sandboxes."""
+    """Return the provider if it can keep the files of its sandboxes."""
     return provider if follows(provider, KeepsLayers) else None
 
 
 def shares_layers(provider: SandboxProvider) -> SharesLayers | None:
-    """Return the provider if it prepares once for several."""
+    """Return the provider if it can prepare files once for several sandboxes."""
     return provider if follows(provider, SharesLayers) else None
 
 
 def starts_ahead(provider: SandboxProvider) -> StartsAhead | None:
-    """Return the provider if the warm pool may start its sandboxes."""
+    """Return the provider if the warm pool may start its sandboxes in advance."""
     return provider if follows(provider, StartsAhead) else None

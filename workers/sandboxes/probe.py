@@ -1,4 +1,4 @@
-"""The probe of a node for sandboxes: tried once per process, with the calls that a sandbox needs."""
+"""Probe, once per process, whether this node can run sandboxes, with the system calls that a sandbox needs."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _TRY = "import sys; sys.path.append(sys.argv[1]); from workers.sandboxes.isolati
 
 @cache
 def namespaces_missing() -> str:
-    """Return why sandboxes cannot be made here and how to fix that; empty if they can. Blocks for 50 ms, once."""
+    """Return why sandboxes cannot run here and how to fix that; empty if they can. The first call blocks for 50 ms."""
     missing = [name for name in PROGRAMS if shutil.which(name) is None]
     if sys.platform != "linux" or missing:
         return f"needs Linux with {', '.join(missing)}: install bash, coreutils and util-linux"
@@ -50,9 +50,9 @@ Answer: TypeAlias = "subprocess.CompletedProcess[str]"
 
 
 def answer_of(ask: Callable[[], Answer]) -> Answer:
-    """Return the answer of a program that is run to find out what this node can do.
+    """Return the result of a probe program.
 
-    One that a signal ends, as when every process of a node gets one, has no answer, and is run again.
+    It is run again if a signal ended it, for example one that was sent to all processes of the node.
     """
     for _ in range(_N_TRIES):
         answer = ask()
@@ -62,7 +62,7 @@ def answer_of(ask: Callable[[], Answer]) -> Answer:
 
 
 def run(argv: Sequence[str]) -> Answer:
-    """Run a program to its end. OSError, subprocess.TimeoutExpired."""
+    """Run a program to its end. Raises OSError, subprocess.TimeoutExpired."""
     return subprocess.run(argv, capture_output=True, text=True, timeout=_TIMEOUT_S, cwd="/")
 
 
@@ -76,6 +76,6 @@ def _try() -> Answer:
         give(place)
         user = sandbox_user() or ()
         done = run([sys.executable, "-I", "-S", "-c", _TRY, str(Path(__file__).parents[2]), name, *map(str, user)])
-        # overlayfs leaves a folder that only its owner's root can enter
+        # overlayfs leaves a folder that only root of the owner's user namespace can enter
         shutil.rmtree(place / "work", onerror=lambda _, path, __: Path(path).chmod(0o700))
         return done

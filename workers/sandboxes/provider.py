@@ -1,4 +1,4 @@
-"""The provider for all kinds of sandbox on this node: they differ in the command that makes one."""
+"""The provider for all kinds of sandbox on this node. The kinds differ in the command that creates a sandbox."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _THREADS = ThreadPoolExecutor(max_workers=64, thread_name_prefix="sandbox")
 
 
 class _Start:
-    """A start in a thread, which cannot be interrupted: the later of it and its cancellation ends the sandbox."""
+    """A start in a thread, which cannot be interrupted: after a cancellation, thread or caller ends the sandbox."""
 
     def __init__(self, work: Callable[[], NodeSandbox]) -> None:
         self._work = work
@@ -43,7 +43,7 @@ class _Start:
 
     def run(self) -> NodeSandbox:
         if self._given_up:
-            raise SandboxError("a sandbox is not started: its start was cancelled")
+            raise SandboxError("The sandbox was not started: its start was cancelled")
         with scarcity("start a sandbox"):
             sandbox = self._work()
         with self._lock:
@@ -54,16 +54,17 @@ class _Start:
         return sandbox
 
     def give_up(self) -> NodeSandbox | None:
-        """From now on the sandbox is ended as soon as it is up; returns it if it is already."""
+        """Have the sandbox ended as soon as it is up; return it if it is up already."""
         with self._lock:
             self._given_up = True
             return self._sandbox
 
 
 async def _in_thread(work: Callable[[], T]) -> T:
-    """Not in the event loop's own threads: some wait for an image to be built, and sandboxes must be stopped then.
+    """Run `work` in a separate thread pool and in the caller's context.
 
-    In the caller's context, so that such a wait is known to be its stage's.
+    The event loop's own pool must stay free to stop sandboxes, because some starts wait for an image build. The context
+    attributes that wait to the caller's stage.
     """
     return await asyncio.get_running_loop().run_in_executor(_THREADS, copy_context().run, work)
 
@@ -75,7 +76,7 @@ async def _started(work: Callable[[], NodeSandbox]) -> NodeSandbox:
     except BaseException as error:
         if sandbox := start.give_up():
             await asyncio.shield(sandbox.stop())
-        # the executor's, that it can have no more threads; it has kept the work nevertheless
+        # the executor cannot start more threads; it has queued the work nevertheless
         if isinstance(error, RuntimeError):
             raise SandboxError(f"this worker could not start a sandbox: {error}") from error
         raise
@@ -89,16 +90,14 @@ def _detached(sandbox_id: str) -> Path:
 
 
 def _settle(sandbox: Sandbox, files: Path) -> None:
-    """Note whose the files are that a sandbox's programs wrote, unless they were root's."""
+    """Record the owner of files that the sandbox's programs wrote, unless that was root."""
     users = sandbox.users if isinstance(sandbox, NodeSandbox) else None
     if users is not None and users.user != (0, 0):
         left_layers.settle_owners(files, users.user, users.lower)
 
 
 class NodeSandboxProvider:
-    """See `SandboxProvider`; and `SharesLayers`, `StartsAhead`, `KeepsLayers`: prepared once for many, ahead, on
-    what another left.
-    """
+    """See `SandboxProvider`; also implements `SharesLayers`, `StartsAhead` and `CopiesLayers`."""
 
     kind: ClassVar[str]
     runtime: Runtime | None = None
@@ -123,13 +122,14 @@ class NodeSandboxProvider:
         return await _in_thread(partial(attach, self.kind, sandbox_id, spec))
 
     def layer(self, spec: SandboxSpec, what: str) -> str:
-        """The name of the layer that has what is prepared as `what` in sandboxes of this spec. Blocks as `prepare`."""
+        """Return the name of the layer with the files prepared as `what` for this spec. Blocks like `prepare`."""
         return digest(self.recipe(spec).key(prepare(spec)), what)
 
     async def start_prepared(self, sandbox_id: str, spec: SandboxSpec, what: str, prepare: Prepare) -> NodeSandbox:
-        """As `start`, with files that `prepare` stages; that is done once for all of the same spec and `what`.
+        """Start a sandbox like `start`, with files that `prepare` stages once for all with the same spec and `what`.
 
-        A caller that comes meanwhile waits, off its clock: to prepare another would take as long, and more of the node.
+        A concurrent caller waits, and its stage's clock is paused: to prepare a second sandbox would take as long and
+        use more of the node.
         """
         name = await _in_thread(partial(self.layer, spec, what))
         if not layers.exists(name):

@@ -1,4 +1,4 @@
-"""Deleting a sandbox's folder from outside of its namespaces."""
+"""Deletion of a sandbox's folder from outside its namespaces."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ _SILENT: list[tuple[Any, ...]] = [(os.POSIX_SPAWN_OPEN, number, os.devnull, os.O
 
 
 def remove(state: Path, patience_s: float = math.inf) -> bool:
-    """Delete the folder of a sandbox that has ended; harmless if it is gone. Returns whether it is gone now. Blocks.
+    """Delete the folder of an ended sandbox; harmless if it is gone. Returns whether it is gone now. Blocks.
 
-    After `patience_s` the rest of it stays: it is large, or what is below it does not answer.
+    After `patience_s` the rest of the folder stays, because it is large or its file system does not respond.
 
-    `rm`, as the sandbox may have left folders nested deeper than Python's own delete can follow; as root of a user
-    namespace, as it may have left some that even their owner cannot enter, overlayfs among them. More than once, as a
-    process that is being killed may write until it has ended.
+    Uses `rm`, because a sandbox can leave folders nested deeper than Python's own delete can follow; as root of a user
+    namespace, because some folders, such as overlayfs's, are closed even to their owner; and repeatedly, because a
+    process that is being killed can write until it has ended.
     """
     argv = [] if os.geteuid() == 0 else ["unshare", "--user", "--map-root-user"]
     argv += ["rm", "-rf", "--one-file-system", "--", str(state)]
@@ -40,7 +40,7 @@ def remove(state: Path, patience_s: float = math.inf) -> bool:
             with _started(argv) as child:
                 _wait(child, deadline)
         except OSError:
-            # no processes either: what a start that failed has left is simple enough
+            # the node has no free processes either; what a failed start leaves is simple enough for Python
             shutil.rmtree(state, ignore_errors=True)
         if time.monotonic() > deadline:
             break
@@ -51,26 +51,27 @@ def remove(state: Path, patience_s: float = math.inf) -> bool:
 
 @contextlib.contextmanager
 def _started(argv: list[str]) -> Iterator[int]:
-    """Its pid; stopped, it goes on should this process be killed. Raises OSError if there can be no process.
+    """Start a program and yield its pid. If this process is killed, a stopped program continues.
 
-    No subprocess.run, which needs descriptors: a start may have failed because there are none.
+    subprocess.run would need descriptors, and a start may have failed for lack of them. Raises OSError if no process
+    can be created.
     """
     actions, ends = list(_SILENT), list[int]()
     with contextlib.suppress(OSError):
         ends += os.pipe()
-        # of our group it will be
+        # the child will be in this process's group
         continue_at_the_end(ends[0], os.getpgrp())
         actions.append((os.POSIX_SPAWN_DUP2, ends[0], len(_SILENT)))
     try:
         yield os.posix_spawnp(argv[0], argv, os.environ, file_actions=actions)
     finally:
-        # the read end first: then no reader is left to be notified when the write end is closed
+        # the read end first: then no reader is notified when the write end is closed
         for end in ends:
             os.close(end)
 
 
 def _wait(child: int, deadline: float) -> None:
-    """For its end; it is killed after the deadline, and if it sleeps in the kernel even then, it is left alone."""
+    """Wait for a process. Kill it after the deadline, and abandon it if it is in an uninterruptible sleep then."""
     if deadline < math.inf:
         descriptor = os.pidfd_open(child)
         poll = select.poll()

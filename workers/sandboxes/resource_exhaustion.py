@@ -1,4 +1,4 @@
-"""Resources that a worker or its node has run out of, in words: no fault of any sandbox, and fixed from outside."""
+"""Messages for resources that a worker or its node has run out of: not a sandbox's fault, and fixed from outside."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ MENDS = {
     errno.EMFILE: "it has no file descriptor left: start it with a higher `ulimit -n`",
     errno.ENFILE: "the node has no file descriptor left: raise the sysctl fs.file-max",
     errno.EAGAIN: "the node lets this user have no more processes: raise `ulimit -u`",
-    errno.ENOMEM: "the node has no memory left: play fewer rollouts at a time",
+    errno.ENOMEM: "the node has no memory left: run fewer rollouts at a time",
     errno.ENOSPC: "the disk is full: free some, or set FARM_SCRATCH to another",
     errno.ETOOMANYREFS: "this user has too many descriptors on their way in messages: raise `ulimit -n`",
     errno.EDQUOT: "the disk quota is used up: free some, or set FARM_SCRATCH to another disk",
@@ -23,25 +23,25 @@ MENDS = {
 
 
 def reason(error: OSError) -> str:
-    """Return why a call failed, and how to fix that."""
+    """Return why a call failed and how to fix that."""
     return MENDS.get(error.errno or 0) or error.strerror or str(error)
 
 
 def disk_is_full(folder: Path) -> str:
-    """Return so in words, or empty: a failure for lack of space may not name it, as an overlay that turns read-only."""
+    """Return a message if the disk is full, else an empty one. The error may not say so, as overlays turn read-only."""
     room = os.statvfs(folder)
     full = room.f_bavail * room.f_frsize < _MIN_BYTES or (room.f_files and room.f_favail < _MIN_FILES)
     return MENDS[errno.ENOSPC] if full else ""
 
 
 def shortage(error: OSError, folder: Path) -> str:
-    """Return what the node lacked when writing to a folder failed, in words; empty if it was something else."""
+    """Return the resource that the node lacked when a write to a folder failed; empty if the cause was another."""
     return MENDS.get(error.errno or 0) or disk_is_full(folder)
 
 
 @contextmanager
 def scarcity(what: str) -> Iterator[None]:
-    """Turn an OSError of the block into a SandboxError that says what this worker could not do, and what is missing."""
+    """Turn an OSError of the block into a SandboxError that names the failed action and the missing resource."""
     try:
         yield
     except OSError as error:

@@ -1,4 +1,4 @@
-"""A running sandbox as its users see it. Both kinds are the same here: a first process whose namespaces are joined."""
+"""A running sandbox as its users see it: a first process whose namespaces are joined, for both kinds of sandbox."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from workers.sandboxes.isolation.namespaces import JoinTarget
 
 MAX_OUTPUT = 10_000_000
-"""Bytes kept of each stream of a command; the rest is read and dropped."""
+"""Maximum size of each stream of a command that is kept, in bytes; the rest is read and dropped."""
 
 SEARCH_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 ENVIRONMENT = {"HOME": "/root", "USER": "root", "LANG": "C.UTF-8", "TERM": "dumb", "SHELL": "/bin/bash"}
@@ -48,10 +48,10 @@ ENVIRONMENT = {"HOME": "/root", "USER": "root", "LANG": "C.UTF-8", "TERM": "dumb
 
 @dataclass(frozen=True, slots=True)
 class ViewOfUsers:
-    """The users of a sandbox, and the owners of its files, as its programs see them.
+    """The users of a sandbox and the owners of its files, as its programs see them.
 
-    `view` is `JoinTarget.users`; programs are begun as `user`, and write over the layers `lower`. `named` is the user
-    that the image names; empty for root.
+    `view` is `JoinTarget.users`. Programs start as `user` and write over the layers `lower`. `named` is the user that
+    the image declares; empty for root.
     """
 
     view: Literal["", "kept", "shown"]
@@ -61,7 +61,7 @@ class ViewOfUsers:
 
 
 class NodeSandbox:
-    """A sandbox of this node, started by whichever process; joined, by the fork server, for each command."""
+    """A sandbox of this node, started by any process. The fork server joins it for each command."""
 
     def __init__(
         self,
@@ -79,7 +79,7 @@ class NodeSandbox:
         self.workdir = spec.workdir
         self.users = users or ViewOfUsers("", (0, 0), ())
         self.identity = self.users.user
-        """The user and group that programs are begun as from now on."""
+        """The user and group as which programs are started from now on."""
         self._record = record
         self._config = config or ImageConfig()
         self._spec = spec
@@ -94,7 +94,7 @@ class NodeSandbox:
         account = image_user(self.users.lower, user or self.users.named)
         result = copy.copy(self)
         result.identity = (account.uid, account.gid)
-        # root's are those of `ENVIRONMENT`
+        # for root, `ENVIRONMENT` has them
         others = {name: value for name, value in self._variables.items() if name not in OF_USERS}
         result._variables = {**others, **account.variables}
         return result
@@ -104,15 +104,15 @@ class NodeSandbox:
         return self._config
 
     def environment(self, more: Mapping[str, str] | None = None) -> dict[str, str]:
-        """The environment of every command: chosen, never the worker's."""
+        """Return the environment of every command. It contains nothing of the worker's environment."""
         return {**ENVIRONMENT, **self._variables, **self._spec.env, **(more or {})}
 
     def notices(self) -> LimitEvents:
-        """See `Entry.notices`."""
+        """See `SandboxEntry.notices`."""
         return LimitEvents(folder(self.sandbox_id), self._record.cgroup)
 
     def target(self, limits: SandboxLimits | None = None) -> JoinTarget:
-        """See `Entry.target`."""
+        """See `SandboxEntry.target`."""
         return {
             "pid": self._record.first.pid,
             "started": self._record.first.started,
@@ -126,20 +126,20 @@ class NodeSandbox:
         }
 
     def _view(self) -> Literal["", "kept", "shown"]:
-        """Return how the next program sees users: owners are shown from the first on that was noted."""
+        """Return how the next program sees users: owners are shown as soon as one has been recorded."""
         view = self.users.view
         return "shown" if view == "kept" and has_owners([str(folder(self.sandbox_id) / "upper")]) else view
 
     def alive(self) -> bool:
-        """Return whether its first process is alive, with which all of it ends."""
+        """Return whether its first process is alive; all other processes end with it."""
         return self._record.first.alive()
 
     def limits_reached(self) -> str:
-        """Return the limits that were reached since it was started, in words; to be called while it is there."""
+        """Return the limits reached since the start of the sandbox, in words; call it while the sandbox exists."""
         return LimitEvents(folder(self.sandbox_id), self._record.cgroup, from_start=True).take()
 
     def disk_use(self) -> DiskUse | None:
-        """Return what it takes of the node's disk from now on; None if it is gone."""
+        """Return a measurement of its disk usage from now on; None if it is gone."""
         try:
             return DiskUse(folder(self.sandbox_id), self._record.first.pid)
         except OSError:
@@ -159,7 +159,7 @@ class NodeSandbox:
         cwd: str | None = None,
         limits: SandboxLimits | None = None,
     ) -> SandboxProcess:
-        """See `Entry.start`."""
+        """See `SandboxEntry.start`."""
         check_words(argv, env, cwd)
         self._check_alive()
         null = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
@@ -189,9 +189,9 @@ class NodeSandbox:
         cwd: str | None = None,
         limits: SandboxLimits | None = None,
     ) -> ExecResult:
-        """Run one command to its end, or kill it and what it started after `timeout_s`. See `Sandbox.exec`.
+        """Run one command to its end, or kill it and its descendants after `timeout_s`. See `Sandbox.exec`.
 
-        A command in the background that outlives its parent stays; its later output is lost.
+        A background command that outlives its parent continues; its later output is lost.
         """
         check_words(argv, env or {}, cwd)
         mark = new_tag()
@@ -269,12 +269,12 @@ class NodeSandbox:
         await asyncio.to_thread(self.end)
 
     def end(self) -> None:
-        """As `stop`. Blocks."""
+        """Stop the sandbox, like `stop`. Blocks."""
         terminate(self._record)
 
 
 def chosen_cpus(sandbox_id: str, cpus: float | None) -> list[int]:
-    """Return the node's processors that a sandbox may use, drawn by its id; empty if it may use all."""
+    """Return the CPUs that a sandbox may use, chosen by a hash of its id; empty if it may use all."""
     there = sorted(os.sched_getaffinity(0))
     n = len(there) if cpus is None else math.ceil(cpus)
     if n >= len(there):
@@ -284,18 +284,18 @@ def chosen_cpus(sandbox_id: str, cpus: float | None) -> list[int]:
 
 
 def _resources(bounds: SandboxLimits, asked: SandboxLimits) -> dict[str, int]:
-    """Return the kernel's limits for each process; a command may have lower ones than the sandbox."""
+    """Return the rlimits of each process. A command can have lower limits than its sandbox."""
     mb = 1 << 20
     result = {
         "RLIMIT_CORE": 0,
-        # of the whole sandbox, as the kernel counts them for each user namespace
+        # for the whole sandbox, because the kernel counts it for each user namespace
         "RLIMIT_NPROC": bounds.n_processes,
         "RLIMIT_CPU": min(bounds.cpu_s, asked.cpu_s),
         "RLIMIT_NOFILE": min(bounds.n_files, asked.n_files),
         "RLIMIT_FSIZE": min(bounds.file_mb, asked.file_mb) * mb,
     }
-    # what a process reserves counts here whether or not it uses it, which a race detector does by terabytes: so the
-    # sandbox's own limit is left to its control group or to the watcher. A command's has no other guard.
+    # counts reserved memory even if it is unused, and a race detector reserves terabytes. So the sandbox's own limit is
+    # left to its control group or the watcher. A command's limit has no other guard.
     if asked.memory_mb < bounds.memory_mb:
         result["RLIMIT_DATA"] = asked.memory_mb * mb
     return result
@@ -303,7 +303,7 @@ def _resources(bounds: SandboxLimits, asked: SandboxLimits) -> dict[str, int]:
 
 @contextlib.contextmanager
 def _memory_file(data: bytes) -> Iterator[int]:
-    """A descriptor to read `data` from; in memory, as a pipe would need someone to keep filling it."""
+    """Yield a descriptor to read `data` from. It is a memory file, because a pipe would need a writer."""
     descriptor = os.memfd_create("stdin") if data else os.open("/dev/null", os.O_RDONLY | os.O_CLOEXEC)
     try:
         if data:

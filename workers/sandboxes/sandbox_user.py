@@ -1,4 +1,4 @@
-"""The user that sandboxes run as, and giving files to that user."""
+"""The user that sandboxes run as, and changes of ownership to that user."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from farm.settings import settings
 
 @cache
 def sandbox_user() -> tuple[int, int] | None:
-    """User and group id that sandboxes run as when we are root; None if they run as ourselves. Raises SandboxError."""
+    """Return the user and group id of sandboxes if this process is root, else None. Raises SandboxError."""
     if os.geteuid() != 0:
         return None
     name = settings().sandbox_user
@@ -30,9 +30,9 @@ def sandbox_user() -> tuple[int, int] | None:
 
 @cache
 def drop_privileges() -> tuple[str, ...]:
-    """Words to put before a host command so that it runs as the sandbox user. Raises SandboxError.
+    """Return the command prefix that runs a host command as the sandbox user. Raises SandboxError.
 
-    `setpriv` and not the options of Popen, which would make it fork the whole worker.
+    `setpriv` is used because the options of Popen would fork the whole worker.
     """
     path = shutil.which("setpriv")
     if path is None:
@@ -43,9 +43,9 @@ def drop_privileges() -> tuple[str, ...]:
 
 
 def give(folder: Path) -> None:
-    """Hand a tree to the sandbox user, links themselves and not what they lead to; modes stay. Blocks.
+    """Change the owner of a tree to the sandbox user. Links are not followed, and modes are kept. Blocks.
 
-    An overlay cannot change a file whose owner or group has no number in the sandbox (EOVERFLOW).
+    An overlay cannot change a file whose owner or group is not mapped in the sandbox (EOVERFLOW).
     """
     user = sandbox_user()
     if user is None:
@@ -60,5 +60,5 @@ def _give(path: Path, user: tuple[int, int]) -> None:
     mode = path.lstat().st_mode
     os.chown(path, *user, follow_symlinks=False)
     if stat.S_ISREG(mode) and mode & (stat.S_ISUID | stat.S_ISGID):
-        # another owner takes them away
+        # a change of owner clears the set-id bits
         path.chmod(stat.S_IMODE(mode))

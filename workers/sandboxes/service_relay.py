@@ -1,8 +1,8 @@
-"""Services of a sandbox, such as a web server that a policy started, for the programs of another sandbox.
+"""Make services of one sandbox, such as a web server that a policy started, available in another sandbox.
 
-Each address at which the one listens, of TCP or a Unix socket, is listened at in the other, and what comes is passed
-on. The two share nothing else: no process, no file, and no network where they have none. A server at a Unix socket is
-told the user of the program that connects, which may be what it lets in.
+For each address (TCP or Unix socket) at which the first sandbox listens, the relay listens at the same address in the
+second one and forwards connections. The sandboxes share nothing else: no processes, no files, and no network unless
+both have one. A server at a Unix socket sees the user of the connecting program, because it may check that user.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _PEER = struct.Struct("iII")
 
 
 async def services(sandbox: NodeSandbox) -> list[Address]:
-    """Return the addresses at which a sandbox listens, without those of the farm's own tools. Raises SandboxError."""
+    """Return the addresses at which a sandbox listens, except those of the farm's own tools. Raises SandboxError."""
     messages = await _ask(sandbox, "list", ())
     found: list[list[Any]] = next((message["addresses"] for message, _ in messages if "addresses" in message), [])
     return [tuple(address) for address in found][:_MOST_ADDRESSES]
@@ -42,9 +42,9 @@ async def services(sandbox: NodeSandbox) -> list[Address]:
 
 @asynccontextmanager
 async def relayed(serving: NodeSandbox, other: NodeSandbox) -> AsyncIterator[list[Address]]:
-    """Have what listens in one sandbox reached from the other, at the same addresses; yields those of them.
+    """Relay the services of one sandbox to the other while the block runs; yields the relayed addresses.
 
-    Where both have the node's network, this is true of TCP in any case. An address that is taken is left out.
+    If both have the node's network, TCP services are reachable in any case. Addresses that are in use are skipped.
     """
     found = await services(serving)
     if serving.target()["network"] and other.target()["network"]:
@@ -109,10 +109,10 @@ class _Relay:
 
 
 def _user(address: Address, accepted: socket.socket) -> tuple[int, ...]:
-    """Return the user and the group at the other end of a Unix socket as its sandbox has them; nothing of root."""
+    """Return the user and group of a Unix socket's peer, as its sandbox numbers them; empty for root."""
     if address[0] != "unix":
         return ()
-    # it may have ended
+    # the peer may have ended
     with contextlib.suppress(OSError):
         peer = accepted.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEER.size)
         pid, *_ = _PEER.unpack(peer)
@@ -132,7 +132,7 @@ async def _pass_on(source: socket.socket, sink: socket.socket) -> None:
 async def _ask(
     sandbox: NodeSandbox, action: str, addresses: Sequence[Address]
 ) -> list[tuple[dict[str, Any], list[int]]]:
-    """Return the answers of a process in a sandbox, with the descriptors of sockets. Raises SandboxError."""
+    """Return the answers of a process inside a sandbox, with descriptors of sockets. Raises SandboxError."""
     job = {"do": "sockets", "action": action, "target": sandbox.target(), "addresses": addresses}
     replies = fork_client().request(job, [])
     messages: list[tuple[dict[str, Any], list[int]]] = []
@@ -141,7 +141,9 @@ async def _ask(
             while (reply := await replies.next())[0]:
                 messages.append(reply)
     except TimeoutError:
-        raise SandboxError(f"sandbox {sandbox.sandbox_id}: its sockets were not told in {_ANSWER_S:g} s") from None
+        raise SandboxError(
+            f"sandbox {sandbox.sandbox_id}: its sockets were not listed within {_ANSWER_S:g} s"
+        ) from None
     finally:
         replies.close()
     for message, _ in messages:

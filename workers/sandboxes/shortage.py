@@ -1,12 +1,13 @@
-"""The node's own shortages while something was played or scored on it, which no rollout there is to blame for.
+"""Detect shortages of the node during a stage: a rollout that ran then is not to blame for its failure.
 
-The rule: the result of a stage counts only if the node had room all the while. A program that meets a full disk fails
-as a wrong one does, and says no more; so the node is checked, not the program. Free space and inodes of the scratch's
-file system, and the node's processes and files, are sampled as long as anything is watched; of what the kernel counts
-(its kills for lack of memory, its refusals to fork) the count is compared. A MemoryError says nothing by itself, as a
-request for more than any node has raises one, too: it counts if hardly any is left when it is checked. A sandbox that
-has reached a limit of its own is not excused by the node's shortage of the same, nor is one in which a policy plays and
-that took half of the disk's room or more: else a policy could take back a failure by taking all that there is.
+The result of a stage counts only if the node had free resources all the time. A program that finds the disk full fails
+like a wrong one and often gives no reason, so the node is checked, not the program. Free space and inodes of the
+scratch file system, and the node's processes and open files, are sampled while anything is watched. Kernel counters
+(OOM kills, refused forks) are compared. A MemoryError alone proves nothing, because a request for more memory than any
+node has raises it, too; it counts only if hardly any memory is left when it is checked.
+
+A node's shortage does not excuse a sandbox that reached its own limit of the same resource, or whose policy used at
+least half of the disk's free space. Otherwise, a policy could undo a failure by exhausting the node.
 """
 
 from __future__ import annotations
@@ -30,11 +31,11 @@ from workers.sandboxes.resource_exhaustion import MENDS
 
 SAMPLE_S, SOONEST_S = 0.2, 0.005
 BYTES_PER_S, FILES_PER_S = 2_000_000_000, 400_000
-"""A disk is hardly filled faster: the less room there is, the sooner it is looked at again, lest a moment be missed."""
+"""Upper bounds for the speed at which a disk fills. The less space is left, the sooner the disk is sampled again."""
 MIN_BYTES, MIN_FILES = 16 << 20, 256
-"""Below that a disk counts as full, or below a twentieth of it if that is less."""
+"""A disk counts as full below these values, or below a twentieth of its size if that is less."""
 MIN_MEMORY = 64 << 20
-"""Below that memory counts as used up, or below a twentieth of it if that is less."""
+"""Memory counts as exhausted below this value, or below a twentieth of the total if that is less."""
 _IDLE_S = 2.0
 _MOST_BYTES = 1 << 16
 _SHARE = 20
@@ -45,7 +46,7 @@ _NO_THREAD = "can't start new thread"
 
 
 class ShortageWindow:
-    """The time of one block. A cause is `disk`, `memory`, `processes` or `files`."""
+    """The shortages during one block. A cause is `disk`, `memory`, `processes` or `files`."""
 
     def __init__(self) -> None:
         self._began = time.monotonic()
@@ -54,11 +55,11 @@ class ShortageWindow:
         self._kept: dict[str, str] = {}
         self._uses: list[DiskUse] = []
         self.on_disk = False
-        """True if anything was done in the scratch folder."""
+        """True if the block used the scratch folder."""
 
     @contextmanager
     def as_current(self) -> Iterator[ShortageWindow]:
-        """Make it the one that `judging` is about, in the block and in its tasks."""
+        """Make this the window that `judging` refers to, within the block and its tasks."""
         token = _CURRENT.set(self)
         try:
             yield self
@@ -66,18 +67,18 @@ class ShortageWindow:
             _CURRENT.reset(token)
 
     def follow(self, use: DiskUse) -> None:
-        """Leave out a full disk if this sandbox filled it; closes `use` at the end."""
+        """Ignore a full disk if this sandbox filled it; `close` closes `use`."""
         self._uses.append(use)
         _SAMPLER.follow(use)
 
     def close(self) -> None:
-        """Follow no sandbox any more."""
+        """Stop following all sandboxes."""
         for use in self._uses:
             _SAMPLER.leave(use)
 
     @contextmanager
     def interrupted(self) -> Iterator[None]:
-        """Leave out what is seen during the block, if it ends without an error."""
+        """Ignore shortages during the block, if it ends without an error."""
         kept = self._seen()
         yield
         self._kept = kept
@@ -85,11 +86,11 @@ class ShortageWindow:
         self._began = time.monotonic()
 
     def excuse(self, reached: str) -> None:
-        """Leave out what a sandbox has met by limits of its own, in the words of its notices."""
+        """Ignore the causes that a sandbox met by limits of its own, given the words of its notices."""
         self._excused |= {cause for words, cause in _NOTICES.items() if words in reached}
 
     def reason(self) -> str:
-        """Return what the node ran short of, in words; empty if nothing."""
+        """Return the resources that the node ran out of, in words; empty if none."""
         seen = self._seen()
         without_disk = not self.on_disk or any(use.filled_the_disk() for use in self._uses)
         out = self._excused | {"disk"} if without_disk else self._excused
@@ -105,14 +106,14 @@ _CURRENT: ContextVar[ShortageWindow | None] = ContextVar("shortage_window", defa
 
 @contextmanager
 def judging() -> Iterator[None]:
-    """Leave what is seen during the block out of the current window, as whose doing it was is found out there."""
+    """Ignore shortages during the block in the current window, because the block attributes them itself."""
     window = _CURRENT.get()
     with contextlib.nullcontext() if window is None else window.interrupted():
         yield
 
 
 def exhausted(error: BaseException | None) -> str:
-    """Return why a call of this process failed, in words, if it lacked a resource; checks the error's causes, too."""
+    """Return the exhausted resource that made a call of this process fail, in words. Checks the error's causes, too."""
     while error is not None:
         if isinstance(error, OSError) and error.errno in _EXHAUSTED and not isinstance(error, TimeoutError):
             return MENDS[error.errno or 0]
@@ -125,7 +126,7 @@ def exhausted(error: BaseException | None) -> str:
 
 
 def memory_is_short() -> bool:
-    """Return whether this process, or its node, has hardly any memory left to give."""
+    """Return whether this process or its node has hardly any memory left."""
     with contextlib.suppress(OSError, ValueError, LookupError):
         strict = Path("/proc/sys/vm/overcommit_memory").read_text().strip() == "2"
         if used_up(Path("/proc/meminfo").read_text(), strict=strict):
@@ -137,7 +138,7 @@ def memory_is_short() -> bool:
 
 
 def used_up(meminfo: str, *, strict: bool) -> bool:
-    """Return whether /proc/meminfo shows hardly any memory left; `strict` is a kernel that never overcommits."""
+    """Return whether /proc/meminfo shows hardly any memory left. `strict`: the kernel never overcommits."""
     rows = (line.partition(":") for line in meminfo.splitlines())
     n_bytes = {name: int(value.split()[0]) << 10 for name, _, value in rows}
     least = min(MIN_MEMORY, n_bytes["MemTotal"] // _SHARE)
@@ -154,7 +155,7 @@ def watched() -> Iterator[ShortageWindow]:
 
 
 class _Sampler:
-    """A thread that samples now and then while anything is watched, and a little longer: starting one takes time."""
+    """A thread that samples periodically while anything is watched, and a little longer, as starting one takes time."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -180,7 +181,7 @@ class _Sampler:
         with self._lock:
             self._n += 1
             if self._thread is None:
-                # without a thread there are still the samples at the end
+                # without a thread, there are still the samples at the end of each window
                 with contextlib.suppress(RuntimeError):
                     thread = threading.Thread(target=self._run, name="shortage", daemon=True)
                     thread.start()
@@ -210,7 +211,7 @@ class _Sampler:
             return True
 
     def counted(self) -> dict[str, int]:
-        """Return the kernel's counts as they are now, or were less than a sample ago: from then on they count."""
+        """Return the kernel's counters, at most one sample interval old; later increases count as shortages."""
         if time.monotonic() - self._counted[0] > SAMPLE_S:
             self._counted = time.monotonic(), _counts()
         return self._counted[1]
@@ -221,7 +222,7 @@ class _Sampler:
 
     def _look(self, cause: str, look: Callable[[], str]) -> None:
         with contextlib.suppress(OSError, ValueError, IndexError):
-            # what is seen may be older than the end of the look, and is not to count in a window begun meanwhile
+            # the time at the start, so that an old observation does not count in a window that begins meanwhile
             began = time.monotonic()
             if words := look():
                 self._note(cause, began, words)
@@ -253,7 +254,7 @@ def _disk() -> str:
 
 
 def _pause_s() -> float:
-    """Return the seconds until a disk with this space can be full, at most those between samples of the rest."""
+    """Return the seconds until a disk with this free space can be full, at most the interval of the other samples."""
     with contextlib.suppress(OSError):
         room = os.statvfs(settings().scratch)
         bytes_s = room.f_bavail * room.f_frsize / BYTES_PER_S
@@ -263,7 +264,7 @@ def _pause_s() -> float:
 
 
 def _processes() -> str:
-    """Threads are counted, as the kernel does."""
+    """Return a message if the node is nearly out of processes. Threads count, as in the kernel."""
     n = int(_read("/proc/loadavg").split()[3].partition("/")[2])
     return MENDS[errno.EAGAIN] if n > _NEARLY * _most_processes() else ""
 
@@ -282,20 +283,20 @@ _SHORT: Mapping[str, Callable[[], str]] = {
     "disk": _disk,
     "processes": _processes,
     "files": _files,
-    # only counted
+    # memory is not sampled, only its kernel counter is compared
     "memory": str,
 }
 
 
 def n_kills() -> int | None:
-    """Return how many processes the kernel has killed for lack of memory, but for those at a sandbox's own limit.
+    """Return the number of OOM kills, except those at a sandbox's own limit; None if they cannot be told apart.
 
-    Those of this process's control group count, as another job of the machine may have reached its own limit; those of
-    the machine where no group counts them. None if they cannot be told apart.
+    Kills in this process's control group count, because another job of the machine may have reached only its own limit.
+    Where no group counts them, those of the whole machine count.
     """
     counted_in = _counted_in()[0]
     n = _count(counted_in, "oom_kill")
-    # a group of version 1 counts its own processes, without those of the groups of sandboxes
+    # a version 1 group counts only its own processes, not those in the groups of sandboxes
     if n is None or not settings().cgroup or counted_in.endswith("/memory.oom_control"):
         return n
     own = _count(f"{settings().cgroup}/memory.events", "oom_kill")
@@ -303,7 +304,7 @@ def n_kills() -> int | None:
 
 
 def _counts() -> dict[str, int]:
-    """Return the kernel's counts of kills for lack of memory and of refused forks, of this process's group at best."""
+    """Return the kernel's counters of OOM kills and refused forks, of this process's control group if possible."""
     refusals_in = _counted_in()[1]
     result = {"memory": n_kills(), "processes": _count(refusals_in, "max") if refusals_in else None}
     return {cause: n for cause, n in result.items() if n is not None}
@@ -311,10 +312,10 @@ def _counts() -> dict[str, int]:
 
 @cache
 def _counted_in() -> tuple[str, str]:
-    """Return the files that count kills and refused forks, empty if none does; looked for once, as a process stays."""
+    """Return the files with the counters of OOM kills and refused forks; empty if none. A process keeps its group."""
     group, memory_group = own_groups(_text("/proc/self/cgroup"))
     kills = [f"{group}/memory.events", f"{memory_group}/memory.oom_control"]
-    # since Linux 6.11, those of groups below are in `pids.events`, too
+    # since Linux 6.11, `pids.events` includes the groups below
     refusals = [f"{group}/pids.events.local", f"{group}/pids.events"]
     return (
         next((file for file in kills if "oom_kill " in _text(file)), "/proc/vmstat"),
@@ -323,10 +324,10 @@ def _counted_in() -> tuple[str, str]:
 
 
 def own_groups(lines: str) -> tuple[str, str]:
-    """Return the folders of a process's group, of version 2 and of the memory controller of version 1; empty if none.
+    """Return the folders of a process's group, of version 2 and of the version 1 memory controller; empty if none.
 
-    `lines` are those of `/proc/PID/cgroup`. The group of all, at the top, is none: of version 1 it counts its own
-    processes alone.
+    `lines` is the text of `/proc/PID/cgroup`. The root group does not count: in version 1 it counts only its own
+    processes.
     """
     version_2 = version_1 = ""
     for line in lines.splitlines():
@@ -359,7 +360,7 @@ def _count(file: str, name: str) -> int | None:
 
 
 def _read(file: str) -> str:
-    """Return a file of the kernel, by three system calls: they are read at the ends of every stage."""
+    """Return a kernel file's text with three system calls: these files are read at both ends of every stage."""
     descriptor = os.open(file, os.O_RDONLY | os.O_CLOEXEC)
     try:
         return os.read(descriptor, _MOST_BYTES).decode()

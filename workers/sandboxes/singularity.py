@@ -1,7 +1,8 @@
-"""Sandboxes by Apptainer or Singularity, in the foreground, on an overlay of the farm's own.
+"""Sandboxes by Apptainer or Singularity, running in the foreground on an overlay of the farm.
 
-Not `instance start`: that takes four times as long and keeps two more processes. Not Apptainer's overlay: without
-`userxattr` it cannot delete folders of the image. It is given the merged folder, as writable.
+`instance start` is not used, because it takes four times as long and keeps two more processes. Apptainer's overlay is
+not used, because without `userxattr` it cannot delete folders of the image. Apptainer gets the merged folder as
+writable.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from workers.sandboxes.sandbox_user import drop_privileges
 _OPTIONS = (
     *("--containall", "--no-home", "--no-mount", "sys,tmp,home,cwd,bind-paths"),
     *("--hostname", "sandbox", "--no-init", "--no-umask"),
-    # the first process has a right that no other has, so none can look into it
+    # gives the first process a capability that no other process has, so none can inspect it
     *("--no-privs", "--add-caps", "CAP_WAKE_ALARM"),
 )
 _NO_NETWORK = ("--net", "--network", "none")
@@ -37,7 +38,7 @@ def _missing() -> str:
     if path is None:
         return f"no apptainer or singularity on PATH: {MEND}"
     try:
-        # where only the monitor can open the way to it, that it runs at all must do
+        # if only the monitor can open its folder to the sandbox user, it suffices that it runs for this process's user
         drop = [] if exposure()[0] else drop_privileges()
         done = answer_of(lambda: run([*drop, str(path), "--version"]))
     except (OSError, SandboxError, subprocess.TimeoutExpired) as error:
@@ -53,7 +54,7 @@ def _runtime(state: Path, binds: dict[str, str], spec: SandboxSpec) -> tuple[lis
     own_binds = ["--bind", f"{state / SOCKETS}:/run/farm", "--bind", "/proc/sys:/proc/sys:ro"]
     command = exec_command(state / "root", binds, [*options, *own_binds, *masks])
     own = str(state / "runtime")
-    # its bookkeeping, by default in a home folder that may be shared by nodes
+    # Apptainer's own state, which is by default in a home folder that nodes may share
     names = (
         "APPTAINER_CONFIGDIR",
         "APPTAINER_TMPDIR",

@@ -1,7 +1,7 @@
-"""Files in and out of a sandbox: requested from the fork server, whose child goes inside for them.
+"""Files in and out of a sandbox. The fork server's child enters the sandbox and reads or writes them.
 
-What comes out of a sandbox is what the policy made of it. A folder comes as a tar stream, which is unpacked here with
-nothing that leads out of its place.
+The policy controls everything that comes out of a sandbox. A folder comes as a tar stream, and unpacking skips entries
+that would leave the target.
 """
 
 from __future__ import annotations
@@ -31,16 +31,16 @@ if TYPE_CHECKING:
 FILE_S = 60.0
 TREE_S = 600.0
 REMOVE_S = 0.5
-"""Seconds for a cancelled copy out to be removed; after that it goes on without being waited for."""
+"""Seconds in which a cancelled download is removed; after that the removal continues in the background."""
 MAX_FILE = 100_000_000
-"""Bytes of a file that is read into the worker."""
+"""Maximum size in bytes of a file that is read into the worker."""
 
 
 _REMOVING: set[asyncio.Task[None]] = set()
 
 
 class Transfer:
-    """Of one sandbox. Every method raises SandboxError if it is gone, ToolError if the file cannot be had."""
+    """File transfer for one sandbox. Methods raise SandboxError if it is gone, ToolError if an operation fails."""
 
     def __init__(self, sandbox_id: str, target: Callable[[], JoinTarget], workdir: str, disk_mb: int) -> None:
         self._sandbox_id = sandbox_id
@@ -49,7 +49,7 @@ class Transfer:
         self._max_tree = disk_mb << 20
 
     async def read(self, path: str) -> bytes:
-        """A file's contents."""
+        """Return a file's contents."""
         memory = os.memfd_create("file")
         try:
             await self._ask("read", path, memory, FILE_S)
@@ -58,7 +58,7 @@ class Transfer:
             os.close(memory)
 
     async def write(self, path: str, data: bytes) -> None:
-        """Make or replace a file."""
+        """Create or replace a file."""
         memory = os.memfd_create("file")
         try:
             with open(memory, "wb", closefd=False) as file:  # noqa: ASYNC230 - in memory
@@ -68,23 +68,23 @@ class Transfer:
             os.close(memory)
 
     async def entries(self, path: str, depth: int) -> list[FileEntry]:
-        """The entries of a folder, down to a depth of folders, in order of depth and name; of depth 0, its own."""
+        """Return the entries of a folder down to a depth, by depth and name; with depth 0, that of the path itself."""
         return [FileEntry(**entry) for entry in json.loads(await self._told("list", path, {"depth": depth}))]
 
     async def move(self, path: str, target: str) -> None:
-        """Move a file or a folder, making the folders above its new path."""
+        """Move a file or folder, creating the parents of its new path."""
         await self._told("move", path, {"target": target})
 
     async def remove(self, path: str) -> None:
-        """Remove a file, or a folder with all that is in it."""
+        """Remove a file, or a folder with its contents."""
         await self._told("remove", path, {})
 
     async def make_folder(self, path: str) -> None:
-        """Make a folder that is not there yet, and those above it."""
+        """Create a new folder and its missing parents."""
         await self._told("make_folder", path, {})
 
     async def _told(self, action: str, path: str, values: Mapping[str, Any]) -> bytes:
-        """Return what an action leaves in a memory file that had these values."""
+        """Return the contents of a memory file, filled with these values, after an action has replaced them."""
         memory = os.memfd_create("files")
         try:
             os.pwrite(memory, json.dumps(values).encode(), 0)
@@ -94,7 +94,7 @@ class Transfer:
             os.close(memory)
 
     async def upload(self, source: Path, path: str, owners: CopiedOwners | None = None) -> None:
-        """Copy a tree of the node in."""
+        """Copy a tree from the node into the sandbox."""
         if not await asyncio.to_thread(source.exists):
             raise ToolError(f"{source}: No such file or directory on the node")
         ours, theirs = socket.socketpair()
@@ -103,13 +103,13 @@ class Transfer:
             with theirs:
                 await self._ask("upload", path, theirs.fileno(), TREE_S, owners)
         finally:
-            # if the other side gave up, or sleeps, the writer gets an error now
+            # if the other side gave up or sleeps, the writer gets an error now
             _hang_up(ours)
             await packing
             ours.close()
 
     async def download(self, path: str, target: Path) -> None:
-        """Copy a tree of the sandbox out."""
+        """Copy a tree from the sandbox to the node."""
         if await asyncio.to_thread(os.path.lexists, target):
             raise ToolError(f"{target} exists on the node already")
         ours, theirs = socket.socketpair()
@@ -134,7 +134,7 @@ class Transfer:
             raise ToolError(f"{path} cannot be copied out: {error}") from error
 
     async def unpack(self, archive: BinaryIO, path: str, owners: CopiedOwners | None = None) -> None:
-        """Unpack a tar stream into a folder, whatever is in it: nothing can lead out of the sandbox."""
+        """Unpack an untrusted tar stream into a folder: no entry can lead out of the sandbox."""
         ours, theirs = socket.socketpair()
         sending = asyncio.create_task(asyncio.to_thread(_send, archive, ours))
         try:
@@ -146,14 +146,14 @@ class Transfer:
             ours.close()
 
     async def pass_on(self, path: str, other: Transfer, target: str, owners: CopiedOwners | None = None) -> None:
-        """Copy a tree into another sandbox, without its passing through the node's files: links stay as they are."""
+        """Copy a tree into another sandbox without a copy on the node. Links are not changed."""
         source, sink = socket.socketpair()
         reading = asyncio.create_task(other._ask("upload", target, sink.fileno(), TREE_S, owners))
         try:
             try:
                 await self._ask("download", path, source.fileno(), TREE_S, owners)
             finally:
-                # that is all
+                # the end of the stream
                 _hang_up(source)
             await reading
         finally:
@@ -166,7 +166,7 @@ class Transfer:
         self, action: str, path: str, descriptor: int, timeout_s: float, owners: CopiedOwners | None = None
     ) -> None:
         if not path or "\0" in path:
-            raise ToolError(f"{path!r} is no path")
+            raise ToolError(f"{path!r} is not a valid path")
         job = {
             "do": "files",
             "action": action,
@@ -191,8 +191,8 @@ class Transfer:
 
 
 def _hang_up(ours: socket.socket) -> None:
-    """End what a thread reads or writes there, whatever holds the other end."""
-    # it may have done so itself
+    """Unblock a thread that reads or writes this socket, whatever process holds the other end."""
+    # the thread may have closed it itself
     with contextlib.suppress(OSError):
         ours.shutdown(socket.SHUT_RDWR)
 
@@ -205,7 +205,7 @@ def _send(archive: BinaryIO, ours: socket.socket) -> None:
 
 
 def _pack(source: Path, ours: socket.socket) -> None:
-    """Write a tree as a tar stream; owned by root, and without what a sandbox cannot make."""
+    """Write a tree as a tar stream, owned by root, without file types that a sandbox cannot create."""
 
     def owned(member: tarfile.TarInfo) -> tarfile.TarInfo | None:
         if not (member.isreg() or member.isdir() or member.issym() or member.islnk()):
@@ -222,9 +222,9 @@ def _pack(source: Path, ours: socket.socket) -> None:
         ):
             archive.add(source.resolve(), ".", filter=owned)
     except (BrokenPipeError, ConnectionResetError):
-        # the other side has said why
+        # the other side has reported the reason
         return
-    # that is all; the other side has not said yet what it makes of it
+    # end of the stream; the other side has not reported its result yet
     with contextlib.suppress(OSError):
         ours.shutdown(socket.SHUT_WR)
 
@@ -235,9 +235,9 @@ async def _removed(unpacking: asyncio.Task[None], target: Path) -> None:
 
 
 def _unpack(ours: socket.socket, source: str, target: Path, given_up: threading.Event) -> None:
-    """Make `target` from a tar stream of `source`; leaves out what would lead out of it. Raises TarError, OSError."""
+    """Create `target` from a tar stream of `source`, skipping entries that lead outside. Raises TarError, OSError."""
     top = target.parent.resolve() / target.name
-    # the folders that are made here, below which there is nothing but what is made here
+    # folders created here: everything below them was created here, too
     folders: set[str] = set()
     with ours, ours.makefile("rb", 1 << 18) as pipe:
         try:
@@ -247,7 +247,7 @@ def _unpack(ours: socket.socket, source: str, target: Path, given_up: threading.
                         return
                     _place(archive, member, source, str(top), folders)
         except tarfile.ReadError:
-            # nothing came: the other side has said why
+            # the stream is empty: the other side has reported the reason
             if target.exists():
                 raise
         while pipe.read(1 << 20):
@@ -258,7 +258,7 @@ def _unpack(ours: socket.socket, source: str, target: Path, given_up: threading.
 
 def _place(archive: tarfile.TarFile, member: tarfile.TarInfo, source: str, top: str, folders: set[str]) -> None:
     path = top if member.name == "." else f"{top}/{member.name}"
-    # the tree may have changed while it was packed, so that what was a folder first is a link here
+    # the tree can change while it is packed, so that an earlier folder is a link here
     if path != top and path.rpartition("/")[0] not in folders:
         return
     if path.rpartition("/")[2] in ("", ".", ".."):
@@ -281,7 +281,7 @@ def _place(archive: tarfile.TarFile, member: tarfile.TarInfo, source: str, top: 
 
 
 def _within(link: tarfile.TarInfo, source: str) -> str:
-    """Return the target of a link in a copy of `source`: relative to the link, if it is a whole path below `source`."""
+    """Return the target of a link in a copy of `source`: absolute paths below `source` become relative to the link."""
     folder = source.rstrip("/")
     if not source.startswith("/") or not f"{link.linkname}/".startswith(f"{folder}/"):
         return link.linkname
@@ -290,7 +290,7 @@ def _within(link: tarfile.TarInfo, source: str) -> str:
 
 
 def _cut_links(top: Path) -> int:
-    """Remove links that lead out of a tree, and say how many; without them, others may lead elsewhere."""
+    """Remove links that lead out of a tree and return their number. Removing one can change where others lead."""
     n_cut = 0
     for folder, folders, files in os.walk(top):
         for path in (Path(folder, name) for name in (*folders, *files)):

@@ -44,7 +44,7 @@ def unruly_client() -> Iterator[farm.Farm]:
     [
         # its own doing, with the place; what fell together with it is not
         ("loop", "agent_error", "blocked the event loop of its worker for 2 s in File"),
-        ("deaf", "agent_error", "went on beyond its deadline"),
+        ("deaf", "agent_error", "exceeded its deadline"),
         # not even a thread of its process could say what it was
         ("lock", "lost", "was lost in stage run"),
     ],
@@ -72,7 +72,7 @@ def test_what_hangs_fails_alone(client: farm.Farm, stuck: str, kind: str, words:
     [
         ("agent:callback blocks", "agent_error", "blocked the event loop of its worker for 2 s in File", 0),
         # any of those that it played may have done it: all count it, so that it comes to an end
-        ("agent:nobody blocks", "lost", "was lost, as its worker hung", 2),
+        ("agent:nobody blocks", "lost", "was lost because its worker hung", 2),
         # an exit or a fault of memory that nothing in Python can catch
         ("agent:quit process", "lost", "was lost in stage run", 2),
         ("agent:crash process", "lost", "was lost in stage run", 2),

@@ -277,11 +277,11 @@ def test_pruning_spares_what_is_used(start: Start, run: Run, sif: Path) -> None:
     assert {result.kept.split()[0] for result in prune(entries())} == {"used"}, "a moment ago"
     use_long_ago()
     value = {result.entry.names: result.kept for result in prune(entries())}
-    assert value == {(str(sif),): "a sandbox stands on it", ("host",): ""}
+    assert value == {(str(sif),): "a sandbox uses it", ("host",): ""}
     assert "in use" in farm("list")
     # a Python of the system is bound as it is
     has_environment = interpreter_for("")[1] != "/usr"
-    assert ("a sandbox stands on it" in pruned_parts()) is has_environment
+    assert ("a sandbox uses it" in pruned_parts()) is has_environment
     assert run(sandbox.exec(["rm", "-r", "/opt/data"], timeout_s=5)).code == 0
     run(sandbox.stop())
     assert [result.kept for result in prune(entries())] == [""]

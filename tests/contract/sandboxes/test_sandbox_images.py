@@ -160,10 +160,10 @@ def test_what_the_sandbox_user_cannot_read_is_lent(run: Run, start: Start, defin
 
 BROKEN = {
     "missing.sif": (None, r"there is no /.*/missing\.sif on this node"),
-    "nothing": (None, r"there is no /.*/nothing on this node: mend its name"),
-    "random.sif": (b"%setup\n touch /gone\n", r"random\.sif is no SIF file"),
-    "random.tar": (os.urandom(3000), r"random\.tar is no tar file"),
-    "random.tar.gz": (gzip.compress(os.urandom(3000))[:-100], r"random\.tar\.gz is no tar file"),
+    "nothing": (None, r"there is no /.*/nothing on this node: fix its name"),
+    "random.sif": (b"%setup\n touch /gone\n", r"random\.sif is not a SIF file"),
+    "random.tar": (os.urandom(3000), r"random\.tar is not a tar file"),
+    "random.tar.gz": (gzip.compress(os.urandom(3000))[:-100], r"random\.tar\.gz is not a tar file"),
     "empty.def": (b"", r"empty\.def could not be built: .*"),
     "words.def": (
         b"Bootstrap: localimage\nFrom: small.sif\n%post\n echo last words; exit 7\n",
@@ -171,7 +171,7 @@ BROKEN = {
     ),
     "base.def": (
         b"Bootstrap: localimage\nFrom: gone.sif\n",
-        r"base\.def begins with /.*/gone\.sif, which is not there",
+        r"base\.def begins with /.*/gone\.sif, which does not exist",
     ),
     "files.def": (
         b"Bootstrap: localimage\nFrom: small.sif\n%files\n gone /x\n",

@@ -150,8 +150,8 @@ def _kills_of_the_machine() -> int:
 def test_without_the_memory_controller_it_is_refused(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FARM_CGROUP", str(home))
     with farm_in(home):
-        assert "is no control group" in cgroups.missing()
-        with pytest.raises(SandboxError, match="is no control group"):
+        assert "is neither a control group" in cgroups.missing()
+        with pytest.raises(SandboxError, match="is neither a control group"):
             asyncio.run(PROVIDERS["namespace"]().start("none", SandboxSpec()))
         assert not folder("none").exists()
     settings.cache_clear()

@@ -1,4 +1,4 @@
-"""Fills the buffers of sockets of one kind until it is refused; prints the reason."""
+"""Fills the buffers of sockets of one kind until the kernel refuses; prints the reason."""
 
 import socket
 import sys

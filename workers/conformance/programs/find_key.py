@@ -1,4 +1,4 @@
-"""Looks for a key of the kernel by its name, with the numbers of the calls for that; prints where it is found."""
+"""Searches for a kernel key by its name, with the given system call numbers; prints where it is found."""
 
 import ctypes
 import sys

@@ -1,4 +1,4 @@
-"""Makes System V objects that stay when it ends; prints how many MB they take."""
+"""Creates System V objects that outlive it; prints their size in MB."""
 
 import ctypes
 

@@ -1,4 +1,4 @@
-"""Makes device files; prints those that could be made."""
+"""Tries to create device files; prints those that could be created."""
 
 import os
 import stat

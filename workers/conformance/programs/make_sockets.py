@@ -1,4 +1,4 @@
-"""Makes sockets of every family, kind and protocol; prints those that should not be there and are."""
+"""Tries to create sockets of every family, kind and protocol; prints those that should be refused but were not."""
 
 import socket
 

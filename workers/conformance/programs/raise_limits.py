@@ -1,4 +1,4 @@
-"""Raises each hard limit; prints those that could be raised."""
+"""Tries to raise each hard limit; prints those that could be raised."""
 
 import resource
 

@@ -1,4 +1,4 @@
-"""Mounts anew what is read-only; prints what could be made writable."""
+"""Tries to remount read-only mounts; prints those that could be made writable."""
 
 import ctypes
 

@@ -1,4 +1,4 @@
-"""Sends itself all the descriptors that it may, and holds them; with an argument, takes pipe pages, too."""
+"""Sends itself as many descriptors as it may, and holds them; with an argument, also takes pages of pipes."""
 
 import fcntl
 import os

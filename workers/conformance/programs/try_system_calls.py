@@ -1,4 +1,4 @@
-"""Makes the system calls of a JSON object; prints how each is answered."""
+"""Makes the system calls of a JSON object; prints the answer to each."""
 
 import ctypes
 import errno

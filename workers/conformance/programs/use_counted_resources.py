@@ -1,4 +1,4 @@
-"""Uses a bit of each thing that the kernel counts for a user; prints those that are refused."""
+"""Uses a small amount of each resource that the kernel counts for a user; prints those that are refused."""
 
 import ctypes
 import os

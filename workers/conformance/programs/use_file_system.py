@@ -1,4 +1,4 @@
-"""Does what programs do with files, in a new folder: locks, maps, names a nameless file, opens a database."""
+"""Uses files in a new folder as programs do: locks, maps, names a nameless file, opens a database."""
 
 import fcntl
 import mmap

@@ -1,1 +1,1 @@
-"""The promises of a sandbox, a module for each group."""
+"""The promises of a sandbox, with one module for each group."""

@@ -1,4 +1,4 @@
-"""Promises about running a command and about what becomes of it."""
+"""Promises about running a command and about its result."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _AT_ONCE = 50
 
 @promise(surface=True)
 async def streams_and_exit_code_are_told_apart(trial: PromiseTrial) -> None:
-    """Standard output, standard error and the exit code of a command come back apart."""
+    """Standard output, standard error and the exit code of a command are returned separately."""
     result = await trial.bash("echo out; echo err >&2; exit 3")
     same((result.code, result.stdout, result.stderr), (3, b"out\n", b"err\n"), "the code and the two streams")
     same((result.timed_out, result.limit), (False, ""), "a time limit or another in the result")
@@ -24,7 +24,7 @@ async def streams_and_exit_code_are_told_apart(trial: PromiseTrial) -> None:
 
 @promise(surface=True)
 async def a_signal_is_not_success(trial: PromiseTrial) -> None:
-    """A command that a signal ended has an exit code, and that is not 0."""
+    """A command that a signal ended has an exit code other than 0."""
     for number in ("KILL", "SEGV", "TERM"):
         result = await trial.bash(f"kill -{number} $$")
         assert result.code not in (0, None), f"SIG{number} gave the exit code {result.code}"
@@ -32,7 +32,7 @@ async def a_signal_is_not_success(trial: PromiseTrial) -> None:
 
 @promise(surface=True)
 async def a_program_that_is_not_there_is_a_result(trial: PromiseTrial) -> None:
-    """A program that does not exist is the exit code 127, with its name on standard error."""
+    """A program that does not exist gives the exit code 127, with its name on standard error."""
     result = await trial.sandbox.exec(["no-such-program"], timeout_s=10)
     same(result.code, 127, "the exit code")
     assert b"no-such-program" in result.stderr, f"standard error does not name it: {result.stderr!r}"
@@ -40,7 +40,7 @@ async def a_program_that_is_not_there_is_a_result(trial: PromiseTrial) -> None:
 
 @promise(surface=True)
 async def a_file_that_cannot_be_run_is_a_result(trial: PromiseTrial) -> None:
-    """A file that is not executable is the exit code 126, with a reason on standard error."""
+    """A file that is not executable gives the exit code 126, with a reason on standard error."""
     await trial.sandbox.write_file(f"plain-{trial.mark}", b"text\n")
     result = await trial.sandbox.exec([f"./plain-{trial.mark}"], timeout_s=10)
     same(result.code, 126, "the exit code")
@@ -49,7 +49,7 @@ async def a_file_that_cannot_be_run_is_a_result(trial: PromiseTrial) -> None:
 
 @promise(surface=True)
 async def arguments_are_not_interpreted(trial: PromiseTrial) -> None:
-    """Arguments reach the program as they are: quotes, stars, newlines, nothing at all, bytes that are no text."""
+    """Arguments reach the program unchanged: quotes, stars, newlines, empty ones, bytes that are not text."""
     words = ["$HOME", "a b", "`id`", "'", '"', "*", "", "-n", "\n", "é", os.fsdecode(b"\xff\xfe")]
     result = await trial.sandbox.exec(["printf", "%s|", *words], timeout_s=10)
     same(result.stdout, b"".join(os.fsencode(word) + b"|" for word in words), "what printf was given")
@@ -57,7 +57,7 @@ async def arguments_are_not_interpreted(trial: PromiseTrial) -> None:
 
 @promise(surface=True)
 async def words_beyond_the_kernels_limit_are_a_tool_error(trial: PromiseTrial) -> None:
-    """An argument or variable that the kernel refuses as too long, or too many of them, raise ToolError at once."""
+    """An argument or variable that the kernel rejects as too long, or too many of them, raise ToolError immediately."""
     for argv, env in (
         (["echo", "x" * 3_000_000], {}),
         (["echo", *["x" * 1_000] * 3_000], {}),
@@ -70,7 +70,7 @@ async def words_beyond_the_kernels_limit_are_a_tool_error(trial: PromiseTrial) -
 
 @promise(surface=True)
 async def standard_input_is_given_whole(trial: PromiseTrial) -> None:
-    """All of `stdin` reaches the command, whatever bytes it has; without one, its input is at its end."""
+    """All of `stdin` reaches the command, whatever its bytes; without `stdin`, the input is empty."""
     data = os.urandom(3_000_000)
     result = await trial.sandbox.exec(["cat"], timeout_s=30, stdin=data)
     assert result.stdout == data, f"{len(data)} bytes went in and {len(result.stdout)}, perhaps others, came out"
@@ -79,14 +79,14 @@ async def standard_input_is_given_whole(trial: PromiseTrial) -> None:
 
 @promise(surface=True)
 async def input_need_not_be_read(trial: PromiseTrial) -> None:
-    """A command that does not read its input is not disturbed by it."""
+    """A command that does not read its input is not affected by it."""
     result = await trial.sandbox.exec(["true"], timeout_s=20, stdin=bytes(3_000_000))
     same((result.code, result.stderr), (0, b""), "the exit code and standard error")
 
 
 @promise(surface=True)
 async def long_output_is_cut_and_drained(trial: PromiseTrial) -> None:
-    """Output beyond a cap is dropped while the command runs on to its end."""
+    """Output beyond a maximum is dropped while the command continues to its end."""
     result = await trial.sandbox.exec(["head", "-c", "100000000", "/dev/zero"], timeout_s=40)
     same(result.code, 0, "the exit code")
     assert 0 < len(result.stdout) < 50_000_000, f"{len(result.stdout)} of 100000000 bytes were kept"
@@ -94,21 +94,21 @@ async def long_output_is_cut_and_drained(trial: PromiseTrial) -> None:
 
 @promise(surface=True)
 async def binary_output_is_exact(trial: PromiseTrial) -> None:
-    """Every byte a command writes comes back as it was."""
+    """All bytes that a command writes are returned unchanged."""
     result = await trial.bash(r"printf '\000\001\177\033[31m\r\n\004\377\200'")
     same(result.stdout, b"\x00\x01\x7f\x1b[31m\r\n\x04\xff\x80", "standard output")
 
 
 @promise(surface=True)
 async def a_time_limit_gives_what_was_written(trial: PromiseTrial) -> None:
-    """At the time limit a command is killed; the result says so, has no exit code, and holds the output so far."""
+    """At the time limit a command is killed; the result says so, has no exit code, and contains the output so far."""
     result = await trial.bash("echo part; sleep 100", timeout_s=0.5)
     same((result.code, result.timed_out, result.stdout), (None, True, b"part\n"), "code, time-out and output")
 
 
 @promise()
 async def a_time_limit_ends_all_that_was_started(trial: PromiseTrial) -> None:
-    """At the time limit all that a command started is killed, also what left its session or ignores signals."""
+    """At the time limit all descendants of a command are killed, even if they left its session or ignore signals."""
     sleep = f"sleep {trial.mark}"
     result = await trial.bash(f"setsid {sleep} & (trap '' TERM INT HUP; {sleep}) & {sleep}", timeout_s=0.5)
     same(result.timed_out, True, "whether the time limit is told")
@@ -117,7 +117,7 @@ async def a_time_limit_ends_all_that_was_started(trial: PromiseTrial) -> None:
 
 @promise(surface=True)
 async def what_stays_in_the_background_is_not_waited_for(trial: PromiseTrial) -> None:
-    """A command ends with its own process, though one it left in the background holds its output open and lives on."""
+    """A command ends with its own process, even if a background process holds its output open and continues."""
     async with within(20):
         pid = (await trial.sh(f"sleep {trial.mark} & echo $!", timeout_s=60)).strip()
     await trial.sh(f"kill -9 {pid}")
@@ -135,7 +135,7 @@ async def orphans_are_waited_for(trial: PromiseTrial) -> None:
 
 @promise()
 async def cancelling_kills_the_command(trial: PromiseTrial) -> None:
-    """Cancelling the caller of a command kills the command and what it started."""
+    """Cancelling the caller of a command kills the command and its descendants."""
     script = f"setsid sleep {trial.mark} & sleep {trial.mark}"
     running = asyncio.create_task(trial.bash(script, timeout_s=60))
     await trial.until_asleep(2)
@@ -147,7 +147,7 @@ async def cancelling_kills_the_command(trial: PromiseTrial) -> None:
 
 @promise(surface=True)
 async def the_environment_can_be_added_to(trial: PromiseTrial) -> None:
-    """The variables of the spec and of the call are in the environment, the call's over the spec's."""
+    """The variables of the spec and of the call are in the environment; the call's take precedence."""
     shown = (await trial.bash("echo $GREETING $MORE", env={"MORE": "a  b"})).stdout
     same(shown, b"hello a b\n", "the variables of the spec and the call")
     same((await trial.bash("echo $GREETING", env={"GREETING": "bye"})).stdout, b"bye\n", "the variable of both")
@@ -155,7 +155,7 @@ async def the_environment_can_be_added_to(trial: PromiseTrial) -> None:
 
 @promise(surface=True)
 async def a_command_begins_in_the_working_folder(trial: PromiseTrial) -> None:
-    """A command runs in the spec's `workdir`, which is made, or in the call's `cwd`."""
+    """A command runs in the spec's `workdir`, which is created, or in the call's `cwd`."""
     await trial.sh(f"mkdir d{trial.mark}; echo x > d{trial.mark}/file")
     same((await trial.bash("cat file", cwd=f"d{trial.mark}")).stdout, b"x\n", "what lies in the folder of the call")
     same((await trial.bash("pwd", cwd="/usr")).stdout, b"/usr\n", "the folder of the call")
@@ -163,7 +163,7 @@ async def a_command_begins_in_the_working_folder(trial: PromiseTrial) -> None:
 
 @promise()
 async def the_working_folder_of_the_spec_is_made(trial: PromiseTrial) -> None:
-    """The `workdir` of the spec need not be in the image, and is where commands, shells and kernels begin."""
+    """The `workdir` of the spec need not be in the image; commands, shells and kernels start there."""
     one = await trial.start(workdir="/work/some where")
     same(await trial.sh("pwd", one), "/work/some where\n", "the working folder of a command")
     shell, kernel = await trial.shell(one), await trial.kernel(one)
@@ -182,7 +182,7 @@ async def a_folder_that_is_not_there_is_a_result(trial: PromiseTrial) -> None:
 
 @promise(surface=True)
 async def commands_run_side_by_side(trial: PromiseTrial) -> None:
-    """Many commands at once in one sandbox each get their own input, output and exit code."""
+    """Many concurrent commands in one sandbox each get their own input, output and exit code."""
     results = await asyncio.gather(
         *(trial.bash(f"cat; exit {n}", stdin=b"%d" % n * 10_000, timeout_s=50) for n in range(_AT_ONCE))
     )
@@ -192,25 +192,25 @@ async def commands_run_side_by_side(trial: PromiseTrial) -> None:
 
 @promise(surface=True)
 async def signals_are_as_programs_expect(trial: PromiseTrial) -> None:
-    """A command starts with no signal blocked and none ignored: a pipeline that is cut short ends quietly."""
+    """A command starts with no signal blocked or ignored: a pipeline that is cut short ends without an error."""
     same(await trial.sh("yes | head -n 1"), "y\n", "the output of `yes | head -n 1`")
     states = (await trial.sh("grep -E '^Sig(Blk|Ign)' /proc/self/status | cut -f 2")).split()
-    # two numbers that the C library keeps to itself
+    # two numbers that the C library reserves
     masks = {int(state, 16) & ~(0b11 << 31) for state in states}
     same(masks, {0}, "the masks of blocked and of ignored signals")
 
 
 @promise(surface=True)
 async def no_descriptor_of_the_worker_is_open(trial: PromiseTrial) -> None:
-    """A command has its standard streams open and nothing else."""
+    """A command has only its standard streams open."""
     listed = await trial.sandbox.exec(["ls", "/proc/self/fd"], timeout_s=10)
-    # the folder that `ls` reads is 3
+    # descriptor 3 is the folder that `ls` reads
     same({int(word) for word in listed.stdout.split()}, {0, 1, 2, 3}, "the numbers of the open descriptors")
 
 
 @promise("python3")
 async def a_terminal_can_be_opened(trial: PromiseTrial) -> None:
-    """Programs can open a terminal of their own, as `script`, `tmux` and `pexpect` do."""
+    """Programs can open their own terminal, as `script`, `tmux` and `pexpect` do."""
     code = (
         "import os, pty; pid, fd = pty.fork()\nif not pid: os.execvp('tty', ['tty'])\nprint(os.read(fd, 99).decode())"
     )
@@ -219,7 +219,7 @@ async def a_terminal_can_be_opened(trial: PromiseTrial) -> None:
 
 @promise(surface=True)
 async def the_worker_keeps_nothing_of_a_command(trial: PromiseTrial) -> None:
-    """A command that has ended has left no descriptor and no process in the worker."""
+    """A command that has ended leaves no descriptor and no process in the worker."""
     await _run_some(trial)
     descriptors, zombies = outside.descriptors(), outside.zombies()
     await _run_some(trial)
@@ -236,7 +236,7 @@ async def _run_some(trial: PromiseTrial) -> None:
 
 @promise()
 async def words_that_start_nothing_are_a_tool_error(trial: PromiseTrial) -> None:
-    """A command without words, or with one that no program can be given, raises ToolError that names it."""
+    """A command without words, or with an impossible word, raises ToolError that names it."""
     odd: list[list[str]] = [[], [""], ["echo", "a\0b"], ["echo", "\ud800"], ["echo", "x" * 1_000_000], ["\0"]]
     odd += [["echo", *["x" * 1000] * 3000], ["echo", "\udfff\ud800"]]
     for argv in odd:

@@ -1,4 +1,4 @@
-"""Promises about many at once: sandboxes, shells and starts that do not disturb each other."""
+"""Promises about concurrency: sandboxes, shells and starts that do not disturb each other."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ _TAKE = {
         "for m in range(3000):\n    open(f'w/{m}', 'w').close()\n"
         "    held.append(libc.inotify_add_watch(n, f'w/{m}'.encode(), 2))"
     ),
-    # last, as they stay when the program has ended
+    # last, because these stay when the program has ended
     "message queues": (
         "libc = ctypes.CDLL('librt.so.1', use_errno=True)\n"
         "while (n := libc.mq_open(f'/q{len(held)}'.encode(), 0o102, 0o600, None)) >= 0: held.append(n)"
     ),
 }
-"""By one program, as much as it gets."""
+"""One program's use of each resource, as much as it gets."""
 _SEND = """
 import fcntl, os, socket
 one, two = socket.socketpair()
@@ -43,7 +43,7 @@ print(fcntl.fcntl(os.pipe()[1], 1032))
 
 @promise(time_s=180)
 async def many_sandboxes_answer(trial: PromiseTrial) -> None:
-    """Twenty sandboxes are started at once, each answers with what is its own, and all are stopped at once."""
+    """Twenty sandboxes start at the same time, each answers with its own data, and all are stopped at the same time."""
     sandboxes = await asyncio.gather(*(trial.start(env={"NUMBER": str(n)}) for n in range(_MANY)))
     await asyncio.gather(*(one.write_file("own", f"{n} ".encode()) for n, one in enumerate(sandboxes)))
     answers = await asyncio.gather(*(trial.sh("cat own; echo $NUMBER", one, 60) for one in sandboxes))
@@ -83,7 +83,7 @@ async def some_start_while_others_end(trial: PromiseTrial) -> None:
 
 @promise("python3", time_s=120)
 async def one_leaves_the_others_what_they_need(trial: PromiseTrial) -> None:
-    """A sandbox that takes all it can get of what the kernel counts for a user leaves the next one enough to work."""
+    """A sandbox that exhausts all resources that the kernel counts for a user leaves the next one enough to work."""
     one, two = await trial.start(), await trial.start()
     for what, code in _TAKE.items():
         code = f"import ctypes, os, signal, time\nheld = []\n{code}\nprint('taken', flush=True)\ntime.sleep(100)"
@@ -117,8 +117,8 @@ async def tools_go_on_when_descriptors_cannot(trial: PromiseTrial) -> None:
 
 @promise("python3", time_s=120)
 async def what_is_counted_for_a_user_is_counted_for_each(trial: PromiseTrial) -> None:
-    """With a user id of its own for each sandbox, one has as many descriptors in flight and pages of pipes as it can,
-    and a program in another sends descriptors and has pipes as large as ever.
+    """If each sandbox has its own user id, one uses as many descriptors in flight and pages of pipes as it can, but
+    a program in another can still send descriptors and have pipes of full size.
     """
     one, two = await trial.start(), await trial.start()
     users = {await _user(trial, sandbox) for sandbox in (one, two)}
@@ -132,7 +132,7 @@ async def what_is_counted_for_a_user_is_counted_for_each(trial: PromiseTrial) ->
 
 
 async def _user(trial: PromiseTrial, sandbox: Sandbox) -> int:
-    """Return the user that a sandbox's processes belong to on the node."""
+    """Return the node's user that runs a sandbox's processes."""
     seconds = f"{trial.mark}.{secrets.randbelow(10**6):06d}"
     await trial.sh(f"sleep {seconds} >/dev/null 2>&1 &", sandbox)
     await until(lambda: outside.processes_with(seconds), "the program that was started is there")

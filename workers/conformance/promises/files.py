@@ -1,4 +1,4 @@
-"""Promises about reading and writing single files: what a handler stages, and what an edit tool does."""
+"""Promises about reading and writing single files, as handlers and edit tools do."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _NAMES = ("plain", "with space", 'it\'s "quoted"', "-rf", "new\nline", "*", "$HO
 
 @promise(surface=True)
 async def what_is_written_is_read(trial: PromiseTrial) -> None:
-    """A file that was written is read back byte by byte, whatever it holds and however it is named."""
+    """A written file is read back byte by byte, whatever its contents and name."""
     data = os.urandom(200_000) + b"\0\r\n"
     for name in _NAMES:
         path = f"f{trial.mark}/{name}"
@@ -29,7 +29,7 @@ async def what_is_written_is_read(trial: PromiseTrial) -> None:
 
 @promise(surface=True)
 async def a_file_is_replaced_whole(trial: PromiseTrial) -> None:
-    """Writing a file again leaves nothing of what it held."""
+    """Writing a file again replaces all of its contents."""
     for data in (b"long " * 100, b"short"):
         await trial.sandbox.write_file(f"f{trial.mark}", data)
     same(await trial.sandbox.read_file(f"f{trial.mark}"), b"short", "what the file holds")
@@ -37,7 +37,7 @@ async def a_file_is_replaced_whole(trial: PromiseTrial) -> None:
 
 @promise(surface=True)
 async def folders_of_a_file_are_made(trial: PromiseTrial) -> None:
-    """Writing a file makes the folders it is to lie in."""
+    """Writing a file creates its missing parent folders."""
     path = f"f{trial.mark}/a/b/c/file"
     await trial.sandbox.write_file(path, b"x")
     same(await trial.sandbox.read_file(path), b"x", "what the file holds")
@@ -45,7 +45,7 @@ async def folders_of_a_file_are_made(trial: PromiseTrial) -> None:
 
 @promise(surface=True)
 async def a_missing_file_is_a_tool_error(trial: PromiseTrial) -> None:
-    """Reading a file that does not exist raises ToolError, worded for a model and with the path."""
+    """Reading a file that does not exist raises ToolError with the path, worded for a model."""
     for path in (f"/none-{trial.mark}", f"none-{trial.mark}/file"):
         with raises(ToolError, path):
             await trial.sandbox.read_file(path)
@@ -53,7 +53,7 @@ async def a_missing_file_is_a_tool_error(trial: PromiseTrial) -> None:
 
 @promise(surface=True)
 async def a_folder_is_no_file(trial: PromiseTrial) -> None:
-    """Reading or writing a folder as if it were a file raises ToolError, and so does a path through a file."""
+    """Reading or writing a folder as a file raises ToolError, and so does a path through a file."""
     folder = f"f{trial.mark}"
     await trial.sandbox.write_file(f"{folder}/file", b"x")
     with raises(ToolError, folder):
@@ -66,7 +66,7 @@ async def a_folder_is_no_file(trial: PromiseTrial) -> None:
 
 @promise(surface=True)
 async def a_path_that_cannot_be_is_a_tool_error(trial: PromiseTrial) -> None:
-    """No path, one with a NUL, and one with a name that is too long raise ToolError."""
+    """An empty path, one with a NUL, and one with a name that is too long raise ToolError."""
     for path in ("", "a\0b", "x" * 300, "x/" * 3000):
         with raises(ToolError):
             await trial.sandbox.read_file(path)
@@ -76,7 +76,7 @@ async def a_path_that_cannot_be_is_a_tool_error(trial: PromiseTrial) -> None:
 
 @promise(surface=True)
 async def commands_see_what_is_written(trial: PromiseTrial) -> None:
-    """Files and commands are of the same sandbox: a relative path begins in the working folder for both."""
+    """Files and commands use the same file system: a relative path starts in the working folder for both."""
     name = f"f{trial.mark}"
     await trial.sandbox.write_file(name, b"written\n")
     same(await trial.sh(f"cat {name}; echo told > {name}"), "written\n", "what a command reads")
@@ -87,7 +87,7 @@ async def commands_see_what_is_written(trial: PromiseTrial) -> None:
 
 @promise(surface=True)
 async def writing_keeps_mode_and_links(trial: PromiseTrial) -> None:
-    """Writing a file that is there keeps its mode, its hard links, and the link that led to it."""
+    """Writing an existing file keeps its mode, its hard links, and the link that led to it."""
     name = f"f{trial.mark}"
     await trial.sh(f"echo old > {name}; chmod 750 {name}; ln {name} {name}-hard; ln -s {name} {name}-soft")
     await trial.sandbox.write_file(f"{name}-soft", b"new")
@@ -96,7 +96,7 @@ async def writing_keeps_mode_and_links(trial: PromiseTrial) -> None:
 
 @promise()
 async def a_written_file_is_the_policys(trial: PromiseTrial) -> None:
-    """A file that was written belongs to the user that commands run as, who may change, run and delete it."""
+    """A written file belongs to the user that commands run as, who may change, run and delete it."""
     name = f"f{trial.mark}/script"
     await trial.sandbox.write_file(name, b"#!/bin/bash\necho ran\n")
     owners = (await trial.sh(f"touch own; stat -c %u:%g own {name} f{trial.mark}")).split()
@@ -106,7 +106,7 @@ async def a_written_file_is_the_policys(trial: PromiseTrial) -> None:
 
 @promise()
 async def what_may_not_be_written_is_a_tool_error(trial: PromiseTrial) -> None:
-    """Writing where the kernel refuses raises ToolError with its reason."""
+    """Writing where the kernel refuses raises ToolError with the kernel's reason."""
     with raises(ToolError, "/proc/version"):
         await trial.sandbox.write_file("/proc/version", b"x")
     with raises(ToolError):
@@ -115,7 +115,7 @@ async def what_may_not_be_written_is_a_tool_error(trial: PromiseTrial) -> None:
 
 @promise()
 async def a_named_pipe_does_not_hang(trial: PromiseTrial) -> None:
-    """Reading or writing a named pipe whose other end is not open raises ToolError at once."""
+    """Reading or writing a named pipe whose other end is not open raises ToolError immediately."""
     path = f"f{trial.mark}"
     await trial.sh(f"mkfifo {path}")
     async with within(_QUICK_S):
@@ -127,7 +127,7 @@ async def a_named_pipe_does_not_hang(trial: PromiseTrial) -> None:
 
 @promise()
 async def a_device_is_no_file(trial: PromiseTrial) -> None:
-    """Reading a device, also by a link to it, raises ToolError at once, endless as it may be; so does writing one."""
+    """Reading or writing a device, even an endless one or through a link, raises ToolError immediately."""
     await trial.sh(f"ln -s /dev/zero f{trial.mark}")
     async with within(_QUICK_S):
         for path in ("/dev/zero", f"f{trial.mark}", "/dev/stdin", "/dev/tty", "/dev/ptmx"):
@@ -151,7 +151,7 @@ async def a_socket_is_no_file(trial: PromiseTrial) -> None:
 
 @promise()
 async def a_huge_file_is_refused(trial: PromiseTrial) -> None:
-    """Reading a file too big to be held in memory raises ToolError at once."""
+    """Reading a file too large for memory raises ToolError immediately."""
     path = f"f{trial.mark}"
     await trial.sh(f"truncate -s 2G {path} || truncate -s 1G {path}")
     async with within(_QUICK_S):
@@ -167,7 +167,7 @@ async def a_file_that_grows_is_read_to_some_end(trial: PromiseTrial) -> None:
     pid = (await trial.sh(f"while :; do echo more; done > {path} & echo $!")).strip()
     async with within(_QUICK_S):
         for _ in range(10):
-            # it may have become too big meanwhile
+            # it may have become too large meanwhile
             with contextlib.suppress(ToolError):
                 await trial.sandbox.read_file(path)
     await trial.sh(f"kill -9 {pid}; rm {path}")
@@ -175,7 +175,7 @@ async def a_file_that_grows_is_read_to_some_end(trial: PromiseTrial) -> None:
 
 @promise(surface=True)
 async def files_are_read_side_by_side(trial: PromiseTrial) -> None:
-    """Many files can be written and read at once."""
+    """Many files can be written and read at the same time."""
     paths = [f"f{trial.mark}/{n}" for n in range(40)]
     await asyncio.gather(*(trial.sandbox.write_file(path, path.encode() * 1000) for path in paths))
     result = await asyncio.gather(*(trial.sandbox.read_file(path) for path in paths))

@@ -1,6 +1,6 @@
 # ruff: noqa: ASYNC220, S108
-# promises read the node's files where a moment does not matter, and name folders of the sandbox, not of ours
-"""Promises about what is not seen from inside: the node's files, people, environment, processes and devices."""
+# blocking reads of the node's files are acceptable here; the folders named are those of the sandbox
+"""Promises about everything hidden inside: the node's files, people, environment, processes and devices."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from workers.plugins.interfaces import Sandbox
 _EVERYWHERE = (
     "cat /proc/[0-9]*/environ /proc/[0-9]*/cmdline /proc/[0-9]*/task/*/environ 2>/dev/null | tr '\\0' '\\n'; true"
 )
-# reads what to look for from its input, so that it does not find itself
+# reads the text to search for from its input, so that it does not find itself
 _PROCESSES_WITH = """
 read -r text; for file in /proc/[0-9]*/cmdline; do
     { line=$(tr '\\0' ' ' < "$file"); } 2>/dev/null; [[ $line == *"$text"* ]] && echo "$line"
@@ -38,7 +38,7 @@ _HARMLESS = {(_MEMORY, minor) for minor in (3, 5, 7, 8, 9)} | {(_TERMINALS, mino
 
 @contextmanager
 def _in_the_environment(**variables: str) -> Iterator[None]:
-    """Variables of this process, which is the worker, while the block runs."""
+    """Set variables of this process, which is the worker, while the block runs."""
     before = {name: os.environ.get(name) for name in variables}
     os.environ.update(variables)
     try:
@@ -64,7 +64,7 @@ async def a_secret_of_the_worker_never_shows_inside(trial: PromiseTrial) -> None
 
 @promise()
 async def nothing_of_the_workers_environment_is_handed_on(trial: PromiseTrial) -> None:
-    """Variables inside have values that were chosen for it, not those of the worker."""
+    """Environment variables inside have chosen values, not those of the worker."""
     with _in_the_environment(LC_ALL="worker", PYTHONPATH="/worker", LD_LIBRARY_PATH="/worker", BASH_ENV="/worker"):
         one = await trial.start(env={"CHOSEN": "yes"})
         seen = (await one.exec(["env"], timeout_s=10)).stdout.decode().splitlines()
@@ -77,7 +77,7 @@ async def nothing_of_the_workers_environment_is_handed_on(trial: PromiseTrial) -
 
 @promise()
 async def no_home_and_no_tmp_of_the_node(trial: PromiseTrial) -> None:
-    """The home, temporary and working folders of the node are not there; folders of the same name are others."""
+    """The home, temporary and working folders of the node are not visible; folders of the same name are different."""
     paths = {Path.home(), Path(tempfile.gettempdir()), Path.cwd(), Path("/home"), Path("/root"), Path("/var/tmp")}
     for path in sorted(path for path in paths if path.exists()):
         seen = (await trial.bash('stat -Lc %d:%i -- "$P"', env={"P": str(path)})).stdout.decode().strip()
@@ -91,9 +91,9 @@ async def no_home_and_no_tmp_of_the_node(trial: PromiseTrial) -> None:
 
 @promise()
 async def no_people_of_the_node(trial: PromiseTrial) -> None:
-    """Neither the password files of the node nor the names of its people are there, if its system folders are lent."""
+    """Neither the node's password files nor the names of its people are visible, even with its system folders."""
     if trial.spec().image != "host":
-        raise NotTried("the image brings people of its own")
+        raise NotTried("the image has its own users")
     same(await trial.sh("cat /etc/shadow /etc/gshadow /etc/ssh/ssh_host_* 2>/dev/null | wc -c"), "0\n", "bytes of them")
     people = {user.pw_name for user in pwd.getpwall() if user.pw_uid >= 1000 and user.pw_name != "nobody"}
     if os.getuid() >= 1000:
@@ -107,7 +107,7 @@ async def the_node_is_not_named(trial: PromiseTrial) -> None:
     """The host name is not the node's, and changing it inside changes nothing outside."""
     name = socket.gethostname()
     if name in {"localhost", "sandbox"}:
-        raise NotTried(f"the node is called {name}, as anything might be")
+        raise NotTried(f"the node's name {name} is too common to search for")
     seen = await trial.sh("uname -n; cat /etc/hostname /proc/sys/kernel/hostname /etc/hosts 2>/dev/null || true")
     assert name not in seen.split(), f"the node's name is known inside: {seen}"
     await trial.bash("hostname promised || echo promised > /proc/sys/kernel/hostname")
@@ -116,7 +116,7 @@ async def the_node_is_not_named(trial: PromiseTrial) -> None:
 
 @promise()
 async def processes_of_the_node_are_not_seen(trial: PromiseTrial) -> None:
-    """A sandbox sees its own processes and none of the node's, and its first one is number 1."""
+    """A sandbox sees its own processes and none of the node's, and its first process has pid 1."""
     bystander = subprocess.Popen([sys.executable, "-c", "input()", trial.mark], stdin=subprocess.PIPE)
     try:
         same(await _seen(trial, trial.mark, trial.sandbox), "", "a process of the node inside")
@@ -131,13 +131,13 @@ async def processes_of_the_node_are_not_seen(trial: PromiseTrial) -> None:
 
 
 async def _seen(trial: PromiseTrial, text: str, on: Sandbox) -> str:
-    """Command lines of the processes inside in which a text occurs."""
+    """Return the command lines of the processes inside that contain a text."""
     return (await trial.bash(_PROCESSES_WITH, on, stdin=text.encode())).stdout.decode()
 
 
 @promise()
 async def namespaces_are_its_own(trial: PromiseTrial) -> None:
-    """Of the node's namespaces a sandbox shares none but that of time."""
+    """A sandbox shares none of the node's namespaces except the time namespace."""
     ours = outside.namespaces_of("self")
     for name in ("cgroup", "ipc", "mnt", "net", "pid", "user", "uts"):
         inside = (await trial.sh(f"readlink /proc/self/ns/{name}")).strip()
@@ -146,7 +146,7 @@ async def namespaces_are_its_own(trial: PromiseTrial) -> None:
 
 @promise()
 async def shared_memory_is_its_own(trial: PromiseTrial) -> None:
-    """The node's shared memory, by file or by System V key, is not seen inside."""
+    """The node's shared memory, by file or by System V key, is not visible inside."""
     with tempfile.NamedTemporaryFile(dir="/dev/shm", prefix=f"p{trial.mark}"):
         same(
             await trial.sh(f"ls /dev/shm | grep p{trial.mark} || true"), "", "a file of the node's shared memory inside"
@@ -158,7 +158,7 @@ async def shared_memory_is_its_own(trial: PromiseTrial) -> None:
 
 @promise("flock")
 async def locks_are_its_own(trial: PromiseTrial) -> None:
-    """A lock of a program on a file of the image keeps nobody waiting in another sandbox."""
+    """A program's lock on a file of the image blocks no program in another sandbox."""
     one, two = await trial.start(), await trial.start()
     file = (await trial.sh("readlink -f $(command -v flock)", one)).strip()
     await trial.sh(f"flock {file} sleep {trial.mark} >/dev/null 2>&1 & until ! flock -n {file} true; do :; done", one)
@@ -168,7 +168,7 @@ async def locks_are_its_own(trial: PromiseTrial) -> None:
 
 @promise("find")
 async def devices_are_harmless(trial: PromiseTrial) -> None:
-    """Below /dev there are terminals, random numbers and the like, and no disk, no memory and no other hardware."""
+    """/dev contains terminals, random numbers and the like, and no disk, memory or other hardware."""
     same(await trial.sh("find / -xdev -type b"), "", "block devices")
     for line in (await trial.sh("find /dev -type c -exec stat -c '%t %T %n' {} +")).splitlines():
         major, minor, name = line.split()
@@ -180,7 +180,7 @@ async def devices_are_harmless(trial: PromiseTrial) -> None:
 
 @promise()
 async def hardware_is_not_seen(trial: PromiseTrial) -> None:
-    """Neither disks, network cards nor other hardware of the node are listed in /sys."""
+    """Disks, network cards and other hardware of the node are not listed in /sys."""
     seen = await trial.sh(
         "ls -d /sys/block/* /sys/class/net/* /sys/class/dmi/* /sys/bus/pci/devices/* 2>/dev/null || true"
     )
@@ -202,7 +202,7 @@ async def the_kernel_cannot_be_set(trial: PromiseTrial) -> None:
 
 @promise()
 async def two_sandboxes_do_not_see_each_other(trial: PromiseTrial) -> None:
-    """Files, processes and memory of one sandbox are not there in another, also not of the same node and user."""
+    """Files, processes and memory of one sandbox are not visible in another, even of the same node and user."""
     one, two = await trial.start(), await trial.start()
     await trial.sh(f"sleep {trial.mark} >/dev/null 2>&1 &", one)
     await trial.until_asleep()

@@ -1,4 +1,4 @@
-"""Promises about the persistent Python: what an agent's python tool relies on."""
+"""Promises about the persistent Python, on which an agent's python tool relies."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _PNG = base64.b64decode(
 
 @promise(surface=True)
 async def a_kernel_keeps_its_state(trial: PromiseTrial) -> None:
-    """Variables, functions and imports of a kernel live from cell to cell."""
+    """Variables, functions and imports of a kernel persist between cells."""
     kernel = await trial.kernel()
     same((await kernel.run("import math\ndef f(x): return math.floor(x)\ny = 2.5", 30)).output, "", "the output")
     assert (await kernel.run("f(y)", 20)).output.rstrip().endswith("2"), "the function is not there any more"
@@ -25,7 +25,7 @@ async def a_kernel_keeps_its_state(trial: PromiseTrial) -> None:
 
 @promise(surface=True)
 async def a_cell_tells_output_and_value(trial: PromiseTrial) -> None:
-    """A cell gives what it printed and the value of its last expression, and nothing if there is neither."""
+    """A cell returns its output and the value of its last expression, and nothing if there is neither."""
     kernel = await trial.kernel()
     output = (await kernel.run("print('printed')\n6 * 7", 20)).output
     same((output[:8], output.rstrip()[-2:]), ("printed\n", "42"), "the beginning and the end of the output")
@@ -34,7 +34,7 @@ async def a_cell_tells_output_and_value(trial: PromiseTrial) -> None:
 
 @promise(surface=True)
 async def errors_of_a_cell_are_named(trial: PromiseTrial) -> None:
-    """An exception is named, reported, and harmless to the kernel."""
+    """An exception is named and reported, and does not harm the kernel."""
     kernel = await trial.kernel()
     await kernel.run("x = 5", 20)
     for code, error in (("1/0", "ZeroDivisionError"), ("def", "SyntaxError"), ("raise SystemExit(3)", "SystemExit")):
@@ -54,7 +54,7 @@ async def a_cell_shows_output_of_programs(trial: PromiseTrial) -> None:
 
 @promise(surface=True)
 async def long_output_of_a_cell_is_cut_in_the_middle(trial: PromiseTrial) -> None:
-    """Beyond a cap the middle of a cell's output is left out and counted; its beginning and its end are there."""
+    """Beyond a maximum the middle of a cell's output is left out and counted; its beginning and end are kept."""
     kernel = await trial.kernel()
     result = await kernel.run("print('BEGIN'); print('a' * 20_000_000); print('END')", 30)
     assert result.output.startswith("BEGIN\n"), f"the output begins with {result.output[:20]!r}"
@@ -64,7 +64,7 @@ async def long_output_of_a_cell_is_cut_in_the_middle(trial: PromiseTrial) -> Non
 
 @promise(surface=True)
 async def a_kernel_outlives_a_time_limit(trial: PromiseTrial) -> None:
-    """At the time limit a cell is interrupted, what it printed is given, and the state is kept."""
+    """At the time limit a cell is interrupted, its output so far is returned, and the state is kept."""
     kernel = await trial.kernel()
     await kernel.run("x = 5", 20)
     for endless in ("import time; print('part'); time.sleep(100)", "print('part')\nwhile True: pass"):
@@ -87,7 +87,7 @@ async def a_kernel_that_dies_is_started_anew(trial: PromiseTrial) -> None:
 
 @promise(surface=True)
 async def a_kernel_can_be_restarted(trial: PromiseTrial) -> None:
-    """After `restart` nothing that was defined is left in a kernel."""
+    """After `restart`, a kernel has no earlier definitions."""
     kernel = await trial.kernel()
     await kernel.run("x = 5", 20)
     await kernel.restart()
@@ -97,7 +97,7 @@ async def a_kernel_can_be_restarted(trial: PromiseTrial) -> None:
 
 @promise(surface=True)
 async def a_cell_has_no_input(trial: PromiseTrial) -> None:
-    """A cell that reads input fails at once and does not wait."""
+    """A cell that reads input fails immediately and does not wait."""
     kernel = await trial.kernel()
     result = await kernel.run("input()", 20)
     same((bool(result.error), result.timed_out), (True, False), "error and time-out")
@@ -105,7 +105,7 @@ async def a_cell_has_no_input(trial: PromiseTrial) -> None:
 
 @promise(surface=True)
 async def a_cell_can_show_an_image(trial: PromiseTrial) -> None:
-    """An image that a cell displays comes back as it is, with its media type, apart from the text."""
+    """An image that a cell displays is returned unchanged with its media type, separate from the text."""
     kernel = await trial.kernel()
     result = await kernel.run(f"from IPython.display import Image, display\ndisplay(Image(data={_PNG!r}))", 20)
     same([(image.media_type, image.data) for image in result.images], [("image/png", _PNG)], "the images")
@@ -114,14 +114,14 @@ async def a_cell_can_show_an_image(trial: PromiseTrial) -> None:
 
 @promise(surface=True)
 async def an_unknown_kernel_is_a_sandbox_error(trial: PromiseTrial) -> None:
-    """Opening a kernel that the image does not bring raises SandboxError with its name."""
+    """Opening a kernel that the image does not have raises SandboxError with its name."""
     with raises(SandboxError, f"kernel-{trial.mark}"):
         await trial.sandbox.open_kernel(f"kernel-{trial.mark}")
 
 
 @promise()
 async def closing_a_kernel_ends_what_it_started(trial: PromiseTrial) -> None:
-    """Closing a kernel ends the programs that its cells started, also those that left its session."""
+    """Closing a kernel ends the programs that its cells started, even those that left its session."""
     kernel = await trial.kernel()
     code = f"import subprocess; p = subprocess.Popen(['sleep', '{trial.mark}'], start_new_session=True)"
     same((await kernel.run(code, 20)).error, "", "the error")
@@ -133,7 +133,7 @@ async def closing_a_kernel_ends_what_it_started(trial: PromiseTrial) -> None:
 
 @promise(surface=True)
 async def a_kernel_is_where_commands_are(trial: PromiseTrial) -> None:
-    """A kernel begins in the working folder, finds modules there, and has the environment that commands have."""
+    """A kernel starts in the working folder, finds modules there, and has the environment of commands."""
     await trial.sandbox.write_file(f"module_{trial.mark}.py", b"x = 7")
     kernel = await trial.kernel()
     code = f"import os, module_{trial.mark} as m; print(os.environ['GREETING'], m.x)"

@@ -1,6 +1,6 @@
 # ruff: noqa: S108
 # one of the ids that must be refused is a path
-"""Promises about beginning and end: ids, attaching from another process, and that nothing is left."""
+"""Promises about start and end: ids, attaching from another process, and complete removal."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _AGAIN = 5
 
 
 def nothing_is_left(*texts: str) -> None:
-    """Check that nothing with these in its name can be seen from outside."""
+    """Check that nothing with these texts in its name can be seen from outside."""
     left = outside.left_of(*texts)
     assert not left, f"there is left: {'; '.join(left[:5])}"
 
@@ -57,7 +57,7 @@ async def a_handle_is_as_good_as_another(trial: PromiseTrial) -> None:
 
 @promise()
 async def attaching_to_none_is_a_sandbox_error(trial: PromiseTrial) -> None:
-    """Attaching to an id that runs nowhere, or no more, raises SandboxError with the id."""
+    """Attaching to an id that does not run (any more) raises SandboxError with the id."""
     one = await trial.start()
     await one.stop()
     for sandbox_id in (one.sandbox_id, f"none-{trial.mark}"):
@@ -67,7 +67,7 @@ async def attaching_to_none_is_a_sandbox_error(trial: PromiseTrial) -> None:
 
 @promise()
 async def an_id_is_taken_once(trial: PromiseTrial) -> None:
-    """Starting an id that runs already raises SandboxError with the id, and the first one is not disturbed."""
+    """Starting an id that is running raises SandboxError with the id, and does not disturb the first one."""
     one = await trial.start()
     with raises(SandboxError, one.sandbox_id):
         await trial.provider.start(one.sandbox_id, trial.spec())
@@ -76,7 +76,7 @@ async def an_id_is_taken_once(trial: PromiseTrial) -> None:
 
 @promise()
 async def an_id_can_be_used_again(trial: PromiseTrial) -> None:
-    """Once a sandbox is stopped its id is free, and the next one of that id begins with nothing of it."""
+    """Once a sandbox is stopped its id is free, and the next one with that id starts without any of its data."""
     sandbox_id = trial.new_id()
     for _ in range(_AGAIN):
         one = await trial.start_as(sandbox_id)
@@ -86,7 +86,7 @@ async def an_id_can_be_used_again(trial: PromiseTrial) -> None:
 
 @promise()
 async def an_id_is_a_plain_name(trial: PromiseTrial) -> None:
-    """An id that is no plain name raises SandboxError, and no folder outside of the farm's own is touched."""
+    """An id that is not a plain name raises SandboxError, and no folder outside of the farm's own is touched."""
     for sandbox_id in ("", ".", "..", "a/b", "/tmp/x", ".hidden", "../../x", "a\0b", "a\nb", "x" * 300):
         for call in (trial.provider.start, trial.provider.attach):
             with raises(SandboxError):
@@ -95,7 +95,7 @@ async def an_id_is_a_plain_name(trial: PromiseTrial) -> None:
 
 @promise()
 async def stopping_leaves_nothing(trial: PromiseTrial) -> None:
-    """Once `stop` returns, no process, mount, socket or file of the sandbox is left, whatever it made."""
+    """Once `stop` returns, no process, mount, socket or file of the sandbox is left."""
     one = await trial.start()
     shell, kernel = await trial.shell(one), await trial.kernel(one)
     await trial.sh(f"mkdir -p a/b; chmod 000 a; (setsid sleep {trial.mark} >/dev/null 2>&1 &)", one)
@@ -142,7 +142,7 @@ def _calls(folder: Path, one: Sandbox, shell: Shell, kernel: Kernel) -> dict[str
 
 @promise(surface=True)
 async def stopping_again_is_harmless(trial: PromiseTrial) -> None:
-    """`stop` may be called twice, and by many at once."""
+    """`stop` may be called repeatedly and concurrently."""
     one = await trial.start()
     await asyncio.gather(*(one.stop() for _ in range(_AGAIN)))
     await one.stop()
@@ -150,7 +150,7 @@ async def stopping_again_is_harmless(trial: PromiseTrial) -> None:
 
 @promise()
 async def stopping_ends_what_runs(trial: PromiseTrial) -> None:
-    """`stop` returns soon though commands, shells and kernels are busy; each of those calls ends with SandboxError."""
+    """`stop` returns soon even if commands, shells and kernels are busy; each of those calls ends with SandboxError."""
     one = await trial.start()
     shell, kernel = await trial.shell(one), await trial.kernel(one)
     sleep = f"sleep {trial.mark}"
@@ -171,7 +171,7 @@ async def stopping_ends_what_runs(trial: PromiseTrial) -> None:
 
 @promise(time_s=120)
 async def a_start_that_is_cancelled_leaves_nothing(trial: PromiseTrial) -> None:
-    """A start that is cancelled, at whatever moment, leaves no process, mount or file."""
+    """A start that is cancelled at any time leaves no process, mount or file."""
     for after_s in _CANCELLED_AFTER_S:
         sandbox_id = trial.new_id()
         starting = asyncio.ensure_future(trial.provider.start(sandbox_id, trial.spec()))
@@ -200,7 +200,7 @@ async def a_start_that_fails_leaves_nothing(trial: PromiseTrial) -> None:
 
 @promise()
 async def a_killed_worker_leaves_nothing(trial: PromiseTrial) -> None:
-    """Killing the process that started a sandbox, with -9 too, ends the sandbox, and nothing of it is left."""
+    """Killing the process that started a sandbox, even with -9, ends the sandbox, and nothing of it is left."""
     for number in (signal.SIGKILL, signal.SIGTERM):
         sandbox_id = trial.new_id()
         async with elsewhere(trial, "start", sandbox_id) as process:

@@ -1,4 +1,4 @@
-"""Promises about limits: a sandbox that uses too much gets a message, goes on, and does not affect its neighbours."""
+"""Promises about limits: a sandbox that uses too much gets a message, continues, and does not affect others."""
 
 from __future__ import annotations
 
@@ -38,14 +38,14 @@ _TAKE_DISK = {
 
 
 def names(result: ExecResult | ShellResult | CellResult, *words: str) -> None:
-    """Check that the result did not run into its time limit, and names a limit in one of these words."""
+    """Check that the result is not a timeout, and names a limit with one of these words."""
     assert not result.timed_out, f"it ran into its time limit instead: {short(described(result))}"
     said = described(result).lower()
     assert any(word in said for word in words), f"it should tell of {' or '.join(words)}, and says: {short(said)}"
 
 
 async def goes_on(trial: PromiseTrial, sandbox: Sandbox) -> None:
-    """Check that the sandbox runs programs as before, at the latest after a moment."""
+    """Check that the sandbox runs programs as before, possibly after a moment."""
     await eventually(lambda: _answers(trial, sandbox), "the sandbox answered", _ENDS_S)
     result = await trial.bash("cat /proc/self/stat >/dev/null; echo fine", sandbox)
     same((result.code, result.stdout, result.limit), (0, b"fine\n", ""), "what the next command comes to")
@@ -58,7 +58,7 @@ async def _answers(trial: PromiseTrial, sandbox: Sandbox) -> bool:
 
 @asynccontextmanager
 async def undisturbed(trial: PromiseTrial) -> AsyncIterator[None]:
-    """While the block runs, another sandbox of the same kind answers, and no process of it is lost."""
+    """Check that another sandbox of the same kind answers and loses no process while the block runs."""
     neighbour = await trial.start()
     await trial.sh(f"sleep {trial.mark} >/dev/null 2>&1 &", neighbour)
     await trial.until_asleep()
@@ -84,7 +84,7 @@ async def _ask(trial: PromiseTrial, neighbour: Sandbox) -> None:
 
 @promise("python3", time_s=90)
 async def a_memory_hog_ends(trial: PromiseTrial) -> None:
-    """A program that takes more memory than the sandbox has is ended, the result says so, and the sandbox goes on."""
+    """A program that uses more memory than the sandbox has is ended, the result says so, and the sandbox continues."""
     one = await trial.start(limits=_SMALL)
     async with undisturbed(trial):
         names(await one.exec(["python3", "-c", _HOG], timeout_s=_ENDS_S), "memory")
@@ -93,7 +93,7 @@ async def a_memory_hog_ends(trial: PromiseTrial) -> None:
 
 @promise("python3", time_s=90)
 async def what_is_reserved_is_no_memory(trial: PromiseTrial) -> None:
-    """A program may map much more than the memory limit, as race detectors and virtual machines do, if it uses little.
+    """A program may map much more than the memory limit, like race detectors and virtual machines, if it uses little.
 
     `MAP_NORESERVE` is 0x4000.
     """
@@ -105,7 +105,7 @@ async def what_is_reserved_is_no_memory(trial: PromiseTrial) -> None:
 
 @promise("python3", time_s=90)
 async def many_small_hogs_end(trial: PromiseTrial) -> None:
-    """Programs that take too much memory together are ended as one that does so alone."""
+    """Programs that use too much memory together are ended like a single one."""
     one = await trial.start(limits=_SMALL)
     hog = "import time; held = b'x' * 40_000_000; time.sleep(100)"
     script = f'for n in {{1..15}}; do python3 -c "{hog}" & done; wait'
@@ -127,7 +127,7 @@ async def memory_cannot_be_hidden(trial: PromiseTrial) -> None:
 
 @promise("python3", time_s=180)
 async def what_sockets_hold_counts(trial: PromiseTrial) -> None:
-    """Data that waits in sockets counts as memory, of every family, also in those that are on their way in messages."""
+    """Data waiting in sockets of every family counts as memory, even in sockets that are in flight in messages."""
     one = await trial.start(limits=_TIGHT)
     for kind in ("unix", "in flight", "tcp", "udp", "netlink"):
         names(await one.exec(["python3", "-c", program("fill_sockets"), kind], timeout_s=_ENDS_S), "memory")
@@ -136,7 +136,7 @@ async def what_sockets_hold_counts(trial: PromiseTrial) -> None:
 
 @promise("python3", time_s=90)
 async def what_is_left_behind_in_memory_is_little(trial: PromiseTrial) -> None:
-    """System V memory, semaphores and messages that no process has any more never are more than the memory limit."""
+    """System V memory, semaphores and messages without a process never exceed the memory limit."""
     one = await trial.start(limits=_TIGHT)
     result = await one.exec(["python3", "-c", program("leave_ipc_objects")], timeout_s=60)
     if result.limit:
@@ -151,7 +151,7 @@ async def what_is_left_behind_in_memory_is_little(trial: PromiseTrial) -> None:
 
 @promise("python3", time_s=120)
 async def a_shell_outlives_a_memory_hog(trial: PromiseTrial) -> None:
-    """A hog in a shell is ended, the result says so, and the shell takes the next command."""
+    """A memory hog in a shell is ended, the result says so, and the shell takes the next command."""
     one = await trial.start(limits=_SMALL)
     shell = await trial.shell(one)
     await shell.run("cd /usr", 10)
@@ -162,7 +162,7 @@ async def a_shell_outlives_a_memory_hog(trial: PromiseTrial) -> None:
 
 @promise("python3", time_s=120)
 async def a_kernel_outlives_a_memory_hog(trial: PromiseTrial) -> None:
-    """A hog in a cell is ended, the result says so, and the kernel takes the next cell."""
+    """A memory hog in a cell is ended, the result says so, and the kernel takes the next cell."""
     one = await trial.start(limits=_SMALL)
     kernel = await trial.kernel(one)
     result = await kernel.run(_HOG, _ENDS_S)
@@ -173,7 +173,7 @@ async def a_kernel_outlives_a_memory_hog(trial: PromiseTrial) -> None:
 
 @promise(time_s=120)
 async def a_fork_bomb_ends(trial: PromiseTrial) -> None:
-    """A fork bomb meets the limit on processes, says so, is ended with its command, and the sandbox goes on."""
+    """A fork bomb meets the process limit and is ended with its command; the result says so, the sandbox continues."""
     one = await trial.start(limits=_SMALL)
     async with undisturbed(trial):
         result = await trial.bash("f() { f | f & }; f; sleep 100", one, 3)
@@ -184,7 +184,7 @@ async def a_fork_bomb_ends(trial: PromiseTrial) -> None:
 
 @promise(time_s=120)
 async def a_shell_outlives_a_fork_bomb(trial: PromiseTrial) -> None:
-    """A shell that set off a fork bomb takes the next command, at the latest after its time limit."""
+    """A shell that started a fork bomb takes the next command, at the latest after its time limit."""
     one = await trial.start(limits=_SMALL)
     shell = await trial.shell(one)
     async with undisturbed(trial):
@@ -199,7 +199,7 @@ async def a_shell_outlives_a_fork_bomb(trial: PromiseTrial) -> None:
 
 @promise(time_s=90)
 async def processes_are_counted(trial: PromiseTrial) -> None:
-    """There can be as many processes as the limit says and no more, whatever other sandboxes of the node run."""
+    """The number of processes is limited exactly, independently of other sandboxes of the node."""
     limits = SandboxLimits(n_processes=60)
     one, two = await trial.start(limits=limits), await trial.start(limits=limits)
     many = f"for n in {{1..40}}; do sleep {trial.mark} >/dev/null 2>&1 & done; echo fine"
@@ -214,7 +214,7 @@ async def processes_are_counted(trial: PromiseTrial) -> None:
 
 @promise(time_s=90)
 async def a_disk_filler_ends(trial: PromiseTrial) -> None:
-    """A program that writes more than the sandbox may is ended, the result says so, and it can be removed."""
+    """A program that writes more than the sandbox may is ended, the result says so, and its files can be removed."""
     one = await trial.start(limits=_SMALL)
     async with undisturbed(trial):
         names(await trial.bash("head -c 3000000000 /dev/zero > big; sleep 20", one, _ENDS_S), "disk", "space")
@@ -225,7 +225,7 @@ async def a_disk_filler_ends(trial: PromiseTrial) -> None:
 
 @promise(time_s=120)
 async def many_small_files_fill_a_disk_too(trial: PromiseTrial) -> None:
-    """Files too small to matter alone count together, wherever in the sandbox they are."""
+    """Many small files count together, wherever in the sandbox they are."""
     one = await trial.start(limits=_LITTLE_DISK)
     script = "mkdir -p /srv/many; cd /srv/many; data=$(printf 'x%.0s' {1..16000}); "
     script += "for ((n = 0;; n++)); do echo $data > $n; done"
@@ -236,13 +236,13 @@ async def many_small_files_fill_a_disk_too(trial: PromiseTrial) -> None:
 
 @promise("python3", time_s=300)
 async def disk_is_taken_without_writing(trial: PromiseTrial) -> None:
-    """Room that is reserved, mapped, filled sparsely or below deeply nested folders counts as what is written does."""
+    """Space that is reserved, mapped, filled sparsely or below deeply nested folders counts like written data."""
     for how, code in _TAKE_DISK.items():
         one = await trial.start(limits=_LITTLE_DISK)
         code = f"import mmap, os, time\n{code}\ntime.sleep(40)\nprint('held')"
         result = await one.exec(["python3", "-c", code], timeout_s=90)
         assert b"held" not in result.stdout, f"70 of {_LITTLE_DISK.disk_mb} MB were held: {how}"
-        # what is mapped may be memory before it is disk
+        # mapped pages may be in memory before they are on disk
         names(result, "disk", *(("memory",) if how == "mapped" else ()))
         await goes_on(trial, one)
         await one.stop()
@@ -250,7 +250,7 @@ async def disk_is_taken_without_writing(trial: PromiseTrial) -> None:
 
 @promise("python3")
 async def a_file_with_holes_takes_no_room(trial: PromiseTrial) -> None:
-    """A sparse file counts by what it takes on disk, not by its length."""
+    """A sparse file counts with its size on disk, not its length."""
     one = await trial.start(limits=_TIGHT)
     result = await trial.bash("truncate -s 3G sparse; for n in {1..20}; do echo $n >> log; sleep 0.1; done", one)
     same((result.code, result.limit), (0, ""), "how a command ends that makes a sparse file")
@@ -258,7 +258,7 @@ async def a_file_with_holes_takes_no_room(trial: PromiseTrial) -> None:
 
 @promise("python3", time_s=180)
 async def files_are_counted(trial: PromiseTrial) -> None:
-    """Empty files, folders and links share a limit, as each takes an inode; beyond it a program gets a message."""
+    """Empty files, folders and links share a limit, because each takes an inode; beyond it a program gets a message."""
     one = await trial.start(limits=_TIGHT)
     code = "import os, time\nos.mkdir('many'); os.chdir('many'); open('x', 'w').close()\n"
     code += "for n in range(26000): os.link('x', str(n))\ntime.sleep(40)\nprint('held')"
@@ -270,7 +270,7 @@ async def files_are_counted(trial: PromiseTrial) -> None:
 
 @promise(time_s=90)
 async def a_removed_file_still_counts(trial: PromiseTrial) -> None:
-    """Data written to a file that has no name any more counts until the file is closed."""
+    """Data of a deleted file counts until the file is closed."""
     one = await trial.start(limits=_SMALL)
     script = "exec 3> big; rm big; head -c 1000000000 /dev/zero >&3; sleep 20"
     names(await trial.bash(script, one, _ENDS_S), "disk", "space")
@@ -279,7 +279,7 @@ async def a_removed_file_still_counts(trial: PromiseTrial) -> None:
 
 @promise(time_s=90)
 async def an_endless_printer_ends(trial: PromiseTrial) -> None:
-    """Endless output is cut, in commands, shells and cells, and ends at the time limit with its beginning kept."""
+    """Endless output of commands, shells and cells is cut, and ends at the time limit with its beginning kept."""
     shell, kernel = await trial.shell(), await trial.kernel()
     for result in (
         await trial.bash("yes", timeout_s=1),
@@ -297,7 +297,7 @@ async def an_endless_printer_ends(trial: PromiseTrial) -> None:
 
 @promise("python3")
 async def open_files_are_counted(trial: PromiseTrial) -> None:
-    """A program that opens more files than it may meets an error that names the reason."""
+    """A program that opens more files than it may gets an error that names the reason."""
     one = await trial.start(limits=SandboxLimits(n_files=64))
     code = "import os\nheld = [os.open('/dev/null', os.O_RDONLY) for n in range(100)]"
     result = await one.exec(["python3", "-c", code], timeout_s=_ENDS_S)
@@ -320,7 +320,7 @@ async def cpu_time_is_counted(trial: PromiseTrial) -> None:
 
 @promise()
 async def file_size_is_counted(trial: PromiseTrial) -> None:
-    """No file gets bigger than it may: the writer is ended or meets an error, and the result says so."""
+    """No file grows beyond its limit: the writer is ended or gets an error, and the result says so."""
     one = await trial.start(limits=SandboxLimits(file_mb=10))
     result = await trial.bash("head -c 30000000 /dev/zero > big", one, _ENDS_S)
     assert result.code not in (0, None), f"the exit code is {result.code}"
@@ -332,7 +332,7 @@ async def file_size_is_counted(trial: PromiseTrial) -> None:
 
 @promise()
 async def a_command_can_have_lower_limits(trial: PromiseTrial) -> None:
-    """Limits that are given with a command hold for it alone; those of shells and kernels are the sandbox's."""
+    """Limits of a command apply only to it; those of shells and kernels are the sandbox's."""
     one = await trial.start(limits=SandboxLimits(cpu_s=1000, n_files=500, file_mb=100))
     show = ["bash", "-c", "ulimit -t; ulimit -n; ulimit -f; ulimit -c"]
     lower = await one.exec(show, timeout_s=10, limits=SandboxLimits(cpu_s=7, n_files=50, file_mb=3))

@@ -1,4 +1,4 @@
-"""Promises about the network, which is off, and about Unix sockets, which are the way in and out."""
+"""Promises about the network, which is off, and about Unix sockets, which connect inside and outside."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ async def _answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) ->
 
 @asynccontextmanager
 async def _tcp_server() -> AsyncIterator[int]:
-    """A server of the node on 127.0.0.1 while the block runs: its port."""
+    """Run a server of the node on 127.0.0.1 while the block runs; yields its port."""
     server = await asyncio.start_server(_answer, "127.0.0.1", 0)
     async with server:
         yield server.sockets[0].getsockname()[1]
@@ -42,11 +42,11 @@ async def _unix_server(listener: socket.socket) -> AsyncIterator[None]:
 
 
 def _bound(path: Path) -> socket.socket:
-    """A Unix socket at a path of any length, that any process which reaches it may connect to."""
+    """Return a Unix socket at a path of any length, to which every process that reaches the path may connect."""
     listener = socket.socket(socket.AF_UNIX)
     folder = os.open(path.parent, os.O_PATH | os.O_DIRECTORY)
     try:
-        # the kernel takes no more than 107 bytes
+        # the kernel accepts at most 107 bytes
         listener.bind(f"/proc/self/fd/{folder}/{path.name}")
     finally:
         os.close(folder)
@@ -56,7 +56,7 @@ def _bound(path: Path) -> socket.socket:
 
 @promise("python3")
 async def there_is_no_network(trial: PromiseTrial) -> None:
-    """Unless the spec asks for it there is no network: no interface but `lo`, and every address is unreachable."""
+    """Unless the spec requests it there is no network: no interface but `lo`, and every address is unreachable."""
     same((await trial.sh("tail -n +3 /proc/net/dev | cut -d: -f1 | tr -d ' '")), "lo\n", "the interfaces")
     async with _tcp_server() as port:
         same(
@@ -80,7 +80,7 @@ async def rare_families_of_sockets_are_closed(trial: PromiseTrial) -> None:
 
 @promise("python3")
 async def a_sandbox_reaches_itself(trial: PromiseTrial) -> None:
-    """Programs inside reach each other on 127.0.0.1 and ::1 or `localhost`, also with the network off."""
+    """Programs inside reach each other on 127.0.0.1 and ::1 or `localhost`, even with the network off."""
     code = """
 import socket
 for host in ("127.0.0.1", "localhost"):
@@ -93,7 +93,7 @@ print("reached")
 
 @promise("python3")
 async def the_network_can_be_asked_for(trial: PromiseTrial) -> None:
-    """With `network` in its spec a sandbox reaches what the node reaches, and has nothing else in common with it."""
+    """With `network` in its spec a sandbox reaches all that the node reaches, and shares nothing else with it."""
     one = await trial.start(network=True)
     async with _tcp_server() as port:
         same(
@@ -106,7 +106,7 @@ async def the_network_can_be_asked_for(trial: PromiseTrial) -> None:
 
 @promise("python3")
 async def sandboxes_do_not_reach_each_other(trial: PromiseTrial) -> None:
-    """A server in one sandbox is reached from no other, neither by address nor by an abstract Unix socket."""
+    """A server in one sandbox cannot be reached from another, neither by address nor by an abstract Unix socket."""
     one = await trial.start()
     await one.write_file("server.py", program("serve_two_sockets").encode())
     port = (
@@ -130,7 +130,7 @@ async def sandboxes_do_not_reach_each_other(trial: PromiseTrial) -> None:
 
 @promise("python3")
 async def abstract_sockets_of_the_node_are_out_of_reach(trial: PromiseTrial) -> None:
-    """An abstract Unix socket of the node, as its desktop and its daemons have, cannot be connected to."""
+    """An abstract Unix socket of the node, such as that of a desktop or daemon, cannot be connected to."""
     listener = socket.socket(socket.AF_UNIX)
     listener.bind(f"\0promise-{trial.mark}")
     async with _unix_server(listener):
@@ -190,7 +190,7 @@ def _asked(sandbox: Sandbox, name: str) -> bytes:
 
 @promise()
 async def the_socket_folder_is_private(trial: PromiseTrial) -> None:
-    """The `socket_folder` is a folder of mode 0700 on the node, one for each sandbox, and it goes with the sandbox."""
+    """The `socket_folder` is a folder of mode 0700 on the node, one for each sandbox, and is removed with it."""
     one, two = await trial.start(), await trial.start()
     assert one.socket_folder != two.socket_folder, "two sandboxes have the same"
     for sandbox in (one, two):

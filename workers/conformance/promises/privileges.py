@@ -1,6 +1,6 @@
 # ruff: noqa: ASYNC240, S108
-# promises read the node's files where a moment does not matter, and name folders of the sandbox, not of ours
-"""Promises about rights: root inside has no rights outside, and nothing that is done inside changes that."""
+# blocking reads of the node's files are acceptable here; the folders named are those of the sandbox
+"""Promises about rights: root inside has no rights outside, and no action inside changes that."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ _CALLS = {
     "kexec_load": (246, 104, [0, 0, 0, 0]),
     "swapon": (167, 224, ["/dev/null", 0]),
     "acct": (163, 89, ["/tmp"]),
-    # ADJ_TICK, with a tick that no clock can have
+    # ADJ_TICK, with an invalid tick
     "adjtimex": (159, 171, ["\0@" + "\0" * 206]),
     "syslog": (103, 116, [3, 0, 0]),
     "unshare": (272, 97, [0x10000000]),
-    # a child in a user namespace of its own, which ends at once
+    # a child in its own user namespace, which ends immediately
     "clone": (56, 220, [0x10000000 | 17, 0, 0, 0, 0]),
     "clone3": (435, 435, ["\0" * 64, 64]),
     "setns": (308, 268, [-1, 0]),
@@ -70,7 +70,7 @@ _REFUSALS = {"EPERM", "EACCES", "ENOSYS", "ENOSPC", "EUSERS"}
 
 
 async def _refused(trial: PromiseTrial, *names: str) -> None:
-    """Calls to the kernel by root of a sandbox of its own are refused for want of a right, whatever their arguments."""
+    """Check that system calls by root in a new sandbox are refused for lack of a right, whatever their arguments."""
     one = await trial.start()
     answers = await trial.python(
         program("try_system_calls"), json.dumps({name: _CALLS[name] for name in names}), on=one
@@ -83,7 +83,7 @@ async def _refused(trial: PromiseTrial, *names: str) -> None:
 
 @promise("python3")
 async def mounts_cannot_be_changed(trial: PromiseTrial) -> None:
-    """Nothing inside can mount, unmount or move a file system, by the old calls or the new ones."""
+    """No process inside can mount, unmount or move a file system, with the old calls or the new ones."""
     await _refused(trial, "mount", "move_mount", "fsopen", "open_tree", "umount2", "pivot_root", "mount_setattr")
     await _refused(trial, "open_tree_attr")
 
@@ -96,7 +96,7 @@ async def what_is_read_only_stays_so(trial: PromiseTrial) -> None:
 
 @promise("python3")
 async def the_kernel_cannot_be_changed(trial: PromiseTrial) -> None:
-    """Nothing inside can load modules into the kernel, start another one, or change its swap, accounts and clock."""
+    """No process inside can load kernel modules, start another kernel, or change its swap, accounting and clock."""
     await _refused(trial, "init_module", "finit_module", "delete_module", "kexec_load", "swapon", "acct", "adjtimex")
     await _refused(trial, "kexec_file_load", "swapoff", "reboot", "settimeofday", "clock_settime", "clock_adjtime")
     await _refused(trial, "quotactl")
@@ -104,7 +104,7 @@ async def the_kernel_cannot_be_changed(trial: PromiseTrial) -> None:
 
 @promise("python3")
 async def what_programs_do_not_need_is_closed(trial: PromiseTrial) -> None:
-    """Calls that open much of the kernel, and that usual programs can do without, are refused, and so are new ones."""
+    """Calls that expose much of the kernel and that usual programs do not need are refused, and so are new ones."""
     await _refused(trial, "io_uring_setup", "io_uring_enter", "io_uring_register", "io_setup", "bpf", "userfaultfd")
     await _refused(trial, "perf_event_open", "memfd_secret", "name_to_handle_at", "open_by_handle_at", "fanotify_init")
     await _refused(trial, "lookup_dcookie", "move_pages", "not_yet_known")
@@ -112,7 +112,7 @@ async def what_programs_do_not_need_is_closed(trial: PromiseTrial) -> None:
 
 @promise("python3")
 async def the_first_process_cannot_be_looked_into(trial: PromiseTrial) -> None:
-    """Process 1, which holds the sandbox, cannot be traced, nor can its memory, files and variables be read."""
+    """Process 1, which holds the sandbox, cannot be traced, and its memory, files and variables cannot be read."""
     one = await trial.start()
     await _refused(trial, "process_vm_readv", "process_vm_writev", "pidfd_getfd", "kcmp")
     same(await trial.python(program("look_into_first_process"), on=one), "", "ways into the first process")
@@ -121,7 +121,7 @@ async def the_first_process_cannot_be_looked_into(trial: PromiseTrial) -> None:
 
 @promise("python3")
 async def programs_can_be_debugged(trial: PromiseTrial) -> None:
-    """A program inside may trace the children that it has started, as debuggers do."""
+    """A program inside may trace its own children, as debuggers do."""
     same(await trial.python(program("trace_child")), "traced\n", "what a program says that traces its child")
 
 
@@ -137,20 +137,20 @@ async def keys_of_the_worker_are_out_of_reach(trial: PromiseTrial) -> None:
     async with elsewhere(trial, "keys", trial.new_id()) as process:
         out, _ = await process.communicate()
     if out == b"no keys\n":
-        raise NotTried("this machine's kernel keeps no keys for us")
+        raise NotTried("the kernel of this machine keeps no keys for this user")
     same(out, b"found:\n", "where the worker's key is found inside")
     await _refused(trial, "add_key", "request_key", "keyctl")
 
 
 @promise("python3")
 async def user_namespaces_are_not_nested(trial: PromiseTrial) -> None:
-    """Nothing inside can make a user namespace, in which it would have all the rights again."""
+    """No process inside can create a user namespace, in which it would have all the rights again."""
     await _refused(trial, "unshare", "clone", "clone3", "setns")
 
 
 @promise("python3")
 async def no_device_can_be_made(trial: PromiseTrial) -> None:
-    """Device files cannot be made, neither of disks nor of memory."""
+    """Device files cannot be created, neither of disks nor of memory."""
     same(await trial.python(program("make_devices"), on=await trial.start()), "", "devices that were made")
 
 
@@ -162,7 +162,7 @@ async def limits_cannot_be_raised(trial: PromiseTrial) -> None:
 
 @promise()
 async def root_inside_is_nobody_outside(trial: PromiseTrial) -> None:
-    """Commands inside are root to themselves; on the node they are an ordinary user's, and not its root's."""
+    """Commands inside are root there; on the node they belong to an ordinary user."""
     same(await trial.sh("id -u"), "0\n", "the user id inside")
     one = await trial.start()
     await trial.sh(f"sleep {trial.mark} >/dev/null 2>&1 &", one)
@@ -175,7 +175,7 @@ async def root_inside_is_nobody_outside(trial: PromiseTrial) -> None:
 
 @promise()
 async def no_program_gains_rights(trial: PromiseTrial) -> None:
-    """Set-uid programs give no process more rights: every one inside, the first one too, is kept from gaining any."""
+    """Set-uid programs give no process more rights: no process inside, even the first, can gain any."""
     shell, kernel = await trial.shell(), await trial.kernel()
     grep = "grep -h NoNewPrivs /proc/self/status /proc/1/status | cut -f 2 | uniq"
     same(await trial.sh(grep), "1\n", "the mark of commands and the first process")
@@ -185,7 +185,7 @@ async def no_program_gains_rights(trial: PromiseTrial) -> None:
 
 @promise()
 async def everyone_inside_can_be_killed_and_nobody_else(trial: PromiseTrial) -> None:
-    """`kill -9 -1` inside harms no other sandbox and no process of the node, and the sandbox itself goes on."""
+    """`kill -9 -1` inside harms no other sandbox and no process of the node, and the sandbox itself continues."""
     one, two = await trial.start(), await trial.start()
     await trial.sh(f"sleep {trial.mark} >/dev/null 2>&1 &", two)
     await trial.until_asleep()

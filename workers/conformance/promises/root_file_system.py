@@ -1,6 +1,6 @@
 # ruff: noqa: S108
-# promises read the node's files where a moment does not matter, and name folders of the sandbox, not of ours
-"""Promises about the root file system: the image below, the sandbox's own layer above, and no seam to be felt."""
+# blocking reads of the node's files are acceptable here; the folders named are those of the sandbox
+"""Promises about the root file system: the image below and the sandbox's own layer above behave as one."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _FILES = 1020
 
 
 async def a_folder_of_the_image(trial: PromiseTrial, on: Sandbox) -> str:
-    """A folder that comes with the image, has something in it, and may be changed."""
+    """Return a folder of the image that is not empty and may be changed."""
     script = """
         shopt -s nullglob; for folder in /etc/*/ /opt/*/ /usr/share/*/ /usr/lib/*/; do
             folder=${folder%/}; [[ -L $folder ]] && continue
@@ -26,12 +26,12 @@ async def a_folder_of_the_image(trial: PromiseTrial, on: Sandbox) -> str:
     """
     result = (await on.exec(["bash", "-c", script], timeout_s=30)).stdout.decode().strip()
     if not result:
-        raise NotTried("no folder of the image that may be changed has anything in it")
+        raise NotTried("the image has no folder with contents that may be changed")
     return result
 
 
 async def a_file_of_the_image(trial: PromiseTrial, on: Sandbox) -> str:
-    """A file that comes with the image, has something in it, and may be changed."""
+    """Return a file of the image that is not empty and may be changed."""
     script = "for file in /etc/*; do [[ -s $file && -f $file && ! -L $file && -w $file ]] && echo $file && break; done"
     result = (await on.exec(["bash", "-c", script], timeout_s=30)).stdout.decode().strip()
     if not result:
@@ -41,9 +41,9 @@ async def a_file_of_the_image(trial: PromiseTrial, on: Sandbox) -> str:
 
 @promise()
 async def a_folder_of_the_image_can_be_removed(trial: PromiseTrial) -> None:
-    """`rm -rf` of a folder of the image removes it; made again, it is empty."""
+    """`rm -rf` of a folder of the image removes it; if it is created again, it is empty."""
     one = await trial.start()
-    # of two, as looking for one that may be changed moves it
+    # two folders, because the search for one that may be changed moves it
     folder = await a_folder_of_the_image(trial, await trial.start())
     same(await trial.sh(f"rm -rf {folder}; ls -d {folder} 2>/dev/null || echo gone", one), "gone\n", "what `ls` says")
     script = f"mkdir {folder}; ls -A {folder}; echo new > {folder}/file; ls -A {folder}; cat {folder}/file"
@@ -52,7 +52,7 @@ async def a_folder_of_the_image_can_be_removed(trial: PromiseTrial) -> None:
 
 @promise()
 async def a_folder_of_the_image_can_be_renamed(trial: PromiseTrial) -> None:
-    """`mv` of a folder of the image moves it with all that is in it, and leaves nothing behind."""
+    """`mv` of a folder of the image moves it with all its contents, and leaves nothing behind."""
     one = await trial.start()
     folder = await a_folder_of_the_image(trial, await trial.start())
     before = await trial.sh(f"cd {folder}; ls -AR . | sort", one)
@@ -63,7 +63,7 @@ async def a_folder_of_the_image_can_be_renamed(trial: PromiseTrial) -> None:
 
 @promise()
 async def a_folder_of_the_image_can_be_replaced(trial: PromiseTrial) -> None:
-    """A folder of the image is replaced as pip does it: moved aside, made anew, the old one deleted."""
+    """A folder of the image can be replaced as by pip: moved aside, created again, and the old one deleted."""
     one = await trial.start()
     folder = await a_folder_of_the_image(trial, await trial.start())
     script = f"""
@@ -102,7 +102,7 @@ async def a_file_of_the_image_can_be_changed(trial: PromiseTrial) -> None:
 
 @promise()
 async def packages_can_be_replaced(trial: PromiseTrial) -> None:
-    """A file of the image is replaced as dpkg does it: a new one beside it, a hard link of the old, a rename over."""
+    """A file of the image can be replaced as by dpkg: a new file, a hard link to the old one, a rename over it."""
     one = await trial.start()
     file = await a_file_of_the_image(trial, one)
     script = f"""
@@ -137,7 +137,7 @@ async def a_package_can_be_installed(trial: PromiseTrial) -> None:
 
 @promise()
 async def removed_is_removed(trial: PromiseTrial) -> None:
-    """A removed file is seen by no program, by name or in a listing, and its name can be used again."""
+    """A removed file is not visible to any program, by name or in a listing, and its name can be used again."""
     one = await trial.start()
     script = """
         set -e; before=$(ls -A /etc | wc -l); rm -rf /etc/* 2>/dev/null || true; ls -A /etc | wc -l
@@ -152,7 +152,7 @@ async def removed_is_removed(trial: PromiseTrial) -> None:
 
 @promise()
 async def the_image_is_not_changed(trial: PromiseTrial) -> None:
-    """Changes of one sandbox to the image are not seen by another of the same image, before or after."""
+    """Changes of one sandbox to the image are not visible in another of the same image, started before or after."""
     one, two = await trial.start(), await trial.start()
     script = "cd /; ls -AR etc opt srv var 2>/dev/null | sort; cat etc/* 2>/dev/null | cksum"
     before = await trial.sh(script, two)
@@ -164,10 +164,10 @@ async def the_image_is_not_changed(trial: PromiseTrial) -> None:
 
 @promise()
 async def what_cannot_be_changed_says_so(trial: PromiseTrial) -> None:
-    """On the node's own system folders, which are lent, a change fails with the kernel's word for it."""
+    """A change in the node's own system folders, which are bound read-only, fails with the kernel's error."""
     image = trial.spec().image
     if image != "host":
-        raise NotTried(f"the image {image} is the sandbox's own to change")
+        raise NotTried(f"the image {image} may be changed by the sandbox")
     for script in ("echo x > /usr/bin/new", "rm -rf /usr/bin/bash", "mv /usr/bin /usr/old", "chmod 777 /usr/bin/bash"):
         result = await trial.bash(script)
         assert result.code != 0, f"`{script}` succeeded"
@@ -178,7 +178,7 @@ async def what_cannot_be_changed_says_so(trial: PromiseTrial) -> None:
 
 @promise()
 async def owners_can_seem_to_change(trial: PromiseTrial) -> None:
-    """With `fake_root` a change of owner seems to succeed, in commands and shells, as installers want it."""
+    """With `fake_root` a change of owner seems to succeed, in commands and shells, as installers expect."""
     one = await trial.start(fake_root=True)
     script = "set -e; touch file; mkdir -p d/e; chown 1000:1000 file; chown -R 1:1 d; echo fine"
     same(await trial.sh(script, one), "fine\n", "what comes after the changes")
@@ -188,7 +188,7 @@ async def owners_can_seem_to_change(trial: PromiseTrial) -> None:
 
 @promise("tar")
 async def an_archive_with_owners_unpacks(trial: PromiseTrial) -> None:
-    """An archive whose files belong to others unpacks whole: with `fake_root` in silence, without it, by an option."""
+    """An archive with files of other users unpacks completely: with `fake_root` silently, without it by an option."""
     pack = "mkdir -p p/q; echo x > p/q/f; tar -cf a.tar --owner=1234 --group=5678 p; rm -r p; "
     one = await trial.start(fake_root=True)
     same(await trial.sh(f"{pack} tar -xf a.tar; cat p/q/f", one), "x\n", "what was unpacked as fake root")
@@ -198,7 +198,7 @@ async def an_archive_with_owners_unpacks(trial: PromiseTrial) -> None:
 
 @promise()
 async def without_fake_root_owners_stay(trial: PromiseTrial) -> None:
-    """Without `fake_root` a change of owner fails with a reason, and the file stays as it is."""
+    """Without `fake_root` a change of owner fails with a reason, and the file is not changed."""
     one = await trial.start(fake_root=False)
     result = await trial.bash("echo x > file; chown 1000:1000 file", one)
     assert result.code not in (0, None), "`chown` seems to have succeeded"
@@ -208,7 +208,7 @@ async def without_fake_root_owners_stay(trial: PromiseTrial) -> None:
 
 @promise()
 async def links_are_links(trial: PromiseTrial) -> None:
-    """Hard links share what they hold and are counted; symbolic links may lead nowhere; both can be renamed."""
+    """Hard links share their contents and are counted; symbolic links may be dangling; both can be renamed."""
     script = f"""
         set -e; mkdir l{trial.mark}; cd l{trial.mark}; echo one > a; ln a b; ln a c; stat -c %h a; echo two > b; cat c
         rm a; stat -c %h b; mv b d; cat d; ln -s nowhere s; readlink s; mv s t; readlink t; ln d e; cat e
@@ -219,7 +219,7 @@ async def links_are_links(trial: PromiseTrial) -> None:
 
 @promise()
 async def a_file_of_the_image_can_be_linked(trial: PromiseTrial) -> None:
-    """A hard link to a file of the image shares what is written to it later, through either name."""
+    """Two hard links of a file of the image share later changes through either name."""
     one = await trial.start()
     file = await a_file_of_the_image(trial, one)
     link = f"{file}.link"
@@ -240,13 +240,13 @@ async def modes_and_times_are_kept(trial: PromiseTrial) -> None:
 
 @promise("python3")
 async def programs_find_a_usual_file_system(trial: PromiseTrial) -> None:
-    """Locks, maps, holes, files without a name, named pipes, sockets, SQLite: what programs expect works."""
+    """The usual operations work: locks, maps, holes, files without a name, named pipes, sockets, SQLite."""
     same(await trial.python(program("use_file_system"), f"p{trial.mark}"), "fine\n", "what the program says in the end")
 
 
 @promise()
 async def programs_can_be_run_from_anywhere(trial: PromiseTrial) -> None:
-    """A program that is put in the working folder, in /tmp or in /root runs from there."""
+    """A program in the working folder, in /tmp or in /root can be run from there."""
     for folder in (".", "/tmp", "/root"):
         script = (
             f"cd {folder}; printf '#!/bin/bash\\necho ran\\n' > p{trial.mark}; chmod +x p{trial.mark}; ./p{trial.mark}"
@@ -256,7 +256,7 @@ async def programs_can_be_run_from_anywhere(trial: PromiseTrial) -> None:
 
 @promise("git")
 async def git_works(trial: PromiseTrial) -> None:
-    """A repository can be made, committed to, branched, checked out, reset and cleaned."""
+    """A repository can be created, committed to, branched, checked out, reset and cleaned."""
     script = f"""
         set -e; export GIT_AUTHOR_NAME=a GIT_AUTHOR_EMAIL=a@b GIT_COMMITTER_NAME=a GIT_COMMITTER_EMAIL=a@b
         mkdir g{trial.mark}; cd g{trial.mark}; git init -q -b main
@@ -270,7 +270,7 @@ async def git_works(trial: PromiseTrial) -> None:
 
 @promise(time_s=120)
 async def a_large_tree_can_be_copied_and_removed(trial: PromiseTrial) -> None:
-    """Thousands of files are made, copied, moved and removed, and none is lost or left."""
+    """Thousands of files are created, copied, moved and removed, and none is lost or left."""
     script = f"""
         set -e; mkdir t{trial.mark}; cd t{trial.mark}; mkdir -p a/{{1..30}}
         for i in {{1..30}}; do for j in {{1..{_FILES // 30}}}; do echo $i > a/$i/$j; done; done
@@ -283,7 +283,7 @@ async def a_large_tree_can_be_copied_and_removed(trial: PromiseTrial) -> None:
 
 @promise()
 async def the_layer_lies_on_disk(trial: PromiseTrial) -> None:
-    """More can be written than the 64 MiB that container runtimes keep in memory for it."""
+    """More can be written than the 64 MiB that container runtimes reserve in memory for it."""
     script = (
         f"head -c {_LAYER_MB}000000 /dev/zero > big; sync big; stat -c %s big; rm big; df --output=fstype . | tail -n 1"
     )
@@ -294,7 +294,7 @@ async def the_layer_lies_on_disk(trial: PromiseTrial) -> None:
 
 @promise()
 async def names_may_be_anything(trial: PromiseTrial) -> None:
-    """Names of 255 bytes, of any bytes, and folders hundreds deep can be made and removed."""
+    """Names of 255 bytes, with any bytes, and folders nested hundreds deep can be created and removed."""
     script = f"""
         set -e; mkdir n{trial.mark}; cd n{trial.mark}; long=$(printf 'x%.0s' {{1..255}})
         touch -- $long $'\\xff\\xfe' $'a\\nb' ' ' -x; ls -A --zero | tr -dc '\\0' | wc -c

@@ -1,4 +1,4 @@
-"""Promises about the persistent shell: what an agent's bash tool relies on."""
+"""Promises about the persistent shell, on which an agent's bash tool relies."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from workers.conformance.trial import PromiseTrial
 
 @promise(surface=True)
 async def a_shell_keeps_its_state(trial: PromiseTrial) -> None:
-    """Folder, variables, functions and options of a shell live from call to call."""
+    """Folder, variables, functions and options of a shell persist between calls."""
     shell = await trial.shell()
     result = await shell.run("cd /usr; X='a  b'; f() { echo \"$X$1\"; }; set -o noglob", 10)
     same((result.code, result.output, result.cwd), (0, "", "/usr"), "code, output and folder of the first call")
@@ -21,7 +21,7 @@ async def a_shell_keeps_its_state(trial: PromiseTrial) -> None:
 
 @promise(surface=True)
 async def a_shell_tells_code_and_output(trial: PromiseTrial) -> None:
-    """A call gives the exit code of its last command, and output and error in the order written."""
+    """A call returns the exit code of its last command, and output and errors in the order written."""
     shell = await trial.shell()
     result = await shell.run("echo a; echo b >&2\nprintf c; (exit 7)", 10)
     same((result.code, result.output), (7, "a\nb\nc"), "code and output")
@@ -33,7 +33,7 @@ async def a_shell_tells_code_and_output(trial: PromiseTrial) -> None:
 
 @promise(surface=True)
 async def a_shell_has_no_input(trial: PromiseTrial) -> None:
-    """A program that reads its input in a shell meets its end at once instead of waiting."""
+    """A program that reads its input in a shell gets end of file immediately instead of waiting."""
     shell = await trial.shell()
     result = await shell.run('cat; read x; echo "[$x]"', 10)
     same((result.output, result.timed_out), ("[]\n", False), "output, and whether it timed out")
@@ -41,7 +41,7 @@ async def a_shell_has_no_input(trial: PromiseTrial) -> None:
 
 @promise(surface=True)
 async def a_shell_outlives_a_time_limit(trial: PromiseTrial) -> None:
-    """At the time limit the command is ended, what it wrote is given, and the shell goes on as it was."""
+    """At the time limit the command is ended, its output so far is returned, and the shell continues unchanged."""
     shell = await trial.shell()
     await shell.run("X=5; cd /usr", 10)
     result = await shell.run("echo part; sleep 100; echo after", 0.5)
@@ -51,10 +51,10 @@ async def a_shell_outlives_a_time_limit(trial: PromiseTrial) -> None:
 
 @promise(surface=True)
 async def a_shell_that_ends_is_started_anew(trial: PromiseTrial) -> None:
-    """After `exit` a new shell begins in the same folder with the exported variables, and the result says so."""
+    """After `exit` a new shell starts in the same folder with the exported variables, and the result says so."""
     shell = await trial.shell()
     result = await shell.run("cd /usr; export X=1; echo bye; exit 3", 10)
-    # an interactive bash says `exit` when it goes
+    # an interactive bash prints `exit` when it ends
     same((result.code, result.restarted, result.output[:4]), (3, True, "bye\n"), "code, restart and output")
     same((await shell.run("echo $X $PWD", 10)).output, "1 /usr\n", "what the new shell knows")
     for deadly in ("exec true", "kill -9 $$"):
@@ -64,7 +64,7 @@ async def a_shell_that_ends_is_started_anew(trial: PromiseTrial) -> None:
 
 @promise(surface=True)
 async def long_output_of_a_shell_is_cut_in_the_middle(trial: PromiseTrial) -> None:
-    """Beyond a cap the middle of the output is left out and counted; its beginning and its end are there."""
+    """Beyond a maximum the middle of the output is left out and counted; its beginning and end are kept."""
     shell = await trial.shell()
     result = await shell.run("echo BEGIN; head -c 20000000 /dev/zero | tr '\\0' a; echo; echo END", 30)
     assert result.output.startswith("BEGIN\n"), f"the output begins with {result.output[:20]!r}"
@@ -87,7 +87,7 @@ async def shells_are_apart(trial: PromiseTrial) -> None:
 
 @promise(surface=True)
 async def a_shell_can_be_typed_to(trial: PromiseTrial) -> None:
-    """An interactive command takes keys, Ctrl-C and Ctrl-D among them, and says whether it goes on."""
+    """An interactive command takes keys, including Ctrl-C and Ctrl-D, and the result tells whether it still runs."""
     shell = await trial.shell()
     result = await shell.run("read -p 'name? ' x; echo \"hello $x\"", 10, interactive=True)
     same((result.running, result.output[-6:]), (True, "name? "), "whether it waits, and what it asks")
@@ -111,7 +111,7 @@ async def keys_for_nobody_are_a_tool_error(trial: PromiseTrial) -> None:
 
 @promise(surface=True)
 async def a_cancelled_command_does_not_spoil_the_shell(trial: PromiseTrial) -> None:
-    """After a cancelled call the shell answers the next one, with nothing of the cancelled one's output."""
+    """After a cancelled call the shell answers the next one, without output of the cancelled one."""
     shell = await trial.shell()
     await shell.run("cd /usr", 10)
     running = asyncio.create_task(shell.run("echo spoiled; sleep 100", 100))
@@ -123,7 +123,7 @@ async def a_cancelled_command_does_not_spoil_the_shell(trial: PromiseTrial) -> N
 
 @promise()
 async def closing_a_shell_ends_its_jobs(trial: PromiseTrial) -> None:
-    """Closing a shell ends what it left in the background, also what was disowned or left the session."""
+    """Closing a shell ends its background processes, even if they were disowned or left the session."""
     shell = await trial.shell()
     sleep = f"sleep {trial.mark}"
     await shell.run(f"{sleep} & nohup {sleep} >/dev/null 2>&1 & disown -a; setsid {sleep} >/dev/null 2>&1 &", 10)
@@ -135,7 +135,7 @@ async def closing_a_shell_ends_its_jobs(trial: PromiseTrial) -> None:
 
 @promise(surface=True)
 async def a_shell_is_where_commands_are(trial: PromiseTrial) -> None:
-    """A shell begins in the working folder, with the files and the environment that commands have."""
+    """A shell starts in the working folder, with the files and the environment of commands."""
     shell = await trial.shell()
     await trial.sandbox.write_file(f"s{trial.mark}", b"written")
     same((await shell.run(f"cat s{trial.mark}; echo $GREETING", 10)).output, "writtenhello\n", "what the shell sees")
@@ -146,7 +146,7 @@ async def a_shell_is_where_commands_are(trial: PromiseTrial) -> None:
 
 @promise()
 async def a_shell_is_not_lost(trial: PromiseTrial) -> None:
-    """Whatever a command does to variables, functions and options, the next is answered, by a new shell if need be."""
+    """Whatever a command does to variables, functions and options, the next one works, if necessary in a new shell."""
     for command in _HOSTILE:
         shell = await trial.shell()
         result = await shell.run(command, 20)
@@ -169,7 +169,7 @@ _HOSTILE = (
 
 @promise()
 async def a_redirection_of_a_shell_lasts(trial: PromiseTrial) -> None:
-    """After `exec >file` commands write to that file, until the shell is left."""
+    """After `exec >file` commands write to that file, until the shell ends."""
     shell = await trial.shell()
     await shell.run(f"exec >s{trial.mark}", 10)
     same((await shell.run("echo kept", 10)).output, "", "what a command prints whose output goes to a file")
@@ -180,7 +180,7 @@ async def a_redirection_of_a_shell_lasts(trial: PromiseTrial) -> None:
 
 @promise()
 async def a_shell_shows_nothing_of_its_driver(trial: PromiseTrial) -> None:
-    """History, tracing, variables and `$_` of a shell hold what the commands did, and nothing that runs them."""
+    """History, tracing, variables and `$_` of a shell reflect only the commands, and not the program that runs them."""
     for commands, output in _SHOWN.items():
         shell = await trial.shell()
         results = [await shell.run(command, 10) for command in commands]
@@ -190,19 +190,19 @@ async def a_shell_shows_nothing_of_its_driver(trial: PromiseTrial) -> None:
 
 _SHOWN = {
     ("set -o history", "history; fc -l"): "",
-    # a command is evaluated, so bash shows it one level down
+    # a command is evaluated, so bash shows it one level deeper
     ("set -x", "echo b"): "++ echo b\nb\n",
     ("echo a", 'echo "[$_]"'): "[]\n",
     ("compgen -v | grep -c __",): "0\n",
     ("trap 'echo $BASH_COMMAND' DEBUG", "echo b"): "echo b\nb\n",
-    # bash's own complaint, as at any prompt: once for a line
+    # bash's own error message, as at any prompt: once for a line
     ("readonly _", "echo b"): "b\nbash: _: readonly variable\n",
 }
 
 
 @promise()
 async def half_a_character_is_a_tool_error(trial: PromiseTrial) -> None:
-    """A command that is no Unicode text raises ToolError, and the shell goes on."""
+    """A command that is not Unicode text raises ToolError, and the shell continues."""
     shell = await trial.shell()
     with raises(ToolError):
         await shell.run("echo \ud800", 10)

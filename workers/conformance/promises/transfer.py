@@ -1,5 +1,5 @@
 # ruff: noqa: ASYNC240
-# promises read the node's files where a moment does not matter, and name folders of the sandbox, not of ours
+# blocking reads of the node's files are acceptable here; the folders named are those of the sandbox
 """Promises about `upload` and `download`: whole files and folders between the node and a sandbox."""
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ _MANY = 500
 
 
 def tree(folder: Path) -> dict[str, object]:
-    """A folder as a mapping from names to what lies there: mode and bytes, where a link leads, None for a folder."""
+    """Return a folder as a mapping from names to contents: mode and bytes, a link's target, None for a folder."""
     result: dict[str, object] = {}
     for path in sorted(folder.rglob("*")):
         name = str(path.relative_to(folder))
         if path.is_symlink():
             result[name] = f"-> {path.readlink()}"
         elif path.is_file():
-            # what others may do is each place's own matter
+            # permissions of other users may differ on each side
             result[name] = (oct(path.stat().st_mode & 0o700), path.read_bytes())
         else:
             result[name] = None if path.is_dir() else "neither file nor folder"
@@ -35,7 +35,7 @@ def tree(folder: Path) -> dict[str, object]:
 
 
 def made_tree(folder: Path) -> Path:
-    """A folder with all that may be copied: data, modes, empty folders, odd names, links that stay within."""
+    """Create a folder with everything that may be copied: data, modes, empty folders, odd names, links within it."""
     (folder / "sub/deep").mkdir(parents=True)
     (folder / "empty").mkdir()
     (folder / "data").write_bytes(os.urandom(300_000))
@@ -50,7 +50,7 @@ def made_tree(folder: Path) -> Path:
 
 @promise(surface=True)
 async def a_file_goes_in_and_comes_back(trial: PromiseTrial) -> None:
-    """A file of the node is uploaded to the path that is then its name, and downloaded again, byte by byte."""
+    """A file of the node is uploaded to a path, and downloaded again, byte by byte."""
     source, target = trial.folder / "source", trial.folder / "target"
     source.write_bytes(os.urandom(5_000_000))
     await trial.sandbox.upload(source, f"t{trial.mark}")
@@ -61,7 +61,7 @@ async def a_file_goes_in_and_comes_back(trial: PromiseTrial) -> None:
 
 @promise(surface=True)
 async def a_folder_goes_in_and_comes_back(trial: PromiseTrial) -> None:
-    """A folder is uploaded and downloaded whole: data, modes, empty folders, odd names, links within it."""
+    """A folder is uploaded and downloaded completely: data, modes, empty folders, odd names, links within it."""
     source, target = made_tree(trial.folder / "source"), trial.folder / "target"
     await trial.sandbox.upload(source, f"t{trial.mark}")
     same(await trial.sandbox.read_file(f"t{trial.mark}/sub/deep/it's\n*"), b"odd", "a file of the uploaded folder")
@@ -82,7 +82,7 @@ async def an_upload_can_be_used(trial: PromiseTrial) -> None:
 
 @promise(surface=True)
 async def an_upload_replaces_a_file(trial: PromiseTrial) -> None:
-    """Uploading a file over another replaces it whole."""
+    """Uploading a file over another replaces all of it."""
     source = trial.folder / "source"
     for data in (b"long " * 1000, b"short"):
         source.write_bytes(data)
@@ -92,7 +92,7 @@ async def an_upload_replaces_a_file(trial: PromiseTrial) -> None:
 
 @promise(surface=True)
 async def an_upload_of_nothing_is_a_tool_error(trial: PromiseTrial) -> None:
-    """Uploading what the node does not have raises ToolError, and nothing is made inside."""
+    """Uploading a missing file of the node raises ToolError, and nothing is created inside."""
     with raises(ToolError):
         await trial.sandbox.upload(trial.folder / "none", f"t{trial.mark}")
     with raises(ToolError):
@@ -101,7 +101,7 @@ async def an_upload_of_nothing_is_a_tool_error(trial: PromiseTrial) -> None:
 
 @promise(surface=True)
 async def a_download_overwrites_nothing(trial: PromiseTrial) -> None:
-    """Downloading to a target that exists raises ToolError and leaves that as it was."""
+    """Downloading to a target that exists raises ToolError and does not change it."""
     await trial.sandbox.write_file(f"t{trial.mark}", b"theirs")
     target = trial.folder / "target"
     target.write_bytes(b"ours")
@@ -117,7 +117,7 @@ async def a_download_overwrites_nothing(trial: PromiseTrial) -> None:
 
 @promise(surface=True)
 async def a_download_of_nothing_is_a_tool_error(trial: PromiseTrial) -> None:
-    """Downloading what is not there raises ToolError with the path, and leaves no target."""
+    """Downloading a missing file raises ToolError with the path, and leaves no target."""
     with raises(ToolError, f"t{trial.mark}"):
         await trial.sandbox.download(f"t{trial.mark}", trial.folder / "target")
     assert not (trial.folder / "target").exists(), "there is a target all the same"
@@ -125,7 +125,7 @@ async def a_download_of_nothing_is_a_tool_error(trial: PromiseTrial) -> None:
 
 @promise()
 async def links_that_lead_out_are_not_copied(trial: PromiseTrial) -> None:
-    """Of a downloaded folder no link leads out of it, whichever way it is written or chained."""
+    """No link in a downloaded folder leads out of it, however it is written or chained."""
     secret = trial.folder / "secret"
     secret.write_text("of the host")
     name = f"t{trial.mark}"
@@ -148,7 +148,7 @@ async def links_that_lead_out_are_not_copied(trial: PromiseTrial) -> None:
 
 @promise()
 async def a_link_is_downloaded_as_what_it_leads_to(trial: PromiseTrial) -> None:
-    """Downloading a link gives what it leads to inside, never what lies on the node at that path."""
+    """Downloading a link returns its target inside, never the node's file at that path."""
     secret = trial.folder / "secret"
     secret.write_text("of the host")
     name = f"t{trial.mark}"
@@ -162,7 +162,7 @@ async def a_link_is_downloaded_as_what_it_leads_to(trial: PromiseTrial) -> None:
 
 @promise("python3")
 async def pipes_devices_and_sockets_are_left_out(trial: PromiseTrial) -> None:
-    """Named pipes, devices and sockets in a downloaded folder are left out, and nothing waits for them."""
+    """Named pipes, devices and sockets in a downloaded folder are left out, and the download does not block on them."""
     name = f"t{trial.mark}"
     await trial.sh(f"mkdir {name}; cd {name}; mkfifo pipe; echo fine > file")
     await trial.python("import socket, sys; socket.socket(socket.AF_UNIX).bind(sys.argv[1])", f"{name}/socket")
@@ -179,7 +179,7 @@ async def pipes_devices_and_sockets_are_left_out(trial: PromiseTrial) -> None:
 
 @promise()
 async def set_uid_bits_do_not_come_out(trial: PromiseTrial) -> None:
-    """A file that is downloaded raises no user's rights on the node: its set-uid and set-gid bits are gone."""
+    """A downloaded file gives no rights on the node: its set-uid and set-gid bits are removed."""
     name = f"t{trial.mark}"
     await trial.sh(f"mkdir {name}; cp /bin/true {name}/program; chmod 6755 {name}/program; chmod 2777 {name}")
     await trial.sandbox.download(name, trial.folder / "target")
@@ -189,7 +189,7 @@ async def set_uid_bits_do_not_come_out(trial: PromiseTrial) -> None:
 
 @promise()
 async def a_file_too_big_for_the_node_is_refused(trial: PromiseTrial) -> None:
-    """Downloading a file that would fill the node's disk, or seems so large, raises ToolError and leaves nothing."""
+    """Downloading a file that would fill the node's disk, or appears so large, raises ToolError and leaves nothing."""
     one = await trial.start(limits=SandboxLimits(file_mb=8_000_000))
     await trial.sh("mkdir folder; truncate -s 4T folder/huge", one)
     async with within(_QUICK_S):
@@ -213,7 +213,7 @@ async def a_link_of_the_node_is_not_followed_in(trial: PromiseTrial) -> None:
 
 @promise()
 async def an_upload_lands_inside(trial: PromiseTrial) -> None:
-    """An upload follows links inside as a command there would, and changes nothing of the node."""
+    """An upload follows links inside like a command there, and changes nothing on the node."""
     victim = trial.folder / "victim"
     victim.mkdir()
     source = trial.folder / "source"
@@ -231,7 +231,7 @@ async def an_upload_lands_inside(trial: PromiseTrial) -> None:
 
 @promise(surface=True)
 async def many_small_files_are_one_copy(trial: PromiseTrial) -> None:
-    """A folder of many files goes in and comes back whole, and a deep one does."""
+    """A folder of many files, or a deep one, is uploaded and downloaded completely."""
     source = trial.folder / "source"
     for n in range(_MANY):
         path = source / str(n % 50) / str(n)
@@ -247,7 +247,7 @@ async def many_small_files_are_one_copy(trial: PromiseTrial) -> None:
 
 @promise()
 async def a_tree_deeper_than_a_path_is_no_trap(trial: PromiseTrial) -> None:
-    """A folder deeper than any path can name is copied or refused with ToolError, and is neither crash nor hang."""
+    """A folder deeper than any path can name is copied or refused with ToolError, without a crash or hang."""
     name = f"t{trial.mark}"
     part = f"{'d' * 60}/" * 50
     deep = f"mkdir {name}; cd {name}; for i in 1 2 3; do mkdir -p {part}; cd {part}; done"
@@ -260,7 +260,7 @@ async def a_tree_deeper_than_a_path_is_no_trap(trial: PromiseTrial) -> None:
 
 @promise()
 async def a_pipe_is_no_place_for_an_upload(trial: PromiseTrial) -> None:
-    """Uploading to a pipe or socket, or into a folder that has one of the name, raises ToolError at once."""
+    """Uploading to a pipe or socket, or into a folder with one of that name, raises ToolError immediately."""
     source = trial.folder / "source"
     source.mkdir()
     (source / "file").write_text("x")
@@ -274,7 +274,7 @@ async def a_pipe_is_no_place_for_an_upload(trial: PromiseTrial) -> None:
 
 @promise()
 async def a_cancelled_copy_ends_at_once(trial: PromiseTrial) -> None:
-    """Cancelling an upload or a download is obeyed within seconds, however much there is to copy."""
+    """Cancelling an upload or a download takes effect within seconds, however large the copy is."""
     name = f"t{trial.mark}"
     await trial.sh(f"mkdir {name}; cd {name}; truncate -s 1G large; for i in {{1..500}}; do : >$i; done")
     source = trial.folder / "source"
@@ -294,7 +294,7 @@ async def a_cancelled_copy_ends_at_once(trial: PromiseTrial) -> None:
 
 @promise()
 async def links_of_one_file_stay_one(trial: PromiseTrial) -> None:
-    """Names of one file are names of one file in what is downloaded."""
+    """Hard links to one file stay hard links to one file in a download."""
     name = f"t{trial.mark}"
     await trial.sh(f"mkdir -p {name}/a; cd {name}; echo x >a/one; ln a/one two; chmod 700 two")
     await trial.sandbox.download(name, trial.folder / "target")

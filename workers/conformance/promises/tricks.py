@@ -1,6 +1,6 @@
 # ruff: noqa: ASYNC240
-# promises read the node's files where a moment does not matter, and name folders of the sandbox, not of ours
-"""Promises about the way between a sandbox and the files of its node: what is tried from inside to get out."""
+# blocking reads of the node's files are acceptable here; the folders named are those of the sandbox
+"""Promises about attempts to reach the node's files from inside a sandbox."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _RACE_S = 2.0
 
 
 def secret_of(trial: PromiseTrial) -> Path:
-    """A file of the node that every user of it can read."""
+    """Return a file of the node that every user of it can read."""
     path = trial.folder / "secret"
     path.write_text("of the host")
     path.chmod(0o644)
@@ -28,7 +28,7 @@ def secret_of(trial: PromiseTrial) -> Path:
 
 
 def victim_of(trial: PromiseTrial) -> Path:
-    """A folder of the node that every user of it can write to."""
+    """Return a folder of the node that every user of it can write to."""
     path = trial.folder / "victim"
     path.mkdir()
     path.chmod(0o777)
@@ -37,7 +37,7 @@ def victim_of(trial: PromiseTrial) -> Path:
 
 @promise()
 async def a_path_leads_nowhere_outside(trial: PromiseTrial) -> None:
-    """Paths are those of the sandbox: one with `..`, however many, or of the node names nothing outside."""
+    """Paths are those of the sandbox: a path with any number of `..`, or one of the node, names nothing outside."""
     secret = secret_of(trial)
     for path in (str(secret), f"../../../../../../../..{secret}", f"/usr/../..{secret}", f"/proc/self/cwd{secret}"):
         with raises(ToolError):
@@ -46,7 +46,7 @@ async def a_path_leads_nowhere_outside(trial: PromiseTrial) -> None:
 
 @promise()
 async def a_link_leads_nowhere_outside(trial: PromiseTrial) -> None:
-    """A link to a path of the node, or in the middle of a path, leads where it would inside."""
+    """A link to a path of the node, at the end or in the middle of a path, is resolved inside."""
     secret, name = secret_of(trial), f"l{trial.mark}"
     await trial.sh(f"ln -s {secret} {name}; ln -s / {name}-root; ln -s ../../../../../../../.. {name}-up")
     for path in (name, f"{name}-root{secret}", f"{name}-up{secret}"):
@@ -58,7 +58,7 @@ async def a_link_leads_nowhere_outside(trial: PromiseTrial) -> None:
 
 @promise()
 async def proc_leads_nowhere_outside(trial: PromiseTrial) -> None:
-    """No process that reads or writes a file for the worker lends its root, folders or descriptors of the node."""
+    """No process that reads or writes a file for the worker exposes its root, folders or descriptors of the node."""
     secret = secret_of(trial)
     for who in ("self", "1", "thread-self", "self/task/self"):
         for what in ("root", "cwd", *(f"fd/{number}" for number in range(30))):
@@ -69,7 +69,7 @@ async def proc_leads_nowhere_outside(trial: PromiseTrial) -> None:
 
 @promise()
 async def a_write_lands_inside(trial: PromiseTrial) -> None:
-    """Writing through links changes nothing of the node, also where the node's path is open to everyone."""
+    """Writing through links changes nothing on the node, even where everyone may write to the node's path."""
     victim, name = victim_of(trial), f"l{trial.mark}"
     await trial.sh(f"ln -s {victim} {name}; ln -s {victim}/file {name}-file; ln -s / {name}-root")
     for path in (f"{name}/file", f"{name}-file", f"{name}-root{victim}/file", f"../../../../..{victim}/file"):
@@ -80,7 +80,7 @@ async def a_write_lands_inside(trial: PromiseTrial) -> None:
 
 @promise(time_s=90)
 async def a_link_that_is_swapped_leads_nowhere_outside(trial: PromiseTrial) -> None:
-    """A folder that turns into a link and back, again and again, while files are read and copied, gains nothing."""
+    """A folder that repeatedly turns into a link while files are read and copied gains no access."""
     victim, name = victim_of(trial), f"l{trial.mark}"
     (victim / "file").write_text("of the host")
     source, n = trial.folder / "source", 0
@@ -96,7 +96,7 @@ async def a_link_that_is_swapped_leads_nowhere_outside(trial: PromiseTrial) -> N
 
 @asynccontextmanager
 async def _swapping(trial: PromiseTrial, name: str, victim: Path) -> AsyncIterator[None]:
-    """While the block runs, a path inside is in turn a folder with a file and a link to a folder of the node."""
+    """Alternate a path inside between a folder with a file and a link to a folder of the node, while the block runs."""
     script = f"""
         mkdir {name}-real; echo inside > {name}-real/file
         while :; do mv {name}-real {name}; mv {name} {name}-real; ln -s {victim} {name}; rm {name}; done 2>/dev/null
@@ -128,7 +128,7 @@ async def _one_round(trial: PromiseTrial, name: str, source: Path, target: Path)
 
 @promise("tar")
 async def an_archive_unpacks_inside(trial: PromiseTrial) -> None:
-    """An archive whose members climb out of it reaches nothing of the node when it is unpacked inside."""
+    """An archive whose members lead out of it reaches nothing of the node when it is unpacked inside."""
     victim, name = victim_of(trial), f"l{trial.mark}"
     script = f"""
         mkdir {name}; cd {name}; echo x > file
@@ -142,7 +142,7 @@ async def an_archive_unpacks_inside(trial: PromiseTrial) -> None:
 
 @promise()
 async def programs_of_the_image_are_not_trusted(trial: PromiseTrial) -> None:
-    """Files are read and written as they are, whatever the sandbox did to its shell's start files and its libraries."""
+    """Files are read and written correctly, whatever the sandbox did to its shell's start files and libraries."""
     one = await trial.start()
     script = """
         for file in /etc/profile /etc/bash.bashrc /root/.bashrc /root/.profile /root/.bash_profile; do

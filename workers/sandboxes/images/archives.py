@@ -18,19 +18,19 @@ from workers.sandboxes.resource_exhaustion import shortage
 from workers.sandboxes.sandbox_user import give, sandbox_user
 
 BROKEN = (tarfile.TarError, zipfile.BadZipFile, zlib.error, lzma.LZMAError, EOFError, OSError, ValueError, RuntimeError)
-"""All that reading a broken archive raises; it is an OSError, too, if the node has no room."""
+"""All errors that reading a broken archive can raise; includes OSError, which also means a full disk."""
 _ZIP = (b"PK\3\4", b"PK\5\6")
 
 
 class BadArchive(SandboxError):
-    """An archive is broken, or cannot be read, or something of it would land outside of its folder."""
+    """An archive is broken, cannot be read, or contains a member outside of its folder."""
 
 
 def layer(archive: Archive) -> Path:
-    """Return a folder to lay over an image: the archive's top folder, at the archive's path. SandboxError. Blocks."""
+    """Return a layer with the contents of the archive's top folder at the archive's path. SandboxError. Blocks."""
 
     def make(folder: Path) -> None:
-        # here, as the client of an index takes long to load and few processes fetch
+        # imported here, because the index client loads slowly and few processes fetch
         from workers.sandboxes.images.package_index import fetch
 
         with tempfile.TemporaryDirectory() as downloads:
@@ -41,7 +41,7 @@ def layer(archive: Archive) -> Path:
 
 
 def is_unpacked(archive: Archive) -> bool:
-    """Return whether this node has the layer, so that nothing need be fetched."""
+    """Return whether this node has the layer, so that nothing must be fetched."""
     return _place(archive).is_dir()
 
 
@@ -51,7 +51,7 @@ def _place(archive: Archive) -> Path:
 
 
 def unpack(source: Path, folder: Path, path: str) -> None:
-    """Unpack an archive so that its single top folder's contents lie at `path` below `folder`. Raises SandboxError."""
+    """Unpack an archive so that the contents of its single top folder are at `path` below `folder`. SandboxError."""
     target = folder / path.strip("/")
     if ".." in PurePosixPath(path).parts or target == folder:
         raise SandboxError(f"an archive cannot be unpacked at {path!r}: name a folder, such as /workspace")
@@ -68,9 +68,9 @@ def unpack(source: Path, folder: Path, path: str) -> None:
 
 
 def extract(source: Path, folder: Path) -> None:
-    """Unpack an untrusted archive: nothing of it lands outside of the folder, or is a device. Blocks.
+    """Unpack an untrusted archive: no member lands outside of the folder or becomes a device. Blocks.
 
-    Raises BadArchive, and SandboxError if the node has no room for it.
+    Raises BadArchive, or SandboxError if the node has no space.
     """
     try:
         _extract(source, folder)
@@ -81,7 +81,7 @@ def extract(source: Path, folder: Path) -> None:
 
 
 def first_line(error: Exception) -> str:
-    """Return why an archive cannot be read: tarfile tells of each method that it tried, on a line of its own."""
+    """Return why an archive cannot be read: tarfile reports each method that it tried on a separate line."""
     return str(error).partition("\n")[0].rstrip(":")
 
 
@@ -91,7 +91,7 @@ def _extract(source: Path, folder: Path) -> None:
     if is_zip:
         with zipfile.ZipFile(source) as packed:
             for member in packed.infolist():
-                # zip names are made harmless by the module itself, which leaves out that some are programs
+                # the zipfile module makes names harmless, but does not restore executable bits
                 path = Path(packed.extract(member, folder))
                 if (member.external_attr >> 16) & 0o100 and path.is_file():
                     path.chmod(path.stat().st_mode | 0o111)
@@ -104,9 +104,9 @@ def _extract(source: Path, folder: Path) -> None:
 
 
 def _extract_checked(archive: tarfile.TarFile, root: Path) -> None:
-    """Extract as the data filter does, for Python before 3.11.4: no set-user bits.
+    """Extract like the data filter, for Python before 3.11.4: no set-user bits.
 
-    TarError for a member that leads outside, or a device.
+    Raises TarError for a device or a member that leads outside.
     """
     for member in archive:
         target = (root / member.name).resolve()
@@ -116,7 +116,7 @@ def _extract_checked(archive: tarfile.TarFile, root: Path) -> None:
         elif member.islnk():
             leads.append((root / member.linkname).resolve())
         elif not member.isfile() and not member.isdir():
-            raise tarfile.TarError(f"{member.name} is no file, folder or link")
+            raise tarfile.TarError(f"{member.name} is not a file, folder or link")
         if not all(path.is_relative_to(root) for path in leads):
             raise tarfile.TarError(f"{member.name} leads outside")
         member.mode = (member.mode | 0o600) & 0o755

@@ -1,8 +1,8 @@
-"""Folders named by what is in them, made once: the caches of images, layers and environments.
+"""Folders named by their content and created once: the caches of images, layers and environments.
 
-Several processes, and several nodes on a shared home, may need the same one at once: one makes it, the others wait.
-Neither counts towards the time limit of a stage that needs it (`workers/stage_clock.py`), for as long as two attempts
-may take: one that is waited for, and one that follows if it failed.
+If several processes (or several nodes with a shared home) need the same folder, one creates it and the others wait.
+Neither time counts towards the time limit of a stage (`workers/stage_clock.py`), up to the time of two attempts: one
+that is waited for, and a second one if it failed.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ from workers.sandboxes.remove_tree import remove
 from workers.stage_clock import off_clock
 
 MAKE_S = 900.0
-"""Seconds that making a folder may take, by default."""
+"""Default time limit for the creation of a folder."""
 PARTS = ("archives", "environments", "programs")
-"""The caches of what is laid over or bound into sandboxes beside their images, each with a folder for each content."""
+"""The caches of data that sandboxes use beside their images, each with one folder for each content."""
 _COMPLETE = ".complete"
 _NOTE_S = 30.0
 _noted: dict[Path, float] = {}
 _OLD_S = 600.0
-"""Seconds after its last change at which a folder that was made without the lock counts as abandoned."""
+"""Seconds after its last change at which a folder that was created without the lock counts as abandoned."""
 
 
 def digest(*parts: object) -> str:
@@ -40,7 +40,7 @@ def digest(*parts: object) -> str:
 
 
 def lock_of(folder: Path) -> Path:
-    """Return the lock file of a folder that is made once."""
+    """Return the lock file of a folder that is created once."""
     return folder.with_name(folder.name + ".lock")
 
 
@@ -52,10 +52,10 @@ def made_once(
     private: bool = False,
     within_s: float = MAKE_S,
 ) -> Path:
-    """Return the folder, if it is `good`; else `make(temporary)` fills one, which is then renamed to it. Blocks.
+    """Return the folder if it is `good`; otherwise `make(temporary)` fills one, which is renamed to it. Blocks.
 
-    Anyone may read it, whatever the umask, as sandboxes may run as another user; `private` leaves modes as made.
-    `within_s`: seconds that making it may take by its own limits.
+    Everyone may read it, whatever the umask, because sandboxes may run as another user; `private` keeps the modes.
+    `within_s` is the creation's own time limit.
     """
     if good(folder):
         return folder
@@ -76,12 +76,12 @@ def made_once(
 
 
 def is_complete(folder: Path) -> bool:
-    """Return whether `made_in_place` has made the folder."""
+    """Return whether `made_in_place` has completed the folder."""
     return (folder / _COMPLETE).exists()
 
 
 def made_in_place(folder: Path, make: Callable[[Path], None], within_s: float = MAKE_S) -> Path:
-    """Do as `made_once` for folders that contain their own path, such as virtual environments. Blocks."""
+    """Create a folder like `made_once`, if it contains its own path, such as a virtual environment. Blocks."""
     if is_complete(folder):
         return folder
     complete = folder / _COMPLETE
@@ -99,15 +99,15 @@ def made_in_place(folder: Path, make: Callable[[Path], None], within_s: float = 
 
 
 def use_mark(folder: Path) -> Path:
-    """Return the file beside a folder that sandboxes which use it hold, and whose time is that of its last use.
+    """Return the file next to a folder that sandboxes lock while they use it. Its time is that of the last use.
 
-    It is beside it, as what is in the folder can be locked by whoever it is bound to.
+    It is not in the folder, because programs that see the folder could lock its files.
     """
     return folder.with_name(folder.name + ".use")
 
 
 def used(folder: Path) -> Path:
-    """Note the use of a folder, now and then, for pruning; return it."""
+    """Record the use of a folder (at intervals), for pruning, and return the folder."""
     now = time.monotonic()
     if now - _noted.get(folder, -_NOTE_S) >= _NOTE_S or not use_mark(folder).exists():
         # a home that cannot be written is not pruned from here either
@@ -119,9 +119,9 @@ def used(folder: Path) -> Path:
 
 @contextmanager
 def failing_alike(folder: Path, asked_at: float) -> Iterator[None]:
-    """Let a SandboxError of the block be that of all that wait for the folder: one by one, the last would take hours.
+    """Share a SandboxError of the block with all processes that wait for the folder: serial failures could take hours.
 
-    `asked_at`: since when the caller wants it. For the one that makes it, and so has its lock.
+    `asked_at` is the time of the caller's request. Only for the process that creates the folder and holds its lock.
     """
     note = lock_of(folder).with_suffix(".failed")
     if note.exists() and note.stat().st_mtime >= asked_at:
@@ -137,7 +137,7 @@ def failing_alike(folder: Path, asked_at: float) -> Iterator[None]:
 
 
 def remove_unfinished(folder: Path, held: bool) -> None:
-    """Remove what killed processes left unfinished. `held`: the caller has the folder's lock, so no other makes it."""
+    """Remove unfinished folders of killed processes. `held`: the caller holds the lock, so no other creates it."""
     for left in folder.parent.glob(folder.name + ".*"):
         kind = left.name.removeprefix(folder.name).split(".")[1]
         if (held and kind == "new") or (kind == "alone" and time.time() - left.lstat().st_mtime > _OLD_S):
@@ -145,7 +145,7 @@ def remove_unfinished(folder: Path, held: bool) -> None:
 
 
 def _put(temporary: Path, folder: Path, good: Callable[[Path], bool]) -> None:
-    """Rename it to the folder. An existing one is moved aside, as sandboxes may use it, unless it is good by now."""
+    """Rename it to the folder, unless that is good by now. An existing one is moved aside, because it may be in use."""
     try:
         temporary.rename(folder)
     except OSError:
@@ -157,7 +157,7 @@ def _put(temporary: Path, folder: Path, good: Callable[[Path], bool]) -> None:
 
 
 def open_to_all(folder: Path, *, always: bool = False) -> None:
-    """Let anyone read a tree, if this process makes files that only some can; or `always`, whoever set their modes."""
+    """Let everyone read a tree, if this process's umask prevents that, or `always`."""
     if not always and not _umask() & 0o055:
         return
     for parent, folders, files in os.walk(folder):
@@ -168,6 +168,6 @@ def open_to_all(folder: Path, *, always: bool = False) -> None:
 
 
 def _umask() -> int:
-    """Return this process's umask, read without changing it, as other threads make files too."""
+    """Return this process's umask without changing it, because other threads create files, too."""
     lines = Path("/proc/self/status").read_text().splitlines()
     return next(int(line.split()[1], 8) for line in lines if line.startswith("Umask:"))

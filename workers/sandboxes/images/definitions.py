@@ -1,7 +1,7 @@
-"""Definition files of images: rendered from templates, and read as far as needed to know all that goes into one.
+"""Definition files of images: rendered from templates, and parsed as far as needed to find all inputs of the image.
 
-The builder takes paths as they are and from where it runs; here they are the definition's own, relative to its folder,
-and what they name is part of what the image is known by. What would run on the node itself is refused.
+The builder resolves paths relative to its working directory. Here they are relative to the definition's folder, and the
+files that they name are part of the image's key. Sections that would run on the node itself are refused.
 """
 
 from __future__ import annotations
@@ -23,21 +23,21 @@ TEMPLATE = ".j2"
 ON_THE_NODE = ("setup", "pre")
 """Sections that would run outside of the image."""
 OF_FILES = ("localimage", "docker-archive", "oci-archive", "oci")
-"""Ways to begin an image from a file or folder of the node."""
+"""Bootstrap types that start an image from a file or folder of the node."""
 OF_REGISTRIES = ("docker", "oras", "library", "shub")
 
-# as the builder splits a definition, and a line of %files
+# the builder's own rules to split a definition and a line of %files
 _STAGE = re.compile(r"bootstrap:", re.IGNORECASE)
 _WORD = re.compile(r'"[^"]*"|[^\s"]+')
 _PLAIN = re.compile(r"[\w./@%+=:,*?\[\]~ -]+")
 
 LendImage = Callable[[Path, str, bool], Path]
-"""Makes a path readable for the builder under a plain name; the last argument: whether it must belong to its user."""
+"""Makes a path readable for the builder under a plain name. Last argument: must it belong to the builder's user."""
 
 
 @dataclass(frozen=True, slots=True)
 class CopiedFiles:
-    """One line of %files: pairs of what it copies and where to; `contents`: of a folder, only what is in it."""
+    """One line of %files: pairs of source and target; `contents`: of a folder, copy only its contents."""
 
     line: int
     pairs: tuple[tuple[Path, str], ...]
@@ -46,7 +46,7 @@ class CopiedFiles:
 
 @dataclass(frozen=True, slots=True)
 class StageSource:
-    """The `From` of a stage that begins with a file or folder of the node; `tag` is what follows the path."""
+    """The `From` of a stage that starts from a file or folder of the node; `tag` is the text after the path."""
 
     line: int
     source: Path
@@ -55,7 +55,7 @@ class StageSource:
 
 @dataclass(slots=True)
 class Definition:
-    """A definition, rendered, and what of the node goes into it."""
+    """A rendered definition and its inputs from the node."""
 
     text: str
     begun: list[StageSource] = field(default_factory=list)
@@ -63,11 +63,11 @@ class Definition:
     from_registry: bool = False
 
     def sources(self) -> list[Path]:
-        """Return all that it is made of beside its text."""
+        """Return all files and folders that are inputs of the image, without the definition itself."""
         return [*(stage.source for stage in self.begun), *(path for copy in self.copied for path, _ in copy.pairs)]
 
     def lent(self, lend: LendImage) -> str:
-        """Return its text, with the paths by which the builder can read what it is made of."""
+        """Return the definition's text with paths that the builder can read."""
         lines = self.text.split("\n")
         for number, stage in enumerate(self.begun):
             path = lend(stage.source, f"base-{number}{stage.source.suffix}", stage.source.is_dir())
@@ -78,7 +78,7 @@ class Definition:
 
 
 def _copies(copy: CopiedFiles, number: int, lend: LendImage) -> list[str]:
-    """Return lines with the lent path of each source; its name is kept, as the target may be a folder."""
+    """Return lines with the lent path of each source. Names are kept, because the target may be a folder."""
     words = []
     for index, (source, target) in enumerate(copy.pairs):
         lent = lend(source, f"files-{number}-{index}/{source.name}", False)
@@ -87,7 +87,7 @@ def _copies(copy: CopiedFiles, number: int, lend: LendImage) -> list[str]:
 
 
 def read(path: Path, values: Mapping[str, str]) -> Definition:
-    """Render and read a definition. ImageError if it, or something that it names, is not there or is not right."""
+    """Render and parse a definition. Raises ImageError if it or one of its inputs is missing or invalid."""
     if path.suffix == TEMPLATE:
         return parse(_rendered(path, values), path)
     try:
@@ -97,10 +97,10 @@ def read(path: Path, values: Mapping[str, str]) -> Definition:
 
 
 def _rendered(path: Path, values: Mapping[str, str]) -> str:
-    """Render by a Jinja that reads only the template's folder. ImageError, also for a value that could add sections."""
+    """Render with a Jinja limited to the template's folder. ImageError, also for a value that could add sections."""
     wrong = [name for name, value in values.items() if not value.isprintable()]
     if wrong:
-        raise ImageError(f"image {path}: the value of {wrong[0]} has line ends or control characters, or others unseen")
+        raise ImageError(f"image {path}: the value of {wrong[0]} contains line ends, control or invisible characters")
     try:
         return _jinja(path.parent).get_template(path.name).render(values)
     except (TemplateError, OSError, UnicodeDecodeError, TypeError, ValueError, ArithmeticError) as error:
@@ -113,15 +113,15 @@ def _rendered(path: Path, values: Mapping[str, str]) -> str:
 
 @lru_cache(maxsize=32)
 def _jinja(folder: Path) -> SandboxedEnvironment:
-    """Return the Jinja environment of a folder; it reloads a template that has changed."""
-    # what it makes is no HTML
+    """Return the Jinja environment of a folder; it reloads changed templates."""
+    # the result is not HTML
     return SandboxedEnvironment(
         loader=FileSystemLoader(folder), undefined=StrictUndefined, keep_trailing_newline=True, autoescape=False
     )
 
 
 def parse(text: str, path: Path) -> Definition:
-    """Find what of the node goes into a definition. ImageError if it is missing, or something would run on the node."""
+    """Find the inputs of a definition on the node. ImageError if one is missing, or a section would run on the node."""
     definition = Definition(text)
     section, arguments = "", ""
     header: dict[str, tuple[int, str]] = {}
@@ -148,19 +148,19 @@ def parse(text: str, path: Path) -> Definition:
 
 
 def _begin(found: Definition, header: Mapping[str, tuple[int, str]], path: Path) -> None:
-    """Note what a stage begins with."""
+    """Record the start of a stage."""
     kind = header.get("bootstrap", (0, ""))[1].lower()
     found.from_registry |= kind in OF_REGISTRIES
     if kind in OF_FILES and "from" in header:
         number, value = header["from"]
         source, tag = split_tag(path.parent / _plain(value, path))
         if not source.exists():
-            raise ImageError(f"image {path} begins with {source}, which is not there")
+            raise ImageError(f"image {path} begins with {source}, which does not exist")
         found.begun.append(StageSource(number, source.absolute(), tag))
 
 
 def split_tag(path: Path) -> tuple[Path, str]:
-    """Return an archive's own path, and the `:TAG` that may follow it."""
+    """Return an archive's path without its tag, and the `:TAG`, which may be empty."""
     if not path.exists() and ":" in path.name:
         name, _, tag = path.name.partition(":")
         return path.with_name(name), f":{tag}"
@@ -182,8 +182,8 @@ def _copied(number: int, line: str, path: Path) -> CopiedFiles:
 
 
 def _plain(written: str, path: Path) -> str:
-    """Return a path as written. ImageError if it could mean something else to a shell or to the builder."""
+    """Return the path. Raises ImageError if a shell or the builder could interpret it differently."""
     if not _PLAIN.fullmatch(written):
         mend = f"use a {TEMPLATE} template for values" if "{" in written else "name it plainly"
-        raise ImageError(f"image {path}: {shlex.quote(written)} is no plain path: {mend}")
+        raise ImageError(f"image {path}: {shlex.quote(written)} is not a plain path: {mend}")
     return written

@@ -1,4 +1,4 @@
-"""The image `scratch`: no files at all. Images built on it that have no shell yet are told from those that have."""
+"""The image `scratch` without files; and detection of images built on it that have no shell yet."""
 
 from __future__ import annotations
 
@@ -33,12 +33,12 @@ def empty_image() -> Image:
 
 
 def begins_empty(image: Image) -> bool:
-    """Return whether an image is made of nothing but its layers."""
+    """Return whether an image consists only of its layers, without a root file system below them."""
     return image.folder.parent.name == EmptySource().key()
 
 
 def is_bare(image: Image) -> bool:
-    """Return whether an image that begins empty has no bash, without which no sandbox of a policy runs."""
+    """Return whether an image based on `scratch` has no bash, which every sandbox of a policy needs."""
     return begins_empty(image) and not any(_has(image, path) for path in _SHELLS)
 
 

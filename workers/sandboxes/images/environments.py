@@ -1,4 +1,4 @@
-"""Python for a sandbox: an environment with exactly the requested packages, made once per node, bound read-only."""
+"""Python environments for sandboxes with exactly the requested packages: created once per node, bound read-only."""
 
 from __future__ import annotations
 
@@ -19,37 +19,37 @@ from workers.sandboxes.images.image import Image
 from workers.sandboxes.processes.process_tree import MARK, kill_tagged, new_tag
 
 INSTALL_S = 900.0
-"""Seconds after which each of the two commands that make an environment is killed, with all that it has started."""
+"""Time limit of each of the two commands that create an environment, after which it is killed with its children."""
 
 AGENT_FOLDER = "/opt/farm/agent"
-"""The path in a sandbox of the environment of the agent that runs inside, if it has one."""
+"""The path in a sandbox of the environment of an agent that runs inside."""
 
 
 @dataclass(frozen=True, slots=True)
 class PythonEnvironment:
-    """Pairs of source and target to bind, and the folders that go first on PATH; both may be empty."""
+    """Pairs of source and target to bind, and the folders at the front of PATH; both may be empty."""
 
     binds: tuple[tuple[str, str], ...] = ()
     bin_folders: tuple[str, ...] = ()
     roots: tuple[Path, ...] = ()
-    """The folder of the cache to hold while it is used."""
+    """The cache folders to hold while it is used."""
 
 
 def environment(
     packages: Sequence[str], image: Image, install_s: float = INSTALL_S, *, alone: bool = False, python: str = ""
 ) -> PythonEnvironment:
-    """Find or make it. Raises SandboxError. Blocks; the first time for as long as the installation takes.
+    """Find or create an environment. Raises SandboxError. Blocks, the first time as long as the installation takes.
 
-    `packages` are exact requirements, or paths of wheels. `alone`: nothing is installed that they declare to need.
-    `python`: the oldest version to make it with, if the farm's own is older.
+    `packages` are exact requirements or paths of wheels. `alone`: do not install their dependencies. `python`: the
+    minimum version, used if the farm's own is older.
     """
     interpreter, base, version = interpreter_for(python)
     if base == "/usr" and not image.system:
         # the host's /usr cannot be bound over the image's
         if packages:
             raise SandboxError(
-                "packages in an image of its own need a Python with a folder of its own, and the farm runs on the "
-                "system's: run it with one from pyenv, uv or conda"
+                "packages in an image with its own /usr need a Python in a separate folder, and the farm runs on the "
+                "system's: run the farm with one from pyenv, uv or conda"
             )
         return PythonEnvironment()
     asked_at = time.time()
@@ -68,7 +68,7 @@ def environment(
 
 
 def is_made(packages: Sequence[str], *, alone: bool = False) -> bool:
-    """Return whether this node has the environment of the farm's own Python, so that nothing need be fetched."""
+    """Return whether this node has the environment of the farm's own Python, so that nothing must be fetched."""
     _, base, version = interpreter_for("")
     return is_complete(_place(packages, base, version, alone))
 
@@ -81,22 +81,22 @@ def _place(packages: Sequence[str], base: str, version: str, alone: bool) -> Pat
 def agent_environment(
     packages: Sequence[str], image: Image, python: str = "", *, always: bool = False
 ) -> PythonEnvironment:
-    """Return the environment of an agent inside, as `environment` does, but at a path of its own and not on PATH.
+    """Return an agent's environment, like `environment`, but at its own path and not on PATH.
 
-    So the programs that the agent runs are the instance's, as they would be without it. `always`: one without packages,
-    too, if the image can have it.
+    So the programs that the agent runs are those of the instance. `always`: return one even without packages, if the
+    image supports it.
     """
     if not packages and not always:
         return PythonEnvironment()
     result = environment(packages, image, python=python)
     if not result.binds:
         return result
-    # at its own path too, which its scripts name as their interpreter's
+    # also bound at its original path, which its scripts name as their interpreter
     return PythonEnvironment(((result.binds[0][0], AGENT_FOLDER), *result.binds), (), result.roots)
 
 
 def _content(package: str) -> str:
-    """Return a package, a wheel by what it contains: another one may have its name tomorrow. Raises SandboxError."""
+    """Return a package for the key; a wheel with its digest, because a file name can be reused. Raises SandboxError."""
     if not package.startswith("/"):
         return package
     try:
@@ -106,7 +106,7 @@ def _content(package: str) -> str:
 
 
 def _word(package: str) -> str:
-    """Return a package as pip takes it, which checks the digest of an address."""
+    """Return a package as an argument of pip, which checks the digest of a URL."""
     return f"file://{package}" if package.startswith("/") else package
 
 
@@ -135,8 +135,8 @@ def run_installer(
     env: Mapping[str, str] | None = None,
     said: Callable[[str], str] = _last_lines,
 ) -> None:
-    """Run a command to its end, which is also that of all it has started. Raises SandboxError, with what it `said`."""
-    # one that outlived this process would write into what the next one makes
+    """Run a command to its end and kill its remaining children. Raises SandboxError with its output by `said`."""
+    # a child that outlived this process would write into the next attempt's folder
     bound = ["setpriv", "--pdeathsig", "KILL", "--", *command]
     mark = new_tag()
     env = {**(os.environ if env is None else env), MARK: mark}
@@ -146,9 +146,9 @@ def run_installer(
         try:
             out, err = process.communicate(timeout=within_s)
         except subprocess.TimeoutExpired:
-            raise SandboxError(f"{what}: not within {within_s:.0f} s") from None
+            raise SandboxError(f"{what}: not finished within {within_s:.0f} s") from None
         finally:
-            # and so would the programs that build packages for it
+            # the same holds for programs that build packages for it
             kill_tagged(mark)
     if process.returncode:
         raise SandboxError(f"{what}: {said(err or out)}")

@@ -1,6 +1,7 @@
-"""Images that are built of a Dockerfile instead of those that cannot be pulled: noted, so that the choice holds.
+"""Images built from a Dockerfile instead of images that cannot be pulled. The choice is recorded.
 
-A rollout that was played in the one must not be scored in the other, so a choice stands as long as what was built does.
+A rollout that ran in one image must not be evaluated in the other, so a choice is valid as long as the built image
+exists.
 """
 
 from __future__ import annotations
@@ -25,14 +26,14 @@ _CHARS = 300
 
 @dataclass(frozen=True, slots=True)
 class BuiltInstead:
-    """The choice for one image and one build context: the `key` of what was built, and why the image was not had."""
+    """The choice for one image and one build context: the `key` of the built image, and the reason for it."""
 
     key: str
     reason: str
 
 
 def built_instead(name: str, fallback: str) -> BuiltInstead | None:
-    """Return the choice that stands in this home; None if there is none. ImageError for an unreadable context."""
+    """Return the valid choice in this home; None if there is none. Raises ImageError for an unreadable context."""
     with suppress(OSError, ValueError, TypeError):
         result = BuiltInstead(**json.loads(_note(name, fallback).read_text()))
         return result if stands(images() / result.key) else None
@@ -40,7 +41,7 @@ def built_instead(name: str, fallback: str) -> BuiltInstead | None:
 
 
 def choose_fallback(name: str, fallback: str, key: str, error: ImageError) -> BuiltInstead:
-    """Note and log that `fallback`, whose content is `key`, is used where `name` is meant. OSError."""
+    """Record and log that `fallback`, whose content is `key`, replaces `name`. Raises OSError."""
     why = (error.lines or [error.message])[-1]
     result = BuiltInstead(key, f"{name} could not be pulled ({why[:_CHARS]}): its Dockerfile was built instead")
     note = _note(name, fallback)
@@ -51,7 +52,7 @@ def choose_fallback(name: str, fallback: str, key: str, error: ImageError) -> Bu
 
 
 def forget_fallbacks(name: str) -> None:
-    """Forget all choices for an image, as it can be had."""
+    """Forget all choices for an image, because it is available."""
     remove(_folder(name))
 
 
@@ -59,7 +60,7 @@ def _note(name: str, fallback: str) -> Path:
     try:
         content = fingerprint(Path(fallback.removeprefix(PREFIX).partition("#")[0]))
     except OSError as error:
-        raise ImageError(f"{fallback}, of which an image is built, cannot be read: {error}") from error
+        raise ImageError(f"{fallback}, from which an image is built, cannot be read: {error}") from error
     return _folder(name) / digest(content, fallback.partition("#")[2])
 
 

@@ -1,6 +1,7 @@
-"""Digests of what files and folders contain: read once, and then known by size, times and place.
+"""Digests of the contents of files and folders: computed once and then remembered by size, times and location.
 
-An image of 5 GB is named by its content at every start of a sandbox, and must not be read at every one.
+The name of a 5 GB image depends on its content and is needed at every start of a sandbox, so it must not be read each
+time.
 """
 
 from __future__ import annotations
@@ -17,16 +18,16 @@ from farm.settings import settings
 from workers.sandboxes.images.content_store import digest
 
 _SETTLED_S = 2.0
-"""Seconds after a change within which another may leave the same times; such a digest is not remembered."""
+"""Seconds after a change in which another change may leave the same times. Such a digest is not remembered."""
 _TRIES = 3
 
 _known: dict[str, str] = {}
 
 
 def fingerprint(path: Path, *, follow: bool = False) -> str:
-    """Return the digest of a file's bytes; of a folder's names, modes, links and files. Blocks.
+    """Return the digest of a file's bytes, or of a folder's names, modes, links and files. Blocks.
 
-    With `follow`, links in a folder count as what they lead to. OSError if it cannot be read or does not stay the same.
+    With `follow`, links in a folder count as their targets. Raises OSError if a file cannot be read or keeps changing.
     """
     for _ in range(_TRIES):
         stamp, newest = _look(path, follow)
@@ -44,16 +45,16 @@ def fingerprint(path: Path, *, follow: bool = False) -> str:
             _write(memo, result)
         _known[stamp] = result
         return result
-    raise OSError(f"{path} is being written: it was not the same from its beginning to its end")
+    raise OSError(f"{path} is being written: it changed while it was read")
 
 
 def folder() -> Path:
-    """Return the folder of the digests that are remembered, one small file each."""
+    """Return the folder of the remembered digests, one small file each."""
     return settings().cache / "digests"
 
 
 def _look(path: Path, follow: bool) -> tuple[str, float]:
-    """Return a digest of all metadata, without reading contents, and the time of the last change, in s since 1970."""
+    """Return a digest of all metadata, without the contents, and the time of the last change, in s since 1970."""
     seen, newest = [], 0.0
     for relative, _, result in _tree(str(path), follow):
         size = 0 if stat.S_ISDIR(result.st_mode) else result.st_size
@@ -63,7 +64,7 @@ def _look(path: Path, follow: bool) -> tuple[str, float]:
 
 
 def _tree(path: str, follow: bool) -> Iterator[tuple[str, str, os.stat_result]]:
-    """Yield a path, and in a fixed order all that is below it: relative name, path and `stat` result."""
+    """Yield a path and everything below it in a fixed order: relative name, path and `stat` result."""
     result = Path(path).stat()
     yield "", path, result
     if stat.S_ISDIR(result.st_mode):
@@ -85,7 +86,7 @@ def _below(
 
 
 def _read(path: Path, follow: bool) -> str:
-    """Return the digest, without times: the same files, copied or checked out again, are the same content."""
+    """Return the digest without times: copied or newly checked out files are the same content."""
     if path.is_file():
         return _digest_of(path)
     parts: list[tuple[str, int, str]] = []
@@ -105,7 +106,7 @@ def _digest_of(path: Path) -> str:
 
 
 def _write(memo: Path, found: str) -> None:
-    """Write it atomically, as other processes read it meanwhile."""
+    """Write it atomically, because other processes may read it meanwhile."""
     memo.parent.mkdir(parents=True, exist_ok=True)
     new = memo.with_name(f"{memo.name}.{uuid4().hex}")
     new.write_text(found)

@@ -1,4 +1,4 @@
-"""The image `host`: the node's own system folders, read-only, with an /etc that reveals nothing of the node."""
+"""The image `host`: the node's own system folders, read-only, with an /etc that reveals nothing about the node."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ _EMPTY = (
     "workspace",
 )
 _OPEN = ("tmp", "var/tmp")
-# what programs under /usr look up, and nothing that identifies this machine or its users; no certificates, as there is
-# no network
+# files that programs below /usr look up, without anything that identifies this machine or its users; without
+# certificates, because there is no network
 _COPIED = (
     *(
         "alternatives",
@@ -88,7 +88,7 @@ class HostSource:
 
 
 def binds() -> tuple[tuple[str, str], ...]:
-    """Return the node's folders that are bound over it: pairs of source and target."""
+    """Return the node's folders that are bound over it, as pairs of source and target."""
     return tuple((f"/{name}", f"/{name}") for name in _SYSTEM if _is_real_folder(Path("/", name)))
 
 

@@ -1,4 +1,4 @@
-"""The lowest layers of a sandbox: folders with a root file system, from whatever a `SandboxSpec.image` names."""
+"""The lowest layers of a sandbox: folders with a root file system, from the image of a `SandboxSpec.image`."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from workers.sandboxes.images.runtime import program
 
 HOST = REFERENCE
 CACHED = "cached:"
-"""Before the name of an image's content: one that was built before."""
+"""Prefix of the name of an image's content, for an image that was built before."""
 _MAX_ALIASES = 8
 
 
@@ -37,13 +37,14 @@ def image(
     relock: bool = False,
     start: StartBuild | None = None,
 ) -> Image:
-    """Find or make an image on this node; `values` are those of a template, or the build arguments of a Dockerfile.
+    """Find or create an image on this node. `values` are those of a template or the build arguments of a Dockerfile.
 
-    `fallback` as of `SandboxSpec.fallback_image`; the notes of its configuration then say that it was used, and why.
+    `fallback` as in `SandboxSpec.fallback_image`; the notes of the image's configuration tell that it was used, and
+    why.
 
-    Blocks; the first time for seconds. Raises ImageError if it is missing or cannot be built, SandboxError if there is
-    nothing to build it with. A folder that belongs to the sandbox user is used where it is, all others are in the
-    cache. `retry` and `relock` as of `cached`; `start` begins the sandboxes that a Dockerfile is built in.
+    Blocks, the first time for seconds. Raises ImageError if the image is missing or cannot be built, SandboxError if
+    the node lacks a tool to build it. A folder that belongs to the sandbox user is used in place; all other images are
+    in the cache. `retry` and `relock` as in `cached`; `start` starts the sandboxes in which a Dockerfile is built.
     """
     name = _meant(name)
     if name == HOST:
@@ -71,7 +72,7 @@ def image(
 def _pulled_or_built(
     source: RegistrySource, fallback: str, *, retry: bool, relock: bool, start: StartBuild | None
 ) -> Image:
-    """Return an image of a registry, or what is built where it cannot be pulled."""
+    """Return an image of a registry, or the fallback if it cannot be pulled."""
     name = source.reference
     chosen = None if retry else built_instead(name, fallback)
     if chosen is not None:
@@ -100,7 +101,7 @@ def _of_entry(root: Path) -> Image:
 
 
 def fallback_note(name: str, fallback: str) -> str:
-    """Return why the fallback of an image is used on this node; empty if it is not. ImageError. Blocks."""
+    """Return why the fallback of an image is used on this node; empty if it is not. Raises ImageError. Blocks."""
     meant = _meant(name)
     if not fallback or not isinstance(source_of(meant, {}), RegistrySource):
         return ""
@@ -121,9 +122,9 @@ def _alias(name: str) -> str | None:
 
 
 def base_image(name: str, *, retry: bool = False, start: StartBuild | None = None) -> Image | None:
-    """Return the image that a Dockerfile means by a name: by the table of names, else of a registry if builds may.
+    """Return the base image of a Dockerfile by name, from the table of names, or a registry if builds have network.
 
-    None if there is none, and builds have no network.
+    None if there is no such image and builds have no network.
     """
     if name == HOST or name.startswith(("/", CACHED)) or alias_of(name) is not None:
         return image(name, retry=retry, start=start)

@@ -1,4 +1,4 @@
-"""Names of base images, such as `ubuntu:24.04`, and what they stand for here: a table in the farm's home."""
+"""Names of base images, such as `ubuntu:24.04`, and the images that they stand for: a table in the farm's home."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def _table() -> Path:
 
 
 def aliases() -> dict[str, str]:
-    """Return what each name stands for: another image, as a SandboxSpec may name it. ImageError if it is broken."""
+    """Return the image of each name, in the form of a SandboxSpec. Raises ImageError if the table is broken."""
     try:
         return dict(json.loads(_table().read_text()))
     except FileNotFoundError:
@@ -33,7 +33,7 @@ def set_alias(name: str, reference: str) -> None:
 
 
 def remove_alias(name: str) -> bool:
-    """Forget a name; returns whether there was one."""
+    """Remove a name; return whether it existed."""
     table = aliases()
     there = table.pop(plain_name(name), None) is not None
     _write(table)
@@ -41,13 +41,13 @@ def remove_alias(name: str) -> bool:
 
 
 def alias_of(name: str) -> str | None:
-    """Return what a name stands for; None if it is not in the table. A digest after `@` goes before the tag."""
+    """Return the image that a name stands for; None if it is not in the table. A digest after `@` precedes the tag."""
     table = aliases()
     return next((table[each] for each in (plain_name(name), plain_name(name.partition("@")[0])) if each in table), None)
 
 
 def plain_name(name: str) -> str:
-    """Return a name without the registry that is meant if none is named, and with the tag that then is."""
+    """Return a name without the default registry, and with the default tag if it has none."""
     name = name.removeprefix("docker://")
     for prefix in _OWN_REGISTRY:
         if name.startswith(prefix):

@@ -1,14 +1,13 @@
-"""The cache of images: folders named by the content that they were built of, each built once, and the index of them.
+"""The cache and index of images: folders named by the content from which they were built, each built once.
 
-An image is `KEY/root`. Beside it are `image.json`, the record of its build, `names` under which it was requested,
-`used/NODE` with the time of a node's last use, and `lock`, which every sandbox that uses it holds. They appear
-together, by one rename, so the folder itself is the index and has no incomplete entries. A shared home is a shared
-cache.
+An image is `KEY/root`. Next to it are `image.json`, the record of its build, `names` under which it was requested,
+`used/NODE` with the time of a node's last use, and `lock`, which every sandbox that uses it holds. They appear together
+by one rename, so the folder itself is the index and has no incomplete entries. A shared home is a shared cache.
 
-FARM_IMAGE_CACHE is the rule by which images are reused, after the three modes of ProRL Agent. `scratch` rebuilds what
-was not built since this farm started, for changes that a key does not show: a tag that has moved, packages that %post
-fetches. `versioned` reuses what was built of the same content by the same version of the runtime. `lock` records the
-image of a reference at its first use, and takes that from then on, whatever has become of its source.
+FARM_IMAGE_CACHE is the rule for reuse, after the three modes of ProRL Agent. `scratch` rebuilds images that were not
+built since this farm started, because of changes that a key does not show: a tag that has moved, packages that %post
+fetches. `versioned` reuses an image of the same content and the same version of the runtime. `lock` records the image
+of a reference at its first use, and uses it from then on, whatever happens to its source.
 """
 
 from __future__ import annotations
@@ -37,7 +36,7 @@ REMEMBER_S = {False: 300.0, True: 2.0}
 """Seconds for which a failed build is not tried again, by whether its error is retryable."""
 
 LAYERS = "layers.json"
-"""The file that says of which other folders an image consists, if it has no root file system of its own."""
+"""The file that lists the folders of which an image consists, if it has no root file system of its own."""
 
 _CARD = "image.json"
 _LOCK = "lock"
@@ -52,9 +51,9 @@ class ImageSource(Protocol):
     """The source of an image: its name, the name of its content, and its build."""
 
     is_built: ClassVar[bool]
-    """False for a source that costs nothing to assemble, and is always used in its present state."""
+    """False for a source that costs nothing to assemble and is always used in its current state."""
     is_whole: ClassVar[bool]
-    """True if it makes a whole root file system, and not one of the layers of an image, or a list of them."""
+    """True if it makes a whole root file system, and not a layer of an image or a list of layers."""
 
     @property
     def reference(self) -> str:
@@ -62,17 +61,17 @@ class ImageSource(Protocol):
         ...
 
     def key(self) -> str:
-        """Return the name of its content. ImageError if it is missing. Blocks."""
+        """Return the name of its content. Raises ImageError if it is missing. Blocks."""
         ...
 
     def make(self, folder: Path) -> None:
-        """Build the folder `root` in a folder. ImageError. Blocks, maybe for minutes."""
+        """Build the folder `root` in a folder. Raises ImageError. Blocks, possibly for minutes."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class ImageMetadata:
-    """The record of how an image in the cache was built."""
+    """The record of the build of an image in the cache."""
 
     key: str
     n_bytes: int
@@ -102,9 +101,9 @@ def images() -> Path:
 
 
 def cached(source: ImageSource, *, retry: bool = False, relock: bool = False) -> Path:
-    """Return the image's root folder, built if need be. ImageError, at once if it failed a moment ago. Blocks.
+    """Return the image's root folder, built if missing. Blocks. ImageError, immediately after a recent failure.
 
-    For requests by hand: `retry` tries again what has failed, and `relock` locks to what is there now.
+    For manual requests: `retry` repeats failed builds, and `relock` locks to the current content.
     """
     asked_at = time.time()
     mode = settings().image_cache if source.is_built else "versioned"
@@ -115,8 +114,8 @@ def cached(source: ImageSource, *, retry: bool = False, relock: bool = False) ->
     key = source.key()
     if pinned and not relock and key != pinned:
         raise ImageError(
-            f"image {source.reference} is locked to {pinned}, which is not in the cache any more, and is another now: "
-            "`farm images build` locks it anew"
+            f"image {source.reference} is locked to {pinned}, which is not in the cache, and its source has changed: "
+            "`farm images build` locks it again"
         )
     folder = images() / key
     _build(source, folder, asked_at, mode, retry)
@@ -127,7 +126,7 @@ def cached(source: ImageSource, *, retry: bool = False, relock: bool = False) ->
 
 
 def _build(source: ImageSource, folder: Path, asked_at: float, mode: str, retry: bool) -> None:
-    """Build it, unless a good one exists. A failure is remembered, and is that of all that wait for the same image."""
+    """Build it, unless a good one exists. A failure is remembered and applies to all that wait for the same image."""
     good = partial(_stands_since, since=_started_at()) if mode == "scratch" else stands
     if good(folder):
         return
@@ -140,7 +139,7 @@ def _build(source: ImageSource, folder: Path, asked_at: float, mode: str, retry:
             _make(source, temporary, folder.name, mode)
         except (ImageError, OSError) as error:
             failed = _as_image_error(error, source)
-            # first, as the note may need the room
+            # first, because the note may need the space
             remove(temporary)
             _remember(folder, failed)
             raise failed from error
@@ -155,7 +154,7 @@ def _build(source: ImageSource, folder: Path, asked_at: float, mode: str, retry:
 
 
 def _as_image_error(error: ImageError | OSError, source: ImageSource) -> ImageError:
-    """Return it as an ImageError; an OSError is retryable, as a full disk or an absent file system may recover."""
+    """Return it as an ImageError. An OSError is retryable: a full disk or a missing file system may recover."""
     if isinstance(error, ImageError):
         return error
     return ImageError(f"image {source.reference} could not be built: {error}", retryable=True)
@@ -166,7 +165,7 @@ def _make(source: ImageSource, temporary: Path, key: str, mode: str) -> None:
     source.make(temporary)
     root = temporary / ROOT
     if source.is_built and source.is_whole and not has_bash(root):
-        raise ImageError(f"image {source.reference} has no bash, which is all that a sandbox needs of its image")
+        raise ImageError(f"image {source.reference} has no bash, which every sandbox needs")
     if source.key() != key:
         raise ImageError(f"image {source.reference} was changed while it was built", retryable=True)
     (temporary / _LOCK).touch()
@@ -177,12 +176,12 @@ def _make(source: ImageSource, temporary: Path, key: str, mode: str) -> None:
 
 
 def stands(folder: Path) -> bool:
-    """Return whether it is complete. One without its lock, such as a partial copy, cannot be held, and is rebuilt."""
+    """Return whether it is complete. Without its lock (e.g. a partial copy), it cannot be held and is rebuilt."""
     return (folder / _CARD).exists() and (folder / _LOCK).exists() and all(part.is_dir() for part in parts(folder))
 
 
 def parts(folder: Path) -> list[Path]:
-    """Return the other folders that an image consists of, the uppermost first; none for one with files of its own."""
+    """Return the other folders of which an image consists, the uppermost first; empty if it has its own files."""
     try:
         fields = json.loads((folder / LAYERS).read_text())
     except (FileNotFoundError, NotADirectoryError):
@@ -191,19 +190,19 @@ def parts(folder: Path) -> list[Path]:
 
 
 def entry_of(key: str) -> Path:
-    """Return the root folder of an image that was built before, by its name or the start of it. ImageError."""
+    """Return the root folder of a cached image by its name, or the start of it. Raises ImageError."""
     keys = [entry.folder for entry in entries() if key and entry.folder.name.startswith(key)]
     if len(keys) != 1:
         several = ", which several images begin with" if keys else ""
         raise ImageError(f"there is no image {key!r} in the cache of this node{several}: see `farm images list`")
     if not stands(keys[0]):
-        raise ImageError(f"image {key} is incomplete, as layers of it were removed: build it again")
+        raise ImageError(f"image {key} is incomplete because layers of it were removed: build it again")
     _note_use(keys[0])
     return keys[0] / ROOT
 
 
 def _note_use(folder: Path) -> None:
-    """Note the use of an image, and of what it consists of, by this node; now and then, and if writable."""
+    """Record the use of an image and its parts by this node; at intervals, and if writable."""
     now = time.monotonic()
     if now - _noted.get((folder, ""), -_NOTE_S) < _NOTE_S:
         return
@@ -220,7 +219,7 @@ def _stands_since(folder: Path, since: float) -> bool:
 
 @cache
 def _started_at() -> float:
-    """Return the time at which this farm started, or if that is not set this process, in seconds since 1970."""
+    """Return the start time of this farm, or if unknown of this process, in seconds since 1970."""
     if (known := settings().started_at) is not None:
         return known
     ticks = int(Path("/proc/self/stat").read_text().rpartition(")")[2].split()[19])
@@ -228,7 +227,7 @@ def _started_at() -> float:
 
 
 def _root(source: ImageSource, folder: Path, by_hand: bool) -> Path:
-    """Return the root folder; note its use by this node and its name, for pruning, now and then and if writable."""
+    """Return the root folder; record its use by this node and its name, for pruning, at intervals and if writable."""
     now = time.monotonic()
     seen = (folder, source.reference)
     if now - _noted.get(seen, -_NOTE_S) >= _NOTE_S:
@@ -244,7 +243,7 @@ def _root(source: ImageSource, folder: Path, by_hand: bool) -> Path:
 
 @contextmanager
 def held(root: Path) -> Iterator[int | None]:
-    """Yield a descriptor: while any process has it open, the image is not removed. None for a folder not in the cache.
+    """Yield a descriptor. While any process has it open, the image is not removed. None for a folder not in the cache.
 
     Raises SandboxError if the image was removed since it was found.
     """
@@ -259,24 +258,24 @@ def held(root: Path) -> Iterator[int | None]:
         try:
             descriptor = stack.enter_context(shared(lock))
         except FileNotFoundError:
-            # a home that cannot be written has no marks, nor is anything removed from it
+            # a home that cannot be written has no marks, and nothing is removed from it
             if is_part(root) and root.is_dir() and not os.access(root.parent, os.W_OK):
                 yield None
                 return
-            raise SandboxError(f"{what} was removed from the cache just now") from None
+            raise SandboxError(f"{what} has just been removed from the cache") from None
         yield descriptor
 
 
 def is_part(folder: Path) -> bool:
-    """Return whether a folder is one of the cache's that is no image."""
+    """Return whether a folder is an entry of the cache but not an image."""
     return folder.parent.name in PARTS and folder.parent.parent == settings().cache
 
 
 @contextmanager
 def unheld(folder: Path) -> Iterator[bool]:
-    """Yield whether no sandbox uses an image, or a part; if so, none can while the block runs.
+    """Yield whether no sandbox uses an image or part; if so, none can start to while the block runs.
 
-    True where the file system has no locks: there pruning goes by the times alone.
+    True where the file system has no locks: pruning then depends on the times only.
     """
     with if_free(use_mark(folder) if is_part(folder) else folder / _LOCK, without_locks=True) as free:
         yield free
@@ -293,7 +292,7 @@ def _remember(folder: Path, error: ImageError) -> None:
 
 
 def _fail_again(folder: Path, asked_at: float, forget_before: float) -> None:
-    """Raise the ImageError of a build that failed a moment ago, or while this one waited for its turn."""
+    """Raise the ImageError of a build that failed recently, or while this process waited for its turn."""
     try:
         note = json.loads(_failure(folder).read_text())
     except (FileNotFoundError, ValueError):
@@ -325,7 +324,7 @@ def entries() -> Iterator[CachedImage]:
 
 
 def cached_parts() -> Iterator[CachedImage]:
-    """Yield what else is in the cache, as if each were an image; which node used it last is not known."""
+    """Yield the other entries of the cache in the form of images. The node that used them last is not known."""
     for kind in PARTS:
         for mark in (settings().cache / kind).glob("*.use"):
             folder = mark.with_suffix("")
@@ -347,7 +346,7 @@ def _size_of(folder: Path, mark: Path, used_at: float) -> int:
 
 
 def locked_keys() -> set[str]:
-    """Return the images that a reference is locked to, by FARM_IMAGE_CACHE=lock: they could not be made again."""
+    """Return the images that are locked by FARM_IMAGE_CACHE=lock, because they could not be built again."""
     return {pin.read_text() for pin in (images() / "pins").glob("*")}
 
 

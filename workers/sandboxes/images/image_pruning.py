@@ -1,8 +1,8 @@
-"""Removal of images from the cache: never of one that a sandbox uses.
+"""Removal of images from the cache, except those that a sandbox uses.
 
-Use, on any node of a shared home, shows by a lock that each sandbox's monitor holds on its image. There are file
-systems whose locks are not seen by other nodes, so an image that another node has used lately is kept as well. "Lately"
-must be longer than a rollout goes without a start or a join of its sandbox.
+Use on any node of a shared home is visible as a lock that each sandbox's monitor holds on its image. Some file systems
+do not show locks to other nodes, so an image that another node has used recently is kept, too. "Recently" must be
+longer than a rollout can go without a start or a join of its sandbox.
 """
 
 from __future__ import annotations
@@ -37,9 +37,9 @@ from workers.sandboxes.remove_tree import remove
 ELSEWHERE_S = 86_400.0
 """Seconds for which an image is kept after another node has used it."""
 STARTING_S = 120.0
-"""Seconds for which it is kept after this node has: a sandbox that starts finds its image before it locks it."""
+"""Seconds for which it is kept after this node has used it: a sandbox finds its image before it locks it."""
 
-STOOD_ON = "a sandbox stands on it"
+STOOD_ON = "a sandbox uses it"
 PART = "an image consists of it"
 
 _DIGEST_S = 30 * 86_400.0
@@ -47,21 +47,21 @@ _DIGEST_S = 30 * 86_400.0
 
 @dataclass(frozen=True, slots=True)
 class PrunedImage:
-    """The outcome for an image that was to be removed: `kept` is the reason why it was not, empty if it was."""
+    """The outcome for an image to remove: `kept` is the reason why it was not removed, else empty."""
 
     entry: CachedImage
     kept: str = ""
 
 
 def prune(wanted: Iterable[CachedImage]) -> list[PrunedImage]:
-    """Remove these images, and all that killed builds have left. Blocks."""
+    """Remove these images, and the remains of killed builds. Blocks."""
     result = []
     needed: set[Path] = set()
     for each in examined(wanted):
         kept = each.kept or (PART if each.entry.folder in needed else "")
         shared = _parts(each.entry) if not kept else set()
         kept = kept or _remove(each.entry)
-        # it was taken into use just now
+        # it has just been taken into use
         needed |= shared if kept else set()
         result.append(PrunedImage(each.entry, kept))
     _remove_leftovers()
@@ -83,19 +83,19 @@ def _parts(entry: CachedImage) -> set[Path]:
 
 
 def everything() -> list[CachedImage]:
-    """Return all images, and all else that is cached for sandboxes: environments, programs, archives."""
+    """Return all images, and all other cached data of sandboxes: environments, programs, archives."""
     return [*entries(), *cached_parts()]
 
 
 def unused_since(instant: float) -> list[CachedImage]:
-    """Return what was not used since an instant, in seconds since 1970."""
+    """Return entries that were not used since an instant, in seconds since 1970."""
     return [entry for entry in everything() if entry.last_used_at < instant]
 
 
 def prune_by_itself(keep_s: float, n_bytes: int) -> list[PrunedImage]:
-    """Remove what was not used for so long, and the least recently used beyond so many bytes; 0 bounds nothing.
+    """Remove entries unused for `keep_s`, and the least recently used ones beyond `n_bytes`; 0 means no limit.
 
-    But not what a name or a lock stands for: it may be that nobody can make it again. Blocks.
+    Entries with an alias or a lock are kept, because they might not be reproducible. Blocks.
     """
     wanted = {each.folder: each for each in unused_since(time.time() - keep_s)} if keep_s else {}
     wanted |= {each.folder: each for each in beyond(n_bytes)} if n_bytes else {}
@@ -106,7 +106,7 @@ def prune_by_itself(keep_s: float, n_bytes: int) -> list[PrunedImage]:
 
 
 def beyond(n_bytes: int) -> list[CachedImage]:
-    """Return what to remove for the rest to fit in so many bytes: the least recently used."""
+    """Return the least recently used entries to remove so that the rest fits in `n_bytes`."""
     result = sorted(everything(), key=lambda entry: entry.last_used_at, reverse=True)
     excess = []
     for entry in result:
@@ -144,7 +144,7 @@ def _remove(entry: CachedImage) -> str:
             if not free:
                 return STOOD_ON
             if is_part(entry.folder):
-                # first, so that whoever found the folder does not hold what is gone
+                # first, so that no process that found the folder holds a deleted one
                 use_mark(entry.folder).unlink()
             entry.folder.rename(aside)
     except FileNotFoundError:

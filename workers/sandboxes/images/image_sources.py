@@ -1,4 +1,4 @@
-"""Sources of images: a folder, a file, a registry, a definition; each knows the name of its content."""
+"""Sources of images (folder, file, registry, definition). Each knows the name of its content."""
 
 from __future__ import annotations
 
@@ -44,12 +44,12 @@ KINDS = (
     "definition, FILE.def or FILE.def.j2"
 )
 
-# the version of how images are made here; another number rebuilds all
+# the version of the way images are built here; a new number rebuilds all
 _FORMAT = 2
 
 
 def source_of(name: str, values: Mapping[str, str]) -> ImageSource:
-    """Return the source that an image's name refers to, existing or not. ImageError if it takes no values."""
+    """Return the source that an image's name refers to, existing or not. ImageError if it does not take `values`."""
     if values and not name.endswith(definitions.TEMPLATE):
         raise ImageError(f"image {name} takes no image_values: only a template, FILE.def{definitions.TEMPLATE}, does")
     if name.startswith(REGISTRIES):
@@ -69,14 +69,14 @@ def source_of(name: str, values: Mapping[str, str]) -> ImageSource:
 
 
 def _content(path: Path, *, follow: bool = False) -> str:
-    """Return a path's fingerprint. ImageError if it cannot be read."""
+    """Return a path's fingerprint. Raises ImageError if it cannot be read."""
     try:
         return fingerprint(path, follow=follow)
     except FileNotFoundError:
-        mend = f"mend its name, put it there, or name another: {KINDS}"
+        mend = f"fix its name, put it there, or name another: {KINDS}"
         raise ImageError(f"there is no {path} on this node: {mend}") from None
     except OSError as error:
-        raise ImageError(f"{path}, of which an image is built, cannot be read: {error}") from error
+        raise ImageError(f"{path}, from which an image is built, cannot be read: {error}") from error
 
 
 def _build(
@@ -89,7 +89,7 @@ def _build(
     keep_blobs: bool = False,
     blobs: Path | None = None,
 ) -> None:
-    """Build at a place, then move the result to where it is kept."""
+    """Build in a work folder, then move the result to its destination."""
     what = f"image {source.reference}"
     root = build(words, place, what, definition=definition, keep_blobs=keep_blobs, blobs=blobs)
     write_variables(root, place, folder)
@@ -98,7 +98,7 @@ def _build(
 
 @dataclass(frozen=True, slots=True)
 class FolderSource:
-    """A root file system that does not belong to the sandbox user, and so is copied to one that does."""
+    """A root file system that does not belong to the sandbox user, so it is copied to one that does."""
 
     path: Path
     is_built: ClassVar[bool] = True
@@ -116,9 +116,9 @@ class FolderSource:
 
     def key(self) -> str:
         if not self.path.exists() and self.path.parent == Path.cwd():
-            # such as ubuntu:24.04, which elsewhere is of a registry
+            # such as ubuntu:24.04, which in other tools is an image of a registry
             name = self.path.name
-            mend = f"docker://{name} is a registry's, `farm images alias {name} IMAGE` lets it stand for another"
+            mend = f"docker://{name} is one of a registry, `farm images alias {name} IMAGE` makes it stand for another"
             raise ImageError(f"there is no image {name} on this node: {mend}; an image is {KINDS}")
         return digest("folder", _FORMAT, _content(self.path), owner())
 
@@ -129,7 +129,7 @@ class FolderSource:
 
 @dataclass(frozen=True, slots=True)
 class RuntimeFileSource:
-    """A file of the runtime's own format, unpacked: mounted, each sandbox would have a page cache of its own."""
+    """A file of the runtime's own format, unpacked: if mounted, each sandbox would have its own page cache."""
 
     path: Path
     is_built: ClassVar[bool] = True
@@ -140,15 +140,15 @@ class RuntimeFileSource:
         return str(self.path)
 
     def key(self) -> str:
-        # what is in it is there already: no version of the runtime makes it otherwise
+        # its content is fixed: every version of the runtime unpacks it the same way
         return digest("file", _FORMAT, _content(self.path), owner())
 
     def make(self, folder: Path) -> None:
         with workplace() as place:
             source = lend(self.path, place, "image.sif")
             if not _is_sif(source):
-                # the builder would take it for a definition
-                raise ImageError(f"image {self.path} is no SIF file, or a broken one")
+                # the builder would interpret it as a definition
+                raise ImageError(f"image {self.path} is not a SIF file or is broken")
             _build([str(source)], place, self, folder)
             restore_special_modes(source, folder / ROOT, place)
 
@@ -161,7 +161,7 @@ def _is_sif(path: Path) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class ArchiveSource:
-    """A tar file as `docker save` or `skopeo copy` write it; `kind` is empty if it is to be detected."""
+    """A tar file written by `docker save` or `skopeo copy`; `kind` is empty if it must be detected."""
 
     kind: str
     path: Path
@@ -186,7 +186,7 @@ class ArchiveSource:
                 _build([self._cleared(kind, place, error)], place, self, folder)
 
     def _source(self, kind: str, complete: bool, place: Path) -> str:
-        """Return the name of the image for the runtime, which knows no tags of archives."""
+        """Return the name of the image for the runtime, which does not support tags of archives."""
         if complete and not self.tag:
             return f"{kind}:{self._lent(place)}"
         try:
@@ -195,18 +195,18 @@ class ArchiveSource:
             raise ImageError(f"image {self.reference} is not in its archive: {failure}") from failure
 
     def _cleared(self, kind: str, place: Path, error: LinkInTheWay) -> str:
-        """Return the name of a layout of the image without the links that are in the runtime's way."""
+        """Return the name of a layout of the image without the links that obstruct the runtime."""
         try:
             return clear(self._layout(kind, place), self.tag)
         except (OSError, ValueError, KeyError) as failure:
-            raise ImageError(f"{error.message}; nor without its links: {failure!r}", error.lines) from failure
+            raise ImageError(f"{error.message}; also without its links: {failure!r}", error.lines) from failure
 
     def _layout(self, kind: str, place: Path) -> Path:
         """Return the archive as an OCI layout."""
         return self._unpacked(place) if kind == "oci-archive" else layout_of_docker_archive(self.path, place / "oci")
 
     def _lent(self, place: Path) -> Path:
-        """Return a path by which the builder can read the archive; decompressed, as it cannot read all others."""
+        """Return a path by which the builder can read the archive; decompressed, because it cannot read all formats."""
         if self.path.suffix not in PACKED:
             return lend(self.path, place, "image.tar")
         with gzip.open(self.path) as packed, (place / "image.tar").open("wb") as archive:
@@ -214,15 +214,15 @@ class ArchiveSource:
         return place / "image.tar"
 
     def _look(self) -> tuple[str, bool]:
-        """Return its kind, and whether the runtime can read it: an OCI archive, only if it lists all folders."""
+        """Return its kind, and whether the runtime can read it: it needs an OCI archive that lists all folders."""
         try:
             with tarfile.open(self.path) as archive:
                 members = {member.name.removeprefix("./").rstrip("/"): member.isdir() for member in archive}
         except BROKEN as error:
-            raise ImageError(f"image {self.reference} is no tar file, or a broken one: {first_line(error)}") from error
+            raise ImageError(f"image {self.reference} is not a tar file or is broken: {first_line(error)}") from error
         result = next((kind for kind, name in zip(ARCHIVES, _TOLD_BY, strict=True) if name in members), "")
         if not (self.kind or result):
-            raise ImageError(f"image {self.reference} is neither what `docker save` writes nor an OCI archive")
+            raise ImageError(f"image {self.reference} is neither an archive of `docker save` nor an OCI archive")
         kind = self.kind or result
         return kind, kind != "oci-archive" or members.get("blobs/sha256", False)
 
@@ -242,7 +242,7 @@ _TOLD_BY = ("manifest.json", "oci-layout")
 
 @dataclass(frozen=True, slots=True)
 class RegistrySource:
-    """An image of a registry. Its name is its content here: the registry is contacted for its build, and not again."""
+    """An image of a registry. Its name identifies its content: the registry is contacted only to build it."""
 
     reference: str
     is_built: ClassVar[bool] = True
@@ -261,13 +261,13 @@ class RegistrySource:
         except ImageError as error:
             name = self.reference.removeprefix("docker://")
             advice = (
-                "where the registry cannot be reached, name a .sif or an archive of it instead, or say by "
-                f"`farm images alias {name} IMAGE` what it is here"
+                "where the registry cannot be reached, name a .sif or an archive of it instead, or use "
+                f"`farm images alias {name} IMAGE` to define it here"
             )
             raise ImageError(f"{error.message}; {advice}", error.lines, retryable=error.retryable) from error
 
     def _make_cleared(self, folder: Path) -> None:
-        """Fetch the image again into a folder of its own, and build what is there without its links."""
+        """Fetch the image again into a separate folder, and build it from there without its links."""
         with workplace() as place:
             blobs = place / "blobs"
             blobs.mkdir()

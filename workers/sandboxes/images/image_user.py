@@ -1,4 +1,4 @@
-"""Users of an image, as its /etc/passwd has them."""
+"""Users of an image, as listed in its /etc/passwd."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _ROOT = ("root", "0", "")
 
 @dataclass(frozen=True, slots=True)
 class ImageUser:
-    """A user by number; the environment variables that name one that is not root."""
+    """A user by number, with the environment variables that name the user, unless it is root."""
 
     uid: int = 0
     gid: int = 0
@@ -24,10 +24,9 @@ class ImageUser:
 
 
 def image_user(folders: Sequence[str], user: str) -> ImageUser:
-    """Return a user of an image, by its name or number, and a group's number after a colon.
+    """Return a user of an image by name or number, optionally with the number of a group after a colon.
 
-    `folders` are its layers, the uppermost first.
-    Raises SandboxError if the image has no such user.
+    `folders` are its layers, the uppermost first. Raises SandboxError if the image has no such user.
     """
     name, _, group = user.partition(":")
     if name in _ROOT:
@@ -38,7 +37,7 @@ def image_user(folders: Sequence[str], user: str) -> ImageUser:
             gid = int(group if group.isdecimal() else fields[3])
             return ImageUser(int(fields[2]), gid, _named(fields[0], fields[5] or "/"))
     if name.isdecimal():
-        # a container may have a number without a name, too
+        # a container may also use a number without a name
         return ImageUser(int(name), int(group) if group.isdecimal() else 0, _named(name, "/"))
     raise SandboxError(f"image {folders[-1]} has no user {name!r} in its /etc/passwd")
 
@@ -51,7 +50,7 @@ def _lines(folders: Sequence[str]) -> list[str]:
     for folder in folders:
         path = Path(folder, "etc/passwd")
         try:
-            # a link of the image leads where it leads inside, which is not here
+            # a link of the image is resolved inside, not here
             if path.is_symlink() or path.stat().st_size > _MAX_BYTES:
                 return []
             return path.read_text(errors="replace").splitlines()

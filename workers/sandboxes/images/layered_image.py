@@ -14,7 +14,7 @@ from workers.sandboxes.images.fingerprints import fingerprint
 from workers.sandboxes.images.image_cache import LAYERS, images
 
 _KNOWN_S = 30.0
-"""Seconds for which a folder outside of the cache counts as unchanged: to look at all of its files takes long."""
+"""Seconds for which a folder outside of the cache counts as unchanged: to check all of its files takes long."""
 
 _known: dict[Path, tuple[float, str]] = {}
 
@@ -34,9 +34,9 @@ class Image:
     """Variables set for its programs: `ENV` of a Dockerfile, `%environment` of a definition; PATH among them."""
     layers: tuple[Path, ...] = ()
     config: ImageConfig = field(default_factory=ImageConfig)
-    """More that its Dockerfile says of its programs, if it was built of one here."""
+    """Other settings of its Dockerfile for programs, if it was built here from one."""
     entry: Path | None = None
-    """Its own folder in the cache, if its files are those of others there."""
+    """Its own folder in the cache, if its files are those of other entries there."""
 
     @property
     def lower(self) -> tuple[str, ...]:
@@ -45,12 +45,12 @@ class Image:
 
     @property
     def roots(self) -> tuple[Path, ...]:
-        """The folders to hold while it is used, for all of it to stay in the cache."""
+        """The cache folders to hold while it is used, so that none of it is removed."""
         return tuple(dict.fromkeys(root for root in (self.entry, self.folder) if root is not None))
 
     @property
     def key(self) -> str:
-        """The name of its content. OSError for a folder that cannot be read. Blocks."""
+        """The name of its content. Raises OSError for a folder that cannot be read. Blocks."""
         if self.entry is not None:
             return self.entry.parent.name
         if self.folder.parent.parent == images():
@@ -64,7 +64,7 @@ class Image:
 
 
 def write_layers(image: Image, folder: Path) -> None:
-    """Write an image that consists of other folders to its own in the cache."""
+    """Write the list of folders of which an image consists to its own folder in the cache."""
     fields = {
         "folder": str(image.folder),
         "binds": image.binds,
@@ -77,7 +77,7 @@ def write_layers(image: Image, folder: Path) -> None:
 
 
 def read_layers(entry: Path) -> Image | None:
-    """Return the image that consists of other folders, from its own `KEY/root`; None if it does not."""
+    """Return the image that consists of other folders, from its own `KEY/root`; None if it has its own files."""
     try:
         fields = json.loads((entry.parent / LAYERS).read_text())
     except FileNotFoundError:

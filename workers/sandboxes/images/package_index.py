@@ -1,4 +1,4 @@
-"""The package index that pip uses here, and how a source archive is fetched from it by its digest."""
+"""The package index that pip uses here, and the download of a source archive by its digest."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ FETCH_S = 300.0
 
 
 def fetch(archive: Archive, folder: Path) -> Path:
-    """Download it from the index that pip uses here, and check its digest. Raises SandboxError.
+    """Download an archive from the index that pip uses here, and check its digest. Raises SandboxError.
 
-    pip itself would run the archive's build script to learn its metadata; nothing of an archive runs outside a sandbox.
+    pip itself would run the archive's build script to get its metadata, and archives must not run outside a sandbox.
     """
     what = f"archive {archive.name} {archive.version}"
     try:
@@ -34,12 +34,12 @@ def fetch(archive: Archive, folder: Path) -> Path:
     except (requests.RequestException, NoSuchProjectError, UnsupportedContentTypeError) as error:
         raise SandboxError(f"{what} could not be fetched: {error}") from error
     if hashlib.sha256(path.read_bytes()).hexdigest() != archive.sha256:
-        raise SandboxError(f"{what}: the digest of what the package index serves is not {archive.sha256}")
+        raise SandboxError(f"{what}: the digest of the package index's file is not {archive.sha256}")
     return path
 
 
 def _source(index: PyPISimple, archive: Archive) -> DistributionPackage | None:
-    """Return the index's file by its digest; by its version where the index has no digests. None if there is none."""
+    """Return the index's file by its digest, or by its version if the index has no digests. None if there is none."""
     page = index.get_project_page(archive.name, timeout=FETCH_S)
     sources = [package for package in page.packages if package.package_type == "sdist"]
     for package in sources:
@@ -50,7 +50,7 @@ def _source(index: PyPISimple, archive: Archive) -> DistributionPackage | None:
 
 
 def _index() -> PyPISimple:
-    """Return the index that pip is configured to use, trusted as pip trusts it: by its CA file, or the system's."""
+    """Return the index that pip is configured to use, trusted like pip does: by its CA file, or the system's."""
     session = requests.Session()
     authorities = _pip("cert")
     if not authorities and not {"REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE"} & os.environ.keys():

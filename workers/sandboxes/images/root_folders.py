@@ -1,4 +1,4 @@
-"""Root file systems, examined from outside: their links lead where they would inside."""
+"""Examine root file systems from outside, with links resolved as inside."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ _MAX_LINKS = 40
 
 
 def size_of(folder: Path) -> int:
-    """Return the disk space of a tree, in bytes; files with several names count once."""
+    """Return the disk space of a tree in bytes; hard links count once."""
     counted: set[tuple[int, int]] = set()
     total = 0
     for parent, folders, files in os.walk(folder):
@@ -22,12 +22,12 @@ def size_of(folder: Path) -> int:
 
 
 def has_bash(root: Path) -> bool:
-    """Return whether a root file system has a bash in a usual folder. Its links lead where they would inside."""
+    """Return whether a root file system has a bash in a usual folder, with links resolved as inside."""
     return any(_inside(root, Path(folder, "bash")) for folder in ("bin", "usr/bin", "usr/local/bin"))
 
 
 def _inside(root: Path, path: Path, n_links: int = 0) -> bool:
-    """Return whether a path, relative to a root, is that of a file below it."""
+    """Return whether a path relative to a root is a file below it."""
     result = root
     parts = list(path.parts)
     while parts:

@@ -31,7 +31,7 @@ MEND = "install Apptainer (workers/sandboxes/apptainer.sh PREFIX needs no root) 
 
 @cache
 def program() -> Path | None:
-    """Return the runtime's command, if this node has one: on PATH, or in the folder `apptainer` of the farm's home."""
+    """Return the runtime's command on PATH or in the folder `apptainer` of the farm's home; None if there is none."""
     own = settings().home.absolute() / "apptainer/usr/bin"
     for name in NAMES:
         if result := shutil.which(name, path=f"{os.environ.get('PATH', os.defpath)}:{own}"):
@@ -40,10 +40,10 @@ def program() -> Path | None:
 
 
 def exposure() -> tuple[str, str]:
-    """Return the runtime's own folder, and the uppermost folder on the way to it that is closed to the sandbox user.
+    """Return the runtime's folder and the uppermost of its parents that is closed to the sandbox user.
 
-    Both are empty if the way is open. Checked each time: FARM_HOME is closed to others by whatever command of the
-    farm first needs it private, which may be while this process runs.
+    Both are empty if no parent is closed. Checked each time, because any command of the farm may close FARM_HOME to
+    others, even while this process runs.
     """
     path = program()
     if path is None or sandbox_user() is None:
@@ -56,7 +56,7 @@ def exposure() -> tuple[str, str]:
 @cache
 def client() -> Any:
     """Return spython's client, set up to find this node's runtime. Raises SandboxError if there is none."""
-    # spython calls `singularity`, by that name and on PATH, whatever the runtime is called
+    # spython calls `singularity`, by that name and on PATH, whatever the runtime's name is
     os.environ["PATH"] = f"{wrapper().parent}:{os.environ.get('PATH', os.defpath)}"
     from spython.main import Client
 
@@ -66,7 +66,7 @@ def client() -> Any:
 
 @cache
 def version() -> str:
-    """Return the runtime's version, as it prints it. Raises SandboxError if there is none, or it does not run."""
+    """Return the runtime's version string. Raises SandboxError if there is no runtime or it does not run."""
     try:
         done = subprocess.run([wrapper(), "--version"], capture_output=True, text=True, timeout=VERSION_S)
     except (OSError, subprocess.TimeoutExpired) as error:
@@ -77,9 +77,9 @@ def version() -> str:
 
 
 def wrapper(tool: str = "") -> Path:
-    """Return a command that runs the runtime as the sandbox user, in PLACE or `own_folder()`. SandboxError.
+    """Return a command that runs the runtime as the sandbox user, in PLACE or `own_folder()`. Raises SandboxError.
 
-    With `tool` that program, which the runtime has beside it or the node on PATH.
+    With `tool`, it runs that program, which is next to the runtime or on the node's PATH.
     """
     path = program()
     if path is None:
@@ -96,7 +96,7 @@ def wrapper(tool: str = "") -> Path:
 
 
 def own_folder() -> Path:
-    """Return the folder in which the runtime works when it does not run a sandbox; the sandbox user's."""
+    """Return the sandbox user's folder in which the runtime works when it does not run a sandbox."""
     own = settings().scratch.absolute() / "runtime"
     own.mkdir(parents=True, exist_ok=True)
     user = sandbox_user()
@@ -106,9 +106,9 @@ def own_folder() -> Path:
 
 
 def _wrapper(found: Path) -> str:
-    """Return a script that runs it as the sandbox user, and opens the way to it if need be.
+    """Return a script that runs it as the sandbox user, after opening the closed folder to that user if necessary.
 
-    The host's root unpacks no images.
+    The host's root must not unpack images.
     """
     own, exposed = shlex.quote(str(own_folder())), shlex.join(exposure())
     confined = shlex.join([sys.executable, "-I", "-S", "-c", _CONFINED, _PROJECT])
@@ -124,9 +124,9 @@ def _write_wrapper(folder: Path, text: str) -> None:
 
 
 def exec_command(root: Path, binds: Mapping[str, str], options: Sequence[str]) -> list[str]:
-    """Return the command line that runs something in a root file system; the program to run is to be added.
+    """Return the command line that runs a program in a root file system; append the program.
 
-    `binds` maps sources, which must exist, to targets, all read-only.
+    `binds` maps existing sources to targets, all read-only.
     """
     spython = client()
     words = spython._init_command("exec", ["-s"])

@@ -1,5 +1,5 @@
 #!/bin/sh
-# its bookkeeping goes here and not to a home folder
+# its own state is here and not in a home folder
 place=${PLACE:-@OWN@}
 # the blobs of registries, which builds share
 blobs=${BLOBS:-@OWN@}

@@ -1,8 +1,8 @@
 """Mutual exclusion across processes, and nodes on a shared file system: a lock file that no dead holder can keep.
 
-The kernel releases a lock with the process that holds it. A server of network files may not, when the whole node is
-gone; so a holder updates the file's time as a heartbeat, and when that stops, a waiting process goes ahead without the
-lock. What is done under it must therefore be correct if two do it at once.
+The kernel releases a lock when its process ends. A network file server may not, if the whole node is gone. So a holder
+updates the file's time as a heartbeat, and if that stops, a waiting process continues without the lock. Therefore, work
+under the lock must be correct even if two processes do it at once.
 """
 
 from __future__ import annotations
@@ -28,7 +28,10 @@ _NO_LOCKS = {errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOLCK}
 
 @contextmanager
 def alone(path: Path, dead_s: float = DEAD_S) -> Iterator[bool]:
-    """Hold the lock file while the block runs; yield whether it is held, or the block goes ahead without it. Blocks."""
+    """Hold the lock file while the block runs; yield whether it is held. Blocks.
+
+    Yields False, without the lock, if its holder is dead or the file system has no locks.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
     descriptor, held = _take(path, dead_s)
     done = threading.Event()
@@ -44,9 +47,9 @@ def alone(path: Path, dead_s: float = DEAD_S) -> Iterator[bool]:
 
 @contextmanager
 def if_free(path: Path, *, without_locks: bool = False) -> Iterator[bool]:
-    """Hold an existing lock file while the block runs, if no other does; yield whether it is held. Does not wait.
+    """Hold an existing lock file while the block runs, if it is free; yield whether it is held. Does not wait.
 
-    `without_locks` is yielded where the file system has no locks. FileNotFoundError if there is no such file.
+    Yields `without_locks` if the file system has no locks. Raises FileNotFoundError if there is no such file.
     """
     descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
     try:
@@ -57,9 +60,9 @@ def if_free(path: Path, *, without_locks: bool = False) -> Iterator[bool]:
 
 @contextmanager
 def shared(path: Path) -> Iterator[int]:
-    """Hold a lock file together with others: until the block has ended, and no process has the descriptor any more.
+    """Hold a shared lock until the block has ended and no process has the descriptor any more.
 
-    FileNotFoundError if there is no such file.
+    Raises FileNotFoundError if there is no such file.
     """
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
@@ -85,7 +88,7 @@ def _take(path: Path, dead_s: float) -> tuple[int, bool]:
         try:
             if not _flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB):
                 return descriptor, False
-            # its last holder may have deleted it: then the file of that name is another one by now
+            # its last holder may have deleted the file, so that another one has the name now
             if _is_at(descriptor, path):
                 os.utime(descriptor)
                 return descriptor, True
@@ -105,7 +108,7 @@ def _take(path: Path, dead_s: float) -> tuple[int, bool]:
 
 
 def _flock(descriptor: int, operation: int) -> bool:
-    """Lock it; return False if the file system has no locks. BlockingIOError if it would have to wait and must not."""
+    """Lock it; return False if the file system has no locks. Raises BlockingIOError if it must not wait."""
     try:
         fcntl.flock(descriptor, operation)
     except OSError as error:

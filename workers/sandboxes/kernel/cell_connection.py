@@ -1,6 +1,6 @@
-"""The worker's end of an interpreter's socket: frames, as `cell_protocol.py` has them, on the event loop.
+"""The worker's end of an interpreter's socket: frames of `cell_protocol.py`, on the event loop.
 
-What arrives may be forged by the policy, so it is bounded, and malformed frames are rejected here.
+The policy can forge messages, so their size is limited and malformed frames are rejected here.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ Frame: TypeAlias = tuple[dict[str, Any], bytes]
 
 _CHUNK = 1 << 18
 _MAX_UNREAD = 64
-"""Number of frames that may be unread. An interpreter sends one for each cell."""
+"""Maximum number of unread frames. An interpreter sends one for each cell."""
 
 
 class PeerGone(Exception):
-    """The process at the other end has ended, or violates the protocol."""
+    """The process at the other end has ended or violates the protocol."""
 
 
 class FrameConnection:
-    """One connection; one frame at a time is waited for."""
+    """One connection. Only one call may wait for a frame at a time."""
 
     def __init__(self, connection: socket.socket) -> None:
         self._loop = asyncio.get_running_loop()
@@ -41,12 +41,12 @@ class FrameConnection:
         self._loop.add_reader(connection, self._read)
 
     def accept_descriptors(self) -> list[int]:
-        """Let the next bytes bring a descriptor; it is in the list once they are there, and is then the caller's."""
+        """Accept a descriptor with the next bytes. The list has it once they have arrived; the caller owns it."""
         self._descriptors = []
         return self._descriptors
 
     def send(self, head: Mapping[str, Any], body: bytes) -> None:
-        """Send a frame, in the background if it is long. A closed connection shows in `next`, not here."""
+        """Send a frame, in the background if it is long. `next` reports a closed connection, `send` does not."""
         data = cell_protocol.packed(head, body)
         try:
             n_sent = self._connection.send(data)
@@ -64,7 +64,7 @@ class FrameConnection:
             self._end()
 
     async def next(self, seconds: float) -> Frame | None:
-        """Return the next frame; None if it does not come within these seconds. Raises PeerGone."""
+        """Return the next frame; None if none arrives within `seconds`. Raises PeerGone."""
         if not self._unread and not self._gone:
             self._woken = self._loop.create_future()
             timer = self._loop.call_later(seconds, self._wake)

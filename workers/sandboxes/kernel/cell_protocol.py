@@ -1,7 +1,8 @@
-"""The protocol between an interpreter in a sandbox and its worker: cells in, results out; standard library only.
+"""The protocol between an interpreter in a sandbox and its worker: cells and results. Standard library only.
 
-Both ends use it. A frame is the lengths of its two parts, a JSON object, and bytes. Output is not part of it: that is
-read from a pipe while the cell runs, so that it is bounded, and there when the interpreter is killed.
+Both ends use this module. A frame consists of the lengths of its two parts, a JSON object, and bytes. Output is not
+part of the protocol: it is read from a pipe while the cell runs, so it is bounded, and available if the interpreter is
+killed.
 """
 
 from __future__ import annotations
@@ -23,17 +24,17 @@ HEADER = struct.Struct("!II")
 MAX_HEAD = 65_536
 MAX_IMAGES = 16
 MAX_IMAGE_BYTES = 8 << 20
-"""Of all images of a cell together."""
+"""Maximum size of all images of a cell together."""
 
 CONNECTION = 3
-"""The descriptor, in an interpreter, of the socket on which cells arrive."""
+"""The interpreter's descriptor of the socket on which cells arrive."""
 
 MEDIA_TYPES = {"image/png": "png", "image/jpeg": "jpg", "image/svg+xml": "svg"}
-"""The media types of which one is kept of a rich result, the best first, and their file extensions."""
+"""The media types from which one image of a rich result is kept, in order of preference, and their file extensions."""
 
 
 def packed(head: Mapping[str, Any], body: bytes = b"") -> bytes:
-    """Return a frame."""
+    """Return the bytes of a frame."""
     encoded = json.dumps(head).encode()
     return HEADER.pack(len(encoded), len(body)) + encoded + body
 
@@ -55,14 +56,14 @@ def _exactly(connection: socket.socket, n_bytes: int) -> bytes:
 
 
 class Images:
-    """The images of one cell, as far as the limits allow."""
+    """The images of one cell, within the limits."""
 
     def __init__(self) -> None:
         self._found: list[tuple[str, bytes]] = []
         self._n_bytes = 0
 
     def add(self, data: Mapping[str, Any]) -> str:
-        """Keep the best image of a rich result, if it has one. Return the reason if it is not kept, else empty."""
+        """Keep the best image of a rich result, if it has one. Return why an image is not kept, else an empty text."""
         for media_type in MEDIA_TYPES:
             if media_type in data:
                 return self._add(media_type, _decoded(media_type, data[media_type]))
@@ -80,7 +81,7 @@ class Images:
         return ""
 
     def take(self) -> tuple[list[tuple[str, int]], bytes]:
-        """Return type and size of each, and all their bytes in a row; there are none from then on."""
+        """Return the type and size of each image, and the bytes of all; then forget them."""
         result, self._found, self._n_bytes = self._found, [], 0
         return [(media_type, len(image)) for media_type, image in result], b"".join(image for _, image in result)
 
@@ -99,8 +100,8 @@ def _decoded(media_type: str, value: object) -> bytes:
 
 
 def leave_only(folder: str, packages: str) -> None:
-    """Let imports find what this Python has, then what lies in `packages`, and nothing of the farm."""
-    # last, so that whatever the sandbox's own Python has wins
+    """Let imports find this Python's own modules, then those in `packages`, but not those of the farm."""
+    # last, so that packages of the sandbox's own Python take precedence
     sys.path[:] = ["", *(path for path in sys.path if path not in ("", folder)), f"{folder}/{packages}"]
     for name in [name for name in sys.modules if name.partition(".")[0] == "workers"]:
         del sys.modules[name]
@@ -114,7 +115,7 @@ def serve(connection: socket.socket, run: Callable[[str], str], images: Images) 
             head, code = receive(connection)
             error = run(code.decode())
             if os.getpid() != own:
-                # this is a child that the cell forked
+                # this is a child process that the cell forked
                 os._exit(0)
             result, body = images.take()
             connection.sendall(packed({"cell": head["cell"], "error": error, "images": result}, body))

@@ -1,6 +1,6 @@
-"""One interpreter process in a sandbox, and the two channels to it: a socket for cells, a pipe for what they print.
+"""One interpreter process in a sandbox, with a socket for cells and a pipe for output.
 
-It is forked from a zygote and joins the sandbox, if that has a Python of the farm's; else it is started inside.
+It is forked from a zygote and joins the sandbox if the sandbox has the farm's Python; otherwise it is started inside.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _MAX_ERROR = 200
 
 @dataclass(frozen=True, slots=True)
 class Program:
-    """An interpreter's program: a module of the kernels' folder, on the sandbox's Python or, `alone`, on the farm's."""
+    """An interpreter's program: a module of the kernels' folder, on the sandbox's Python or, if `alone`, the farm's."""
 
     module: str
     alone: bool = False
@@ -45,14 +45,14 @@ class Program:
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """The result of a cell: the name of the error, and pairs of a media type and an image."""
+    """The result of a cell: the name of the error, and pairs of media type and image."""
 
     error: str
     images: tuple[tuple[str, bytes], ...]
 
 
 class Interpreter:
-    """A running interpreter; made by `started`."""
+    """A running interpreter; created by `started`."""
 
     def __init__(self, entry: SandboxEntry, env: Mapping[str, str]) -> None:
         self._loop = asyncio.get_running_loop()
@@ -71,7 +71,7 @@ class Interpreter:
 
     @classmethod
     async def started(cls, entry: SandboxEntry, program: Program, env: Mapping[str, str]) -> Interpreter:
-        """Start one and wait until it takes cells. Raises SandboxError."""
+        """Start an interpreter and wait until it accepts cells. Raises SandboxError."""
         folder = await asyncio.to_thread(kernel_folder)
         kind = _kind(program, env, folder)
         reason = ""
@@ -89,7 +89,7 @@ class Interpreter:
         return await interpreter._up(interpreter._spawn(program, folder))
 
     async def _up(self, start: Coroutine[Any, Any, None]) -> Interpreter:
-        """Return itself, when it is started and ready; close it if that fails."""
+        """Return this interpreter once it is started and ready; close it if that fails."""
         try:
             await start
             await self._wait_until_ready()
@@ -99,9 +99,9 @@ class Interpreter:
             raise
 
     async def _fork(self, kind: ZygoteKind) -> None:
-        """Have it forked by a zygote. Raises PeerGone if that does not answer."""
+        """Have a zygote fork it. Raises PeerGone if the zygote does not answer."""
         target = self._entry.target()
-        # the zygote is the sandbox's user already, and a control group is not for that user to choose
+        # the zygote runs as the sandbox user, who must not choose a control group
         job = {"target": {**target, "user": None, "cgroup": ""}, "cwd": self._entry.workdir, "env": self._env}
         zygote = await asyncio.to_thread(zygote_pool().get, kind)
         self._closing.enter_context(zygote.in_use())
@@ -114,7 +114,7 @@ class Interpreter:
         except PeerGone as gone:
             raise PeerGone(await asyncio.to_thread(zygote.end)) from gone
         if not descriptors:
-            # the kernel limits a user's descriptors in flight, and other processes of this user have used them up
+            # the kernel limits a user's descriptors in flight, and other processes of this user have reached the limit
             raise PeerGone("too many descriptors of the sandboxes' user are in flight")
         self._hold(descriptors[0])
         if target["cgroup"]:
@@ -125,13 +125,13 @@ class Interpreter:
             try:
                 return zygote.fork(job, [self._theirs.fileno(), self.output.write_end])
             except BlockingIOError:
-                # many requests at once
+                # many concurrent requests
                 await asyncio.sleep(0.005)
             except OSError as error:
                 raise PeerGone from error
 
     async def _spawn(self, program: Program, folder: Path) -> None:
-        """Start a Python inside; if that fails, its output is the reason."""
+        """Start a Python inside. If that fails, its output is the reason."""
         python = [_PYTHON, "-I", "-S"] if program.alone else ["python3"]
         argv = [*python, "-c", BOOTSTRAP.format(module=program.module), str(folder)]
         fds = {1: self.output.write_end, 2: self.output.write_end, cell_protocol.CONNECTION: self._theirs.fileno()}
@@ -144,14 +144,14 @@ class Interpreter:
             self._hold(pidfd)
 
     def _let_go(self) -> None:
-        """Close the interpreter's ends here, so that its end shows as end of file."""
+        """Close the interpreter's ends in this process, so that its end is seen as end of file."""
         self._theirs.close()
         self.output.close_write_end()
 
     def _hold(self, pidfd: int) -> None:
         self._pidfd = pidfd
         self._closing.callback(self.kill)
-        # the number that it has on the host
+        # its pid on the host
         lines = Path(f"/proc/self/fdinfo/{pidfd}").read_text().splitlines()
         self._pid = max(0, next(int(line.split()[1]) for line in lines if line.startswith("Pid:")))
 
@@ -162,7 +162,7 @@ class Interpreter:
             said = self.output.take()[0].strip().splitlines()[-1:]
             frame = {"failed": said[0] if said else "it ended at once"}, b""
         self._check(frame)
-        # what its start printed belongs to no cell
+        # startup output belongs to no cell
         self.output.take()
 
     def _check(self, frame: Frame | None) -> None:
@@ -180,23 +180,23 @@ class Interpreter:
         self._frames.send({"cell": self._n_cells}, code.encode("utf-8", "replace"))
 
     async def ended(self, seconds: float) -> Reply | None:
-        """Return the result of the cell; None if it has not ended within these seconds. Raises PeerGone."""
+        """Return the result of the cell; None if it is still running after `seconds`. Raises PeerGone."""
         until = self._loop.time() + seconds
         while frame := await self._frames.next(until - self._loop.time()):
             head, body = frame
-            # a cell can find the socket if it looks for it, and write anything: an answer to another cell, for one
+            # a cell can find the socket and write anything, e.g. the answer to another cell
             if head.get("cell") == self._n_cells:
                 return _reply(head, body)
         return None
 
     def interrupt(self) -> None:
-        """Send SIGINT, as ^C does: to the interpreter and the children it has in the foreground."""
+        """Send SIGINT, like ^C, to the interpreter and its foreground children."""
         if self._pid and not self._ended():
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.killpg(self._pid, signal.SIGINT)
 
     def kill(self) -> None:
-        """Send SIGKILL; what it started stays."""
+        """Send SIGKILL; its children continue."""
         if self._pidfd >= 0:
             with contextlib.suppress(ProcessLookupError):
                 signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
@@ -244,9 +244,9 @@ def _reply(head: Mapping[str, Any], body: bytes) -> Reply:
 
 
 def _kind(program: Program, env: Mapping[str, str], kernels: Path) -> ZygoteKind | None:
-    """Return the kind of zygote that has this program ready; None if the sandbox has no Python of the farm's.
+    """Return the kind of zygote for this program; None if the sandbox does not have the farm's Python.
 
-    None too if there are variables that take effect only at the start of a Python, or of any program.
+    Also None if variables are set that only take effect when a Python, or any program, starts.
     """
     python = Path(env["PATH"].partition(":")[0]) / "python3"
     environments = settings().cache.absolute() / "environments"

@@ -1,4 +1,4 @@
-"""The output of an interpreter and its children, read as it comes: in bounded memory, and kept if they are killed."""
+"""The output of an interpreter and its children, read continuously in bounded memory, so it survives their end."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from farm.settings import settings
 from workers.sandboxes.processes.command_output import CommandOutput
 
 SHOWN = 200_000
-"""Bytes of a cell's output that are returned."""
+"""Maximum size of a cell's output that is returned, in bytes."""
 KEPT = 4_000_000
-"""Bytes of it that are kept on disk, if it has more."""
+"""Maximum size of longer output that is kept on disk, in bytes."""
 _BURST = 64_000_000
 _PORTION = 1_000_000
 _PAUSE_S = 0.01
-"""Seconds between portions of a cell's output beyond the burst: endless output blocks its writer, not the worker."""
+"""Pause between portions of a cell's output after the burst: endless output blocks its writer, not the worker."""
 _CHUNK = 65_536
 
 
 class InterpreterOutput:
-    """A pipe, read on the event loop; `write_end` is for the interpreter and is to be closed once that has it."""
+    """A pipe, read on the event loop. `write_end` is for the interpreter; close it here after it was passed on."""
 
     def __init__(self) -> None:
         self._loop = asyncio.get_running_loop()
@@ -56,11 +56,11 @@ class InterpreterOutput:
         return len(chunk)
 
     def take(self) -> tuple[str, int, bytes | None]:
-        """Return the output since the last call, the number of bytes dropped from its middle, and all of it if any is.
+        """Return the output since the last call, the number of bytes dropped in its middle, and the full output if any.
 
-        A pipe is exact: what was written before this is called is part of it.
+        A pipe is ordered, so everything written before this call is included.
         """
-        # no more than is there now: something in the background may write without end
+        # only what has arrived by now, because a background process may write without end
         waiting = array.array("i", [0])
         fcntl.ioctl(self._read_end, termios.FIONREAD, waiting)
         if waiting[0]:
@@ -79,7 +79,7 @@ class InterpreterOutput:
             self.write_end = -1
 
     def close(self) -> None:
-        """Close the pipe: later writers get SIGPIPE. Harmless when repeated."""
+        """Close the pipe; later writers get SIGPIPE. Harmless when repeated."""
         self.close_write_end()
         self._kept.close()
         if self._resume is not None:

@@ -1,8 +1,8 @@
-"""The other end of the python tool, inside the sandbox: one IPython, cells in and results out on an inherited socket.
+"""The server of the python tool inside the sandbox: one IPython that runs cells from an inherited socket.
 
-Standard library and IPython only. The main thread runs the cells, so that SIGINT reaches them. Output goes to the
-descriptors 1 and 2, so that what child processes and C code print is part of it. `prepare` is done once, outside of any
-sandbox, by the zygote that interpreters are forked from; `serve` is done inside.
+Standard library and IPython only. The main thread runs the cells, so that SIGINT reaches them. Output goes to
+descriptors 1 and 2, so it includes that of child processes and C code. `prepare` runs once, outside any sandbox, in the
+zygote that forks the interpreters; `serve` runs inside.
 """
 
 from __future__ import annotations
@@ -28,17 +28,17 @@ if TYPE_CHECKING:
     from typing import Any
 
 PACKAGES = "ipython"
-"""The folder, beside this file, of the packages that are imported here."""
+"""The folder, next to this file, of the packages that are imported here."""
 
 _WARM_UP = ("import json, math, re, random, collections, itertools, functools, datetime, subprocess\n1 + 1", "1 / 0")
-# late imports of these need libraries of the system, which an image may have in another version
+# imported early: a later import would load system libraries, of which an image may have another version
 _LIBRARIES = ("_bz2", "_ctypes", "_decimal", "_hashlib", "_lzma", "_sqlite3", "_ssl", "zlib")
 
 
 class InlineFigures:
     """An import hook that makes matplotlib's figures images of the cell.
 
-    The variable MPLBACKEND would be inherited by programs that cannot show anything here.
+    The variable MPLBACKEND is not used, because programs would inherit it and cannot display images here.
     """
 
     def find_spec(
@@ -60,7 +60,7 @@ class InlineFigures:
 
 
 def prepare() -> SimpleNamespace:
-    """Make an IPython without files, threads or colours, that has run its first cells, and its collector of images."""
+    """Create an IPython without files, threads or colours, and its image collector; run its first cells."""
     from IPython.core.displayhook import DisplayHook
     from IPython.core.displaypub import DisplayPublisher
     from IPython.core.interactiveshell import InteractiveShell
@@ -83,7 +83,7 @@ def prepare() -> SimpleNamespace:
             super().write_format_data(format_dict, md_dict)
             if note := images.add(format_dict):
                 print(note)
-            # what is left goes to the history
+            # the rest goes to the history
             for media_type in cell_protocol.MEDIA_TYPES:
                 format_dict.pop(media_type, None)
 
@@ -95,7 +95,7 @@ def prepare() -> SimpleNamespace:
 
     class Profile(ProfileDir):
         def _mkdir(self, *_: object) -> bool:
-            """Make no folder."""
+            """Create no folder."""
             return False
 
     class Shell(InteractiveShell):
@@ -112,11 +112,11 @@ def prepare() -> SimpleNamespace:
             return {}
 
         def ask_exit(self) -> None:
-            """Print, at `exit` and `quit`, that the session stays."""
+            """Print that the session continues, at `exit` and `quit`."""
             print("The session stays; there is no need to leave it.")
 
         def system(self, command: str) -> None:
-            """Run a `!command` as a plain child: its output need not pass through here, and ^C ends it."""
+            """Run a `!command` as a plain child: its output is not piped through here, and ^C ends it."""
             _flush()
             self.system_raw(command)  # type: ignore[no-untyped-call]
 
@@ -126,7 +126,7 @@ def prepare() -> SimpleNamespace:
     config.InteractiveShell.colors = "NoColor"
     config.InteractiveShell.autoindent = False
     config.InteractiveShell.cache_size = 100
-    # a folder that exists: nothing must be made where this runs
+    # an existing folder, because nothing may be created where this runs
     shell: Any = Shell.instance(config=config, ipython_dir="/", profile_dir=Profile())
     shell.display_formatter.active_types = ["text/plain", *cell_protocol.MEDIA_TYPES]
     for library in _LIBRARIES:
@@ -152,7 +152,7 @@ def _flush() -> None:
 
 
 class Output:
-    """Descriptors 1 and 2, and Python's streams on them, whatever the cell before did to them."""
+    """Descriptors 1 and 2 and Python's streams on them, restored before each cell."""
 
     def __init__(self) -> None:
         self._saved = os.dup(1)
@@ -170,7 +170,7 @@ class Output:
 
 
 def run_cell(shell: Any, output: Output, code: str) -> str:
-    """Run a cell and return the name of its error, if any. An interrupt at any point is the cell's."""
+    """Run a cell and return the name of its error, if any. An interrupt at any point counts for the cell."""
     error = ""
     try:
         signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -184,7 +184,7 @@ def run_cell(shell: Any, output: Output, code: str) -> str:
     except SystemExit:
         error = "SystemExit"
     while signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:
-        # one that came too late is raised here
+        # an interrupt that came too late is raised here
         with contextlib.suppress(KeyboardInterrupt):
             signal.signal(signal.SIGINT, signal.SIG_IGN)
             _flush()
@@ -192,7 +192,7 @@ def run_cell(shell: Any, output: Output, code: str) -> str:
 
 
 def _announce_cpu_limit() -> None:
-    """Print the reason at SIGXCPU, which comes a moment before the limit kills."""
+    """Print the reason at SIGXCPU, which is sent shortly before the limit kills the process."""
     seconds, _ = resource.getrlimit(resource.RLIMIT_CPU)
 
     def give_up(*_: object) -> None:
@@ -204,7 +204,7 @@ def _announce_cpu_limit() -> None:
 
 
 def serve(connection: socket.socket, prepared: SimpleNamespace) -> None:
-    """Take on, inside the sandbox, the state of an interpreter started there, and run cells. Does not return."""
+    """Adopt, inside the sandbox, the state of an interpreter started there, and run cells. Does not return."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     time.tzset()
     _announce_cpu_limit()

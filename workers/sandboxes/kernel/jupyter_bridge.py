@@ -1,9 +1,9 @@
-"""Cells for any Jupyter kernel: a client that runs inside the sandbox, beside the kernel, and has the protocol of
+"""A client for any Jupyter kernel that runs inside the sandbox next to the kernel, with the protocol of
 `ipython_server.py`.
 
-Inside, because the policy can change a kernel, and what that may send by ZeroMQ has no bound: here that costs the
-sandbox its own memory and the node nothing. The sockets between the two lie in a folder of their own, with mode 0700.
-Standard library and jupyter_client only.
+It runs inside because the policy can modify a kernel, and the kernel's ZeroMQ messages are unbounded: here they use the
+sandbox's memory and not the node's. The sockets between the two are in their own folder with mode 0700. Standard
+library and jupyter_client only.
 """
 
 from __future__ import annotations
@@ -29,18 +29,18 @@ if TYPE_CHECKING:
     from typing import Any
 
 PACKAGES = "jupyter"
-"""The folder, beside the kernels' modules, of the packages that are imported here."""
+"""The folder, next to the kernels' modules, of the packages that are imported here."""
 NAME = "SANDBOX_KERNEL"
 """The variable with the name of the requested kernel."""
 
 _START_S = 60.0
 _LOG_BYTES = 4096
 _IDLE_MS = 1000
-"""Milliseconds to wait, after a cell's reply, for its last output: a flooded kernel drops messages."""
+"""Milliseconds to wait for a cell's last output after its reply, because a flooded kernel drops messages."""
 
 
 def prepare() -> SimpleNamespace:
-    """Import what bridges need: once for all, and before they are where it might not be found."""
+    """Import the modules that bridges need, once for all and before the sandbox, which may lack them, is joined."""
     import jupyter_client.provisioning.local_provisioner  # noqa: F401
     import zmq
     from jupyter_client.kernelspec import KernelSpecManager
@@ -63,7 +63,7 @@ class Bridge:
             connection_file=str(folder / "connection.json"),
         )
         argv = self._kernel.kernel_spec.argv
-        # else a `python` would be taken for the one that runs here
+        # otherwise `python` would be replaced by the interpreter that runs here
         argv[0] = shutil.which(argv[0]) or argv[0]
         self._log = _Log()
         self._kernel.start_kernel(stdout=self._log.write_end, stderr=self._log.write_end)
@@ -87,7 +87,7 @@ class Bridge:
         return self._images
 
     def run(self, code: str) -> str:
-        """Run a cell and return the name of its error, if any. Ends this process if the kernel ends."""
+        """Run a cell and return the name of its error, if any. Exits this process if the kernel ends."""
         poller = self._zmq.Poller()
         iopub, shell = self._client.iopub_channel, self._client.shell_channel
         for readable in (iopub.socket, shell.socket, self._death, self._interrupted):
@@ -141,9 +141,9 @@ class Bridge:
 
 
 class _Log:
-    """A kernel's own standard output and error, read so that it never waits: only the end is kept.
+    """A kernel's own standard output and error, read so that the kernel never blocks. Only the end is kept.
 
-    A kernel that sends on what its cells' children print, as ipykernel does, writes it here too.
+    A kernel that forwards the output of its cells' children, such as ipykernel, writes it here, too.
     """
 
     def __init__(self) -> None:
@@ -151,7 +151,7 @@ class _Log:
         self._chunks: deque[bytes] = deque(maxlen=2)
 
     def begin(self) -> None:
-        """Begin to read, and close the write end here, as the kernel has it."""
+        """Start to read, and close the write end here, because the kernel has it."""
         os.close(self.write_end)
         threading.Thread(target=self._read, daemon=True).start()
 
@@ -167,7 +167,7 @@ class _Log:
 
 
 def _socket_folder() -> Path:
-    """Make a folder for the sockets, beside others of this sandbox; remove those that killed bridges left."""
+    """Create a folder for the sockets and remove those of killed bridges in this sandbox."""
     place = Path("/run/farm" if os.access("/run/farm", os.W_OK) else tempfile.gettempdir())
     for path in place.glob("kernel-*-*"):
         if not Path("/proc", path.name.split("-")[1]).exists():
@@ -188,13 +188,13 @@ def _write(text: str) -> None:
 
 
 def _kernel_folders() -> str:
-    """Return the search path of kernel descriptions: for every folder on PATH, `share/jupyter` of the same prefix."""
+    """Return the search path of kernel descriptions: `share/jupyter` in the prefix of every folder on PATH."""
     folders = [Path(folder).parent / "share/jupyter" for folder in os.environ["PATH"].split(":")]
     return ":".join(dict.fromkeys(map(str, folders)))
 
 
 def serve(connection: socket.socket, prepared: SimpleNamespace) -> None:
-    """Start the kernel, inside the sandbox, and pass cells on to it. Does not return unless that fails."""
+    """Start the kernel inside the sandbox and forward cells to it. Returns only if that fails."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     name = os.environ.pop(NAME)
     os.environ["JUPYTER_PATH"] = ":".join(filter(None, (os.environ.get("JUPYTER_PATH"), _kernel_folders())))

@@ -1,8 +1,8 @@
-"""A persistent interpreter for a model: whatever a cell does, the next one works, and reports lost state.
+"""A persistent interpreter for a model: after any cell the next one works, and lost state is reported.
 
-Two back ends, the same from here on: IPython, driven directly; and any Jupyter kernel that the sandbox has, by a client
-inside. Both are a process with a socket for cells and a pipe for what they print: no port, and no path that the sandbox
-could replace.
+There are two back ends with the same interface: IPython, controlled directly, and any Jupyter kernel of the sandbox,
+through a client inside. Both are a process with a socket for cells and a pipe for output. There is no port, and no path
+that the sandbox could replace.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from workers.sandboxes.processes.entry import SandboxEntry
 from workers.sandboxes.processes.process_tree import MARK, kill_tagged, new_tag
 
 INTERRUPTS_S = (1.0, 1.0)
-"""Seconds that a cell may take to end after each SIGINT."""
+"""Time to wait for a cell's end after each SIGINT."""
 
 _IPYTHON = Program("ipython_server")
 _JUPYTER = Program("jupyter_bridge", alone=True)
 
 
 async def open_kernel(entry: SandboxEntry, name: str = "") -> CellKernel:
-    """Start IPython, or the Jupyter kernel of that name. Raises SandboxError if there is none or no sandbox."""
+    """Start IPython or the Jupyter kernel `name`. Raises SandboxError if there is no such kernel or no sandbox."""
     kernel = CellKernel(entry, name)
     await kernel.restart()
     return kernel
@@ -51,12 +51,12 @@ class CellKernel:
             await self.restart()
         interpreter = self._interpreter
         assert interpreter
-        # if this is cancelled, the next cell finds none and starts one
+        # if this is cancelled, the next cell finds no interpreter and starts one
         self._interpreter = None
         try:
             reply, timed_out = await _run(interpreter, code, timeout_s)
             if reply is None:
-                # first, as they may be printing
+                # first, because these processes may be printing
                 await self._kill(interpreter)
             output, n_dropped, full = interpreter.output.take()
             if reply is not None:
@@ -84,7 +84,7 @@ class CellKernel:
         self._interpreter = await Interpreter.started(self._entry, self._program, self._env)
 
     async def close(self) -> None:
-        """End it and what it started. Harmless when repeated."""
+        """End it and its descendants. Harmless when repeated."""
         if self._interpreter is not None:
             interpreter, self._interpreter = self._interpreter, None
             await self._drop(interpreter)
@@ -101,7 +101,7 @@ class CellKernel:
 
 
 async def _run(interpreter: Interpreter, code: str, timeout_s: float) -> tuple[Reply | None, bool]:
-    """Return the cell's result, None if the interpreter ended or cannot be interrupted, and whether it timed out."""
+    """Return the cell's result and whether it timed out. The result is None if the interpreter ended or hangs."""
     timed_out = False
     with contextlib.suppress(PeerGone):
         interpreter.begin(code)

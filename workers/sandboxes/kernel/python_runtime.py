@@ -1,8 +1,8 @@
-"""The code of kernels, in one folder that sandboxes see read-only, at its path on the node: interpreters that are
-forked outside and join a sandbox must find it in both places.
+"""The code of kernels in one folder, which sandboxes see read-only at the same path as the node: interpreters that are
+forked outside and then join a sandbox must find it in both places.
 
-A few modules of the farm, and IPython, and Jupyter's client, each with all it imports, copied from the farm's own
-environment. Nothing is downloaded, and nothing else of the farm is included.
+The folder contains a few modules of the farm, IPython, and Jupyter's client, each with its dependencies, copied from
+the farm's environment. Nothing is downloaded, and nothing else of the farm is included.
 """
 
 from __future__ import annotations
@@ -23,22 +23,22 @@ from farm.settings import settings
 from workers.sandboxes.images.content_store import digest, made_once
 
 PROGRAMS = tuple(f"workers.sandboxes.kernel.{name}" for name in ("ipython_server", "jupyter_bridge", "zygote"))
-"""The modules that are run; what they import of the farm is copied with them."""
+"""The modules that are run. The farm's modules that they import are copied, too."""
 _FARM = ("farm", "workers")
 _PROJECT = Path(__file__).parents[3]
 PACKAGES = {"ipython": "ipython", "jupyter": "jupyter_client"}
-"""Folders, and the distribution whose closure lies in each; `PACKAGES` of a program names the one that it needs."""
+"""Folder → distribution that is copied there with its dependencies; `PACKAGES` of a program names its folder."""
 
 _NEVER_READ = {".pyc", ".pyi"}
-"""Suffixes of files that are not copied: compiled anew, and stubs for type checkers; half of all the files."""
+"""Suffixes of files that are not copied: compiled files and type stubs, which are half of all files."""
 
 BOOTSTRAP = "import sys; sys.path.insert(0, sys.argv[1]); from workers.sandboxes.kernel.{module} import main; main()"
-"""Given to `python3 -c`, with the folder as first argument: runs one of the modules."""
+"""Code for `python3 -c` that runs one of the modules; its first argument is the folder."""
 _lock = threading.Lock()
 
 
 def kernel_folder() -> Path:
-    """Return the folder, made if need be. Blocks; the first time for seconds."""
+    """Return the folder, creating it if it is missing. Blocks, the first time for seconds."""
     with _lock:  # the first of a burst of sandboxes reads the sources, the others wait for it
         return _kernel_folder(settings().cache.absolute())
 
@@ -63,7 +63,7 @@ def _kernel_folder(place: Path) -> Path:
 
 
 def own_modules() -> dict[str, str]:
-    """Return the source of the programs and of all that they import of the farm, by file."""
+    """Return the sources of the programs and of the farm's modules that they import, by file."""
     result: dict[str, str] = {}
     todo = [*PROGRAMS]
     while todo:
@@ -71,7 +71,7 @@ def own_modules() -> dict[str, str]:
         if not packages or packages[0] not in _FARM:
             continue
         path = "/".join([*packages, name])
-        # what is imported may be a module, a package, or something in one; packages above are imported first
+        # an import may name a module, a package or a name in one; parent packages are imported first
         for file in (f"{path}.py", f"{path}/__init__.py", *_packages_of(packages)):
             if file not in result and (_PROJECT / file).is_file():
                 result[file] = (_PROJECT / file).read_text()
@@ -84,7 +84,7 @@ def _packages_of(names: list[str]) -> list[str]:
 
 
 def _imported(source: str) -> Iterator[str]:
-    """Yield the names that a module may import, those of its functions included."""
+    """Yield the names that a module may import, including imports in functions."""
     for node in ast.walk(parsed(source)):
         if isinstance(node, ast.Import):
             yield from (name.name for name in node.names)
@@ -95,7 +95,7 @@ def _imported(source: str) -> Iterator[str]:
 
 
 def closure(name: str) -> dict[str, Distribution]:
-    """Return a distribution and all that it needs, as far as installed: the rest is for other platforms, or extras."""
+    """Return a distribution and its installed dependencies; others are for other platforms or are extras."""
     result: dict[str, Distribution] = {}
     todo = [name]
     while todo:
@@ -117,7 +117,7 @@ def _name(requirement: str) -> str:
 
 def _copy(part: Distribution, target: Path) -> None:
     for file in part.files or ():
-        # scripts and manual pages lie outside, above
+        # scripts and manual pages are outside of this folder
         if ".." in file.parts or file.suffix in _NEVER_READ:
             continue
         source = Path(str(file.locate()))

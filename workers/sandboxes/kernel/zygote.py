@@ -1,8 +1,8 @@
-"""A small clean process that has an interpreter ready, and forks for each kernel one that joins its sandbox.
+"""A small clean process with a prepared interpreter. For each kernel, it forks a process that joins a sandbox.
 
-A fresh IPython takes 130 ms and 17 MB, a fork of a ready one 10 ms and 5 MB. What is forked becomes the policy's, with
-all its memory: so this process is made by an exec of its own (`zygote_start.py`), holds no secret, and has no
-descriptor but its socket. Standard library only, and what the interpreter needs.
+A new IPython takes 130 ms and 17 MB, a fork of a prepared one 10 ms and 5 MB. The policy controls the forked process
+with all its memory. So the zygote is started by its own exec (`zygote_start.py`), holds no secret, and has no
+descriptor but its socket. Standard library only, plus the interpreter's needs.
 """
 
 from __future__ import annotations
@@ -27,19 +27,19 @@ if TYPE_CHECKING:
     from typing import Any, NoReturn
 
 MARK = "SANDBOX_COMMAND"
-"""The variable that marks what a kernel started; the zygote has a value of the same length, to be overwritten."""
+"""The variable that marks a kernel's descendants. The zygote has a value of the same length to overwrite."""
 _MAX_DESCRIPTORS = 3
 
 
 class ZygoteServer:
-    """Forks kernels, for as long as the worker's end of its socket is open; then it ends those that are left."""
+    """Forks kernels until the worker's end of its socket is closed; then kills the remaining ones."""
 
     def __init__(self, control: socket.socket, program: Any) -> None:
         self._control = control
         self._program = program
         libc = ctypes.CDLL(None)
         libc.getenv.restype = ctypes.c_void_p
-        # where it lies in the memory that /proc/PID/environ shows, and that a fork takes along
+        # its address in the memory shown by /proc/PID/environ, which a fork inherits
         self._mark = libc.getenv(MARK.encode())
         self._prepared = program.prepare()
 
@@ -47,7 +47,7 @@ class ZygoteServer:
         ignored_sigterm.ignore_sigterm()
         linux.become_subreaper()
         linux.let_others_look_in(False)
-        # else what was forked twice would wait for its end as a child of the host's first process
+        # otherwise a process that was forked twice would wait for its end as a child of the host's first process
         signal.signal(signal.SIGCHLD, _reap)
         seccomp.prepare()
         gc.collect()
@@ -65,9 +65,9 @@ class ZygoteServer:
             os.kill(pid, signal.SIGKILL)
 
     def _fork(self, descriptors: Sequence[int]) -> NoReturn:
-        """Join the sandbox, in a child, and fork once more, as only a child is in the other process namespace."""
+        """Join the sandbox in a child process and fork again, because only its child is in the new pid namespace."""
         try:
-            # else, if stopped here, it would outlive a zygote that is killed
+            # otherwise, if stopped here, it would outlive a killed zygote
             linux.die_with_parent(signal.SIGKILL)
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
             self._control.close()
@@ -76,7 +76,7 @@ class ZygoteServer:
                 file.seek(0)
                 job = json.load(file)
             namespaces.join(job["target"])
-            # a change of user has reset that
+            # reset by the change of user
             linux.die_with_parent(signal.SIGKILL)
             if os.fork() == 0:
                 self._move_in(job, connection, output)
@@ -87,7 +87,7 @@ class ZygoteServer:
         os._exit(0)
 
     def _move_in(self, job: dict[str, Any], connection: int, output: int) -> NoReturn:
-        """Take on, in the sandbox, the state of a kernel that was started there, and serve."""
+        """Adopt, in the sandbox, the state of a kernel that was started there, and serve."""
         try:
             self._settle(job, connection, output)
             self._program.serve(socket.socket(fileno=cell_protocol.CONNECTION), self._prepared)
@@ -98,13 +98,13 @@ class ZygoteServer:
         os.setsid()
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
         os.umask(0o022)
-        # ours is /dev/null; the policy may have put something else there
+        # descriptor 0 is /dev/null here, but the policy may have replaced the sandbox's
         namespaces.place({0: 0, 1: output, 2: output, cell_protocol.CONNECTION: connection})
-        # before the sandbox's limits apply, as its other processes may have used up the descriptors in flight
+        # before the limits apply, because the sandbox's other processes may have used up the descriptors in flight
         _tell(cell_protocol.CONNECTION, {"pid": os.getpid()}, os.pidfd_open(os.getpid()))
         namespaces.confine(job["target"])
         linux.keep_bounded_capabilities()
-        # the policy may have removed it
+        # the policy may have removed the folder
         with contextlib.suppress(OSError):
             os.chdir(job["cwd"])
         os.environ.clear()
@@ -112,14 +112,14 @@ class ZygoteServer:
         mark = job["env"][MARK].encode()
         ctypes.memmove(self._mark, mark, len(mark))
         gc.enable()
-        # until here no process inside could inspect this one
+        # until here, no process inside could inspect this one
         linux.let_others_look_in(True)
-        # its own files in /proc were out of its own reach, too
+        # nor could this process access its own files in /proc
         namespaces.be_killed_first()
 
 
 def _tell(connection: int, head: dict[str, Any], descriptor: int | None = None) -> None:
-    """Send the first frame of a connection, with a descriptor; the other end may be closed by now."""
+    """Send the first frame of a connection, with a descriptor. The other end may be closed already."""
     result = [] if descriptor is None else [descriptor]
     with contextlib.suppress(OSError), socket.socket(fileno=os.dup(connection)) as answer:
         answer.sendmsg([cell_protocol.packed(head)], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", result))])

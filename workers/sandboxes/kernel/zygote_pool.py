@@ -23,7 +23,7 @@ from workers.sandboxes.processes.process_tree import MARK, new_tag
 from workers.sandboxes.sandbox_user import sandbox_user
 
 MAX_ZYGOTES = 4
-"""Number of zygotes that are kept; one that is in use is never closed for another."""
+"""Maximum number of zygotes. One that is in use is never closed for another."""
 
 _END_S = 1.0
 _MAX_SAID = 100_000
@@ -33,7 +33,7 @@ _LAUNCHER = "import sys; sys.path.append(sys.argv[1]); from workers.sandboxes.ke
 
 @dataclass(frozen=True, slots=True)
 class ZygoteKind:
-    """The program that a zygote has ready, of the kernels' folder, and the Python it runs on. Paths are the node's."""
+    """The program of the kernels' folder that a zygote has prepared, and its Python. Paths are those of the node."""
 
     python: str
     flags: tuple[str, ...]
@@ -44,7 +44,7 @@ class ZygoteKind:
 
 
 class Zygote:
-    """One zygote process. It ends when this process does, whose end of the socket it watches."""
+    """One zygote process. It ends when this process ends, because it watches the socket."""
 
     def __init__(self, kind: ZygoteKind) -> None:
         self.n_kernels = 0
@@ -70,7 +70,7 @@ class Zygote:
             )
             continue_at_the_end(theirs.fileno(), self._process.pid)
         assert self._process.stdin
-        # if it has ended already, the first request will find that
+        # if it has ended already, the first request notices
         with contextlib.suppress(BrokenPipeError), self._process.stdin as pipe:
             pipe.write(json.dumps(job).encode())
 
@@ -82,7 +82,7 @@ class Zygote:
         return self._process.poll() is None
 
     def fork(self, job: dict[str, Any], descriptors: Sequence[int]) -> None:
-        """Request a kernel; `descriptors` are the socket that it answers on, and its output. Raises OSError."""
+        """Request a kernel. `descriptors` are the socket for its answers, and its output. Raises OSError."""
         memory = os.memfd_create("job")
         try:
             os.write(memory, json.dumps(job).encode(errors="surrogateescape"))
@@ -92,7 +92,7 @@ class Zygote:
 
     @contextlib.contextmanager
     def in_use(self) -> Iterator[None]:
-        """Keep it, while the block runs, from being closed to make room for another."""
+        """Keep it from being closed to make room for another while the block runs."""
         self.n_kernels += 1
         try:
             yield
@@ -100,7 +100,7 @@ class Zygote:
             self.n_kernels -= 1
 
     def end(self) -> str:
-        """Return how it ended, and the last that it said, of one that does not answer. Blocks for a moment."""
+        """Return how a zygote that does not answer ended, and its last output. Blocks for a moment."""
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(_END_S)
         if self._process.returncode is None:
@@ -114,7 +114,7 @@ class Zygote:
         return ": ".join([f"it ended with status {self._process.returncode}", *last])
 
     def close(self) -> None:
-        """End it; kernels that it has stay. Blocks for a moment."""
+        """End it; its kernels continue. Blocks for a moment."""
         self._control.close()
         self._process.kill()
         self._process.wait()
@@ -122,14 +122,14 @@ class Zygote:
 
 
 class ZygotePool:
-    """The zygotes that were used last."""
+    """The most recently used zygotes."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._found: OrderedDict[ZygoteKind, Zygote] = OrderedDict()
 
     def get(self, kind: ZygoteKind) -> Zygote:
-        """Return the zygote of a kind, started if none is alive. Blocks for milliseconds."""
+        """Return the zygote of a kind, starting one if none is alive. Blocks for milliseconds."""
         with self._lock:
             zygote = self._found.pop(kind, None)
             if zygote is not None and not zygote.alive():

@@ -1,9 +1,9 @@
 # ruff: noqa: PTH103, PTH116, PTH119, PTH120, PTH123, S606
-"""The clean start of a zygote: as the sandbox's user, with a chosen environment, from a write-protected program file.
+"""Start a zygote cleanly: as the sandbox's user, with a chosen environment, from a write-protected program file.
 
-What the zygote forks becomes the policy's, and the policy's `/proc/self/exe` is then a file of the host, outside of
-every mount of the sandbox. Where the farm's user owns its Python, that file could be opened for writing and changed. So
-the zygote runs from a sealed copy in memory, as runc runs itself since CVE-2019-5736.
+The policy controls the processes that the zygote forks, and their `/proc/self/exe` is a file of the host, outside of
+all mounts of the sandbox. If the farm's user owns its Python, the policy could open that file for writing and change
+it. So the zygote runs from a sealed copy in memory, as runc does since CVE-2019-5736.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from typing import TypedDict
 
     class Job(TypedDict):
-        """Plain JSON. `folders` are what the program reads; `user` is None if it runs as the caller's."""
+        """Plain JSON. `folders` are read by the program; `user` is None if it runs as the caller's."""
 
         user: tuple[int, int] | None
         folders: list[str]
@@ -35,7 +35,7 @@ _CHUNK = 1 << 24
 
 
 def main() -> None:
-    """Run the job from standard input; descriptors are passed on as they are."""
+    """Run the job from standard input; descriptors are inherited."""
     job: Job = json.load(sys.stdin)
     os.umask(0o022)
     os.chdir("/")
@@ -49,7 +49,7 @@ def main() -> None:
 
 
 def open_the_way(folders: Sequence[str]) -> None:
-    """Let all users reach folders that lie in a closed one, such as root's home, in a mount namespace of its own."""
+    """Make folders in a closed folder, such as root's home, accessible to all users, in a separate mount namespace."""
     closed = {folder: above for folder in folders if (above := _closed(folder))}
     if not closed:
         return
@@ -64,7 +64,7 @@ def open_the_way(folders: Sequence[str]) -> None:
 
 
 def _closed(path: str) -> str:
-    """Return the uppermost folder on the way to a path that not everyone may enter; empty if the way is open."""
+    """Return the uppermost parent of a path that not everyone may enter; empty if there is none."""
     above, result = path, ""
     while above != "/":
         if not os.stat(above).st_mode & stat.S_IXOTH:
@@ -74,7 +74,7 @@ def _closed(path: str) -> str:
 
 
 def sealed_copy(path: str) -> int:
-    """Return a file in memory with the same contents, sealed against changes."""
+    """Return a memory file with the same contents, sealed against changes."""
     copy = os.memfd_create(os.path.basename(path), os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     with open(path, "rb") as file:
         while chunk := file.read(_CHUNK):

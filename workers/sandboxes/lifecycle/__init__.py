@@ -1,1 +1,1 @@
-"""The start and the end of sandboxes: starts, the warm pool, layers, the reaper."""
+"""Start and end of sandboxes: starts, the warm pool, layers, the reaper."""

@@ -1,11 +1,11 @@
-"""Layers that are prepared once for all samples of an instance: read-only, between their image and their own changes.
+"""Read-only layers that are prepared once for all samples of an instance, between the image and the writable layer.
 
-A sandbox is prepared and stopped, and its writable layer kept; the samples start on top of it and prepare nothing. The
-layers of a container image are that, too: deleted files are marks that an overlay understands wherever they lie. As
-there, two names of one file part when it is changed by one of them.
+A sandbox is prepared and stopped, and its writable layer is kept. The samples start on top of it and prepare nothing.
+The layers of a container image work the same way: deleted files are marked so that an overlay understands the marks in
+any layer. As in an image, hard links become separate files when one of them is changed.
 
-Layers lie on the node's own disk, `layers/NAME/files`, and appear whole or not at all. One in use is never removed: a
-start of a sandbox on it holds its lock, and a sandbox that runs on it has a link to it in its folder.
+Layers lie on the node's own disk in `layers/NAME/files`, and appear completely or not at all. A layer in use is never
+removed: a sandbox's start holds the layer's lock, and a running sandbox's folder contains a link to it.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ from workers.sandboxes.remove_tree import remove
 from workers.sandboxes.sandbox_user import sandbox_user
 
 LEFT = "left-"
-"""Begins the names of layers that the policy left in a sandbox, kept until they are scored."""
+"""Prefix of layers with the files that a policy left in its sandbox, kept until they are evaluated."""
 _LEFT_S = 12 * 3600.0
-"""Seconds for which such a layer waits for its scoring."""
+"""Seconds for which such a layer is kept for its evaluation."""
 LINK = "layer"
-"""In the folder of a sandbox: leads nowhere, but names the layer that it stands on."""
+"""Dangling link in the folder of a sandbox. Its target is the name of the layer below the sandbox."""
 WRITTEN = "upper"
-"""In the folder of a sandbox: all that was written in it."""
+"""Folder, in that of a sandbox, with all files written in the sandbox."""
 _FILES, _LOCK = "files", "lock"
 _NEW, _GONE = ".new", ".gone"
 
@@ -45,7 +45,7 @@ def exists(name: str) -> bool:
 
 @contextmanager
 def held(name: str) -> Iterator[Path | None]:
-    """The layer's files, not to be removed while the block runs; None if there is no such layer."""
+    """Yield the layer's files, protected from removal while the block runs; None if there is no such layer."""
     place = folder_of_layers() / name
     try:
         descriptor = os.open(place / _LOCK, os.O_RDONLY | os.O_CLOEXEC)
@@ -60,7 +60,7 @@ def held(name: str) -> Iterator[Path | None]:
 
 
 def _use(place: Path, descriptor: int) -> bool:
-    """Note that it is used; False if it was removed before the lock was had."""
+    """Update the time of last use. Returns False if the layer was removed before this process got its lock."""
     try:
         os.utime(place)
         return os.path.samestat(os.fstat(descriptor), (place / _LOCK).stat())
@@ -69,12 +69,12 @@ def _use(place: Path, descriptor: int) -> bool:
 
 
 def mark(state: Path, name: str) -> None:
-    """Note in a sandbox's folder that it stands on a layer, whose lock is held."""
+    """Record in a sandbox's folder the layer that it uses. The caller holds the layer's lock."""
     (state / LINK).symlink_to(name)
 
 
 def below(state: Path) -> tuple[str, ...]:
-    """Return the layer that a sandbox stands on, beside those of its image, if it does on one."""
+    """Return the prepared layer below a sandbox, without those of its image; empty if there is none."""
     try:
         return (str(folder_of_layers() / (state / LINK).readlink().name / _FILES),)
     except OSError:
@@ -82,22 +82,22 @@ def below(state: Path) -> tuple[str, ...]:
 
 
 def detach(state: Path) -> Path:
-    """Take the writable layer out of a sandbox's folder, which is to be stopped before the layer is `publish`ed."""
+    """Move the writable layer out of a sandbox's folder. Stop the sandbox before the layer is `publish`ed."""
     new = folder_of_layers() / f"{_NEW}.{uuid4().hex[:8]}"
     new.mkdir(parents=True)
     (new / _LOCK).touch()
-    # the mount follows it
+    # the mount follows the renamed folder
     (state / WRITTEN).rename(new / _FILES)
     return new
 
 
 def files_of(new: Path) -> Path:
-    """Return the files of a layer that was detached and is not published."""
+    """Return the files of a layer that is detached and not yet published."""
     return new / _FILES
 
 
 def publish(new: Path, name: str) -> None:
-    """From now on it is the layer of that name, unless there is one. Blocks."""
+    """Make it the layer `name`, or delete it if that layer exists already. Blocks."""
     try:
         new.rename(new.with_name(name))
     except OSError:
@@ -105,7 +105,7 @@ def publish(new: Path, name: str) -> None:
 
 
 def begin() -> Path:
-    """Return a new layer without files, to be filled and `publish`ed; its files are to be the sandbox user's."""
+    """Return a new empty layer, to be filled and `publish`ed. Its files must belong to the sandbox user."""
     new = folder_of_layers() / f"{_NEW}.{uuid4().hex[:8]}"
     (new / _FILES).mkdir(parents=True)
     (new / _LOCK).touch()
@@ -115,7 +115,7 @@ def begin() -> Path:
 
 
 def discard(name: str) -> None:
-    """Remove a layer that is not needed any more; one in use stays for the sweep. Blocks."""
+    """Remove a layer that is no longer needed. If it is in use, the sweep removes it later. Blocks."""
     with suppress(FileNotFoundError):
         gone = _taken_out(folder_of_layers() / name)
         if gone is not None:
@@ -123,9 +123,9 @@ def discard(name: str) -> None:
 
 
 def sweep(idle_s: float) -> None:
-    """Remove the layers that no sandbox stands on and that were not used for `idle_s` seconds. Blocks.
+    """Remove layers that no sandbox uses and that were not used for `idle_s` seconds. Blocks.
 
-    Those that a policy left wait longer for their scoring, unless `idle_s` is 0.
+    Layers left by a policy are kept longer for their evaluation, unless `idle_s` is 0.
     """
     parent = folder_of_layers()
     for place in sorted(parent.iterdir()) if parent.is_dir() else ():
@@ -139,7 +139,7 @@ def sweep(idle_s: float) -> None:
 
 
 def _taken_out(place: Path) -> Path | None:
-    """Rename the layer so that it is not found any more; returns its new path, None if it is in use."""
+    """Rename the layer so that it is not found any more. Returns its new path, None if it is in use."""
     descriptor = os.open(place / _LOCK, os.O_RDONLY | os.O_CLOEXEC)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -153,10 +153,10 @@ def _taken_out(place: Path) -> Path | None:
 
 
 def _in_use() -> set[str]:
-    """The layers that the sandboxes of this node stand on."""
+    """Return the layers that the sandboxes of this node use."""
     names = set()
     for state in folder_of_all().iterdir():
-        # most stand on none
+        # most sandboxes use none
         with suppress(OSError):
             names.add((state / LINK).readlink().name)
     return names

@@ -1,7 +1,7 @@
-"""Layers that a policy left in its sandbox: kept on the node until they are scored, and packed, so that any node can
-have them later.
+"""Layers with the files that a policy left in its sandbox: kept on the node until they are evaluated, and packed, so
+that any node can restore them later.
 
-A packed one is a zstandard frame of the tar stream of `workers/sandboxes/isolation/layer_files.py`.
+A packed layer is a zstandard frame with the tar stream of `workers/sandboxes/isolation/layer_files.py`.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ from workers.sandboxes.remove_tree import remove
 from workers.sandboxes.sandbox_user import sandbox_user
 
 PACK_S = 600.0
-"""Seconds for packing one, and for unpacking one."""
+"""Time limit for packing or unpacking one layer."""
 _UNPACKED = 16
-"""So many times the bytes that a packed layer may have, an unpacked one may have."""
+"""Maximum size of an unpacked layer, as a multiple of the maximum size of a packed one."""
 _LEVEL = 3
 _CHUNK = 1 << 20
 
 
 class LayerTooLarge(SandboxError):
-    """A policy left more, by the sizes of its files, than its sandbox may hold, or more files than a layer has."""
+    """A policy left more bytes than its sandbox may hold, by file sizes, or more files than a layer may have."""
 
 
 def files_of(name: str) -> Path:
@@ -39,9 +39,9 @@ def files_of(name: str) -> Path:
 
 
 def packed(name: str, max_bytes: int) -> tuple[bytes, int] | None:
-    """Return a layer of this node packed, and the bytes of the stream; None if that would be beyond `max_bytes`.
+    """Return a layer of this node packed, and the size of the stream; None if that would exceed `max_bytes`.
 
-    Blocks. Raises SandboxError if it cannot be read.
+    Blocks. Raises SandboxError if the layer cannot be read.
     """
     ours, theirs = socket.socketpair()
     sink = _Sink(max_bytes, ours)
@@ -58,7 +58,7 @@ def packed(name: str, max_bytes: int) -> tuple[bytes, int] | None:
 
 
 class _Sink:
-    """Compresses a stream up to a cap."""
+    """Compresses a stream up to a maximum size."""
 
     def __init__(self, max_bytes: int, source: socket.socket) -> None:
         self._max_bytes = max_bytes
@@ -86,14 +86,14 @@ class _Sink:
 
 
 def unpack(name: str, data: bytes, max_bytes: int) -> None:
-    """Make a packed layer one of this node, unless it is there. Blocks. Raises SandboxError if it cannot be."""
+    """Make a packed layer a layer of this node, unless it exists already. Blocks. Raises SandboxError if it fails."""
     if layers.exists(name):
         return
     new = layers.begin()
     try:
         ours, theirs = socket.socketpair()
         with _job("unpack", new / "files", theirs, max_bytes * _UNPACKED) as refused, ours:
-            # the other side says why it reads no further
+            # the other side reports why it stopped reading
             with contextlib.suppress(BrokenPipeError, ConnectionResetError), ours.makefile("wb", 0) as stream:
                 for chunk in zstandard.ZstdDecompressor().read_to_iter(data):
                     stream.write(chunk)
@@ -112,13 +112,16 @@ def unpack(name: str, data: bytes, max_bytes: int) -> None:
 
 
 def clean(files: Path) -> None:
-    """Remove from what a sandbox has written what no layer keeps: see `layer_files.clean`. Blocks. SandboxError."""
+    """Remove from a sandbox's written files those that no layer keeps: see `layer_files.clean`.
+
+    Blocks. Raises SandboxError.
+    """
     if reason := _done("clean", files, {})[0]:
         raise SandboxError(f"the files of a sandbox cannot be kept as a layer: {reason}")
 
 
 def copy(files: Path, name: str, max_bytes: int) -> None:
-    """Make a layer of this node of files that another sandbox has written, and which stay. Blocks.
+    """Make a layer of this node from a copy of the files that another sandbox has written. Blocks.
 
     Raises LayerTooLarge, or another SandboxError.
     """
@@ -140,7 +143,7 @@ def copy(files: Path, name: str, max_bytes: int) -> None:
 
 
 def restore(name: str, rule: Mapping[str, object], lower: Sequence[str]) -> dict[str, Any]:
-    """Leave out of a layer on an image, `lower`, what a rule of `layer_files.restore` names; return what it returns.
+    """Remove from a layer above `lower` the files that a rule of `layer_files.restore` names; return its result.
 
     Blocks. Raises SandboxError.
     """
@@ -151,15 +154,15 @@ def restore(name: str, rule: Mapping[str, object], lower: Sequence[str]) -> dict
 
 
 def settle_owners(files: Path, owner: Sequence[int], lower: Sequence[str]) -> None:
-    """Note whose the files of a layer are: see `file_owners.settle`. Blocks. Raises SandboxError."""
+    """Record the owners of a layer's files: see `file_owners.settle`. Blocks. Raises SandboxError."""
     if reason := _done("settle", files, {"owner": list(owner)}, lower)[0]:
-        raise SandboxError(f"the owners of a layer cannot be noted: {reason}")
+        raise SandboxError(f"the owners of a layer cannot be recorded: {reason}")
 
 
 def _done(
     action: str, folder: Path, rule: Mapping[str, object], lower: Sequence[str] = ()
 ) -> tuple[str, dict[str, Any]]:
-    """Return why it was refused, and what it found."""
+    """Return why it was refused, and its result."""
     ours, theirs = socket.socketpair()
     found: dict[str, Any] = {}
     with _job(action, folder, theirs, 0, found, lower) as refused:
@@ -178,9 +181,10 @@ def _job(
     found: dict[str, Any] | None = None,
     lower: Sequence[str] = (),
 ) -> Iterator[Callable[[], str]]:
-    """A request to the fork server while the block moves the bytes; yields what then returns why it was refused.
+    """Request an action from the fork server while the block moves the bytes; yields a function that waits for its end.
 
-    What the action returns is put into `found`. The job ends with the block at the latest.
+    The function returns why the action was refused, and puts the result into `found`. The job ends with the block at
+    the latest.
     """
     job = {
         "do": "layer",
@@ -192,7 +196,7 @@ def _job(
     }
     with theirs:
         answers = fork_client().request(job, [theirs.fileno()])
-    # a child that hangs is killed when nobody listens any more, and the block's stream ends with it
+    # closing the replies kills a child that hangs, and with it the block's stream ends
     timer = threading.Timer(PACK_S, answers.close)
     timer.daemon = True
     timer.start()

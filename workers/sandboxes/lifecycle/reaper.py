@@ -1,6 +1,6 @@
-"""The removal of sandboxes from a node: those that are not needed any more, and those whose monitor was killed.
+"""Remove sandboxes that are no longer needed, or whose monitor was killed, from a node.
 
-The warm pool belongs to no rollout, and is aged instead; so are layers that no sandbox stands on.
+Sandboxes of the warm pool belong to no rollout; they are removed by age, and so are unused layers.
 """
 
 from __future__ import annotations
@@ -22,20 +22,20 @@ from workers.sandboxes.lifecycle.terminate import STOP_S, terminate_in
 from workers.sandboxes.remove_tree import remove
 
 STARTING_S = 120.0
-"""A start that takes longer hangs: there is no record, and someone holds the lock. Twice what one may take."""
+"""A start that takes longer hangs: it has no record, but its lock is held. Twice the time limit of a start."""
 UNLOCKED_S = 5.0
-"""Seconds for which an unlocked folder without a record is left alone: its maker locks it at once."""
+"""Seconds for which an unlocked folder without a record is kept: its creator locks it immediately."""
 WAIT_TIMEOUT_S = 5.0
 _PAUSE_S = 0.05
 
 
 def sweep(keep: Callable[[], Collection[str]], starting_s: float = STARTING_S) -> list[str]:
-    """End and remove every sandbox of this node whose id is not in what `keep()` returns; returns their ids.
+    """End and remove every sandbox of this node whose id is not in the result of `keep()`; returns their ids.
 
-    `keep` is called after the folders are listed: what is started between the two never counts as abandoned.
+    `keep` is called after the folders are listed, so a sandbox that starts in between never counts as abandoned.
 
-    A sandbox that is needed but broken is left to its user. Blocks; those that will not end cost seconds,
-    all together.
+    A broken sandbox that is still needed is left to its user. Blocks; sandboxes that do not end cost a few seconds
+    in total.
     """
     gone = _sweep(keep, starting_s, settings().warm_pool_idle_s, STOP_S)
     cgroups.sweep(folder_of_all())
@@ -46,7 +46,7 @@ def sweep(keep: Callable[[], Collection[str]], starting_s: float = STARTING_S) -
 def _sweep(
     keep: Callable[[], Collection[str]], starting_s: float, warm_pool_idle_s: float, patience_s: float
 ) -> list[str]:
-    """Sweep the sandboxes alone; returns the ids of those that are gone. Those of the warm pool have none."""
+    """Sweep only the sandboxes; returns the ids of the removed ones. Those of the warm pool have no id."""
     parent = folder_of_all()
     result = sorted(parent.iterdir()) if parent.is_dir() else []
     wanted = keep() if result else ()
@@ -62,14 +62,14 @@ def _sweep(
 
 
 def sweep_all(patience_s: float = WAIT_TIMEOUT_S) -> None:
-    """End and remove everything that is left when a node ends, its lifelines closed by then. Blocks for that long.
+    """End and remove everything left on a node that shuts down, after its lifelines are closed. Blocks until then.
 
-    A sandbox that is being started at that moment ends by itself as soon as it is up, and is waited for.
+    A sandbox that is being started at that moment ends by itself once it is up, and is waited for.
     """
     deadline = time.monotonic() + patience_s
     parent = folder_of_all()
     while True:
-        # their lifeline has ended them already
+        # the closed lifeline has ended them already
         _sweep(tuple, starting_s=0.0, warm_pool_idle_s=0.0, patience_s=patience_s / 2)
         if not (parent.is_dir() and any(parent.iterdir())) or time.monotonic() > deadline:
             break
@@ -79,10 +79,10 @@ def sweep_all(patience_s: float = WAIT_TIMEOUT_S) -> None:
 
 
 def sweep_dead_nodes() -> list[str]:
-    """Remove what nodes left that ran beside this one and were killed; returns the names of their folders. Blocks.
+    """Remove the remains of killed nodes that ran next to this one; returns the names of their folders. Blocks.
 
-    A node holds the lock of its folder while it runs. Its folder is first given another name, so that it may come back
-    meanwhile and finds none.
+    A node holds its folder's lock while it runs. The folder is renamed first, so a node that restarts meanwhile finds
+    none.
     """
     own = settings().scratch.absolute()
     gone = []
@@ -105,13 +105,13 @@ def _clear_node(node: Path) -> None:
 
 
 def _is_kept(sandbox_id: str) -> bool:
-    """Return whether it is kept by a process that is there: an image is built in it, or many rollouts share it."""
+    """Return whether its owner process is alive: an image build, or a sandbox that many rollouts share."""
     owner = owner_of_sandbox(sandbox_id)
     return owner is not None and Process(*owner).alive()
 
 
 def _abandoned(state: Path, starting_s: float) -> bool:
-    """Return whether a start failed, or hangs and is not waited for."""
+    """Return whether a start failed, or hangs and can be given up."""
     try:
         age_s = time.time() - state.lstat().st_mtime
     except FileNotFoundError:

@@ -1,4 +1,4 @@
-"""Starting a sandbox: its folder, its plan, and the monitor that carries it out."""
+"""Start of a sandbox: its folder, its plan, and the monitor that executes the plan."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ from workers.sandboxes.resource_exhaustion import disk_is_full
 from workers.sandboxes.sandbox_user import sandbox_user
 
 START_S = 60.0
-"""A sandbox that is not up by then is given up: on a busy node a start takes seconds, never a minute."""
+"""Time limit of a start. Even on a busy node a start takes seconds, never a minute."""
 KILL_S = 5.0
 SOCKETS = "sockets"
-"""The folder, in that of a sandbox, that it sees as `/run/farm`."""
+"""The folder, in that of a sandbox, that the sandbox sees as `/run/farm`."""
 
 
 class MonitorBounds(TypedDict):
-    """The limits of the whole sandbox that the monitor keeps."""
+    """The limits of the whole sandbox that the monitor enforces."""
 
     memory_mb: int
     n_processes: int
@@ -39,11 +39,11 @@ class MonitorBounds(TypedDict):
 class MonitorPlan(TypedDict):
     """The input of a monitor; plain JSON.
 
-    `own_id` is a user id of this node that only this sandbox has, 0 if it has that of `user`. `lower` are the layers
-    below the writable one, the uppermost first; `binds` are pairs of source and target, and `are_folders` says which of
-    them are. `runtime` is the command that makes the sandbox, empty if the monitor does;
-    `exposed` is the folder that it lies in, if the sandbox's user cannot enter `closed`, a folder above. `bare` is a
-    sandbox without programs, whose files are copied in.
+    `own_id` is a user id of this node that only this sandbox has, or 0 if it has that of `user`. `lower` are the layers
+    below the writable one, the uppermost first. `binds` are pairs of source and target, and `are_folders` tells for
+    each whether it is a folder. `runtime` is the command that creates the sandbox, empty if the monitor creates it.
+    `exposed` is the runtime's folder if the sandbox user cannot enter `closed`, one of its parents. `bare` is a sandbox
+    without programs, into which files are copied.
     """
 
     sandbox_id: str
@@ -69,13 +69,13 @@ class MonitorPlan(TypedDict):
 
 @cache
 def _own_lifeline() -> int:
-    """The read end of a pipe whose write end this process holds until it ends, whichever way."""
+    """Return the read end of a pipe whose write end this process holds until it ends in any way."""
     read_end, _write_end = os.pipe()
     return read_end
 
 
 def lifeline() -> int:
-    """Return the pipe that monitors watch: the supervisor's, so that sandboxes outlive a worker; or this process's."""
+    """Return the pipe that monitors watch: the supervisor's, so that sandboxes outlive a worker, or this process's."""
     number = settings().lifeline_fd
     if number is None:
         return _own_lifeline()
@@ -87,22 +87,22 @@ def lifeline() -> int:
 
 
 def make_folder(state: Path, n_staged: Sequence[bool]) -> int:
-    """Make the sandbox's folder, with mount points for what is staged (True for a folder, False for a file).
+    """Create the sandbox's folder, with mount points for the bind sources (True for a folder, False for a file).
 
-    Returns a locked descriptor that shows whether the monitor runs. Raises SandboxError if the folder is there already,
-    or OSError, and then has made nothing.
+    Returns a locked descriptor that shows whether the monitor runs. Raises SandboxError if the folder exists already,
+    or OSError; then nothing is created.
     """
     user = sandbox_user()
     parent = folder_of_all()
     parent.mkdir(parents=True, exist_ok=True)
     if user:
-        # the monitor, by then no longer root, must be able to delete its folder; no process needs to list the others
+        # the monitor must be able to delete its folder after it drops root; no process needs to list the other folders
         os.chown(parent, *user)
         parent.chmod(0o711)
     try:
         state.mkdir(mode=0o711)
     except FileExistsError:
-        raise SandboxError(f"sandbox {state.name}: there is one of this id on the node already") from None
+        raise SandboxError(f"sandbox {state.name}: a sandbox with this id exists on the node already") from None
     try:
         lock = os.open(state / "lock", os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
         try:
@@ -131,7 +131,10 @@ def _fill_folder(state: Path, n_staged: Sequence[bool], user: tuple[int, int] | 
 
 
 def launch(plan: MonitorPlan, lock: int, held: Sequence[int] = ()) -> SandboxRecord:
-    """Start the monitor, which keeps `held` open; returns once it is up. SandboxError, with no process left. Blocks."""
+    """Start the monitor, which keeps `held` open; returns once the sandbox is up. Blocks.
+
+    Raises SandboxError and then leaves no process.
+    """
     state = Path(plan["state"])
     log = os.open(state / "log", os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC)
     try:
@@ -161,7 +164,7 @@ def launch(plan: MonitorPlan, lock: int, held: Sequence[int] = ()) -> SandboxRec
 
 
 def _kill(pidfd: int) -> None:
-    """SIGKILL, and wait for the end."""
+    """Send SIGKILL and wait for the end."""
     with contextlib.suppress(ProcessLookupError):
         signal.pidfd_send_signal(pidfd, signal.SIGKILL)
     poll = select.poll()

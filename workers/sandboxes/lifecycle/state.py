@@ -1,4 +1,4 @@
-"""The state of a running sandbox on its node: its folder, and the processes that hold it."""
+"""The state of a running sandbox on its node: its folder and the processes that keep it running."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ from farm.settings import settings
 from workers.sandboxes import cgroups
 
 _LONGEST = 200
-"""Bytes of an id; a file name has 255, and some names are made of an id and more."""
-# a flag of the kernel, PF_EXITING: the first process of a sandbox stays, ending, until all others are gone
+"""Maximum length of an id in bytes. A file name has at most 255, and some names consist of an id and a suffix."""
+# kernel flag PF_EXITING: the first process of a sandbox stays, exiting, until all others are gone
 _EXITING = 0x4
 
 
 def folder_of_all() -> Path:
-    """The folder on this node that has one folder for each sandbox."""
+    """Return the folder on this node that contains the folders of all sandboxes."""
     return settings().scratch.absolute() / "sandboxes"
 
 
 def folder(sandbox_id: str) -> Path:
-    """The sandbox's own folder. Raises SandboxError if the id is no plain name."""
+    """Return the folder of a sandbox. Raises SandboxError if the id is not a plain name."""
     plain = sandbox_id.isprintable() and "/" not in sandbox_id and len(os.fsencode(sandbox_id)) <= _LONGEST
     if not plain or not sandbox_id or sandbox_id.startswith("."):
         raise SandboxError(f"sandbox {sandbox_id!r}: the id must be a plain name")
@@ -39,18 +39,18 @@ def folder(sandbox_id: str) -> Path:
 
 @dataclass(frozen=True, slots=True)
 class Process:
-    """One process, past and future: a pid is given again, a pid with its start (in clock ticks) is not."""
+    """One process, identified by pid and start time (in clock ticks), because pids are reused."""
 
     pid: int
     started: int
 
     def alive(self) -> bool:
-        """False too for one that is ending, or has ended and is not yet waited for."""
+        """Return whether it runs; False also for a process that is exiting or a zombie."""
         fields = self._fields()
         return bool(fields) and fields[0] not in "ZX" and not int(fields[6]) & _EXITING
 
     def _fields(self) -> list[str]:
-        """Return the fields of its /proc stat, from its state on; none if it is gone."""
+        """Return the fields of its /proc stat, from the state on; empty if it is gone."""
         try:
             fields = Path(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2].split()
         except (FileNotFoundError, ProcessLookupError):
@@ -58,7 +58,7 @@ class Process:
         return fields if int(fields[19]) == self.started else []
 
     def there(self) -> bool:
-        """Return whether there is something left of it."""
+        """Return whether any trace of it is left, such as a zombie."""
         return bool(self._fields())
 
     def end(self, number: int, patience_s: float) -> bool:
@@ -66,19 +66,19 @@ class Process:
         return not end_together([self], number, patience_s)
 
     def kill_group(self) -> None:
-        """Kill the process group that it leads or has led: what is stopped there would stay for ever."""
+        """Kill the process group that it leads or has led. Stopped processes in it would otherwise stay for ever."""
         if self.there() or not Path(f"/proc/{self.pid}").exists():
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.killpg(self.pid, signal.SIGKILL)
 
     def signalled(self, number: int) -> int | None:
-        """Send it a signal; returns a pidfd, by which to wait for its end, or None if it has ended."""
+        """Send it a signal. Returns a pidfd to wait for its end, or None if it has ended."""
         try:
             descriptor = os.pidfd_open(self.pid)
         except ProcessLookupError:
             return None
         try:
-            # only now, as from here on the descriptor and the pid are of the same process
+            # checked after opening: from here on, the descriptor and the pid refer to the same process
             if self._fields():
                 signal.pidfd_send_signal(descriptor, number)
                 return descriptor
@@ -92,11 +92,11 @@ class Process:
 
 
 _TOGETHER = 200
-"""A process may have 1024 descriptors."""
+"""Processes that are waited for at a time; a process can have only 1024 descriptors."""
 
 
 def end_together(processes: Iterable[Process], number: int, patience_s: float) -> set[Process]:
-    """Send all a signal and wait for their ends, as long as for one. Those that have not ended in time. Blocks."""
+    """Signal all and wait for their ends with one common time limit. Returns those that did not end in time. Blocks."""
     rest, left = iter(processes), set()
     while some := list(islice(rest, _TOGETHER)):
         left |= _end_some(some, number, patience_s)
@@ -124,7 +124,7 @@ def _end_some(processes: Iterable[Process], number: int, patience_s: float) -> s
 
 
 def is_locked(state: Path) -> bool:
-    """Return whether a process starts or holds the sandbox of this folder: the last one to end releases the lock."""
+    """Return whether a process starts or holds the sandbox of this folder. The lock ends with its last holder."""
     try:
         with (state / "lock").open() as lock:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -136,7 +136,7 @@ def is_locked(state: Path) -> bool:
 
 
 def starter(state: Path) -> Process | None:
-    """The monitor, as it wrote itself into the lock when it began; None if it has not."""
+    """Return the monitor, which writes its identity into the lock when it starts; None if it has not yet."""
     try:
         pid, started = (state / "lock").read_text().split()
         return Process(int(pid), int(started))
@@ -146,7 +146,7 @@ def starter(state: Path) -> Process | None:
 
 @dataclass(frozen=True, slots=True)
 class SandboxRecord:
-    """A sandbox as its monitor wrote it down; its id is its folder's name, which changes as it leaves the warm pool."""
+    """A sandbox as recorded by its monitor. Its id is its folder's name, which changes when it leaves the warm pool."""
 
     folder: Path
     kind: str
@@ -162,7 +162,7 @@ class SandboxRecord:
 
     @classmethod
     def load(cls, path: Path) -> SandboxRecord | None:
-        """The record in a sandbox's folder; None if there is none, or none yet, or a power cut left half of it."""
+        """Return the record in a sandbox's folder; None if there is none yet, or only a part after a power failure."""
         try:
             known = json.loads((path / "sandbox.json").read_text())
             monitor = Process(known["monitor_pid"], known["monitor_started"])

@@ -1,8 +1,8 @@
-"""The termination of sandboxes of this node, as many as there are side by side, however few of them respond.
+"""Termination of sandboxes of this node, many in parallel, even if some of them do not respond.
 
-A process that sleeps in the kernel, on a dead disk say, is not ended by SIGKILL until it wakes. Then it is gone at
-once, and with it all that its sandbox had mounted. So it is waited for briefly, once, and its folder removed all the
-same; it writes nothing any more.
+A process in an uninterruptible sleep, e.g. on a dead disk, ends only when it wakes up after SIGKILL. It then disappears
+immediately, with all mounts of its sandbox, and writes nothing any more. So it is waited for only briefly and only
+once, and its folder is removed nevertheless.
 """
 
 from __future__ import annotations
@@ -19,44 +19,44 @@ from workers.sandboxes.lifecycle.state import Process, SandboxRecord, end_togeth
 from workers.sandboxes.remove_tree import remove
 
 STOP_S = 5.0
-"""For a monitor to end what it holds; a busy node needs some of it."""
+"""Time for a monitor to end its sandbox. A busy node needs some of it."""
 KILL_S = 1.0
-"""Seconds after SIGKILL: a process that has not ended by then sleeps in the kernel."""
+"""Time to wait after SIGKILL. A process that has not ended by then is in an uninterruptible sleep."""
 REMOVE_S = 20.0
 
 _asleep: set[Process] = set()
-"""Waited for in vain."""
+"""Processes that did not end after SIGKILL."""
 
 
 def terminate(record: SandboxRecord) -> None:
-    """Let the monitor end the sandbox, or end it without one; harmless if repeated. Blocks."""
+    """End a sandbox through its monitor, or without if the monitor is dead; harmless if repeated. Blocks."""
     terminate_all([record])
 
 
 def terminate_all(records: Collection[SandboxRecord], patience_s: float = STOP_S) -> list[Path]:
-    """As `end`, of many at a time: as long as for one. Their folders, as far as they are gone now. Blocks."""
+    """End many sandboxes in the time of one. Returns the folders that are gone now. Blocks."""
     for record in records:
-        # at once, and not when its monitor comes to it
+        # immediately, before the monitor gets to it
         _signal_termination(record.first)
     deaf = end_together((record.monitor for record in records), END, patience_s)
     asleep = _kill([*deaf, *(record.first for record in records)])
     gone = []
     for record in records:
         record.monitor.kill_group()
-        # where a process sleeps it cannot be removed now; a later sweep does
+        # fails while a process sleeps in it; a later sweep removes it
         cgroups.remove(record.cgroup, 0.0 if record.first in asleep else cgroups.WAIT_TIMEOUT_S)
         state = record.folder
         sandbox_record = SandboxRecord.load(state)
-        # a sandbox of the same id that was started since is not to be removed
+        # a new sandbox with the same id must not be removed
         if sandbox_record in (None, record) and remove(state, REMOVE_S):
             gone.append(state)
     return gone
 
 
 def terminate_in(states: Iterable[Path], patience_s: float = STOP_S) -> list[Path]:
-    """End the sandboxes of these folders, and remove them; returns those that are gone. Blocks.
+    """End the sandboxes of these folders and remove them; returns those that are gone. Blocks.
 
-    A start that hangs, and will not be killed, keeps its folder.
+    A start that hangs and cannot be killed keeps its folder.
     """
     records, others, hanging = [], [], {}
     for state in states:
@@ -75,14 +75,14 @@ def terminate_in(states: Iterable[Path], patience_s: float = STOP_S) -> list[Pat
 
 
 def _signal_termination(process: Process) -> None:
-    # another user's is its monitor's to kill
+    # the monitor kills processes of another user
     with contextlib.suppress(PermissionError):
         if (descriptor := process.signalled(signal.SIGKILL)) is not None:
             os.close(descriptor)
 
 
 def _kill(processes: Iterable[Process]) -> set[Process]:
-    """Send SIGKILL; returns those that do not end. One that did not the last time is not waited for again."""
+    """Send SIGKILL. Returns the processes that did not end. Those that did not end the last time are not waited for."""
     global _asleep
     processes = list(processes)
     known = end_together((each for each in processes if each in _asleep), signal.SIGKILL, 0.0)

@@ -1,13 +1,13 @@
-"""User ids of the node for its sandboxes, one for each: see `sandboxes/isolation/id_mapping.py`.
+"""A separate user id of the node for each sandbox: see `sandboxes/isolation/id_mapping.py`.
 
-They come from what the node's administrator has set aside for the sandbox user, its subordinate ids (subuid(5) and
-subgid(5)), or from `FARM_SANDBOX_IDS`: any other may be a person's. No two sandboxes of a machine have one at the same
-time, whichever farm they are of: an id is a byte of one file, locked by an open file that the sandbox's monitor
-inherits, so that the kernel frees it when the last process ends that holds it, however it ends. (Containers of one
-machine, each with a `/run` of its own, need ids of their own.)
+The ids come from the sandbox user's subordinate ids (subuid(5) and subgid(5)), as configured by the administrator, or
+from `FARM_SANDBOX_IDS`; any other id may belong to a person. No two sandboxes of a machine have the same id at the same
+time, even if they belong to different farms: an id is one byte of a file, locked through an open file that the
+sandbox's monitor inherits. The kernel releases the lock when the last process that holds it ends in any way.
+(Containers on one machine, each with its own `/run`, need different ids.)
 
-Without root, such ids, or kernel support, and when all are taken, sandboxes share the sandbox user, as the log says
-once; then `sandboxes/isolation/kernel_limits.py` is all there is.
+Without root, such ids or kernel support, or when all are taken, sandboxes share the sandbox user, and the log reports
+it once. Then only `sandboxes/isolation/kernel_limits.py` protects them from each other.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _asked: dict[tuple[int, int], str] = {}
 
 @contextmanager
 def own_id(folders: Sequence[str]) -> Iterator[tuple[int, list[int]]]:
-    """An id for a sandbox that is made of these folders, and what holds it, to be given to its monitor; 0 if none."""
+    """Yield an id for a sandbox with these folders and the descriptors that hold it, for its monitor; 0 if none."""
     ids = _ids(sandbox_user(), settings().sandbox_user, settings().sandbox_ids)
     held = None if not ids or _refusal(folders, ids) else _locked(ids)
     if held is None:
@@ -55,7 +55,7 @@ def own_id(folders: Sequence[str]) -> Iterator[tuple[int, list[int]]]:
 
 @cache
 def _ids(user: tuple[int, int] | None, name: str, chosen: str) -> range:
-    """Return the ids that sandboxes may have here; none if this process is not root."""
+    """Return the ids available to sandboxes; empty if this process is not root."""
     if user is None:
         return range(0)
     result = _parsed(chosen) if chosen else subordinate(_SUBORDINATE, name, user[0])
@@ -65,16 +65,16 @@ def _ids(user: tuple[int, int] | None, name: str, chosen: str) -> range:
 
 
 def _parsed(text: str) -> range:
-    """Raises SandboxError."""
+    """Parse `FIRST:COUNT`. Raises SandboxError."""
     match = _LINE.fullmatch(text)
     first, count = map(int, match.groups()) if match else (0, 0)
     if first < 1 or first + count > _TOO_HIGH:
-        raise SandboxError(f"FARM_SANDBOX_IDS={text} are no user ids: set it to FIRST:COUNT, as in /etc/subuid")
+        raise SandboxError(f"FARM_SANDBOX_IDS={text} is invalid: set it to FIRST:COUNT, as in /etc/subuid")
     return range(first, first + count)
 
 
 def subordinate(files: Sequence[Path], name: str, uid: int) -> range:
-    """The ids that each of /etc/subuid and /etc/subgid has first for a user, by name or number; none if none are."""
+    """Return the first range that both /etc/subuid and /etc/subgid give a user, by name or number; empty if none."""
     result = [_first(file, name, uid) for file in files]
     return range(max(ids.start for ids in result), min(ids.stop for ids in result))
 
@@ -93,7 +93,7 @@ def _first(file: Path, name: str, uid: int) -> range:
 
 
 def _refusal(folders: Sequence[str], ids: range) -> str:
-    """Return why one of the folders cannot be id-mapped; empty if all can. Tried once for each mount they lie on."""
+    """Return why a folder cannot be id-mapped; empty if all can. Tested once for each mount."""
     for folder in folders:
         mounted = _mount_of(folder)
         if mounted not in _asked:
@@ -107,12 +107,12 @@ def _refusal(folders: Sequence[str], ids: range) -> str:
 
 @cache
 def _warn(text: str) -> None:
-    """Once."""
+    """Log a warning once."""
     log.warning(text)
 
 
 def _mount_of(folder: str) -> tuple[int, int]:
-    """Its number, which may be given again to another, and that of its file system."""
+    """Return the number of a folder's mount, which can be reused, and that of its file system."""
     descriptor = os.open(folder, os.O_PATH | os.O_CLOEXEC)
     try:
         lines = Path(f"/proc/self/fdinfo/{descriptor}").read_text().splitlines()
@@ -129,12 +129,12 @@ def _ask(folder: str, number: int) -> str:
     finally:
         answers.close()
     if "error" in answer or "refused" not in answer:
-        raise SandboxError(f"{folder} could not be tried for id-mapped mounts: {answer.get('error', 'no answer')}")
+        raise SandboxError(f"{folder} could not be tested for id-mapped mounts: {answer.get('error', 'no answer')}")
     return str(answer["refused"])
 
 
 def _locked(ids: range) -> tuple[int, int] | None:
-    """An id that no other sandbox has, and the open file that holds it; None if all are taken."""
+    """Return an id that no other sandbox has, and the open file that holds it; None if all are taken."""
     try:
         file = os.open(_LOCKS, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
     except OSError as error:
@@ -146,7 +146,7 @@ def _locked(ids: range) -> tuple[int, int] | None:
         if number in (sandbox_user() or ()):
             continue
         try:
-            # struct flock; of the open file, not of the process
+            # struct flock; the lock belongs to the open file, not to the process
             fcntl.fcntl(file, fcntl.F_OFD_SETLK, struct.pack("hhqqi", fcntl.F_WRLCK, os.SEEK_SET, number, 1, 0))
         except BlockingIOError:
             continue

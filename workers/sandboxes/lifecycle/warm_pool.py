@@ -1,11 +1,11 @@
 """The warm pool: sandboxes that are started before they are requested, and handed over by renaming their folder.
 
-The pool lies among the sandboxes of the node, under names that no sandbox can have: `.starting.KEY.NAME` until one is
-up, then `.ready.KEY.NAME`. The key says what it was made of, so that a request for the same may have it; a rename has
-one winner, whichever processes try. What is dropped is first named `.gone.NAME`, so that it is not taken any more.
+The pool lies among the sandboxes of the node, under names that no sandbox can have: `.starting.KEY.NAME` until a
+sandbox is up, then `.ready.KEY.NAME`. Requests with the same key may take it. Only one rename succeeds, even between
+processes. A sandbox that is removed is first renamed to `.gone.NAME`, so that it cannot be taken any more.
 
-A monitor knows no path to its folder, and what is mounted follows a rename: to a sandbox nothing happens. Its lifeline
-is that of the node, so the pool outlives the worker that filled it, and never the node.
+A monitor does not know its folder's path, and mounts follow a rename, so a sandbox does not notice. Its lifeline is
+that of the node, so the pool outlives the worker that filled it, but never the node.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _STARTING, _READY, _GONE = ".starting", ".ready", ".gone"
 
 @dataclass(frozen=True, slots=True)
 class WarmPoolUse:
-    """A recent demand for sandboxes of a key: what to start to have one ready."""
+    """A recent request for a sandbox of a key, with all that is needed to start one in advance."""
 
     key: str
     kind: str
@@ -36,25 +36,25 @@ class WarmPoolUse:
 
 
 def starting(key: str) -> Path:
-    """A folder for a sandbox that is about to be started for the pool."""
+    """Return the folder for a sandbox that is about to be started for the pool."""
     return folder_of_all() / f"{_STARTING}.{key}.{uuid4().hex[:8]}"
 
 
 def put(record: SandboxRecord) -> Path:
-    """It is up and may be taken. Its folder from now on."""
+    """Mark a sandbox as ready to be taken, and return its new folder."""
     _, _, key, name = record.folder.name.split(".")
     return record.folder.rename(record.folder.with_name(f"{_READY}.{key}.{name}"))
 
 
 def take(key: str, target: Path) -> SandboxRecord | None:
-    """Hand over a sandbox of this key: from now on its folder is `target`. None if there is none. Blocks briefly."""
+    """Move a sandbox of this key to the folder `target`. Returns None if there is none. Blocks briefly."""
     for path in ready().get(key, ()):
         try:
             path.rename(target)
         except FileNotFoundError:
             continue
         except OSError:
-            # there is a sandbox of this id already
+            # a sandbox with this id exists already
             return None
         record = SandboxRecord.load(target)
         if record is not None and record.first.alive() and record.monitor.alive():
@@ -64,7 +64,7 @@ def take(key: str, target: Path) -> SandboxRecord | None:
 
 
 def ready() -> dict[str, list[Path]]:
-    """Key → the folders of the sandboxes that may be taken."""
+    """Return the folders of sandboxes that can be taken, by key."""
     result: dict[str, list[Path]] = defaultdict(list)
     parent = folder_of_all()
     with suppress(FileNotFoundError), os.scandir(parent) as entries:
@@ -74,13 +74,13 @@ def ready() -> dict[str, list[Path]]:
 
 
 def touch(path: Path) -> None:
-    """It is wanted still; what is not, is dropped after a while."""
+    """Mark a sandbox as still wanted; unwanted ones are removed after a while."""
     with suppress(FileNotFoundError):
         os.utime(path)
 
 
 def discard(path: Path) -> bool:
-    """End one that was not taken, and remove it; returns whether it was there to be dropped. Blocks."""
+    """End and remove a sandbox that was not taken. Returns whether it was still there. Blocks."""
     gone = _dropped(path)
     if gone is None:
         return False
@@ -89,7 +89,7 @@ def discard(path: Path) -> bool:
 
 
 def _dropped(path: Path) -> Path | None:
-    """Rename its folder so that it is not taken any more; returns the new one, None if it is gone."""
+    """Rename its folder so that it cannot be taken any more. Returns the new folder, None if it is gone."""
     gone = path.with_name(f"{_GONE}.{uuid4().hex[:8]}")
     try:
         return path.rename(gone)
@@ -103,9 +103,9 @@ def is_pooled(path: Path) -> bool:
 
 
 def dropped(path: Path, starting_s: float, idle_s: float) -> Path | None:
-    """Return the folder of one that is not to be taken any more and is to be ended; None if it stays.
+    """Return the new folder of a pooled sandbox that must be ended; None if it stays in the pool.
 
-    It goes if it has ended, was being started for longer than `starting_s`, or is unused for `idle_s`.
+    It must be ended if it has stopped, has been starting for longer than `starting_s`, or is unused for `idle_s`.
     """
     kind = "." + path.name.split(".")[1]
     try:
@@ -128,7 +128,7 @@ def _folder_of_uses() -> Path:
 
 
 def note_use(use: WarmPoolUse) -> None:
-    """Record a demand for one; not where no node's supervisor runs, as then no process fills the pool."""
+    """Record a request for a sandbox, if a supervisor runs on this node. Otherwise no process fills the pool."""
     if settings().lifeline_fd is None:
         return
     mark = _folder_of_uses() / use.key
@@ -142,7 +142,7 @@ def note_use(use: WarmPoolUse) -> None:
 
 
 def uses(since_s: float) -> list[WarmPoolUse]:
-    """Return the demand of the last `since_s` seconds, the newest first; removes records of what is older."""
+    """Return the requests of the last `since_s` seconds, newest first, and remove older records."""
     result = []
     for mark in _folder_of_uses().glob("*"):
         with suppress(FileNotFoundError):

@@ -1,1 +1,1 @@
-"""Processes inside a sandbox, as the worker starts, awaits and ends them."""
+"""Start, monitoring and end of processes inside a sandbox by the worker."""

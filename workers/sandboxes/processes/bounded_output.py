@@ -1,15 +1,15 @@
-"""The head and the tail of a stream of bytes, in bounded memory: what of a long output a model is shown."""
+"""The head and tail of a byte stream in bounded memory, for long output that is shown to a model."""
 
 from __future__ import annotations
 
 
 def gap(n_dropped: int) -> bytes:
-    """The line in place of bytes that are left out."""
+    """Return the line that replaces omitted bytes."""
     return b"\n[... %d bytes left out ...]\n" % n_dropped
 
 
 class HeadTail:
-    """Keeps the first and the last `limit / 2` bytes and counts what it drops between them."""
+    """Keeps the first and last `limit / 2` bytes and counts the bytes dropped in between."""
 
     def __init__(self, limit: int) -> None:
         self._room = max(1, limit // 2)
@@ -32,10 +32,10 @@ class HeadTail:
         return self._n_seen - len(self._head) - min(len(self._tail), self._room)
 
     def data(self) -> bytes:
-        """Return what was kept, with a line in place of what was not."""
+        """Return the kept bytes, with a line in place of the dropped ones."""
         dropped = self.n_dropped
         return bytes(self._head) + (gap(dropped) if dropped else b"") + bytes(self._tail[-self._room :])
 
     def text(self) -> str:
-        """The same as text; bytes that are no UTF-8 are replaced."""
+        """Return `data` as text; invalid UTF-8 is replaced."""
         return self.data().decode("utf-8", errors="replace")

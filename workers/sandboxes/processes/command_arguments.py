@@ -1,4 +1,4 @@
-"""The words that a program can be started with, as the kernel takes them; what it would not take is a ToolError."""
+"""Validation of the arguments and variables of a program against the kernel's limits; violations are ToolErrors."""
 
 from __future__ import annotations
 
@@ -7,17 +7,17 @@ from collections.abc import Iterator, Mapping, Sequence
 from farm.errors import ToolError
 
 MAX_WORD = 131_071
-"""Bytes of one argument or variable, of the kernel's MAX_ARG_STRLEN without the NUL."""
+"""Maximum size of one argument or variable in bytes: the kernel's MAX_ARG_STRLEN without the NUL."""
 ALL_WORDS = 2_000_000
-"""Bytes of all together; the kernel takes a quarter of the stack's limit, which is 8 MB nearly everywhere."""
+"""Maximum size of all words in bytes: the kernel allows a quarter of the stack limit, usually 8 MB."""
 
 
 def check_words(argv: Sequence[str], env: Mapping[str, str], cwd: str | None) -> None:
-    """Raise ToolError if no program can be started so: what is wrong, and with which word."""
+    """Raise ToolError, with the problem and the word, if no program can be started with these arguments."""
     if isinstance(argv, str) or not argv:
-        raise ToolError("a command is a list of words, of which the first names the program; there is none")
+        raise ToolError("a command is a list of words and needs at least the program's name; the list is empty")
     if not argv[0]:
-        raise ToolError("the first word of a command names the program, and it is empty")
+        raise ToolError("the first word of a command is the program's name; it is empty")
     n_bytes = 0
     for what, word in _words(argv, env, cwd):
         n_bytes += _size(what, word) + 1
@@ -29,7 +29,7 @@ def _words(argv: Sequence[str], env: Mapping[str, str], cwd: str | None) -> Iter
     yield from ((f"word {number} of the command", word) for number, word in enumerate(argv))
     for name, value in env.items():
         if not isinstance(name, str) or not name or "=" in name:
-            raise ToolError(f"{name!r:.60} is no name of a variable")
+            raise ToolError(f"{name!r:.60} is not a valid name of a variable")
         yield f"the variable {name!r:.60}", f"{name}={value}" if isinstance(value, str) else value
     if cwd is not None:
         yield "the working folder", cwd
@@ -37,13 +37,13 @@ def _words(argv: Sequence[str], env: Mapping[str, str], cwd: str | None) -> Iter
 
 def _size(what: str, word: str) -> int:
     if not isinstance(word, str):
-        raise ToolError(f"{what} is no text but {type(word).__name__}")
+        raise ToolError(f"{what} must be text, not {type(word).__name__}")
     if "\0" in word:
-        raise ToolError(f"{what} holds a NUL, which ends a word")
+        raise ToolError(f"{what} contains a NUL, which ends a word")
     try:
         n_bytes = len(word.encode("utf-8", "surrogateescape"))
     except UnicodeEncodeError as error:
-        raise ToolError(f"{what} holds {word[error.start]!a}, half of a pair of surrogates") from None
+        raise ToolError(f"{what} contains {word[error.start]!a}, half of a surrogate pair") from None
     if n_bytes > MAX_WORD:
         raise ToolError(f"{what} has {n_bytes} bytes; a program takes {MAX_WORD}: use a file or the input")
     return n_bytes

@@ -1,4 +1,4 @@
-"""The output of a command, in bounded memory: its head and tail to be shown, and more of it kept on disk."""
+"""The output of a command in bounded memory: head and tail for display, and more of it on disk."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from workers.sandboxes.processes.bounded_output import HeadTail, gap
 
 
 class CommandOutput:
-    """Shows at most `shown` bytes, at least 2; keeps at most `kept`: of more than that, the head and the tail."""
+    """Shows at most `shown` bytes (at least 2) and keeps at most `kept`; of longer output, head and tail."""
 
     def __init__(self, shown: int, kept: int, folder: Path) -> None:
         self._shown = HeadTail(shown)
@@ -31,7 +31,7 @@ class CommandOutput:
         try:
             if self._file is None:
                 self._file = _Spool(self._kept, self._folder)
-                # until now nothing was dropped
+                # nothing was dropped until now
                 self._file.add(self._shown.data())
             self._file.add(chunk)
         except OSError:
@@ -43,11 +43,11 @@ class CommandOutput:
         return self._shown.n_dropped
 
     def data(self) -> bytes:
-        """Return the part that is shown."""
+        """Return the output for display."""
         return self._shown.data()
 
     def full(self) -> bytes | None:
-        """Return the part that is kept; None if all of it is shown too, or writing or reading it failed."""
+        """Return the kept output; None if `data` shows all of it, or if the disk file failed."""
         try:
             return None if self._file is None else self._file.data()
         except OSError:
@@ -61,7 +61,7 @@ class CommandOutput:
 
 
 class _Spool:
-    """A file without a name: the head, then a ring buffer of the same size."""
+    """An unnamed file: the head, then a ring buffer of the same size."""
 
     def __init__(self, limit: int, folder: Path) -> None:
         self._room = max(1, limit // 2)
@@ -74,7 +74,7 @@ class _Spool:
         fits = max(0, self._room - self._n_seen)
         self._write(self._n_seen, view[:fits])
         self._n_seen += len(view)
-        # of what goes round more than once, only the last round stays
+        # data longer than the ring: only the last part of its size is kept
         rest = view[fits:][-self._room :]
         if rest:
             start = (self._n_seen - self._room - len(rest)) % self._room

@@ -1,4 +1,4 @@
-"""The door of a sandbox, as its shell and its kernels need it."""
+"""The entry to a sandbox, for its shell and its kernels."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class SandboxEntry(Protocol):
-    """Runs things inside."""
+    """Starts processes inside a sandbox."""
 
     sandbox_id: str
     socket_folder: Path
@@ -31,21 +31,21 @@ class SandboxEntry(Protocol):
         cwd: str | None = None,
         limits: SandboxLimits | None = None,
     ) -> SandboxProcess:
-        """Start a program as leader of a session, with the caller's descriptors (values) as its own (keys).
+        """Start a program as session leader, with the caller's descriptors (values) as its own (keys).
 
-        Of 0, 1 and 2 those that are not given are /dev/null. With `terminal`, 0 is its controlling terminal. Raises
-        SandboxError if the sandbox is gone.
+        Missing descriptors of 0, 1 and 2 are /dev/null. With `terminal`, descriptor 0 is its controlling terminal.
+        Raises SandboxError if the sandbox is gone.
         """
         ...
 
     def target(self, limits: SandboxLimits | None = None) -> JoinTarget:
-        """Return what a process of the farm needs to join by itself."""
+        """Return the data that a process of the farm needs to join the sandbox itself."""
         ...
 
     def environment(self, more: Mapping[str, str] | None = None) -> dict[str, str]: ...
 
     def notices(self) -> LimitEvents:
-        """Return the events of the sandbox's limits that are reached from now on."""
+        """Return the sandbox's limit events from now on."""
         ...
 
     async def read_file(self, path: str) -> bytes: ...

@@ -1,5 +1,5 @@
-"""The worker's client of the fork server, `sandboxes/isolation/fork_server.py`: requests monitors, and processes that
-join a sandbox.
+"""Client of the fork server, `sandboxes/isolation/fork_server.py`: requests monitors, and processes that join a
+sandbox.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ _PROGRAM = "import sys; sys.path.append(sys.argv[1]); from workers.sandboxes.iso
 _ANSWER_BYTES = 65536
 _PAUSE_S = 0.002
 _CROWDED_S = 1.0
-"""The event loop stands still meanwhile; a sandbox of the same user may hold them for as long as it likes."""
+"""Maximum wait for free descriptors in flight. The event loop is blocked meanwhile, and a sandbox can hold them."""
 
 
 class ForkReplies:
-    """The socket that the answers to one request come on: a few messages, some with a descriptor, then the end."""
+    """The socket with the replies to one request: a few messages, some with a descriptor, then end of file."""
 
     def __init__(self, sock: socket.socket) -> None:
         self._socket = sock
@@ -45,7 +45,7 @@ class ForkReplies:
         return self._socket.fileno()
 
     def take(self) -> tuple[dict[str, Any], list[int]] | None:
-        """The next message and its descriptors; None if it is not there yet. An empty message is the end."""
+        """Return the next message and its descriptors; None if none has arrived. An empty message is the end."""
         try:
             data, descriptors, _, _ = socket.recv_fds(self._socket, _ANSWER_BYTES, 1)
         except BlockingIOError:
@@ -61,7 +61,7 @@ class ForkReplies:
         return message
 
     def wait(self, timeout_s: float) -> tuple[dict[str, Any], list[int]] | None:
-        """Wait for the next message; None if it does not come in time. Blocks."""
+        """Wait for the next message; None if it does not arrive in time. Blocks."""
         poll = select.poll()
         poll.register(self.fileno(), select.POLLIN)
         return self.take() if poll.poll(timeout_s * 1000) else None
@@ -86,7 +86,7 @@ def _wake(ready: asyncio.Future[None]) -> None:
 
 
 class ForkClient:
-    """One fork server; started with the first request, and again if it has ended."""
+    """One fork server; started at the first request, and again if it has ended."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -94,7 +94,7 @@ class ForkClient:
         self._control: socket.socket | None = None
 
     def request(self, job: dict[str, Any], descriptors: Sequence[int]) -> ForkReplies:
-        """Send a request; `descriptors` stay open. Raises SandboxError if no fork server can be started."""
+        """Send a request; `descriptors` stay open here. Raises SandboxError if no fork server can be started."""
         with contextlib.ExitStack() as failed, scarcity("ask its porter"):
             ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
             failed.enter_context(ours)
@@ -106,7 +106,7 @@ class ForkClient:
         return ForkReplies(ours)
 
     def close(self) -> None:
-        """End the fork server, and wait for that: nothing of this process is to outlive it. Sandboxes go on."""
+        """End the fork server and wait for its end, so that it does not outlive this process. Sandboxes continue."""
         with self._lock:
             self._end()
 
@@ -121,7 +121,7 @@ class ForkClient:
                     self._end()
                     if not again:
                         raise SandboxError(
-                            f"this worker's porter process ends as soon as it is started: {error}"
+                            f"this worker's fork server exits as soon as it is started: {error}"
                         ) from error
 
     def _pass(self, descriptors: list[int]) -> None:
@@ -132,7 +132,7 @@ class ForkClient:
                 socket.send_fds(self._control, [b"job"], descriptors)
                 return
             except OSError as error:
-                # as many descriptors as a user may have open are on their way already
+                # the user has reached the limit of descriptors in flight
                 if error.errno != errno.ETOOMANYREFS or time.monotonic() > deadline:
                     raise
                 time.sleep(_PAUSE_S)
@@ -140,7 +140,7 @@ class ForkClient:
     def _start(self) -> None:
         _raise_file_limit()
         self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        # if it cannot be started, the next message finds the other end closed
+        # if it fails to start, the next message finds the other end closed
         with theirs, sigterm_blocked():
             self._process = subprocess.Popen(
                 [sys.executable, "-I", "-S", "-c", _PROGRAM, _PROJECT, str(theirs.fileno())],
@@ -162,18 +162,18 @@ class ForkClient:
 
 
 def _raise_file_limit() -> None:
-    """As far as it goes: descriptors on their way are counted for the user, and so many may be a sender's own limit."""
+    """Raise the limit of open files to its maximum, because a user's descriptors in flight count against it, too."""
     most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 
 
 @cache
 def fork_client() -> ForkClient:
-    """Return this process's fork server. If not closed, it ends soon after the process, whose socket it watches."""
+    """Return this process's fork server. Without `close`, it ends soon after this process, whose socket it watches."""
     return ForkClient()
 
 
 def close_fork_client() -> None:
-    """Close this process's fork server, if it has one."""
+    """Close this process's fork server, if there is one."""
     if fork_client.cache_info().currsize:
         fork_client().close()

@@ -1,4 +1,4 @@
-"""Limits of a sandbox that were reached, as the watcher noted, the kernel counted or an exit code shows, in words."""
+"""Limits that a sandbox reached, in words: noted by the watcher, counted by the kernel or shown by an exit code."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _SIGNALS = {signal.SIGXCPU: "CPU time limit reached", signal.SIGXFSZ: "file size
 
 
 class LimitEvents:
-    """The notices in a sandbox's folder since this object was made, or `from_start`, or the last `take`."""
+    """The limits noted in a sandbox's folder since this object's creation (or `from_start`) or the last `take`."""
 
     def __init__(self, state: Path, cgroup: str = "", *, from_start: bool = False) -> None:
         self._path = str(state / _FILE)
@@ -22,11 +22,11 @@ class LimitEvents:
         self._n_killed = cgroups.n_killed(cgroup) if cgroup and not from_start else 0
 
     def _size(self) -> int:
-        # asked twice a command, mostly of a file that is not there: this is the cheapest way to learn that
+        # called twice per command, and the file rarely exists: this is the cheapest test
         return os.stat(self._path).st_size if os.access(self._path, os.F_OK) else 0  # noqa: PTH116
 
     def take(self, code: int | None = 0) -> str:
-        """Return the limits that were reached, in words, as the exit `code` of a command may show; empty if none."""
+        """Return the reached limits in words, including those shown by the exit `code` of a command; empty if none."""
         result = []
         size = self._size()
         if size > self._n_read:
@@ -34,7 +34,7 @@ class LimitEvents:
                 file.seek(self._n_read)
                 result = file.read(size - self._n_read).splitlines()
             self._n_read = size
-        # the kernel counts before it kills, so that the reason is there when the end is seen
+        # the kernel counts before it kills, so the reason is available when the end is noticed
         n_killed = cgroups.n_killed(self._cgroup) if self._cgroup else 0
         if n_killed > self._n_killed:
             result.append(f"memory limit of {cgroups.memory_mb(self._cgroup)} MB reached")

@@ -1,7 +1,7 @@
-"""Ending a command together with all it started, wherever that went: by a mark in the environment.
+"""Kill a command with all its descendants, found by a mark in their environment.
 
-A process leaves its group and session by setsid, and a parent's end makes an orphan of its child; the
-environment a process began with stays readable until it ends.
+A process can leave its group and session by setsid, and becomes an orphan when its parent ends. But the environment
+with which a process started can be read until it ends.
 """
 
 from __future__ import annotations
@@ -21,24 +21,24 @@ MARK = "SANDBOX_COMMAND"
 _ROUNDS = 20
 _EXEC_S = 0.002
 _ENDS_S = 10.0
-"""Seconds in which a process that was killed is served by a processor, on however busy a machine."""
+"""Time in which a killed process gets a CPU and ends, even on a busy machine."""
 _PAUSE_S = 0.02
 _SILENT_S = 1.0
-"""Seconds without progress: a read of a process takes microseconds, or waits for one that sleeps in the kernel."""
+"""Time without progress. Reading a process takes microseconds, unless it is in an uninterruptible sleep."""
 
 
 def new_tag() -> str:
-    """The value of an environment variable `MARK` that only one command and its descendants carry."""
+    """Return a value for the environment variable `MARK` that only one command and its descendants carry."""
     return secrets.token_hex(8)
 
 
 def tagged_processes(mark: str) -> list[int]:
-    """The pids, on the host, of all processes that carry a mark."""
+    """Return the host pids of all processes that carry a mark."""
     return _seen(mark)[0]
 
 
 def _seen(mark: str, lineage: Lineage | None = None) -> tuple[list[int], bool]:
-    """Return the carriers, and whether there are processes that cannot be read just now."""
+    """Return the carriers, and whether some processes cannot be read at the moment."""
     while True:
         pids, unclear = (_all_pids(), False) if lineage is None else lineage.processes()
         if not pids:
@@ -54,13 +54,13 @@ def _all_pids() -> list[int]:
 
 @dataclass(frozen=True, slots=True)
 class Lineage:
-    """A command's `leader`, which began with the mark, and the `reaper` whose children its orphans become."""
+    """A command's `leader`, which started with the mark, and the `reaper` that adopts its orphans."""
 
     leader: int
     reaper: int
 
     def processes(self) -> tuple[list[int], bool]:
-        """Return the leader and all below both, and whether one ended meanwhile: its children are the reaper's now."""
+        """Return the leader and all descendants of both, and whether one ended meanwhile, orphaning its children."""
         pids = [*([self.leader] if _exists(self.leader) else []), *_below(self.reaper)]
         ended = False
         for pid in pids:
@@ -75,7 +75,7 @@ def _exists(pid: int) -> bool:
 
 
 def _below(pid: int) -> list[int]:
-    """Return the children of all threads of a process; none if it is gone."""
+    """Return the children of all threads of a process; empty if it is gone."""
     folder = f"/proc/{pid}/task"
     result: list[int] = []
     with contextlib.suppress(OSError):
@@ -86,10 +86,9 @@ def _below(pid: int) -> list[int]:
 
 
 class _Search:
-    """A search for carriers, in a thread of its own: a read of one that sleeps in the kernel may take as long.
+    """A search for carriers in its own thread, because reading a process in an uninterruptible sleep can block.
 
-    Such a process is passed over by later searches, until it has answered. It has been signalled to end, or will be
-    with its sandbox.
+    Later searches skip such a process until it has answered. It was signalled to end, or will be with its sandbox.
     """
 
     _lock = threading.Lock()
@@ -143,17 +142,17 @@ class _Search:
 
 
 def _is_in_exec(process: str) -> bool:
-    """Return whether it is becoming another program: for a moment it has a program, but no arguments or environment.
+    """Return whether a process is in the middle of an exec: for a moment it has no arguments or environment.
 
-    The kernel's own threads, and those that have ended, have none.
+    Kernel threads and zombies, in contrast, have no program either.
     """
     return bool(Path(process, "exe").readlink()) and not Path(process, "cmdline").read_bytes()
 
 
 def kill_tagged(mark: str, lineage: Lineage | None = None) -> None:
-    """End all of them by SIGKILL, again until none is left: some may fork meanwhile. Blocks for milliseconds.
+    """Kill all carriers by SIGKILL, repeatedly, because some may fork meanwhile. Blocks for milliseconds.
 
-    With a `lineage`, only its processes are looked at, which are much fewer than all of a node.
+    With a `lineage`, only its processes are searched, which are far fewer than all of the node.
     """
     signalled: set[int] = set()
     n_empty = 0
@@ -164,17 +163,17 @@ def kill_tagged(mark: str, lineage: Lineage | None = None) -> None:
                 os.kill(pid, signal.SIGKILL)
         if unclear:
             time.sleep(_EXEC_S)
-        # one that was signalled forks no more, and ends when a processor serves it
+        # a signalled process forks no more, and ends when it gets a CPU
         n_empty = n_empty + 1 if signalled.issuperset(pids) and not unclear else 0
         signalled.update(pids)
-        # twice, as one that forked and ended while we looked was not seen, nor was its child
+        # twice, because a process that forked and ended during the search was missed, as was its child
         if n_empty == 2:
             break
     _await_ends(mark, signalled)
 
 
 def _await_ends(mark: str, signalled: set[int]) -> None:
-    """Wait until these have ended, but for those that sleep in the kernel. A busy machine takes its time for it."""
+    """Wait until these have ended, except those in an uninterruptible sleep. On a busy machine this takes time."""
     until = time.monotonic() + _ENDS_S
     pause_s = _EXEC_S / 4
     pids = [*signalled]
@@ -196,7 +195,7 @@ def _is_uninterruptible(pid: int) -> bool:
 
 
 def children(pid: int) -> list[int]:
-    """The pids of a process's own children; none if it is gone."""
+    """Return the children of a process; empty if it is gone."""
     try:
         return [int(word) for word in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
     except (FileNotFoundError, ProcessLookupError):

@@ -1,4 +1,4 @@
-"""One process that was led into a sandbox, awaited on the event loop: no thread and no signal handler."""
+"""One process inside a sandbox, awaited on the event loop without threads or signal handlers."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _CHUNK = 1 << 18
 
 
 class Collector:
-    """Reads a pipe as it fills; keeps at most `limit` bytes, the first or the `last`, so that no writer ever waits."""
+    """Reads a pipe as it fills, so that no writer blocks. Keeps at most `limit` bytes, the first or the `last` ones."""
 
     def __init__(self, limit: int, *, last: bool = False) -> None:
         self._last = last
@@ -36,7 +36,7 @@ class Collector:
             return False
         if self._last:
             self.data += chunk
-            # not at each chunk, as all that is kept is moved
+            # not at each chunk, because all kept bytes are moved
             if len(self.data) > 2 * self._limit:
                 del self.data[: -self._limit]
         else:
@@ -46,13 +46,13 @@ class Collector:
         return bool(chunk)
 
     def finish(self) -> bytes:
-        """All that was written by now; later output of processes that were left running is not waited for."""
+        """Return the output written so far, without waiting for processes that still run."""
         while (self._last or len(self.data) < self._limit) and self._read():
             pass
         return bytes(self.data)
 
     def close_write_end(self) -> None:
-        """Once it was handed on, so that the end of the writers can be seen. Harmless when repeated."""
+        """Close it after it was passed on, so that the end of the writers can be noticed. Harmless when repeated."""
         if self.write_end >= 0:
             os.close(self.write_end)
             self.write_end = -1
@@ -72,7 +72,7 @@ class Collector:
 
 
 class SandboxProcess:
-    """A process in a sandbox; leave its context to have it killed. `pid` is its number on the host."""
+    """A process in a sandbox, killed at the end of its context. `pid` is its number on the host."""
 
     def __init__(self, answers: ForkReplies, sandbox_id: str) -> None:
         self.pid = 0
@@ -84,7 +84,7 @@ class SandboxProcess:
 
     @classmethod
     async def started(cls, answers: ForkReplies, sandbox_id: str) -> SandboxProcess:
-        """Once it is inside. Raises SandboxError if the sandbox is gone, or what leads there is."""
+        """Return the process once it is inside. Raises SandboxError if the sandbox or the fork server is gone."""
         child = cls(answers, sandbox_id)
         try:
             async with asyncio.timeout(START_S):
@@ -95,9 +95,9 @@ class SandboxProcess:
                 raise SandboxError(f"sandbox {sandbox_id} could not be entered: {reason(OSError(errno.EMFILE, ''))}")
         except TimeoutError:
             answers.close()
-            raise SandboxError(f"sandbox {sandbox_id}: it could not be entered within {START_S:.0f} s") from None
+            raise SandboxError(f"sandbox {sandbox_id} could not be entered within {START_S:.0f} s") from None
         except BaseException:
-            # its own end of the socket closed, the process is killed as soon as it is there
+            # closing this end of the socket kills the process as soon as it is inside
             answers.close()
             raise
         child.pid, child._pidfd = message["pid"], descriptors[0]
@@ -114,27 +114,27 @@ class SandboxProcess:
 
     @property
     def ended(self) -> asyncio.Future[int | None]:
-        """Done once it has ended; the exit code, negative for a signal, or None if it is unknown."""
+        """Done once it has ended, with the exit code: negative for a signal, None if unknown."""
         return self._ended
 
     async def wait(self) -> int:
-        """Its exit code once it has ended, negative for a signal. Raises SandboxError if it is unknown."""
+        """Wait for its end and return the exit code, negative for a signal. Raises SandboxError if it is unknown."""
         code = await asyncio.shield(self._ended)
         if code is None:
-            raise SandboxError(f"sandbox {self._sandbox_id}: what watched a process in it was killed")
+            raise SandboxError(f"sandbox {self._sandbox_id}: the process that watched a program in it was killed")
         return code
 
     def signal(self, number: int) -> None:
-        """Send it a signal, if it has not ended."""
+        """Send it a signal, unless it has ended."""
         with contextlib.suppress(ProcessLookupError):
             signal.pidfd_send_signal(self._pidfd, number)
 
     def kill(self) -> None:
-        """SIGKILL; what it started stays."""
+        """Send SIGKILL; its children continue."""
         self.signal(signal.SIGKILL)
 
     def close(self) -> None:
-        """Kill it if it runs, and forget it. Harmless when repeated."""
+        """Kill it if it runs, and release its resources. Harmless when repeated."""
         if self._pidfd < 0:
             return
         self.kill()
@@ -153,7 +153,7 @@ class SandboxProcess:
 
 
 def refused(message: dict[str, object], sandbox_id: str) -> SandboxError:
-    """The error that an answer without a result stands for."""
+    """Return the error for an answer without a result."""
     if "gone" in message:
         return SandboxError(f"sandbox {sandbox_id} is gone: its first process has ended")
     return SandboxError(

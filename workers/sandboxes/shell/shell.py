@@ -1,4 +1,4 @@
-"""A persistent bash for a model: whatever a command does, the next one works, in the same directory if that exists."""
+"""A persistent bash for a model: after any command, the next one works, in the same directory if it still exists."""
 
 from __future__ import annotations
 
@@ -22,19 +22,19 @@ from workers.sandboxes.shell.waiting_programs import ProgramActivity, doing, mem
 START_S = 30.0
 RESTORE_S = 10.0
 GENTLE = ((b"\x03", 1.0), (b"\x03", 0.5), (b"\x1c", 0.5))
-"""Keys that are typed at the time limit, and seconds that each may take: ^C, ^C, ^backslash."""
+"""Keys typed at the time limit, with the seconds to wait after each: ^C, ^C, ^backslash."""
 BRISK = ((b"\x03", 0.3), (b"\x1c", 0.3))
-"""The same for a program that is used interactively, which may well live on after ^C."""
+"""The same for an interactive program, which often survives ^C."""
 KILLS_S, KILL_S, MOST_KILLS_S, ENOUGH_S, ENOUGH_KILLS = 1.0, 0.1, 10.0, 0.2, 10
-"""Seconds for which what runs is killed again and again, and how often at least. Seconds that its shell waits for a
-processor do not count, until it has had enough of it to see the end of its program."""
+"""Minimum time and number of attempts to kill the foreground processes repeatedly. Time in which the shell waits for a
+CPU does not count, until it has had enough CPU time to notice the end of its program."""
 LAST_S = 0.5
 CHECK_INTERVAL_S = 0.02
 SILENCE_S = 0.15
-"""Seconds of silence after which an interactive program that may be waiting for a key counts as waiting."""
+"""Silence after which an interactive program that may be waiting for a key counts as waiting, in seconds."""
 
 LOST_S, MAX_LOOK_S, LOST_LOOKS = 0.05, 1.0, 3
-"""Least and most seconds between checks of a running command; number of checks after which an idle shell is lost."""
+"""Minimum and maximum interval between checks of a running command; number of checks until an idle shell is lost."""
 _REDIRECTED = "the output of this shell goes elsewhere, by an `exec` with a redirection; `exit` gives a new shell"
 
 
@@ -54,7 +54,7 @@ class BashShell:
 
     @classmethod
     async def open(cls, entry: SandboxEntry) -> BashShell:
-        """Start it. Raises SandboxError if it does not come up."""
+        """Start the shell. Raises SandboxError if that fails."""
         shell = cls(entry)
         await shell._start()
         return shell
@@ -91,13 +91,13 @@ class BashShell:
         if n_typed < len(keys) and session.ended is None:
             self._lost = False
             raise ToolError(
-                f"the program does not read: it took {n_typed} of {len(keys)} bytes; end it, or wait for it"
+                f"the program does not read its input: it took {n_typed} of {len(keys)} bytes; end it, or wait for it"
             )
         left_s = max(0.0, deadline - asyncio.get_running_loop().time())
         return await self._look(session, left_s, False, more=not keys, typed=bool(keys))
 
     async def close(self) -> None:
-        """End the shell and the jobs it left. Harmless when repeated."""
+        """End the shell and its background jobs. Harmless when repeated."""
         if self._session is not None:
             lineage = self._lineage(self._session.pid)
             self._session.close()
@@ -105,7 +105,7 @@ class BashShell:
             await asyncio.to_thread(kill_tagged, self._mark, lineage)
 
     def _lineage(self, pid: int) -> Lineage | None:
-        """Return where all that this shell started is to be found; None if that is not known."""
+        """Return the processes below which all descendants of this shell are found; None if unknown."""
         try:
             return Lineage(pid, self._entry.target()["pid"])
         except SandboxError:
@@ -118,7 +118,7 @@ class BashShell:
     async def _look(
         self, session: ShellSession, seconds: float, restarted: bool, *, more: bool = False, typed: bool = False
     ) -> ShellResult:
-        """Watch the program that has the terminal until it ends, waits for its user, or these seconds have passed."""
+        """Watch the program in the foreground until it ends, waits for input, or the time is up."""
         ended = await _attended(session, seconds, more, typed)
         self._interactive = ended is None
         if ended is not None:
@@ -130,7 +130,7 @@ class BashShell:
     async def _result(
         self, session: ShellSession, ended: CommandEnd | None, restarted: bool, *, timed_out: bool = False
     ) -> ShellResult:
-        """Return the result of a command that has ended or could not be ended, with a shell that works again."""
+        """Return the result of a command that has ended or could not be ended. The shell works again afterwards."""
         self._lost = False
         output, n_dropped, full = session.take()
         if ended is None or not ended.alive:
@@ -139,13 +139,13 @@ class BashShell:
         else:
             self._cwd = ended.cwd
         code = None if ended is None or timed_out else ended.code
-        # a command may go on after what was killed
+        # the code does not show the limit if the command continued after a process was killed
         limit = self._notices.take(code)
         note = _REDIRECTED if not (output or restarted) and session.redirected else ""
         return ShellResult(code, output, self._cwd, timed_out, restarted, n_dropped, full, limit=limit, note=note)
 
     async def _end_interactive(self) -> bool:
-        """End what still runs and drop its last output; return whether the shell had to be replaced."""
+        """End the running program and drop its last output; return whether the shell had to be replaced."""
         self._interactive = False
         if self._lost:
             return False
@@ -155,7 +155,7 @@ class BashShell:
         return (await self._result(session, ended, False)).restarted
 
     async def _interrupt(self, session: ShellSession, gently: Sequence[tuple[bytes, float]]) -> CommandEnd | None:
-        """End what runs and keep the shell; by SIGKILL only if what is typed does not work."""
+        """End the running command and keep the shell. Uses SIGKILL only if the typed keys do not work."""
         session.terminal.hide()
         if (group := session.terminal.foreground_group()) > 0:
             with contextlib.suppress(ProcessLookupError, PermissionError):
@@ -167,11 +167,11 @@ class BashShell:
         loop = asyncio.get_running_loop()
         began, (used_s, waited_s) = loop.time(), _processor_s(session.pid)
         limit_s, n_kills = KILLS_S, 0
-        # where this process itself had no processor, time passes with few tries
+        # if this process itself gets no CPU time, time passes with few attempts
         while (spent_s := loop.time() - began) < MOST_KILLS_S and (spent_s < limit_s or n_kills < ENOUGH_KILLS):
             n_kills += 1
             _kill_foreground(session)
-            # a loop goes on to its next command
+            # a shell loop continues with its next command
             session.interrupt(b"\x03")
             if ended := await session.settled(KILL_S):
                 return ended
@@ -192,7 +192,7 @@ class BashShell:
         self._cwd = self._cwd or ended.cwd
 
     async def _restart(self) -> None:
-        """Start a new bash in the directory, and with the exported variables, of the old one."""
+        """Start a new bash with the directory and exported variables of the old one."""
         if self._session is not None:
             if (last := self._session.ended) is not None:
                 self._cwd = last.cwd or self._cwd
@@ -203,20 +203,20 @@ class BashShell:
         try:
             await self._start()
         except SandboxError:
-            # what the old one left may use up a limit, such as that of processes
+            # processes of the old shell may use up a limit, such as that of processes
             await asyncio.to_thread(kill_tagged, self._mark)
             await self._start()
         self._lost = False
         folder = f"cd -- {shlex.quote(cwd)}" if cwd else ""
         if not await self._restored(f"{self._exported}\n{folder}"):
-            # what was exported keeps the shell from working, as a read-only PS2 does
+            # an exported variable breaks the shell, e.g. a read-only PS2
             self._exported = ""
             self._open_session().close()
             await self._start()
             await self._restored(folder)
 
     async def _restored(self, script: str) -> bool:
-        """Restore a state in a new shell by a script; return whether that shell still works."""
+        """Restore the state in a new shell by a script; return whether that shell still works."""
         session = self._open_session()
         session.send(script.encode("utf-8", "surrogateescape"))
         ended = await _settled(session, RESTORE_S)
@@ -232,11 +232,11 @@ def _encoded(command: str) -> bytes:
         return command.encode("utf-8", "surrogateescape")
     except UnicodeEncodeError as error:
         half = ascii(command[error.start])
-        raise ToolError(f"the command holds {half}, half of a pair of surrogates, which is no character") from None
+        raise ToolError(f"the command contains {half}, half of a surrogate pair, which is not a character") from None
 
 
 async def _settled(session: ShellSession, seconds: float) -> CommandEnd | None:
-    """Return the command's end, None if it has not ended within so many seconds. A lost shell has ended, too."""
+    """Return the command's end, or None if it is still running after `seconds`. A lost shell counts as ended."""
     loop = asyncio.get_running_loop()
     deadline = loop.time() + seconds
     pause_s, n_lost = LOST_S, 0
@@ -251,9 +251,9 @@ async def _settled(session: ShellSession, seconds: float) -> CommandEnd | None:
 
 
 async def _attended(session: ShellSession, seconds: float, more: bool, typed: bool) -> CommandEnd | None:
-    """Wait until the command ends or waits for its user. With `more`, silence counts only after some output.
+    """Wait until the command ends or waits for input. With `more`, silence counts only after some output.
 
-    What was `typed` may still be on its way to the terminal; when it arrives, its echo shows that.
+    `typed` keys may still be on their way to the terminal; their echo shows that they have arrived.
     """
     loop = asyncio.get_running_loop()
     deadline = loop.time() + seconds
@@ -266,14 +266,14 @@ async def _attended(session: ShellSession, seconds: float, more: bool, typed: bo
         program_activity = doing(session.pid, session.terminal.foreground_group(), session.terminal.name)
         reads = program_activity is ProgramActivity.READING and (session.n_waiting > 0 or not typed)
         waits = reads or (program_activity is not ProgramActivity.BUSY and silence_s > SILENCE_S)
-        # one that was typed to, and has not run since, does not wait yet; what it wrote before may be on its way
+        # a program that has unread input and has not run since is not waiting; its earlier output may still arrive
         if waits and not session.terminal.has_unread() and not session.catch_up():
             break
     return session.ended
 
 
 async def _type(session: ShellSession, keys: bytes, deadline: float) -> int:
-    """Type as the terminal takes it, until the deadline or the program's end; return the number of bytes taken."""
+    """Type as fast as the terminal accepts keys, until the deadline or the program's end; return the bytes typed."""
     loop = asyncio.get_running_loop()
     n_typed = 0
     while n_typed < len(keys) and session.ended is None:
@@ -284,7 +284,7 @@ async def _type(session: ShellSession, keys: bytes, deadline: float) -> int:
 
 
 def _processor_s(pid: int) -> tuple[float, float]:
-    """Return the seconds that a process has used a processor and has waited for one; zeros if it is gone."""
+    """Return the CPU time of a process and its time waiting for a CPU; zeros if it is gone."""
     try:
         used, waited, _ = Path(f"/proc/{pid}/schedstat").read_text().split()
     except (OSError, ValueError):
@@ -293,7 +293,7 @@ def _processor_s(pid: int) -> tuple[float, float]:
 
 
 def _kill_foreground(session: ShellSession) -> None:
-    """Send SIGKILL to what runs in the foreground; the shell itself and jobs in the background stay."""
+    """Send SIGKILL to the foreground processes, but not to the shell and background jobs."""
     for pid in members(session.pid, session.terminal.foreground_group()):
         if pid != session.pid:
             with contextlib.suppress(ProcessLookupError, PermissionError):

@@ -1,19 +1,19 @@
-"""The lines that are typed to a shell, and the records that come back.
+"""The lines typed to a shell, and the records that it returns.
 
-Commands go in and records come out on one socket, so that the kernel names the writer of each: what another process
-writes, however it got the descriptor, is ignored. And it can hardly get it: while a command is evaluated, the numbers
-below are /dev/null, and the copies that bash keeps are not inherited by programs. Only code that runs in the shell
-itself can still end a command by a record of its own, since that is the shell.
+Commands and records use one socket, so the kernel identifies the writer of each record. Records of other processes are
+ignored, even if they got the descriptor. They can hardly get it: while a command runs, the descriptors below are
+/dev/null, and programs do not inherit the copies that bash keeps. Only code in the shell process itself can forge the
+end of a command.
 
-The shell is not trusted to keep anything for its driver. The number of a command and the exit code of the one before
-stand in the line as they are; no variable carries them, so that none can be unset, frozen or read. The command itself
-is in PS2, which every interactive shell has. After each command the two variables that the next line must assign are
-unset: where that fails, the shell ends, and its driver starts another. A shell that reads its terminal again without a
-record, whatever was done to it, is replaced likewise (`shell_session.ShellSession.lost`).
+The driver relies on no state in the shell. The command's number and the previous exit code are literals in the typed
+line; no variable contains them, so none can be unset, made read-only or read. The command itself is in PS2, which every
+interactive shell has. After each command, the two variables that the next line assigns are unset; if that fails, the
+shell exits and its driver starts another. A shell that reads its terminal again without having sent a record is also
+replaced (`shell_session.ShellSession.lost`).
 
-Descriptors 0, 1 and 2 of commands are kept from one to the next, so that `exec >file` lasts as in any terminal. That is
-done only after commands with a word that can change them, as `set -x` then shows how it is done; their record has a
-negative number. Until the first of them nothing is kept, which saves each command three redirections.
+Descriptors 0, 1 and 2 are kept between commands, so `exec >file` persists as in any terminal. This happens only after
+commands with a word that can change descriptors, because `set -x` then shows the redirections. The records of such
+commands have a negative number. Until the first of them, nothing is kept, which saves three redirections per command.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ _READY = "r"
 
 _SKIP = r" while IFS= \builtin read -r -d '' -u @S PS2 && [[ $PS2 != #NUMBER ]]; do :; done;"
 _TAKE = r" IFS= \builtin read -r -d '' -u @S PS2;"
-# bash reads a socket one byte at a time, a file in blocks
+# bash reads a socket byte by byte, but a file in blocks
 _TAKE_STORED = r" IFS= \builtin read -r -d '' -u @M PS2;"
 _TELL_READY = rf""" \builtin printf '%d {_READY}\0' #NUMBER >&@S;"""
-# the socket first, as its copy then gets the number @K, the first that is free above @N
+# the socket first, so that its copy gets the number @K, the first free one above @N
 _HIDE = " @S<&@N @M<&@N"
 _HIDE_REST = " @O<&@N @N<&@S"
 _HIDE_KEPT = " @I<&@S @V<&@S @W<&@S"
@@ -45,7 +45,7 @@ _AS_STARTED = " <&@N >&@O 2>&@O"
 _AS_KEPT = " <&@I >&@V 2>&@W"
 _RUN = f"{_CODE}{_EVAL}{_HIDE}{_AS_STARTED}{_HIDE_REST}{_DONE}"
 _RUN_AFTER_KEPT = f"{_CODE}{_EVAL}{_HIDE}{_AS_KEPT}{_HIDE_REST}{_HIDE_KEPT}{_DONE}"
-# what is evaluated and the word that keeps its descriptors are one group, which has the redirections
+# the eval and the function that keeps its descriptors form one group, to which the redirections apply
 _KEEP = r"; \__sandbox_keep; }"
 _RUN_KEPT = f"{_CODE} {{{_EVAL}{_KEEP}{_HIDE}{_AS_STARTED}{_HIDE_REST}{_DONE_KEPT}"
 _RUN_KEPT_AGAIN = f"{_CODE} {{{_EVAL} @I<&@N @V<&@N @W<&@N{_KEEP}{_HIDE}{_AS_KEPT}{_HIDE_REST}{_DONE_KEPT}"
@@ -56,15 +56,15 @@ _KEEPS = re.compile(rb"\b(?:exec|source)\b|(?:^|[\s;&|({])\.\s")
 
 
 def _boot() -> str:
-    """Return what a shell is set up with: one line, once its line breaks are blanks, so there is no comment in it."""
+    """Return the setup code of a shell as one line. Line breaks become blanks, so the code contains no comments."""
     return Path(__file__).with_name("shell_boot.sh").read_text()
 
 
 class Protocol:
-    """Everything that is typed, with the numbers that the descriptors have in the shell."""
+    """All lines to type, with the descriptor numbers in the shell."""
 
     def __init__(self, first: int) -> None:
-        # the lowest, as bash puts the copies that it keeps during a command above what it copies
+        # the lowest number, because bash saves descriptors during a command above the copied one
         self.stdin, self.stdout, self.stderr = range(first, first + 3)
         self.socket, self.output, self.memory, self.nothing, self._kept = range(first + 3, first + 8)
         self.boot = f" {self._filled(_boot()).strip()}\n".replace("\n", " ").encode() + b"\n"
@@ -102,46 +102,46 @@ class Protocol:
         return self._filled("".join(parts))
 
     def line(self, number: int, code: int, *, stored: bool, typed: bool, skip: bool, keeps: bool, kept: bool) -> bytes:
-        """Return the line to type for a command, which is read from the socket, or if `stored` from the memory file.
+        """Return the line to type for a command, which is read from the socket, or from the memory file if `stored`.
 
-        `code` is the `$?` that it sees. `typed` gives it the terminal, once a record on the socket says that this is
-        set up. `skip` passes over what an interrupted shell may not have read from the socket, up to the command's
-        number. `keeps` keeps the descriptors 0, 1 and 2 as it leaves them for the commands after it; `kept` is to be
-        true from the first record on that says so.
+        `code` is the `$?` that the command sees. `typed` gives it the terminal after a record on the socket reports
+        that the setup is done. `skip` skips data on the socket that an interrupted shell did not read, up to the
+        command's number. `keeps` keeps the descriptors 0, 1 and 2 for later commands. `kept` must be true from the
+        first record on that reports it.
         """
         line = self._lines[stored, typed, skip, keeps, kept]
         return line.replace("#NUMBER", str(number)).replace("#CODE", str(code)).encode()
 
 
 def may_redirect(command: bytes) -> bool:
-    """Return whether a command may change descriptors of the shell itself: it names `exec`, or sources a file."""
+    """Return whether a command may change the shell's own descriptors: it contains `exec`, or sources a file."""
     return _KEEPS.search(command) is not None
 
 
 @cache
 def protocol(n_files: int) -> Protocol:
-    """Return the protocol for a shell with this limit of open files: high numbers, away from a user's `exec 3>file`."""
+    """Return the protocol for a limit of open files. Uses high numbers, to avoid a user's `exec 3>file`."""
     return Protocol(min(_FIRST, n_files - _ROOM))
 
 
 class CommandEnd(NamedTuple):
-    """The end of a command, as far as known; `alive` is False if the shell ended with it."""
+    """The end of a command. `alive` is False if the shell ended with it."""
 
     code: int | None
     cwd: str
     alive: bool = True
     exported: str = ""
     kept: bool = False
-    """True if its descriptors 0, 1 and 2 are kept for the next."""
+    """True if its descriptors 0, 1 and 2 are kept for the next command."""
 
 
 def ready(record: bytes | bytearray, number: int) -> bool:
-    """Return whether a record says that the shell waits for the terminal to be set up."""
+    """Return whether a record reports that the shell waits for the setup of the terminal."""
     return record == b"%d %s" % (number, _READY.encode())
 
 
 def end(record: bytes | bytearray, number: int) -> CommandEnd | None:
-    """Return the end of a command from its record; None if that is about another one."""
+    """Return the end of a command from its record; None if the record is of another command."""
     about, _, rest = record.decode("utf-8", "surrogateescape").partition(" ")
     code, _, cwd = rest.partition(" ")
     if about not in (str(number), str(-number)) or not code.isdecimal():
@@ -150,7 +150,7 @@ def end(record: bytes | bytearray, number: int) -> CommandEnd | None:
 
 
 def death(records: bytes, code: int | None) -> CommandEnd:
-    """Return the end of the shell itself, by its last records, or by the exit code of its process alone."""
+    """Return the end of the shell itself from its last records, or only from its process's exit code."""
     last, _, exported = records.decode("utf-8", "surrogateescape").partition("\0")
     result, _, cwd = last.removeprefix("X").partition(" ")
     if last.startswith("X") and result.isdecimal():

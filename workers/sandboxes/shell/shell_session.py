@@ -1,8 +1,8 @@
-"""One bash process, driven out of band: nothing of the protocol can be seen, consumed or forged by what it runs.
+"""One bash process, controlled out of band: programs in it cannot see, consume or forge the protocol.
 
-Commands go in, and exit code and directory come back, on a socket; output has a pipe. What is typed on the terminal is
-one constant line that takes the next command and evals it (`shell_protocol.py`). So there is no quoting, no echo, no
-prompt, no marker in the output, and an open quote or a program that reads its input cannot swallow anything.
+Commands, exit codes and directories use a socket; output has a pipe. The line typed on the terminal is constant and
+evaluates the next command (`shell_protocol.py`). So there is no quoting, no echo, no prompt and no marker in the
+output, and neither an open quote nor a program that reads its input can swallow anything.
 """
 
 from __future__ import annotations
@@ -29,21 +29,21 @@ from workers.sandboxes.shell.terminal import Terminal
 from workers.sandboxes.shell.waiting_programs import reads_its_input
 
 SHOWN = 200_000
-"""Bytes of a command's output that are returned."""
+"""Maximum size of a command's output that is returned, in bytes."""
 KEPT = 4_000_000
-"""Bytes of it that are kept on disk, if it has more."""
+"""Maximum size of longer output that is kept on disk, in bytes."""
 
 _BIG_COMMAND = 2048
 _RECORD, _RECORDS = 4096, 4_000_000
 _CHUNK = 65536
 _ANCILLARY = socket.CMSG_SPACE(struct.calcsize("iII"))
 _UNWATCHED_S = 0.002
-"""Seconds within which a finished command costs one turn of the event loop: its output is read with its end."""
+"""Time within which a command that finishes costs only one turn of the event loop: its output is read at its end."""
 _FAST = 16_000_000
 _PACE_S = 0.001
-"""Bytes of one command that are read as fast as they come, and seconds between chunks of the rest."""
+"""Bytes of a command's output read at full speed, and seconds between chunks of the rest."""
 _READS = 64
-"""Most chunks that are read when a command has ended: a job in the background may write on."""
+"""Maximum number of chunks read after a command's end, because a background job may continue to write."""
 
 
 class OutputChunk(NamedTuple):
@@ -58,12 +58,12 @@ def _n_files(entry: SandboxEntry) -> int:
     try:
         return entry.target()["limits"]["RLIMIT_NOFILE"]
     except SandboxError:
-        # of a kind that is not joined: the limit is this process's own
+        # a sandbox that is not joined: this process's own limit applies
         return resource.getrlimit(resource.RLIMIT_NOFILE)[0]
 
 
 class ShellSession:
-    """One bash and its descriptors, for as long as it lives; one command at a time. All is done on the event loop."""
+    """One bash and its descriptors; runs one command at a time. All methods run on the event loop."""
 
     def __init__(self, entry: SandboxEntry) -> None:
         self.terminal = Terminal()
@@ -101,7 +101,7 @@ class ShellSession:
 
     @classmethod
     async def start(cls, entry: SandboxEntry, mark: str) -> ShellSession:
-        """Start a bash; it is there when command 1 has ended. Raises SandboxError if the sandbox is gone."""
+        """Start a bash, which is ready when command 1 has ended. Raises SandboxError if the sandbox is gone."""
         session = cls(entry)
         try:
             await session._enter(entry, mark)
@@ -125,7 +125,7 @@ class ShellSession:
 
     @property
     def pid(self) -> int:
-        """The bash's number on the host."""
+        """The pid of bash on the host."""
         assert self._child
         return self._child.pid
 
@@ -157,17 +157,17 @@ class ShellSession:
         self._watches_later = True
 
     def _put(self, data: bytes) -> None:
-        # it may have died, which its end will show
+        # bash may have died, which its end will report
         with contextlib.suppress(OSError):
             self._socket.sendall(data)
 
     async def settled(self, seconds: float) -> CommandEnd | None:
-        """Return the command's end, or None if it has not ended within so many seconds."""
+        """Return the command's end, or None if it is still running after `seconds`."""
         if self.ended is None:
             self._waiter = waiter = self._loop.create_future()
             deadline = self._loop.time() + seconds
             if self._watches_later and seconds > _UNWATCHED_S:
-                # one timer for both, as most commands end before either
+                # one timer for both steps, because most commands end before either
                 self._timer = self._loop.call_later(_UNWATCHED_S, self._watch_until, deadline)
             else:
                 self._watch_now()
@@ -184,7 +184,7 @@ class ShellSession:
         self._timer = self._loop.call_at(deadline, self._wake)
 
     def _watch_now(self) -> None:
-        """Read output as it comes, if that was put off."""
+        """Start to read output, if that was deferred."""
         if self._watches_later:
             self._watches_later = False
             self._watch_output()
@@ -195,26 +195,26 @@ class ShellSession:
 
     @property
     def n_waiting(self) -> int:
-        """Number of bytes that `take` would return."""
+        """The number of bytes that `take` would return."""
         return self._output.n_bytes
 
     @property
     def alive(self) -> bool:
-        """True if the bash has not ended, as far as is known."""
+        """True if bash is not known to have ended."""
         return self.ended is None or self.ended.alive
 
     def type(self, keys: bytes) -> int:
-        """Type as many of the keys as the terminal takes now, for the program that has it; return their number."""
+        """Type as many keys for the foreground program as the terminal accepts now; return their number."""
         self.heard_at = self._loop.time()
         if self.terminal.is_signal(keys):
-            # else it waits behind what the program does not read
+            # else the key would wait behind unread input
             self.terminal.forget()
         return self.terminal.type(keys)
 
     def catch_up(self) -> bool:
-        """Read the records and the output that have arrived; return whether there was output.
+        """Read records and output that have arrived; return whether there was output.
 
-        The process that reads the terminal may be the shell itself, which sent the command's end a moment before.
+        If the shell itself reads the terminal, it has just sent the command's end.
         """
         n_before = self._output.n_bytes
         self._read_records()
@@ -222,7 +222,7 @@ class ShellSession:
         return self._output.n_bytes > n_before
 
     def interrupt(self, keys: bytes) -> None:
-        """Type keys that are to end the command."""
+        """Type keys that should end the command."""
         self._interrupted = True
         if self.has_terminal:
             self.terminal.hide()
@@ -248,7 +248,7 @@ class ShellSession:
         self._parse()
 
     def _receive(self) -> bool:
-        """Receive what one process wrote to the socket; return False if nothing is there."""
+        """Receive one process's message from the socket; return False if there is none."""
         try:
             data, about, _, _ = self._socket.recvmsg(_RECORD, _ANCILLARY)
         except BlockingIOError:
@@ -258,7 +258,7 @@ class ShellSession:
         if not data:
             self._loop.remove_reader(self._socket.fileno())
             return False
-        # the kernel says who wrote it
+        # the kernel identifies the writer
         if about and about[0][2].startswith(self._writer):
             self._records += data
         return True
@@ -274,7 +274,7 @@ class ShellSession:
             self._records.clear()
 
     def _give_terminal(self) -> None:
-        """Give the terminal to the command: only now, as bash has read its own line, may it show what is typed."""
+        """Give the terminal to the command. Echo is enabled only now, because bash has read its own line."""
         self._decoder.reset()
         self._wants_terminal = False
         self.has_terminal = True
@@ -289,14 +289,14 @@ class ShellSession:
                 break
             self._output.add(data)
         self.has_terminal = False
-        # what was typed and not read is no command of the shell, which waits for this
+        # unread input must not become a shell command; the shell waits until it is dropped
         self.terminal.hide()
         self.terminal.forget()
         self._put(b"\0")
         self._interrupted = True
 
     def _finish(self, ended: CommandEnd) -> None:
-        # a pipe is exact: what was written before the record is readable now
+        # a pipe is ordered: output written before the record can be read now
         for _ in range(_READS):
             if self._read_output() < _CHUNK:
                 break
@@ -310,13 +310,13 @@ class ShellSession:
         self._wake()
 
     def lost(self) -> bool:
-        """Return whether the bash waits for its next line without a record of the last: then its protocol is broken."""
+        """Return whether bash waits for its next line without having sent a record: its protocol is then broken."""
         self._read_records()
         return self.ended is None and not self.has_terminal and reads_its_input(self.pid, self.terminal.name)
 
     @property
     def redirected(self) -> bool:
-        """True if commands write elsewhere, by an `exec >file`."""
+        """True if the output of commands goes elsewhere, after `exec >file`."""
         try:
             kept = Path(f"/proc/{self.pid}/fd/{self._protocol.stdout}").readlink()
         except OSError:
@@ -332,7 +332,7 @@ class ShellSession:
         self._finish(death(bytes(self._records), code.result()))
 
     def _read_terminal(self) -> None:
-        """Read the output of a command that has the terminal, or the shell's own, such as notices of jobs."""
+        """Read the output of a command with the terminal, or the shell's own output such as job notices."""
         data = self.terminal.read()
         if data is None:
             self._loop.remove_reader(self.terminal.fd)
@@ -375,7 +375,7 @@ class ShellSession:
             self._loop.add_reader(self.terminal.fd, self._read_terminal)
 
     def close(self) -> None:
-        """Kill the bash and close the descriptors. Harmless when repeated."""
+        """Kill bash and close the descriptors. Harmless when repeated."""
         if self._child is not None:
             self._child.close()
         if self._socket.fileno() < 0:

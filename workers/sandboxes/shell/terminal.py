@@ -1,4 +1,4 @@
-"""The terminal of a shell, from its typing end: the treatment of what is typed, and the foreground process group."""
+"""A shell's terminal, from the side of its user: typing, echo, and the foreground process group."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ _INPUT_FLAGS, _OUTPUT_FLAGS, _LOCAL_FLAGS = 0, 1, 3
 _OPEN_SLAVE = 0x5441
 _SIGNALS = (b"\x03", b"\x1c", b"\x1a")
 MAX_LINE = 4095
-"""Bytes of a line that a terminal takes, unless the program reads key by key."""
+"""Maximum length of a line on a terminal in bytes, unless the program reads key by key."""
 
 
 class Terminal:
-    """Both ends of a new terminal; `slave` is for the program, and is closed here once that has it."""
+    """Both ends of a new terminal. `slave` is for the program; `hand_over` closes it here."""
 
     def __init__(self) -> None:
         self.fd, self.slave = os.openpty()
@@ -30,10 +30,10 @@ class Terminal:
         self.name = str(Path(f"/proc/self/fd/{self.slave}").readlink())
         self._process: PtyProcess | None = None
         attributes = termios.tcgetattr(self.slave)
-        # no carriage returns in what is read, and ^S does not stop it
+        # output without carriage returns, and ^S does not stop it
         attributes[_OUTPUT_FLAGS] &= ~termios.ONLCR
         attributes[_INPUT_FLAGS] &= ~termios.IXON
-        # else ^C throws away what was written and not yet read
+        # otherwise ^C discards output that was not read yet
         attributes[_LOCAL_FLAGS] |= termios.NOFLSH
         self._seen = attributes
         self._unseen = [*attributes]
@@ -41,30 +41,30 @@ class Terminal:
         self.hide()
 
     def hand_over(self, pid: int) -> None:
-        """Close `slave`, as the program has it, and set the window size."""
+        """Close `slave` after the program has received it, and set the window size."""
         os.close(self.slave)
         self.slave = -1
         self._process = PtyProcess(pid, self.fd)
         self._process.setwinsize(_ROWS, _COLUMNS)
 
     def show(self) -> None:
-        """Echo what is typed, as users expect."""
+        """Echo typed keys."""
         self._set(self._seen)
 
     def hide(self) -> None:
-        """Do not echo what is typed, and let it send signals even if a program had switched that off."""
+        """Do not echo typed keys, and let them send signals even if a program had disabled that."""
         self._set(self._unseen)
 
     def forget(self) -> None:
-        """Drop what was typed and not read: what is on its way, then what has arrived."""
-        # never by TCSAFLUSH: in the kernel that waits for ever for a program which is in the midst of writing
+        """Discard unread input: first the bytes on their way to the program, then those that have arrived."""
+        # not by TCSAFLUSH, which waits in the kernel, possibly for ever, for a program that is writing
         with contextlib.suppress(OSError, termios.error):
             termios.tcflush(self.fd, termios.TCOFLUSH)
             with self._program_end() as slave:
                 termios.tcflush(slave, termios.TCIFLUSH)
 
     def has_unread(self) -> bool:
-        """Return whether something was typed, a whole line if it takes lines, that no program has read yet."""
+        """Return whether typed input (a whole line in line mode) has not been read by a program yet."""
         try:
             with self._program_end() as slave:
                 return fcntl.ioctl(slave, termios.FIONREAD, b"\0" * 4) != b"\0" * 4
@@ -84,11 +84,11 @@ class Terminal:
             termios.tcsetattr(self.fd, termios.TCSANOW, attributes)
 
     def takes_lines(self) -> bool:
-        """Return whether a program is given whole lines, and not every key."""
+        """Return whether the terminal is in line mode, in which programs get whole lines instead of keys."""
         return self._has(termios.ICANON)
 
     def is_signal(self, keys: bytes) -> bool:
-        """Return whether the first of the keys is ^C, ^backslash or ^Z, and sends its signal."""
+        """Return whether the first key is ^C, ^backslash or ^Z and sends its signal."""
         return keys[:1] in _SIGNALS and self._has(termios.ISIG)
 
     def _has(self, flag: int) -> bool:
@@ -98,14 +98,14 @@ class Terminal:
             return False
 
     def type(self, keys: bytes) -> int:
-        """Type as many of the keys as the terminal takes now; return their number."""
+        """Type as many of the keys as the terminal accepts now; return their number."""
         try:
             return os.write(self.fd, keys)
         except OSError:
             return 0
 
     def read(self) -> bytes | None:
-        """Read some of what was written to it; empty if there is nothing now, None if nothing can come any more."""
+        """Read some output of the terminal; empty if there is none now, None if no more can come."""
         try:
             return os.read(self.fd, 65536) or None
         except BlockingIOError:
@@ -114,7 +114,7 @@ class Terminal:
             return None
 
     def foreground_group(self) -> int:
-        """Return the process group, on the host, that ^C goes to; 0 if there is none."""
+        """Return the foreground process group on the host, which ^C signals; 0 if there is none."""
         try:
             return int(struct.unpack("i", fcntl.ioctl(self.fd, termios.TIOCGPGRP, b"\0" * 4))[0])
         except OSError:
@@ -128,7 +128,7 @@ class Terminal:
             os.close(self.slave)
             os.close(self.fd)
         else:
-            # its own close() would wait for a child of ours, which the program is not
+            # close() of the object would wait for a child process, but the program is not one
             self._process.fileobj.close()
             self._process.closed = True
         self.fd = self.slave = -1

@@ -1,7 +1,7 @@
-"""Detection of programs in a terminal's foreground that wait for their user, by the system call that blocks each.
+"""Detect foreground programs of a terminal that wait for input, by the system call that blocks them.
 
-So a driver need not guess from silence alone whether a program computes or waits for input. Where the kernel does not
-show the call, as on another machine type or a hardened one, nothing is known and silence is all there is.
+Thus a driver need not guess from silence whether a program computes or waits. If the kernel does not show the call
+(other machine type, hardened kernel), silence is the only sign.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ _OWN_TERMINAL = "/tty"
 
 
 class ProgramActivity(IntEnum):
-    """The activity of a program; that of a group is the highest of its programs'."""
+    """The activity of a program. The activity of a group is the highest of its programs."""
 
     UNKNOWN = 0
     BUSY = 1
     WAITING = 2
     """Waiting for an event, which may be a key."""
     READING = 3
-    """Reading the terminal: it is the user's turn."""
+    """Reading the terminal, i.e. waiting for the user."""
 
 
 def doing(shell: int, group: int, terminal: str) -> ProgramActivity:
@@ -37,7 +37,7 @@ def doing(shell: int, group: int, terminal: str) -> ProgramActivity:
 
 
 def reads_its_input(pid: int, terminal: str) -> bool:
-    """Return whether a process is blocked in reading its standard input, this terminal; False if that is unknown."""
+    """Return whether a process is blocked reading this terminal as its standard input; False if unknown."""
     try:
         number, descriptor, *_ = Path(f"/proc/{pid}/syscall").read_text().split()
         is_input = number.isdecimal() and int(number) in _READS and int(descriptor, 16) == 0
@@ -60,7 +60,7 @@ def _family(pid: int) -> Iterator[int]:
 
 def _group_of(pid: int) -> int:
     try:
-        # `stat` has it too, but may wait for a process that sleeps in the kernel
+        # `stat` has it, too, but can block on a process in an uninterruptible sleep
         lines = Path(f"/proc/{pid}/status").read_text(errors="replace").splitlines()
         return int(next(line for line in lines if line.startswith("NSpgid:")).split()[1])
     except (OSError, StopIteration):
@@ -77,12 +77,12 @@ def _of_process(pid: int, terminal: str) -> ProgramActivity:
 
 def _of_task(task: Path, terminal: str) -> ProgramActivity:
     try:
-        # its number and arguments; or `running`
+        # the call's number and arguments, or `running`
         number, *arguments = (task / "syscall").read_text().split()
     except PermissionError:
         return ProgramActivity.UNKNOWN if _has_memory(task) else ProgramActivity.BUSY
     except (OSError, ValueError):
-        # it ends in this moment
+        # the process is ending
         return ProgramActivity.BUSY
     if not _READS:
         return ProgramActivity.UNKNOWN
@@ -94,7 +94,7 @@ def _of_task(task: Path, terminal: str) -> ProgramActivity:
 
 
 def _has_memory(task: Path) -> bool:
-    """Return whether it is not about to end: without memory, newer kernels show its system call to root only."""
+    """Return whether a process has memory. One that is exiting has none, and newer kernels hide its call from users."""
     try:
         return "\nVmSize:" in (task / "status").read_text(errors="replace")
     except OSError:
@@ -103,7 +103,7 @@ def _has_memory(task: Path) -> bool:
 
 def _is_terminal(descriptor: Path, terminal: str) -> bool:
     try:
-        # by name: a `stat` might wait for a file system that the program itself serves
+        # compared by name: a `stat` could wait for a file system that the program itself serves
         name = str(descriptor.readlink())
     except OSError:
         return False

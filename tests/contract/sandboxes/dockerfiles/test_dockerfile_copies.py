@@ -231,8 +231,8 @@ RUN cd / && stat -c '%a %s %Y %n' 1/* 2 3/* 4/* 5/* >/listed
             for flags, why in (
                 (f"--checksum=sha256:{'0' * 64} {at}/file.txt", f"has the checksum sha256:{checksum}"),
                 (f"{at}/none", "answered 404"),
-                ("--checksum=md5:1 " + at, "it is sha256: and"),
-                ("--checksum=sha256:1 Dockerfile", "is for a source with an address"),
+                ("--checksum=md5:1 " + at, "it must be sha256: and"),
+                ("--checksum=sha256:1 Dockerfile", "needs a source with a URL"),
                 ("https://example.org/a/b.git", "ADD of a git repository is not supported"),
             ):
                 with pytest.raises(ImageError, match=f"(?s):2: .*{why}"):
@@ -260,5 +260,5 @@ COPY --from=uv /etc/mark /2
 """
     name = context(text)
     assert said(run, start(image=name), "cat /1/mark /2") == "small image\n" * 2
-    with pytest.raises(ImageError, match=r":2: .*no image of this farm is called absent:1: name one by `farm images"):
+    with pytest.raises(ImageError, match=r":2: .*no image of this farm is called absent:1: add one by `farm images"):
         built(context("FROM debian:12\nCOPY --from=absent:1 /a /b\n"))

@@ -91,7 +91,7 @@ def test_mounts_of_programs(start: Start, run: Run, context: Callable[..., str])
     }
     assert said(run, sandbox, "cat /file own kept/k") == "f\nown\nk\n"
     notes = built(name).config.notes
-    assert sum("type=secret is passed over" in note or "type=ssh is passed over" in note for note in notes) == 2
+    assert sum("type=secret is ignored" in note or "type=ssh is ignored" in note for note in notes) == 2
 
 
 @pytest.mark.usefixtures("one")
@@ -116,10 +116,10 @@ REFUSED = {
     "RUN --mount=target=/x,source=none true": "none is not in the context",
     "RUN --mount=type=secret,id=a,required=true true": "type=secret is required, and builds have no secrets",
     "RUN --mount=type=ssh,required true": "type=ssh is required",
-    "RUN --mount=typ=tmpfs true": "typ is no option of a mount",
+    "RUN --mount=typ=tmpfs true": "typ is not an option of a mount",
     "RUN --mount=type=tmp,target=/x true": "--mount=type=tmp is not supported",
     "RUN --mount=target=/ true": "--mount cannot be at /",
-    "RUN --mount=type=tmpfs true": "it names no target",
+    "RUN --mount=type=tmpfs true": "it has no target",
     "RUN --mount=from=none:1,target=/x true": "no image of this farm is called none:1",
     "RUN --mount=from=small:1,source=/none,target=/x true": "/none",
     "RUN --mount=target=/etc,source=f true": "/etc is a folder, and its source is a file",

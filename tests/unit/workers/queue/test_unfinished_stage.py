@@ -53,8 +53,8 @@ def of(store: Store, claim: Claim) -> Rollout:
         (StopReason.LOST, False, 0, 0, Retry, "stopped (lost)"),
         (StopReason.DRAINED, True, 0, 0, Retry, f"node {NODE} was drained"),
         (StopReason.STALLED, True, 0, 0, Retry, "its worker hangs and ends"),
-        (StopReason.HUNG, True, 0, 1, Retry, "it may be by its doing"),
-        (StopReason.OVERDUE, True, 1, 0, StageFailed, "beyond its deadline"),
+        (StopReason.HUNG, True, 0, 1, Retry, "possibly caused by this rollout"),
+        (StopReason.OVERDUE, True, 1, 0, StageFailed, "exceeded its deadline"),
     ],
 )
 def test_a_stage_that_was_stopped_ends_by_its_reason(

@@ -40,7 +40,7 @@ def test_none_is_given(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("controllers", "complaint"),
-    [(None, "is no control group"), ("cpu pids", "the memory controller is not delegated")],
+    [(None, "is neither a control group"), ("cpu pids", "the memory controller is not delegated")],
 )
 def test_it_must_be_of_the_memory_controller(given: Path, controllers: str | None, complaint: str) -> None:
     if controllers is not None:

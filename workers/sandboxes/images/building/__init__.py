@@ -1,1 +1,1 @@
-"""Builds of images by the container runtime, whose processes can write nothing outside of the place of their build."""
+"""Builds of images by the container runtime, whose processes can write only to the work folder of their build."""

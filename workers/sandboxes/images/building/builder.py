@@ -1,7 +1,7 @@
-"""Builds of images by the container runtime: one command in a folder of its own, with its last lines and a time limit.
+"""Builds of images by the container runtime: one command in its own folder, with a time limit and its last lines.
 
-Not by spython's own `build`: that returns a path whether or not it worked, drops the builder's output, and has neither
-a time limit nor a way to end it.
+spython's own `build` is not used: it returns a path whether or not it worked, drops the builder's output, and has
+neither a time limit nor a way to end it.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from workers.sandboxes.remove_tree import remove
 from workers.sandboxes.sandbox_user import give, sandbox_user
 
 BUILD_S = 3600.0
-"""Seconds after which a build is ended: long enough for large images over slow networks."""
+"""Time limit of a build, long enough for large images over slow networks."""
 N_LINES = 8
 """Number of a failed build's last lines that are kept."""
 
@@ -36,7 +36,7 @@ _PASSED_ON = re.compile(
     r"(https?|ftp|no|all)_proxy|SSL_CERT_(FILE|DIR)|(APPTAINER|SINGULARITY)_DOCKER_\w+", re.IGNORECASE
 )
 _COLOUR = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
-# printed on every build, and of no help
+# printed by every build, without useful information
 _NOISE = re.compile(
     r"No default remote in use|INFO: +(Starting build|User not listed in /etc/subuid)|"
     r"WARNING: +(Skipping mount|Error changing the container working directory)"
@@ -50,13 +50,13 @@ _PASSING = re.compile(
 )
 _WROTE_THROUGH_LINK = re.compile(r"failed to make environment (files|dirs): ")
 _OWN = {"tmp": "/tmp", "var-tmp": "/var/tmp"}  # noqa: S108
-"""Folders of a build of its own, in which programs of a definition make temporary files, and their places inside."""
+"""A build's own folders for temporary files of a definition's programs, with their paths inside."""
 _FAKEROOT_BROKE = "/.singularity.d/libs/fakeroot: "
 
 
 @contextmanager
 def workplace() -> Iterator[Path]:
-    """Yield a folder of the sandbox user's on local disk, removed at the end; remove what killed builders left, too."""
+    """Yield a work folder of the sandbox user on local disk; remove it at the end, with those of killed builders."""
     with _locked(own_folder()):
         abandoned = _abandoned()
         place = Path(tempfile.mkdtemp(prefix=_PLACE, dir=own_folder()))
@@ -74,7 +74,7 @@ def workplace() -> Iterator[Path]:
 
 
 def _abandoned() -> dict[Path, int]:
-    """Return the places whose builder has ended, each with a descriptor that holds its lock."""
+    """Return the work folders whose builder has ended, each with a descriptor that holds its lock."""
     result = {}
     for place in own_folder().glob(f"{_PLACE}*"):
         with contextlib.suppress(FileNotFoundError):
@@ -104,9 +104,9 @@ def _opened(folder: Path) -> int:
 def lend(path: Path, place: Path, name: str, *, owned: bool = False) -> Path:
     """Return a path by which the sandbox user can read a file or folder: a link at `place/name`, or a copy.
 
-    OSError if it cannot be read or copied. Blocks.
+    Raises OSError if it cannot be read or copied. Blocks.
 
-    With `owned` it must also belong to that user, as a copy does once it is built from.
+    With `owned`, it must also belong to that user; a copy does as soon as an image is built from it.
     """
     lent = place / name
     lent.parent.mkdir(exist_ok=True)
@@ -119,14 +119,14 @@ def lend(path: Path, place: Path, name: str, *, owned: bool = False) -> Path:
 
 
 def copy_tree(source: Path, target: Path) -> None:
-    """Copy a file or a folder with modes, times and hard links, as `target`. OSError if that fails. Blocks.
+    """Copy a file or a folder with modes, times and hard links to `target`. Raises OSError. Blocks.
 
-    Owners stay if we are root; an ordinary user cannot give files away.
+    Owners are kept if this process is root; an ordinary user cannot give files away.
     """
-    # as root of a user namespace, a user can also read what has no mode for anyone; all that he makes is his
+    # as root of a user namespace, a user can also read files without read permission; the copies belong to the user
     enter = [] if os.geteuid() == 0 else ["unshare", "--user", "--map-root-user", "--"]
     owners = [] if os.geteuid() == 0 else ["--no-preserve=ownership"]
-    # one that outlived this process would write into what another clears away
+    # a process that outlived this one would write into a folder that another process removes
     bound = ["setpriv", "--pdeathsig", "KILL", "--"]
     command = [*bound, *enter, "cp", "-a", *owners, "--", str(source), str(target)]
     done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True)
@@ -135,7 +135,7 @@ def copy_tree(source: Path, target: Path) -> None:
 
 
 def move_tree(source: Path, target: Path) -> None:
-    """Move a built folder, to another file system if need be. OSError. Blocks."""
+    """Move a built folder, to another file system if necessary. Raises OSError. Blocks."""
     try:
         source.rename(target)
     except OSError:
@@ -157,13 +157,13 @@ def _is_open(path: Path) -> bool:
 
 
 def owner() -> int:
-    """Return the id of the user that images, and what is in sandboxes, belong to."""
+    """Return the id of the user that owns images and the files in sandboxes."""
     user = sandbox_user()
     return user[0] if user else os.getuid()
 
 
 class LinkInTheWay(ImageError):
-    """An image has a link where the runtime writes a file of its own."""
+    """The image has a link at a path where the runtime writes its own file."""
 
 
 def build(
@@ -175,9 +175,9 @@ def build(
     keep_blobs: bool = False,
     blobs: Path | None = None,
 ) -> Path:
-    """Build what `words` name into the folder that is returned. ImageError with the builder's last lines. Blocks.
+    """Build an image from `words` and return its folder. ImageError with the builder's last lines. Blocks.
 
-    `keep_blobs` of a registry, as other images share them; `blobs` is a folder of the place to keep them in instead.
+    `keep_blobs` of a registry, because other images share them; `blobs` is a folder of the work folder used instead.
     """
     for name in _OWN if definition else ():
         Path(place, name).mkdir(mode=0o777)
@@ -185,9 +185,9 @@ def build(
     give(place)
     options = ["--sandbox", *([] if keep_blobs else ["--disable-cache"])]
     if definition and "apptainer" in str(program()):
-        # the node's are read-only
+        # the node's folders are read-only
         options += [word for name, target in _OWN.items() for word in ("--bind", f"{place / name}:{target}")]
-        # files of other users than its own could neither be changed in a sandbox nor be deleted
+        # a sandbox could neither change nor delete files of other users
         options.append("--ignore-subuid")
     lines = _run([*options, str(place / "root"), *words], place, what, blobs)
     if lines and any(_FAKEROOT_BROKE in line for line in lines):
@@ -203,8 +203,8 @@ def build(
 
 
 def _open_to_owner(root: Path) -> None:
-    """Let the owner read and write all files of a tree; their other modes stay, set-user-ID bits among them."""
-    # not by the runtime's --fix-perms, which takes these bits away
+    """Let the owner read and write all files of a tree; other mode bits stay, including set-user-ID bits."""
+    # the runtime's --fix-perms would remove the set-user-ID bits
     waiting = [root]
     while waiting:
         path = waiting.pop()
@@ -217,12 +217,12 @@ def _open_to_owner(root: Path) -> None:
 
 
 def is_passing(lines: Sequence[str]) -> bool:
-    """Return whether a builder's last lines say that it was the disk, memory or the network, which may recover."""
+    """Return whether a builder's last lines blame disk, memory or network, so that a retry may succeed."""
     return any(map(_PASSING.search, lines))
 
 
 def _run(words: Sequence[str], place: Path, what: str, blobs: Path | None = None) -> list[str] | None:
-    """Run a build to its end. None if it worked, else its last lines. ImageError if it takes too long."""
+    """Run a build to its end. Return None if it worked, else its last lines. ImageError if it takes too long."""
     log = place / "log"
     with log.open("wb") as output:
         process = subprocess.Popen(
@@ -241,7 +241,7 @@ def _run(words: Sequence[str], place: Path, what: str, blobs: Path | None = None
             late = f"{what} could not be built within {BUILD_S:.0f} s"
             raise ImageError(late, [_short(line) for line in last_lines(log)[-N_LINES:]], retryable=True) from None
         raise
-    # its exit code counts, but only if the folder is there
+    # its exit code counts, but only if the folder exists
     if code == 0 and (place / "root").is_dir():
         return None
     return last_lines(log) or [f"the builder ended with code {code} and said nothing"]
@@ -254,7 +254,7 @@ def runtime_words(action: str, *options: str) -> list[str]:
 
 
 def environment(place: Path) -> dict[str, str]:
-    """Return the builder's variables: proxies, certificates and the key to a registry, and no others."""
+    """Return the builder's variables: only proxies, certificates and the key to a registry."""
     passed = {name: value for name, value in os.environ.items() if _PASSED_ON.fullmatch(name)}
     result = program()
     if result is None:
@@ -277,7 +277,7 @@ def _end(process: subprocess.Popen[bytes]) -> None:
 
 
 def last_lines(log: Path) -> list[str]:
-    """Return the last lines of a builder's output, without colours, its temporary paths, and lines of every build."""
+    """Return the last lines of a builder's output, without colours, temporary paths and the lines of every build."""
     with log.open("rb") as file:
         file.seek(max(0, log.stat().st_size - _LOG_BYTES))
         text = file.read().decode(errors="replace").replace(f"{log.parent}/", "")
@@ -286,6 +286,6 @@ def last_lines(log: Path) -> list[str]:
 
 
 def _short(line: str) -> str:
-    """Return a line in printable characters; a long one without its middle, which matters least."""
+    """Return the line in printable characters; of a long line, the middle is dropped as least important."""
     plain = "".join(letter if letter.isprintable() else "\ufffd" for letter in line)
     return plain if len(plain) <= _LINE_CHARS else f"{plain[: _LINE_CHARS // 3]} … {plain[-_LINE_CHARS * 2 // 3 :]}"

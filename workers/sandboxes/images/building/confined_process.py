@@ -1,13 +1,13 @@
-"""A process of the container runtime in namespaces of its own, in which it can write to one folder only.
+"""A process of the container runtime in its own namespaces, in which it can write to only one folder.
 
-The runtime follows links of the image that it builds: an image whose /etc/resolv.conf is a link to a file of the node
-would have that file overwritten. So every mount is read-only for it but that of its place. The folder of the blobs that
-builds share is writable by a name that is drawn for each process, so that no link of an image can name it.
+The runtime follows links of the image that it builds: if /etc/resolv.conf of an image is a link to a file of the node,
+the runtime overwrites that file. So all mounts are read-only for it except its work folder. The folder of the blobs
+that builds share is writable under a random name, so no link of an image can point to it.
 
 `python -I -S -c SOURCE PROJECT PLACE SHARED UID GID PREFIX CLOSED PROGRAM WORDS...`, with standard library only. UID
-and GID are of the user that it becomes, or empty. PREFIX is the runtime's folder and CLOSED the uppermost folder on the
-way to it that this user cannot enter, or both are empty. It ends with the process, with the process's exit code, and
-with its own parent.
+and GID are of the user that it becomes, or empty. PREFIX is the runtime's folder and CLOSED the uppermost of its
+parents that this user cannot enter, or both are empty. It exits with the process's exit code, and ends with its own
+parent.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def main() -> None:
     place, shared, uid, gid, prefix, closed, *command = sys.argv[2:]
     os.chdir(place)
     if uid:
-        # the host's root can do this without a namespace of users, in which it could become no other user
+        # the host's root needs no user namespace here, and within one could not become another user
         linux.unshare(linux.NEWNS)
         linux.make_mounts_private()
         if closed:
@@ -52,7 +52,7 @@ def main() -> None:
 
 
 def _expose(prefix: str, closed: str, kept: str) -> None:
-    """Open the way to the runtime, and hide all else that is in the folder that is closed."""
+    """Make the runtime accessible, and hide the other contents of the closed folder."""
     os.makedirs(kept, exist_ok=True)  # noqa: PTH103
     linux.mount(prefix, kept, flags=linux.MS_BIND | linux.MS_REC)
     linux.mount("tmpfs", closed, "tmpfs", options="mode=755")
@@ -69,5 +69,5 @@ def _confine(place: str, shared: str) -> None:
         linux.mount(shared, writable[-1], flags=linux.MS_BIND)
         os.environ |= dict.fromkeys(CACHES, writable[-1])
     linux.leave_writable(writable)
-    # the working directory is that below the mount until now
+    # until now, the working directory is the one below the mount
     os.chdir(place)

@@ -1,6 +1,6 @@
 """Set-user-ID, set-group-ID and sticky bits of the files in an image file (SIF).
 
-The runtime unpacks it as an ordinary user, and then leaves them out.
+The runtime drops them, because it unpacks the file as an ordinary user.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from farm.errors import ImageError
 from workers.sandboxes.images.building.builder import environment
 from workers.sandboxes.images.runtime import wrapper
 
-# the header and the descriptors of a SIF, from github.com/apptainer/sif `sif.go`: where the descriptors are, and of
-# each its data type, whether it is used, its offset, and the file system and purpose of a partition
+# header and descriptors of a SIF, from github.com/apptainer/sif `sif.go`: the position of the descriptors, and of each
+# its data type, whether it is used, its offset, and a partition's file system and purpose
 _HEADER = struct.Struct("<88xqq")
 _DESCRIPTOR = struct.Struct("<i?12xq176xii376x")
 _PARTITION, _SQUASHFS, _SYSTEM = 0x4004, 1, 2
@@ -27,9 +27,9 @@ _LINE = re.compile(r"([-d])(.{9}) +\S+ +\d+ +\S+ +\S+ +squashfs-root/(.*)")
 
 
 def restore_special_modes(image: Path, root: Path, place: Path) -> None:
-    """Give files of an unpacked image file the bits that they have in it. ImageError. Blocks.
+    """Give files of an unpacked image file the special bits that they have in it. Raises ImageError. Blocks.
 
-    `place` is a folder of the sandbox user's to work in.
+    `place` is a work folder of the sandbox user.
     """
     offset = _system_offset(image)
     if offset is None:
@@ -54,7 +54,7 @@ def restore_special_modes(image: Path, root: Path, place: Path) -> None:
 
 
 def _listed(text: str) -> Iterator[tuple[str, str, str]]:
-    """Yield the kind, the letters of the mode, and the path of the files that have such a bit."""
+    """Yield the kind, the letters of the mode, and the path of the files with special bits."""
     for line in text.splitlines():
         match = _LINE.fullmatch(line)
         if match and _special(match[2]):
@@ -67,7 +67,7 @@ def _special(letters: str) -> int:
 
 
 def _system_offset(image: Path) -> int | None:
-    """Return where the file system of the image begins; None if it has none that can be listed, as a sealed one."""
+    """Return the offset of the image's file system; None if none can be listed, e.g. in an encrypted image."""
     with image.open("rb") as file:
         n_descriptors, start = _HEADER.unpack(file.read(_HEADER.size))
         file.seek(start)

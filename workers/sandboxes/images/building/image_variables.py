@@ -1,4 +1,4 @@
-"""The variables that an image gives its programs, such as a PATH of its own: read from the runtime when it is built."""
+"""The variables that an image sets for its programs, such as PATH: read from the runtime when the image is built."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _OPTIONS = (
     *("--containall", "--cleanenv", "--no-home", "--no-mount", "sys,tmp,home,cwd,bind-paths", "--no-init"),
     *("--net", "--network", "none"),
 )
-# without `env`, which an image need not have; what bash was started with, not what it made of that
+# without `env`, which an image may lack; only variables passed to bash, not those that bash adds
 _PRINT = "while IFS= read -r -d '' each; do printf '%s\\0' \"$each\"; done </proc/self/environ"
 _OF_THE_RUNTIME = ("APPTAINER_", "SINGULARITY_")
 _OF_THE_SANDBOX = {"HOME", "PWD", "OLDPWD", "SHLVL", "TERM", "USER", "LOGNAME", "PS1", "PROMPT_COMMAND", "_"}
@@ -25,7 +25,7 @@ _LIBRARIES = "/.singularity.d/libs"
 
 
 def write_variables(root: Path, place: Path, folder: Path) -> None:
-    """Write to `folder` the variables that an image at its build place sets. None if its scripts fail. Blocks."""
+    """Write the variables of an image in its work folder to `folder`; none if its scripts fail. Blocks."""
     command = [*runtime_words("exec", "-s"), *_OPTIONS, str(root), "bash", "--norc", "--noprofile", "-c", _PRINT]
     try:
         done = subprocess.run(
@@ -43,7 +43,7 @@ def write_variables(root: Path, place: Path, folder: Path) -> None:
 
 
 def read_variables(folder: Path) -> dict[str, str]:
-    """Return the variables that were written to a folder; empty if none were."""
+    """Return the variables that were written to a folder; empty if there are none."""
     try:
         return dict(json.loads((folder / _FILE).read_text()))
     except FileNotFoundError:
@@ -51,7 +51,7 @@ def read_variables(folder: Path) -> dict[str, str]:
 
 
 def _own(pairs: dict[str, str]) -> dict[str, str]:
-    """Return the variables that are the image's, and not the runtime's or the caller's."""
+    """Return the image's variables, without those of the runtime and the caller."""
     own = {
         name: value
         for name, value in pairs.items()
@@ -61,6 +61,6 @@ def _own(pairs: dict[str, str]) -> dict[str, str]:
     if libraries:
         own["LD_LIBRARY_PATH"] = ":".join(libraries)
     if own.get("LANG") == "C":
-        # it is the runtime that sets it where the image does not
+        # the runtime sets it if the image does not
         del own["LANG"]
     return own

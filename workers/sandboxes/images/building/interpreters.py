@@ -1,4 +1,4 @@
-"""A Python of this node for environments: the farm's own, a newer one that is installed beside it, or one of uv."""
+"""A Python of this node for environments: the farm's own, a newer installed one, or one of uv."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from pathlib import Path
 from farm.errors import SandboxError
 
 _NEWER = 6
-"""The number of minor versions that are looked for, from the oldest that will do."""
+"""The number of minor versions to try, starting with the oldest allowed one."""
 _INSTALL_S = 300.0
 
 
 def interpreter_for(oldest: str) -> tuple[str, str, str]:
     """Return a Python of this node, its prefix and version: the farm's, if it is new enough. Raises SandboxError.
 
-    Else it is one on PATH, or in the folder of the farm's own, where pyenv and uv have all of theirs, or one of uv.
+    Otherwise it is one on PATH, one next to the farm's own (where pyenv and uv keep all of theirs), or one of uv.
     """
     wanted = tuple(map(int, oldest.split("."))) if oldest else (0, 0)
     if sys.version_info[:2] >= wanted:
@@ -32,7 +32,7 @@ def interpreter_for(oldest: str) -> tuple[str, str, str]:
 
 
 def _installed(minor: int) -> Iterator[str]:
-    """Yield the commands that may be such a Python, the oldest version first."""
+    """Yield the commands of candidate Pythons, the oldest version first."""
     beside = Path(sys.base_prefix).parent
     for each in range(minor, minor + _NEWER):
         if found := shutil.which(f"python3.{each}"):
@@ -47,14 +47,14 @@ def _asked_of(interpreter: str) -> tuple[str, str, str] | None:
     try:
         said = subprocess.run([interpreter, "-I", "-c", asked], capture_output=True, text=True, check=False)
     except OSError:
-        # such as one for another machine
+        # e.g. a Python for another machine type
         return None
     return tuple(json.loads(said.stdout)) if said.returncode == 0 else None
 
 
 @cache
 def _of_uv(oldest: str) -> tuple[str, str, str]:
-    """Return a Python of uv's, which installs it if it has none. Raises SandboxError, also if there is no uv."""
+    """Return a Python of uv, which installs it if necessary. Raises SandboxError, also if there is no uv."""
     uv = shutil.which("uv") or shutil.which("uv", path=str(Path(sys.executable).parent))
     if uv is None:
         raise _missing(oldest, "")

@@ -1,8 +1,8 @@
-"""OCI layouts of images: of one image among several, and without what is in the way of the container runtime.
+"""OCI layouts of images: select one of several images, and remove paths that obstruct the container runtime.
 
-The runtime writes /etc/resolv.conf, /etc/hosts and /.singularity.d of an image that it builds, and follows a link that
-the image has there, such as the one of systemd to a file of /run. In the namespaces of a build such a write fails. A
-layout that is cleared has one more layer, which removes these paths.
+The runtime writes /etc/resolv.conf, /etc/hosts and /.singularity.d of an image that it builds, and follows links at
+these paths, such as systemd's link to a file of /run. In a build's namespaces such a write fails. A cleared layout has
+an additional layer that removes these paths.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _MACHINES = {"x86_64": "amd64", "aarch64": "arm64"}
 
 
 def clear(layout: Path, tag: str = "") -> str:
-    """Leave one image in a layout, by its tag if it has several, with the layer; return its name for the runtime.
+    """Keep one image in a layout, by tag if there are several, and add the layer; return its name for the runtime.
 
     Raises ValueError, KeyError or OSError if the layout has no such image.
     """
@@ -43,7 +43,7 @@ def clear(layout: Path, tag: str = "") -> str:
 
 
 def layout_of_docker_archive(archive: Path, layout: Path) -> Path:
-    """Write an archive by `docker save` as an OCI layout, which is returned. Raises ValueError, KeyError or OSError."""
+    """Convert an archive by `docker save` to an OCI layout and return it. Raises ValueError, KeyError or OSError."""
     (layout / "blobs/sha256").mkdir(parents=True)
     (layout / "oci-layout").write_text('{"imageLayoutVersion": "1.0.0"}')
     manifests = []
@@ -68,18 +68,18 @@ def _layer(layout: Path, content: IO[bytes]) -> dict[str, Any]:
 def _member(archive: tarfile.TarFile, name: str) -> IO[bytes]:
     member = archive.extractfile(name)
     if member is None:
-        raise ValueError(f"{name} of the archive is no file")
+        raise ValueError(f"{name} of the archive is not a file")
     return member
 
 
 def choose(layout: Path, tag: str) -> str:
-    """Leave the image that a tag names in a layout; return its name for the runtime. Raises ValueError, KeyError."""
+    """Keep only the image of a tag in a layout; return its name for the runtime. Raises ValueError, KeyError."""
     _write_index(layout, [_chosen(json.loads((layout / "index.json").read_text()), tag)])
     return f"oci:{layout}"
 
 
 def _chosen(index: Mapping[str, Any], tag: str) -> Mapping[str, Any]:
-    """Return the descriptor of the image that a tag names; without one, that of this machine, or the first."""
+    """Return the descriptor of a tag's image; without a tag, that of this machine's platform, or the first."""
     found: Sequence[Mapping[str, Any]] = index["manifests"]
     names = [str(each.get("annotations", {}).get(_NAME, "")) for each in found]
     machine = _MACHINES.get(platform.machine(), platform.machine())
@@ -99,7 +99,7 @@ def _manifest(layout: Path, index: Mapping[str, Any], tag: str) -> dict[str, Any
 
 
 def _as_oci(layer: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the descriptor of a layer by OCI's name of its kind, which is Docker's in images of its registry."""
+    """Return the descriptor of a layer with OCI's media type, instead of Docker's as used in its registry."""
     kind = str(layer["mediaType"])
     packing = next((f"+{name}" for name in ("gzip", "zstd") if kind.endswith(name)), "")
     return {**layer, "mediaType": _LAYER + packing}
@@ -115,7 +115,7 @@ def _write_index(layout: Path, manifests: Sequence[Mapping[str, Any]]) -> None:
 
 
 def _add(layout: Path, kind: str, content: IO[bytes]) -> dict[str, Any]:
-    """Copy a blob into a layout, and return its descriptor."""
+    """Copy a blob into a layout and return its descriptor."""
     found = layout / "blobs/sha256/new"
     with content, found.open("wb") as file:
         shutil.copyfileobj(content, file)
@@ -127,7 +127,7 @@ def _add(layout: Path, kind: str, content: IO[bytes]) -> dict[str, Any]:
 def _blob(layout: Path, descriptor: Mapping[str, Any]) -> Path:
     algorithm, _, name = str(descriptor["digest"]).partition(":")
     if algorithm != "sha256" or not name.isalnum():
-        raise ValueError(f"the layout names a blob by {descriptor['digest']!r}")
+        raise ValueError(f"the layout has an invalid digest {descriptor['digest']!r}")
     return layout / "blobs" / algorithm / name
 
 

@@ -1,1 +1,1 @@
-"""Dockerfiles: parsed, planned as layers that are named by content, and built without a container engine."""
+"""Dockerfiles: parsed, planned as layers named by content, and built without a container engine."""

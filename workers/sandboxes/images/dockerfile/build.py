@@ -1,4 +1,4 @@
-"""Builds of planned stages: each step makes its layer once, and independent stages are built side by side."""
+"""Builds of planned stages: each step creates its layer once, and independent stages are built in parallel."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _BIG_LINE = 300
 
 
 def build_layers(stages: Sequence[PlannedStage], start: StartBuild, *, retry: bool = False) -> tuple[Path, ...]:
-    """Return the layers of the last of the stages, the uppermost first. ImageError, SandboxError. Blocks."""
+    """Return the layers of the last stage, the uppermost first. Raises ImageError, SandboxError. Blocks."""
     return _Build(stages, start, retry).layers_of_last()
 
 
@@ -44,7 +44,7 @@ class _Build:
     def layers_of_last(self) -> tuple[Path, ...]:
         last = self._stages[-1]
         with ThreadPoolExecutor(_PARALLEL, thread_name_prefix="build") as threads:
-            # in their order: what one waits for has begun before it
+            # in order, so that a stage's dependencies start before it
             for planned in self._stages:
                 work = copy_context().run
                 self._images[planned.stage.number] = threads.submit(work, self._build, planned)
@@ -57,7 +57,7 @@ class _Build:
         return image.layers[: len(image.layers) - len(last.base.layers)]
 
     def _build(self, planned: PlannedStage) -> Image:
-        """Return the files of a stage, as an image."""
+        """Return the files of a stage as an image."""
         image = planned.base if planned.parent is None else self._images[planned.parent].result()
         for step in planned.steps:
             if len(image.layers) >= MAX_LAYERS:
@@ -72,7 +72,7 @@ class _Build:
 
 @dataclass(frozen=True)
 class LayerSource:
-    """One layer: what a step makes in the files below it. See `workers.sandboxes.images.image_cache.ImageSource`."""
+    """The layer of one step on the layers below it. See `workers.sandboxes.images.image_cache.ImageSource`."""
 
     step: BuildStep
     below: Image
@@ -104,9 +104,9 @@ class LayerSource:
                 place.stop()
 
     def _work(self, place: BuildPlace, stack: ExitStack) -> tuple[Owner | None, Sequence[str]]:
-        """Do the work. Return the user, if not root, whose what is new will be, and what is mounted.
+        """Execute the step. Return the owner of new files unless it is root, and the mounted paths.
 
-        Programs see to the users themselves, and copies to the owners of their files.
+        Programs run as their user, and copies set the owners of their files, so neither returns an owner.
         """
         work = self.step.work
         if isinstance(work, RunProgram):
@@ -123,7 +123,7 @@ class LayerSource:
         return None, ()
 
     def _other(self, source: FromStage, stack: ExitStack) -> BuildPlace:
-        """Return a place on the files of another stage, until the layer is made."""
+        """Return a sandbox with the files of another stage, until the layer is complete."""
         other = self.start(self.image_of(source))
         stack.callback(other.stop)
         return other
@@ -155,7 +155,7 @@ class LayerSource:
 
 
 def _network_advice(lines: Sequence[str]) -> str:
-    """Return what to do about a program that missed the network, if one seems to have."""
+    """Return advice if a program seems to have failed for lack of network, else an empty text."""
     signs = ("resolve", "resolution", "network is unreachable", "no route to host", "name or service not known")
     if any(sign in line.lower() for line in lines for sign in signs):
         return "builds have no network: allow it by FARM_BUILD_NETWORK=1, or `farm images build --network`"

@@ -1,4 +1,4 @@
-"""The place of a build: a sandbox in which one step of a Dockerfile makes its layer."""
+"""The place of a build: a sandbox in which one step of a Dockerfile creates its layer."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from workers.sandboxes.images.layered_image import Image
 
 @dataclass(frozen=True, slots=True)
 class ProgramEnd:
-    """The end of a program: its code, None if it was killed at its time limit; both outputs, as they were written."""
+    """The end of a program: its exit code, None if it was killed at its time limit; and both outputs in order."""
 
     code: int | None
     output: str
@@ -20,11 +20,11 @@ class ProgramEnd:
 
 
 Owner: TypeAlias = tuple[int, int]
-"""A user and a group by number, as whose a file is noted."""
+"""A user and a group by number, recorded as a file's owner."""
 
 
 class BuildPlace(Protocol):
-    """A sandbox on an image, for one step. Blocks in every method; ToolError for a file, SandboxError if it is gone."""
+    """A sandbox on an image for one step. All methods block; ToolError for a file, SandboxError if it is gone."""
 
     @property
     def bare(self) -> bool:
@@ -41,46 +41,46 @@ class BuildPlace(Protocol):
         stdin: bytes = b"",
         timeout_s: float = 60.0,
     ) -> ProgramEnd:
-        """Run a program as root, or as the user and group of `identity`, with this environment and no more."""
+        """Run a program as root, or as the user and group of `identity`, with only these environment variables."""
         ...
 
     def is_folder(self, path: str) -> bool:
-        """Return whether a path is that of a folder, or of a link to one."""
+        """Return whether a path is a folder, or a link to one."""
         ...
 
     def has(self, path: str) -> bool:
-        """Return whether there is a file, a folder or a link of this path."""
+        """Return whether a file, folder or link exists at a path."""
         ...
 
     def read_file(self, path: str) -> bytes: ...
 
     def make_folder(self, path: str, mode: int) -> None:
-        """Make a folder of this mode, and those above it."""
+        """Create a folder with this mode, and its missing parents."""
         ...
 
     def upload(self, source: Path, path: str, owner: Owner | None = None) -> None:
-        """Copy a file or what is in a folder of the node to a path; all of it is the owner's, else root's."""
+        """Copy a file, or the contents of a folder, from the node; owned by `owner`, else by root."""
         ...
 
     def unpack(self, archive: Path, path: str, owner: Owner | None = None) -> None:
         """Unpack a tar file of the node, compressed or not, into a folder.
 
-        Its files are the owner's, else whose it says.
+        Its files belong to `owner`, else to the owners in the archive.
         """
         ...
 
     def copy_from(
         self, other: BuildPlace, source: str, path: str, owner: Owner | None = None, *, whole: bool = False
     ) -> None:
-        """Copy a file or what is in a folder of another place to a path; links stay as they are.
+        """Copy a file, or the contents of a folder, from another place; links are not changed.
 
-        All of it is the owner's, else whose it is there. The folder at `path` and those above it are the owner's, else
-        root's, if they are made; a folder that is copied `whole` keeps its mode and its owner as well.
+        All files belong to `owner`, else they keep their owners. If the folder at `path` and its parents are created,
+        they belong to `owner`, else to root; a folder that is copied `whole` also keeps its mode and owner.
         """
         ...
 
     def finish(self, target: Path, owner: Owner | None = None) -> None:
-        """End it, and move what has been changed in it to a folder that does not exist; what is new is the owner's."""
+        """End it and move its changes to a folder that does not exist yet; new files belong to `owner`."""
         ...
 
     def stop(self) -> None:
@@ -89,4 +89,4 @@ class BuildPlace(Protocol):
 
 
 StartBuild: TypeAlias = Callable[[Image], BuildPlace]
-"""Starts a place of its own on an image. SandboxError."""
+"""Starts a new place on an image. Raises SandboxError."""

@@ -1,4 +1,4 @@
-"""Stages of a Dockerfile: what each begins with, which others it needs, and which of them a target needs."""
+"""Stages of a Dockerfile: their bases, their dependencies on others, and the stages that a target needs."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _MACHINES = {"x86_64": "amd64", "aarch64": "arm64"}
 
 
 def platform_arguments() -> dict[str, str]:
-    """Return the build arguments that name the platform, which a Dockerfile may declare without a value."""
+    """Return the build arguments for the platform, which a Dockerfile may declare without a value."""
     machine = os.uname().machine
     architecture = _MACHINES.get(machine, machine)
     values = {"OS": "linux", "ARCH": architecture, "PLATFORM": f"linux/{architecture}", "VARIANT": ""}
@@ -39,9 +39,9 @@ class BuildStage:
 
     @property
     def whole_tree(self) -> Instruction | None:
-        """Return the COPY by which a stage that begins with nothing has all files of another, and no more; else None.
+        """Return the COPY by which an empty stage gets exactly the files of another stage; None for other stages.
 
-        So images are made of one layer: FROM scratch, COPY --from=STAGE / /.
+        This idiom squashes an image into one layer: FROM scratch, COPY --from=STAGE / /.
         """
         first = next((each for each in self.instructions if each.name in _MAKE_FILES), None)
         if self.base != SCRATCH or first is None or first.name != "COPY" or "$" in (first.flag("from") or "$"):
@@ -51,30 +51,30 @@ class BuildStage:
         return first if alone and [os.path.normpath(word) for word in words] == ["/", "/"] else None
 
     def other(self, name: str) -> bool:
-        """Return whether a name is this stage's, or its number."""
+        """Return whether a name is this stage's name or number."""
         return name.lower() == self.name.lower() or name == str(self.number)
 
 
 @dataclass(frozen=True, slots=True)
 class StagedFile:
-    """A whole Dockerfile: its stages, and the arguments that stand before the first."""
+    """A whole Dockerfile: its stages, and the arguments before the first stage."""
 
     stages: tuple[BuildStage, ...]
     arguments: Mapping[str, str]
     before: tuple[Instruction, ...] = ()
 
     def stage(self, name: str) -> BuildStage | None:
-        """Return the stage of a name or number; None if there is none."""
+        """Return the stage with a name or number; None if there is none."""
         return next((stage for stage in self.stages if stage.other(name)), None)
 
     def declared(self) -> set[str]:
-        """Return the names of all build arguments that are declared anywhere."""
+        """Return the names of all declared build arguments."""
         inside = (instruction for stage in self.stages for instruction in stage.instructions)
         every = (one for one in (*self.before, *inside) if one.name == "ARG")
         return {word.partition("=")[0] for one in every for word in raw_words(one.text)}
 
     def needed(self, target: BuildStage) -> list[BuildStage]:
-        """Return the stages that a target is made of, itself the last. ImageError for one that comes later."""
+        """Return the stages that a target depends on, itself the last. ImageError for a dependency on a later stage."""
         wanted = {target.number}
         for stage in reversed(self.stages[: target.number + 1]):
             if stage.number in wanted:
@@ -82,7 +82,7 @@ class StagedFile:
         return [stage for stage in self.stages if stage.number in wanted]
 
     def sources(self, stage: BuildStage) -> list[BuildStage]:
-        """Return the stages that one begins with or copies from. ImageError for one that comes later."""
+        """Return the stages that a stage begins with or copies from. ImageError for one that comes later."""
         result = [self.stages[stage.base]] if isinstance(stage.base, int) else []
         for instruction in stage.instructions:
             for name in _origins(instruction):
@@ -94,7 +94,7 @@ class StagedFile:
 
 
 def _origins(instruction: Instruction) -> list[str]:
-    """Return the stages and images that an instruction takes files from."""
+    """Return the stages and images from which an instruction takes files."""
     if instruction.name == "RUN":
         return origins_of(instruction)
     name = instruction.flag("from") if instruction.name in ("COPY", "ADD") else None
@@ -102,7 +102,7 @@ def _origins(instruction: Instruction) -> list[str]:
 
 
 def staged(instructions: Sequence[Instruction], values: Mapping[str, str], escape: str = "\\") -> StagedFile:
-    """Return the stages, with the values of build arguments. ImageError for instructions that belong to none."""
+    """Return the stages, with the values of build arguments. ImageError for instructions outside of stages."""
     arguments = dict(platform_arguments())
     stages: list[BuildStage] = []
     for at, instruction in enumerate(instructions):
@@ -129,7 +129,7 @@ def _stage(
 ) -> BuildStage:
     match = _FROM.fullmatch(start.text)
     if match is None:
-        raise start.refused("it is FROM IMAGE, or FROM IMAGE AS NAME")
+        raise start.refused("the form is FROM IMAGE or FROM IMAGE AS NAME")
     image = expanded(start, Expansion(arguments, escape), match[1])
     if not image:
         raise start.refused("the name of its image is empty: give the ARG in it a value")
@@ -142,7 +142,7 @@ def _stage(
 
 
 def triggered(place: Instruction, text: str) -> Instruction:
-    """Return the instruction that ONBUILD names, which counts as one of where it stands. ImageError if it is none."""
+    """Return the instruction of an ONBUILD, located at the ONBUILD. ImageError if it is invalid."""
     parsed = parse(text, place.file)
     if len(parsed) != 1 or parsed[0].name in ("ONBUILD", "FROM", "MAINTAINER"):
         raise place.refused("ONBUILD takes one instruction, and not ONBUILD, FROM or MAINTAINER")
@@ -171,7 +171,7 @@ def expanded(instruction: Instruction, expansion: Expansion, text: str) -> str:
 def arguments_of(
     instruction: Instruction, expansion: Expansion, values: Mapping[str, str], outer: Mapping[str, str]
 ) -> dict[str, str]:
-    """Return what an ARG declares: `values` go before its defaults, and these before those of `outer`."""
+    """Return the arguments declared by an ARG: `values` override its defaults, which override those of `outer`."""
     result: dict[str, str] = {}
     try:
         for word in expansion.words(instruction.text):

@@ -1,7 +1,7 @@
-"""Builds of Dockerfiles by `buildah`, where it is installed: its result is read as an OCI archive.
+"""Builds of Dockerfiles by `buildah`, if it is installed; the result is read as an OCI archive.
 
-It knows all instructions, and pulls base images by itself if builds have network; without, it finds those that the
-table of names has. What it builds is one layer here.
+buildah supports all instructions, and pulls base images itself if builds have network; without network, it gets those
+in the table of names. The result is a single layer here.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from farm.settings import settings
 from workers.sandboxes.images.building.builder import BUILD_S, N_LINES, is_passing
 
 _PROXY = re.compile(r"(https?|ftp|no)_proxy", re.IGNORECASE)
-# what it runs has the network that it has itself
+# programs of a build have the same network as buildah itself
 _CHROOT = ("--isolation", "chroot")
 
 
 def buildah_program() -> Path:
-    """Return the program. SandboxError if it is not installed."""
+    """Return the program. Raises SandboxError if it is not installed."""
     result = shutil.which("buildah")
     if result is None:
         raise SandboxError("no buildah on PATH: install it, or leave FARM_IMAGE_BUILDER at `own`")
@@ -38,9 +38,9 @@ def build_archive(
     folders: Mapping[str, Path],
     place: Path,
 ) -> Path:
-    """Return an OCI archive of what a Dockerfile makes. ImageError, with the last lines. Blocks.
+    """Build a Dockerfile and return the OCI archive. ImageError with the last lines. Blocks.
 
-    `folders` are the root file systems that names of base images stand for; `place` is an empty folder to work in.
+    `folders` are the root file systems of the base images by name; `place` is an empty work folder.
     """
     if others := sorted(name for name in settings().build_env if not _PROXY.fullmatch(name)):
         raise SandboxError(
@@ -62,14 +62,14 @@ def build_archive(
 
 
 def _import(store: Sequence[str], name: str, root: Path, place: Path) -> None:
-    """Make a base image of a folder, under the name that Dockerfiles have for it."""
+    """Create a base image from a folder, under the name that Dockerfiles use for it."""
     container = _run([*store, "from", "scratch"], name, place).strip().splitlines()[-1]
     _run([*store, "add", "--quiet", container, str(root), "/"], name, place)
     _run([*store, "commit", "--quiet", "--rm", container, name], name, place)
 
 
 def _without_network() -> list[str]:
-    """Return what runs a program without network, if builds have none. SandboxError for an ordinary user."""
+    """Return a command prefix that disables the network if builds have none. SandboxError for an ordinary user."""
     if settings().build_network:
         return []
     if os.geteuid() != 0:
@@ -89,7 +89,7 @@ def _run(words: Sequence[str], what: str, place: Path) -> str:
                 stderr=output,
                 timeout=BUILD_S,
                 cwd=place,
-                # not by words of the command, which every user of the machine sees
+                # not by arguments of the command, which every user of the machine can see
                 env=os.environ | settings().build_env,
             )
     except subprocess.TimeoutExpired:

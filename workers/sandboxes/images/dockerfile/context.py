@@ -1,4 +1,4 @@
-"""The build context: the folder whose files a Dockerfile may copy, without what `.dockerignore` leaves out."""
+"""The build context: the folder whose files a Dockerfile may copy, without those that `.dockerignore` excludes."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ from workers.sandboxes.images.dockerfile.file_modes import FileMode, applied
 from workers.sandboxes.images.fingerprints import fingerprint
 
 Patterns: TypeAlias = tuple[tuple[re.Pattern[str], bool], ...]
-"""Patterns of what is left out, each with whether it keeps what it matches."""
+"""Patterns of excluded files, each with whether it is an exception that keeps its matches."""
 MAX_FILES = 200_000
 _LARGE = 1 << 20
-"""Bytes from which on the digest of a file is remembered on disk."""
+"""Minimum size of files whose digest is remembered on disk, in bytes."""
 
 
 @dataclass(frozen=True, slots=True)
 class ContextFile:
-    """A file, folder or link of a context; `relative` is its name below what is copied, empty for that itself."""
+    """A file, folder or link of a context. `relative` is its path below the copied one, empty for that itself."""
 
     relative: str
     path: Path
@@ -35,14 +35,14 @@ class ContextFile:
 
 @dataclass(frozen=True)
 class BuildContext:
-    """A folder, and the patterns of what is left out of it. Its methods raise ValueError or OSError."""
+    """A folder and the patterns of excluded files. Its methods raise ValueError or OSError."""
 
     folder: Path
     patterns: Patterns = ()
 
     @classmethod
     def of(cls, folder: Path, dockerfile: Path) -> BuildContext:
-        """Return the context of a folder with the patterns of `NAME.dockerignore` beside the file, or of the folder."""
+        """Return the context of a folder, with the patterns of `NAME.dockerignore` next to the file or the folder's."""
         for path in (dockerfile.with_name(f"{dockerfile.name}.dockerignore"), folder / ".dockerignore"):
             if path.is_file():
                 return cls(folder, tuple(ignore_patterns(path.read_text(encoding="utf-8-sig"))))
@@ -53,11 +53,11 @@ class BuildContext:
         return self.folder.resolve()
 
     def ignores(self, relative: str) -> bool:
-        """Return whether a file is left out."""
+        """Return whether a file is excluded."""
         return ignores(self.patterns, relative)
 
     def named(self, pattern: str) -> list[str]:
-        """Return the names in the context that a source of COPY stands for, sorted; empty if there are none."""
+        """Return the names in the context that match a source of COPY, sorted; empty if there are none."""
         clean = os.path.normpath("/" + pattern).lstrip("/")
         if clean in ("", "."):
             return [""]
@@ -76,12 +76,12 @@ class BuildContext:
         return [prefix + name for name in names if match.fullmatch(name)]
 
     def _has_kept(self, name: str) -> bool:
-        """Return whether something below a folder that is left out is kept nevertheless."""
+        """Return whether a file below an excluded folder is kept by an exception."""
         exceptions = any(keeps for _, keeps in self.patterns)
         return exceptions and (self.folder / name).is_dir() and any(True for _ in self._below(name))
 
     def tree(self, name: str) -> list[ContextFile]:
-        """Return a file, or a folder with all in it, in a fixed order. ValueError if it leads out of the context."""
+        """Return a file, or a folder with its contents, in a fixed order. ValueError if it leads out of the context."""
         path = (self.folder / name).resolve() if name else self._root
         if not path.is_relative_to(self._root):
             raise ValueError(f"{name} leads out of the context {self.folder}")
@@ -110,7 +110,7 @@ class BuildContext:
 
 
 def ignore_patterns(text: str) -> Iterator[tuple[re.Pattern[str], bool]]:
-    """Yield the patterns of a `.dockerignore`, each with whether it keeps what it matches."""
+    """Yield the patterns of a `.dockerignore`, each with whether it is an exception that keeps its matches."""
     for line in text.splitlines():
         pattern = line.strip()
         if not pattern or pattern.startswith("#"):
@@ -122,7 +122,7 @@ def ignore_patterns(text: str) -> Iterator[tuple[re.Pattern[str], bool]]:
 
 
 def ignores(patterns: Patterns, relative: str) -> bool:
-    """Return whether a file is left out: the last pattern that matches it, or a folder above, decides."""
+    """Return whether a file is excluded: the last pattern that matches it or one of its parents decides."""
     left_out = False
     parts = relative.split("/")
     above = ["/".join(parts[:n]) for n in range(1, len(parts) + 1)]
@@ -133,7 +133,7 @@ def ignores(patterns: Patterns, relative: str) -> bool:
 
 
 def is_pattern(text: str) -> bool:
-    """Return whether a source of COPY may stand for several names, or for none."""
+    """Return whether a source of COPY may match several names, or none."""
     return re.search(r"[*?\[\\]", text) is not None
 
 
@@ -164,7 +164,7 @@ def glob_pattern(pattern: str) -> re.Pattern[str]:
 
 
 def digest_of(files: Sequence[ContextFile]) -> str:
-    """Return the digest of names, modes and contents, without times and owners. OSError."""
+    """Return the digest of names, modes and contents, without times and owners. Raises OSError."""
     return digest("context", [(file.relative, _kind(file.mode), _content(file)) for file in files])
 
 
@@ -183,8 +183,8 @@ def _content(file: ContextFile) -> str:
 
 
 def copy_files(files: Sequence[ContextFile], target: Path, mode: FileMode | None = None) -> None:
-    """Copy what `BuildContext.tree` gives to a path that does not exist; `mode` is for all of it. OSError. Blocks."""
-    # their modes last, as one may forbid to make what is in it
+    """Copy the files of `BuildContext.tree` to a new path; `mode` applies to all files. Raises OSError. Blocks."""
+    # modes last, because a mode may prevent the creation of files in a folder
     folders: list[tuple[Path, int]] = []
     for file in files:
         path = target / file.relative if file.relative else target

@@ -1,4 +1,4 @@
-"""COPY and ADD as they are written, to the files that they copy: flags, patterns and pivots, by BuildKit's rules."""
+"""From a COPY or ADD to the files that it copies: flags, patterns and pivots, by BuildKit's rules."""
 
 from __future__ import annotations
 
@@ -31,9 +31,9 @@ _FLAGS = {
 
 @dataclass(frozen=True, slots=True)
 class CopyPlanner:
-    """Plans one COPY or ADD. `in_stage` finds a path in the stage or image of a name, `path` makes a target absolute.
+    """Plans one COPY or ADD. `in_stage` finds a path in a named stage or image, `path` makes a target absolute.
 
-    ValueError and ImageError for what cannot be copied.
+    Raises ValueError and ImageError for sources that cannot be copied.
     """
 
     instruction: Instruction
@@ -43,13 +43,13 @@ class CopyPlanner:
     path: Callable[[str], str]
 
     def plan(self) -> CopyFiles | None:
-        """Return what is copied; None if patterns stand for nothing."""
+        """Return the files to copy; None if patterns match nothing."""
         for name, _ in self.instruction.flags:
             if name not in _FLAGS[self.instruction.name]:
                 raise ValueError(f"--{name} is not supported")
         *sources, target = self._words()
         if not sources:
-            raise ValueError(f"it is {self.instruction.name} SOURCE… TARGET")
+            raise ValueError(f"the form is {self.instruction.name} SOURCE… TARGET")
         excluded = tuple(self._value(each) for name, each in self.instruction.flags if name == "exclude")
         found = [one for source in sources for one in self._found(source, len(sources), excluded)]
         parents = self.instruction.switch("parents")
@@ -92,12 +92,12 @@ class CopyPlanner:
         checksum = self._value(self.instruction.flag("checksum") or "")
         if is_address(source):
             if self.instruction.name != "ADD":
-                raise ValueError("COPY takes no address: ADD does")
+                raise ValueError("COPY does not take a URL: use ADD")
             if checksum and n_sources > 1:
-                raise ValueError("--checksum is of one source")
+                raise ValueError("--checksum needs a single source")
             return [remote_file(source, checksum)]
         if checksum:
-            raise ValueError("--checksum is for a source with an address")
+            raise ValueError("--checksum needs a source with a URL")
         patterns = tuple(ignore_patterns("\n".join(excluded)))
         if self.instruction.switch("parents"):
             return self._with_parents(source, patterns)
@@ -112,7 +112,7 @@ class CopyPlanner:
         return names
 
     def _with_parents(self, source: str, excluded: Patterns) -> list[Source]:
-        """Return the folders below which a source's paths are kept, each with the files that it stands for."""
+        """Return the folders below which a source's paths are kept, each with its matching files."""
         pivot, mark, inside = source.partition("/./")
         if not mark:
             pivot, inside = ".", source
@@ -129,14 +129,14 @@ class CopyPlanner:
 
 
 def _kept(name: str, files: Sequence[ContextFile], excluded: Patterns) -> list[ContextFile]:
-    """Return the files of a source without those that are excluded: by their path below it, its own by its name."""
+    """Return the files of a source that are not excluded, by their path below it, or its own name for itself."""
     if files and len(files) == 1 and name and not files[0].path.is_dir():
         return [] if ignores(excluded, posixpath.basename(name)) else list(files)
     return [file for file in files if not file.relative or not ignores(excluded, file.relative)]
 
 
 def _matching(files: Sequence[ContextFile], wanted: Callable[[str], object]) -> list[ContextFile]:
-    """Return the files whose path, or that of a folder above, is wanted, and the folders on the way to them."""
+    """Return the files that are wanted by their own path or a parent's, and the folders above them."""
     kept: set[str] = set()
     for file in files:
         parts = file.relative.split("/")

@@ -23,12 +23,12 @@ from workers.sandboxes.images.dockerfile.instructions import Instruction
 from workers.sandboxes.images.dockerfile.remote_files import MODE, fetch
 from workers.sandboxes.images.dockerfile.steps import CopyFiles, FromAddress, FromContext, FromStage, FromText
 
-# names are separated by bytes that none can have; only what the pattern's own wildcards match is split
+# NUL separates names, because no name contains it; only matches of the pattern's own wildcards are split
 _NAMED = (
     'IFS=; shopt -s nullglob; for each in $1; do [ -e "$each" ] || [ -L "$each" ] && printf \'%s\\0\' "$each"; done'
 )
 _INSIDE = 'shopt -s nullglob dotglob; for each in "$1"/*; do printf \'%s\\0\' "$each"; done'
-# the place is this copy's own
+# deletes from a place that only this copy uses
 _EXCLUDE = 'IFS=; shopt -s nullglob dotglob globstar; cd -- "$1" && for each in $2; do rm -rf -- "$each"; done'
 _BELOW = (
     'IFS=; shopt -s nullglob dotglob globstar; cd -- "$1" && '
@@ -41,9 +41,9 @@ OpenStage = Callable[[FromStage], BuildPlace]
 def copy_into(
     place: BuildPlace, work: CopyFiles, instruction: Instruction, open_stage: OpenStage, owner: Owner | None
 ) -> None:
-    """Copy all sources. ImageError for one that is missing, or has changed since the build was planned. Blocks.
+    """Copy all sources. ImageError for one that is missing or has changed since the build was planned. Blocks.
 
-    Without an owner, files of stages and of tars keep theirs, and others are root's.
+    Without an owner, files from stages and tars keep theirs, and others belong to root.
     """
     into = work.into or place.is_folder(work.target)
     with tempfile.TemporaryDirectory() as name:
@@ -78,7 +78,7 @@ def _moved(file: ContextFile, staged: Path) -> ContextFile:
 
 
 def _place(place: BuildPlace, staged: Path, name: str, target: str, into: bool, owner: Owner | None) -> None:
-    """Copy a file to its target or into it, of a folder what is in it."""
+    """Copy a file or the contents of a folder to its target, or into it."""
     place.upload(staged, posixpath.join(target, name) if into and not staged.is_dir() else target, owner)
 
 
@@ -110,7 +110,7 @@ def _copy_stage(
 def _pairs(
     other: BuildPlace, source: FromStage, work: CopyFiles, instruction: Instruction, into: bool
 ) -> list[tuple[str, str]]:
-    """Return what is copied, each with the path that it has then; what is excluded is gone from the other place."""
+    """Return the sources with their target paths. Excluded files are deleted in the other place."""
     missing = instruction.refused(f"there is no {source.path} in what it copies from")
     if work.parents:
         result = _pairs_with_parents(other, source, work, instruction)
@@ -148,10 +148,10 @@ def _pairs_with_parents(
 
 
 def _exclude(other: BuildPlace, folder: str, work: CopyFiles, instruction: Instruction) -> None:
-    """Remove what is excluded from a folder of the other place, which is this copy's own."""
+    """Delete excluded files from a folder of the other place, which only this copy uses."""
     for pattern in work.excluded:
         if pattern.startswith("!"):
-            raise instruction.refused(f"--exclude={pattern}: of what another stage has, no exceptions are kept")
+            raise instruction.refused(f"--exclude={pattern}: exceptions are not supported for files of another stage")
         clean = posixpath.normpath("/" + pattern).lstrip("/")
         done = other.run(["bash", "-c", _EXCLUDE, "bash", folder, clean])
         if done.code:

@@ -1,4 +1,4 @@
-"""A Dockerfile as the source of an image: planned for its key, and built as layers that other images share."""
+"""A Dockerfile as the source of an image: planned to get its key, and built as layers that other images share."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ from workers.sandboxes.images.layered_image import Image, write_layers
 from workers.sandboxes.images.runtime import own_folder
 
 PREFIX = "dockerfile:"
-"""`dockerfile:FOLDER`, or `dockerfile:FOLDER#FILE`, `dockerfile:FOLDER#FILE#STAGE`: a build context, whose Dockerfile
-is in it by default."""
+"""`dockerfile:FOLDER`, `dockerfile:FOLDER#FILE` or `dockerfile:FOLDER#FILE#STAGE`: a build context, which contains the
+Dockerfile by default."""
 
-# the version of how images are made here; another number rebuilds all
+# the version of the way images are built here; a new number rebuilds all
 _FORMAT = 1
 
 FindImage: TypeAlias = Callable[[str], Image | None]
@@ -92,17 +92,17 @@ class DockerfileSource:
             config=last.config,
         )
         if is_bare(image):
-            raise ImageError(f"image {self.reference} has no bash, which is all that a sandbox needs of its image")
+            raise ImageError(f"image {self.reference} has no bash, which every sandbox needs")
         write_layers(image, folder)
 
     def _make_by_buildah(self, stages: list[PlannedStage], folder: Path) -> None:
-        """Have the same stages built by buildah, of bases that are folders."""
+        """Build the same stages by buildah, on bases that are folders."""
         last = stages[-1]
         begun = [planned for planned in stages if planned.parent is None and planned.stage.base != SCRATCH]
         bases = {str(planned.stage.base): planned.base for planned in begun}
         for name, base in bases.items():
             if base.binds or base.layers:
-                raise ImageError(f"image {self.reference}: buildah cannot begin with {name}, which is no single folder")
+                raise ImageError(f"image {self.reference}: buildah cannot begin with {name}: it is not a single folder")
         folders = {name: base.folder for name, base in bases.items()}
         with tempfile.TemporaryDirectory(dir=own_folder()) as name:
             archive = build_archive(self.folder, self.file, self.target, self.values, folders, Path(name))
@@ -122,7 +122,7 @@ class DockerfileSource:
         return plan(file, target, context, self.values, self._base, owner(), escape)
 
     def _base(self, name: str, instruction: Instruction) -> Image:
-        """Return a base image. ImageError, with the line, for a name that stands for none here."""
+        """Return a base image by name. ImageError, with the line, for an unknown name."""
         if name == SCRATCH:
             return empty_image()
         try:
@@ -132,7 +132,7 @@ class DockerfileSource:
             raise ImageError(broken.message, error.lines, retryable=error.retryable) from error
         if result is None:
             raise instruction.refused(
-                f"no image of this farm is called {name}: name one by `farm images alias {name} PATH`, where PATH is a "
+                f"no image of this farm is called {name}: add one by `farm images alias {name} PATH`, where PATH is a "
                 "folder, a .sif or an archive; a build with network may also pull it (--network)"
             )
         return result

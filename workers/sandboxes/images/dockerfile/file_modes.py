@@ -1,4 +1,4 @@
-"""Modes of files as `COPY --chmod` names them: by digits, or by letters as `chmod` does (`u=rwX,go=rX`)."""
+"""Modes of files in `COPY --chmod`: in digits, or in letters as for `chmod` (`u=rwX,go=rX`)."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import re
 from typing import TypeAlias
 
 FileMode: TypeAlias = int | str
-"""Digits as a number, letters as they are written."""
+"""Digits as a number, letters as written."""
 
 _CLAUSE = re.compile(r"([ugoa]*)((?:[-+=](?:[rwxXst]*|[ugo]))+)")
 _CHANGE = re.compile(r"([-+=])([rwxXst]+|[ugo]|)")
@@ -15,7 +15,7 @@ _BITS = {"r": 4, "w": 2, "x": 1}
 
 
 def file_mode(written: str) -> FileMode:
-    """Return the mode that is written. ValueError if it is none."""
+    """Return the parsed mode. Raises ValueError if it is invalid."""
     if re.fullmatch(r"[0-7]{1,4}", written):
         return int(written, 8)
     if written[:1].isdigit() or not all(_CLAUSE.fullmatch(clause) for clause in written.split(",")):
@@ -24,7 +24,7 @@ def file_mode(written: str) -> FileMode:
 
 
 def applied(mode: FileMode | None, own: int, *, is_folder: bool) -> int:
-    """Return the permissions of a file that has `own`; they stay if `mode` is None."""
+    """Return the new permissions of a file with the permissions `own`; these stay if `mode` is None."""
     if not isinstance(mode, str):
         return own if mode is None else mode
     result = own

@@ -1,4 +1,4 @@
-"""HEALTHCHECK of a Dockerfile, read into times and a command."""
+"""HEALTHCHECK of a Dockerfile, parsed to times and a command."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ _TIMES = {
 
 
 def healthcheck_of(instruction: Instruction) -> Healthcheck | None:
-    """Return the check, None for `HEALTHCHECK NONE`. ImageError for what is neither."""
+    """Return the check, None for `HEALTHCHECK NONE`. ImageError for other forms."""
     kind, _, rest = instruction.text.partition(" ")
     if kind.upper() == "NONE":
         return None
     if kind.upper() != "CMD" or not rest.strip():
-        raise instruction.refused("it is HEALTHCHECK CMD COMMAND, or HEALTHCHECK NONE")
+        raise instruction.refused("the form is HEALTHCHECK CMD COMMAND or HEALTHCHECK NONE")
     times: dict[str, float] = {}
     retries = 3
     for name, value in instruction.flags:
@@ -48,5 +48,5 @@ def _command(text: str) -> str | list[str]:
 def _seconds(instruction: Instruction, value: str) -> float:
     parts = _PART.findall(value)
     if "".join(number + unit for number, unit in parts) != value or not parts:
-        raise instruction.refused(f"{value!r} is no time such as 5s, 1m30s or 500ms")
+        raise instruction.refused(f"{value!r} is not a time such as 5s, 1m30s or 500ms")
     return sum(float(number) * _UNITS_S[unit] for number, unit in parts)

@@ -1,4 +1,4 @@
-"""The configuration of an image that was built here: what its Dockerfile says of the programs to be run in it."""
+"""The configuration of an image that was built here: the settings of its Dockerfile for programs that run in it."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True)
 class Healthcheck:
-    """HEALTHCHECK: a command, for `/bin/sh -c` if it is one text; times in seconds."""
+    """HEALTHCHECK: a command (a single text runs by `/bin/sh -c`) and times in seconds."""
 
     command: str | list[str]
     interval_s: float = 30.0
@@ -21,10 +21,10 @@ class Healthcheck:
 
 @dataclass(frozen=True, slots=True)
 class ImageConfig:
-    """ENV, WORKDIR, USER and what else a Dockerfile declares; `notes` say what was passed over or cannot be done.
+    """ENV, WORKDIR, USER and other declarations of a Dockerfile; `notes` name ignored or impossible instructions.
 
-    `user` is as written: a name or number, and a group after a colon; empty for root. `workdir` is empty if none is
-    set. A command is one text for the shell, or a list of words.
+    `user` is as written: a name or number, optionally with a group after a colon; empty for root. `workdir` is empty if
+    none is set. A command is one text for the shell, or a list of words.
     """
 
     env: Mapping[str, str] = field(default_factory=dict)
@@ -39,12 +39,12 @@ class ImageConfig:
     labels: Mapping[str, str] = field(default_factory=dict)
     stop_signal: str = ""
     onbuild: tuple[str, ...] = ()
-    """Instructions of stages and Dockerfiles that begin with this one."""
+    """Instructions to run in stages and Dockerfiles that are based on this image."""
     notes: tuple[str, ...] = ()
 
     @classmethod
     def of(cls, fields: dict[str, Any]) -> ImageConfig:
-        """Return it from the values of its JSON."""
+        """Return the configuration from its JSON values."""
         values = dict(fields)
         for name in ("shell", "exposed", "volumes", "onbuild", "notes"):
             values[name] = tuple(values.get(name, ()))

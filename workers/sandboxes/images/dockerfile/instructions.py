@@ -1,6 +1,6 @@
-"""Instructions of a Dockerfile, parsed as BuildKit's frontend does it (docs.docker.com/reference/dockerfile).
+"""Instructions of a Dockerfile, parsed like BuildKit's frontend (docs.docker.com/reference/dockerfile).
 
-Comments inside continuations vanish, `# escape=` is heeded, and RUN, COPY and ADD take heredocs.
+Comments inside continuations are dropped, `# escape=` is supported, and RUN, COPY and ADD take heredocs.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _HEREDOC = re.compile(r"(?:^|(?<=\s))\d*<<(-?)([\"']?)([A-Za-z_][\w.]*)\2(?=[\s;
 
 @dataclass(frozen=True, slots=True)
 class Heredoc:
-    """A text that follows its instruction; `expands` says that variables in it are replaced."""
+    """A text that follows its instruction; `expands` tells whether variables in it are replaced."""
 
     name: str
     text: str
@@ -36,7 +36,7 @@ class Heredoc:
 
 @dataclass(frozen=True, slots=True)
 class Instruction:
-    """One instruction: `text` is what follows its name and flags, `words` the JSON form of it if it has that."""
+    """One instruction: `text` follows its name and flags, `words` is its JSON form if it has that."""
 
     file: str
     line: int
@@ -51,23 +51,23 @@ class Instruction:
         return dict(self.flags).get(name)
 
     def switch(self, name: str, default: bool = False) -> bool:
-        """Return whether a flag of yes or no is set: `--link`, `--link=false`. ValueError for another value."""
+        """Return the value of a boolean flag: `--link`, `--link=false`. Raises ValueError for another value."""
         value = self.flag(name)
         if value is None:
             return default
         if value.lower() not in ("", "true", "1", "t", "false", "0", "f"):
-            raise ValueError(f"--{name}={value}: it is true or false")
+            raise ValueError(f"--{name}={value}: it must be true or false")
         return value.lower() in ("", "true", "1", "t")
 
     def refused(self, reason: str) -> ImageError:
-        """Return the error that names this instruction, its file and its line."""
+        """Return an error that names this instruction, its file and its line."""
         first = self.text.partition("\n")[0]
         shown = f"{self.name} {first if len(first) <= 80 else first[:79] + '…'}".rstrip()
         return ImageError(f"{self.file}:{self.line}: {shown}: {reason}")
 
 
 def read(path: Path) -> list[Instruction]:
-    """Return the instructions of a file. ImageError, with the line, for one that is none."""
+    """Return the instructions of a file. ImageError, with the line, for an invalid one."""
     try:
         return parse(path.read_text(encoding="utf-8-sig"), str(path))
     except FileNotFoundError:
@@ -77,7 +77,7 @@ def read(path: Path) -> list[Instruction]:
 
 
 def parse(text: str, file: str = "Dockerfile") -> list[Instruction]:
-    """Return the instructions of a text. ImageError, with the line, for one that is none."""
+    """Return the instructions of a text. ImageError, with the line, for an invalid one."""
     lines = text.replace("\r\n", "\n").split("\n")
     escape = _escape(lines, file)
     result = []
@@ -92,7 +92,7 @@ def parse(text: str, file: str = "Dockerfile") -> list[Instruction]:
 
 
 def escape_of(text: str) -> str:
-    """Return the character that escapes: a backslash, or what a directive at the top names."""
+    """Return the escape character: a backslash, or the one of a directive at the top."""
     return _escape(text.split("\n"), "Dockerfile")
 
 
@@ -103,13 +103,13 @@ def _escape(lines: list[str], file: str) -> str:
             break
         if match[1].lower() == "escape":
             if match[2] not in ("\\", "`"):
-                raise ImageError(f"{file}:{number}: escape={match[2]}: it may be \\ or `")
+                raise ImageError(f"{file}:{number}: escape={match[2]}: it must be \\ or `")
             return match[2]
     return "\\"
 
 
 def _logical(line: str, rest: Iterator[tuple[int, str]], escape: str) -> str:
-    """Return a line with those that continue it, comments and empty lines among them left out."""
+    """Return a line joined with its continuations, without comments and empty lines among them."""
     parts = []
     while line.rstrip().endswith(escape):
         parts.append(line.rstrip()[: -len(escape)])
@@ -139,7 +139,7 @@ def _instruction(file: str, number: int, logical: str, rest: Iterator[tuple[int,
 
 
 def _words(name: str, text: str) -> tuple[str, ...] | None:
-    """Return the words of the JSON form; None for what is not quite that, which is then taken as a shell's."""
+    """Return the words of the JSON form; None if it is not exactly that form, so that it is a shell's."""
     if name not in _IN_JSON or not text.startswith("["):
         return None
     try:
@@ -168,5 +168,5 @@ def without_heredocs(text: str) -> str:
 
 
 def is_only_heredoc(text: str) -> bool:
-    """Return whether a RUN has nothing but a heredoc, which is then the script itself."""
+    """Return whether a RUN consists only of a heredoc, which is then the script itself."""
     return bool(re.fullmatch(_HEREDOC.pattern, text.strip()))

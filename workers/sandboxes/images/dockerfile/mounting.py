@@ -1,6 +1,6 @@
-"""Files that RUN mounts: put into the writable layer of a step while its program runs, and out of it after that.
+"""Files that RUN mounts: copied to the writable layer of a step while its program runs, and removed afterwards.
 
-So no kernel mount is needed: what a mount hides is deleted in the layer alone, and is back once that is taken out.
+So no kernel mount is needed: files hidden by a mount are deleted only in the layer, and reappear with the removal.
 """
 
 from __future__ import annotations
@@ -17,18 +17,18 @@ from workers.sandboxes.images.dockerfile.instructions import Instruction
 from workers.sandboxes.images.dockerfile.steps import FromContext, FromStage, RunMount
 from workers.sandboxes.remove_tree import remove
 
-# where a link leads, as the layer has its files there
+# the target of links, because the layer has its files there
 _REAL = (
     'if [ -d "$1" ]; then cd -P -- "$1"; echo "folder:$PWD"; else cd -P -- "${1%/*}/"; echo "file:$PWD/${1##*/}"; fi'
 )
-# other files are mounted below some, such as /run, and stay
+# folders such as /run contain real mounts, which cannot be deleted and stay
 _CLEAR = 'shopt -s nullglob dotglob; for each in "$1"/*; do rm -rf -- "$each" 2>/dev/null; done; :'
 _DELETE = 'if [ -e "$1" ] || [ -L "$1" ]; then rm -f -- "$1"; fi'
 _OPEN_TO_ALL = 0o1777
 
 
 def mount(place: BuildPlace, mounts: Sequence[RunMount], instruction: Instruction, open_stage: OpenStage) -> list[str]:
-    """Put all there; return the paths that are no part of the layer, as `unmount` takes them. ImageError. Blocks."""
+    """Create all files; return the paths that are not part of the layer, for `unmount`. ImageError. Blocks."""
     result = []
     for each in mounts:
         make_folder(place, posixpath.dirname(each.target), 0o755)
@@ -58,11 +58,11 @@ def mount(place: BuildPlace, mounts: Sequence[RunMount], instruction: Instructio
 
 
 def unmount(layer: Path, paths: Sequence[str], lower: Sequence[str]) -> None:
-    """Take mounted files out of a finished layer over others, and folders that were made for them. Blocks."""
+    """Remove mounted files from a finished layer over others, and folders that were created for them. Blocks."""
     for path in reversed(paths):
         parts = path.strip("/").split("/")
         above = [layer.joinpath(*parts[:n]) for n in range(1, len(parts))]
-        # a link of the program's making leads anywhere
+        # a link that the program created can lead anywhere
         if any(folder.is_symlink() or not folder.is_dir() for folder in above):
             continue
         remove(layer.joinpath(*parts))
@@ -74,7 +74,7 @@ def unmount(layer: Path, paths: Sequence[str], lower: Sequence[str]) -> None:
 
 
 def make_folder(place: BuildPlace, path: str, mode: int) -> None:
-    """Make a folder, unless it is there."""
+    """Create a folder unless it exists."""
     if place.is_folder(path):
         return
     place.make_folder(path, mode)

@@ -1,4 +1,4 @@
-"""From a Dockerfile to the steps of a build: all that an instruction depends on is known before anything is run."""
+"""From a Dockerfile to the steps of a build: all inputs of each instruction are known before anything is run."""
 
 from __future__ import annotations
 
@@ -36,17 +36,17 @@ from workers.sandboxes.images.layered_image import Image
 
 SEARCH_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 ONE_USER = (
-    "owners of files are noted and shown to programs of root, and decide about no access: "
+    "owners of files are noted and shown to programs of root, but do not affect access: "
     "see docs/how-to/operators/images.md"
 )
 
 BaseImages: TypeAlias = Callable[[str, Instruction], Image]
-"""From an image's name, and the instruction that has it, to the image. ImageError if there is none."""
+"""Function from an image's name and its instruction to the image. ImageError if there is none."""
 
 
 @dataclass(frozen=True, slots=True)
 class PlannedStage:
-    """A stage: its base, an image or an earlier stage; its own steps; and how programs are to be run in it.
+    """A stage: its base (an image or an earlier stage), its own steps, and the settings to run programs in it.
 
     `key` names all of its files by content.
     """
@@ -68,12 +68,12 @@ def plan(
     owner: int,
     escape: str = "\\",
 ) -> list[PlannedStage]:
-    """Return the stages that a target needs, itself the last. ImageError for what cannot be built, by its line."""
+    """Return the stages that a target needs, itself the last. ImageError, with the line, if one cannot be built."""
     done: dict[int, PlannedStage] = {}
     for stage in file.needed(target):
         if isinstance(stage.base, int):
             below = done[stage.base]
-            # they are the stage's own instructions already
+            # they are among the stage's own instructions already
             start = _State(below.base, stage.base, below.key, replace(below.config, onbuild=()))
             triggers: Sequence[Instruction] = ()
         elif stage.whole_tree is not None:
@@ -94,7 +94,7 @@ def plan(
 
 @dataclass(slots=True)
 class _State:
-    """A stage as far as it was read."""
+    """The state of a stage after the instructions read so far."""
 
     base: Image
     parent: int | None
@@ -106,7 +106,7 @@ class _State:
 
 
 def _all_of(copy: Instruction, file: StagedFile, done: Mapping[int, PlannedStage], base_image: BaseImages) -> _State:
-    """Return the start of a stage that has all files of another stage, or of an image, and nothing else of it."""
+    """Return the start of a stage that has exactly the files of another stage or image."""
     name, config = copy.flag("from") or "", ImageConfig(env={"PATH": SEARCH_PATH})
     if (other := file.stage(name)) is not None:
         return _State(done[other.number].base, other.number, done[other.number].key, config)
@@ -152,7 +152,7 @@ class _Planner:
         }
 
     def take(self, instruction: Instruction) -> None:
-        """Add what an instruction makes, or note what it says. ImageError."""
+        """Add the step of an instruction, or record its setting. Raises ImageError."""
         try:
             self._readers[instruction.name](instruction)
         except ValueError as error:
@@ -189,7 +189,7 @@ class _Planner:
         elif len(first) == 2:
             pairs = [(first[0], self._expansion.text(first[1]))]
         else:
-            raise ValueError("it is ENV NAME=VALUE, or ENV NAME VALUE")
+            raise ValueError("the form is ENV NAME=VALUE or ENV NAME VALUE")
         self._set(env={**self.state.config.env, **dict(pairs)})
 
     def _label(self, instruction: Instruction) -> None:
@@ -212,7 +212,7 @@ class _Planner:
 
     def _shell(self, instruction: Instruction) -> None:
         if not instruction.words:
-            raise ValueError('it is a JSON list, such as SHELL ["/bin/bash", "-c"]')
+            raise ValueError('it must be a JSON list, such as SHELL ["/bin/bash", "-c"]')
         self._set(shell=instruction.words)
 
     def _cmd(self, instruction: Instruction) -> None:
@@ -247,7 +247,7 @@ class _Planner:
         options = mounts_of(instruction, self._expansion)
         mounts = tuple(each for one in options for each in self._mount(instruction, one))
         config, text = self.state.config, instruction.text
-        # the build's own variables, which ENV goes before
+        # the build's own variables, which ENV overrides
         env = {**self.state.arguments, **config.env}
         stdin = ""
         if instruction.words is not None:
@@ -261,14 +261,14 @@ class _Planner:
             bodies = "".join(f"\n{each.text}{each.name}" for each in instruction.heredocs)
             argv = (*config.shell, text + bodies + ("\n" if bodies else ""))
         if not argv:
-            raise ValueError("it names no program")
+            raise ValueError("it has no program")
         self._add(instruction, RunProgram(tuple(argv), env, config.user, config.workdir or "/", stdin, mounts))
 
     def _mount(self, instruction: Instruction, options: MountOptions) -> Sequence[RunMount]:
         if options.kind in ("secret", "ssh"):
             if options.required:
                 raise ValueError(f"--mount=type={options.kind} is required, and builds have no secrets and no keys")
-            self._note(f"RUN --mount=type={options.kind} is passed over: builds have none")
+            self._note(f"RUN --mount=type={options.kind} is ignored: builds have none")
             return ()
         target = self._path(options.target)
         if target == "/":
@@ -316,7 +316,7 @@ def _command(instruction: Instruction) -> str | list[str]:
 
 
 def _check_run_flag(name: str, value: str) -> None:
-    """Raise ValueError for a flag of RUN that asks for what programs of builds have not."""
+    """Raise ValueError for a flag of RUN that requests an unsupported feature."""
     allowed = {"network": ("default", "none", "host"), "security": ("sandbox",)}
     if name != "mount" and value not in allowed.get(name, ()):
         raise ValueError(f"--{name}={value} is not supported")

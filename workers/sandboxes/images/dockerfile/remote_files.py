@@ -1,4 +1,4 @@
-"""Files that ADD names by their address: fetched by the node while a layer is made, if builds have network."""
+"""Files that ADD names by URL: downloaded by the node while a layer is created, if builds have network."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from workers.sandboxes.images.dockerfile.instructions import Instruction
 from workers.sandboxes.images.dockerfile.steps import FromAddress
 
 MODE = 0o600
-"""The permissions of such a file, unless `--chmod` says others."""
+"""The permissions of such a file without `--chmod`."""
 
 _URL = re.compile(r"https?://")
 _GIT = re.compile(r"(git|ssh)://|git@|https?://\S+\.git([#?]|$)|github\.com/[^/]+/[^/]+$")
@@ -28,26 +28,26 @@ _BUSY = {408, 429, 500, 502, 503, 504}
 
 
 def is_address(source: str) -> bool:
-    """Return whether a source of ADD is an address of a file. ValueError for a repository of git."""
+    """Return whether a source of ADD is the URL of a file. ValueError for a git repository."""
     if _GIT.match(source):
         raise ValueError("ADD of a git repository is not supported: clone it by RUN, in a build with --network")
     return _URL.match(source) is not None
 
 
 def remote_file(address: str, checksum: str) -> FromAddress:
-    """Return a source of ADD, by its address; `checksum` as the flag has it, empty for any. ValueError."""
+    """Return a source of ADD by its URL; `checksum` as in the flag, empty for any. Raises ValueError."""
     if checksum and not _CHECKSUM.fullmatch(checksum):
-        raise ValueError(f"--checksum={checksum}: it is sha256: and the digest in hexadecimal digits")
+        raise ValueError(f"--checksum={checksum}: it must be sha256: and the digest in hexadecimal digits")
     name = posixpath.basename(unquote(urlsplit(address).path))
     return FromAddress(address, name or "__unnamed__", checksum)
 
 
 def fetch(source: FromAddress, path: Path, instruction: Instruction) -> None:
-    """Write the file to a path that does not exist. ImageError, which is retryable if it may be had later. Blocks."""
+    """Download the file to a new path. ImageError, which is retryable if the file may be available later. Blocks."""
     if not settings().build_network:
         advice = "allow it by FARM_BUILD_NETWORK=1, or `farm images build --network`"
         raise instruction.refused(f"builds have no network: {advice}")
-    # here, as it takes long to load and few processes fetch
+    # imported here, because it loads slowly and few processes download
     import httpx2
 
     algorithm, _, wanted = source.checksum.partition(":")
@@ -76,7 +76,7 @@ def fetch(source: FromAddress, path: Path, instruction: Instruction) -> None:
 
 
 def _set_time(path: Path, changed: str) -> None:
-    """Give a file the time of its last change, as the server says it."""
+    """Set a file's modification time to the one that the server reports."""
     try:
         seconds = parsedate_to_datetime(changed).timestamp()
     except ValueError:

@@ -1,4 +1,4 @@
-"""Mounts of RUN: `--mount=type=bind|cache|tmpfs|secret|ssh`, their options as BuildKit has them."""
+"""Mounts of RUN: `--mount=type=bind|cache|tmpfs|secret|ssh`, with BuildKit's options."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _KNOWN = {
 
 @dataclass(frozen=True, slots=True)
 class MountOptions:
-    """The options of one mount: `origin` is the stage or image that a bind is from, empty for the context."""
+    """The options of one mount: `origin` is the stage or image of a bind, empty for the context."""
 
     kind: str
     origin: str
@@ -30,12 +30,12 @@ class MountOptions:
 
 
 def mounts_of(instruction: Instruction, expansion: Expansion) -> list[MountOptions]:
-    """Return the mounts of a RUN. ValueError for one that is none."""
+    """Return the mounts of a RUN. Raises ValueError for an invalid one."""
     return [_options(value, expansion) for name, value in instruction.flags if name == "mount"]
 
 
 def origins_of(instruction: Instruction) -> list[str]:
-    """Return the stages and images that a RUN mounts something of, as they are written, which no variable may be."""
+    """Return the stages and images of a RUN's mounts as written; they must not contain variables."""
     fields = [_fields(value) for name, value in instruction.flags if name == "mount"]
     return [each["from"] for each in fields if each.get("from")]
 
@@ -53,13 +53,13 @@ def _options(written: str, expansion: Expansion) -> MountOptions:
     fields = _fields(written)
     for name, value in fields.items():
         if name not in _KNOWN or not value:
-            raise ValueError(f"--mount={written}: {name} is no option of a mount, or has no value")
+            raise ValueError(f"--mount={written}: {name} is not an option of a mount, or has no value")
     values = {name: value if name == "from" else expansion.text(value) for name, value in fields.items()}
     kind = values.get("type", "bind").lower()
     if kind not in _KINDS:
         raise ValueError(f"--mount=type={kind} is not supported; there are {', '.join(_KINDS)}")
     target = values.get("target", "")
     if not target and kind in ("bind", "cache", "tmpfs"):
-        raise ValueError(f"--mount={written}: it names no target")
+        raise ValueError(f"--mount={written}: it has no target")
     required = values.get("required", "").lower() in ("true", "1", "t")
     return MountOptions(kind, values.get("from", ""), values.get("source", ""), target, required)

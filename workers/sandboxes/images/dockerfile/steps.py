@@ -1,4 +1,4 @@
-"""Steps of a build: what each makes in a stage's files, and the name that its layer has by its content."""
+"""Steps of a build: the change of each to a stage's files, and the name of its layer by content."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from workers.sandboxes.images.dockerfile.file_modes import FileMode
 from workers.sandboxes.images.dockerfile.instructions import Instruction
 from workers.sandboxes.images.layered_image import Image
 
-# the version of how layers are made here; another number rebuilds all
+# the version of the way layers are created; a new number rebuilds all
 _FORMAT = 3
 _LABEL_CHARS = 60
 
@@ -45,7 +45,7 @@ class FromStage:
 
 @dataclass(frozen=True, slots=True)
 class FromAddress:
-    """A source of ADD that is fetched, and its name in a folder; `checksum` is empty if any content will do."""
+    """A source of ADD that is downloaded, and its name in a folder; `checksum` is empty if any content is accepted."""
 
     address: str
     name: str
@@ -57,9 +57,9 @@ Source: TypeAlias = FromContext | FromText | FromStage | FromAddress
 
 @dataclass(frozen=True, slots=True)
 class RunMount:
-    """Files that a program has at an absolute path, instead of what is there, and that are in no layer.
+    """Files mounted at an absolute path for a program, hiding existing ones, that are in no layer.
 
-    Without `source` it is an empty folder. `kept` is for a folder that is made if it is missing, and stays.
+    Without `source` it is an empty folder. `kept` is for a folder that is created if it is missing, and stays.
     """
 
     target: str
@@ -81,10 +81,10 @@ class RunProgram:
 
 @dataclass(frozen=True, slots=True)
 class CopyFiles:
-    """Files to copy to an absolute path; `into` says that it is a folder they go into, `unpack` that tars are.
+    """Files to copy to an absolute path. `into`: the path is a folder that they go into; `unpack`: tars are unpacked.
 
-    Of what is copied from a stage, `excluded` are patterns of paths below each source, and with `parents` its path is
-    kept. Of files of the context both is known before.
+    For files of a stage, `excluded` are patterns of paths below each source, and `parents` keeps their path. For files
+    of the context, both are applied in the plan.
     """
 
     sources: tuple[Source, ...]
@@ -99,7 +99,7 @@ class CopyFiles:
 
 @dataclass(frozen=True, slots=True)
 class MakeFolder:
-    """A working directory that is to be there, and to belong to a user."""
+    """A working directory that must exist and belong to a user."""
 
     path: str
     user: str
@@ -107,10 +107,7 @@ class MakeFolder:
 
 @dataclass(frozen=True, slots=True)
 class BuildStep:
-    """The part of a build that one instruction asks for; `key` names its layer by all that goes into it.
-
-    So do the layers below it.
-    """
+    """The step of one instruction. `key` names its layer by all inputs, including the layers below it."""
 
     instruction: Instruction
     work: RunProgram | CopyFiles | MakeFolder
@@ -125,7 +122,7 @@ class BuildStep:
 
 
 def step_of(instruction: Instruction, work: RunProgram | CopyFiles | MakeFolder, below: str, owner: int) -> BuildStep:
-    """Return a step on layers that `below` names, in images that belong to a user of the node."""
+    """Return a step on the layers named by `below`, for images that belong to the node's user `owner`."""
     return BuildStep(instruction, work, digest("dockerfile layer", _FORMAT, below, owner, _content_of(work)))
 
 

@@ -1,4 +1,4 @@
-"""Users of an image, as its own /etc/passwd and /etc/group have them: what USER and --chown name."""
+"""Users of an image, from its own /etc/passwd and /etc/group, as named by USER and --chown."""
 
 from __future__ import annotations
 
@@ -18,23 +18,23 @@ class Account:
 
     @property
     def identity(self) -> tuple[int, int] | None:
-        """The numbers that its programs see; None for root, whose they are anyway."""
+        """User and group of its programs; None for root, which is the default."""
         return (self.uid, self.gid) if self.uid else None
 
 
 def account_of(place: BuildPlace, written: str) -> Account:
-    """Return the account that USER names: a name or number, with a group after a colon. ValueError if it is unknown."""
+    """Return the account of USER: a name or number, optionally with a group after a colon. ValueError if unknown."""
     return account_in(written, _lines(place, "/etc/passwd"), _lines(place, "/etc/group"))
 
 
 def owner_of_files(place: BuildPlace, written: str) -> Owner:
-    """Return whose files are by --chown or WORKDIR: the group of a number alone is that number. ValueError as above."""
+    """Return the owner for --chown or WORKDIR. A number without a group is also the group. ValueError if unknown."""
     account = account_of(place, written)
     return (account.uid, account.uid) if written.isdigit() else (account.uid, account.gid)
 
 
 def account_in(written: str, passwd: list[list[str]], group: list[list[str]]) -> Account:
-    """As `account_of`, from the fields of the lines of the two files."""
+    """Return the account like `account_of`, from the parsed lines of the two files."""
     user, _, of_group = written.partition(":")
     user = user or "0"
     entry = next((line for line in passwd if len(line) >= 6 and user in (line[0], line[2])), None)

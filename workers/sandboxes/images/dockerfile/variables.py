@@ -1,6 +1,6 @@
 """Words and variables of an instruction's arguments: quotes, escapes, `$NAME`, `${NAME:-default}`, `${NAME%pattern}`.
 
-As BuildKit has them.
+The rules are BuildKit's.
 """
 
 from __future__ import annotations
@@ -15,17 +15,17 @@ _OPERATORS = (":-", ":+", ":?", "-", "+", "?")
 
 @dataclass(frozen=True, slots=True)
 class Expansion:
-    """Replaces variables by their values, empty for those that are not set. ValueError for what is no word."""
+    """Replaces variables by their values, or by nothing if they are not set. Raises ValueError for invalid words."""
 
     values: Mapping[str, str]
     escape: str = "\\"
 
     def text(self, written: str) -> str:
-        """Return a text without its quotes and escapes, its variables replaced; spaces stay."""
+        """Return a text without its quotes and escapes, and with variables replaced; spaces stay."""
         return _Reader(written, self).take(split=False)[0]
 
     def words(self, written: str) -> list[str]:
-        """Return the words of a text, each as `text` has it."""
+        """Return the words of a text, each treated like `text`."""
         return _Reader(written, self).take(split=True)
 
     def pairs(self, written: str) -> list[tuple[str, str]]:
@@ -39,12 +39,12 @@ class Expansion:
         return result
 
     def inner(self, written: str, *, keep_escapes: bool = False) -> str:
-        """Return a text in which variables are replaced and all else stays, as in a heredoc."""
+        """Return a text with only its variables replaced, as in a heredoc."""
         return _Reader(written, self).take(split=False, quotes=False, keep_escapes=keep_escapes)[0]
 
 
 def raw_words(written: str, escape: str = "\\") -> list[str]:
-    """Return words with their quotes, escapes and variables as written. ValueError for a quote that does not end."""
+    """Return words with their quotes, escapes and variables as written. ValueError for an unclosed quote."""
     words, word, quote, at, depth = [], "", "", 0, 0
     while at < len(written):
         letter = written[at]
@@ -65,7 +65,7 @@ def raw_words(written: str, escape: str = "\\") -> list[str]:
         word += letter
         at += 1
     if quote:
-        raise ValueError(f"a quote {quote} does not end")
+        raise ValueError(f"the quote {quote} is not closed")
     return [*words, word] if word else words
 
 
@@ -97,13 +97,13 @@ class _Reader:
             else:
                 word, begun, self._at = word + letter, True, self._at + 1
         if quote:
-            raise ValueError(f"a quote {quote} does not end")
+            raise ValueError(f"the quote {quote} is not closed")
         return [*words, word] if begun or not split else words
 
     def _escaped(self, quote: str) -> str:
         letter = self._written[self._at + 1]
         self._at += 2
-        # within double quotes it escapes only what would mean something there
+        # within double quotes, it escapes only characters with a special meaning there
         return letter if not quote or letter in f'"${self._expansion.escape}' else self._expansion.escape + letter
 
     def _variable(self) -> str:
@@ -121,7 +121,7 @@ class _Reader:
         inside, self._at = self._written[self._at + 1 : end], end + 1
         match = _NAME.match(inside)
         if match is None:
-            raise ValueError(f"${{{inside}}} names no variable")
+            raise ValueError(f"${{{inside}}} does not name a variable")
         value, rest = self._expansion.values.get(match[0]), inside[match.end() :]
         if not rest:
             return value or ""
@@ -129,7 +129,7 @@ class _Reader:
             return _edited(value or "", rest, Expansion(self._expansion.values, self._expansion.escape))
         operator = next((each for each in _OPERATORS if rest.startswith(each)), None)
         if operator is None:
-            raise ValueError(f"${{{inside}}}: of the forms with braces there are :- :+ :? - + ? # ## % %% / and //")
+            raise ValueError(f"${{{inside}}}: the supported forms with braces are :- :+ :? - + ? # ## % %% / and //")
         is_set = bool(value) if operator.startswith(":") else value is not None
         other = Expansion(self._expansion.values, self._expansion.escape).text(rest[len(operator) :])
         if operator.endswith("?") and not is_set:
@@ -139,7 +139,7 @@ class _Reader:
         return (value or "") if is_set else other
 
     def _closing(self) -> int:
-        """Return where the brace that opens here closes."""
+        """Return the position of the brace that closes the current one."""
         depth, at = 1, self._at + 1
         while at < len(self._written):
             letter = self._written[at]
@@ -148,13 +148,13 @@ class _Reader:
             if depth == 0:
                 return at
             at += 2 if opens or letter == self._expansion.escape else 1
-        raise ValueError("a brace { does not close")
+        raise ValueError("a brace { is not closed")
 
 
 def _edited(value: str, rest: str, expansion: Expansion) -> str:
-    """Return a value without what a pattern matches at its start (`#`) or end (`%`), or with that replaced (`/`).
+    """Return a value without a pattern's match at its start (`#`) or end (`%`), or with matches replaced (`/`).
 
-    A doubled sign takes the longest match, or replaces all. ValueError for a replacement that is missing.
+    A doubled sign takes the longest match, or replaces all. ValueError for a missing replacement.
     """
     sign = rest[0]
     doubled = rest[1:2] == sign
@@ -163,14 +163,14 @@ def _edited(value: str, rest: str, expansion: Expansion) -> str:
         escape = re.escape(expansion.escape)
         slash = re.match(rf"(?:[^/{escape}]|{escape}.)*/", written, re.DOTALL)
         if slash is None:
-            raise ValueError(f"{rest} has no replacement: it is /PATTERN/TEXT")
+            raise ValueError(f"{rest} has no replacement: the form is /PATTERN/TEXT")
         replaced = expansion.inner(written[: slash.end() - 1], keep_escapes=True)
         new = expansion.inner(written[slash.end() :], keep_escapes=True)
         # an empty pattern matches once, at the start
         return _glob(replaced, expansion.escape).sub(lambda _: new, value, count=0 if doubled and replaced else 1)
     pattern = _glob(expansion.inner(written, keep_escapes=True), expansion.escape)
     lengths = range(len(value) + 1)
-    # from the shortest match on, or from the longest
+    # from the shortest match to the longest, or in reverse order
     tries = reversed(lengths) if doubled else lengths
     if sign == "#":
         return next((value[n:] for n in tries if pattern.fullmatch(value[:n])), value)
@@ -178,7 +178,7 @@ def _edited(value: str, rest: str, expansion: Expansion) -> str:
 
 
 def _glob(written: str, escape: str) -> re.Pattern[str]:
-    """Return a pattern of a shell, in which `*` and `?` match any letters."""
+    """Return a shell pattern, in which `*` and `?` match any characters, as a regular expression."""
     result, at = "", 0
     while at < len(written):
         if written[at] == escape and at + 1 < len(written):

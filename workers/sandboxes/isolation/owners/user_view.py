@@ -1,15 +1,15 @@
 # ruff: noqa: PTH102, PTH108, PTH123, PTH208
-"""A process beside a program of a sandbox, which answers its calls about users and owners; standard library only.
+"""A process that answers a program's system calls about users and owners in its sandbox. Standard library only.
 
-The kernel knows one user in there, and gives no other without rights that an ordinary user of a node has not. So the
-filter of system calls sends these few calls here (`seccomp_unotify(2)`): a process that becomes another user is told
-that it is one, a change of owner is noted on the file, what another user than root makes is noted as that user's, and
-`stat` shows what is noted. Nothing is preloaded, so it holds for static programs too. It is a view, and no wall: users
-and owners decide about these calls alone, and about no access. All other calls are the kernel's.
+The kernel knows one user in a sandbox, and more would need rights that an ordinary user of a node does not have. So the
+seccomp filter sends these few calls here (`seccomp_unotify(2)`): a process that changes its user gets the result of
+such a change, a change of owner is recorded on the file, files created by a user other than root are recorded as that
+user's, and `stat` shows the recorded owner. Nothing is preloaded, so it works for static programs, too. It is only a
+view: users and owners affect these calls, but not access to files. The kernel handles all other calls.
 
-It runs inside, with the rights of a program there and the one to read the memory of others, under the same filter; it
-ends with the last process that it answers. Without it these programs could start no others: so `kill` passes it by, it
-heeds no signal that can be ignored, and has a name of its own.
+The process runs inside the sandbox with the rights of a program there plus the right to read other processes' memory,
+under the same filter, and ends with the last process that it serves. Without it, these programs could not start others.
+Therefore `kill` skips it, it ignores all signals that can be ignored, and it has a name of its own.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ _CONTINUE = 1
 _NAME = "farm-owners"
 _STATUS_BYTES, _MORE_BYTES = {"x86_64": 144, "aarch64": 128}, 256
 _OWNER_AT, _OWNER_AT_MORE = {"x86_64": 28, "aarch64": 24}, 20
-"""The place of uid and gid in what `stat` and `statx` tell."""
+"""Offset of uid and gid in the results of `stat` and `statx`."""
 _CREATES = os.O_CREAT | os.O_WRONLY | os.O_TRUNC
 _PEER = struct.Struct("iII")
 _PIDFD_OPEN, _PIDFD_GETFD = 434, 438
@@ -57,9 +57,9 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 
 def start_view(first: Credentials) -> socket.socket | None:
-    """Start one, not as a child of this process; returns where it takes a filter's listener. None if it cannot be.
+    """Start a view, not as a child of this process. Returns the socket that accepts a filter's listener, or None.
 
-    `first` are those of the program that it answers.
+    `first` are the credentials of the first program that it serves.
     """
     ours, theirs = socket.socketpair()
     try:
@@ -97,7 +97,7 @@ def _live(connection: int, first: Credentials) -> None:
 
 
 def _answers(process: int) -> bool:
-    """Return whether a process answers programs: it alone has the right to read the memory of others."""
+    """Return whether a process is a view: only a view has the right to read other processes' memory."""
     try:
         with open(f"/proc/{process}/status", "rb") as file:
             rights = next(line for line in file if line.startswith(b"CapEff:"))
@@ -118,8 +118,8 @@ class UserView:
         self._table = CredentialsTable(first)
 
     def serve(self) -> None:
-        """Until no process is left that has the filter."""
-        # on the processor of who asks, and twice as fast; since Linux 6.6
+        """Answer calls until no process with the filter is left."""
+        # wake the process on the CPU of the caller, which is twice as fast; since Linux 6.6
         with contextlib.suppress(OSError):
             fcntl.ioctl(self._listener, _SET_FLAGS, _WAKE_HERE)
         poll = select.poll()
@@ -130,11 +130,11 @@ class UserView:
             try:
                 fcntl.ioctl(self._listener, _RECEIVE, notice)
             except OSError:
-                # who asked has ended
+                # the calling process has ended
                 continue
             call, thread, _, number, _, _, *arguments = _NOTICE.unpack(notice)
             reply = _REPLY.pack(call, 0, 0, _CONTINUE)
-            # an address may be beyond all memory
+            # an address can be outside the address space
             with contextlib.suppress(OSError, ValueError, OverflowError):
                 answer = self._answer(WaitingCall(self._listener, call, thread), self._names[number], arguments)
                 if answer is not None:
@@ -143,9 +143,9 @@ class UserView:
                 fcntl.ioctl(self._listener, _SEND, reply)
 
     def _answer(self, asked: WaitingCall, name: str, arguments: list[int]) -> int | None:
-        """Do what a call asks for; return its result, below 0 an error; None if the kernel is to do it.
+        """Execute a call. Returns its result, a negative error number, or None if the kernel must execute it.
 
-        Raises OSError for the same.
+        A raised OSError also means that the kernel must execute it.
         """
         first, second, third, fourth, fifth, _ = arguments
         match name:
@@ -195,11 +195,11 @@ class UserView:
         return self._set_ids(asked, name, arguments)
 
     def _kill(self, asked: WaitingCall, target: int, number: int) -> int | None:
-        """Send a signal to all processes but those that answer programs, which none is to end or to stop."""
+        """Send a signal to all processes except views, which must not be ended or stopped."""
         if target != _ALL:
             return 0 if target and _answers(abs(target)) else None
         spared = (1, int(asked.status(b"Tgid")))
-        # what is started meanwhile is found by the next
+        # processes started meanwhile are found by the next pass
         for _ in range(_PASSES if number == signal.SIGKILL else 1):
             for pid in [int(name) for name in os.listdir("/proc") if name.isdigit()]:
                 if pid not in spared and not _answers(pid):
@@ -245,7 +245,7 @@ class UserView:
         return 0
 
     def _tell_peer(self, asked: WaitingCall, number: int, target: int, size_at: int) -> int | None:
-        """Tell who is at the other end of a socket."""
+        """Return the credentials of a socket's peer."""
         process = self._descriptor(_PIDFD_OPEN, int(asked.status(b"Tgid")), 0)
         try:
             taken = self._descriptor(_PIDFD_GETFD, process, ctypes.c_int(number & UNCHANGED), 0)
@@ -253,7 +253,7 @@ class UserView:
             os.close(process)
         with socket.socket(fileno=taken) as found:
             pid, *_ = _PEER.unpack(found.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEER.size))
-            # no process of this sandbox has 0: a relay connects for one of another
+            # pid 0 is a process outside this sandbox: a relay, which connects for a process of another sandbox
             ids = shown(pid) if pid else user_of_address(found.getpeername())
         (size,) = struct.unpack("i", asked.read(size_at, 4))
         if ids in (None, (0, 0)) or size < _PEER.size:
@@ -269,7 +269,7 @@ class UserView:
         return int(result)
 
     def _begin(self, asked: WaitingCall, folder: int, path: int, flags: int) -> None:
-        """Note what becomes of a process's users when it begins a program, which the kernel lets it."""
+        """Record a process's users after an exec, which the kernel executes."""
         now = self._table.of(asked.thread)
         if now.users[1] == 0:
             uid = gid = None
@@ -280,7 +280,7 @@ class UserView:
             self._table.give(asked.thread, new)
 
     def _set_id_of(self, asked: WaitingCall, folder: int, path: int, flags: int) -> tuple[int | None, int | None]:
-        """Return the user and the group that a program has by its mode."""
+        """Return the user and group that a set-id program gets; None for those that do not change."""
         with asked.opened(folder, path, flags) as file:
             mode = os.fstat(file).st_mode if file >= 0 else 0
             if not (stat.S_ISREG(mode) and mode & (stat.S_ISUID | stat.S_ISGID) and mode & 0o111):
@@ -296,7 +296,7 @@ class UserView:
         return self._make_file(asked, folder, path, flags, mode) if flags & os.O_CREAT and not resolve else None
 
     def _make_file(self, asked: WaitingCall, folder: int, path: int, flags: int, mode: int) -> int | None:
-        """Make a file that is not there as its user's, and give it to the process, opened."""
+        """Create a missing file with the owner of the calling process, and install its descriptor there."""
         owner = self._table.of(asked.thread).owner
         place = self._new(asked, folder, path, flags & (os.O_EXCL | os.O_NOFOLLOW)) if owner != (0, 0) else b""
         if not place:
@@ -309,7 +309,7 @@ class UserView:
             close = flags & os.O_CLOEXEC
             return int(fcntl.ioctl(self._listener, _GIVE, bytearray(_DESCRIPTOR.pack(asked.number, 0, file, 0, close))))
         except OSError:
-            # the process has no room for it, or has ended: as if nothing had been
+            # the process has no free descriptor or has ended: undo everything
             os.unlink(place)
             raise
         finally:
@@ -331,7 +331,7 @@ class UserView:
         return 0
 
     def _new(self, asked: WaitingCall, folder: int, path: int, no_follow: int) -> bytes:
-        """Return the path by which this process reaches what another is about to make; empty if the kernel is to."""
+        """Return the path to a file that a process is about to create; empty if the kernel must execute the call."""
         name = asked.path(path)
         if not name or asked.is_in_another_root():
             return b""
@@ -353,7 +353,7 @@ class UserView:
     def _note(self, asked: WaitingCall, folder: int, path: int, flags: int, uid: int, gid: int) -> int | None:
         with asked.opened(folder, path, flags) as file:
             if file < 0:
-                # the kernel says why, of a path that is not there; its own files stay as they are
+                # for a missing path, the kernel returns the error; the kernel's own files do not change
                 return 0 if file == OF_KERNEL else None
             place, uid, gid = f"/proc/self/fd/{file}", uid & UNCHANGED, gid & UNCHANGED
             if not self._table.of(asked.thread).may_give(file_owners.owner_of(place) or file_owners.ROOT, uid, gid):
@@ -363,7 +363,7 @@ class UserView:
             return 0
 
     def _is_noted(self, asked: WaitingCall, folder: int, path: int, flags: int) -> bool:
-        """Return whether a file has an owner to tell; nearly all have none, and this is asked most often."""
+        """Return whether an owner is recorded for a file. Called most often, and false for nearly all files."""
         name = asked.path(path) if path else b""
         place = asked.place(folder, name) if name or flags & EMPTY_PATH else b""
         follow = not (name and flags & NO_FOLLOW)

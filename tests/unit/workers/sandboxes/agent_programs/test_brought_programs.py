@@ -234,12 +234,12 @@ def test_an_npm_package_of_another_digest_is_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "why"),
     [
-        ("{", "is no package-lock.json"),
-        ("[]", "is no package-lock.json"),
+        ("{", "is not a package-lock.json"),
+        ("[]", "is not a package-lock.json"),
         ('{"packages": {"": {}}}', "names no package"),
         ('{"packages": {"": {}, "node_modules/x": {"version": "1"}}}', "has no digest of node_modules/x"),
         ('{"packages": {"": {}, "node_modules/x": {"resolved": "git+ssh://x", "link": true}}}', "has no digest of"),
-        ('{"dependencies": {}}', "is no package-lock.json"),
+        ('{"dependencies": {}}', "is not a package-lock.json"),
     ],
 )
 def test_a_lock_without_digests_is_refused(tmp_path: Path, text: str, why: str) -> None:

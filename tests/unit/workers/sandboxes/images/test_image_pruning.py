@@ -51,9 +51,9 @@ def test_the_old_go_and_what_is_used_stays(home: Path, tmp_path: Path) -> None:
     old, young, in_use = (program(tmp_path, name, days=days) for name, days in (("a", 40), ("b", 20), ("c", 40)))
     with held(in_use):
         done = prune_by_itself(30 * DAY_S, 0)
-        assert {each.entry.folder: each.kept for each in done} == {old: "", in_use: "a sandbox stands on it"}
+        assert {each.entry.folder: each.kept for each in done} == {old: "", in_use: "a sandbox uses it"}
     assert (old.exists(), young.exists(), in_use.exists()) == (False, True, True)
-    with pytest.raises(SandboxError, match=f"programs/{old.name} was removed from the cache just now"), held(old):
+    with pytest.raises(SandboxError, match=f"programs/{old.name} has just been removed from the cache"), held(old):
         pass
     assert [path.name for path in old.parent.iterdir() if old.name in path.name] == [f"{old.name}.lock"]
     assert program(tmp_path, "a") == old, "it is made again when it is needed"
