@@ -11,8 +11,8 @@ T = TypeVar("T")
 
 _MOST = 200
 """Results of one kind that are kept."""
-_SHARE = 10
-"""A result is kept for so many times as long as it took, at least: what is dear is made less often."""
+_SHARE = 50
+"""A result is kept for so many times as long as it took, at least: each costs 2 % of a processor at most."""
 
 
 class SharedResults(Generic[T]):

@@ -44,7 +44,7 @@ def test_an_old_result_is_made_again_and_a_final_one_later() -> None:
         made.may_go_on.set()
         shared: SharedResults[int] = SharedResults(0.0)
         assert await shared.get("b", made) == 1
-        # it is kept for ten times as long as it took, which is no time
+        # it is kept for fifty times as long as it took, which is no time
         for _ in range(10_000):
             if await shared.get("b", made) != 1:
                 break
