@@ -119,8 +119,20 @@ THE_ENGINES = [
     struck("500", Outcome.ENGINE_ERROR, FAILURES, "500"),
     struck("502", Outcome.ENGINE_ERROR, FAILURES, "502"),
     # they end while the engine is left alone, or at the moment of a retry
-    struck("429", Outcome.ENGINE_ERROR, FAILURES, "its 5 s ended while it waited: .*(busy|answered 429)", **DEADLINE),
-    struck("503", Outcome.ENGINE_ERROR, FAILURES, "its 5 s ended while it waited: .*(busy|answered 503)", **DEADLINE),
+    struck(
+        "429",
+        Outcome.ENGINE_ERROR,
+        FAILURES,
+        "its 5 s ended while it waited for engines: .*(busy|answered 429)",
+        **DEADLINE,
+    ),
+    struck(
+        "503",
+        Outcome.ENGINE_ERROR,
+        FAILURES,
+        "its 5 s ended while it waited for engines: .*(busy|answered 503)",
+        **DEADLINE,
+    ),
     struck("close", Outcome.ENGINE_ERROR, FAILURES, "tries failed"),
     struck("reset", Outcome.ENGINE_ERROR, FAILURES, "tries failed"),
     struck("hang", Outcome.ENGINE_ERROR, FAILURES, max_attempts=1),
@@ -130,7 +142,13 @@ THE_ENGINES = [
     struck("echo", Outcome.ANSWERED, NEVER, trains=False),
     # the same deadline as that of `slow-policy`, and no score
     _Row(
-        "engine-dead", chat(), Outcome.ENGINE_ERROR, FAILURES, "ended while it waited: .* is out", engine={}, **DEADLINE
+        "engine-dead",
+        chat(),
+        Outcome.ENGINE_ERROR,
+        FAILURES,
+        "ended while it waited for engines: .* is out",
+        engine={},
+        **DEADLINE,
     ),
 ]
 THE_SANDBOXS = [
