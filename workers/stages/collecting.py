@@ -34,7 +34,7 @@ class Collect:
     start_s: float
 
     async def within(self, limit_s: float, sandbox: Sandbox | None, answer: str | None) -> Submission:
-        """Return the submission; only the answer if the sandbox is unreadable. Raises TimeoutError, and `collect`'s errors."""
+        """Return the submission; only the answer if the sandbox is unreadable. Raises `collect`'s errors."""
         try:
             async with deadline(limit_s):
                 return await self.collect(sandbox)

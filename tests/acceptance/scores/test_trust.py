@@ -247,7 +247,7 @@ def test_what_follows_from_each_cause(client: farm.Farm, played: dict[str, Rollo
         assert re.search(row.says, rollout.failure.message), rollout.failure.message
     timings = client.timings(rollout.rollout_id)
     # of a neighbour's kills for lack of memory
-    n_short = sum("node that ran short" in str(timing.failure) for timing in timings)
+    n_short = sum("the node ran short" in str(timing.failure) for timing in timings)
     n = row.max_attempts if row.budget is FAILURES else n_short
     failures = [str(timing.failure) for timing in timings if timing.failure is not None]
     assert (rollout.n_failures, rollout.n_lost, rollout.n_restarts) == (n, 0, 0), failures

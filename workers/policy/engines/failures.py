@@ -1,4 +1,4 @@
-"""Failures of a call as the farm's errors: the engine, the failure, and a remedy."""
+"""Failures of a call as the farm's errors: engine, failure and remedy."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Unreadable(EngineError):
 
 
 class NoRoute(EngineUnfit):
-    """A server without the requested route, or one that does not allow it, as with vLLM's 403."""
+    """A server that lacks the requested route, or does not allow it, as with vLLM's 403."""
 
 
 def refused(engine: str, status: int, headers: Mapping[str, str], body: Any) -> FarmError:

@@ -157,5 +157,5 @@ def test_a_finish_reason_may_be_null(max_tokens: int | None, reason: str, ids: A
 def test_an_unknown_finish_reason_is_refused() -> None:
     sent = answer()
     sent["choices"][0]["finish_reason"] = "tired"
-    with pytest.raises(ValueError, match="which is none of"):
+    with pytest.raises(ValueError, match="is not one of"):
         completion(sent, "e")

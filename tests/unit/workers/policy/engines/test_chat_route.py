@@ -226,7 +226,7 @@ def test_an_address_may_end_otherwise() -> None:
 def test_an_aborted_generation_is_to_be_asked_for_again() -> None:
     with pytest.raises(EngineBusy, match="is it paused for new weights"):
         ask(Misbehaving(accept(finish_reason="abort")))
-    with pytest.raises(EngineError, match="broke the generation off"):
+    with pytest.raises(EngineError, match="broke off the generation"):
         ask(Misbehaving(accept(finish_reason="error")))
 
 
