@@ -1,7 +1,7 @@
-"""The fields of each API's requests: those that take effect, are refused, or may be ignored, and why.
+"""The fields of each API's requests: which ones take effect, are refused or may be ignored, and why.
 
-A field that carries conversation, or that changes what the answer must be, is never ignored. One that no table knows is
-recorded with the call, as `unknown_fields`; the vendors' own clients send none.
+A field that carries conversation, or constrains the answer, is never ignored. A field in no table is recorded with the
+call, as `unknown_fields`; the vendors' own clients send none.
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ class RequestFields:
 
     handled: frozenset[str]
     refused: Mapping[str, str] = field(default_factory=dict)
-    """Name → what to do instead. A neutral value, such as null, is taken."""
+    """Name to remedy. A neutral value, such as null, is accepted."""
     ignored: Mapping[str, str] = field(default_factory=dict)
-    """Name → why nothing is lost by ignoring it."""
+    """Name to the reason why nothing is lost by ignoring it."""
 
     def unknown(self, body: Mapping[str, Any]) -> list[str]:
-        """Return the names of a request's fields that are in no table. Raises BadRequest for those that are refused."""
+        """Return the names of a request's fields that are in no table. Raises BadRequest for refused ones."""
         model_api.refuse(body, self.refused)
         return sorted(body.keys() - self.handled - self.refused.keys() - self.ignored.keys())
 
@@ -101,7 +101,7 @@ RESPONSES = RequestFields(
         **_because("of requests that count tokens, which are an estimate here", "personality"),
     },
 )
-"""The sampling parameters among those that are handled are written into the answer, as this API does."""
+"""The handled sampling parameters are echoed in the answer, as in this API."""
 ITEM = RequestFields(
     _named("type role content call_id name namespace arguments output summary"),
     {},
@@ -227,7 +227,7 @@ TEXT_PART = RequestFields(
         **_because("of an answer as the API returned it: its text is what is shown", "annotations logprobs"),
     },
 )
-"""A text in the content of a message, a result or a thought, of both APIs of OpenAI."""
+"""A text part of a message, tool result or thought, in both OpenAI APIs."""
 CHAT_CALL = RequestFields(_named("id type function"))
 CHAT_CALLED = RequestFields(_named("name arguments"))
 CHAT_TOOL = RequestFields(_named("type function"))
@@ -242,7 +242,7 @@ RESPONSES_TOOL = RequestFields(
         **_because(_CALLER, "allowed_callers async"),
     },
 )
-"""A function, or a namespace of them, whose `tools` they are."""
+"""A function, or a namespace with functions in its `tools`."""
 MESSAGES_TOOL = RequestFields(
     _named("type name description input_schema input_examples"),
     {},
@@ -257,11 +257,11 @@ MESSAGES_TOOL = RequestFields(
 TOOL_CHOICE = RequestFields(
     _named("type name function allowed_tools mode tools"), {}, _because(_PARALLEL, "disable_parallel_tool_use")
 )
-"""A choice of a tool, and what is in it, of OpenAI's APIs and Anthropic's."""
+"""A tool choice and its contents, in OpenAI's APIs and Anthropic's."""
 FORMAT = RequestFields(
     _named("type json_schema schema"), {}, {"strict": _STRICT, **_because(_NAMES, "name description")}
 )
-"""The form of an answer, of OpenAI's APIs and Anthropic's."""
+"""The form of an answer, in OpenAI's APIs and Anthropic's."""
 TEXT_CONFIG = RequestFields(_named("format"), {}, {"verbosity": _EFFORT})
 REASONING = RequestFields(frozenset(), {}, _because(_EFFORT, "effort summary generate_summary context mode"))
 STREAM_OPTIONS = RequestFields(_named("include_usage"), {}, _because(_ENCODING, "include_obfuscation"))
