@@ -465,7 +465,7 @@ def test_tools_are_refused_where_the_models_format_of_calls_is_unknown(tmp_path:
         address = replace(engine.address, tokenizer=str(tmp_path))
         assert await tool_format_of(address, engine.info) == "none"
         bench.listed[0] = EngineRecord(address, engine.info)
-        with pytest.raises(EngineError, match=r"r1: .*no format of calls that is read here"):
+        with pytest.raises(EngineError, match=r"r1: .*no supported format of calls"):
             await bench.ask(bench.policy(), [USER])
         await bench.ask(bench.policy(), [USER], sampling=FormedSampling(tool_choice="none"))
         for tool_format in ("none", "hermes"):
