@@ -165,7 +165,7 @@ def test_the_example_asks_for_the_models_own_distribution(llamacpp: str) -> None
 def test_a_parameter_that_a_server_lacks_is_refused_by_name(llamacpp: str, name: str) -> None:
     value = {"min_tokens": 2, "stop_token_ids": (3,), "cache_salt": "7"}[name]
     sampling = SamplingParams.model_validate({name: value})
-    with pytest.raises(EngineRefused, match=f"has no {name}: leave it out"):
+    with pytest.raises(EngineRefused, match=f"lacks {name}: leave it out"):
         using(f"{llamacpp}/v1", lambda engine: engine.generate(token_ids([5, 6]), sampling, 8))
 
 
