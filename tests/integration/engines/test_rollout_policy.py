@@ -447,7 +447,7 @@ def test_an_engine_with_a_tool_format_that_nobody_knows_is_passed_over() -> None
             completion = await bench.ask(RolloutPolicy(router, f"r{number}"), [USER])
             assert completion.engine == good.address.url
         bench.listed.pop(0)
-        with pytest.raises(EngineError, match="no tool format 'nonsense': take one of hermes"):
+        with pytest.raises(EngineError, match="unknown tool format 'nonsense': use one of hermes"):
             await bench.ask(bench.policy(), [USER])
 
     run(play, EngineDouble(), EngineDouble())
