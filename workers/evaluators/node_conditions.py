@@ -1,7 +1,7 @@
-"""The state of this node and of this process during scoring: exhausted resources, and lateness of the clock.
+"""The state of this node and this process during scoring: exhausted resources, and delays of the event loop.
 
-A program that fails on a full disk, or whose time limit passed while the machine stood still, says nothing about the
-policy. The program's own end does not show any of that, so it is measured separately: before, during and after.
+A program that fails on a full disk, or whose time limit passed while the machine was stalled, says nothing about the
+policy. The program's own end does not show that, so it is measured separately: before, during and after.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ _MIN_THREADS = 16
 
 @dataclass(slots=True)
 class Conditions:
-    """The measured conditions. `late_s` is the total lateness of this event loop's wake-ups, the time it stood still.
+    """The measured conditions. `late_s` is the total delay of this event loop's wake-ups, the time it was stalled.
 
-    `shortage` names a resource of the node that was exhausted at any time, with a remedy; empty if none was. It is
-    `earlier` if it was exhausted before the measuring began. Memory counts as exhausted if the kernel killed for lack
-    of it.
+    `shortage` names an exhausted resource of the node, with a remedy; empty if there was none. It is `earlier` if it
+    was exhausted before the measurement began. Memory counts as exhausted if the kernel killed processes for lack of
+    it.
     """
 
     late_s: float = 0.0
@@ -66,7 +66,7 @@ async def _tick(conditions: Conditions) -> None:
             conditions.late_s += max(0.0, loop.time() - due)
             due = loop.time() + _TICK_S
     finally:
-        # the end of the block may itself have been late
+        # The end of the block may itself have been late.
         conditions.late_s += max(0.0, loop.time() - due)
 
 
@@ -82,9 +82,9 @@ def _disk(folder: Path) -> str:
     try:
         room = os.statvfs(folder)
     except OSError:
-        # no sandbox was started on this node yet
+        # No sandbox was started on this node yet.
         return ""
-    # some file systems report no counts
+    # Some file systems report no counts.
     if room.f_blocks and room.f_bavail * room.f_frsize < _MIN_DISK_BYTES:
         return f"the disk of {folder} is full: free some, or set FARM_SCRATCH to another"
     if room.f_files and room.f_favail < _MIN_INODES:

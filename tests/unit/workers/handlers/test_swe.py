@@ -93,7 +93,7 @@ def test_why_there_is_no_difference(result: ExecResult, reason: str) -> None:
 
 
 def test_a_difference_that_is_not_taken_in_time_is_left_to_the_rule_of_collecting() -> None:
-    with pytest.raises(TimeoutError, match="not taken within 45 s"):
+    with pytest.raises(TimeoutError, match="not computed within 45 s"):
         collect(lambda argv, stdin: ExecResult(None, b"", b"", timed_out=True))
 
 

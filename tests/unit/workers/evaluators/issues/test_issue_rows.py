@@ -68,9 +68,9 @@ def test_rows_without_columns_of_swe_bench_are_those_of_swe_gym() -> None:
 @pytest.mark.parametrize(
     ("change", "told"),
     [
-        ({"FAIL_TO_PASS": "[]"}, "no test that the fix must turn green"),
+        ({"FAIL_TO_PASS": "[]"}, "no test must turn green"),
         ({"FAIL_TO_PASS": "[nothing"}, "FAIL_TO_PASS"),
-        ({"test_patch": "nothing"}, "no unified diff"),
+        ({"test_patch": "nothing"}, "must be a unified diff"),
         ({"instance_id": ""}, "instance_id"),
         ({"eval_script": "pytest"}, "the eval_script must print"),
         ({"log_parser": "os.system"}, "log_parser"),
