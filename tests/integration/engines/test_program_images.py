@@ -190,7 +190,7 @@ def test_a_broken_image_is_the_programs_to_mend() -> None:
         body: dict[str, Any] = {"model": "m", "max_tokens": 16, "messages": [{"role": "user", "content": [broken]}]}
         response = await gateway.post(CHAT, body)
         assert response.status_code == 400
-        assert "an image of the conversation cannot be read: Failed to load image" in response.text
+        assert "an image of the conversation is unreadable: Failed to load image" in response.text
         assert gateway.calls.failure is None
         assert (await gateway.post(CHAT, {**body, "messages": [user(SMALL)]})).status_code == 200
 

@@ -295,7 +295,7 @@ def test_disk_that_is_full_beside_a_clean_tree_is_an_error() -> None:
 def test_missing_tools_are_an_error(what: str) -> None:
     seen = answer({"names": [], "plugins": [], "missing": what})
     tree = Tree(PASSED, broken={"class TreeGuard": seen})
-    with pytest.raises(EvaluatorError, match=f"sandbox fake: {what}; mend its image"):
+    with pytest.raises(EvaluatorError, match=f"sandbox fake: {what}; fix its image"):
         evaluate(PytestEvaluator(PLAN), PATCHED, tree.sandbox)
 
 

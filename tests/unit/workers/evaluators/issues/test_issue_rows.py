@@ -94,7 +94,7 @@ def test_images_by_the_nodes_templates() -> None:
         "docker://mirror.example/swebench/sweb.eval.x86_64.farm_1776_wordkit-1"
     )
     assert image_of(row, {"swe-smith": "/x"}) == image_of(row, {})
-    with pytest.raises(HandlerError, match=r"the template '/\{name\}' of swe-bench cannot be filled in.*\{id_1776\}"):
+    with pytest.raises(HandlerError, match=r"the template '/\{name\}' of swe-bench is invalid.*\{id_1776\}"):
         image_of(row, {"swe-bench": "/{name}"})
     without = IssueRow.model_validate({**R2E, "docker_image": "", "instance_id": "x"})
     with pytest.raises(HandlerError, match="set FARM_SWE_IMAGES"):
