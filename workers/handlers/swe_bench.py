@@ -1,7 +1,7 @@
-"""Rows of SWE data sets as they are: an image, an issue, and the script whose log swebench grades.
+"""Unchanged rows of SWE data sets: an image, an issue, and a script whose log swebench grades.
 
-What the image has of the solution, later commits and hidden tests, is removed before the policy starts. The difference
-to the tree is scored, in a fresh sandbox of the image; `workers/evaluators/issues/resolution.py` has the rules.
+The image's later commits and hidden tests, which reveal the solution, are removed before the policy starts. The diff to
+the tree is scored, in a fresh sandbox of the image; `workers/evaluators/issues/resolution.py` has the rules.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Health checks of a task: a command that must succeed before the policy begins, repeated as Docker repeats its own."""
+"""Health checks of a task: a command that must succeed before the policy begins, repeated by Docker's rules."""
 
 from __future__ import annotations
 

@@ -28,7 +28,7 @@ INSTANCE = SweInstance.model_validate(FIELDS)
 @pytest.mark.parametrize(
     ("change", "told"),
     [
-        ({"test_patch": "nothing"}, "it is no unified diff"),
+        ({"test_patch": "nothing"}, "must be a unified diff"),
         ({"FAIL_TO_PASS": []}, "FAIL_TO_PASS"),
         ({"problem_statement": ""}, "problem_statement"),
         ({"base_sdist": {"name": "x", "version": "1", "sha256": "short"}}, "sha256"),
