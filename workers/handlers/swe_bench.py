@@ -30,7 +30,7 @@ _SYSTEM = (
 
 
 class SweBenchHandler:
-    """Issues of SWE-bench, SWE-Gym, SWE-smith, SWE-rebench and R2E-Gym, scored as their authors do."""
+    """Issues of SWE-bench, SWE-Gym, SWE-smith, SWE-rebench and R2E-Gym, scored by their authors' rules."""
 
     data_source: ClassVar[str] = "swe-bench"
     instance_type: ClassVar[type[BaseModel]] = IssueRow
@@ -54,9 +54,9 @@ class SweBenchHandler:
         await hide_solution(sandbox, issue, _STAGE_S)
 
     async def collect(self, instance: IssueRow, sandbox: Sandbox | None, answer: str | None) -> Submission:
-        """Return the difference to the tree. Raises as `difference`, and HandlerError if there is no sandbox."""
+        """Return the diff to the tree. Raises the errors of `difference`, and HandlerError if there is no sandbox."""
         if sandbox is None:
-            raise HandlerError(f"{instance.instance_id}: the patch to score lies in a sandbox, and there is none")
+            raise HandlerError(f"{instance.instance_id}: the patch to score is in a sandbox, and there is none")
         return await difference(sandbox, instance.tree, answer)
 
     def evaluator(self, instance: IssueRow) -> Evaluator:
