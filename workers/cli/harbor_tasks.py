@@ -31,7 +31,7 @@ _TOOL_S = 3600.0
 
 @click.group()
 def main() -> None:
-    """Check and attack tasks before they are submitted: folders of Harbor and terminal-bench, files of rows."""
+    """Check and attack tasks before submitting them: folders of Harbor and terminal-bench, files of rows."""
     shared = settings()
     os.environ["FARM_SCRATCH"] = str(own_folder(shared.scratch, "tasks", str(shared.home.absolute())))
     settings.cache_clear()
@@ -57,10 +57,10 @@ def check(
     secrets: click.File,
     as_json: bool,
 ) -> None:
-    """Play the solution of each task in FOLDER, and nothing: they must score 1 and 0.
+    """Run each task in FOLDER with its solution, and with no work: the scores must be 1 and 0.
 
-    Every task runs on this machine as a rollout would, and needs no engine. The result of one is kept, and shown again
-    while nothing that decides about it has changed. Exit status 1 if any is not sound.
+    Every task runs on this machine like a rollout, without an engine. Its result is stored, and shown again until
+    anything that affects it changes. Exit status 1 if any task is not sound.
     """
     options = replace(_options(jobs, sandbox, network, reward, secrets), again=again)
     results = asyncio.run(checked(task_paths(folder), options, lambda each: _tell(each, as_json)))
@@ -98,9 +98,9 @@ def attack(
 ) -> None:
     """Show which tasks give reward without work: a folder of Harbor tasks, or a FILE of rows.
 
-    Each task is scored on this machine untouched, by its own solution, and by the attacks that are known for its data
+    Each task is scored on this machine untouched, with its own solution, and with the known attacks for its data
     source. Needs no farm and no engine. The lines of FILE are {"data_source": ..., "fields": {...}}, or with --as the
-    rows of a data set. Exit status 1 if there are findings, 2 if a task could not be tried.
+    rows of a data set. Exit status 1 if there are findings, 2 if a task could not be run.
     """
     try:
         targets = targets_of(path, form)

@@ -47,7 +47,7 @@ def _mode(command: F) -> F:
 
 
 class _Plain(click.Group):
-    """Print one line for an error that the user can fix, without a traceback."""
+    """Prints one line for an error that the user can fix, without a traceback."""
 
     def invoke(self, context: click.Context) -> Any:
         try:
@@ -58,7 +58,7 @@ class _Plain(click.Group):
 
 @click.group(cls=_Plain)
 def main() -> None:
-    """Images in the cache of this machine, or of all nodes that share its home."""
+    """Manage the image cache of this machine, or of all nodes that share its home."""
     shared = settings()
     os.environ["FARM_SCRATCH"] = str(own_folder(shared.scratch, "images", str(shared.home.absolute())))
     settings.cache_clear()
@@ -81,7 +81,7 @@ def build(
     jobs: int,
     mode: str | None,
 ) -> None:
-    """Build images, unless they are there: what a SandboxSpec may name as its image, or a folder with a Dockerfile."""
+    """Build missing images: any image name of a SandboxSpec, or a folder with a Dockerfile."""
     if network:
         os.environ["FARM_BUILD_NETWORK"] = "1"
     if builder:
@@ -89,7 +89,7 @@ def build(
     settings.cache_clear()
     pairs = [value.partition("=")[::2] for value in values]
     if any("=" not in value for value in values):
-        raise click.BadParameter("a value is NAME=VALUE", param_hint="--value")
+        raise click.BadParameter("a value must be NAME=VALUE", param_hint="--value")
     specs = [SandboxSpec(image=_absolute(name), image_values=dict(pairs)) for name in dict.fromkeys(references)]
     _prepare(
         [PrefetchJob(name, spec, by_name=True) for name, spec in zip(dict.fromkeys(references), specs, strict=True)],
@@ -99,7 +99,7 @@ def build(
 
 
 def _absolute(reference: str) -> str:
-    """A path that means the same in any folder; that of a build context as such."""
+    """Return a path that means the same in any folder; for a build context, as such."""
     path = Path(reference)
     if reference.startswith(PREFIX):
         folder, mark, rest = reference.removeprefix(PREFIX).partition("#")
@@ -114,19 +114,19 @@ def _absolute(reference: str) -> str:
 @click.argument("image", required=False)
 @click.option("--remove", is_flag=True, help="Forget the name.")
 def alias(name: str | None, image: str | None, remove: bool) -> None:
-    """Name a base image, such as ubuntu:24.04, and what it stands for: a folder, a .sif, an archive. Without: list."""
+    """Name a base image, such as ubuntu:24.04, and its target: a folder, a .sif, an archive. No arguments: list."""
     if name is None:
         for each, reference in aliases().items():
             console.print(f"{each}  {reference}", markup=False, highlight=False, soft_wrap=True)
     elif remove:
         if not remove_alias(name):
-            raise ImageError(f"there is no image called {name}: `farm images alias` lists those that there are")
+            raise ImageError(f"there is no image named {name}: `farm images alias` lists the existing ones")
     elif image is None:
-        raise click.UsageError("say what it stands for: farm images alias NAME IMAGE")
+        raise click.UsageError("name the target: farm images alias NAME IMAGE")
     else:
         reference = _absolute(image)
         if reference != HOST and not reference.startswith(("/", CACHED, PREFIX)) and ":" not in reference:
-            raise ImageError(f"there is no {image} here: name a folder, a .sif or an archive")
+            raise ImageError(f"there is no image {image} here: name a folder, a .sif or an archive")
         set_alias(name, reference)
 
 
@@ -138,17 +138,17 @@ def alias(name: str | None, image: str | None, remove: bool) -> None:
 @_jobs
 @_mode
 def pull(file: Path | None, agent: str, jobs: int, mode: str | None) -> None:
-    """Make all that instances, and their agents, need: images, archives, packages. Lines as `farm submit` takes them.
+    """Prepare all that instances and their agents need: images, archives, packages. Lines as for `farm submit`.
 
-    With an agent alone, what it needs in a sandbox that is otherwise empty.
+    With only an agent: what it needs in an otherwise empty sandbox.
     """
     if file is None and not agent:
-        raise click.UsageError("say what: --from, --agent or both")
+        raise click.UsageError("give --from, --agent or both")
     _prepare(_jobs_of(_specs(file, agent)), jobs, mode)
 
 
 def _specs(file: Path | None, agent: str) -> Iterator[SandboxSpec]:
-    """Return the specs that a file's instances need, or the agent alone. Raises InvalidRequest for an invalid line."""
+    """Return the specs of a file's instances, or of the agent only. Raises InvalidRequest for an invalid line."""
     if file is None:
         specs = [needed_by(registry.agent(agent), None)]
     else:
@@ -158,7 +158,7 @@ def _specs(file: Path | None, agent: str) -> Iterator[SandboxSpec]:
 
 
 def _jobs_of(specs: Iterable[SandboxSpec]) -> list[PrefetchJob]:
-    """One job for each thing that is different; each program of an agent is one."""
+    """Return one job for each distinct resource; each program of an agent is one."""
     result: dict[str, PrefetchJob] = {}
     for spec in specs:
         for parts in _parts_of(spec):
@@ -170,7 +170,7 @@ _PARTS = (
     *("image", "image_values", "fallback_image", "archives", "packages", "without_dependencies"),
     *("agent_packages", "agent_python"),
 )
-"""The fields of a sandbox that say what is to be prepared for it, beside the programs of its agent."""
+"""The fields of a sandbox that require preparation, in addition to its agent's programs."""
 
 
 def _parts_of(spec: SandboxSpec) -> Iterator[SandboxSpec]:
@@ -189,7 +189,7 @@ def _spec(line: str, agent: str, where: str) -> SandboxSpec | None:
         first = error.errors()[0]
         raise InvalidRequest(f"{'.'.join(map(str, first['loc']))}: {first['msg']}", field=where) from error
     except ValueError as error:
-        raise InvalidRequest(f"no JSON: {error}", field=where) from error
+        raise InvalidRequest(f"not JSON: {error}", field=where) from error
 
 
 def _label(spec: SandboxSpec) -> str:
@@ -204,7 +204,7 @@ def _label(spec: SandboxSpec) -> str:
 
 
 def _prepare(jobs: Sequence[PrefetchJob], n_processes: int, mode: str | None) -> None:
-    """With a bar; what failed comes last, each reason once. Exit code 1 if anything did, 130 if interrupted."""
+    """Run the jobs with a progress bar; print each failure once. Exit code 1 on failure, 130 if interrupted."""
     if mode:
         os.environ["FARM_IMAGE_CACHE"] = mode
     for number in (signal.SIGINT, signal.SIGTERM):
@@ -243,7 +243,7 @@ def _report(failed: Sequence[PrefetchResult]) -> None:
 
 @main.command(name="list")
 def show() -> None:
-    """Show what is cached, the last used first."""
+    """List cached images, the most recently used first."""
     result = sorted(entries(), key=lambda entry: entry.last_used_at, reverse=True)
     table = Table(box=None, pad_edge=False)
     for column in ("image", "key", "MB", "built", "in s", "last used", "mode", ""):
@@ -292,11 +292,11 @@ def ago(instant: float) -> str:
 @click.option("--all", "all_of_it", is_flag=True, help="All that is not in use.")
 @click.option("--dry-run", is_flag=True, help="Only say what would go.")
 def prune_command(older_s: float | None, keep_mb: int | None, all_of_it: bool, dry_run: bool) -> None:
-    """Remove images, environments, archives and programs. None that a sandbox stands on; none that another node has
-    used in the last day.
+    """Remove images, environments, archives and programs, except those in use by a sandbox, or used by another node in
+    the last day.
     """
     if [older_s is not None, keep_mb is not None, all_of_it].count(True) != 1:
-        raise click.UsageError("say which: one of --older-than, --keep-mb and --all")
+        raise click.UsageError("give one of --older-than, --keep-mb and --all")
     if all_of_it:
         wanted = everything()
     else:
