@@ -248,7 +248,7 @@ class Policy(Protocol):
 
     @property
     def blocked(self) -> str:
-        """Why calls are blocked: no engine is reachable, or all are busy or hang. Empty if they are not."""
+        """The reason why calls are blocked: no engine is reachable, or all are busy or hang. Empty if they are not."""
         ...
 
     @property

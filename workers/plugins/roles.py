@@ -27,7 +27,7 @@ class ChatModel(Protocol):
 
     @property
     def blocked(self) -> str:
-        """Why calls are blocked, as in `Policy`; empty if they are not."""
+        """The reason why calls are blocked, as in `Policy`; empty if they are not."""
         ...
 
     async def complete(self, messages: Sequence[Message], sampling: SamplingParams) -> str:

@@ -47,7 +47,7 @@ class Progress:
 
     @property
     def stalled(self) -> str:
-        """Why the call has no answer although its engine sends bytes; empty if it is not stalled."""
+        """The reason why the call has no answer although its engine sends bytes; empty if it is not stalled."""
         now = time.monotonic()
         if self.body_since is not None and now - self.body_since > _BODY_S:
             return f"has been sending one answer for {now - self.body_since:.0f} s"

@@ -71,7 +71,7 @@ class StickyRouter:
 
     @property
     def blocked(self) -> str:
-        """Why a call gets no answer now; empty if it may get one, or only waits for new weights."""
+        """The reason why a call gets no answer now; empty if it may get one, or only waits for new weights."""
         tries = [running for running in self._calls.values() if running is not None]
         backends = (running.backend for running in tries)
         ejected = (f"engine {backend.url} {_why_out(backend)}" for backend in backends if backend.health.is_ejected)

@@ -64,7 +64,7 @@ def test_the_policy_is_given_the_rows_own_prompt_and_never_the_gold_answer() -> 
         ({"question": "q", "gold": "1", "rule": "no such"}, "unknown rule"),
         ({"prompt": "q", "label": "1", "rm_type": "ifbench"}, "unknown rm_type 'ifbench' of the row"),
         ({"prompt": "q", "label": "1", "metadata": {"rm_type": "remote_rm"}}, "rm_type 'remote_rm'"),
-        ({"prompt": "q", "label": "1", "rm_type": "boxed_math"}, "rm_type 'boxed_math'; known are: f1"),
+        ({"prompt": "q", "label": "1", "rm_type": "boxed_math"}, "rm_type 'boxed_math' of the row; known are: f1"),
         ({"prompt": "q", "label": "x", "rm_type": "dapo"}, "reads only numbers"),
         (
             {"prompt": "q", "label": "3", "rm_type": "gpqa", "metadata": {"choices": ["1", "2"]}},

@@ -195,7 +195,7 @@ def test_an_image_that_is_sent_again_is_held_once() -> None:
 
 def test_sizes_and_numbers_are_limited(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(request_pictures, "MAX_IMAGES", 2)
-    with pytest.raises(BadRequest, match="a request may have 2 images"):
+    with pytest.raises(BadRequest, match="a request may have at most 2 images"):
         read(ChatApi(), chat(*[in_chat(RED)] * 3))
     monkeypatch.setattr(request_pictures, "MAX_HELD_BYTES", len(RED) + len(BLUE) - 1)
     pictures = RequestPictures()
