@@ -114,11 +114,11 @@ def list_agents() -> None:
 
 @main.command()
 @click.argument("name")
-@click.option("--task", default=TASK, show_default=True, metavar="TEXT", help="What the agent is asked to do.")
+@click.option("--task", default=TASK, show_default=True, metavar="TEXT", help="The agent's task.")
 @click.option(
     "--turns",
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
-    help="What the policy says: a turn per line, {content, tool_calls: [{name, arguments}]}.",
+    help="The policy's turns, one per line: {content, tool_calls: [{name, arguments}]}.",
 )
 @click.option("--sandbox", default="auto", show_default=True, metavar="KIND")
 @click.option("--timeout", "run_s", type=click.FloatRange(min=1), default=300.0, show_default=True, help="Seconds.")
@@ -194,7 +194,7 @@ def _print_calls(played: PlayedAgent) -> None:
 
 def _tool_line(script: ShellScript, played: PlayedAgent) -> str:
     if not script.tool:
-        return "none of its tools takes a shell command, so the policy called none: --turns gives it other answers"
+        return "none of its tools accepts a shell command, so the policy called none: --turns gives it other answers"
     ran = any(MARK in str(message.get("content")) for call in played.calls[1:] for message in call.messages)
     ran = ran or any(MARK in str(message.get("content")) for call in played.calls for message in call.observations)
     return f"its tool {script.tool} {'ran a command' if ran else 'was called, and its result was not sent back'}"

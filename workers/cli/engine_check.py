@@ -43,11 +43,9 @@ class EngineCheck:
 
 @click.command()
 @click.argument("url")
-@click.option("--key-file", type=click.File(), help="A file with its API key, which so stands in no `ps`.")
-@click.option("--model", default="", help="Instead of the first that it lists.")
-@click.option(
-    "--tokenizer", default="", metavar="NAME", help="A folder or a hub name, instead of what the engine says."
-)
+@click.option("--key-file", type=click.File(), help="A file with its API key, which keeps it out of `ps`.")
+@click.option("--model", default="", help="Default: the first that it lists.")
+@click.option("--tokenizer", default="", metavar="NAME", help="A folder or a hub name; by default the engine's own.")
 @click.option("--timeout", "timeout_s", default=60.0, show_default=True, metavar="SECONDS", help="For one answer.")
 @click.option("--json", "as_json", is_flag=True, help="For programs.")
 def main(url: str, key_file: TextIO | None, model: str, tokenizer: str, timeout_s: float, as_json: bool) -> None:
@@ -68,7 +66,7 @@ def main(url: str, key_file: TextIO | None, model: str, tokenizer: str, timeout_
 def _able(info: EngineInfo) -> Iterator[EngineCheck]:
     wire = wire_of(info)
     yield EngineCheck("kind", True, f"{info.kind} {info.version}".strip())
-    context = f", context {info.context_tokens:,} tokens" if info.context_tokens else ", its context is not told"
+    context = f", context {info.context_tokens:,} tokens" if info.context_tokens else ", unknown context"
     yield EngineCheck("model", True, f"{info.model}{f' from {info.root}' if info.root else ''}{context}")
     yield EngineCheck("token ids in", bool(info.token_in), wire.path if wire is not None else "no")
     yield EngineCheck("token ids out", info.token_out, "with log-probabilities" if info.token_out else "no: text only")

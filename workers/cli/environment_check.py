@@ -65,7 +65,7 @@ class PlayedStep:
 
 @main.command()
 @click.argument("name")
-@click.option("--id", "episode_id", default="", help="Which of its environments.")
+@click.option("--id", "episode_id", default="", help="The id of one of its environments.")
 @click.option("--kwargs", default="{}", metavar="JSON", help="As in an instance's fields.")
 @click.option("--seed", default=0, show_default=True)
 @click.option("--message", "prompt", multiple=True, help="A text of the prompt, said as the user. Repeat it.")

@@ -37,7 +37,9 @@ F = TypeVar("F", bound=Callable[..., Any])
 _MODES = ("scratch", "versioned", "lock")
 BUILDERS = ("own", "buildah")
 
-_jobs = click.option("--jobs", default=4, show_default=True, type=click.IntRange(1, 64), help="Builds at a time.")
+_jobs = click.option(
+    "--jobs", default=4, show_default=True, type=click.IntRange(1, 64), help="Number of concurrent builds."
+)
 
 
 def _mode(command: F) -> F:
@@ -132,9 +134,9 @@ def alias(name: str | None, image: str | None, remove: bool) -> None:
 
 @main.command()
 @click.option(
-    "--from", "file", type=click.Path(exists=True, dir_okay=False, path_type=Path), help="Instances, a line each."
+    "--from", "file", type=click.Path(exists=True, dir_okay=False, path_type=Path), help="Instances, one per line."
 )
-@click.option("--agent", default="", metavar="NAME", help="Who plays; else whom each handler names.")
+@click.option("--agent", default="", metavar="NAME", help="The agent; by default each handler's.")
 @_jobs
 @_mode
 def pull(file: Path | None, agent: str, jobs: int, mode: str | None) -> None:
@@ -223,7 +225,7 @@ def _prepare(jobs: Sequence[PrefetchJob], n_processes: int, mode: str | None) ->
 
             result = prefetch_all(jobs, n_processes, tell)
     except KeyboardInterrupt:
-        console.print("interrupted: what was being built is cleared away; what was done stays")
+        console.print("interrupted: unfinished builds are removed; finished ones are kept")
         sys.exit(130)
     _report([done for done in result if done.error])
 
@@ -286,11 +288,11 @@ def ago(instant: float) -> str:
 
 @main.command(name="prune")
 @click.option(
-    "--older-than", "older_s", metavar="AGE", callback=seconds, help="Those not used for so long, such as 7d."
+    "--older-than", "older_s", metavar="AGE", callback=seconds, help="Those unused for this long, such as 7d."
 )
-@click.option("--keep-mb", type=click.IntRange(min=0), help="The least recently used, until the others take this much.")
-@click.option("--all", "all_of_it", is_flag=True, help="All that is not in use.")
-@click.option("--dry-run", is_flag=True, help="Only say what would go.")
+@click.option("--keep-mb", type=click.IntRange(min=0), help="The least recently used, until the rest take this much.")
+@click.option("--all", "all_of_it", is_flag=True, help="Everything that is not in use.")
+@click.option("--dry-run", is_flag=True, help="Only print what would be removed.")
 def prune_command(older_s: float | None, keep_mb: int | None, all_of_it: bool, dry_run: bool) -> None:
     """Remove images, environments, archives and programs, except those in use by a sandbox, or used by another node in
     the last day.

@@ -116,7 +116,7 @@ class SolutionRun:
         """The output of the first failed script, after a semicolon; empty if none failed."""
         for result in self.results:
             if result.code != 0:
-                end = "was out of time" if result.timed_out else f"ended with {result.code}"
+                end = "timed out" if result.timed_out else f"ended with {result.code}"
                 return f"; it {end}: {_text(result.stderr or result.stdout)[-_SHOWN:]}"
         return ""
 

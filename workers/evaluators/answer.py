@@ -67,7 +67,7 @@ class AnswerEvaluator:
         if not re.search(r"\d", reference) or _NO_NUMBER.search(reference):
             return ""
         no_number = _NO_NUMBER.search(answer)
-        return f"{no_number.group()!r} is no number" if no_number else ""
+        return f"{no_number.group()!r} is not a number" if no_number else ""
 
     def _other_numbers(self, answer: str) -> str:
         """Refuse other numbers in puzzle24, whose verifier accepts any four numbers that make 24, for any puzzle."""

@@ -56,7 +56,7 @@ def refusal(source: str, *, letters: bool = True) -> str:
         raise SyntaxError(str(error)) from None
     names = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)}
     if not letters and (unknown := names - _NUMBERS):
-        return f"the name {min(unknown)[:40]!r}, though it is to be of numbers alone"
+        return f"the name {min(unknown)[:40]!r}, though only numbers are allowed"
     return next(filter(None, map(_refused, ast.walk(tree))), "")
 
 

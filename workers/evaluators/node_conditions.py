@@ -95,26 +95,26 @@ def _disk(folder: Path) -> str:
 def _memory() -> str:
     available = _number("/proc/meminfo", "MemAvailable:")
     few = available is not None and available < _MIN_MEMORY_KB
-    return "the node has no memory left: play fewer rollouts at a time" if few else ""
+    return "the node has no memory left: run fewer rollouts at a time" if few else ""
 
 
 def _descriptors() -> str:
     used, _, most = (int(word) for word in Path("/proc/sys/fs/file-nr").read_text().split())
     if most - used < _MIN_DESCRIPTORS:
-        return "the node has no file descriptor left: raise the sysctl fs.file-max"
+        return "the node has no file descriptors left: raise the sysctl fs.file-max"
     try:
         n_own = len(os.listdir("/proc/self/fd"))  # noqa: PTH208  (pathlib would need one more descriptor)
     except OSError:
-        return "this worker has no file descriptor left: start it with a higher `ulimit -n`"
+        return "this worker has no file descriptors left: start it with a higher `ulimit -n`"
     if resource.getrlimit(resource.RLIMIT_NOFILE)[0] - n_own < _MIN_DESCRIPTORS:
-        return "this worker has no file descriptor left: start it with a higher `ulimit -n`"
+        return "this worker has no file descriptors left: start it with a higher `ulimit -n`"
     return ""
 
 
 def _threads() -> str:
     n_threads = int(Path("/proc/loadavg").read_text().split()[3].partition("/")[2])
     most = min(int(Path(f"/proc/sys/kernel/{name}").read_text()) for name in ("threads-max", "pid_max"))
-    return "the node can start no more threads: play fewer rollouts" if most - n_threads < _MIN_THREADS else ""
+    return "the node cannot start more threads: run fewer rollouts" if most - n_threads < _MIN_THREADS else ""
 
 
 def _number(path: str, name: str) -> int | None:

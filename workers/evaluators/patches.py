@@ -209,5 +209,5 @@ def said(result: ExecResult) -> str:
     """Return the end of a command's output, for a message."""
     text = (result.stderr or result.stdout).decode("utf-8", "replace").strip()[-500:]
     if result.timed_out:
-        text = f"it was out of time; {text}".removesuffix("; ")
-    return text or f"it ended with code {result.code} and said nothing"
+        text = f"it timed out; {text}".removesuffix("; ")
+    return text or f"it ended with code {result.code}, without output"

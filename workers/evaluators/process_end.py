@@ -139,10 +139,10 @@ class ProcessEnd:
         if self.gone:
             return "its sandbox is gone"
         if self.timed_out:
-            return "it was out of time"
+            return "it timed out"
         if self.signal:
             return f"signal {self.signal} ended it"
-        return "it ended by itself" if self.code is not None else "nobody knows how it ended"
+        return "it ended by itself" if self.code is not None else "its end is unknown"
 
 
 def doing(end: ProcessEnd) -> tuple[EndCause, str]:

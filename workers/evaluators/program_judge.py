@@ -198,7 +198,7 @@ def _import_all(sources: list[str]) -> None:
 
 def main() -> None:
     if not adopt_descendants():
-        sys.exit("this process cannot be kept from being traced, or cannot reap")
+        sys.exit("this process can be traced, or cannot reap")
     job = json.loads(sys.stdin.buffer.read())
     _import_all([job["prompt"], job["test"]])
     Judge(job).run()

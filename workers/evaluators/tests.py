@@ -171,7 +171,7 @@ class PytestEvaluator:
         control = await self._control(copied, clean, timeout_s, deadline)
         if run.tampered:
             if control.failed:
-                why = f"the tests' command does not suit the canaries, name files and not tests: {control.failed}"
+                why = f"the tests' command does not work with canaries, name files instead of tests: {control.failed}"
                 raise UnfitTests(why)
             return Score(0.0, {**run.score.details, "tampered": run.tampered})
         if hidden := sorted(run.passing_copies - control.passing_copies):
@@ -319,7 +319,7 @@ class PytestEvaluator:
         listed = {test.partition("[")[0] for test in (*self._plan.fail_to_pass, *self._plan.pass_to_pass)}
         reasons = Counter(planted.uncopied.values())
         if n_others := len(listed) - n_copies - reasons.total():
-            reasons["it was not drawn, or its file takes no copies"] = n_others
+            reasons["it was not chosen, or its file cannot have copies"] = n_others
         return {"n_copies": [outcomes.n_failing_copies(planted), n_copies], "uncopied": dict(reasons)}
 
 
@@ -359,7 +359,7 @@ def _end(result: ExecResult, seen: _Seen | None, conditions: Any, deadline: floa
     late_s = conditions.late_s
     on_time = not conditions.shortage and seen is not None and max(late_s, seen.late_s) < _LATE_SHARE * seen.wall_s
     if seen is not None and seen.timed_out and on_time:
-        limit = limit or "the time of the tests was over"
+        limit = limit or "the tests timed out"
     used_s = _used_s(deadline, timeout_s)
     if seen is None:
         end = ProcessEnd.of(result, timeout_s, conditions)
@@ -374,7 +374,7 @@ def _end(result: ExecResult, seen: _Seen | None, conditions: Any, deadline: floa
             conditions=conditions,
         )
     if doing(end)[0] is EndCause.UNKNOWN and not conditions.shortage and used_s > _REPEATABLE_SHARE * timeout_s:
-        return ProcessEnd(end.code, limit=f"{end.kind}, too late to be tried again", conditions=conditions)
+        return ProcessEnd(end.code, limit=f"{end.kind}, too late for a retry", conditions=conditions)
     return end
 
 

@@ -54,7 +54,7 @@ def _safely(ask: Callable[[], str]) -> str:
     try:
         return str(ask())
     except BaseException as error:
-        return f"(its text cannot be had: {type(error).__name__})"
+        return f"(its text is unavailable: {type(error).__name__})"
 
 
 def _leaves(error: BaseException) -> Iterator[BaseException]:

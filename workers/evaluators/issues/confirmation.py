@@ -46,7 +46,7 @@ async def confirm(
     before, command = parts(issue.eval_script)
     fail_to_pass = [test for test in issue.fail_to_pass if "::" in test]
     if not _PYTEST.search(command) or not fail_to_pass or issue.expected:
-        return _unconfirmed(score, "the tests are not run by a plain pytest command")
+        return _unconfirmed(score, "the tests do not run by a plain pytest command")
     if timeout_s < _MIN_S:
         raise EvaluatorError(f"{issue.instance_id}: no time was left for the second run: raise limits.eval_s")
     plan = TestPlan(

@@ -28,7 +28,7 @@ async def difference(sandbox: Sandbox, tree: str, answer: str | None, git_s: flo
             raise SandboxError(f"sandbox {sandbox.sandbox_id}: its diff cannot be computed: {reason}")
         if whose is EndCause.UNKNOWN and result.timed_out:
             raise TimeoutError(f"its diff was not computed within {git_s:g} s: {said(result)}")
-        return _rejected(answer, f"the tree's repository is broken, so there is no difference: {said(result)}")
+        return _rejected(answer, f"the tree's repository is broken, so there is no diff: {said(result)}")
     if len(result.stdout) > MAX_PATCH_BYTES:
         return _rejected(answer, f"the patch is too large; at most {MAX_PATCH_BYTES} bytes are scored")
     return Submission(answer=answer, files=patch_files(result.stdout))

@@ -155,7 +155,7 @@ class IssueEvaluator:
         end = ProcessEnd.of(result, timeout_s, conditions)
         if result.timed_out:
             if conditions.late_s < _LATE_SHARE * timeout_s and not conditions.shortage:
-                end = ProcessEnd(None, limit="the time of the tests was over", conditions=conditions)
+                end = ProcessEnd(None, limit="the tests timed out", conditions=conditions)
             reason = f"the tests took more than {timeout_s:.0f} s"
             return Trial(Resolution(Score(0.0, {"reason": reason})), end, stands=True)
         whole = len(result.stdout) < _MAX_LOG_BYTES

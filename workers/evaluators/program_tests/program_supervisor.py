@@ -39,7 +39,7 @@ class OutOfTime(Exception):
 
 def main(limit_s: float, cpu_s: float, command: list[str]) -> None:
     if not adopt_descendants():
-        sys.exit("this process cannot be kept from being traced, or cannot reap")
+        sys.exit("this process can be traced, or cannot reap")
     signal.signal(signal.SIGALRM, _late)
     child = os.posix_spawnp(command[0], command, os.environ)
     status = -1

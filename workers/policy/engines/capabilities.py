@@ -207,7 +207,7 @@ async def _try_chat(address: EngineAddress, found: _Found, timeout_s: float) -> 
     except EngineError as error:
         if _unfit(error):
             raise
-        found.notes.append(f"it does not chat either: {error}")
+        found.notes.append(f"its chat fails, too: {error}")
     else:
         found.token_out = completion.response_ids is not None
         if not found.token_out:

@@ -51,7 +51,7 @@ def _advice(status: int, body: Any) -> str:
     if status in (401, 403):
         return "check the engine's API key, and that it allows this request"
     if status == 404 and refusals.no_model(body):
-        return "it has no model of that name: load it there, or name one that it lists"
+        return "it does not have this model: load it, or name one that it lists"
     if status in (404, 405):
         return "check the address (it ends in /v1) and the model's name"
     if refusals.no_token(body):

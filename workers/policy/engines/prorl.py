@@ -29,7 +29,7 @@ class PromptIdsWire(Wire):
 
     name = "prompt_ids"
     path = "/generate"
-    advice = "its /generate takes no prompt_ids: it is no server of ProRL's trainer"
+    advice = "its /generate does not accept prompt_ids: it is not a server of ProRL's trainer"
     lacks = frozenset({"cache_salt", "routed_experts"})
 
     def body(self, ask: GenerationRequest) -> dict[str, Any]:
@@ -55,10 +55,10 @@ class ProrlKind(EngineKind):
         routes = (await connection.get_object(_DESCRIPTION)).get("paths")
         if not isinstance(routes, Mapping) or "/generate" not in routes or "/v1/chat/completions" in routes:
             return None
-        return Identity(notes=("it lists no model, nor how many tokens it takes: name the model and its tokenizer",))
+        return Identity(notes=("it lists neither its model nor its context length: name the model and its tokenizer",))
 
     def wires(self, info: EngineInfo) -> Sequence[Wire]:
         return (PromptIdsWire(),)
 
     def remarks(self, first: Generation) -> Iterable[str]:
-        yield "its answers do not say why they ended: an aborted one cannot be told from one that the model ended"
+        yield "its answers have no finish reason: aborted answers look complete"

@@ -34,7 +34,7 @@ class SglangWire(Wire):
     name = "sglang"
     path = "/generate"
     takes_guides = True
-    advice = "its /generate takes no token ids: rollouts on it are text only and cannot be trained on"
+    advice = "its /generate does not accept token ids: rollouts on it are text only and cannot be trained on"
 
     def __init__(self, model: str = "") -> None:
         self._model = model

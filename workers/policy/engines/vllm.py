@@ -36,7 +36,7 @@ class GenerateWire(Wire):
     name = "generate"
     path = "/inference/v1/generate"
     takes_guides = True
-    advice = "start vLLM with --enable-scale-out: its /inference/v1/generate tells every token's weight version"
+    advice = "start vLLM with --enable-scale-out: its /inference/v1/generate reports every token's weight version"
 
     def body(self, ask: GenerationRequest) -> dict[str, Any]:
         """Return the body; detokenization, most of a busy frontend's work, is disabled unless stop strings need it."""
@@ -65,7 +65,7 @@ class CompletionsWire(Wire):
     name = "completions"
     path = "/v1/completions"
     takes_guides = True
-    advice = "it takes no token ids on /v1/completions: rollouts on it are text only and cannot be trained on"
+    advice = "it does not accept token ids on /v1/completions: rollouts on it are text only and cannot be trained on"
     streams_experts = False
 
     def body(self, ask: GenerationRequest) -> dict[str, Any]:

@@ -228,10 +228,10 @@ def _listed(name: str) -> dict[str, Any]:
 
 
 async def _no_embeddings(request: Request) -> Response:
-    message = "no embeddings are given here: turn off what the program remembers by them, or bring a model for it"
+    message = "embeddings are not supported: turn off the program's features that need them, or bring a model for them"
     return refusal(ANY, ApiProblem(404, "not_found", message, "model"))
 
 
 async def _no_compaction(request: Request) -> Response:
-    message = "conversations are not summarised here: send the items that the model is to see"
+    message = "summaries are not supported: send the items that the model should see"
     return refusal(ANY, ApiProblem(404, "not_found", message, "input"))

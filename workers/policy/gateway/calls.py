@@ -261,8 +261,8 @@ class GatewayCalls:
 
     def _not_kept(self, n_bytes: int) -> AgentError:
         return AgentError(
-            f"{self._context.rollout_id}: an image of {n_bytes} bytes cannot be kept with it, and no training row may "
-            "name what is not kept: raise FARM_ARTEFACTS_MB, or set agent_requests.images to `text`",
+            f"{self._context.rollout_id}: an image of {n_bytes} bytes cannot be kept, and a training row must not "
+            "refer to a missing image: raise FARM_ARTEFACTS_MB, or set agent_requests.images to `text`",
             retryable=False,
         )
 
@@ -306,7 +306,7 @@ class GatewayCalls:
             self._ended(LimitReached(Outcome.MAX_TOKENS, f"{self._n_sampled} tokens are sampled"))
         elif completion.n_response_tokens < max_tokens:
             # An engine that stops before the allowed length has run out of context.
-            self._full = LimitReached(Outcome.CONTEXT_FULL, "the answer was cut, as the context is full")
+            self._full = LimitReached(Outcome.CONTEXT_FULL, "the answer was truncated, as the context is full")
 
     async def _recorded(self, asked: ParsedRequest, call: ModelCall, completion: Completion) -> None:
         """Record a call; if its client disconnects meanwhile, keep the answer."""

@@ -31,16 +31,16 @@ def problem_of(error: Exception) -> ApiProblem:
             413, "request_too_large", f"a request may have {MAX_BODY_BYTES} bytes, and not as many objects"
         )
     if isinstance(error, TooManyRequests):
-        return ApiProblem(503, "overloaded", "too much is asked at once", retry_after_s=_RETRY_AFTER_S)
+        return ApiProblem(503, "overloaded", "too many requests at once", retry_after_s=_RETRY_AFTER_S)
     if isinstance(error, LimitReached) and error.outcome is Outcome.CONTEXT_FULL:
         return ApiProblem(400, "context_length_exceeded", _FULL, "messages")
     if isinstance(error, LimitReached | StaleRollout):
         # Not 400 or 429: some agents retry those.
-        return ApiProblem(403, "rollout_ended", "the limits of this run are used up: no request is answered any more")
+        return ApiProblem(403, "rollout_ended", "the limits of this run are reached: no further request is answered")
     if isinstance(error, RolloutError) and error.retryable:
-        return ApiProblem(503, "engine_error", "the model cannot be reached now", retry_after_s=_RETRY_AFTER_S)
+        return ApiProblem(503, "engine_error", "the model is not reachable now", retry_after_s=_RETRY_AFTER_S)
     if isinstance(error, RolloutError):
-        return ApiProblem(400, "engine_refused", "the model does not take this request")
+        return ApiProblem(400, "engine_refused", "the model refuses this request")
     log.error("a model call broke", exc_info=error)
     return ApiProblem(500, "internal_error", f"answering broke: {type(error).__name__}")
 

@@ -238,13 +238,13 @@ class Monitor:
             # It was detected before, and may be overloaded.
             backend.mark_busy(now, error.retry_after_s)
             return
-        backend.health = backend.health.ejected(now, f"cannot be asked what it can do: {error}")
+        backend.health = backend.health.ejected(now, f"cannot be probed: {error}")
         self._pool.reporter.report_failure(url, backend.health.reason)
         others = (other for other in self._pool.backends if other is not backend)
         if backend.silent_s(now) > _UNRESPONSIVE_S and any(
             not (each.health.is_ejected or each.record.paused) for each in others
         ):
-            backend.abort_calls(f"has answered nothing for {backend.silent_s(now):.0f} s", died=True)
+            backend.abort_calls(f"has not answered for {backend.silent_s(now):.0f} s", died=True)
         self._pool.wake()
 
     async def check(self, backend: Backend) -> None:

@@ -111,7 +111,7 @@ class EnginePool:
             backend = self._backends.pop(url)
             if backend.frozen:
                 # It will not be resumed.
-                backend.abort_calls("is not listed any more", died=False)
+                backend.abort_calls("is no longer listed", died=False)
             backend.drop_client()
             self._monitor.forget(url)
             self.load_tracker.forget(url)

@@ -278,9 +278,9 @@ def _why_not(backend: Backend, tries: RetryState, now: float) -> str:
     if backend.missing_version:
         return f"does not have the weights {backend.missing_version}: push them and name them, or remove it"
     if backend.naming:
-        return f"has not been told yet that its weights are {backend.record.version}"
+        return f"has not yet been sent its weights' version {backend.record.version}"
     if backend.info is None:
-        return "has not been asked yet what it can do"
+        return "has not been probed yet"
     if backend.health.busy_until > now:
         return f"is busy for {backend.health.busy_until - now:.0f} s more ({tries.last})"
     return f"failed this call: {tries.last}"

@@ -315,7 +315,7 @@ def _part(value: Mapping[str, Any], where: str) -> dict[str, Any]:
 def _not_taken(part: Mapping[str, Any], where: str) -> BadRequest:
     if isinstance(part, PicturePart):
         return BadRequest(model_api.NO_IMAGE, where)
-    return BadRequest(f"a part with {', '.join(sorted(part.keys() - _PART_REMARKS))} is not taken here", where)
+    return BadRequest(f"a part with {', '.join(sorted(part.keys() - _PART_REMARKS))} is not supported", where)
 
 
 def _object(value: object, name: str) -> dict[str, Any]:

@@ -37,7 +37,7 @@ _MAX_LABELS = 32
 _MAX_LABEL_CHARS = 200
 _NEUTRAL: tuple[object, ...] = (None, False, "", [], {})
 """Values equivalent to omitting a field."""
-NO_IMAGE = "an image is taken in messages of the user and in results of tools alone"
+NO_IMAGE = "images are supported only in user messages and tool results"
 MAX_DEPTH = 200
 """A depth that can be encoded even if an answer wraps the value."""
 _DEEPER = 20

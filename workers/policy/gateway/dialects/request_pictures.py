@@ -22,7 +22,7 @@ MAX_IMAGES = 100
 MAX_HELD_BYTES = 64_000_000
 """Maximum bytes of all images of a rollout, each counted once."""
 
-_BY_URL = "is taken as a data: URL with base64 alone: a node may have no network, and what is there may change"
+_BY_URL = "must be a data: URL with base64: a node may have no network, and the content of a URL may change"
 _URLS = ("image_url", "input_image")
 
 

@@ -122,7 +122,7 @@ def test_an_image_of_a_user_or_a_tool_is_read(
 def test_an_image_elsewhere_is_refused_by_name(
     api: Callable[[], Api], body: Body, image: Callable[[bytes], Any], text: Any, role: str
 ) -> None:
-    with pytest.raises(BadRequest, match=r"image.*(is taken in messages of the user|not taken from an assistant)"):
+    with pytest.raises(BadRequest, match=r"image.*(supported only in user messages|not taken from an assistant)"):
         read(api(), body(text, image(RED), role=role))
 
 
