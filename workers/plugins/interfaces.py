@@ -151,7 +151,9 @@ class Sandbox(Protocol):
         """
         ...
 
-    async def open_shell(self) -> Shell: ...
+    async def open_shell(self) -> Shell:
+        """Start a persistent bash."""
+        ...
 
     async def open_kernel(self, name: str = "") -> Kernel:
         """Start IPython, or the image's Jupyter kernel `name`. Raises SandboxError if there is none."""
@@ -195,7 +197,9 @@ class SandboxProvider(Protocol):
         """Return why this kind cannot run here and how to fix it; empty if it can run."""
         ...
 
-    async def start(self, sandbox_id: str, spec: SandboxSpec) -> Sandbox: ...
+    async def start(self, sandbox_id: str, spec: SandboxSpec) -> Sandbox:
+        """Start a sandbox; its id is unique on the node. Raises SandboxError."""
+        ...
 
     async def attach(self, sandbox_id: str, spec: SandboxSpec) -> Sandbox:
         """Attach to a running sandbox of this node. Raises SandboxError if there is none."""
@@ -335,7 +339,9 @@ class Agent(Protocol):
     spec to run in, given the spec that the instance needs, if any. Scoring uses the handler's spec.
     """
 
-    async def run(self, context: AgentContext) -> AgentResult: ...
+    async def run(self, context: AgentContext) -> AgentResult:
+        """Run the rollout to its end, and record each model call by `context.record`."""
+        ...
 
 
 class FreshSandbox(Protocol):
@@ -356,7 +362,9 @@ class Evaluator(Protocol):
 
     name: ClassVar[str]
 
-    async def evaluate(self, submission: Submission, fresh: FreshSandbox, timeout_s: float) -> Score: ...
+    async def evaluate(self, submission: Submission, fresh: FreshSandbox, timeout_s: float) -> Score:
+        """Return the score within `timeout_s` seconds. Raises EvaluatorError."""
+        ...
 
 
 class Handler(Protocol):
@@ -395,4 +403,6 @@ class Handler(Protocol):
         """
         ...
 
-    def evaluator(self, instance: Any) -> Evaluator: ...
+    def evaluator(self, instance: Any) -> Evaluator:
+        """Return the evaluator that scores the instance's submissions."""
+        ...
