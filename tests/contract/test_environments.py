@@ -88,7 +88,7 @@ def test_an_agents_environment_is_made_ahead(open_folder: Path, with_agent: Mapp
     tasks = open_folder / "tasks.jsonl"
     tasks.write_text('{"data_source": "noop", "fields": {}}\n')
     assert "1/1" in pull("--from", str(tasks), "--agent", "played", env=with_agent)
-    assert "say what: --from, --agent or both" in said(main, "pull", code=2)
+    assert "give --from, --agent or both" in said(main, "pull", code=2)
     assert "unheard" in said(main, "pull", "--agent", "unheard", code=1)
 
 

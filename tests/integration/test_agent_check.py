@@ -107,10 +107,10 @@ def test_the_policy_says_what_a_file_has(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "words"),
     [
-        ("silent", ["silent: AgentError", "without a single answer of its model"]),
+        ("silent", ["silent: AgentError", "without any answer of its model"]),
         ("crashing", ["crashing: AgentError", "stdout.txt: about to crash", "stderr.txt: no such thing"]),
         ("broken", ["not_there"]),
-        ("nothing", ["no agent is called 'nothing'", "installed here are: ", "asking"]),
+        ("nothing", ["no agent is named 'nothing'", "installed here are: ", "asking"]),
     ],
 )
 def test_what_breaks_is_said_with_its_output(name: str, words: list[str]) -> None:

@@ -1,4 +1,4 @@
-"""Tool calls of a policy as actions: the schemas it is shown, checks of its arguments, and the cut of results.
+"""Tool calls as actions: the tools' schemas for the policy, argument validation, and truncation of results.
 
 An error in a call is returned to the policy as a tool result that says what to change: a bad call is data.
 """
@@ -21,11 +21,11 @@ _DROPPED = "\n[... {} characters dropped ...]\n"
 
 
 class InvalidCall(ToolError):
-    """A call that names no tool, or whose arguments do not fit; nothing was run."""
+    """A call of an unknown tool, or with invalid arguments; nothing was run."""
 
 
 def schemas(tools: Mapping[str, Tool]) -> list[dict[str, Any]]:
-    """Return the tools as the OpenAI API describes them, in the same order."""
+    """Return the tools in the form of the OpenAI API, in the same order."""
     return [
         {
             "type": "function",
@@ -40,7 +40,7 @@ def schemas(tools: Mapping[str, Tool]) -> list[dict[str, Any]]:
 
 
 def tool_calls(message: Message) -> list[ToolCall]:
-    """Return the calls of an assistant message; a missing name or argument text is empty, which `parse` refuses."""
+    """Return the calls of an assistant message; a missing name or argument becomes empty, which `parse` refuses."""
     calls = []
     for index, call in enumerate(message.get("tool_calls") or []):
         function = call.get("function") or {}
@@ -51,7 +51,7 @@ def tool_calls(message: Message) -> list[ToolCall]:
 
 
 def parse(call: ToolCall, tools: Mapping[str, Tool]) -> tuple[Tool, BaseModel]:
-    """Return the tool and its checked arguments. Raises InvalidCall, worded for the model."""
+    """Return the tool and its validated arguments. Raises InvalidCall, worded for the model."""
     tool = tools.get(call.name)
     if tool is None:
         raise InvalidCall(f"{_nameless(call)} Call one of: {', '.join(tools) or 'none; answer in text'}.")
@@ -73,7 +73,7 @@ def _nameless(call: ToolCall) -> str:
 
 
 def _unreadable(call: ToolCall, error: Exception) -> str:
-    """Return the message for unreadable arguments; a truncated or garbled call has its own raw text as arguments."""
+    """Return the message for unreadable arguments; a truncated or garbled call has its raw text as arguments."""
     if call.arguments.lstrip().startswith(("{", "[")):
         return (
             f"The arguments of {call.name} are not JSON ({error}). Send one JSON object; escape quotes and line breaks."
@@ -106,7 +106,7 @@ def cut(text: str, max_chars: int) -> str:
 def ended_by(last: Completion, max_tokens: int, whole: Outcome) -> Outcome:
     """Return the outcome of a rollout that ends with this completion: `whole`, unless a limit cut it short.
 
-    An engine that stops short of `max_tokens`, what it was allowed, has run out of context.
+    An engine that stops before the allowed `max_tokens` has run out of context.
     """
     if last.finish_reason != "length":
         return whole

@@ -1,9 +1,9 @@
-"""The agent that plays an environment with steps: the policy speaks, the environment answers, until one has ended.
+"""The agent for multi-step environments: policy and environment take turns until one of them ends the episode.
 
-A limit that the policy reaches is an outcome, and the rewards up to there count. An environment that breaks is an
-error, unless it breaks twice on the policy's texts and not without them: then its last step is worth 0. Where a shared
-server ends, its episodes go on from their recorded actions. What is repeated has a sandbox of its own, so that it
-neither ends the episodes of others nor is ended by them. The process of the environment ends with the play.
+If the policy reaches a limit, that is an outcome, and the rewards so far count. A failing environment is an error,
+unless it fails twice on the policy's texts and not without them: then its last step is worth 0. If a shared server
+ends, its episodes continue from their recorded actions. Repetitions get a separate sandbox, so that they neither end
+other episodes nor are ended by them. The environment's process ends with the rollout.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from workers.policy.recording import Stopwatch, as_applied, model_call
 from workers.policy.repeated_turns import RepeatedTurns, text_of
 
 MAX_INVALID_TURNS = 5
-"""Number of consecutive turns without a call or a text that the environment can be given, that ends a rollout."""
+"""Number of consecutive turns without a usable call or text for the environment that ends a rollout."""
 
 _MAX_SHOWN_CHARS = 200
 _RESET_S = 300.0
@@ -35,13 +35,13 @@ _NO_ANSWER = "I do not know."
 
 
 class EnvironmentAgent:
-    """Plays any environment; one object serves any number of rollouts at once."""
+    """Runs any environment; one object serves any number of concurrent rollouts."""
 
     async def run(self, context: AgentContext) -> AgentResult:
-        """Play an episode to its end. Raises EngineError, SandboxError, HandlerError."""
+        """Run an episode to its end. Raises EngineError, SandboxError, HandlerError."""
         instance = context.instance
         if not isinstance(instance, EnvironmentInstance) or context.provider is None:
-            raise AgentError(f"{context.rollout_id}: agent environment plays instances of data_source environment only")
+            raise AgentError(f"{context.rollout_id}: agent environment runs only instances of data_source environment")
         play = _EpisodePlay(context, instance, context.provider())
         try:
             return await play.run()
@@ -50,7 +50,7 @@ class EnvironmentAgent:
 
 
 class _EpisodePlay:
-    """One running rollout."""
+    """The state of one rollout."""
 
     def __init__(self, context: AgentContext, instance: EnvironmentInstance, provider: SandboxProvider) -> None:
         self._context = context
@@ -77,7 +77,7 @@ class _EpisodePlay:
             self._connection = await self._connected()
             self._begin = await self._connection.reset(self._instance.episode, _RESET_S, self._ask_role)
         self._history = [dict(message) for message in self._begin.messages]
-        # from here on it is scored, however it ends
+        # From here on it is scored, however it ends.
         context.rewards = self._rewards
         try:
             outcome = await self._turns()
@@ -109,7 +109,7 @@ class _EpisodePlay:
         return Outcome.MAX_TURNS
 
     async def _finish(self) -> None:
-        """Ask for the last reward, which belongs to the last turn."""
+        """Get the last reward, which belongs to the last turn."""
         last = await self._carried_out(None)
         if not isinstance(last, float):
             return
@@ -129,7 +129,7 @@ class _EpisodePlay:
         completion: Completion = await self._context.policy.complete(
             list(self._history), self._begin.tools, sampling, max_tokens
         )
-        # each message is recorded once: later turns add only what the environment answered, which is with its turn
+        # Each message is recorded once: later turns add only the environment's answer, recorded with its turn.
         added = self._history if index == 0 else []
         call = model_call(index, added, completion, watch, as_applied(sampling, max_tokens), self._begin.tools)
         self._history.append(completion.response)
@@ -137,7 +137,7 @@ class _EpisodePlay:
         return call
 
     async def _act(self, call: ModelCall) -> Outcome | None:
-        """Let the environment answer, and note its reward with the turn; return the outcome if the episode is over."""
+        """Let the environment answer, and record its reward with the turn; return the outcome if the episode ended."""
         call.n_invalid = 0
         requested = tool_calls(call.response)
         valid = [called for each in requested if (called := self._readable(each, call)) is not None]
@@ -157,7 +157,7 @@ class _EpisodePlay:
         return _outcome(step)
 
     async def _carried_out(self, action: Action | None) -> Step | float | BrokenEpisode | None:
-        """Carry out an action, or close the episode. Return the error that the policy's texts cause, if they do."""
+        """Carry out an action, or close the episode. Return the error that the policy's texts cause, if any."""
         if self._connection is None:
             return None
         heard = self._connection.heard
@@ -179,9 +179,9 @@ class _EpisodePlay:
     async def _settled(
         self, action: Action | None, broken: BrokenEpisode | ServerEnded, heard: Sequence[str]
     ) -> Step | float | BrokenEpisode | None:
-        """Find out whose fault it is. Raises HandlerError if the environment breaks without the policy's texts, too."""
+        """Attribute a failure. Raises HandlerError if the environment also fails without the policy's texts."""
         if isinstance(broken, ServerEnded):
-            # most likely another's
+            # Most likely caused by another episode.
             try:
                 return await self._repeated(action, heard)
             except BrokenEpisode as error:
@@ -200,7 +200,7 @@ class _EpisodePlay:
             return error
 
     async def _repeated(self, action: Action | None, heard: Sequence[str]) -> Step | float | None:
-        """Repeat the recorded actions, and carry out one more; the play goes on from there. Raises BrokenEpisode."""
+        """Repeat the recorded actions, then carry out the next one and continue. Raises BrokenEpisode."""
         again = await self._connected()
         try:
             replies = iter(heard)
@@ -222,7 +222,7 @@ class _EpisodePlay:
         return result
 
     async def _control(self, connection: EpisodeConnection, heard: Sequence[str]) -> None:
-        """Play an episode that has as many steps, without the policy's texts."""
+        """Run an episode with as many steps, without the policy's texts."""
         replies = iter(heard)
 
         async def reply(role: str, messages: Sequence[Message]) -> str:
@@ -252,7 +252,7 @@ class _EpisodePlay:
         return connection
 
     def _readable(self, requested: ToolCall, call: ModelCall) -> CalledTool | None:
-        """Return a call for the environment; one that it cannot be given is answered here."""
+        """Return a call for the environment; an unusable one is answered here."""
         names = [tool["function"]["name"] for tool in self._begin.tools]
         complaint = ""
         arguments: Any = {}
@@ -273,7 +273,7 @@ class _EpisodePlay:
         return None
 
     async def _ask_role(self, role: str, messages: Sequence[Message]) -> str:
-        """Ask an LLM that the batch has named for a role; its tokens are no part of what is trained on."""
+        """Ask the batch's LLM of a role; its tokens are never trained on."""
         model = self._context.models.get(role) if role in self._instance.program.roles else None
         if model is None:
             raise HandlerError(
@@ -284,7 +284,7 @@ class _EpisodePlay:
 
 
 async def _unread(family: str, entry: Mapping[str, Any], settings: Mapping[str, Any], answer: str) -> float:
-    """Give nothing to an answer whose reward is not read."""
+    """Return 0 for an answer whose reward is not used."""
     return 0.0
 
 
@@ -300,5 +300,5 @@ def _text(message: Message) -> str:
 
 
 def _last_text(history: Sequence[Message]) -> str | None:
-    """Return what the policy said last, for people."""
+    """Return the policy's last text, for people."""
     return next((_text(each) for each in reversed(history) if each["role"] == "assistant"), None)

@@ -1,7 +1,7 @@
-"""An agent that brings its own loop: a command in the sandbox, whose model is the policy behind a recording gateway.
+"""An agent with its own loop: a command in the sandbox, whose model is the policy behind a recording gateway.
 
-Its outcome follows from the calls that the gateway recorded and from the command's end. Only a command that ended well,
-or by a limit of the rollout, is scored; one that crashed, or made no model call, is an error with its log kept.
+Its outcome follows from the recorded calls and the command's end. Only a command that ended normally, or by a limit of
+the rollout, is scored; one that crashed, or made no model call, is an error with its log kept.
 """
 
 from __future__ import annotations
@@ -51,22 +51,22 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """The task that a command is started for."""
+    """The task of a command."""
 
     text: str
     """The user's request, without instructions for the farm's own tools."""
     limits: Limits
     base_url: str = ""
-    """A mark for the gateway's address, without `/v1`: wherever it stands in the command's words, environment and
-    files, the address takes its place inside, where the port is known."""
+    """A placeholder for the gateway's address, without `/v1`: in the command's words, environment and files, it is
+    replaced by the address inside the sandbox, once the port is known."""
     key: str = ""
-    """The key of the gateway, of this rollout alone."""
+    """The gateway's key, for this rollout only."""
     model: str = MODEL
-    """The name of the policy; the gateway takes any."""
+    """The name of the policy; the gateway accepts any."""
     max_output_tokens: int = 0
-    """The most tokens that the policy may sample for an answer, by the limits of the rollout and of the batch."""
+    """Maximum tokens of an answer, by the limits of the rollout and of the batch."""
     context_tokens: int | None = None
-    """The most tokens of a prompt and its answer together; None if the engines do not tell."""
+    """Maximum tokens of a prompt and its answer together; None if the engines do not report it."""
 
 
 def _no_files(task: Task) -> Mapping[str, str]:
@@ -92,34 +92,34 @@ def answered(output: str) -> AgentResult:
 
 @dataclass(frozen=True, slots=True)
 class Harness:
-    """An agent's command line. Its clients find the model through the variables of `workers.policy.gateway.relay`."""
+    """An agent's command line. Its clients find the model by the variables of `workers.policy.gateway.relay`."""
 
     name: str
     command: Callable[[Task], Sequence[str]]
-    """The function from a task to the argument list, which is run in the sandbox's working folder."""
+    """Maps a task to the argument list, which is run in the sandbox's working folder."""
     packages: tuple[str, ...] = ()
     """Exact requirements of its own environment, in `/opt/farm/agent`, or paths of wheels."""
     python: str = ""
-    """The oldest Python that they can be used by, such as `3.12`; empty for the farm's own."""
+    """The oldest Python version that the packages support, such as `3.12`; empty for the farm's own."""
     programs: tuple[AgentProgram, ...] = ()
-    """More that it brings, each in `/opt/farm/NAME`: npm packages, folders, archives, images."""
+    """Further programs, each in `/opt/farm/NAME`: npm packages, folders, archives, images."""
     stdin: Callable[[Task], str] = _nothing
-    """The function from a task to the command's standard input, which may be longer than a word of a command."""
+    """Maps a task to the command's standard input, which may be longer than a command-line argument."""
     files: Callable[[Task], Mapping[str, str]] = _no_files
-    """The function from a task to files, path to text, outside the working folder, as that may be scored."""
+    """Maps a task to files, path to text, outside the working folder, as that may be scored."""
     environment: Callable[[Task], Mapping[str, str]] | Mapping[str, str] = _no_variables
     prepare: Callable[[Task], Sequence[Sequence[str]]] = _no_steps
-    """The function from a task to commands that run before, one after the other, without a model."""
+    """Maps a task to commands to run before, in order, without a model."""
     collect: Callable[[Task], Sequence[Sequence[str]]] = _no_steps
-    """The same for commands that run when it has ended by itself, before its output is read."""
+    """Maps a task to commands to run after the command has ended by itself, before its output is read."""
     output: str = ""
     """The file with its answer; empty for its standard output."""
     read: Callable[[str], AgentResult] = answered
-    """The function from that output to the result. Raises ValueError, or any other error, if it is malformed."""
+    """Maps that output to the result. Raises ValueError, or any other error, if it is malformed."""
 
 
 class HarnessAgent:
-    """An agent that is a command in the rollout's sandbox; one object serves any number of rollouts at once.
+    """An agent that is a command in the rollout's sandbox; one object serves any number of concurrent rollouts.
 
     `inside` is the socket folder's path in the sandbox; `start_s` limits the time until the command's first model call,
     `grace_s` its time after the gateway has stopped answering.
@@ -156,7 +156,7 @@ class HarnessAgent:
         """Run a rollout to its end. Raises EngineError, SandboxError, and AgentError if the command crashed."""
         sandbox = context.sandbox
         if sandbox is None:
-            raise AgentError(f"{context.rollout_id}: agent {self._harness.name} runs in a sandbox, and there is none")
+            raise AgentError(f"{context.rollout_id}: agent {self._harness.name} needs a sandbox, and there is none")
         calls = GatewayCalls(context)
         command: asyncio.Future[ExecResult] | None = None
         try:
@@ -179,7 +179,7 @@ class HarnessAgent:
                 command = asyncio.ensure_future(self._command(sandbox, task, files))
                 given_up = await self._watch(command, calls, context.limits.run_s)
         except BaseException:
-            # such as the deadline: its log is worth as much as that of any other
+            # Such as the deadline: its log is as useful as any other.
             if command is not None:
                 await self._keep_log(context, calls, command)
             raise
@@ -191,7 +191,7 @@ class HarnessAgent:
         return await end.result(sandbox)
 
     async def _steps(self, context: AgentContext, sandbox: Sandbox, which: str, task: Task) -> None:
-        """Run the commands before or after. Raises AgentError for one that fails."""
+        """Run the commands before or after. Raises AgentError if one fails."""
         harness = self._harness
         for words in (harness.prepare if which == "prepare" else harness.collect)(task):
             result = await sandbox.exec(words, timeout_s=context.limits.tool_s, env=_variables(harness, task))
@@ -199,7 +199,7 @@ class HarnessAgent:
                 said = " | ".join(_lines((result.stdout + result.stderr).decode("utf-8", "replace"))[-_LOG_LINES:])
                 why = f"ended with code {result.code}" if result.code is not None else "took too long"
                 what = f"agent {harness.name}: {which}: {words[0]} {why}"
-                raise AgentError(f"{context.rollout_id}: {what}: {said or 'it said nothing'}")
+                raise AgentError(f"{context.rollout_id}: {what}: {said or 'no output'}")
 
     async def _keep_log(self, context: AgentContext, calls: GatewayCalls, command: asyncio.Future[ExecResult]) -> None:
         try:
@@ -211,20 +211,20 @@ class HarnessAgent:
         harness = self._harness
         python = [f"{AGENT_FOLDER}/bin/python" if harness.packages else "python3"]
         if harness.programs and not harness.packages:
-            # its own environment is there, unless the farm's Python is one that cannot be had in this image
+            # Its own environment exists, unless the farm's Python is unavailable in this image.
             python = ["sh", "-c", _EITHER, AGENT_FOLDER]
-        # -I: files in the working folder must not be imported
+        # -I: files in the working folder must not be imported.
         beside = [*python, "-I", "-c", _relay_source(), f"{self._inside}/{SOCKET}", task.key]
         return await sandbox.exec(
             [*beside, task.base_url, json.dumps(list(files)), *harness.command(task)],
-            # the deadline is kept outside, by cancelling, as pauses of the engines are not on it
+            # The caller enforces the deadline by cancelling, as engine pauses do not count.
             timeout_s=_NEVER_S,
             stdin=harness.stdin(task).encode(),
             env=_variables(harness, task),
         )
 
     async def _watch(self, command: asyncio.Future[ExecResult], calls: GatewayCalls, run_s: float) -> str:
-        """Wait for the command's end; return why it has to be ended, empty if it ended by itself."""
+        """Wait for the command's end; return why it must be ended, empty if it ended by itself."""
         start_s = min(self._start_s, 0.9 * run_s)
         if not await _first(command, calls.begun, start_s):
             return f"asked nothing of its model in {start_s:g} s"
@@ -234,14 +234,14 @@ class HarnessAgent:
 
 
 def _check_marks(harness: Harness, task: Task) -> None:
-    """Raise AgentMissing where the address is named that cannot take its place there, as no port is known yet."""
+    """Raise AgentMissing if the address is used where it cannot be replaced, as no port is known yet."""
     steps = {"prepare": harness.prepare(task), "collect": harness.collect(task)}
     texts = {name: [word for words in given for word in words] for name, given in steps.items()}
     for name, given in (texts | {"stdin": [harness.stdin(task)]}).items():
         if any(task.base_url in text for text in given):
             raise AgentMissing(
-                f"agent {harness.name}: {name} names the gateway's address, which is known to the command alone: "
-                "name it in command, environment or files",
+                f"agent {harness.name}: {name} uses the gateway's address, which only the command knows: "
+                "use it in command, environment or files",
                 retryable=False,
             )
 
@@ -290,7 +290,7 @@ class _End:
                     await self.context.keep(max(0, self.calls.n_answered - 1), artefact)
 
     def check(self) -> None:
-        """Raise what makes it an error; a limit of the rollout excuses what follows from it.
+        """Raise the error, if any; a limit of the rollout excuses its consequences.
 
         The gateway's failures come first: a command may crash on them, or end normally.
         """
@@ -306,10 +306,10 @@ class _End:
         if self.ended.code != 0:
             raise self._crashed(_how(self.ended))
         if self.calls.n_answered == 0:
-            raise self._crashed("ended without a single answer of its model")
+            raise self._crashed("ended without any answer of its model")
 
     async def result(self, sandbox: Sandbox) -> AgentResult:
-        """Return the result of one that is no error."""
+        """Return the result of a successful command."""
         if self.calls.limit is not None:
             return AgentResult(self.calls.limit.outcome)
         assert self.ended is not None
@@ -321,12 +321,12 @@ class _End:
             data = await sandbox.read_file(harness.output) if harness.output else ended.stdout
             result = harness.read(data.decode("utf-8", "replace"))
             if result.answer is not None and not isinstance(result.answer, str):
-                raise TypeError(f"its answer is no text but {type(result.answer).__name__}")
+                raise TypeError(f"its answer must be a text, not {type(result.answer).__name__}")
         except RolloutError:
             raise
         except Exception as error:
-            # the policy's programs may have written the file
-            raise self._crashed(f"did not leave what it should: {type(error).__name__}: {error}") from error
+            # The policy's programs may have written the file.
+            raise self._crashed(f"did not leave a valid output: {type(error).__name__}: {error}") from error
         return replace(result, answer=result.answer and _fit(result.answer))
 
     def _crashed(self, how: str) -> AgentError:

@@ -1,7 +1,7 @@
-"""mini-swe-agent, unmodified, from the package index: it works in the sandbox with a bash of its own.
+"""mini-swe-agent, unmodified, from the package index: it works in the sandbox with its own bash.
 
-https://mini-swe-agent.com. All packages are exact, those that it needs among them: with a tool in a request, newer
-releases of its client library, litellm, import a package that they do not require.
+https://mini-swe-agent.com. All packages are pinned, including dependencies: with a tool in a request, newer releases of
+its client library, litellm, import a package that they do not declare.
 """
 
 from __future__ import annotations
@@ -19,22 +19,22 @@ _CONFIG = f"{STATE}/task.yaml"
 _TRAJECTORY = f"{STATE}/trajectory.json"
 _OUTCOMES = {
     "Submitted": Outcome.SUBMITTED,
-    # several answers in a row without a call that it can run
+    # Several consecutive answers without a call that it can run.
     "RepeatedFormatError": Outcome.INVALID_ACTION,
 }
 
 
 def _command(task: Task) -> Sequence[str]:
     program = [f"{AGENT_FOLDER}/bin/python", "-m", "minisweagent.run.mini"]
-    # the plain agent: the default one is interactive
+    # The plain agent: the default one is interactive.
     return [*program, "--agent-class", "default", "-c", "mini.yaml", "-c", _CONFIG, "-o", _TRAJECTORY]
 
 
 def _files(task: Task) -> Mapping[str, str]:
-    """Return its configuration, which overrides its own default; JSON is YAML."""
+    """Return its configuration, which overrides its own default; JSON is valid YAML."""
     config = {
         "run": {"task": task.text},
-        # the rollout has limits of its own, and there are no prices
+        # The rollout has its own limits, and there are no prices.
         "agent": {"step_limit": 0, "cost_limit": 0.0},
         "model": {"model_class": "litellm", "model_name": "openai/policy", "cost_tracking": "ignore_errors"},
         "environment": {"timeout": max(1, int(task.limits.tool_s))},
@@ -59,7 +59,7 @@ MINI_SWE_AGENT = Harness(
         "MSWEA_CONFIGURED": "true",
         "MSWEA_SILENT_STARTUP": "1",
         "MSWEA_GLOBAL_CONFIG_DIR": STATE,
-        # else it tries for seconds to fetch a list of prices
+        # Otherwise it tries for seconds to fetch a list of prices.
         "LITELLM_LOCAL_MODEL_COST_MAP": "True",
     },
     output=_TRAJECTORY,

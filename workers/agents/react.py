@@ -1,7 +1,7 @@
 """The simplest agent loop: the policy answers, its tool calls run, it sees the results, until it submits.
 
-A limit the policy reaches is an outcome, never an error. The deadline is kept outside, by cancelling; all state of a
-rollout is local to `run`, so nothing is left behind.
+Reaching a limit is an outcome, never an error. The caller enforces the deadline by cancelling; all state of a rollout
+is local to `run`, so nothing is left behind.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ TEXT = "text/plain"
 
 
 class ReactAgent:
-    """An agent with tool calls of the chat API; one object serves any number of rollouts at once."""
+    """An agent with tool calls of the chat API; one object serves any number of concurrent rollouts."""
 
     async def run(self, context: AgentContext) -> AgentResult:
         """Run a rollout to its end. Raises EngineError, SandboxError, and AgentError if a tool fails."""
@@ -41,7 +41,7 @@ class ReactAgent:
 
 
 class _Play:
-    """One running rollout."""
+    """The state of one rollout."""
 
     def __init__(self, context: AgentContext) -> None:
         self._context = context
@@ -54,11 +54,11 @@ class _Play:
         self._repeated = RepeatedTurns(context.limits.max_repeats)
         self._answer: Message = {}
         self._observed: list[str] = []
-        """The results of the last answer, without the names of artefacts, which have the turn's number in them."""
+        """The results of the last answer, without the names of artefacts, which contain the turn's number."""
 
     async def goes_on(self, result: AgentResult) -> bool:
-        """Return whether the task has another step, whose messages are in the conversation then."""
-        # a text that the limit of its call cut short is the policy's answer to this step
+        """Return whether the task has another step; its messages are then in the conversation."""
+        # A text cut short by the limit of its call is the policy's answer to this step.
         cut_short = result.outcome is Outcome.MAX_TOKENS and result.answer is not None and self._left() > 0
         if self._context.next_messages is None or not (cut_short or result.outcome in STEP_ENDS):
             return False
@@ -69,7 +69,7 @@ class _Play:
         return bool(self._unrecorded)
 
     def repeats(self) -> bool:
-        """Return whether the turn that is over is one repetition too many. To be asked once for each turn."""
+        """Return whether the completed turn is one repetition too many. To be called once per turn."""
         return self._repeated.repeat_with(self._answer, self._observed)
 
     async def turn(self, index: int) -> AgentResult | None:
@@ -108,7 +108,7 @@ class _Play:
 
     async def _act(self, requested: list[ToolCall], call: ModelCall) -> AgentResult | None:
         """Run the calls in order until one ends the rollout; their results go to `call.observations`."""
-        # those that could not be parsed are among the calls, and are counted with the rest
+        # Unparseable calls are included, and counted with the rest.
         call.n_invalid = 0
         for tool_call in requested:
             observation = await self._observe(tool_call, call)
@@ -122,7 +122,7 @@ class _Play:
         return None
 
     async def _shown(self, observation: Observation, tool: str, index: int) -> str:
-        """Return the text of an observation for the policy; the rest is kept as artefacts, which a last line names."""
+        """Return an observation's text for the policy; artefacts are kept, and named in a last line."""
         limit = self._context.limits.max_observation_chars
         artefacts = list(observation.artefacts)
         if len(observation.text) > limit and not any(each.media_type == TEXT for each in artefacts):

@@ -1,4 +1,4 @@
-"""Policies that are none: one act in the sandbox before each answer, in place of an LLM."""
+"""Substitutes for a policy: they act in the sandbox before each answer, in place of an LLM."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _COMMAND_S = 300.0
 
 
 class ActingPolicy:
-    """Acts, then answers, whenever it is asked; the sandbox is None where the task has none."""
+    """Acts, then answers, at each call; the sandbox is None if the task has none."""
 
     answer = "done"
 
@@ -27,7 +27,7 @@ class ActingPolicy:
         self._index = 0
 
     async def act(self, sandbox: Sandbox | None, index: int) -> None:
-        """Act in the sandbox, for the answer of this index. Raises FarmError."""
+        """Act in the sandbox, for the answer with this index. Raises FarmError."""
 
     async def complete(
         self,
@@ -37,7 +37,7 @@ class ActingPolicy:
         max_tokens: int,
         on_delta: OnDelta | None = None,
     ) -> Completion:
-        """Act, and answer. Raises as `act`."""
+        """Act, and answer. Raises the errors of `act`."""
         source = self._source
         sandbox = None if source is None else await source.provider.attach(self._sandbox_id, source.spec)
         await self.act(sandbox, self._index)
@@ -49,7 +49,7 @@ class ActingPolicy:
 
 
 class AttackPolicy(ActingPolicy):
-    """Leaves what an attack leaves, in each step of a task anew, and gives its answer."""
+    """Applies an attack in each step of a task, and gives its answer."""
 
     def __init__(self, sandbox_id: str, source: SandboxSource | None, attack: Attack) -> None:
         super().__init__(sandbox_id, source)
@@ -57,7 +57,7 @@ class AttackPolicy(ActingPolicy):
         self.answer = attack.answer
 
     async def act(self, sandbox: Sandbox | None, index: int) -> None:
-        """Write the files of the attack and run its command, whose end says nothing."""
+        """Write the attack's files and run its command, whose exit code is ignored."""
         if sandbox is None:
             return
         for path, text in self._attack.files.items():

@@ -1,4 +1,4 @@
-"""The commands about agents: which are installed, and what one does on a scripted engine, without a farm."""
+"""The commands for agents: list the installed ones, and run one on a scripted engine, without a farm."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ _TAIL_LINES = 15
 
 @dataclass
 class PlayedAgent:
-    """One rollout: its end, its calls as they were recorded, its rows, and what the program printed."""
+    """One rollout: its end, its recorded calls, its rows, and the program's output."""
 
     outcome: Outcome | None = None
     reward: float = 0.0
@@ -54,7 +54,7 @@ class PlayedAgent:
     kept: dict[str, str] = field(default_factory=dict)
 
     async def record(self, call: ModelCall) -> None:
-        # a call is recorded again once its observations are known
+        # A call is recorded again once its observations are known.
         self.calls = [*(each for each in self.calls if each.index != call.index), copy.deepcopy(call)]
 
     async def keep(self, index: int, artefact: Artefact) -> str:
@@ -68,9 +68,10 @@ class PlayedAgent:
 
 
 def play_on(job: StageJob, engine: ScriptedEngine, played: PlayedAgent) -> None:
-    """Play a job through all its stages, as a worker does, on an engine of this process. Raises FarmError.
+    """Run a job through all its stages, like a worker, on an engine of this process. Raises FarmError.
 
-    `played` has what was recorded up to an error, too. Raises AssertionError if its rows do not follow from its calls.
+    After an error, `played` has everything recorded so far. Raises AssertionError if its rows do not follow from its
+    calls.
     """
 
     async def main(url: str) -> None:
@@ -97,12 +98,12 @@ def play_on(job: StageJob, engine: ScriptedEngine, played: PlayedAgent) -> None:
 
 @click.group()
 def main() -> None:
-    """Agents: those that are installed, and a rollout of one on a scripted engine."""
+    """List installed agents, and run one on a scripted engine."""
 
 
 @main.command(name="list")
 def list_agents() -> None:
-    """Show the agents that a batch may ask for, and where each comes from."""
+    """List the agents that a batch may request, with their origin."""
     table = Table(box=None, pad_edge=False)
     for title in ("agent", "from"):
         table.add_column(title, no_wrap=title == "agent", overflow="fold")
@@ -113,24 +114,24 @@ def list_agents() -> None:
 
 @main.command()
 @click.argument("name")
-@click.option("--task", default=TASK, show_default=True, metavar="TEXT", help="What the agent is asked to do.")
+@click.option("--task", default=TASK, show_default=True, metavar="TEXT", help="The agent's task.")
 @click.option(
     "--turns",
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
-    help="What the policy says: a turn per line, {content, tool_calls: [{name, arguments}]}.",
+    help="The policy's turns, one per line: {content, tool_calls: [{name, arguments}]}.",
 )
 @click.option("--sandbox", default="auto", show_default=True, metavar="KIND")
 @click.option("--timeout", "run_s", type=click.FloatRange(min=1), default=300.0, show_default=True, help="Seconds.")
 def check(name: str, task: str, turns: Path | None, sandbox: str, run_s: float) -> None:
-    """Play one rollout of an agent on a scripted engine, in a sandbox of this machine: exit 1 if that breaks.
+    """Run one rollout of an agent on a scripted engine, in a sandbox of this machine: exit 1 if that fails.
 
-    The policy runs one shell command by whichever tool the agent offers, and then says that it is done; --turns gives
-    it other answers. What it prints: the calls and training rows that were recorded, and why there is another row.
+    The policy runs one shell command by any tool that the agent offers, then reports that it is done; --turns gives it
+    other answers. Prints the recorded calls and training rows, and the reason for each further row.
     """
     try:
         known = sorted(installed(registry.AGENTS))
         if name not in known:
-            raise NotFound(f"no agent is called {name!r}; installed here are: {', '.join(known)}")
+            raise NotFound(f"no agent is named {name!r}; installed here are: {', '.join(known)}")
         load(registry.AGENTS, name)
         kind = sandbox if sandbox != "auto" else registry.best_sandbox()
         script = _script(task, turns)
@@ -193,7 +194,7 @@ def _print_calls(played: PlayedAgent) -> None:
 
 def _tool_line(script: ShellScript, played: PlayedAgent) -> str:
     if not script.tool:
-        return "none of its tools takes a shell command, so the policy called none: --turns gives it other answers"
+        return "none of its tools accepts a shell command, so the policy called none: --turns gives it other answers"
     ran = any(MARK in str(message.get("content")) for call in played.calls[1:] for message in call.messages)
     ran = ran or any(MARK in str(message.get("content")) for call in played.calls for message in call.observations)
     return f"its tool {script.tool} {'ran a command' if ran else 'was called, and its result was not sent back'}"

@@ -1,4 +1,4 @@
-"""Reports of attacks on tasks: the scores of each submission, what they say of the task, and where they are kept."""
+"""Reports of attacks on tasks: the scores of each submission, the findings about the task, and their storage."""
 
 from __future__ import annotations
 
@@ -28,28 +28,28 @@ class AttackScore:
 
 @dataclass(frozen=True, slots=True)
 class AttackReport:
-    """The attacks on one task. `solution` is None if the task brings none; `problem` says why it could not be tried."""
+    """The attacks on one task. `solution` is None if the task has none; `problem` says why it could not be run."""
 
     name: str
     data_source: str
     digest: str = ""
     """The digest of the task."""
     plan: str = ""
-    """The digest of its attacks, and of how it was scored."""
+    """The digest of its attacks, and of its scoring."""
     solution: AttackScore | None = None
     untouched: AttackScore | None = None
     attacks: tuple[AttackScore, ...] = ()
     note: str = ""
-    """The words of a solution that failed."""
+    """The output of a failed solution."""
     problem: str = ""
     scored_at: str = ""
     """Instant of the scores in UTC, ISO 8601."""
     known: bool = field(default=False, compare=False)
-    """True if the report was kept by an earlier run."""
+    """True if an earlier run stored the report."""
 
     @property
     def findings(self) -> Mapping[str, str]:
-        """Return what is wrong with the task: names of `known_tasks.FINDINGS`, each with the scores that show it."""
+        """Return the task's faults: names of `known_tasks.FINDINGS`, each with the scores that show it."""
         none = AttackScore("untouched", NO_WORK)
         untouched = self.untouched or none
         idle = [untouched, *(each for each in self.attacks if each.kind == NO_WORK)]
@@ -69,7 +69,7 @@ class AttackReport:
 
     @property
     def n_unscored(self) -> int:
-        """Return the number of attacks that had no score."""
+        """Return the number of attacks without a score."""
         return sum(bool(each.error) for each in self.attacks)
 
 
@@ -88,7 +88,7 @@ def now() -> str:
 
 
 def kept(digest: str, plan: str) -> AttackReport | None:
-    """Return the report of a task that was kept for these attacks; None if there is none that can be read."""
+    """Return a task's stored report for these attacks; None if there is no readable one."""
     try:
         return _read(json.loads((kept_in(ATTACKS) / f"{digest}.{plan}.json").read_text(encoding="utf-8")))
     except (OSError, ValueError, TypeError, KeyError):
@@ -96,7 +96,7 @@ def kept(digest: str, plan: str) -> AttackReport | None:
 
 
 def keep(report: AttackReport) -> None:
-    """Keep a report under the digests of its task and its attacks, below FARM_HOME. Raises NotAllowed, OSError."""
+    """Store a report under the digests of its task and its attacks, below FARM_HOME. Raises NotAllowed, OSError."""
     fields = {**asdict(report), "findings": report.findings}
     del fields["known"]
     keep_text(ATTACKS, f"{report.digest}.{report.plan}.json", json.dumps(fields))

@@ -1,4 +1,4 @@
-"""Tasks that `farm tasks attack` is given: a folder of Harbor tasks, instances in a file, or rows of a data set."""
+"""The tasks of `farm tasks attack`: a folder of Harbor tasks, instances in a file, or rows of a data set."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from workers.cli.task_attacks import Target
 
 
 def targets_of(path: Path, form: str) -> list[Target]:
-    """Return the tasks of a path; `form` is a form of rows or a data source, empty for what says its own.
+    """Return the tasks of a path; `form` is a form of rows or a data source, empty if the rows name it themselves.
 
     Raises FarmError.
     """
     if path.is_dir():
         if form not in ("", DATA_SOURCE):
-            raise InvalidRequest(f"{path} is a folder, whose tasks are those of `{DATA_SOURCE}`: leave --as out")
+            raise InvalidRequest(f"{path} is a folder, whose tasks are always `{DATA_SOURCE}`: leave --as out")
         return [Target(each.name, DATA_SOURCE, folder=each) for each in task_paths(path)]
     if not form:
         file = read_problems(path)

@@ -1,4 +1,4 @@
-"""The check of an LLM server by `farm doctor --engine URL`: what it can do for the farm, and what it lacks."""
+"""The check of an LLM server by `farm doctor --engine URL`: its capabilities for the farm, and missing ones."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _SPOKEN = 'Ünïcode ✓ 漢字\n\tif x_1 != 0.25: return {"a": [1, 22, 333]}  #
 
 @dataclass(frozen=True, slots=True)
 class EngineCheck:
-    """One line of the table; `ok` False is what training lacks."""
+    """One line of the table; `ok` False marks something that training lacks."""
 
     what: str
     ok: bool
@@ -43,15 +43,13 @@ class EngineCheck:
 
 @click.command()
 @click.argument("url")
-@click.option("--key-file", type=click.File(), help="A file with its API key, which so stands in no `ps`.")
-@click.option("--model", default="", help="Instead of the first that it lists.")
-@click.option(
-    "--tokenizer", default="", metavar="NAME", help="A folder or a hub name, instead of what the engine says."
-)
+@click.option("--key-file", type=click.File(), help="A file with its API key, which keeps it out of `ps`.")
+@click.option("--model", default="", help="Default: the first that it lists.")
+@click.option("--tokenizer", default="", metavar="NAME", help="A folder or a hub name; by default the engine's own.")
 @click.option("--timeout", "timeout_s", default=60.0, show_default=True, metavar="SECONDS", help="For one answer.")
 @click.option("--json", "as_json", is_flag=True, help="For programs.")
 def main(url: str, key_file: TextIO | None, model: str, tokenizer: str, timeout_s: float, as_json: bool) -> None:
-    """Ask the engine at URL (http://host:port/v1) for a few tokens, and show what it can do. Exit 1 if it cannot."""
+    """Ask the engine at URL (http://host:port/v1) for a few tokens, and show its capabilities. Exit 1 on failure."""
     key = key_file.read().strip() if key_file is not None else "none"
     try:
         address = EngineAddress(normal_url(url), model, sound_key(key), tokenizer)
@@ -68,7 +66,7 @@ def main(url: str, key_file: TextIO | None, model: str, tokenizer: str, timeout_
 def _able(info: EngineInfo) -> Iterator[EngineCheck]:
     wire = wire_of(info)
     yield EngineCheck("kind", True, f"{info.kind} {info.version}".strip())
-    context = f", context {info.context_tokens:,} tokens" if info.context_tokens else ", its context is not told"
+    context = f", context {info.context_tokens:,} tokens" if info.context_tokens else ", unknown context"
     yield EngineCheck("model", True, f"{info.model}{f' from {info.root}' if info.root else ''}{context}")
     yield EngineCheck("token ids in", bool(info.token_in), wire.path if wire is not None else "no")
     yield EngineCheck("token ids out", info.token_out, "with log-probabilities" if info.token_out else "no: text only")
@@ -82,7 +80,7 @@ def _able(info: EngineInfo) -> Iterator[EngineCheck]:
 
 
 def _text(address: EngineAddress, info: EngineInfo) -> Iterator[EngineCheck]:
-    """Token ids need the model's tokenizer and chat template on the farm's side."""
+    """Check the tokenizer and chat template, which token ids require on the farm's side."""
     name = address.tokenizer or info.root or info.model
     try:
         text = load(name)

@@ -1,4 +1,4 @@
-"""The commands about environments with steps: which are installed, and whether one does the same thing twice."""
+"""The commands for multi-step environments: list the installed ones, and check whether one is deterministic."""
 
 from __future__ import annotations
 
@@ -32,12 +32,12 @@ _DEFAULT_ACTIONS = ("hello", "1", "\\boxed{1}", "[1]", "<answer>1</answer>", "he
 
 @click.group()
 def main() -> None:
-    """Environments with steps: those that are installed, and a check of one."""
+    """List installed multi-step environments, and check one."""
 
 
 @main.command(name="list")
 def list_environments() -> None:
-    """Show the installed environments, their packages, and the roles of other LLMs that they ask."""
+    """List the installed environments, their packages, and the roles of other LLMs that they call."""
     table = Table(box=None, pad_edge=False)
     for title in ("environment", "packages", "roles", "sandbox"):
         table.add_column(title, no_wrap=title == "environment", overflow="fold")
@@ -56,7 +56,7 @@ def list_environments() -> None:
 
 @dataclass(frozen=True, slots=True)
 class PlayedStep:
-    """The answer of an environment to an action: `messages` with their texts, and its reward."""
+    """An environment's reply to an action: `messages` with their texts, and its reward."""
 
     messages: list[dict[str, Any]]
     reward: float
@@ -65,7 +65,7 @@ class PlayedStep:
 
 @main.command()
 @click.argument("name")
-@click.option("--id", "episode_id", default="", help="Which of its environments.")
+@click.option("--id", "episode_id", default="", help="The id of one of its environments.")
 @click.option("--kwargs", default="{}", metavar="JSON", help="As in an instance's fields.")
 @click.option("--seed", default=0, show_default=True)
 @click.option("--message", "prompt", multiple=True, help="A text of the prompt, said as the user. Repeat it.")
@@ -86,10 +86,10 @@ def check(
     sandbox: str,
     packages: Sequence[str],
 ) -> None:
-    """Play the same actions three times, the last in a fresh process: exit 1 unless all it observes is the same.
+    """Run the same actions three times, the last in a fresh process: exit 1 unless all observations are equal.
 
-    An environment that is not deterministic gives the samples of a group different problems, or different answers to
-    the same action.
+    A non-deterministic environment gives the samples of a group different problems, or different replies to the same
+    action.
     """
     try:
         fields = {"environment": name, "id": episode_id, "kwargs": json.loads(kwargs), "seed": seed}
@@ -114,7 +114,7 @@ def check(
 
 
 async def played(instance: EnvironmentInstance, kind: str, actions: Sequence[str]) -> list[list[PlayedStep]]:
-    """Return three plays of the same actions, the last by another server than the first two. Raises RolloutError."""
+    """Return three runs of the same actions, the last by another server than the first two. Raises RolloutError."""
     provider = registry.sandbox(kind)
     plays = []
     for n_plays in (2, 1):
@@ -153,7 +153,7 @@ def _action(text: str, number: int) -> Action:
 
 
 def first_difference(plays: Sequence[Sequence[PlayedStep]]) -> str:
-    """Return where plays of the same actions first differ, in words; empty if they are all equal."""
+    """Return where runs of the same actions first differ, in words; empty if they are equal."""
     first, *others = plays
     for number, other in enumerate(others, start=2):
         where = " (in a fresh process)" if number == len(plays) else ""

@@ -31,7 +31,7 @@ _TOOL_S = 3600.0
 
 @click.group()
 def main() -> None:
-    """Check and attack tasks before they are submitted: folders of Harbor and terminal-bench, files of rows."""
+    """Check and attack tasks before submitting them: folders of Harbor and terminal-bench, files of rows."""
     shared = settings()
     os.environ["FARM_SCRATCH"] = str(own_folder(shared.scratch, "tasks", str(shared.home.absolute())))
     settings.cache_clear()
@@ -39,11 +39,13 @@ def main() -> None:
 
 @main.command()
 @click.argument("folder", type=click.Path(exists=True, file_okay=False, path_type=Path))
-@click.option("--again", is_flag=True, help="Check tasks whose result is known, too.")
-@click.option("-j", "--jobs", type=click.IntRange(1, 256), default=2, show_default=True, help="Tasks at a time.")
+@click.option("--again", is_flag=True, help="Repeat checks with a known result.")
+@click.option(
+    "-j", "--jobs", type=click.IntRange(1, 256), default=2, show_default=True, help="Number of concurrent tasks."
+)
 @click.option("--sandbox", default="auto", show_default=True, help="auto, singularity or namespace.")
 @click.option("--network", type=click.Choice(["refuse", "allow", "off"]), default="refuse", show_default=True)
-@click.option("--reward", default="", help="The reward that counts, of tasks that give several.")
+@click.option("--reward", default="", help="The reward that counts, for tasks with several.")
 @click.option("--secrets", type=click.File(), help='A file with JSON, such as {"TOKEN": "..."}, for ${TOKEN} of tasks.')
 @click.option("--json", "as_json", is_flag=True, help="One JSON object per task, for programs.")
 @plain_errors
@@ -57,10 +59,10 @@ def check(
     secrets: click.File,
     as_json: bool,
 ) -> None:
-    """Play the solution of each task in FOLDER, and nothing: they must score 1 and 0.
+    """Run each task in FOLDER with its solution, and with no work: the scores must be 1 and 0.
 
-    Every task runs on this machine as a rollout would, and needs no engine. The result of one is kept, and shown again
-    while nothing that decides about it has changed. Exit status 1 if any is not sound.
+    Every task runs on this machine like a rollout, without an engine. Its result is stored, and shown again until
+    anything that affects it changes. Exit status 1 if any task is not sound.
     """
     options = replace(_options(jobs, sandbox, network, reward, secrets), again=again)
     results = asyncio.run(checked(task_paths(folder), options, lambda each: _tell(each, as_json)))
@@ -75,11 +77,13 @@ def check(
 @click.option("--as", "form", default="", metavar="FORM", help="FILE has rows of a form, or of a data source.")
 @click.option("--runs", "n_runs", type=click.IntRange(1, 100), default=3, show_default=True, help="Of the solution.")
 @click.option("--kind", "kinds", multiple=True, metavar="CLASS", help="Only attacks of this class, such as echo.")
-@click.option("--again", is_flag=True, help="Attack tasks whose report is known, too.")
-@click.option("-j", "--jobs", type=click.IntRange(1, 256), default=2, show_default=True, help="Submissions at a time.")
+@click.option("--again", is_flag=True, help="Repeat attacks with a known report.")
+@click.option(
+    "-j", "--jobs", type=click.IntRange(1, 256), default=2, show_default=True, help="Number of concurrent submissions."
+)
 @click.option("--sandbox", default="auto", show_default=True, help="auto, singularity or namespace.")
 @click.option("--network", type=click.Choice(["refuse", "allow", "off"]), default="refuse", show_default=True)
-@click.option("--reward", default="", help="The reward that counts, of tasks that give several.")
+@click.option("--reward", default="", help="The reward that counts, for tasks with several.")
 @click.option("--secrets", type=click.File(), help='A file with JSON, such as {"TOKEN": "..."}, for ${TOKEN} of tasks.')
 @click.option("--json", "as_json", is_flag=True, help="One JSON object per task, for programs.")
 @plain_errors
@@ -98,9 +102,9 @@ def attack(
 ) -> None:
     """Show which tasks give reward without work: a folder of Harbor tasks, or a FILE of rows.
 
-    Each task is scored on this machine untouched, by its own solution, and by the attacks that are known for its data
+    Each task is scored on this machine untouched, with its own solution, and with the known attacks for its data
     source. Needs no farm and no engine. The lines of FILE are {"data_source": ..., "fields": {...}}, or with --as the
-    rows of a data set. Exit status 1 if there are findings, 2 if a task could not be tried.
+    rows of a data set. Exit status 1 if there are findings, 2 if a task could not be run.
     """
     try:
         targets = targets_of(path, form)
@@ -145,7 +149,7 @@ def _attack_table(reports: list[AttackReport]) -> Table:
         lines = [f"[red]{name}[/red]: {escape(text)}" for name, text in each.findings.items()]
         lines += [f"[red]{escape(each.problem)}[/red]"] * bool(each.problem)
         lines += [f"{each.n_unscored} attacks have no score"] * bool(each.n_unscored)
-        lines += ["no attacks were tried"] * (not each.attacks and not lines)
+        lines += ["no attacks were run"] * (not each.attacks and not lines)
         lines += [f"known since {each.scored_at}"] * each.known
         table.add_row(escape(each.name), *scores, str(len(each.attacks)), "\n".join(lines) or "nothing found")
     return table
@@ -173,7 +177,9 @@ def _table(results: list[TaskCheck]) -> Table:
             lines.append(escape(f"its tests say: {each.said or 'nothing'}"))
             lines.append(escape(f"rewards of the solution: {rewards or 'none'}; all that was written: {each.log}"))
         if each.known:
-            lines.append(f"checked {ago(datetime.fromisoformat(each.checked_at).timestamp())}: --again checks it anew")
+            lines.append(
+                f"checked {ago(datetime.fromisoformat(each.checked_at).timestamp())}: --again repeats the check"
+            )
         table.add_row(escape(each.name), *scores, "\n".join(lines))
     return table
 

@@ -37,7 +37,9 @@ F = TypeVar("F", bound=Callable[..., Any])
 _MODES = ("scratch", "versioned", "lock")
 BUILDERS = ("own", "buildah")
 
-_jobs = click.option("--jobs", default=4, show_default=True, type=click.IntRange(1, 64), help="Builds at a time.")
+_jobs = click.option(
+    "--jobs", default=4, show_default=True, type=click.IntRange(1, 64), help="Number of concurrent builds."
+)
 
 
 def _mode(command: F) -> F:
@@ -47,7 +49,7 @@ def _mode(command: F) -> F:
 
 
 class _Plain(click.Group):
-    """Print one line for an error that the user can fix, without a traceback."""
+    """Prints one line for an error that the user can fix, without a traceback."""
 
     def invoke(self, context: click.Context) -> Any:
         try:
@@ -58,7 +60,7 @@ class _Plain(click.Group):
 
 @click.group(cls=_Plain)
 def main() -> None:
-    """Images in the cache of this machine, or of all nodes that share its home."""
+    """Manage the image cache of this machine, or of all nodes that share its home."""
     shared = settings()
     os.environ["FARM_SCRATCH"] = str(own_folder(shared.scratch, "images", str(shared.home.absolute())))
     settings.cache_clear()
@@ -81,7 +83,7 @@ def build(
     jobs: int,
     mode: str | None,
 ) -> None:
-    """Build images, unless they are there: what a SandboxSpec may name as its image, or a folder with a Dockerfile."""
+    """Build missing images: any image name of a SandboxSpec, or a folder with a Dockerfile."""
     if network:
         os.environ["FARM_BUILD_NETWORK"] = "1"
     if builder:
@@ -89,7 +91,7 @@ def build(
     settings.cache_clear()
     pairs = [value.partition("=")[::2] for value in values]
     if any("=" not in value for value in values):
-        raise click.BadParameter("a value is NAME=VALUE", param_hint="--value")
+        raise click.BadParameter("a value must be NAME=VALUE", param_hint="--value")
     specs = [SandboxSpec(image=_absolute(name), image_values=dict(pairs)) for name in dict.fromkeys(references)]
     _prepare(
         [PrefetchJob(name, spec, by_name=True) for name, spec in zip(dict.fromkeys(references), specs, strict=True)],
@@ -99,7 +101,7 @@ def build(
 
 
 def _absolute(reference: str) -> str:
-    """A path that means the same in any folder; that of a build context as such."""
+    """Return a path that means the same in any folder; for a build context, as such."""
     path = Path(reference)
     if reference.startswith(PREFIX):
         folder, mark, rest = reference.removeprefix(PREFIX).partition("#")
@@ -114,41 +116,41 @@ def _absolute(reference: str) -> str:
 @click.argument("image", required=False)
 @click.option("--remove", is_flag=True, help="Forget the name.")
 def alias(name: str | None, image: str | None, remove: bool) -> None:
-    """Name a base image, such as ubuntu:24.04, and what it stands for: a folder, a .sif, an archive. Without: list."""
+    """Name a base image, such as ubuntu:24.04, and its target: a folder, a .sif, an archive. No arguments: list."""
     if name is None:
         for each, reference in aliases().items():
             console.print(f"{each}  {reference}", markup=False, highlight=False, soft_wrap=True)
     elif remove:
         if not remove_alias(name):
-            raise ImageError(f"there is no image called {name}: `farm images alias` lists those that there are")
+            raise ImageError(f"there is no image named {name}: `farm images alias` lists the existing ones")
     elif image is None:
-        raise click.UsageError("say what it stands for: farm images alias NAME IMAGE")
+        raise click.UsageError("name the target: farm images alias NAME IMAGE")
     else:
         reference = _absolute(image)
         if reference != HOST and not reference.startswith(("/", CACHED, PREFIX)) and ":" not in reference:
-            raise ImageError(f"there is no {image} here: name a folder, a .sif or an archive")
+            raise ImageError(f"there is no image {image} here: name a folder, a .sif or an archive")
         set_alias(name, reference)
 
 
 @main.command()
 @click.option(
-    "--from", "file", type=click.Path(exists=True, dir_okay=False, path_type=Path), help="Instances, a line each."
+    "--from", "file", type=click.Path(exists=True, dir_okay=False, path_type=Path), help="Instances, one per line."
 )
-@click.option("--agent", default="", metavar="NAME", help="Who plays; else whom each handler names.")
+@click.option("--agent", default="", metavar="NAME", help="The agent; by default each handler's.")
 @_jobs
 @_mode
 def pull(file: Path | None, agent: str, jobs: int, mode: str | None) -> None:
-    """Make all that instances, and their agents, need: images, archives, packages. Lines as `farm submit` takes them.
+    """Prepare all that instances and their agents need: images, archives, packages. Lines as for `farm submit`.
 
-    With an agent alone, what it needs in a sandbox that is otherwise empty.
+    With only an agent: what it needs in an otherwise empty sandbox.
     """
     if file is None and not agent:
-        raise click.UsageError("say what: --from, --agent or both")
+        raise click.UsageError("give --from, --agent or both")
     _prepare(_jobs_of(_specs(file, agent)), jobs, mode)
 
 
 def _specs(file: Path | None, agent: str) -> Iterator[SandboxSpec]:
-    """Return the specs that a file's instances need, or the agent alone. Raises InvalidRequest for an invalid line."""
+    """Return the specs of a file's instances, or of the agent only. Raises InvalidRequest for an invalid line."""
     if file is None:
         specs = [needed_by(registry.agent(agent), None)]
     else:
@@ -158,7 +160,7 @@ def _specs(file: Path | None, agent: str) -> Iterator[SandboxSpec]:
 
 
 def _jobs_of(specs: Iterable[SandboxSpec]) -> list[PrefetchJob]:
-    """One job for each thing that is different; each program of an agent is one."""
+    """Return one job for each distinct resource; each program of an agent is one."""
     result: dict[str, PrefetchJob] = {}
     for spec in specs:
         for parts in _parts_of(spec):
@@ -170,7 +172,7 @@ _PARTS = (
     *("image", "image_values", "fallback_image", "archives", "packages", "without_dependencies"),
     *("agent_packages", "agent_python"),
 )
-"""The fields of a sandbox that say what is to be prepared for it, beside the programs of its agent."""
+"""The fields of a sandbox that require preparation, in addition to its agent's programs."""
 
 
 def _parts_of(spec: SandboxSpec) -> Iterator[SandboxSpec]:
@@ -189,7 +191,7 @@ def _spec(line: str, agent: str, where: str) -> SandboxSpec | None:
         first = error.errors()[0]
         raise InvalidRequest(f"{'.'.join(map(str, first['loc']))}: {first['msg']}", field=where) from error
     except ValueError as error:
-        raise InvalidRequest(f"no JSON: {error}", field=where) from error
+        raise InvalidRequest(f"not JSON: {error}", field=where) from error
 
 
 def _label(spec: SandboxSpec) -> str:
@@ -204,7 +206,7 @@ def _label(spec: SandboxSpec) -> str:
 
 
 def _prepare(jobs: Sequence[PrefetchJob], n_processes: int, mode: str | None) -> None:
-    """With a bar; what failed comes last, each reason once. Exit code 1 if anything did, 130 if interrupted."""
+    """Run the jobs with a progress bar; print each failure once. Exit code 1 on failure, 130 if interrupted."""
     if mode:
         os.environ["FARM_IMAGE_CACHE"] = mode
     for number in (signal.SIGINT, signal.SIGTERM):
@@ -223,7 +225,7 @@ def _prepare(jobs: Sequence[PrefetchJob], n_processes: int, mode: str | None) ->
 
             result = prefetch_all(jobs, n_processes, tell)
     except KeyboardInterrupt:
-        console.print("interrupted: what was being built is cleared away; what was done stays")
+        console.print("interrupted: unfinished builds are removed; finished ones are kept")
         sys.exit(130)
     _report([done for done in result if done.error])
 
@@ -243,7 +245,7 @@ def _report(failed: Sequence[PrefetchResult]) -> None:
 
 @main.command(name="list")
 def show() -> None:
-    """Show what is cached, the last used first."""
+    """List cached images, the most recently used first."""
     result = sorted(entries(), key=lambda entry: entry.last_used_at, reverse=True)
     table = Table(box=None, pad_edge=False)
     for column in ("image", "key", "MB", "built", "in s", "last used", "mode", ""):
@@ -286,17 +288,17 @@ def ago(instant: float) -> str:
 
 @main.command(name="prune")
 @click.option(
-    "--older-than", "older_s", metavar="AGE", callback=seconds, help="Those not used for so long, such as 7d."
+    "--older-than", "older_s", metavar="AGE", callback=seconds, help="Those unused for this long, such as 7d."
 )
-@click.option("--keep-mb", type=click.IntRange(min=0), help="The least recently used, until the others take this much.")
-@click.option("--all", "all_of_it", is_flag=True, help="All that is not in use.")
-@click.option("--dry-run", is_flag=True, help="Only say what would go.")
+@click.option("--keep-mb", type=click.IntRange(min=0), help="The least recently used, until the rest take this much.")
+@click.option("--all", "all_of_it", is_flag=True, help="Everything that is not in use.")
+@click.option("--dry-run", is_flag=True, help="Only print what would be removed.")
 def prune_command(older_s: float | None, keep_mb: int | None, all_of_it: bool, dry_run: bool) -> None:
-    """Remove images, environments, archives and programs. None that a sandbox stands on; none that another node has
-    used in the last day.
+    """Remove images, environments, archives and programs, except those in use by a sandbox, or used by another node in
+    the last day.
     """
     if [older_s is not None, keep_mb is not None, all_of_it].count(True) != 1:
-        raise click.UsageError("say which: one of --older-than, --keep-mb and --all")
+        raise click.UsageError("give one of --older-than, --keep-mb and --all")
     if all_of_it:
         wanted = everything()
     else:

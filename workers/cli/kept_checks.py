@@ -1,4 +1,4 @@
-"""Results of checks of tasks that were kept: each under all that decides about it, so that it is of no other task,
+"""Stored results of task checks: each under a digest of all that affects it, so that it never applies to another task,
 image, batch, machine or farm.
 """
 
@@ -25,13 +25,13 @@ from workers.stages.stage_job import StageJob
 
 _DISTRIBUTION = "rollout-farm"
 _OF_NODE = ("build_network", "build_env", "build_files", "image_builder", "sandbox_user", "sandbox_ids", "layer_mb")
-"""Settings that decide what is built, and how tasks are played and scored."""
+"""Settings that affect builds, runs and scores of tasks."""
 
 
 def check_key(job: StageJob, kind: str, specs: Sequence[SandboxSpec]) -> str:
-    """Return the digest of all that decides about a check, beside the task's files. ImageError, SandboxError. Blocks.
+    """Return the digest of all that affects a check, in addition to the task's files. ImageError, SandboxError. Blocks.
 
-    `kind` is that of its sandboxes, whose images are built if they are not there.
+    `kind` is that of its sandboxes; missing images are built.
     """
     batch = [job.limits.model_dump(mode="json"), job.reward, job.network, job.verification, dict(job.secrets)]
     known = settings()
@@ -43,7 +43,7 @@ def check_key(job: StageJob, kind: str, specs: Sequence[SandboxSpec]) -> str:
 
 @cache
 def _code() -> str:
-    """Return the digest of the farm's version, and of its files, which in a checkout change without it."""
+    """Return the digest of the farm's version and of its files, which change in a checkout without the version."""
     folders = [Path(str(package.__file__)).parent for package in (farm, workers)]
     files = [file for folder in folders for file in sorted(folder.rglob("*")) if file.suffix in (".py", ".sh")]
     stamps = [(str(file), file.stat().st_size, file.stat().st_mtime_ns) for file in files]
@@ -51,12 +51,12 @@ def _code() -> str:
 
 
 def has_kept(archive: str) -> bool:
-    """Return whether a check of a task was kept, of whatever key."""
+    """Return whether a check of a task is stored, under any key."""
     return any(kept_in(CHECKS).glob(f"{archive}.*.json"))
 
 
 def kept_check(archive: str, key: str) -> Mapping[str, Any] | None:
-    """Return the fields of the check that was kept for a task; None if there is none that can be read."""
+    """Return the fields of a task's stored check; None if there is no readable one."""
     try:
         fields = json.loads((kept_in(CHECKS) / f"{archive}.{key}.json").read_text(encoding="utf-8"))
     except (OSError, ValueError):
@@ -65,5 +65,5 @@ def kept_check(archive: str, key: str) -> Mapping[str, Any] | None:
 
 
 def keep_check(archive: str, key: str, fields: Mapping[str, Any]) -> None:
-    """Keep the fields of a check, as JSON has them, for the owner of FARM_HOME alone. Raises NotAllowed, OSError."""
+    """Store the fields of a check, as JSON, readable only for the owner of FARM_HOME. Raises NotAllowed, OSError."""
     keep_text(CHECKS, f"{archive}.{key}.json", json.dumps(fields))

@@ -1,4 +1,4 @@
-"""One rollout in this process, without a farm and without an engine: it is played through the stages and scored."""
+"""One rollout in this process, without farm or engine: it runs through the stages and is scored."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ T = TypeVar("T")
 
 
 async def score_job(job: StageJob, policy_of: Callable[[Problem, SandboxSource | None], Policy]) -> Score:
-    """Play a job by a policy, which is made for its sandbox if it has one, and score what it left. Raises FarmError."""
+    """Run a job with a policy, which is created for its sandbox if it has one, and score it. Raises FarmError."""
     problem = await asyncio.to_thread(resolve_problem, job)
     await stage_functions.init(problem)
     policy = policy_of(problem, resolve(problem).source)
@@ -37,7 +37,7 @@ async def score_job(job: StageJob, policy_of: Callable[[Problem, SandboxSource |
 
 
 async def repeated(scoring: Callable[[], Awaitable[T]]) -> T:
-    """Score as often as a farm would: what this machine broke may go well the next time. Raises FarmError."""
+    """Score with a farm's number of attempts, as a fault of this machine may be temporary. Raises FarmError."""
     for _ in range(N_ATTEMPTS - 1):
         try:
             return await scoring()
@@ -48,7 +48,7 @@ async def repeated(scoring: Callable[[], Awaitable[T]]) -> T:
 
 
 def local_archive(path: Path) -> str:
-    """Put a folder among the unpacked archives of this node, if it is not there; return its digest. Blocks."""
+    """Add a folder to the unpacked archives of this node, if missing; return its digest. Blocks."""
     with TemporaryFile() as archive:
         name = pack(path, archive)
 

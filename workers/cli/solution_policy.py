@@ -1,4 +1,4 @@
-"""A policy that is none: it plays the solution that a Harbor task brings along, step by step."""
+"""A substitute for a policy: runs a Harbor task's solution step by step."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from workers.stages.stage_job import SandboxSource
 
 
 class SolutionPolicy(ActingPolicy):
-    """Runs `solution/solve.sh` of each step in the sandbox that is played in."""
+    """Runs `solution/solve.sh` of each step in the rollout's sandbox."""
 
     def __init__(
         self,
@@ -30,7 +30,7 @@ class SolutionPolicy(ActingPolicy):
         self._secrets = secrets
 
     async def act(self, sandbox: Sandbox | None, index: int) -> None:
-        """Play the next step's solution. Raises InvalidRequest if the task has none."""
+        """Run the next step's solution. Raises InvalidRequest if the task has none."""
         steps = self._instance.steps
         step = steps[index] if steps else None
         assert sandbox is not None

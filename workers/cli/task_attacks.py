@@ -1,4 +1,4 @@
-"""Attacks on tasks: each is played untouched, by its solution and by all attacks that are known for its data source."""
+"""Attacks on tasks: each is run untouched, with its solution, and with all known attacks for its data source."""
 
 from __future__ import annotations
 
@@ -32,18 +32,18 @@ _FULL = 1.0
 
 @dataclass(frozen=True, slots=True)
 class AttackOptions:
-    """Options of attacks: `n_runs` of the solution and of no work; `again` scores tasks with a kept report, too."""
+    """Options of attacks: `n_runs` of the solution and of no work; `again` repeats tasks with a stored report."""
 
     check: CheckOptions
     n_runs: int = 3
     again: bool = False
     kinds: Sequence[str] = ()
-    """The classes of attacks beside those without work; all if empty."""
+    """The classes of attacks in addition to no work; all if empty."""
 
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """One task that is attacked: a folder of Harbor, or else a row of a data source."""
+    """One task to attack: a Harbor folder, or a row of a data source."""
 
     name: str
     data_source: str
@@ -53,7 +53,7 @@ class Target:
 
 @dataclass(frozen=True, slots=True)
 class _Opened:
-    """A task that is ready to be scored: its job, its attacks, and what scores one, or its solution's script."""
+    """A task ready for scoring: its job, its attacks, and the scoring functions of attacks and of its solution."""
 
     job: StageJob
     plan: AttackPlan
@@ -64,7 +64,7 @@ class _Opened:
 async def attacked(
     targets: Sequence[Target], options: AttackOptions, tell: Callable[[AttackReport], None]
 ) -> list[AttackReport]:
-    """Attack tasks, so many submissions at a time; `tell` is called with each report. Reports are kept."""
+    """Attack tasks, a number of submissions at a time; `tell` is called with each report. Reports are stored."""
     room = asyncio.Semaphore(options.check.n_parallel)
 
     async def one(target: Target) -> AttackReport:
@@ -113,7 +113,7 @@ async def _attacked(target: Target, options: AttackOptions, room: asyncio.Semaph
             solution = await one(SOLUTION, SOLUTION, options.n_runs, solving)
         attacks: list[AttackScore] = []
         for idle in (True, False):
-            # where doing nothing has the full reward, no attack can show more
+            # If doing nothing has the full reward, no attack can show more.
             if max(each.best for each in (untouched, *attacks)) < _FULL:
                 chosen = [each for each in task.plan.attacks if (each.kind == NO_WORK) == idle]
                 attacks += await asyncio.gather(
@@ -138,7 +138,7 @@ async def _attacked(target: Target, options: AttackOptions, room: asyncio.Semaph
 
 @asynccontextmanager
 async def _opened(target: Target, options: AttackOptions) -> AsyncIterator[_Opened]:
-    """Open a task. Raises FarmError if it cannot be played on this machine."""
+    """Open a task. Raises FarmError if it cannot be run on this machine."""
     if target.folder is not None:
         with task_folder(target.folder) as task:
             yield await _harbor_task(task, options)
@@ -170,7 +170,7 @@ async def _harbor_task(task: TaskFolder, options: AttackOptions) -> _Opened:
 
 @contextmanager
 def _with_tests(task: TaskFolder, files: Mapping[str, str]) -> Iterator[TaskFolder]:
-    """Yield the task itself; or, if there are `files`, a copy in which they are at the end of its tests' files."""
+    """Yield the task itself; with `files`, a copy in which they are appended to the files of its tests."""
     if not files:
         yield task
         return
@@ -195,7 +195,7 @@ async def _scored(job: StageJob, attack: Attack) -> float:
 
 
 def _digests(job: StageJob, plan: AttackPlan) -> tuple[str, str]:
-    """Return the digest of a task, and that of what it is attacked with and of how it is scored."""
+    """Return the digest of a task, and the digest of its attacks and its scoring."""
     task = Instance(data_source=job.data_source, fields=dict(job.fields), archive=job.archive)
     attacks = [asdict(each) for each in (*plan.attacks, plan.solution) if each is not None]
     return task.digest, digest(job.reward, job.network, job.verification, attacks)

@@ -1,6 +1,6 @@
-"""Checks of Harbor tasks: each is played by its own solution and by nobody, through the stages of a rollout.
+"""Checks of Harbor tasks: each is run with its own solution and with no work, through the stages of a rollout.
 
-A sound task gives its solution 1 and an untouched sandbox 0; anything else is a fault of the task, or of this machine.
+A sound task scores its solution 1 and an untouched sandbox 0; otherwise the task, or this machine, is at fault.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from workers.stages.stage_job import Problem, SandboxSource, StageJob, resolve, 
 from workers.stages.task_archives import archive_folder
 
 _LEAST_DEPTH = 4
-"""Folders of a footprint are no less deep: /usr/lib/ would be nearly all of an image."""
+"""Minimum depth of folders in a footprint: /usr/lib/ would be nearly all of an image."""
 _N_SHOWN = 5
 _N_LINES = 8
 _PYTHON = re.compile(rb"python|pytest|\buvx?\b")
@@ -43,7 +43,7 @@ _SHOWN = 300
 
 @dataclass(frozen=True, slots=True)
 class CheckOptions:
-    """The parts of a batch that a check needs, and how many tasks are played at a time."""
+    """The parts of a batch that a check needs, and the number of concurrent tasks."""
 
     sandbox: str = "auto"
     network: NetworkRule = "refuse"
@@ -53,10 +53,10 @@ class CheckOptions:
     limits: Limits = field(default_factory=Limits)
     n_parallel: int = 2
     again: bool = False
-    """True to check tasks whose result is known, too."""
+    """True to repeat checks with a known result."""
 
     def job(self, data_source: str, fields: Mapping[str, Any], archive: str = "") -> StageJob:
-        """Return the job of a rollout that is played once."""
+        """Return the job of a rollout that runs once."""
         return StageJob(
             rollout_id=f"check-{uuid4().hex[:12]}.0.0",
             attempt=1,
@@ -77,52 +77,52 @@ class CheckOptions:
 
 @dataclass(frozen=True, slots=True)
 class TaskCheck:
-    """The scores of one task: of its solution and of an untouched sandbox; None where there is none, and why."""
+    """The scores of one task: of its solution and of an untouched sandbox; None if there is none, and why."""
 
     name: str
     solved: float | None = None
     untouched: float | None = None
     problem: str = ""
     evidence: TaskEvidence = field(default_factory=TaskEvidence)
-    """The facts that were kept for batches of this task."""
+    """The facts stored for batches of this task."""
     rewards: Mapping[str, float] = field(default_factory=dict, compare=False)
     """The rewards of the solution by name."""
     said: str = field(default="", compare=False)
-    """The last lines that the tests wrote in a run whose score is not the one it must be."""
+    """The last lines of the tests' output in a run with a wrong score."""
     image: str = field(default="", compare=False)
-    """The images that were built of Dockerfiles as those that the task names could not be pulled, and why."""
+    """The images that were built from Dockerfiles because the named ones could not be pulled, and why."""
     log: str = field(default="", compare=False)
-    """The file with all that was written in both runs; empty if nothing was scored."""
+    """The file with the complete output of both runs; empty if nothing was scored."""
     checked_at: str = field(default="", compare=False)
     """Instant of the scores in UTC, ISO 8601; empty if nothing was scored."""
     known: bool = field(default=False, compare=False)
-    """True if the result was kept by an earlier check."""
+    """True if an earlier check stored the result."""
 
     @property
     def sound(self) -> bool:
-        """True if the solution has 1 and an untouched sandbox 0, or less."""
+        """True if the solution scores 1 and an untouched sandbox 0 or less."""
         return not self.problem and self.solved is not None and self.solved >= 1.0 and (self.untouched or 0.0) <= 0.0
 
 
 @dataclass(frozen=True, slots=True)
 class SolutionRun:
-    """The score of a task by its own solution, and what the scripts of the solution wrote, one of each step."""
+    """The score of a task with its own solution, and the output of the solution's scripts, one per step."""
 
     score: Score
     results: Sequence[ExecResult]
 
     @property
     def failure(self) -> str:
-        """The words of the first script that failed, after a semicolon; empty if none did."""
+        """The output of the first failed script, after a semicolon; empty if none failed."""
         for result in self.results:
             if result.code != 0:
-                end = "was out of time" if result.timed_out else f"ended with {result.code}"
+                end = "timed out" if result.timed_out else f"ended with {result.code}"
                 return f"; it {end}: {_text(result.stderr or result.stdout)[-_SHOWN:]}"
         return ""
 
 
 async def checked(paths: Sequence[Path], options: CheckOptions, tell: Callable[[TaskCheck], None]) -> list[TaskCheck]:
-    """Check the tasks of these folders, so many at a time; `tell` is called with each as it ends."""
+    """Check the tasks of these folders concurrently; `tell` is called with each result."""
     room = asyncio.Semaphore(options.n_parallel)
 
     async def one(path: Path) -> TaskCheck:
@@ -155,13 +155,13 @@ async def _checked(path: Path, options: CheckOptions) -> TaskCheck:
             await _keep(task, options, result)
             return result
     except FarmError as error:
-        # messages name the files where they were unpacked
+        # Messages name the files in their unpacked location.
         text = str(error).replace(f"{archive_folder(archive)}", str(path)) if archive else str(error)
         return TaskCheck(name, problem=text)
 
 
 async def _known(task: TaskFolder, options: CheckOptions) -> TaskCheck | None:
-    """Return the result of an earlier check of a task in which all was as it is now, its evidence too."""
+    """Return the stored result of a task if nothing that affects it has changed, its evidence included."""
     archive, key = await repeated(partial(_key, task, options))
     fields = await asyncio.to_thread(kept_check, archive, key)
     if fields is None:
@@ -180,7 +180,7 @@ async def _keep(task: TaskFolder, options: CheckOptions, result: TaskCheck) -> N
 
 
 async def _key(task: TaskFolder, options: CheckOptions) -> tuple[str, str]:
-    """Return the digest of a task's files, and that of what else decides about its check. Raises FarmError."""
+    """Return the digest of a task's files, and the digest of all else that affects its check. Raises FarmError."""
     job = await job_of(task, options)
     problem = await asyncio.to_thread(resolve_problem, job)
     source = resolve(problem).source
@@ -192,9 +192,9 @@ async def _key(task: TaskFolder, options: CheckOptions) -> tuple[str, str]:
 
 
 async def _by_footprint(task: TaskFolder, options: CheckOptions, run: SolutionRun) -> tuple[SolutionRun, str]:
-    """Score a solution with all that it changed, and if it has 1 then, keep the paths by which it has.
+    """Score a solution with all its changes; if it scores 1 then, store the paths that made the difference.
 
-    Returns its run with these paths as the task's footprint; the one that it had, and a note, if they do not help.
+    Returns its run with these paths as the task's footprint; or its previous run, and a note, if they do not help.
     """
     as_authors = await repeated(partial(solve, task, replace(options, verification="as_authors")))
     if as_authors.score.value < 1.0:
@@ -213,7 +213,7 @@ async def _by_footprint(task: TaskFolder, options: CheckOptions, run: SolutionRu
 
 
 async def _try_safe_path(task: TaskFolder, options: CheckOptions, archive: str) -> None:
-    """Keep whether the tests give the solution 1 with PYTHONSAFEPATH=1, too, if it is not known yet."""
+    """Store whether the tests also score the solution 1 with PYTHONSAFEPATH=1, unless known."""
     known = evidence_of(archive)
     if known.safe_path:
         return
@@ -227,7 +227,7 @@ async def _try_safe_path(task: TaskFolder, options: CheckOptions, archive: str) 
 
 
 def _runs_python(task: TaskFolder) -> bool:
-    """Return whether the tests of a task name Python or pytest, which is Python."""
+    """Return whether a task's tests mention Python or pytest."""
     places = [task.path / "tests", *(task.path / "steps").glob("*/tests")]
     files = [path for place in places for path in place.rglob("*") if path.is_file()]
     return any(_PYTHON.search(path.read_bytes()[:_MAX_READ]) for path in files)
@@ -260,7 +260,7 @@ def _result(task: TaskFolder, archive: str, untouched: Score, solution: Solution
 
 
 def _said(score: Score) -> str:
-    """Return the last lines of the tests, or why there are none."""
+    """Return the last lines of the tests' output, or why there are none."""
     text = str(score.details.get("output") or score.details.get("reason") or "")
     return "\n".join(text.splitlines()[-_N_LINES:])
 
@@ -281,13 +281,13 @@ def _text(data: bytes) -> str:
 
 
 async def score_of(task: TaskFolder, options: CheckOptions) -> Score:
-    """Score a task whose sandbox nobody touched. Raises FarmError."""
+    """Score a task with an untouched sandbox. Raises FarmError."""
     job = await job_of(task, options)
     return await score_job(job, lambda _, source: ActingPolicy(job.sandbox_id, source))
 
 
 async def solve(task: TaskFolder, options: CheckOptions) -> SolutionRun:
-    """Score a task by its own solution. Raises FarmError."""
+    """Score a task with its own solution. Raises FarmError."""
     job = await job_of(task, options)
     policies: list[SolutionPolicy] = []
 
@@ -301,6 +301,6 @@ async def solve(task: TaskFolder, options: CheckOptions) -> SolutionRun:
 
 
 async def job_of(task: TaskFolder, options: CheckOptions) -> StageJob:
-    """Return the job of a task that is played once, whose archive is unpacked on this node, as a batch has it."""
+    """Return the job of a task that runs once, with its archive unpacked on this node, as in a batch."""
     request = task.request(await asyncio.to_thread(local_archive, task.path))
     return options.job(DATA_SOURCE, request["fields"], request["archive"])

@@ -1,1 +1,1 @@
-"""Environments with steps: their contract, the server that plays them in a sandbox, and the node's side of it."""
+"""Multi-step environments: their contract, the server that runs them in a sandbox, and the node's side of it."""

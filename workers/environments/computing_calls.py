@@ -1,8 +1,8 @@
-"""Filters for the system calls of a process that reads a policy's text: it computes and reads files; the rest fails.
+"""System call filters for a process that handles a policy's text: it may compute and read files, all else fails.
 
-Allow-lists, by seccomp: no process, thread, signal to another, socket, trace or write outside of what is open already,
-whatever code the interpreter runs. Unlike those of sandboxes they are for known programs: a scorer of the grader, and a
-rollout in a shared environment server. Standard library only, as it is loaded in the sandbox too.
+Allow-lists by seccomp: no processes, threads, signals to others, sockets, traces, or writes except to open descriptors,
+whatever code the interpreter runs. Unlike the filters of sandboxes they are for known programs: a scorer of the grader,
+and a rollout in a shared environment server. Standard library only, as it is also loaded in the sandbox.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ _ALLOW, _ERRNO = 0x7FFF0000, 0x00050000
 _LOAD, _EQUAL, _ANY_BIT, _RETURN = 0x20, 0x15, 0x45, 0x06
 _NUMBER_AT, _ARCH_AT, _ARGUMENTS_AT = 0, 4, 16
 _WRITES = os.O_ACCMODE | os.O_CREAT | os.O_TRUNC | os.O_APPEND
-# F_DUPFD F_GETFD F_SETFD F_GETFL F_SETFL F_DUPFD_CLOEXEC: none that has signals sent to an owner
+# F_DUPFD F_GETFD F_SETFD F_GETFL F_SETFL F_DUPFD_CLOEXEC: none that sends signals to an owner.
 _DESCRIPTOR_COMMANDS = (0, 1, 2, 3, 4, 1030)
-# TCGETS TIOCGWINSZ FIONREAD FIONBIO FIONCLEX FIOCLEX: none that types into a terminal or names an owner
+# TCGETS TIOCGWINSZ FIONREAD FIONBIO FIONCLEX FIOCLEX: none that types into a terminal or sets an owner.
 _DEVICE_COMMANDS = (0x5401, 0x5413, 0x541B, 0x5421, 0x5450, 0x5451)
 
 _Line = tuple[int, int, int, int]
@@ -75,7 +75,7 @@ def can_filter() -> bool:
 
 
 def allow_only_computing() -> bool:
-    """Let this process only compute, read files, and write to what is open. Needs no_new_privs, or root.
+    """Restrict this process to computing, reading files, and writing to open descriptors. Needs no_new_privs, or root.
 
     Return False if the machine or its kernel has no such filter.
     """
@@ -83,18 +83,18 @@ def allow_only_computing() -> bool:
 
 
 def allow_only_serving() -> bool:
-    """Let this process wait, sleep, and answer on its connections besides, for good. Return False as above."""
+    """Also allow waiting, sleeping, and answering on its connections. Permanent. Return False as above."""
     ctypes.CDLL(None).prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
     return can_filter() and _install(_lines(_MACHINES[platform.machine()], serving=True))
 
 
 def hide_memory() -> None:
-    """Keep processes of the same user out of the memory and the descriptors of this process, and of its forks."""
+    """Protect the memory and descriptors of this process, and of its forks, from processes of the same user."""
     ctypes.CDLL(None).prctl(_PR_SET_DUMPABLE, 0, 0, 0, 0)
 
 
 def _lines(machine: _Machine, *, serving: bool) -> Sequence[_Line]:
-    """Return the filter: first the architecture, then the calls that depend on an argument, then those allowed."""
+    """Return the filter: first the architecture, then the calls that depend on an argument, then the allowed ones."""
     checked = {
         machine.openat: (_argument(2), (_ANY_BIT, 0, 1, _WRITES), *_refuse(), *_allow()),
         machine.fcntl: _one_of(_DESCRIPTOR_COMMANDS),
@@ -102,7 +102,7 @@ def _lines(machine: _Machine, *, serving: bool) -> Sequence[_Line]:
     }
     numbers = machine.computing.split()
     if serving:
-        # to its peer alone: an address has two halves
+        # Only to its peer: an address has two halves.
         halves = [line for half in (0, 1) for line in (_argument(4, half), (_EQUAL, 1, 0, 0), *_refuse())]
         checked[machine.sendto] = (*halves, *_allow())
         numbers += machine.serving.split()

@@ -1,4 +1,4 @@
-"""An installed environment as the node sees it: what its class says of itself, and what its sandbox is made of."""
+"""An installed environment as seen by the node: its class's declarations, and the contents of its sandbox."""
 
 from __future__ import annotations
 
@@ -25,23 +25,23 @@ SOCKET = "environment.sock"
 
 _MEMORY_MB = 2048
 _MOST_ROLLOUTS = 64
-"""The number of rollouts for which a shared sandbox has memory."""
+"""Number of rollouts for which a shared sandbox has memory."""
 _VARIABLES = {
-    # the order of sets of texts is part of what is observed
+    # The order of sets of texts is visible in observations.
     "PYTHONHASHSEED": "0",
     "PYTHONPATH": FOLDER,
     "PYTHONUNBUFFERED": "1",
-    # a fork has none of the threads that were there before it
+    # A fork has none of the earlier threads.
     "OMP_NUM_THREADS": "1",
     "OPENBLAS_NUM_THREADS": "1",
-    # what is not here is not to be had: an error at once, instead of tries for minutes
+    # Missing data is unavailable: fail at once instead of retrying downloads for minutes.
     "HF_HUB_OFFLINE": "1",
 }
 
 
 @dataclass(frozen=True, slots=True)
 class EnvironmentProgram:
-    """The class attributes of an environment, checked; see `workers.environments.environment`."""
+    """The class attributes of an environment, validated; see `workers.environments.environment`."""
 
     name: str
     module: str
@@ -60,13 +60,13 @@ class EnvironmentProgram:
 
     @classmethod
     def of(cls, name: str, kind: type[Any]) -> EnvironmentProgram:
-        """Return what a class says of itself. Raises TypeError or ValueError for what it may not say."""
+        """Return a class's declarations. Raises TypeError or ValueError for invalid ones."""
         texts = {each: _texts(kind, each) for each in ("packages", "imports", "modules", "roles")}
         variables = dict(getattr(kind, "env", {}))
         network = bool(getattr(kind, "network", False))
         shared = bool(getattr(kind, "shared", not network))
         if network and shared:
-            raise ValueError("network = True needs shared = False: in a shared sandbox no connection can be opened")
+            raise ValueError("network = True needs shared = False: a shared sandbox has no connections")
         result = cls(
             name,
             kind.__module__,
@@ -84,7 +84,7 @@ class EnvironmentProgram:
         return result
 
     def spec(self, more_packages: Sequence[str] = ()) -> SandboxSpec:
-        """Return its sandbox, with packages beside its own. Raises ValueError if they are no exact requirements."""
+        """Return its sandbox, with additional packages. Raises ValueError if they are not exact requirements."""
         n_rollouts = _MOST_ROLLOUTS if self.shared else 1
         return SandboxSpec(
             image=self.image,
@@ -93,12 +93,12 @@ class EnvironmentProgram:
             network=self.network,
             workdir="/workspace",
             env={**_VARIABLES, **dict(self.env)},
-            # the server keeps one rollout from taking the memory of the others
+            # The server keeps one rollout from taking the memory of the others.
             limits=SandboxLimits(memory_mb=max(4096, self.memory_mb * n_rollouts), n_processes=4096, cpu_s=1_000_000),
         )
 
     def sources(self) -> Mapping[str, Path]:
-        """Return the files that are put into FOLDER, by their paths there. Raises HandlerError for a missing one."""
+        """Return the files to copy into FOLDER, by their paths there. Raises HandlerError for a missing one."""
         return {f"{name.replace('.', '/')}.py": _source(self.name, name) for name in self._module_names()}
 
     def _module_names(self) -> Sequence[str]:
@@ -125,7 +125,7 @@ def reward_range(value: Any) -> tuple[float, float]:
     except (TypeError, ValueError):
         raise ValueError(f"rewards must be (LEAST, MOST), two numbers, not {value!r:.100}") from None
     if not (math.isfinite(least) and math.isfinite(most) and least <= most):
-        raise ValueError(f"rewards must be two finite numbers, the least first, not {value!r:.100}")
+        raise ValueError(f"rewards must be two finite numbers, the smaller first, not {value!r:.100}")
     return least, most
 
 
@@ -135,7 +135,7 @@ def _source(name: str, module: str) -> Path:
         raise HandlerError(f"environment {name}: module {module} has no source file to send along", retryable=False)
     if spec.submodule_search_locations:
         raise HandlerError(
-            f"environment {name}: {module} is a package: name its modules one by one, or list a release of it among "
+            f"environment {name}: {module} is a package: name its modules one by one, or list a release of it in "
             "`packages`",
             retryable=False,
         )

@@ -1,13 +1,13 @@
-"""Plays environments in a sandbox: imports what they need once, and forks a process for each rollout.
+"""Runs environments in a sandbox: imports their modules once, and forks a process for each rollout.
 
     python3 environment_server.py SOCKET MODULE CLASS SETTINGS
 
-It needs nothing of the farm but the contract. Each connection to the socket is one rollout: lines of JSON, a request
-and its reply at a time. A process that ends before its rollout is reported on the connection, by the server; one whose
-connection is closed is killed. SETTINGS are JSON: `imports`, `memory_mb`, `shared`.
+It needs nothing of the farm except the contract. Each connection to the socket is one rollout: lines of JSON, one
+request and its reply at a time. If a process ends before its rollout, the server reports that on the connection; if a
+connection is closed, its process is killed. SETTINGS are JSON: `imports`, `memory_mb`, `shared`.
 
-The processes of a shared server cannot reach each other, or the server, or what either will read: none can be looked
-into, and each has only the system calls of `computing_calls.py`. The server reads nothing that they send.
+The processes of a shared server cannot reach each other, the server, or the input of either: none can be inspected, and
+each has only the system calls of `computing_calls.py`. The server reads nothing that they send.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _MB = 1 << 20
 _MESSAGE_CHARS = 2000
 _BACKLOG = 512
 _CONFINED = ("can't start new thread", "No usable temporary directory")
-"""Texts of errors that refused system calls cause, besides PermissionError."""
+"""Texts of errors caused by refused system calls, in addition to PermissionError."""
 
 
 class PeerClosed(Exception):
@@ -53,7 +53,7 @@ class NodeConnection:
         self._connection = connection
 
     def send(self, message: Mapping[str, Any]) -> None:
-        # ASCII alone: no text can end a line, and characters that are none in UTF-8 pass as they are
+        # ASCII only: no text can end a line, and surrogates pass unchanged.
         self._connection.sendall(json.dumps(message).encode("ascii") + b"\n")
 
     def receive(self) -> dict[str, Any]:
@@ -64,7 +64,7 @@ class NodeConnection:
         return message
 
     def ask(self, role: str, messages: Sequence[Mapping[str, Any]]) -> str:
-        """Have the node ask the LLM of a role. Raises RuntimeError if it cannot."""
+        """Let the node ask the LLM of a role. Raises RuntimeError if it cannot."""
         self.send({"ask": role, "messages": [dict(each) for each in messages]})
         reply = self.receive()
         if "text" not in reply:
@@ -73,9 +73,9 @@ class NodeConnection:
 
 
 def serve(connection: socket.socket, factory: Callable[..., Environment], *, confined: bool = False) -> None:
-    """Play one rollout to its end. An error is the reply to the request that it broke, and the last.
+    """Run one rollout to its end. An error is the reply to the request that caused it, and the last reply.
 
-    If the process is `confined`, an error that may come from that names the remedy.
+    If the process is `confined`, an error that may result from that names the remedy.
     """
     line = NodeConnection(connection)
     environment: Environment | None = None
@@ -131,14 +131,14 @@ def _plain(step: Step) -> dict[str, Any]:
         "reward": _number(step.reward),
         "terminated": bool(step.terminated),
         "truncated": bool(step.truncated),
-        # for people: what is no JSON is shown as text
+        # For people: a value that is not JSON is shown as text.
         "info": json.loads(json.dumps(dict(step.info), default=repr, skipkeys=True)),
         "answer": step.answer,
     }
 
 
 def _number(value: Any) -> float:
-    """Return a reward as a float; numbers of other libraries are some too."""
+    """Return a reward as a float; numbers of other libraries are accepted."""
     if isinstance(value, str | bytes):
         raise TypeError(f"a reward must be a number, not {value!r:.100}")
     return float(value)
@@ -158,7 +158,7 @@ def _described(error: BaseException) -> str:
 
 
 def _remedy(words: str) -> str:
-    """Return what to do about an error that the filter of system calls may have caused."""
+    """Return the remedy for an error that the system call filter may have caused."""
     if words.startswith("PermissionError") or any(each in words for each in _CONFINED):
         return (
             "; a shared environment computes and reads files: set `shared = False` in its class if it writes files, "
@@ -168,14 +168,14 @@ def _remedy(words: str) -> str:
 
 
 def _confine(memory_mb: int) -> bool:
-    """Let this process compute and answer on its connection, and no more; return whether that is so."""
-    # also what is mapped to be shared with others
+    """Restrict this process to computing and answering on its connection; return whether that succeeded."""
+    # Including mappings shared with other processes.
     _limit_memory(resource.RLIMIT_AS, 0, memory_mb)
     return allow_only_serving()
 
 
 class ForkServer:
-    """The listening process: one fork for each connection, which it watches through a copy of the connection."""
+    """The listening process: one fork for each connection, which it monitors through a copy of the connection."""
 
     def __init__(
         self, listener: socket.socket, factory: Callable[..., Environment], memory_mb: int, *, shared: bool
@@ -191,7 +191,7 @@ class ForkServer:
 
     def run(self) -> None:
         """Serve until it is killed."""
-        # SIGCHLD interrupts the wait
+        # SIGCHLD interrupts the wait.
         wake, woken = self._wakes
         wake.setblocking(False)
         woken.setblocking(False)
@@ -219,18 +219,18 @@ class ForkServer:
         if pid == 0:
             self._play(connection)
         self._rollouts[connection.fileno()] = (pid, connection)
-        # data is for the child; this process only has to know when the node is gone
+        # Data is for the child; this process only has to detect that the node is gone.
         self._poll.register(connection, select.POLLRDHUP)
 
     def _play(self, connection: socket.socket) -> None:
-        """In the child: play, and exit."""
+        """In the child: run the rollout, and exit."""
         try:
             signal.set_wakeup_fd(-1)
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
             ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
             for other in (self._listener, *self._wakes, *(each for _, each in self._rollouts.values())):
                 other.close()
-            # so that what it starts can be ended with it
+            # So that its child processes can be killed with it.
             os.setpgid(0, 0)
             if not self._shared:
                 _limit_memory(resource.RLIMIT_DATA, 5, self._memory_mb)
@@ -249,7 +249,7 @@ class ForkServer:
     def _hang_up(self, descriptor: int) -> None:
         pid, _ = self._rollouts[descriptor]
         self._poll.unregister(descriptor)
-        # it is not waited for yet, so the pid is its own; it may lead no group yet
+        # It is not yet reaped, so the pid is still its own; it may not lead a group yet.
         os.kill(pid, signal.SIGKILL)
         _kill_group(pid)
 
@@ -267,7 +267,7 @@ class ForkServer:
                     _kill_group(pid)
 
     def _ended(self, descriptor: int, connection: socket.socket, status: int) -> None:
-        """Report the end of a process, which is news to the node unless it had the last reply."""
+        """Report the end of a process; the node knows it already if the process sent the last reply."""
         del self._rollouts[descriptor]
         with contextlib.suppress(KeyError):
             self._poll.unregister(descriptor)
@@ -277,20 +277,20 @@ class ForkServer:
 
 
 def _say(connection: socket.socket, message: Mapping[str, Any]) -> None:
-    """Send what the server itself says, if there is room for it."""
+    """Send a message of the server itself, if there is room for it."""
     with contextlib.suppress(OSError):
         connection.setblocking(False)
         connection.sendall(json.dumps(message).encode("ascii") + b"\n")
 
 
 def _kill_group(pid: int) -> None:
-    """Kill what a rollout's process has started, as far as it is in its group."""
+    """Kill the processes of a rollout that are in its group."""
     with contextlib.suppress(ProcessLookupError):
         os.killpg(pid, signal.SIGKILL)
 
 
 def _limit_memory(limit: int, field: int, memory_mb: int) -> None:
-    """Limit the memory that comes to what is mapped, as a field of `statm` has it."""
+    """Limit the memory in addition to current mappings, given by a field of `statm`."""
     mapped = int(Path("/proc/self/statm").read_text().split()[field]) * resource.getpagesize()
     most = mapped + memory_mb * _MB
     hard = resource.getrlimit(limit)[1]
@@ -305,11 +305,11 @@ def main(path: str, module: str, name: str, settings: str) -> None:
     for part in name.split("."):
         factory = getattr(factory, part)
     listener = socket.socket(socket.AF_UNIX)
-    # a path of any length: the kernel takes no more than 107 bytes
+    # A path of any length: the kernel's limit is 107 bytes.
     folder = os.open(Path(path).parent, os.O_PATH | os.O_DIRECTORY)
     listener.bind(f"/proc/self/fd/{folder}/{Path(path).name}.new")
     listener.listen(_BACKLOG)
-    # forks share what was imported, unless the collector writes into it
+    # Forks share the imported memory, unless the garbage collector writes to it.
     gc.collect()
     gc.freeze()
     Path(f"{path}.new").rename(path)

@@ -1,7 +1,7 @@
-"""Environment servers that are kept warm: one sandbox for each environment and its packages, for all rollouts.
+"""Warm environment servers: one sandbox per environment and set of packages, for all rollouts.
 
-A server is started by the first rollout that needs it, off that rollout's clock, and ended once no rollout has used it
-for a while, or with its worker. One that has died is replaced.
+The first rollout that needs a server starts it, off that rollout's clock. It is stopped after a period without
+rollouts, or with its worker. A dead server is replaced.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from workers.plugins.plugin_faults import described
 from workers.stage_clock import off_clock
 
 START_S = 300.0
-"""The time for a server to import what it needs; the installation of its packages has limits of its own."""
+"""Time limit for a server's imports; the installation of its packages has its own limits."""
 IDLE_S = 600.0
 
 _NEVER_S = 30 * 86_400.0
@@ -40,7 +40,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(slots=True)
 class EnvironmentServer:
-    """A running server and the episodes that are connected to it."""
+    """A running server and its connected episodes."""
 
     sandbox: Sandbox
     command: asyncio.Future[ExecResult]
@@ -52,12 +52,12 @@ class EnvironmentServer:
         return not self.command.done()
 
     def ended(self) -> None:
-        """Let all episodes know that there is no server any more."""
+        """Notify all episodes that the server has ended."""
         for episode in self.episodes:
             episode.cut()
 
     async def stop(self) -> None:
-        """End it with its sandbox."""
+        """Stop it with its sandbox."""
         if self.idle is not None:
             self.idle.cancel()
         self.command.cancel()
@@ -91,7 +91,7 @@ class EnvironmentServers:
             try:
                 return await self._shared(program, provider, packages)
             except OSError:
-                # it has just died, and was not yet known to
+                # It has just died, unnoticed so far.
                 return await self._shared(program, provider, packages)
         except OSError as error:
             raise HandlerError(f"environment {program.name}: its server is gone: {described(error)}") from error
@@ -122,7 +122,7 @@ class EnvironmentServers:
         await asyncio.gather(*(each.stop() for each in servers), *self._stopping, return_exceptions=True)
 
     async def _wait(self, starting: asyncio.Future[EnvironmentServer], alone: bool = False) -> EnvironmentServer:
-        """Wait off the clock of the rollout, whose end does not end a start that others may wait for."""
+        """Wait off the rollout's clock; the end of the rollout does not cancel a start that others may wait for."""
         with off_clock(_INSTALL_S + START_S):
             try:
                 return await asyncio.shield(starting)
@@ -227,7 +227,7 @@ def _not_started(program: EnvironmentProgram, command: asyncio.Future[ExecResult
 async def _connected(folder: Path) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
     descriptor = os.open(folder, os.O_PATH | os.O_DIRECTORY)
     try:
-        # the kernel takes no more than 107 bytes
+        # The kernel's limit is 107 bytes.
         path = f"/proc/self/fd/{descriptor}/{SOCKET}"
         return await asyncio.open_unix_connection(path, limit=MAX_LINE_BYTES)
     finally:
@@ -235,7 +235,7 @@ async def _connected(folder: Path) -> tuple[asyncio.StreamReader, asyncio.Stream
 
 
 def own_start() -> int:
-    """Return the start of this process in clock ticks, as /proc has it."""
+    """Return the start time of this process in clock ticks, from /proc."""
     return int(Path("/proc/self/stat").read_text().rpartition(")")[2].split()[19])
 
 

@@ -1,10 +1,10 @@
-"""One episode on the node: requests to its process in the sandbox, and checks of all that comes back.
+"""One episode on the node: requests to its process in the sandbox, and validation of all replies.
 
-Whatever an environment does that the contract does not have is a HandlerError: it raises, hangs, ends, sends text that
-is not JSON, or a reward that is not a finite number of its range. None of it is ever a reward. BrokenEpisode is raised
-for those that a text of the policy can cause, ServerEnded where a server that others share has ended.
+Any violation of the contract by an environment is a HandlerError: it raises, hangs, exits, sends text that is not JSON,
+or a reward that is not a finite number in its range. None of it is ever a reward. BrokenEpisode is raised if the
+policy's text may be the cause, ServerEnded if a shared server has ended.
 
-Where the environment has given a problem, the reward of a step is the node's verdict on the answer that it found.
+If the environment has set a problem, the reward of a step is the node's verdict on the answer that it found.
 """
 
 from __future__ import annotations
@@ -22,21 +22,21 @@ from workers.environments.environment import Action, Begin, Episode, PosedProble
 from workers.plugins.interfaces import Verify
 
 MAX_LINE_BYTES = 64_000_000
-"""The most bytes of one reply."""
+"""Maximum bytes of one reply."""
 
 DEFAULT_REWARDS = (-1.0, 1.0)
-"""The range of a step's reward where neither the class nor the instance declares one."""
+"""The range of a step's reward if neither the class nor the instance declares one."""
 
 _ROLES = frozenset({"system", "user", "tool", "assistant"})
 _OFFLINE = ("ConnectionError", "NameResolutionError", "URLError", "LocalEntryNotFoundError", "OfflineModeIsEnabled")
 _MOST_MESSAGES = 1000
 
 Ask = Callable[[str, Sequence[Message]], Awaitable[str]]
-"""Asks the LLM of a role; what it raises is passed on."""
+"""Asks the LLM of a role; its exceptions propagate."""
 
 
 class BrokenEpisode(HandlerError):
-    """The episode's own process raised, hung, ended or sent an invalid reply; a text of the policy may be the cause."""
+    """The episode's own process raised, hung, exited or sent an invalid reply; the policy's text may be the cause."""
 
 
 class ServerEnded(HandlerError):
@@ -44,13 +44,13 @@ class ServerEnded(HandlerError):
 
 
 async def no_models(role: str, messages: Sequence[Message]) -> str:
-    """Refuse: no LLM is there beside the policy."""
-    raise HandlerError(f"its environment asks the role {role!r}, which its class does not name among `roles`")
+    """Refuse: there is no LLM besides the policy."""
+    raise HandlerError(f"its environment asks the role {role!r}, which is not in its class's `roles`")
 
 
 async def no_verifier(family: str, entry: Mapping[str, Any], settings: Mapping[str, Any], answer: str) -> float:
-    """Refuse: nothing is there to verify an answer by."""
-    raise HandlerError("its environment leaves the verdict on its answers to a verifier, and there is none")
+    """Refuse: there is no verifier for answers."""
+    raise HandlerError("its environment needs a verifier for its answers, and there is none")
 
 
 class EpisodeConnection:
@@ -60,11 +60,11 @@ class EpisodeConnection:
         self.released: Callable[[], None] = lambda: None
         """Called once, when the connection is dropped."""
         self.rewards: tuple[float, float] | None = None
-        """The declared range of a step's reward; None is DEFAULT_REWARDS, and names the remedy where one is outside."""
+        """The declared range of a step's reward; None uses DEFAULT_REWARDS, and an error then names the remedy."""
         self.verify: Verify = no_verifier
         """Scores the answer to a problem."""
         self.shared = False
-        """True if its server has other episodes too."""
+        """True if its server also has other episodes."""
         self.heard: list[str] = []
         """The replies of the LLMs of roles, in order."""
         self._name = name
@@ -73,7 +73,7 @@ class EpisodeConnection:
         self._problem: Mapping[str, Any] | None = None
 
     async def reset(self, episode: Episode, timeout_s: float, ask: Ask = no_models) -> Begin:
-        """Begin the episode. Raises HandlerError, here as in all methods; BrokenEpisode where its own process fails."""
+        """Begin the episode. Raises HandlerError, like all methods; BrokenEpisode if its own process fails."""
         fields = {
             "id": episode.id,
             "kwargs": dict(episode.kwargs),
@@ -83,7 +83,7 @@ class EpisodeConnection:
         reply = self._object(await self._request({"reset": fields}, "reset()", timeout_s, ask), "reset()")
         tools = reply.get("tools")
         if not isinstance(tools, list) or not all(map(_is_tool, tools)):
-            raise self._broken("reset() returned tools that are no functions as the OpenAI API describes them")
+            raise self._broken("reset() returned tools that are not functions in the form of the OpenAI API")
         messages, problem = self._messages(reply.get("messages"), "reset()"), reply.get("problem")
         if not messages:
             remedy = (
@@ -93,7 +93,7 @@ class EpisodeConnection:
         if problem is None:
             return Begin(messages, tools)
         if not _is_problem(problem):
-            raise self._broken("reset() returned a problem that has no family, entry and settings")
+            raise self._broken("reset() returned a problem without family, entry and settings")
         self._problem = problem
         return Begin(messages, tools, PosedProblem(**problem))
 
@@ -108,12 +108,12 @@ class EpisodeConnection:
         messages = self._messages(reply.get("messages"), "step()")
         answer = reply.get("answer")
         if answer is not None and not isinstance(answer, str):
-            raise self._broken("step() returned an answer that is no text")
+            raise self._broken("step() returned an answer that is not a text")
         reward = await self._verdict(answer, reply.get("reward"))
         return Step(messages, reward, reply["terminated"], reply["truncated"], reply["info"], answer)
 
     async def _verdict(self, answer: str | None, reward: Any) -> float:
-        """Return the reward of a step: what the environment says, or the node's verdict if there is a problem."""
+        """Return the reward of a step: the environment's, or the node's verdict if there is a problem."""
         if self._problem is None:
             return self._reward(reward, "step()")
         if answer is None:
@@ -122,7 +122,7 @@ class EpisodeConnection:
         return self._reward(await self.verify(family, entry, settings, answer), "the verifier")
 
     async def reference(self, timeout_s: float) -> str | None:
-        """Return a text that solves the episode from where it stands, if the environment knows one."""
+        """Return a text that solves the episode from its current state, if the environment knows one."""
         text = await self._request({"reference": {}}, "reference()", timeout_s, no_models)
         if text is not None and not isinstance(text, str):
             raise self._broken("reference() returned no text")
@@ -134,11 +134,11 @@ class EpisodeConnection:
         return None if reward is None or self._problem is not None else self._reward(reward, "close()")
 
     def cut(self) -> None:
-        """Break it, as its server is gone: what waits for a reply is told that the process has ended."""
+        """Close it because its server is gone: pending requests fail as if the process had ended."""
         self._writer.transport.abort()
 
     def drop(self) -> None:
-        """End the connection, and with it the process, however far it is. Harmless when repeated."""
+        """Close the connection, which ends the process in any state. Idempotent."""
         self._writer.close()
         released, self.released = self.released, lambda: None
         released()
@@ -147,7 +147,7 @@ class EpisodeConnection:
         try:
             return await self._answer(request, what, timeout_s, ask)
         except (OSError, asyncio.IncompleteReadError):
-            # a server says on the connection how a process has ended, unless it has ended itself
+            # A server reports on the connection how a process ended, unless it ended itself.
             if self.shared:
                 raise ServerEnded(f"environment {self._name}: its server ended in {what}") from None
             raise self._broken(f"its process ended in {what}") from None
@@ -165,7 +165,7 @@ class EpisodeConnection:
                 return reply["reply"]
             if "ask" not in reply:
                 raise self._failed(reply, what)
-            # the time of another LLM is not the environment's
+            # The time of another LLM is not charged to the environment.
             message = await self._asked(reply, what, ask)
 
     async def _asked(self, request: Mapping[str, Any], what: str, ask: Ask) -> Mapping[str, Any]:
@@ -187,7 +187,7 @@ class EpisodeConnection:
         except (ValueError, RecursionError) as error:
             raise self._broken(f"{what} sent a line that is not JSON ({type(error).__name__})") from None
         if not isinstance(reply, dict):
-            raise self._broken(f"{what} sent what is no reply")
+            raise self._broken(f"{what} sent an invalid reply")
         return reply
 
     def _failed(self, reply: Mapping[str, Any], what: str) -> BrokenEpisode:
@@ -208,7 +208,7 @@ class EpisodeConnection:
 
     def _messages(self, messages: Any, what: str) -> list[Message]:
         if not isinstance(messages, list) or len(messages) > _MOST_MESSAGES or not all(map(_is_message, messages)):
-            raise self._broken(f"{what} returned messages that are not of {{role, content}} with a text as content")
+            raise self._broken(f"{what} returned messages that are not {{role, content}} with a text as content")
         return messages
 
     def _reward(self, reward: Any, what: str) -> float:
@@ -221,7 +221,7 @@ class EpisodeConnection:
         if self.rewards is not None:
             raise self._broken(outside)
         raise HandlerError(
-            f"environment {self._name}: {outside}, the range where none is declared. Declare its own: `rewards = "
+            f"environment {self._name}: {outside}, the default range. Declare its own: `rewards = "
             "(LEAST, MOST)` in its class, or the field `rewards` of the instance",
             retryable=False,
         )

@@ -1,4 +1,4 @@
-"""The fields of an instance that is played in an environment with steps."""
+"""The fields of an instance for a multi-step environment."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def _installed(name: str) -> str:
 
 
 class EnvironmentInstance(BaseModel):
-    """One episode. All samples of an instance have its seed: the same beginning, and the same answers to an action."""
+    """One episode. All samples of an instance share its seed: the same beginning, and the same replies to an action."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -33,11 +33,11 @@ class EnvironmentInstance(BaseModel):
     kwargs: dict[str, Any] = Field(default_factory=dict)
     seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
     messages: tuple[Message, ...] = ()
-    """A prompt, for environments that take theirs from the instance; others put it before their own."""
+    """A prompt, for environments that get theirs from the instance; others prepend it to their own."""
     packages: tuple[Requirement, ...] = ()
-    """Packages beside those of the adapter, such as the one that has the environment."""
+    """Packages in addition to the adapter's, such as the one that contains the environment."""
     rewards: tuple[float, float] | None = None
-    """The least and the most reward of one step, if not what the environment declares."""
+    """Minimum and maximum reward of one step, if they differ from the environment's declaration."""
 
     @field_validator("messages")
     @classmethod
@@ -59,7 +59,7 @@ class EnvironmentInstance(BaseModel):
 
     @property
     def reward_range(self) -> tuple[float, float] | None:
-        """The range of a step's reward that the instance declares, or else its environment; None if neither does."""
+        """The range of a step's reward declared by the instance, else by its environment; None if by neither."""
         return self.rewards if self.rewards is not None else self.program.rewards
 
     @property

@@ -1,4 +1,4 @@
-"""The reward of an episode: the sum of what its environment gave for each step, and at the end."""
+"""The reward of an episode: the sum of its environment's rewards for each step, and at the end."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from workers.plugins.interfaces import FreshSandbox, Score, Submission
 
 
 class StepRewardEvaluator:
-    """Adds up the rewards that the stage has kept of a play; no text of the policy's is read."""
+    """Sums up the rewards recorded by the stage; it reads no text of the policy."""
 
     name: ClassVar[str] = "step_rewards"
 
@@ -18,12 +18,12 @@ class StepRewardEvaluator:
         self._environment = environment
 
     async def evaluate(self, submission: Submission, fresh: FreshSandbox, timeout_s: float) -> Score:
-        """Return the sum. Raises EvaluatorError if the rollout was not played in the environment, or it is infinite."""
+        """Return the sum. Raises EvaluatorError if the rollout did not use the environment, or the sum is infinite."""
         rewards = submission.rewards
         if rewards is None:
             raise EvaluatorError(
-                f"there are no rewards of environment {self._environment}: it did not begin, or another agent than "
-                "`environment` has played"
+                f"there are no rewards of environment {self._environment}: it did not begin, or an agent other than "
+                "`environment` ran the rollout"
             )
         total = math.fsum(rewards)
         if not math.isfinite(total):

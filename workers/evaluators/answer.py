@@ -1,6 +1,6 @@
 """Scores of answers by the verifier of their problem family, in [0, 1].
 
-Text that a verifier would evaluate as a program, and `nan` and `inf`, which compare as no number does, score 0.
+Score 0: text that a verifier would evaluate as a program, and `nan` and `inf`, which break numeric comparisons.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def extract_answer(text: str | None) -> str:
 async def verified(
     family: str, entry: Mapping[str, Any], settings: Mapping[str, Any], answer: str, timeout_s: float
 ) -> float:
-    """Return the score of an answer to an entry, whose dataset has some settings. Raises EvaluatorError."""
+    """Return the score of an answer to an entry of a dataset with some settings. Raises EvaluatorError."""
     return (await AnswerEvaluator(family, dict(entry), settings=settings).score(answer, timeout_s)).value
 
 
@@ -52,7 +52,7 @@ class AnswerEvaluator:
         return await self.score(extract_answer(submission.answer), timeout_s)
 
     async def score(self, answer: str, timeout_s: float) -> Score:
-        """Score what has been extracted as the answer; as `evaluate`."""
+        """Score an extracted answer; see `evaluate`."""
         if not answer:
             return Score(0.0, {"reason": "no answer was given"})
         if words := self._no_number(answer) or self._other_numbers(answer):
@@ -63,14 +63,14 @@ class AnswerEvaluator:
 
     def _no_number(self, answer: str) -> str:
         reference = str(self._entry.get("answer") or "")
-        # among words it may be one
+        # Among words, it may be one of them.
         if not re.search(r"\d", reference) or _NO_NUMBER.search(reference):
             return ""
         no_number = _NO_NUMBER.search(answer)
-        return f"{no_number.group()!r} is no number" if no_number else ""
+        return f"{no_number.group()!r} is not a number" if no_number else ""
 
     def _other_numbers(self, answer: str) -> str:
-        """Refuse other numbers in puzzle24, whose verifier accepts any four numbers that make 24 for any puzzle."""
+        """Refuse other numbers in puzzle24, whose verifier accepts any four numbers that make 24, for any puzzle."""
         numbers = self._entry.get("metadata", {}).get("numbers")
         if self._family != "puzzle24" or not isinstance(numbers, list):
             return ""

@@ -1,7 +1,7 @@
-"""The two scores of a row whose form has a scorer of its own: the farm's, and the one that its authors' scorer gives.
+"""The two scores of a row whose form has its authors' scorer: the farm's, and that scorer's.
 
-Both are rewards by name, so a batch chooses by its `reward`: nothing for the farm's, `reward="authors"` for results
-that are to be compared with published ones. `details` say where they differ.
+Both are named rewards, so a batch chooses by its `reward`: the default is the farm's; `reward="authors"` makes results
+comparable with published ones. `details` say where they differ.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ _SHOWN = 500
 
 @dataclass(frozen=True, slots=True)
 class AuthorsScore:
-    """The verdict of the authors' scorer: `value` as theirs, which need not be in [0, 1]; `right` if it means "right".
+    """The verdict of the authors' scorer: `value`, not necessarily in [0, 1]; `right`: the value means "correct".
 
-    `rule` names the scorer, `answer` is what it takes for the answer, None if it finds none.
+    `rule` names the scorer, `answer` is the answer that it extracts, None if there is none.
     """
 
     rule: str
@@ -31,7 +31,7 @@ class AuthorsScore:
 
 
 def with_authors(score: Score, authors: AuthorsScore) -> Score:
-    """Return the farm's score, which counts unless the batch names `authors`, with theirs beside it."""
+    """Return the farm's score, which counts unless the batch names `authors`, combined with theirs."""
     answer = None if authors.answer is None else authors.answer[:_SHOWN]
     details: Mapping[str, Any] = {"rule": authors.rule, "score": authors.value, "answer": answer}
     differs = {"differs": True} if authors.right != (score.value == 1.0) else {}

@@ -1,4 +1,4 @@
-# Prints the difference to the marked tree, at most $MAX_BYTES of it.
+# Prints the diff to the marked tree, at most $MAX_BYTES of it.
 #
 # It runs in a folder that the policy may have filled with anything, so the rule is: nothing that the policy wrote is
 # used as configuration, as the name of a file to write, or without a bound. The repository, index and objects are new
@@ -25,7 +25,7 @@ while IFS= read -r -d '' big; do
   if [ -z "$given" ] && git check-ignore -q -- "$big"; then continue; fi
   echo "the file $big is too large: at most $MAX_FILE_MB MB" >&2; exit 1
 done < <(find . -xdev -path ./.git -prune -o -type f -size +${MAX_FILE_MB}M -print0)
-# 1 says that some files could not be read, which are then as they were
+# 1: some files were unreadable; they count as unchanged.
 git add -A --ignore-errors || [ $? -eq 1 ]
 set +e
 git diff --cached --binary --no-color --no-ext-diff --no-textconv --no-renames "$id" | head -c "$MAX_BYTES"

@@ -1,13 +1,12 @@
 """The grammar of policy text that a verifier may evaluate: literals and arithmetic only.
 
 Some verifiers of reasoning-gym pass an answer to `eval` (string_insertion, spiral_matrix, binary_matrix, n_queens), or
-to sympy's `parse_expr`, which does (countdown, puzzle24, simple_integration, intermediate_integration,
-polynomial_multiplication). Which ones do changes with its versions, so the rule is not a list of families: in a scorer
-*every* source that is to be compiled must be of this grammar; the interpreter itself reports each (audit event
-`compile`). There are no attributes, subscripts, comprehensions, lambdas or f-strings in it; names are single letters,
-which stand for unknowns; calls are of mathematical functions by name, and of sympy's classes for numbers and letters.
-If the reference answer has no letters, as with countdown, neither is allowed: `exp(x - x)` is a number that is not
-among those given.
+to sympy's `parse_expr`, which calls it (countdown, puzzle24, simple_integration, intermediate_integration,
+polynomial_multiplication). The list changes with its versions, so the rule names no families: in a scorer *every*
+source to be compiled must match this grammar; the interpreter itself reports each (audit event `compile`). The grammar
+has no attributes, subscripts, comprehensions, lambdas or f-strings; names are single letters, which stand for unknowns;
+calls are of mathematical functions by name, and of sympy's classes for numbers and letters. If the reference answer has
+no letters, as in countdown, both are forbidden: `exp(x - x)` is a number that is not among the given ones.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ _OURS = frozenset({"from sympy import *"})
 """Constant sources that libraries compile by themselves."""
 _NAMES = frozenset({"pi"})
 _FROM_TEXT = frozenset({"Symbol", "Float"})
-"""Calls that sympy makes of a letter or a decimal, with one string."""
+"""sympy's calls for a letter or a decimal, with one string."""
 _NUMBERS = frozenset({"Integer", "Float"})
 _FUNCTIONS = frozenset(
     {"Integer", "Rational", "Abs", "sqrt", "cbrt", "exp", "log", "ln", "erf", "factorial"}
@@ -41,9 +40,9 @@ _PLAIN = (
 
 
 def refusal(source: str, *, letters: bool = True) -> str:
-    """Return the reason not to evaluate a source; empty if it is of the grammar. Raises SyntaxError for no expression.
+    """Return why a source is not in the grammar; empty if it is. Raises SyntaxError if it is not an expression.
 
-    Without `letters`, unknowns and functions are not of the grammar.
+    Without `letters`, unknowns and functions are not in the grammar.
     """
     if source in _OURS:
         return ""
@@ -57,7 +56,7 @@ def refusal(source: str, *, letters: bool = True) -> str:
         raise SyntaxError(str(error)) from None
     names = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)}
     if not letters and (unknown := names - _NUMBERS):
-        return f"the name {min(unknown)[:40]!r}, though it is to be of numbers alone"
+        return f"the name {min(unknown)[:40]!r}, though only numbers are allowed"
     return next(filter(None, map(_refused, ast.walk(tree))), "")
 
 

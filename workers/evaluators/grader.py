@@ -1,9 +1,9 @@
-"""The grader: a fork server that has one library imported, and scores each answer in a fork of its own.
+"""The grader: a fork server that has imported one library, and scores each answer in its own fork.
 
-No text of a policy is ever evaluated in this process, so its report of a scorer can be trusted: it reads the score
+It never evaluates text of a policy in this process, so its report about a scorer can be trusted: it reads the score
 from a pipe, checks that it is a number, and reports the scorer's end. A fork takes milliseconds, the imports a second.
-Requests and replies are JSON lines. It drops root and its network first, then scores answers that are known to be right
-and wrong, and ends if it cannot tell them apart. It ends when its parent does.
+Requests and replies are JSON lines. At its start it drops root and the network, then scores known right and wrong
+answers, and exits if it cannot distinguish them. It ends when its parent does.
 """
 
 from __future__ import annotations
@@ -38,10 +38,10 @@ _CLONE_NEWNET = 0x40000000
 _CLONE_NEWUSER = 0x10000000
 _CPU_SHARE = 1 / 8
 _MAX_CPU_S = 10.0
-"""The limit of CPU seconds: a scorer only computes, so one that hangs reaches it even on a busy machine."""
+"""CPU seconds of a scorer: it only computes, so a hanging one reaches this limit even on a busy machine."""
 _MAX_EXTENSIONS = 2
 _LATE_SHARE = 0.25
-"""A scorer that waited for a CPU for so much of its limit gets the limit once more: what is expensive is no error."""
+"""A scorer that waited for a CPU for this share of its limit gets the limit again: slow is not wrong."""
 _MAX_REPLY = 1 << 16
 _OF_TUPLES = frozenset({"arc_agi", "rearc"})
 """Families whose verifiers compare with tuples of their entries, which are lists in JSON."""
@@ -51,14 +51,14 @@ def main(user: str, library: str) -> None:
     answers = _private_stdout()
     late = LateImports()
     chosen = LIBRARIES[library]
-    # takes seconds, which the first answer need not wait; the confined user may not be able to read it
+    # Takes seconds, which the first answer should not wait for; the confined user may be unable to read it.
     known_answers = chosen.load()
     if not _can_import(user, late):
         import_all(chosen.packages)
         chosen.load_verifiers()
     _confine(user)
     late.close()
-    # else the first collection of each fork copies all the memory they share
+    # Otherwise the first garbage collection in each fork would copy all shared memory.
     gc.collect()
     gc.freeze()
     failure = next(filter(None, (_failure(known, late) for known in known_answers)), "")
@@ -69,7 +69,7 @@ def main(user: str, library: str) -> None:
 
 @dataclass(frozen=True, slots=True)
 class KnownAnswer:
-    """An answer of which it is known whether its verifier takes it: a grader proves itself by some."""
+    """An answer with a known verdict: a grader proves itself by some."""
 
     family: str
     entry: dict[str, Any]
@@ -78,7 +78,7 @@ class KnownAnswer:
 
 
 _PROVEN_FAMILIES = ("gcd", "string_insertion", "simple_integration", "polynomial_multiplication", "countdown")
-"""Families of each kind of verifier: text, evaluated text, and by several ways into sympy."""
+"""Families for each kind of verifier: text, evaluated text, and several calls of sympy."""
 
 
 def _load_reasoning_gym() -> list[KnownAnswer]:
@@ -102,7 +102,7 @@ def _load_families() -> None:
     from reasoning_gym.factory import DATASETS
 
     for family in DATASETS:
-        # one that cannot be made without options fails by name when it is asked for
+        # A family that needs options fails by name when it is requested.
         with suppress(Exception):
             _verifier(family)
 
@@ -119,7 +119,7 @@ def _load_math_verify() -> list[KnownAnswer]:
 
 @dataclass(frozen=True, slots=True)
 class _Library:
-    """A library that a grader may be started with: `load` uses it once and returns answers to prove it by."""
+    """A library for a grader: `load` uses it once and returns known answers to test it with."""
 
     load: Callable[[], list[KnownAnswer]]
     load_verifiers: Callable[[], None]
@@ -135,7 +135,7 @@ LIBRARIES = {
 
 
 def _can_import(user: str, late: LateImports) -> bool:
-    """Return whether modules can be read by a process that is confined."""
+    """Return whether a confined process can read the modules."""
     pid = os.fork()
     if pid == 0:
         code = 1
@@ -148,7 +148,7 @@ def _can_import(user: str, late: LateImports) -> bool:
 
 
 def _failure(known: KnownAnswer, late: LateImports) -> str:
-    """Score a known answer as any other; return in words how the result differs, empty if it does not."""
+    """Score a known answer like any other; return how the result differs, empty if it does not."""
     ours, theirs = os.pipe()
     pid = os.fork()
     if pid == 0:
@@ -166,7 +166,7 @@ def _failure(known: KnownAnswer, late: LateImports) -> str:
 
 
 def _private_stdout() -> IO[str]:
-    """Return the parent's pipe, moved out of reach of libraries that print."""
+    """Return the parent's pipe, moved away from libraries that print."""
     private = os.fdopen(os.dup(1), "w")
     null = os.open(os.devnull, os.O_WRONLY)
     os.dup2(null, 1)
@@ -180,7 +180,7 @@ def _confine(user: str) -> None:
         os.setgroups([])
         os.setgid(account.pw_gid)
         os.setuid(account.pw_uid)
-    # Where user namespaces are forbidden the filter of system calls alone keeps scorers off the network.
+    # If user namespaces are forbidden, only the system call filter keeps scorers off the network.
     libc.unshare(_CLONE_NEWUSER | _CLONE_NEWNET)
     libc.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
     # After the change of user, which clears it.
@@ -210,7 +210,7 @@ class _Scoring:
 
 
 class GraderServer:
-    """Reads requests from standard input until it ends; scorers run side by side."""
+    """Reads requests from standard input until it ends; scorers run concurrently."""
 
     def __init__(self, answers: IO[str], late: LateImports) -> None:
         self._answers = answers
@@ -249,12 +249,12 @@ class GraderServer:
 
     def _start(self, request: dict[str, Any]) -> None:
         family, error = request["family"], ""
-        # a scorer inherits what its own family has missed, and nothing of the others
+        # A scorer inherits the missed modules of its own family only.
         self._late.missed[:] = self._missed.get(family, [])
         try:
             verifier = _verifier(family)
             if settings := request.get("settings"):
-                # the dataset is made in the scorer, as its settings may make that slow
+                # The dataset is created in the scorer, as its settings may make that slow.
                 verifier = partial(_score_with_settings, family, settings)
         except Exception as failure:
             error = f"{type(failure).__name__}: {failure}"[:500]
@@ -289,7 +289,7 @@ class GraderServer:
         os.close(pipe)
         scoring = self._running.pop(pipe)
         waited_s = _waited_s(scoring.pid)
-        # one that is about to end keeps its own exit code
+        # An exiting scorer keeps its own exit code.
         os.kill(scoring.pid, signal.SIGKILL)
         _, status, used = os.wait4(scoring.pid, 0)
         end = {
@@ -309,7 +309,7 @@ class GraderServer:
 
 
 def _checked(data: bytes) -> dict[str, Any] | None:
-    """Return a scorer's reply: a finite score, or an error, a refusal or a fault in words; None if it is malformed."""
+    """Return a scorer's reply: a finite score, or an error, a refusal or a fault in words; None if malformed."""
     try:
         reply = json.loads(data)
     except (ValueError, RecursionError):
@@ -327,7 +327,7 @@ def _waited_s(pid: int) -> float:
     try:
         return int(Path(f"/proc/{pid}/schedstat").read_text().split()[1]) / 1e9
     except (OSError, IndexError):
-        # the kernel does not count it
+        # The kernel does not count it.
         return 0.0
 
 
@@ -359,14 +359,14 @@ def _score_with_settings(family: str, settings: dict[str, Any], answer: str, ent
 
 
 def command(user: str, library: str) -> list[str]:
-    """Return the command that starts the grader of a library; `user` is the account that it switches to from root."""
-    # until it has set this itself, after a second
+    """Return the command that starts a library's grader; as root, it switches to the account `user`."""
+    # Until the grader has set this itself, after a second.
     bound = ["setpriv", "--pdeathsig", "KILL", "--"]
     return [*bound, sys.executable, "-I", "-m", __name__, user, library]
 
 
 def environment() -> dict[str, str]:
-    """Return the environment of the grader: none of the farm's settings and keys."""
+    """Return the grader's environment, without the farm's settings and keys."""
     folder = str(Path(sys.executable).parent)
     return {"PATH": f"{folder}:/usr/bin:/bin", "LANG": "C.UTF-8", "OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
 

@@ -1,7 +1,7 @@
 """The client of the grader process: starts it on first use, sends requests, restarts it when it hangs or has crashed.
 
 The grader never evaluates text of a policy, so its own end is always a fault of the farm: an EvaluatorError for all
-requests in progress. The end of a scorer comes with its reply, for the rule of `process_end.py`.
+requests in progress. A scorer's end comes with its reply, for the rule of `process_end.py`.
 """
 
 from __future__ import annotations
@@ -24,19 +24,19 @@ from workers.evaluators.node_conditions import Conditions, observed
 from workers.evaluators.process_end import ProcessEnd
 
 _START_S = 300.0
-"""It imports for a few seconds of CPU, more where the confined user cannot read the modules."""
+"""Importing takes a few seconds of CPU, and more if the confined user cannot read the modules."""
 _GRACE_PERIOD_S = 10.0
-"""Seconds after a scorer's limit without a reply, after which the grader counts as hung."""
+"""Seconds after a scorer's limit without a reply after which the grader counts as hung."""
 _LINE_BYTES = 1 << 24
 _MOST_TRUSTED = 50_000
 
 NO_SETTINGS: Mapping[str, Any] = MappingProxyType({})
-"""Of a dataset that has its family's own settings."""
+"""The settings of a dataset that uses its family's defaults."""
 
 
 @dataclass(frozen=True, slots=True)
 class Graded:
-    """The reply of a scorer: a score, or in words an error of the verifier or a refusal; or none. `end` is its end."""
+    """A scorer's reply: a score, or an error of the verifier or a refusal in words; or nothing. `end` is its end."""
 
     end: ProcessEnd
     score: float | None = None
@@ -61,7 +61,7 @@ def graded(family: str, reply: dict[str, Any], limit_s: float, conditions: Condi
 
 
 class Grader:
-    """One grader process of one event loop and one library, with as many scorers at a time as there are CPUs."""
+    """One grader process of one event loop and one library, with at most one concurrent scorer per CPU."""
 
     def __init__(self, library: str = "reasoning-gym") -> None:
         self._library = library
@@ -69,10 +69,10 @@ class Grader:
         self._starting = asyncio.Lock()
         self._line: _Line | None = None
         self.trusted: set[str] = set()
-        """Digests of the problems whose reference answers the process that runs now has given 1."""
+        """Digests of the problems whose reference answers the current process has scored 1."""
 
     def trust(self, problem: str) -> None:
-        """Note that the reference answer of a problem has 1."""
+        """Record that a problem's reference answer scored 1."""
         if len(self.trusted) >= _MOST_TRUSTED:
             self.trusted.clear()
         self.trusted.add(problem)
@@ -85,10 +85,10 @@ class Grader:
         limit_s: float,
         settings: Mapping[str, Any] = NO_SETTINGS,
     ) -> Graded:
-        """Score an answer by the verifier of a family, in `limit_s` of wall time from the start of a scorer.
+        """Score an answer by the verifier of a family, within `limit_s` of wall time from the start of its scorer.
 
-        A scorer that the machine keeps waiting for a CPU gets the limit up to twice more. `settings` are of the entry's
-        dataset. Raises EvaluatorError if the grader cannot be started, has crashed, or hangs.
+        A scorer that waits long for a CPU gets the limit up to twice more. `settings` are the entry's dataset settings.
+        Raises EvaluatorError if the grader cannot be started, has crashed, or hangs.
         """
         request = {"family": family, "entry": entry, "answer": answer, "limit_s": limit_s}
         request["settings"] = dict(settings)
@@ -100,20 +100,20 @@ class Grader:
             except TimeoutError:
                 line.kill()
                 raise EvaluatorError(
-                    f"the grader process hangs: no word {_GRACE_PERIOD_S:.0f} s after the limit"
+                    f"the grader process hangs: no reply {_GRACE_PERIOD_S:.0f} s after the limit"
                 ) from None
             except OSError:
                 line.kill()
-                raise EvaluatorError("the grader process died; the next answer starts another") from None
+                raise EvaluatorError("the grader process died; the next answer starts a new one") from None
         return graded(family, reply, limit_s, conditions)
 
     @property
     def pid(self) -> int | None:
-        """The id of the process, once there is one."""
+        """The id of the process, None before its start."""
         return self._line.pid if self._line else None
 
     async def aclose(self) -> None:
-        """End the process. Harmless when repeated."""
+        """End the process. Idempotent."""
         line, self._line = self._line, None
         if line is not None:
             line.kill()
@@ -163,7 +163,7 @@ class _Line:
         try:
             while line := await self._process.stdout.readline():
                 message = json.loads(line)
-                # a request that was cancelled is removed
+                # Cancelled requests are removed.
                 reply, limit = self._waiting.get(message["id"], (None, None))
                 if reply is None or limit is None or reply.done():
                     continue
@@ -207,10 +207,10 @@ async def _started(library: str) -> asyncio.subprocess.Process:
             _kill(process)
             await process.wait()
     if failure:
-        raise EvaluatorError(f"the grader process does not score known answers as it must: {failure}")
+        raise EvaluatorError(f"the grader process scores known answers wrongly: {failure}")
     if not is_ready:
         command = " ".join(grader.command(settings().sandbox_user, library))
-        raise EvaluatorError(f"the grader process does not start; try it by hand: {command}")
+        raise EvaluatorError(f"the grader process does not start; try it manually: {command}")
     return process
 
 

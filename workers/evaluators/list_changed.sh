@@ -1,4 +1,4 @@
-# Lists what a patch changed, of itself and as git sees it: a patch may have git ignore what it adds.
+# Lists a patch's changes, by its own paths and by git: a patch may make git ignore files that it adds.
 set -e
 mkdir -p "$FOLDER"
 git diff --name-only -z --no-renames --no-ext-diff $BASELINE > "$FOLDER/changed"

@@ -1,7 +1,7 @@
-"""The state of this node and of this process during scoring: exhausted resources, and lateness of the clock.
+"""The state of this node and this process during scoring: exhausted resources, and delays of the event loop.
 
-A program that fails on a full disk, or whose time limit passed while the machine stood still, says nothing about the
-policy. The program's own end does not show any of that, so it is measured separately: before, during and after.
+A program that fails on a full disk, or whose time limit passed while the machine was stalled, says nothing about the
+policy. The program's own end does not show that, so it is measured separately: before, during and after.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ _MIN_THREADS = 16
 
 @dataclass(slots=True)
 class Conditions:
-    """The measured conditions. `late_s` is the total lateness of this event loop's wake-ups, the time it stood still.
+    """The measured conditions. `late_s` is the total delay of this event loop's wake-ups, the time it was stalled.
 
-    `shortage` names a resource of the node that was exhausted at any time, with a remedy; empty if none was. It is
-    `earlier` if it was exhausted before the measuring began. Memory counts as exhausted if the kernel killed for lack
-    of it.
+    `shortage` names an exhausted resource of the node, with a remedy; empty if there was none. It is `earlier` if it
+    was exhausted before the measurement began. Memory counts as exhausted if the kernel killed processes for lack of
+    it.
     """
 
     late_s: float = 0.0
@@ -66,7 +66,7 @@ async def _tick(conditions: Conditions) -> None:
             conditions.late_s += max(0.0, loop.time() - due)
             due = loop.time() + _TICK_S
     finally:
-        # the end of the block may itself have been late
+        # The end of the block may itself have been late.
         conditions.late_s += max(0.0, loop.time() - due)
 
 
@@ -82,9 +82,9 @@ def _disk(folder: Path) -> str:
     try:
         room = os.statvfs(folder)
     except OSError:
-        # no sandbox was started on this node yet
+        # No sandbox was started on this node yet.
         return ""
-    # some file systems report no counts
+    # Some file systems report no counts.
     if room.f_blocks and room.f_bavail * room.f_frsize < _MIN_DISK_BYTES:
         return f"the disk of {folder} is full: free some, or set FARM_SCRATCH to another"
     if room.f_files and room.f_favail < _MIN_INODES:
@@ -95,26 +95,26 @@ def _disk(folder: Path) -> str:
 def _memory() -> str:
     available = _number("/proc/meminfo", "MemAvailable:")
     few = available is not None and available < _MIN_MEMORY_KB
-    return "the node has no memory left: play fewer rollouts at a time" if few else ""
+    return "the node has no memory left: run fewer rollouts at a time" if few else ""
 
 
 def _descriptors() -> str:
     used, _, most = (int(word) for word in Path("/proc/sys/fs/file-nr").read_text().split())
     if most - used < _MIN_DESCRIPTORS:
-        return "the node has no file descriptor left: raise the sysctl fs.file-max"
+        return "the node has no file descriptors left: raise the sysctl fs.file-max"
     try:
         n_own = len(os.listdir("/proc/self/fd"))  # noqa: PTH208  (pathlib would need one more descriptor)
     except OSError:
-        return "this worker has no file descriptor left: start it with a higher `ulimit -n`"
+        return "this worker has no file descriptors left: start it with a higher `ulimit -n`"
     if resource.getrlimit(resource.RLIMIT_NOFILE)[0] - n_own < _MIN_DESCRIPTORS:
-        return "this worker has no file descriptor left: start it with a higher `ulimit -n`"
+        return "this worker has no file descriptors left: start it with a higher `ulimit -n`"
     return ""
 
 
 def _threads() -> str:
     n_threads = int(Path("/proc/loadavg").read_text().split()[3].partition("/")[2])
     most = min(int(Path(f"/proc/sys/kernel/{name}").read_text()) for name in ("threads-max", "pid_max"))
-    return "the node can start no more threads: play fewer rollouts" if most - n_threads < _MIN_THREADS else ""
+    return "the node cannot start more threads: run fewer rollouts" if most - n_threads < _MIN_THREADS else ""
 
 
 def _number(path: str, name: str) -> int | None:

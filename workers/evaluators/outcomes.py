@@ -1,6 +1,6 @@
-"""Outcomes of tests as reported by a sandbox, and the canaries among them. The evaluator trusts neither unchecked.
+"""Test outcomes as reported by a sandbox, and the canaries among them. The evaluator trusts neither unchecked.
 
-An outcome counts if its line is signed in the order it was sent. A run counts if every canary of every file that ran
+An outcome counts if its line is signed, in the order of sending. A run counts if every canary of every file that ran
 behaves: those that must fail or pass do so, and skipped ones and mere look-alikes of tests have not passed.
 """
 
@@ -18,9 +18,9 @@ Canaries = Mapping[str, Mapping[str, str]]
 
 @dataclass(frozen=True, slots=True)
 class Planted:
-    """The tests that were put beside those of an instance.
+    """The tests that were added to those of an instance.
 
-    `copies` has the test of each copy, by file and ids within it; `uncopied` says why a test has none.
+    `copies` maps each copy to its test, by file and ids within it; `uncopied` says why a test has none.
     """
 
     canaries: Canaries
@@ -29,7 +29,7 @@ class Planted:
 
 
 class Outcomes:
-    """The tests that ran and their outcomes, by node id. `forged` says why the lines are not the plugin's."""
+    """The tests that ran and their outcomes, by node id. `forged` says why the lines are not from the plugin."""
 
     def __init__(
         self,
@@ -55,7 +55,7 @@ class Outcomes:
 
     @classmethod
     def parse(cls, lines: bytes, key: bytes) -> Outcomes:
-        """Parse the plugin's lines; a test passed if none of its phases failed. An incomplete last line is left out."""
+        """Parse the plugin's lines; a test passed if none of its phases failed. An incomplete last line is ignored."""
         called: set[str] = set()
         failed: set[str] = set()
         seen: dict[str, None] = {}
@@ -83,13 +83,13 @@ class Outcomes:
         return cls(seen, called - failed, failed, skipped=skipped, xfailed=xfailed, failed_calls=failed_calls)
 
     def passed(self, test: str, may_xfail: bool = False) -> bool:
-        """Return True if a test of the instance passed; if `may_xfail`, also if it failed as its own mark expects.
+        """Return True if a test of the instance passed; with `may_xfail`, also if it failed as its own mark expects.
 
-        Data sets list tests under ids that pytest does not report. An inherited one is listed under the file or class
-        that defines it: this means every test of that name and those parameters. One with parameters may be cut at a
-        space: this means every test whose id begins so. One with a path as its parameter may be listed with its last
-        part only. All of the tests that are meant must have passed, and one must; of those that a cut id means, the
-        ones that their own marks skip, or expect to fail, are left out.
+        Data sets list tests under ids that pytest does not report. An inherited test is listed under the file or class
+        that defines it: this matches every test with that name and parameters. An id with parameters may be cut at a
+        space: this matches every test whose id begins with it. A test with a path as its parameter may be listed with
+        only its last part. All matching tests must have passed, and there must be one; for a cut id, tests that their
+        own marks skip, or expect to fail, are ignored.
         """
         good = self._passed | self._xfailed if may_xfail else self._passed
         if same := self._named(test):
@@ -98,11 +98,11 @@ class Outcomes:
         return not meant.isdisjoint(good) and meant <= good | self._set_aside
 
     def _named(self, test: str) -> set[str]:
-        """Return the ids of the tests that a whole id means, which may be that of an inherited one."""
+        """Return the ids of the tests that match a complete id, possibly of an inherited test."""
         return {test} if test in self._ran else self._by_name.get(name_of(test), set())
 
     def _abbreviated(self, test: str) -> set[str]:
-        """Return the ids of the tests that an abbreviated one means; by name if none begins so in its file."""
+        """Return the ids of the tests that match an abbreviated id; by name if none in its file begins with it."""
         name = name_of(test)
         if "[" not in name:
             return set()
@@ -121,7 +121,7 @@ class Outcomes:
 
     @property
     def has_passes(self) -> bool:
-        """True if any test passed, or failed as its own mark expects: only a runner that works reports this."""
+        """True if any test passed, or failed as its own mark expects: only a working runner reports this."""
         return bool(self._passed or self._xfailed)
 
     def misbehaving(self, canaries: Canaries) -> list[str]:
@@ -148,7 +148,7 @@ class Outcomes:
         }
 
     def n_failing_copies(self, planted: Planted) -> int:
-        """Return the number of copied tests of which a copy failed where it must, in its body."""
+        """Return the number of copied tests with a copy that failed as it must, in its body."""
         return len(
             {
                 (file, name.partition("[")[0])
@@ -158,7 +158,7 @@ class Outcomes:
         )
 
     def may_be_disturbed(self, tests: Sequence[str], planted: Planted) -> bool:
-        """Return True if copies may have disturbed each of these tests: it ran after one, or did not run."""
+        """Return True if copies may have disturbed all of these tests: each ran after one, or did not run."""
         copies = [number for node_id, number in self._ran.items() if self._copies(node_id, planted)]
         first = min(copies, default=len(self._ran))
         meant = [node_id for test in tests for node_id in self._named(test) or self._abbreviated(test)]
@@ -174,7 +174,7 @@ class Outcomes:
         ]
 
     def _of(self, file: str) -> dict[str, str]:
-        """Return the outcomes of the tests of a file, by id within it; pytest's root may lie below the tree."""
+        """Return the outcomes of a file's tests, by id within it; pytest's root may be below the tree."""
         return {
             name: "failed" if node_id in self._failed else "passed" if node_id in self._passed else "skipped"
             for node_id in self._ran

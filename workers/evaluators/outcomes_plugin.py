@@ -1,13 +1,13 @@
 """A pytest plugin that reports each test's outcome to the process that started it; it imports nothing of the farm.
 
 The outcomes go through an inherited pipe. Its number and a key come from a second pipe, which is read once, on import,
-before any code of the tests or the policy, and closed: neither is in the environment, an argument or a file. Each
-signature covers all lines so far, so that a line that is added, left out or repeated is detected outside. The key is
-held by OpenSSL's own object and by no Python object. Code that runs in this interpreter and searches it for
-that object could still use it; the canaries detect that.
+before any code of the tests or the policy, and then closed: neither is in the environment, an argument or a file. Each
+signature covers all lines so far, so that an added, omitted or repeated line is detected outside. The key is held by an
+object of OpenSSL, not by a Python object. Code that runs in this interpreter and searches it for that object could
+still use it; the canaries detect that.
 
-A test passed if its call passed and neither its set-up nor its tear-down failed; a report that says "passed" of a call
-that raised is one that failed.
+A test passed if its call passed and neither its set-up nor its tear-down failed. A report of "passed" for a call that
+raised counts as failed.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ _EXPECTED_FAILURE = "__unittest_expecting_failure__"
 
 
 def _teller() -> Callable[[list[Any]], None]:
-    """Return the function that signs and sends; one that does nothing in a process without the pipes."""
+    """Return the function that signs and sends; in a process without the pipes it does nothing."""
     dumps, write, own_pid, pid = json.dumps, os.write, os.getpid, os.getpid()
     source = os.environ.pop("OUTCOMES_FD", "")
-    # a pytest that this one starts is not the run that counts
+    # A pytest started by this one is not the run that counts.
     os.environ.pop("PYTEST_ADDOPTS", None)
     try:
         with open(int(source), "rb") as file:  # noqa: PTH123
@@ -52,7 +52,7 @@ def _teller() -> Callable[[list[Any]], None]:
 
 
 def _is_marked(item: Any) -> bool:
-    """Return True if a test is expected to fail by a mark of its own, and not by a call of the code under test."""
+    """Return True if a test is expected to fail by its own mark, not by a call of the code under test."""
     method = getattr(item, "obj", None)
     return item.get_closest_marker("xfail") is not None or bool(getattr(method, _EXPECTED_FAILURE, False))
 
@@ -82,7 +82,7 @@ pytest_runtest_makereport = pytest.hookimpl(hookwrapper=True)(_makereport)
 
 
 def pytest_configure(config: Any) -> None:
-    """Keep failures from ending the run early, as some tests must fail, and leave out tracebacks, which cost most."""
+    """Continue after failures, as some tests must fail, and omit tracebacks, which cost most."""
     config.option.maxfail = 0
     config.option.tbstyle = "no"
     os.environ.pop("PYTEST_DISABLE_PLUGIN_AUTOLOAD", None)

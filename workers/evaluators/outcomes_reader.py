@@ -1,8 +1,8 @@
-"""A runner of the tests that reads the plugin's lines; sent into sandboxes as text, after that of `descendants.py`.
+"""Runs the tests and reads the plugin's lines; sent into sandboxes as text, after the source of `descendants.py`.
 
-It is a process of its own beside pytest's. Others of its user cannot trace or read it (not dumpable). It holds the only
-way out, its standard output, and reports the command's end, the CPU time of all its descendants, and the lateness of
-its own clock meanwhile. None of the descendants outlives the command.
+It is a separate process next to pytest's. Other processes of its user cannot trace or read it (not dumpable). It holds
+the only way out, its standard output, and reports the command's end, the CPU time of all its descendants, and the delay
+of its own clock meanwhile. No descendant outlives the command.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _MAX_TAIL = 20_000
 
 
 def _high(descriptor: int) -> int:
-    """Move a pipe to an unpredictable descriptor number, which is returned."""
+    """Move a pipe to an unpredictable descriptor number; return the number."""
     most = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
     most = min(most, 4096) if most > 0 else 4096
     number = fcntl.fcntl(descriptor, fcntl.F_DUPFD, random.SystemRandom().randrange(most // 2, most - 16))
@@ -46,7 +46,7 @@ def _plugin_folder(name: str, source: str) -> str:
 
 
 class ObservedRun:
-    """One run of the command: the data of each pipe, its end, and the lateness of the clock."""
+    """One run of the command: each pipe's data, its end, and the delay of the clock."""
 
     def __init__(self, asked: dict[str, Any]) -> None:
         self._asked = asked

@@ -1,8 +1,8 @@
-"""The policy's patch and the test patch, applied to a clean tree in the order that keeps the tests intact.
+"""Applies the policy's patch and the test patch to a clean tree, in the order that keeps the tests intact.
 
 Files that the policy must not change are restored before the tests are applied (`tree_guard.py` has the rule): a policy
-is scored for its fix, not for its tests. The contents of its sandbox are untrusted input: if they are malformed, the
-submission is rejected, in bounded time, and it is never an error.
+is scored for its fix, not for its tests. The contents of its sandbox are untrusted input: if malformed, the submission
+is rejected in bounded time, never an error.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from workers.plugins.interfaces import ExecResult, Sandbox
 
 PATCH = "model.patch"
 PATCH_BASE64 = "model.patch.base64"
-"""The file that replaces PATCH where the patch is not UTF-8."""
+"""The file that replaces PATCH if the patch is not UTF-8."""
 REJECTED = "rejected"
 """The file that replaces the patch if there is none: its text is the reason."""
 
@@ -61,8 +61,8 @@ GIT_ENV = {
     "BASELINE": BASELINE,
     "MAX_FILE_MB": str(MAX_FILE_MB),
 }
-"""The environment of scripts: what they name, and what makes git reproducible: fixed identity and date, no hooks, no
-other configuration."""
+"""The environment of scripts: their inputs, and settings that make git reproducible: fixed identity and date, no hooks,
+no other configuration."""
 
 _MAX_UNPACKED_MB = 64
 _TOUCHED = re.compile(r"^(?:\+\+\+ b|--- a)/(.+?)\t?$", re.MULTILINE)
@@ -91,7 +91,7 @@ def touched(patch: str) -> list[str]:
 
 
 def unpacked_mb(patch: bytes) -> float:
-    """Return the size that the binary parts of a patch say they unpack to."""
+    """Return the unpacked size that the binary parts of a patch declare."""
     return sum(int(size[:20]) for size in _LITERAL.findall(patch)) / 1e6
 
 
@@ -120,13 +120,13 @@ class PatchedTree:
             raise EvaluatorError(f"sandbox {self._sandbox.sandbox_id}: cannot commit the clean tree: {said(result)}")
 
     async def survey(self) -> list[str]:
-        """Record the modules that Python finds before the patch; return the installed plug-ins of pytest.
+        """Record the modules that Python finds before the patch; return pytest's installed plug-ins.
 
         Raises EvaluatorError, also if git or pytest is missing.
         """
         seen = await self._guard({"do": "survey"})
         if seen["missing"]:
-            raise EvaluatorError(f"sandbox {self._sandbox.sandbox_id}: {seen['missing']}; mend its image")
+            raise EvaluatorError(f"sandbox {self._sandbox.sandbox_id}: {seen['missing']}; fix its image")
         self._names = seen["names"]
         return list(seen["plugins"])
 
@@ -158,7 +158,7 @@ class PatchedTree:
         return list(restored["restored"])
 
     async def replace_tests(self, ids: Collection[str], tests: Collection[str]) -> None:
-        """Undo the test patch; replace the tests of these ids by trivial ones, and make absent files of `tests`."""
+        """Undo the test patch; replace the tests of these ids by trivial ones, and create missing files of `tests`."""
         await self._bash('test ! -e "$FOLDER/test.patch" || git apply -R --whitespace=nowarn "$FOLDER/test.patch"')
         replaced = trivial_tests(ids)
         for path in tests:
@@ -167,7 +167,7 @@ class PatchedTree:
                 await self._sandbox.write_file(f"{self._tree}/{path}", text.encode())
 
     async def plant(self, tests: Collection[str], copied: Collection[str] = ()) -> Planted:
-        """Put canaries beside the tests of these files, and copies of the tests of these ids. Raises EvaluatorError."""
+        """Add canaries to the tests of these files, and copies of the tests of these ids. Raises EvaluatorError."""
         planted = await self.python(
             "canaries.planting", {"tests": list(tests), "copied": list(copied)}, "plant canaries"
         )
@@ -179,7 +179,7 @@ class PatchedTree:
         return seen
 
     async def python(self, program: str, asked: Mapping[str, Any], purpose: str) -> Any:
-        """Run one of the programs beside this module in the tree's Python, isolated. Raises EvaluatorError."""
+        """Run one of the programs next to this module in the tree's Python, isolated. Raises EvaluatorError."""
         result = await run_program(self._sandbox, program, {**asked, "tree": self._tree}, self._timeout_s)
         try:
             return json.loads(result.stdout)
@@ -192,7 +192,7 @@ class PatchedTree:
 
 
 def script(name: str) -> str:
-    """Return one of the bash scripts beside this module, which run in the tree with GIT_ENV."""
+    """Return one of the bash scripts next to this module, which run in the tree with GIT_ENV."""
     return files("workers.evaluators").joinpath(f"{name}.sh").read_text()
 
 
@@ -200,7 +200,7 @@ _NEEDED = {"canaries.planting": ("canaries.copies",), "outcomes_reader": ("progr
 
 
 async def run_program(sandbox: Sandbox, program: str, asked: Mapping[str, Any], timeout_s: float) -> ExecResult:
-    """Run one of the programs of this package in a sandbox's Python; it reads JSON and prints JSON."""
+    """Run one of this package's programs in a sandbox's Python; it reads and prints JSON."""
     command = ["python", "-I", "-c", source_of(*_NEEDED.get(program, ()), program)]
     return await sandbox.exec(command, timeout_s=timeout_s, stdin=json.dumps(asked).encode(), env=GIT_ENV, cwd="/")
 
@@ -209,5 +209,5 @@ def said(result: ExecResult) -> str:
     """Return the end of a command's output, for a message."""
     text = (result.stderr or result.stdout).decode("utf-8", "replace").strip()[-500:]
     if result.timed_out:
-        text = f"it was out of time; {text}".removesuffix("; ")
-    return text or f"it ended with code {result.code} and said nothing"
+        text = f"it timed out; {text}".removesuffix("; ")
+    return text or f"it ended with code {result.code}, without output"

@@ -1,34 +1,34 @@
-"""The rule that attributes the end of a process under scoring to its cause: the policy, or the farm.
+"""Attributes the end of a process under scoring to its cause: the policy, or the farm.
 
-Every evaluator applies it before it gives less than full marks, as a fault of the farm must never become a score. The
-rule, first match first:
+Every evaluator applies this rule before it gives less than full marks, as a fault of the farm must never become a
+score. The first match counts:
 
 1. It passed: the score stands, whatever else failed.
-2. A limit of the sandbox, or of the scorer, ended it (memory, disk, processes, CPU time): the policy's.
+2. A limit of the sandbox or of the scorer ended it (memory, disk, processes, CPU time): the policy.
 3. The node was short of a resource (disk, inodes, memory, descriptors, threads). If it was before the submission ran,
-   or still is when its sandbox is gone: the farm's. Else unknown, as the submission may have held what was lacking.
-4. It ended by itself, with an exit code: the policy's.
-5. It was out of time. If all its processes together computed for the CPU time that it may have (half of the limit
-   where none is stated): the policy's, as what they wait for is then each other. Else, if the machine was late (this
-   event loop, or the process in the queue of runnable ones) for a quarter of the limit: the farm's. Else it slept or
-   was frozen, which look alike: unknown; the farm's if it never sleeps (`confined`).
-6. A signal ended it. Any signal that users and systems send (SIGKILL, SIGTERM, ...) to a process that can send none
-   itself (`confined`): the farm's. Else it may have been its own act: unknown. The kernel does not report the sender
-   of a fatal signal.
+   or still is after its sandbox is gone: the farm. Else unknown, as the submission may have used the resource up.
+4. It ended by itself, with an exit code: the policy.
+5. It timed out. If all its processes together used their CPU time (half of the limit if none is stated): the policy, as
+   they can then only be waiting for each other. Else, if the machine was late (this event loop, or the process in the
+   run queue) for a quarter of the limit: the farm. Else it slept or was frozen, which look alike: unknown; the farm if
+   it never sleeps (`confined`).
+6. A signal ended it. A signal that users and systems send (SIGKILL, SIGTERM, ...), if the process cannot send one
+   itself (`confined`): the farm. Else it may have sent the signal itself: unknown. The kernel does not report the
+   sender of a fatal signal.
 7. Its sandbox is gone: unknown, as a policy may end the first process of its sandbox.
 
-An unknown cause is decided by repetition (`settle`): a control that must pass is run in a fresh environment, and then
-the submission once more. A control that fails, or with which the node is short, shows that the environment is the
-cause: the farm's. Two unknown ends with a control between that passes are the submission's own: the policy's. They need
-not be of one kind, as a submission can end itself otherwise each time, to have no score in place of a 0. Repetitions
-after a shortage run one at a time, lest one submission be taken for the cause of what another took.
+Repetition decides an unknown cause (`settle`): a control that must pass is run in a fresh environment, then the
+submission a second time. If the control fails, or the node is short during it, the environment is the cause: the farm.
+Two unknown ends with a passed control in between: the policy. The two ends need not be of one kind, as a submission
+could end itself differently each time to avoid a score of 0. Repetitions after a shortage run one at a time, so that no
+submission is blamed for what another one used up.
 
-A fault of the farm is an EvaluatorError, so that the rollout is scored again; it is never a 0. What this rule has
-decided about a shortage stands: the stage does not judge it once more.
+A fault of the farm is an EvaluatorError, so that the rollout is scored again; it is never a 0. This rule's decision
+about a shortage is final: the stage does not check it again.
 
-A scorer that is broken ends every submission as it ends a wrong one. So where it names itself to `settle`, a score of
-less than full marks stands only if full marks were given by it in this process within the last ten minutes, to a
-submission or to the control; unless the run itself shows that the scorer works, such as by some tests that passed.
+A broken scorer ends every submission like a wrong one. So if it names itself to `settle`, a score below full marks
+stands only if the scorer gave full marks in this process within the last ten minutes, to a submission or to the
+control; unless the run itself shows that the scorer works, such as by some passed tests.
 """
 
 from __future__ import annotations
@@ -57,11 +57,11 @@ _LATE_SHARE = 0.25
 _MIN_LATE_S = 0.5
 _PROVEN_S = 600.0
 _TURN_S = 3600.0
-"""Seconds for which a repetition waits for others, at most, without using up its stage's time."""
+"""Seconds that a repetition waits for others at most, without being charged to its stage's time."""
 _START_S = 120.0
-"""Seconds beyond its trials in which sandboxes for them start."""
+"""Seconds in addition to its trials in which their sandboxes start."""
 _LOOKS_S = (0.1, 0.2, 0.4, 0.8, 1.5, 2.0)
-"""Pauses, five seconds in all, in which the kernel frees what a sandbox held."""
+"""Pauses, five seconds in all, in which the kernel frees a sandbox's resources."""
 _SENT = frozenset(
     {
         signal.SIGKILL,
@@ -82,7 +82,7 @@ _LIMITS: dict[int, str] = {
 
 
 def signal_of(code: int) -> int:
-    """Return the signal that an exit code stands for, also in a shell's encoding; 0 if none."""
+    """Return the signal that an exit code stands for, including a shell's encoding; 0 if none."""
     if code < 0:
         return -code
     return code - 128 if 128 < code <= 128 + signal.NSIG else 0
@@ -98,13 +98,13 @@ class EndCause(Enum):
 
 @dataclass(frozen=True, slots=True)
 class ProcessEnd:
-    """The end of a process, as seen from outside of it, and what was measured meanwhile.
+    """The end of a process, as seen from outside, and the measurements meanwhile.
 
-    `code` is the exit code, negative for a signal, None if unknown; more than 128 is a shell's code for a signal of its
-    child. `limit` names a limit of the farm that ended it. `cpu_s` is the CPU time of it and all its descendants, None
-    if not measured; `cpu_limit_s` the CPU time that it may have within `limit_s`, None if not stated; `waited_s` the
-    time for which it was runnable but got no CPU. `confined`: no program of the policy ran in it, so it sends no
-    signals and never sleeps. `gone`: the reason why its sandbox is gone.
+    `code` is the exit code, negative for a signal, None if unknown; above 128 it is a shell's code for a signal of its
+    child. `limit` names the farm's limit that ended it. `cpu_s` is the CPU time of it and all its descendants, None if
+    not measured; `cpu_limit_s` the CPU time allowed within `limit_s`, None if not stated; `waited_s` the time for which
+    it was runnable but got no CPU. `confined`: no program of the policy ran in it, so it sends no signals and never
+    sleeps. `gone`: the reason why its sandbox is gone.
     """
 
     code: int | None
@@ -124,13 +124,13 @@ class ProcessEnd:
         return cls(result.code, result.timed_out, limit_s, result.limit, conditions=conditions)
 
     def within(self, conditions: Conditions) -> ProcessEnd:
-        """Return the end with the shortage that there was in the whole of a trial, of which it ended a part."""
+        """Return the end with the shortage of the whole trial, of which it ended a part."""
         shortage, earlier = conditions.shortage, conditions.earlier
         return replace(self, conditions=replace(self.conditions, shortage=shortage, earlier=earlier))
 
     @property
     def signal(self) -> int:
-        """The signal that ended it, 0 if none did."""
+        """The signal that ended it, 0 if none."""
         return signal_of(self.code or 0)
 
     @property
@@ -139,10 +139,10 @@ class ProcessEnd:
         if self.gone:
             return "its sandbox is gone"
         if self.timed_out:
-            return "it was out of time"
+            return "it timed out"
         if self.signal:
             return f"signal {self.signal} ended it"
-        return "it ended by itself" if self.code is not None else "nobody knows how it ended"
+        return "it ended by itself" if self.code is not None else "its end is unknown"
 
 
 def doing(end: ProcessEnd) -> tuple[EndCause, str]:
@@ -193,20 +193,20 @@ class Trial(Generic[T]):
 
 
 _ALONE: WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Lock] = WeakKeyDictionary()
-"""Of each event loop, held by the one submission that is run again after a shortage."""
+"""One lock per event loop, held by the one submission that is repeated after a shortage."""
 _proven: dict[str, float] = {}
-"""Scorers by name, and when each last gave full marks: the latest last, those of more than ten minutes ago removed."""
+"""Scorers by name, with the time of their last full marks, in that order; removed after ten minutes."""
 
 
 async def settle(
     trial: Callable[[], Awaitable[Trial[T]]], control: Callable[[], Awaitable[str]], what: str, *, scorer: str = ""
 ) -> T:
-    """Run a submission, again if need be, until its score is attributed to the policy; see the rule above.
+    """Run a submission, repeatedly if necessary, until its score is attributed to the policy; see the rule above.
 
-    `trial` runs it in a fresh environment each time. `control` runs in such an environment what must pass, and returns
-    how it failed; empty if it passed. `scorer` names what both are scored by, if the control is scored so, and the
-    instance if the proof of one says nothing of others. Raises EvaluatorError, about `what`, if the farm caused the
-    end, or if the scorer gives nothing full marks.
+    `trial` runs it in a fresh environment each time. `control` runs something that must pass in such an environment,
+    and returns how it failed; empty if it passed. `scorer` names the scorer of both, if the control is scored by it,
+    plus the instance if the proof of one instance says nothing about others. Raises EvaluatorError, about `what`, if
+    the farm caused the end, or if the scorer gives nothing full marks.
     """
     with judging():
         return await _settled(trial, control, what, scorer)
@@ -225,7 +225,7 @@ async def _settled(
             async with observed() as conditions:
                 failed = await control()
             if failed := failed or conditions.shortage:
-                raise EvaluatorError(f"{what}: {reason}, and a control that must pass failed beside it: {failed}")
+                raise EvaluatorError(f"{what}: {reason}, and a control that must pass also failed: {failed}")
             is_proven = True
             run = await trial()
             whose, reason = await _judged(run)
@@ -251,9 +251,9 @@ def _note_proven(scorer: str) -> None:
 
 @asynccontextmanager
 async def _repetition(took_s: float) -> AsyncIterator[None]:
-    """Let a control and a second trial run while no other submission is run again, and take none of the stage's time.
+    """Let a control and a second trial run while no other submission is repeated, off the stage's clock.
 
-    `took_s` is what one of them takes.
+    `took_s` is the duration of one of them.
     """
     alone = _ALONE.setdefault(asyncio.get_running_loop(), asyncio.Lock())
     with off_clock(_TURN_S):
@@ -276,7 +276,7 @@ async def _judged(trial: Trial[T]) -> tuple[EndCause, str]:
 
 
 async def _lasting_shortage() -> str:
-    """Return what the node is short of, if it is so for a while."""
+    """Return the resource that the node is short of, if the shortage lasts."""
     for pause_s in _LOOKS_S:
         if not shortage():
             return ""

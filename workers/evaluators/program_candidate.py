@@ -1,7 +1,7 @@
-"""The process that a program under test runs in: calls its entry point with data, and returns data.
+"""The process of a program under test: calls its entry point with data, and returns data.
 
-Nothing in it is trusted, and it holds no part of the checks: arguments come one call at a time. It runs after the
-source of `program_values.py`, with the Python of a sandbox (3.8 or newer), and is standard library only.
+Nothing in it is trusted, and it contains no part of the checks: arguments come one call at a time. It runs after the
+source of `program_values.py`, with the Python of a sandbox (3.8 or newer); standard library only.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ def load(prompt: str, solution: str, entry_point: str) -> Callable[..., Any]:
     module = types.ModuleType("solution")
     sys.modules["solution"] = module
     for name, source in (("prompt", prompt), ("solution", solution)):
-        # as a file it may begin with a byte order mark
+        # A file may begin with a byte order mark.
         exec(compile(source.lstrip("\ufeff"), name + ".py", "exec"), module.__dict__)  # noqa: S102
     result: Callable[..., Any] = getattr(module, entry_point)
     return result
@@ -35,7 +35,7 @@ def echo(*arguments: Any) -> Any:
 def serve(connection: socket.socket, cpu_s: int) -> None:
     """Answer calls until the judge ends, for at most `cpu_s` seconds of CPU time."""
     resource.setrlimit(resource.RLIMIT_CPU, (cpu_s, cpu_s + 1))
-    # no files that another process might read, such as a module
+    # No open files that another process might read, such as a module.
     resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
     entry: Callable[..., Any] = echo
     while True:

@@ -1,10 +1,11 @@
-"""The judge of a program, in its test sandbox: runs the checks, and prints the result of each.
+"""Runs the checks of a program in its test sandbox, and prints the result of each.
 
-The program is in another process (`program_candidate.py`); the checks call it through a proxy that passes on data only,
+The program is in another process (`program_candidate.py`); the checks call it through a proxy that passes on only data,
 and values are compared here. The program cannot read this process, though it has the same user: the kernel refuses to
 trace it or open its descriptors (PR_SET_DUMPABLE), and the checks' imports are done before the program runs. The report
-goes to a pipe that the program does not have. The deadline is this process's own, so that it can measure whether the
-program, with all that it started, computed or slept. Two canaries go with the checks: one must pass, and one must fail.
+goes to a pipe that the program does not have. This process enforces the deadline itself, so that it can measure whether
+the program, with all that it started, computed or slept. Two canaries accompany the checks: one must pass, one must
+fail.
 
 It runs after the sources of `program_values.py` and `descendants.py`, with the Python of a sandbox (3.8 or newer);
 standard library only.
@@ -36,7 +37,7 @@ _MAX_WORDS = 1000
 
 
 class CandidateBroken(Exception):
-    """The program ended, or its process sent data that is no value."""
+    """The program ended, or its process sent invalid data."""
 
 
 class Judge:
@@ -51,7 +52,7 @@ class Judge:
         self._connection = ours
         command = [sys.executable, "-B", "-c", job["candidate"], str(job["cpu_s"]), str(theirs.fileno())]
         null = os.open(os.devnull, os.O_RDONLY)
-        # the checks' source is not in the new process, which an exec replaces
+        # The checks' source is not in the new process, as exec replaces the process image.
         self._process = subprocess.Popen(command, stdin=null, stdout=2, stderr=2, pass_fds=[theirs.fileno()])
         theirs.close()
 
@@ -99,7 +100,7 @@ class Judge:
         except Exception as error:
             self._report["error"] = _words(error)
             return False
-        # also if a check caught the exception
+        # Also if a check caught the exception.
         self._report["error"] = self._broken
         return not self._broken
 
@@ -136,7 +137,7 @@ class Judge:
         os._exit(0)
 
     def _end(self, timed_out: bool) -> dict[str, Any]:
-        """Return the end of the program's process; one that still runs is killed, and has the code 0."""
+        """Return the end of the program's process; if it still runs it is killed, and has the code 0."""
         pid = self._process.pid
         waited_s = runnable_wait_s(pid)
         by_itself = self._gone and _ends(pid)
@@ -181,7 +182,7 @@ def _words(error: BaseException) -> str:
 
 
 def _import_all(sources: list[str]) -> None:
-    """Import the modules of the checks before a program could change what is found."""
+    """Import the modules of the checks before a program can change which ones are found."""
     for source in sources:
         for node in ast.walk(ast.parse(source)):
             names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
@@ -191,13 +192,13 @@ def _import_all(sources: list[str]) -> None:
                 try:
                     importlib.import_module(name)
                 except ImportError:
-                    # the checks themselves will fail on it
+                    # The checks themselves will fail on it.
                     continue
 
 
 def main() -> None:
     if not adopt_descendants():
-        sys.exit("this process cannot be kept from being traced, or cannot reap")
+        sys.exit("this process can be traced, or cannot reap")
     job = json.loads(sys.stdin.buffer.read())
     _import_all([job["prompt"], job["test"]])
     Judge(job).run()

@@ -1,4 +1,4 @@
-"""Programs for other processes and sandboxes, made of the sources of modules of this package."""
+"""Builds programs for other processes and sandboxes from the sources of this package's modules."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _IMPORT = re.compile(r"^from (?:workers\.[\w.]+|__future__) import (?:\([^)]*\)|
 def source_of(*modules: str) -> str:
     """Return the sources of modules of `workers.evaluators`, by dotted names, as one program.
 
-    Their imports of each other are left out, so each comes after those that it uses.
+    Their imports of each other are omitted, so each must come after those that it uses.
     """
     sources = []
     for name in modules:

@@ -1,9 +1,9 @@
-"""Values as data, between the judge of a program and the process that the program runs in.
+"""Values as data, exchanged between a program's judge and its process.
 
-None, bool, int, float, complex, str, bytes, list, tuple, dict, set and frozenset, and nothing else: received values are
-of exactly these types, whatever class they had before, so that no method of a program ever runs in the judge. A single
-number of numpy is one of Python.
-It is part of the source of both, runs with the Python of a sandbox (3.8 or newer), and is standard library only.
+Only None, bool, int, float, complex, str, bytes, list, tuple, dict, set and frozenset: received values are of exactly
+these types, whatever class they had before, so that no method of a program ever runs in the judge. A numpy scalar
+becomes a Python number. This module is part of the source of both processes, runs with the Python of a sandbox (3.8 or
+newer), and uses only the standard library.
 """
 
 from __future__ import annotations
@@ -43,11 +43,11 @@ def packed(value: Any) -> Any:
         plain = value.item()
         if type(plain).__module__ == "builtins":
             return packed(plain)
-    raise NotData(f"a {type(value).__name__} is no plain data")
+    raise NotData(f"a {type(value).__name__} is not plain data")
 
 
 def unpacked(data: Any) -> Any:
-    """Return the value that JSON stands for. Raises NotData for JSON that is not of `packed`."""
+    """Return the value of JSON made by `packed`. Raises NotData for other JSON."""
     if data is None or data is True or data is False:
         return data
     if not isinstance(data, list) or len(data) != 2:

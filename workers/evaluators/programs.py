@@ -1,10 +1,10 @@
 """Scores of programs by checks that run in a sandbox that the policy never touched.
 
-Two processes in it: the judge (`program_judge.py`) has the checks and their expected values, and compares; the program
-runs in another (`program_candidate.py`), which receives arguments and returns values, as data. The judge's report goes
-to a pipe that the program does not have, and is compared here with the nonce of this run and its two canaries under
-random names, of which one must pass and one must fail. `process_end.py` decides what caused an end without a pass, with
-a program that must pass as the control.
+It has two processes: the judge (`program_judge.py`) has the checks and their expected values, and compares; the program
+runs in the other (`program_candidate.py`), which receives arguments and returns values, as data. The judge's report
+goes to a pipe that the program does not have. The report is verified here by the nonce of this run and two canaries
+under random names: one must pass and one must fail. `process_end.py` attributes an end without a pass, with a program
+that must pass as the control.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from workers.evaluators.program_source import source_of
 from workers.plugins.interfaces import ExecResult, FreshSandbox, Sandbox, Score, Submission
 
 SOLUTION = "solution.py"
-"""The file of a submission that holds the program."""
+"""The file of a submission that contains the program."""
 _FOLDER = "/tmp/checks"  # noqa: S108  (of the sandbox, which is not shared)
 _LAST_LINES = 15
 _TRIAL_SHARE = 0.4
@@ -30,7 +30,7 @@ _CPU_SHARE = 1 / 8
 """The share of a run's time that is its CPU limit: an endless loop reaches it first, even on a busy machine."""
 _CONTROL_S = 30.0
 _GRACE_PERIOD_S = 15.0
-"""Seconds beyond the limit in which the judge, which enforces it, may end the program's processes and report."""
+"""Seconds after the limit in which the judge, which enforces it, may end the program's processes and report."""
 _WORKS = {"prompt": "", "solution": "def f(x): return x\n", "entry_point": "f"}
 _CHECKS_OF_IT = "def check(candidate):\n    assert candidate(1) == 1\n"
 
@@ -86,7 +86,7 @@ async def _trial(fresh: FreshSandbox, checks: dict[str, str], limit_s: float) ->
     report = _report(result.stdout, nonce)
     expected = {name: passes for name, (_, passes) in canaries.items()}
     if report is None:
-        # the judge itself was ended, or cannot run in this sandbox: its own exit code says nothing about the program
+        # The judge itself was ended, or cannot run in this sandbox: its exit code says nothing about the program.
         unknown = {} if result.code is None or signal_of(result.code) else {"code": None}
         return Trial(Score(0.0, {"passed": False, **end_details(result)}), _end(result, unknown, limit_s, conditions))
     tampered = bool(report["canaries"]) and report["canaries"] != expected
@@ -109,7 +109,7 @@ async def _judged(sandbox: Sandbox, job: dict[str, Any], limit_s: float) -> Exec
 
 
 def _canaries() -> dict[str, tuple[str, bool]]:
-    """Return checks under random names, and whether each passes: they compare values that the process echoes."""
+    """Return checks under random names, and whether each passes: they compare values that the program echoes."""
     value = secrets.token_hex(8)
     result = {}
     for passes in (True, False):

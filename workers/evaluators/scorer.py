@@ -1,8 +1,8 @@
-"""Scoring of one answer in a process of its own, which the grader forks and which ends with the grader at the latest.
+"""Scores one answer in a separate process, which the grader forks and which ends with the grader at the latest.
 
-An answer can only affect a process that scores nothing else. It has no descriptor but the pipe for its score, makes no
-system call but those of computing, and compiles no source beyond the grammar of `expressions.py`, so that no
-text of the policy's runs as a program. Memory and CPU time are limited.
+An answer can only affect this process, which scores nothing else. It has no descriptor except the pipe for its score,
+makes no system calls except those for computing, and compiles no source outside the grammar of `expressions.py`, so
+that no text of the policy runs as a program. Memory and CPU time are limited.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from workers.evaluators.answers.late_imports import LateImports
 from workers.evaluators.expressions import refusal
 
 _MEMORY_BYTES = 2 << 30
-"""Bytes of memory for a scorer beyond what the grader itself has mapped."""
+"""Bytes of memory for a scorer in addition to the grader's own mappings."""
 _PR_SET_PDEATHSIG = 1
 _REFUSED = (
     "socket.",
@@ -41,17 +41,17 @@ _READS = ("os.listdir", "os.scandir", "os.walk", "os.fwalk")
 
 _NONSENSE = "qzxjv"
 _TINY, _TINY_SHARE = 1e-3, 0.01
-"""Numbers below this are equal to a reference only to within this share of it: a verifier's tolerance takes 0 too."""
+"""Numbers below this must match a reference within this share of it: a verifier's tolerance would accept 0."""
 _FRACTION = re.compile(r"\s*([-+]?\d{1,40})\s*/\s*(\d{1,40})\s*")
 Verifier = Callable[[str, dict[str, Any]], float]
 
 
 class EvaluationRefused(Exception):
-    """A verifier tried to evaluate text that is no literal and no arithmetic."""
+    """A verifier tried to evaluate text other than literals and arithmetic."""
 
 
 def run(verifier: Verifier, answer: str, entry: dict[str, Any], cpu_s: float, pipe: int, late: LateImports) -> NoReturn:
-    """Score, write the reply as JSON to `pipe`, and exit. To be called only in a fork."""
+    """Score, write the reply as JSON to `pipe`, and exit. Only to be called in a fork."""
     code = 1
     try:
         only = _alone(pipe)
@@ -63,7 +63,7 @@ def run(verifier: Verifier, answer: str, entry: dict[str, Any], cpu_s: float, pi
         if reply.get("score", 0.0) >= 1.0 and _is_far_from_tiny(answer, entry.get("answer")):
             reply = {"score": 0.0}
         if late.missed:
-            # its library may have taken that for an answer that is wrong
+            # Its library may have counted that as a wrong answer.
             reply = {"broken": f"cannot import {late.missed[0]}"}
         os.write(only, json.dumps(reply).encode())
         code = 0
@@ -72,7 +72,7 @@ def run(verifier: Verifier, answer: str, entry: dict[str, Any], cpu_s: float, pi
 
 
 def _alone(pipe: int) -> int:
-    """Close all descriptors but the pipe, which becomes number 3."""
+    """Close all descriptors except the pipe, which becomes number 3."""
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     null = os.open(os.devnull, os.O_RDWR)
     os.dup2(pipe, 3)
@@ -83,7 +83,7 @@ def _alone(pipe: int) -> int:
 
 
 def _limit(cpu_s: float) -> None:
-    # reset, as the grader's own parent may have ignored it
+    # Reset, as the grader's own parent may have ignored it.
     signal.signal(signal.SIGXCPU, signal.SIG_DFL)
     seconds = max(1, math.ceil(cpu_s))
     resource.setrlimit(resource.RLIMIT_CPU, (seconds, seconds + 1))
@@ -122,7 +122,7 @@ def _equal(answer: str, entry: dict[str, Any]) -> float:
 
 
 class _Guard:
-    """The audit hook: `refused` names the refused source, also if the verifier caught the exception."""
+    """The audit hook: `refused` names the refused source, even if the verifier caught the exception."""
 
     def __init__(self, letters: bool) -> None:
         self.refused = ""
@@ -137,7 +137,7 @@ class _Guard:
             raise PermissionError(f"{event} is not allowed in a verifier")
 
     def _check(self, source: object, filename: object) -> None:
-        """Check a source; modules are exempt: they have file names, which no text can set unless it is run."""
+        """Check a source; modules are exempt: they have file names, which text cannot set unless it is run."""
         if self._checking or source is None or (isinstance(filename, str) and filename.startswith("/")):
             return
         self._checking = True
@@ -164,5 +164,5 @@ def _words(error: BaseException) -> str:
     try:
         return f"{type(error).__name__}: {error}"[:500]
     except Exception:
-        # its text may be of any size, or fail to be made
+        # Its text may be of any size, or raise.
         return type(error).__name__

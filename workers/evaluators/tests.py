@@ -1,23 +1,23 @@
 """Scores of patches by the tests of their issue, run by pytest in a sandbox that the policy never touched.
 
-The code under test runs in pytest's own process, so the reports of that process are claims, checked by these rules:
+The code under test runs in pytest's own process, so that process's reports are claims, checked by these rules:
 
 * Files that decide about tests (`tree_guard.py`) are restored before any code of the patch runs.
-* Outcomes come through a pipe that the tree's code cannot name, each line signed (`outcomes_plugin.py`), to a process
-  beside pytest's (`outcomes_reader.py`). Printed text and exit codes say nothing.
+* Outcomes go through a pipe that the tree's code cannot name, each line signed (`outcomes_plugin.py`), to a process
+  next to pytest's (`outcomes_reader.py`). Printed text and exit codes say nothing.
 * Canaries are planted among the tests (`canaries/planting.py`). If every test passed and a canary misbehaved, the run
-  was tampered with and scores 0; unless one misbehaves over the clean tree too: then the instance's command leaves
-  tests out, which is an error of the instance.
-* So are copies of the listed tests, which must fail (`canaries/copies.py`). One that passed beside its test shows that
-  failures were hidden; unless it passes over the clean tree too. As they run what the tests run, they may disturb tests
-  that run after them: a patch that failed by such tests alone is run again without copies.
-* The end of the run is judged by `process_end.py`. The reader ends the tests at their limit, so a limit that passed
-  while its clock and the worker's were on time is the policy's. Repetition needs time: an end by a signal after more
-  than a quarter of the time is the policy's, which could otherwise turn each 0 into a broken rollout.
-* A disk that is reported full has no known cause: the control is tried, and then the patch again.
-* A run in which no test passed, no canary either, shows nothing of the patch: the plug-in, pytest or its Python may be
-  broken. Its 0 stands if the control has a test that passes: the tests over the reference patch, or, where there is
-  none that applies, tests of the same names that do nothing, over the clean tree. The control has no file of the patch.
+  was tampered with and scores 0; unless a canary misbehaves over the clean tree too: then the instance's command skips
+  tests, which is an error of the instance.
+* So are copies of the listed tests, which must fail (`canaries/copies.py`). If a copy and its test both passed,
+  failures were hidden; unless the copy passes over the clean tree too. As copies run the tests' code, they may disturb
+  tests after them: a patch that failed only by such tests is run again without copies.
+* The end of the run is attributed by `process_end.py`. The reader ends the tests at their limit; if its clock and the
+  worker's were on time, a timeout is the policy's. Repetition needs time: an end by a signal after more than a quarter
+  of the time is the policy's, which could otherwise turn each 0 into a failed rollout.
+* A disk reported as full has no known cause: the control is run, and then the patch again.
+* A run in which no test and no canary passed proves nothing about the patch: the plug-in, pytest or its Python may be
+  broken. Its 0 stands if a test of the control passes: the tests over the reference patch or, if none applies, tests of
+  the same names that do nothing, over the clean tree. The control has no file of the patch.
 """
 
 from __future__ import annotations
@@ -49,18 +49,18 @@ _LATE_SHARE = 0.25
 _REPEATABLE_DISTURBED = 0.5
 """The share of the time in which a patch that copies may have disturbed is run again without them."""
 MAX_KEPT_COPIES = 20
-"""Tests to be kept that are copied, drawn by chance; of those to be fixed, all are."""
+"""Number of tests to be kept that are copied, chosen at random; of those to be fixed, all are."""
 _NO_SPACE = b"No space left on device"
 _READER_S = 15.0
-"""Seconds beyond its limit in which the reader may end the tests' processes and report that the limit passed."""
+"""Seconds after its limit in which the reader may end the tests' processes and report the timeout."""
 
 
 @dataclass(frozen=True, slots=True)
 class TestPlan:
     """The tests of an issue: `command` runs in `tree`, `pythonpath` is relative to it; ids are pytest node ids.
 
-    The command runs pytest once, on whole files. Those of `may_xfail` count too if they fail as their own marks expect.
-    `gold` is the reference patch, empty if there is none.
+    The command runs pytest once, on whole files. Tests of `may_xfail` also count if they fail as their own marks
+    expect. `gold` is the reference patch, empty if there is none.
     """
 
     __test__: ClassVar[bool] = False
@@ -76,13 +76,13 @@ class TestPlan:
 
     @property
     def key(self) -> str:
-        """A digest of what decides whether outcomes can be recorded: the same for all patches of an instance."""
+        """A digest of all that decides whether outcomes can be recorded: equal for all patches of an instance."""
         decides = (self.command, self.tree, self.pythonpath, self.test_patch, self.gold)
         return hashlib.sha256("\0".join(decides).encode()).hexdigest()[:16]
 
     @property
     def files(self) -> list[str]:
-        """The paths of tests: those of the ids, and the ones that the test patch changes."""
+        """The paths of tests: those of the ids, and those that the test patch changes."""
         ids = (*self.fail_to_pass, *self.pass_to_pass)
         return list(dict.fromkeys([*(test.partition("::")[0] for test in ids), *touched(self.test_patch)]))
 
@@ -91,7 +91,7 @@ class TestPlan:
 class _Run:
     """The score of a run of the tests, and the reasons to distrust it; empty if there are none.
 
-    `passing_copies` are the tests whose copies passed. `disturbed`: copies may be why it is no full score.
+    `passing_copies` are the tests whose copies passed. `disturbed`: copies may have prevented a full score.
     """
 
     score: Score
@@ -109,13 +109,13 @@ class _Control:
 
 
 class UnfitTests(EvaluatorError):
-    """The tests of an instance cannot be checked by canaries, such as where some are not run over a clean tree."""
+    """Canaries cannot check the tests of an instance, for example if some tests do not run over a clean tree."""
 
 
 class PytestEvaluator:
     """The evaluator of a patch: 1.0 if all tests to be fixed and all tests to be kept pass, else 0.0.
 
-    `clean` opens the sandboxes of controls, if those for the patch may have something of it.
+    `clean` opens the sandboxes of controls, if those for the patch may contain parts of it.
     """
 
     name: ClassVar[str] = "pytest"
@@ -125,7 +125,7 @@ class PytestEvaluator:
         self._clean = clean
 
     async def evaluate(self, submission: Submission, fresh: FreshSandbox, timeout_s: float) -> Score:
-        """Score a patch. Tests that run out of time score 0.0, and so does a tampered run (`details.tampered`).
+        """Score a patch. Tests that time out score 0.0, and so does a tampered run (`details.tampered`).
 
         Raises EvaluatorError if git or pytest is missing, the test patch fails, no outcomes can be recorded, or the
         node had a fault.
@@ -141,7 +141,7 @@ class PytestEvaluator:
             was_short = False
 
             def until() -> float:
-                # what is run again after a shortage has as much time as before, which is not the stage's
+                # Repetitions after a shortage get the full time again, off the stage's clock.
                 return time.monotonic() + timeout_s * 0.9 if was_short else deadline
 
             async def trial() -> Trial[_Run]:
@@ -171,7 +171,7 @@ class PytestEvaluator:
         control = await self._control(copied, clean, timeout_s, deadline)
         if run.tampered:
             if control.failed:
-                why = f"the tests' command does not suit the canaries, name files and not tests: {control.failed}"
+                why = f"the tests' command does not work with canaries, name files instead of tests: {control.failed}"
                 raise UnfitTests(why)
             return Score(0.0, {**run.score.details, "tampered": run.tampered})
         if hidden := sorted(run.passing_copies - control.passing_copies):
@@ -180,7 +180,7 @@ class PytestEvaluator:
         return run.score
 
     def _copied(self) -> list[str]:
-        """Return the ids, without parameters, of the tests that get a copy."""
+        """Return the ids, without parameters, of the tests to copy."""
         fixed = dict.fromkeys(test.partition("[")[0] for test in self._plan.fail_to_pass)
         kept = {test.partition("[")[0] for test in self._plan.pass_to_pass} - fixed.keys()
         drawn = secrets.SystemRandom().sample(sorted(kept), min(len(kept), MAX_KEPT_COPIES))
@@ -213,7 +213,7 @@ class PytestEvaluator:
         return Trial(run, end, passed=run.score.value == 1.0, stands=stands)
 
     async def _works(self, clean: FreshSandbox, timeout_s: float, deadline: float) -> str:
-        """Run tests that must pass; return how they failed. It is empty if one passed, or if there was no time."""
+        """Run tests that must pass; return how they failed, empty if one passed, or if there was no time."""
         async with clean() as sandbox:
             tree, plugins = await self._clean_tree(sandbox, timeout_s)
             applied = await tree.apply_policy(self._plan.gold.encode())
@@ -237,7 +237,7 @@ class PytestEvaluator:
             return f"no test was reported as passed: {said(_shown(result, seen))}"
 
     async def _control(self, copied: Sequence[str], fresh: FreshSandbox, timeout_s: float, deadline: float) -> _Control:
-        """Run the tests over the clean tree; nothing is known of them if there is no time."""
+        """Run the tests over the clean tree; the result is empty if there is no time."""
         async with fresh() as sandbox:
             tree, plugins = await self._clean_tree(sandbox, timeout_s)
             try:
@@ -248,7 +248,7 @@ class PytestEvaluator:
             now = time.monotonic()
             if now >= deadline:
                 return _Control()
-            # the clean tree may hang, and the patch may have to be run once more
+            # The clean tree may hang, and the patch may have to be run again.
             result, seen = await self._run_tests(sandbox, plugins, now + (deadline - now) / 2)
             if seen is None:
                 return _Control(f"the tests of the clean tree did not run: {said(result)}")
@@ -258,7 +258,7 @@ class PytestEvaluator:
             return _Control(failed, frozenset(seen.outcomes.passing_copies(planted)))
 
     async def _clean_tree(self, sandbox: Sandbox, timeout_s: float) -> tuple[PatchedTree, list[str]]:
-        """Return the tree before the patch, and the plug-ins of pytest in its environment."""
+        """Return the tree before the patch, and pytest's plug-ins in its environment."""
         tree = PatchedTree(sandbox, self._plan.tree, _FOLDER, timeout_s / 4, self._plan.pythonpath)
         plugins = await tree.survey()
         await tree.baseline()
@@ -290,7 +290,7 @@ class PytestEvaluator:
         return result, _Seen.parse(result, key.encode())
 
     def _score(self, seen: _Seen | None, planted: Planted) -> _Run:
-        """Return the score by the outcomes alone, and the reasons to distrust them."""
+        """Return the score by the outcomes only, and the reasons to distrust them."""
         outcomes = seen.outcomes if seen else Outcomes((), ())
         unmended = missing(outcomes, self._plan.fail_to_pass, self._plan.may_xfail)
         broken = missing(outcomes, self._plan.pass_to_pass)
@@ -314,12 +314,12 @@ class PytestEvaluator:
         return _Run(score, disturbed=outcomes.may_be_disturbed([*unmended, *broken], planted))
 
     def _copy_details(self, outcomes: Outcomes, planted: Planted) -> dict[str, Any]:
-        """Return the numbers of copies that failed as they must, and of all; and how many tests have none and why."""
+        """Return the counts of correctly failed copies, of all copies, and of tests without one by reason."""
         n_copies = sum(map(len, planted.copies.values()))
         listed = {test.partition("[")[0] for test in (*self._plan.fail_to_pass, *self._plan.pass_to_pass)}
         reasons = Counter(planted.uncopied.values())
         if n_others := len(listed) - n_copies - reasons.total():
-            reasons["it was not drawn, or its file takes no copies"] = n_others
+            reasons["it was not chosen, or its file cannot have copies"] = n_others
         return {"n_copies": [outcomes.n_failing_copies(planted), n_copies], "uncopied": dict(reasons)}
 
 
@@ -359,7 +359,7 @@ def _end(result: ExecResult, seen: _Seen | None, conditions: Any, deadline: floa
     late_s = conditions.late_s
     on_time = not conditions.shortage and seen is not None and max(late_s, seen.late_s) < _LATE_SHARE * seen.wall_s
     if seen is not None and seen.timed_out and on_time:
-        limit = limit or "the time of the tests was over"
+        limit = limit or "the tests timed out"
     used_s = _used_s(deadline, timeout_s)
     if seen is None:
         end = ProcessEnd.of(result, timeout_s, conditions)
@@ -374,7 +374,7 @@ def _end(result: ExecResult, seen: _Seen | None, conditions: Any, deadline: floa
             conditions=conditions,
         )
     if doing(end)[0] is EndCause.UNKNOWN and not conditions.shortage and used_s > _REPEATABLE_SHARE * timeout_s:
-        return ProcessEnd(end.code, limit=f"{end.kind}, too late to be tried again", conditions=conditions)
+        return ProcessEnd(end.code, limit=f"{end.kind}, too late for a retry", conditions=conditions)
     return end
 
 

@@ -1,9 +1,9 @@
-"""Removal of forbidden changes from a patched tree; sent into sandboxes as text, it imports nothing of the farm.
+"""Reverts forbidden changes in a patched tree; sent into sandboxes as text, it imports nothing of the farm.
 
 The rule: code that decides whether a test passed is never the policy's. Of the paths that a patch changed, these are
-restored from the clean tree, or removed if it has none: everything below the folders of the tests; files that configure
-pytest or Python from beside the code; metadata by which Python finds plug-ins; compiled code; new modules by the name
-of one that Python would find elsewhere; and settings files if their settings of pytest changed. A link in the way of
+restored from the clean tree, or removed if missing there: everything below the folders of the tests; files outside the
+code that configure pytest or Python; metadata by which Python finds plug-ins; compiled code; new modules with the name
+of one that Python would find elsewhere; and settings files if their settings of pytest changed. A link that obstructs
 one of these is removed.
 """
 
@@ -30,17 +30,17 @@ _METADATA = (".dist-info", ".egg-info", ".egg-link", ".egg", ".pth")
 _COMPILED = (".pyc", ".pyo", ".pyd")
 _ROOTS = ("", "src", "lib")
 SETTINGS_FILES = ("pyproject.toml", "setup.cfg")
-"""Files of which a part is pytest's."""
+"""Files with a section for pytest."""
 
 
 def survey(tree: Path, pythonpath: str) -> dict[str, Any]:
-    """Return the modules that Python finds without the tree, the plug-ins of pytest, and what is missing."""
+    """Return the modules that Python finds without the tree, pytest's plug-ins, and missing programs."""
     from importlib.metadata import distributions
 
     absent = "" if shutil.which("git") else "git is missing"
     if importlib.util.find_spec("pytest") is None:
         absent = "pytest is missing from the environment"
-    # before Python 3.10 it has no list of its own modules, but finds all but the built-in ones
+    # Before Python 3.10 it has no list of its own modules, but finds all except the built-in ones.
     names = {*getattr(sys, "stdlib_module_names", sys.builtin_module_names)} | {
         module.name for module in pkgutil.iter_modules(sys.path)
     }
@@ -55,7 +55,7 @@ def survey(tree: Path, pythonpath: str) -> dict[str, Any]:
 
 
 def folder_of_tests(test: str) -> str:
-    """Return the folder of tests that holds a test's path; empty if the test lies among the code."""
+    """Return the folder of tests that contains a test's path; empty if the test is among the code."""
     parts = test.split("/")[:-1]
     for depth, part in enumerate(parts, 1):
         if part.lower() in _TESTS:
@@ -64,7 +64,7 @@ def folder_of_tests(test: str) -> str:
 
 
 def steers(path: str) -> bool:
-    """Return True if a file by this name decides what runs beside the code: pytest's, Python's, or what is compiled."""
+    """Return True if a file by this name decides what runs: it configures pytest or Python, or is compiled code."""
     parts = path.split("/")
     name = parts[-1].lower()
     return (
@@ -87,7 +87,7 @@ class TreeGuard:
         self._roots = {_plain(root) for root in (*_ROOTS, *pythonpath.split(":"))}
 
     def is_ours(self, path: str) -> bool:
-        """Return True if a changed path is to be restored."""
+        """Return True if a changed path must be restored."""
         return (
             path in self._tests
             or any(_below(path, folder) or _below(folder, path) for folder in self._folders)
@@ -136,7 +136,7 @@ class TreeGuard:
         return ours
 
     def _clear(self, path: str) -> None:
-        """Remove a path, and a link or a file where the clean tree has one of its folders."""
+        """Remove a path, and a link or a file in place of one of the clean tree's folders."""
         at = self._tree
         parts = path.split("/")
         for depth, part in enumerate(parts, 1):
@@ -157,7 +157,7 @@ class TreeGuard:
 
 
 def changed_paths(names: Path, numbers: Path) -> list[str]:
-    """Return the paths of a file of names, and of git's numstat output if it exists; both separated by NUL."""
+    """Return the paths in a file of names, and in git's numstat output if it exists; both separated by NUL."""
     paths = names.read_bytes().split(b"\0")
     if numbers.exists():
         paths += [line.split(b"\t", 2)[-1] for line in numbers.read_bytes().split(b"\0")]
@@ -174,12 +174,12 @@ def _below(path: str, folder: str) -> bool:
 
 
 def pytest_settings(name: str, text: str) -> Any:
-    """Return what pytest and its plug-ins read of a pyproject.toml or setup.cfg. ValueError, configparser.Error."""
+    """Return pytest's and its plug-ins' settings in pyproject.toml or setup.cfg. ValueError, configparser.Error."""
     if name == "pyproject.toml":
         try:
             import tomllib
         except ImportError:
-            # before Python 3.11; then any change of it counts as one of its settings of pytest
+            # Before Python 3.11; then any change of the file counts as a change of pytest's settings.
             return text
         tools = tomllib.loads(text).get("tool", {})
         return {tool: said for tool, said in tools.items() if tool in ("pytest", "coverage", "tox")}

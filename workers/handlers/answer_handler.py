@@ -1,4 +1,4 @@
-"""Requests with a gold answer: mathematics, STEM, multiple choice; scored by rules, and by a judge where rules end."""
+"""Requests with a gold answer: mathematics, STEM, multiple choice; scored by rules, then by a judge."""
 
 from __future__ import annotations
 
@@ -42,10 +42,10 @@ class JudgeRules(BaseModel):
 
 
 class AnswerInstance(BaseModel):
-    """One problem; a row of DAPO, verl, ProRL, Polaris, DeepScaleR, slime, NeMo Gym, SuperGPQA or WebInstruct as it is.
+    """One problem; a row of DAPO, verl, ProRL, Polaris, DeepScaleR, slime, NeMo Gym, SuperGPQA or WebInstruct.
 
-    With `options`, `gold` is the letter of one. `prompt` is what the policy is asked; empty for the question and a line
-    on the form of the answer. `rule` names the scorer of the row's authors: a score has the reward `authors` then, too.
+    With `options`, `gold` is the letter of one. `prompt` is the policy's prompt; empty for the question plus a line on
+    the form of the answer. `rule` names the authors' scorer: the score then has the reward `authors`, too.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -53,20 +53,20 @@ class AnswerInstance(BaseModel):
     question: str = Field(min_length=1)
     gold: str = Field(min_length=1, max_length=20_000)
     other_golds: tuple[str, ...] = Field(default=(), max_length=200)
-    """Answers that are as good."""
+    """Further answers that are equally good."""
     options: tuple[str, ...] = Field(default=(), max_length=MAX_OPTIONS)
     prompt: tuple[dict[str, str], ...] = ()
     rule: str = ""
     pattern: str = ""
-    """A regular expression whose last match, or its first group, is the final answer."""
+    """A regular expression whose last match, or that match's first group, is the final answer."""
     other_patterns: tuple[str, ...] = Field(default=(), max_length=20)
-    """Patterns that are tried in their order where the first finds no answer."""
+    """Patterns to try in order if the first finds no answer."""
     prefix: str = Field(default="", max_length=200)
-    """A text that begins an answer as `Answer:` does, for the rule `lenient_answer_colon_md`."""
+    """A text that introduces an answer as `Answer:` does, for the rule `lenient_answer_colon_md`."""
     evaluated: bool | None = None
-    """An answer with operations that the gold answer has not is wrong: the default where that is a number."""
+    """An answer with operations that the gold answer lacks is wrong; by default if the gold answer is a number."""
     judge: JudgeRules | None = None
-    """Rules of a judge for answers that rules cannot tell from the gold answer: the batch must name the role."""
+    """A judge's rules for answers that rules cannot decide: the batch must define the role."""
 
     @model_validator(mode="before")
     @classmethod
@@ -87,7 +87,7 @@ class AnswerInstance(BaseModel):
     @classmethod
     def _is_known(cls, rule: str) -> str:
         if rule and rule not in NAMES:
-            raise ValueError(f"no rule is called {rule[:40]!r}; known are: {', '.join(NAMES)}")
+            raise ValueError(f"unknown rule {rule[:40]!r}; known are: {', '.join(NAMES)}")
         return rule
 
     @model_validator(mode="after")
@@ -95,12 +95,12 @@ class AnswerInstance(BaseModel):
         if self.options and self.gold not in tuple(LETTERS[: len(self.options)]):
             raise ValueError(f"gold is {self.gold[:40]!r}, not the letter of one of {len(self.options)} options")
         if self.rule in MODES and not self.options:
-            raise ValueError(f"the rule {self.rule!r} chooses among options, and there are none")
+            raise ValueError(f"the rule {self.rule!r} needs options, and there are none")
         if not is_readable_gold(self.rule, self.gold):
-            raise ValueError(f"gold is {self.gold[:40]!r}, and the rule {self.rule!r} reads numbers alone")
+            raise ValueError(f"gold is {self.gold[:40]!r}, but the rule {self.rule!r} reads only numbers")
         for gold in (self.gold, *self.other_golds):
             if not balanced(gold):
-                raise ValueError(f"gold is {gold[:40]!r}, whose braces do not match: no answer in a box can equal it")
+                raise ValueError(f"gold is {gold[:40]!r}, with unbalanced braces: no answer in a box can equal it")
         return self
 
 

@@ -42,7 +42,7 @@ class CodeInstance(BaseModel):
 
 
 class CodeHandler:
-    """The policy writes, tries and submits; the checks run elsewhere, on the file alone."""
+    """The policy writes, tests and submits; the checks run elsewhere, on the file only."""
 
     data_source: ClassVar[str] = "code"
     instance_type: ClassVar[type[BaseModel]] = CodeInstance
@@ -62,7 +62,7 @@ class CodeHandler:
     async def collect(self, instance: CodeInstance, sandbox: Sandbox | None, answer: str | None) -> Submission:
         """Return the file as a submission; a missing or too large one is an empty submission."""
         if sandbox is None:
-            raise HandlerError(f"{instance.task_id}: the file to score lies in a sandbox, and there is none")
+            raise HandlerError(f"{instance.task_id}: the file to score is in a sandbox, and there is none")
         try:
             data = await sandbox.read_file(_PATH)
         except ToolError:

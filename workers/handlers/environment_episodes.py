@@ -1,4 +1,4 @@
-"""Episodes of environments with steps: GEM, SkyRL-gym, reasoning-gym, TextArena and others, or one's own."""
+"""Episodes of multi-step environments: GEM, SkyRL-gym, reasoning-gym, TextArena and others, or custom ones."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from workers.plugins.roles import NO_MODELS, ChatModel
 
 
 class EnvironmentHandler:
-    """Played step by step in a process of the environment's own; the reward is the sum of its steps' rewards."""
+    """Runs step by step in a process of the environment; the reward is the sum of its steps' rewards."""
 
     data_source: ClassVar[str] = "environment"
     instance_type: ClassVar[type[BaseModel]] = EnvironmentInstance
@@ -24,11 +24,11 @@ class EnvironmentHandler:
     tools: ClassVar[Collection[str]] = ()
 
     def sandbox(self, instance: EnvironmentInstance) -> SandboxSpec | None:
-        """Return None: the environment is in a sandbox that its agent shares between rollouts, the policy in none."""
+        """Return None: the policy needs no sandbox; the agent shares the environment's sandbox between rollouts."""
         return None
 
     def messages(self, instance: EnvironmentInstance) -> list[Message]:
-        """Return none: they come from the environment."""
+        """Return none: the messages come from the environment."""
         return []
 
     def roles(self, instance: EnvironmentInstance) -> Collection[str]:

@@ -34,7 +34,7 @@ def families() -> frozenset[str]:
 
 
 class MathInstance(BaseModel):
-    """One entry of one family, as reasoning-gym made it."""
+    """One entry of one family, as created by reasoning-gym."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -53,7 +53,7 @@ class MathInstance(BaseModel):
 
 
 class MathHandler:
-    """Answers are submitted or given in text; a sandbox is there for computing."""
+    """Answers are submitted or given as text; a sandbox is available for computing."""
 
     data_source: ClassVar[str] = "math"
     instance_type: ClassVar[type[BaseModel]] = MathInstance

@@ -1,4 +1,4 @@
-"""Programs for hidden tests: of standard input and output, or of one function; from rows of well-known data sets."""
+"""Programs for hidden tests, of standard input and output or of one function; from rows of well-known data sets."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class ProgramTest(BaseModel):
         if (self.stdin is None) == (self.arguments is None):
             raise ValueError("a test has either `stdin` or `arguments`")
         if isinstance(self.expected, str) != (self.stdin is not None):
-            raise ValueError("`expected` is a text beside `stdin`, and a list of values beside `arguments`")
+            raise ValueError("`expected` must be a text with `stdin`, and a list of values with `arguments`")
         return self
 
     def hidden(self) -> StreamTest | CallTest:
@@ -58,10 +58,10 @@ class ProgramTest(BaseModel):
 
 
 class ProgramsInstance(BaseModel):
-    """One problem; a row of LiveCodeBench, APPS, TACO, CodeContests, MBPP, EvalPlus, verl or NeMo Gym as it is.
+    """One problem; a row of LiveCodeBench, APPS, TACO, CodeContests, MBPP, EvalPlus, verl or NeMo Gym.
 
-    Its tests are `tests`, or `asserts` that call `function`. What is expected is never shown, nor in the sandbox that a
-    program is tested in.
+    Its tests are `tests`, or `asserts` that call `function`. Expected results are never shown, and never in the sandbox
+    in which a program is tested.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -74,19 +74,19 @@ class ProgramsInstance(BaseModel):
     setup: str = ""
     """Source that runs before the asserts."""
     function: str = Field(default="", pattern=r"^([A-Za-z_]\w*)?$")
-    """The function that is called: a method of `Solution`, or one of the module."""
+    """The function to call: a method of `Solution`, or one of the module."""
     reference: str = ""
-    """A program whose values are the expected ones, for tests that have none."""
+    """A program that computes the expected values, for tests that have none."""
     compare: str = "lines"
-    """`lines`, `tokens`, `float:EPS`, `checker`, or `form`, which rows with a `rule` have; of values only `float:EPS`
+    """`lines`, `tokens`, `float:EPS`, `checker`, or `form`, for rows with a `rule`; for values only `float:EPS`
     and `form` matter."""
     rule: str = ""
-    """The rule of the row's form, by which its authors score: `livecodebench`, `skyrl_lcb`, `nemo_gym`, `prime_code`,
-    `apps`, `taco`, `codecontests` or `evalplus:DATASET:ATOL`. Such a row has the rewards `farm` and `authors`."""
+    """The authors' scoring rule for the row's form: `livecodebench`, `skyrl_lcb`, `nemo_gym`, `prime_code`, `apps`,
+    `taco`, `codecontests` or `evalplus:DATASET:ATOL`. Such a row has the rewards `farm` and `authors`."""
     checker: str = ""
     """A Python program that gets `{input, output, expected}` as JSON and accepts an output by exit code 0."""
     partial: bool = False
-    """The score is the share of tests that pass; else all must, and the first failure ends the tests."""
+    """True: the score is the share of passed tests. Otherwise all must pass, and the first failure ends the tests."""
     time_s: Annotated[float, Field(gt=0, le=600)] = 6.0
     """CPU seconds of one test."""
     memory_mb: Annotated[int, Field(ge=64, le=65_536)] = 1024
@@ -114,10 +114,10 @@ class ProgramsInstance(BaseModel):
     @model_validator(mode="after")
     def _has_tests(self) -> ProgramsInstance:
         if bool(self.tests) == bool(self.asserts):
-            raise ValueError("it has neither `tests` nor `asserts`, or both")
+            raise ValueError("give either `tests` or `asserts`")
         calls = {test.arguments is not None for test in self.tests}
         if len(calls) == 2 or ((True in calls or self.asserts) and not self.function):
-            raise ValueError("tests with `arguments` need a `function`, and cannot stand beside tests with `stdin`")
+            raise ValueError("tests with `arguments` need a `function`, and cannot be mixed with tests with `stdin`")
         if self.compare == FORM and not self.rule:
             raise ValueError("compare: form needs the `rule` of a form")
         if (self.compare == "checker") != bool(self.checker) or (self.checker and True in calls):
@@ -128,7 +128,7 @@ class ProgramsInstance(BaseModel):
 
 
 class ProgramsHandler:
-    """The policy writes and tries a program, or answers with one; the tests run elsewhere, on the program alone."""
+    """The policy writes and tests a program, or answers with one; the tests run elsewhere, on the program only."""
 
     data_source: ClassVar[str] = "programs"
     instance_type: ClassVar[type[BaseModel]] = ProgramsInstance
@@ -150,9 +150,9 @@ class ProgramsHandler:
         """Do nothing: there is nothing to stage."""
 
     async def collect(self, instance: ProgramsInstance, sandbox: Sandbox | None, answer: str | None) -> Submission:
-        """Return the file as a submission, or else the fenced block of the answer that is the program."""
+        """Return the file as a submission, or else the answer's fenced block with the program."""
         if sandbox is None:
-            raise HandlerError("the file to score lies in a sandbox, and there is none")
+            raise HandlerError("the file to score is in a sandbox, and there is none")
         try:
             files = {SOLUTION: await sandbox.read_file(_PATH)}
         except ToolError:
@@ -184,13 +184,13 @@ class ProgramsHandler:
 
 
 def _programs_of(answer: str, instance: ProgramsInstance) -> dict[str, bytes]:
-    """Return the program in an answer, and that of the row's authors if they take another one."""
+    """Return the program in an answer, and the one that the row's authors extract if it differs."""
     program = fenced_program(answer, instance.function)
     taken = AUTHORS_PROGRAM.get(instance.rule.partition(":")[0])
     theirs = taken(answer, instance.function) if taken else program
-    # where no block is one, theirs is the only reading
+    # If no block contains one, the authors' reading is the only one.
     program = program or theirs
-    # space before the first word is not nothing in Python
+    # Space before the first word matters in Python.
     alike = program.strip("\r\n").rstrip() == theirs.strip("\r\n").rstrip()
     files = {SOLUTION: program} if alike else {SOLUTION: program, AUTHORS_SOLUTION: theirs}
     return {name: text.encode("utf-8", "replace") for name, text in files.items()}

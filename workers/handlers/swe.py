@@ -1,7 +1,7 @@
 """Bug fixes in real projects: the tree of a release, an issue, and the tests that the fix must turn green.
 
-The difference to the original tree is scored, so the policy's own commits, branches and stashes do not matter. Neither
-the gold patch nor the tests are ever in its sandbox.
+The diff to the original tree is scored, so the policy's own commits, branches and stashes do not matter. The sandbox
+never contains the gold patch or the tests.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class TestEnvironment(BaseModel):
 
 
 class SweInstance(BaseModel):
-    """One issue. Fields that only document it are ignored."""
+    """One issue. Documentary fields are ignored."""
 
     model_config = ConfigDict(extra="ignore", frozen=True)
 
@@ -70,7 +70,7 @@ class SweInstance(BaseModel):
     @classmethod
     def _is_patch(cls, patch: str) -> str:
         if not touched(patch):
-            raise ValueError("it is no unified diff with a/ and b/ paths")
+            raise ValueError("the patch must be a unified diff with a/ and b/ prefixes")
         return patch
 
     def spec(self) -> SandboxSpec:
@@ -84,7 +84,7 @@ class SweInstance(BaseModel):
 
 
 class SweHandler:
-    """The policy edits a tree; its difference is collected, and tested over a clean one."""
+    """The policy edits a tree; its diff is collected, and tested over a clean tree."""
 
     data_source: ClassVar[str] = "swe"
     instance_type: ClassVar[type[BaseModel]] = SweInstance
@@ -118,17 +118,19 @@ class SweHandler:
             )
         result = await self._git(sandbox, script("commit_baseline"))
         if result.code != 0:
-            raise HandlerError(f"{instance.instance_id}: cannot commit the tree as given; is git there? {said(result)}")
+            raise HandlerError(
+                f"{instance.instance_id}: cannot commit the given tree; is git installed? {said(result)}"
+            )
 
     async def collect(self, instance: SweInstance, sandbox: Sandbox | None, answer: str | None) -> Submission:
-        """Return the difference to the original tree, at most 1 MB, or a rejection if the policy broke its repository.
+        """Return the diff to the original tree, at most 1 MB, or a rejection if the policy broke its repository.
 
-        Errors in the tree that the policy left are its own, and rejected. Raises SandboxError if the node was late or
-        short of a resource, TimeoutError if it takes so long that a fresh sandbox must decide the cause, and
-        HandlerError if there is no sandbox.
+        Errors caused by the policy's tree are rejections. Raises SandboxError if the node was late or short of a
+        resource, TimeoutError if it takes so long that a fresh sandbox must decide the cause, and HandlerError if there
+        is no sandbox.
         """
         if sandbox is None:
-            raise HandlerError(f"{instance.instance_id}: the patch to score lies in a sandbox, and there is none")
+            raise HandlerError(f"{instance.instance_id}: the patch to score is in a sandbox, and there is none")
         return await difference(sandbox, _TREE, answer, self._git_s)
 
     async def _git(self, sandbox: Sandbox, command: str, **env: str) -> ExecResult:

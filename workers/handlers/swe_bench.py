@@ -1,7 +1,7 @@
-"""Rows of SWE data sets as they are: an image, an issue, and the script whose log swebench grades.
+"""Unchanged rows of SWE data sets: an image, an issue, and a script whose log swebench grades.
 
-What the image has of the solution, later commits and hidden tests, is removed before the policy starts. The difference
-to the tree is scored, in a fresh sandbox of the image; `workers/evaluators/issues/resolution.py` has the rules.
+The image's later commits and hidden tests, which reveal the solution, are removed before the policy starts. The diff to
+the tree is scored, in a fresh sandbox of the image; `workers/evaluators/issues/resolution.py` has the rules.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _SYSTEM = (
 
 
 class SweBenchHandler:
-    """Issues of SWE-bench, SWE-Gym, SWE-smith, SWE-rebench and R2E-Gym, scored as their authors do."""
+    """Issues of SWE-bench, SWE-Gym, SWE-smith, SWE-rebench and R2E-Gym, scored by their authors' rules."""
 
     data_source: ClassVar[str] = "swe-bench"
     instance_type: ClassVar[type[BaseModel]] = IssueRow
@@ -54,9 +54,9 @@ class SweBenchHandler:
         await hide_solution(sandbox, issue, _STAGE_S)
 
     async def collect(self, instance: IssueRow, sandbox: Sandbox | None, answer: str | None) -> Submission:
-        """Return the difference to the tree. Raises as `difference`, and HandlerError if there is no sandbox."""
+        """Return the diff to the tree. Raises the errors of `difference`, and HandlerError if there is no sandbox."""
         if sandbox is None:
-            raise HandlerError(f"{instance.instance_id}: the patch to score lies in a sandbox, and there is none")
+            raise HandlerError(f"{instance.instance_id}: the patch to score is in a sandbox, and there is none")
         return await difference(sandbox, instance.tree, answer)
 
     def evaluator(self, instance: IssueRow) -> Evaluator:

@@ -1,4 +1,4 @@
-"""The rule for the reward that counts, of a score that has several by name."""
+"""Selects the reward that counts when a score has several named rewards."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from farm.errors import EvaluatorError
 from workers.plugins.interfaces import Score
 
 CONVENTION = "reward"
-"""The name that counts where neither the batch nor the evaluator names one."""
+"""Name of the reward that counts if neither the batch nor the evaluator names one."""
 
 
 def counting_reward(score: Score, what: str, rule: str | Mapping[str, float] = "") -> Any:
-    """Return the reward that counts, unchecked: by the batch's rule, else the evaluator's own, else by convention.
+    """Return the reward that counts, unchecked: by the batch's rule, else the evaluator's, else by convention.
 
-    A score of 0 without any reward by name is 0 by every rule.
-    Raises EvaluatorError naming a reward that the rule asks for and the score has not, or all of them if none counts.
+    A score of 0 without named rewards is 0 under every rule. Raises EvaluatorError if the score lacks a reward that the
+    rule names, or if no rule selects one.
     """
     if not score.rewards and type(score.value) in (int, float) and score.value == 0.0:
-        # nothing was left to give rewards to by name
+        # A score of 0 without named rewards: for example, there was nothing to score.
         return 0.0
     if isinstance(rule, str) and rule:
         return _named(score, what, rule)
@@ -28,7 +28,7 @@ def counting_reward(score: Score, what: str, rule: str | Mapping[str, float] = "
         try:
             return math.fsum(weight * _named(score, what, key) for key, weight in rule.items())
         except (OverflowError, ValueError):
-            # beyond what a float holds, or infinite both ways
+            # A sum beyond the range of a float, or inf - inf.
             return math.nan
     left_out = isinstance(score.value, float) and math.isnan(score.value)
     if not (left_out and score.rewards):
@@ -38,7 +38,7 @@ def counting_reward(score: Score, what: str, rule: str | Mapping[str, float] = "
     if len(score.rewards) == 1:
         return next(iter(score.rewards.values()))
     raise EvaluatorError(
-        f"{what} gave the rewards {_names(score)} and none that counts: name one, or weights, by the batch's `reward`"
+        f"{what} gave the rewards {_names(score)}; none of them counts: name one, or weights, in the batch's `reward`"
     )
 
 

@@ -1,6 +1,7 @@
-"""Protocols that a handler may follow beside `Handler`; each costs nothing to handlers that leave it out.
+"""Optional protocols for handlers, in addition to `Handler`.
 
-They are found by their methods and attributes, so a handler need not derive from anything of ours.
+The farm detects them by their methods and attributes, so a handler needs no base class. Each one that a handler omits
+costs nothing.
 """
 
 from __future__ import annotations
@@ -19,24 +20,24 @@ from workers.plugins.interfaces import FreshSandbox, Handler, Sandbox, Score, Su
 
 @dataclass(frozen=True, slots=True)
 class TaskContext:
-    """A rollout as its handler may know it, beyond its instance."""
+    """Data about a rollout that a handler gets in addition to its instance."""
 
     archive: Path | None = None
-    """The instance's task archive, unpacked in a folder of this node that all rollouts share: not to be written to."""
+    """The unpacked task archive of the instance. The folder is shared by all rollouts of the node: read only."""
     archive_digest: str = ""
     secrets: Mapping[str, str] = field(default_factory=dict, repr=False)
-    """`BatchRequest.secrets`; `farm.records.variable_expansion.expanded` puts them into a task's tables."""
+    """`BatchRequest.secrets`; `farm.records.variable_expansion.expanded` inserts them into a task's tables."""
     limits: Limits = field(default_factory=Limits)
-    """The batch's, with the task's own times."""
+    """The batch's limits, combined with the task's own times."""
     verification: VerificationRule = "guarded"
     """`BatchRequest.verification`."""
 
 
 @dataclass(frozen=True, slots=True)
 class NextTurn:
-    """The next step of a task: messages to the policy, none if the task has ended.
+    """The next step of a task: messages for the policy, empty if the task has ended.
 
-    `record` is JSON about the step that ended, such as its reward; it is kept in `Submission.steps` if it is not empty.
+    `record` is JSON about the step that ended, such as its reward. It is appended to `Submission.steps` unless empty.
     """
 
     messages: Sequence[Message] = ()
@@ -45,27 +46,27 @@ class NextTurn:
 
 @runtime_checkable
 class BoundHandler(Protocol):
-    """A handler that needs more than the instance, such as its archive or secrets."""
+    """A handler that needs more than the instance, such as the task archive or the secrets."""
 
     def for_task(self, task: TaskContext) -> Handler:
-        """Return the handler of one rollout: all other methods are called on that. Cheap; called in every stage."""
+        """Return the handler of one rollout, which gets all other calls. Called in every stage: keep it cheap."""
         ...
 
 
 @runtime_checkable
 class ChoosesCalls(Protocol):
-    """A handler that knows which model calls of its tasks should train."""
+    """A handler that selects the model calls that train."""
 
     def train_calls(self, instance: Any, calls: Sequence[ModelCall]) -> Collection[int]:
-        """Return the indexes of those of `calls` that train; they are the ones that the batch's own rule takes."""
+        """Return the indexes of those of `calls` that train; `calls` are those selected by the batch's rule."""
         ...
 
 
 @runtime_checkable
 class PlaysWithoutSandbox(Protocol):
-    """A handler whose `sandbox` is None for every instance: with `without_sandbox = True` no rollout waits for init.
+    """A handler whose `sandbox` is None for every instance. With `without_sandbox = True` rollouts skip the init stage.
 
-    Once a node has seen such a handler, its rollouts begin with the run stage, unless their batch names an agent.
+    A node skips it once it has run one rollout of the handler, unless the batch names an agent.
     """
 
     without_sandbox: ClassVar[bool]
@@ -73,16 +74,16 @@ class PlaysWithoutSandbox(Protocol):
 
 @runtime_checkable
 class HasNeeds(Protocol):
-    """A handler whose tasks may ask for what the farm has not."""
+    """A handler whose tasks may need something that the farm does not provide."""
 
     def needs(self, instance: Any) -> TaskNeeds:
-        """Return what the task asks for. Called at submit, without archive and secrets: from the fields alone."""
+        """Return the task's needs. Called at submit with the fields only, without task archive and secrets."""
         ...
 
 
 @runtime_checkable
 class HasTaskTimes(Protocol):
-    """A handler whose tasks state time limits of their own; `Limits.with_task_times` is the rule that combines them."""
+    """A handler whose tasks have their own time limits; `Limits.with_task_times` combines them with the batch's."""
 
     def task_times(self, instance: Any) -> TaskTimes: ...
 
@@ -100,38 +101,38 @@ class ContinuesConversation(Protocol):
         steps: Sequence[dict[str, Any]],
         fresh: FreshSandbox,
     ) -> NextTurn:
-        """Return the next step, asked each time the policy has answered or submitted; `n_done` counts those times.
+        """Return the next step. Called each time the policy has answered or submitted; `n_done` is the number of calls.
 
-        `steps` are the records so far. It may score the step, in a fresh sandbox or, with `layer=True`, in a copy of
-        this one without its processes, and prepare the next one: it has the time of scoring (`eval_s`), which is not
-        the policy's. The limits of turns, tokens and time are over all steps.
+        `steps` are the records so far. The method may score the finished step, in a fresh sandbox or, with
+        `layer=True`, in a copy of this sandbox without its processes, and may prepare the next step. Its time limit is
+        `eval_s`, which is not charged to the policy. The limits of turns, tokens and time cover all steps together.
         """
         ...
 
 
 class NothingLeft(Exception):
-    """The policy broke its sandbox, or left more than can be copied: there is no layer, and the score is 0.
+    """There is no layer to score: the policy broke its sandbox or wrote more than can be copied. The score is 0.
 
-    Raised by `fresh(layer=True)`. An evaluator lets it pass; `next_messages` ends its task.
+    Raised by `fresh(layer=True)`. An evaluator lets it propagate; raised in `next_messages`, it ends the task.
     """
 
 
 @runtime_checkable
 class KeepsLayer(Protocol):
-    """A handler whose evaluator opens `fresh(layer=True)`: True keeps the files that the policy left."""
+    """A handler whose evaluator opens `fresh(layer=True)`; True keeps the files that the policy wrote."""
 
     keeps_layer: ClassVar[bool]
 
 
 @dataclass(frozen=True, slots=True)
 class RestoredFiles:
-    """Parts of a layer that are left out of it, so that what the image has there is in the sandbox again.
+    """Paths to remove from the policy's layer, so that the image's versions show through.
 
-    `trees` and `files` are absolute paths. With `system`, so is all that loaders, interpreters and shells look at by
-    themselves, by the rule of `workers/sandboxes/isolation/restoring/footprint.py`. `named` are the absolute paths that
-    the task is about: what the image has there may be changed, but for programs, libraries and modules. `programs` are
-    names that scoring calls: a new program of such a name stays only if a package manager recorded it. `footprint` are
-    absolute paths that stay whatever they are; one with a `/` at its end is a folder with all below it.
+    `trees` and `files` are absolute paths. `system` adds everything that loaders, interpreters and shells read
+    implicitly, by the rule of `workers/sandboxes/isolation/restoring/footprint.py`. `named` are the absolute paths of
+    the task's subject: image files there may be changed, except programs, libraries and modules. `programs` are the
+    names of programs that scoring runs: a new program with such a name is kept only if a package manager recorded it.
+    `footprint` are absolute paths that are always kept; one that ends in `/` is a folder with all its contents.
     """
 
     trees: tuple[str, ...] = ()
@@ -144,19 +145,19 @@ class RestoredFiles:
 
 @runtime_checkable
 class RestoresFiles(Protocol):
-    """A handler that keeps the layer, and says which parts of it are not the policy's to leave."""
+    """A handler that keeps the layer but restores parts of it from the image before scoring."""
 
     def restored(self, instance: Any) -> RestoredFiles:
-        """Return the parts that scoring finds as the image has them. From the fields and the task archive."""
+        """Return the paths to restore. May use the fields and the task archive."""
         ...
 
 
 @runtime_checkable
 class ScoresRunning(Protocol):
-    """A handler whose tasks are scored in the sandbox the policy left, before it is stopped, as they test a service.
+    """A handler that scores in the policy's sandbox before it is stopped, because its tasks test a service.
 
-    With `scores_running = True` its evaluators are `RunningEvaluator`s. Processes of the policy are alive meanwhile,
-    and may do what they like to what scores them: use it only where a service itself is the task.
+    With `scores_running = True` its evaluators are `RunningEvaluator`s. The policy's processes still run and can tamper
+    with the scoring: use it only if a running service is the task itself.
     """
 
     scores_running: ClassVar[bool]
@@ -164,22 +165,22 @@ class ScoresRunning(Protocol):
 
 @runtime_checkable
 class ScoresServices(Protocol):
-    """A handler whose tests may use what listens in the sandbox, such as a server that the policy started.
+    """A handler whose tests may use services in the sandbox, such as a server that the policy started.
 
-    Its evaluators are `RunningEvaluator`s. If something listens when the policy has ended, it is scored before its
-    sandbox is stopped, and the sandboxes of `fresh(layer=True)` reach that at the same addresses.
+    Its evaluators are `RunningEvaluator`s. If a service listens after the policy has ended, scoring happens before the
+    sandbox is stopped, and sandboxes of `fresh(layer=True)` reach the service at the same address.
     """
 
     def tests_services(self, instance: Any) -> bool:
-        """Return whether this instance is scored so. From the fields and the task archive."""
+        """Return whether the tests of this instance use services. May use the fields and the task archive."""
         ...
 
 
 @runtime_checkable
 class ScoresCalls(Protocol):
-    """A handler whose evaluators may reward single model calls and training rows: `Score.call_rewards`, `row_rewards`.
+    """A handler whose evaluators may reward single model calls and rows: `Score.call_rewards`, `row_rewards`.
 
-    With `scores_calls = True` they find the calls in `Submission.calls`, which is stored once more with the submission.
+    With `scores_calls = True` evaluators get the calls in `Submission.calls`, stored a second time with the submission.
     """
 
     scores_calls: ClassVar[bool]
@@ -187,10 +188,10 @@ class ScoresCalls(Protocol):
 
 @runtime_checkable
 class RunningEvaluator(Protocol):
-    """An `Evaluator` that scores in the sandbox the policy left, in the run stage.
+    """An `Evaluator` that scores in the policy's sandbox, in the run stage.
 
-    Scoring again gives that score, as there is no such sandbox any more. What breaks it is played again. `evaluate` is
-    asked where the policy broke its sandbox, so that there is none to score in.
+    Scoring a rollout again returns the first score, as the sandbox no longer exists. If scoring fails, the rollout runs
+    again. `evaluate` is called only if the policy broke its sandbox, so that `evaluate_running` is impossible.
     """
 
     name: ClassVar[str]
@@ -203,20 +204,20 @@ class RunningEvaluator(Protocol):
 
 
 def keeps_layer(handler: Handler) -> bool:
-    """Return whether the layer that the policy leaves is to be kept."""
+    """Return whether the policy's layer is kept."""
     return follows(handler, KeepsLayer) and bool(handler.keeps_layer)
 
 
 def without_sandbox(handler: Handler) -> bool:
-    """Return whether it declares that none of its instances has a sandbox."""
+    """Return whether none of its instances needs a sandbox."""
     return follows(handler, PlaysWithoutSandbox) and bool(handler.without_sandbox)
 
 
 def scores_calls(handler: Handler) -> bool:
-    """Return whether its evaluators are shown the model calls."""
+    """Return whether its evaluators get the model calls."""
     return follows(handler, ScoresCalls) and bool(handler.scores_calls)
 
 
 def scores_running(handler: Handler) -> bool:
-    """Return whether it is scored before its sandbox is stopped."""
+    """Return whether it scores before its sandbox is stopped."""
     return follows(handler, ScoresRunning) and bool(handler.scores_running)

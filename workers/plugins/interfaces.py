@@ -1,10 +1,10 @@
-"""The plug-in surface on one page: what a Handler, Sandbox, Tool, Agent, Evaluator and Policy promise.
+"""The plug-in surface in one module: the promises of Handler, Sandbox, Tool, Agent, Evaluator and Policy.
 
-A plug-in is a class (or a factory) named by an entry point in one of the groups `farm.handlers`, `farm.sandboxes`,
-`farm.tools` and `farm.agents`; `workers/plugins/registry.py` finds it. All methods that wait are coroutines on the
-worker's one event loop; they are cancelled when the rollout is, and must let the cancellation through.
+A plug-in is a class or factory, registered by an entry point in one of the groups `farm.handlers`, `farm.sandboxes`,
+`farm.tools` and `farm.agents`; `workers/plugins/registry.py` loads it. Coroutines run on the worker's single event
+loop: they must not block it. They are cancelled with their rollout and must let the cancellation propagate.
 
-Kinds of LLM server, in the group `farm.engines`, have a page of their own: `workers/policy/engines/kind.py`.
+The engine kinds (LLM servers) of the group `farm.engines` are defined in `workers/policy/engines/kind.py`.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ from workers.plugins.roles import ChatModel
 
 @dataclass(frozen=True, slots=True)
 class ExecResult:
-    """The result of a command. `code` is None when it was killed at its time limit; output is cut at a cap.
+    """The result of a command. `code` is None if it was killed at its time limit; output is truncated at a cap.
 
-    `limit` says in words which limit of the sandbox ended it, such as memory; empty if none did.
+    `limit` describes the limit of the sandbox that ended the command, such as memory; empty if none did.
     """
 
     code: int | None
@@ -44,10 +44,10 @@ class ExecResult:
 class ShellResult:
     """The result of a command in a persistent shell, or its state so far.
 
-    `output` is standard output and error in the order written, the middle cut out beyond a cap: `n_dropped` bytes;
-    `full` is then all of it, up to a higher cap, to be kept as an artefact. `code` is None after a time limit and while
-    the command runs; `restarted` says the shell had to be started anew (`exit`, `exec`, `kill -9 $$`); `running`, that
-    an interactive command goes on and takes keys. `limit` as of ExecResult. `note` is more to know of the shell.
+    `output` is stdout and stderr in the order written. Beyond a cap, `n_dropped` bytes are cut from the middle; `full`
+    is then the output up to a higher cap, to keep as an artefact. `code` is None after a time limit and while the
+    command runs. `restarted`: the shell was restarted (`exit`, `exec`, `kill -9 $$`). `running`: an interactive command
+    still runs and accepts keys. `limit` is as in ExecResult. `note` is further information about the shell.
     """
 
     code: int | None
@@ -64,7 +64,7 @@ class ShellResult:
 
 @dataclass(frozen=True, slots=True)
 class Artefact:
-    """Something a tool call made that is kept with the rollout and not shown to the model, such as an image."""
+    """A by-product of a tool call, such as an image: kept with the rollout, not shown to the model."""
 
     name: str
     media_type: str
@@ -73,10 +73,10 @@ class Artefact:
 
 @dataclass(frozen=True, slots=True)
 class CellResult:
-    """The result of a cell of Python: `error` is the exception's name, empty if none; `restarted` says state was lost.
+    """The result of a Python cell. `error` is the exception's name, or empty; `restarted`: the kernel lost its state.
 
-    `output` is text as it was written, the middle cut out beyond a cap: `n_dropped` bytes; `full` as of ShellResult.
-    `images` are rich results. `limit` as of ExecResult.
+    `output` is the text as written. Beyond a cap, `n_dropped` bytes are cut from the middle; `full` is as in
+    ShellResult. `images` are rich results. `limit` is as in ExecResult.
     """
 
     output: str
@@ -90,20 +90,20 @@ class CellResult:
 
 
 class Shell(Protocol):
-    """One persistent bash in a sandbox: directory, variables and functions live from call to call."""
+    """A persistent bash in a sandbox: directory, variables and functions survive between calls."""
 
     async def run(self, command: str, timeout_s: float, *, interactive: bool = False) -> ShellResult:
-        """Run a command of any number of lines. Whatever it does is a result; SandboxError if the sandbox is gone.
+        """Run a command of one or more lines. Any failure of it is a result; SandboxError if the sandbox is gone.
 
-        An interactive command has the terminal as its input and output, is not ended by the time limit, and returns as
-        soon as it waits for its user; `send` goes on with it. A plain one ends what runs interactively.
+        An interactive command reads and writes the terminal and has no time limit. The call returns as soon as the
+        command waits for input; `send` continues it. A plain command first ends the running interactive one.
         """
         ...
 
     async def send(self, keys: bytes, wait_s: float) -> ShellResult:
-        """Type keys (b"\x03" is Ctrl-C, b"\x04" Ctrl-D, b"" only waits) to the interactive command, and wait for more.
+        """Type keys (b"\x03" is Ctrl-C, b"\x04" Ctrl-D, b"" only waits) to the interactive command and wait for output.
 
-        Raises ToolError if none runs.
+        Raises ToolError if no interactive command runs.
         """
         ...
 
@@ -114,26 +114,26 @@ class Kernel(Protocol):
     """One persistent Python, or another language's kernel, in a sandbox."""
 
     async def run(self, code: str, timeout_s: float) -> CellResult:
-        """Run a cell; the value of its last expression is part of the output."""
+        """Run a cell; the output includes the value of its last expression."""
         ...
 
     async def restart(self) -> None:
-        """Begin anew, with nothing of what was defined."""
+        """Restart with an empty namespace."""
         ...
 
     async def close(self) -> None: ...
 
 
 class Sandbox(Protocol):
-    """A running sandbox: no network, no host files, no host environment, own processes.
+    """A running sandbox: no network, host files or host environment; its own processes.
 
-    Every method raises SandboxError, with the sandbox's id, if the sandbox is gone. Paths are the sandbox's own; links
-    lead where they lead inside.
+    Every method raises SandboxError, with the sandbox's id, if the sandbox is gone. Paths, and the targets of links,
+    are resolved inside the sandbox.
     """
 
     sandbox_id: str
     socket_folder: Path
-    """A folder on the node, mode 0700, that the sandbox sees as `/run/farm`: the way in and out for Unix sockets."""
+    """A folder on the node, mode 0700, visible in the sandbox as `/run/farm`: for Unix sockets in both directions."""
 
     async def exec(
         self,
@@ -145,68 +145,72 @@ class Sandbox(Protocol):
         cwd: str | None = None,
         limits: SandboxLimits | None = None,
     ) -> ExecResult:
-        """Run one command to its end, or kill it and what it started after `timeout_s`.
+        """Run one command until it ends; after `timeout_s` kill it and all processes that it started.
 
-        Of `limits` those that are of each process, and memory, may be set lower for this command.
+        `limits` may lower memory and the per-process limits for this command.
         """
         ...
 
-    async def open_shell(self) -> Shell: ...
+    async def open_shell(self) -> Shell:
+        """Start a persistent bash."""
+        ...
 
     async def open_kernel(self, name: str = "") -> Kernel:
-        """IPython, driven directly; or the Jupyter kernel of that name which the image brings. SandboxError if none."""
+        """Start IPython, or the image's Jupyter kernel `name`. Raises SandboxError if there is none."""
         ...
 
     async def read_file(self, path: str) -> bytes:
-        """The contents of a file. Raises ToolError if there is none, or it is too big or no regular file."""
+        """Return a file's contents. Raises ToolError if it does not exist, is too big or is not a regular file."""
         ...
 
     async def write_file(self, path: str, data: bytes) -> None:
-        """Write a file, making its folders. Raises ToolError if that cannot be."""
+        """Write a file and create its parent folders. Raises ToolError on failure."""
         ...
 
     async def upload(self, source: Path, path: str) -> None:
-        """Copy a file or a folder of the node to a path that is then its name. Raises ToolError if that cannot be."""
+        """Copy a file or folder of the node to the full name `path`. Raises ToolError on failure."""
         ...
 
     async def download(self, path: str, target: Path) -> None:
-        """Copy a file or a folder to the node, as `target`, which must not exist.
+        """Copy a file or folder to `target` on the node, which must not exist.
 
-        Links are copied only if they stay within the folder, those by a whole path as relative ones; devices and
-        sockets are not copied. Raises ToolError.
+        Links are copied only if they stay within the folder; absolute ones become relative. Devices and sockets are
+        skipped. Raises ToolError on failure.
         """
         ...
 
     async def stop(self) -> None:
-        """End it: no process, mount or folder is left. Harmless when repeated."""
+        """Stop the sandbox and remove its processes, mounts and folder. Idempotent."""
         ...
 
 
 class SandboxProvider(Protocol):
-    """Starts sandboxes of one kind on this node, and finds those that another process of the node started.
+    """Starts sandboxes of one kind on this node, and attaches to those that another process of the node started.
 
-    `auto` tries the installed kinds by their `priority`, an int, the highest first; it is 0 for those that have none. A
-    kind below 0 is taken only by its name. `workers/sandboxes/optional_protocols.py` has what more a kind may do.
+    `auto` tries the installed kinds in descending order of `priority`, an optional int (default 0). A kind with a
+    negative priority is used only by name. Optional methods are in `workers/sandboxes/optional_protocols.py`.
     """
 
     kind: ClassVar[str]
 
     def missing(self) -> str:
-        """Return why this kind cannot run here and how to fix that; empty if it can."""
+        """Return why this kind cannot run here and how to fix it; empty if it can run."""
         ...
 
-    async def start(self, sandbox_id: str, spec: SandboxSpec) -> Sandbox: ...
+    async def start(self, sandbox_id: str, spec: SandboxSpec) -> Sandbox:
+        """Start a sandbox; its id is unique on the node. Raises SandboxError."""
+        ...
 
     async def attach(self, sandbox_id: str, spec: SandboxSpec) -> Sandbox:
-        """A handle on a running sandbox of this node. Raises SandboxError if there is none."""
+        """Attach to a running sandbox of this node. Raises SandboxError if there is none."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class Observation:
-    """The result of a tool call, for the model. `done` ends the rollout, with `answer` as what was submitted.
+    """The result of a tool call, for the model. `done` ends the rollout with `answer` as the submission.
 
-    `artefacts` are kept with the rollout; the agent adds a line that names them.
+    `artefacts` are kept with the rollout; the agent appends a line that names them.
     """
 
     text: str
@@ -216,14 +220,14 @@ class Observation:
 
 
 class Tool(Protocol):
-    """One tool of one rollout. `arguments` is a pydantic model: it is the JSON schema and the check."""
+    """A tool of one rollout. The pydantic model `arguments` defines the JSON schema and validates the arguments."""
 
     name: ClassVar[str]
     description: ClassVar[str]
     arguments: ClassVar[type[BaseModel]]
 
     async def call(self, arguments: Any, timeout_s: float) -> Observation:
-        """`arguments` is an instance of the `arguments` model. ToolError is text for the model."""
+        """Run the tool. `arguments` is an instance of the `arguments` model. A ToolError is shown to the model."""
         ...
 
     async def close(self) -> None: ...
@@ -234,7 +238,7 @@ ToolFactory: TypeAlias = Callable[[Sandbox | None], Tool]
 
 @dataclass(frozen=True, slots=True)
 class Delta:
-    """A piece of an assistant message as it is sampled: of its text, or of its reasoning. Tool calls come whole."""
+    """A streamed piece of an assistant message: content, or reasoning. Tool calls are not streamed."""
 
     text: str
     reasoning: bool = False
@@ -244,16 +248,16 @@ OnDelta: TypeAlias = Callable[[Delta], None]
 
 
 class Policy(Protocol):
-    """The LLM that plays, whichever engine that is."""
+    """The LLM under training, served by any engine."""
 
     @property
     def blocked(self) -> str:
-        """The reason calls get no answer now: no engine can be reached, or all are busy or hang. Empty if they may."""
+        """The reason why calls are blocked: no engine is reachable, or all are busy or hang. Empty if they are not."""
         ...
 
     @property
     def paused_s(self) -> float:
-        """Seconds in total for which its calls were held back for new weights; they count against no time limit."""
+        """Total seconds for which calls were held back for new weights; not counted against any time limit."""
         ...
 
     async def complete(
@@ -264,34 +268,34 @@ class Policy(Protocol):
         max_tokens: int,
         on_delta: OnDelta | None = None,
     ) -> Completion:
-        """The next assistant message. EngineError if no engine can give one; LimitReached if the context is full.
+        """Return the next assistant message. EngineError if no engine answers, LimitReached if the context is full.
 
-        `messages` are the whole conversation. Calls may branch: several conversations of one rollout share a policy.
-        Images in them are parts of `workers.policy.message_images`, to be passed on as they are.
+        `messages` is the whole conversation. Calls may branch: several conversations of one rollout share a policy.
+        Image parts of messages come from `workers.policy.message_images` and are passed on unchanged.
         """
         ...
 
 
 Record: TypeAlias = Callable[[ModelCall], Awaitable[None]]
-"""Writes a model call to the store; called again with the same index once its observations are known."""
+"""Stores a model call; called a second time with the same index once its observations are known."""
 
 Keep: TypeAlias = Callable[[int, Artefact], Awaitable[str]]
-"""Stores an artefact of a turn, up to the rollout's cap; returns the name it can be fetched by, empty if not kept."""
+"""Stores an artefact of a turn, up to the rollout's cap; returns the name to fetch it by, or "" if not kept."""
 
 NextMessages: TypeAlias = Callable[[int, str | None], Awaitable[Sequence[Message]]]
-"""Asked with the number of steps that have ended, and the answer of the last: further user messages, or none."""
+"""Returns further user messages, or none, given the number of ended steps and the last step's answer."""
 
 
 Verify: TypeAlias = Callable[[str, Mapping[str, Any], Mapping[str, Any], str], Awaitable[float]]
-"""Scores an answer to an entry of a family of reasoning-gym, whose dataset has some settings, from 0 to 1.
+"""Scores an answer to a reasoning-gym entry from 0 to 1. Arguments: family, entry, dataset settings, answer.
 
-The arguments are family, entry, settings, answer. It is scored in a process that reads nothing else; EvaluatorError.
+Runs in a separate process that can read nothing else. Raises EvaluatorError.
 """
 
 
 @dataclass(slots=True)
 class AgentContext:
-    """The input of an agent: its task, what it may use, and where model calls and artefacts are recorded."""
+    """The input of an agent: task, tools, limits, and the callbacks that record model calls and artefacts."""
 
     rollout_id: str
     messages: list[Message]
@@ -302,65 +306,69 @@ class AgentContext:
     record: Record
     keep: Keep
     sandbox: Sandbox | None = None
-    """For agents that run inside it; those that act by tools do not need it."""
+    """For agents that run inside the sandbox; agents that only use tools do not need it."""
     next_messages: NextMessages | None = None
-    """To be asked whenever the policy has answered or submitted: what it returns goes on in the same conversation, and
-    the play ends when that is nothing. None if the task has one step."""
+    """Called each time the policy has answered or submitted. The returned messages continue the same conversation; an
+    empty result ends the rollout. None if the task has one step."""
     instance: Any = None
-    """The instance that is played, for agents that are made for one kind of problem."""
+    """The instance, for agents made for one kind of problem."""
     provider: Callable[[], SandboxProvider] | None = None
-    """The batch's kind of sandbox, for agents that need one beside the rollout's. Raises NotFound if none can run."""
+    """The batch's kind of sandbox, for agents that need a second sandbox. Raises NotFound if none can run."""
     rewards: list[float] | None = None
-    """Rewards of an environment's steps: set by an agent that plays one, as they come, and kept however it ends."""
+    """Rewards of an environment's steps: filled in step by step by the agent, and kept however the rollout ends."""
     models: Mapping[str, ChatModel] = field(default_factory=dict)
     """The LLMs of the batch's roles, by role."""
     agent_requests: AgentRequests = field(default_factory=AgentRequests)
-    """The batch's rule for what not every engine can answer, for agents whose programs ask by a gateway."""
+    """The batch's rule for requests that not every engine can answer, for agents whose programs use the gateway."""
     verify: Verify | None = None
-    """For agents whose environment leaves the verdict on an answer to the node; takes none of the rollout's time."""
+    """For agents whose environment lets the node verify answers; not charged to the rollout's time."""
 
 
 @dataclass(frozen=True, slots=True)
 class AgentResult:
-    """The end of an agent's play: its outcome, and its answer, if any."""
+    """The result of an agent: its outcome, and its answer, if any."""
 
     outcome: Outcome
     answer: str | None = None
 
 
 class Agent(Protocol):
-    """Plays one rollout. Limits end it with an outcome, never with an error.
+    """Runs one rollout. Reaching a limit ends it with an outcome, not with an error.
 
-    An agent that runs inside the sandbox has one more method, `sandbox(spec: SandboxSpec | None) -> SandboxSpec`: what
-    it is played in, given what the instance needs, if anything. It is scored in what the handler asks for.
+    An agent that runs inside the sandbox also has `sandbox(spec: SandboxSpec | None) -> SandboxSpec`. It returns the
+    spec to run in, given the spec that the instance needs, if any. Scoring uses the handler's spec.
     """
 
-    async def run(self, context: AgentContext) -> AgentResult: ...
+    async def run(self, context: AgentContext) -> AgentResult:
+        """Run the rollout to its end, and record each model call by `context.record`."""
+        ...
 
 
 class FreshSandbox(Protocol):
-    """Opens sandboxes for an evaluator, one at a time; each is stopped on the way out."""
+    """Opens sandboxes for an evaluator, one at a time; each is stopped when its block ends."""
 
     def __call__(self, spec: SandboxSpec | None = None, *, layer: bool = False) -> AbstractAsyncContextManager[Sandbox]:
-        """Open a sandbox that the policy never touched: of the instance's own spec, or of another.
+        """Open a sandbox that the policy never touched, with the instance's own spec or another.
 
-        With `layer` its files are as the policy left them, without its processes: the handler must have
+        With `layer` it has the files that the policy left, without the processes. The handler must have
         `keeps_layer = True`, and the spec the instance's image, packages and archives. Raises LayerMissing if the layer
-        was too large to be kept and is gone, `handler_options.NothingLeft` if the policy left none.
+        was too large to keep, `handler_options.NothingLeft` if there is none.
         """
         ...
 
 
 class Evaluator(Protocol):
-    """Scores a submission. EvaluatorError says that scoring broke, never that the submission is bad."""
+    """Scores a submission. EvaluatorError means that scoring failed, never that the submission is bad."""
 
     name: ClassVar[str]
 
-    async def evaluate(self, submission: Submission, fresh: FreshSandbox, timeout_s: float) -> Score: ...
+    async def evaluate(self, submission: Submission, fresh: FreshSandbox, timeout_s: float) -> Score:
+        """Return the score within `timeout_s` seconds. Raises EvaluatorError."""
+        ...
 
 
 class Handler(Protocol):
-    """Everything particular to one kind of problem. `instance` is always an instance of `instance_type`.
+    """Everything specific to one kind of problem. `instance` is always an instance of `instance_type`.
 
     Optional methods are in `workers/plugins/handler_options.py`; LLMs of roles are in `workers/plugins/roles.py`.
     """
@@ -371,28 +379,30 @@ class Handler(Protocol):
     tools: ClassVar[Collection[str]]
 
     def sandbox(self, instance: Any) -> SandboxSpec | None:
-        """Return the spec of the sandbox that it is played in; None if it needs none."""
+        """Return the spec of the policy's sandbox, or None if the instance needs none."""
         ...
 
     def messages(self, instance: Any) -> list[Message]:
-        """The conversation the policy is given."""
+        """Return the initial conversation."""
         ...
 
     async def prepare(self, instance: Any, sandbox: Sandbox) -> None:
-        """Stage files before the policy starts.
+        """Write files into the sandbox before the policy starts.
 
-        A handler with `prepares_once = True` says that this depends on the instance alone and leaves nothing but files,
-        none of them under two names: then it may be done once, and all samples of the instance start from these files.
+        `prepares_once = True` declares that this depends only on the instance and leaves nothing but files without hard
+        links. It may then run once, and all samples of the instance start from its files.
         """
         ...
 
     async def collect(self, instance: Any, sandbox: Sandbox | None, answer: str | None) -> Submission:
-        """Take from the sandbox what is to be scored, once the agent has ended.
+        """Read from the sandbox what the evaluator needs, after the agent has ended.
 
-        It gets as long as a tool call, or `collect_s` if the handler has that and it is more. What takes longer (or
-        raises TimeoutError) is called again, in a fresh sandbox as prepared and in this one: if it was the policy that
-        made it slow, `answer` alone is scored, and else it is an error that is tried again.
+        The time limit is that of a tool call, or the handler's `collect_s` if larger. After a timeout (or a
+        TimeoutError) it is called again, in a freshly prepared sandbox and in this one. If only this one is slow,
+        because of the policy, only `answer` is scored; otherwise the timeout is an error and retried.
         """
         ...
 
-    def evaluator(self, instance: Any) -> Evaluator: ...
+    def evaluator(self, instance: Any) -> Evaluator:
+        """Return the evaluator that scores the instance's submissions."""
+        ...

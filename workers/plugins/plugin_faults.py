@@ -1,9 +1,9 @@
-"""The one rule for calls into plug-ins: whatever comes out of one, but a cancellation from outside, is its failure.
+"""The rule for calls into plug-ins: any exception other than an external cancellation is a fault of the plug-in.
 
-Handlers, agents, tools, evaluators and sandboxes are other people's code, which may raise anything: an exception whose
-text cannot be had, `SystemExit`, `GeneratorExit`, a cancellation of its own, a group of several. `fault_of`
-turns each into one RolloutError that names the rollout and the call, so that it is counted like any other failure.
-`stages.boundary` applies it to what waits and `call_plugin` to what does not; nothing else calls a plug-in.
+Handlers, agents, tools, evaluators and sandboxes are third-party code and may raise anything: an exception whose
+`__str__` fails, `SystemExit`, `GeneratorExit`, a cancellation of their own, an exception group. `fault_of` turns each
+into one RolloutError that names the rollout and the call, so that it is counted like any other failure.
+`stages.boundary` applies the rule to coroutines, `call_plugin` to plain calls; plug-ins are called in no other way.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ _NO_THREAD = "can't start new thread"
 
 
 def described(error: BaseException) -> str:
-    """An exception's type and text on one line of bounded length; never raises, whatever its `__str__` does."""
-    # what a database driver says, without the statement and its values around it
+    """Return an exception's type and text on one line of bounded length; never raises, whatever its `__str__` does."""
+    # Of a database error: the driver's message, without the statement and its values.
     cause = getattr(error, "orig", None)
     inner = cause if isinstance(cause, BaseException) else error
     name = _safely(lambda: type(inner).__name__)
@@ -54,11 +54,11 @@ def _safely(ask: Callable[[], str]) -> str:
     try:
         return str(ask())
     except BaseException as error:
-        return f"(its text cannot be had: {type(error).__name__})"
+        return f"(its text is unavailable: {type(error).__name__})"
 
 
 def _leaves(error: BaseException) -> Iterator[BaseException]:
-    """The exceptions of a group and of the groups in it, without recursion."""
+    """Yield the leaf exceptions of a group, without recursion."""
     waiting = [error]
     while waiting:
         each = waiting.pop()
@@ -80,9 +80,9 @@ def is_cancellation(error: BaseException) -> bool:
 
 
 def fault_of(error: BaseException, rollout_id: str, what: str, error_type: type[RolloutError]) -> RolloutError:
-    """The RolloutError for what a plug-in raised: its own if it raised one, else an `error_type` that names the call.
+    """Return a plug-in's exception as a RolloutError: its own if it raised one, else an `error_type` naming the call.
 
-    A group whose leaves are all RolloutErrors, as a TaskGroup makes them, is the first of them.
+    Of a group of RolloutErrors only, as a TaskGroup raises it, return the first.
     """
     leaves = list(_leaves(error))
     own = [each for each in leaves if isinstance(each, RolloutError) and _is_known(each)]
@@ -97,7 +97,7 @@ def fault_of(error: BaseException, rollout_id: str, what: str, error_type: type[
 
 
 def _is_known(error: RolloutError) -> bool:
-    """Return whether its kind and its retry are valid: a plug-in may derive errors of its own, and get them wrong."""
+    """Return whether its kind and retry policy are valid; errors that a plug-in derives may get them wrong."""
     try:
         return bool(str(error) is not None and error.kind in _KINDS and isinstance(error.retryable, bool))
     except BaseException:
@@ -105,7 +105,7 @@ def _is_known(error: RolloutError) -> bool:
 
 
 def _named(error: RolloutError, rollout_id: str) -> RolloutError:
-    """The error if it names its rollout, else one like it that does: one object may be raised for many rollouts."""
+    """Return the error with its rollout's id in the text; a copy, as one object may be raised for many rollouts."""
     if rollout_id in str(error):
         return error
     named = type(error).__new__(type(error))
@@ -115,7 +115,7 @@ def _named(error: RolloutError, rollout_id: str) -> RolloutError:
 
 
 def call_plugin(rollout_id: str, what: str, error_type: type[RolloutError], ask: Callable[[], T]) -> T:
-    """Call a plug-in that answers at once. Raises a RolloutError for whatever it raises."""
+    """Call a synchronous method of a plug-in. Raises a RolloutError for any exception."""
     try:
         return ask()
     except BaseException as error:
@@ -123,10 +123,10 @@ def call_plugin(rollout_id: str, what: str, error_type: type[RolloutError], ask:
 
 
 def is_exhausted(error: BaseException | None) -> bool:
-    """Return whether the error means a process without threads, descriptors or memory, which no rollout caused.
+    """Return whether the process ran out of threads, descriptors or memory, which is never the rollout's fault.
 
-    A MemoryError counts if the farm's own code raised it. One of a plug-in is its own failure, as it may request more
-    than any machine has: a RolloutError stands before it in the chain.
+    A MemoryError counts only if the farm's own code raised it. A plug-in may request more memory than any machine has;
+    its MemoryError has a RolloutError before it in the chain and counts as the plug-in's failure.
     """
     by_plugin = False
     for _ in range(8):

@@ -1,8 +1,8 @@
-"""Checks of all that plug-ins return, at the edge of a stage, before any of it is kept or sent.
+"""Validates the return values of plug-ins at the boundary of a stage, before they are stored or sent.
 
-Each raises the RolloutError of the plug-in that returned the value, and names the field: nothing that reaches the store
-can be refused there. Texts are taken as they are, whatever characters the policy wrote: the store replaces what it
-cannot hold. Everything else must be what JSON has, of bounded depth and size.
+Each check raises the RolloutError of the plug-in that returned the value and names the field, so the store never has to
+refuse a value. Texts may hold any characters: the store replaces those that it cannot hold. Everything else must be
+JSON of bounded depth and size.
 """
 
 from __future__ import annotations
@@ -25,18 +25,18 @@ from workers.plugins.interfaces import AgentResult, Artefact, Score, Submission
 
 _MB = 1_000_000
 _MAX_BYTES = 64 * _MB
-"""Of a submission, of an answer, of the messages that a handler begins with."""
+"""Maximum size of a submission, of an answer, and of a handler's initial messages."""
 _MAX_DETAILS = 4 * _MB
 _NAME = 200
 _MAX_TOKENS = 2**31
 
 
 def agent_result(result: Any, rollout_id: str) -> AgentResult:
-    """Return an agent's result if an agent may end so: what the farm broke is an error, and never scored."""
+    """Return an agent's result if valid. An outcome that only the farm causes is an AgentError, never scored."""
     if not isinstance(result, AgentResult):
         raise AgentError(f"{rollout_id}: its agent returned {_kind(result)}, not an AgentResult")
     if result.outcome not in POLICY_OUTCOMES:
-        raise AgentError(f"{rollout_id}: its agent ended with {result.outcome!r}, which no policy can bring about")
+        raise AgentError(f"{rollout_id}: its agent ended with {result.outcome!r}, an outcome that no policy can cause")
     if result.answer is not None and not isinstance(result.answer, str):
         raise AgentError(f"{rollout_id}: its agent answered with {_kind(result.answer)}, not a text")
     _check(result.answer, f"{rollout_id}: its agent's answer", AgentError, _MAX_BYTES)
@@ -44,7 +44,7 @@ def agent_result(result: Any, rollout_id: str) -> AgentResult:
 
 
 def submission(found: Any, what: str) -> Submission:
-    """A handler's submission: an answer, and files as text or as bytes."""
+    """Validate a handler's submission: an answer, and files as text or bytes."""
     if not isinstance(found, Submission):
         raise HandlerError(f"{what} returned {_kind(found)}, not a Submission")
     if found.answer is not None and not isinstance(found.answer, str):
@@ -60,14 +60,14 @@ def submission(found: Any, what: str) -> Submission:
     n_bytes = sum(len(file.data) for file in found.tree.values())
     if n_bytes > MAX_TREE_BYTES or len(found.tree) > MAX_TREE_FILES:
         raise HandlerError(
-            f"{what}: tree has {len(found.tree)} files of {n_bytes} bytes; {MAX_TREE_FILES} files of {MAX_TREE_BYTES} "
-            "bytes may be: collect less, or let the handler keep the layer"
+            f"{what}: tree has {len(found.tree)} files of {n_bytes} bytes, more than {MAX_TREE_FILES} files or "
+            f"{MAX_TREE_BYTES} bytes: collect less, or let the handler keep the layer"
         )
     return Submission.model_construct(answer=found.answer, files=dict(found.files), tree=dict(found.tree))
 
 
 def rewards(found: Any, what: str) -> tuple[float, ...] | None:
-    """The rewards of an environment's steps, as an agent kept them: finite numbers, or None."""
+    """Validate an environment's step rewards, as recorded by the agent: finite numbers, or None."""
     if found is None:
         return None
     if not isinstance(found, list) or not all(map(_is_number, found)):
@@ -76,7 +76,7 @@ def rewards(found: Any, what: str) -> tuple[float, ...] | None:
 
 
 def messages(found: Any, what: str) -> list[Message]:
-    """The conversation that a handler begins with: a list of objects of JSON."""
+    """Validate a handler's initial conversation: a list of JSON objects."""
     if not isinstance(found, list | tuple) or not all(isinstance(each, dict) for each in found):
         raise HandlerError(f"{what} returned {_kind(found)}, not a list of messages")
     _check(found, what, HandlerError, _MAX_BYTES)
@@ -84,7 +84,7 @@ def messages(found: Any, what: str) -> list[Message]:
 
 
 def next_turn(found: Any, what: str) -> NextTurn:
-    """The next step of a task: messages, and a record that JSON can hold."""
+    """Validate a task's next step: messages, and a record that is JSON."""
     if not isinstance(found, NextTurn):
         raise HandlerError(f"{what} returned {_kind(found)}, not a NextTurn")
     if not isinstance(found.record, dict):
@@ -94,7 +94,7 @@ def next_turn(found: Any, what: str) -> NextTurn:
 
 
 def score(found: Any, what: str, rule: str | Mapping[str, float] = "") -> Score:
-    """An evaluator's score with the reward that counts by the rule of the batch, and details that JSON can hold."""
+    """Validate an evaluator's score, with the reward that counts under the batch's rule, and details that are JSON."""
     if not isinstance(found, Score):
         raise EvaluatorError(f"{what} returned {_kind(found)}, not a Score")
     if not isinstance(found.rewards, dict):
@@ -116,7 +116,7 @@ def score(found: Any, what: str, rule: str | Mapping[str, float] = "") -> Score:
             if type(index) is not int or not _is_number(each):
                 pair = f"{_shown(each)} as the reward of {_shown(index)}"
                 raise EvaluatorError(f"{what}: {field}: {pair}; it must be a finite number of an index")
-    # some numbers of other libraries are none for a database
+    # Numbers of other libraries, such as NumPy's, are refused by database drivers.
     return Score(
         float(value),
         found.details,
@@ -129,21 +129,21 @@ def _rewards_of(found: Score) -> tuple[dict[Any, float], ...]:
 
 
 def name(found: Any, what: str) -> str:
-    """The name of an evaluator."""
+    """Validate the name of an evaluator."""
     if not isinstance(found, str) or len(found) > _NAME:
         raise EvaluatorError(f"{what} is {_kind(found)}, not a text of at most {_NAME} characters")
     return found
 
 
 def spec(found: Any, what: str, error_type: type[RolloutError]) -> SandboxSpec | None:
-    """Return a spec, or None, that a plug-in returned; raise `error_type` for anything else."""
+    """Validate a plug-in's sandbox spec, or None; raise `error_type` for anything else."""
     if found is not None and not isinstance(found, SandboxSpec):
         raise error_type(f"{what} returned {_kind(found)}, not a SandboxSpec")
     return found
 
 
 def record(call: ModelCall, rollout_id: str) -> None:
-    """Check what is recorded of a model call: one half is an engine's, the other its agent's and tools'."""
+    """Validate a model call: some fields come from the engine, the others from the agent and its tools."""
     what = f"{rollout_id}: a model call of engine {call.engine!r:.200}"
     for field in ("finish_reason", "engine", "policy_version", "begins"):
         if not isinstance(getattr(call, field), str):
@@ -162,7 +162,7 @@ def record(call: ModelCall, rollout_id: str) -> None:
 
 
 def artefact(found: Any, rollout_id: str) -> None:
-    """Check an artefact of a tool."""
+    """Validate a tool's artefact."""
     if not isinstance(found, Artefact):
         raise AgentError(f"{rollout_id}: an artefact is {_kind(found)}")
     if not isinstance(found.name, str) or not isinstance(found.media_type, str) or not isinstance(found.data, bytes):
@@ -171,7 +171,7 @@ def artefact(found: Any, rollout_id: str) -> None:
 
 
 def _check_tools(tools: Any, what: str) -> None:
-    """Check tools less than the rest: schemas of programs may be nested deeper, and have larger integers."""
+    """Check tools less strictly: schemas of programs may be nested deeper and have larger integers."""
     if tools is None:
         return
     if not isinstance(tools, list) or not all(isinstance(each, dict) for each in tools):
@@ -181,7 +181,7 @@ def _check_tools(tools: Any, what: str) -> None:
     except (TypeError, ValueError, RecursionError) as error:
         raise AgentError(f"{what} are not JSON: {error}") from None
     if n_bytes > _MAX_BYTES:
-        raise AgentError(f"{what} have {n_bytes} bytes; {_MAX_BYTES} may be")
+        raise AgentError(f"{what} have {n_bytes} bytes, more than the {_MAX_BYTES} allowed")
 
 
 def _check(value: Any, what: str, error_type: type[RolloutError], most: int) -> None:
@@ -192,7 +192,7 @@ def _check(value: Any, what: str, error_type: type[RolloutError], most: int) -> 
 
 
 def _is_number(value: Any) -> bool:
-    """Return whether it is a finite number; True is one to Python, and most likely a mistake."""
+    """Return whether it is a finite number. Bools are refused, as they are most likely mistakes."""
     try:
         return isinstance(value, Real) and not isinstance(value, bool) and math.isfinite(value)
     except OverflowError:

@@ -1,4 +1,4 @@
-"""Name to plug-in, typed: the entry-point groups of the surface in `workers/plugins/interfaces.py`."""
+"""Loads plug-ins by name, typed: the entry-point groups of `workers/plugins/interfaces.py`."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ AGENTS = "farm.agents"
 
 @cache
 def handler(data_source: str) -> Handler:
-    """The handler of a data_source. Raises UnknownHandler."""
+    """Return the handler of a data_source. Raises UnknownHandler."""
     try:
         return cast(Handler, load(HANDLERS, data_source)())
     except NotFound as missing:
@@ -30,7 +30,7 @@ def handler(data_source: str) -> Handler:
 
 @cache
 def sandbox(kind: str) -> SandboxProvider:
-    """The provider of one kind of sandbox on this node."""
+    """Return the provider of one kind of sandbox on this node."""
     return cast(SandboxProvider, load(SANDBOXES, kind)())
 
 
@@ -40,12 +40,12 @@ def agent(name: str) -> Agent:
 
 
 def tool(name: str) -> ToolFactory:
-    """Makes one rollout's tool from its sandbox."""
+    """Return the factory that makes a rollout's tool from its sandbox."""
     return cast(ToolFactory, load(TOOLS, name))
 
 
 def best_sandbox() -> str:
-    """Return the kind to use where the choice is open: the first by priority that can run here. Raises NotFound."""
+    """Return the kind of highest priority that can run here, for `auto`. Raises NotFound."""
     reasons = []
     for kind in _by_priority():
         missing = _missing(kind)
@@ -53,13 +53,13 @@ def best_sandbox() -> str:
             return kind
         reasons.append(f"{kind}: {missing}")
     raise NotFound(
-        "no sandbox can run on this node: " + ("; ".join(reasons) or "no kind that may be chosen is installed")
+        "no sandbox can run on this node: " + ("; ".join(reasons) or "no kind that `auto` may choose is installed")
     )
 
 
 @cache
 def _by_priority() -> list[str]:
-    """Return the installed kinds that may be chosen, those of one priority by name. A broken one is left out."""
+    """Return the installed kinds that `auto` may choose, by priority, then name. Skips kinds that fail to load."""
     priorities = {kind: _priority(kind) for kind in installed(SANDBOXES)}
     return sorted((kind for kind in priorities if priorities[kind] >= 0), key=lambda kind: (-priorities[kind], kind))
 
@@ -68,7 +68,7 @@ def _priority(kind: str) -> int:
     try:
         return int(getattr(sandbox(kind), "priority", 0))
     except Exception as error:
-        # it is someone else's, and breaks for those who name it
+        # A broken third-party kind fails only the batches that name it.
         log.warning("Sandbox plug-in %s cannot be loaded: %s", kind, described(error))
         return -1
 

@@ -1,4 +1,4 @@
-"""The LLMs of roles besides the policy, and what a handler adds whose instances need one: a judge, a simulated user."""
+"""LLMs of roles besides the policy, such as a judge or a simulated user, and the handlers that need them."""
 
 from __future__ import annotations
 
@@ -14,33 +14,33 @@ if TYPE_CHECKING:
 
 
 MAX_TOKENS = 4096
-"""The most tokens of an answer whose request does not say so."""
+"""Maximum number of tokens of an answer if the request sets none."""
 
 
 class ChatModel(Protocol):
-    """The LLM of a role besides the policy. What it says is never trained on."""
+    """The LLM of a role besides the policy. Its output is never trained on."""
 
     @property
     def model(self) -> str:
-        """The model's name; empty if it is whichever the server lists first."""
+        """The model's name; empty for the first model that the server lists."""
         ...
 
     @property
     def blocked(self) -> str:
-        """The reason calls get no answer now, as of `Policy`."""
+        """The reason why calls are blocked, as in `Policy`; empty if they are not."""
         ...
 
     async def complete(self, messages: Sequence[Message], sampling: SamplingParams) -> str:
-        """Return the text of its next message, without its reasoning. Concurrent calls are limited, failures retried.
+        """Return the text of its next message, without the reasoning. Limits concurrent calls and retries failures.
 
-        Raises EngineError, which names the role, if no answer can be had.
+        Raises EngineError, which names the role, if there is no answer.
         """
         ...
 
     async def answer(
         self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]], sampling: SamplingParams
     ) -> Completion:
-        """Return its next message, with tool calls. Else as `complete`."""
+        """Return its next message, with tool calls; otherwise like `complete`."""
         ...
 
 
@@ -49,12 +49,12 @@ NO_MODELS: Mapping[str, ChatModel] = MappingProxyType({})
 
 
 class RoleHandler(Protocol):
-    """The methods of a handler of which some instances need LLMs besides the policy; it is a `Handler`, too."""
+    """Methods of a `Handler` whose instances may need LLMs besides the policy."""
 
     def roles(self, instance: Any) -> Collection[str]:
-        """Return the roles that an instance needs; a batch that does not name them is refused."""
+        """Return the roles that an instance needs; a batch that does not define them is refused."""
         ...
 
     def evaluator(self, instance: Any, models: Mapping[str, ChatModel] = NO_MODELS) -> Evaluator:
-        """Return its evaluator. `models` are those of the batch's roles, and at least those that the instance needs."""
+        """Return the instance's evaluator. `models` holds the batch's roles, at least those that the instance needs."""
         ...

@@ -1,8 +1,7 @@
-"""The form that a program asks an answer to have: no tool call, one at least, text of a JSON schema, token by token.
+"""The form that a program requires of an answer: no tool call, at least one, text of a JSON schema, token texts.
 
-It is part of how the answer is sampled. Engines that can are made to keep to it, by guided decoding; what they sample
-is recorded as any other call, with the label `guided`. An engine that cannot samples freely, unless the form is
-`required`.
+It is part of the sampling. Engines that support guided decoding are made to follow it; their samples are recorded like
+any other call, with the label `guided`. Any other engine samples freely, unless the form is `required`.
 """
 
 from __future__ import annotations
@@ -18,20 +17,20 @@ GUIDED = "guided"
 
 
 class FormedSampling(SamplingParams):
-    """The sampling parameters of one request that says what its answer must be."""
+    """The sampling parameters of one request with a required form of its answer."""
 
     tool_choice: Literal["none", "required"] | None = None
-    """`none`: nothing in the text is read as a tool call."""
+    """`none`: text is never parsed as a tool call."""
     tools_allowed: tuple[str, ...] = ()
     """The tools of which one must be called; empty for any."""
     answer_schema: dict[str, Any] | None = None
     """The JSON schema of the text."""
     spelled: bool = False
-    """True to ask for the text of each token."""
+    """True to request the text of each token."""
     required: bool = False
-    """True to refuse the request where the engine cannot be made to keep to the form."""
+    """True to refuse the request if the engine cannot guarantee the form."""
     guide: dict[str, Any] | None = None
-    """The form as engines take it, once the model's own format of tool calls is known: `json_schema`, or
+    """The form as engines accept it, set once the model's tool format is known: `json_schema`, or
     `structural_tag`."""
 
     @property
@@ -42,7 +41,7 @@ class FormedSampling(SamplingParams):
 def guide(
     sampling: FormedSampling, tool_format: str, opened: bool, tools: Sequence[Mapping[str, Any]]
 ) -> dict[str, Any]:
-    """Return the form as engines take it; empty if calls in this format cannot be guided.
+    """Return the form as engines accept it; empty if calls in this format cannot be guided.
 
     `opened`: the prompt ends inside an open reasoning tag, which the answer closes first.
     """
@@ -72,7 +71,7 @@ def is_spelled(sampling: SamplingParams) -> bool:
 
 
 def chat_fields(sampling: SamplingParams) -> dict[str, Any]:
-    """Return the fields of a chat request that ask for the form."""
+    """Return the fields of a chat request that specify the form."""
     if not isinstance(sampling, FormedSampling):
         return {}
     fields: dict[str, Any] = {}

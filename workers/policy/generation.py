@@ -1,4 +1,4 @@
-"""The interface of an engine, and one generation in the form that all wires give: ids in, ids out, with metadata."""
+"""The interface of an engine, and a generation in the common form of all wires: ids in, ids and metadata out."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from workers.plugins.interfaces import Completion
 
 @dataclass(frozen=True, slots=True)
 class EngineAddress:
-    """The address of an engine, `http://host:port/v1`, and the options it was added with; empty ones are detected."""
+    """The address of an engine, `http://host:port/v1`, and its options; empty ones are detected."""
 
     url: str
     model: str = ""
@@ -23,13 +23,13 @@ class EngineAddress:
     tokenizer: str = ""
     """A folder with `tokenizer.json`, or a name on the Hugging Face hub."""
     tool_format: str = ""
-    """The format in which its model writes tool calls; a name of `workers.policy.tool_calls`."""
+    """The format of the model's tool calls; a name of `workers.policy.tool_calls`."""
     plain_chat: bool = False
-    """True to send it chat requests that ask for no token ids, and nothing else but health checks."""
+    """True to send only health checks and chat requests that do not request token ids."""
 
 
 class EngineBusy(EngineError):
-    """A refusal for a while (429, 503, paused). `retry_after_s` is None if the engine does not send it."""
+    """A temporary refusal (429, 503, paused). `retry_after_s` is None if the engine does not send it."""
 
     def __init__(self, message: str, retry_after_s: float | None = None) -> None:
         super().__init__(message)
@@ -37,25 +37,25 @@ class EngineBusy(EngineError):
 
 
 class EngineRefused(EngineError):
-    """A request at fault: neither this engine nor another would answer it, with any number of retries."""
+    """A faulty request: no engine would answer it, with any number of retries."""
 
     retryable = False
 
 
 class EngineUnfit(EngineRefused):
-    """A request that this engine cannot answer, but another may: it requires another key, or lacks model or route."""
+    """A request that this engine cannot answer, but another may: wrong key, missing model or route."""
 
 
 class ExpertsMissing(EngineUnfit):
-    """A request for routed experts to an engine that gives none, and that is fit for all other requests."""
+    """A request for routed experts to an engine that gives none; it can serve all other requests."""
 
 
 class ImagesRefused(EngineUnfit):
-    """A conversation with images for an engine whose model takes none, or not so many; it is fit for all others."""
+    """A conversation with images that the engine's model does not support; it can serve all others."""
 
 
 class ImageUnreadable(EngineRefused):
-    """A conversation with an image that the engine cannot decode; `said` are the engine's words."""
+    """A conversation with an image that the engine cannot decode; `said` is the engine's message."""
 
     def __init__(self, message: str, said: str) -> None:
         super().__init__(message)
@@ -67,26 +67,26 @@ class LogprobsMissing(EngineRefused):
 
 
 class FormUnsupported(EngineRefused):
-    """A request whose answer must be of a form that this engine, or this model's tool format, cannot be held to."""
+    """A request for a form of the answer that this engine, or the model's tool format, cannot guarantee."""
 
 
 @dataclass(slots=True, kw_only=True)
 class Generation(SampledTokens):
-    """A sample from ids; `prompt_ids` are those that the engine reports, None if it does not."""
+    """A sample from ids; `prompt_ids` are those reported by the engine, None if it reports none."""
 
     response_ids: TokenIds
 
 
 @dataclass(slots=True, kw_only=True)
 class SpelledCompletion(Completion):
-    """A completion with the text of each of its response ids: joined they are all that was sampled."""
+    """A completion with the text of each response id; joined, they are the whole sampled text."""
 
     token_texts: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class ChatRequest:
-    """A conversation to go on with, and how: `model` is the engine's own if empty, `session_id` names the rollout."""
+    """A conversation to continue: an empty `model` is the engine's own; `session_id` identifies the rollout."""
 
     messages: Sequence[Message]
     max_tokens: int
@@ -99,9 +99,9 @@ class ChatRequest:
 
 @dataclass(frozen=True, slots=True)
 class ExpertRange:
-    """The routed experts that are wanted of a call: `top_k` of each token from position `start` of its prompt on.
+    """The routed experts to return for a call: `top_k` per token, from position `start` of its prompt on.
 
-    `n_layers` are those that calls before had; None if that is not known.
+    `n_layers` is the number of layers in earlier calls; None if unknown.
     """
 
     top_k: int
@@ -110,14 +110,14 @@ class ExpertRange:
 
 
 OnIds: TypeAlias = Callable[[Sequence[int]], None]
-"""Called with newly sampled ids as they come."""
+"""Called with newly sampled ids as they arrive."""
 
 
 class Engine(Protocol):
-    """A client of one LLM server, for one event loop; any number of calls at once.
+    """A client of one LLM server for one event loop; any number of calls may run at once.
 
-    A call that is cancelled closes its connection, so that the server stops generating. Errors: EngineBusy,
-    EngineRefused, EngineError for the rest; LimitReached(CONTEXT_FULL) if the prompt leaves no room for an answer.
+    Cancelling a call closes its connection, so that the server stops generating. Errors: LimitReached(CONTEXT_FULL) if
+    the prompt leaves no room for an answer; EngineBusy, EngineRefused, or EngineError for the rest.
     """
 
     address: EngineAddress
@@ -135,41 +135,41 @@ class Engine(Protocol):
         n_vocabulary: int | None = None,
         experts: ExpertRange | None = None,
     ) -> Generation:
-        """Sample from ids; only where `info.token_in` names a wire. `on_ids` requests a stream.
+        """Sample from ids; only if `info.token_in` names a wire. `on_ids` requests a stream.
 
-        Raises EngineError for an id at or above `n_vocabulary`, for more than `max_tokens` ids, and for other `experts`
-        than are asked for; ExpertsMissing for none.
+        Raises EngineError for an id at or above `n_vocabulary`, for more than `max_tokens` ids, and for `experts` other
+        than the requested ones; ExpertsMissing if there are none.
         """
         ...
 
     async def chat(self, request: ChatRequest) -> Completion:
-        """Let the engine render and tokenise the messages itself."""
+        """Let the engine render and tokenise the messages."""
         ...
 
     async def healthy(self) -> bool:
-        """Return whether it answers now; never raises, never waits for more than a few seconds."""
+        """Return whether it answers now; never raises, and takes a few seconds at most."""
         ...
 
     async def pause(self, mode: PauseMode) -> None:
-        """Stop sampling by `mode`; with `drain`, return once nothing runs. Raises EngineError if it cannot."""
+        """Stop sampling by `mode`; with `drain`, return once nothing runs. Raises EngineError on failure."""
         ...
 
     async def resume(self) -> None: ...
 
     async def paused(self) -> bool | None:
-        """Return whether it is paused; None if it does not tell."""
+        """Return whether it is paused; None if unknown."""
         ...
 
     async def set_version(self, version: str) -> None:
-        """Name the weights it has now, without aborting calls."""
+        """Name the current weights, without aborting calls."""
         ...
 
     async def load_weights(self, path: str) -> None:
-        """Load weights from a path on the server, and drop its prefix cache. Raises EngineError if it cannot."""
+        """Load weights from a path on the server, and drop its prefix cache. Raises EngineError on failure."""
         ...
 
     async def version(self) -> str:
-        """Return the version of its weights now; empty if it does not tell."""
+        """Return the version of its current weights; empty if unknown."""
         ...
 
     async def aclose(self) -> None: ...

@@ -1,7 +1,7 @@
-"""Images in messages: a part stands for each by its digest, and an engine is sent the bytes in its place.
+"""Images in messages: a part represents an image by its digest, and is replaced by the bytes when sent to an engine.
 
-A part is JSON without the image, so that what is recorded, compared and counted stays small. The image goes along as an
-attribute of the part. A copy that has lost it is refused: no engine is sent a conversation with an image left out.
+The JSON of a part does not contain the image, so records, comparisons and counts stay small. The image is an attribute
+of the part. A copy without it is refused: no engine gets a conversation with an image missing.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ Content: TypeAlias = str | list[dict[str, Any]]
 """The content of a message: a text, or parts of text and images."""
 
 IMAGE = "image"
-"""The type of a part that stands for an image."""
+"""The type of a part that represents an image."""
 
 _MEDIA = frozenset(
     {IMAGE, *("image_url", "input_image", "input_audio", "audio_url", "audio", "video_url", "video", "file")}
@@ -39,13 +39,13 @@ class Picture:
 
     @classmethod
     def of(cls, data: bytes) -> Picture | None:
-        """Return the image that some bytes are, by the first of them; None for what is none of MEDIA_TYPES."""
+        """Return the image with these bytes, identified by its first bytes; None if it is none of MEDIA_TYPES."""
         media_type = _media_type(data)
         return cls(hashlib.sha256(data).hexdigest(), media_type, data) if media_type else None
 
     @property
     def artefact(self) -> Artefact:
-        """The image as it is kept with its rollout: its name has its digest."""
+        """The image as an artefact of its rollout, named by its digest."""
         return Artefact(f"{self.sha256}.{self.media_type.partition('/')[2]}", self.media_type, self.data)
 
     @property
@@ -55,7 +55,7 @@ class Picture:
 
 
 class PicturePart(dict[str, Any]):
-    """A part of a message that stands for an image: `{"type": "image", "sha256", "media_type", "n_bytes"}`."""
+    """A message part that represents an image: `{"type": "image", "sha256", "media_type", "n_bytes"}`."""
 
     def __init__(self, picture: Picture) -> None:
         super().__init__(type=IMAGE, sha256=picture.sha256, media_type=picture.media_type, n_bytes=len(picture.data))
@@ -67,7 +67,7 @@ class PicturePart(dict[str, Any]):
 
 
 def parts_of(messages: Sequence[Message]) -> Iterator[PicturePart]:
-    """Yield the parts that stand for images, in the order of the conversation."""
+    """Yield the parts that represent images, in order."""
     for message in messages:
         content = message.get("content")
         if isinstance(content, list):
@@ -75,19 +75,19 @@ def parts_of(messages: Sequence[Message]) -> Iterator[PicturePart]:
 
 
 def digests_of(messages: Sequence[Message]) -> tuple[str, ...]:
-    """Return the digests of a conversation's images in their order, one for each place that an image has."""
+    """Return the digests of a conversation's images in order, repetitions included."""
     return tuple(part.picture.sha256 for part in parts_of(messages))
 
 
 def media_in(messages: Sequence[Message]) -> str:
-    """Return the type of the first part of a conversation that is an image or another medium; empty if none is."""
+    """Return the type of a conversation's first image or other medium; empty if it has none."""
     contents = (message.get("content") for message in messages)
     parts = (part for content in contents if isinstance(content, list) for part in content if isinstance(part, Mapping))
     return next((str(part["type"]) for part in parts if part.get("type") in _MEDIA), "")
 
 
 def as_sent(messages: Sequence[Message]) -> list[Message]:
-    """Return messages with the images themselves, as OpenAI's API writes them. Raises EngineRefused for a lost one."""
+    """Return messages with the images embedded as in OpenAI's API. Raises EngineRefused for a lost image."""
     return [
         {**message, "content": [_sent(part) for part in message["content"]]}
         if isinstance(message.get("content"), list)
@@ -101,13 +101,13 @@ def _sent(part: Any) -> Any:
         return {"type": "image_url", "image_url": {"url": part.picture.url}}
     if isinstance(part, Mapping) and part.get("type") == IMAGE:
         raise EngineRefused(
-            f"image {str(part.get('sha256'))[:12]} of a message has no bytes: pass the parts of messages on as they are"
+            f"image {str(part.get('sha256'))[:12]} of a message has no bytes: pass the parts of messages on unchanged"
         )
     return part
 
 
 def joined(contents: Sequence[Content], join: str) -> Content:
-    """Return several contents as one: texts next to each other are joined by `join`, and images keep their places."""
+    """Return several contents as one: adjacent texts are joined by `join`, images keep their positions."""
     parts: list[dict[str, Any]] = []
     for content in contents:
         for part in [{"type": "text", "text": content}] if isinstance(content, str) else content:

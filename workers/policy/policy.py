@@ -1,8 +1,8 @@
-"""The policy of one rollout: messages in, a completion out, with the ids that were sampled and nothing else.
+"""The policy of one rollout: messages in, a completion out, with exactly the ids that were sampled.
 
-On an engine that takes token ids, the prompt is the ids of the turns before and the new suffix; on any other, the
-engine renders the messages itself, and the call is as exact as its answer. An answer that a weight update aborted is
-resumed from the ids sampled so far, so that one call may span several versions.
+On an engine that accepts token ids, the prompt is the ids of the earlier turns plus the new suffix; any other engine
+renders the messages itself, and the call is as exact as its answer. An answer aborted by a weight update is resumed
+from the ids sampled so far, so one call may span several versions.
 """
 
 from __future__ import annotations
@@ -56,29 +56,29 @@ _ANSWER_TOKENS = 256
 """The assumed length of a rollout's first answer, for load balancing."""
 
 _MAX_CHARS_PER_TOKEN = 20
-"""No tokenizer's tokens are longer over a whole prompt. Longer texts are not encoded: that takes time and memory."""
+"""No tokenizer averages more over a prompt. Longer texts are refused without encoding, to save time and memory."""
 
 _MAX_CHARS = 4_000_000
-"""The longest request to an engine whose context is unknown: the text of a million tokens."""
+"""The longest request to an engine with an unknown context: the text of a million tokens."""
 
 _LONG_CHARS = 100_000
-"""A text that takes tens of milliseconds to encode."""
+"""Text length from which encoding takes tens of milliseconds."""
 
 _LONG_REQUEST_CHARS = 1_000_000
-"""A request that takes tens of milliseconds to render."""
+"""Request length from which rendering takes tens of milliseconds."""
 
 _TAIL_IDS = 16
 """The end of a prompt, in which a reasoning tag may be open."""
 
 _KEPT_KINDS = (WeightsMissing, FormUnsupported, ImagesRefused, LogprobsMissing)
-"""The kinds of errors that a caller tells apart."""
+"""The error types that callers distinguish."""
 
 _MOVED = "branch: the calls before were rendered by an engine, or have other token ids"
 
 
 @dataclass(frozen=True, slots=True)
 class PromptRules:
-    """The rules of a batch for the prompts of its rollouts, and for the staleness of their weights."""
+    """The rules of a batch for its rollouts' prompts, and for the staleness of their weights."""
 
     template_kwargs: Mapping[str, Any] = field(default_factory=dict)
     keep_rewritten: bool = False
@@ -91,7 +91,7 @@ class PromptRules:
     def room(self, prompt: Prompt) -> int | None:
         """Return how many tokens may be sampled after a prompt; None if its row has no limit.
 
-        Raises LimitReached if there are none.
+        Raises LimitReached if there is no room.
         """
         n_ids, n_after_first = len(prompt.ids), len(prompt.ids) - prompt.n_first
         rooms = []
@@ -110,7 +110,7 @@ class PromptRules:
 
 
 class RolloutPolicy:
-    """The policy of one rollout, on the engines that its router chooses. Concurrent conversations may share it."""
+    """The policy of one rollout, on engines chosen by its router. Concurrent conversations may share it."""
 
     def __init__(
         self, router: StickyRouter, rollout_id: str, model: str = "", rules: PromptRules | None = None
@@ -139,7 +139,7 @@ class RolloutPolicy:
 
     @property
     def context_tokens(self) -> int | None:
-        """The tokens that a prompt and its answer may have together; None if that is not known."""
+        """Maximum tokens of a prompt and its answer together; None if unknown."""
         known = (self._router.context_tokens, self._rules.max_row_tokens, self._rules.max_prompt_tokens)
         return min((each for each in known if each is not None), default=None)
 
@@ -171,7 +171,7 @@ class RolloutPolicy:
         return completion
 
     async def _answered(self, asked: _Asked, call: Call) -> Completion:
-        """Ask one engine after another, for as long as the router lends one, until the request is answered."""
+        """Try one engine after another, as long as the router provides one, until the request is answered."""
         while True:
             async with self._router.acquire(call) as engine:
                 return await self._ask(engine, asked)
@@ -179,14 +179,14 @@ class RolloutPolicy:
     async def _ask(self, engine: Engine, asked: _Asked) -> Completion:
         self._check_age(self._router.newest_version)
         _check_size(engine, asked)
-        # for an engine that names no weights, the farm's version at the start of the call counts
+        # For an engine that does not name its weights, the farm's version at the start of the call counts.
         result = self._router.version_of(engine.address.url)
-        # a prompt of ids has no place for an image: the engine renders it, and says with which ids
+        # Ids cannot represent an image: the engine renders the prompt and returns its ids.
         text = await self._text(engine) if engine.info.token_in and not asked.has_images else None
         if text is not None:
             if asked.media:
                 raise EngineRefused(
-                    f"a message has a part of type {asked.media!r}, for which a prompt of ids has no place: only an "
+                    f"a message has a part of type {asked.media!r}, which token ids cannot represent: only an "
                     "agent program's images reach an engine, with agent_requests.images `engine`"
                 )
             return await self._exact(engine, text, asked, result)
@@ -194,7 +194,7 @@ class RolloutPolicy:
             raise LogprobsMissing(f"engine {engine.address.url} gives no log-probabilities")
         if asked.request.sampling.routed_experts:
             raise ExpertsMissing(
-                f"engine {engine.address.url} takes no token ids of this call, and gives no routed_experts: use "
+                f"engine {engine.address.url} accepts no token ids for this call, and gives no routed_experts: use "
                 "another, or leave routed_experts out of the batch's sampling"
             )
         return await asked.chat(engine, result)
@@ -221,16 +221,16 @@ class RolloutPolicy:
         return call.completion(engine.address.url, message, parsed.n_invalid)
 
     async def _prompt(self, session: TokenSession, asked: _Asked) -> Prompt:
-        """Return the ids to sample from. The session is locked for its draft alone, not as a long text is encoded."""
+        """Return the ids to sample from. The session is locked only for its draft, not while a long text is encoded."""
         moved, begin = self._n_calls > 0, partial(session.draft, asked.request.messages, asked.request.tools)
         async with self._turn:
             draft = begin() if asked.n_chars_at_most < _LONG_REQUEST_CHARS else await _in_thread(begin)
         prompt = draft.encode() if draft.n_chars < _LONG_CHARS else await self._long_texts.run(draft.encode)
-        # earlier calls used ids of another tokenizer, or none
+        # Earlier calls used another tokenizer's ids, or none.
         return replace(prompt, begins=_MOVED) if moved and prompt.begins == FIRST else prompt
 
     def _session(self, text: ModelText) -> TokenSession:
-        """Return the session of this tokenizer; each has its own, as ids of one mean nothing to another."""
+        """Return the session of this tokenizer; each has its own, as ids are specific to a tokenizer."""
         if text.name not in self._sessions:
             self._sessions[text.name] = TokenSession(
                 text, template_kwargs=self._rules.template_kwargs, keep_rewritten=self._rules.keep_rewritten
@@ -238,7 +238,7 @@ class RolloutPolicy:
         return self._sessions[text.name]
 
     def _load(self, messages: Sequence[Message]) -> int:
-        """Return the estimated load of a call, in tokens: the new part of its prompt, and the answer."""
+        """Return the estimated load of a call, in tokens: the new part of its prompt, plus the answer."""
         answer = self._n_sampled // self._n_calls if self._n_calls else _ANSWER_TOKENS
         new = messages if self._n_calls == 0 else messages[-1:]
         return sum(len(str(message.get("content") or "")) for message in new) // _CHARS_PER_TOKEN + answer + 1
@@ -257,7 +257,7 @@ class RolloutPolicy:
         if not is_too_old(self._oldest, newest, allowed):
             return
         raise StaleRollout(
-            f"{self._rollout_id}: weights {newest} have overtaken it: it began with {self._oldest}, and its batch "
+            f"{self._rollout_id}: too old for weights {newest}: it began with {self._oldest}, and its batch "
             f"allows max_staleness {allowed}",
             restart=self._rules.restart_stale,
         )
@@ -282,9 +282,9 @@ class _Asked:
         prompt: Callable[[], Awaitable[Prompt]],
         room: Callable[[Prompt], int | None],
     ) -> TokenCompletion:
-        """Return the answer in ids of this tokenizer, begun with `prompt` if it has none yet.
+        """Return the answer in this tokenizer's ids, starting with `prompt` unless it has begun.
 
-        It has no more tokens than the `room` of its row.
+        It has at most as many tokens as the `room` of its row.
         """
         if text.name not in self._calls:
             begun = await prompt()
@@ -303,9 +303,9 @@ class _Asked:
         if isinstance(sampling, FormedSampling) and sampling.tool_choice == "none":
             tool_format = "none"
         elif self.request.tools and tool_format == "none" and not engine.address.tool_format:
-            # its calls would be taken for the answer, and scored
+            # Its calls would be taken for the answer, and scored.
             raise InvalidRequest(
-                f"there are tools, and the chat template of {text.name} shows no format of calls that is read here: "
+                f"the request has tools, and the chat template of {text.name} shows no supported format of calls: "
                 f"name one of {', '.join(tool_calls.FORMATS)} as the engine's tool_format; `none` takes all text for "
                 "the answer"
             )
@@ -316,12 +316,12 @@ class _Asked:
         return TokenCompletion(prompt, text.tokenizer, parser, sampling, max_tokens, live, self._n_layers)
 
     def _formed(self, engine: Engine, sampling: SamplingParams, tool_format: str, opened: bool) -> SamplingParams:
-        """Return the sampling with the guide of its form. Raises FormUnsupported if it has to have one, and cannot."""
+        """Return the sampling with the form's guide. Raises FormUnsupported if a required guide is impossible."""
         if not isinstance(sampling, FormedSampling) or not sampling.needs_guide:
             return sampling
         form = guide(sampling, tool_format, opened, self.request.tools) if takes_guides(engine.info) else {}
         if not form and sampling.required:
-            raise FormUnsupported(f"engine {engine.address.url} cannot be made to answer in the form that is asked for")
+            raise FormUnsupported(f"engine {engine.address.url} cannot answer in the requested form")
         return sampling.model_copy(update={"guide": form or None})
 
     async def chat(self, engine: Engine, told: str) -> Completion:
@@ -336,7 +336,7 @@ class _Asked:
     def _check_begun(self, goes_on: TokenCompletion | None) -> None:
         """Raise Interrupted if the beginning of another answer has been streamed."""
         if any(call.begun for call in self._calls.values() if call is not goes_on):
-            raise Interrupted("the answer cannot go on: the engines that are left read other token ids; ask again")
+            raise Interrupted("the answer cannot continue: the remaining engines use other token ids; ask again")
 
 
 def _full(noun: str, n_tokens: int, name: str, most: int) -> LimitReached:
@@ -344,7 +344,7 @@ def _full(noun: str, n_tokens: int, name: str, most: int) -> LimitReached:
 
 
 def _check_size(engine: Engine, asked: _Asked) -> None:
-    """Raise LimitReached for a request that cannot fit into the engine's context: for its text, calls and tools."""
+    """Raise LimitReached if the text, calls and tools of a request cannot fit into the engine's context."""
     context_tokens = engine.info.context_tokens
     limit = _MAX_CHARS if context_tokens is None else context_tokens * _MAX_CHARS_PER_TOKEN
     if asked.n_chars_at_most <= limit:
@@ -367,7 +367,7 @@ def _dated(completion: Completion, told: str) -> Completion:
 
 
 async def _in_thread(work: Callable[[], T]) -> T:
-    """Run it in a thread, as all rollouts share the event loop; wait for its end even when cancelled meanwhile."""
+    """Run it in a thread, as all rollouts share the event loop; wait for its end even when cancelled."""
     task = asyncio.ensure_future(asyncio.to_thread(work))
     try:
         return await asyncio.shield(task)

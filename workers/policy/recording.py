@@ -12,7 +12,7 @@ from workers.plugins.interfaces import Completion
 
 
 class Stopwatch:
-    """The start of a call, by the wall clock, and the time since then, by the monotonic clock."""
+    """The start of a call by the wall clock, and its duration by the monotonic clock."""
 
     def __init__(self) -> None:
         self.started_at = time.time()
@@ -24,7 +24,7 @@ class Stopwatch:
 
 
 def as_applied(sampling: SamplingParams, max_tokens: int) -> dict[str, Any]:
-    """Return the sampling parameters of a call, as JSON, without those that were left to the engine."""
+    """Return the sampling parameters of a call as JSON, without those left to the engine."""
     return {**sampling.model_dump(mode="json", exclude_none=True), "max_tokens": max_tokens}
 
 

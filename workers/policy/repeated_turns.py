@@ -1,7 +1,7 @@
-"""The rule for a policy that repeats itself: turns in a row that ask the same and are answered the same.
+"""Detects a policy that repeats itself: consecutive turns with equal requests and equal answers.
 
-A turn is compared by its calls, each a name and its arguments as JSON, or by its text if it has none, and by the texts
-that it was answered with. What a policy writes beside its calls, and ids of calls, are left out.
+Turns are compared by their calls (names, and arguments as JSON), or by their text if they have none, and by the texts
+of the answers. Text next to calls, and ids of calls, are ignored.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from farm.records.trajectory import Message
 
 N_ALTERNATING = 6
-"""Number of turns in a row, of two kinds that take turns (A B A B A B), that counts as a repetition, too."""
+"""Number of consecutive turns of two alternating kinds (A B A B A B) that also count as a repetition."""
 
 
 class RepeatedTurns:
@@ -25,7 +25,7 @@ class RepeatedTurns:
         self._last: deque[bytes] = deque(maxlen=max(most or 0, N_ALTERNATING))
 
     def repeat_with(self, answer: Message, observations: Iterable[str]) -> bool:
-        """Add a turn that is over; return whether the limit is reached with it. Never without a limit."""
+        """Add a completed turn; return whether it reaches the limit. Always False without a limit."""
         if self._most is None:
             return False
         self._last.append(_digest(answer, observations))
@@ -33,10 +33,10 @@ class RepeatedTurns:
 
 
 def conversation_repeats(messages: Sequence[Message], most: int | None) -> bool:
-    """Return whether the limit is reached by the last turns of a conversation, as a program sends it.
+    """Return whether the last turns of a conversation, as sent by a program, reach the limit.
 
-    An answer that another follows, or nothing, counts for nothing: it is a part of one, or not over. No more turns are
-    read than are alike.
+    An answer followed by another answer, or by nothing, is ignored: it is a part of a turn, or incomplete. Reads
+    backwards only as long as turns are equal.
     """
     return most is not None and _repeat(_newest_first(messages), most)
 
@@ -74,7 +74,7 @@ def _digest(answer: Message, observations: Iterable[str]) -> bytes:
 
 
 def _arguments(text: str) -> str:
-    """Return arguments in one order of their names and without blanks; a text that is no JSON as it is."""
+    """Return arguments with sorted keys and without blanks; a text that is not JSON is unchanged."""
     try:
         return json.dumps(json.loads(text or "{}"), sort_keys=True)
     except (ValueError, RecursionError):
@@ -82,6 +82,6 @@ def _arguments(text: str) -> str:
 
 
 def text_of(message: Message) -> str:
-    """Return the text of a message; of one whose content is a list of parts, these as JSON."""
+    """Return the text of a message; content that is a list of parts becomes JSON."""
     content = message.get("content") or ""
     return content if isinstance(content, str) else json.dumps(content, default=str)

@@ -1,6 +1,6 @@
-"""The LLMs of roles besides the policy: plain chat on a server of the batch's, or on the farm's engines of a model.
+"""The LLMs of roles besides the policy: plain chat on a server of the batch, or on the farm's engines of a model.
 
-Their calls are no model calls of the rollout: no ids are asked for, and nothing of them becomes a training row.
+Their calls are not model calls of the rollout: no ids are requested, and nothing becomes a training row.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from workers.policy.routing.router import RoutingKey, StickyRouter
 
 _CHARS_PER_TOKEN = 4
 _OF_THE_POLICY = {"cache_salt": None, "min_tokens": None, "stop_token_ids": None}
-"""Sampling parameters that say something of the policy's own tokens and weights."""
+"""Sampling parameters that concern only the policy's tokens and weights."""
 
 
 class RoleModel:
@@ -68,7 +68,7 @@ class RoleModel:
             except TimeoutError:
                 waits = f" ({self.blocked})" if self.blocked else ""
                 raise EngineError(
-                    f"role {self._role}: no answer within {self._settings.timeout_s:g} s{waits}; see its server, or "
+                    f"role {self._role}: no answer within {self._settings.timeout_s:g} s{waits}; check its server, or "
                     "raise the role's timeout_s"
                 ) from None
             except LimitReached as error:
@@ -90,7 +90,7 @@ class RoleModel:
 
 
 class RoleModels:
-    """The LLMs of roles in a worker process. `farm_engines` gives the pool of the farm's own engines."""
+    """The LLMs of roles in a worker process. `farm_engines` returns the pool of the farm's own engines."""
 
     def __init__(self, dedicated: DedicatedEngines, farm_engines: Callable[[], EnginePool]) -> None:
         self._dedicated = dedicated
@@ -100,7 +100,7 @@ class RoleModels:
 
     @contextmanager
     def of(self, roles: Mapping[str, RoleEngine], rollout_id: str) -> Iterator[Mapping[str, ChatModel]]:
-        """Lend the models of a rollout's roles, by role. From any thread."""
+        """Yield the models of a rollout's roles, by role. Thread-safe."""
         with ExitStack() as stack:
             yield {role: self._opened(stack, role, engine, rollout_id) for role, engine in roles.items()}
 
@@ -112,7 +112,7 @@ class RoleModels:
         else:
             pool = self._farm_engines()
         router = StickyRouter(pool, RoutingKey(rollout_id, model=settings.model))
-        # shared by all rollouts of the process that use these settings, and gone with the last of them
+        # Shared by all rollouts of the process with these settings, removed with the last of them.
         with self._lock:
             slots = self._slots.setdefault(settings, asyncio.Semaphore(settings.n_parallel))
         return RoleModel(role, settings, router, slots)

@@ -1,4 +1,4 @@
-"""Stop strings in sampled text. The ids hold them, as they were sampled; the message that is shown ends before them."""
+"""Stop strings in sampled text. The ids keep them, as sampled; the visible message ends before them."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from workers.policy.tool_calls.scanner import any_of, held_from
 
 
 def before_stop(text: str, reason: str | int | None, stops: Sequence[str]) -> str:
-    """Return the text up to the stop string that ended it, which is `reason`; all of it if none did."""
+    """Return the text up to `reason`, the stop string that ended it; all of it if none did."""
     if not reason or not isinstance(reason, str) or reason not in stops:
         return text
     head, result, _ = text.rpartition(reason)
@@ -16,7 +16,7 @@ def before_stop(text: str, reason: str | int | None, stops: Sequence[str]) -> st
 
 
 class StopStream:
-    """A filter of streamed text that holds back what may turn out to be a stop string."""
+    """Filters streamed text: holds back what may become a stop string."""
 
     def __init__(self, stops: Sequence[str]) -> None:
         self._stops = tuple(stop for stop in stops if stop)
@@ -27,7 +27,7 @@ class StopStream:
         self._held += text
         if not self._stops:
             return self._give(len(self._held))
-        # a longer one may have begun before one that is complete
+        # A longer one may have begun before a complete one.
         n = held_from(self._held, 0, self._stops)
         match = any_of(self._stops).search(self._held)
         return self._give(min(n, match.start()) if match else n)

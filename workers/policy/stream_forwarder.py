@@ -1,4 +1,4 @@
-"""Streaming of an answer while it is sampled. Deltas that were sent cannot be taken back, so no other may follow."""
+"""Streaming of an answer while it is sampled. Sent deltas cannot be revoked, so only this answer may follow them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from workers.policy.tool_calls import Parser
 
 
 class Interrupted(EngineRefused):
-    """A stream that broke off after its beginning was sent; the client may retry."""
+    """A stream broke off after its beginning was sent; the client may retry."""
 
     retryable = True
 
@@ -31,7 +31,7 @@ class StreamForwarder:
 
     @contextmanager
     def part(self) -> Iterator[None]:
-        """Surround the sampling of a part. Raises Interrupted if an earlier one broke off: its ids are lost."""
+        """Surround the sampling of a part. Raises Interrupted if an earlier part broke off, as its ids are lost."""
         if self._broken:
             raise Interrupted("the answer broke off after its beginning was passed on; ask again")
         yield

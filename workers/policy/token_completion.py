@@ -1,6 +1,6 @@
-"""One answer from token ids: sampled in one part or, if it was aborted from outside, in several.
+"""One answer from token ids: sampled in one part or, if aborted from outside, in several.
 
-Tokens sampled before an abort are kept; the rest is requested from all ids so far, be it on another engine. So one
+Tokens sampled before an abort are kept; the rest is requested from all ids so far, possibly on another engine. So one
 answer may span several versions of the weights, which are recorded for each of its tokens.
 """
 
@@ -27,16 +27,16 @@ from workers.policy.tokens.tokenizer import Tokenizer
 from workers.policy.tool_calls import Parsed, Parser
 
 _MAX_ABORTS = 100
-"""The most aborts of one answer from outside; beyond, something must be wrong with the engines."""
+"""Maximum aborts of one answer from outside; more of them indicate faulty engines."""
 
 _ABORT_PAUSE_S = 0.1
 """Seconds until the next request to an engine that aborted an answer: its pause may not be known here yet."""
 
 
 class TokenCompletion:
-    """The answer to one prompt, as far as it is sampled. `live` streams it; None if it is not to be streamed.
+    """The answer to one prompt, as far as it is sampled. `live` streams it; None for no streaming.
 
-    `n_layers` are those of the routed experts of calls before; None if that is not known.
+    `n_layers` is the number of layers of earlier calls' routed experts; None if unknown.
     """
 
     def __init__(
@@ -84,14 +84,14 @@ class TokenCompletion:
         except LimitReached:
             if not self._parts:
                 raise
-            # the ids sampled before the abort fill the context of this engine
+            # The ids sampled before the abort fill the context of this engine.
             self._end_by_length()
             return
         self._take(part, ids, told)
         if part.finish_reason != "abort":
             return
         if len(part.response_ids) >= room:
-            # an answer aborted at `max_tokens` was ended by that limit
+            # An answer aborted at `max_tokens` was ended by that limit.
             self._end_by_length()
             return
         if len(self._parts) > _MAX_ABORTS:
@@ -100,18 +100,18 @@ class TokenCompletion:
             self._begin_anew()
         n_ids = len(ids) + len(part.response_ids)
         raise EngineBusy(
-            f"engine {engine.address.url} aborted the answer; it goes on after {n_ids} ids", _ABORT_PAUSE_S
+            f"engine {engine.address.url} aborted the answer; it continues after {n_ids} ids", _ABORT_PAUSE_S
         )
 
     def _begin_anew(self) -> None:
-        """Drop what was sampled: a guide holds an answer from its beginning. Raises Interrupted if it was streamed."""
+        """Drop the sampled ids: a guide applies from the beginning. Raises Interrupted if they were streamed."""
         if self.begun:
             raise Interrupted("the guided answer broke off after its beginning was passed on; ask again")
         self._parts.clear()
         self._mismatches.clear()
 
     async def _generate(self, engine: Engine, ids: TokenIds, room: int, model: str, session_id: str) -> Generation:
-        """Sample the rest, freely if the engine refuses the form that is asked for, unless it is required."""
+        """Sample the rest; freely if the engine refuses the requested form, unless it is required."""
         ask = partial(
             engine.generate,
             ids,
@@ -134,7 +134,7 @@ class TokenCompletion:
         return await self._generate(engine, ids, room, model, session_id)
 
     def _experts_wanted(self) -> ExpertRange | None:
-        """Return the range of experts that is not there yet: the calls before have all but the last of the held ids."""
+        """Return the missing range of experts: earlier calls have those of all held ids except the last."""
         if self._sampling.routed_experts is None:
             return None
         taken = self._experts()
@@ -143,12 +143,12 @@ class TokenCompletion:
         return ExpertRange(self._sampling.routed_experts, max(self.prompt.n_held - 1, 0), self._n_layers)
 
     def _experts(self) -> CallExperts | None:
-        """Return the experts of all parts as one; each part's go on where those before end."""
+        """Return the experts of all parts as one; each part continues where the previous one ends."""
         parts = [part.routed_experts for part in self._parts if part.routed_experts is not None]
         return reduce(CallExperts.then, parts) if parts else None
 
     def _drawn(self, n_sampled: int) -> SamplingParams:
-        """Return the sampling after `n_sampled` tokens: with the seed of the first part it would repeat its draws."""
+        """Return the sampling after `n_sampled` tokens: the seed of the first part would repeat its draws."""
         seed, least = self._sampling.seed, self._sampling.min_tokens
         if not n_sampled or (seed is None and not least):
             return self._sampling
@@ -224,7 +224,7 @@ def _joined_logprobs(parts: Sequence[Generation]) -> LogProbs | None:
 
 
 def _joined_versions(parts: Sequence[Generation]) -> tuple[VersionSpan, ...]:
-    """Return the spans of all parts, merged where the version is the same; empty if no version is known."""
+    """Return the spans of all parts, merged where the version is equal; empty if no version is known."""
     spans: list[VersionSpan] = []
     offset = 0
     for part in parts:
@@ -233,7 +233,7 @@ def _joined_versions(parts: Sequence[Generation]) -> tuple[VersionSpan, ...]:
             if spans and spans[-1].version == span.version:
                 spans[-1] = replace(spans[-1], end=end)
             elif start < end:
-                # weights that were replaced before the first token sampled nothing
+                # Weights replaced before the first token sampled nothing.
                 spans.append(VersionSpan(span.version, start, end))
         offset += len(part.response_ids)
     return tuple(spans) if any(span.version for span in spans) else ()

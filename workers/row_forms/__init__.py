@@ -1,1 +1,1 @@
-"""Rows of well-known data sets, in their own field names, as the fields of a handler's instances."""
+"""Converts rows of well-known data sets, with their own field names, to the fields of a handler's instances."""

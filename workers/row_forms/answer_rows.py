@@ -1,4 +1,4 @@
-r"""Rows that ask for an answer: of DAPO, verl, ProRL, Polaris, DeepScaleR, slime, NeMo Gym, SuperGPQA, WebInstruct."""
+r"""Rows with an answer: of DAPO, verl, ProRL, Polaris, DeepScaleR, slime, NeMo Gym, SuperGPQA, WebInstruct."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ _TEXTS = ("question", "problem")
 _GOLDS = ("expected_answer", "answer", "label", "answerKey")
 _LEAST_CHOICES = 2
 _LONG_GOLD = 120
-"""Characters of a gold answer beyond which a row's own pattern would cut the answer, as its graders have it."""
+"""Length of a gold answer above which a row's own pattern would cut the answer, as in its graders."""
 
 
 def answer_fields(row: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the fields of an instance of the handler `answer` for a row, which may be such fields already.
+    """Return the fields of an instance of the handler `answer` for a row, or for such fields themselves.
 
-    Columns that say nothing of the problem are dropped. Raises ValueError for a row without a problem or gold answer.
+    Columns that do not describe the problem are dropped. Raises ValueError for a row without problem or gold answer.
     """
     if "gold" in row or not isinstance(row, Mapping):
         return dict(row)
@@ -39,7 +39,7 @@ def answer_fields(row: Mapping[str, Any]) -> dict[str, Any]:
             "the row has no question: neither `question`, `problem`, `prompt` nor `responses_create_params`"
         )
     if by_letter and not result["prompt"] and not metadata_of(row).get("choices"):
-        # its options are shown by its question
+        # Its question shows its options.
         result["prompt"] = [{"role": "user", "content": result["question"]}]
     if rule:
         result["rule"] = rule
@@ -60,7 +60,7 @@ def answer_fields(row: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _template(row: Mapping[str, Any], gold: str) -> dict[str, Any]:
-    """Return the fields of a row's own patterns, of which there may be a list, and of its prefix of answers."""
+    """Return the fields of a row's own patterns, one or a list, and of its answer prefix."""
     template = row.get("template_metadata")
     if not isinstance(template, Mapping):
         return {}
@@ -78,7 +78,7 @@ def _template(row: Mapping[str, Any], gold: str) -> dict[str, Any]:
 
 
 def _right_answers(row: Mapping[str, Any], *, by_letter: bool) -> dict[str, Any]:
-    """Return the fields of the gold answers, and of the options among which slime's `gpqa` has them."""
+    """Return the fields of the gold answers, and of the options for slime's `gpqa`."""
     if by_letter:
         return choice_fields(metadata_of(row), _gold_value(row))
     gold, *others = _golds(row)
@@ -98,7 +98,7 @@ def _gold_value(row: Mapping[str, Any]) -> Any:
 
 
 def _golds(row: Mapping[str, Any]) -> list[str]:
-    """Return the gold answers: of a text that is worked out up to a line `#### 42`, what stands there."""
+    """Return the gold answers; of a worked-out text with a line `#### 42`, that line's answer."""
     values = _listed(_gold_value(row))
     for each in values:
         if isinstance(each, bool) or not isinstance(each, str | int | float) or not str(each).strip():
@@ -112,7 +112,7 @@ def _golds(row: Mapping[str, Any]) -> list[str]:
 
 
 def _listed(value: Any) -> list[Any]:
-    """Return several gold answers, which may be the text of a list, as Skywork's are; none for a null."""
+    """Return several gold answers, possibly given as the text of a list, as in Skywork; none for a null."""
     if isinstance(value, str) and value.lstrip().startswith('["') and value.rstrip().endswith('"]'):
         with contextlib.suppress(ValueError):
             value = json.loads(value)
@@ -122,7 +122,7 @@ def _listed(value: Any) -> list[Any]:
 
 
 def _rule(row: Mapping[str, Any]) -> str:
-    """Return the name of the scorer that a row's authors have for it; empty if none of those known."""
+    """Return the name of the authors' scorer for a row; empty if it has no known one."""
     if rule := row.get("rule"):
         return str(rule)
     if mode := row.get("grading_mode"):
@@ -141,7 +141,7 @@ def _option(option: Any) -> str:
 
 
 def _choices(row: Mapping[str, Any]) -> tuple[list[str], list[str]] | None:
-    """Return the texts and the labels of a column `choices`, as MMLU and ARC have it; None without one."""
+    """Return the texts and labels of a column `choices`, as in MMLU and ARC; None without one."""
     given = row.get("choices")
     texts, labels = (given.get("text"), given.get("label")) if isinstance(given, Mapping) else (given, None)
     if not isinstance(texts, list | tuple) or len(texts) < _LEAST_CHOICES:
@@ -150,7 +150,7 @@ def _choices(row: Mapping[str, Any]) -> tuple[list[str], list[str]] | None:
 
 
 def _chosen(row: Mapping[str, Any], options: Sequence[str], labels: Sequence[str], gold: str) -> str:
-    """Return the letter of the gold choice, which a row gives by label, text or letter, or as an index from 0."""
+    """Return the letter of the gold choice, given by label, text or letter, or as an index from 0."""
     if gold in labels:
         return LETTERS[labels.index(gold)]
     is_index = isinstance(_gold_value(row), int) or (gold.isdecimal() and gold not in options)
@@ -160,7 +160,7 @@ def _chosen(row: Mapping[str, Any], options: Sequence[str], labels: Sequence[str
 
 
 def _letter(row: Mapping[str, Any], options: Sequence[str], gold: str) -> str:
-    """Return the letter of the gold option, which a row gives by letter, by text, or by both."""
+    """Return the letter of the gold option, given by letter, by text, or by both."""
     letter = str(row.get("answer_letter") or "").strip().upper()
     if not letter and gold in options:
         letter = LETTERS[list(options).index(gold)]
@@ -171,6 +171,6 @@ def _letter(row: Mapping[str, Any], options: Sequence[str], gold: str) -> str:
 
 
 def _asks_for_judge(row: Mapping[str, Any]) -> bool:
-    """Return whether a row is of a set whose answers are more than mathematics: WebInstruct-verified, ProRL's STEM."""
+    """Return whether a row's data set has answers beyond mathematics: WebInstruct-verified, ProRL's STEM."""
     reward = row.get("reward_model")
     return "answer_type" in row or (isinstance(reward, Mapping) and reward.get("style") == "model")

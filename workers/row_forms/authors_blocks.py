@@ -1,4 +1,4 @@
-"""The program in an answer as the authors of a form take it, whatever is right of that: for the score of theirs."""
+"""Extracts the program of an answer exactly like the authors of a form, right or wrong, for their score."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ _SKYRL = re.compile(r"```(?:\w+)?\n(.*?)```", re.DOTALL)
 
 
 def between_last_marks(answer: str, function: str) -> str:
-    """LiveCodeBench: what is between the last two lines that hold three back-quotes; empty without two."""
+    """LiveCodeBench: the text between the last two lines with three back-quotes; empty without two."""
     lines = answer.split("\n")
     marked = [place for place, line in enumerate(lines) if "```" in line]
     return "\n".join(lines[marked[-2] + 1 : marked[-1]]) if len(marked) >= 2 else ""
 
 
 def after_last_python_mark(answer: str, function: str) -> str:
-    """Return what verl's prime_code takes: what follows the last "```python", up to the next mark; else the answer.
+    """verl's prime_code: the text after the last "```python", up to the next mark; else the whole answer.
 
-    It runs what is indented, too.
+    Indented text is run, too.
     """
     return textwrap.dedent(answer.rpartition("```python")[2].partition("```")[0])
 
@@ -33,7 +33,7 @@ def last_match(answer: str, function: str) -> str:
 
 
 def definitions_needed(answer: str, function: str) -> str:
-    """EvalPlus: the imports and definitions that the function needs; empty where nothing names it."""
+    """EvalPlus: the imports and definitions that the function needs; empty if nothing defines it."""
     program = sanitized(answer, function)
     return program if function in program else ""
 
@@ -45,4 +45,4 @@ AUTHORS_PROGRAM: Mapping[str, Callable[[str, str], str]] = {
     "prime_code": after_last_python_mark,
     "evalplus": definitions_needed,
 }
-"""By the name of a rule: of an answer, and of the function that is called. Other forms' scorers get programs alone."""
+"""By rule name: functions of an answer and the called function's name. Other scorers get only programs."""

@@ -1,6 +1,6 @@
-"""The program in an answer as EvalPlus takes it before it is evaluated: `sanitize` of evalplus at 26d6d00.
+"""The program that EvalPlus extracts from an answer: `sanitize` of evalplus at 26d6d00.
 
-It reads by Python's own parser, where EvalPlus reads by tree-sitter.
+This version uses Python's own parser, EvalPlus uses tree-sitter.
 """
 
 from __future__ import annotations
@@ -13,19 +13,19 @@ from farm import python_syntax
 
 _ESCAPE = re.compile(r"\x1B(?:[@-Z\\-_]|\[[0-?]*[ -/]*[@-~])")
 _MAX_PARSED = 300_000
-"""Characters that are parsed in search of the longest program; beyond it the longest that was found is taken."""
+"""Number of characters to parse in search of the longest program; then the longest one so far is used."""
 _FINAL = re.compile(
     r"invalid (?:syntax$|character|decimal|hexadecimal|octal|binary|imaginary|non-printable)|leading zeros|unmatched"
     r"|unterminated string literal|unexpected (?:indent|character)|closing parenthesis"
 )
-"""Errors that stand at the last character that was read, so that more lines change nothing."""
+"""Errors at the last character read, which more lines cannot fix."""
 
 
 def sanitized(answer: str, function: str) -> str:
     """Return the imports and the definitions that `function` needs, of the longest run of lines that is a program.
 
-    Decorated definitions, functions that return nothing and all other statements are left out. If nothing remains, it
-    is that run as it stands.
+    Decorated definitions, functions without a return and all other statements are dropped. If nothing remains, the run
+    is returned unchanged.
     """
     longest = _longest_program(_ESCAPE.sub("", answer)).strip()
     program = _parsed(longest)
@@ -49,7 +49,7 @@ def sanitized(answer: str, function: str) -> str:
 
 
 def _longest_program(text: str) -> str:
-    """Return the first run of two lines or more that Python parses with the most lines that are not blank."""
+    """Return the first run of two or more lines that Python parses, with the most non-blank lines."""
     lines = text.split("\n")
     counts = [0]
     for line in lines:
@@ -58,7 +58,7 @@ def _longest_program(text: str) -> str:
     for start in range(len(lines)):
         n, stop = 1, len(lines)
         while stop - start > 1 and counts[stop] - counts[start] > best and n_parsed < _MAX_PARSED:
-            # a few lines first, as most texts that are not programs break in their first one
+            # First a few lines, as most texts that are not programs fail in the first one.
             end = min(start + n, stop)
             run = "\n".join(lines[start:end])
             n_parsed += len(run)
@@ -83,17 +83,17 @@ def _parsed(text: str) -> ast.Module | SyntaxError:
 
 
 def _n_sound(error: SyntaxError, text: str) -> int:
-    """Return the number of lines before one that breaks every run with it; that of the whole text if none is known."""
+    """Return the number of lines before one that breaks every run with it; all lines if no such line is known."""
     lines = text.split("\n")
     line, at = error.lineno or 0, error.offset or 0
     if not 0 < line <= len(lines) or not _FINAL.match(error.msg) or lines[line - 1].endswith("\\"):
         return 1_000_000
-    # an error at the end of a line may be that more was expected
+    # An error at the end of a line may mean that more text was expected.
     return line - 1 if 0 < at <= len(lines[line - 1].rstrip()) else 1_000_000
 
 
 def _defined(node: ast.stmt) -> str | None:
-    """Return the name that a statement is kept under; None if it is left out."""
+    """Return the name under which a statement is kept; None if it is dropped."""
     if isinstance(node, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
         returns = isinstance(node, ast.ClassDef) or any(isinstance(each, ast.Return) for each in ast.walk(node))
         return node.name if returns and not node.decorator_list else None
@@ -109,14 +109,14 @@ def _defined(node: ast.stmt) -> str | None:
 
 
 def _is_bracketed(side: ast.expr, assignment: ast.stmt) -> bool:
-    """Tell whether brackets stand around one side of an assignment."""
+    """Return whether one side of an assignment is in brackets."""
     begin = (side.lineno, side.col_offset) == (assignment.lineno, assignment.col_offset)
     end = (side.end_lineno, side.end_col_offset) == (assignment.end_lineno, assignment.end_col_offset)
     return not begin and not end
 
 
 def _identifiers(node: ast.AST) -> set[str]:
-    """Return all names in a definition, of attributes and keywords, too."""
+    """Return all names in a definition, including those of attributes and keywords."""
     found: set[str] = set()
     for each in ast.walk(node):
         if isinstance(each, ast.Constant):

@@ -1,8 +1,8 @@
-"""The program in an answer: of its fenced blocks, by Markdown's rules, the one that defines what is asked for.
+"""The program in an answer: the fenced block, by Markdown's rules, that defines the requested function.
 
-A fence is three or more of ` or ~, in lists and quotes too, with an info string; the same or more of them close it, and
-so does the end of the text. Beyond CommonMark, any indentation opens one, and a fence within a string of three quotes
-closes none, as in the docstring of a program.
+A fence is three or more of ` or ~, also in lists and quotes, with an info string; it is closed by at least as many of
+the same, or by the end of the text. Unlike in CommonMark, a fence may have any indentation, and a fence within a
+triple-quoted string closes no block, as in the docstring of a program.
 """
 
 from __future__ import annotations
@@ -22,32 +22,32 @@ _INDENT = re.compile(r"[ \t]*")
 _MAX_DEEPER = 3
 """Columns by which a closing fence may be indented more than the opening one."""
 _MAX_OPEN_STRINGS = 20
-"""Blocks that end within a string, beyond which strings are no longer looked at."""
+"""Number of blocks ending within a string after which strings are ignored."""
 _PYTHON = ("py", "py3", "pypy", "pypy3", "sage")
 _READS = re.compile(r"\binput\s*\(|\bstdin\b|\bopen\s*\(\s*0\b|\bfileinput\b|\bos\.read\s*\(\s*0\b")
 _FEEDS = re.compile(r"\bsys\.stdin\s*=[^=]")
-"""A trial that puts its own text in the place of standard input."""
+"""A trial that replaces standard input by its own text."""
 
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """A fenced block: the first word of its info string, in small letters, and its text, which ends with a new line."""
+    """A fenced block: the first word of its info string, in lower case, and its text, which ends with a line break."""
 
     language: str
     text: str
 
     @property
     def is_python(self) -> bool:
-        """True if it is marked as Python, by a name of it or of a file."""
+        """True if it is marked as Python, by one of its names or a file name."""
         word = self.language
         return word.startswith("python") or word in _PYTHON or word.endswith(".py")
 
 
 def fenced_program(answer: str | None, function: str = "") -> str:
-    """Return the program in an answer that defines `function`, or without one reads standard input; empty without one.
+    """Return the program in an answer that defines `function`, or, without one, reads standard input; empty if none.
 
-    Of several it is the last. Where none does, it is the last block that is marked as Python, else the last that is
-    not marked. What comes before `</think>` is left out.
+    Of several such blocks it is the last. If there is none, it is the last block marked as Python, else the last
+    unmarked one. Text before `</think>` is ignored.
     """
     blocks = fenced_blocks((answer or "").rpartition("</think>")[2])
     python = [block.text for block in blocks if block.is_python]
@@ -81,7 +81,7 @@ def fenced_blocks(text: str) -> list[Block]:
         n_open_strings += is_in_string
         body = [unquoted for line in lines[place:end] if (unquoted := fence.within(line)) is not None]
         result.append(Block(fence.language, _dedented(body, fence.indent)))
-        # a line outside of the quote that ends with it may open another block
+        # A line outside the quote, which ends with it, may open another block.
         place = end if end < len(lines) and fence.within(lines[end]) is None else end + 1
     return result
 
@@ -94,7 +94,7 @@ class _Fence:
     language: str
 
     def within(self, line: str) -> str | None:
-        """Return a line without the marks of the quotes that the fence is in; None for a line outside of them."""
+        """Return a line without the marks of the fence's quotes; None for a line outside them."""
         for _ in range(self.n_quotes):
             if not (mark := _QUOTE.match(line)):
                 return None
@@ -125,7 +125,7 @@ def _fence(line: str) -> _Fence | None:
 
 
 def _end(lines: list[str], start: int, fence: _Fence, looks_at_strings: bool) -> tuple[int, bool]:
-    """Return the line that ends a block, and whether that is within a string which nothing ends."""
+    """Return the line that ends a block, and whether it is within an unclosed string."""
     first, string = -1, ""
     for place in range(start, len(lines)):
         line = fence.within(lines[place])
@@ -141,7 +141,7 @@ def _end(lines: list[str], start: int, fence: _Fence, looks_at_strings: bool) ->
 
 
 def _open_string(line: str, string: str) -> str:
-    """Return the three quotes of the string that is open after a line; empty if none is."""
+    """Return the quotes of a triple-quoted string that is open after a line; empty if none is."""
     place = 0
     while place < len(line):
         found = (_ENDS[string] if string else _STRINGS).search(line, place)
@@ -158,7 +158,7 @@ def _open_string(line: str, string: str) -> str:
 
 
 def _dedented(lines: list[str], indent: int) -> str:
-    """Return the lines without the indentation of their fence, as far as all of them have it."""
+    """Return the lines without their fence's indentation, as far as all of them have it."""
     if indent:
         least = min((_width(_INDENT.match(line)[0]) for line in lines if line.strip()), default=0)  # type: ignore[index]
         lines = [_without(line, min(indent, least)) for line in lines]

@@ -1,4 +1,4 @@
-"""Regular expressions that rows bring along: only those whose matching takes time in proportion to the text."""
+"""Regular expressions in rows: only those with linear matching time are accepted."""
 
 from __future__ import annotations
 
@@ -11,22 +11,22 @@ _REPEATS = {"MAX_REPEAT", "MIN_REPEAT"}
 
 
 def sound_pattern(pattern: str) -> str:
-    """Return a pattern. Raises ValueError for one that is none, or that has repeats within repeats."""
+    """Return a pattern. Raises ValueError for an invalid one, or one with nested repeats."""
     if not pattern:
         return pattern
     if len(pattern) > _MAX_CHARS:
-        raise ValueError(f"a pattern of {len(pattern)} characters; {_MAX_CHARS} may be")
+        raise ValueError(f"a pattern has {len(pattern)} characters; {_MAX_CHARS} are allowed")
     try:
         parsed = parser.parse(pattern)
     except (re.error, RecursionError, OverflowError) as error:
-        raise ValueError(f"{pattern!r} is no regular expression: {error}") from None
+        raise ValueError(f"{pattern!r} is not a regular expression: {error}") from None
     if _nested(parsed, False):
-        raise ValueError(f"{pattern!r} repeats a repeat, which may take forever on some answer: write it without")
+        raise ValueError(f"{pattern!r} nests repeats, which may take forever on some answer: rewrite it without")
     return pattern
 
 
 def _nested(node: Any, inside: bool) -> bool:
-    """Return whether an unbounded repeat stands within another."""
+    """Return whether an unbounded repeat is nested in another."""
     if isinstance(node, parser.SubPattern):
         return any(_nested(each, inside) for each in node)
     if isinstance(node, list):

@@ -1,4 +1,4 @@
-"""Rows that ask for a program: LiveCodeBench, APPS, TACO, CodeContests, MBPP, EvalPlus, verl, NeMo Gym."""
+"""Rows with a program: LiveCodeBench, APPS, TACO, CodeContests, MBPP, EvalPlus, verl, NeMo Gym."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from workers.row_forms.pickled_text import packed_json, pickled_text
 from workers.row_forms.prompts import messages_of, text_of
 
 _OPTIONS = ("compare", "checker", "partial", "time_s", "memory_mb", "packages")
-"""Fields of the instance that any row may have beside its own columns."""
+"""Fields of the instance that any row may have in addition to its own columns."""
 _TEXTS = ("question_content", "question", "description", "text", "problem")
 _TACO_COLUMNS = ("raw_tags", "skill_types", "Expected Auxiliary Space", "Expected Time Complexity")
 _MAX_TIME_S = 60.0
 
 
 def program_fields(row: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the fields of an instance of the handler `programs` for a row, which may be such fields already.
+    """Return the fields of an instance of the handler `programs` for a row, or for such fields themselves.
 
-    Columns that say nothing of the problem or its tests are dropped. A row of a form whose authors have a scorer names
-    its rule, and is compared by it, unless the row says how to compare. Raises ValueError for a row without either.
+    Columns that do not describe the problem or its tests are dropped. A row of a form whose authors have a scorer gets
+    its rule, and its comparison unless the row sets one. Raises ValueError for a row without problem or tests.
     """
     if "tests" in row or "asserts" in row:
         return dict(row)
@@ -62,12 +62,12 @@ def _cases(content: Any) -> list[dict[str, Any]]:
     if not isinstance(cases, list) or not all(
         isinstance(case, dict) and {"input", "output"} <= case.keys() for case in cases
     ):
-        raise ValueError("the test cases are no list of {input, output, testtype}")
+        raise ValueError("the test cases must be a list of {input, output, testtype}")
     return cases
 
 
 def _call_of_lines(arguments: str, expected: str) -> dict[str, Any]:
-    """Return a call whose arguments are one JSON value a line."""
+    """Return a call whose arguments are one JSON value per line."""
     return {
         "arguments": [json.loads(line) for line in arguments.split("\n") if line.strip()],
         "expected": [json.loads(expected)],
@@ -75,7 +75,7 @@ def _call_of_lines(arguments: str, expected: str) -> dict[str, Any]:
 
 
 def _input_output(row: Mapping[str, Any]) -> dict[str, Any]:
-    # columns of TACO that APPS has not
+    # Columns of TACO that APPS lacks.
     rule = "taco" if any(name in row for name in _TACO_COLUMNS) else "apps"
     return _paired(_json(row["input_output"]), wrapped=True) | {"rule": rule}
 
@@ -92,21 +92,21 @@ def _ground_truth(row: Mapping[str, Any]) -> dict[str, Any]:
     reward = _json(row.get("reward_model") or row.get("reward_spec"))
     tests = _json(reward.get("ground_truth"))
     if isinstance(tests, list):
-        # SkyRL keeps those of LiveCodeBench here
+        # SkyRL keeps those of LiveCodeBench here.
         return _live_code_bench({**row, "public_test_cases": tests}) | {"rule": "skyrl_lcb"}
     result = _paired(tests, wrapped=True)
-    # verl's scorer raises for lists, and APPS's, which it comes from, reads them
+    # verl's scorer fails on lists; APPS's, its origin, reads them.
     is_text = all(isinstance(text, str) for text in tests["inputs"])
     return result | {"rule": "prime_code" if is_text else "apps"}
 
 
 def _paired(tests: Any, wrapped: bool = False) -> dict[str, Any]:
-    """Return the tests of {inputs, outputs, fn_name}: texts, or lists of arguments and values that may be wrapped.
+    """Return the tests of {inputs, outputs, fn_name}: texts, or lists of arguments and possibly wrapped values.
 
-    With `wrapped` values that are texts of JSON may be wrapped, too.
+    With `wrapped`, values that are JSON texts may be wrapped, too.
     """
     if not isinstance(tests, Mapping) or "inputs" not in tests or "outputs" not in tests:
-        raise ValueError("the tests are no object of `inputs` and `outputs`")
+        raise ValueError("the tests must be an object of `inputs` and `outputs`")
     inputs, outputs, name = tests["inputs"], tests["outputs"], tests.get("fn_name")
     if len(inputs) != len(outputs) or not inputs:
         raise ValueError(f"there are {len(inputs)} inputs and {len(outputs)} outputs")
@@ -119,7 +119,7 @@ def _paired(tests: Any, wrapped: bool = False) -> dict[str, Any]:
         call = _call_of_lines(arguments, expected) if is_text else {"arguments": [*arguments], "expected": [expected]}
         value = call["expected"][0]
         if (wrapped or not is_text) and isinstance(value, list) and len(value) == 1:
-            # some rows of these sets wrap the value in a list once more, and some do not
+            # Some rows of these sets wrap the value in a second list, and some do not.
             call["expected"].append(value[0])
         calls.append(call)
     return {"function": name, "tests": calls}
@@ -140,7 +140,7 @@ def _code_contests(row: Mapping[str, Any]) -> dict[str, Any]:
     if isinstance(limit, Mapping):
         limit = float(limit.get("seconds") or 0) + float(limit.get("nanos") or 0) / 1e9
     if "time_s" not in row and isinstance(limit, int | float) and limit > 0:
-        # the limit is one of compiled programs
+        # The limit is meant for compiled programs.
         result["time_s"] = min(_MAX_TIME_S, 3.0 * float(limit))
     if "memory_mb" not in row and (n_bytes := row.get("memory_limit_bytes")):
         result["memory_mb"] = max(256, min(4096, int(n_bytes) >> 20))
@@ -161,11 +161,11 @@ def _asserts(row: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _called(text: str) -> list[str]:
-    """Return the names that a test calls, in the order of the text, without those of Python itself."""
+    """Return the names that a test calls, in order of the text, without Python's own."""
     try:
         tree = parsed(text)
     except SyntaxError as error:
-        raise ValueError(f"a test is no Python: {error}") from None
+        raise ValueError(f"a test is not Python: {error}") from None
     calls = [node.func for node in ast.walk(tree) if isinstance(node, ast.Call) and isinstance(node.func, ast.Name)]
     ordered = sorted(calls, key=lambda name: (name.lineno, name.col_offset))
     return [name.id for name in ordered if not hasattr(builtins, name.id)]
@@ -189,7 +189,7 @@ def _eval_plus(row: Mapping[str, Any]) -> dict[str, Any]:
     }
     eps = row.get("atol") or 0
     if not isinstance(eps, int | float) or not 0 <= eps < 1:
-        raise ValueError(f"atol is {eps!r}: it is at least 0 and less than 1")
+        raise ValueError(f"atol is {eps!r}; it must be at least 0 and less than 1")
     dataset = "mbpp" if str(row.get("task_id", "")).lower().startswith("mbpp") else "humaneval"
     return result | {"rule": f"evalplus:{dataset}:{float(eps)!r}"}
 
@@ -210,4 +210,4 @@ _FORMS = {
     "reward_model": _ground_truth,
     "reward_spec": _ground_truth,
 }
-"""The column that tells a form, and the fields of its tests."""
+"""The column that identifies a form, and the fields of its tests."""

@@ -1,4 +1,4 @@
-"""The conversation that a row begins with, wherever its data set keeps it."""
+"""The initial conversation of a row, wherever its data set keeps it."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ def messages_of(row: Mapping[str, Any]) -> list[dict[str, str]]:
 
 
 def text_of(messages: Sequence[Mapping[str, str]]) -> str:
-    """Return the last of the user's messages."""
+    """Return the last user message."""
     return next((message["content"] for message in reversed(messages) if message["role"] == "user"), "")
 
 
 def refuse_media(row: Mapping[str, Any]) -> None:
-    """Raise ValueError for a row with pictures, audio or video, which a policy of text would be asked about unseen."""
+    """Raise ValueError for a row with images, audio or video, which a text-only policy could not see."""
     for name in _MEDIA:
         value = row.get(name)
         if value is not None and value != "" and value != [] and value != {}:
-            raise ValueError(f"the row has `{name}`, which a policy of text cannot be shown: leave such rows out")
+            raise ValueError(f"the row has `{name}`, which a text-only policy cannot see: leave such rows out")
 
 
 def _messages(content: Any) -> list[dict[str, str]]:
@@ -45,7 +45,7 @@ def _messages(content: Any) -> list[dict[str, str]]:
 
 
 def _of_json(text: str) -> Any:
-    """Return the messages whose JSON a text is, as some data sets keep them; the text if it is another."""
+    """Return the messages in a JSON text, as some data sets keep them; any other text unchanged."""
     if text.lstrip().startswith("[{") or text.lstrip().startswith("[ {"):
         with contextlib.suppress(ValueError):
             value = json.loads(text)
@@ -59,10 +59,12 @@ def _message(each: Any) -> dict[str, str]:
         raise ValueError(f"a message of the row's prompt is {str(each)[:40]!r}, not an object with a role and a text")
     role, text = each.get("role"), each.get("content")
     if each.get("tool_calls") or role in ("tool", "function"):
-        raise ValueError("a message of the row's prompt calls a tool or is a tool's: such a conversation is not played")
+        raise ValueError(
+            "a message of the row's prompt calls a tool or is a tool's: such a conversation is not supported"
+        )
     if isinstance(text, list):
         text = "".join(map(_text_of_part, text))
-    # a policy that is not taught to know `developer` is given what that means
+    # A policy that does not know `developer` gets the equivalent role.
     role = "system" if role == "developer" else role
     if role not in ("system", "user", "assistant") or not isinstance(text, str):
         raise ValueError("a message of the row's prompt has no role `system`, `user` or `assistant`, or no text")
@@ -74,5 +76,5 @@ def _text_of_part(part: Any) -> str:
         return part
     kind = part.get("type", "text") if isinstance(part, Mapping) else type(part).__name__
     if kind not in ("text", "input_text", "output_text") or not isinstance(part.get("text"), str):
-        raise ValueError(f"a message of the row's prompt has a part of type {kind!r}, and only text can be shown")
+        raise ValueError(f"a message of the row's prompt has a part of type {kind!r}; only text is supported")
     return str(part["text"])

@@ -1,6 +1,6 @@
-"""Rows of slime: which of its rules they name by `rm_type`, and the options of those that ask for one.
+"""Rows of slime: the rule named by their `rm_type`, and the options of rules that need them.
 
-slime takes the type of a row's `metadata` before that of its command line, which `--set rm_type=...` stands for.
+As in slime, the type in a row's `metadata` takes precedence over that of the command line, here `--set rm_type=...`.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from workers.evaluators.answers.choices import LETTERS
 _PREFIX = "slime_"
 _CHOICE = ("slime_gpqa", "slime_boxed_gpqa")
 _N_LETTERS = 10
-"""Of a row that lists no choices."""
+"""For a row that lists no choices."""
 _TEXTS = ("correct_answer", "answer_text")
 
 
@@ -25,13 +25,13 @@ def metadata_of(row: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def rule_of_type(row: Mapping[str, Any]) -> str:
-    """Return the name of the rule of a row's `rm_type`; empty if it has none. Raises ValueError for an unknown one."""
+    """Return the rule's name for a row's `rm_type`; empty if it has none. Raises ValueError for an unknown one."""
     name = str(metadata_of(row).get("rm_type") or row.get("rm_type") or "").strip()
     if name and _PREFIX + name not in NAMES:
         known = ", ".join(each.removeprefix(_PREFIX) for each in NAMES if each.startswith(_PREFIX))
         raise ValueError(
-            f"no rule is known for the row's rm_type {name[:40]!r}; known are: {known}. Give the row a `rule`, or "
-            "leave its rm_type out for the farm's score alone"
+            f"unknown rm_type {name[:40]!r} of the row; known are: {known}. Give the row a `rule`, or "
+            "leave its rm_type out for only the farm's score"
         )
     return _PREFIX + name if name else ""
 
@@ -43,8 +43,8 @@ def asks_for_choice(rule: str) -> bool:
 def choice_fields(metadata: Mapping[str, Any], label: Any) -> dict[str, Any]:
     """Return the fields `gold`, `options` and `other_golds` of a row of slime's `gpqa`.
 
-    The options of a row that lists none are the letters. Raises ValueError if the right one cannot be told, or the
-    letters are others than the first of the alphabet.
+    If a row lists no options, they are the letters. Raises ValueError if the correct one cannot be determined, or the
+    letters are not the first ones of the alphabet.
     """
     choices, letters = _choices(metadata)
     gold = metadata.get("correct_letter")

@@ -1,1 +1,1 @@
-"""Parts of the run and eval stages that only some handlers ask for: steps of a task, the layer a policy left."""
+"""The init, run and eval stages of a rollout, and the parts of them that only some handlers need."""

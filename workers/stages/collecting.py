@@ -1,10 +1,9 @@
-"""Collecting what is to be scored from a sandbox in time, and finding out what made it slow if it takes longer.
+"""Runs a handler's `collect` within its time limit, and attributes a timeout to the policy or to the farm.
 
-The rule: what a handler collects within half of its limit from a fresh sandbox, prepared alike on the same node, and
-within its limit from the policy's neither at once nor when it is tried again, was made slow by the policy. Then nothing
-but its answer is scored, as if what it left could not be read. All else is a TimeoutError, which is tried again:
-a control that is slow too, a machine that was late meanwhile, a limit that passes where there is no sandbox. The second
-try may just as well succeed, and counts then.
+The rule: the policy is at fault if `collect` takes at most half of its limit in a fresh sandbox, prepared alike on the
+same node, but exceeds its limit in the policy's sandbox twice. Then only the answer is scored, as if the sandbox could
+not be read. Any other case is a TimeoutError and retried: the fresh sandbox is slow too, the machine was overloaded
+meanwhile, or there is no sandbox. If the second attempt succeeds, its submission counts.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ _LATE_SHARE = 0.25
 
 @dataclass(frozen=True, slots=True)
 class Collect:
-    """A handler's `collect` and its limit; `fresh` opens a sandbox as prepared, which takes up to `start_s`."""
+    """A handler's `collect` and its limit; `fresh` opens a freshly prepared sandbox, which takes up to `start_s`."""
 
     collect: Callable[[Sandbox | None], Awaitable[Submission]]
     fresh: Callable[[], AbstractAsyncContextManager[Sandbox]]
@@ -35,7 +34,7 @@ class Collect:
     start_s: float
 
     async def within(self, limit_s: float, sandbox: Sandbox | None, answer: str | None) -> Submission:
-        """The submission; the answer alone if what is there cannot be read. TimeoutError, and what `collect` raises."""
+        """Return the submission; only the answer if the sandbox is unreadable. Raises `collect`'s errors."""
         try:
             async with deadline(limit_s):
                 return await self.collect(sandbox)
@@ -46,7 +45,7 @@ class Collect:
 
 
 async def collected(collect: Collect, sandbox: Sandbox | None, answer: str | None) -> Submission:
-    """Return the submission. Raises TimeoutError if another cause makes it too slow, and what `collect` raises."""
+    """Return the submission. Raises TimeoutError if the policy did not make it slow, and `collect`'s errors."""
     limit_s = collect.limit_s
     try:
         return await collect.within(limit_s, sandbox, answer)
@@ -54,7 +53,7 @@ async def collected(collect: Collect, sandbox: Sandbox | None, answer: str | Non
         late = f"it took longer than {limit_s:g} s"
         if sandbox is None:
             raise TimeoutError(late) from error
-    # finding the cause has limits of its own
+    # The diagnosis has its own time limit.
     with off_clock(collect.start_s + 2 * limit_s):
         await _control(collect, answer, late)
         async with observed() as conditions:
@@ -63,13 +62,13 @@ async def collected(collect: Collect, sandbox: Sandbox | None, answer: str | Non
             except TimeoutError:
                 pass
         if conditions.late_s > _LATE_SHARE * limit_s:
-            raise TimeoutError(f"{late}, while the machine was late by {conditions.late_s:.1f} s")
+            raise TimeoutError(f"{late}, while the machine stalled for {conditions.late_s:.1f} s")
     log.warning("Sandbox %s was made slow by its policy: collecting %s, twice", sandbox.sandbox_id, late)
     return Submission(answer=answer)
 
 
 async def _control(collect: Collect, answer: str | None, late: str) -> None:
-    """Raise TimeoutError if a sandbox that the policy never touched is no better."""
+    """Raise TimeoutError if a sandbox that the policy never touched is slow or fails too."""
     try:
         async with collect.fresh() as other:
             await collect.within(_CONTROL_SHARE * collect.limit_s, other, answer)

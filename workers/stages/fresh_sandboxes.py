@@ -1,4 +1,4 @@
-"""Sandboxes beside the one that is played in: fresh ones for evaluators, and for handlers that look at both."""
+"""Sandboxes in addition to the policy's: for evaluators, and for handlers that compare the two."""
 
 from __future__ import annotations
 
@@ -34,10 +34,10 @@ def fresh_sandboxes(
     playing: Sandbox | None = None,
     serving: Sandbox | None = None,
 ) -> FreshSandbox:
-    """Return what opens a sandbox that the policy never touched, or one with the files that it left; one at a time.
+    """Return a function that opens a fresh sandbox, or one with the policy's files; one at a time.
 
-    With `playing`, those are the files that this sandbox has now. What listens in it, or in `serving`, is reached from
-    a sandbox with those files.
+    With `playing`, these are the current files of that sandbox. Services of `playing` or `serving` are reachable from a
+    sandbox with the policy's files.
     """
     job, serving = problem.job, serving or playing
 
@@ -47,7 +47,7 @@ def fresh_sandboxes(
             raise EvaluatorError(
                 f"{job.rollout_id}: handler {job.data_source} keeps no layer: set its attribute keeps_layer = True"
             )
-        # not before the first is opened: most evaluators need none
+        # Not before the first is opened: most evaluators need none.
         source = sandbox_source(job, spec if spec is not None else problem.spec(), Stage.EVAL)
         if source is None:
             raise EvaluatorError(f"{job.rollout_id}: handler {job.data_source} scores in a sandbox but asks for none")
@@ -72,7 +72,7 @@ def fresh_sandboxes(
 async def opened(
     job: StageJob, source: SandboxSource, start: Callable[[str], Awaitable[Sandbox]] | None = None
 ) -> AsyncIterator[Sandbox]:
-    """Yield a sandbox of its own beside the one that is played in, started by `start` if that is given."""
+    """Yield an additional sandbox, started by `start` if given."""
     name = eval_sandbox_id(job.sandbox_id)
     async with boundary(job, f"starting the sandbox {name}", SandboxError, job.limits.init_s):
         sandbox = await (start(name) if start is not None else source.provider.start(name, source.spec))
@@ -83,7 +83,7 @@ async def opened(
 
 
 async def stop_sandbox(sandbox: Sandbox) -> None:
-    """Stop a sandbox even while being cancelled; what cannot be stopped is left to the node's sweep."""
+    """Stop a sandbox even while being cancelled; if that fails, the node's sweep removes it."""
     try:
         await asyncio.shield(sandbox.stop())
     except BaseException as error:

@@ -1,4 +1,4 @@
-"""The writable layer that a policy left: kept at the end of its play, and opened again, under a fresh sandbox."""
+"""The policy's writable layer: kept at the end of the run stage, mounted again under a fresh sandbox."""
 
 from __future__ import annotations
 
@@ -26,16 +26,16 @@ log = logging.getLogger(__name__)
 
 
 class LayerStore(Protocol):
-    """Keeps packed layers of one rollout beyond its node, each of `max_bytes` at most."""
+    """Stores packed layers of one rollout off the node, each of at most `max_bytes`."""
 
     max_bytes: int
 
     async def save(self, data: bytes, n_bytes: int) -> None:
-        """Store a packed layer of `n_bytes` unpacked."""
+        """Store a packed layer that has `n_bytes` unpacked."""
         ...
 
     async def load(self, layer: KeptLayer) -> bytes:
-        """Return a layer that was saved. Raises NotFound."""
+        """Return a stored layer. Raises NotFound."""
         ...
 
 
@@ -43,7 +43,7 @@ def _keeper(job: StageJob, source: SandboxSource) -> KeepsLayers:
     keeper = keeps_layers(source.provider)
     if keeper is None:
         raise HandlerError(
-            f"{job.rollout_id}: handler {job.data_source} needs the files that the policy leaves, and sandboxes of "
+            f"{job.rollout_id}: handler {job.data_source} needs the policy's files, and sandboxes of "
             f"kind {source.provider.kind} cannot keep them: choose another kind",
             retryable=False,
         )
@@ -53,9 +53,9 @@ def _keeper(job: StageJob, source: SandboxSource) -> KeepsLayers:
 async def keep_layer(
     job: StageJob, source: SandboxSource, sandbox: Sandbox, store: LayerStore, restored: RestoredFiles | None = None
 ) -> KeptLayer:
-    """Stop a sandbox and keep what was written in it: on this node, and in the store up to its cap.
+    """Stop a sandbox and keep its writable layer: on this node, and in the store up to its cap.
 
-    Takes none of the policy's time. Raises SandboxError if the sandbox is gone.
+    Not charged to the policy's time. Raises SandboxError if the sandbox is gone.
     """
     name = f"{layers.LEFT}{digest(job.rollout_id, job.attempt)[:32]}"
     keeper = _keeper(job, source)
@@ -83,8 +83,8 @@ async def _restore(job: StageJob, source: SandboxSource, name: str, restored: Re
 def _copier(job: StageJob, source: SandboxSource) -> CopiesLayers:
     if not follows(source.provider, CopiesLayers):
         raise HandlerError(
-            f"{job.rollout_id}: handler {job.data_source} is scored in the files that the policy leaves, with some of "
-            f"the image's own again, and sandboxes of kind {source.provider.kind} cannot do that: choose another kind",
+            f"{job.rollout_id}: handler {job.data_source} restores image files in the policy's layer, "
+            f"and sandboxes of kind {source.provider.kind} cannot do that: choose another kind",
             retryable=False,
         )
     return source.provider
@@ -94,9 +94,9 @@ def _copier(job: StageJob, source: SandboxSource) -> CopiesLayers:
 async def copied_layer(
     job: StageJob, source: SandboxSource, sandbox: Sandbox, restored: RestoredFiles | None
 ) -> AsyncIterator[KeptLayer]:
-    """Yield a layer with what was written so far in a sandbox that goes on; it is removed at the end.
+    """Yield a copy of a running sandbox's layer; it is removed at the end.
 
-    Raises NothingLeft if that is more than the sandbox may have.
+    Raises NothingLeft if the copy would exceed the sandbox's limit.
     """
     copier = _copier(job, source)
     name = f"{layers.LEFT}{uuid4().hex}"
@@ -121,19 +121,19 @@ async def open_layer(
 ) -> Sandbox:
     """Start a sandbox with the files that the policy left.
 
-    Raises LayerMissing if they were too large to be kept, EvaluatorError for a spec of another image.
+    Raises LayerMissing if they were too large to keep, EvaluatorError for a spec with another image.
     """
     if own_spec is None or _base(source.spec) != _base(own_spec):
         raise EvaluatorError(
-            f"{job.rollout_id}: what the policy left lies on the image, packages and archives of its own sandbox; the "
-            "evaluator asked for it on others"
+            f"{job.rollout_id}: the policy's files need the image, packages and archives of its own sandbox; the "
+            "evaluator asked for others"
         )
     keeper = _keeper(job, source)
     if not layers.exists(layer.name):
         if not layer.stored:
             raise LayerMissing(
-                f"{job.rollout_id}: it cannot be scored again: the files that its policy left were more than "
-                f"FARM_LAYER_MB keeps, and are gone; set it higher than {store.max_bytes / 1e6:g} and play it again"
+                f"{job.rollout_id}: cannot be scored again: the files of its policy were larger than FARM_LAYER_MB and "
+                f"were not kept; raise it above {store.max_bytes / 1e6:g} and run the rollout again"
             )
         with off_clock(left_layers.PACK_S):
             data = await store.load(layer)
@@ -147,7 +147,7 @@ def _base(spec: SandboxSpec) -> tuple[object, ...]:
 
 
 class NoLayerStore:
-    """See `LayerStore`: keeps nothing beyond the node."""
+    """A `LayerStore` that stores nothing."""
 
     max_bytes = 0
 
@@ -155,4 +155,4 @@ class NoLayerStore:
         """Do nothing."""
 
     async def load(self, layer: KeptLayer) -> bytes:
-        raise LayerMissing(f"the layer {layer.name} is kept nowhere")
+        raise LayerMissing(f"the layer {layer.name} is not stored")

@@ -1,4 +1,4 @@
-"""The rule that no shortage of a node is scored, around playing and around scoring; see `sandboxes/shortage.py`."""
+"""The rule that no shortage of a node is scored, for the run and eval stages; see `sandboxes/shortage.py`."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ from workers.sandboxes.shortage import ShortageWindow, exhausted, watched
 
 
 class NodeHealth:
-    """The node during one stage of one rollout, and the sandboxes that were used there."""
+    """The node during one stage of one rollout, and the sandboxes used there."""
 
     def __init__(self, window: ShortageWindow) -> None:
         self._window = window
         self._in_use: list[NodeSandbox] = []
 
     def play_in(self, sandbox: Sandbox | None) -> None:
-        """Use it; a disk that it fills by itself is no shortage of the node."""
+        """Use the policy's sandbox; a disk that it fills itself is not a shortage of the node."""
         self.use(sandbox)
         if isinstance(sandbox, NodeSandbox) and (use := sandbox.disk_use()) is not None:
             self._window.follow(use)
 
     def use(self, sandbox: Sandbox | None) -> None:
-        """Count the node's disk, too, as the sandbox lies on it."""
+        """Also monitor the node's disk, where the sandbox's files are."""
         if sandbox is not None:
             self._window.on_disk = True
         if isinstance(sandbox, NodeSandbox):
@@ -33,7 +33,7 @@ class NodeHealth:
 
     @asynccontextmanager
     async def using(self, sandbox: Sandbox) -> AsyncIterator[None]:
-        """Use it in the block, which ends before it is stopped."""
+        """Use a sandbox in the block, which must end before the sandbox is stopped."""
         self.use(sandbox)
         try:
             yield
@@ -41,13 +41,13 @@ class NodeHealth:
             self._leave(sandbox)
 
     def _leave(self, sandbox: Sandbox) -> None:
-        # once it is stopped the limits it had reached are lost
+        # Read now: a stopped sandbox no longer reports which limits it reached.
         if isinstance(sandbox, NodeSandbox):
             self._in_use.remove(sandbox)
             self._window.excuse(sandbox.limits_reached())
 
     def shortage(self) -> str:
-        """Return what the node has run short of so far, in words, unless these sandboxes caused it."""
+        """Return the resource that the node ran short of, unless these sandboxes caused it; empty if none."""
         for sandbox in list(self._in_use):
             self._leave(sandbox)
         return self._window.reason()
@@ -55,9 +55,9 @@ class NodeHealth:
 
 @asynccontextmanager
 async def healthy_node(rollout_id: str, what: str, error_type: type[RolloutError]) -> AsyncIterator[NodeHealth]:
-    """Raise `error_type` for whatever came of the block, a result or an error, if the node ran short meanwhile.
+    """Raise `error_type` in place of the block's result or error if the node ran short meanwhile.
 
-    An engine's error and one of weights that moved on are left as they are: they are no result.
+    Engine errors and errors of changed weights propagate unchanged, as they are no results.
     """
     with watched() as window, window.as_current():
         node_health = NodeHealth(window)
@@ -67,7 +67,7 @@ async def healthy_node(rollout_id: str, what: str, error_type: type[RolloutError
             raise
         except Exception as error:
             if why := exhausted(error) or node_health.shortage():
-                raise error_type(f"{rollout_id}: {what} counts for nothing on a node that ran short: {why}") from error
+                raise error_type(f"{rollout_id}: {what} does not count: the node ran short: {why}") from error
             raise
         if why := node_health.shortage():
-            raise error_type(f"{rollout_id}: {what} counts for nothing on a node that ran short: {why}")
+            raise error_type(f"{rollout_id}: {what} does not count: the node ran short: {why}")

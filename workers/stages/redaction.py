@@ -1,8 +1,8 @@
-"""Secrets of batches, blotted out of all that is recorded, logged or shown to a policy; those of the farm itself, and
-keys of engines, out of its log and its errors.
+"""Redacts secrets: those of batches in all records, logs and policy inputs, those of the farm and its engines in its
+own log and errors.
 
-Replaced are their values as they are, of at least six characters: a shorter one would spoil texts that have nothing to
-do with it. What a policy encodes, or writes to the files of its layer, is not recognised.
+Literal values of at least six characters are replaced; replacing shorter ones would damage unrelated texts. Secrets
+that a policy encodes, or writes to the files of its layer, are not recognised.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ BLOT = "[secret]"
 
 
 class Redactor:
-    """Blots the values of some secrets out of texts, bytes and JSON; without any it changes nothing."""
+    """Redacts the values of some secrets in texts, bytes and JSON; without secrets it changes nothing."""
 
     def __init__(self, secrets: Iterable[str]) -> None:
-        # the longest first, as one may be a part of another
+        # The longest first, as one secret may contain another.
         values = sorted({value for value in secrets if len(value) >= MIN_CHARS}, key=len, reverse=True)
         self._pattern = re.compile("|".join(map(re.escape, values))) if values else None
         self._bytes = re.compile(b"|".join(re.escape(value.encode()) for value in values)) if values else None
@@ -46,7 +46,7 @@ class Redactor:
         return self._bytes.sub(BLOT.encode(), data) if self._bytes else data
 
     def json(self, value: Any) -> Any:
-        """Return JSON with its texts redacted, keys too."""
+        """Return JSON with its texts redacted, including keys."""
         if not self:
             return value
         if isinstance(value, str):
@@ -61,7 +61,7 @@ class Redactor:
         return Artefact(self.text(artefact.name), artefact.media_type, self.data(artefact.data))
 
     def submission(self, submission: Submission) -> Submission:
-        """Return what is scored, redacted."""
+        """Return the submission, redacted."""
         if not self:
             return submission
         tree = {path: file.model_copy(update={"data": self.data(file.data)}) for path, file in submission.tree.items()}
@@ -72,7 +72,7 @@ class Redactor:
         return cast(Tool, _RedactedTool(tool, self)) if self else tool
 
     def record(self, record: Record) -> Record:
-        """Return a record of calls whose texts are redacted; token ids stay as they were sampled."""
+        """Return a call recorder that redacts texts; token ids are recorded as sampled."""
         if not self:
             return record
 
@@ -90,7 +90,7 @@ class Redactor:
 
 
 class _RedactedTool:
-    """A tool whose observations and complaints are redacted before the policy is shown them."""
+    """A tool whose observations and errors are redacted before the policy sees them."""
 
     def __init__(self, tool: Tool, redactor: Redactor) -> None:
         self._tool = tool
@@ -116,7 +116,7 @@ class _RedactedTool:
 
 
 class SecretsInUse:
-    """The secrets of all that this process plays now, and its own, for its log and its errors. For any thread."""
+    """All secrets of this process and of its current rollouts, for its log and its errors. Thread-safe."""
 
     def __init__(self, own: Callable[[], Iterable[str]] = tuple) -> None:
         self._lock = threading.Lock()
@@ -126,7 +126,7 @@ class SecretsInUse:
 
     @contextmanager
     def held(self, secrets: Iterable[str]) -> Iterator[None]:
-        """Blot them out while the block runs."""
+        """Redact them while the block runs."""
         values = Counter(secrets)
         if not values:
             yield
@@ -138,7 +138,7 @@ class SecretsInUse:
             self._change(Counter({value: -n for value, n in values.items()}))
 
     def add(self, secret: str) -> None:
-        """Blot one out from now on, as long as the process lives."""
+        """Redact one for the rest of the process's life."""
         if secret not in self._values:
             self._change(Counter([secret]))
 
@@ -149,7 +149,7 @@ class SecretsInUse:
             self._redactor = None
 
     def redacted(self, text: str) -> str:
-        """Return a text without them, and without passwords in addresses and credentials of requests."""
+        """Return a text without them, and without passwords in URLs and credentials of requests."""
         with self._lock:
             if self._redactor is None:
                 self._redactor = Redactor((*self._values, *self._own()))

@@ -1,4 +1,4 @@
-"""The calls of the LLMs of roles during a rollout: kept as one artefact, apart from the policy's calls."""
+"""Records the calls of roles' LLMs during a rollout: one artefact, separate from the policy's calls."""
 
 from __future__ import annotations
 
@@ -13,22 +13,22 @@ from workers.plugins.roles import ChatModel
 
 
 class RoleCalls:
-    """The calls of one rollout's roles, in the order of their answers: a JSON object each."""
+    """The role calls of one rollout, in the order of their answers: one JSON object each."""
 
     def __init__(self) -> None:
         self.lines: list[str] = []
 
     def of(self, models: Mapping[str, ChatModel]) -> Mapping[str, ChatModel]:
-        """Return the models, each of whose calls is recorded here."""
+        """Return the models, wrapped so that each call is recorded here."""
         return {role: _RecordedModel(role, model, self.lines) for role, model in models.items()}
 
     def artefact(self) -> Artefact:
-        """Return them as JSON lines."""
+        """Return the calls as JSON lines."""
         return Artefact("role-calls.jsonl", "application/jsonl", "".join(self.lines).encode())
 
 
 class _RecordedModel:
-    """A model whose calls are recorded."""
+    """A model that records its calls."""
 
     def __init__(self, role: str, model: ChatModel, lines: list[str]) -> None:
         self._role = role

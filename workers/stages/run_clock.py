@@ -1,4 +1,4 @@
-"""The limits of stages, the deadline of a rollout that is played, and the end of what is beyond it."""
+"""Time limits of stages: the deadline of a running agent, and its cancellation."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ log = logging.getLogger(__name__)
 _MIN_WAIT_S = 0.05
 _MAX_WAIT_S = 2.0
 _WAIT_TIMEOUT_S = 30.0
-"""Seconds for an agent to clean up after itself, before it is cancelled once more."""
+"""Seconds that a cancelled agent may take to clean up before it is cancelled again."""
 _LATE_S = 1.0
-"""Seconds of delay beyond which the process was frozen, or its loop blocked: that is not the policy's time."""
+"""Delay from which on the process counts as frozen or blocked; that time is not the policy's."""
 _GRACE_PERIOD_S = 30.0
-"""Seconds for an evaluator beyond its limit, to report the limit itself, before it counts as broken."""
+"""Seconds that an evaluator may exceed its limit, to report the timeout itself, before it counts as broken."""
 
 
 def limit_s(stage: Stage, limits: Limits) -> float:
-    """The time by its clock after which a stage ends by itself, if all that it waits for heeds its own limits."""
+    """Return the stage's time limit in seconds; it holds if every plug-in keeps to its own limit."""
     if stage is Stage.INIT:
         return limits.init_s
     if stage is Stage.RUN:
@@ -35,9 +35,10 @@ def limit_s(stage: Stage, limits: Limits) -> float:
 
 
 async def in_time(play: asyncio.Future[AgentResult], limit_s: float, policy: Policy) -> bool:
-    """Return whether it ended within the limit; time in which engines were paused for new weights does not count.
+    """Return whether the agent ended within the limit.
 
-    Nor does time in which nothing in this process could go on, or in which the stage's clock stands still.
+    Not counted: pauses of engines for new weights, times when this process was blocked or suspended, and times when the
+    stage's clock was paused.
     """
 
     def excused_s() -> float:
@@ -57,7 +58,7 @@ async def in_time(play: asyncio.Future[AgentResult], limit_s: float, policy: Pol
 
 
 async def ended(play: asyncio.Future[Any], rollout_id: str, patience_s: float = _WAIT_TIMEOUT_S) -> None:
-    """Cancel it until it has ended, as an agent may swallow a cancellation. What it raises then goes no further."""
+    """Cancel it until it has ended, as an agent may swallow a cancellation. Its exception is only logged."""
     while not play.done():
         play.cancel()
         done, _ = await asyncio.wait([play], timeout=patience_s)

@@ -1,4 +1,4 @@
-"""A sandbox that is scored before it is stopped: what listens in it, and a copy of what is written in it."""
+"""Scoring in a running sandbox: its services, and a copy of its layer."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from workers.stages.stage_job import Problem, sandbox_source
 
 
 async def services_of(problem: Problem, sandbox: Sandbox | None) -> list[str]:
-    """Return what listens in the sandbox, if the instance's tests may use it."""
+    """Return the sandbox's listening services, if the instance's tests may use them."""
     handler = problem.handler
     if not isinstance(sandbox, NodeSandbox) or not follows(handler, ScoresServices):
         return []
@@ -31,7 +31,7 @@ async def services_of(problem: Problem, sandbox: Sandbox | None) -> list[str]:
 async def with_copied_layer(
     problem: Problem, sandbox: Sandbox, submission: Submission, restored: RestoredFiles | None
 ) -> AsyncIterator[Submission]:
-    """Yield a submission with a copy of what is written in the sandbox so far, if the handler keeps that."""
+    """Yield the submission with a copy of the sandbox's current layer, if the handler keeps layers."""
     source = sandbox_source(problem.job, problem.spec(), Stage.EVAL) if keeps_layer(problem.handler) else None
     if source is None:
         yield submission

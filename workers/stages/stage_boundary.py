@@ -1,6 +1,6 @@
-"""The one place that turns whatever goes wrong in a stage into an error of the tree in `farm/errors.py`.
+"""Turns any exception in a stage into an error of `farm/errors.py`.
 
-It goes by the rule of `workers/plugins/plugin_faults.py`.
+The rule for plug-ins is in `workers/plugins/plugin_faults.py`.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from workers.stages.stage_job import StageJob
 async def boundary(
     job: StageJob, what: str, error_type: type[RolloutError], limit_s: float | None = None
 ) -> AsyncIterator[None]:
-    """Let only RolloutErrors out, and cancellations from outside: anything else becomes an `error_type` that names the
-    rollout and `what` was done. `limit_s` goes by the clock of the stage.
+    """Raise only RolloutErrors and external cancellations: any other exception becomes an `error_type` that names the
+    rollout and `what` was done. `limit_s` is measured by the stage's clock.
     """
     try:
         async with deadline(limit_s):

@@ -1,6 +1,6 @@
-"""The three stages as async functions of plain values: no Celery, no SQL, so that one can be called in a REPL.
+"""The three stages as async functions of plain values, without Celery or SQL: they can be called in a REPL.
 
-What a plug-in returns is checked by `workers/plugins/plugin_values.py` before it leaves a stage.
+The return values of plug-ins are validated by `workers/plugins/plugin_values.py` before they leave a stage.
 """
 
 from __future__ import annotations
@@ -73,9 +73,9 @@ class RunResult:
 
 
 async def init(problem: Problem) -> bool:
-    """Start the sandbox and stage the instance's files in it. It stays for the run stage.
+    """Start the sandbox and prepare the instance's files in it; it stays up for the run stage.
 
-    Return whether there is one.
+    Return whether there is a sandbox.
     """
     job = problem.job
     async with boundary(job, "starting the sandbox", SandboxError, job.limits.init_s):
@@ -95,7 +95,7 @@ async def _start(problem: Problem, source: SandboxSource) -> None:
     try:
         await _prepare(problem, sandbox)
         if "init" in source.spec.network_in and "run" not in source.spec.network_in:
-            # what was started with the network would keep it
+            # Processes started with the network would keep it.
             await sandbox.exec(["bash", "-c", "kill -9 -1"], timeout_s=job.limits.tool_s)
     except BaseException:
         await asyncio.shield(sandbox.stop())
@@ -115,7 +115,7 @@ async def run(
     layer_store: LayerStore | None = None,
     models: Mapping[str, ChatModel] = NO_MODELS,
 ) -> RunResult:
-    """Let the agent play, then take from the sandbox what is to be scored. The sandbox is gone afterwards.
+    """Run the agent, then collect the submission from the sandbox. The sandbox is stopped afterwards.
 
     The calls of the roles' `models` are kept as an artefact.
     """
@@ -216,7 +216,7 @@ async def _collect(resolved: ResolvedJob, sandbox: Sandbox | None, answer: str |
         collect = Collect(
             lambda where: problem.handler.collect(problem.instance, where, answer),
             partial(_prepared, resolved),
-            # or more if the handler says so
+            # The handler may have set a longer limit.
             limit_s=max(job.limits.tool_s, getattr(problem.handler, "collect_s", 0.0)),
             start_s=job.limits.init_s,
         )
@@ -226,7 +226,7 @@ async def _collect(resolved: ResolvedJob, sandbox: Sandbox | None, answer: str |
 
 @asynccontextmanager
 async def _prepared(resolved: ResolvedJob) -> AsyncIterator[Sandbox]:
-    """A sandbox as the policy found it."""
+    """Open a sandbox as it was before the policy ran."""
     assert resolved.source is not None
     async with opened(resolved.problem.job, resolved.source) as sandbox:
         await _prepare(resolved.problem, sandbox)
@@ -251,11 +251,11 @@ def _tools(problem: Problem, sandbox: Sandbox | None) -> dict[str, Tool]:
 
 
 async def _play(resolved: ResolvedJob, context: AgentContext) -> AgentResult:
-    """The agent under its deadline, which is an outcome, not an error; unless it waited for engines that are out."""
+    """Run the agent under its deadline. A timeout is an outcome, or an EngineError if it waited for engines."""
     limit_s, policy = context.limits.run_s, context.policy
 
     async def bounded() -> AgentResult:
-        # in its own task, as an exit that leaves a task ends the loop's run
+        # In its own task, as a SystemExit that leaves a task would stop the event loop.
         async with boundary(resolved.problem.job, f"agent {resolved.agent_name}", AgentError):
             return await resolved.agent.run(context)
 
@@ -265,14 +265,14 @@ async def _play(resolved: ResolvedJob, context: AgentContext) -> AgentResult:
             return plugin_values.agent_result(play.result(), context.rollout_id)
         reasons = (policy.blocked, *(model.blocked for model in context.models.values()))
         if blocked := next(filter(None, reasons), ""):
-            raise EngineError(f"{context.rollout_id}: its {limit_s:g} s ended while it waited: {blocked}")
+            raise EngineError(f"{context.rollout_id}: its {limit_s:g} s ended while it waited for engines: {blocked}")
         return AgentResult(Outcome.DEADLINE)
     finally:
         await ended(play, context.rollout_id)
 
 
 def _seeded(job: StageJob) -> SamplingParams:
-    """The batch's sampling, with a seed of this rollout's own."""
+    """Return the batch's sampling parameters with a seed derived for this rollout."""
     if job.sampling.seed is None:
         return job.sampling
     seed = rollout_seed(job.sampling.seed, job.data_source, job.fields, job.group_index, job.sample_index)
@@ -286,7 +286,7 @@ async def _score_running(
     models: Mapping[str, ChatModel],
     served: Sequence[str] = (),
 ) -> EarlyScore:
-    """Score before the sandbox that the policy left is stopped; takes none of its time. What breaks is played again."""
+    """Score before the policy's sandbox is stopped, off its clock. After a failure the rollout runs again."""
     job = problem.job
     within_s = limit_s(Stage.EVAL, job.limits)
     with off_clock(within_s):
@@ -305,7 +305,7 @@ async def _score_running(
                 score = replace(score, details={**score.details, "services": list(served)})
             if score.call_rewards or score.row_rewards:
                 raise EvaluatorError(
-                    f"{job.rollout_id}: evaluator {name} rewards calls or rows, which are not known before the stop"
+                    f"{job.rollout_id}: evaluator {name} rewards calls or rows, which are known only after the stop"
                 )
     return EarlyScore(value=score.value, details=score.details, rewards=score.rewards, evaluator=name)
 
@@ -316,7 +316,7 @@ async def evaluate(
     layer_store: LayerStore | None = None,
     models: Mapping[str, ChatModel] = NO_MODELS,
 ) -> tuple[Score, str]:
-    """Score a submission: the score, and the evaluator's name."""
+    """Score a submission; return the score and the evaluator's name."""
     if (early := submission.early_score) is not None:
         return Score(early.value, early.details, early.rewards), early.evaluator
     job = problem.job
@@ -339,7 +339,7 @@ def _checked(score: Score, evaluator: Evaluator, job: StageJob) -> tuple[Score, 
 
 
 def trained_calls(problem: Problem, calls: Sequence[ModelCall]) -> Sequence[ModelCall]:
-    """Return the calls of a rollout that train, by the batch's rule and then by the handler's. Raises HandlerError."""
+    """Return a rollout's training calls, by the batch's rule and then the handler's. Raises HandlerError."""
     job, handler = problem.job, problem.handler
     chosen = chosen_calls(job.train_calls, calls)
     if not follows(handler, ChoosesCalls):
@@ -349,12 +349,12 @@ def trained_calls(problem: Problem, calls: Sequence[ModelCall]) -> Sequence[Mode
         job.rollout_id, what, HandlerError, lambda: set(handler.train_calls(problem.instance, list(chosen)))
     )
     if unknown := indexes - {call.index for call in chosen}:
-        raise HandlerError(f"{job.rollout_id}: {what} names calls that there are not: {sorted(map(str, unknown))[:5]}")
+        raise HandlerError(f"{job.rollout_id}: {what} names unknown calls: {sorted(map(str, unknown))[:5]}")
     return [call for call in chosen if call.index in indexes]
 
 
 async def discard(problem: Problem) -> None:
-    """Stop the sandbox of a rollout that was taken away between two stages."""
+    """Stop the sandbox of a rollout that was cancelled between two stages."""
     source = resolve(problem).source
     if source is not None:
         try:

@@ -1,4 +1,4 @@
-"""One rollout to play, and the plug-ins that a stage plays it with: resolved by their names once, and passed on."""
+"""One rollout and the plug-ins that its stages use: resolved by name once, then passed on."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ from workers.stages.task_archives import archive_folder
 
 @dataclass(frozen=True, slots=True)
 class StageJob:
-    """One rollout to play: what the stages need to know of it."""
+    """One rollout: everything that the stages need to know of it."""
 
     rollout_id: str
     attempt: int
@@ -56,14 +56,14 @@ class StageJob:
     model: str
     n_samples: int = 1
     agent: str = ""
-    """Name of the agent that plays it; empty for the handler's own choice."""
+    """Name of the agent; empty for the handler's default."""
     group_id: str = ""
     group_index: int = 0
     rules: PromptRules = field(default_factory=PromptRules)
     engine: EngineAddress | None = None
-    """The dedicated engine that it is played on; None for the farm's engines."""
+    """The batch's dedicated engine; None for the farm's engines."""
     reward: str | Mapping[str, float] = ""
-    """The rule of the batch for the reward that counts; empty leaves it to the evaluator."""
+    """The batch's rule for the reward that counts; empty leaves it to the evaluator."""
     network: NetworkRule = "refuse"
     verification: VerificationRule = "guarded"
     secrets: Mapping[str, str] = field(default_factory=dict, repr=False)
@@ -77,7 +77,7 @@ class StageJob:
 
     @property
     def all_secrets(self) -> list[str]:
-        """The batch's secrets, and the keys of the LLMs that it brings."""
+        """Return the batch's secrets, and the API keys of its LLMs."""
         keys = [] if self.engine is None else [self.engine.key]
         return [*self.secrets.values(), *keys, *(role.engine_key for role in self.roles.values() if role.engine_key)]
 
@@ -88,7 +88,7 @@ class StageJob:
 
 @dataclass(frozen=True, slots=True)
 class SandboxSource:
-    """The provider and the spec of a sandbox that a rollout is played or scored in."""
+    """The provider and the spec of a sandbox."""
 
     provider: SandboxProvider
     spec: SandboxSpec
@@ -96,14 +96,14 @@ class SandboxSource:
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """A job with its handler and its checked instance: enough to score it."""
+    """A job with its handler and validated instance: sufficient for scoring."""
 
     job: StageJob
     handler: Handler
     instance: BaseModel
 
     def spec(self) -> SandboxSpec | None:
-        """Return the sandbox that the instance asks for, if any."""
+        """Return the sandbox spec of the instance, if any."""
         what = "the handler's sandbox()"
         spec = call_plugin(self.job.rollout_id, what, HandlerError, lambda: self.handler.sandbox(self.instance))
         if spec is not None and without_sandbox(self.handler):
@@ -112,7 +112,7 @@ class Problem:
         return plugin_values.spec(spec, f"{self.job.rollout_id}: {what}", HandlerError)
 
     def evaluator(self, models: Mapping[str, ChatModel]) -> Evaluator:
-        """Return what scores it, with the LLMs of roles if it takes them."""
+        """Return the evaluator, with the LLMs of roles if it accepts them."""
         what = "the handler's evaluator()"
         return call_plugin(self.job.rollout_id, what, HandlerError, lambda: self._evaluator(models))
 
@@ -122,9 +122,10 @@ class Problem:
         return cast(RoleHandler, self.handler).evaluator(self.instance, models)
 
     def shared(self) -> str:
-        """Return a name for what is prepared once for all samples; empty if each is prepared by itself.
+        """Return a key for files that are prepared once for all samples; empty if each sample is prepared separately.
 
-        Each is where the layer is kept, which must hold all that lies on the image.
+        Samples of handlers that keep the layer are prepared separately, as the layer must hold all files above the
+        image.
         """
         if keeps_layer(self.handler):
             return ""
@@ -141,7 +142,7 @@ class Problem:
 
 @dataclass(frozen=True, slots=True)
 class ResolvedJob:
-    """A problem with the agent that plays it, and the source of the sandbox that both need; None if neither does."""
+    """A problem with its agent, and the source of the sandbox that both need; None if neither needs one."""
 
     problem: Problem
     agent: Agent
@@ -161,7 +162,7 @@ def _problem(job: StageJob) -> Problem:
         instance = handler.instance_type.model_validate(dict(job.fields))
     except (FarmError, ValidationError) as error:
         raise HandlerError(f"{job.rollout_id}: {error}", retryable=False) from error
-    # the client of this batch may not have had the handler
+    # Checked at submit too, but the client may not have had this handler.
     if follows(handler, HasNeeds) and (reasons := unsupported(handler.needs(instance), None, job.network)):
         raise HandlerError(f"{job.rollout_id}: it asks for {'; '.join(reasons)}", retryable=False)
     if missing := [role for role in needed_roles(handler, instance) if role not in job.roles]:
@@ -175,12 +176,12 @@ def _problem(job: StageJob) -> Problem:
 
 
 def needed_roles(handler: Handler, instance: BaseModel) -> Collection[str]:
-    """Return the roles besides the policy that an instance needs an LLM for."""
+    """Return the roles besides the policy for which an instance needs an LLM."""
     return list(cast(RoleHandler, handler).roles(instance)) if hasattr(handler, "roles") else ()
 
 
 def resolve(problem: Problem) -> ResolvedJob:
-    """Return a problem with all that starts and plays it. Raises RolloutError, and NotFound for no such sandbox."""
+    """Return a problem with its agent and sandbox. Raises RolloutError, and NotFound if no such sandbox can run."""
     job = problem.job
     name = job.agent or problem.handler.agent
     agent = call_plugin(job.rollout_id, f"agent {name}", AgentMissing, lambda: _agent(job.rollout_id, name))
@@ -199,16 +200,16 @@ def _agent(rollout_id: str, name: str) -> Agent:
 
 
 def needed_by(agent: Agent, spec: SandboxSpec | None) -> SandboxSpec | None:
-    """Return the spec that an agent needs, given what the instance needs, if anything."""
+    """Return the spec that an agent needs, given the instance's spec, if any."""
     needs = getattr(agent, "sandbox", None)
     return needs(spec) if needs is not None else spec
 
 
 def sandbox_source(job: StageJob, spec: SandboxSpec | None, phase: Stage | None = None) -> SandboxSource | None:
-    """Return where a sandbox of this spec comes from: the spec's own kind, else the batch's, else the best there is.
+    """Return the source of a sandbox: the spec's own kind, else the batch's, else the best available.
 
-    With the network as the batch permits it; `phase` is the only one that it is used in, if it is. Raises HandlerError
-    for a spec that the batch does not permit.
+    The network follows the batch's rule; `phase` is the only stage that uses the sandbox, None for all. Raises
+    HandlerError for a spec that the batch does not permit.
     """
     if spec is None:
         return None

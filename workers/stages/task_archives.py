@@ -1,7 +1,7 @@
-"""Task archives of this node: unpacked once per digest, and read by all rollouts whose instances name them.
+"""Task archives of this node: unpacked once per digest, shared by all rollouts whose instances name them.
 
-They lie in the node's scratch folder, `archives/DIGEST/files`, and appear whole or not at all. Their modes are those
-that were packed, whatever the umask: they become those of files in images and sandboxes.
+They are in the node's scratch folder, `archives/DIGEST/files`, and appear atomically. They keep the packed file modes,
+whatever the umask, as these become the modes of files in images and sandboxes.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from workers.sandboxes.images.shared_lock import alone
 from workers.stage_clock import off_clock
 
 IDLE_S = 2 * 86_400.0
-"""Seconds without use after which an archive is removed from a node; one is brought again when it is needed."""
+"""Seconds without use after which a node removes an archive; it is fetched again on demand."""
 _FETCH_S = 3600.0
 _FILES, _NEW, _LOCKS = "files", ".new", ".locks"
 
@@ -31,7 +31,7 @@ def folder_of_archives() -> Path:
 
 
 def archive_folder(digest: str) -> Path:
-    """Return the folder of an unpacked archive, and note that it is used. Raises HandlerError if it is not there."""
+    """Return the folder of an unpacked archive and mark it as used. Raises HandlerError if it is not on this node."""
     place = folder_of_archives() / digest
     try:
         os.utime(place)
@@ -41,10 +41,10 @@ def archive_folder(digest: str) -> Path:
 
 
 def fetch_archive(digest: str, part: Callable[[int], bytes | None]) -> Path:
-    """Bring an archive to this node unless it is there; one process does, and others wait. Returns its folder. Blocks.
+    """Fetch an archive to this node unless it is there; one process does, the others wait. Return its folder. Blocks.
 
-    `part` returns the stored bytes by their number. Takes no time of the stage. Raises HandlerError if the store has it
-    no longer, or it is broken.
+    `part` returns the stored bytes by part number. Not charged to the stage. Raises HandlerError if the store no longer
+    has it, or it is corrupt.
     """
     parent = folder_of_archives()
     with suppress(HandlerError):
@@ -64,16 +64,16 @@ def _bring(parent: Path, digest: str, part: Callable[[int], bytes | None]) -> No
     try:
         unpack(stream.buffered(), new / _FILES)
         if stream.digest() != digest:
-            raise HandlerError(f"the task archive {digest} is gone from the store: upload it again", retryable=False)
+            raise HandlerError(f"the task archive {digest} is no longer in the store: upload it again", retryable=False)
         new.rename(parent / digest)
     except InvalidRequest as error:
-        raise HandlerError(f"the task archive {digest} is broken: {error}", retryable=False) from error
+        raise HandlerError(f"the task archive {digest} is corrupt: {error}", retryable=False) from error
     finally:
         _remove(new)
 
 
 def sweep_archives(parent: Path, idle_s: float) -> None:
-    """Remove the archives that were not used for so long, and what a killed process left of one. Blocks."""
+    """Remove archives that were not used for `idle_s` seconds, and partial ones of killed processes. Blocks."""
     for place in list(parent.iterdir()):
         with suppress(FileNotFoundError):
             if place.name != _LOCKS and time.time() - place.stat().st_mtime > idle_s:

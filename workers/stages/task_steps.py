@@ -1,4 +1,4 @@
-"""The steps of a task that has several in one conversation: asked of its handler between them, and recorded."""
+"""The steps of a task with several steps in one conversation: requested from its handler, and recorded."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from workers.stages.stage_job import Problem
 
 
 class TaskSteps:
-    """The steps of one rollout. `records` are its handler's, of the steps that ended before the last one."""
+    """The steps of one rollout. `records` are the handler's records of all ended steps except the last."""
 
     def __init__(
         self, problem: Problem, handler: ContinuesConversation, sandbox: Sandbox | None, fresh: FreshSandbox
@@ -32,7 +32,7 @@ class TaskSteps:
         self.records: list[dict[str, Any]] = []
 
     async def next_messages(self, n_done: int, answer: str | None) -> Sequence[Message]:
-        """Return the next step's messages, none after the last; none of the policy's time. Raises HandlerError."""
+        """Return the next step's messages, none after the last; off the policy's clock. Raises HandlerError."""
         job = self._problem.job
         what = f"{job.rollout_id}: the handler's next_messages()"
         limit_s = job.limits.eval_s
@@ -56,7 +56,7 @@ class TaskSteps:
         return turn.messages
 
     async def finish(self, result: AgentResult, agent_name: str) -> None:
-        """Check that the agent has played all steps. Raises HandlerError, not retryable, if it cannot go on."""
+        """Check that the agent has run all steps. Raises HandlerError, not retryable, if it ran only the first."""
         if result.outcome not in STEP_ENDS or self._ended:
             return
         if await self.next_messages(self._n_asked + 1, result.answer):
@@ -68,6 +68,6 @@ class TaskSteps:
 
 
 def steps_of(problem: Problem, sandbox: Sandbox | None, fresh: FreshSandbox) -> TaskSteps | None:
-    """Return the steps of a task whose handler has them."""
+    """Return the steps of a task, or None if its handler has no `next_messages`."""
     handler = problem.handler
     return TaskSteps(problem, handler, sandbox, fresh) if follows(handler, ContinuesConversation) else None

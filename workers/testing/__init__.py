@@ -1,7 +1,7 @@
-"""Fakes for authors of handlers, agents and trainers; they keep the promises of `workers/plugins/interfaces.py`.
+"""Test doubles for authors of handlers, agents and trainers; they keep the promises of `workers/plugins/interfaces.py`.
 
-`python -m workers.testing.engine` is a double of an LLM server. `workers.testing.local_sandbox` runs on the machine
-itself, without isolation. `workers.conformance` checks the promises of every sandbox.
+`python -m workers.testing.engine` runs a double of an LLM server. `workers.testing.local_sandbox` runs commands on this
+machine, without isolation. `workers.conformance` checks the promises of any sandbox.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""One question, one answer, no tools and no sandbox: to try an engine, and to measure what a waiting rollout costs."""
+"""A handler with one question and one answer, without tools or sandbox: to try an engine, and for benchmarks."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from workers.plugins.interfaces import Evaluator, FreshSandbox, Sandbox, Score, 
 
 
 class ChatInstance(BaseModel):
-    """`question` is the policy's prompt; `expected`, if given, must be in its answer for a reward of 1.
+    """`question` is the policy's prompt; `expected`, if given, must be in the answer for a reward of 1.
 
-    `call_reward`, if given, is that of each call, and of each training row.
+    `call_reward`, if given, is the reward of each call, and of each training row.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -26,7 +26,7 @@ class ChatInstance(BaseModel):
 
 
 class ChatHandler:
-    """Scores 1.0 if the answer holds what is expected, else 0.0."""
+    """Scores 1.0 if the answer contains the expected text, else 0.0."""
 
     data_source: ClassVar[str] = "chat"
     instance_type: ClassVar[type[BaseModel]] = ChatInstance
@@ -51,7 +51,7 @@ class ChatHandler:
 
 
 class ContainsEvaluator:
-    """1.0 if the answer holds a text, else 0.0."""
+    """Scores 1.0 if the answer contains a text, else 0.0."""
 
     name: ClassVar[str] = "contains"
 

@@ -1,4 +1,4 @@
-"""In-memory stand-ins for a policy, a tool and a sandbox."""
+"""In-memory fakes of a policy, a tool and a sandbox."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ from workers.plugins.interfaces import (
 
 
 def answering(content: str, *, finish_reason: str = "stop", n_tokens: int = 10) -> Completion:
-    """A completion of text alone."""
+    """Return a completion with text only."""
     return _completion({"role": "assistant", "content": content}, finish_reason, n_tokens)
 
 
 def calling(*calls: tuple[str, Any], content: str = "", n_tokens: int = 10) -> Completion:
-    """A completion that calls tools: name and arguments, which are sent as they are if they are text."""
+    """Return a completion with tool calls, each a name and its arguments; text arguments are sent unchanged."""
     tool_calls = [
         {
             "id": f"call_{index}",
@@ -55,7 +55,7 @@ def _completion(message: Message, finish_reason: str, n_tokens: int) -> Completi
 
 
 class ScriptedPolicy:
-    """Returns the completions of a script in order, raises those that are exceptions; `asked` holds the requests."""
+    """A policy that returns its script's completions in order, and raises its exceptions; `asked` has the requests."""
 
     def __init__(self, *script: Completion | Exception) -> None:
         self._script: Iterator[Completion | Exception] = iter(script)
@@ -74,7 +74,7 @@ class ScriptedPolicy:
         self.asked.append((list(messages), sampling, max_tokens))
         answer = next(self._script, None)
         if answer is None:
-            raise AssertionError("the policy was asked once more than its script has turns")
+            raise AssertionError("the policy was asked again after the last turn of its script")
         if isinstance(answer, Exception):
             raise answer
         if on_delta is not None and answer.response.get("content"):
@@ -83,9 +83,9 @@ class ScriptedPolicy:
 
 
 class ScriptedModel:
-    """The LLM of a role, a ChatModel: gives its answers in order, the last again and again, and raises exceptions.
+    """A ChatModel, the LLM of a role: returns its answers in order, repeats the last one, and raises exceptions.
 
-    `requests` holds the messages and sampling parameters that it was sent.
+    `requests` has the messages and sampling parameters that it was sent.
     """
 
     def __init__(self, *replies: str | Completion | Exception, model: str = "scripted") -> None:
@@ -117,7 +117,7 @@ class EchoArguments(BaseModel):
 
 
 class EchoTool:
-    """Observes its own text, or raises what it is made with; `called` holds the texts."""
+    """Returns its own text, or raises the given error; `called` has the texts."""
 
     name: ClassVar[str] = "echo"
     description: ClassVar[str] = "Says the text again."
@@ -138,7 +138,7 @@ class EchoTool:
 
 
 Commands = Callable[[Sequence[str], bytes], ExecResult]
-"""Stands for the programs of a sandbox: what an argument list and a standard input give."""
+"""Simulates the programs of a sandbox: maps arguments and standard input to a result."""
 
 
 def _succeed(argv: Sequence[str], stdin: bytes) -> ExecResult:
@@ -146,11 +146,11 @@ def _succeed(argv: Sequence[str], stdin: bytes) -> ExecResult:
 
 
 class FakeSandbox:
-    """Files in memory; commands are answered by a function and kept in `ran`.
+    """A sandbox with in-memory files; a function answers its commands, which are recorded in `ran`.
 
-    Files can be written, read, copied in and out, and are gone when it is stopped; beyond that it promises nothing. No
-    program runs: what a command does to files, its function must do to `files`. Paths are keys: `a` and `/workspace/a`
-    are two files, links and modes there are none. For commands that run, see `workers.testing.local_sandbox`.
+    Files can be written, read, copied in and out; they are gone once it is stopped. It promises nothing else. No
+    program runs: the function must apply a command's changes to `files` itself. Paths are plain keys: `a` and
+    `/workspace/a` are two files; there are no links or modes. `workers.testing.local_sandbox` runs real commands.
     """
 
     def __init__(self, sandbox_id: str = "fake", commands: Commands = _succeed) -> None:
@@ -204,7 +204,7 @@ class FakeSandbox:
     async def download(self, path: str, target: Path) -> None:
         self.check()
         if _exists(target):
-            raise ToolError(f"{target} exists on the node already")
+            raise ToolError(f"{target} already exists on the node")
         result = {target.joinpath(name[len(path) :].strip("/")): self.files[name] for name in self._below(path)}
         if path in self.files:
             result = {target: self.files[path]}
@@ -220,13 +220,13 @@ class FakeSandbox:
         return [name for name in self.files if name.startswith(f"{path}/")]
 
     def check(self) -> None:
-        """Raises SandboxError if it is stopped."""
+        """Raise SandboxError if the sandbox is stopped."""
         if self._stopped:
             raise SandboxError(f"sandbox {self.sandbox_id} is stopped")
 
 
 def _tree(source: Path) -> dict[str, bytes]:
-    """The files of a folder of the node by their names in it; a file is alone, and has no name. Raises ToolError."""
+    """Return a folder's files by relative path; a single file has the empty path. Raises ToolError."""
     try:
         if not source.is_dir():
             return {"": source.read_bytes()}
@@ -245,7 +245,7 @@ def _write(path: Path, data: bytes) -> None:
 
 
 class _FakeShell:
-    """Sends each command to the sandbox's function as `bash -c`; none runs on, so there is nothing to type to."""
+    """Sends each command to the sandbox's function as `bash -c`; no command stays interactive."""
 
     def __init__(self, sandbox: FakeSandbox) -> None:
         self._sandbox = sandbox
@@ -275,7 +275,7 @@ class _FakeKernel:
         return CellResult(output, timed_out=result.timed_out, limit=result.limit)
 
     async def restart(self) -> None:
-        """There is no state to lose."""
+        """Do nothing: there is no state to lose."""
         self._sandbox.check()
 
     async def close(self) -> None:
@@ -283,7 +283,7 @@ class _FakeKernel:
 
 
 class FakeProvider:
-    """See `workers.plugins.interfaces.SandboxProvider`. All its sandboxes answer commands with one function."""
+    """A `workers.plugins.interfaces.SandboxProvider`. One function answers the commands of all its sandboxes."""
 
     kind: ClassVar[str] = "fake"
 
@@ -300,5 +300,5 @@ class FakeProvider:
 
     async def attach(self, sandbox_id: str, spec: SandboxSpec) -> Sandbox:
         if sandbox_id not in self.started:
-            raise SandboxError(f"sandbox {sandbox_id}: no fake sandbox of this id was started")
+            raise SandboxError(f"sandbox {sandbox_id}: no fake sandbox with this id was started")
         return self.started[sandbox_id]

@@ -1,4 +1,4 @@
-"""Hermes tool calls, `<tool_call>` JSON `</tool_call>`: how the double writes them, and how it reads its own text."""
+"""Hermes tool calls, `<tool_call>` JSON `</tool_call>`: written and parsed by the scripted engine."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ _CALLS = re.compile(f"{CALL}(.*?){CALL_END}|{CALL}(.*)", re.DOTALL)
 
 @dataclass(frozen=True, slots=True)
 class HermesCall:
-    """A tool call as sampled: `arguments` is JSON text; of a call that is no JSON all its text, and it has no name."""
+    """A sampled tool call. `arguments` is JSON text; an invalid call has its raw text there, and no name."""
 
     name: str
     arguments: str
 
 
 def written(content: str, calls: Sequence[tuple[str, str]], reasoning: str = "") -> str:
-    """An assistant turn as the chat template writes it; arguments are text, JSON or not."""
+    """Return an assistant turn as the chat template renders it; arguments are text, JSON or not."""
     text = f"{THINK}\n{reasoning}\n{THINK_END}\n\n{content}" if reasoning else content
     for index, (name, arguments) in enumerate(calls):
         gap = "\n" if content or index else ""
@@ -33,7 +33,7 @@ def written(content: str, calls: Sequence[tuple[str, str]], reasoning: str = "")
 
 
 def reasoned(text: str) -> tuple[str, str]:
-    """Split a text into the reasoning and what follows, whitespace as it is. Reasoning without an end is all of it."""
+    """Split a text into reasoning and the rest, whitespace included. Unclosed reasoning takes the whole text."""
     if not text.startswith(THINK):
         return "", text
     reasoning, _, said = text.removeprefix(THINK).partition(THINK_END)
@@ -41,7 +41,7 @@ def reasoned(text: str) -> tuple[str, str]:
 
 
 def loose_calls(text: str) -> tuple[str, tuple[HermesCall, ...]]:
-    """The text before the first call, and all calls, the broken ones too."""
+    """Return the text before the first call, and all calls, including broken ones."""
     return text.partition(CALL)[0], tuple(_call(whole or cut) for whole, cut in _CALLS.findall(text))
 
 
@@ -54,20 +54,20 @@ def _call(body: str) -> HermesCall:
 
 
 def strict_calls(text: str) -> tuple[str, tuple[HermesCall, ...]]:
-    """As vLLM's parser of this format: one broken call, and the whole turn is text."""
+    """Parse like vLLM: a single broken call makes the whole turn text."""
     content, calls = loose_calls(text)
     return (text, ()) if any(not call.name for call in calls) else (content, calls)
 
 
 def message_of(text: str) -> Message:
-    """An assistant turn's text as a chat message, its broken calls included."""
+    """Return an assistant turn's text as a chat message, including broken calls."""
     _, said = reasoned(text)
     content, calls = loose_calls(said)
     return {"role": "assistant", "content": content, "tool_calls": [tool_call(call, "") for call in calls]}
 
 
 def tool_call(call: HermesCall, call_id: str) -> dict[str, Any]:
-    """As the OpenAI API writes it."""
+    """Return the call in the form of the OpenAI API."""
     return {"id": call_id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
 
 

@@ -1,4 +1,4 @@
-"""The files of a local sandbox: those below one folder of this machine."""
+"""The files of a local sandbox: everything below one folder of this machine."""
 
 from __future__ import annotations
 
@@ -15,21 +15,21 @@ MAX_FILE = 100_000_000
 
 
 class LocalFiles:
-    """Relative paths begin in `folder`, and those below `alias`, a path that need not be there, are the same."""
+    """Relative paths start in `folder`; paths below `alias`, which need not exist, are mapped to it, too."""
 
     def __init__(self, folder: Path, alias: str) -> None:
         self._folder = folder.resolve()
         self._alias = alias
 
     def _place(self, path: str) -> Path:
-        """Return a path's location on this machine. Raises ToolError if it is outside of the sandbox."""
+        """Return a path's location on this machine. Raises ToolError if it is outside the sandbox."""
         if not path or "\0" in path:
             raise ToolError(f"{path!r}: Not a path")
         relative = Path(path).relative_to(self._alias) if Path(path).is_relative_to(self._alias) else Path(path)
-        # an absolute path stands for itself
+        # An absolute path replaces the folder in the join.
         place = self._folder / relative
         if not Path(os.path.normpath(place)).is_relative_to(self._folder):
-            raise ToolError(f"{path}: No such file or directory in a local sandbox, which has its working folder alone")
+            raise ToolError(f"{path}: No such file or directory in a local sandbox, which has only its working folder")
         return place
 
     def read(self, path: str) -> bytes:
@@ -61,7 +61,7 @@ class LocalFiles:
     def download(self, path: str, target: Path) -> None:
         """See `workers.plugins.interfaces.Sandbox.download`."""
         if target.exists() or target.is_symlink():
-            raise ToolError(f"{target} exists on the node already")
+            raise ToolError(f"{target} already exists on the node")
         with _told(path):
             _copy(self._place(path), target)
 
@@ -74,7 +74,7 @@ def _check(path: str, status: os.stat_result) -> None:
 
 
 def _copy(source: Path, target: Path) -> None:
-    """A file or a folder; of what is in a folder, no link that leads out of it, no device and no socket."""
+    """Copy a file or a folder; within a folder, skip links that lead out of it, devices and sockets."""
     if not source.is_dir():
         if not source.is_file():
             raise ToolError(
@@ -98,7 +98,7 @@ def _may_be_copied(path: Path, top: Path) -> bool:
 
 @contextmanager
 def _told(path: str) -> Iterator[None]:
-    """Translate errors of this machine to messages about a path of the sandbox."""
+    """Translate this machine's errors to messages about the sandbox's path."""
     try:
         yield
     except shutil.Error as error:

@@ -1,9 +1,9 @@
-"""A sandbox that is none: a folder of this machine, with the real shell and the real kernel in it.
+"""A sandbox without isolation: a folder of this machine, with the real shell and the real kernel.
 
-For tests of handlers, tools and agents where no sandbox can run, or where starting one costs too much. It keeps the
-promises of the group `surface` (`python -m workers.conformance workers.testing.local_sandbox:LocalProvider --group
-surface`), and none of the others: commands are this machine's, see its files, processes and network with its user's
-rights, and meet no limits. Never give it a model's commands.
+For tests of handlers, tools and agents where no sandbox can run, or starting one costs too much. It keeps the promises
+of the group `surface` (`python -m workers.conformance workers.testing.local_sandbox:LocalProvider --group surface`),
+and no others: commands run on this machine, see its files, processes and network with its user's rights, and have no
+limits. Never give it a model's commands.
 """
 
 from __future__ import annotations
@@ -37,21 +37,21 @@ if TYPE_CHECKING:
 
 _MEMBER = "LOCAL_SANDBOX"
 MAX_OUTPUT = 10_000_000
-"""Bytes kept of each stream of a command."""
+"""Maximum bytes kept of each output stream of a command."""
 
 
 class LocalSandbox:
-    """See `workers.plugins.interfaces.Sandbox`.
+    """A `workers.plugins.interfaces.Sandbox` in a folder of this machine.
 
-    It is in a temporary folder, or in `place`, where another process may have started it. Where files are read, written
-    or copied, paths below the spec's `workdir` are paths in its working folder, and others outside of that are refused.
-    In commands all paths are this machine's: use relative ones.
+    It uses a temporary folder, or `place`, where another process may have started it. For reading, writing and copying
+    files, paths below the spec's `workdir` are mapped to its working folder; other paths outside it are refused.
+    Commands see this machine's paths: use relative ones.
     """
 
     def __init__(self, sandbox_id: str, spec: SandboxSpec, place: Path | None = None) -> None:
         self.sandbox_id = sandbox_id
         self._place = place or Path(tempfile.mkdtemp(prefix="local-sandbox-"))
-        # no other one's begins with it
+        # No other sandbox's mark begins with this one.
         self._mark = f"{self._place}/"
         self.socket_folder = self._place / "sockets"
         self.workdir = str(self._place / "workdir")
@@ -62,7 +62,7 @@ class LocalSandbox:
         self.stopped = False
 
     def environment(self, more: Mapping[str, str] | None = None) -> dict[str, str]:
-        """Return the environment of a command; one of its variables marks child processes, to be killed at the end."""
+        """Return a command's environment; one variable marks its child processes, which are killed at the end."""
         path = f"{Path(sys.executable).parent}:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
         own = {"PATH": path, "HOME": str(self._place / "home"), "LANG": "C.UTF-8", "TERM": "dumb", "SHELL": "/bin/bash"}
         return {**own, **self._spec.env, **(more or {}), _MEMBER: self._mark}
@@ -72,7 +72,7 @@ class LocalSandbox:
         return LimitEvents(self._place)
 
     def target(self, limits: SandboxLimits | None = None) -> JoinTarget:
-        """There is nothing to join."""
+        """Raise SandboxError: there is nothing to join."""
         raise SandboxError(f"sandbox {self.sandbox_id} is local: nothing can be moved into it")
 
     def _check(self) -> None:
@@ -89,7 +89,7 @@ class LocalSandbox:
         cwd: str | None = None,
         limits: SandboxLimits | None = None,
     ) -> SandboxProcess:
-        """See `workers.sandboxes.processes.entry.Entry.start`."""
+        """Implement `workers.sandboxes.processes.entry.Entry.start`."""
         check_words(argv, env, cwd)
         self._check()
         answers = started(argv, env, fds, os.path.join(self.workdir, cwd or ""), terminal)  # noqa: PTH118
@@ -105,7 +105,7 @@ class LocalSandbox:
         cwd: str | None = None,
         limits: SandboxLimits | None = None,
     ) -> ExecResult:
-        """See `Sandbox.exec`; `limits` are not looked at."""
+        """Implement `Sandbox.exec`; `limits` are ignored."""
         mark = new_tag()
         with contextlib.ExitStack() as resources:
             streams = [Collector(MAX_OUTPUT), Collector(MAX_OUTPUT)]
@@ -147,14 +147,14 @@ class LocalSandbox:
         self._files.download(path, target)
 
     async def stop(self) -> None:
-        """End what it started, and remove its folder."""
+        """Kill what it started, and remove its folder."""
         self.stopped = True
         await asyncio.to_thread(_kill_all, f"{_MEMBER}={self._mark}")
         shutil.rmtree(self._place, ignore_errors=True)
 
 
 class LocalProvider:
-    """See `workers.plugins.interfaces.SandboxProvider`. What one starts, only the same one can attach to."""
+    """A `workers.plugins.interfaces.SandboxProvider`. It can only attach to sandboxes that it started itself."""
 
     kind: ClassVar[str] = "local"
 
@@ -166,20 +166,20 @@ class LocalProvider:
 
     async def start(self, sandbox_id: str, spec: SandboxSpec) -> Sandbox:
         if sandbox_id in self._running and not self._running[sandbox_id].stopped:
-            raise SandboxError(f"sandbox {sandbox_id}: there is one of this id already")
+            raise SandboxError(f"sandbox {sandbox_id}: a sandbox with this id already exists")
         self._running[sandbox_id] = LocalSandbox(sandbox_id, spec)
         return self._running[sandbox_id]
 
     async def attach(self, sandbox_id: str, spec: SandboxSpec) -> Sandbox:
         local_sandbox = self._running.get(sandbox_id)
         if local_sandbox is None or local_sandbox.stopped:
-            raise SandboxError(f"sandbox {sandbox_id}: no local sandbox of this id runs")
+            raise SandboxError(f"sandbox {sandbox_id}: no local sandbox with this id is running")
         return local_sandbox
 
 
 @contextlib.contextmanager
 def _written(data: bytes) -> Iterator[int]:
-    """A descriptor to read `data` from."""
+    """Yield a descriptor to read `data` from."""
     with tempfile.TemporaryFile() as file:
         file.write(data)
         file.seek(0)
@@ -187,7 +187,7 @@ def _written(data: bytes) -> Iterator[int]:
 
 
 async def _code(child: SandboxProcess, timeout_s: float, mark: str) -> int | None:
-    """Return a command's exit code; None at its time limit, with all it started killed, as they are on cancellation."""
+    """Return a command's exit code; None at its time limit. All that it started is killed then, or on cancellation."""
     try:
         async with asyncio.timeout(timeout_s):
             return await child.wait()
@@ -200,7 +200,7 @@ async def _code(child: SandboxProcess, timeout_s: float, mark: str) -> int | Non
 
 
 def _kill_all(text: str) -> None:
-    """SIGKILL to the processes that carry a text, again until none is left: some may fork meanwhile. Blocks."""
+    """SIGKILL all processes marked with a text, until none is left, as they may fork meanwhile. Blocks."""
     while pids := processes_with(text):
         for pid in pids:
             with contextlib.suppress(ProcessLookupError):

@@ -1,4 +1,4 @@
-"""The empty rollout: no sandbox, no LLM, reward 1. What is left is the farm's own cost and its handling of failures."""
+"""The empty rollout, without sandbox or LLM, with reward 1: measures the farm's own cost and failure handling."""
 
 from __future__ import annotations
 
@@ -32,13 +32,13 @@ _ERRORS: dict[str, type[RolloutError]] = {
 
 
 class NoopInstance(BaseModel):
-    """`seconds` is slept in the run stage, `stuck` in a way that handlers must not: `loop` blocks the event loop,
-    `lock` the interpreter, and `deaf` ignores cancellation.
+    """`seconds` is the sleep in the run stage. `stuck` makes it misbehave as handlers must not: `loop` blocks the event
+    loop, `lock` the interpreter, and `deaf` ignores cancellation.
 
     `fail` raises an error in a stage, such as `run:engine_error`.
 
-    The errors are the kinds of RolloutError, `bug` for an exception of no such kind, `final` for a HandlerError that
-    is not tried again, and `exit` for `sys.exit`.
+    The errors are the kinds of RolloutError; `bug` is an exception of no such kind, `final` a HandlerError that is not
+    retried, and `exit` calls `sys.exit`.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -52,7 +52,7 @@ class NoopInstance(BaseModel):
     )
 
     def fail_in(self, stage: Stage) -> None:
-        """Raise what the instance asks for in this stage, if it asks."""
+        """Raise the error that the instance requests for this stage, if any."""
         where, _, kind = self.fail.partition(":")
         if where != stage.value:
             return
@@ -66,7 +66,7 @@ class NoopInstance(BaseModel):
 
 
 class NoopHandler:
-    """The instance travels to the agent as the text of the first message."""
+    """Passes the instance to the agent as the text of the first message."""
 
     data_source: ClassVar[str] = "noop"
     instance_type: ClassVar[type[BaseModel]] = NoopInstance
@@ -74,7 +74,7 @@ class NoopHandler:
     tools: ClassVar[Collection[str]] = ()
 
     def sandbox(self, instance: NoopInstance) -> SandboxSpec | None:
-        """None; an error of the init stage is raised here."""
+        """Return None; raises the error requested for the init stage."""
         instance.fail_in(Stage.INIT)
         return None
 
@@ -92,14 +92,14 @@ class NoopHandler:
 
 
 class EmptyHandler(NoopHandler):
-    """The same, declared to need no sandbox: once a node has played one, init is left out."""
+    """The same, declared to need no sandbox: once a node has run one, rollouts skip the init stage."""
 
     data_source: ClassVar[str] = "empty"
     without_sandbox: ClassVar[bool] = True
 
 
 class NoopEvaluator:
-    """Gives 1 at once."""
+    """Scores 1 at once."""
 
     name: ClassVar[str] = "noop"
 
@@ -112,7 +112,7 @@ class NoopEvaluator:
 
 
 class NoopAgent:
-    """Calls no LLM; sleeps as long as the instance says. Without a noop instance in its first message: at once."""
+    """Calls no LLM; sleeps as long as the instance says, or not at all without a noop instance in its first message."""
 
     async def run(self, context: AgentContext) -> AgentResult:
         instance = _instance(context)
@@ -126,7 +126,7 @@ async def _on_the_loop(seconds: float) -> None:
 
 
 async def _with_the_lock(seconds: float) -> None:
-    # the expression takes longer than anybody waits, and the library does not look up before it is done
+    # The expression runs longer than any caller waits, and the library does not check for signals meanwhile.
     _ENDLESS.match("a" * 64 + "b")
 
 

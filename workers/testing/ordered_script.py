@@ -1,4 +1,4 @@
-"""Scripts without a book: turns in order, or a shell command by whichever tool the prompt offers."""
+"""Scripts without a book of problems: turns in order, or one shell command by any tool that the prompt offers."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ from workers.testing.scripted_model import DONE, GIVE_UP, Script, ScriptedCall, 
 SHELL_WORDS = ("bash", "shell", "terminal", "exec", "command", "run")
 COMMAND_ARGUMENTS = ("command", "cmd", "script", "code", "input", "keystrokes")
 LAST_TOOLS = ("final_answer", "finish", "submit", "complete")
-"""Names of tools by which a program's policy says that it is done."""
+"""Names of tools by which a program's policy finishes."""
 _FILLED: Mapping[str, Any] = {"string": "a command", "integer": 10, "number": 10, "boolean": False, "array": []}
 
 
 class OrderedScript(Script):
-    """Turns in order, also for a program that writes its history anew, in which no turn would be known again.
+    """Turns in order, also for a program that rewrites its history, in which no turn would be recognised.
 
-    GIVE_UP where no user message has the text `match`, as where a program asks for a title; DONE after the last turn.
+    GIVE_UP if no user message contains the text `match`, as when a program requests a title; DONE after the last turn.
     """
 
     def __init__(self, turns: Sequence[ScriptedTurn], match: str) -> None:
         super().__init__([])
         self._turns, self._match = turns, match
-        # a program may begin with an example that nobody sampled
+        # A program may start with an example turn that was never sampled.
         self._n_before: int | None = None
 
     def next_turn(self, messages: Sequence[Message], seed: int | None, begun: str = "") -> ScriptedTurn:
@@ -41,9 +41,9 @@ class OrderedScript(Script):
 
 
 class ShellScript(OrderedScript):
-    """One shell command by a tool that the prompt lists, if any; then `last`, by a tool for that if there is one.
+    """One shell command by a tool that the prompt lists, if any; then `last`, by a finishing tool if there is one.
 
-    `tool` is the name of the first.
+    `tool` is the name of the first tool.
     """
 
     def __init__(self, command: str, last: str, match: str) -> None:
@@ -63,7 +63,7 @@ class ShellScript(OrderedScript):
 
 
 def shell_call(tools: Sequence[Mapping[str, Any]], command: str) -> ScriptedCall | None:
-    """Return a call of the first tool that takes a shell command; None if there is none."""
+    """Return a call of the first tool that accepts a shell command; None if there is none."""
     for tool in tools:
         schema = tool.get("parameters") or {}
         properties = schema.get("properties") or {}
@@ -77,7 +77,7 @@ def shell_call(tools: Sequence[Mapping[str, Any]], command: str) -> ScriptedCall
 
 
 def last_call(tools: Sequence[Mapping[str, Any]], said: str) -> ScriptedCall | None:
-    """Return a call of the tool by which a policy says that it is done; None if there is none."""
+    """Return a call of the tool by which a policy finishes; None if there is none."""
     for tool in tools:
         if any(word in tool["name"].lower() for word in LAST_TOOLS):
             schema = tool.get("parameters") or {}

@@ -1,6 +1,6 @@
-"""The plug-ins for tests, `noop` and `chat`: installed only where PYTHONPATH has their folder, as no production has.
+"""The test plug-ins `noop` and `chat`: installed only if PYTHONPATH contains their folder, never in production.
 
-`PYTHONPATH=$(python -m workers.testing.plugin_path) farm up` runs a farm that has them.
+`PYTHONPATH=$(python -m workers.testing.plugin_path) farm up` starts a farm with them.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from pathlib import Path
 from farm.plugins import installed
 
 PLUGINS = Path(__file__).with_name("plugins")
-"""A folder as a distribution is installed in: of metadata alone, which names the plug-ins in this package."""
+"""A folder with a distribution's metadata only, which names the plug-ins of this package."""
 
 
 def python_path(*folders: Path) -> str:
-    """Return a PYTHONPATH of these folders, and of what this process has in its own."""
+    """Return a PYTHONPATH of these folders, followed by this process's own."""
     return os.pathsep.join([*map(str, folders), *filter(None, [os.environ.get("PYTHONPATH")])])
 
 

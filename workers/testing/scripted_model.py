@@ -1,8 +1,8 @@
-"""The play book of the scripted engine: for each problem, the plays it knows, and which of them comes next.
+"""The play book of the scripted engine: for each problem its known plays, and the choice of the next turn.
 
-The choice keeps no state but a counter per problem: later turns find their play again from the history, so any number
-of rollouts, retries and restarts of the engine play on alike. Turns are found again by what they mean: a history comes
-back with its white space and its JSON written anew.
+The only state is a counter per problem: later turns find their play from the history, so any number of rollouts,
+retries and restarts of the engine continue alike. Turns are recognised by meaning, as clients return the history with
+changed whitespace and rewritten JSON.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from workers.testing.hermes_text import message_of, written
 
 
 class ScriptedCall(BaseModel):
-    """A tool call; arguments that are text are sent as they are, JSON or not."""
+    """A tool call; arguments that are text are sent unchanged, JSON or not."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -41,7 +41,7 @@ class ScriptedTurn(BaseModel):
     content: str = ""
     tool_calls: tuple[ScriptedCall, ...] = ()
     reasoning: str = ""
-    """Templates may drop it from a history, so a turn is known without it."""
+    """Templates may drop it from the history, so turns are recognised without it."""
 
     @property
     def text(self) -> str:
@@ -58,7 +58,7 @@ DONE = ScriptedTurn(content="done")
 
 
 class Branch(BaseModel):
-    """One way to play a problem; of two plays, one of twice the weight is chosen twice as often."""
+    """One play of a problem; a play with twice the weight is chosen twice as often."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -74,12 +74,12 @@ class Branch(BaseModel):
         )
 
     def turn(self, index: int) -> ScriptedTurn:
-        """DONE after the last one."""
+        """Return a turn; DONE after the last one."""
         return self.turns[index] if index < len(self.turns) else DONE
 
 
 class ScriptedProblem(BaseModel):
-    """Known by a text that its first user message contains."""
+    """A problem, recognised by a text in its first user message."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -88,7 +88,7 @@ class ScriptedProblem(BaseModel):
 
 
 class Script:
-    """All problems the server knows; of several that match, the one with the longest text counts."""
+    """All problems that the server knows; if several match, the one with the longest text is used."""
 
     def __init__(self, problems: Sequence[ScriptedProblem], seed: int = 0) -> None:
         self._problems = sorted(problems, key=lambda problem: -len(problem.match))
@@ -97,12 +97,12 @@ class Script:
 
     @classmethod
     def read(cls, path: Path, seed: int = 0) -> Script:
-        """From a file of JSON lines. Raises pydantic's ValidationError."""
+        """Read a file of JSON lines. Raises pydantic's ValidationError."""
         with path.open(encoding="utf-8") as file:
             return cls([ScriptedProblem.model_validate_json(line) for line in file if line.strip()], seed)
 
     def next_turn(self, messages: Sequence[Message], seed: int | None, begun: str = "") -> ScriptedTurn:
-        """Return the next turn, `begun` with: DONE after a play's last turn, GIVE_UP where no play fits."""
+        """Return the next turn, which starts with `begun`: DONE after a play's last turn, GIVE_UP if no play fits."""
         problem = self._problem(messages)
         if problem is None:
             return GIVE_UP
@@ -114,10 +114,10 @@ class Script:
         return play.turn(len(played))
 
     def next_play(self, messages: Sequence[Message], seed: int) -> str:
-        """The name of the play that a request's seed chooses. Raises KeyError for an unknown problem."""
+        """Return the name of the play that a request's seed chooses. Raises KeyError for an unknown problem."""
         problem = self._problem(messages)
         if problem is None:
-            raise KeyError("the book has no such problem")
+            raise KeyError("the problem is not in the book")
         return self._choose(problem, problem.plays, seed, first=False).name
 
     def _problem(self, messages: Sequence[Message]) -> ScriptedProblem | None:
@@ -128,7 +128,7 @@ class Script:
     def _choose(
         self, problem: ScriptedProblem, candidates: Sequence[Branch], seed: int | None, *, first: bool
     ) -> Branch:
-        """The play the seed chose at the beginning if it still fits, else the same draw among those that do."""
+        """Return the play that the seed chose initially if it still fits, else draw again among those that fit."""
         draw = f"seed {seed}" if seed is not None else f"count {self._count(problem, first)}"
         chosen = _draw(problem.plays, f"{self._seed}/{draw}/{problem.match}")
         return chosen if chosen in candidates else _draw(candidates, f"{self._seed}/{draw}/{problem.match}")
@@ -150,7 +150,7 @@ def _draw(plays: Sequence[Branch], key: str) -> Branch:
 
 
 def _meaning(message: Message) -> tuple[str, list[tuple[str, Any]]]:
-    """Return the content and the calls, without surrounding whitespace and with the JSON parsed."""
+    """Return the content and the calls, without surrounding whitespace and with parsed JSON."""
     called = [call["function"] for call in message.get("tool_calls") or []]
     return _text(message.get("content")).strip(), [(call["name"], _value(call["arguments"])) for call in called]
 
@@ -163,7 +163,7 @@ def _value(arguments: str) -> Any:
 
 
 def _text(content: Any) -> str:
-    """A message's text, whether it came as one or in parts."""
+    """Return a message's text, given as one text or in parts."""
     if isinstance(content, list):
         return "".join(part.get("text", "") for part in content if isinstance(part, dict))
     return content or ""

@@ -1,7 +1,7 @@
-"""Serves a web application on a free port: in the foreground, or in a thread for as long as a test needs it.
+"""Serves a web application on a free port: in the foreground, or in a thread for a test.
 
-The application finds the connection that a request came by in its scope, `scope["state"]["transport"]`, so that it can
-cut it as a network does; ASGI has no way to say that.
+The application finds the request's connection in its scope, `scope["state"]["transport"]`, so that it can cut it like a
+network failure; ASGI has no interface for that.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _GRACE_PERIOD_S = 5
 
 
 class _Protocol(H11Protocol):
-    """Puts its transport into the state that every request of the connection is given."""
+    """Stores its transport in the state of every request of the connection."""
 
     def __init__(self, config: uvicorn.Config, server_state: Any, app_state: dict[str, Any], **rest: Any) -> None:
         super().__init__(config, server_state, {**app_state}, **rest)
@@ -35,7 +35,7 @@ class _Protocol(H11Protocol):
 
 
 class _Server(uvicorn.Server):
-    """Says when it listens. Idle connections are closed after `keep_alive_s`."""
+    """Signals when it listens. Idle connections are closed after `keep_alive_s`."""
 
     def __init__(self, app: Starlette, listening: Callable[[], None], keep_alive_s: float) -> None:
         config = uvicorn.Config(
@@ -57,7 +57,7 @@ class _Server(uvicorn.Server):
 
 
 def _bind(host: str, port: int) -> tuple[socket.socket, str]:
-    # named as TCP, or asyncio leaves Nagle's algorithm on, which holds every answer back for 40 ms
+    # With TCP's protocol number, or asyncio leaves Nagle's algorithm on, which delays every answer by 40 ms.
     listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     listener.bind((host, port))
@@ -67,7 +67,7 @@ def _bind(host: str, port: int) -> tuple[socket.socket, str]:
 def serve(
     app: Starlette, host: str, port: int, listening: Callable[[str], None], *, keep_alive_s: float = _KEEP_ALIVE_S
 ) -> None:
-    """Serve until a signal ends it; `listening` is given the URL once connections are taken."""
+    """Serve until a signal ends it; `listening` gets the URL once connections are accepted."""
     listener, url = _bind(host, port)
     with listener:
         _Server(app, lambda: listening(url), keep_alive_s).run(sockets=[listener])
@@ -75,7 +75,7 @@ def serve(
 
 @contextmanager
 def serving(app: Starlette, *, keep_alive_s: float = _KEEP_ALIVE_S) -> Iterator[str]:
-    """The URL of an application that is served by a thread until the block ends."""
+    """Yield the URL of an application that a thread serves until the block ends."""
     listener, url = _bind("127.0.0.1", 0)
     ready = threading.Event()
     server = _Server(app, ready.set, keep_alive_s)

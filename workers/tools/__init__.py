@@ -1,4 +1,4 @@
-"""The common parts of the tools: checks of arguments, the need for a sandbox, the assembly of output."""
+"""The common parts of the tools: argument validation, the required sandbox, the assembly of output."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _EXPECTED = {
 
 
 def _plain_schema(schema: dict[str, Any], of: type[BaseModel]) -> None:
-    """Drop what models do not need and not every LLM server accepts: titles, and null as an optional's type."""
+    """Drop what models do not need and some LLM servers refuse: titles, and null as an optional's type."""
     schema.pop("title", None)
     schema.pop("description", None)
     schema.setdefault("properties", {})
@@ -48,9 +48,9 @@ def _plain_schema(schema: dict[str, Any], of: type[BaseModel]) -> None:
 
 
 class Arguments(BaseModel):
-    """The arguments of a tool. Unknown ones are refused, null stands for a missing optional one.
+    """The arguments of a tool. Unknown ones are refused; null stands for a missing optional one.
 
-    Errors are worded for the model, whatever was sent; all texts are then valid Unicode.
+    Errors are worded for the model, for any input; all texts are then valid Unicode.
     """
 
     model_config = ConfigDict(extra="forbid", json_schema_extra=_plain_schema)
@@ -75,7 +75,7 @@ class Arguments(BaseModel):
 
 
 _Complaint = tuple[tuple[int | str, ...], str]
-"""A place in the arguments, and the error there."""
+"""A path in the arguments, and the error there."""
 
 
 def _refusal(model: type[BaseModel], complaints: list[_Complaint]) -> ValidationError:
@@ -132,7 +132,7 @@ def _broken_texts(arguments: BaseModel) -> Iterator[_Complaint]:
 
 
 def _shown(value: Any) -> str:
-    """Return a value in a form that the model recognises, in ASCII; the end of a long one is cut off."""
+    """Return a value in a form that the model recognises, in ASCII, truncated if long."""
     if isinstance(value, dict | list) and value:
         return "an object" if isinstance(value, dict) else "an array"
     text = json.dumps(value)
@@ -146,7 +146,7 @@ def _shown_name(name: str) -> str:
 def needed(sandbox: Sandbox | None, tool: str) -> Sandbox:
     """Return the sandbox. Raises ToolError if the rollout has none."""
     if sandbox is None:
-        raise ToolError(f"`{tool}` cannot be used here: this problem is played without a sandbox.")
+        raise ToolError(f"`{tool}` cannot be used here: this problem has no sandbox.")
     return sandbox
 
 
@@ -156,5 +156,5 @@ def out_of_time(timeout_s: float, more: str) -> str:
 
 
 def lines(*parts: str) -> str:
-    """Join the parts of an observation, each on a line of its own, without empty ones."""
+    """Join the non-empty parts of an observation by line breaks."""
     return "\n".join(part.rstrip("\n") for part in parts if part.strip("\n"))

@@ -1,4 +1,4 @@
-"""The `bash` tool: one persistent shell for a rollout, with input to the programs that run in it."""
+"""The `bash` tool: one persistent shell per rollout, with input to running programs."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class BashArguments(Arguments):
 
 
 class BashTool:
-    """See `workers.plugins.interfaces.Tool`. The shell is opened by the first call: many rollouts never need one."""
+    """A `workers.plugins.interfaces.Tool`. The first call opens the shell: many rollouts never need one."""
 
     name: ClassVar[str] = "bash"
     description: ClassVar[str] = (
@@ -92,7 +92,7 @@ class BashTool:
         return await self._observed(await shell.send(_keys(arguments), min(arguments.wait_s, timeout_s)))
 
     async def _rest(self, shell: Shell) -> str:
-        """End the program that still runs; return its remaining output, and a note on its end."""
+        """End the running program; return its remaining output, and a note on its end."""
         self._running = False
         result = await shell.send(b"", 0.0)
         end = "is ended now" if result.running else f"had ended with exit code {result.code}"
@@ -130,7 +130,7 @@ class BashTool:
 
 
 def _check(arguments: BashArguments) -> None:
-    """Raise ToolError, worded for the model, if the arguments make no sense together."""
+    """Raise ToolError, worded for the model, for a contradictory combination of arguments."""
     if arguments.command:
         if arguments.input:
             raise ToolError(

@@ -15,14 +15,14 @@ class SubmitArguments(Arguments):
 
 
 class SubmitTool:
-    """See `workers.plugins.interfaces.Tool`. Needs no sandbox."""
+    """A `workers.plugins.interfaces.Tool`. Needs no sandbox."""
 
     name: ClassVar[str] = "submit"
     description: ClassVar[str] = "Hand in the work and end. Call it once, when the problem is solved."
     arguments: ClassVar[type[BaseModel]] = SubmitArguments
 
     def __init__(self, sandbox: Sandbox | None) -> None:
-        """Take a sandbox as all tools do; the handler collects the submission from it."""
+        """Accept a sandbox like all tools; the handler collects the submission from it."""
 
     async def call(self, arguments: SubmitArguments, timeout_s: float) -> Observation:
         return Observation("Submitted.", done=True, answer=arguments.answer)

@@ -15,7 +15,7 @@ class ThinkArguments(Arguments):
 
 
 class ThinkTool:
-    """See `workers.plugins.interfaces.Tool`. Needs no sandbox."""
+    """A `workers.plugins.interfaces.Tool`. Needs no sandbox."""
 
     name: ClassVar[str] = "think"
     description: ClassVar[str] = (
@@ -24,7 +24,7 @@ class ThinkTool:
     arguments: ClassVar[type[BaseModel]] = ThinkArguments
 
     def __init__(self, sandbox: Sandbox | None) -> None:
-        """Take a sandbox as all tools do; the thought is recorded with its call."""
+        """Accept a sandbox like all tools; the thought is recorded with its call."""
 
     async def call(self, arguments: ThinkArguments, timeout_s: float) -> Observation:
         return Observation("Your thought has been logged.")

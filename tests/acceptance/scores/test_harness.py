@@ -280,7 +280,7 @@ def hostile(
 )
 def test_whatever_lies_where_its_result_should_be(left: str) -> None:
     harness = little(f"subprocess.run({left!r}, shell=True)", output="out", read=MINI_SWE_AGENT.read)
-    with pytest.raises(AgentError, match="did not leave what it should"):
+    with pytest.raises(AgentError, match="did not leave a valid output"):
         hostile(harness, _Records())
 
 

@@ -119,8 +119,20 @@ THE_ENGINES = [
     struck("500", Outcome.ENGINE_ERROR, FAILURES, "500"),
     struck("502", Outcome.ENGINE_ERROR, FAILURES, "502"),
     # they end while the engine is left alone, or at the moment of a retry
-    struck("429", Outcome.ENGINE_ERROR, FAILURES, "its 5 s ended while it waited: .*(busy|answered 429)", **DEADLINE),
-    struck("503", Outcome.ENGINE_ERROR, FAILURES, "its 5 s ended while it waited: .*(busy|answered 503)", **DEADLINE),
+    struck(
+        "429",
+        Outcome.ENGINE_ERROR,
+        FAILURES,
+        "its 5 s ended while it waited for engines: .*(busy|answered 429)",
+        **DEADLINE,
+    ),
+    struck(
+        "503",
+        Outcome.ENGINE_ERROR,
+        FAILURES,
+        "its 5 s ended while it waited for engines: .*(busy|answered 503)",
+        **DEADLINE,
+    ),
     struck("close", Outcome.ENGINE_ERROR, FAILURES, "tries failed"),
     struck("reset", Outcome.ENGINE_ERROR, FAILURES, "tries failed"),
     struck("hang", Outcome.ENGINE_ERROR, FAILURES, max_attempts=1),
@@ -130,7 +142,13 @@ THE_ENGINES = [
     struck("echo", Outcome.ANSWERED, NEVER, trains=False),
     # the same deadline as that of `slow-policy`, and no score
     _Row(
-        "engine-dead", chat(), Outcome.ENGINE_ERROR, FAILURES, "ended while it waited: .* is out", engine={}, **DEADLINE
+        "engine-dead",
+        chat(),
+        Outcome.ENGINE_ERROR,
+        FAILURES,
+        "ended while it waited for engines: .* is out",
+        engine={},
+        **DEADLINE,
     ),
 ]
 THE_SANDBOXS = [
@@ -229,7 +247,7 @@ def test_what_follows_from_each_cause(client: farm.Farm, played: dict[str, Rollo
         assert re.search(row.says, rollout.failure.message), rollout.failure.message
     timings = client.timings(rollout.rollout_id)
     # of a neighbour's kills for lack of memory
-    n_short = sum("node that ran short" in str(timing.failure) for timing in timings)
+    n_short = sum("the node ran short" in str(timing.failure) for timing in timings)
     n = row.max_attempts if row.budget is FAILURES else n_short
     failures = [str(timing.failure) for timing in timings if timing.failure is not None]
     assert (rollout.n_failures, rollout.n_lost, rollout.n_restarts) == (n, 0, 0), failures

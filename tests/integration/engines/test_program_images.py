@@ -190,7 +190,7 @@ def test_a_broken_image_is_the_programs_to_mend() -> None:
         body: dict[str, Any] = {"model": "m", "max_tokens": 16, "messages": [{"role": "user", "content": [broken]}]}
         response = await gateway.post(CHAT, body)
         assert response.status_code == 400
-        assert "an image of the conversation cannot be read: Failed to load image" in response.text
+        assert "an image of the conversation is unreadable: Failed to load image" in response.text
         assert gateway.calls.failure is None
         assert (await gateway.post(CHAT, {**body, "messages": [user(SMALL)]})).status_code == 200
 
@@ -214,7 +214,7 @@ def test_an_image_that_cannot_be_kept_is_sent_to_no_engine() -> None:
 
 def test_an_image_that_is_no_part_of_a_program_is_not_dropped_from_a_prompt_of_ids() -> None:
     async def main(bench: _Bench) -> None:
-        with pytest.raises(EngineError, match="a part of type 'image_url', for which a prompt of ids has no place"):
+        with pytest.raises(EngineError, match="a part of type 'image_url', which token ids cannot represent"):
             await bench.ask(bench.policy(), [user(SMALL)])
 
     run(main, EngineDouble(images=True, mean_tokens=4))

@@ -447,7 +447,7 @@ def test_an_engine_with_a_tool_format_that_nobody_knows_is_passed_over() -> None
             completion = await bench.ask(RolloutPolicy(router, f"r{number}"), [USER])
             assert completion.engine == good.address.url
         bench.listed.pop(0)
-        with pytest.raises(EngineError, match="no tool format 'nonsense': take one of hermes"):
+        with pytest.raises(EngineError, match="unknown tool format 'nonsense': use one of hermes"):
             await bench.ask(bench.policy(), [USER])
 
     run(play, EngineDouble(), EngineDouble())
@@ -465,7 +465,7 @@ def test_tools_are_refused_where_the_models_format_of_calls_is_unknown(tmp_path:
         address = replace(engine.address, tokenizer=str(tmp_path))
         assert await tool_format_of(address, engine.info) == "none"
         bench.listed[0] = EngineRecord(address, engine.info)
-        with pytest.raises(EngineError, match=r"r1: .*no format of calls that is read here"):
+        with pytest.raises(EngineError, match=r"r1: .*no supported format of calls"):
             await bench.ask(bench.policy(), [USER])
         await bench.ask(bench.policy(), [USER], sampling=FormedSampling(tool_choice="none"))
         for tool_format in ("none", "hermes"):

@@ -195,7 +195,7 @@ def test_rows_of_another_number_are_an_error_that_names_engine_and_option(
 @pytest.mark.parametrize("fault", ["negative", "huge"])
 def test_numbers_that_are_no_experts_are_refused(fault: Any) -> None:
     async def play(bench: _Bench) -> None:
-        with pytest.raises(EngineError, match="are no numbers of experts"):
+        with pytest.raises(EngineError, match="are not expert numbers"):
             await bench.ask(bench.policy(), [USER], sampling=SAMPLING)
 
     run(play, EngineDouble(wire="sglang", experts=Faulty(fault=fault)))

@@ -80,7 +80,7 @@ class EnvironmentPlay:
             try:
                 return await self._scored()
             except RolloutError as error:
-                if "node that ran short" not in str(error):
+                if "the node ran short" not in str(error):
                     raise
                 # a test that uses memory up does so several times
                 await asyncio.sleep(1)

@@ -27,7 +27,7 @@ FAULTS = {
     "step:rubbish": r"step\(\) sent a line that is not JSON",
     "step:bytes": r"step\(\) sent a line that is not JSON",
     "step:half": r"step\(\) sent a line that is not JSON",
-    "step:list": r"step\(\) sent what is no reply",
+    "step:list": r"step\(\) sent an invalid reply",
     "step:empty": r"step\(\) broke: no reply",
     "step:no_step": r"step\(\) returned no Step",
     "step:nan": r"step\(\) gave nan as the reward",
@@ -112,7 +112,7 @@ def test_an_action_that_was_cut_short_is_played_and_the_end_says_so(
 
 def test_another_agent_cannot_score(loop: asyncio.Runner) -> None:
     """An answer that looks like rewards is a text."""
-    with pytest.raises(EvaluatorError, match="another agent than `environment` has played"):
+    with pytest.raises(EvaluatorError, match="an agent other than `environment` ran the rollout"):
         loop.run(EnvironmentPlay("unruly", answering('{"rewards": [1.0]}'), agent="react").score())
 
 

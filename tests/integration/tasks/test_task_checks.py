@@ -100,7 +100,7 @@ echo "{\\"reward\\": $(cat /app/answer.txt || echo 0), \\"style\\": 0.5}" > /log
     assert took_s < 20.0
     shown = " ".join(check(folder, "--reward", "reward").stdout.split())
     assert "sound checked" in shown
-    assert "ago: --again checks it anew" in shown
+    assert "ago: --again repeats the check" in shown
 
     def is_known(*options: str) -> bool:
         return bool(json.loads(check(folder, "--json", *options).stdout)["known"])

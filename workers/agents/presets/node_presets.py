@@ -1,6 +1,6 @@
-"""Agents of the package index of Node: Claude Code, Codex, opencode, Qwen Code, Gemini CLI.
+"""Agents of the Node package index: Claude Code, Codex, opencode, Qwen Code, Gemini CLI.
 
-None of them is told of the rollout's limits but by what its own settings have for them; the gateway holds them.
+They learn the rollout's limits only by settings of their own; the gateway enforces the limits.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from workers.agents.harness import Harness, HarnessAgent, Task
 from workers.agents.presets.preset_parts import STATE, native, npm, on_node, text
 
 _CLAUDE_OUTPUT_TOKENS = 32_000
-"""The tokens that it asks for where nothing tells it less."""
+"""Its default maximum of output tokens."""
 
 CLAUDE_CODE = Harness(
     name="claude-code",
@@ -30,7 +30,7 @@ CLAUDE_CODE = Harness(
     environment=lambda task: {
         "CLAUDE_CODE_MAX_OUTPUT_TOKENS": str(min(task.max_output_tokens, _CLAUDE_OUTPUT_TOKENS)),
         "CLAUDE_CONFIG_DIR": STATE,
-        # it refuses to act unasked as root anywhere else
+        # Otherwise it refuses to act without confirmation as root.
         "IS_SANDBOX": "1",
         "CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC": "1",
         "DISABLE_AUTOUPDATER": "1",
@@ -74,7 +74,7 @@ CODEX = Harness(
 
 
 def _opencode_limit(task: Task) -> Mapping[str, Mapping[str, int]]:
-    """Return the limit of tokens; none if the context is not known, as the program wants both numbers."""
+    """Return the token limits; none if the context is unknown, as the program requires both numbers."""
     if task.context_tokens is None:
         return {}
     return {"limit": {"context": task.context_tokens, "output": task.max_output_tokens}}

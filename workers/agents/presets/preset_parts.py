@@ -1,4 +1,4 @@
-"""The parts that presets have in common: the locks of their packages, their programs, how they are started."""
+"""The common parts of presets: locks of their packages, their programs, and their start commands."""
 
 from __future__ import annotations
 
@@ -17,23 +17,23 @@ _HERE = Path(__file__).parent
 
 
 def npm(name: str) -> tuple[AgentProgram, ...]:
-    """Return the npm packages that a lock of this name lists."""
+    """Return the npm packages in the lock of this name."""
     return (AgentProgram(name=name, kind="npm", source=str(_HERE / "locks" / f"{name}.lock.json")),)
 
 
 def pinned(name: str) -> tuple[str, ...]:
-    """Return the exact requirements that a lock of this name lists: a line each."""
+    """Return the exact requirements in the lock of this name, one per line."""
     return tuple((_HERE / "locks" / f"{name}.txt").read_text(encoding="utf-8").split())
 
 
 def native(name: str, pattern: str, *words: str) -> Sequence[str]:
-    """Return a command for a program in a package whose name ends with its platform: the first that is installed."""
+    """Return a command for a program in a package whose name ends with its platform: the first installed one."""
     script = f'for program in {FOLDER}/{name}/node_modules/{pattern}; do exec "$program" "$@"; done'
     return ["sh", "-c", script, name, *words]
 
 
 def on_node(name: str, path: str, *words: str) -> Sequence[str]:
-    """Return a command for a program that the Node beside it runs."""
+    """Return a command for a program that is run by the Node next to it."""
     return [*native(name, "node-linux-*/bin/node"), f"{FOLDER}/{name}/node_modules/{path}", *words]
 
 
@@ -43,9 +43,9 @@ def program(name: str) -> Mapping[str, str]:
 
 
 def screen() -> Mapping[str, str]:
-    """Return, for programs, the modules that draw what a command wrote as a terminal shows it, by their own names."""
+    """Return, for programs, the modules that render a command's output like a terminal, under their own names."""
     here, parts = Path(terminal.__path__[0]), terminal.__name__.split(".")
-    # a package of that name in the sandbox is not theirs
+    # The sandbox's package of that name is another one.
     packages = ["/".join(parts[:n]) for n in range(1, len(parts) + 1)]
     modules = {f"{packages[-1]}/{name}.py": (here / f"{name}.py").read_text(encoding="utf-8") for name in _SCREEN}
     modules |= {f"{package}/__init__.py": "" for package in packages}
@@ -53,5 +53,5 @@ def screen() -> Mapping[str, str]:
 
 
 def text(task: Task) -> str:
-    """Return the task as it is."""
+    """Return the task unchanged."""
     return task.text

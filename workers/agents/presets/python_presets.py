@@ -1,6 +1,6 @@
-"""Agents of the package index of Python: aider and OpenHands, four libraries by a few lines each, and a bare shell.
+"""Agents of the Python package index: aider and OpenHands, four libraries with a few lines each, and a bare shell.
 
-Each library has one tool, `programs/shell_tool.py`. All packages are exact, those that they need among them.
+Each library has one tool, `programs/shell_tool.py`. All packages are pinned, including dependencies.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ from workers.sandboxes.images.environments import AGENT_FOLDER
 
 
 def _limits(task: Task) -> Mapping[str, str]:
-    """Return what the programs here read of the rollout."""
+    """Return the rollout's limits as environment variables of the programs here."""
     turns, tool_s = str(task.limits.max_turns), f"{task.limits.tool_s:g}"
     most = str(task.max_output_tokens)
     return {"MODEL": task.model, "MAX_TURNS": turns, "MAX_OUTPUT_TOKENS": most, "TOOL_S": tool_s, "HOME": STATE}
 
 
 def _library(name: str, **variables: str) -> Harness:
-    """Return an agent that is a library, and a program of a few lines here."""
+    """Return an agent made of a library and a short program here."""
     file = f"{name.replace('-', '_')}_program"
     return Harness(
         name=name,

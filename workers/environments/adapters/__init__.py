@@ -1,1 +1,1 @@
-"""Adapters of environments that others have made: each is loaded in a sandbox that has their packages."""
+"""Adapters of third-party environments: each is loaded in a sandbox that has the environment's packages."""

@@ -1,8 +1,8 @@
 """GEM, https://github.com/axon-rl/gem: games, math and code with text as actions, in `\\boxed{...}`.
 
-`id` is one of its ids, such as `game:GuessTheNumber-v0-easy`, `kwargs` are those of `gem.make`. Of the ids of
-reasoning-gym (`rg:`) and of math, code and qa sets the latter fetch data from the web. Answers to the former are
-verified by the node. Games of words need data of NLTK, which has to be in the image.
+`id` is one of its ids, such as `game:GuessTheNumber-v0-easy`, `kwargs` are those of `gem.make`. The node verifies
+answers to ids of reasoning-gym (`rg:`); ids of math, code and qa sets fetch data from the web. Word games need NLTK
+data in the image.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _REASONING_GYM = "rg:"
 
 
 class Gem:
-    """One episode of an environment of GEM; what it observes is said to the policy as a user."""
+    """One episode of a GEM environment; the policy gets its observations as user messages."""
 
     packages = ("gem-llm==0.1.0", *PACKAGES, *ReasoningGym.packages)
     without_dependencies = True

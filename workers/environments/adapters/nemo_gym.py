@@ -1,9 +1,9 @@
-"""Resource servers of NeMo Gym, https://github.com/NVIDIA-NeMo/Gym, over their HTTP: the server runs elsewhere.
+"""Resource servers of NeMo Gym, https://github.com/NVIDIA-NeMo/Gym, over their HTTP API; the server runs elsewhere.
 
-`kwargs`: `url` of the server, and `row`, a line of its JSONL as it is: `responses_create_params` with `input` and
-`tools`, and what the verifier needs. `gymnasium: true` is for servers with `/reset` and `/step`; others have
-`/seed_session`, a route for each tool, and `/verify`, which is asked once the policy calls no more. The session rides
-on a cookie. The sandbox shares the node's network, as the server is found there.
+`kwargs`: `url` of the server, and `row`, an unchanged line of its JSONL: `responses_create_params` with `input` and
+`tools`, and the verifier's data. `gymnasium: true` is for servers with `/reset` and `/step`; others have
+`/seed_session`, a route for each tool, and `/verify`, which is called once the policy makes no more calls. A cookie
+identifies the session. The sandbox shares the node's network, to reach the server.
 """
 
 from __future__ import annotations

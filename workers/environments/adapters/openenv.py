@@ -1,8 +1,8 @@
-"""OpenEnv, https://github.com/meta-pytorch/OpenEnv: the class of an environment's server, without its HTTP server.
+"""OpenEnv, https://github.com/meta-pytorch/OpenEnv: an environment's server class, without its HTTP server.
 
-`kwargs`: `environment` and `action` name the classes, as `module:Class`, `arguments` are for the constructor and
-`reset` for `reset()`. Their package stands among the instance's `packages`. The policy acts by one tool, whose
-parameters are the fields of the action; an action with one field of text may also be said as text.
+`kwargs`: `environment` and `action` name the classes, as `module:Class`; `arguments` are for the constructor, `reset`
+for `reset()`. Their package must be in the instance's `packages`. The policy acts by one tool, whose parameters are the
+fields of the action; an action with a single text field may also be given as text.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from workers.environments.environment import Action, AskModel, Begin, Episode, S
 
 
 class OpenEnv:
-    """One episode of an environment of OpenEnv."""
+    """One episode of an OpenEnv environment."""
 
     packages = (
         *("openenv-core==0.3.0", "fastapi==0.136.3", "starlette==1.10.0", "annotated-doc==0.0.7", "anyio==4.16.0"),
@@ -26,7 +26,7 @@ class OpenEnv:
         *("charset-normalizer==3.5.2", "websockets==15.0.1", "httpx==0.28.1", "httpcore==1.0.9"),
     )
     without_dependencies = True
-    # it may write files and start threads
+    # It may write files and start threads.
     shared = False
     modules = ("workers.environments.adapters.stand_ins",)
     imports = (*modules, "openenv.core.env_server")
@@ -40,7 +40,7 @@ class OpenEnv:
         self._action = _named(options["action"])
         self._environment = _named(options["environment"])(**options.get("arguments", {}))
         reset = {"seed": episode.seed, **options.get("reset", {})}
-        # those of the template take none, and OpenEnv's own server gives each what it takes
+        # The template's reset() has no parameters; OpenEnv's own server passes only those that a method accepts.
         takes = signature(self._environment.reset).parameters
         if not any(each.kind is Parameter.VAR_KEYWORD for each in takes.values()):
             reset = {name: value for name, value in reset.items() if name in takes}
@@ -55,7 +55,7 @@ class OpenEnv:
         if not action.tool_calls:
             names = [name for name in self._action.model_fields if name != "metadata"]
             return self._acted({names[0]: action.text} if len(names) == 1 else {}, {"role": "user"})
-        # one step takes one action; a list of calls would be several steps with one reward
+        # One step has one action; a list of calls would be several steps with one reward.
         first, *rest = ({"role": "tool", "tool_call_id": each.call_id} for each in action.tool_calls)
         step = self._acted(action.tool_calls[0].arguments, first)
         refused = [{**each, "content": "Only the first call of a turn is carried out."} for each in rest]
@@ -67,7 +67,7 @@ class OpenEnv:
 
     def _acted(self, fields: dict[str, Any], message: dict[str, str]) -> Step:
         try:
-            # metadata is the server's, not the policy's
+            # Metadata is for the server, not for the policy.
             action = self._action(**{name: value for name, value in fields.items() if name != "metadata"})
         except ValueError as error:
             return Step([{**message, "content": f"This is no action: {error}"}])
@@ -82,5 +82,5 @@ def _named(name: str) -> Any:
 
 
 def _shown(observation: Any) -> str:
-    """Return an observation as JSON, without what is not the policy's to see."""
+    """Return an observation as JSON, without fields that the policy must not see."""
     return json.dumps(observation.model_dump(mode="json", exclude={"reward", "done", "metadata"}))

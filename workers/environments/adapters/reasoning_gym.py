@@ -1,4 +1,4 @@
-"""reasoning-gym as an environment of one step: a question, and an answer that the node verifies, as `math` does.
+"""reasoning-gym as a one-step environment: a question, and an answer that the node verifies, like `math`.
 
 https://github.com/open-thought/reasoning-gym. `id` is the family, `kwargs` are the settings of its dataset.
 """

@@ -14,7 +14,7 @@ _COMPUTING = frozenset({"aime", "gsm8k", "gsm8k_multi_turn"})
 
 
 class SkyrlGym:
-    """One episode of a text environment of SkyRL that only computes a score."""
+    """One episode of a SkyRL text environment that only computes a score."""
 
     packages = (
         *("skyrl-gym==0.4.0", "func_timeout==4.3.5", "pandas==3.1.1", "numpy==2.3.5", "requests==2.34.2"),
@@ -31,10 +31,10 @@ class SkyrlGym:
 
     def reset(self, episode: Episode) -> Begin:
         if type(self).shared and episode.id not in _COMPUTING:
-            raise ValueError(f"{episode.id} runs what the policy writes: use the environment skyrl_gym_code")
+            raise ValueError(f"{episode.id} runs the policy's code: use the environment skyrl_gym_code")
         extras = dict(episode.kwargs)
         if "ground_truth" not in extras.get("reward_spec", {}):
-            raise ValueError("kwargs need reward_spec: {ground_truth}; in rows of verl it is called reward_model")
+            raise ValueError("kwargs need reward_spec: {ground_truth}; in verl's rows it is named reward_model")
         self._environment = import_module("skyrl_gym").make(
             episode.id, env_config=extras.pop("env_config", {}), extras=extras
         )
@@ -51,6 +51,6 @@ class SkyrlGym:
 
 
 class SkyrlGymCode(SkyrlGym):
-    """One of the others, which run what the policy writes or ask a search engine: a sandbox for each rollout."""
+    """The environments that run the policy's code or query a search engine: one sandbox per rollout."""
 
     shared = False

@@ -1,7 +1,7 @@
-"""Empty modules in place of packages that others import always and that are needed for little of what they do.
+"""Empty modules in place of packages that third-party code always imports but rarely needs.
 
-Imported in a sandbox alone. `pycosat`, compiled by its user, makes one family of reasoning-gym; `fastmcp` is for
-environments of OpenEnv that are MCP servers. Where the real ones are installed, nothing is put in their place.
+Imported only in a sandbox. `pycosat`, which must be compiled, is for one family of reasoning-gym; `fastmcp` is for
+OpenEnv environments that are MCP servers. Installed packages are not replaced.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ STAND_INS: dict[str, tuple[str, ...]] = {
     "mcp": (),
     "mcp.types": ("TextContent",),
 }
-"""Name to the classes that are imported from it."""
+"""Module name to the classes imported from it."""
 
 
 def put() -> None:
-    """Put them where a package is missing."""
+    """Add them for missing packages."""
     missing = {name for name in STAND_INS if "." not in name and find_spec(name) is None}
     for name, classes in STAND_INS.items():
         if name.partition(".")[0] in missing:

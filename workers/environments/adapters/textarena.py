@@ -1,7 +1,7 @@
-"""TextArena's games for one player, https://github.com/LeonGuertler/TextArena: the reward is given at the end.
+"""TextArena's games for one player, https://github.com/LeonGuertler/TextArena: the reward comes at the end.
 
 `id` is one of its ids, such as `GuessTheNumber-v0`, `kwargs` are those of `textarena.make`. Games of several players
-need policies for the others, and are refused; games of words need data of NLTK, which has to be in the image.
+need policies for the others, and are refused; word games need NLTK data in the image.
 """
 
 from __future__ import annotations
@@ -48,10 +48,10 @@ class TextArena:
 
     def close(self) -> float | None:
         rewards, _ = self._environment.close()
-        # none before the game has ended
+        # There is none before the game has ended.
         return float(rewards[0]) if rewards else None
 
     def _observed(self) -> list[ChatMessage]:
-        """Return what is new, without what the policy itself has said; the game's wrappers would repeat it all."""
+        """Return the new messages, without the policy's own; the game's wrappers would repeat everything."""
         _, observed = self._game.get_observation()
         return [{"role": "user", "content": "\n".join(str(text) for sender, text, *_ in observed if sender != 0)}]

@@ -1,9 +1,9 @@
-"""verifiers (0.4, `verifiers.v1`), https://github.com/PrimeIntellect-ai/verifiers: a task of a taskset, in one answer.
+"""verifiers (0.4, `verifiers.v1`), https://github.com/PrimeIntellect-ai/verifiers: a taskset's task, with one answer.
 
 `kwargs`: `taskset` names the class, as `module:Class`, or an installed taskset's id; `config` are the taskset's
-settings, `index` is the task's place. Its package stands among the instance's `packages`. The answer is scored by the
-task's `@reward`s as verifiers weighs them. Rewards that need a runtime are refused: tasks that are played by a harness
-in a sandbox are run with verifiers' own environment server, see `docs/how-to/users/trainers/verifiers.md`.
+settings, `index` is the task's index. Its package must be in the instance's `packages`. The task's `@reward`s score the
+answer, with verifiers' weights. Rewards that need a runtime are refused: run tasks of a harness in a sandbox with
+verifiers' own environment server, see `docs/how-to/users/trainers/verifiers.md`.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class Verifiers:
         "zstandard==0.25.0",
     )
     without_dependencies = True
-    # its rewards may evaluate what the policy says, and start threads and processes
+    # Its rewards may evaluate the policy's text, and start threads and processes.
     shared = False
     imports = ("verifiers.v1",)
 
@@ -60,7 +60,7 @@ class Verifiers:
         types = import_module("verifiers.v1.types")
         wants = [each for each in self._task.hooks("reward") if _needs_runtime(each)]
         if wants:
-            raise ValueError(f"{wants[0].__name__} needs a runtime: it scores what a harness has done in a sandbox")
+            raise ValueError(f"{wants[0].__name__} needs a runtime: it scores a harness's work in a sandbox")
         data = self._task.data
         agent = vf.AgentInfo(config=vf.AgentConfig())
         trace = vf.Trace(task=vf.TraceTask(type=type(self._task).__name__, data=data), agent=agent)

@@ -1,4 +1,4 @@
-"""Data of NLTK for games of words: the packages install none of it, and a game that lacks some says which."""
+"""NLTK data for word games: the packages install none; an error names what a game lacks."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _MISSING = re.compile(r"nltk\.download\('([\w-]+)'\)")
 
 @contextmanager
 def named_if_missing(game: str) -> Iterator[None]:
-    """Raise ValueError with the name of missing data and how to install it, in place of NLTK's page of text."""
+    """Raise ValueError with the name of missing data and its install command, in place of NLTK's long text."""
     try:
         yield
     except LookupError as error:

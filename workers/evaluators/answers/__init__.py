@@ -1,1 +1,1 @@
-"""Scores of answers in words: rules first, a judge where rules end."""
+"""Scores of free-text answers: rules first, then a judge if rules cannot decide."""

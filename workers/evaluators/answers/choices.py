@@ -1,4 +1,4 @@
-"""Multiple choice by rules: which of its options an answer names."""
+"""Multiple choice by rules: the option that an answer names."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ NONE_NAMED = "it names no option"
 
 
 def chosen(answer: str, options: Sequence[str]) -> tuple[str, str]:
-    """Return the letter of the option that an answer names, and else why it names none.
+    """Return the letter of the option that an answer names, or the reason why it names none.
 
-    A letter, an option's text, or a letter with the text of the same option; an option that is itself a letter is named
-    by that text. A sentence `The answer is ...` stands for what it ends in.
+    Accepted: a letter, an option's text, or a letter with the text of the same option; an option that is itself a
+    letter is named by that text. A sentence `The answer is ...` counts by its end.
     """
     text = said(words(answer)) or words(answer)
     for folded in (str, str.casefold):
@@ -35,13 +35,13 @@ def chosen(answer: str, options: Sequence[str]) -> tuple[str, str]:
     at = LETTERS.index(letter)
     if at >= len(options):
         return "", f"there is no option {letter}"
-    # an option that is its letter has its text in the question
+    # An option that equals its letter has its text in the question.
     if rest and options[at] != letter and words(rest).casefold() != words(options[at]).casefold():
         return "", f"it names option {letter}, and gives another text for it"
     return letter, ""
 
 
 def said(line: str) -> str:
-    """Return what the one sentence `the answer is ...` of a line ends in; empty if it has none, or several."""
+    """Return the end of a line's only sentence `the answer is ...`; empty if it has none, or several."""
     parts = _SAYS.split(line)
     return words(parts[1]) if len(parts) == 2 else ""

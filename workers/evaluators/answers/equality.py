@@ -1,7 +1,7 @@
-r"""Equality of mathematical answers by math-verify: a verifier of the grader, in which it runs in a fork of its own.
+r"""Equality of mathematical answers by math-verify: a verifier of the grader, run in its own fork.
 
-Its usual call takes several boxes for one set, reads LaTeX only within marks, and the last number of a text as its
-answer. So it is handed the final answer alone, in one box, and both texts are read as LaTeX first.
+The library's usual call takes several boxes for one set, reads LaTeX only within marks, and the last number of a text
+as its answer. So it gets only the final answer, in one box, and both texts are first read as LaTeX.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ from typing import Any
 FAMILY = "math-verify"
 """Its name among the grader's verifiers."""
 WHOLE_RESPONSE = "math-verify of a whole response"
-"""The name of the library's usual call, as NeMo Gym's server `math_with_judge` makes it."""
+"""The name of the library's usual call, used by NeMo Gym's server `math_with_judge`."""
 _LAST_CHARS = 20_000
 UNREADABLE = "the gold answer cannot be read as mathematics"
-"""The message of a verification whose gold answer is no mathematics."""
+"""The message if the gold answer is not mathematics."""
 KNOWN_PAIRS = (
     (r"\frac12", "0.5", True),
     (r"\frac12", "0.6", False),
@@ -31,7 +31,7 @@ KNOWN_PAIRS = (
     (r"\int_0^1 x dx", r"\frac{1}{2}", True),
     (r"\sqrt{8}", r"2\sqrt{2}", True),
 )
-"""Gold answers, answers, and whether they are equal: one pair for each way into the library."""
+"""Gold answers, answers, and whether they are equal: one pair for each code path of the library."""
 _SYMBOL = re.compile(
     r"\\(?:math[a-z]+|text[a-z]*|mbox|operatorname|begin|end)\s*\{[^{}]*\}|"
     r"(?P<symbol>\\(?i:gamma|delta|theta|lambda|xi|pi|sigma|upsilon|phi|psi|omega)(?![A-Za-z])|(?<!\\)[A-Za-z])|\\[A-Za-z]+"
@@ -44,9 +44,9 @@ _SPACED_LETTERS = re.compile(r"(?<=[0-9A-Za-z)}])\s+(?=[A-Za-z](?![A-Za-z]))")
 
 @cache
 def load() -> None:
-    """Import the library and what it imports at its first use, which takes seconds: once in the grader."""
+    """Import the library and its dependencies at the first use, which takes seconds: once in the grader."""
     if equal(r"\frac12", {"gold": "0.5"}) != 1.0:
-        raise RuntimeError("math-verify does not work: it finds 1/2 and 0.5 to be different")
+        raise RuntimeError("math-verify does not work: it considers 1/2 and 0.5 different")
 
 
 @cache
@@ -55,7 +55,7 @@ def _library() -> Any:
 
     import math_verify
 
-    # it warns of each call without a time limit of its own, for which it would need the main thread
+    # It warns about each call without its own time limit, for which it would need the main thread.
     logging.getLogger("math_verify").setLevel(logging.ERROR)
     return math_verify
 
@@ -63,7 +63,7 @@ def _library() -> Any:
 def equal(answer: str, entry: dict[str, Any]) -> float:
     """Return 1.0 if an answer has the value of `entry["gold"]`, else 0.0.
 
-    Raises what the library raised while it read or compared the answer, if it found no way to find them equal.
+    If no reading finds them equal, raises any error of the library while it read or compared the answer.
     """
     library = _library()
     gold_text, answer = with_cases_apart(entry["gold"], answer)
@@ -86,13 +86,13 @@ def equal(answer: str, entry: dict[str, Any]) -> float:
 
 
 def _has_value(gold: Any) -> bool:
-    """Return whether a gold answer can be compared: `11:00` is read as a quotient by 0, which equals nothing."""
+    """Return whether a gold answer is comparable: `11:00` is read as a division by 0, which equals nothing."""
     atoms = gold.atoms() if hasattr(gold, "atoms") else ()
     return _NO_VALUES.isdisjoint(type(atom).__name__ for atom in atoms)
 
 
 def of_whole_response(response: str, entry: dict[str, Any]) -> float:
-    """Return 1.0 if the library's usual call finds `entry["gold"]` in a response, else 0.0, also for what it raises."""
+    """Return 1.0 if the library's usual call finds `entry["gold"]` in a response; 0.0 otherwise and on errors."""
     library = _library()
     gold = entry["gold"].strip()
     for opening, closing in (("\\(", "\\)"), ("$", "$")):
@@ -105,24 +105,24 @@ def of_whole_response(response: str, entry: dict[str, Any]) -> float:
         answers = parsed(response[-_LAST_CHARS:], configs)
         return float(bool(golds) and bool(library.verify(golds, answers, 6, timeout_seconds=None)))
     except Exception:
-        # theirs gives 0 for it, too
+        # The authors' scorer returns 0 for it, too.
         return 0.0
 
 
 def _equal(library: Any, gold: Any, parsed: Any) -> bool:
-    """Return the library's verdict. Raises what it takes for "not equal" by itself."""
+    """Return the library's verdict. Raises the errors that the library would count as "not equal"."""
     compared = partial(library.verify, gold, parsed, timeout_seconds=None, allow_set_relation_comp=True)
     try:
         return bool(compared(raise_on_error=True))
     except Exception:
-        # of several readings another one may be equal
+        # Another reading may be equal.
         if compared():
             return True
         raise
 
 
 def with_cases_apart(gold: str, answer: str) -> tuple[str, str]:
-    """Return both with other letters for capitals that are also there as small letters: the library folds the case."""
+    """Return both with capitals replaced where they also occur in lower case: the library ignores case."""
     found = {name for text in (gold, answer) for name in _symbols(text)}
     free = iter(letter for letter in _LETTERS if letter not in found and letter.upper() not in found)
     renamed = {
@@ -133,7 +133,7 @@ def with_cases_apart(gold: str, answer: str) -> tuple[str, str]:
 
     def rename(match: re.Match[str]) -> str:
         name = match.group("symbol")
-        # a letter ends the name of a command
+        # A letter ends the name of a command.
         return f"{{{renamed[name]}}}" if name in renamed else match.group()
 
     return _SYMBOL.sub(rename, gold), _SYMBOL.sub(rename, answer)
@@ -144,7 +144,7 @@ def _symbols(text: str) -> list[str]:
 
 
 def _far(ours: Any, theirs: Any) -> bool:
-    """Tell whether numbers differ by 1e-4 of the gold: the library rounds to six places, and tiny ones to 0."""
+    """Return whether numbers differ by 1e-4 of the gold: the library rounds to six places, tiny ones to 0."""
     if ours == theirs:
         return False
     if getattr(ours, "is_number", False) and getattr(theirs, "is_number", False):
@@ -162,7 +162,7 @@ def _far(ours: Any, theirs: Any) -> bool:
 
 
 def _parsed(library: Any, text: str, *configs: Any) -> Any:
-    # what fails to be parsed stays as text otherwise, and equal texts were seen before
+    # Otherwise unparsed text stays text, and equal texts were found before.
     return library.parse(
         f"\\boxed{{{text}}}",
         extraction_config=list(configs),

@@ -1,7 +1,7 @@
 """Scores of answers to math, STEM and multiple-choice requests: rules first, then math-verify, then a judge.
 
-A rule that says yes is final. A rule that says no is final where it can know: for an option, for a plain number that is
-far off, and for mathematics that no judge is asked about.
+A rule's "equal" is final. A rule's "different" is final where it is certain: for an option, for a plain number that is
+far off, and for mathematics if there is no judge.
 """
 
 from __future__ import annotations
@@ -49,18 +49,18 @@ _SHOWN = 500
 _REMARK = re.compile(r"\\(?:text|mathrm|mbox)\s*\{([^{}]*)\}")
 _NO_BRACKET = re.compile(r"[^()\[\]]")
 _FAR = 0.05
-"""The relative difference beyond which two plain numbers are no matter of rounding."""
+"""The relative difference beyond which two plain numbers differ by more than rounding."""
 _ROUNDED = 1e-3
-"""The relative difference up to which the numbers of one answer are one value."""
+"""The relative difference up to which the numbers of one answer count as one value."""
 
 
 @dataclass(frozen=True, slots=True)
 class Reference:
-    """The request and its gold answer; with `options`, the letter of one. `pattern` finds the final answer.
+    """The request and its gold answer; with `options`, the letter of one. `pattern` extracts the final answer.
 
-    `evaluated`: an answer that leaves operations to its reader which the gold answer has not is wrong; None for that
-    where the gold answer is a number. `rule` names the scorer of the authors, one of `authors/rules.py`: what it takes
-    for the answer is compared, and its own score is given, too.
+    `evaluated`: an answer is wrong if it contains operations that the gold answer does not; None applies that only if
+    the gold answer is a number. `rule` names the authors' scorer, one of `authors/rules.py`: the answer that it
+    extracts is compared, and its own score is returned, too.
     """
 
     request: str
@@ -69,12 +69,12 @@ class Reference:
     pattern: str = ""
     evaluated: bool | None = None
     other_golds: Sequence[str] = ()
-    """Answers that are as good."""
+    """Further answers that are equally good."""
     rule: str = ""
     other_patterns: Sequence[str] = ()
-    """Patterns that are tried in their order where the first finds no answer."""
+    """Patterns to try in order if the first finds no answer."""
     prefix: str = ""
-    """A text that begins an answer, for rules that know of one."""
+    """A text that introduces an answer, for rules that support one."""
 
     @property
     def golds(self) -> tuple[str, ...]:
@@ -82,7 +82,7 @@ class Reference:
 
 
 class EquivalenceEvaluator:
-    """Scores 1.0 for an answer that is equivalent to the gold answer, else 0.0. Without a judge, rules alone decide."""
+    """Scores 1.0 for an answer equivalent to the gold answer, else 0.0. Without a judge, only rules decide."""
 
     name: ClassVar[str] = "equivalence"
 
@@ -92,7 +92,7 @@ class EquivalenceEvaluator:
         self._grader = grader
 
     async def evaluate(self, submission: Submission, fresh: FreshSandbox, timeout_s: float) -> Score:
-        """Score an answer. Raises EvaluatorError if a gold answer or the judge's replies cannot be read."""
+        """Score an answer. Raises EvaluatorError if a gold answer or the judge's replies are unreadable."""
         reference = self._reference
         if not reference.rule:
             return await self._score(self._final_answer(submission.answer), submission.answer, timeout_s)
@@ -118,7 +118,7 @@ class EquivalenceEvaluator:
         return AuthorsScore(LIBRARY, value, value == 1.0)
 
     def _final_answer(self, response: str | None) -> FinalAnswer:
-        """Return what the first of the row's patterns finds that finds any, or the final answer of a row without."""
+        """Return the match of the row's first pattern that finds any; without patterns, the final answer."""
         patterns = (self._reference.pattern, *self._reference.other_patterns)
         found = (final_answer(response, pattern) for pattern in patterns)
         return next((answer for answer in found if answer.text), FinalAnswer())
@@ -131,9 +131,9 @@ class EquivalenceEvaluator:
         return AuthorsScore(rule, value, value == 1.0, answer)
 
     async def _beside(self, authors: AuthorsScore, response: str | None, timeout_s: float) -> Score:
-        """Score what the authors take for the answer, by the farm's rules, which see less in it and more than theirs.
+        """Score the answer that the authors' scorer extracts, by the farm's stricter and broader rules.
 
-        Where theirs finds none, or a part of one, or only a letter is asked for, the farm's own marks say what it is.
+        If it extracts none, or only a part, or only a letter is requested, the farm's own marks determine the answer.
         """
         if self._reference.options:
             of_pattern = self._final_answer(response)
@@ -147,7 +147,7 @@ class EquivalenceEvaluator:
         of_words = self._reference.rule in OF_WORDS
         golds = [gold for gold in self._reference.golds if same_words(found.text, gold)]
         if of_sentences:
-            # as words, and by theirs, a closed interval is the same as an open one
+            # As words, and by the authors' rule, a closed interval equals an open one.
             golds = [gold for gold in golds if _brackets(found.text) == _brackets(gold)]
         if golds and (of_words or authors.right):
             return Score(1.0, {"answer": plain(found.text)[:_SHOWN], "rule": "equal words"})
@@ -165,7 +165,7 @@ class EquivalenceEvaluator:
         why = ""
         boxes = closing_boxes(response)
         for gold in self._reference.golds:
-            # one value a box
+            # One value per box.
             text = ", ".join(boxes) if 1 < len(boxes) == len(gold.split(",")) else answer.text
             decided, why = (None, "") if not text else await self._by_rules(text, gold, timeout_s)
             if decided:
@@ -177,9 +177,9 @@ class EquivalenceEvaluator:
         return Score(0.0, {**shown, "rule": why})
 
     def _choice(self, answer: FinalAnswer, response: str | None, shown: dict[str, Any], else_letter: str) -> Score:
-        """Score the option that an answer names; `else_letter` is the authors' reading of one that names none."""
+        """Score the option that an answer names; `else_letter` is the authors' reading if it names none."""
         reference = self._reference
-        # the scorers of such data sets look for a sentence in the last line
+        # Scorers of such data sets search for a sentence in the last line.
         text = answer.text or ("" if reference.pattern else said(last_line(response)))
         letter, why = chosen(text, reference.options) if text else ("", "no answer is marked")
         if not letter and why in ("", NONE_NAMED, "no answer is marked"):
@@ -191,10 +191,10 @@ class EquivalenceEvaluator:
         return Score(float(right), {**shown, "rule": "option", **({"reason": why} if why else {})})
 
     async def _by_rules(self, answer: str, gold: str, timeout_s: float) -> tuple[bool | None, str]:
-        """Return whether it is equivalent, None if rules cannot tell, and the rule that decided."""
+        """Return whether it is equivalent, None if rules cannot decide, and the deciding rule."""
         gold, answer = conventional(gold), conventional(answer)
         if not balanced(gold):
-            raise EvaluatorError(f"the gold answer {gold[:100]!r} has braces that do not match, as no answer can have")
+            raise EvaluatorError(f"the gold answer {gold[:100]!r} has unbalanced braces, which no answer can have")
         if words(answer) == words(gold):
             return True, "equal text"
         ours, theirs = number_and_unit(gold), number_and_unit(answer)
@@ -226,7 +226,7 @@ class EquivalenceEvaluator:
         except EvaluatorError as error:
             if equality.UNREADABLE in str(error):
                 return None, f"other text, and {equality.UNREADABLE}"
-            raise EvaluatorError(f"compared with the gold answer {gold[:100]!r}: {error}") from error
+            raise EvaluatorError(f"comparing with the gold answer {gold[:100]!r}: {error}") from error
         if verified.value == 1.0:
             left = operations_left(answer, gold) if self._wants_value(gold) else set()
             return (False, "not evaluated") if left else (True, equality.FAMILY)
@@ -241,7 +241,7 @@ def _brackets(text: str) -> str:
 
 
 def _same(ours: Mapping[str, int] | None, theirs: Mapping[str, int] | None) -> bool | None:
-    """Return whether two units are the same, None if one is not known."""
+    """Return whether two units are equal, None if one is unknown."""
     return None if ours is None or theirs is None else ours == theirs
 
 
@@ -250,7 +250,7 @@ def _is_text(text: str) -> bool:
 
 
 def _spelt_out(answer: str) -> str:
-    """Return an answer with its remarks in words if they say more than a unit: the library drops remarks."""
+    """Return an answer with its remarks in words if they contain more than a unit: the library drops remarks."""
     remarks = _REMARK.findall(answer)
     plain_unit = all(number_and_unit(f"1 {remark}") for remark in remarks)
     return answer.strip().strip("$") if plain_unit else plain(answer)

@@ -16,25 +16,25 @@ _ANSWER_LINE = re.compile(
 )
 _BRACE = re.compile(r"(?<!\\)[{}]")
 _MAX_BARE_CHARS = 200
-"""The most characters of a response of one line that is an answer without a mark."""
+"""Maximum length of a one-line response that counts as an answer without a mark."""
 _MAX_LINE_CHARS = 1000
 MAX_CHARS = 20_000
-"""The most characters of an answer."""
+"""Maximum characters of an answer."""
 
 
 @dataclass(frozen=True, slots=True)
 class FinalAnswer:
-    """The text of an answer; `marked` if a box, a line or a tag said that it is one."""
+    """The text of an answer; `marked`: a box, line or tag declared it the answer."""
 
     text: str = ""
     marked: bool = False
 
 
 def final_answer(response: str | None, pattern: str = "") -> FinalAnswer:
-    """Return the final answer of a response, which is empty if there is none.
+    """Return the final answer of a response, empty if there is none.
 
-    `pattern` is a regular expression of the row's own, whose last match is the answer: its first group, if it has one.
-    What a model thought before `</think>` is no answer.
+    `pattern` is the row's regular expression; its last match, or that match's first group, is the answer. Text before
+    `</think>` is not part of the answer.
     """
     text = _after_thoughts(response)
     if pattern:
@@ -43,7 +43,7 @@ def final_answer(response: str | None, pattern: str = "") -> FinalAnswer:
     places = (_box_place(text), _open_box_place(text), _tag_place(text), _line_place(text))
     found = [place for place in places if place is not None]
     if found:
-        # what is marked last counts; a box that is not closed was cut off, and what was said before is not the answer
+        # The last mark counts; if a box is unclosed the response was cut off, and earlier marks are not the answer.
         _, answer = max(found, key=lambda place: place[0])
         return FinalAnswer() if answer is None else _marked(answer)
     bare = text.strip()
@@ -51,13 +51,13 @@ def final_answer(response: str | None, pattern: str = "") -> FinalAnswer:
 
 
 def of_text(text: str) -> FinalAnswer:
-    """Return the answer that a text is which a scorer has found: the box in it, or all but typesetting around it."""
+    """Return the answer in a text extracted by a scorer: its box, or all of it without typesetting."""
     boxed = last_box(text)
     return _marked(text.strip("*_` \t\n") if boxed is None else boxed)
 
 
 def last_line(response: str | None) -> str:
-    """Return the last line of a response that is not empty; an empty text if it is long, or a thought."""
+    """Return the last non-empty line of a response; empty if it is long, or part of the thinking."""
     line = _after_thoughts(response).strip().rpartition("\n")[2].strip()
     return line if len(line) <= _MAX_LINE_CHARS else ""
 
@@ -68,13 +68,13 @@ def _after_thoughts(response: str | None) -> str:
 
 
 def last_box(text: str) -> str | None:
-    """Return the contents of the last box, without boxes inside; None if there is none, or if it is not closed."""
+    """Return the contents of the last outermost box; None if there is none, or it is unclosed."""
     place = _box_place(text)
     return None if place is None else place[1]
 
 
 def _box_place(text: str) -> tuple[int, str | None] | None:
-    """Return where the last box begins that is in no other, and its contents; None for these if it is not closed."""
+    """Return the position of the last outermost box, and its contents; None for these if it is unclosed."""
     closing = _closing_braces(text)
     found: tuple[int, str | None] | None = None
     at = 0
@@ -88,7 +88,7 @@ def _box_place(text: str) -> tuple[int, str | None] | None:
 
 
 def closing_boxes(response: str | None) -> list[str]:
-    """Return the contents of the boxes that end a response, next to each other: `\\boxed{2} and \\boxed{3}`."""
+    """Return the contents of the adjacent boxes at the end of a response: `\\boxed{2} and \\boxed{3}`."""
     text = _after_thoughts(response)
     closing = _closing_braces(text)
     result: list[str] = []
@@ -105,7 +105,7 @@ def closing_boxes(response: str | None) -> list[str]:
 
 
 def _open_box_place(text: str) -> tuple[int, str | None] | None:
-    """Return where the last box without braces begins, and what stands from there to the end of the formula."""
+    """Return the position of the last box without braces, and the text from there to the end of the formula."""
     last = next(reversed(list(_BOX_WITHOUT_BRACES.finditer(text))), None)
     return None if last is None else (last.start(), last.group(1).strip())
 
@@ -121,7 +121,7 @@ def _line_place(text: str) -> tuple[int, str | None] | None:
 
 
 def _closing_braces(text: str) -> dict[int, int]:
-    """Return for the place of each opening brace that of its closing one, in one pass; escaped braces are none."""
+    """Map the position of each opening brace to that of its closing one, in one pass; escaped braces are ignored."""
     closing, opened = {}, []
     for brace in _BRACE.finditer(text):
         if brace.group() == "{":

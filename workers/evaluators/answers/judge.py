@@ -1,9 +1,9 @@
-r"""A judge: an LLM that says whether an answer and the gold answer are the same, where rules cannot tell.
+r"""A judge: an LLM that decides whether an answer equals the gold answer, where rules cannot.
 
-The candidate is data to it: it stands between markers that are drawn for each request, without whatever could end them,
-be read as a decision or as a chat template's token. A reply that cannot be read, or was cut off, is tried again with
-another seed. If none can be read, the same judge is asked about the gold answer in the candidate's place: if it decides
-that, the candidate is at fault and is not equivalent; if not, that is an error of scoring, never a decision.
+The candidate is untrusted data: it is enclosed in random markers, drawn for each request, and stripped of anything that
+could end them, or be read as a decision or as a chat template's token. An unreadable or truncated reply is retried with
+another seed. If all replies are unreadable, the same judge is asked about the gold answer in the candidate's place. If
+it decides that, the candidate is at fault and not equivalent; if not, scoring has failed: an error, never a decision.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ _SYSTEM = (
 _MAX_TOKENS = 4096
 _MAX_CANDIDATE_CHARS = 4_000
 _MAX_REPLY_CHARS = 8_000
-"""The most characters of a reply that are kept in a score's details."""
+"""Maximum characters of a reply kept in a score's details."""
 _MAX_CACHED = 4096
 _AGAIN_TEMPERATURE = 0.7
 _CUT = "[...] "
@@ -67,11 +67,11 @@ class Decision:
 
 
 class UnreadableVote(Exception):
-    """No reply of a vote has a decision that can be read."""
+    """No reply of a vote contains a readable decision."""
 
 
 class AnswerJudge:
-    """Decides by the LLM of the role `judge`. Decisions are kept in the process, by a digest of all they depend on."""
+    """Decides by the LLM of the role `judge`. Decisions are cached in the process, by a digest of all their inputs."""
 
     _decisions: ClassVar[OrderedDict[str, Decision]] = OrderedDict()
 
@@ -82,8 +82,8 @@ class AnswerJudge:
     async def equal(self, request: str, gold: str, candidate: str) -> Decision:
         """Return whether a candidate answers a request as the gold answer does.
 
-        Raises EvaluatorError if a vote cannot be read after all its tries, and one about the gold answer neither;
-        EngineError if no reply can be had.
+        Raises EvaluatorError if all replies of a vote are unreadable, and also those about the gold answer; EngineError
+        if there is no reply.
         """
         replies: list[dict[str, Any]] = []
         try:
@@ -95,11 +95,11 @@ class AnswerJudge:
         except UnreadableVote:
             decides = False
         if not decides:
-            raise EvaluatorError(f"{reason}; nor does it find the gold answer equivalent to itself")
+            raise EvaluatorError(f"{reason}; it does not find the gold answer equivalent to itself either")
         return Decision(False, {"model": self._model.model, "unreadable": reason, "calls": replies})
 
     async def _decided(self, request: str, gold: str, candidate: str, replies: list[dict[str, Any]]) -> Decision:
-        """Return the decision of a majority; `replies` takes each reply. Raises UnreadableVote."""
+        """Return the decision of a majority; replies are appended to `replies`. Raises UnreadableVote."""
         settings = self._settings
         key = digest(settings.template, settings.n_votes, self._model.model, request, gold, candidate)
         if (kept := self._decisions.get(key)) is not None:
@@ -118,20 +118,20 @@ class AnswerJudge:
     async def _vote(self, number: int, request: str, gold: str, candidate: str, replies: list[dict[str, Any]]) -> bool:
         for attempt in range(self._settings.n_tries):
             seed = number * self._settings.n_tries + attempt
-            # equal requests without randomness would have equal replies
+            # Equal requests without randomness would get equal replies.
             temperature = 0.0 if seed == 0 else _AGAIN_TEMPERATURE
             messages = judge_messages(self._settings.template, request, gold, candidate)
             sampling = SamplingParams(temperature=temperature, max_tokens=_MAX_TOKENS, seed=seed)
             completion = await self._model.answer(messages, (), sampling)
             reply = str(completion.response.get("content") or "")
             is_whole = completion.finish_reason != "length"
-            # one that was cut off may have ended in a quotation
+            # A truncated reply may have ended inside a quotation.
             equal = decision(reply) if is_whole else None
             replies.append({"messages": messages, "seed": seed, "reply": reply[-_MAX_REPLY_CHARS:], "equal": equal})
             if equal is not None:
                 return equal
         raise UnreadableVote(
-            f"{self._settings.n_tries} replies of the judge {self._model.model!r} have no decision that can be read, "
+            f"{self._settings.n_tries} replies of the judge {self._model.model!r} have no readable decision, "
             f"the last: {replies[-1]['reply'][-300:]!r}"
         )
 
@@ -145,14 +145,14 @@ def judge_messages(template: Template, request: str, gold: str, candidate: str) 
 
 
 def harmless(candidate: str) -> str:
-    """Return a candidate that can end no marker, be read as no decision and is no token of a chat template.
+    """Return a candidate that cannot end a marker, be read as a decision or act as a chat template's token.
 
-    Of a long one the end is kept, where answers stand.
+    Of a long one only the end is kept, where answers are.
     """
     text = unicodedata.normalize("NFKC", candidate)
     text = "".join(char for char in text if char == "\n" or unicodedata.category(char)[0] != "C")
     text = text if len(text) <= _MAX_CANDIDATE_CHARS else _CUT + text[-_MAX_CANDIDATE_CHARS:]
-    # what is removed may join what stood around it to the same again
+    # A removal may join the surrounding text to the same pattern again.
     while (escaped := _escaped(text)) != text:
         text = escaped
     return text

@@ -1,4 +1,4 @@
-r"""The decision in a judge's reply: JSON, or the last box or label; all else is unreadable, however it sounds."""
+r"""Parses the decision in a judge's reply: JSON, or the last box or label; anything else is unreadable."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ _DECISIONS = {"yes": True, "no": False}
 
 
 def decision(reply: str) -> bool | None:
-    """Return whether a reply says that the answers are equal; None if it cannot be read.
+    """Return whether a reply calls the answers equal; None if it is unreadable.
 
-    Thoughts before `</think>` do not count; nor does a reply that has not ended them.
+    Thoughts before `</think>` are ignored; so is a reply with unclosed thoughts.
     """
     text = reply.rpartition("</think>")[2].strip()
     if "<think>" in text:

@@ -1,8 +1,8 @@
-"""Imports of a process that has given up rights: a module that it can no longer read is a fault of the farm.
+"""Detects failed imports of a process without rights: a module that it can no longer read is a fault of the farm.
 
-Libraries import parts of themselves at their first use and often take a failure for "no such part": a right answer
-would be read as wrong. So where the confined user cannot read the modules, all of a library is imported before, and an
-import that fails for this reason afterwards is known by name. Standard library only.
+Libraries import parts of themselves at first use and often treat a failure as "no such part": a right answer would
+count as wrong. So if the confined user cannot read the modules, the whole library is imported beforehand, and any later
+import that fails for this reason is recorded by name. Standard library only.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _NOT_FOR_SCORING = {"tests", "testing", "benchmarks", "conftest", "plotting", "_
 
 
 class LateImports:
-    """The last finder of modules: it finds none, and `missed` has the modules that cannot be read any more."""
+    """The last module finder: it finds nothing, and records in `missed` the modules that are no longer readable."""
 
     def __init__(self) -> None:
         self.missed: list[str] = []
@@ -32,18 +32,18 @@ class LateImports:
         sys.meta_path.append(self)
 
     def find_spec(self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None) -> None:
-        """Note a module that no other finder has found."""
+        """Record a module that no other finder has found."""
         if not self._is_closed:
             self._absent.add(name)
         elif name not in self._absent:
             self.missed.append(name)
 
     def are_readable(self) -> bool:
-        """Return whether the user of this process can read the folders that modules are in."""
+        """Return whether this process's user can read the folders of modules."""
         return all(os.access(folder, os.R_OK | os.X_OK) for folder in self._folders)
 
     def close(self) -> None:
-        """From now on count modules that cannot be read as missed, but for those that were not there before."""
+        """From now on record unreadable modules as missed, except those that were missing before."""
         self._is_closed = not self.are_readable()
 
 
@@ -58,6 +58,6 @@ def import_all(packages: Iterable[str]) -> None:
 
 def _names(package: ModuleType) -> Iterable[str]:
     for module in pkgutil.walk_packages(package.__path__, f"{package.__name__}.", onerror=lambda name: None):
-        # those of sympy whose names end so compute its documentation, for a second
+        # Modules of sympy with such names compute its documentation, which takes a second.
         if _NOT_FOR_SCORING.isdisjoint(module.name.split(".")) and not module.name.endswith("_doc"):
             yield module.name

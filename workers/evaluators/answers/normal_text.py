@@ -1,4 +1,4 @@
-"""Answers as plain text: what is equal but for typesetting, letter case, articles and a final full stop."""
+"""Answers as plain text: equal except for typesetting, letter case, articles and a final full stop."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _ENVIRONMENT = re.compile(r"\\(?:begin|end)\s*\{[^{}]*\}")
 _WORD = re.compile(r"(?<![\\a-zA-Z])[a-zA-Z]{4,}")
 _LETTER_WORD = re.compile(r"[A-Z]{3,}")
 _GLUED_LETTER = re.compile(r"\d[A-Za-z]\.?$")
-"""The end of `3m`, which is a product or a family; with a space or in a text it is a unit."""
+"""The end of `3m`, a product or a family; with a space, or in a text, it is a unit."""
 _FUNCTIONS = frozenset(
     {"sqrt", "sinh", "cosh", "tanh", "sech", "csch", "coth", "frac", "asin", "acos", "atan", "arcsin", "arccos"}
 )
@@ -57,7 +57,7 @@ _NAME = re.compile(r"\\?[A-Za-z]+(?:_\{?\w+\}?)?(?:\([A-Za-z]\))?")
 
 
 def plain(text: str) -> str:
-    """Return an answer without the marks of typesetting, on one line."""
+    """Return an answer without typesetting marks, on one line."""
     text = unicodedata.normalize("NFKC", with_exponents(text)).strip()
     while (inner := _DOLLARS.match(text)) and "$" not in inner.group(1):
         text = inner.group(1).strip()
@@ -68,25 +68,25 @@ def plain(text: str) -> str:
 
 
 def words(text: str) -> str:
-    """Return an answer for comparing it as words."""
+    """Return an answer for comparison as words."""
     text = _ARTICLE.sub("", plain(text).translate(_QUOTES).strip("*_ ").rstrip(".").strip())
     in_formula = _FORMULA.search(text) is not None
     return _LETTERS.sub(lambda run: _folded(run.group(), in_formula), text)
 
 
 def _folded(run: str, in_formula: bool) -> str:
-    """Return letters without their case if they are a word, which symbols and units are not: `mW` is not `MW`."""
+    """Return letters without their case if they are a word; symbols and units keep it: `mW` is not `MW`."""
     lower = run.casefold()
-    # milli and mega differ in their case
+    # Milli and mega differ in their case.
     shortest = (6 if lower[0] == "m" else 4) if in_formula else 3
     is_word = len(run) >= shortest or (lower in _SHORT_WORDS and not in_formula)
     return lower if is_word else run
 
 
 def same_words(one: str, other: str) -> bool:
-    """Return whether two texts have the same numbers, signs and words, whatever punctuation stands between words.
+    """Return whether two texts have the same numbers, signs and words, whatever punctuation is between words.
 
-    Words are compared without their case, symbols and units with it.
+    The case of words is ignored, that of symbols and units is not.
     """
     return _tokens(one) == _tokens(other)
 
@@ -103,7 +103,7 @@ def _tokens(text: str) -> list[str]:
 
 
 def balanced(text: str) -> bool:
-    """Return whether the braces of a text match, which those of a box always do."""
+    """Return whether the braces of a text match, as those of a box always do."""
     depth = 0
     for at, char in enumerate(text):
         if char in "{}" and not (at and text[at - 1] == "\\"):
@@ -132,7 +132,7 @@ def _exponent(digits: str) -> str:
 
 
 def claimed_values(text: str) -> list[float]:
-    """Return the numbers that an answer states, as in `x = 25` and `25 = 24`; an equation to be solved states none."""
+    """Return the numbers that an answer states, as in `x = 25` and `25 = 24`; an unsolved equation states none."""
     result = []
     for statement in _STATEMENTS.split(text):
         sides = [side for each in statement.split("=") if (side := plain(each).strip(" ,"))]
@@ -143,7 +143,7 @@ def claimed_values(text: str) -> list[float]:
 
 
 def has_words(text: str) -> bool:
-    """Return whether an answer has words, whose letters a formula would multiply, in whatever order they stand."""
+    """Return whether an answer has words, whose letters a formula would multiply in any order."""
     if _LETTER_WORD.fullmatch(plain(text)):
         return True
     found = _WORD.findall(_ENVIRONMENT.sub(" ", plain(text)))
@@ -151,24 +151,24 @@ def has_words(text: str) -> bool:
 
 
 def whole_number(text: str) -> int | None:
-    """Return the value of a whole number that is written in digits, before a unit or none; None for others."""
+    """Return the value of a whole number in digits, with or without a unit; None for others."""
     match = _WHOLE.match(plain(text))
     return int(match.group(1).replace(",", "")) if match else None
 
 
 def ends_in_glued_letter(text: str) -> bool:
-    """Return whether a number is followed by one letter, without a space between."""
+    """Return whether a number is directly followed by one letter."""
     return _GLUED_LETTER.search(plain(text)) is not None
 
 
 def _is_unit(part: str) -> bool:
     base = re.sub(r"[\\^{}\d-]", "", part)
-    # kelvin is K and newton N, but k is a thousand and n any number
+    # Kelvin is K and newton N, but k is a thousand and n any number.
     return bool(_UNIT.fullmatch(part)) and base != "k" and (base == "N" or base.lower() not in _NO_UNITS)
 
 
 def number_and_unit(text: str) -> tuple[float, str] | None:
-    """Return the number and the unit of an answer such as `5e14 Hz`, whose unit may be empty; None for others."""
+    """Return the number and the unit, possibly empty, of an answer such as `5e14 Hz`; None for others."""
     match = _NUMBER.fullmatch(plain(text))
     if match is None:
         return None
@@ -182,6 +182,6 @@ def number_and_unit(text: str) -> tuple[float, str] | None:
     unit = re.sub(r"[{}^\\]", "", rest)
     unit = re.sub(r"\s+", " ", re.sub(r"\s*([/·*])\s*", r"\1", unit))
     digits, _, power = number.replace(",", "").lower().partition("e")
-    # as text, since `10.0 ** 400` is no number
+    # As text, since `10.0 ** 400` overflows.
     value = float(f"{digits}e{int(power or 0) + int(exponent or 0)}")
     return (value, unit) if math.isfinite(value) else None

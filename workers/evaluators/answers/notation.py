@@ -1,7 +1,7 @@
-r"""Notations that math-verify does not read, rewritten as those that it does: `1\,000`, `2½`, `0.\overline{3}`, `√2`.
+r"""Notations unknown to math-verify, rewritten as known ones: `1\,000`, `2½`, `0.\overline{3}`, `√2`.
 
-Only what reads in one way is rewritten. Data sets' own scorers read most of it: DAPO's drops spaces, PRM800K's takes
-`2 1/3` for a mixed number and has the signs for roots and infinity.
+Only unambiguous notations are rewritten. Data sets' own scorers read most of them: DAPO's drops spaces, PRM800K's reads
+`2 1/3` as a mixed number and knows the signs for roots and infinity.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from workers.evaluators.answers.normal_text import with_exponents, without_end
 
 _POWER_OF_TEN = re.compile(r"^\s*([-+]?\d+(?:\.\d+)?)[eE]([-+]?\d{1,4})\b")
 _GAP = r"(?:\\[,;: ]|~|[ \u00a0\u2009\u202f])"
-# after a sign of a number, or of what holds a list, digits are no thousands
+# Digits after a point, comma or backslash belong to a decimal, a list or a command: not thousands.
 _GROUPED = re.compile(rf"(?<![\d.,\\])\d+(?:{_GAP}\d+)+(?![\d/,]|{_GAP}*(?:\\[dtc]?frac|/))")
 _THOUSANDS = re.compile(rf"[1-9]\d{{0,2}}(?:{_GAP}\d{{3}})+")
 _ONE_FRACTION = re.compile(r"(?<!\d)(\d{0,20})\s?([\u00bc-\u00be\u2150-\u215e])(?!\d)")
@@ -33,7 +33,7 @@ _BEFORE_LETTER = re.compile(r"(?<=\d)\\[,;:!](?=[A-Za-z](?![A-Za-z]))")
 
 
 def conventional(text: str) -> str:
-    """Return an answer in the notation of math-verify, as far as it is known here."""
+    """Return an answer in math-verify's notation, as far as known here."""
     text = _POWER_OF_TEN.sub(r"\1\\times 10^{\2}", with_exponents(without_end(text)))
     text = _GROUPED.sub(_joined, text)
     text = _ONE_FRACTION.sub(_fraction_of_sign, text)
@@ -46,14 +46,14 @@ def conventional(text: str) -> str:
 
 
 def _joined(match: re.Match[str]) -> str:
-    """Return groups of three digits as one number; what is grouped otherwise is no number."""
+    """Return groups of three digits as one number; other groupings are not a number."""
     return re.sub(r"\D", "", match.group()) if _THOUSANDS.fullmatch(match.group()) else match.group()
 
 
 def _fraction_of_sign(match: re.Match[str]) -> str:
     whole, sign = match.groups()
     above, found, below = unicodedata.normalize("NFKC", sign).partition("\u2044")
-    # 1/7 and the like have digits; the sign of "1 over" has none below
+    # A sign such as that of 1/7 has both numbers; the sign for "1 over" has no denominator.
     return rf"{whole}\frac{{{above}}}{{{below}}}" if found and below else match.group()
 
 

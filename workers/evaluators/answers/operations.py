@@ -1,4 +1,4 @@
-r"""Operations that an answer leaves to its reader, as `1234\cdot5678` does where the value is asked for."""
+r"""Operations that an answer leaves unevaluated, such as `1234\cdot5678` where the value is requested."""
 
 from __future__ import annotations
 
@@ -39,9 +39,9 @@ def is_value(text: str) -> bool:
 
 
 def operations_left(answer: str, gold: str) -> set[str]:
-    """Return the operations of an answer that its gold answer has not; none if one side of an equation has none.
+    """Return the operations in an answer that its gold answer lacks; none if one side of an equation has none.
 
-    A fraction is a value where the gold answer is no integer.
+    A fraction is a value if the gold answer is not an integer.
     """
     known = _operations(gold)
     if not re.fullmatch(r"[-+]?[\d,]+", plain(gold)):

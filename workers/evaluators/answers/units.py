@@ -1,4 +1,4 @@
-r"""Units of measurement, as answers write them: `m/s`, `m s^{-1}`, `meters per second`, `kg\cdot m^2`."""
+r"""Units of measurement, as written in answers: `m/s`, `m s^{-1}`, `meters per second`, `kg\cdot m^2`."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ _SYMBOLS = frozenset(
     | {"min", "h", "d", "yr", "in", "ft", "mi", "lb", "yd", "°"}
 )
 _FACTOR = re.compile(r"([^\W\d_]+|°)(?:\^?\{?(-?\d)\}?)?")
-# a speed or an acceleration, not a power of milliseconds
+# A speed or an acceleration, not a power of milliseconds.
 _SPEED = re.compile(r"\bms(?=\^?\{?-[12]\b)")
 
 
 def measure(unit: str) -> dict[str, int] | None:
-    """Return the exponents of a unit by symbol, such as {"m": 1, "s": -1}; None where a part is not known."""
+    """Return the exponents of a unit by symbol, such as {"m": 1, "s": -1}; None if a part is unknown."""
     text = _SPEED.sub("m s", re.sub(r"\bper\b", "/", unicodedata.normalize("NFKC", unit)))
     result: dict[str, int] = {}
     sign = 1

@@ -1,10 +1,10 @@
-"""Verification of an answer by one of the grader's verifiers, attributed to the policy or to the farm.
+"""Verifies an answer by one of the grader's verifiers, and attributes failures to the policy or to the farm.
 
-Libraries take an exception of their own for an answer that is wrong. So a score below 1 stands only if the same grader
-has given the reference answer of the problem 1, which it is asked once for each problem; if it does not, scoring is
-broken, which is an error and never a zero. A verifier that fails on the policy's text is asked so each time.
-`process_end.py` decides what caused the end of a scorer, with the reference answer as the control. A score below 1 is
-the farm's doing, too, if the node was short of a resource.
+Libraries may take their own exceptions for a wrong answer. So a score below 1 stands only if the same grader has scored
+the problem's reference answer 1, which is checked once per problem; if it does not, scoring is broken: an error, never
+a zero. If a verifier fails on the policy's text, the check is made each time. `process_end.py` attributes the end of a
+scorer, with the reference answer as the control. A score below 1 is also the farm's fault if the node was short of a
+resource.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from workers.evaluators.process_end import Trial, doing, settle
 from workers.sandboxes.images.content_store import digest
 
 _VERIFIER_S = 120.0
-"""Seconds of wall time for a verifier, of which it may compute for a few."""
+"""Seconds of wall time for a verifier, which may compute for a few of them."""
 _NO_ANSWER = "I do not know."
-"""Text that a verifier must be able to score where there is no reference answer."""
+"""Text that a verifier must be able to score if there is no reference answer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,9 +36,9 @@ class Verified:
 
 
 class Verification:
-    """Verifies answers of one entry of one family; `reference` is an answer that the verifier must be able to score.
+    """Verifies answers to one entry of one family; `reference` is an answer that the verifier must be able to score.
 
-    `settings` are those of the dataset that the entry is of, where they are not the family's own.
+    `settings` are those of the entry's dataset, if they differ from the family's own.
     """
 
     def __init__(
@@ -63,7 +63,7 @@ class Verification:
         Raises EvaluatorError if the verifier does not give the reference 1, scores outside [0, 1], or the node was
         short of a resource.
         """
-        # An answer is verified twice at most, and the reference as often.
+        # The answer is verified at most twice, and so is the reference.
         limit_s = min(_VERIFIER_S, timeout_s / 4)
         graded = await settle(
             lambda: self._trial(answer, limit_s), lambda: self._control(limit_s), f"the verifier of {self._family}"
@@ -99,7 +99,7 @@ class Verification:
         return await self._grader.score(self._family, self._entry, answer, limit_s, self._settings)
 
     async def _check_verifier(self, failure: str, limit_s: float) -> None:
-        """Have the reference answer scored, if there is one. Raises EvaluatorError unless it has 1."""
+        """Score the reference answer, if there is one. Raises EvaluatorError unless it scores 1."""
         graded = await self._ask(self._reference or _NO_ANSWER, limit_s)
         if graded.score is None and not self._reference:
             raise EvaluatorError(f"the verifier of {self._family} failed and there is no reference answer: {failure}")

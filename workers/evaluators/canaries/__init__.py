@@ -1,1 +1,1 @@
-"""Canaries: tests of ours that stand among a project's own, of which the outcome is known."""
+"""Canaries: the farm's own tests with known outcomes, mixed among a project's tests."""

@@ -1,16 +1,17 @@
-"""Copies of a file's tests that must fail; they run what the tests run, and then an assertion that is wrong.
+"""Copies of a file's tests that must fail: they run the test's code, then a false assertion.
 
-A runner that hides the failures of tests which call the project hides those of the copies too. A copy has the lines of
-its test, under another name, with its decorators. One more assertion is the last statement, at the top level of the
-body, so that it is reached whenever the body ends; each `return` is one as well. Where the test ends in a comparison
-with a literal, it is that comparison with another literal, which no result is equal to but one that is equal to
-everything. A copy of a method is assigned to the class at the end of the file, so that no line moves.
+A runner that hides the failures of tests which call the project also hides those of the copies. A copy has the lines of
+its test, under another name, with its decorators. One more assertion is its last statement, at the top level of the
+body, so that it is reached whenever the body ends; each `return` becomes one, too. If the test ends in a comparison
+with a literal, the assertion is that comparison with another literal, which only a result that equals everything can
+equal. A copy of a method is assigned to the class at the end of the file, so that no line moves.
 
-A runner may hide the first failures only. pytest runs functions in the order in which their names were bound, so some
-copies get theirs before their tests do, on the line of another statement. Methods of `unittest` run by their names.
+A runner may hide only the first failures. pytest runs functions in the order in which their names were bound, so some
+copies are bound before their tests, on the line of another statement. Methods of `unittest` run in order of their
+names.
 
-A test that cannot be copied soundly has no copy. It runs in a sandbox, as a part of `planting.py`, with Python 3.9 or
-newer; standard library only.
+A test that cannot be copied soundly has no copy. This module runs in a sandbox, as a part of `planting.py`, with Python
+3.9 or newer; standard library only.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ class Copy(NamedTuple):
 
 
 class Wrong(NamedTuple):
-    """Values for wrong assertions: a word, a number, and an assertion of constants."""
+    """Values for false assertions: a word, a number, and an assertion of constants."""
 
     word: str
     number: int
@@ -47,7 +48,7 @@ class Wrong(NamedTuple):
 
 
 class TestCopier:
-    """The copies of tests of one file; `new_name` returns a name in the style of the one that it is given."""
+    """Copies the tests of one file; `new_name` returns a name in the style of a given one."""
 
     __test__ = False
 
@@ -60,7 +61,7 @@ class TestCopier:
         self._wrong = wrong
 
     def copy(self, test: str) -> Copy:
-        """Return the copy of a test, an id within the file without parameters. Raises Uncopied."""
+        """Return the copy of a test, given by its id within the file, without parameters. Raises Uncopied."""
         *groups, name = test.split("::")
         scope: Any = self._module
         for group in groups:
@@ -92,13 +93,13 @@ class TestCopier:
         return nodes[0]
 
     def _source(self, function: Any, name: str) -> str:
-        """Return the lines of a function under another name, with a wrong assertion at each of its ends."""
+        """Return the lines of a function under another name, with a false assertion at each of its ends."""
         first = min(node.lineno for node in (function, *function.decorator_list))
         lines = [line.encode() for line in self._lines[first - 1 : function.end_lineno]]
         last, body = function.body[-1], function.body[0]
         wrong = _wrong_of(last, self._wrong(), lambda node: _text(lines, first, node))
         before = lines[body.lineno - first][: body.col_offset].decode()
-        # from the end, so that no place moves before it is used
+        # From the end, so that no position moves before it is used.
         if before.strip():
             _replace(lines, first, last, f"{_text(lines, first, last)}; {wrong}")
         elif not isinstance(last, ast.Return):
@@ -111,7 +112,7 @@ class TestCopier:
 
 
 def anchors(text: str, module: ast.Module, test: str) -> list[int]:
-    """Return the indices of lines before a test's definition that another statement may be added to."""
+    """Return the indices of lines before a test's definition to which another statement may be added."""
     lines = text.split("\n")
     result: list[int] = []
     for node in module.body:
@@ -125,7 +126,7 @@ def anchors(text: str, module: ast.Module, test: str) -> list[int]:
 
 
 def _check(function: Any, group: Any) -> None:
-    """Raise Uncopied if a copy could pass where its test does, without a runner that hides failures."""
+    """Raise Uncopied if a copy could pass where its test does, even without a runner that hides failures."""
     decorators = [ast.unparse(one) for one in function.decorator_list]
     if any(one.split("(")[0].split(".")[-1] == "given" for one in decorators):
         raise Uncopied("it would be run once for each example")
@@ -149,7 +150,7 @@ def _check(function: Any, group: Any) -> None:
 
 
 def _own(body: Collection[Any]) -> Iterator[Any]:
-    """Yield the nodes of statements, without those of functions and classes within."""
+    """Yield the nodes of statements, without those of nested functions and classes."""
     for node in body:
         yield node
         if not isinstance(node, _SCOPES):
@@ -168,7 +169,7 @@ def _caught(body: Collection[Any]) -> Iterator[Any]:
 
 
 def _bound(node: Any) -> set[str]:
-    """Return the names that a statement of a module or a class binds, or deletes."""
+    """Return the names that a statement of a module or class binds or deletes."""
     if isinstance(node, (*_FUNCTIONS, ast.ClassDef)):
         return {node.name}
     names = {name.id for name in _own([node]) if isinstance(name, ast.Name) and not isinstance(name.ctx, ast.Load)}
@@ -190,7 +191,7 @@ def _text(lines: list[bytes], first: int, node: Any) -> str:
 
 
 def _replace(lines: list[bytes], first: int, node: Any, text: str) -> None:
-    """Replace a node's text; its lines become one element, and empty lines stand in for the others."""
+    """Replace a node's text; its lines become one element, followed by empty lines for the others."""
     start, end = node.lineno - first, node.end_lineno - first
     lines[start : end + 1] = [
         lines[start][: node.col_offset] + text.encode() + lines[end][node.end_col_offset :],
@@ -199,7 +200,7 @@ def _replace(lines: list[bytes], first: int, node: Any, text: str) -> None:
 
 
 def _wrong_of(last: Any, wrong: Wrong, text: Callable[[Any], str]) -> str:
-    """Return an assertion that fails after the last statement of a test passed; `text` returns a node's source."""
+    """Return an assertion that fails after a test's last statement passed; `text` returns a node's source."""
     if isinstance(last, ast.Assert) and isinstance(last.test, ast.Compare):
         test = last.test
         if len(test.ops) == 1 and isinstance(test.ops[0], ast.Eq) and _is_literal(test.comparators[0]):
@@ -225,5 +226,5 @@ def _is_literal(node: Any) -> bool:
 
 
 def _other(literal: Any, wrong: Wrong) -> str:
-    """Return a literal of another type, which nothing is equal to that is equal to the first one."""
+    """Return a literal of another type; only an object that equals everything equals both."""
     return str(wrong.number) if isinstance(ast.literal_eval(literal), (str, bytes)) else repr(wrong.word)

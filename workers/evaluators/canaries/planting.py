@@ -1,10 +1,10 @@
-"""Insertion of canaries among the tests; sent into sandboxes as text and run there, before any code of the policy.
+"""Inserts canaries among the tests; sent into sandboxes as text and run there, before any code of the policy.
 
-Canaries are tests that must pass, must fail or must be skipped, whatever the code under test does, and comments that
-only look like tests. They stand under names made of the words of the file's own tests, at random places between its
-definitions. Where a gap of two empty lines is left they take these, so that no line of the file moves; the rest are
-appended, and so are the copies of the listed tests (`copies.py`). Nothing in the sandbox says which tests are canaries;
-only the answer does, and it goes to the evaluator. It runs after the source of `copies.py`.
+Canaries are tests that must pass, fail or be skipped, whatever the code under test does, and comments that only look
+like tests. Their names are made of words of the file's own tests; their positions between its definitions are random.
+They first use gaps of two empty lines, so that no line of the file moves; the rest are appended, and so are the copies
+of the listed tests (`copies.py`). Nothing in the sandbox says which tests are canaries; only the answer does, and it
+goes to the evaluator. This program runs after the source of `copies.py`.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _random = secrets.SystemRandom()
 
 
 class CanaryNames:
-    """A generator of new names in the style of a file's tests."""
+    """Generates new names in the style of a file's tests."""
 
     def __init__(self, text: str) -> None:
         tests = re.findall(r"def test_?(\w+)", text)
@@ -53,7 +53,7 @@ class CanaryNames:
         return f"test_{self.new()}"
 
     def like(self, name: str) -> str:
-        """Return a new name with the first and the last word of a given one, as the runner may go by either."""
+        """Return a new name with the first and the last word of a given one, as runners may select tests by either."""
         first, *words = name.split("_")
         while True:
             new = "_".join([first, self.new(), *words[-1:]])
@@ -76,7 +76,7 @@ def wrong_assertions(low: int, high: int, word: str, other: str) -> tuple[str, .
 
 
 def canaries(names: CanaryNames) -> Iterator[tuple[str, str, str]]:
-    """Yield for each its expected outcome (`failed`, `passed`, ...), its id within the file, and two lines."""
+    """Yield for each canary its expected outcome (`failed`, `passed`, ...), its id within the file, and two lines."""
     low, high = sorted(_random.sample(range(2, 99), 2))
     word, other = names.word(), names.word() + names.word()
     module = "__import__('pytest')"
@@ -109,7 +109,7 @@ def canaries(names: CanaryNames) -> Iterator[tuple[str, str, str]]:
 
 
 def gaps(lines: list[str], module: ast.Module) -> list[int]:
-    """Return the indices of lines at which two empty ones separate two definitions of a file."""
+    """Return the indices of lines at which two empty ones separate two definitions."""
     result = []
     for number, after in enumerate(module.body[1:]):
         before = module.body[number]
@@ -124,7 +124,7 @@ def gaps(lines: list[str], module: ast.Module) -> list[int]:
 
 
 def planted(text: str, names: CanaryNames, module: ast.Module) -> tuple[str, dict[str, str]]:
-    """Return a file with canaries, and the expected outcome of each id; unchanged if it can hold none."""
+    """Return a file with canaries, and the expected outcome of each id; unchanged if it cannot have any."""
     marks = [ast.unparse(node) for node in module.body if isinstance(node, ast.Assign)]
     if any(mark.startswith("pytestmark") and any(word in mark for word in _UNFIT) for mark in marks):
         return text, {}
@@ -145,8 +145,8 @@ def planted(text: str, names: CanaryNames, module: ast.Module) -> tuple[str, dic
 def copied(
     text: str, names: CanaryNames, module: ast.Module, tests: Collection[str]
 ) -> tuple[str, dict[int, str], dict[str, str], dict[str, str]]:
-    """Return copies of a file's tests in random order, what is added to lines by their index for copies that run before
-    their tests, the test of each copy by id, and why others have none.
+    """Return copies of a file's tests in random order; additions to lines by index, for copies that run before their
+    tests; the test of each copy by id; and the reasons why others have none.
     """
 
     def wrong() -> Wrong:
@@ -179,7 +179,7 @@ def main() -> None:
     tree = Path(result["tree"])
     result["copied"] = [test.partition("::") for test in result["copied"]]
     value = [path for path in result["tests"] if path.endswith(".py")]
-    # ids may be relative to a folder that pytest uses as its root
+    # Ids may be relative to a folder that pytest uses as its root.
     wanted = {file for path in value for file in (tree / path, *tree.glob(f"*/{path}"), *tree.glob(f"*/*/{path}"))}
     siblings = {file for folder in {file.parent for file in wanted} for file in folder.glob("*.py")}
     fit = {file for file in siblings if file in wanted or re.match(r"test_.*\.py|.*_test\.py", file.name)}

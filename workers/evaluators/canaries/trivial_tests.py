@@ -1,17 +1,17 @@
-"""Tests that do nothing, under the names of listed ones: they pass wherever pytest runs tests and outcomes are read."""
+"""Tests that do nothing, named like the listed ones: they pass wherever pytest works and outcomes can be read."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 
 TRIVIAL = "def test_trivial():\n    pass\n"
-"""The file of a trivial test, where no name is known."""
+"""The file of a trivial test, if no name is known."""
 
 
 def trivial_tests(ids: Iterable[str]) -> dict[str, str]:
-    """Return, by path, files with a trivial test for each of these ids of pytest.
+    """Return, by path, files with a trivial test for each of these pytest ids.
 
-    One of a class is in a `unittest.TestCase`, which pytest collects under any name.
+    A test of a class is put into a `unittest.TestCase`, which pytest collects under any name.
     """
     found: dict[str, dict[str, None]] = {}
     for test in ids:

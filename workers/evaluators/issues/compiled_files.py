@@ -1,7 +1,7 @@
-"""Digests and copies of what a build compiled; sent into sandboxes as text, it imports nothing of the farm.
+"""Digests and copies of a build's compiled files; sent into sandboxes as text, it imports nothing of the farm.
 
-Compiled files are libraries and programs in ELF: those below the tree that git does not track, and those in the other
-folders that Python searches, if they are newer than a mark.
+Compiled files are ELF libraries and programs: those in the tree that git does not track, and those in the other folders
+that Python searches, if newer than a mark.
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
-"""The second run of a patch that its log calls resolved, under pytest, where no text that it prints is believed.
+"""The second run of a patch that its log calls resolved, under pytest, without trusting any text that it prints.
 
-`tests.py` runs the same command over the same tests: outcomes are signed, and canaries stand among the tests. The
-commands before the tests run on the clean tree, so that no code of the patch runs before pytest does. What a patch
-changes of compiled code is built elsewhere; see `patch_build.py`.
+`tests.py` runs the same command over the same tests: outcomes are signed, and canaries are mixed among the tests. The
+commands before the tests run on the clean tree, so that no code of the patch runs before pytest does. If a patch
+changes compiled code, it is built elsewhere; see `patch_build.py`.
 
-Whether there is a second run is a matter of the instance: of its command, and of the environment of its clean tree. A
-second run without full marks stands if the reference solution has them.
+Whether there is a second run depends on the instance: on its command, and on the environment of its clean tree. A
+second run without full marks stands if the reference solution passes it.
 """
 
 from __future__ import annotations
@@ -41,12 +41,12 @@ async def confirm(
 ) -> Score:
     """Return the score of a resolved patch after its second run; `details.confirmed` says if there was one.
 
-    It scores 0.0 if tests that passed by the log do not, or the run was tampered with. Raises EvaluatorError.
+    It is 0.0 if tests that passed by the log do not, or if the run was tampered with. Raises EvaluatorError.
     """
     before, command = parts(issue.eval_script)
     fail_to_pass = [test for test in issue.fail_to_pass if "::" in test]
     if not _PYTEST.search(command) or not fail_to_pass or issue.expected:
-        return _unconfirmed(score, "the tests are not run by a plain pytest command")
+        return _unconfirmed(score, "the tests do not run by a plain pytest command")
     if timeout_s < _MIN_S:
         raise EvaluatorError(f"{issue.instance_id}: no time was left for the second run: raise limits.eval_s")
     plan = TestPlan(
@@ -109,7 +109,7 @@ async def _second_run(
 
 
 def _prepared(issue: Issue, before: str, built: PatchBuild, fresh: FreshSandbox, timeout_s: float) -> FreshSandbox:
-    """Return sandboxes in which the tests of the clean tree can run, with the compiled files of a patch."""
+    """Return sandboxes for the tests of the clean tree, with the compiled files of a patch."""
 
     @asynccontextmanager
     async def opened(spec: SandboxSpec | None = None, *, layer: bool = False) -> AsyncIterator[Sandbox]:
@@ -124,7 +124,7 @@ def _prepared(issue: Issue, before: str, built: PatchBuild, fresh: FreshSandbox,
 
 
 def said_of(test: str, statuses: Mapping[str, str]) -> set[str]:
-    """Return the statuses that a log gives to a listed test; one whose name was cut may be several of the log's."""
+    """Return the log's statuses of a listed test; a truncated name may match several tests of the log."""
     if test in statuses or "[" not in test:
         return {statuses[test]} if test in statuses else set()
     return {status for name, status in statuses.items() if name.startswith(test)}

@@ -1,7 +1,7 @@
-"""The script that runs an issue's tests: the row's own, or made of its test command; and its parts.
+"""The script that runs an issue's tests: the row's own, or built from its test command; and its parts.
 
-The marks are swebench's. The script is cut where the tests' output ends: what follows would only tidy up a tree that is
-thrown away, and so the exit code of the script is that of the tests, which no output can forge.
+The marks are swebench's. The script is cut where the tests' output ends: the rest would only clean up a tree that is
+discarded, and so the exit code of the script is that of the tests, which no output can forge.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _COMMANDS = {
     "sphinx-doc/sphinx": "tox --current-env -epy39 -v --",
     "sympy/sympy": "PYTHONWARNINGS='ignore::UserWarning,ignore::SyntaxWarning' bin/test -C --verbose",
 }
-"""Test commands of repositories of SWE-bench (constants of swebench 4.1) for rows that bring none."""
+"""Test commands of SWE-bench's repositories (constants of swebench 4.1), for rows without one."""
 
 
 def test_command(repo: str) -> str:
@@ -34,12 +34,12 @@ test_command.__test__ = False  # type: ignore[attr-defined]  # pytest would coll
 
 
 def made_script(tree: str, base_commit: str, command: str, files: Sequence[str], test_patch: str) -> str:
-    """Return a script as swebench makes them: activate, restore and patch the tests, run them between the marks."""
+    """Return a script in swebench's form: activate, restore and patch the tests, run them between the marks."""
     targets = [_django_label(file) for file in files] if "runtests.py" in command else list(files)
     lines = ["#!/bin/bash", "set -uxo pipefail", _ACTIVATE, f"cd {shlex.quote(tree)}"]
     if test_patch:
         base = base_commit or "HEAD"
-        # of files that the test patch adds there is nothing to restore
+        # Files that the test patch adds cannot be restored.
         lines += [f"git checkout {base} -- {shlex.quote(file)} || true" for file in files]
         lines += [f"git apply -v - <<'{_DELIMITER}'", test_patch.rstrip("\n"), _DELIMITER]
     lines += [f": '{START}'", " ".join([command, *map(shlex.quote, targets)]), f": '{END}'"]
@@ -47,12 +47,12 @@ def made_script(tree: str, base_commit: str, command: str, files: Sequence[str],
 
 
 def _django_label(file: str) -> str:
-    """Return the name by which Django's runner knows a file of tests."""
+    """Return the name of a test file for Django's runner."""
     return file.removeprefix("tests/").removesuffix(".py").replace("/", ".")
 
 
 def parts(script: str) -> tuple[str, str]:
-    """Return what a script does before the tests, and the tests' commands. ValueError if a mark is missing."""
+    """Return a script's part before the tests, and the tests' commands. ValueError if a mark is missing."""
     lines = script.split("\n")
     start = next((number for number, line in enumerate(lines) if START in line), None)
     end = next((number for number, line in enumerate(lines) if END in line), None)
@@ -62,16 +62,16 @@ def parts(script: str) -> tuple[str, str]:
 
 
 def cut(script: str) -> str:
-    """Return the script up to the end of the tests, whose exit code is then its own."""
+    """Return the script up to the end of the tests, whose exit code becomes its own."""
     before, tests = parts(script)
     return f"{before}\n: '{START}'\n{tests}\n"
 
 
 def log_of(output: str, code: int | None) -> str:
-    """Return the log that swebench would have written of the output of a cut script and its exit code.
+    """Return the log that swebench would have written for the output of a cut script and its exit code.
 
-    The start mark is the first one; all others, and exit codes, that the output holds are not the script's. A script
-    that did not end (`code` is None) has no end mark, so its log is not graded.
+    The first start mark counts; all other marks and exit codes in the output are not the script's. A script that did
+    not end (`code` is None) has no end mark, so its log is not graded.
     """
     before, mark, after = output.partition(START)
     for forged in (START, END, EXIT_CODE):

@@ -1,4 +1,4 @@
-"""One issue of a SWE data set, whichever form its row had: the tree, the tests, and how their log is graded."""
+"""One issue of a SWE data set in a common form of all rows: the tree, the tests, and the grading of their log."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 TREE = "/testbed"
-"""The tree of the project in the images of these data sets, unless the row names another."""
+"""The project's tree in the images of these data sets, unless the row names another."""
 
 DataSet = Literal["swe-bench", "swe-gym", "swe-smith", "swe-rebench", "r2e-gym"]
 EvalType = Literal["pass_and_fail", "fail_only"]
@@ -14,13 +14,13 @@ EvalType = Literal["pass_and_fail", "fail_only"]
 
 @dataclass(frozen=True, slots=True)
 class Issue:
-    """The tree that is played in, and the tests that score it.
+    """The policy's tree, and the tests that score it.
 
     Patches, lists of tests and scripts are never in the policy's sandbox. `eval_script` prints the output of the tests
-    between swebench's two marks. `bug_patch` makes the bug in the image's tree; `bundle`, a git bundle in base64, is
-    the tree where the image has none. `expected` is the whole map of test to status that must come out, in place of
-    the two lists. `gold_paths` are what the reference solution changes, `gold` is its patch; it is empty for SWE-smith,
-    where the tree without the bug is the solution.
+    between swebench's two marks. `bug_patch` makes the bug in the image's tree; `bundle`, a git bundle in base64,
+    contains the tree if the image does not. `expected` is the complete required map of test to status, in place of the
+    two lists. `gold_paths` are the paths that the reference solution changes, `gold` is its patch; it is empty for
+    SWE-smith, where the tree without the bug is the solution.
     """
 
     instance_id: str

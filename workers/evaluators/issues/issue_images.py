@@ -1,4 +1,4 @@
-"""Images of SWE data sets, named by a template for each, which a node's settings may replace."""
+"""Images of SWE data sets, by one template each, which a node's settings may override."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ TEMPLATES: Mapping[str, str] = {
     "swe-bench": "docker://swebench/sweb.eval.x86_64.{id_1776}:latest",
     "swe-gym": "docker://xingyaoww/sweb.eval.x86_64.{id_s}:latest",
 }
-"""For rows that name no image. `id_1776` and `id_s` are the instance's id in lower case with another `__`."""
+"""For rows without an image. `id_1776` and `id_s` are the instance's id in lower case with another `__`."""
 _OF_A_REGISTRY = "docker://"
 
 
 def image_of(row: IssueRow, templates: Mapping[str, str]) -> str:
     """Return the image of a row: by the node's template for its data set, else the row's own, else by TEMPLATES.
 
-    A template may use `{instance_id}`, `{id_1776}`, `{id_s}`, and `{image}`, the row's own without its tag. Raises
-    HandlerError, not retryable, if there is none or the template is wrong.
+    A template may use `{instance_id}`, `{id_1776}`, `{id_s}`, and `{image}`, the row's own image without its tag.
+    Raises HandlerError, not retryable, if there is no image or the template is wrong.
     """
     template = templates.get(row.data_set, "")
     if not template and row.image:
@@ -41,14 +41,14 @@ def image_of(row: IssueRow, templates: Mapping[str, str]) -> str:
         return named(template.format(**values))
     except (KeyError, ValueError, IndexError) as error:
         raise HandlerError(
-            f"FARM_SWE_IMAGES: the template {template!r} of {row.data_set} cannot be filled in: {error!r}; it may have "
+            f"FARM_SWE_IMAGES: the template {template!r} of {row.data_set} is invalid: {error!r}; it may use "
             f"{', '.join('{' + name + '}' for name in values)}",
             retryable=False,
         ) from None
 
 
 def named(image: str) -> str:
-    """Return an image as a SandboxSpec names it: what is no path and has no kind is of a registry."""
+    """Return an image as a SandboxSpec names it: a name without a kind that is not a path is a registry's."""
     plain = image == "host" or image.startswith("/") or ":/" in image or "-archive:" in image
     plain = plain or image.endswith((".sif", ".def", ".j2", ".tar", ".tgz", ".tar.gz"))
     return image if plain else f"{_OF_A_REGISTRY}{image}"

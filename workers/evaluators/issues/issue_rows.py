@@ -1,8 +1,8 @@
-"""Rows of SWE data sets as their authors publish them, read into one `Issue`.
+"""Rows of SWE data sets in their authors' published form, parsed into one `Issue`.
 
-Known are rows of SWE-bench 5 (`eval_script`), SWE-bench, Lite, Verified and SWE-Gym (the twelve classic fields),
+Supported are rows of SWE-bench 5 (`eval_script`), SWE-bench, Lite, Verified and SWE-Gym (the twelve classic fields),
 SWE-smith (`image_name`; its `patch` makes the bug), SWE-rebench (`install_config`), R2E-Gym (`expected_output_json`)
-and what NeMo Gym wraps around one (`responses_create_params`). Columns that none of them needs are ignored.
+and NeMo Gym's wrapper of one (`responses_create_params`). Other columns are ignored.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ if [ -f run_tests.sh ]; then bash run_tests.sh; else bash /run_tests.sh; fi
 
 
 def _listed(value: Any) -> Any:
-    """Return a list that may be written as JSON text."""
+    """Return a list that may be given as JSON text."""
     if isinstance(value, str):
         return json.loads(value) if value.strip() else []
     return [] if value is None else value
@@ -56,36 +56,36 @@ class InstallConfig(BaseModel):
 
 
 class IssueRow(BaseModel):
-    """One row, with the names of its columns; those that only document it are ignored."""
+    """One row, with its columns' names; documentary columns are ignored."""
 
     model_config = ConfigDict(extra="ignore", frozen=True)
 
     instance_id: str = Field(min_length=1)
     data_set: DataSet = "swe-bench"
-    """The data set whose rules hold; told by the columns if it is not given."""
+    """The data set whose rules apply; detected by the columns if not given."""
     repo: Text = ""
     base_commit: Annotated[Text, Field(pattern=r"^[0-9a-fA-F]{0,40}$")] = ""
     problem_statement: Text = ""
     hints_text: Text = ""
     patch: Text = ""
-    """The gold patch, never shown; of SWE-smith the one that makes the bug."""
+    """The gold patch, never shown; for SWE-smith the patch that makes the bug."""
     test_patch: Text = ""
     version: Text = ""
     FAIL_TO_PASS: Tests = ()
     PASS_TO_PASS: Tests = ()
     image: Text = ""
-    """Empty: by the data set's template."""
+    """If empty, the data set's template applies."""
     eval_script: Text = ""
     log_parser: Annotated[Text, Field(pattern=r"^(parse_log_\w+)?$")] = ""
-    """A parser of the swebench library; empty: that of the repository."""
+    """A parser of the swebench library; empty for the repository's."""
     eval_type: EvalType = "pass_and_fail"
     test_cmd: Text = ""
-    """The command of the tests, without files, for rows that have no `eval_script`."""
+    """The test command without files, for rows without an `eval_script`."""
     install_config: InstallConfig = InstallConfig()
     expected_output_json: Annotated[Mapping[str, str], BeforeValidator(_listed)] = Field(default_factory=dict)
     tree: Annotated[str, Field(pattern=r"^/[\w./-]+$")] = TREE
     git_bundle: str = ""
-    """The tree as a git bundle in base64, where the image has none: `base_commit` of it, else its branch main."""
+    """The tree as a git bundle in base64, if the image has none: at `base_commit`, else its branch main."""
     packages: tuple[Requirement, ...] = ()
     """Exact requirements of a Python environment to add to the image, such as pytest's."""
 
@@ -98,15 +98,13 @@ class IssueRow(BaseModel):
     @classmethod
     def _is_patch(cls, patch: str) -> str:
         if patch.strip() and not touched(patch):
-            raise ValueError("it is no unified diff with a/ and b/ paths")
+            raise ValueError("the patch must be a unified diff with a/ and b/ prefixes")
         return patch
 
     @model_validator(mode="after")
     def _can_be_scored(self) -> IssueRow:
         if not self.FAIL_TO_PASS and not self.expected_output_json:
-            raise ValueError(
-                "there is no test that the fix must turn green: give FAIL_TO_PASS, or expected_output_json"
-            )
+            raise ValueError("no test must turn green: give FAIL_TO_PASS, or expected_output_json")
         if self.data_set == "swe-smith" and not self.patch.strip():
             raise ValueError("a row of SWE-smith needs its `patch`, which makes the bug")
         if self.eval_script:
@@ -115,12 +113,12 @@ class IssueRow(BaseModel):
 
     @property
     def statement(self) -> str:
-        """The issue as the policy is shown it."""
+        """The issue as shown to the policy."""
         hints = f"\n\nHints:\n{self.hints_text}" if self.hints_text.strip() else ""
         return (self.problem_statement.strip() or _NO_STATEMENT) + hints
 
     def issue(self) -> Issue:
-        """Return what is played and scored."""
+        """Return the issue to run and score."""
         smith = self.data_set == "swe-smith"
         return Issue(
             instance_id=self.instance_id,
@@ -163,7 +161,7 @@ class IssueRow(BaseModel):
 
 
 def columns(row: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a row's columns by the names of IssueRow. Raises ValueError for JSON text that is none."""
+    """Return a row's columns by the names of IssueRow. Raises ValueError for invalid JSON text."""
     if "responses_create_params" in row:
         row = _unwrapped(row)
     result = dict(row)
@@ -191,13 +189,13 @@ def _told_by(row: Mapping[str, Any]) -> DataSet:
 
 
 def _unwrapped(row: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the row within a NeMo Gym row."""
+    """Return the row inside a NeMo Gym row."""
     metadata = row["responses_create_params"].get("metadata")
     if not isinstance(metadata, Mapping) or "instance_dict" not in metadata:
-        raise ValueError("responses_create_params.metadata.instance_dict is missing: it is no row of NeMo Gym's swe")
+        raise ValueError("responses_create_params.metadata.instance_dict is missing: not a row of NeMo Gym's swe")
     inner = cast("dict[str, Any]", _listed(metadata["instance_dict"]))
     if not isinstance(inner, dict):
-        raise ValueError("responses_create_params.metadata.instance_dict is no JSON object")
+        raise ValueError("responses_create_params.metadata.instance_dict is not a JSON object")
     for name in ("instance_id", "base_commit", "problem_statement"):
         inner.setdefault(name, metadata.get(name))
     name = re.sub(r"[^a-z0-9]", "", str(metadata.get("dataset_name", "")).lower())

@@ -1,8 +1,8 @@
-"""The part of a policy's patch that is scored: all but what decides whether tests pass.
+"""The scored part of a policy's patch: everything except changes that decide whether tests pass.
 
-Dropped are changes of the tests and of files that steer their runner, by the rules of `tree_guard.py` and, as these
-data sets have more languages than Python, by the usual names of tests and of runners' settings. What the reference
-solution itself changes is kept, unless it is a test of the issue.
+Dropped are changes of the tests and of files that configure their runner, by the rules of `tree_guard.py` and, as these
+data sets are not only in Python, by the usual names of tests and of runners' settings. Changes that the reference
+solution makes, too, are kept, unless they are in a test of the issue.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _ROOTS = ("", "src/", "lib/", "tests/")
 
 @dataclass(frozen=True, slots=True)
 class KeptChanges:
-    """The patch that is scored, and the paths whose changes are not."""
+    """The scored patch, and the paths whose changes were dropped."""
 
     patch: bytes
     dropped: list[str] = field(default_factory=list)
@@ -60,13 +60,13 @@ def paths_of_patch(patch: bytes) -> list[str]:
 
 
 def _parts(patch: bytes) -> list[bytes]:
-    """Return what stands before the first file's section, and all sections."""
+    """Return the text before the first file's section, and all sections."""
     starts = [match.start() for match in _SECTION.finditer(patch)]
     return [patch[start:end] for start, end in pairwise([0, *starts, len(patch)])]
 
 
 def paths_of(section: bytes) -> list[str]:
-    """Return the paths that one file's section of a patch names, as they are without git's quotes."""
+    """Return the paths that one file's section of a patch names, without git's quoting."""
     line, _, rest = section.partition(b"\n")
     header = _HEADER.match(line)
     names = [name for name in (header.groups() if header else ()) if name]
@@ -92,14 +92,14 @@ def _protected(
         return True
     if path in gold:
         return False
-    # a link in place of a folder would lead the tests elsewhere
+    # A link in place of a folder would redirect the tests.
     if any(test.startswith(f"{path}/") for test in tests):
         return True
     return bool(steers(path) or _TEST.search(path) or _RUNNERS.search(path) or _shadows(path, section))
 
 
 def _shadows(path: str, section: bytes) -> bool:
-    """Return True for a new module by the name of one that the tests' runner imports."""
+    """Return True for a new module with the name of one that the tests' runner imports."""
     if b"\nnew file mode " not in section:
         return False
     below = [path.removeprefix(root) for root in _ROOTS if path.startswith(root)]

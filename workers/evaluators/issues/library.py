@@ -1,7 +1,7 @@
-"""The swebench library, a pinned copy for this node, used as it is: its parsers of logs and its rule of resolution.
+"""The swebench library, a pinned, unmodified copy for this node: its log parsers and its rule of resolution.
 
-Its sources are fetched from the package index by digest, once, into the farm's cache. It runs in a process for each
-log, with limits of its own, as a log is what a policy made.
+Its sources are fetched from the package index by digest, once, into the farm's cache. It runs in a separate process
+with its own limits for each log, as a log is the policy's output.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ UNIDIFF = Archive(
     sha256="2e5f0162052248946b9f0970a40e9e124236bf86c82b70821143a6fc1dea2574",
     path="/unidiff",
 )
-"""MIT licence; what the library imports beside the standard library."""
+"""MIT licence; the library's dependencies outside the standard library."""
 _CPU_S = 60
 _WALL_S = 300.0
 
@@ -43,10 +43,10 @@ _WALL_S = 300.0
 class GradedLog:
     """The library's verdict on a log.
 
-    `complete` is False for a log without readable results; `infra_failure` then names the environment's fault that it
-    shows, if it does. `statuses` are those of all tests, by the names of the parser; `unmended` and `broken` are the
-    wanted ones that did not pass, `contradicted` those that passed by one line and failed by another. `refused` says
-    why the library could not read it.
+    `complete` is False for a log without readable results; `infra_failure` then names a visible fault of the
+    environment, if any. `statuses` are those of all tests, by the parser's names; `unmended` and `broken` are the
+    required tests that did not pass, `contradicted` those that passed by one line and failed by another. `refused` says
+    why the library could not read the log.
     """
 
     resolved: bool
@@ -60,7 +60,7 @@ class GradedLog:
 
 
 async def grade(issue: Issue, log: str) -> GradedLog:
-    """Grade a log. Raises EvaluatorError, not retryable if the row's parser is none of the library's."""
+    """Grade a log. Raises EvaluatorError, not retryable if the library lacks the row's parser."""
     folders = await library_folders()
     wanted = ("instance_id", "repo", "version", "log_parser", "eval_type", "fail_to_pass", "pass_to_pass")
     fields = asdict(issue)
@@ -93,12 +93,12 @@ async def grade(issue: Issue, log: str) -> GradedLog:
 
 
 async def library_folders() -> list[str]:
-    """Return the folders that its modules are imported from; fetch them first. Raises EvaluatorError."""
+    """Return the folders from which its modules are imported, fetched if necessary. Raises EvaluatorError."""
     try:
         layers = [await asyncio.to_thread(layer, archive) for archive in (SWEBENCH, UNIDIFF)]
     except SandboxError as error:
         raise EvaluatorError(
-            f"SWE-bench rows are graded by the swebench library, which this node does not have: {error}; let it reach "
+            f"SWE-bench rows need the swebench library, which this node does not have: {error}; let it reach "
             "the package index once, or copy the folder cache/archives of FARM_HOME from a node that has it"
         ) from error
     paths = zip(layers, (SWEBENCH, UNIDIFF), strict=True)

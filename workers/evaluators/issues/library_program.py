@@ -1,7 +1,7 @@
 """The process that grades a log with the swebench library; it imports nothing of the farm.
 
-The library's package `swebench.harness` imports docker, datasets and modal as it is loaded, none of which grading
-needs: its folder alone takes the package's place. Requests are JSON on standard input, the reply on standard output.
+The library's package `swebench.harness` imports docker, datasets and modal, which grading does not need: a module with
+only its folder replaces the package. Requests are JSON on standard input, the reply is on standard output.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _WORSE = ("FAILED", "ERROR")
 
 
 def load(folders: list[str]) -> None:
-    """Make the library's modules for grading importable from these folders."""
+    """Make the library's grading modules importable from these folders."""
     sys.path[:0] = folders
     import swebench  # type: ignore[import-not-found]
 
@@ -31,7 +31,7 @@ def load(folders: list[str]) -> None:
 
 
 def parser_of(name: str, repo: str) -> str:
-    """Return the name of the parser in the library: the one asked for, else the repository's, else pytest's."""
+    """Return a parser's name in the library: the requested one, else the repository's, else pytest's."""
     from importlib import import_module
     from pkgutil import iter_modules
 
@@ -46,7 +46,7 @@ def parser_of(name: str, repo: str) -> str:
 
 
 def grade(job: dict[str, Any]) -> dict[str, Any]:
-    """Return the library's report, the statuses that it read, and the tests that the log calls both good and bad."""
+    """Return the library's report, its statuses, and the tests that the log reports as both good and bad."""
     from swebench.harness import grading  # type: ignore[import-not-found]
     from swebench.types import TestSpec  # type: ignore[import-not-found]
 
@@ -80,7 +80,7 @@ def grade(job: dict[str, Any]) -> dict[str, Any]:
 
 
 def contradicted(parser: Any, log: str, spec: Any, statuses: dict[str, str]) -> list[str]:
-    """Return the tests that passed by the last line about them and failed by the first one."""
+    """Return the tests that passed by their last line and failed by their first."""
     try:
         first = parser("\n".join(reversed(log.split("\n"))), spec)
     except Exception:

@@ -1,9 +1,9 @@
 """The compiled files of a patch, built where none of its tests runs.
 
-To build a patch is to run code of it. So it is built in a sandbox of its own, of which only compiled files are kept,
-and they are put into a sandbox in which the clean tree was built: over the same files of that build, and, new ones,
-into the packages of the tree. Whatever else the build changes, such as Python, pytest or a file that git ignores, is
-gone with its sandbox. Code that cannot be compiled leaves the files of the clean tree, with which the tests then fail.
+Building a patch runs its code. So it is built in a separate sandbox, of which only compiled files are kept. They are
+copied into a sandbox in which the clean tree was built: over the same files of that build, and, if new, into the
+packages of the tree. Everything else that the build changes, such as Python, pytest or a file that git ignores, is
+discarded with its sandbox. If the code cannot be compiled, the clean tree's files stay, and the tests fail with them.
 """
 
 from __future__ import annotations
@@ -36,21 +36,21 @@ _LIST_S = 120.0
 
 
 class NotBuilt(EvaluatorError):
-    """The build of a patch does not end, or ends its sandbox, and that of the clean tree does neither."""
+    """The build of a patch hangs or ends its sandbox, while that of the clean tree does not."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Built:
-    """The compiled files, on the node, by their paths in a sandbox; or the reason why there are none to be had."""
+    """The compiled files on the node, by their paths in a sandbox; or the reason why there are none."""
 
     files: Mapping[str, Path] = field(default_factory=dict)
     failure: str = ""
 
 
 class PatchBuild:
-    """The build of a patch, once, by the commands before the tests; nothing if the patch changes nothing compiled.
+    """The build of a patch, once, by the commands before the tests; skipped if the patch changes no compiled code.
 
-    `folder` is on the node and gets the compiled files; `timeout_s` is the time of a build.
+    `folder` on the node gets the compiled files; `timeout_s` is the time limit of a build.
     """
 
     def __init__(
@@ -65,7 +65,7 @@ class PatchBuild:
         self._building: asyncio.Task[_Built] | None = None
 
     async def files(self) -> Mapping[str, Path]:
-        """Return the compiled files, on the node, by their paths in a sandbox. Raises NotBuilt, EvaluatorError."""
+        """Return the compiled files on the node by their paths in a sandbox. Raises NotBuilt, EvaluatorError."""
         if not self._patch:
             return {}
         self._building = self._building or asyncio.create_task(self._settled())
@@ -75,7 +75,7 @@ class PatchBuild:
         return built.files
 
     async def put(self, sandbox: Sandbox) -> None:
-        """Put the compiled files into a sandbox in which the clean tree was built."""
+        """Copy the compiled files into a sandbox in which the clean tree was built."""
         if not (built := await self.files()):
             return
         clean = await _listed(sandbox, self._issue, "")
@@ -99,7 +99,7 @@ class PatchBuild:
             await sandbox.write_file(_PATCH, self._patch)
             result = await git(sandbox, self._issue, f"git apply --whitespace=nowarn {_PATCH}", self._timeout_s)
             if result.code != 0:
-                # the run of the tests says so, too
+                # The run of the tests reports it, too.
                 return Trial(built, ProcessEnd.of(result, self._timeout_s, conditions))
             try:
                 result = await run_before(sandbox, self._issue, self._before, self._timeout_s)
@@ -114,7 +114,7 @@ class PatchBuild:
         return Trial(built, end, passed=bool(built.files))
 
     async def _taken(self, sandbox: Sandbox) -> Mapping[str, Path]:
-        """Copy the compiled files out. Nothing that the sandbox says of them is believed."""
+        """Copy the compiled files out of the sandbox, without trusting its description of them."""
         paths = list(await _listed(await with_variables(sandbox), self._issue, _COPIES))
         self._folder.mkdir(exist_ok=True)
         target = self._folder / str(len(list(self._folder.iterdir())))
@@ -123,7 +123,7 @@ class PatchBuild:
         return {path: file for path, file in copies.items() if path.startswith("/") and _is_compiled(file)}
 
     def _may_be_new(self, path: str) -> bool:
-        """Return True for a library in a folder of the tree below those that Python searches, and none of tests."""
+        """Return True for a library in a non-test folder of the tree below those that Python searches."""
         if not path.startswith(f"{self._issue.tree}/") or not _LIBRARY.search(path):
             return False
         parts = path.removeprefix(f"{self._issue.tree}/").split("/")

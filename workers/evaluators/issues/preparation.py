@@ -1,4 +1,4 @@
-"""The environment of an issue's tests, as the commands before them leave it, over a clean tree."""
+"""The environment of an issue's tests after the commands before them, with a clean tree."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from workers.evaluators.tests import UnfitTests
 from workers.plugins.interfaces import ExecResult, Sandbox
 
 MARK = "/tmp/farm-before"  # noqa: S108  (of the sandbox, which is not shared)
-"""A file that is older than all that the commands before the tests write: these commands."""
+"""A file older than anything that the commands before the tests write; it contains these commands."""
 _MIN_PYTHON = (3, 9)
 _VARIABLES = "/tmp/farm-variables"  # noqa: S108
 _DUMP = f'\n{{ set +x; }} 2>/dev/null; {{ env -0; printf "\\0%s" "$PWD"; }} > {_VARIABLES}\n'
@@ -22,13 +22,13 @@ _CLEAN = 'git checkout -q -f "$BASELINE" -- . && git reset -q && git clean -qfd'
 
 
 async def run_before(sandbox: Sandbox, issue: Issue, before: str, timeout_s: float) -> ExecResult:
-    """Run the commands before the tests in the issue's tree; `with_variables` has what they export."""
+    """Run the commands before the tests in the issue's tree; `with_variables` returns their exports."""
     await sandbox.write_file(MARK, f"{before}{_DUMP}".encode())
     return await sandbox.exec(["bash", MARK], timeout_s=timeout_s, cwd=issue.tree)
 
 
 async def with_variables(sandbox: Sandbox) -> SandboxWithVariables:
-    """Return the sandbox with the variables that `run_before` left. Raises ToolError if there are none."""
+    """Return the sandbox with the variables saved by `run_before`. Raises ToolError if there are none."""
     text = (await sandbox.read_file(_VARIABLES)).decode("utf-8", "surrogateescape")
     variables = dict(word.partition("=")[::2] for word in text.split("\0") if "=" in word)
     own = {name: value for name, value in variables.items() if name not in ("PWD", "OLDPWD", "SHLVL", "_")}
@@ -61,7 +61,7 @@ async def _unfit(sandbox: Sandbox) -> str:
 
 
 class SandboxWithVariables:
-    """A sandbox whose commands get further environment variables."""
+    """A sandbox whose commands get additional environment variables."""
 
     def __init__(self, sandbox: Sandbox, variables: Mapping[str, str]) -> None:
         self._sandbox = sandbox
@@ -80,6 +80,6 @@ class SandboxWithVariables:
         cwd: str | None = None,
         limits: SandboxLimits | None = None,
     ) -> ExecResult:
-        """Do as `Sandbox.exec`; the variables of this call come last."""
+        """Like `Sandbox.exec`; the variables of this call take precedence."""
         more = {**self._variables, **(env or {})}
         return await self._sandbox.exec(argv, timeout_s=timeout_s, stdin=stdin, env=more, cwd=cwd, limits=limits)

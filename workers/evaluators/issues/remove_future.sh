@@ -1,4 +1,4 @@
-# Leaves of a repository what led to the commit that is checked out: no remote, no later commit, no object of one.
+# Removes everything from a repository except the history of the current commit: remotes, later commits, their objects.
 set -e
 head=$(git rev-parse HEAD)
 branch=$(git symbolic-ref -q HEAD || :)

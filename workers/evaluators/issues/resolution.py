@@ -1,14 +1,14 @@
 """Scores of patches by the rule of their data set: the row's script in a fresh sandbox, its log graded by swebench.
 
-1. The patch, without what decides about tests (`kept_changes.py`), is applied as swebench applies it.
-2. The script runs up to the end of its tests. Marks and exit codes that its output holds are not the script's.
-3. The log is graded by the library. One without readable results, or that the exit code contradicts, resolves nothing.
-   Where it shows a fault of the environment instead, the clean tree is run: a fault there too is an EvaluatorError,
-   and one that only the patch has is the patch's. A test that failed by one line and passed by another did not pass.
-4. A log in which no test passed shows nothing of the patch. Its 0 stands if that of the reference solution has one that
-   passed; a row without a solution has no such control.
-5. A log is text that the code under test can write. So where pytest runs the tests, a patch that the log calls resolved
-   is run once more under `tests.py`, which believes no text; see `confirmation.py`.
+1. The patch, without changes that decide about tests (`kept_changes.py`), is applied as swebench applies it.
+2. The script runs up to the end of its tests. Marks and exit codes in its output are not the script's.
+3. The library grades the log. A log without readable results, or contradicted by the exit code, resolves nothing.
+   If it shows a fault of the environment instead, the clean tree is run: a fault there too is an EvaluatorError; a
+   fault only with the patch is the patch's. A test that failed by one line and passed by another did not pass.
+4. A log in which no test passed proves nothing about the patch. Its 0 stands if a test passes with the reference
+   solution; a row without a solution has no such control.
+5. A log is text that the code under test can write. So if pytest runs the tests, a patch that the log calls resolved
+   is run again under `tests.py`, which trusts no text; see `confirmation.py`.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _MAX_UNPACKED_MB = 64
 _MAX_ARGUMENT_BYTES = 100_000
 _MAX_LOG_BYTES = 10_000_000
 _FIRST_SHARE = 0.6
-"""The share of the time in which the script must have run, as a resolved patch is run once more."""
+"""The share of the time in which the script must have run, as a resolved patch is run a second time."""
 _LATE_SHARE = 0.25
 _CONTROL_SHARE = 0.25
 """The share of the time after which none is left for the reference solution."""
@@ -56,7 +56,7 @@ class Resolution:
 
 
 class IssueEvaluator:
-    """The evaluator of a patch: 1.0 if swebench calls the issue resolved, and no check contradicts that; else 0.0."""
+    """The evaluator of a patch: 1.0 if swebench calls the issue resolved, and no check contradicts; else 0.0."""
 
     name: ClassVar[str] = "swe-bench"
 
@@ -64,7 +64,7 @@ class IssueEvaluator:
         self._issue = issue
 
     async def evaluate(self, submission: Submission, fresh: FreshSandbox, timeout_s: float) -> Score:
-        """Score a patch; an empty or rejected one scores 0.0 without a run, and so do tests that run out of time.
+        """Score a patch; an empty or rejected one scores 0.0 without a run, and so do tests that time out.
 
         Raises EvaluatorError if the environment or the node had a fault, or the library cannot be used.
         """
@@ -76,7 +76,7 @@ class IssueEvaluator:
         if unpacked_mb(patch) > _MAX_UNPACKED_MB:
             return Score(0.0, {"reason": f"its files have more than {_MAX_UNPACKED_MB} MB"})
         kept = kept_changes(patch, self._tests(), self._issue.gold_paths)
-        # what is run again after a shortage takes none of the stage's time
+        # Repetitions after a shortage are not charged to the stage's time.
         deadline = time.monotonic() - stopped_s() + timeout_s * 0.9
 
         solved = replace(self._issue, bug_patch="")
@@ -123,7 +123,7 @@ class IssueEvaluator:
             raise EvaluatorError(str(error)) from error
 
     async def _apply(self, sandbox: Sandbox, patch: bytes, timeout_s: float) -> ExecResult:
-        """Apply the patch; then undo what it changes of pytest's settings in a file that has others too."""
+        """Apply the patch; then revert its changes of pytest's settings in a file with other settings."""
         if not patch.strip():
             return ExecResult(0, b"", b"")
         settings = {path for path in paths_of_patch(patch) if path.rsplit("/", 1)[-1] in SETTINGS_FILES}
@@ -155,7 +155,7 @@ class IssueEvaluator:
         end = ProcessEnd.of(result, timeout_s, conditions)
         if result.timed_out:
             if conditions.late_s < _LATE_SHARE * timeout_s and not conditions.shortage:
-                end = ProcessEnd(None, limit="the time of the tests was over", conditions=conditions)
+                end = ProcessEnd(None, limit="the tests timed out", conditions=conditions)
             reason = f"the tests took more than {timeout_s:.0f} s"
             return Trial(Resolution(Score(0.0, {"reason": reason})), end, stands=True)
         whole = len(result.stdout) < _MAX_LOG_BYTES
@@ -169,7 +169,7 @@ class IssueEvaluator:
         return Trial(resolution, end, passed=score.value == 1.0, stands=self._has_passes(graded))
 
     def _has_passes(self, graded: GradedLog) -> bool:
-        """Return whether a log shows that the tests run: a test that passed, where tests that pass are named."""
+        """Return whether a log shows that the tests run: at least one passed, if the parser names passed tests."""
         if not graded.complete or graded.refused:
             return False
         return self._issue.eval_type == "fail_only" or any(each in _PASSES for each in graded.statuses.values())
@@ -194,7 +194,7 @@ class IssueEvaluator:
 
 
 def whole_map(statuses: Any) -> dict[str, str]:
-    """Return statuses by R2E-Gym's names of tests: those of pytest without the file, with dots."""
+    """Return statuses by R2E-Gym's names of tests: pytest's without the file, with dots."""
     return {
         ".".join(test.split("::")[1:]).split(" - ")[0]: status
         for test, status in statuses.items()
@@ -207,5 +207,5 @@ def _steered(path: str, before: str, after: str) -> bool:
     try:
         return bool(pytest_settings(name, before) != pytest_settings(name, after))
     except Exception:
-        # neither file's parser says what it raises
+        # Neither file's parser documents its exceptions.
         return True

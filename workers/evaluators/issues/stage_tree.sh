@@ -1,4 +1,4 @@
-# Makes the tree where the image does not have it as the policy is to find it: of a bundle, with a bug put in.
+# Creates the tree for the policy if the image does not have it: from a bundle, with the bug added.
 set -e
 if [ -f "$STAGED/tree.bundle" ]; then
   git init -q .
@@ -8,7 +8,7 @@ fi
 git rev-parse -q --verify HEAD >/dev/null || { echo 'the tree has no git repository with a commit' >&2; exit 1; }
 if [ -s "$STAGED/bug.patch" ]; then
   git apply --whitespace=nowarn "$STAGED/bug.patch"
-  # its history has the tree without the bug
+  # Its history contains the tree without the bug.
   rm -rf .git
 fi
 rm -rf "$STAGED"

@@ -1,4 +1,4 @@
-"""The tree of an issue in a fresh sandbox: as the policy is to find it, and as its patch is applied to it."""
+"""The tree of an issue in a fresh sandbox: as the policy finds it, and as its patch is applied to it."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ if TYPE_CHECKING:
 
 _STAGED = "/tmp/farm-staged"  # noqa: S108  (of the sandbox, which is not shared)
 HIDDEN = ("/r2e_tests", "/run_tests.sh", "r2e_tests", "run_tests.sh", "/root/r2e_tests", "/root/run_tests.sh")
-"""The tests that images of R2E-Gym hold, absolute or in the tree."""
+"""The hidden tests in images of R2E-Gym, absolute or in the tree."""
 
 
 def issue_script(name: str) -> str:
-    """Return one of the bash scripts beside this module, which run in the tree."""
+    """Return one of the bash scripts next to this module, which run in the tree."""
     return files("workers.evaluators.issues").joinpath(f"{name}.sh").read_text()
 
 
@@ -31,7 +31,7 @@ async def git(sandbox: Sandbox, issue: Issue, command: str, timeout_s: float, **
 
 
 async def stage(sandbox: Sandbox, issue: Issue, timeout_s: float) -> None:
-    """Make the issue's tree and mark it. Raises HandlerError if the image does not suit the row."""
+    """Make the issue's tree and mark it. Raises HandlerError if the image does not fit the row."""
     if issue.bundle:
         await sandbox.write_file(f"{_STAGED}/tree.bundle", base64.b64decode(issue.bundle))
     if issue.bug_patch:
@@ -44,11 +44,11 @@ async def stage(sandbox: Sandbox, issue: Issue, timeout_s: float) -> None:
 
 
 async def hide_solution(sandbox: Sandbox, issue: Issue, timeout_s: float) -> None:
-    """Remove what an image has of the solution and of hidden tests. Raises HandlerError."""
+    """Remove the image's traces of the solution and of hidden tests. Raises HandlerError."""
     hidden = " ".join(HIDDEN) if issue.expected else ""
     command = f"set -e\nrm -rf {hidden}\n" if hidden else ""
     if issue.expected:
-        # a history that has the tests goes, too; and the mark is that of the tree without them
+        # If the history contains the tests it is removed, too; the mark then is the tree without them.
         command += f'if [ -n "$(git ls-files -- {" ".join(HIDDEN[2:4])})" ]; then rm -rf .git; fi\n'
         command += script("commit_baseline")
     result = await git(sandbox, issue, command + issue_script("remove_future"), timeout_s)

@@ -1,1 +1,1 @@
-"""Scores of programs by hidden tests: each a process of its own, compared where no program of the policy runs."""
+"""Scores of programs by hidden tests: one process per test; results are compared where no policy program runs."""

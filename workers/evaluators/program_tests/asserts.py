@@ -1,4 +1,4 @@
-"""Scores of functions by the asserts of a row, as of MBPP, which are also what its authors score by."""
+"""Scores of functions by the asserts of a row, as in MBPP, which are also the authors' way of scoring."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ RULE = "asserts"
 
 
 class AssertsEvaluator:
-    """Scores 1.0 if all asserts hold, else 0.0, by both rewards: the asserts run as they are."""
+    """Scores 1.0 if all asserts hold, else 0.0, for both rewards: the asserts run unchanged."""
 
     name: ClassVar[str] = ProgramEvaluator.name
 

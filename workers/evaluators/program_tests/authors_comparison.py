@@ -1,7 +1,7 @@
-"""Comparisons of outputs and values as the scorers of well-known forms make them, whatever is right of that.
+"""Comparisons of outputs and values exactly as the scorers of well-known forms make them, right or wrong.
 
-Each is compared with the scorer's own code, on generated outputs: `tests/oracles`, `docs/reference/oracles.md`. What a
-scorer raises for is not equal. Outputs are texts, values plain data.
+Each is tested against the scorer's own code, on generated outputs: `tests/oracles`, `docs/reference/oracles.md`. If a
+scorer raises, the values are not equal. Outputs are texts, values plain data.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ _CONTEST_DIFFERENCE = 1e-5
 
 
 def decimals_by_line(output: str, expected: str) -> bool:
-    """LiveCodeBench: as many lines, each the same but for space at its ends, or a list of equal decimals."""
+    """LiveCodeBench: as many lines, each equal except for space at its ends, or a list of equal decimals."""
     return _by_line(output, expected, lambda ours, theirs: _decimals(ours, theirs, _equal_decimals))
 
 
 def close_decimals_by_line(output: str, expected: str) -> bool:
-    """NeMo Gym: as LiveCodeBench, with yes and no in any case, and decimals that are close, if not both are whole."""
+    """NeMo Gym: like LiveCodeBench, with yes and no in any case, and close decimals unless both are whole."""
     return _by_line(
         output,
         expected,
@@ -68,9 +68,9 @@ def _close_decimals(ours: str, theirs: str) -> bool:
 
 
 def close_by_line(output: str, expected: str) -> bool:
-    """verl's prime_code: as a whole or line by line the same, or each line one number that is close.
+    """verl's prime_code: equal as a whole or line by line, or each line one number that is close.
 
-    Numbers are close as numpy has it, unless all lines are digits alone.
+    Numbers are close by numpy's rule, unless all lines consist of digits.
     """
     found = _same_lines(output, expected)
     if found is not None:
@@ -83,7 +83,7 @@ def close_by_line(output: str, expected: str) -> bool:
 
 
 def loose_by_line(output: str, expected: str) -> bool:
-    """APPS: as prime_code, but of digits too, and else the same words, or numbers to three places, in any order."""
+    """APPS: like prime_code, including digits; else the same words, or numbers to three places, in any order."""
     found = _same_lines(output, expected)
     if found is not None:
         return found
@@ -95,18 +95,18 @@ def loose_by_line(output: str, expected: str) -> bool:
 
 
 def loose_as_text(output: str, expected: str) -> bool:
-    """TACO: the same but for space at the ends; else what its scorer makes of the characters of the output."""
+    """TACO: equal except for space at the ends; else by its scorer's rule for the characters of the output."""
     if output.strip() == expected.strip():
         return True
     theirs = [line.strip() for line in expected.split("\n") if line]
-    # its scorer reads numbers and words of a text, which is a row of single characters
+    # Its scorer reads numbers and words of a text as a row of single characters.
     if _close_numbers(list(output), theirs):
         return True
     return _same_sets([list(word) for word in set(output.split())], [line.split() for line in theirs])
 
 
 def _same_lines(output: str, expected: str) -> bool | None:
-    """Return True if the lines are the same but for space and empty lines, as APPS has it; else None."""
+    """Return True if the lines are equal by APPS's rule, except for space and empty lines; else None."""
     lines = output.splitlines()
     wanted = expected.strip()
     if "\n".join(lines).strip() == wanted or "\n".join(line.strip() for line in lines).strip() == wanted:
@@ -138,7 +138,7 @@ def _same_sets(ours: Sequence[Sequence[str]], theirs: Sequence[Sequence[str]]) -
 
 
 def near_words(output: str, expected: str) -> bool:
-    """CodeContests: the same words but for case, or numbers that differ by less than 1e-5."""
+    """CodeContests: the same words except for case, or numbers that differ by less than 1e-5."""
     ours, theirs = _contest_words(output), _contest_words(expected)
     return ours == theirs or (
         len(ours) == len(theirs) and all(_near(one, other) for one, other in zip(ours, theirs, strict=True))
@@ -160,7 +160,7 @@ def _near(ours: str, theirs: str) -> bool:
 
 
 def _contest_number(word: str) -> float | None:
-    """Return a word as C++ reads a double; None for none."""
+    """Return a word as C++ parses a double; None if it is not one."""
     if not word.isascii() or "_" in word:
         return None
     try:
@@ -170,14 +170,14 @@ def _contest_number(word: str) -> float | None:
 
 
 def equal_value(value: Any, expected: Any) -> bool:
-    """LiveCodeBench: equal, where a tuple is a list if it is the value itself."""
+    """LiveCodeBench: equal; a tuple equals a list if it is the value itself."""
     return bool(_listed(value) == expected)
 
 
 def equal_or_close_value(value: Any, expected: Any) -> bool:
-    """NeMo Gym: equal as LiveCodeBench has it, or the same JSON, or close, also the items of a list.
+    """NeMo Gym: equal like LiveCodeBench, or the same JSON, or close, including the items of a list.
 
-    One of two that are close is a float, and the other may be a text.
+    One of two close values is a float, the other may be a text.
     """
     value = _listed(value)
     if value == expected:
@@ -212,7 +212,7 @@ def _close_values(value: Any, expected: Any) -> bool:
 
 
 def equal_or_wrapped_value(value: Any, expected: Any) -> bool:
-    """APPS and TACO: equal to the expected value or its first item, where tuples in a list are lists for the latter."""
+    """APPS and TACO: equal to the expected value or its first item; for the latter, tuples in a list equal lists."""
     value, expected = _listed(value), with_whole_keys(expected)
     if value == expected:
         return True
@@ -225,7 +225,7 @@ def equal_or_wrapped_value(value: Any, expected: Any) -> bool:
 
 
 def written_value(value: Any, expected: Any) -> bool:
-    """verl's prime_code: as APPS, of a value that JSON can hold."""
+    """verl's prime_code: like APPS, for a JSON value."""
     try:
         json.dumps(value)
     except (TypeError, ValueError, RecursionError):
@@ -234,7 +234,7 @@ def written_value(value: Any, expected: Any) -> bool:
 
 
 def with_whole_keys(expected: Any) -> Any:
-    """Return an expected value as APPS has it: an object whose keys are whole numbers has these as keys, in a list."""
+    """Return an expected value in APPS's form: an object with integer keys gets them as integers, in a list."""
     first = expected[0] if isinstance(expected, list) and expected else expected
     if not isinstance(first, dict):
         return expected
@@ -245,7 +245,7 @@ def with_whole_keys(expected: Any) -> Any:
 
 
 def arguments_with_whole_keys(arguments: Sequence[Any]) -> Sequence[Any]:
-    """Return the arguments as APPS calls with them: an object with whole numbers as keys is then the only one."""
+    """Return the arguments of APPS's call: an object with integer keys becomes the only argument."""
     if not arguments or not isinstance(arguments[0], dict):
         return arguments
     try:
@@ -259,18 +259,18 @@ def _listed(value: Any) -> Any:
 
 
 def eval_plus(dataset: str, function: str, atol: float) -> Callable[[Sequence[Any], Any, Any], bool]:
-    """Return EvalPlus's comparison of the tests of one problem in their order: once a float is expected, it is close.
+    """Return EvalPlus's comparison for one problem's tests, in order: once a float is expected, closeness suffices.
 
-    `dataset` is `humaneval` or `mbpp`. It gets arguments, value and expected value.
+    `dataset` is `humaneval` or `mbpp`. The comparison gets arguments, value and expected value.
     """
-    # the scorer's own variable is kept from one test to the next
+    # The scorer keeps this variable from one test to the next.
     kept = [atol]
 
     def same(arguments: Sequence[Any], value: Any, expected: Any) -> bool:
         try:
             return _as_eval_plus(dataset, function, arguments, value, expected, kept)
         except Exception:
-            # as the scorer takes whatever is raised
+            # The scorer catches any exception.
             return False
 
     return same
@@ -295,7 +295,7 @@ def _as_eval_plus(
 def special_of_eval_plus(
     dataset: str, function: str, arguments: Sequence[Any], value: Any, expected: Any, atol: float
 ) -> bool:
-    """Return whether EvalPlus takes a value by a rule of that problem alone. Raises whatever such a rule does."""
+    """Return whether EvalPlus accepts a value by a rule for that problem only. Raises any error of such a rule."""
     if dataset == "humaneval":
         if function != "find_zero":
             return False
@@ -324,12 +324,12 @@ def _are_floats(value: Any) -> bool:
 
 
 def _pyramid_surface(base: float, height: float) -> int:
-    """Return the surface of a pyramid of that height over a square."""
+    """Return the surface of a pyramid of that height with a square base."""
     slant = math.sqrt((base / 2) ** 2 + height**2)
     return round(base**2 + 4 * (base * slant) / 2)
 
 
 def _digit_distance(one: int, other: int) -> int:
-    """Return the sum of the differences of the digits, the shorter number with zeros before it."""
+    """Return the sum of the differences of the digits, with the shorter number zero-padded."""
     width = max(len(str(one)), len(str(other)))
     return sum(abs(int(a) - int(b)) for a, b in zip(str(one).zfill(width), str(other).zfill(width), strict=True))

@@ -1,4 +1,4 @@
-"""One run of a program on the input of one test, in a sandbox that holds nothing of any other test."""
+"""Runs a program on the input of one test, in a sandbox without data of any other test."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from workers.evaluators.program_values import NotData, packed, unpacked
 from workers.plugins.interfaces import ExecResult, Sandbox
 
 MAX_OUTPUT = 8_000_000
-"""The most bytes of output of one test, beyond which it fails."""
+"""Maximum bytes of output of one test; above it the test fails."""
 _FOLDER = "/tmp/program"  # noqa: S108  (of the sandbox, which is not shared)
 _WALL_FACTOR = 4.0
 _MIN_WALL_S = 20.0
-"""A program has its limit of CPU time; by the clock it gets more, as the machine may be busy."""
+"""A program's limit is CPU time; by the clock it gets more, as the machine may be busy."""
 _GRACE_PERIOD_S = 15.0
-"""Seconds beyond a test's time in which the supervisor, which keeps it, may end the program."""
+"""Seconds in addition to a test's time in which the supervisor, which enforces it, may end the program."""
 
 
 class CaseRunner:
@@ -42,7 +42,7 @@ class CaseRunner:
         self._supervisor = ["python3", "-I", "-B", "-c", supervisor, str(self.wall_s), str(tests.time_s)]
 
     async def run(self, program: str, test: StreamTest | CallTest) -> tuple[ExecResult, ProcessEnd]:
-        """Run a program on the input of a test. Raises SandboxError; ToolError if no file can be written any more."""
+        """Run a program on the input of a test. Raises SandboxError; ToolError if files cannot be written any more."""
         folder = _new_folder()
         path = f"{folder}/solution.py"
         await self._sandbox.write_file(path, program.encode("utf-8", "replace"))
@@ -56,7 +56,7 @@ class CaseRunner:
         return await self._exec(["python3", "-B", path], test.stdin, folder)
 
     async def check(self, checker: str, test: StreamTest, output: str) -> tuple[ExecResult, ProcessEnd]:
-        """Run the row's checker on an output: exit code 0 accepts it. It gets `{input, output, expected}` as JSON."""
+        """Run the row's checker on an output; exit code 0 accepts it. It gets `{input, output, expected}` as JSON."""
         folder = _new_folder()
         await self._sandbox.write_file(f"{folder}/checker.py", checker.encode())
         content = json.dumps({"input": test.stdin, "output": output, "expected": test.expected})
@@ -87,22 +87,22 @@ class CaseRunner:
 
 
 def _new_folder() -> str:
-    """Return a folder that no test before can have prepared, or made something else of."""
+    """Return a folder name that no earlier test can have prepared or occupied."""
     return f"{_FOLDER}-{secrets.token_hex(8)}"
 
 
 def left_behind(result: ExecResult) -> bool:
-    """Return whether something of a run may still live: its supervisor says so, or was itself ended."""
+    """Return whether processes of a run may still live: its supervisor says so, or was itself ended."""
     return result.code in (LEFT_BEHIND, 137) or (result.code or 0) < 0
 
 
 def output_of(result: ExecResult) -> str | None:
-    """Return the output of a run as text; None if there is too much of it."""
+    """Return the output of a run as text; None if it is too large."""
     return result.stdout.decode("utf-8", "replace") if len(result.stdout) <= MAX_OUTPUT else None
 
 
 def value_of(result: ExecResult) -> Any:
-    """Return the value of a function. Raises NotData if the output is none."""
+    """Return the value of a function. Raises NotData for an invalid output."""
     try:
         return unpacked(json.loads(result.stdout[: MAX_OUTPUT + 1]))
     except (ValueError, RecursionError, MemoryError) as error:

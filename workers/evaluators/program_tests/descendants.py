@@ -1,4 +1,4 @@
-"""Descendants of a process that runs what a policy wrote: adopted, measured and ended, whatever they detach from.
+"""Descendants of a process that runs a policy's program: adopted, measured and ended, even if they detach.
 
 Part of programs that are sent into sandboxes as text; standard library only, for Python 3.7 or newer.
 """
@@ -14,17 +14,17 @@ from pathlib import Path
 
 _PR_SET_DUMPABLE, _PR_SET_CHILD_SUBREAPER = 4, 36
 _ENDING_S = 10.0
-"""Beside many that compute, it takes seconds until each has had the processor that it ends on."""
+"""Among many computing processes, it takes seconds until each gets the CPU time to exit."""
 
 
 def adopt_descendants() -> bool:
-    """Become the parent of every descendant whose own ends, and no process that they can trace; False if refused."""
+    """Become the parent of every orphaned descendant, and untraceable for them; False if refused."""
     libc = ctypes.CDLL(None)
     return not (libc.prctl(_PR_SET_DUMPABLE, 0, 0, 0, 0) or libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0))
 
 
 def end_descendants() -> bool:
-    """Kill descendants until none is left: the children of those that end become this process's own."""
+    """Kill descendants until none is left: the children of ended ones become this process's own."""
     deadline = time.monotonic() + _ENDING_S
     while time.monotonic() < deadline:
         for pid in child_pids():
@@ -42,7 +42,7 @@ def end_descendants() -> bool:
 
 
 def descendants_cpu_s() -> float:
-    """Return the CPU seconds of all descendants that have been reaped: of all, once they have been ended."""
+    """Return the CPU seconds of all reaped descendants: of all, once they have been ended."""
     used = resource.getrusage(resource.RUSAGE_CHILDREN)
     return used.ru_utime + used.ru_stime
 
@@ -62,7 +62,7 @@ def child_pids() -> list[int]:
 
 
 def runnable_wait_s(pid: int) -> float:
-    """Return the seconds for which a process was runnable but got no CPU; 0 where the kernel does not count them."""
+    """Return the seconds for which a process was runnable but got no CPU; 0 if the kernel does not count them."""
     try:
         return int(Path(f"/proc/{pid}/schedstat").read_text().split()[1]) / 1e9
     except (OSError, IndexError, ValueError):

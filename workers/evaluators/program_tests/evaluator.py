@@ -1,10 +1,10 @@
-"""Scores of programs by tests of their output, or of the values of one function of theirs.
+"""Scores of programs by tests of their output, or of the values of one function.
 
-Only the input of one test at a time is in the sandbox, on the standard input of the program's own process; what is
-expected never is, so that a program can forge nothing but the right output. Outputs are compared here, in the worker,
-as data, also by the rule of the authors of a row's form. A row's checker runs in a sandbox that the program never
-touched. `process_end.py` decides what caused the end of a test that failed, and of tests that together take too long,
-with a program that must pass as the control.
+The sandbox gets only the input of one test at a time, on the standard input of the program's own process. It never gets
+expected values, so that a program can forge nothing but the right output. Outputs are compared here, in the worker, as
+data, also by the authors' rule of a row's form. A row's checker runs in a sandbox that the program never touched.
+`process_end.py` attributes the end of a failed test, and of tests that together take too long, with a program that must
+pass as the control.
 """
 
 from __future__ import annotations
@@ -28,23 +28,23 @@ from workers.evaluators.program_values import NotData
 from workers.plugins.interfaces import ExecResult, FreshSandbox, Score, Submission
 
 SOLUTION = "solution.py"
-"""The file of a submission that holds the program."""
+"""The file of a submission that contains the program."""
 AUTHORS_SOLUTION = "authors/solution.py"
-"""The program that the authors of the row's form take from the answer, where it is another one."""
+"""The program that the authors of the row's form extract from the answer, if it differs."""
 _STREAM_WORKS = HiddenTests((StreamTest("1\n", "1\n"),)), "print(input())\n"
 _CALL_WORKS = HiddenTests((CallTest((1,), (1,)),), function="f"), "def f(x): return x\n"
 _SHOWN = 300
 _TRIAL_SHARE = 0.4
 """The share of an evaluator's time for one run of all tests, as a program may have to be run twice."""
 _LEAST_SHARE = 0.5
-"""The share of that in which all tests must end if the program does nothing: else the time is too short for them."""
+"""The share of that in which all tests must end for a program that does nothing: else the time is too short."""
 
 
 class ProgramTestsEvaluator:
-    """Scores 1.0 if all hidden tests pass, else 0.0; or, with `partial`, the share of them that passes.
+    """Scores 1.0 if all hidden tests pass, else 0.0; or, with `partial`, the share that passes.
 
-    `reference` is a program whose values are the expected ones, for tests that have none. A row with a rule has two
-    rewards by name, `farm` and `authors`, the latter of the program that the authors take from the answer.
+    `reference` is a program that computes the expected values, for tests that have none. A row with a rule has two
+    named rewards, `farm` and `authors`; the latter scores the program that the authors extract from the answer.
     """
 
     name: ClassVar[str] = "program-tests"
@@ -99,7 +99,7 @@ class ProgramTestsEvaluator:
         return any(isinstance(test, CallTest) and not test.expected for test in self._tests.tests)
 
     async def _with_expected(self, fresh: FreshSandbox) -> HiddenTests:
-        """Return the tests, those without values with the reference's, which is run before the program, elsewhere."""
+        """Return the tests; the reference computes missing values, before the program runs, in another sandbox."""
         result: list[StreamTest | CallTest] = []
         async with fresh() as sandbox:
             runner = CaseRunner(sandbox, self._tests)
@@ -117,7 +117,7 @@ class ProgramTestsEvaluator:
 
 
 def _as_called(test: StreamTest | CallTest, rule: FormRule | None) -> StreamTest | CallTest:
-    """Return a test with the arguments that the form's rule calls a function with."""
+    """Return a test with the arguments that the form's rule passes to a function."""
     if rule is None or not isinstance(test, CallTest):
         return test
     return replace(test, arguments=rule.arguments(test.arguments))
@@ -125,14 +125,14 @@ def _as_called(test: StreamTest | CallTest, rule: FormRule | None) -> StreamTest
 
 @dataclass(frozen=True, slots=True)
 class _Verdict:
-    """The farm's score of a program, and that of the authors of its row's form, if they have a rule."""
+    """The farm's score of a program, and the score of the authors' rule, if there is one."""
 
     score: Score
     authors: AuthorsScore | None = None
 
 
 async def _trial(fresh: FreshSandbox, tests: HiddenTests, program: str, timeout_s: float) -> Trial[_Verdict]:
-    """Run the tests once, one after the other, in a fresh sandbox."""
+    """Run the tests once, in order, in a fresh sandbox."""
     rule = form_rule(tests.rule, tests.function) if tests.rule else None
     n, is_call = len(tests.tests), isinstance(tests.tests[0], CallTest)
     try:
@@ -149,14 +149,14 @@ async def _trial(fresh: FreshSandbox, tests: HiddenTests, program: str, timeout_
     if tests.compare == "checker":
         runs = await _checked(fresh, tests, runs)
     failed = [(number, run) for number, run in enumerate(runs) if run.failure]
-    # after a failure tests run for the authors' score alone, if the row wants no share
+    # After a failure tests run only for the authors' score, if the row wants no share.
     n_passed = len(runs) - len(failed) if tests.partial or not failed else failed[0][0]
     details: dict[str, Any] = {"n_tests": n, "n_passed": n_passed, "passed": not failed, "tests_s": tests_s}
     if runs[-1].overran:
         details["overran"] = True
     if not failed:
         return Trial(_Verdict(Score(1.0, details), authors), runs[-1].end, passed=True)
-    # one that may be the farm's doing comes before all that are not
+    # A failure that may be the farm's comes before all others.
     number, run = next((each for each in failed if doing(each[1].end)[0] is not EndCause.POLICY), failed[0])
     details |= {"reason": f"test {number}: {run.failure}", "exit_code": run.end.code, "timed_out": run.end.timed_out}
     details |= {"last_words": run.stderr.decode("utf-8", "replace")}
@@ -167,8 +167,7 @@ async def _trial(fresh: FreshSandbox, tests: HiddenTests, program: str, timeout_
 class _Run:
     """The run of one test: why it failed, its end, the end of its standard error, its output for a checker.
 
-    `authors`: it passes as the authors of the row's form compare. `overran`: it was not run, as the time of all tests
-    was over.
+    `authors`: it passes by the authors' comparison. `overran`: it was not run, as the time of all tests was over.
     """
 
     failure: str
@@ -202,11 +201,11 @@ async def _runs(
         except ToolError as error:
             if not result:
                 raise
-            # the first run has shown that files can be written here: what has changed, the program did
+            # The first run has shown that files can be written here: the program caused the change.
             result.append(_Run(f"it left a sandbox in which no program can be written: {error}", result[-1].end, b""))
             break
         output = (output_of(ran) or "") if tests.compare == "checker" else ""
-        # millions of numbers take seconds, which the event loop has not
+        # Millions of numbers take seconds, too long for the event loop.
         failure, authors = await asyncio.to_thread(_compared, ran, test, tests, rule, values)
         result.append(_Run(failure, end, ran.stderr[-_SHOWN:], output, authors))
         is_over = bool(failure) and not tests.partial
@@ -220,9 +219,9 @@ async def _runs(
 def _compared(
     result: ExecResult, test: StreamTest | CallTest, tests: HiddenTests, rule: FormRule | None, values: Values | None
 ) -> tuple[str, bool]:
-    """Return why a run does not pass its test, and whether it passes as the authors compare.
+    """Return why a run does not pass its test, and whether it passes by the authors' comparison.
 
-    The first is empty if it passes, or is for the checker to say.
+    The first is empty if it passes, or if the checker decides.
     """
     if failure := _failure(result):
         return failure, False
@@ -263,7 +262,7 @@ def _failure(result: ExecResult) -> str:
 
 
 async def _checked(fresh: FreshSandbox, tests: HiddenTests, runs: Sequence[_Run]) -> list[_Run]:
-    """Return the runs, those as failed whose output the row's checker does not accept."""
+    """Return the runs, with those marked as failed whose output the row's checker does not accept."""
     result = []
     async with fresh() as sandbox:
         runner = CaseRunner(sandbox, tests)

@@ -1,7 +1,7 @@
-"""The rules that the authors of well-known forms score programs by, each beside the farm's for rows of that form.
+"""The authors' scoring rules of well-known forms, each with the farm's rule for rows of that form.
 
-The farm's accepts what is right and the authors accept, without what makes a wrong answer right: integers that are
-close, words in another order, a wrong item of the expected list.
+The farm's rule accepts what is right and accepted by the authors, without their leniency that accepts wrong answers:
+integers that are close, words in another order, a wrong item of the expected list.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ from workers.evaluators.program_tests.output_comparison import same_lines, same_
 
 Outputs = Callable[[str, str], bool]
 Values = Callable[[Sequence[Any], Any, Any], bool]
-"""Comparison of a value: of the arguments, the value and the expected value."""
+"""Compares a value, given the arguments, the value and the expected value."""
 
 
 @dataclass(frozen=True, slots=True)
 class FormRule:
-    """Comparisons for the rows of one form: that of its authors, and the farm's.
+    """Comparisons for the rows of one form: the authors' and the farm's.
 
-    `values` begins the comparison of all tests of a program, in their order. `n_partial`: where not all tests pass,
-    the authors' score of a program of standard input is the share of so many first ones. `imports`: programs have
-    names without importing them, by this name in `usual_names.py`; empty: a program of standard input is a script.
+    `values` starts the comparison of all tests of a program, in order. `n_partial`: if not all tests pass, the authors'
+    score of a program of standard input is the share of so many first ones. `imports`: programs have names without
+    importing them, listed under this name in `usual_names.py`; empty: a program of standard input is a script.
     """
 
     name: str
@@ -39,11 +39,11 @@ class FormRule:
     imports: str = ""
 
     def needs_more(self, passed: Sequence[bool], is_call: bool) -> bool:
-        """Return whether the authors' score of a program depends on tests after these."""
+        """Return whether the authors' score of a program depends on further tests."""
         return all(passed) or (not is_call and len(passed) < self.n_partial)
 
     def score(self, passed: Sequence[bool], n_tests: int, is_call: bool) -> AuthorsScore:
-        """Return the authors' score of a program that passed these of its first tests, as they compare."""
+        """Return the authors' score of a program with these results of its first tests, by their comparison."""
         if len(passed) == n_tests and all(passed):
             return AuthorsScore(self.name, 1.0, right=True)
         n = min(self.n_partial, n_tests)
@@ -57,7 +57,7 @@ def form_rule(text: str, function: str = "") -> FormRule:
     if name == "evalplus" and len(options) == 2 and options[0] in ("humaneval", "mbpp"):
         return _eval_plus(options[0], function, float(options[1]))
     if options or name not in _RULES:
-        raise ValueError(f"{text!r} is no rule of a form: use {', '.join(_RULES)} or evalplus:humaneval|mbpp:ATOL")
+        raise ValueError(f"{text!r} is not a rule of a form: use {', '.join(_RULES)} or evalplus:humaneval|mbpp:ATOL")
     return _RULES[name]
 
 
@@ -71,7 +71,7 @@ def _always(values: Values) -> Callable[[], Values]:
 
 def _eval_plus(dataset: str, function: str, atol: float) -> FormRule:
     if not 0 <= atol < 1:
-        raise ValueError(f"a tolerance of {atol}: it is at least 0 and less than 1")
+        raise ValueError(f"the tolerance {atol} must be at least 0 and less than 1")
 
     def farm_values(arguments: Sequence[Any], value: Any, expected: Any) -> bool:
         try:

@@ -1,8 +1,8 @@
 """Calls one function of a program in a test sandbox: arguments come on standard input, the value goes out as data.
 
-What the program prints goes to standard error. Nothing in this process is trusted: it has the arguments of one test and
-no expected value. It runs after the sources of `program_values.py` and
-`usual_names.py`, with the Python of a sandbox (3.8 or newer).
+The program's output goes to standard error. Nothing in this process is trusted: it has the arguments of one test and no
+expected value. It runs after the sources of `program_values.py` and `usual_names.py`, with the Python of a sandbox (3.8
+or newer).
 
 `python3 -B -c SOURCE SOLUTION NAME RULE`; input and output are JSON of `packed`.
 """

@@ -1,4 +1,4 @@
-"""The hidden tests of a program, as plain values: what it is given, and what is expected of it."""
+"""The hidden tests of a program, as plain values: its inputs and the expected results."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class StreamTest:
 
 @dataclass(frozen=True, slots=True)
 class CallTest:
-    """A test of one function: its arguments and the values that it may return, of which most tests have one."""
+    """A test of one function: its arguments and the accepted return values, mostly one."""
 
     arguments: Sequence[Any]
     expected: Sequence[Any]
@@ -27,9 +27,9 @@ class CallTest:
 class HiddenTests:
     """The tests of one problem, all of one kind, and their limits.
 
-    `function` is the name of the function, of `Solution` or of the module, for CallTests. `compare` is a mode of
+    `function` is the name of the function, in `Solution` or in the module, for CallTests. `compare` is a mode of
     `output_comparison.py`, `checker` the program of that mode. `rule`, of `form_rules.py`, is that of a row's form;
-    empty for rows of no such form. `partial`: the score is the share of tests that pass.
+    empty for other rows. `partial`: the score is the share of passed tests.
     """
 
     tests: Sequence[StreamTest | CallTest]

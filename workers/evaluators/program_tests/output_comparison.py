@@ -1,4 +1,4 @@
-"""Comparison of a program's output or value with the expected one: plain data, compared outside of the sandbox."""
+"""Compares a program's output or value with the expected one: plain data, outside the sandbox."""
 
 from __future__ import annotations
 
@@ -8,37 +8,37 @@ from decimal import Context, Decimal
 from typing import Any
 
 FORM = "form"
-"""The mode of rows whose form has a rule of its own: the farm's comparison of `form_rules.py`."""
+"""The mode of rows with their form's own rule: the farm's comparison of `form_rules.py`."""
 _NUMBER = re.compile(r"[-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d{1,4})?")
 _INTEGER = re.compile(r"[-+]?\d+")
 _MAX_NUMBER_CHARS = 400
 _TOLERANCE = 1e-9
-"""The difference, relative or absolute, that a value may have from an expected float."""
+"""The tolerated difference from an expected float, relative or absolute."""
 _MAX_DEPTH = 200
 _MAX_EXPONENT = 400
 _MAX_WHOLE = 10**9
 _REAL_DECIMALS = 6
-"""Decimals from which an expected number is taken for a rounded one, and not for an exact one."""
+"""Number of decimals from which an expected number counts as rounded, not exact."""
 _MILLIONTH, _SMALL = 1e-6, 1e-9
 _NOISE = 1e-12
 _EXACTLY = Context(prec=60)
 
 
 def tolerance_of(compare: str) -> float | None:
-    """Return the EPS of `float:EPS`, None for other modes. Raises ValueError for what is no mode."""
+    """Return the EPS of `float:EPS`, None for other modes. Raises ValueError for an unknown mode."""
     if compare in ("lines", "tokens", "checker", FORM):
         return None
     name, _, text = compare.partition(":")
     if name != "float" or not _NUMBER.fullmatch(text) or not 0 < float(text) < 1:
-        raise ValueError(f"{compare!r} is no way to compare: use lines, tokens, float:EPS, checker or form")
+        raise ValueError(f"{compare!r} is not a comparison mode: use lines, tokens, float:EPS, checker or form")
     return float(text)
 
 
 def same_output(output: str, expected: str, compare: str = "lines") -> bool:
     """Return whether an output is the expected one.
 
-    `lines`: but for space at the ends of lines, and empty lines at the end. `tokens`: but for all space. `float:EPS`:
-    tokens, of which numbers may differ by EPS, absolute or relative, unless both are integers.
+    `lines`: except for space at the ends of lines, and empty lines at the end. `tokens`: except for all space.
+    `float:EPS`: tokens; numbers may differ by EPS, absolute or relative, unless both are integers.
     """
     if compare == "lines":
         return _lines(output) == _lines(expected)
@@ -68,21 +68,21 @@ def _near(ours: str, theirs: str, eps: float) -> bool:
 
 
 Tolerance = tuple[float, float]
-"""Of a difference from an expected number: relative to that, and absolute; the two are added."""
+"""The tolerance of a number: relative to the expected one, and absolute; the two are added."""
 
 
 def same_lines(
     output: str, expected: str, *, close: Tolerance | None = None, counts_empty: bool = True, verdicts: bool = False
 ) -> bool:
-    """Return whether an output is the expected one for a row whose form has a scorer of its own.
+    """Return whether an output is the expected one for a row whose form has its own scorer.
 
-    Lines but for space at both ends, of which words are the same texts. Numbers are equal as decimals. Where a number
-    with decimals is expected, one is right that is the same but for the noise of floating point, or, if six decimals
-    or more are shown, the same to the last of them or but for a millionth. An integer is exact.
+    Lines are compared without space at both ends, words as text. Numbers are equal as decimals. For an expected number
+    with decimals, floating-point noise is tolerated; if it shows six decimals or more, so is a difference after the
+    last of them, or of a millionth. An integer is exact.
 
-    `close`: the difference that a number may have where one with decimals is expected; and a number with decimals may
-    differ from an expected integer of up to nine digits by a millionth. Without `counts_empty` empty lines within are
-    left out. With `verdicts` a line of yes or no is so in any case.
+    `close`: the tolerance for an expected number with decimals; a number with decimals may then differ from an expected
+    integer of up to nine digits by a millionth. Without `counts_empty`, empty lines inside are ignored. With
+    `verdicts`, a line of yes or no matches in any case.
     """
     ours, theirs = output.strip().split("\n"), expected.strip().split("\n")
     if not counts_empty:
@@ -96,7 +96,7 @@ def same_lines(
 def same_words(output: str, expected: str, *, close: Tolerance | None = None) -> bool:
     """Return whether an output has the expected words, whatever the space between them; numbers as in `same_lines`.
 
-    Yes and no are so in any case.
+    Yes and no match in any case.
     """
     ours, theirs = output.split(), expected.split()
     return len(ours) == len(theirs) and all(
@@ -114,7 +114,7 @@ def _same_line(ours: str, theirs: str, close: Tolerance | None) -> bool:
     one, other = ours.split(), theirs.split()
     if len(one) != len(other) or not all(_same_word(a, b, close) for a, b in zip(one, other, strict=True)):
         return False
-    # between words the space may be what is asked for
+    # Between words the space may be significant.
     return all(map(_NUMBER.fullmatch, other)) or re.findall(r"\s+", ours) == re.findall(r"\s+", theirs)
 
 
@@ -149,10 +149,10 @@ def _within(size: Decimal, relative: float, absolute: float) -> Decimal:
 def same_value(
     value: Any, expected: Any, eps: float | None = None, *, close: Tolerance = (_TOLERANCE, _TOLERANCE)
 ) -> bool:
-    """Return whether the value of a function is the expected one, as JSON would have it: a tuple is a list.
+    """Return whether a function's value is the expected one, by JSON's types: a tuple is a list.
 
-    Keys of JSON objects are texts: a key of another type is compared by its text. Numbers of which one is a float may
-    differ by `eps`, relative or absolute; without it, only where a float is expected, as `close` says.
+    Keys of JSON objects are texts: a key of another type is compared by its text. Numbers may differ by `eps`, relative
+    or absolute, if one is a float; without `eps`, only if a float is expected, as `close` says.
     """
     return _same(value, expected, (eps, close), _MAX_DEPTH)
 
@@ -185,7 +185,7 @@ def _key(key: Any) -> str:
 
 
 def _same_number(value: Any, expected: Any, eps: tuple[float | None, Tolerance]) -> bool:
-    """Return whether two numbers are equal; True is 1, as it is to the graders of these data sets."""
+    """Return whether two numbers are equal; True equals 1, as for the graders of these data sets."""
     if not isinstance(value, int | float | complex):
         return False
     if value == expected:

@@ -1,10 +1,10 @@
 """Runs one command in a test sandbox as a program for a limited time, and leaves no process of it behind.
 
-Whatever the command starts has this process as its ancestor, also what detaches itself. After the command has ended,
-all of that is killed. What cannot be, and whether a program that was out of time computed, waited for a processor or
-slept, is told by exit codes that a command's own never are. A signal is told as a shell does, by 128 and its number,
-which is no code of a command's own either. The command cannot trace this process, which knows nothing of the test but
-its input, and passes that on unread.
+All processes of the command are descendants of this process, even if they detach. After the command has ended, they are
+killed. Special exit codes, which a command itself never has, report processes that cannot be killed, and whether a
+program that timed out computed, waited for a CPU or slept. A signal is reported as by a shell, as 128 plus its number,
+which is never a command's own code either. The command cannot trace this process, which knows only the test's input and
+passes it on unread.
 
 `python3 -I -c SOURCE SECONDS CPU_SECONDS COMMAND...`, with the Python of a sandbox (3.8 or newer), after the source of
 `descendants.py`; standard library only.
@@ -26,10 +26,10 @@ from workers.evaluators.program_tests.descendants import (
 )
 
 LEFT_BEHIND = 121
-"""Processes of the command could not be ended."""
+"""Processes of the command could not be killed."""
 COMPUTED, WAITED, SLEPT = 122, 123, 124
-"""It was out of time: all its processes had computed for its CPU time, else it waited for a processor for a quarter of
-its time, else neither."""
+"""It timed out: its processes had used their CPU time; or it had waited for a CPU for a quarter of its time; or
+neither."""
 _OWN_CODES = (LEFT_BEHIND, COMPUTED, WAITED, SLEPT)
 
 
@@ -39,7 +39,7 @@ class OutOfTime(Exception):
 
 def main(limit_s: float, cpu_s: float, command: list[str]) -> None:
     if not adopt_descendants():
-        sys.exit("this process cannot be kept from being traced, or cannot reap")
+        sys.exit("this process can be traced, or cannot reap")
     signal.signal(signal.SIGALRM, _late)
     child = os.posix_spawnp(command[0], command, os.environ)
     status = -1

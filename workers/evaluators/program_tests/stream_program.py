@@ -1,4 +1,4 @@
-"""Runs a program of standard input and output as the scorer of its form does: with its names, and `sys.exit` as an end.
+"""Runs a program of standard input and output like its form's scorer: with its names, and `sys.exit` as a normal end.
 
 It runs after the source of `usual_names.py`, with the Python of a sandbox (3.8 or newer): `python3 -B -c SOURCE
 SOLUTION RULE`. Nothing in this process is trusted.
@@ -21,14 +21,14 @@ def main(path: str, rule: str) -> None:
     sys.argv[:] = [path]
     sys.path[0] = os.path.dirname(path)  # noqa: PTH120
     names.update(__name__="__main__", __file__=path, __spec__=None, __builtins__=builtins)
-    # the module itself, as a script has it
+    # The module itself, as for a script.
     scope = sys.modules["__main__"].__dict__
     scope.clear()
     scope.update(names)
     try:
         exec(compile(source, path, "exec", dont_inherit=True), scope)  # noqa: S102
     except SystemExit:
-        # the scorer of this form looks at the exit code
+        # The scorer of this form checks the exit code.
         if rule == "taco":
             raise
 

@@ -1,7 +1,7 @@
-"""The names that a program has without importing them, as the scorer of its form imports them for every program.
+"""Names that a program can use without importing them, as its form's scorer imports them for every program.
 
-Part of programs that are sent into sandboxes as text; standard library only, for Python 3.8 or newer. A module that is
-not there, such as numpy where the sandbox has none, leaves its names out.
+Part of programs that are sent into sandboxes as text; standard library only, for Python 3.8 or newer. The names of a
+module that is missing in the sandbox, such as numpy, are omitted.
 """
 
 from __future__ import annotations
@@ -64,9 +64,9 @@ _IMPORTS = {
 }
 """By the name of a form's rule."""
 _DIGITS, _MORE_DIGITS = 50_000, {"nemo_gym": 1 << 20}
-"""The most digits of an integer that is read or written as text, by the name of a rule."""
+"""Maximum digits of an integer converted from or to text, by the name of a rule."""
 _DEPTH, _MORE_DEPTH = 100_000, {"prime_code": 600_000}
-"""The deepest recursion, by the name of a rule."""
+"""Maximum recursion depth, by the name of a rule."""
 
 
 def usual_names(rule: str) -> dict[str, Any]:
@@ -80,14 +80,14 @@ def usual_names(rule: str) -> dict[str, Any]:
     if rule:
         scope.update(stdin=sys.stdin, stdout=sys.stdout)
     else:
-        # as it hides the usual one
+        # As it hides the usual one.
         scope.pop("pow", None)
     scope.pop("__builtins__", None)
     return scope
 
 
 def lift_limits(rule: str) -> None:
-    """Let integers have as many digits, and calls be as deep, as the scorers do."""
+    """Raise the limits of integers' digits and of recursion to those of the scorers."""
     if hasattr(sys, "set_int_max_str_digits"):
         sys.set_int_max_str_digits(_MORE_DIGITS.get(rule, _DIGITS))
     sys.setrecursionlimit(_MORE_DEPTH.get(rule, _DEPTH))

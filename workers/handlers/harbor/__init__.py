@@ -1,1 +1,1 @@
-"""The data source `harbor`: task folders of Harbor and terminal-bench, played and scored by Harbor's own rules."""
+"""The data source `harbor`: task folders of Harbor and terminal-bench, run and scored by Harbor's own rules."""

@@ -1,7 +1,7 @@
-"""Artefacts of a task: what its collect hooks leave is taken from the sandbox, and put into a verifier's own.
+"""Artefacts of a task: the output of its collect hooks, copied from the sandbox into a separate verifier's sandbox.
 
-A path that is not there is left out, as the policy did not make it. Patterns of `exclude` are those of `tar --exclude`:
-they match a name, or the end of a path.
+Missing paths are skipped, as the policy did not create them. Patterns of `exclude` are those of `tar --exclude`: they
+match a name, or the end of a path.
 """
 
 from __future__ import annotations
@@ -26,22 +26,22 @@ log = logging.getLogger(__name__)
 CONVENTION = ArtefactEntry(source="/logs/artifacts")
 """The folder that is an artefact of every task."""
 REJECTED = "rejected"
-"""Of `Submission.files`: the reason why nothing was taken."""
+"""In `Submission.files`: the reason why nothing was copied."""
 
 
 class ArtefactsTooLarge(Exception):
-    """The policy left more than is kept of a rollout."""
+    """The policy left more than can be kept with a rollout."""
 
 
 def entries(of_task: Sequence[ArtefactEntry], of_step: Sequence[ArtefactEntry]) -> list[ArtefactEntry]:
-    """Return the artefacts of a step; those of the conventional folder unless it is named itself."""
+    """Return the artefacts of a step, including the conventional folder unless it is listed."""
     named = [*of_task, *of_step]
     known = any(entry.source.rstrip("/") == CONVENTION.source for entry in named)
     return named if known else [CONVENTION, *named]
 
 
 async def run_hooks(sandbox: Sandbox, hooks: Sequence[CollectHook]) -> None:
-    """Run collect hooks as their users; as in Harbor, one that fails takes nothing from the others."""
+    """Run collect hooks as their users; as in Harbor, a failure does not stop the others."""
     for hook in hooks:
         try:
             place = await asyncio.to_thread(_as_user, sandbox, hook)
@@ -52,7 +52,7 @@ async def run_hooks(sandbox: Sandbox, hooks: Sequence[CollectHook]) -> None:
 
 
 def _as_user(sandbox: Sandbox, hook: CollectHook) -> Sandbox:
-    """Return the sandbox as the hook's user sees it, or the image's own user; as the agent's where it has no others."""
+    """Return the sandbox as the hook's user, or the image's own user; as the agent's if it has no other users."""
     user = "" if hook.user is None else str(hook.user)
     return sandbox.as_user(user) if follows(sandbox, HasUsers) else sandbox
 
@@ -73,7 +73,7 @@ async def taken(sandbox: Sandbox, wanted: Sequence[ArtefactEntry]) -> dict[str, 
         n_bytes = sum(len(file.data) for file in tree.values())
         if n_bytes > MAX_TREE_BYTES or len(tree) > MAX_TREE_FILES:
             raise ArtefactsTooLarge(
-                f"artefacts have {len(tree)} files of {n_bytes} bytes; {MAX_TREE_FILES} of {MAX_TREE_BYTES} are kept"
+                f"artefacts have {len(tree)} files of {n_bytes} bytes; {MAX_TREE_FILES} of {MAX_TREE_BYTES} are allowed"
             )
     return tree
 
@@ -116,7 +116,7 @@ def excluded(path: Path, top: Path, patterns: Sequence[str]) -> bool:
 
 
 async def put_artefacts(sandbox: Sandbox, tree: Mapping[str, SubmittedFile]) -> None:
-    """Put files to the paths that they were taken from. Raises ToolError."""
+    """Copy files to their original paths. Raises ToolError."""
     with TemporaryDirectory(prefix="farm-artefacts-") as place:
         tops = await asyncio.to_thread(_written, tree, Path(place))
         for source, path in tops:
@@ -124,7 +124,7 @@ async def put_artefacts(sandbox: Sandbox, tree: Mapping[str, SubmittedFile]) -> 
 
 
 def _written(tree: Mapping[str, SubmittedFile], place: Path) -> list[tuple[Path, str]]:
-    """Write a tree below a folder of the node; return what lies below nothing else of it, with its path inside."""
+    """Write a tree below a folder of the node; return its topmost paths, each with its path in the sandbox."""
     for path, file in sorted(tree.items()):
         target = place / path.lstrip("/")
         target.parent.mkdir(parents=True, exist_ok=True)

@@ -1,6 +1,6 @@
-"""The program that a container of a task's image begins with: ENTRYPOINT of its Dockerfile, as Docker runs it.
+"""The entry program of a container of a task's image: ENTRYPOINT of its Dockerfile, as Docker runs it.
 
-Harbor gives it the command `sh -c "sleep infinity"`, or that of the task's compose file. It runs on while the policy
+Harbor gives it the command `sh -c "sleep infinity"`, or that of the task's compose file. It runs while the policy
 works, with all that it starts.
 """
 
@@ -23,14 +23,14 @@ log = logging.getLogger(__name__)
 COMMAND = ("sh", "-c", "sleep infinity")
 """Harbor's own command of the main service."""
 _START = '"$@" </dev/null >/dev/null 2>&1 & sleep 0.3; kill -0 $! 2>/dev/null || wait $!'
-"""Starts a program that runs on, and has the exit code of one that fails at once."""
+"""Starts a long-running program; has the exit code of one that fails at once."""
 _START_S = 30.0
 _AGAIN_S = 1.0
 """Seconds between two health checks before a failure counts."""
 
 
 async def begin(sandbox: Sandbox, what: str, entrypoint: Sequence[str] = (), command: Sequence[str] = ()) -> None:
-    """Start what a container begins with, unless that only waits; then wait until the image is healthy.
+    """Start a container's entry program, unless it only waits; then wait until the image is healthy.
 
     `entrypoint` and `command` are those of a compose file. Raises HandlerError if the health check fails.
     """
@@ -45,7 +45,7 @@ async def begin(sandbox: Sandbox, what: str, entrypoint: Sequence[str] = (), com
         cwd=config.workdir or None,
     )
     if begun.code != 0:
-        # as in Harbor's other environments, the policy works without it
+        # As in Harbor's other environments, the policy works without it.
         log.warning("%s: entry point %s ended with %s", what, argv[0], begun.code)
     if config.healthcheck:
         await await_healthy(place, _table(config.healthcheck), what)
@@ -57,7 +57,7 @@ def _words(config: ImageConfig) -> Sequence[str]:
 
 
 def _table(check: Healthcheck) -> HealthcheckTable:
-    """Return a Dockerfile's check: Docker first checks after an interval, so that failures before count for nothing."""
+    """Return a Dockerfile's check: Docker first checks after an interval, so earlier failures do not count."""
     interval_s = check.interval_s or Healthcheck("").interval_s
     return HealthcheckTable(
         command=check.command if isinstance(check.command, str) else shlex.join(check.command),

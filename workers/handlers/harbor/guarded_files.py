@@ -1,7 +1,7 @@
-"""Files that tests stand on: in a shared verification they are the image's own, whatever the policy made of them.
+"""Files on which tests depend: in a shared verification they are the image's own, whatever the policy changed.
 
-Harbor's shared mode runs the tests in the tree that the policy left. Programs, interpreters and what these load by
-themselves could then be its own, and a reward of its choice.
+Harbor's shared mode runs the tests in the policy's tree. Programs, interpreters and the files that these load
+implicitly could then be the policy's, and so could the reward.
 `docs/how-to/users/tasks/harbor.md` says what remains possible.
 """
 
@@ -16,7 +16,7 @@ from farm.tasks.harbor_instance import HarborInstance
 from workers.plugins.handler_options import RestoredFiles
 
 TASK_FOLDERS = RestoredFiles(trees=("/tests", "/logs", "/solution"))
-"""The folders that are the task's in any case."""
+"""The folders that belong to the task in any case."""
 
 _SHELLS = ("sh", "bash", "dash", "ash", "busybox", "env", "su", "sudo", "runuser", "setpriv")
 _INTERPRETERS = ("python", "perl", "ruby", "node", "java", "php", "lua", "R", "Rscript", "julia", "go", "deno", "bun")
@@ -35,19 +35,19 @@ _CONFIGURATION = ("conftest.py", "pytest.ini", ".pytest.ini", "pyproject.toml", 
 
 GUARDED = replace(
     TASK_FOLDERS,
-    # configuration at the top is that of every test below it, those in /tests among them
+    # Configuration at the top applies to every test below it, including those in /tests.
     files=tuple(f"/{name}" for name in _CONFIGURATION),
     system=True,
     programs=(*_SHELLS, *_INTERPRETERS, *_TEST_RUNNERS, *_TEXT, *_FILES),
 )
-"""All that is left out of the layer of a policy before tests run in it."""
+"""Everything removed from a policy's layer before tests run in it."""
 
 _PATH = re.compile(r"(?:(?<![\w.~/$}])|(?<=~)|(?<=\$HOME)|(?<=\$\{HOME\}))/[\w.+@-]+(?:/[\w.+@-]+)*")
 _MAX_READ = 1_000_000
 
 
 def guarded(instance: HarborInstance, folders: Iterable[Path]) -> RestoredFiles:
-    """Return what is left out of the layer of a task with these folders of tests. Blocks."""
+    """Return the paths to remove from the layer of a task with these folders of tests. Blocks."""
     if instance.restore == "nothing":
         return TASK_FOLDERS
     texts = [*instance.instructions, instance.task.model_dump_json(exclude_unset=True), *instance.env.values()]
@@ -59,7 +59,7 @@ def guarded(instance: HarborInstance, folders: Iterable[Path]) -> RestoredFiles:
 
 
 def named_paths(texts: Iterable[str]) -> set[str]:
-    """Return the absolute paths in texts; those of a home by `~` or `$HOME` are root's."""
+    """Return the absolute paths in texts; a home given as `~` or `$HOME` is root's."""
     found = set()
     for text in texts:
         for match in _PATH.finditer(text):

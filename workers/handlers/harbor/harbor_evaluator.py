@@ -1,4 +1,4 @@
-"""Scores of Harbor tasks: the step that the policy came to last is verified, those before it were while it played."""
+"""Scores of Harbor tasks: verifies the policy's last step; earlier steps were verified during the rollout."""
 
 from __future__ import annotations
 
@@ -29,18 +29,18 @@ from workers.sandboxes.images.image import fallback_note
 from workers.stage_clock import off_clock
 
 STOPPED = "stopped"
-"""In the record of a step after which the task ended by its gate, with the reason."""
+"""In the record of a step after which the task's gate ended it, with the reason."""
 BROKEN = "broken"
-"""In the record of a step whose successor could not begin, as the policy broke what it begins with."""
+"""In the record of a step whose successor could not begin, as the policy broke its preconditions."""
 _CACHE_S = 60.0
 _SAFE_PATH = {"PYTHONSAFEPATH": "1"}
 _WITHOUT_REWARD = (Unrewarded, SandboxError, ToolError)
 _UNSOLVED = (*_WITHOUT_REWARD, InvalidRequest)
-"""Its solution may name secrets that a batch has none for."""
+"""Its solution may name secrets that the batch lacks."""
 
 
 class HarborEvaluator:
-    """The evaluator of one task; see `harbor_verifier.py` for what is believed of a sandbox that a policy left."""
+    """The evaluator of one task; `harbor_verifier.py` defines what is trusted in a policy's sandbox."""
 
     name: ClassVar[str] = "harbor"
 
@@ -66,31 +66,31 @@ class HarborEvaluator:
         if n_missing:
             details["n_steps_missing"] = n_missing
         rewards = total(self._instance.task.multi_step_reward_strategy, verified, n_missing)
-        # no step gave a reward that has a name
+        # No step gave a named reward.
         return Score(details=details, rewards=rewards) if rewards else Score(0.0, details)
 
     async def evaluate_running(
         self, submission: Submission, sandbox: Sandbox, fresh: FreshSandbox, timeout_s: float
     ) -> Score:
-        """Return what `evaluate` does: a sandbox that `fresh` opens reaches what listens in `sandbox`."""
+        """Like `evaluate`; sandboxes opened by `fresh` reach the services of `sandbox`."""
         return await self.evaluate(submission, fresh, timeout_s)
 
     def _step(self, index: int) -> StepTable | None:
         return self._instance.steps[index] if self._instance.steps else None
 
     def _n_missing(self, verified: Sequence[Rewards]) -> int:
-        """Return how many steps the policy did not come to; none if the gate of the last one would have ended it."""
+        """Return how many steps the policy did not reach; none if the last one's gate would have ended the task."""
         step, n = self._step(len(verified) - 1), len(self._instance.steps) - len(verified)
         return 0 if step is None or gate(step, verified[-1]) else n
 
     async def verify_step(
         self, step: StepTable | None, submission: Submission, fresh: FreshSandbox, timeout_s: float
     ) -> VerifiedRewards:
-        """Verify one step in the sandbox that its mode asks for, as often as `settle` says.
+        """Verify one step in the sandbox of its mode, as often as `settle` requires.
 
-        Tests that give no reward in what the policy left, and one in the clean image, are worth 0 (`details.reason`).
-        So are tests that give one in the clean image only after the task's solution: tests that end without a reward
-        where there is nothing to test, such as work that does not compile, say so in no other way.
+        Tests that give a reward in the clean image, but none in the policy's state, are worth 0 (`details.reason`). So
+        are tests that give one in the clean image only after the task's solution: tests that end without a reward if
+        there is nothing to test, such as code that does not compile, report it in no other way.
         """
         archive, instance = archive_of(self._task, self._instance), self._instance
         spec = verified_in(instance, step, archive, self._task.secrets)
@@ -98,7 +98,7 @@ class HarborEvaluator:
         what = f"{instance.name}, step {step.name}" if step else instance.name
         tests = self.tests(step, archive, timeout_s)
         names = [MAIN]
-        # what a later step begins with is the policy's, and a separate verifier has artefacts alone
+        # A later step begins with the policy's state, and a separate verifier has only artefacts.
         solvable = shared and step is None and has_solution(instance, step)
 
         async def verified(*, clean: bool, solved: bool = False) -> VerifiedRewards:
@@ -110,7 +110,7 @@ class HarborEvaluator:
                 if not shared and not clean:
                     await put_artefacts(sandbox, submission.tree)
                 if shared and not clean and submission.layer is not None and submission.layer.n_restored:
-                    # the loader's cache is the image's, which does not know of libraries that were installed
+                    # The loader's cache is the image's, which does not contain newly installed libraries.
                     await sandbox.exec(["ldconfig"], timeout_s=_CACHE_S)
                 return await verify(sandbox, tests, what)
 
@@ -122,7 +122,7 @@ class HarborEvaluator:
                 except _WITHOUT_REWARD as error:
                     reason, timed_out = str(error), isinstance(error, Unrewarded) and error.timed_out
             if verdict is not None:
-                # nothing says that a reward is full marks
+                # Nothing tells whether a reward is full marks.
                 end = ProcessEnd(0, limit_s=tests.timeout_s, conditions=conditions)
                 return Trial(verdict, end, passed=not conditions.shortage)
             gone = "" if timed_out else reason
@@ -141,7 +141,7 @@ class HarborEvaluator:
                     return ""
             return failed
 
-        # controls and a second trial have as much time as the first
+        # Controls and a second trial get as much time as the first.
         more_s = 2 * (self._task.limits.init_s + tests.timeout_s)
         if solvable:
             more_s += self._task.limits.init_s + tests.timeout_s + solution_s(instance, step)
@@ -162,7 +162,7 @@ class HarborEvaluator:
 
 
 async def _begin(sandbox: Sandbox, instance: HarborInstance, step: StepTable | None, what: str) -> None:
-    """Start what a container of a verifier begins with: of its own image, or of the environment's."""
+    """Start the entry program of a verifier's container: of its own image, or of the environment's."""
     of_compose = instance.verifier_image(step) is None
     entrypoint, command = (instance.entrypoint, instance.command) if of_compose else ((), ())
     try:
@@ -172,7 +172,7 @@ async def _begin(sandbox: Sandbox, instance: HarborInstance, step: StepTable | N
 
 
 def _image_notes(specs: Sequence[SandboxSpec]) -> str:
-    """Return which images were built on this node as they could not be pulled; empty if none was. Blocks."""
+    """Return which images were built on this node because they could not be pulled; empty if none. Blocks."""
     notes = [fallback_note(spec.image, spec.fallback_image) for spec in specs if spec.fallback_image]
     return "; ".join(dict.fromkeys(note for note in notes if note))
 
@@ -180,11 +180,11 @@ def _image_notes(specs: Sequence[SandboxSpec]) -> str:
 def archive_of(task: TaskContext, instance: HarborInstance) -> Path:
     """Return the folder of the task. Raises EvaluatorError if the instance names no archive."""
     if task.archive is None:
-        raise EvaluatorError(f"{instance.name}: its instance names no archive, so there are no tests to run")
+        raise EvaluatorError(f"{instance.name}: the instance names no archive, so there are no tests to run")
     return task.archive
 
 
 def test_folders(instance: HarborInstance, step: StepTable | None, archive: Path) -> list[Path]:
-    """Return the folders that make /tests, the later ones over the earlier."""
+    """Return the folders that make up /tests, the later ones over the earlier."""
     names = ["tests"] + ([f"steps/{step.name}/tests"] if step else [])
     return [archive / name for name in names if (archive / name).is_dir()]

@@ -1,4 +1,4 @@
-"""The handler of Harbor tasks: instructions, steps between which it is verified, and what is kept."""
+"""The handler of Harbor tasks: instructions, steps with verifications between them, and collected artefacts."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _SHOWN = 500
 
 
 class HarborHandler:
-    """Task folders of Harbor and of terminal-bench 1; `farm submit DIR` makes instances of them."""
+    """Task folders of Harbor and of terminal-bench 1; `farm submit DIR` creates instances of them."""
 
     data_source: ClassVar[str] = DATA_SOURCE
     instance_type: ClassVar[type[BaseModel]] = HarborInstance
@@ -46,28 +46,28 @@ class HarborHandler:
         self._index = 0
 
     def for_task(self, task: TaskContext) -> HarborHandler:
-        """Return the handler of one rollout, which has the task's archive and secrets."""
+        """Return the handler of one rollout, with the task's archive and secrets."""
         return HarborHandler(task)
 
     def needs(self, instance: HarborInstance) -> TaskNeeds:
-        """Return what it asks for that no sandbox has."""
+        """Return the needs that no sandbox meets."""
         return needs_of(instance)
 
     def task_times(self, instance: HarborInstance) -> TaskTimes:
-        """Return the limits that the task states: of all its steps together for the agent, of the longest for tests."""
+        """Return the task's limits: the sum of all steps for the agent, the longest one for tests."""
         own = [step.agent.timeout_sec or instance.task.agent.timeout_sec for step in instance.steps]
         stated = [seconds for seconds in own if seconds is not None]
         run_s = sum(stated) if stated and len(stated) == len(own) else instance.task.agent.timeout_sec
         return TaskTimes(run_s=run_s, eval_s=max(instance.verifier_s(step) for step in instance.steps or (None,)))
 
     def sandbox(self, instance: HarborInstance) -> SandboxSpec | None:
-        """Return the sandbox that it is played in; without an archive, as at submit, one that names no folder."""
+        """Return the policy's sandbox; without an archive, as at submit, one that names no folder."""
         if self._task.archive is None:
             return played_in(instance, Path(), None)
         return played_in(instance, self._task.archive, self._task.secrets)
 
     def restored(self, instance: HarborInstance) -> RestoredFiles:
-        """Return what tests find as the image has it, whatever the policy left there."""
+        """Return the paths that tests find as in the image, whatever the policy left there."""
         if self._task.verification == "as_authors":
             return TASK_FOLDERS
         archive = self._task.archive
@@ -77,7 +77,7 @@ class HarborHandler:
         )
 
     def tests_services(self, instance: HarborInstance) -> bool:
-        """Return whether its tests run where the policy worked: then they find its servers, as in Harbor."""
+        """Return whether its tests run where the policy worked: then they reach its services, as in Harbor."""
         return any(instance.task.mode(step) == "shared" for step in instance.steps or (None,))
 
     def messages(self, instance: HarborInstance) -> list[Message]:
@@ -90,7 +90,7 @@ class HarborHandler:
         return f"{text}\n\nNotes on how to do such work are in {folder}." if folder and index == 0 else text
 
     async def prepare(self, instance: HarborInstance, sandbox: Sandbox) -> None:
-        """Make the folders of logs, start what a container begins with, and begin the first step when it is healthy."""
+        """Create the folders of logs, start the entry program, and begin the first step when it is healthy."""
         async with staged(()) as stage:
             await sandbox.upload(stage.logs, "/logs")
         await begin(sandbox, instance.name, instance.entrypoint, instance.command)
@@ -100,7 +100,7 @@ class HarborHandler:
             await self._begin(instance, instance.steps[0], sandbox)
 
     async def _begin(self, instance: HarborInstance, step: StepTable, sandbox: Sandbox) -> None:
-        """Put a step's files into the working directory, run its setup.sh, and wait until it is healthy."""
+        """Copy a step's files into the working directory, run its setup.sh, and wait until it is healthy."""
         what = f"{instance.name}, step {step.name}"
         folder = self._archive(instance) / "steps" / step.name / "workdir"
         for path in await asyncio.to_thread(_children, folder):
@@ -130,7 +130,7 @@ class HarborHandler:
         steps: Sequence[dict[str, Any]],
         fresh: FreshSandbox,
     ) -> NextTurn:
-        """Verify the step that ended in a copy of the sandbox, and begin the next one if its gate is passed."""
+        """Verify the ended step in a copy of the sandbox, and begin the next one if its gate is passed."""
         if n_done >= len(instance.steps) or sandbox is None:
             return NextTurn()
         step, self._index = instance.steps[n_done - 1], n_done
@@ -148,14 +148,14 @@ class HarborHandler:
         try:
             await self._begin(instance, instance.steps[n_done], sandbox)
         except HandlerError as error:
-            # in Harbor, too, a task ends here: what a step begins with is in the policy's hands
+            # In Harbor, too, a task ends here: the preconditions of a step are under the policy's control.
             return NextTurn(record={**record, BROKEN: str(error)})
         return NextTurn([{"role": "user", "content": self._instruction(instance, n_done)}], record)
 
     async def collect(self, instance: HarborInstance, sandbox: Sandbox | None, answer: str | None) -> Submission:
         """Return the artefacts of the last step, after its collect hooks."""
         if sandbox is None:
-            raise HandlerError(f"{instance.name}: what is to be scored lies in a sandbox, and there is none")
+            raise HandlerError(f"{instance.name}: the files to score are in a sandbox, and there is none")
         step = instance.steps[min(self._index, len(instance.steps) - 1)] if instance.steps else None
         return await self._collected(instance, step, sandbox, answer)
 

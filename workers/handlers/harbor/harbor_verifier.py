@@ -1,7 +1,7 @@
-"""One verification: tests put into a sandbox in which nothing runs, run there, and their reward files read.
+"""One verification: tests are copied into a sandbox without other processes, run there, and their reward files read.
 
-The exit code of test.sh says nothing. Its variables are chosen here, its interpreter reads no start-up files, folders
-of tests and logs are the task's own, and what its processes left running has ended before rewards are read.
+The exit code of test.sh is ignored. Its variables are chosen here, its interpreter reads no start-up files, folders of
+tests and logs are the task's own, and leftover processes have ended before rewards are read.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _KILL_S = 10.0
 
 @dataclass(frozen=True, slots=True)
 class Tests:
-    """The tests of a step: folders of the node that are laid over each other in /tests; none if the image has them."""
+    """The tests of a step: folders of the node that are merged in /tests; none if the image has them."""
 
     __test__ = False
 
@@ -34,19 +34,19 @@ class Tests:
     env: Mapping[str, str]
     timeout_s: float
     ignored: IgnoredFiles | None = None
-    """Files of the folders that are not put there."""
+    """Files of the folders that are not copied."""
 
 
 @dataclass(frozen=True, slots=True)
 class VerifiedRewards:
-    """The rewards of a verification by name, and how they came about, as JSON."""
+    """The rewards of a verification by name, and their origin as JSON."""
 
     rewards: dict[str, float]
     details: dict[str, Any] = field(default_factory=dict)
 
 
 class Unrewarded(EvaluatorError):
-    """Tests gave no reward: they were out of time (`timed_out`), could not be run, or left none that can be read."""
+    """Tests gave no reward: they timed out (`timed_out`), could not run, or left no readable reward."""
 
     def __init__(self, reason: str, *, timed_out: bool = False) -> None:
         super().__init__(reason)
@@ -54,7 +54,7 @@ class Unrewarded(EvaluatorError):
 
 
 async def verify(sandbox: Sandbox, tests: Tests, what: str) -> VerifiedRewards:
-    """Run the tests. Raises Unrewarded if they took too long or gave no reward, SandboxError if it is gone."""
+    """Run the tests. Raises Unrewarded if they timed out or gave no reward, SandboxError if the sandbox is gone."""
     started = time.monotonic()
     async with staged(tests.folders, tests.ignored) as stage:
         try:
@@ -72,12 +72,12 @@ async def verify(sandbox: Sandbox, tests: Tests, what: str) -> VerifiedRewards:
     if result.timed_out:
         reason = f"{what}: its tests took longer than {tests.timeout_s:g} s: {_said(result)}"
         raise Unrewarded(reason, timed_out=True)
-    # they may wait for the end of the tests, to write after them
+    # Leftover processes may wait for the end of the tests, to write after them.
     await sandbox.exec(["/bin/bash", "--noprofile", "--norc", "-c", _KILL], timeout_s=_KILL_S)
     contents = await _reward_files(sandbox, what)
     details: dict[str, Any] = {"exit_code": result.code, "limit": result.limit, "output": _said(result)}
     if names_text_alone and JSON in contents:
-        # no test of the task writes it
+        # No test of the task writes it.
         del contents[JSON]
         details["tampered"] = f"{FOLDER}/{JSON}, which no test of the task names, was there, and was not read"
     try:

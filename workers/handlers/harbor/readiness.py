@@ -1,4 +1,4 @@
-"""Health checks of a task: a command that must succeed before the policy begins, repeated as Docker repeats its own."""
+"""Health checks of a task: a command that must succeed before the policy begins, repeated by Docker's rules."""
 
 from __future__ import annotations
 
@@ -24,6 +24,6 @@ async def await_healthy(sandbox: Sandbox, check: HealthcheckTable, what: str) ->
         n_failures += not in_grace
         if n_failures >= check.retries:
             said = (result.stderr or result.stdout).decode("utf-8", "replace").strip()[-_SHOWN:]
-            end = "was out of time" if result.timed_out else f"ended with {result.code}"
+            end = "timed out" if result.timed_out else f"ended with {result.code}"
             raise HandlerError(f"{what}: its health check {check.command!r} {end} {n_failures} times: {said}")
         await asyncio.sleep(check.start_interval_sec if in_grace else check.interval_sec)

@@ -1,4 +1,4 @@
-"""The sandboxes of a Harbor task: the one that it is played in, and those that its steps are verified in."""
+"""The sandboxes of a Harbor task: the policy's, and those in which its steps are verified."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from farm.tasks.harbor_instance import DOCKERFILE, HarborInstance
 
 
 def played_in(instance: HarborInstance, archive: Path, secrets: Mapping[str, str] | None) -> SandboxSpec:
-    """Return the sandbox of the policy, and of its health checks; variables stay as written if `secrets` are None.
+    """Return the sandbox of the policy, and of its health checks; variables are not expanded if `secrets` are None.
 
     Raises InvalidRequest for a variable without a secret.
     """
@@ -62,7 +62,7 @@ def _environment(instance: HarborInstance, archive: Path) -> tuple[str, str]:
 
 
 def _images(name: str | None, context: Path | None) -> tuple[str, str]:
-    """Return the image, and the one that is built where it cannot be pulled: a Dockerfile beside a name, if any."""
+    """Return the image, and the one to build if it cannot be pulled: a Dockerfile next to a name, if any."""
     built = f"dockerfile:{context}" if context else ""
     return (f"docker://{name}", built) if name else (built, "")
 

@@ -1,4 +1,4 @@
-"""The solution that a Harbor task brings along: it is run as Harbor's oracle runs it."""
+"""The solution of a Harbor task, run as Harbor's oracle runs it."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from workers.plugins.interfaces import ExecResult, Sandbox
 _SOLVE = "solve.sh"
 _PLACE = "/solution"
 _RUN = f"chmod +x {_PLACE}/{_SOLVE}; exec {_PLACE}/{_SOLVE}"
-"""Its first line may name an interpreter."""
+"""The first line of the script may name an interpreter."""
 
 
 def has_solution(instance: HarborInstance, step: StepTable | None) -> bool:
@@ -27,23 +27,23 @@ def has_solution(instance: HarborInstance, step: StepTable | None) -> bool:
 
 
 def solution_s(instance: HarborInstance, step: StepTable | None) -> float:
-    """Return the seconds that a solution may take: those of the agent."""
+    """Return the time limit of a solution in seconds: the agent's."""
     return (step.agent.timeout_sec if step else None) or instance.task.agent.timeout_sec or 3600.0
 
 
 async def run_solution(
     sandbox: Sandbox, instance: HarborInstance, step: StepTable | None, archive: Path, secrets: Mapping[str, str]
 ) -> ExecResult:
-    """Run `solution/solve.sh`, and leave nothing of its folder. Raises InvalidRequest if the task has none.
+    """Run `solution/solve.sh`, then remove its folder. Raises InvalidRequest if the task has none.
 
-    Its `.harborignore` files leave out what they name.
+    Files excluded by its `.harborignore` files are not copied.
     """
     script = instance.script(step, "solution", _SOLVE)
     if not script:
         raise InvalidRequest(f"there is no solution/{_SOLVE}" + (f" for step {step.name}" if step else ""))
     ignored = IgnoredFiles(archive)
     if await asyncio.to_thread(ignored.has, archive / script):
-        raise InvalidRequest(f"a {IGNORE_FILE} leaves it out, so there is no solution to run", field=script)
+        raise InvalidRequest(f"a {IGNORE_FILE} excludes it, so there is no solution to run", field=script)
     with TemporaryDirectory(prefix="farm-solution-") as place:
         kept = Path(place) / "solution"
         folder = (archive / script).parent

@@ -1,4 +1,4 @@
-"""Folders of the node that are copied into a sandbox before a verification: empty ones for logs, and the tests."""
+"""Folders of the node to copy into a sandbox before a verification: empty ones for logs, and the tests."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class StagedTests:
 
 @asynccontextmanager
 async def staged(folders: Sequence[Path], ignored: IgnoredFiles | None = None) -> AsyncIterator[StagedTests]:
-    """Yield the folders of logs, and tests laid over each other with scripts that may be run; removed at the end."""
+    """Yield the folders of logs and the merged tests, with executable scripts; removed at the end."""
     with TemporaryDirectory(prefix="farm-tests-") as place:
         yield await asyncio.to_thread(_stage, Path(place), folders, ignored)
 
@@ -42,18 +42,18 @@ def _stage(place: Path, folders: Sequence[Path], ignored: IgnoredFiles | None) -
     texts = [_text(path) for path in tests.rglob("*") if path.is_file() and not path.is_symlink()]
     for path in (tests, *tests.rglob("*")):
         if not path.is_symlink():
-            # every user of the sandbox may read them, whatever their modes were where they came from
+            # Every user of the sandbox may read them, whatever their original modes were.
             path.chmod(0o755 if path.is_dir() or path.suffix == ".sh" else path.stat().st_mode & 0o111 | 0o644)
     named = [any(name.encode() in text for text in texts) for name in (TEXT, JSON)]
     return StagedTests(empty_logs(place), tests, names_text_alone=named == [True, False])
 
 
 def empty_logs(place: Path) -> Path:
-    """Make the folders of logs, which every user of the sandbox may write to, below `place`."""
+    """Create the folders of logs, writable for every user of the sandbox, below `place`."""
     logs = place / "logs"
     for folder in (logs, *(logs / name for name in _LOGS)):
         folder.mkdir()
-        # mkdir heeds the umask
+        # mkdir applies the umask.
         os.chmod(folder, 0o777)  # noqa: PTH101, S103
     return logs
 

@@ -1,7 +1,7 @@
 """Rewards of tasks with steps: the gate after each, and the total. Source: Harbor's `trial/multi_step.py`.
 
-Beyond Harbor's rule, steps that the policy never came to, because it reached a limit or broke what a step begins with,
-count as 0: else it would pay to stop after an easy step.
+In addition to Harbor's rule, steps that the policy did not reach, because it hit a limit or broke a step's
+preconditions, count as 0: otherwise stopping after an easy step would pay off.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ Rewards: TypeAlias = Mapping[str, float]
 
 
 def gate(step: StepTable, rewards: Rewards) -> str:
-    """Return why the task ends after a step, by its `min_reward`; empty if it goes on. A missing key passes no gate."""
+    """Return why a step's `min_reward` ends the task after it; empty if it goes on. A missing key passes no gate."""
     if step.min_reward is None:
         return ""
     least = step.min_reward if isinstance(step.min_reward, dict) else {MAIN: step.min_reward}
@@ -31,7 +31,7 @@ def gate(step: StepTable, rewards: Rewards) -> str:
 def total(strategy: Literal["mean", "final"] | None, verified: Sequence[Rewards], n_missing: int) -> dict[str, float]:
     """Return the rewards of a task: of its last step, or the mean of each name over its steps, missing ones as 0.
 
-    `n_missing` counts the steps that the policy did not come to through its own doing. None is no gate's.
+    `n_missing` counts the steps that the policy failed to reach, not those behind a gate.
     """
     names = dict.fromkeys(name for rewards in verified for name in rewards)
     if strategy == "final":

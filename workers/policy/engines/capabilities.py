@@ -30,9 +30,9 @@ log = logging.getLogger(__name__)
 NO_VERSIONS = "its answers do not name the weights version; the farm's own is recorded"
 _NO_LOGPROBS = "its chat gives no token ids with log-probabilities"
 _ALL = 4
-"""The time limit for all requests of a detection together, in multiples of that for one."""
+"""The time limit of a whole detection, in multiples of the limit of one request."""
 _TELLING = 0.01
-"""The least difference of a token's log-probability at two temperatures that shows that it depends on them."""
+"""The smallest difference of a token's log-probability at two temperatures that counts as a dependence on them."""
 
 
 async def detect(address: EngineAddress, timeout_s: float = 10.0) -> EngineInfo:
@@ -41,7 +41,7 @@ async def detect(address: EngineAddress, timeout_s: float = 10.0) -> EngineInfo:
     Raises EngineError if it cannot be reached, is paused, or has no model.
     """
     try:
-        # a server may keep sending bytes, and never complete an answer
+        # A server may keep sending bytes and never complete an answer.
         async with asyncio.timeout(_ALL * timeout_s):
             return await _detected(address, timeout_s)
     except TimeoutError as error:
@@ -160,7 +160,7 @@ async def _try_wires(address: EngineAddress, found: _Found, timeout_s: float) ->
             found.notes.append(wire.advice)
             continue
         except EngineError as error:
-            # Some plain servers answer 500 to ids; with the others it is a failure of the server.
+            # Some plain servers answer 500 to ids; with other kinds it is a failure of the server.
             if not engine_kind.is_fallback or isinstance(error, EngineBusy):
                 raise
             found.notes.append(wire.advice)
@@ -191,7 +191,7 @@ def _logprob(generation: Generation) -> float:
 
 
 def _logprobs(of_one_token: list[float]) -> Literal["raw", "processed"]:
-    """Return `raw` if the log-probability is the same at both temperatures, and not 0 as of the only token left."""
+    """Return `raw` if the log-probability is equal at both temperatures, and not the 0 of a single remaining token."""
     hot, cool = of_one_token
     return "processed" if abs(hot - cool) > _TELLING or hot == cool == 0.0 else "raw"
 
@@ -207,7 +207,7 @@ async def _try_chat(address: EngineAddress, found: _Found, timeout_s: float) -> 
     except EngineError as error:
         if _unfit(error):
             raise
-        found.notes.append(f"it does not chat either: {error}")
+        found.notes.append(f"its chat fails, too: {error}")
     else:
         found.token_out = completion.response_ids is not None
         if not found.token_out:

@@ -1,4 +1,4 @@
-"""The chat history in the form that servers accept: they differ in the name of reasoning, and in strictness."""
+"""Adapts the chat history to servers: they differ in the name of the reasoning field, and in strictness."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from farm.records.trajectory import Message
 
 
 def named(messages: Sequence[Message]) -> list[Message]:
-    """Return the messages with reasoning under both names: vLLM reads `reasoning` alone, others `reasoning_content`.
+    """Return the messages with reasoning under both names: vLLM reads only `reasoning`, others `reasoning_content`.
 
-    Reasoning of an earlier turn that a server does not find is missing in its prompt.
+    A server that does not find the reasoning of an earlier turn omits it from the prompt.
     """
     return [_named(message) for message in messages]
 
@@ -23,7 +23,7 @@ def _named(message: Message) -> Message:
 
 
 def parseable(messages: Sequence[Message]) -> list[Message]:
-    """Return the messages with tool call arguments that are no JSON object wrapped as `{"malformed": text}`.
+    """Return the messages with tool call arguments that are not a JSON object wrapped as `{"malformed": text}`.
 
     Only for servers that parse arguments and refuse the history as sampled: it changes the prompt's ids.
     """

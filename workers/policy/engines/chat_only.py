@@ -1,4 +1,4 @@
-"""Any other server that is compatible with the OpenAI API: it chats, and may take token ids as vLLM does."""
+"""Any other OpenAI-compatible server: it supports chat, and may accept token ids as vLLM does."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from workers.policy.engines.wire import Wire
 
 
 class _PlainCompletions(CompletionsWire):
-    """vLLM's wire at a server of which nobody knows whether it takes more than ids."""
+    """vLLM's wire at a server that may not support more than ids."""
 
     takes_guides = False
     lacks = frozenset({"routed_experts"})
 
 
 class ChatOnlyKind(EngineKind):
-    """The kind of a server that no other kind recognises."""
+    """The kind of servers that no other kind recognises."""
 
     is_fallback = True
 

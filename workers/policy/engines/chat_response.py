@@ -1,11 +1,12 @@
-"""Conversion of a chat answer into a Completion, token-exact if it holds consistent ids and log-probabilities.
+"""Conversion of a chat answer into a Completion, token-exact if it has consistent ids and log-probabilities.
 
-Ids are never rebuilt from text. If any are missing the call is text only; if they disagree the answer is refused, as on
-the token wires, by the checks of `GenerationBuilder`. Fields as in vLLM's `return_token_ids` (`prompt_token_ids` on
-top, `choices[].token_ids`); SGLang puts both in the choice, the second as `response_token_ids`.
+Ids are never rebuilt from text. If any are missing, the call is text only; if they disagree, the answer is refused by
+the checks of `GenerationBuilder`, as on the token wires. The fields are those of vLLM's `return_token_ids`
+(`prompt_token_ids` at the top, `choices[].token_ids`); SGLang puts both in the choice, the second as
+`response_token_ids`.
 
-What servers write otherwise without another meaning is taken: arguments as JSON values, content as parts of text, a
-finish reason that is null.
+Deviations of servers without a different meaning are accepted: arguments as JSON values, content as parts of text, a
+null finish reason.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from workers.policy.generation import Generation
 def completion(answer: Any, engine: str, max_tokens: int | None = None) -> Completion:
     """Convert a chat answer.
 
-    Raises KeyError, IndexError, TypeError, ValueError or AttributeError if it is no chat completion, or inconsistent.
+    Raises KeyError, IndexError, TypeError, ValueError or AttributeError if it is inconsistent or not a chat completion.
     """
     choice = answer["choices"][0]
     usage = answer.get("usage") or {}
@@ -32,7 +33,7 @@ def completion(answer: Any, engine: str, max_tokens: int | None = None) -> Compl
     n_response = _counted(usage, "completion_tokens", exact.response_ids if exact else None)
     reason = _finish_reason(choice, usage, max_tokens)
     if usage.get("completion_tokens") == 0 and reason != "abort":
-        raise ValueError(f"no tokens, and yet it ended by {reason!r}")
+        raise ValueError(f"no tokens, but finish reason {reason!r}")
     cached = (usage.get("prompt_tokens_details") or {}).get("cached_tokens")
     if cached is not None and count(cached) > n_prompt + n_response:
         raise ValueError(f"{cached} tokens cached of {n_prompt}")
@@ -60,17 +61,17 @@ def _counted(usage: dict[str, Any], name: str, ids: TokenIds | None) -> int:
 
 
 def _finish_reason(choice: dict[str, Any], usage: dict[str, Any], max_tokens: int | None) -> str:
-    """Return the finish reason. A null stands for the limit where it is reached, or else for the end."""
+    """Return the finish reason. Null means `length` if the limit is reached, else `stop`."""
     if "finish_reason" not in choice or choice["finish_reason"] is not None:
         return finish_reason(choice.get("finish_reason"))
     return "length" if max_tokens is not None and (usage.get("completion_tokens") or 0) >= max_tokens else "stop"
 
 
 def _message(sent: dict[str, Any]) -> Message:
-    """Return the message for the history: unset fields are left out, every tool call has an id."""
+    """Return the message for the history: unset fields are omitted, every tool call has an id."""
     content, thought = _content(sent.get("content"))
     message: Message = {"role": "assistant", "content": content}
-    # vLLM calls it `reasoning`, SGLang and the chat templates `reasoning_content`.
+    # vLLM's name is `reasoning`; SGLang and the chat templates use `reasoning_content`.
     reasoning = _text(sent.get("reasoning_content")) or _text(sent.get("reasoning")) or thought
     if reasoning:
         message["reasoning_content"] = reasoning
@@ -94,14 +95,14 @@ def _content(found: Any) -> tuple[str, str]:
             # Mistral nests parts of text
             texts["thinking"].append(_content(part["thinking"])[0])
         else:
-            raise ValueError(f"content with a part of type {str(part['type'])[:40]!r}, which is no text")
+            raise ValueError(f"content has a part of type {str(part['type'])[:40]!r}, which is not text")
     return "".join(texts["text"]), "".join(texts["thinking"])
 
 
 def _text(found: Any) -> str:
     if found is None or isinstance(found, str):
         return found or ""
-    raise ValueError(f"text that is a {type(found).__name__}")
+    raise ValueError(f"text is a {type(found).__name__}")
 
 
 def _call(call: dict[str, Any], index: int) -> dict[str, Any]:
@@ -114,7 +115,7 @@ def _call(call: dict[str, Any], index: int) -> dict[str, Any]:
 
 
 def _arguments(found: Any) -> str:
-    """Return arguments as the text of JSON, which they are by the API; some servers send the value itself."""
+    """Return arguments as JSON text, as the API requires; some servers send the value itself."""
     return _text(found) if found is None or isinstance(found, str) else json.dumps(found, ensure_ascii=False)
 
 
@@ -142,7 +143,7 @@ def _exact(
 
 
 def _version(answer: dict[str, Any], choice: dict[str, Any]) -> str:
-    """Return the version of the weights; the oldest if it changed under way, to never understate staleness."""
+    """Return the version of the weights; the oldest if it changed meanwhile, to never understate staleness."""
     spans = choice.get("weight_versions") or answer.get("weight_versions") or []
     if spans:
         return version(spans[0]["version"])

@@ -1,7 +1,7 @@
-"""The chat route, which every OpenAI-compatible server has: the engine renders and tokenises the messages itself.
+"""The chat route of every OpenAI-compatible server: the engine renders and tokenises the messages itself.
 
-If a server refuses the fields that request token ids, later requests leave them out: its rollouts can be scored, but
-are never token-exact.
+If a server refuses the fields that request token ids, later requests omit them: its rollouts can be scored, but are
+never token-exact.
 """
 
 from __future__ import annotations
@@ -21,19 +21,19 @@ from workers.policy.generation import ChatRequest, EngineAddress, EngineBusy, Im
 from workers.policy.message_images import as_sent, digests_of
 
 _RECORDING = {"logprobs": True, "return_token_ids": True, "return_weight_versions": True}
-"""Fields that request the data for training. They do not change the sampling, so they may be left out."""
+"""Fields that request the data for training. They do not change the sampling, so they can be omitted."""
 
 _FORM = frozenset({"tool_choice", "response_format"})
-"""Fields that say what the answer must be, which not every server knows."""
+"""Fields that define the form of the answer, which not every server supports."""
 
 _MAX_CHANGES = 5
-"""The number of variants of one request that are tried with an engine that refuses it."""
+"""The number of variants of one request to try with an engine that refuses it."""
 
 _MAX_SAID = 300
 
 
 class ChatRoute:
-    """One engine's chat, over a connection that its owner closes."""
+    """The chat route of one engine, over a connection that its owner closes."""
 
     def __init__(self, address: EngineAddress, connection: EngineConnection) -> None:
         self._engine = address.url
@@ -69,7 +69,7 @@ class ChatRoute:
         return self._model
 
     async def _ask(self, body: dict[str, Any], request: ChatRequest) -> Any:
-        """Return the answer's JSON; a refused request is changed according to the refusal, and retried."""
+        """Return the answer's JSON; a refused request is changed according to the refusal, then retried."""
         for _ in range(_MAX_CHANGES):
             try:
                 return await self._post(body, request.session_id)
@@ -77,7 +77,7 @@ class ChatRoute:
                 if digests_of(request.messages):
                     self._check_images(body["model"], refusal)
                 body = self._changed(body, request.sampling, refusal)
-        raise EngineError(f"engine {self._engine} refuses the request in {_MAX_CHANGES} forms; look at its log")
+        raise EngineError(f"engine {self._engine} refuses {_MAX_CHANGES} variants of the request; see its log")
 
     def _changed(self, body: dict[str, Any], sampling: SamplingParams, refusal: Refusal) -> dict[str, Any]:
         """Return the request to send after a refusal. Raises the error of the refusal if no change would help."""
@@ -101,7 +101,7 @@ class ChatRoute:
         raise self._refused(refusal) from refusal
 
     async def _post(self, body: dict[str, Any], session_id: str) -> Any:
-        # the standard library's JSON writes whatever text and numbers a model has put into the history
+        # The standard library's JSON encodes any text and number that a model put into the history.
         sent = json.dumps(body if self._plain else body | _RECORDING).encode()
         headers = {"x-session-id": session_id} if session_id else {}
         most = most_bytes(len(sent), body["max_tokens"])
@@ -110,7 +110,7 @@ class ChatRoute:
         except FAILURES as error:
             raise failures.broken(self._engine, error) from error
         except (ValueError, RecursionError) as error:
-            raise EngineError(f"engine {self._engine} gave an answer that cannot be read: {error}") from error
+            raise EngineError(f"engine {self._engine} gave an unreadable answer: {error}") from error
 
     def _completion(self, answer: Any, max_tokens: int) -> Completion:
         try:
@@ -118,7 +118,7 @@ class ChatRoute:
         except SHAPE as error:
             said = str(error) if type(error) is ValueError else repr(error)
             raise failures.Unreadable(
-                f"engine {self._engine} gave an answer that is no chat completion ({said}); check that it is "
+                f"engine {self._engine} gave an answer that is not a chat completion ({said}); check that it is "
                 "an OpenAI-compatible server"
             ) from error
 
@@ -128,11 +128,11 @@ class ChatRoute:
         answered = f"engine {self._engine} answered {refusal.status}: {said}"
         if refusals.no_images(refusal.body):
             raise ImagesRefused(
-                f"{answered}; its model {model!r} does not take the images of this conversation: choose one that does, "
+                f"{answered}; its model {model!r} does not support this conversation's images: choose one that does, "
                 "or set agent_requests.images to `text`"
             ) from refusal
         if refusals.bad_image(refusal.body):
-            raise ImageUnreadable(f"{answered}; an image of the conversation is broken", said) from refusal
+            raise ImageUnreadable(f"{answered}; an image of the conversation is corrupt", said) from refusal
 
     def _refused(self, refusal: Refusal) -> Exception:
         return failures.refused(self._engine, refusal.status, refusal.headers, refusal.body)
@@ -141,7 +141,7 @@ class ChatRoute:
 def _text(found: Any) -> str:
     if isinstance(found, str):
         return found
-    raise TypeError(f"a model called {found!r}")
+    raise TypeError(f"model name {found!r}")
 
 
 def _body(request: ChatRequest) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""The client of an engine: a server's wire for token ids, its chat route and its control, over one connection."""
+"""The client of an engine: its token wire, chat route and control, over one connection."""
 
 from __future__ import annotations
 
@@ -75,10 +75,10 @@ class EngineClient:
     ) -> Generation:
         """Implement `Engine.generate`. A request that exceeds the context is retried with fewer `max_tokens`."""
         if self._wire is None:
-            raise EngineRefused(f"engine {self.address.url} takes no token ids; it can only be asked to chat")
+            raise EngineRefused(f"engine {self.address.url} accepts no token ids, only chat requests")
         for name in sorted(self._wire.lacks):
             if getattr(sampling, name):
-                raise EngineRefused(f"engine {self.address.url} has no {name}: leave it out of the batch's sampling")
+                raise EngineRefused(f"engine {self.address.url} lacks {name}: leave it out of the batch's sampling")
         ask = GenerationRequest(
             prompt_json(prompt_ids),
             sampling,
@@ -103,12 +103,12 @@ class EngineClient:
             raise self._refused(refusal, sampling) from refusal
 
     async def chat(self, request: ChatRequest) -> Completion:
-        # vLLM refuses more than its whole context, and cuts what is less to the room that the prompt leaves
+        # vLLM refuses more than its whole context, and truncates a smaller value to the room that the prompt leaves.
         max_tokens = min(request.max_tokens, self.info.context_tokens or request.max_tokens)
         return await self._chat.complete(replace(request, model=request.model or self._model, max_tokens=max_tokens))
 
     async def healthy(self) -> bool:
-        """Return whether the server is healthy; one without a health route is if it answers at all."""
+        """Return whether the server is healthy; one without a health route, whether it answers at all."""
         status = 0
         for path in self._kind.health_paths:
             status = await self._connection.status(path, _HEALTH_S)
@@ -194,7 +194,7 @@ class EngineClient:
         most: int,
         on_ids: OnIds | None,
     ) -> None:
-        """Pass ids on as they come. Raises TimeoutError if no token comes for `timeout_s`."""
+        """Pass ids on as they arrive. Raises TimeoutError if no token arrives for `timeout_s`."""
         loop = asyncio.get_running_loop()
         async with (
             asyncio.timeout(self._timeout_s) as silence,
@@ -222,7 +222,7 @@ class EngineClient:
     def _refused(self, refusal: Refusal, sampling: SamplingParams) -> Exception:
         error = failures.refused(self.address.url, refusal.status, refusal.headers, refusal.body)
         if guide_of(sampling) and (type(error) is EngineRefused or refusal.status == 500):
-            # schemas are the programs' own: engines lack some keywords, and break on others
+            # The schemas come from programs: engines lack some keywords, and crash on others.
             return FormUnsupported(str(error))
         return error
 

@@ -1,12 +1,12 @@
-"""JSON over HTTP to one engine: pooled connections, bytes in and out, events of a stream.
+"""JSON over HTTP to one engine: pooled connections, answers as bytes, event streams.
 
-The rule: every read is bounded. An answer has at most the bytes that its request can need, and is not compressed; its
-head comes within the time limit, and its body, which is sent as a whole, not much slower than over a poor network.
-Error texts, lists of models and answers to orders are bounded, too.
+The rule: every read is bounded. An answer is at most as large as its request can explain, and is uncompressed. Its head
+must arrive within the time limit; its body, which is sent at once, may be about as slow as a poor network. Error texts,
+lists of models and answers to orders are bounded, too.
 
 An idle connection is closed before uvicorn's 5 s are over. If the server closes one at that moment, the next request
-fails before any answer has come; then another connection is tried at once, as sampling has no side effect. The
-environment's proxies are not used: engines are near the workers.
+fails before any answer has arrived; then another connection is tried at once, as sampling has no side effect. The
+environment's proxies are ignored: engines are near the workers.
 """
 
 from __future__ import annotations
@@ -26,22 +26,22 @@ _IDLE_S = 4.0
 _CONNECT_S = 10.0
 _MAX_URLS = 100
 _LANE_REQUESTS = 4
-"""Requests at a time that share a pool of connections."""
+"""Number of concurrent requests that share a pool of connections."""
 _MAX_STALE = 3
-"""The most connections closed while idle that one request skips."""
+"""Maximum number of connections closed while idle that one request skips."""
 _DONE = b"[DONE]"
 SMALL_BYTES = 4 * 2**20
-"""The most bytes of an answer without tokens."""
+"""Maximum bytes of an answer without tokens."""
 _BODY_S = 30.0
 _MIN_BYTES_S = 2**16
-"""The time limit of a body is `_BODY_S`, and a second more for each `_MIN_BYTES_S` bytes received."""
+"""The time limit of a body is `_BODY_S`, plus one second for each `_MIN_BYTES_S` bytes received."""
 _MAX_PLAIN = 4
-"""The most characters of a key that is no secret, such as `none`."""
+"""Maximum length of a key that is not a secret, such as `none`."""
 _JSON = {"content-type": "application/json"}
 
 
 BUSY = (429, 503)
-"""The statuses of a refusal for a while."""
+"""The statuses of a temporary refusal."""
 
 
 class Refusal(Exception):
@@ -55,7 +55,7 @@ class Refusal(Exception):
 
     @property
     def is_busy(self) -> bool:
-        """Tell whether the same request may be answered a moment later."""
+        """Return whether the same request may succeed a moment later."""
         return self.status in BUSY
 
 
@@ -64,18 +64,18 @@ class BrokenStream(Exception):
 
 
 class OversizedAnswer(Exception):
-    """An answer that is larger or slower than its request can explain, or compressed; it was not read to its end."""
+    """An answer that is compressed, or larger or slower than its request can explain; it was not read completely."""
 
 
 FAILURES = (httpx2.HTTPError, httpx2.InvalidURL, BrokenStream, OversizedAnswer, TimeoutError)
-"""The errors of a request that got no answer, or not all of it."""
+"""The errors of a request whose answer is missing or incomplete."""
 
 
 @dataclass(slots=True)
 class _Lane:
-    """Connections of its own, and how many requests are made over them now.
+    """A connection pool and the number of requests that use it now.
 
-    A pool of connections looks at each idle one at every request: one pool of sixty costs more than the requests.
+    A pool checks each idle connection at every request: one pool of sixty would cost more than the requests.
     """
 
     transport: _Transport
@@ -90,7 +90,7 @@ class EngineConnection:
         self.root = url.rstrip("/").removesuffix("/v1")
         self._key = key
         self._timeout_s = timeout_s
-        # a client of httpx would put these together anew for each request, and look for cookies and redirects
+        # Prepared once: httpx's client would rebuild these for each request, and handle cookies and redirects.
         timeout = httpx2.Timeout(timeout_s, connect=min(_CONNECT_S, timeout_s), pool=None)
         self._extensions = {"timeout": timeout.as_dict()}
         self._headers = {
@@ -112,7 +112,7 @@ class EngineConnection:
 
     @contextmanager
     def _lent(self) -> Iterator[_Transport]:
-        """Lend the first lane that has room for one more request, so that as few connections as can be are idle."""
+        """Lend the first lane that has room for one more request, to keep few connections idle."""
         lane = next((lane for lane in self._lanes if lane.n_requests < _LANE_REQUESTS), None)
         if lane is None:
             lane = _Lane(self._new_transport())
@@ -128,9 +128,9 @@ class EngineConnection:
         return readable(await self._request("GET", path))
 
     async def get_object(self, path: str) -> dict[str, Any]:
-        """Return the JSON object that a route answers; empty if the route is refused, or its answer is no object.
+        """Return the JSON object of a route; empty if the route is refused, or its answer is not an object.
 
-        Raises Refusal for one that is busy: it has not said what it is.
+        Raises Refusal from a busy server: its kind is still unknown.
         """
         try:
             answer = await self.get(path)
@@ -145,7 +145,7 @@ class EngineConnection:
         return readable(await self._request("POST", path, None if body is None else orjson.dumps(body)))
 
     async def ask(self, path: str, body: bytes, headers: dict[str, str], most: int) -> bytes:
-        """Return the answer to a JSON body, of `most` bytes at most, unparsed."""
+        """Return the unparsed answer, at most `most` bytes, to a JSON body."""
         return await self._request("POST", path, body, headers, most)
 
     async def status(self, path: str, timeout_s: float) -> int:
@@ -163,10 +163,10 @@ class EngineConnection:
     async def events(
         self, path: str, body: bytes, headers: dict[str, str], most: int, *, ends_with_done: bool = True
     ) -> AsyncIterator[AsyncIterator[bytes]]:
-        """Yield the events of a stream, each of `most` bytes at most; an answer that is no stream is one event.
+        """Yield the events of a stream, each of at most `most` bytes; an answer that is not a stream is one event.
 
-        Iterating raises BrokenStream if the last event is not `[DONE]` where the stream `ends_with_done`. The caller
-        has to limit the total time.
+        Iterating raises BrokenStream if the stream `ends_with_done` but its last event is not `[DONE]`. The caller must
+        limit the total time.
         """
         async with self._answer("POST", path, body, headers) as response:
             if response.headers.get("content-type", "").startswith("text/event-stream"):
@@ -202,20 +202,20 @@ class EngineConnection:
     async def _answer(
         self, method: str, path: str, content: bytes | None, headers: dict[str, str] | None
     ) -> AsyncIterator[httpx2.Response]:
-        """Yield the head of an answer, its body still to be read. Raises Refusal for an error status."""
+        """Yield the head of an answer, with its body unread. Raises Refusal for an error status."""
         sent = self._headers | (_JSON if content is not None else {}) | (headers or {})
         with self._lent() as transport:
             request = httpx2.Request(
                 method, self._url(path), content=content, headers=sent, extensions=self._extensions
             )
             progress.current().restart()
-            # a head that comes byte by byte runs into no read timeout
+            # A head that arrives byte by byte never hits a read timeout.
             async with asyncio.timeout(self._timeout_s + _CONNECT_S):
                 response = await transport.handle_async_request(request)
                 response.request = request
             try:
                 if response.headers.get("content-encoding", "identity") != "identity":
-                    raise OversizedAnswer("packs its answers, which it was not asked for")
+                    raise OversizedAnswer("compresses its answers without being asked to")
                 if not response.is_success:
                     refused = without_key(await _content(response, SMALL_BYTES), self._key)
                     raise Refusal(response.status_code, response.headers, refused)
@@ -225,10 +225,10 @@ class EngineConnection:
 
 
 def most_bytes(n_sent: int, max_tokens: int) -> int:
-    """Return the most bytes of an answer to a request of `n_sent` bytes that has up to `max_tokens` tokens.
+    """Return the maximum bytes of an answer to a request of `n_sent` bytes that has up to `max_tokens` tokens.
 
-    A token takes some hundred bytes with its log-probability, and 2 kB with what else an engine may list. At most the
-    prompt is repeated, each of whose tokens was sent in four bytes or more.
+    A token takes some hundred bytes with its log-probability, and 2 kB with all that an engine may add. The prompt is
+    repeated at most; each of its tokens was sent in four bytes or more.
     """
     return 2**20 + 256 * n_sent + 2048 * max_tokens
 
@@ -249,7 +249,7 @@ class _Transport(httpx2.AsyncHTTPTransport):
 
 
 class _Seen:
-    """A trace hook that records whether a request opened a new connection; then its failure is not an idle one's."""
+    """A trace hook that records whether a request opened a new connection, so that its failure is a real one."""
 
     def __init__(self) -> None:
         self.connecting = False
@@ -259,7 +259,7 @@ class _Seen:
 
 
 async def _content(response: httpx2.Response, most: int) -> bytes:
-    """Return the whole body. Raises OversizedAnswer if it has more bytes, or is slower than over a poor network."""
+    """Return the whole body. Raises OversizedAnswer if it is too large, or slower than a poor network."""
     chunks, n = [], 0
     loop = asyncio.get_running_loop()
     began = loop.time()
@@ -270,22 +270,22 @@ async def _content(response: httpx2.Response, most: int) -> bytes:
                 chunks.append(chunk)
                 n += len(chunk)
                 if n > most:
-                    raise OversizedAnswer(f"sends more than {most} bytes, which is beyond what it was asked for")
+                    raise OversizedAnswer(f"sends more than {most} bytes, more than its request can explain")
                 limit.reschedule(began + _BODY_S + n / _MIN_BYTES_S)
     except TimeoutError:
         raise OversizedAnswer(
-            f"has sent {n} bytes of one answer in {loop.time() - began:.0f} s, and it has no end"
+            f"has sent {n} bytes of one answer in {loop.time() - began:.0f} s, still incomplete"
         ) from None
     return b"".join(chunks)
 
 
 async def _data(chunks: AsyncIterator[bytes], most: int, ends_with_done: bool) -> AsyncIterator[bytes]:
-    """Yield the data lines; the rest of the body is read, too, so that the connection can be used again."""
+    """Yield the data lines; the rest of the body is read, too, so that the connection can be reused."""
     rest, done = b"", False
     async for chunk in chunks:
         *lines, rest = (rest + chunk).split(b"\n")
         if len(rest) > most:
-            raise OversizedAnswer(f"sends an event of more than {most} bytes, which is beyond what it was asked for")
+            raise OversizedAnswer(f"sends an event of more than {most} bytes, more than its request can explain")
         for line in lines:
             if line.startswith(b"data:"):
                 data = line[5:].strip()

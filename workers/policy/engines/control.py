@@ -1,4 +1,4 @@
-"""Pausing an engine for new weights, and naming the weights it has: by the server's own endpoints, if it has any.
+"""Pausing an engine for new weights, and naming its weights: by the server's own endpoints, if it has any.
 
 | mode | vLLM | SGLang |
 |---|---|---|
@@ -6,7 +6,7 @@
 | keep | `keep` | `retract`, so that the kept prefixes are recomputed under the new weights, as in vLLM |
 | abort | `abort` | `abort` |
 
-SGLang cannot let calls end and hold new ones back; the pool sends none while its engines are paused.
+SGLang cannot drain and hold new calls back; the pool sends no calls while its engines are paused.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from workers.policy.engines import failures
 from workers.policy.engines.connection import FAILURES, EngineConnection, Refusal
 
 NO_ROUTE = (401, 403, 404, 405)
-"""The statuses by which a server says that it lacks an endpoint, or keeps it closed."""
+"""The statuses by which a server shows that an endpoint is missing or disabled."""
 
 
 class Control(Protocol):
@@ -39,7 +39,7 @@ class Control(Protocol):
 
 
 class NoControl:
-    """The control of a server that cannot be paused; the farm then holds its own calls back."""
+    """The control of a server that cannot be paused; the farm holds its own calls back instead."""
 
     def __init__(self, engine: str, advice: str = "") -> None:
         self._message = f"engine {engine} takes no pause or version itself; the farm holds calls back instead{advice}"
@@ -80,7 +80,7 @@ class ControlCalls:
         except FAILURES as error:
             raise self.broken(error) from error
         if not isinstance(result, dict) or result.get("success") is False:
-            raise EngineError(f"engine {self._engine} did not do {path}: {str(result)[:300]}; look at its log")
+            raise EngineError(f"engine {self._engine} did not carry out {path}: {str(result)[:300]}; see its log")
         return result
 
     def failure(self, path: str, refusal: Refusal) -> Exception:

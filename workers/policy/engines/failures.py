@@ -1,4 +1,4 @@
-"""Failures of a call as the farm's errors: the engine, the failure, and a remedy."""
+"""Failures of a call as the farm's errors: engine, failure and remedy."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Unreadable(EngineError):
 
 
 class NoRoute(EngineUnfit):
-    """A server without the requested route, or one that does not allow it, as with vLLM's 403."""
+    """A server that lacks the requested route, or does not allow it, as with vLLM's 403."""
 
 
 def refused(engine: str, status: int, headers: Mapping[str, str], body: Any) -> FarmError:
@@ -51,7 +51,7 @@ def _advice(status: int, body: Any) -> str:
     if status in (401, 403):
         return "check the engine's API key, and that it allows this request"
     if status == 404 and refusals.no_model(body):
-        return "it has no model of that name: load it there, or name one that it lists"
+        return "it does not have this model: load it, or name one that it lists"
     if status in (404, 405):
         return "check the address (it ends in /v1) and the model's name"
     if refusals.no_token(body):

@@ -1,11 +1,10 @@
 """Validation of an engine's generation, for all wires, which pass on the raw values as received.
 
-The rule: an answer counts only if each of its values has the type that the wire defines, lies in the range that the
-request allows, and is consistent with the others. Ids lie in the vocabulary, are at most as many as were requested, and
-there is at least one unless the answer was aborted; each has one finite log-probability of at most 0; the finish reason
-is a known one; versions and counts can be stored. All else is the engine's fault: the call fails and is retried, on
-another engine if there is one. No value is repaired, as a trajectory with a guess in it trains on tokens that were
-never sampled.
+The rule: an answer counts only if each of its values has the wire's type, is in the range that the request allows, and
+is consistent with the others. Ids are within the vocabulary and at most as many as requested; there is at least one
+unless the answer was aborted. Each id has one finite log-probability of at most 0; the finish reason is a known one;
+versions and counts can be stored. Any other answer is the engine's fault: the call fails and is retried, on another
+engine if possible. No value is repaired, as a trajectory with a guessed value trains on tokens that were never sampled.
 """
 
 from __future__ import annotations
@@ -25,13 +24,13 @@ from workers.policy.generation import ExpertRange, Generation
 MAX_VOCABULARY = 2**22
 """The bound of ids if the tokenizer is unknown: several times the vocabulary of any published model."""
 FINISH_REASONS = frozenset(("stop", "length", "abort", "repetition", "tool_calls", "function_call", "content_filter"))
-"""The valid finish reasons. vLLM's `error` is none of them: the tokens before it are unreliable."""
+"""The valid finish reasons. vLLM's `error` is not valid: the tokens before it are unreliable."""
 VERSION_CHARS = 64
 _LARGEST = 2**31 - 1
 _UNKNOWN = -9999.0
-"""The value that vLLM writes for an unknown log-probability."""
+"""vLLM's value for an unknown log-probability."""
 _ROUNDING = 1e-4
-"""The most that a log-probability may exceed 0 by rounding; it then counts as 0."""
+"""The rounding error by which a log-probability may exceed 0; it then counts as 0."""
 _ECHO = b'"prompt_token_ids":'
 _NUMBERS = {int, float}
 _NEGATIVE = re.compile(r"\s*-\s*[0-9]")
@@ -40,7 +39,7 @@ _NEGATIVE = re.compile(r"\s*-\s*[0-9]")
 class GenerationBuilder:
     """One generation while it is received: whole, or in pieces.
 
-    `max_tokens` and `n_vocabulary` are the bounds of its ids; None if unknown. `experts` are those that are asked for.
+    `max_tokens` and `n_vocabulary` are the bounds of its ids; None if unknown. `experts` are the requested ones.
     """
 
     def __init__(
@@ -58,7 +57,7 @@ class GenerationBuilder:
         self.ids: list[int] = []
         self.logprobs: list[float] = []
         self.logprob_ids: list[int] = []
-        """The ids to which the log-probabilities belong, if the wire gives them."""
+        """The ids to which the log-probabilities belong, if the wire sends them."""
         self.finish_reason: Any = None
         self.stop_reason: Any = None
         self.prompt_ids: TokenIds | None = None
@@ -87,10 +86,10 @@ class GenerationBuilder:
         result = self._natural([] if ids is None else ids)
         self.ids += result
         self.logprobs += _numbers([] if logprobs is None else logprobs)
-        # these need no check but to equal the ids, which are checked
+        # Not validated by themselves: they must equal the ids, which are.
         self.logprob_ids += logprob_ids or []
         if self._max_tokens is not None and len(self.ids) > self._max_tokens:
-            raise ValueError(f"{len(self.ids)} token ids where {self._max_tokens} were asked for")
+            raise ValueError(f"{len(self.ids)} token ids, but only {self._max_tokens} were requested")
         return result
 
     def end(self, finish_reason: Any, stop_reason: Any = None) -> None:
@@ -106,7 +105,7 @@ class GenerationBuilder:
             )
 
     def take_experts(self, found: Any, reader: Callable[[Any], NDArray[Any]]) -> None:
-        """Set the routed experts, if this piece has them and they were asked for. Raises ValueError."""
+        """Set the routed experts, if they were requested and are in this piece. Raises ValueError."""
         if found is not None and self._wanted_experts is not None:
             self._experts = reader(found)
 
@@ -116,7 +115,7 @@ class GenerationBuilder:
         ids, logprobs = token_ids(self.ids), _logprobs(self.logprobs)
         _same_length(ids, logprobs, self.n_counted)
         if not len(ids) and reason != "abort":
-            raise ValueError(f"no token ids, and yet it ended by {reason!r}")
+            raise ValueError(f"no token ids, but finish reason {reason!r}")
         if self.logprob_ids and self.logprob_ids != self.ids:
             raise ValueError("the log-probabilities are of other tokens than those sampled")
         _covering(self.versions, len(ids))
@@ -135,30 +134,28 @@ class GenerationBuilder:
         )
 
     def _routed_experts(self, n_sampled: int) -> CallExperts | None:
-        # those of a call that was aborted before it sampled anything come with the call that goes on from it
+        # The experts of a call aborted before any token was sampled arrive with the call that continues it.
         if self._experts is None or self._wanted_experts is None or not n_sampled:
             return None
         return expert_rows(self._experts, self._wanted_experts, len(self._sent) + n_sampled)
 
     def _natural(self, values: Any) -> list[int]:
         if type(values) is not list or not set(map(type, values)) <= {int}:
-            raise ValueError("token ids that are no natural numbers")
+            raise ValueError("token ids that are not natural numbers")
         if values and (min(values) < 0 or max(values) >= self._n_vocabulary):
             wrong = next(value for value in values if not 0 <= value < self._n_vocabulary)
-            raise ValueError(f"token id {wrong} is none of the {self._n_vocabulary} of its vocabulary")
+            raise ValueError(f"token id {wrong} is not among the {self._n_vocabulary} ids of its vocabulary")
         return values
 
 
 def finish_reason(found: Any) -> str:
     """Return the finish reason. Raises ValueError if it is missing or unknown."""
     if found is None or found == "":
-        raise ValueError("it does not say why the generation ended")
+        raise ValueError("no finish reason")
     if found == "error":
-        raise ValueError("it broke the generation off")
+        raise ValueError("the engine broke off the generation")
     if not isinstance(found, str) or found not in FINISH_REASONS:
-        raise ValueError(
-            f"the generation ended by {_shown(found)}, which is none of {', '.join(sorted(FINISH_REASONS))}"
-        )
+        raise ValueError(f"finish reason {_shown(found)} is not one of {', '.join(sorted(FINISH_REASONS))}")
     return found
 
 
@@ -166,7 +163,7 @@ def stop_reason(found: Any) -> str | int | None:
     """Return the stop string or stop token that ended it, if any. Raises ValueError for anything else."""
     if found is None or isinstance(found, str) or (type(found) is int and abs(found) <= _LARGEST):
         return found
-    raise ValueError(f"it stopped at {_shown(found)}, which is neither a string nor a token")
+    raise ValueError(f"stop reason {_shown(found)} is neither a string nor a token")
 
 
 def version(found: Any) -> str:
@@ -175,14 +172,14 @@ def version(found: Any) -> str:
         return ""
     text = str(found) if type(found) is int else found
     if not isinstance(text, str) or len(text) > VERSION_CHARS or not text.isprintable() or _NEGATIVE.match(text):
-        raise ValueError(f"weights called {_shown(found)}: a version has up to {VERSION_CHARS} printable characters")
+        raise ValueError(f"version {_shown(found)} of the weights is not 0 to {VERSION_CHARS} printable characters")
     return text
 
 
 def count(found: Any) -> int:
     """Return a number of tokens. Raises ValueError for anything else."""
     if type(found) is not int or not 0 <= found <= _LARGEST:
-        raise ValueError(f"{_shown(found)} is no number of tokens")
+        raise ValueError(f"{_shown(found)} is not a number of tokens")
     return found
 
 
@@ -206,7 +203,7 @@ def _shown(value: Any) -> str:
 
 def _numbers(values: Any) -> list[float]:
     if type(values) is not list or not set(map(type, values)) <= _NUMBERS:
-        raise ValueError("log-probabilities that are unknown or above 0, or no numbers")
+        raise ValueError("log-probabilities that are unknown, above 0 or not numbers")
     return values
 
 
@@ -222,7 +219,7 @@ def _logprobs(values: Sequence[float]) -> LogProbs:
 
 def _same_length(ids: TokenIds, logprobs: LogProbs, n_counted: Any) -> None:
     if n_counted is None:
-        raise ValueError("it does not count the tokens it sampled")
+        raise ValueError("no count of the sampled tokens")
     if not len(ids) == len(logprobs) == count(n_counted):
         raise ValueError(f"{len(ids)} token ids, {len(logprobs)} log-probabilities, {n_counted} tokens counted")
 

@@ -1,9 +1,9 @@
 """The interface of a kind of LLM server, and the kinds that are installed.
 
-A kind is a class without state that is named by an entry point in the group `farm.engines`; the entry point's name is
-the name of the kind, in `EngineInfo.kind`. It recognises its servers, knows the wires on which they take token ids, and
-how they are paused for new weights. All kinds have the chat route of the OpenAI API in common. Those that come with the
-farm are `vllm.py`, `sglang.py`, `prorl.py` and `chat_only.py`; docs/concepts/engines.md shows how another is written.
+A kind is a stateless class, registered by an entry point in the group `farm.engines`; the entry point's name is the
+kind's name in `EngineInfo.kind`. It recognises its servers and knows the wires on which they accept token ids, and how
+to pause them for new weights. All kinds share the chat route of the OpenAI API. The farm's own kinds are `vllm.py`,
+`sglang.py`, `prorl.py` and `chat_only.py`; docs/concepts/engines.md shows how to write another.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ GROUP = "farm.engines"
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """The account that a server gives of itself; the model's card counts for what is left empty.
+    """A server's description of itself; empty fields are taken from the model's card.
 
-    `root` is the source of its model, a folder or a name on a hub; `control` says that it takes pause, resume and the
-    naming of weight versions; `notes` are remarks for the operator, such as a flag that would add a capability.
+    `root` is the source of its model, a folder or a name on a hub. `control`: it supports pause, resume and naming of
+    weight versions. `notes` are remarks for the operator, such as a flag that would add a capability.
     """
 
     version: str = ""
@@ -43,31 +43,31 @@ class Identity:
 
 
 class EngineKind(Protocol):
-    """One kind of LLM server. A class that derives from this one has its defaults."""
+    """One kind of LLM server. Derived classes inherit the defaults."""
 
     health_paths: ClassVar[Sequence[str]] = ("/health",)
-    """The routes of its health check; the first that it has counts."""
+    """The routes of its health check; the first that exists is used."""
     is_fallback: ClassVar[bool] = False
-    """True if it takes servers that it does not know: it is asked after the others, and failures on its wires only show
-    that the server has no such wire."""
+    """True if it accepts unknown servers: it is tried last, and a failure on one of its wires only means that
+    the server lacks the wire."""
 
     async def identify(self, connection: EngineConnection, card: Mapping[str, Any]) -> Identity | None:
-        """Return the identity of a server of this kind, None if it is of another; `card` is its model's, as listed.
+        """Return the identity of a server of this kind, None for other kinds; `card` is the model's list entry.
 
-        May raise what the connection raises, and EngineError if the server is of this kind, but cannot be used now.
+        May raise the connection's errors, and EngineError if the server is of this kind but unusable now.
         """
         ...
 
     def wires(self, info: EngineInfo) -> Sequence[Wire]:
-        """Return the wires on which its servers may take token ids, the best first."""
+        """Return the wires on which its servers may accept token ids, the best first."""
         ...
 
     def control(self, info: EngineInfo, connection: EngineConnection) -> Control:
-        """Return the control of a server; by default it has none, and the farm holds its own calls back."""
+        """Return the control of a server; by default there is none, and the farm holds its own calls back."""
         return NoControl(connection.url)
 
     def remarks(self, first: Generation) -> Iterable[str]:
-        """Yield remarks for the operator on what the first answer to token ids lacks."""
+        """Yield remarks for the operator on data missing from the first answer to token ids."""
         return ()
 
 
@@ -87,7 +87,7 @@ def kind(name: str) -> EngineKind:
 
 
 def kinds() -> Iterator[tuple[str, EngineKind]]:
-    """Yield all kinds by name, those that take any server last; one that cannot be imported is left out, and logged."""
+    """Yield all kinds by name, fallback kinds last; one that cannot be imported is skipped and logged."""
     found: dict[str, EngineKind] = {}
     for name in sorted(plugins.installed(GROUP)):
         try:
@@ -98,7 +98,7 @@ def kinds() -> Iterator[tuple[str, EngineKind]]:
 
 
 def wire_of(info: EngineInfo) -> Wire | None:
-    """Return the wire on which an engine takes token ids; None if it takes none. Raises EngineUnfit."""
+    """Return the wire on which an engine accepts token ids; None if there is none. Raises EngineUnfit."""
     if not info.token_in:
         return None
     for wire in kind(info.kind).wires(info):
@@ -108,6 +108,6 @@ def wire_of(info: EngineInfo) -> Wire | None:
 
 
 def takes_guides(info: EngineInfo) -> bool:
-    """Return whether an engine's answers can be held to a form on the wire that is used."""
+    """Return whether the used wire supports guided answers."""
     wire = wire_of(info)
     return wire is not None and wire.takes_guides

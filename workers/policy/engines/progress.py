@@ -1,8 +1,8 @@
-"""The progress of the running task's call on its connection, for attributing a deadline that passes.
+"""The progress of the running task's call on its connection, to attribute a passed deadline.
 
-The rule: an answer under way counts as the policy's only as long as tokens come. A whole answer is sent once it has
-been sampled, so its bytes follow each other at once; a stream brings a token every few seconds. An answer whose bytes
-come otherwise is stalled: a deadline that passes meanwhile is attributed to the engine.
+The rule: an answer in progress counts as the policy's only as long as tokens arrive. A whole answer is sent after
+sampling, so its bytes arrive at once; a stream brings a token every few seconds. An answer whose bytes arrive otherwise
+is stalled: a deadline that passes meanwhile is attributed to the engine.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class Progress:
         self._sent_at = time.monotonic()
 
     def body(self) -> None:
-        """Record that the head of a whole answer has come."""
+        """Record that the head of a whole answer has arrived."""
         self.body_since = time.monotonic()
 
     def token(self) -> None:
@@ -47,7 +47,7 @@ class Progress:
 
     @property
     def stalled(self) -> str:
-        """The reason why the call gets no answer although its engine sends bytes; empty if it is not stalled."""
+        """The reason why the call has no answer although its engine sends bytes; empty if it is not stalled."""
         now = time.monotonic()
         if self.body_since is not None and now - self.body_since > _BODY_S:
             return f"has been sending one answer for {now - self.body_since:.0f} s"
@@ -72,5 +72,5 @@ def watched() -> Iterator[Progress]:
     try:
         yield progress
     finally:
-        # not by a reset token: a call that is no longer awaited is closed in another context
+        # Not by a reset token: an abandoned call is closed in another context.
         _current.set(outer)

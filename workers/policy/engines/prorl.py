@@ -1,12 +1,12 @@
-"""The servers that ProRL's trainer starts for generation in tokens: `/generate`, and nothing else.
+"""The servers that ProRL's trainer starts for token generation: only `/generate`.
 
 Source: verl_custom/nvidia/rollout/vllm_async_server.py of NVIDIA-NeMo/ProRL-Agent-Server. A request has `prompt_ids`
-beside the fields of vLLM's sampling parameters, an answer `response_ids` and `logprobs`. It lists no models, has no
-health check and takes no pause.
+in addition to vLLM's sampling parameters, an answer `response_ids` and `logprobs`. The server lists no models, has no
+health check and cannot be paused.
 
-An answer does not say why it ended: one that is as long as it may be counts as cut off, any other as ended by the
-model. So a generation that the trainer aborts, as it does when it puts its engines to sleep, looks like one that ended:
-whoever does that has to end its jobs first. A server that does add `finish_reason` is believed.
+An answer has no finish reason: it counts as cut off if it has the maximum length, else as ended by the model. So a
+generation that the trainer aborts, as when it puts its engines to sleep, looks complete: the trainer must end its jobs
+first. If a server does add `finish_reason`, it is used.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ _DESCRIPTION = "/openapi.json"
 
 
 class PromptIdsWire(Wire):
-    """`/generate` with `prompt_ids`; always a whole answer."""
+    """`/generate` with `prompt_ids`; never streamed."""
 
     name = "prompt_ids"
     path = "/generate"
-    advice = "its /generate takes no prompt_ids: it is no server of ProRL's trainer"
+    advice = "its /generate does not accept prompt_ids: it is not a server of ProRL's trainer"
     lacks = frozenset({"cache_salt", "routed_experts"})
 
     def body(self, ask: GenerationRequest) -> dict[str, Any]:
-        """Return the body. The model is not named: the server has one."""
+        """Return the body. It names no model: the server has only one."""
         sampling = sampling_fields(ask.sampling, ask.max_tokens)
         return {"prompt_ids": ask.prompt, "max_tokens": ask.max_tokens, **sampling}
 
@@ -45,7 +45,7 @@ class PromptIdsWire(Wire):
 
 
 class ProrlKind(EngineKind):
-    """A server whose own description has `/generate` and no route of OpenAI's API."""
+    """A server whose OpenAPI description has `/generate` and no route of OpenAI's API."""
 
     health_paths: ClassVar[Sequence[str]] = ("/health", _DESCRIPTION)
 
@@ -55,10 +55,10 @@ class ProrlKind(EngineKind):
         routes = (await connection.get_object(_DESCRIPTION)).get("paths")
         if not isinstance(routes, Mapping) or "/generate" not in routes or "/v1/chat/completions" in routes:
             return None
-        return Identity(notes=("it lists no model, nor how many tokens it takes: name the model and its tokenizer",))
+        return Identity(notes=("it lists neither its model nor its context length: name the model and its tokenizer",))
 
     def wires(self, info: EngineInfo) -> Sequence[Wire]:
         return (PromptIdsWire(),)
 
     def remarks(self, first: Generation) -> Iterable[str]:
-        yield "its answers do not say why they ended: an aborted one cannot be told from one that the model ended"
+        yield "its answers have no finish reason: aborted answers look complete"

@@ -1,6 +1,6 @@
 """Parsing of an engine's 400 or 422: a full context, too large a `max_tokens`, or an unknown field.
 
-Every server has its own wording; recognised are those of vLLM, SGLang, llama.cpp, transformers and OpenAI.
+Every server has its own wording; those of vLLM, SGLang, llama.cpp, transformers and OpenAI are recognised.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def context_full(body: Any) -> bool:
 
 
 def room(body: Any) -> int:
-    """Return the tokens left for the answer, if the engine tells its context and the prompt's length; else 0."""
+    """Return the tokens left for the answer, if the engine states its context and the prompt's length; else 0."""
     text = detail(body)
     size, prompt = _SIZE.search(text), _PROMPT.search(text)
     return max(0, int(size[1]) - int(prompt[1])) if size and prompt else 0
@@ -67,7 +67,7 @@ def no_token(body: Any) -> bool:
 
 
 def no_images(body: Any) -> bool:
-    """Return whether the engine's model takes no images, or not so many as the request has."""
+    """Return whether the engine's model supports no images, or fewer than the request has."""
     return bool(_NO_IMAGES.search(detail(body)))
 
 

@@ -1,8 +1,8 @@
-"""SGLang: its wire that takes token ids, `/generate`, its control, and how it is recognised.
+"""SGLang: its token wire `/generate`, its control, and its detection.
 
-Log-probabilities come from after temperature unless the server runs with SGLANG_RETURN_ORIGINAL_LOGPROB. In a stream
-each event repeats all ids so far, or with `--incremental-streaming-output` holds the new ones; the count of tokens
-tells which. In a stream, an abort with a status replaces the HTTP status, which has been sent already.
+Log-probabilities are taken after temperature unless the server runs with SGLANG_RETURN_ORIGINAL_LOGPROB. Each event of
+a stream repeats all ids so far or, with `--incremental-streaming-output`, has only the new ones; the count of tokens
+shows which. In a stream, an abort carries a status, as the HTTP status has already been sent.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ _POLL_S = 0.2
 
 
 class SglangWire(Wire):
-    """`/generate`. `model` is the name of the server's own model; any other asks for an adapter."""
+    """`/generate`. `model` is the server's own model; any other name requests an adapter."""
 
     name = "sglang"
     path = "/generate"
     takes_guides = True
-    advice = "its /generate takes no token ids: rollouts on it are text only and cannot be trained on"
+    advice = "its /generate does not accept token ids: rollouts on it are text only and cannot be trained on"
 
     def __init__(self, model: str = "") -> None:
         self._model = model
@@ -47,7 +47,7 @@ class SglangWire(Wire):
         if sampling.get("top_k") == 0:
             # In vLLM, 0 stands for all tokens; in SGLang, -1 does.
             sampling["top_k"] = -1
-        # each is a text of JSON
+        # Each is JSON text.
         sampling |= {name: json.dumps(value) for name, value in guide_of(ask.sampling).items()}
         result: dict[str, Any] = {"return_logprob": True, "return_prompt_token_ids": True, "stream": ask.stream}
         adapter = {} if ask.model in ("", self._model) else {"lora_path": ask.model}
@@ -79,11 +79,11 @@ class SglangWire(Wire):
 
 
 def _new(so_far: list[Any], found: Any, n: int) -> Any:
-    """Return the new values of `found`, which holds all `n` so far or only these. Raises ValueError if any changed."""
+    """Return the new values of `found`, which has all `n` so far or only these. Raises ValueError if any changed."""
     if type(found) is not list or len(found) != n or not so_far:
         return found
     if found[: len(so_far)] != so_far:
-        raise ValueError("a stream that does not go on from what it said before")
+        raise ValueError("a stream event that contradicts earlier ones")
     return found[len(so_far) :]
 
 
@@ -114,7 +114,7 @@ class SglangControl:
         await self._calls.call("POST", "/continue_generation", {})
 
     async def set_version(self, version: str) -> None:
-        """Name the weights; by SGLang's default this would abort all calls."""
+        """Name the weights; SGLang's default would also abort all calls."""
         body = {"new_version": version, "abort_all_requests": False}
         await self._calls.call("POST", "/update_weight_version", body)
 
@@ -129,7 +129,7 @@ class SglangControl:
         return None
 
     async def _idle(self) -> None:
-        """Wait until nothing runs, which is when the cache can be flushed; new weights make it useless anyway."""
+        """Wait until nothing runs, so that the cache can be flushed; new weights invalidate it anyway."""
         while True:
             try:
                 await self._connection.post("/flush_cache", {})
@@ -144,9 +144,9 @@ class SglangControl:
 
 
 class SglangKind(EngineKind):
-    """SGLang, by its list of models or its own account of its model."""
+    """SGLang, recognised by its list of models or its model information."""
 
-    # its /health samples a token, and blocks while it is paused; /ready does not
+    # Its /health samples a token, and blocks while it is paused; /ready does not.
     health_paths = ("/ready", "/health")
 
     async def identify(self, connection: EngineConnection, card: Mapping[str, Any]) -> Identity | None:

@@ -1,9 +1,9 @@
-"""vLLM: its two wires that take token ids, its control, and how it is recognised.
+"""vLLM: its two token wires, its control, and its detection.
 
-`/inference/v1/generate` is the better: ids and log-probabilities side by side and the weight version of every token.
-It needs `--enable-scale-out`. `/v1/completions` is always there; before vLLM 0.33 it gives no weight versions, so its
+`/inference/v1/generate` is the better one: ids and log-probabilities together, and the weight version of every token.
+It needs `--enable-scale-out`. `/v1/completions` always exists; before vLLM 0.33 it gives no weight versions, so its
 spans stay empty and a call that crossed an update cannot be distinguished from others.
-Log-probabilities come from before temperature and filters unless the server runs with another `--logprobs-mode`.
+Log-probabilities are taken before temperature and filters unless the server runs with another `--logprobs-mode`.
 """
 
 from __future__ import annotations
@@ -36,10 +36,10 @@ class GenerateWire(Wire):
     name = "generate"
     path = "/inference/v1/generate"
     takes_guides = True
-    advice = "start vLLM with --enable-scale-out: its /inference/v1/generate tells every token's weight version"
+    advice = "start vLLM with --enable-scale-out: its /inference/v1/generate reports every token's weight version"
 
     def body(self, ask: GenerationRequest) -> dict[str, Any]:
-        """Return the body; it disables detokenization, most of a busy frontend's work, unless stop strings need it."""
+        """Return the body; detokenization, most of a busy frontend's work, is disabled unless stop strings need it."""
         sampling = sampling_fields(ask.sampling, ask.max_tokens) | {"max_tokens": ask.max_tokens, "logprobs": 0}
         if not ask.sampling.stop:
             sampling["detokenize"] = False
@@ -60,12 +60,12 @@ class GenerateWire(Wire):
 
 
 class CompletionsWire(Wire):
-    """`/v1/completions`, as vLLM extends it."""
+    """`/v1/completions` with vLLM's extensions."""
 
     name = "completions"
     path = "/v1/completions"
     takes_guides = True
-    advice = "it takes no token ids on /v1/completions: rollouts on it are text only and cannot be trained on"
+    advice = "it does not accept token ids on /v1/completions: rollouts on it are text only and cannot be trained on"
     streams_experts = False
 
     def body(self, ask: GenerationRequest) -> dict[str, Any]:
@@ -88,7 +88,7 @@ class CompletionsWire(Wire):
 
 
 def _guided(ask: GenerationRequest) -> dict[str, Any]:
-    """Return the guide as vLLM takes it since 0.11."""
+    """Return the guide in the form that vLLM accepts since 0.11."""
     guide = guide_of(ask.sampling)
     if "json_schema" in guide:
         return {"structured_outputs": {"json": guide["json_schema"]}}
@@ -96,7 +96,7 @@ def _guided(ask: GenerationRequest) -> dict[str, Any]:
 
 
 def _experts_from(ask: GenerationRequest) -> dict[str, Any]:
-    """Return the first position of which experts are wanted; that there are any is the server's flag alone."""
+    """Return the first position whose experts are requested; only a flag of the server enables them."""
     return {"routed_experts_prompt_start": ask.experts.start} if ask.experts is not None else {}
 
 
@@ -118,7 +118,7 @@ def _count(event: dict[str, Any], builder: GenerationBuilder) -> None:
 
 
 class VllmControl:
-    """Endpoints that vLLM opens with VLLM_SERVER_DEV_MODE=1."""
+    """Endpoints that vLLM enables with VLLM_SERVER_DEV_MODE=1."""
 
     _ADVICE = "start vLLM with VLLM_SERVER_DEV_MODE=1 to let the farm pause it"
     _MODES: dict[PauseMode, str] = {"drain": "wait", "keep": "keep", "abort": "abort"}  # noqa: RUF012
@@ -150,12 +150,12 @@ class VllmControl:
 
 
 class VllmKind(EngineKind):
-    """vLLM, by the owner that its list of models names."""
+    """vLLM, recognised by the owner in its list of models."""
 
     async def identify(self, connection: EngineConnection, card: Mapping[str, Any]) -> Identity | None:
-        """Implement `EngineKind.identify`. Raises EngineError if it is paused: then nothing can be sampled.
+        """Implement `EngineKind.identify`. Raises EngineError if it is paused, as nothing can be sampled then.
 
-        Only a refusal of the route says that it has no control. One that is busy or slow just now is asked again.
+        Only a refusal of the route shows that it has no control. If it is busy or slow, the check is repeated.
         """
         if not str(card.get("owned_by") or "").startswith("vllm"):
             return None
@@ -167,9 +167,7 @@ class VllmKind(EngineKind):
                 raise
             return Identity(version, notes=(_DEV_MODE,))
         if isinstance(answer, dict) and answer.get("is_paused"):
-            raise EngineError(
-                f"engine {connection.url} is paused and samples nothing; resume it, then look at it again"
-            )
+            raise EngineError(f"engine {connection.url} is paused and samples nothing; resume it, then probe it again")
         return Identity(version, control=True)
 
     def wires(self, info: EngineInfo) -> Sequence[Wire]:
@@ -186,7 +184,7 @@ class VllmKind(EngineKind):
 
 
 class BridgeKind(EngineKind):
-    """A trainer's own engine behind `farm.adapters.engine_bridge`, which answers on vLLM's wire and takes no orders."""
+    """A trainer's own engine behind `farm.adapters.engine_bridge`: it uses vLLM's wire and accepts no orders."""
 
     async def identify(self, connection: EngineConnection, card: Mapping[str, Any]) -> Identity | None:
         return Identity() if card.get("owned_by") == BRIDGE_OWNER else None

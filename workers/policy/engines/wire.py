@@ -20,14 +20,14 @@ _FIELDS = (
     *("repetition_penalty", "presence_penalty", "frequency_penalty"),
 )
 SHAPE = (KeyError, IndexError, TypeError, ValueError, AttributeError)
-"""The errors of parsing an answer that does not have the form that the wire defines."""
+"""The errors of parsing an answer that does not have the wire's form."""
 
 
 @dataclass(frozen=True, slots=True)
 class GenerationRequest:
-    """One request. `prompt_json` is the ids as JSON, written once: they are most of the body, and are echoed.
+    """One request. `prompt_json` is the ids as JSON, encoded once: they are most of the body, and are echoed.
 
-    `experts` are asked for beside the tokens; None for none.
+    `experts` are the routed experts to return; None for none.
     """
 
     prompt_json: bytes
@@ -43,31 +43,31 @@ class GenerationRequest:
 
 
 class Wire(Protocol):
-    """The protocol of one server for ids in and ids out; stateless. A class that derives from this has its defaults."""
+    """The protocol of one server for ids in and ids out; stateless. Derived classes inherit the defaults."""
 
     name: ClassVar[str]
     """Its name in `EngineInfo.token_in`, unique within its kind of server."""
     path: ClassVar[str]
     """The route that requests are posted to."""
     advice: ClassVar[str]
-    """A remark for the operator of a server that does not take token ids on it."""
+    """A remark for the operator of a server that does not accept token ids on this wire."""
     always_streams: ClassVar[bool] = False
-    """True if its answers are streams even where a whole answer would do."""
+    """True if even whole answers are sent as streams."""
     takes_guides: ClassVar[bool] = False
-    """True if it makes answers keep to the guide of a FormedSampling."""
+    """True if it supports the guide of a FormedSampling."""
     lacks: ClassVar[frozenset[str]] = frozenset()
-    """Fields of SamplingParams that the server does not have; a call that sets one is refused."""
+    """Fields of SamplingParams that the server does not support; a call that sets one is refused."""
     streams_experts: ClassVar[bool] = True
-    """False if its streams lack `routed_experts`, which whole answers have."""
+    """False if its streams lack `routed_experts`, unlike whole answers."""
     ends_with_done: ClassVar[bool] = True
-    """True if `[DONE]` is the last event of a stream; otherwise its finish reason is all that shows it is complete."""
+    """True if a stream ends with `[DONE]`; otherwise only its finish reason shows that it is complete."""
 
     def body(self, ask: GenerationRequest) -> dict[str, Any]:
         """Return the JSON body of a request."""
         ...
 
     def take(self, event: dict[str, Any], builder: GenerationBuilder) -> list[int]:
-        """Add an answer, or one event of a stream, and return the ids that are new.
+        """Add an answer, or one event of a stream, and return the new ids.
 
         Raises KeyError, IndexError, TypeError, ValueError or AttributeError if it is invalid, and Refusal for an error
         that came too late for an HTTP status.
@@ -81,13 +81,13 @@ def prompt_json(ids: TokenIds) -> bytes:
 
 
 def sampling_fields(sampling: SamplingParams, max_tokens: int, **names: str) -> dict[str, Any]:
-    """Return the parameters that are set, but for `max_tokens` and the cache's salt.
+    """Return the parameters that are set, except `max_tokens` and the cache salt.
 
     `names` are the wire's names that differ (`seed="sampling_seed"`).
     """
     fields = {name: getattr(sampling, name) for name in _FIELDS if getattr(sampling, name) is not None}
     if sampling.min_tokens:
-        # engines refuse more than `max_tokens`, which the rollout's limits lower
+        # Engines refuse a value above `max_tokens`, which the rollout's limits lower.
         fields["min_tokens"] = min(sampling.min_tokens, max_tokens)
     if sampling.stop_token_ids:
         fields["stop_token_ids"] = list(sampling.stop_token_ids)
@@ -97,5 +97,5 @@ def sampling_fields(sampling: SamplingParams, max_tokens: int, **names: str) -> 
 
 
 def salted(sampling: SamplingParams, name: str = "cache_salt") -> dict[str, Any]:
-    """Return the salt of the prefix cache under the name that a request has for it; empty if there is none."""
+    """Return the prefix cache's salt under the request's name for it; empty if there is none."""
     return {name: sampling.cache_salt} if sampling.cache_salt else {}

@@ -1,4 +1,4 @@
-"""The gateway as a web application: routes, the key, and calls that are answered whole or as they are sampled."""
+"""The gateway as a web application: routes, the key, and answers that are sent whole or streamed."""
 
 from __future__ import annotations
 
@@ -34,11 +34,11 @@ from workers.policy.tokens.messages import n_chars
 SILENCE_S = 15.0
 """Seconds without a delta after which a streamed answer sends a ping: some clients time out on silence."""
 MODEL = "policy"
-"""The name under which the policy is listed; requests may use any."""
+"""The name under which the policy is listed; requests may use any name."""
 
 _LARGE_BODY_BYTES = 200_000
 """A body that takes milliseconds to read."""
-
+"""Size from which a body takes milliseconds to parse."""
 _GOOGLE_VERSIONS = ("v1beta", "v1", "v1alpha")
 _STREAMED = "streamGenerateContent"
 _GOOGLE_VERBS = ("generateContent", _STREAMED, "countTokens")
@@ -84,7 +84,7 @@ def application(calls: GatewayCalls, key: str, silence_s: float = SILENCE_S) -> 
 
 
 class _Guarded:
-    """A guard that passes on requests with the key, and answers all others with 401."""
+    """Passes on requests with the key, and answers all others with 401."""
 
     def __init__(self, app: ASGIApp, prefix: str) -> None:
         self._app = app
@@ -104,7 +104,7 @@ class _Guarded:
 
 
 class _Routes:
-    """The endpoints, for the calls of one rollout."""
+    """The endpoints for the calls of one rollout."""
 
     def __init__(self, calls: GatewayCalls, silence_s: float) -> None:
         self._calls = calls
@@ -122,7 +122,7 @@ class _Routes:
                 completion = await until_disconnected(request.receive, self._calls.complete(parsed_request))
                 return json_response(api.answer(parsed_request, completion))
             except (ClientDisconnected, ClientDisconnect):
-                # the client reads no answer
+                # The client has gone and reads no answer.
                 return Response(status_code=499)
             except Exception as error:
                 refused = refusal(api, problem_of(error))
@@ -133,7 +133,7 @@ class _Routes:
 
     def counting(self, api: Api) -> Callable[[Request], Awaitable[Response]]:
         async def count(request: Request) -> Response:
-            """Return an estimate by the rollout's last call: the gateway has no tokenizer."""
+            """Return an estimate from the rollout's last call: the gateway has no tokenizer."""
             try:
                 parsed_request = await self._parsed(api, request)
             except Exception as error:
@@ -153,12 +153,12 @@ class _Routes:
         return json_response(self._listed(request.path_params["name"]))
 
     def _listed(self, name: str) -> dict[str, Any]:
-        """Return a model entry with the fields of all vendors, with the tokens that a call of the policy may have."""
+        """Return a model entry with the fields of all vendors, and the token limits of a call."""
         budget = {} if name in self._calls.roles else self._calls.token_budget.fields()
         return {**_listed(name), **budget}
 
     async def _parsed(self, api: Api, request: Request) -> ParsedRequest:
-        """Return the parsed request. A large one is read by a thread, as all rollouts share the event loop."""
+        """Return the parsed request. A large one is parsed in a thread, as all rollouts share the event loop."""
         data, encoding = await data_of(request), encoding_of(request)
 
         def read() -> ParsedRequest:
@@ -171,7 +171,7 @@ class _Routes:
         return read() if is_small else await self._large_bodies.run(read)
 
     def _with_media(self, body: dict[str, Any]) -> dict[str, Any]:
-        """Return a request with its images and other media in the form that the batch chooses."""
+        """Return a request with its images and other media handled by the batch's rule."""
         rule = self._calls.image_rule
         if rule == "engine":
             return self._pictures.put_into(body)
@@ -180,7 +180,7 @@ class _Routes:
     async def _pieces(self, asked: ParsedRequest) -> AsyncIterator[Delta | Completion | None]:
         """Yield an answer as it is sampled, the completion last; None after each `silence_s` without a delta.
 
-        One that is left before all of it was taken is kept for the request's next try.
+        If the client leaves before it has read everything, the answer is kept for the request's retry.
         """
         said: asyncio.Queue[Delta | None] = asyncio.Queue()
         task = asyncio.ensure_future(self._calls.complete(asked, said.put_nowait))
@@ -206,12 +206,12 @@ class _Routes:
 
 
 def _with_path(request: Request, body: dict[str, Any]) -> dict[str, Any]:
-    """Return the request's JSON object, with what Google's API has in the path instead."""
+    """Return the request's JSON object, with the fields that Google's API has in the path."""
     if "model" not in request.path_params:
         return body
     streamed = request.url.path.endswith(f":{_STREAMED}")
     if streamed and request.query_params.get("alt") != "sse":
-        raise BadRequest("a stream is given as server-sent events alone: ask for alt=sse", "alt")
+        raise BadRequest("a stream is only available as server-sent events: ask for alt=sse", "alt")
     return {**body, "model": request.path_params["model"], "stream": streamed}
 
 
@@ -228,10 +228,10 @@ def _listed(name: str) -> dict[str, Any]:
 
 
 async def _no_embeddings(request: Request) -> Response:
-    message = "no embeddings are given here: turn off what the program remembers by them, or bring a model for it"
+    message = "embeddings are not supported: turn off the program's features that need them, or bring a model for them"
     return refusal(ANY, ApiProblem(404, "not_found", message, "model"))
 
 
 async def _no_compaction(request: Request) -> Response:
-    message = "conversations are not summarised here: send the items that the model is to see"
+    message = "summaries are not supported: send the items that the model should see"
     return refusal(ANY, ApiProblem(404, "not_found", message, "input"))

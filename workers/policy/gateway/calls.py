@@ -1,7 +1,7 @@
 """The model calls of one black-box agent: counted against the rollout's limits, answered by its policy, recorded.
 
-An answer is sent only once it is recorded. The error of an unanswered call is kept, as the agent may swallow it: a
-rollout is never scored as if its engine had not failed.
+An answer is recorded before it is sent. The error of an unanswered call is kept, as the agent may swallow it: a rollout
+is never scored as if its engine had not failed.
 """
 
 from __future__ import annotations
@@ -36,16 +36,16 @@ from workers.policy.tool_calls import deltas
 T = TypeVar("T")
 
 _OF_THE_FARM = frozenset({ROLE, UNTRAINED, GUIDED})
-"""The labels that no request gives: by them a program could keep calls of the policy from training."""
+"""Labels that requests may not set: with them a program could exclude calls of the policy from training."""
 _NO_LOGPROBS = "the model's engine gives no log-probabilities"
 _LONG_CHARS = 1_000_000
 _MANY_MESSAGES = 2000
 _MAX_FAILED = 32
-"""Number of unanswered conversations after which no call is answered any more: each is held in memory."""
+"""Number of unanswered conversations after which no call is answered: each is held in memory."""
 
 
 class GatewayCalls:
-    """The model calls of one rollout, any number at once, as agents have sub-agents.
+    """The model calls of one rollout; any number may run at once, as agents have sub-agents.
 
     Concurrent calls may together exceed `max_tokens` by the number of tokens that each was allowed.
     """
@@ -72,11 +72,11 @@ class GatewayCalls:
         """Set once no further call will be answered."""
 
     async def complete(self, asked: ParsedRequest, on_delta: OnDelta | None = None) -> Completion:
-        """Answer a request and record it. Raises what Policy raises, and LimitReached beyond the rollout's limits."""
+        """Answer a request and record it. Raises Policy's errors, and LimitReached beyond the rollout's limits."""
         self.begun.set()
         known = await self._recent.known(asked.digest, asked.is_retry, self.settle)
         if known is not None:
-            # its reply was lost: the same turn is not sampled, nor trained, twice
+            # A retry after a lost reply: the same turn must not be sampled, or trained, twice.
             _send(known, on_delta)
             return _with_allowed(asked, known)
         with self._recent.answering(asked.digest):
@@ -85,7 +85,7 @@ class GatewayCalls:
         return _with_allowed(asked, answer)
 
     async def _answer(self, asked: ParsedRequest, on_delta: OnDelta | None) -> Completion:
-        """Return a new answer, as it is recorded."""
+        """Return a new answer, recorded."""
         conversation = await self._read(asked, lambda: HashedConversation(one_leading(asked.messages)))
         await self._keep_images(conversation)
         if (model := self._context.models.get(asked.model)) is not None:
@@ -101,26 +101,26 @@ class GatewayCalls:
         except LogprobsMissing:
             raise BadRequest(_NO_LOGPROBS, "logprobs") from None
         except ImageUnreadable as error:
-            raise BadRequest(f"an image of the conversation cannot be read: {error.said}", "messages") from None
+            raise BadRequest(f"an image of the conversation is unreadable: {error.said}", "messages") from None
         except FormUnsupported:
             field = "tool_choice" if asked.tool_choice == "required" else "response_format"
-            raise BadRequest("the model cannot be made to answer so, and the batch requires it", field) from None
+            raise BadRequest("the model cannot answer in this form, and the batch requires it", field) from None
         except LimitReached as limit:
             self._reached(limit)
             raise
         except Exception as error:
             self._failed(conversation.digest, error)
             raise
-        # the same request was answered at another try
+        # An earlier failure of the same request does not count once a retry is answered.
         self._failures.pop(conversation.digest, None)
         shown = _with_allowed(asked, completion)
         if shown is not completion:
-            # as its client will send it back
+            # Stored in the form in which the client will send it back.
             self._branches.add(conversation, shown.response)
         return completion
 
     def went_unread(self, asked: ParsedRequest, completion: Completion) -> None:
-        """Keep an answer whose client had gone before all of it was sent, for its next try."""
+        """Keep an answer whose client disconnected before it was sent completely, for its retry."""
         self._recent.went_unread(asked.digest, completion)
 
     @property
@@ -130,23 +130,23 @@ class GatewayCalls:
 
     @property
     def roles(self) -> Sequence[str]:
-        """The names of models that other models than the policy answer for."""
+        """The model names that are answered by role models instead of the policy."""
         return sorted(self._context.models)
 
     @property
     def token_budget(self) -> TokenBudget:
-        """The tokens that the next call may have."""
+        """The tokens available to the next call."""
         left = max(0, self._context.limits.max_tokens - self._n_sampled)
         return TokenBudget.of(self._context.policy, min(left, self._context.sampling.max_tokens or left))
 
     @property
     def limit(self) -> LimitReached | None:
-        """The limit that ended the conversation; None if it went on, as a shortened conversation does."""
+        """The limit that ended the conversation; None if it went on, such as after the client shortened it."""
         return self._end if isinstance(self._end, LimitReached) else self._full
 
     @property
     def failure(self) -> Exception | None:
-        """The error of a request that was not answered by a retry either; None if there is none."""
+        """The error of a request that no retry answered; None if there is none."""
         if self._end is not None and not isinstance(self._end, LimitReached):
             return self._end
         return next(iter(self._failures.values()), None)
@@ -156,24 +156,23 @@ class GatewayCalls:
         await asyncio.gather(*self._writing, return_exceptions=True)
 
     async def _read(self, asked: ParsedRequest, reading: Callable[[], T]) -> T:
-        """Return what is read of a conversation; of a long one by a thread, as all rollouts share the event loop."""
+        """Return the result of reading a conversation; a long one in a thread, as all rollouts share the event loop."""
         is_long = sum(len(message["content"]) for message in asked.messages) > _LONG_CHARS
         if is_long or len(asked.messages) > _MANY_MESSAGES:
             return await self._long_texts.run(reading)
         return reading()
 
     def _begin(self, asked: ParsedRequest, most: int | None, *, repeats: bool = False) -> int:
-        """Count a call; return how many tokens it may sample, `most` at most.
+        """Count a call; return how many tokens it may sample, at most `most`.
 
-        `repeats` says that the policy has repeated itself as often as it may. Raises LimitReached, or the rollout's
-        error.
+        `repeats`: the policy has repeated itself as often as it may. Raises LimitReached, or the rollout's error.
         """
         if self._end is not None:
-            # an exception that is raised repeatedly would keep every frame of its tracebacks alive
+            # A repeatedly raised exception would keep every frame of its tracebacks alive.
             raise self._end.with_traceback(None)
         limits = self._context.limits
         if repeats:
-            # before the number of turns, as the last that is taken may be the repetition
+            # Before the number of turns, as the last one may be the repetition.
             raise self._ended(LimitReached(Outcome.REPEATING, "the policy repeats itself"))
         if self._n_begun >= limits.max_turns:
             raise self._ended(LimitReached(Outcome.MAX_TURNS, f"all {limits.max_turns} turns are taken"))
@@ -196,10 +195,10 @@ class GatewayCalls:
             )
         except BaseException as error:
             if isinstance(error, asyncio.CancelledError) and shown.n_chars:
-                # a client that disconnects after reading part of the answer has had a turn
+                # A client that disconnects after reading part of the answer has used a turn.
                 self._n_sampled += math.ceil(shown.n_chars / self.n_chars_per_token)
             else:
-                # it is no turn, and the client may try again
+                # Not a turn: the client may retry.
                 self._n_begun -= 1
             raise
         applied = {**as_applied(sampling, max_tokens), "asked": asked.requested_params}
@@ -219,7 +218,7 @@ class GatewayCalls:
         max_tokens: int,
         on_delta: OnDelta | None,
     ) -> Completion:
-        """Answer by the model of a role, and record it without ids: it is none of the policy's, and never trains.
+        """Answer by the model of a role, and record the call without ids: it is not the policy's and never trains.
 
         It counts against the rollout's limits like any other.
         """
@@ -230,10 +229,10 @@ class GatewayCalls:
         try:
             answered = await model.answer(conversation.messages, asked.tools, sampling)
         except BaseException as error:
-            # it is no turn, and the client may try again
+            # Not a turn: the client may retry.
             self._n_begun -= 1
             if isinstance(error, EngineError) and error.retryable:
-                # else it is the program's request that is at fault
+                # Otherwise the program's request is at fault.
                 self._failed(key, error)
             raise
         self._failures.pop(key, None)
@@ -250,7 +249,7 @@ class GatewayCalls:
         return completion
 
     async def _keep_images(self, conversation: HashedConversation) -> None:
-        """Keep each image of a conversation once with the rollout, before an engine is sent any. Raises AgentError."""
+        """Keep each image of a conversation once with the rollout, before an engine gets it. Raises AgentError."""
         for part in parts_of(conversation.messages) if self._end is None else ():
             picture = part.picture
             async with self._keeping:
@@ -262,8 +261,8 @@ class GatewayCalls:
 
     def _not_kept(self, n_bytes: int) -> AgentError:
         return AgentError(
-            f"{self._context.rollout_id}: an image of {n_bytes} bytes cannot be kept with it, and no training row may "
-            "name what is not kept: raise FARM_ARTEFACTS_MB, or set agent_requests.images to `text`",
+            f"{self._context.rollout_id}: an image of {n_bytes} bytes cannot be kept, and a training row must not "
+            "refer to a missing image: raise FARM_ARTEFACTS_MB, or set agent_requests.images to `text`",
             retryable=False,
         )
 
@@ -272,7 +271,7 @@ class GatewayCalls:
         return index
 
     def _labels(self, asked: ParsedRequest, conversation: HashedConversation) -> dict[str, str]:
-        """Return the labels that a request gives its call, and its numbers of earlier answers and of tools."""
+        """Return the labels that a request sets, and its counts of earlier answers and of tools."""
         depth = sum(message.get("role") == "assistant" for message in conversation.messages)
         given = {name: value for name, value in asked.labels.items() if name not in _OF_THE_FARM}
         return given | {"depth": str(depth), "tools": str(len(asked.tools))}
@@ -306,11 +305,11 @@ class GatewayCalls:
         if self._n_sampled >= self._context.limits.max_tokens:
             self._ended(LimitReached(Outcome.MAX_TOKENS, f"{self._n_sampled} tokens are sampled"))
         elif completion.n_response_tokens < max_tokens:
-            # an engine that stops short of what it was allowed has run out of context
-            self._full = LimitReached(Outcome.CONTEXT_FULL, "the answer was cut, as the context is full")
+            # An engine that stops before the allowed length has run out of context.
+            self._full = LimitReached(Outcome.CONTEXT_FULL, "the answer was truncated, as the context is full")
 
     async def _recorded(self, asked: ParsedRequest, call: ModelCall, completion: Completion) -> None:
-        """Record a call, whose answer is kept if its client goes meanwhile."""
+        """Record a call; if its client disconnects meanwhile, keep the answer."""
         try:
             await self._uncut(self._context.record(call))
         except asyncio.CancelledError:
@@ -342,7 +341,7 @@ class GatewayCalls:
 
 
 def _with_allowed(asked: ParsedRequest, completion: Completion) -> Completion:
-    """Return the answer without calls of tools that a free choice does not allow; recorded is what was sampled."""
+    """Return the answer without calls of tools that the request does not allow; the record has all that was sampled."""
     if asked.tool_choice != "auto" or not asked.tools_allowed:
         return completion
     calls = completion.response.get("tool_calls") or []

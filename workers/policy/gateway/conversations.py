@@ -1,7 +1,7 @@
 """The new messages of a request: those after the longest prefix that was answered before.
 
-Messages are compared by their meaning, as clients add keys, reorder them, turn null into an empty string and drop
-reasoning. A client that rewrites its history begins a new conversation each time, and all of it is recorded.
+Messages are compared by meaning, as clients add keys, reorder them, turn null into an empty string and drop reasoning.
+A client that rewrites its history starts a new conversation each time, and all of it is recorded.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from workers.policy.gateway.dialects import model_api
 
 
 class HashedConversation:
-    """The messages of a request, and for each the digest of the conversation up to it."""
+    """The messages of a request, each with the digest of the conversation up to it."""
 
     def __init__(self, messages: Sequence[Message]) -> None:
         self.messages = messages
@@ -34,7 +34,7 @@ class HashedConversation:
 
 
 class Conversations:
-    """The conversations of one rollout that were answered."""
+    """The answered conversations of one rollout."""
 
     def __init__(self) -> None:
         self._known: set[bytes] = set()
@@ -57,12 +57,12 @@ def _add(running: hashlib.blake2b, message: Message) -> bytes:
 
 
 def _meaning(message: Message) -> bytes:
-    """Return role, content and calls as bytes. Ids of calls are left out: some clients assign their own."""
+    """Return role, content and calls as bytes. Ids of calls are omitted: some clients assign their own."""
     content = message.get("content")
-    # parts have images, by their digests
+    # Parts contain images by their digests.
     text = content if isinstance(content, list) else model_api.content(message)
     if message.get("role") == "assistant":
-        # ends of answers are trimmed by many clients
+        # Many clients trim the end of an answer.
         text = model_api.content(message).strip()
     calls = (
         [(call.name, _arguments(call.arguments)) for call in model_api.calls(message)]
@@ -76,5 +76,5 @@ def _arguments(text: str) -> str:
     try:
         return orjson.dumps(orjson.loads(text or "{}"), option=orjson.OPT_SORT_KEYS).decode()
     except (orjson.JSONDecodeError, orjson.JSONEncodeError):
-        # no JSON, or nested deeper than can be written
+        # Not JSON, or nested too deep to encode.
         return text

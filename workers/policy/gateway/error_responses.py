@@ -1,4 +1,4 @@
-"""Error responses: exceptions as errors of the client's API, with a status that says whether to try again."""
+"""Error responses: exceptions as errors of the client's API, with a status that tells whether to retry."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ log = logging.getLogger(__name__)
 
 _RETRY_AFTER_S = 1
 
-# clients recognise the error by these words, some by one vendor's and some by the other's
+# Clients recognise the error by these words, some by one vendor's, some by another's.
 _FULL = "This model's maximum context length is exceeded by the conversation: shorten it"
 
 
 def problem_of(error: Exception) -> ApiProblem:
-    """Return the error that a client sees, without engine addresses. Only a 503 should be tried again."""
+    """Return the error for the client, without engine addresses. Only a 503 should be retried."""
     if isinstance(error, BadRequest):
         return ApiProblem(error.status, "invalid_request", str(error), error.param, details=error.details)
     if isinstance(error, BodyTooLarge):
@@ -31,16 +31,16 @@ def problem_of(error: Exception) -> ApiProblem:
             413, "request_too_large", f"a request may have {MAX_BODY_BYTES} bytes, and not as many objects"
         )
     if isinstance(error, TooManyRequests):
-        return ApiProblem(503, "overloaded", "too much is asked at once", retry_after_s=_RETRY_AFTER_S)
+        return ApiProblem(503, "overloaded", "too many requests at once", retry_after_s=_RETRY_AFTER_S)
     if isinstance(error, LimitReached) and error.outcome is Outcome.CONTEXT_FULL:
         return ApiProblem(400, "context_length_exceeded", _FULL, "messages")
     if isinstance(error, LimitReached | StaleRollout):
-        # not 400 or 429, which agents have been seen to try again
-        return ApiProblem(403, "rollout_ended", "the limits of this run are used up: no request is answered any more")
+        # Not 400 or 429: some agents retry those.
+        return ApiProblem(403, "rollout_ended", "the limits of this run are reached: no further request is answered")
     if isinstance(error, RolloutError) and error.retryable:
-        return ApiProblem(503, "engine_error", "the model cannot be reached now", retry_after_s=_RETRY_AFTER_S)
+        return ApiProblem(503, "engine_error", "the model is not reachable now", retry_after_s=_RETRY_AFTER_S)
     if isinstance(error, RolloutError):
-        return ApiProblem(400, "engine_refused", "the model does not take this request")
+        return ApiProblem(400, "engine_refused", "the model refuses this request")
     log.error("Model call failed", exc_info=error)
     return ApiProblem(500, "internal_error", f"answering broke: {type(error).__name__}")
 
@@ -63,7 +63,7 @@ def json_response(body: object, status: int = 200, headers: dict[str, str] | Non
 
 
 class _Any(ChatApi):
-    """The API of a client whose protocol is unknown: error bodies that clients of each API can read."""
+    """The API of a client with an unknown protocol: error bodies that clients of each API can read."""
 
     def problem(self, problem: ApiProblem) -> dict[str, Any]:
         return {"type": "error", **super().problem(problem)}

@@ -1,7 +1,7 @@
-"""The gateway's server: one per rollout, on a Unix socket in its sandbox's own folder, in the worker's event loop.
+"""The gateway's server: one per rollout, on a Unix socket in its sandbox's folder, in the worker's event loop.
 
-A server per rollout isolates rollouts by their sockets: from inside a sandbox no other's can be reached, whatever key
-is guessed. The key matters where a TCP port is opened as well.
+Separate sockets isolate rollouts: a sandbox cannot reach another's, whatever key it guesses. The key matters if a TCP
+port is open as well.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ from workers.policy.gateway.calls import GatewayCalls
 
 SOCKET = "gateway.sock"
 MAX_CONNECTIONS = 256
-"""Number of connections per rollout; further ones are closed: the policy's programs reach the socket too."""
+"""Connections per rollout; further ones are closed, as the policy's programs can reach the socket too."""
 _CLOSE_S = 5.0
-# clients keep connections open throughout, and all of them belong to one rollout
+# Clients keep connections open throughout, and all of them belong to one rollout.
 _KEEP_ALIVE_S = 86_400
 
 
@@ -41,7 +41,7 @@ class Address:
 
     @property
     def url(self) -> str:
-        """The base URL of OpenAI's clients; those of Anthropic take it without the `/v1`."""
+        """The base URL for OpenAI's clients; those of Anthropic use it without the `/v1`."""
         return f"http://127.0.0.1:{self.port}/t/{self.key}/v1"
 
 
@@ -49,9 +49,9 @@ class Address:
 async def gateway(
     calls: GatewayCalls, folder: Path | None = None, *, tcp: bool = False, silence_s: float = SILENCE_S
 ) -> AsyncIterator[Address]:
-    """Answer a rollout's calls until the block ends, which aborts those that still run; all answers are recorded.
+    """Answer a rollout's calls in the block; its end aborts running ones, and waits until all answers are recorded.
 
-    The socket is created in `folder`. Raises OSError if it cannot be.
+    The socket is created in `folder`. Raises OSError if that fails.
     """
     key = secrets.token_urlsafe(24)
     listeners = [_unix(folder / SOCKET)] if folder is not None else []
@@ -68,7 +68,7 @@ async def gateway(
 
 def _tcp() -> socket.socket:
     """Return a socket on a free port of 127.0.0.1."""
-    # without its protocol, asyncio leaves Nagle's algorithm on, and each answer waits 40 ms
+    # Without the protocol number, asyncio leaves Nagle's algorithm on, which delays each answer by 40 ms.
     listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     try:
         listener.bind(("127.0.0.1", 0))
@@ -83,7 +83,7 @@ def _unix(path: Path) -> socket.socket:
     listener = socket.socket(socket.AF_UNIX)
     folder = os.open(path.parent, os.O_PATH | os.O_DIRECTORY)
     try:
-        # the kernel takes no more than 107 bytes
+        # The kernel's limit is 107 bytes.
         listener.bind(f"/proc/self/fd/{folder}/{path.name}")
         _let_all_connect(path.name, folder)
     except BaseException:
@@ -104,7 +104,7 @@ def _let_all_connect(name: str, folder: int) -> None:
 
 
 class _Connection(H11Protocol):
-    """A connection, aborted at once if there are as many already as there may be."""
+    """A connection, aborted at once if there are too many."""
 
     def __init__(self, most: int, *arguments: Any, **named: Any) -> None:
         super().__init__(*arguments, **named)
@@ -120,14 +120,14 @@ class _Connection(H11Protocol):
 async def listening(
     app: ASGIApp, listeners: Sequence[socket.socket], max_connections: int = MAX_CONNECTIONS
 ) -> AsyncIterator[None]:
-    """Serve on the running event loop, without one of uvicorn's own, until the block ends."""
+    """Serve on the running event loop, without uvicorn's own, until the block ends."""
     config = uvicorn.Config(
         app,
         http=partial(_Connection, max_connections),  # type: ignore[arg-type]
         ws="none",
         lifespan="off",
         log_config=None,
-        # else malformed requests would fill the worker's log
+        # Otherwise malformed requests would fill the worker's log.
         log_level="error",
         access_log=False,
         timeout_keep_alive=_KEEP_ALIVE_S,
@@ -135,7 +135,7 @@ async def listening(
     config.load()
     server = uvicorn.Server(config)
     server.lifespan = config.lifespan_class(config)
-    # its own loop wakes ten times a second, to look for signals and to write the time
+    # Its own loop wakes ten times a second, for signals and the time.
     await server.startup(list(listeners))
     try:
         yield
@@ -144,7 +144,7 @@ async def listening(
 
 
 async def _close(server: uvicorn.Server) -> None:
-    """Close all connections, which cancels the calls in progress as if their clients had disconnected."""
+    """Close all connections; calls in progress are cancelled as if their clients had disconnected."""
     for listening in server.servers:
         listening.close()
     for connection in list(server.server_state.connections):

@@ -1,7 +1,7 @@
-"""The answers of a rollout's last requests, for those that are sent again because their reply was lost.
+"""The answers to a rollout's last requests, for retries after a lost reply.
 
-A request is known by the digest of its body, which has its whole conversation. It is sent again if its client had gone
-before it read the answer, or if the client says so: the clients of OpenAI and Anthropic count their tries in a header.
+A request is identified by the digest of its body, which has its whole conversation. It counts as a retry if its client
+disconnected before it read the answer, or declares it: the clients of OpenAI and Anthropic count attempts in a header.
 """
 
 from __future__ import annotations
@@ -16,18 +16,18 @@ from workers.plugins.interfaces import Completion
 
 _TRIES = "x-stainless-retry-count"
 _MAX_ANSWERS = 8
-"""Number of answers that are kept, and as many of clients that had gone."""
+"""Number of answers to keep, and of unread answers."""
 _MAX_TOLD = 64
 
 
 def is_retry(headers: Mapping[str, str]) -> bool:
-    """Return whether a client says that it has sent this request before."""
+    """Return whether a client declares this request a retry."""
     n_tries = headers.get(_TRIES, "")
     return n_tries.isdecimal() and int(n_tries[:9]) > 0
 
 
 class RecentAnswers:
-    """The last answers of one rollout, those that nobody read, and the requests that are answered now."""
+    """The last answers of one rollout, its unread answers, and the requests in progress."""
 
     def __init__(self) -> None:
         self._read: dict[bytes, Completion] = {}
@@ -40,29 +40,29 @@ class RecentAnswers:
         return len(self._unread)
 
     async def known(self, digest: bytes, retry: bool, settle: Callable[[], Awaitable[None]]) -> Completion | None:
-        """Return the answer to an earlier try of a request; None if it is to be sampled.
+        """Return the answer to an earlier attempt of a request; None if it must be sampled.
 
         `settle` waits until all answers are recorded.
         """
         if retry and self._errors[digest]:
-            # its earlier try was answered by an error; an equal request of another agent may have an answer
+            # Its earlier attempt failed; an equal request of another agent may have an answer.
             self._errors[digest] -= 1
             return None
         while retry and (first := self._open.get(digest)) is not None:
-            # nobody may have noticed yet that its client has gone
+            # The disconnect of its client may not be noticed yet.
             await asyncio.wait({first})
         if digest not in self._unread and not (retry and digest in self._read):
             return None
-        # before it is taken, as its client may go again
+        # Checked before it is removed, as its client may disconnect again.
         await settle()
         unread = self._unread.pop(digest, None)
         return unread if unread is not None or not retry else self._read.get(digest)
 
     @contextmanager
     def answering(self, digest: bytes) -> Iterator[None]:
-        """Within it a request is answered. An error that leaves it is told to the client."""
+        """Mark a request as in progress. An error that leaves the block is sent to the client."""
         done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        # of equal requests at once the last: one of them is enough to wait for
+        # Of equal concurrent requests only the last is tracked: it is enough to wait for one.
         self._open[digest] = done
         try:
             yield
@@ -82,7 +82,7 @@ class RecentAnswers:
         _drop_first(self._read, _MAX_ANSWERS)
 
     def went_unread(self, digest: bytes, completion: Completion) -> None:
-        """Keep an answer whose client had gone before all of it was sent."""
+        """Keep an answer whose client disconnected before it was sent completely."""
         self._unread[digest] = completion
         _drop_first(self._unread, _MAX_ANSWERS)
 

@@ -1,12 +1,11 @@
-"""Runs a command in a sandbox beside a relay that leads from a TCP port of it to the gateway's Unix socket.
+"""Runs a command in a sandbox together with a relay from a local TCP port to the gateway's Unix socket.
 
     python -c RELAY SOCKET KEY MARK FILES COMMAND...
 
-It needs nothing but Python, and none of the farm: its source is given to the interpreter in the sandbox. It ends with
-the command, and the command with it; both end when the gateway does, together with all processes that the command has
-started, as nothing may change any more while the result is scored. The command's environment points the clients of the
-vendors to the port. Before it starts, the address takes the place of MARK in its words, in its environment and in the
-files that are named by FILES, a JSON list.
+It needs only Python and nothing of the farm: its source is passed to the sandbox's interpreter. Relay and command end
+together, and both end when the gateway does, with all processes that the command started, as nothing may change while
+the result is scored. Environment variables point the vendors' clients to the port. Before the command starts, the
+address replaces MARK in its arguments, in its environment and in the files named by FILES, a JSON list.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ _PR_SET_CHILD_SUBREAPER = 36
 
 def variables(base: str, key: str) -> dict[str, str]:
     """Return the environment variables for clients: the API's address and key; `base` is without `/v1`."""
-    # an image may name a proxy, which is not the way to a port of this machine
+    # The image may set a proxy, which cannot reach a local port.
     direct = ",".join(filter(None, [os.environ.get("NO_PROXY") or os.environ.get("no_proxy"), "127.0.0.1"]))
     return {
         "NO_PROXY": direct,
@@ -44,12 +43,12 @@ def variables(base: str, key: str) -> dict[str, str]:
 
 
 async def relay(path: str) -> asyncio.Server:
-    """Listen on a free port; each connection is forwarded to a new one to the socket."""
+    """Listen on a free port; forward each connection to a new connection to the socket."""
     return await asyncio.start_server(partial(_connect, path), "127.0.0.1", 0, backlog=512)
 
 
 async def _connect(path: str, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-    # a handler that is cancelled when the program ends would be reported among the agent's last lines
+    # A handler cancelled at the end of the program would be reported among the agent's last lines.
     with contextlib.suppress(OSError, asyncio.CancelledError), contextlib.closing(writer):
         there, back = await asyncio.open_unix_connection(path)
         with contextlib.closing(back):
@@ -57,7 +56,7 @@ async def _connect(path: str, reader: asyncio.StreamReader, writer: asyncio.Stre
 
 
 async def _pump(source: asyncio.StreamReader, target: asyncio.StreamWriter) -> None:
-    """Forward all data, then the end of file. A peer that cannot be written to has disconnected."""
+    """Forward all data, then the end of file. A failed write means that the peer has disconnected."""
     try:
         while data := await source.read(_CHUNK):
             target.write(data)
@@ -76,7 +75,7 @@ def _prctl(option: int, value: int) -> None:
 
 
 def _end_descendants() -> None:
-    """Kill and reap all descendants: orphans become children of this process, as it is their subreaper."""
+    """Kill and reap all descendants; as the subreaper, this process also gets orphans."""
     while pids := _children():
         for pid in pids:
             with contextlib.suppress(ProcessLookupError):
@@ -103,7 +102,7 @@ async def _end_with(gateway: asyncio.StreamReader, child: asyncio.subprocess.Pro
 
 
 def fill(files: list[str], mark: str, base: str) -> None:
-    """Write the address in the place of a mark into files."""
+    """Replace a mark in files by the address."""
     for name in files:
         path = Path(name)
         text = path.read_bytes()
@@ -112,7 +111,7 @@ def fill(files: list[str], mark: str, base: str) -> None:
 
 
 async def run(path: str, key: str, mark: str, files: list[str], command: list[str]) -> int:
-    """Run the command beside a relay, and return its exit code, as a shell does."""
+    """Run the command with a relay; return its exit code, as a shell does."""
     _prctl(_PR_SET_CHILD_SUBREAPER, 1)
     server = await relay(path)
     port = server.sockets[0].getsockname()[1]

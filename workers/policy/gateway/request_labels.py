@@ -1,11 +1,11 @@
-"""Labels of a call by the headers of its request: which agent of a program asks, in which conversation of its own."""
+"""Labels of a call from its request's headers: the agent of a program, and that agent's conversation."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 
 _LABEL = "x-label-"
-"""The prefix of headers whose names are labels, for programs that are made for the farm."""
+"""The prefix of header names that set labels, for programs written for the farm."""
 _KNOWN = {
     "session_id": "session",
     "x-session-id": "session",
@@ -21,7 +21,7 @@ _MAX_CHARS = 200
 
 
 def header_labels(headers: Mapping[str, str]) -> dict[str, str]:
-    """Return the labels that a request's headers give it."""
+    """Return the labels in a request's headers."""
     result: dict[str, str] = {}
     for name, value in headers.items():
         label = _KNOWN.get(name) or (name.removeprefix(_LABEL) if name.startswith(_LABEL) else "")

@@ -1,6 +1,6 @@
-"""Limits on the size of requests, one by one and together: clients share the sandbox with the policy's own programs.
+"""Limits on the size of requests, single and concurrent: clients share the sandbox with the policy's programs.
 
-A worker runs many rollouts, and none of them may use up its memory.
+A worker runs many rollouts, and none of them may exhaust its memory.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ MAX_HELD_BYTES = 2 * MAX_BODY_BYTES
 
 
 _MAX_BRACKETS = 500_000
-"""Number of brackets in a body: each may be a Python object; millions block the event loop for seconds."""
+"""Number of brackets in a body: each may become a Python object; millions block the event loop for seconds."""
 
 
 class BodyTooLarge(Exception):
@@ -32,7 +32,7 @@ class TooManyRequests(Exception):
 
 
 class HeldBytesLimit:
-    """A limit on the bytes of a rollout's concurrent requests: raises TooManyRequests to the application."""
+    """An ASGI wrapper that limits the bytes of a rollout's concurrent requests; raises TooManyRequests."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
@@ -58,18 +58,18 @@ class HeldBytesLimit:
 
 
 def _unpacked(data: bytes, encoding: str) -> bytearray:
-    """Return a compressed body. Raises BadRequest, BodyTooLarge."""
+    """Return the decompressed body. Raises BadRequest, BodyTooLarge."""
     if encoding not in ("gzip", "deflate"):
-        raise BadRequest(f"a body in {encoding!r} is not taken: send it as it is, or in gzip", status=415)
+        raise BadRequest(f"encoding {encoding!r} is not supported: send the body uncompressed or as gzip", status=415)
     reader = zlib.decompressobj(zlib.MAX_WBITS | 32)
     try:
         whole = reader.decompress(data, MAX_BODY_BYTES + 1)
     except zlib.error as error:
-        raise BadRequest(f"the request's {encoding} cannot be read: {error}") from None
+        raise BadRequest(f"the request's {encoding} data is corrupt: {error}") from None
     if len(whole) > MAX_BODY_BYTES:
         raise BodyTooLarge
     if not reader.eof:
-        raise BadRequest(f"the request's {encoding} is cut off")
+        raise BadRequest(f"the request's {encoding} data is truncated")
     return bytearray(whole)
 
 
@@ -86,13 +86,13 @@ async def data_of(request: Request) -> bytearray:
 
 
 def encoding_of(request: Request) -> str:
-    """Return how a request's bytes are compressed; empty if they are not."""
+    """Return the compression of a request's bytes; empty if uncompressed."""
     encoding = request.headers.get("content-encoding", "").strip().lower()
     return "" if encoding == "identity" else encoding
 
 
 def body_in(data: bytearray, encoding: str) -> dict[str, Any]:
-    """Return the JSON object that a request's bytes are. Raises BadRequest, BodyTooLarge."""
+    """Return the JSON object of a request's bytes. Raises BadRequest, BodyTooLarge."""
     if encoding:
         data = _unpacked(bytes(data), encoding)
     if (n_brackets := data.count(b"[") + data.count(b"{")) > _MAX_BRACKETS:
@@ -104,5 +104,5 @@ def body_in(data: bytearray, encoding: str) -> dict[str, Any]:
     if not isinstance(body, dict):
         raise BadRequest("the request must be a JSON object")
     if n_brackets > MAX_DEPTH and not writable(body):
-        raise BadRequest("the request's JSON is nested too deep")
+        raise BadRequest("the request's JSON is nested too deeply")
     return body

@@ -1,4 +1,4 @@
-"""Streamed answers, sent while they are sampled; a client that disconnects meanwhile ends the sampling."""
+"""Streamed answers, sent while they are sampled; a disconnect of the client ends the sampling."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ class ClientDisconnected(Exception):
 
 
 class EventStreamResponse(Response):
-    """Server-sent events. An error before the first event is a response with a status of its own."""
+    """Server-sent events. An error before the first event becomes a response with its own status."""
 
     def __init__(self, api: Api, events: Events, pieces: AsyncIterator[Delta | Completion | None]) -> None:
         super().__init__(headers={"cache-control": "no-cache"}, media_type="text/event-stream")
-        # its length is not known
+        # Its length is unknown.
         del self.headers["content-length"]
         self._api = api
         self._events = events
@@ -39,7 +39,7 @@ class EventStreamResponse(Response):
                 await refused(scope, receive, send)
 
     async def _answer(self, send: Send) -> Response | None:
-        """Send all events, or return the error response if there is an error before the first."""
+        """Send all events, or return the error response for an error before the first."""
         begun = False
         try:
             async with contextlib.aclosing(self._pieces) as pieces:  # type: ignore[type-var]

@@ -1,8 +1,8 @@
-"""System messages in the one place that every chat template accepts: a single one, at the beginning.
+"""Merges system messages to a single one at the beginning, which every chat template accepts.
 
-Agents send several at the beginning, or new ones in the middle, and many templates refuse those or drop them silently.
-Leading ones are joined to one, which loses nothing; a later one becomes a user message in its place, and all ids before
-it stay as they were.
+Agents send several at the beginning, or new ones in the middle; many templates refuse those or drop them silently.
+Leading ones are joined, which loses nothing; a later one becomes a user message in its place, so that all ids before it
+stay unchanged.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _JOIN = "\n\n"
 def one_leading(messages: Sequence[Message]) -> list[Message]:
     """Return the conversation with at most one system message, the first.
 
-    A user message next to one that became a user message is joined to it, as many templates require roles to alternate.
+    A user message next to a converted system message is joined with it, as many templates require alternating roles.
     """
     leading = list(takewhile(_is_system, messages))
     result: list[Message] = []

@@ -1,4 +1,4 @@
-"""The tokens that a call may have, in the words by which each API's clients learn of them: in the list of models."""
+"""The token limits of a call, in the fields by which each API's list of models reports them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from workers.plugins.interfaces import Policy
 
 @dataclass(frozen=True, slots=True)
 class TokenBudget:
-    """The tokens of an answer, and those of a prompt and its answer together; None if they are not known."""
+    """Maximum tokens of an answer, and of a prompt with its answer; None if unknown."""
 
     output_tokens: int
     context_tokens: int | None
@@ -22,7 +22,7 @@ class TokenBudget:
         return TokenBudget(fits, context_tokens)
 
     def fields(self) -> dict[str, Any]:
-        """Return the fields of a listed model, of all vendors; those that are not known are left out."""
+        """Return the fields of a listed model, of all vendors; unknown limits are omitted."""
         output = dict.fromkeys(("max_output_tokens", "max_tokens", "outputTokenLimit"), self.output_tokens)
         if self.context_tokens is None:
             return output

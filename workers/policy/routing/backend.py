@@ -1,4 +1,4 @@
-"""One engine of the pool in this process: its record in the farm, its health, and the calls that run there."""
+"""One engine of the pool in this process: the farm's record of it, its health, and its calls in flight."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ OpenEngine: TypeAlias = Callable[[EngineAddress, EngineInfo], Engine]
 
 
 class CallAborted(EngineError):
-    """An abort of a call by the pool, to be retried: its engine failed (`died`), or was paused for new weights."""
+    """A call aborted by the pool, to be retried: its engine failed (`died`), or was paused for new weights."""
 
     def __init__(self, message: str, *, died: bool) -> None:
         super().__init__(message)
@@ -28,7 +28,7 @@ class CallAborted(EngineError):
 
 
 class SharedEngine:
-    """A connection to an engine that is shared by calls; once retired, it is closed when the last of them ends."""
+    """A connection to an engine that is shared by calls; once retired, the last call closes it."""
 
     def __init__(self, engine: Engine) -> None:
         self.engine = engine
@@ -88,15 +88,15 @@ class Backend:
         self.record = listed
         self.info = listed.info
         self.is_undetected = listed.info is None
-        """True if its capabilities have still to be detected, for the first time or again."""
+        """True if its capabilities must be detected, for the first time or again."""
         self.health = engine_health
         self.in_flight: set[InFlightCall] = set()
         self.last_answer_at = 0.0
-        """The time of its last answer, or of the first call that it got while it had none."""
+        """The time of its last answer, or of its first call since then."""
         self.cut_at = 0.0
-        """The time, on the event loop's clock, since which it has late calls after an abort; 0 if there are none."""
+        """The time, on the event loop's clock, since which it has late calls after an abort; 0 if it has none."""
         self.known_pause: Paused = ""
-        """The pause mode that this process itself has set; the record only gives the one that may be in force."""
+        """The pause mode that this process has set; the record only shows the one that may be in force."""
         self.client: SharedEngine | None = None
 
     @property
@@ -110,34 +110,34 @@ class Backend:
 
     @property
     def naming(self) -> bool:
-        """True if the server has yet to be sent the name of its weights: until then samples have no version."""
+        """True if the server has not been sent the name of its weights: until then samples have no version."""
         return self.record.to_name and self.info is not None and self.info.control
 
     def serves(self, model: str) -> bool:
-        """Return whether it may play a batch that asks for this model, empty for any."""
+        """Return whether it may serve a batch that requests this model, empty for any."""
         return serves(self.record.reserved_for or self.record.address.model, model)
 
     @property
     def frozen(self) -> bool:
-        """True if the calls that run here are blocked until it is resumed."""
+        """True if its calls are blocked until it is resumed."""
         return self.record.paused == "keep" and self.info is not None and self.info.control
 
     @property
     def has_aborted(self) -> bool:
-        """True if it has aborted its calls: any that it still has came later, and wait for the resume."""
+        """True if it has aborted its calls: any remaining ones came later, and wait for the resume."""
         listed = self.record
         return listed.paused == listed.engine_paused == "abort" and listed.n_done >= listed.n_orders
 
     def mark_busy(self, now: float, retry_after_s: float | None) -> None:
-        """Record a refusal for a while."""
+        """Record a temporary refusal."""
         self.health = self.health.after_refusal(now, retry_after_s, jitter=random.uniform(0.5, 1.0))  # noqa: S311 - no secret
 
     def silent_s(self, now: float) -> float:
-        """Return the seconds for which no call that runs here has been answered; 0 if none runs."""
+        """Return the seconds for which none of its running calls has been answered; 0 if none runs."""
         return now - self.last_answer_at if self.in_flight else 0.0
 
     def update(self, listed: EngineRecord) -> bool:
-        """Take over the farm's record; return whether the engine's capabilities must be detected again.
+        """Apply the farm's record; return whether the engine's capabilities must be detected again.
 
         The client is dropped if the address or the capabilities have changed.
         """
@@ -167,7 +167,7 @@ class Backend:
         self.is_undetected = False
 
     def open_client(self, open_engine: OpenEngine) -> SharedEngine:
-        """Return the client, opened if there is none; needs `info`."""
+        """Return the client, opened if necessary; needs `info`."""
         if self.client is None:
             assert self.info is not None
             self.client = SharedEngine(open_engine(self.record.address, self.info))
@@ -179,13 +179,13 @@ class Backend:
             self.client = None
 
     def abort_calls(self, why: str, *, died: bool) -> None:
-        """Abort all calls that run here; they are retried."""
+        """Abort all its calls; they are retried."""
         for call in list(self.in_flight):
             call.abort(CallAborted(f"engine {self.url} {why}", died=died))
 
     @contextmanager
     def track_call(self, freeze: Callable[[int], None]) -> Iterator[InFlightCall]:
-        """Count a call as in flight here while the block runs."""
+        """Count a call as in flight while the block runs."""
         call = InFlightCall(freeze)
         if not self.in_flight:
             self.last_answer_at = asyncio.get_running_loop().time()

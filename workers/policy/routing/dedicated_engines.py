@@ -1,8 +1,8 @@
-"""Dedicated engines: LLM servers that batches or instances bring along, each in a pool of its own.
+"""Dedicated engines: LLM servers that batches or instances bring along, each with its own pool.
 
-A pool exists while rollouts use it, and they share its one probe, its health checks and its circuit breaker. Its record
-names no weights, so that no weight update of the farm holds its calls back, and nothing of it is reported to the store.
-The capabilities of the engines used last are kept, so that a batch after another does not probe them again.
+A pool exists while rollouts use it; they share its probe, its health checks and its circuit breaker. Its record names
+no weights, so that weight updates of the farm do not hold its calls back, and it reports nothing to the store. The
+capabilities of recently used engines are kept, so that consecutive batches do not probe them again.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ from workers.policy.routing.engine_view import EngineRecord, NoReporter
 from workers.policy.routing.pool import EnginePool
 
 _N_KNOWN = 1024
-"""The most engines whose capabilities are kept."""
+"""Maximum number of engines whose capabilities are kept."""
 _CHECK_S = 3.0
 _RARELY_S = 3600.0
-"""The period of health checks of an engine for plain chat; one that fails a call is checked at once."""
+"""The period of health checks of a plain-chat engine; one that fails a call is checked at once."""
 
 
 @dataclass(slots=True)
@@ -37,9 +37,9 @@ class _Shared:
 
 
 class DedicatedEngines:
-    """The dedicated engines of a worker process, for one event loop; `call` has that loop call something soon.
+    """The dedicated engines of a worker process, for one event loop; `call` schedules a function on that loop.
 
-    `away_s` is the time that a call waits for an engine that is out.
+    `away_s` is the time that a call waits for an ejected engine.
     """
 
     def __init__(
@@ -63,7 +63,7 @@ class DedicatedEngines:
 
     @contextmanager
     def pool(self, address: EngineAddress) -> Iterator[EnginePool]:
-        """Lend the pool of one engine, which all its users share; it is closed after the last. From any thread."""
+        """Yield the pool of one engine, shared by all its users and closed after the last. Thread-safe."""
         with self._lock:
             shared = self._shared.setdefault(address, _Shared(self._opened(address)))
             shared.n_users += 1
@@ -77,8 +77,8 @@ class DedicatedEngines:
                     self._call(lambda: self._close(shared.pool))
 
     async def aclose(self) -> None:
-        """Close all pools, also those in use."""
-        # those that were given back a moment ago are about to be closed
+        """Close all pools, even those in use."""
+        # Pools released a moment ago are about to be closed.
         await asyncio.sleep(0)
         for shared in list(self._shared.values()):
             self._close(shared.pool)
@@ -106,7 +106,7 @@ class DedicatedEngines:
         closing.add_done_callback(self._closing.discard)
 
     def keep(self, address: EngineAddress, info: EngineInfo) -> None:
-        """Keep the capabilities of an engine, in place of those that were used longest ago."""
+        """Keep the capabilities of an engine; the least recently used ones are dropped."""
         with self._lock:
             self._known[address] = info
             self._known.move_to_end(address)
@@ -114,7 +114,7 @@ class DedicatedEngines:
                 self._known.popitem(last=False)
 
     def forget(self, address: EngineAddress) -> None:
-        """Have an engine probed again: when it is back, it may be another."""
+        """Probe an engine again at its next use: a server that returns may be another one."""
         with self._lock:
             self._known.pop(address, None)
 

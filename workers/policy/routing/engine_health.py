@@ -1,7 +1,7 @@
 """The health of one engine, as seen by this process: in use, ejected, busy, or readmitted with a slow start.
 
-A value that never changes: each method returns the health after an event. It has no clock and no dice of its own: times
-are passed in, in seconds of the event loop's clock, and so is the jitter, by which a delay is multiplied.
+An immutable value: each method returns the health after an event. It has no clock and no randomness: callers pass the
+event loop's time in seconds, and the jitter by which a delay is multiplied.
 """
 
 from __future__ import annotations
@@ -9,19 +9,19 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 _OUT_S = (1.0, 30.0)
-"""The first and the longest ejection of an engine that fails; it doubles each time."""
+"""The first and the longest ejection of a failing engine; the duration doubles each time."""
 _BUSY_S = (0.25, 15.0)
 """The same for an engine that is busy and sends no `Retry-After`."""
 _MAX_BUSY_S = 120.0
 _DOUBLINGS = 16
-"""A bound far beyond either limit, without which the power would overflow after a night of ejections."""
+"""Far above either limit; prevents an overflow of the power after many ejections."""
 _SLOW_START_S = 10.0
 _FIRST_SHARE = 0.1
 _MAX_CALL_FAILURES = 3
 _WINDOW = 16
 _ALL_ANSWERED = ("",) * _WINDOW
 _MIN_CALLS = 8
-"""The number of calls from which their share of failures counts, even with answers in between."""
+"""The number of calls from which on the share of failures counts, even with answers in between."""
 _MAX_CHECK_FAILURES = 2
 
 
@@ -29,10 +29,10 @@ _MAX_CHECK_FAILURES = 2
 class EngineHealth:
     """The health of one engine, as seen by this process.
 
-    `since` is the time since which it is in use, None if it was before this process began. `reason` is that of its
-    ejection, empty while it is in use; `n_ejected` counts all ejections, `n_out` those since it last answered
-    reliably. Failed calls and checks are counted in a row, `last_calls` are those since it is in use: the rollout id of
-    each that failed, an empty string for each answer.
+    `since` is the start of its current use, None if before this process began. `reason` is that of its ejection, empty
+    while it is in use; `n_ejected` counts all ejections, `n_out` those since it last answered reliably. Failed calls
+    and checks are counted consecutively. `last_calls` are the calls since `since`: the rollout id of each failed one,
+    an empty string for each answered one.
     """
 
     since: float | None = None
@@ -58,14 +58,14 @@ class EngineHealth:
 
     @property
     def fails_checks(self) -> bool:
-        """True if it should be ejected for its health checks: two failed, or one beside a failed call."""
+        """True if it should be ejected for its health checks: two failed, or one plus a call."""
         return self.n_failed_checks >= _MAX_CHECK_FAILURES or (self.n_failed_checks > 0 and self.n_failed_calls > 0)
 
     @property
     def failed_calls(self) -> str:
         """The calls for which it should be ejected (several in a row, or half of many); empty if it should not be.
 
-        All of one rollout are none: a single request can fail on every engine.
+        Failures of a single rollout do not count: one request can fail on every engine.
         """
         if self.n_failed_calls >= _MAX_CALL_FAILURES and len(self.failed_rollouts) > 1:
             return "call after call"
@@ -86,12 +86,12 @@ class EngineHealth:
         if self.last_calls == _ALL_ANSWERED and not (self.n_busy or self.n_out or self.n_failed_checks):
             return self
         last = (*self.last_calls, "")[-_WINDOW:]
-        # the ejections of an engine that both answers and fails go on getting longer
+        # The ejections of an engine that both answers and fails keep getting longer.
         n_out = 0 if len(last) >= _MIN_CALLS and not any(last) else self.n_out
         return replace(self, n_busy=0, n_out=n_out, last_calls=last)._without_failures()
 
     def after_failure(self, rollout_id: str) -> EngineHealth:
-        """Return the health after a failed call; `failed_calls` then says if the engine should be ejected."""
+        """Return the health after a failed call; check `failed_calls` then."""
         return replace(
             self,
             n_failed_calls=self.n_failed_calls + 1,
@@ -100,15 +100,15 @@ class EngineHealth:
         )
 
     def after_check(self, well: bool) -> EngineHealth:
-        """Return the health after a health check; `fails_checks` then says if the engine should be ejected."""
+        """Return the health after a health check; check `fails_checks` then."""
         return replace(self, n_failed_checks=0 if well else self.n_failed_checks + 1)
 
     def ejected(self, now: float, why: str) -> EngineHealth:
-        """Return the health of the engine out of use, or out for another reason."""
+        """Return the health of the ejected engine, or with another reason if it already is."""
         return replace(self, n_ejected=self.n_ejected + (not self.is_ejected), reason=why).ejected_longer(now)
 
     def ejected_longer(self, now: float) -> EngineHealth:
-        """Return the health after it was tried again, in vain."""
+        """Return the health after a failed attempt to readmit it."""
         out_s = min(_OUT_S[0] * 2 ** min(self.n_out, _DOUBLINGS), _OUT_S[1])
         return replace(self, ejected_until=now + out_s, n_out=self.n_out + 1)
 

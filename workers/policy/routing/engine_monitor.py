@@ -1,6 +1,6 @@
-"""The monitor of a worker process: detects the capabilities of new engines, checks the health of all, sends orders.
+"""The engine monitor of a worker process: probes new engines, checks the health of all, sends orders.
 
-Every process has its own, as an engine may be unreachable for one node alone. Orders (pause, resume, name the weights)
+Every process has its own, as an engine may be unreachable from one node only. Orders (pause, resume, name the weights)
 are sent by one process of the farm; the others only hold their calls back.
 """
 
@@ -33,24 +33,25 @@ _AGAIN_S = 0.5
 """Seconds until the next check of an engine that failed one."""
 _DETECT_S = (1.0, 30.0)
 _DOUBLINGS = 10
-"""The most doublings of a delay: an engine may be unreachable for days."""
+"""Maximum doublings of a delay: an engine may be unreachable for days."""
 _ANSWER_S = (10.0, 80.0)
-"""The first and the longest timeout for detecting capabilities; while these are unknown, it doubles each time.
+"""The first and the longest timeout of a probe; it doubles with each failure.
 
-An engine may be just slow: a large model on a processor, or one with a long queue.
+An engine may just be slow: a large model on a CPU, or one with a long queue.
 """
 _LATE_S = 2.0
-"""Seconds that an engine may take to answer the calls that it aborts, once it was told so several times."""
+"""Seconds in which an engine must answer the calls that it aborts, once the abort was repeated several times."""
 _ORDER_S = (1.0, 10.0)
 _VERSION_S = 5.0
 _WEIGHTS_AGAIN_S = 10.0
-"""Seconds until an engine that could not load its weights is ordered to again."""
+"""Seconds until an engine that failed to load its weights is ordered again."""
 _SILENT_S = 15.0
-"""Seconds without any answer to its calls after which an engine must sample a token: it may be healthy, and hang."""
+"""Seconds without an answer after which an engine must sample a test token: it may be healthy, yet hang."""
 _UNRESPONSIVE_S = 300.0
-"""If it cannot do that either, and was silent for this many seconds, its calls move to other engines, if there are any.
+"""If the test token fails too and it was silent for so many seconds, its calls move to other engines, if any.
 
-A full engine can be silent for long, too, and its work would be lost. Until it answers, its calls count as blocked.
+A fully loaded engine can also be silent for long, and its work would be lost. Until it answers, its calls count as
+blocked.
 """
 
 
@@ -68,7 +69,7 @@ class MonitoredPool(Protocol):
 
 
 class Monitor:
-    """One task, and one more for each check or order that is under way."""
+    """One task, plus one for each running check or order."""
 
     def __init__(self, pool: MonitoredPool, detect: Detect, check_s: float) -> None:
         self._pool = pool
@@ -98,7 +99,7 @@ class Monitor:
         await asyncio.gather(*tasks, return_exceptions=True)
 
     def look(self) -> None:
-        """Wake the monitor: something changed."""
+        """Wake the monitor after a change."""
         self._news.set()
 
     def doubt(self, backend: Backend) -> None:
@@ -107,7 +108,7 @@ class Monitor:
         self.look()
 
     def forget(self, url: str) -> None:
-        """Cancel the jobs of an engine that is not listed any more, and drop its state."""
+        """Cancel the jobs of an engine that is no longer listed, and drop its state."""
         for key in [key for key in self._jobs if key[1] == url]:
             self._jobs.pop(key).cancel()
         self._due.pop(url, None)
@@ -122,7 +123,7 @@ class Monitor:
             except Exception:
                 log.exception("Engine monitoring failed; retrying")
             self._news.clear()
-            # not wait_for: that of Python 3.11 loses a cancellation that comes with the news
+            # Not wait_for: in Python 3.11 it can lose a simultaneous cancellation.
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(_TICK_S):
                     await self._news.wait()
@@ -146,20 +147,20 @@ class Monitor:
         if backend.record.paused:
             backend.last_answer_at = now
         elif backend.silent_s(now) > _SILENT_S:
-            # it may be healthy and hang all the same: have it sample
+            # It may be healthy and hang all the same: let it sample.
             backend.is_undetected = True
         if now < max(
             self._due.get(backend.url, 0.0), backend.health.ejected_until if backend.health.is_ejected else 0.0
         ):
             return
         if backend.record.paused and backend.info is not None:
-            # it may answer nothing at all
+            # It may answer nothing at all.
             return
         look = self._find_out if backend.is_undetected else self.check
         self._begin("look", backend.url, look(backend))
 
     def _may_load(self, backend: Backend, now: float) -> bool:
-        """Return whether it lacks weights that it could load by itself now."""
+        """Return whether it lacks weights that it could load now."""
         listed, info = backend.record, backend.info
         lacks = listed.lacks_weights and bool(listed.weights_path) and not listed.paused
         able = info is not None and info.control and not backend.health.is_ejected
@@ -167,7 +168,7 @@ class Monitor:
 
     @staticmethod
     def _cut_late(backend: Backend, now: float) -> None:
-        """Abort calls that reached an engine after it had aborted its own: it would keep them until it is resumed."""
+        """Abort calls that arrived after the engine's own abort: it would keep them until it is resumed."""
         if not backend.has_aborted or not backend.in_flight:
             backend.cut_at = 0.0
         elif not backend.cut_at:
@@ -176,7 +177,7 @@ class Monitor:
             backend.abort_calls("is paused for new weights", died=False)
 
     def _begin(self, kind: str, url: str, job: Coroutine[Any, Any, None]) -> None:
-        """Run a job unless one of its kind runs for that engine."""
+        """Run a job unless one of its kind already runs for that engine."""
         key = (kind, url)
         if key in self._jobs:
             job.close()
@@ -203,7 +204,7 @@ class Monitor:
         backend.last_answer_at = loop.time()
         self._n_detections.pop(url, None)
         self._due[url] = loop.time() + self._check_s
-        # another node may have the tokenizer that this one lacks
+        # Another node may have the tokenizer that this one lacks.
         told = backend.record.info.tool_format if backend.record.info is not None else ""
         info = info.model_copy(update={"tool_format": self._tool_formats.get(url) or told})
         backend.learn(info)
@@ -216,7 +217,7 @@ class Monitor:
         self._pool.wake()
 
     async def _tell_tool_format(self, backend: Backend, info: EngineInfo) -> None:
-        """Report how the model writes tool calls, apart from the capabilities: a tokenizer may take minutes."""
+        """Report the model's tool format, separately from the capabilities: a tokenizer may take minutes."""
         tool_format = await tool_format_of(backend.record.address, info)
         if tool_format:
             self._tool_formats[backend.url] = tool_format
@@ -234,22 +235,22 @@ class Monitor:
         n = self._n_detections[url] = self._n_detections.get(url, 0) + 1
         self._due[url] = now + min(_DETECT_S[0] * 2.0 ** min(n - 1, _DOUBLINGS), _DETECT_S[1])
         if isinstance(error, EngineBusy) and backend.info is not None:
-            # it was detected before, and may be overloaded
+            # It was detected before, and may be overloaded.
             backend.mark_busy(now, error.retry_after_s)
             return
-        backend.health = backend.health.ejected(now, f"cannot be asked what it can do: {error}")
+        backend.health = backend.health.ejected(now, f"cannot be probed: {error}")
         self._pool.reporter.report_failure(url, backend.health.reason)
         others = (other for other in self._pool.backends if other is not backend)
         if backend.silent_s(now) > _UNRESPONSIVE_S and any(
             not (each.health.is_ejected or each.record.paused) for each in others
         ):
-            backend.abort_calls(f"has answered nothing for {backend.silent_s(now):.0f} s", died=True)
+            backend.abort_calls(f"has not answered for {backend.silent_s(now):.0f} s", died=True)
         self._pool.wake()
 
     async def check(self, backend: Backend) -> None:
         """Check the health of an engine, and eject or readmit it accordingly."""
         loop = asyncio.get_running_loop()
-        # a failure from here on makes another check due, which this one must not put off
+        # A failure from here on makes another check due, which this one must not postpone.
         self._due[backend.url] = loop.time() + self._check_s * random.uniform(0.75, 1.25)  # noqa: S311 - no secret
         with self._pool.client(backend).borrowed() as engine:
             well = await engine.healthy()
@@ -272,7 +273,7 @@ class Monitor:
             self._pool.reporter.report_failure(backend.url, "")
 
     async def _see_weights(self, backend: Backend) -> None:
-        """Update the version of an engine: it may have been restarted, or be new and have the weights already."""
+        """Update the version of an engine: it may have been restarted, or be new and already have the weights."""
         listed = backend.record
         if not listed.version or listed.paused or listed.to_name or backend.info is None or not backend.info.control:
             return
@@ -284,12 +285,12 @@ class Monitor:
                 writing = asyncio.ensure_future(
                     self._pool.reporter.report_done(backend.url, listed.n_done, "", version)
                 )
-                # an unreachable store gets it later; calls that wait for this engine need not wait for that
+                # An unreachable store gets it later; calls that wait for this engine do not wait for that.
                 await asyncio.wait([writing], timeout=_STORE_S)
                 self._pool.wake()
 
     async def _give_weights(self, backend: Backend) -> None:
-        """Make an engine that lacks the farm's weights load them from the path that the trainer gave."""
+        """Make an engine that lacks the farm's weights load them from the trainer's path."""
         self._weights_due[backend.url] = asyncio.get_running_loop().time() + _WEIGHTS_AGAIN_S
         if not await self._pool.reporter.is_leader():
             return
@@ -307,7 +308,7 @@ class Monitor:
         self._pool.wake()
 
     def _order(self, backend: Backend) -> None:
-        """Begin to send an engine its orders; a newer one replaces one that is being sent."""
+        """Start sending an engine its orders; a newer order replaces a running one."""
         key, number = ("order", backend.url), backend.record.n_orders
         running = self._jobs.get(key)
         if running is not None and self._orders.get(backend.url) != number:
@@ -316,7 +317,7 @@ class Monitor:
             running = None
         if running is None:
             self._orders[backend.url] = number
-            # an order implies that the engine is there: it may have come back a moment ago
+            # An order implies that the engine exists: it may have returned a moment ago.
             backend.health = replace(backend.health, ejected_until=0.0)
             self._due[backend.url] = 0.0
             self._begin(*key, self._give_orders(backend, number))

@@ -1,13 +1,12 @@
-"""Sends an engine the orders of the farm: pause, name the weights, resume.
+"""Sends an engine the farm's orders: pause, name the weights, resume.
 
-A pause is recorded before it is sent. So if this process crashes in between, the next one knows that the engine may be
-paused, and pauses it again, which does no harm. An engine that cannot be reached has nothing in flight, so it counts as
-paused; but it did not get the new weights, so it does not count as having them, and gets no calls until they are named.
+A pause is recorded before it is sent. If this process crashes in between, the next one knows that the engine may be
+paused, and pauses it again, which is harmless. An unreachable engine has nothing in flight, so it counts as paused; but
+it did not get the new weights, so it gets no calls until they are named.
 
-A server that drains keeps the calls that reach it afterwards until it is resumed. So the pause is sent only once every
-worker holds its calls back and none has one in flight there: otherwise a call on its way to the paused server would
-wait for the resume, and the resume for the call. An abort is sent at once, and again while calls are in flight: those
-that were on their way end by the next one.
+A draining server keeps calls that arrive afterwards until it is resumed. So the pause is sent only once every worker
+holds its calls back and none has one in flight there: otherwise a late call would wait for the resume, and the resume
+for the call. An abort is sent at once, and repeated while calls are in flight: late ones end with the next one.
 """
 
 from __future__ import annotations
@@ -25,9 +24,9 @@ from workers.policy.routing.engine_view import EngineRecord, EngineReporter, Pau
 _POLL_S = 0.05
 _ABORT_AGAIN_S = 0.2
 _N_ABORTS = 5
-"""The most times that an abort is repeated; what an engine keeps all the same is cut by the workers."""
+"""Maximum number of aborts; workers cut the calls that the engine still keeps."""
 _LOST: Paused = ""
-"""The pause of an engine that does not answer: it is taken to have lost it."""
+"""The pause of an engine that does not answer: assumed lost."""
 
 
 class ControlledPool(Protocol):
@@ -40,28 +39,28 @@ class ControlledPool(Protocol):
 
 
 async def carry_out(backend: Backend, listed: EngineRecord, pool: ControlledPool) -> None:
-    """Send an engine all orders that `listed` holds. Raises EngineError if it is healthy but does not follow."""
+    """Send an engine all orders in `listed`. Raises EngineError if it is healthy but does not obey."""
     if backend.info is None or (backend.health.is_ejected and not backend.info.control):
         paused, version = _LOST, listed.engine_version
     elif not backend.info.control:
-        # the pools carry the pause out: they hold their calls back
+        # The pools implement the pause: they hold their calls back.
         paused, version = listed.paused, _named(listed)
     else:
         with pool.client(backend).borrowed() as engine:
             paused, version = await _tell(engine, backend, listed, pool)
     await pool.reporter.report_done(backend.url, listed.n_orders, paused, version)
     if backend.record.n_orders == listed.n_orders:
-        # the record that the farm sends will say so, too, but a moment later
+        # The farm's next record will say so, too, but a moment later.
         backend.record = replace(backend.record, n_done=listed.n_orders, engine_paused=paused, engine_version=version)
 
 
 async def _tell(engine: Engine, backend: Backend, listed: EngineRecord, pool: ControlledPool) -> tuple[Paused, str]:
-    """Send the orders; return the pause of the engine then, and the version of the weights it is known to have."""
+    """Send the orders; return the engine's pause afterwards, and the version of the weights it is known to have."""
     try:
         if (backend.known_pause or listed.engine_paused) and await engine.paused() is False:
             version = await engine.version()
             if backend.known_pause or (listed.engine_version and version != listed.engine_version):
-                # it was restarted, and weights that were pushed meanwhile may have gone to the process before
+                # It was restarted: weights pushed meanwhile may have gone to the previous process.
                 backend.known_pause = ""
                 return _LOST, version
         if listed.paused and not listed.paused == listed.engine_paused == backend.known_pause:
@@ -90,7 +89,7 @@ async def load_weights(backend: Backend, listed: EngineRecord, pool: ControlledP
     with pool.client(backend).borrowed() as engine:
         await engine.load_weights(listed.weights_path)
         await engine.set_version(listed.version)
-    # ignored if newer orders have been given since
+    # Ignored if newer orders have been given since.
     await pool.reporter.report_done(backend.url, listed.n_done, listed.engine_paused, listed.version)
     if backend.record == listed:
         backend.record = replace(listed, engine_version=listed.version)

@@ -1,4 +1,4 @@
-"""The pool's view of the store: the farm's record of an engine, and the reports of a worker on it.
+"""The pool's view of the store: the farm's record of an engine, and a worker's reports on it.
 
 The pool itself uses no database, so that a rollout can run without one; `workers.process.engine_registry` implements
 the reports.
@@ -20,10 +20,10 @@ Paused: TypeAlias = PauseMode | Literal[""]
 class EngineRecord:
     """An engine of the farm. `info` is None until its capabilities have been detected.
 
-    `paused` and `version` are what was ordered; `n_orders` counts orders, `version_order` is the number of the one that
-    named the version, `n_done` that of the last one carried out; `engine_paused` and `engine_version` are what it was
-    sent last. `failure` is the reason for its ejection, as other workers report it. `weights_path` is where servers
-    find the weights `version`, if that is known.
+    `paused` and `version` are what was ordered; `n_orders` counts orders, `version_order` is the number of the order
+    that named the version, `n_done` that of the last completed one; `engine_paused` and `engine_version` are the last
+    values sent to it. `failure` is the reason for its ejection, as reported by other workers. `weights_path` is the
+    path of the weights `version` on the servers, if known.
     """
 
     address: EngineAddress
@@ -48,13 +48,13 @@ class EngineRecord:
 
     @property
     def to_name(self) -> bool:
-        """True if its weights have still to be named. An engine that was out at that order does not have them."""
+        """True if its weights are not yet named. An engine that was out during that order does not have them."""
         return self.version_order > self.n_done and self.version != self.engine_version
 
 
 @dataclass(frozen=True, slots=True)
 class InFlight:
-    """The load of this process on an engine, and the number of the last order for it that the process follows."""
+    """This process's load on an engine, and the number of the last order that the process follows."""
 
     n_orders: int
     n_calls: int
@@ -62,22 +62,22 @@ class InFlight:
 
 
 class EngineReporter(Protocol):
-    """The reports of a worker on engines. Called on the event loop, so none of the plain methods blocks."""
+    """A worker's reports on engines. Called on the event loop, so none of the plain methods blocks."""
 
     def report_info(self, url: str, info: EngineInfo) -> None:
         """Report the capabilities of an engine."""
         ...
 
     def report_failure(self, url: str, why: str) -> None:
-        """Report the reason for the ejection of an engine; empty if it is readmitted."""
+        """Report the reason for an engine's ejection; empty if it is readmitted."""
         ...
 
     def report(self, in_flight: Mapping[str, InFlight]) -> None:
-        """Report the load of this process, by URL; also its heartbeat."""
+        """Report the load of this process by URL; also its heartbeat."""
         ...
 
     async def is_leader(self) -> bool:
-        """Return whether this process is the only one that may send engines their orders for the next seconds."""
+        """Return whether only this process may send engines their orders for the next seconds."""
         ...
 
     async def has_settled(self, url: str, order: int) -> bool:
@@ -85,12 +85,12 @@ class EngineReporter(Protocol):
         ...
 
     async def report_done(self, url: str, order: int, paused: Paused, version: str) -> None:
-        """Report that an engine has been sent all orders up to this one, and its pause and version then."""
+        """Report that an engine was sent all orders up to this one, and its resulting pause and version."""
         ...
 
 
 class NoReporter:
-    """The reporter of a pool of one process: it reports nothing, and sends no orders."""
+    """The reporter of a single-process pool: it reports nothing, and sends no orders."""
 
     def report_info(self, url: str, info: EngineInfo) -> None: ...
 

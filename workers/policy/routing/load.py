@@ -1,7 +1,7 @@
-"""The load of engines: tokens in flight, of this process and of all others, and the speed of each engine.
+"""The load of engines: tokens in flight of all processes, and the speed of each engine.
 
-Every process publishes its own counts under one key that expires within seconds. So the sum is right again by itself
-soon after a worker was killed, and a Redis outage costs accuracy, not calls: a process then knows its own load alone.
+Every process publishes its own counts under one key that expires within seconds. So the sum corrects itself soon after
+a worker was killed, and a Redis outage costs accuracy, not calls: a process then knows only its own load.
 """
 
 from __future__ import annotations
@@ -44,11 +44,11 @@ class PeerLoads(Protocol):
     def of(self, url: str) -> Load: ...
 
     def speed(self, url: str) -> float | None:
-        """Return the speed that others have measured, as `EngineSpeed` defines it; None if there is none."""
+        """Return the speed measured by others, as `EngineSpeed` defines it; None if there is none."""
         ...
 
     def changed(self) -> None:
-        """Publish the own counts soon: they changed."""
+        """Publish the own counts soon, after a change."""
         ...
 
 
@@ -67,9 +67,9 @@ class NoPeerLoads:
 class EngineSpeed:
     """The speed of an engine: tokens/s of a call, times the square root of the number of calls in flight, smoothed.
 
-    An engine that is full shares its tokens/s among its calls; one that has room gives each call the same. Which
-    of the two holds is not known. With the square root, which lies between, a choice by tokens in flight over speed is
-    stable for both: tokens/s of one call alone would starve the first, and their sum feed the second without end.
+    A fully loaded engine shares its tokens/s among its calls; one with room gives each call the same. It is unknown
+    which case holds. The square root lies in between, and makes a choice by tokens in flight over speed stable for
+    both: by the tokens/s of one call, the former would starve; by their sum, the latter would be fed without end.
     """
 
     def __init__(self) -> None:
@@ -81,7 +81,7 @@ class EngineSpeed:
 
 
 class LoadTracker:
-    """The counts of this process, by URL, and those of the others as far as known. Changed on the event loop only."""
+    """The counts of this process by URL, and those of others if known. Changed on the event loop only."""
 
     def __init__(self, others: PeerLoads | None = None) -> None:
         self._others = others or NoPeerLoads()
@@ -122,7 +122,7 @@ class LoadTracker:
         self._speeds.pop(url, None)
 
     def snapshot(self) -> dict[str, tuple[int, int, float | None]]:
-        """Return (calls, tokens, own speed) by URL, for publishing; safe to call from another thread."""
+        """Return (calls, tokens, own speed) by URL, for publishing. Thread-safe."""
         loads = dict(self._own)
         speeds = {url: speed.value for url, speed in dict(self._speeds).items() if speed.value is not None}
         return {
@@ -132,7 +132,7 @@ class LoadTracker:
 
 
 class SharedLoads:
-    """Publishes this process's counts to Redis and reads the others', in a thread of its own, until closed."""
+    """Publishes this process's counts to Redis and reads the others', in a separate thread, until closed."""
 
     KEY = "farm:load:"
     OWNERS = "farm:loads"

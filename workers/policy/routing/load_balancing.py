@@ -1,9 +1,9 @@
-"""The choice of an engine for a call: a pure function of load, speed, and the engine that its rollout uses already.
+"""The choice of an engine for a call: a pure function of load, speed, and the engine that its rollout already uses.
 
-The measure is the expected wait: tokens in flight with this call, over the engine's speed. A rollout stays where its
-prefix is cached, and a new one goes where rendezvous hashing puts its group, the same on every node, so that siblings
-share their prompt's prefix (Thaler and Ravishankar 1998); both give way when that engine has clearly more load than
-another, as in consistent hashing with bounded loads (Mirrokni, Thorup and Zadimoghaddam 2016).
+The measure is the expected wait: tokens in flight including this call, divided by the engine's speed. A rollout stays
+where its prefix is cached. A new one goes to the engine that rendezvous hashing assigns to its group, the same on every
+node, so that siblings share their prompt's prefix (Thaler and Ravishankar 1998). Both rules yield when that engine has
+clearly more load than another, as in consistent hashing with bounded loads (Mirrokni, Thorup and Zadimoghaddam 2016).
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ _JOIN = 1.5
 _STAY = 3.0
 """A rollout stays unless its engine's wait is more than this many times the shortest: moving costs its cache."""
 _ROOM_CALLS = 8
-"""An engine with less load than this many such calls has room: its wait does not rule it out."""
+"""An engine with less load than this many such calls has room: its wait does not exclude it."""
 _FAST_ENOUGH = 0.5
-"""The share of the fastest engine's speed below which an engine with room is ruled out all the same."""
+"""The share of the fastest engine's speed below which even an engine with room is excluded."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +34,7 @@ class Candidate:
 def choose(candidates: Sequence[Candidate], n_tokens: int, group: str, stay: str = "") -> str:
     """Return the URL of the engine for a call of `n_tokens`. Needs at least one candidate.
 
-    `group` names the rollouts that share a prefix; `stay` is the URL that the rollout uses already.
+    `group` names the rollouts that share a prefix; `stay` is the URL that the rollout already uses.
     """
     best = min(_waiting(each, n_tokens) for each in candidates)
     fastest = max(each.speed for each in candidates)

@@ -1,4 +1,4 @@
-"""The tokenizer and chat template of an engine's model, and the format of tool calls that the template shows."""
+"""The tokenizer and chat template of an engine's model, and the tool-call format that the template shows."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ async def model_text_of(address: EngineAddress, info: EngineInfo) -> ModelText |
 
 
 async def tool_format_of(address: EngineAddress, info: EngineInfo) -> str:
-    """Return the format in which calls are read from the engine's text; empty if it is read by the engine itself, or
-    not known here."""
+    """Return the format for parsing calls in the engine's text; empty if the engine parses them itself, or it is
+    unknown here."""
     if not info.token_in:
         return ""
     if address.tool_format:

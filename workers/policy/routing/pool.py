@@ -1,4 +1,4 @@
-"""The engines of a worker process: the list of them, the load and health of each, and the calls there."""
+"""The engines of a worker process: their list, their load and health, and their calls."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from workers.policy.routing.load_balancing import Candidate
 
 _SLACK = 2.0
 _SLOW_TOKENS_S = 20.0
-"""The assumed speed, in tokens/s, of an engine that has not answered a call yet."""
+"""The assumed speed, in tokens/s, of an engine without an answered call."""
 
 
 class EnginePool:
@@ -60,7 +60,7 @@ class EnginePool:
 
     @property
     def newest_version(self) -> str:
-        """The newest version that was ordered for any shared engine; empty if there is none."""
+        """The newest version ordered for any shared engine; empty if there is none."""
         shared = (listed for listed in self._list_engines() if not listed.reserved_for)
         return max((listed.version for listed in shared), key=version_number, default="")
 
@@ -68,7 +68,7 @@ class EnginePool:
         return self._backends[url].record.engine_version if url in self._backends else ""
 
     async def start(self) -> None:
-        """Start the monitor. The first call does so, too; an idle worker has to monitor its engines as well."""
+        """Start the monitor. The first call does so, too; this is for idle workers, which need the monitor as well."""
         loop = asyncio.get_running_loop()
         if self._loop is not loop:
             self._forget_loop()
@@ -96,7 +96,7 @@ class EnginePool:
         """Schedule a sync with the changed list. Thread-safe."""
         loop = self._loop
         if loop is not None:
-            # on a loop that is closed by now, no call waits
+            # A closed event loop has no waiting calls.
             with contextlib.suppress(RuntimeError):
                 loop.call_soon_threadsafe(self.sync)
 
@@ -110,14 +110,14 @@ class EnginePool:
         for url in self._backends.keys() - listed.keys():
             backend = self._backends.pop(url)
             if backend.frozen:
-                # it will not be resumed
-                backend.abort_calls("is not listed any more", died=False)
+                # It will not be resumed.
+                backend.abort_calls("is no longer listed", died=False)
             backend.drop_client()
             self._monitor.forget(url)
             self.load_tracker.forget(url)
         for url, each in listed.items():
             if url not in self._backends:
-                # engines that were listed before this process began are not new to the farm
+                # Engines listed before this process began are not new to the farm.
                 self._backends[url] = Backend(each, EngineHealth(None if first else self.now()))
             elif self._backends[url].update(each):
                 self._monitor.doubt(self._backends[url])
@@ -149,7 +149,7 @@ class EnginePool:
         return (self._loop or asyncio.get_running_loop()).time()
 
     def wake(self) -> None:
-        """Wake all calls that wait."""
+        """Wake all waiting calls."""
         for waiter in self._waiters:
             if not waiter.done():
                 waiter.set_result(None)
@@ -165,7 +165,7 @@ class EnginePool:
             waiter.cancel()
 
     def candidates(self, backends: Sequence[Backend]) -> list[Candidate]:
-        """Return them as `choose` takes them; an engine whose speed is unknown counts with the mean of the others."""
+        """Return the candidates for `choose`; an engine of unknown speed counts with the mean of the others."""
         speeds = {backend.url: self.load_tracker.speed(backend.url) for backend in backends}
         known = [speed for speed in speeds.values() if speed]
         usual = sum(known) / len(known) if known else 1.0
@@ -192,7 +192,7 @@ class EnginePool:
         except (ExpertsMissing, ImagesRefused):
             raise
         except EngineUnfit:
-            # its capabilities are not the detected ones, or not any more
+            # Its capabilities are no longer the detected ones.
             backend.is_undetected = True
             self._monitor.doubt(backend)
             raise
@@ -240,7 +240,7 @@ class EnginePool:
                 self.report()
 
     def longest_s(self, backend: Backend, n_tokens: int) -> float:
-        """Return the most seconds that a call of `n_tokens` should take an engine under its current load."""
+        """Return the maximum seconds that a call of `n_tokens` should take an engine under its current load."""
         speed, n_calls = self.load_tracker.speed(backend.url), self.load_tracker.of(backend.url).n_calls
         if not speed:
             return n_tokens / _SLOW_TOKENS_S
@@ -254,7 +254,7 @@ class EnginePool:
         await asyncio.gather(*[self._monitor.check(backend) for backend in backends])
 
     def eject(self, backend: Backend, why: str) -> None:
-        """Take an engine out of use for a while; the calls that run there move to other engines."""
+        """Take an engine out of use for a while; its calls move to other engines."""
         backend.health = backend.health.ejected(self.now(), why)
         self.reporter.report_failure(backend.url, why)
         backend.abort_calls(f"is out: it {why}", died=True)

@@ -1,4 +1,4 @@
-"""One call and its tries so far: on which engines it failed, and the decision to give up."""
+"""One call and its attempts so far: on which engines it failed, and the decision to give up."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from workers.policy.routing.backend import Backend, CallAborted
 _BACKOFF_S = (0.2, 5.0)
 _DOUBLINGS = 10
 _MAX_FAILURES = 3
-"""The most failures of one call on each engine that is in use."""
+"""Maximum failures of one call on each engine in use."""
 _MAX_DEATHS = 3
-"""The number of engines ejected after this call failed there, from which it counts as the cause."""
+"""Number of engines ejected after this call failed there, from which on it counts as the cause."""
 
 
 @dataclass(frozen=True, slots=True)
 class RetryState:
-    """The tries of one call: a value, each of whose methods `after_...` returns the state after an event.
+    """The attempts of one call: an immutable value, whose `after_...` methods return the state after an event.
 
-    `last` is the last failure. By URL: `failures` are how often it failed, `not_before` when it may be tried again,
-    `unfit` the engines that cannot answer it. `lives` are the engines it failed on, each with the number of its
-    ejections before.
+    `last` is the last failure. By URL: `failures` counts failures, `not_before` is the time of the next attempt,
+    `unfit` are the engines that cannot answer the call. `lives` are the engines on which it failed, each with the
+    number of its previous ejections.
     """
 
     last: str = ""
@@ -34,7 +34,7 @@ class RetryState:
     lives: frozenset[tuple[Backend, int]] = frozenset()
 
     def after_failure(self, backend: Backend, error: EngineError, now: float, jitter: float) -> RetryState:
-        """Return the state after a try that ended without an answer; `jitter` multiplies the pause that follows."""
+        """Return the state after an attempt without an answer; `jitter` multiplies the following pause."""
         n_ejected = backend.health.n_ejected
         if isinstance(error, CallAborted):
             lives = self.lives | {(backend, n_ejected - 1)} if error.died else self.lives
@@ -51,7 +51,7 @@ class RetryState:
         )
 
     def after_unfit(self, backend: Backend, error: EngineUnfit, now: float) -> RetryState:
-        """Return the state after a try on an engine that is unfit for this call; another may be fit."""
+        """Return the state after an attempt on an engine that is unfit for this call; another may be fit."""
         not_before = {**self.not_before, backend.url: now + _BACKOFF_S[1]}
         return replace(self, last=str(error), unfit=self.unfit | {backend.url}, not_before=not_before)
 
@@ -79,9 +79,9 @@ class RetryState:
 class Call:
     """One call of a rollout, which tries engines until one has answered.
 
-    `n_tokens` is its load, `most_answer_tokens` the most that its answer may have, if that is known. `began` and
-    `since` are the times at which it and its current try began, None before the first; `failure` is that of its last
-    try, if it failed; `paused_s` is that of its rollout when the current try began.
+    `n_tokens` is its load, `most_answer_tokens` the maximum length of its answer, if known. `began` and `since` are the
+    start times of the call and of its current attempt, None before the first; `failure` is that of its last attempt, if
+    it failed; `paused_s` is that of its rollout when the current attempt began.
     """
 
     n_tokens: int
@@ -94,11 +94,11 @@ class Call:
 
     @property
     def most_tokens(self) -> int | None:
-        """The load of the call if its answer is as long as it may be; None if that is not known."""
+        """The load of the call with an answer of maximum length; None if unknown."""
         return None if self.most_answer_tokens is None else self.n_tokens + self.most_answer_tokens
 
     def begin(self, now: float) -> None:
-        """Set the times of a call that had no try yet."""
+        """Set the times of a call before its first attempt."""
         if self.began is None:
             self.began = self.since = now
 
@@ -106,5 +106,5 @@ class Call:
         self.failure, self.since = failure, now
 
     def is_mostly_failed(self, now: float) -> bool:
-        """Return whether more of its time went to tries that failed than to the current one."""
+        """Return whether more of its time went to failed attempts than to the current one."""
         return bool(self.failure) and self.began is not None and now - self.since < self.since - self.began

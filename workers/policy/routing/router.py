@@ -1,15 +1,15 @@
 """The router of one rollout: its choice of engines, its waits and retries, and the conditions to give up.
 
-A call waits for as long as an engine may still answer it: the deadline is outside, and cancels it. Waiting for an
-engine that has the farm's weights counts against no time limit; after a while the rollout gives its slot back
-(WeightsMissing). Errors that every engine would give are raised at once (EngineRefused, LimitReached, and whatever else
-the call raises); a request that one engine is unfit for goes to another. A request that failed on every engine several
-times is given up, and so is one that was in flight when several engines failed in turn.
+A call waits as long as an engine may still answer it; the caller's deadline cancels it. Waiting for an engine with the
+farm's weights counts against no time limit; after a while the rollout releases its slot (WeightsMissing). Errors that
+every engine would give are raised at once (EngineRefused, LimitReached, and any other error of the call); a request
+for which one engine is unfit goes to another. A request is given up if it failed on every engine several times, or was
+in flight when several engines failed in turn.
 
-A deadline that passes while a call has no answer yet is attributed to the policy: a whole answer comes at once, and may
-be a long one. It is attributed to the engine if most of the rollout's time went into that silence and the longest
-answer that was requested should take much less, by the speed of the engine's other calls; an engine without an answer
-so far is assumed to be slow.
+A deadline that passes while a call has no answer is attributed to the policy: a whole answer comes at once, and may be
+a long one. It is attributed to the engine if most of the rollout's time went into that silence and even the longest
+requested answer should take much less, by the speed of the engine's other calls; an engine without any answer so far is
+assumed to be slow.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _SILENT_SHARE = 0.5
 
 @dataclass(frozen=True, slots=True)
 class RoutingKey:
-    """The rollout of a call, its group, whose rollouts share a prompt, and its model; empty takes any."""
+    """The rollout of a call, its group, whose rollouts share a prompt, and its model; empty for any."""
 
     rollout_id: str
     group_id: str = ""
@@ -46,7 +46,7 @@ class RoutingKey:
 
 @dataclass(frozen=True, slots=True)
 class _RunningTry:
-    """A try of a call on an engine, and the progress of its request."""
+    """A running attempt on an engine, and the progress of its request."""
 
     backend: Backend
     progress: Progress
@@ -54,7 +54,7 @@ class _RunningTry:
 
 
 class StickyRouter:
-    """The router of one rollout, which stays where its prefix is cached. It takes concurrent calls."""
+    """The router of one rollout, which stays where its prefix is cached. Supports concurrent calls."""
 
     def __init__(self, pool: EnginePool, routing_key: RoutingKey) -> None:
         self._pool = pool
@@ -64,7 +64,7 @@ class StickyRouter:
         self._n_waits = 0
         self._began: float | None = None
         self._calls: dict[Call, _RunningTry | None] = {}
-        """The current calls, each with its running try, if an engine has one."""
+        """The current calls, each with its running attempt, if an engine has one."""
         self._n_paused = 0
         self._paused_since = 0.0
         self._paused_s = 0.0
@@ -75,7 +75,7 @@ class StickyRouter:
         tries = [running for running in self._calls.values() if running is not None]
         backends = (running.backend for running in tries)
         ejected = (f"engine {backend.url} {_why_out(backend)}" for backend in backends if backend.health.is_ejected)
-        # a call whose tries mostly failed counts as blocked even while a retry runs
+        # A call whose attempts mostly failed counts as blocked even while a retry runs.
         again = (call.failure for call in self._calls if call.failure and call.is_mostly_failed(self._pool.now()))
         stalled = (f"engine {each.backend.url} {each.progress.stalled}" for each in tries if each.progress.stalled)
         silent = map(self._silent, tries)
@@ -103,26 +103,26 @@ class StickyRouter:
 
     @property
     def newest_version(self) -> str:
-        """The newest version of the farm's weights; empty on engines of a training run, whose answers name theirs."""
+        """The newest version of the farm's weights; empty on a training run's engines, which name theirs in answers."""
         return "" if is_reserved(self._key.model) else self._pool.newest_version
 
     @property
     def context_tokens(self) -> int | None:
-        """The shortest context of the engines that may answer; None if it is not known of any."""
+        """The shortest context of the engines that may answer; None if unknown for all of them."""
         infos = (backend.info for backend in self._serving())
         return min((info.context_tokens for info in infos if info and info.context_tokens), default=None)
 
     def version_of(self, url: str) -> str:
-        """Return the version of the weights that an engine was sent; empty if it was sent none."""
+        """Return the version of the weights last sent to an engine; empty if none was."""
         return self._pool.version_of(url)
 
     @asynccontextmanager
     async def acquire(self, call: Call) -> AsyncIterator[Engine]:
-        """Wait for an engine that can take a call, and yield it for one try.
+        """Wait for an engine that can take a call, and yield it for one attempt.
 
-        If the block fails by an error that another try may mend, the error is recorded in the call and suppressed:
-        acquire again, with the same call, until the block has come to its end. Raises EngineError when the tries are
-        exhausted, and at once EngineRefused, LimitReached and whatever else the block raises.
+        A retryable error of the block is recorded in the call and suppressed: acquire again, with the same call, until
+        the block succeeds. Raises EngineError when the attempts are exhausted, and at once EngineRefused, LimitReached
+        and any other error of the block.
         """
         await self._pool.start()
         call.begin(self._pool.now())
@@ -145,7 +145,7 @@ class StickyRouter:
             del self._calls[call]
 
     async def _record_failure(self, call: Call, backend: Backend, error: EngineError) -> None:
-        """Record a failed try in its call. Raises the error to end the call with, if no other try may mend it."""
+        """Record a failed attempt in its call. Raises the call's final error if no further attempt may help."""
         now = self._pool.now()
         if isinstance(error, EngineUnfit):
             call.tries = call.tries.after_unfit(backend, error, now)
@@ -164,7 +164,7 @@ class StickyRouter:
                 raise EngineError(f"{call.tries.n_failures} tries failed, the last with: {error}") from error
 
     def _hold(self, n: int) -> None:
-        """Add to the number of calls that are held back for new weights; `n` may be negative."""
+        """Add to the number of calls held back for new weights; `n` may be negative."""
         if not self._n_paused:
             self._paused_since = self._pool.now()
         self._n_paused += n
@@ -174,7 +174,7 @@ class StickyRouter:
     async def _should_give_up(self, tries: RetryState) -> bool:
         """Return whether the call keeps failing on healthy engines, or several engines failed because of it."""
         if tries.n_failures > 1:
-            # before it goes to another engine: the call may be what made the last ones fail
+            # Before it goes to another engine: the call may have caused the last failures.
             await self._pool.check_suspects([backend for backend in self._in_use() if tries.failed_on(backend)])
         return tries.kills_engines or tries.failed_everywhere(self._in_use())
 
@@ -194,7 +194,7 @@ class StickyRouter:
         ]
 
     async def _pick_backend(self, call: Call) -> Backend:
-        """Wait for an engine for a call, and return it. Between its return and the call, nothing may be awaited."""
+        """Wait for an engine for a call, and return it. Nothing may be awaited between its return and the call."""
         n_tokens, tries = max(1, call.n_tokens), call.tries
         unlisted, away, lacking = _Spell(), _Spell(), _Spell()
         while True:
@@ -206,11 +206,11 @@ class StickyRouter:
                 group = self._key.group_id or self._key.rollout_id
                 self._url = choose(self._pool.candidates(ready), n_tokens, group, self._url)
                 return next(backend for backend in ready if backend.url == self._url)
-            # a trainer that is started again registers the engines of its run
+            # A restarted trainer registers the engines of its run again.
             if unlisted.lasts(not serving and not is_reserved(self._key.model), now, self._pool.none_s):
                 raise EngineError(self._none())
             if away.lasts(_all_out(serving), now, self._pool.away_s):
-                raise EngineError(f"waited {self._pool.away_s:g} s in vain: {self._why(serving, tries, now)}")
+                raise EngineError(f"no engine after {self._pool.away_s:g} s: {self._why(serving, tries, now)}")
             if lacking.lasts(_lacks_weights(serving), now, self._pool.weights_s):
                 raise WeightsMissing(f"no engine has the farm's weights: {self._why(serving, tries, now)}")
             is_held = lacking.holds or any(backend.record.paused or backend.naming for backend in serving)
@@ -241,7 +241,7 @@ class StickyRouter:
 
 
 class _Spell:
-    """The time for which a condition has held without a break."""
+    """The duration for which a condition has held without a break."""
 
     def __init__(self) -> None:
         self._since: float | None = None
@@ -278,9 +278,9 @@ def _why_not(backend: Backend, tries: RetryState, now: float) -> str:
     if backend.missing_version:
         return f"does not have the weights {backend.missing_version}: push them and name them, or remove it"
     if backend.naming:
-        return f"has not been told yet that its weights are {backend.record.version}"
+        return f"has not yet been sent its weights' version {backend.record.version}"
     if backend.info is None:
-        return "has not been asked yet what it can do"
+        return "has not been probed yet"
     if backend.health.busy_until > now:
         return f"is busy for {backend.health.busy_until - now:.0f} s more ({tries.last})"
     return f"failed this call: {tries.last}"
@@ -291,7 +291,7 @@ def _why_out(backend: Backend) -> str:
 
 
 def _poll_delay_s(serving: Sequence[Backend], tries: RetryState, now: float) -> float:
-    """Return the seconds until the first of them may be tried again, with jitter to spread the calls that wait."""
+    """Return the seconds until the first of them may be tried again, with jitter to spread the waiting calls."""
     due = [
         max(backend.health.busy_until, tries.not_before.get(backend.url, 0.0))
         for backend in serving

@@ -1,9 +1,9 @@
-"""A conversation in outline: all that a template distinguishes messages by, without the bulk of their text.
+"""A conversation in outline: everything by which a template distinguishes messages, without the bulk of their text.
 
-The text that a template puts after a turn depends on the whole conversation, but the cost must not grow with it.
-So old messages are shortened to the head and tail of their text, and of the many rounds of one kind (an assistant turn
-and the answers to it) only the first and the last are kept: templates treat a message by its role, by its kinds of
-content and by its place relative to the last user message or to the last turn, and an outline keeps all of that.
+The text that a template puts after a turn depends on the whole conversation, but its cost must not grow with it. So old
+messages are shortened to the head and tail of their text, and of many rounds of one kind (an assistant turn and the
+answers to it) only the first and the last are kept: templates treat a message by its role, by its kinds of content and
+by its position relative to the last user message or the last turn, and an outline keeps all of that.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ _HEAD = _TAIL = 24
 _THOUGHT = "</think>"
 
 MARK = secrets.token_hex(6)
-"""A random mark to look for in a render: no text that a model reads can contain it by chance."""
+"""A random mark to search for in renders: no text for a model can contain it by chance."""
 
 
 @dataclass(frozen=True, slots=True)
 class Round:
-    """An assistant turn and the answers to it; the first round of a conversation holds all messages before any turn."""
+    """An assistant turn and the answers to it; the first round of a conversation has all messages before any turn."""
 
     kind: tuple[Hashable, ...]
     messages: tuple[Message, ...]
@@ -34,13 +34,13 @@ class Round:
 
 @dataclass(frozen=True, slots=True)
 class ConversationSkeleton:
-    """The rounds that are kept. Grows by one message at a time, to as many rounds as there are kinds of them, twice."""
+    """The kept rounds. Grows one message at a time, to at most twice as many rounds as there are kinds."""
 
     rounds: tuple[Round, ...] = (Round((), ()),)
     n_dropped: int = 0
 
     def then(self, message: Message) -> ConversationSkeleton:
-        """Return the skeleton with one message more, prepared for the template."""
+        """Return the skeleton with one more message, prepared for the template."""
         short = shortened(message)
         if message.get("role") != "assistant":
             last = self.rounds[-1]
@@ -60,12 +60,12 @@ class ConversationSkeleton:
 
 
 def shortened(message: Message) -> Message:
-    """Return the message with its texts cut; a template treats it alike."""
+    """Return the message with shortened texts; a template treats it alike."""
     return _changed(message, lambda _, text: _cut(text))
 
 
 def marked(message: Message) -> Message:
-    """Return a shortened turn in which every text that a render must show ends with a mark of its own."""
+    """Return a shortened turn in which every text that a render must show ends with its own mark."""
     turn = _changed(message, lambda what, text: _cut(text) + _mark(what))
     for number, call in enumerate(turn.get("tool_calls") or ()):
         function = call["function"]
@@ -87,7 +87,7 @@ def marks(message: Message) -> dict[str, str]:
 
 
 def outlined_tools(tools: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Return at most the first two tools, without descriptions and schemas. They hold a mark: see `shows_tools`."""
+    """Return at most the first two tools, without descriptions and schemas. They contain a mark: see `shows_tools`."""
     empty = {"type": "object", "properties": {}, "required": []}
     return [
         {"type": "function", "function": {"name": _tool_name(tool), "description": _mark("tool"), "parameters": empty}}
@@ -96,12 +96,12 @@ def outlined_tools(tools: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
 
 
 def shows_tools(text: str) -> bool:
-    """Return whether a text holds outlined tools, and so differs from the text with the real ones."""
+    """Return whether a text contains outlined tools, and so differs from the text with the real ones."""
     return _mark("tool") in text
 
 
 def _without_middle(rounds: tuple[Round, ...]) -> tuple[Round, ...]:
-    """Return the rounds without the middle one of three of the last one's kind."""
+    """Return the rounds; of three rounds of the last one's kind, the middle one is dropped."""
     kind = rounds[-1].kind
     alike = [number for number in range(1, len(rounds)) if rounds[number].kind == kind]
     return rounds if len(alike) < 3 else rounds[: alike[1]] + rounds[alike[1] + 1 :]
@@ -125,7 +125,7 @@ def _tool_name(tool: Mapping[str, Any]) -> str:
 
 
 def _changed(message: Message, change: Callable[[str, str], str]) -> Message:
-    """Return the message with all its texts changed; `change` takes a text's label and the text."""
+    """Return the message with all its texts changed; `change` gets a text's label and the text."""
     short = dict(message)
     short["content"] = _content(message.get("content"), change)
     for key in ("reasoning", "reasoning_content"):
@@ -175,7 +175,7 @@ def _changed_part(part: Any, change: Callable[[str, str], str]) -> Any:
 
 
 def _changed_text(text: str, change: Callable[[str, str], str]) -> str:
-    """Return the text changed; reasoning within it is changed apart from the rest, as templates cut it out."""
+    """Return the changed text; reasoning in it is changed separately, as templates cut it out."""
     before, thought, after = _parted(text)
     shown = change("text", after) if after.strip() else after[:_HEAD]
     return f"{change('inner', before)}{thought}{shown}" if thought else shown

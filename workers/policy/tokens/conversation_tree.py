@@ -13,9 +13,9 @@ from workers.policy.tokens.message_equality import CallIds, equivalent
 
 @dataclass(slots=True)
 class CachedTurn:
-    """An answered call. `continues` is the call whose ids it began with, `added` [n] its ids after those.
+    """An answered call. `continues` is the call whose ids it began with, `added` [n] its further ids.
 
-    `response` are the sampled ones among them, `turn` the message as it is marked in outlines.
+    `response` are the sampled ones among them, `turn` the message as marked in outlines.
     """
 
     number: int
@@ -26,14 +26,14 @@ class CachedTurn:
 
     @property
     def n_first_prompt(self) -> int:
-        """The number of ids of the prompt that the first of the calls began with."""
+        """The number of ids of the first call's prompt."""
         first = self
         while first.continues is not None:
             first = first.continues
         return len(first.added) - len(first.response)
 
     def pieces(self) -> list[TokenIds]:
-        """Return all its ids, prompt and response. Every id is held once, however many calls continue from it."""
+        """Return all its ids, prompt and response. Every id is stored once, however many calls continue from it."""
         pieces = []
         held: CachedTurn | None = self
         while held is not None:
@@ -46,8 +46,7 @@ class CachedTurn:
 class MessageNode:
     """A message and its predecessors; `held` is set on sampled turns.
 
-    `given` is the message as a client last wrote it, `with_call_ids` the call ids that the client has for those of
-    `message`.
+    `given` is the message as a client last wrote it; `with_call_ids` maps the client's call ids to those of `message`.
     """
 
     message: Message
@@ -74,7 +73,7 @@ def root() -> MessageNode:
 
 
 class PathPosition(NamedTuple):
-    """A node that a conversation passed through, after `depth` of its messages, and the call ids known by then."""
+    """A node that a conversation passed through, the number `depth` of its messages so far, and the known call ids."""
 
     node: MessageNode
     depth: int
@@ -101,7 +100,7 @@ def _steps(place: PathPosition, given: Message) -> list[PathPosition]:
 
 
 def _is(child: MessageNode, given: Message, ids: CallIds) -> bool:
-    """Return whether the child's message is meant; the client's form is kept, for a quick match next time."""
+    """Return whether the child is this message; the client's form is kept, for a quick match next time."""
     if child.given == given:
         return True
     renamed = equivalent(child.message, given, ids)

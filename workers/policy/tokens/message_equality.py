@@ -1,9 +1,9 @@
 """Equality of messages by meaning: clients send back the messages that they received, but seldom byte for byte.
 
-They add keys, reorder them, turn null into an empty string, a string into a list of parts, write arguments anew, make
-up call ids and drop the reasoning; none of this changes the model's input. The client's own messages (user, system and
-tool) must be the same text, as it became ids. In the policy's own text, space at either end is ignored: clients strip
-it, one provider's API demands it, and the sampled ids are held anyway.
+They add keys, reorder them, turn null into an empty string, a string into a list of parts, rewrite arguments, invent
+call ids and drop the reasoning; none of this changes the model's input. The client's own messages (user, system and
+tool) must be the same text, as it was encoded. In the policy's own text, space at either end is ignored: clients strip
+it, one provider's API demands it, and the sampled ids are kept anyway.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from farm.records.trajectory import Message
 from workers.policy.tokens.messages import reasoning, text_of
 
 CallIds = dict[str, str]
-"""A mapping of the client's tool call ids to the held ones, where they differ."""
+"""Maps the client's tool call ids to the held ones, where they differ."""
 
 
 def equivalent(held: Message, given: Message, ids: CallIds) -> CallIds | None:

@@ -1,6 +1,6 @@
-"""Messages in the form that chat templates expect, however a client wrote them. The choices are those of vLLM.
+"""Messages in the form that chat templates expect, with the same choices as vLLM's.
 
-Tool call arguments become objects; lists of text parts become one text, unless the template goes through parts itself;
+Tool call arguments become objects; lists of text parts become one text, unless the template iterates over parts;
 reasoning is set under both of its names.
 """
 
@@ -36,7 +36,7 @@ def n_chars(messages: Sequence[Message], tools: Sequence[Mapping[str, Any]]) -> 
     values: list[Any] = [*tools]
     for message in messages:
         values.extend(message.values())
-    # each call counts anew, and most of it is text
+    # Each call counts the whole history again, and most of it is text.
     while values:
         value = values.pop()
         kind = type(value)
@@ -53,7 +53,7 @@ def n_chars(messages: Sequence[Message], tools: Sequence[Mapping[str, Any]]) -> 
 
 
 def n_chars_at_most(messages: Sequence[Message], tools: Sequence[Mapping[str, Any]]) -> int:
-    """Return an upper bound of `n_chars` that costs a tenth: what is no plain text counts as JSON, escapes included."""
+    """Return an upper bound of `n_chars` at a tenth of its cost: non-text values count as JSON, escapes included."""
     values = [value for message in messages for value in message.values()]
     texts = [value for value in values if type(value) is str]
     try:

@@ -1,8 +1,8 @@
 """The conversations of one rollout with one model, as ids: sampled ids are kept, and only new text is encoded.
 
 A prompt that continues a held call consists of that call's ids, prompt and response, and the ids of the text that the
-chat template puts after them. Where the template would change that text (it drops earlier reasoning, moves the tools),
-no such prompt exists: the conversation is rendered anew as a segment of its own, and the reason is returned.
+chat template puts after them. If the template would change the held text (it drops earlier reasoning, moves the tools),
+no such prompt exists: the conversation is rendered from scratch as a new segment, and the reason is returned.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from workers.policy.tokens.tokenizer import ModelText
 from workers.policy.tokens.turn_suffix import Tools, TurnSuffix, TurnSuffixes
 
 FIRST = "first"
-# A stop string is not longer than this.
+# Maximum length of a stop string.
 _TAIL_IDS = 64
 _TAIL_CHARS = 32
 
@@ -34,8 +34,8 @@ _TAIL_CHARS = 32
 class Prompt:
     """The ids to sample from. `continues` is the number of the call whose ids it begins with; None if there is none.
 
-    `begins` is the reason for a new segment: `first`, `branch: …` where it continues no held call, `rewritten: …` where
-    the template rewrites the call it continues; empty if it continues one. The first `n_held` ids are that call's.
+    `begins` is the reason for a new segment: `first`; `branch: …` if it continues no held call; `rewritten: …` if the
+    template rewrites the call that it continues; empty for no new segment. The first `n_held` ids are that call's.
     """
 
     ids: TokenIds
@@ -54,7 +54,7 @@ class Prompt:
 
 @dataclass(frozen=True, slots=True)
 class PromptDraft:
-    """A prompt whose text of `n_chars` is still to be encoded: by any thread, as that touches no conversation."""
+    """A prompt whose text of `n_chars` is not yet encoded. Any thread may encode it: that touches no conversation."""
 
     n_chars: int
     encode: Callable[[], Prompt]
@@ -71,10 +71,10 @@ class _Tree:
 
 
 class TokenSession:
-    """The token side of one rollout; holds all its branches. Not for several threads at once, but for what is drafted.
+    """The token side of one rollout with all its branches. Not thread-safe, except for drafts.
 
     `template_kwargs` are variables of the template, such as `enable_thinking`. With `keep_rewritten`, held ids are
-    continued even where the template would rewrite them, as long as the text after them is clear.
+    continued even if the template would rewrite them, as long as the text after them is unambiguous.
     """
 
     def __init__(
@@ -82,7 +82,7 @@ class TokenSession:
     ) -> None:
         self._template = text.template
         self._tokenizer = text.tokenizer
-        # A conversation keeps the date that it began with: its first ids hold it.
+        # A conversation keeps the date of its beginning: its first ids contain it.
         self._framing = TurnSuffixes(text, template_kwargs or {}, datetime.now())
         self._keep_rewritten = keep_rewritten
         self._trees: list[_Tree] = []
@@ -93,7 +93,7 @@ class TokenSession:
         return self.draft(messages, tools).encode()
 
     def draft(self, messages: Sequence[Message], tools: Tools) -> PromptDraft:
-        """Return the next turn's prompt, to be encoded. Raises TemplateError if the template refuses the messages."""
+        """Return the next turn's prompt, not yet encoded. Raises TemplateError if the template refuses the messages."""
         tree = self._tree(tools)
         places = walk(PathPosition(tree.start, 0, {}), messages)
         held = _last_held(places, messages)
@@ -103,7 +103,7 @@ class TokenSession:
         return self._whole(tree, at, self._branch(tree, places[-1], messages) if self._n_taken else FIRST)
 
     def commit(self, prompt: Prompt, response_ids: TokenIds, message: Message) -> int:
-        """Hold the ids sampled from a prompt and the message parsed from them. Returns the call's number."""
+        """Store the ids sampled from a prompt and the message parsed from them. Return the call's number."""
         ready = self._template.prepare(message, prompt.tools)
         added = np.concatenate([prompt.ids[prompt.n_held :], token_ids(response_ids)])
         response = added[len(added) - len(response_ids) :]
@@ -167,7 +167,7 @@ class TokenSession:
         return Prompt(ids, held.number, "", len(ids) - len(pieces[-1]), at, tools, held)
 
     def _suffix_ids(self, suffix: TurnSuffix, node: MessageNode, held: CachedTurn) -> TokenIds:
-        """Return the ids of a suffix, without its end of turn if the policy has sampled one, whichever one."""
+        """Return a suffix's ids, without its end of turn if the policy sampled any end of turn."""
         tokenizer = self._tokenizer
         if not suffix.end:
             return tokenizer.encode_within(self._unsaid(suffix.text, node, held))
@@ -180,7 +180,7 @@ class TokenSession:
         return ids[1:] if said else ids
 
     def _unsaid(self, text: str, node: MessageNode, held: CachedTurn) -> str:
-        """Return the part of a plain-text end of turn that was not sampled: a stop string may be its beginning."""
+        """Return the unsampled part of a plain-text end of turn: a stop string may be its beginning."""
         tail = self._tokenizer.decode(self._tokenizer.body(held.response[-_TAIL_IDS:]))
         said = text_of(node.message.get("content")) or ""
         if said and not node.message.get("tool_calls") and tail.endswith(said[-_TAIL_CHARS:]):
@@ -190,7 +190,7 @@ class TokenSession:
 
 
 def _last_held(places: Sequence[PathPosition], messages: Sequence[Message]) -> PathPosition | None:
-    """Return the position at which the longest held call that `messages` continue ends; the latest of several."""
+    """Return the end position of the longest held call that `messages` continue; the latest of several."""
     if not messages or messages[-1].get("role") == "assistant":
         return None
     result = [(place.depth, place.node.held.number, place) for place in places if place.node.held is not None]

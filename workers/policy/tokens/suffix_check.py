@@ -1,8 +1,8 @@
-"""The text after a held turn, from an outline of the conversation before it; with a check that the outline is enough.
+"""The text after a held turn, from an outline of the conversation before it; verifies that the outline suffices.
 
-Templates that count their rounds give another suffix where rounds are left out. So the first outline of a template that
-leaves some out, and then one that leaves out four times as many, is compared with one that keeps them all; after a
-difference all are kept, and a prompt costs time by the number of messages before it, though not by their length.
+Templates that count their rounds give another suffix if rounds are omitted. So a template's first outline that omits
+some, and later one that omits four times as many, is compared with one that keeps all. After a difference all rounds
+are kept, and the cost of a prompt grows with the number of messages before it, though not with their length.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ def suffix_after(
     """Return the suffix of a held turn when `new`, prepared, follows it; `outlined` are the tools in outline."""
     try:
         suffix = _checked(framing, turn, new, outlined)
-        # Few templates put tools after a turn; those cost the time that it takes to show all of them.
+        # Few templates put tools after a turn; those take the time to render all of them.
         return _checked(framing, turn, new, tools) if shows_tools(suffix.text) else suffix
-    # An outline may be refused where the conversation is not; if it is too, its own render says why.
+    # An outline may be refused though the conversation is not; if that is too, its own render says why.
     except TemplateError as error:
         return TurnSuffix(rewritten=f"it cannot be shown in outline ({error})", found=False)
 

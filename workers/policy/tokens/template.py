@@ -1,7 +1,7 @@
 """A model's chat template, rendered as transformers renders it: the same Jinja settings, functions and variables.
 
-A template comes from the model's publisher, so it runs in Jinja's immutable sandbox, without a loader: it sees
-plain values only, reads no file and reaches no Python object.
+A template comes from the model's publisher, so it runs in Jinja's immutable sandbox, without a loader: it gets only
+plain values, reads no file and reaches no Python object.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ class TemplateError(FarmError):
 class ChatTemplate:
     """The template of one model. `source` is the text of its default one; with tools, `tool_use` is used.
 
-    `sources` maps names to texts, a text alone is the default one; `specials` are the special tokens as variables, such
-    as `bos_token`; `name` is the model's, for messages.
+    `sources` maps names to texts, a single text is the default one; `specials` are the special tokens as variables,
+    such as `bos_token`; `name` is the model's, for messages.
     """
 
     def __init__(
@@ -61,7 +61,7 @@ class ChatTemplate:
         generation_prompt: bool,
         **kwargs: Any,
     ) -> str:
-        """Return the conversation, of messages as clients write them, as the model reads it. Raises TemplateError."""
+        """Return the model's input for a conversation of messages as clients write them. Raises TemplateError."""
         ready = [self.prepare(message, tools) for message in messages]
         return self.render_prepared(ready, tools, generation_prompt=generation_prompt, **kwargs)
 
@@ -77,12 +77,12 @@ class ChatTemplate:
         generation_prompt: bool,
         **kwargs: Any,
     ) -> str:
-        """Do the same as `render` for messages that went through `prepare`."""
+        """Render messages that are already prepared by `prepare`."""
         variables = {"documents": None, **self.specials, **kwargs}
         variables |= {"messages": messages, "tools": tools or None, "add_generation_prompt": generation_prompt}
         try:
             return self._of(tools).template.render(variables)
-        # A template's own mistakes come as any Python error: a missing key, a wrong type, too deep a recursion.
+        # A template's own mistakes raise any Python error: a missing key, a wrong type, too deep a recursion.
         except Exception as error:
             raise TemplateError(f"the chat template of {self.name} refused the conversation: {_said(error)}") from error
 
@@ -111,7 +111,7 @@ def _said(error: Exception) -> str:
 
 
 class _Sandbox(ImmutableSandboxedEnvironment):
-    """Jinja's own, with faster access to the values of plain dictionaries, the most frequent look-up of templates."""
+    """Jinja's sandbox, with faster access to values of plain dictionaries, the most frequent look-up of templates."""
 
     def getattr(self, obj: Any, attribute: str) -> Any:
         if type(obj) is not dict or attribute in _DICT_ATTRIBUTES:
@@ -129,7 +129,7 @@ def _environment() -> ImmutableSandboxedEnvironment:
 
 
 def clock(instant: datetime | None) -> Callable[[str], str]:
-    """Return `strftime_now` of an instant, as a conversation keeps its first date; None for the current time."""
+    """Return a fixed `strftime_now`, as a conversation keeps its first date; for None, one of the current time."""
     return lambda pattern: (instant or datetime.now()).strftime(pattern)
 
 
@@ -144,14 +144,14 @@ def _tojson(
     separators: tuple[str, str] | None = None,
     sort_keys: bool = False,
 ) -> str:
-    # Jinja's own filter escapes for HTML, which models never saw.
+    # Jinja's own filter escapes for HTML, which models have never seen.
     if not (ensure_ascii or indent or separators or sort_keys):
         return _plain_json(value)
     return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
 
 
 class _Generation(Extension):
-    """`{% generation %}…{% endgeneration %}`, by which some templates mark the trained part: its body, unchanged."""
+    """`{% generation %}…{% endgeneration %}`, with which some templates mark the trained part: renders its body."""
 
     tags = {"generation"}  # noqa: RUF012
 
@@ -167,7 +167,7 @@ def _style(template: jinja2.Template, source: str, tree: nodes.Template) -> Styl
         none=re.search(r"content['\"]?\]?\s*(is\s+(not\s+)?none|[!=]=\s*none)", source, re.IGNORECASE) is not None,
         short_ids=re.search(r"id\s*\|\s*length\s*!=\s*9|id\)?\s*\|\s*length\s*<\s*9", source) is not None,
     )
-    # Some templates put arguments together with other text as they are, which fails with objects; the text is theirs.
+    # Some templates concatenate arguments with text, which fails with objects; they get the original text.
     as_text = replace(style, text_arguments=True)
     return as_text if not _takes_calls(template, style) and _takes_calls(template, as_text) else style
 
@@ -180,7 +180,7 @@ def _takes_calls(template: jinja2.Template, style: Style) -> bool:
     ]
     try:
         template.render(messages=[prepared(message, style) for message in messages], tools=None, bos_token="")
-    # Any error means that it does not take them.
+    # Any error means that the template does not accept them.
     except Exception:
         return False
     return True

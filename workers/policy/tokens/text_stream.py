@@ -1,7 +1,7 @@
-"""Ids to text as they come: never half a character, at a cost that does not grow with the text decoded before.
+"""Streaming of ids as text: never half a character, at a cost independent of the text decoded before.
 
-How an id reads can depend on its neighbours (a leading space that decoders cut at the very start, a character spread
-over several ids), so a few ids before are always decoded along, and only the text added to theirs is returned.
+The text of an id can depend on its neighbours (a leading space that decoders drop at the very start, a character spread
+over several ids), so a few previous ids are always decoded along, and only the text after theirs is returned.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 _REPLACEMENT = "\ufffd"
-# So many ids without one whole character will not become text; they are returned as they are.
+# So many ids without a complete character will not become text; they are returned undecoded.
 _MAX_WAIT = 256
 _NEIGHBOURS = 8
 
@@ -17,7 +17,7 @@ Decode = Callable[[list[int]], str]
 
 
 class IdStream:
-    """The decoder of one stream of ids. End-of-turn ids are no text, so they are left out."""
+    """The decoder of one stream of ids. End-of-turn ids are not text and are omitted."""
 
     def __init__(self, decode: Decode, left_out: frozenset[int] = frozenset()) -> None:
         self._decode = decode
@@ -27,7 +27,7 @@ class IdStream:
         self._sent = 0
 
     def feed(self, ids: Sequence[int]) -> str:
-        """Return the text that is complete now and was not returned before."""
+        """Return the newly completed text."""
         self._window += [token for token in map(int, ids) if token not in self._left_out]
         text = self._decode(self._window)
         whole = text.rstrip(_REPLACEMENT)

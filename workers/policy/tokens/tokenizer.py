@@ -20,7 +20,7 @@ _SHORT_CHARS = 4096
 
 
 class Tokenizer:
-    """Text to ids and back. `end_ids` are those that end a turn; safe for any number of threads.
+    """Converts text to ids and back. `end_ids` are those that end a turn; thread-safe.
 
     `size` is above all ids that the model can sample: its own `n_vocabulary`, which may be padded, or the tokenizer's.
     """
@@ -32,7 +32,7 @@ class Tokenizer:
         added = backend.get_added_tokens_decoder()
         self._special = {token.content: number for number, token in added.items() if token.special}
         self.end_texts = tuple(backend.id_to_token(number) for number in sorted(self.end_ids))
-        # A token that swallows the space after it would change the text that it is put before.
+        # A token that also strips the space after it would change the following text.
         self.anchor = next(
             (token.content for _, token in sorted(added.items()) if token.special and not token.rstrip), ""
         )
@@ -41,17 +41,17 @@ class Tokenizer:
         """Return the ids of a text, int32 [n]. Special tokens in it are recognised, none are added."""
         if len(text) < _SHORT_CHARS:
             return token_ids(self._backend.encode(text, add_special_tokens=False).ids)
-        # without the offsets of the tokens in the text, which are not needed: five times as fast
+        # Without the tokens' offsets, which are not needed: five times as fast.
         return token_ids(self._backend.encode_batch_fast([text], add_special_tokens=False)[0].ids)
 
     def encode_within(self, text: str) -> TokenIds:
-        """Return the ids of a text that continues another: without the space that some tokenizers put before it."""
+        """Return the ids of a text that continues another: without the space that some tokenizers put before a text."""
         if not self.anchor:
             return self.encode(text)
         return self.encode(self.anchor + text)[1:]
 
     def decode(self, ids: Sequence[int] | TokenIds, *, special: bool = True) -> str:
-        """Return the text of ids; `special` keeps the special tokens in it."""
+        """Return the text of ids; `special` includes the special tokens."""
         return str(self._backend.decode(list(map(int, ids)), skip_special_tokens=not special))
 
     def body(self, ids: TokenIds) -> TokenIds:
@@ -63,11 +63,11 @@ class Tokenizer:
         return len(ids) > 0 and int(ids[-1]) in self.end_ids
 
     def stream(self) -> IdStream:
-        """Return a decoder of ids as they come, which leaves out end-of-turn ids."""
+        """Return a decoder for streamed ids, which omits end-of-turn ids."""
         return IdStream(self.decode, self.end_ids)
 
     def texts(self, ids: TokenIds) -> tuple[str, ...]:
-        """Return the text that each id adds to those before it: none for a part of a character, nor for end ids."""
+        """Return the text that each id adds to those before it: empty for parts of a character and end ids."""
         stream = self.stream()
         texts = [stream.feed([token]) for token in map(int, ids)]
         rest = stream.end()
@@ -88,7 +88,7 @@ class Tokenizer:
 
 @dataclass(frozen=True, slots=True)
 class ModelText:
-    """All that turns a model's conversations into ids. `name` is the folder or the hub name it was read from."""
+    """Everything that converts a model's conversations to ids. `name` is the folder or hub name it was read from."""
 
     tokenizer: Tokenizer
     template: ChatTemplate
@@ -104,9 +104,9 @@ _lock = threading.Lock()
 def load(name: str) -> ModelText:
     """Read a folder with `tokenizer.json`, or a model of the hub (its local cache first, then the network).
 
-    Blocks, for minutes where it downloads. Read once per process: a folder that changes afterwards is not read again.
-    Copies of the same files are one model, as a conversation may move to an engine that has a copy of its own.
-    Raises TokenizerMissing, or TemplateError if there is no usable chat template.
+    Blocks; a download may take minutes. Read once per process: later changes of a folder have no effect. Copies of the
+    same files are one model, as a conversation may move to an engine that has its own copy. Raises TokenizerMissing, or
+    TemplateError if there is no usable chat template.
     """
     with _lock:
         loading = _loading.setdefault(name, threading.Lock())
@@ -115,7 +115,7 @@ def load(name: str) -> ModelText:
             files = find(name)
             digest = files.digest()
             known = _by_content.get(digest) or model_text(files, name)
-            # a single one, even if two copies are read at the same time
+            # A single one, even if two copies are read at the same time.
             _loaded[name] = _by_content.setdefault(digest, known)
         return _loaded[name]
 

@@ -31,7 +31,7 @@ _HINT = "give a folder that has it, or a name on the Hugging Face hub: `--tokeni
 
 
 class TokenizerMissing(FarmError):
-    """There are no usable tokenizer files; the message says what to specify."""
+    """No usable tokenizer files; the message says what to specify."""
 
 
 class ModelFiles:
@@ -43,7 +43,7 @@ class ModelFiles:
         self._config = self._read("tokenizer_config.json")
 
     def digest(self) -> bytes:
-        """Return the digest of the files; equal for all copies of them."""
+        """Return the digest of the files; equal for all copies."""
         result = hashlib.blake2b(digest_size=16)
         names = [path for pattern in _WANTED for path in sorted(self.folder.glob(pattern))]
         for path in [*names, *sorted((self.folder / _MORE_TEMPLATES).glob("*.jinja"))]:
@@ -87,12 +87,12 @@ class ModelFiles:
         try:
             value = orjson.loads(path.read_bytes()) if path.is_file() else {}
         except orjson.JSONDecodeError as error:
-            raise TokenizerMissing(f"{path} is no JSON: {error}") from error
+            raise TokenizerMissing(f"{path} is not JSON: {error}") from error
         return value if isinstance(value, dict) else {}
 
 
 class NegativeCache:
-    """Names without files on the hub: looked up again only after _LOOK_AGAIN_S, not by every rollout."""
+    """Names without files on the hub: checked again only after _LOOK_AGAIN_S, not by every rollout."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
@@ -128,7 +128,7 @@ def _complete(folder: Path, name: str) -> ModelFiles:
     if (folder / "tokenizer.json").is_file():
         return ModelFiles(folder)
     raise TokenizerMissing(
-        f"{name} has no tokenizer.json, and no other kind of tokenizer is read; save it with a fast tokenizer of "
+        f"{name} has no tokenizer.json, and no other kind of tokenizer is supported; save it with a fast tokenizer of "
         f"transformers, or {_HINT}"
     )
 
@@ -147,11 +147,11 @@ def _hub_folder(name: str, cache: Path | None) -> Path:
             if not local_only or (Path(path) / "tokenizer.json").is_file():
                 return Path(path)
         except HFValidationError as error:
-            raise TokenizerMissing(f"there is no folder {name}, and no model on a hub is called so; {_HINT}") from error
+            raise TokenizerMissing(f"there is no folder {name}, and no such model on a hub; {_HINT}") from error
         # Errors of the network, the hub and its access rules all have the same remedy.
         except Exception as error:
             reason = error
-    raise TokenizerMissing(f"the tokenizer of {name} cannot be had: {reason}; {_HINT}") from reason
+    raise TokenizerMissing(f"the tokenizer of {name} is not available: {reason}; {_HINT}") from reason
 
 
 def _token_text(value: Any) -> str:

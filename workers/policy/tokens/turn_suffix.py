@@ -1,8 +1,8 @@
 """The text that a chat template puts after a turn: the end of turn, and all text up to the next turn.
 
-It is found by rendering the conversation in outline with that turn marked, and looking for the end of turn behind the
-marks. Rendering also shows whether the template still renders earlier turns as it did when they were prompted; where it
-does not, no text after the held ids could have the same effect.
+It is found by rendering the conversation in outline with that turn marked, and searching for the end of turn after the
+marks. Rendering also shows whether the template still renders earlier turns as it did when they were prompted; if not,
+no text after the held ids could have the same effect.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ _PROBE_TOOL = {
 
 @dataclass(frozen=True, slots=True)
 class TurnSuffix:
-    """The text to put after a turn. It begins with `end`, the template's end of turn, where that is a special token.
+    """The text to put after a turn. It begins with `end`, the template's end of turn, if that is a special token.
 
-    `opens` says that this token is the header of the next message rather than the end of the last, as with GLM models:
-    then no other end of turn can replace it. `rewritten` says what the template changed about the earlier conversation,
-    empty if nothing; `found` is False where the end of the turn was not found, and then there is no text.
+    `opens`: this token is the header of the next message rather than the end of the last, as with GLM models; then no
+    other end of turn can replace it. `rewritten` describes the template's changes of the earlier conversation, empty if
+    none; `found` is False if the end of the turn was not found, and then there is no text.
     """
 
     text: str = ""
@@ -49,11 +49,11 @@ class TurnSuffix:
 
 @dataclass(slots=True)
 class TemplateTraits:
-    """The traits of a template under given variables, determined once for all sessions of the process.
+    """The traits of a template under given variables, determined once per process.
 
     `ends` are the special tokens that may close a turn, with tool calls (True) or without; empty if plain text closes
-    it. `opens`: they are headers of the next message. `counts_rounds`: what follows a turn depends on how many rounds
-    came before; known for up to `n_rounds` of them.
+    it. `opens`: they are headers of the next message. `counts_rounds`: the suffix of a turn depends on the number of
+    rounds before it; known for up to `n_rounds` of them.
     """
 
     ends: dict[bool, tuple[str, ...]] = field(default_factory=dict)
@@ -66,7 +66,7 @@ _learned: WeakKeyDictionary[ChatTemplate, dict[str, TemplateTraits]] = WeakKeyDi
 
 
 class TurnSuffixes:
-    """The framing of one model's template under fixed variables, at one time."""
+    """The suffixes of one model's template under fixed variables, at one time."""
 
     def __init__(self, model: ModelText, variables: Mapping[str, Any], instant: datetime) -> None:
         self.model = model
@@ -112,7 +112,7 @@ class TurnSuffixes:
         return "earlier messages are rendered anew"
 
     def ends(self, called: bool) -> tuple[str, ...]:
-        """Return the special tokens that may close a turn (with tool calls or not); none where plain text closes it."""
+        """Return the special tokens that may close a turn (with tool calls or not); none if plain text closes it."""
         if called not in self.learned.ends:
             self.learned.ends[called] = self._learn(called)
         return self.learned.ends[called]
@@ -142,7 +142,7 @@ class TurnSuffixes:
         return bool(token) and token not in closings and first.endswith(between[between.find(token) :])
 
     def _probe_call(self) -> tuple[str | None, str]:
-        """Do the same as `_probe_text` for a turn with a tool call and its result."""
+        """Like `_probe_text`, for a turn with a tool call and its result."""
         function = {"name": "probe", "arguments": {"value": "qBq"}}
         call = {"id": _CALL_ID, "type": "function", "function": function}
         messages: list[Message] = [
@@ -161,7 +161,7 @@ class TurnSuffixes:
 
 
 def _turn_end(after: str, turn: Message, start: int) -> tuple[int, str]:
-    """Return the end of the turn's last mark, -1 if it is unknown, and the name of a mark that is not shown."""
+    """Return the end of the turn's last mark, -1 if unknown, and the name of a mark missing in the text."""
     ends_at, missing = start or -1, ""
     for what, mark in marks(turn).items():
         place = after.rfind(mark, start)
@@ -171,7 +171,7 @@ def _turn_end(after: str, turn: Message, start: int) -> tuple[int, str]:
 
 
 def _between(text: str, left: str, right: str) -> str | None:
-    """Return the text between two texts; None if they are not both there, in this order."""
+    """Return the text between two texts; None if they do not both occur in this order."""
     _, result, rest = text.partition(left)
     inner, found_too, _ = rest.partition(right)
     return inner if result and found_too else None

@@ -1,4 +1,4 @@
-"""Tool calls and reasoning out of sampled text, in the common formats: the interface for the policy and the gateway."""
+"""Parses tool calls and reasoning in sampled text, in the common formats, for the policy and the gateway."""
 
 from workers.policy.tool_calls.assistant_message import deltas, message
 from workers.policy.tool_calls.formats import FORMATS, Parser, detect, opens_reasoning, parser

@@ -12,7 +12,7 @@ from workers.policy.tool_calls.splitter import Parsed
 
 _ALPHABET = string.ascii_letters + string.digits
 _ID_CHARS = 9
-"""Length of a call id: Mistral's templates take no other, and the others take any."""
+"""Length of a call id: required by Mistral's templates; others accept any length."""
 
 
 def message(parsed: Parsed) -> Message:

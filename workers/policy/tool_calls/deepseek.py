@@ -46,5 +46,5 @@ def _unfenced(block: str) -> str:
 
 
 def _named(raw: str, name: str, arguments: str) -> ParsedToolCall:
-    """Return a call; without any arguments it is malformed, with its raw text, rather than an empty object."""
+    """Return a call; without arguments it is malformed, with its raw text, instead of having an empty object."""
     return from_json(name, arguments) if arguments.strip() else malformed(raw, name)

@@ -58,7 +58,7 @@ _SIGNS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("kimi_k2", (kimi.ALL_OPEN,)),
     ("gpt_oss", (gpt_oss.CHANNEL, "to=functions")),
     ("gemma4", (gemma.OPEN, "call:")),
-    # it has the markers of Hermes, and a syntax of its own
+    # It has Hermes's markers, but its own syntax.
     ("glm", (glm.KEY,)),
     ("hermes", (hermes.OPEN,)),
     ("pythonic", ("[func_name1(",)),
@@ -67,7 +67,7 @@ _SIGNS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("llama3_json", ('"name": ', '"parameters": ')),
     ("pythonic", ("<|python_start|>",)),
 )
-"""Pairs of a format and the texts that its templates contain, all of them; the first match counts."""
+"""Pairs of a format and texts that its templates all contain; the first match counts."""
 
 
 class Parser(Protocol):
@@ -95,29 +95,29 @@ class _Parser:
 
 
 def detect(template: str) -> str:
-    """Return the format that a chat template shows its model; `none` if it is none of those supported."""
+    """Return the format that a chat template shows its model; `none` for an unsupported one."""
     return next((name for name, signs in _SIGNS if all(sign in template for sign in signs)), "none")
 
 
 def opens_reasoning(prompt: str) -> bool:
-    """Return whether a prompt ends with an open reasoning tag: the sampled text then begins as reasoning."""
+    """Return whether a prompt ends inside an open reasoning tag: the sampled text then begins as reasoning."""
     return prompt.rstrip().endswith(tuple(tags.opening.rstrip() for tags in _ALL_TAGS))
 
 
 def parser(name: str, *, template: str = "", opened: bool = False, tools: Sequence[Mapping[str, Any]] = ()) -> Parser:
-    """Return a parser of the named format; of the template's own if `name` is empty. Raises InvalidRequest for others.
+    """Return a parser of the named format; an empty `name` uses the template's own. Raises InvalidRequest for others.
 
-    `opened`: the prompt ended inside an open reasoning tag. `tools`, as the OpenAI API describes them, give types to
+    `opened`: the prompt ended inside an open reasoning tag. `tools`, in the form of the OpenAI API, define the types of
     values that a format writes as plain text.
     """
     chosen = name or detect(template)
     if chosen not in _GRAMMARS:
-        raise InvalidRequest(f"there is no tool format {chosen!r}: take one of {', '.join(FORMATS)}")
+        raise InvalidRequest(f"unknown tool format {chosen!r}: use one of {', '.join(FORMATS)}")
     return _Parser(_GRAMMARS[chosen](schemas(tools)), _tags(chosen, template), opened)
 
 
 def _tags(name: str, template: str) -> tuple[Tags, ...]:
-    """Return the tags of reasoning; the first pair is the one that a prompt opens."""
+    """Return the tags of reasoning; prompts open the first pair."""
     if _BRACKETED_THINK.opening in template:
         return (_BRACKETED_THINK, _THINK)
     return _TAGS_OF_FORMATS.get(name, (_THINK,))

@@ -1,7 +1,7 @@
 """Gemma 4: `<|tool_call>call:NAME{key:<|"|>text<|"|>,n:1}<tool_call|>`, an object whose keys have no quotes.
 
-Text stands between two `<|"|>`, each a single token, and so has no escapes; numbers, true, false and null stand as in
-JSON. Reasoning stands in the channel `thought`.
+Text is enclosed in `<|"|>`, a single token, and so has no escapes; numbers, true, false and null are as in JSON.
+Reasoning is in the channel `thought`.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def _calls(raw: str) -> Calls:
 
 
 class _Reader:
-    """Reads one value. All methods raise ValueError for text that is none."""
+    """Reads one value. All methods raise ValueError for invalid text."""
 
     def __init__(self, text: str) -> None:
         self._tokens: list[tuple[str, str]] = []

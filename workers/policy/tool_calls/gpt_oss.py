@@ -1,9 +1,9 @@
 """gpt-oss: messages in channels. A call is `<|channel|>commentary to=functions.NAME <|constrain|>json<|message|>{…}`,
-or has its recipient in the head of the message, as its chat template writes calls of before:
-`<|start|>assistant to=functions.NAME<|channel|>commentary json<|message|>{…}`, of which a prompt ends with `assistant`.
+or has its recipient in the head of the message, as its chat template renders earlier calls:
+`<|start|>assistant to=functions.NAME<|channel|>commentary json<|message|>{…}`; there a prompt ends with `assistant`.
 
-`analysis` is reasoning, `final` and a `commentary` to nobody are content. The markers are single tokens, so none stands
-in a string; the closing `<|call|>`, at which sampling ends, may be missing.
+`analysis` is reasoning; `final` and a `commentary` without recipient are content. The markers are single tokens, so
+none occurs in a string; the closing `<|call|>`, at which sampling ends, may be missing.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def _region(trusting: bool) -> Delimited:
 
 
 class _Addressed(Enclosed):
-    """A call whose recipient stands in the head of its message, before the channel."""
+    """A call whose recipient is in the head of its message, before the channel."""
 
     def __init__(self) -> None:
         super().__init__(self._read, _CLOSE, _STOPS)

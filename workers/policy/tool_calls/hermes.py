@@ -1,6 +1,6 @@
-"""Hermes, as Qwen 2.5 and Qwen 3 write it: `<tool_call>{"name": …, "arguments": {…}}</tool_call>`, one for each call.
+"""Hermes, the format of Qwen 2.5 and Qwen 3: `<tool_call>{"name": …, "arguments": {…}}</tool_call>`, one per call.
 
-A call whose closing marker is missing counts if its JSON is whole. A closing marker in a JSON string is text.
+A call without a closing marker is valid if its JSON is complete. A closing marker in a JSON string is text.
 """
 
 from __future__ import annotations

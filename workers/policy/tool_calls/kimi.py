@@ -1,7 +1,7 @@
 """Kimi K2: `<|tool_call_begin|>functions.NAME:0<|tool_call_argument_begin|>{…}<|tool_call_end|>`, in one section.
 
-What stands before the arguments is the call's id, which its template shows again. The markers are single tokens, so
-none stands in a string; a closing one may be missing.
+The text before the arguments is the call's id, which its template renders again. The markers are single tokens, so none
+occurs in a string; a closing one may be missing.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Llama 3: `{"name": …, "parameters": {…}}`, or several separated by `;`, `<|python_tag|>` before or not.
 
-Without that marker, only an object where content would begin is a call, and only if it has a name and parameters;
-any other is an answer in JSON. With it, any text that is no such object is a malformed call.
+Without that marker, only an object at the start of the content is a call, and only with a name and parameters; any
+other is an answer in JSON. With it, any other text is a malformed call.
 """
 
 from __future__ import annotations

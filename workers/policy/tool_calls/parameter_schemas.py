@@ -9,7 +9,7 @@ from typing import Any, TypeAlias
 from workers.policy.tool_calls.tool_call import UNREADABLE
 
 Schemas: TypeAlias = Mapping[str, Mapping[str, Any]]
-"""A mapping of tools to parameters to their JSON schemas."""
+"""Tool to parameter to its JSON schema."""
 
 _WORDS = {"true": "true", "True": "true", "false": "false", "False": "false", "null": "null", "None": "null"}
 
@@ -26,7 +26,7 @@ def as_json(value: str, schema: Mapping[str, Any] | None) -> str:
     """Return the JSON text of a parameter that was written as plain text.
 
     With a schema, a value that may be a string is one, and any other is parsed if it is JSON. Without, only objects and
-    arrays are parsed: a tool that expects a number accepts it as a string, but not the other way.
+    arrays are parsed: a tool that expects a number accepts it as a string, but not vice versa.
     """
     kinds = _kinds(schema) if schema is not None else set()
     bare = value.strip()

@@ -1,7 +1,7 @@
 """Calls written as a Python list, as by Llama 4 and some of Llama 3.2: `[f(a=1), g(b="x")]`, at the head of a message.
 
 The text is parsed, never evaluated: arguments are literals, and named. Markers that some models put around the list
-(`<|python_start|>`, `<|tool_call_start|>` and their like) have no meaning by themselves.
+(`<|python_start|>`, `<|tool_call_start|>` and similar ones) have no meaning of their own.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _STRING = re.compile(
     re.DOTALL,
 )
 _NO_ESCAPE = re.compile(r"\\(?:([^\n\\'\"abfnrtvxuUN0-7])|.)", re.DOTALL)
-# raised by the parser for text that is no Python, is nested too deep, or has too many digits
+# Raised by the parser for text that is not Python, is nested too deep, or has too many digits.
 _UNPARSABLE = (SyntaxError, ValueError, MemoryError, RecursionError)
 
 
@@ -63,7 +63,7 @@ def _is_closed(raw: str) -> bool:
 
 
 def _with_legal_escapes(source: str) -> str:
-    r"""Return the text with `"\d"` written as `"\\d"`, its meaning; Python warns of the former."""
+    r"""Return the text with `"\d"` written as `"\\d"`, its meaning; Python warns about the former."""
 
     def legal(match: re.Match[str]) -> str:
         if "r" in match.group(1).lower():
@@ -98,7 +98,7 @@ def _dotted(node: ast.expr) -> str:
 
 
 def _literal(node: ast.expr) -> Any:
-    """Return the value of a literal that JSON can hold. Raises ValueError for any other expression."""
+    """Return the value of a literal that JSON can represent. Raises ValueError for any other expression."""
     if isinstance(node, ast.Constant) and isinstance(node.value, str | int | float | None):
         return node.value
     if isinstance(node, ast.List | ast.Tuple):
@@ -109,10 +109,10 @@ def _literal(node: ast.expr) -> Any:
         value = _literal(node.operand)
         if type(value) in (int, float):
             return -value if isinstance(node.op, ast.USub) else value
-    # JSON's own words, which models use as often as Python's
+    # JSON's own words, which models use as often as Python's.
     if isinstance(node, ast.Name) and node.id in _WORDS:
         return _WORDS[node.id]
-    raise ValueError(f"{type(node).__name__} is no literal")
+    raise ValueError(f"{type(node).__name__} is not a literal")
 
 
 _WORDS = {"true": True, "false": False, "null": None}
@@ -121,7 +121,7 @@ _WORDS = {"true": True, "false": False, "null": None}
 def _key(node: ast.expr | None) -> str:
     if isinstance(node, ast.Constant) and isinstance(node.value, str):
         return node.value
-    raise ValueError("the keys of an object are strings")
+    raise ValueError("the keys of an object must be strings")
 
 
 class _Segments:

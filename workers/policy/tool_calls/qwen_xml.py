@@ -1,7 +1,7 @@
 """Qwen3-Coder: `<tool_call><function=NAME><parameter=P>value</parameter></function></tool_call>`, values as plain text.
 
-The outer marker may be missing, as it often is. A value loses one line break at each end. Its type follows from the
-tool's schema, where that is known (`parameter_schemas.py`).
+The outer marker is often missing. A value loses one line break at each end. Its type follows from the tool's schema, if
+known (`parameter_schemas.py`).
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""Scanners for the end of a tool call in text that comes in pieces: by its closing marker, or by its brackets.
+"""Scanners for the end of a tool call in streamed text: by its closing marker, or by its brackets.
 
-Every region reads each character once, whatever the pieces, and keeps back only a possible beginning of a marker.
+Every region reads each character once, whatever the pieces, and holds back only a possible beginning of a marker.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from workers.policy.tool_calls.tool_call import Calls
 
 @dataclass(frozen=True, slots=True)
 class ScanResult:
-    """The extent of a region in the text at hand: it reaches up to `taken`; the text after it begins at `resume`.
+    """The extent of a region in the available text: it reaches up to `taken`; the following text begins at `resume`.
 
     `ended_by` is the marker that ended it, None while it goes on, empty at the end of all text or at the last bracket.
-    `back` says that it had ended long before: its text is that long, `skip` characters of a marker follow, and then
-    text that is not its own.
+    `back`: the region ended long before; its text is that long, `skip` characters of a marker follow, and then text
+    that does not belong to it.
     """
 
     taken: int
@@ -31,14 +31,14 @@ class ScanResult:
 
 
 class Delimited(Protocol):
-    """The text of one tool call, or of several that stand together."""
+    """The text of one tool call, or of several adjacent ones."""
 
     def scan(self, text: str, start: int, final: bool) -> ScanResult:
         """Read on; `final` if no more text will come. Text that was not taken is passed again, with more."""
         ...
 
     def calls(self, raw: str) -> Calls:
-        """Return the calls in the text of the region; none if it is no call after all."""
+        """Return the calls in the region's text; none if it is not a call after all."""
         ...
 
 
@@ -52,7 +52,7 @@ def any_of(literals: Sequence[str], *more: str) -> re.Pattern[str]:
 
 
 def held_from(text: str, start: int, literals: Sequence[str]) -> int:
-    """Return the place from which the text may be the beginning of a literal; the text's length if nowhere."""
+    """Return the position from which the text may be the beginning of a literal; the text's length if nowhere."""
     longest = max(map(len, literals), default=1)
     for at in range(max(start, len(text) - longest + 1), len(text)):
         tail = text[at:]
@@ -63,9 +63,8 @@ def held_from(text: str, start: int, literals: Sequence[str]) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Quotes:
-    """Quotes, within which a closing marker is text. `escape` is a pattern of a character that does not end the
-    quotation, as the group `escape`. `broken` are literals that may not stand in it: one shows that the quotes were
-    never paired.
+    """Quotes, within which a closing marker is text. `escape` matches, as the group `escape`, a character that does not
+    end the quotation. `broken` are literals that cannot occur in it: if one does, the quotes were never paired.
     """
 
     opening: str
@@ -78,11 +77,11 @@ JSON_STRINGS = Quotes('"', '"', escape=r"(?P<escape>\\.)", broken=("\n", "\r"))
 
 
 class Enclosed:
-    """A region up to its closing marker, or to a marker in `stops`, which belongs to what follows.
+    """A region up to its closing marker, or to a marker in `stops`, which belongs to the following text.
 
     A marker within quotes ends it only if the quotes turn out to be unpaired: then the first one did. That is detected
-    once in a text at most, as without `trusting` the first marker counts, so reading stays linear. `unfinished` reads
-    what the end of all text has cut off, if that is read otherwise.
+    at most once per text, as without `trusting` the first marker counts, so reading stays linear. `unfinished` reads a
+    region cut off by the end of all text, if that is read differently.
     """
 
     def __init__(
@@ -108,7 +107,7 @@ class Enclosed:
         pattern = self._pattern()
         while (match := pattern.search(text, at)) is not None:
             at = match.end()
-            # nothing changes with an escaped character, and a long string has many
+            # An escaped character changes nothing, and a long string has many.
             if match.lastgroup == "escape":
                 continue
             ended = self._meet(match, start)
@@ -130,7 +129,7 @@ class Enclosed:
         return any_of(self._watched(quotes), *filter(None, (quotes.escape,)))
 
     def _watched(self, quotes: Quotes) -> tuple[str, ...]:
-        """Return the literals to look for within quotes; of closing markers only the first matters."""
+        """Return the literals to search for within quotes; of closing markers only the first matters."""
         passed = (self._closer,) if self._passed is None else ()
         return (quotes.closing, *passed, *quotes.broken)
 
@@ -184,7 +183,7 @@ class Brackets:
         self.deepest = 0
 
     def scan(self, text: str, at: int, final: bool) -> tuple[int, bool]:
-        """Return the place up to which it read, and whether that is the end: just beyond the closing bracket."""
+        """Return the position up to which it read, and whether that is the end: just after the closing bracket."""
         while True:
             pattern = any_of((self._quote,), r"\\.") if self._quote else self._outside
             match = pattern.search(text, at)
@@ -234,7 +233,7 @@ class Bracketed:
 class Headed(Bracketed):
     """A bracketed region, if it begins with the pattern `head`; `beginning` matches text that may become that.
 
-    Both are bounded, so that no more than a few characters are kept back.
+    Both are bounded, so that only a few characters are held back.
     """
 
     def __init__(self, read: Read, head: str, beginning: str, *, python: bool = False) -> None:

@@ -1,11 +1,10 @@
-"""A parser that splits sampled text as it comes: reasoning, tool calls, and the content around them.
+"""A streaming parser of sampled text: reasoning, tool calls, and the content around them.
 
 The same reader serves whole texts and streams, so they cannot differ. Its guarantees:
 
-- Reasoning is the text between its tags; after a tag that is not closed, all text is reasoning. Tool calls in it are
-  ignored.
-- Text before, between and after tool calls is content. Whitespace that touches a marker goes with the marker; pieces of
-  content, or of reasoning, that markers separate are joined by a line break. Text without a marker is left as it is.
+- Reasoning is the text between its tags; after an unclosed tag, all text is reasoning. Tool calls in it are ignored.
+- Text before, between and after tool calls is content. Whitespace next to a marker is removed with it; pieces of
+  content, or of reasoning, that markers separate are joined by a line break. Text without a marker is unchanged.
 - A closing marker on its own is dropped.
 - It never raises, and its time is linear in the length of the text.
 """
@@ -25,7 +24,7 @@ _BLANK = re.compile(r"\s*")
 
 @dataclass(frozen=True, slots=True)
 class Parsed:
-    """A sampled text in its parts. A call that could not be read has its raw text as arguments; `n_invalid` of them."""
+    """A sampled text in its parts. An unreadable call has its raw text as arguments; `n_invalid` counts them."""
 
     content: str
     reasoning: str
@@ -37,10 +36,10 @@ class Parsed:
 class Grammar:
     """The markers of tool calls in one format.
 
-    `openers` makes a region for a marker, given whether quotes in it can be trusted. `bare` makes one for calls that no
-    marker opens: only where content would begin, at the character `bare_start`, and after an earlier call, from which
-    `separators` divide it. `dropped` are markers without a meaning of their own. `strays` stand in calls alone: one
-    that follows a call shows that a marker in a value has ended it too early, so that call is malformed.
+    `openers` makes a region for a marker, given whether quotes in it can be trusted. `bare` makes one for calls without
+    an opening marker: only at the start of the content, at the character `bare_start`, and after an earlier call,
+    separated from it by `separators`. `dropped` are markers without a meaning of their own. `strays` occur only in
+    calls: one that follows a call shows that a marker in a value ended it too early, so that call is malformed.
     """
 
     openers: Mapping[str, Callable[[bool], Delimited]] = field(default_factory=dict)
@@ -60,7 +59,7 @@ class Tags:
 
 
 class _Channel:
-    """An output channel, of content or reasoning, without the whitespace that touches markers."""
+    """An output channel, of content or reasoning, without the whitespace next to markers."""
 
     def __init__(self) -> None:
         self._parts: list[str] = []
@@ -119,7 +118,7 @@ class Splitter:
         self._n_invalid = 0
         self._last_raw: str | None = None
         self._thinking: Tags | None = tags[0] if opened else None
-        # a model may repeat the tag that its prompt opened
+        # A model may repeat the tag that its prompt opened.
         self._may_repeat = opened
         self._region: Delimited | None = None
         self._raw: list[str] = []
@@ -130,7 +129,7 @@ class Splitter:
             self._meet_marker()
 
     def feed(self, text: str) -> list[Delta]:
-        """Take more text; return what is now known to be content or reasoning, in order."""
+        """Take more text; return the parts now known to be content or reasoning, in order."""
         return self._read(text, final=False)
 
     def end(self) -> list[Delta]:
@@ -156,7 +155,7 @@ class Splitter:
         return deltas
 
     def _step(self, final: bool) -> bool:
-        """Read one stretch of text; False if there is no more that can be read now."""
+        """Read one stretch of text; False if nothing more can be read now."""
         if self._region is not None:
             return self._in_region(self._region, final)
         if self._thinking is not None:
@@ -251,7 +250,7 @@ class Splitter:
         return True
 
     def _take_calls(self, region: Delimited, raw: str, scan: ScanResult) -> None:
-        # a marker repeated at once opens one call, not two
+        # A marker repeated at once opens one call, not two.
         if raw.strip() or scan.ended_by not in self._grammar.openers:
             parsed_tool_calls = region.calls(raw)
             if not parsed_tool_calls:
@@ -265,7 +264,7 @@ class Splitter:
         self._fresh = self._after_call = True
 
     def _doubt_last_call(self) -> None:
-        """Report the last call as malformed, if there is one that is not."""
+        """Report the last call, if valid, as malformed."""
         if self._last_raw is not None:
             last = self._calls[-1]
             self._calls[-1] = ToolCall(last.call_id, last.name, self._last_raw.strip())

@@ -1,9 +1,9 @@
-"""Calls written as a name and a tag for each parameter, with its value as plain text between: one reader for all forms.
+"""Calls written as a name and a tag for each parameter, with its value as plain text: one reader for all variants.
 
-A value ends at the first closing tag that another parameter follows, or the end of the call; any other closing tag in
-it is text. A value that holds an opening tag has lost its own closing tag, or holds a pair of tags as text: the two
-cannot be told apart, so such a call is malformed, as is one that names a parameter twice, or that the end of the text
-cuts off: more parameters might have followed.
+A value ends at the first closing tag followed by another parameter or the end of the call; any other closing tag in it
+is text. A value that contains an opening tag has lost its own closing tag, or contains a pair of tags as text: the two
+cases cannot be distinguished, so such a call is malformed. So is one that names a parameter twice, or is cut off by the
+end of the text, as more parameters might have followed.
 """
 
 from __future__ import annotations
@@ -21,36 +21,36 @@ from workers.policy.tool_calls.tool_call import ParsedToolCall, malformed
 
 @dataclass(frozen=True, slots=True)
 class TaggedParameters:
-    """One form. `head` matches up to the first parameter, its group 1 is the tool's name. `parameter` matches the
-    opening tag: group 1 is the name, a group `string` says `true` where the value is text whatever the schema says.
+    """One variant. `head` matches up to the first parameter, its group 1 is the tool's name. `parameter` matches the
+    opening tag: group 1 is the name; a group `string` of `true` makes the value text whatever the schema says.
     """
 
     head: re.Pattern[str]
     parameter: re.Pattern[str]
     opening: str
-    """The beginning of what `parameter` matches."""
+    """The beginning of `parameter`'s matches."""
     closing: str
     end: str = ""
-    """The tag that may stand after the last parameter."""
+    """The optional tag after the last parameter."""
     value: str = ""
-    """The tag that the value follows, if it is not the one of `opening`."""
+    """The tag before the value, if it is not that of `opening`."""
     wrapped: bool = False
     """True if a value loses one line break at each end."""
 
     @property
     def quotes(self) -> Quotes:
-        """Return what keeps markers in values from ending the call; unpaired by the beginning of another parameter."""
+        """Return the quotes that keep markers in values from ending the call; another parameter shows them unpaired."""
         return Quotes(self.value or self.opening, self.closing, broken=(self.opening,))
 
     @property
     def tags(self) -> tuple[str, ...]:
-        """Return the tags that stand in calls alone."""
+        """Return the tags that occur only in calls."""
         return tuple(filter(None, (self.opening, self.value, self.closing)))
 
     def region(
         self, schemas: Schemas, closer: str, stops: Sequence[str], before: str = ""
     ) -> Callable[[bool], Delimited]:
-        """Return what makes the region of a call up to `closer`; `before` is the part of it that the opener took."""
+        """Return a factory of the region of a call up to `closer`; `before` is its part that the opener took."""
         return lambda trusting: Enclosed(
             lambda raw: [self.call(before + raw, schemas)],
             closer,
@@ -87,7 +87,7 @@ class TaggedParameters:
         return ParsedToolCall(name, f"{{{members}}}")
 
     def unfinished(self, raw: str, schemas: Schemas) -> ParsedToolCall:
-        """Return the call of a region that has no end: it is whole only if its own last tag is there."""
+        """Return the call of a region without an end: it is complete only if its own last tag is there."""
         if self.end and raw.rstrip().endswith(self.end):
             return self.call(raw, schemas)
         head = self.head.match(raw)
@@ -101,5 +101,5 @@ def _as_json(value: str, parameter: re.Match[str], schema: Mapping[str, Any] | N
     says = parameter.groupdict().get("string")
     if says is None:
         return as_json(value, schema)
-    # a schema that allows all but text: what is no JSON stays text
+    # A schema that allows everything but text: text that is not JSON stays text.
     return as_json(value, {"type": "string"} if says == "true" else {"type": "object"})

@@ -1,6 +1,6 @@
 """Tool calls in sampled text: well formed, or malformed with their raw text, to be reported to the model.
 
-Raw JSON is kept as it was sampled: `members` and `elements` return the text of values, not values encoded anew.
+Raw JSON is kept as sampled: `members` and `elements` return the text of values, not re-encoded values.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 UNREADABLE = (ValueError, RecursionError)
-"""The exceptions of reading JSON, also for numbers of thousands of digits and for nesting that is too deep."""
+"""The exceptions of parsing JSON, including numbers of thousands of digits and too deep nesting."""
 
 _DECODER = json.JSONDecoder()
 _SPACE = re.compile(r"[ \t\n\r]*")
@@ -33,12 +33,12 @@ Calls: TypeAlias = Sequence[ParsedToolCall]
 
 
 def malformed(raw: str, name: str = "") -> ParsedToolCall:
-    """Return a call that cannot be made; `raw` is shown as its arguments, and is no JSON object if there is a name."""
+    """Return an invalid call; `raw` becomes its arguments, and is not a JSON object if there is a name."""
     return ParsedToolCall(name, raw.strip(), valid=False)
 
 
 def from_json(name: str, arguments: str, call_id: str = "") -> ParsedToolCall:
-    """Return a call with these arguments; it is valid if they are a JSON object and there is a name."""
+    """Return a call with these arguments; it is valid with a name and a JSON object as arguments."""
     arguments = arguments.strip()
     return ParsedToolCall(name, arguments, call_id, valid=bool(name) and members(arguments) is not None)
 
@@ -54,18 +54,18 @@ def from_object(raw: str, *keys: str) -> ParsedToolCall:
     arguments = next((result[key] for key in keys if key in result), "{}")
     if arguments == "null":
         arguments = "{}"
-    # some models send the object inside a string, as it goes over the wire of the OpenAI API
+    # Some models send the object inside a string, as on the wire of the OpenAI API.
     return from_json(name, text_of(arguments) or arguments, text_of(result.get("id")))
 
 
 def leading_name(raw: str) -> str:
-    """Return the name at the head of an object that cannot be read to its end; empty if there is none."""
+    """Return the name at the head of an incomplete object; empty if there is none."""
     match = _NAME.match(raw)
     return text_of(f'"{match.group(1)}"') if match else ""
 
 
 def text_of(raw: str | None) -> str:
-    """Return the value of a JSON string; empty if it is none."""
+    """Return the value of a JSON string; empty for anything else."""
     if not raw or not raw.startswith('"'):
         return ""
     try:
@@ -97,7 +97,7 @@ def _members(raw: str) -> dict[str, str]:
     while not raw.startswith("}", at):
         key, at = _DECODER.raw_decode(raw, at)
         if not isinstance(key, str):
-            raise ValueError("a key that is no string")
+            raise ValueError("a key that is not a string")
         start = _past(raw, at, ":")
         at = _DECODER.raw_decode(raw, start)[1]
         result[key] = raw[start:at]
@@ -118,7 +118,7 @@ def _elements(raw: str) -> list[str]:
 
 
 def _past_comma(raw: str, at: int, closer: str) -> int:
-    """Return the place of the next entry, or of the closing bracket. Raises ValueError."""
+    """Return the position of the next entry, or of the closing bracket. Raises ValueError."""
     at = _space(raw, at)
     if raw.startswith(closer, at):
         return at
@@ -129,7 +129,7 @@ def _past_comma(raw: str, at: int, closer: str) -> int:
 
 
 def _past(raw: str, at: int, char: str) -> int:
-    """Return the place after a required character and the blanks around it. Raises ValueError."""
+    """Return the position after a required character and the blanks around it. Raises ValueError."""
     at = _space(raw, at)
     if not raw.startswith(char, at):
         raise ValueError(f"no {char}")

@@ -25,8 +25,8 @@ def main() -> None:
 
 
 def run(options: argparse.Namespace, engine: Callable[[Path], ScriptedEngine]) -> None:
-    """Serve an engine, made with the folder that its tokenizer goes to, until a signal ends it."""
-    # The server hands a signal on when it has ended; as an exception it lets the folder be removed.
+    """Serve an engine until a signal ends it; `engine` creates it, given the folder for its tokenizer."""
+    # The server re-raises the signal at its end; as an exception it lets the folder be removed.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     with suppress(KeyboardInterrupt), TemporaryDirectory(prefix="farm-double-") as folder:
         app = engine(options.model_text or Path(folder)).app()
@@ -34,7 +34,7 @@ def run(options: argparse.Namespace, engine: Callable[[Path], ScriptedEngine]) -
 
 
 def _say(url: str) -> None:
-    """Print the address for programs, and for people the command that adds it to a farm."""
+    """Print the URL for programs, and the command that adds the engine to a farm for people."""
     print(url, flush=True)
     print(f"farm engines add {url}/v1", file=sys.stderr, flush=True)
 

@@ -1,6 +1,6 @@
-"""The text that the double's tokenizer is trained on: a page of all that agents read and write, for real merges.
+"""The text on which the double's tokenizer is trained: a page of everything that agents read and write.
 
-Changing it changes the tokenizer: every id recorded with the old one then means something else.
+Changing it changes the tokenizer: previously recorded ids then have other meanings.
 """
 
 PROSE = """\

@@ -18,7 +18,7 @@ from workers.testing.engine.vocabulary import Vocabulary
 
 
 class Machine:
-    """One model: `name` and `root`, the folder that its text lies in; `context_tokens` is its window."""
+    """One model: `name`, `root`, the folder of its text files, and `context_tokens`, its context window."""
 
     def __init__(
         self,
@@ -39,19 +39,19 @@ class Machine:
         self.context_tokens = context_tokens
         self.healthy = True
         self.experts: ExpertRouting | None = None
-        """The routing that it reports; None as a server without the flag for it."""
+        """The routing that it reports; None as on a server without the flag."""
         self.loaded: list[str] = []
         """The paths from which it was ordered to load weights."""
         self._seed = seed
 
     def run(self, asked: SamplingRequest, index: int = 0) -> EngineRun:
-        """A run that has not begun. Raises RequestRefused where the prompt leaves no room."""
+        """Return a run that has not started. Raises RequestRefused if the prompt leaves no room."""
         self._check_room(asked.prompt)
         suffix = f"-{index}" if asked.n > 1 else ""
         return EngineRun(f"{asked.request_id}{suffix}", asked.prompt, self._plan(asked, index), asked.salt)
 
     def sample(self, run: EngineRun) -> AsyncIterator[int]:
-        """As the scheduler does it. Raises RequestRefused where its queue is full."""
+        """Sample by the scheduler. Raises RequestRefused if its queue is full."""
         if self.scheduler.full:
             self.scheduler.n_rejected += 1
             raise RequestRefused(
@@ -64,7 +64,7 @@ class Machine:
         return self.vocabulary.decode(run.ids)[: run.plan.text_end if run.ended else None]
 
     def logprobs(self, run: EngineRun, begin: int, end: int) -> LogProbs:
-        """Of the run's ids [begin, end), each under the weights that sampled it."""
+        """Return those of the run's ids [begin, end), each under the weights that sampled it."""
         ids = np.concatenate([run.prompt, run.ids])
         n_prompt = len(run.prompt)
         result = [
@@ -92,7 +92,7 @@ class Machine:
         return self._stopped(asked, plan)
 
     def _endless(self, prompt: TokenIds, n: int) -> TokenIds:
-        """Return random ids that contain no end token."""
+        """Return random ids without an end token."""
         draw = np.random.default_rng([self._seed, len(prompt)])
         return draw.integers(0, self.vocabulary.n_plain, n, np.int32)
 

@@ -1,7 +1,7 @@
-"""Log-probabilities of any ids anywhere, as if a model had scored them: the same ids always get the same.
+"""Simulated log-probabilities of any ids: the same ids always get the same values.
 
-One hash stands for the model: what it gives depends on the token, the one before it, the position and the weights. So
-scoring a sequence gives what sampling it gave, a continued call goes on where it was cut, and new weights are seen.
+A hash simulates the model: values depend on the token, the one before it, the position and the weights. So scoring a
+sequence gives the values of its sampling, a continued call continues where it was cut, and new weights are visible.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _MEAN = 0.7
 
 
 def scored(ids: TokenIds, start: int, version: str, seed: int) -> LogProbs:
-    """Of ids [start, n), all below zero, as before temperature."""
+    """Return those of ids [start, n), all below zero, before temperature."""
     positions = np.arange(start, len(ids), dtype=np.uint64)
     before = np.concatenate([[0], ids])[start : len(ids)].astype(np.uint64)
     weights = np.uint64(zlib.crc32(f"{seed}/{version}".encode()))
@@ -29,7 +29,7 @@ def scored(ids: TokenIds, start: int, version: str, seed: int) -> LogProbs:
 
 
 def mixed(values: NDArray[np.uint64]) -> NDArray[np.uint64]:
-    """SplitMix64's output function (Steele, Lea and Flood 2014, https://doi.org/10.1145/2660193.2660195)."""
+    """Return SplitMix64's output function (Steele, Lea and Flood 2014, https://doi.org/10.1145/2660193.2660195)."""
     values = values * _ODD
     values = (values ^ (values >> np.uint64(30))) * _MIX[0]
     values = (values ^ (values >> np.uint64(27))) * _MIX[1]
@@ -37,5 +37,5 @@ def mixed(values: NDArray[np.uint64]) -> NDArray[np.uint64]:
 
 
 def rank(logprob: float) -> int:
-    """A place among all tokens that fits the log-probability."""
+    """Return a rank among all tokens that fits the log-probability."""
     return 1 + int(-8.0 * logprob)

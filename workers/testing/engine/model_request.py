@@ -1,4 +1,4 @@
-"""The sampling request, whichever protocol it came by; and the refusals of requests that cannot be met."""
+"""The sampling request in a common form of all protocols, and refusals of invalid requests."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class RequestRefused(FarmError):
 
 @dataclass(frozen=True, slots=True)
 class SamplingRequest:
-    """One prompt, sampled `n` times. `max_tokens` None is all the room there is; `seed` None lets the player choose."""
+    """One prompt, sampled `n` times. `max_tokens` None means no limit; `seed` None leaves it to the player."""
 
     request_id: str
     prompt: TokenIds
@@ -45,7 +45,7 @@ class SamplingRequest:
 
 
 def parsed(model: type[RequestT], body: Any) -> RequestT:
-    """The request, as vLLM refuses it if it is none."""
+    """Return the request. Raises RequestRefused, worded like vLLM, for an invalid one."""
     try:
         return model.model_validate(body)
     except ValidationError as error:
@@ -61,7 +61,7 @@ def _place(error: Any) -> str:
 
 
 def ids_of(values: Any, size: int, refusal: str = "Token id {id} is out of vocabulary") -> TokenIds:
-    """A list of token ids. Raises RequestRefused for what is none, and for ids beyond the vocabulary's size."""
+    """Return a list of token ids. Raises RequestRefused for other values, and for ids outside the vocabulary."""
     try:
         ids = np.array(values)
     except ValueError:

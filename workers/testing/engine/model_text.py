@@ -1,7 +1,7 @@
-"""The text side of the double's model: a real tokenizer, made here in a moment, and a chat template.
+"""The text side of the double's model: a real tokenizer, created in a moment, and a chat template.
 
-The tokenizer is a byte-level BPE as large models have one, so it splits any text, is exact on any bytes, and knows more
-than one way to split a text: random ids are mostly not what encoding their text would give.
+The tokenizer is a byte-level BPE like those of large models: it splits any text, is exact for any bytes, and allows
+several splits of a text: random ids mostly differ from the encoding of their text.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ END = "<|im_end|>"
 END_OF_TEXT = "<|endoftext|>"
 SPECIAL_TOKENS = (END_OF_TEXT, START, END)
 MARKS = ("<tool_call>", "</tool_call>", "<think>", "</think>")
-"""One id each, but not special: they are part of what was said."""
+"""One id each, but not special: they are part of the sampled text."""
 
 VOCABULARY_SIZE = 768
 _TEMPLATE = Path(__file__).parent / "chat_template.jinja"
@@ -37,13 +37,13 @@ def write_model_text(folder: Path) -> None:
 
 
 def template() -> str:
-    """The chat template's source, with Hermes tool calls."""
+    """Return the chat template's source, with Hermes tool calls."""
     return _TEMPLATE.read_text(encoding="utf-8")
 
 
 @lru_cache(maxsize=1)
 def make_tokenizer() -> Tokenizer:
-    """VOCABULARY_SIZE ids: 256 bytes, merges, and last the special tokens and marks. The same at every call."""
+    """Return VOCABULARY_SIZE ids: 256 bytes, merges, then special tokens and marks. Deterministic."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)
     tokenizer.decoder = decoders.ByteLevel()

@@ -1,4 +1,4 @@
-"""Players, which produce the double's responses: from its script, or random tokens. The same seed gives the same."""
+"""Players, which produce the double's responses, from its script or at random. Deterministic for a given seed."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ _CACHE_SIZE = 1024
 
 
 class Player(Protocol):
-    """Stands for the model."""
+    """Simulates the model."""
 
     def turn(self, prompt: TokenIds, seed: int | None) -> TokenIds:
-        """All ids up to and with the end of the turn that this prompt calls for."""
+        """Return all ids of the turn that follows this prompt, including its end."""
         ...
 
 
 class ScriptPlayer:
-    """Finds the conversation in the prompt's ids again, and goes on as the book does."""
+    """Recognises the conversation in the prompt's ids, and continues it by the book."""
 
     def __init__(self, vocabulary: Vocabulary, book: Script) -> None:
         self._vocabulary = vocabulary
@@ -49,7 +49,7 @@ class ScriptPlayer:
 
 @dataclass(frozen=True, slots=True)
 class Mix:
-    """Shares of what random turns hold; a call that is broken is one of several kinds."""
+    """Shares of the contents of random turns; a broken call is one of several kinds."""
 
     reasoning: float = 0.3
     calls: float = 0.7
@@ -59,9 +59,9 @@ class Mix:
 
 
 class RandomPlayer:
-    """Turns as of random weights: ids that encoding their text would not give, calls of the tools that the prompt has.
+    """Turns as of random weights: ids that differ from their text's encoding, calls of the prompt's tools.
 
-    `mean_tokens` is of a turn's text, and again of its reasoning.
+    `mean_tokens` is the mean length of a turn's text, and also of its reasoning.
     """
 
     def __init__(self, vocabulary: Vocabulary, *, seed: int = 0, mean_tokens: int = 48, mix: Mix | None = None) -> None:
@@ -85,7 +85,7 @@ class RandomPlayer:
         return np.concatenate([*parts, token_ids([self._vocabulary.end_id])])
 
     def _first(self, prompt: TokenIds) -> str:
-        """The prompt's first message, which has the tools."""
+        """Return the prompt's first message, which lists the tools."""
         ends = np.flatnonzero(prompt == self._vocabulary.end_id)
         messages, _ = self._vocabulary.messages(prompt[: ends[0] + 1] if len(ends) else prompt[:0])
         return str(messages[0]["content"]) if messages else ""
@@ -119,7 +119,7 @@ class RandomPlayer:
         return plain.get(kind, {})
 
     def _split(self, ids: TokenIds, draw: np.random.Generator) -> TokenIds:
-        """Some of the ids as their bytes: the same text, by another way."""
+        """Return the ids with some replaced by their bytes: the same text, split differently."""
         chosen = (draw.random(len(ids)) < self._mix.split) & (ids < self._vocabulary.n_plain)
         parts = np.split(ids, np.flatnonzero(chosen))
         known = self._vocabulary
@@ -133,7 +133,7 @@ class RandomPlayer:
 
 
 def _broken(text: str, name: str, kind: int) -> str:
-    """Not JSON, never closed, a tool that does not exist, or no arguments."""
+    """Return invalid JSON, an unclosed call, a call of an unknown tool, or one without arguments."""
     if kind == 0:
         return text.replace("}", "", 1)
     if kind == 1:

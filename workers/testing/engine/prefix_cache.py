@@ -1,7 +1,7 @@
 """The double's prefix cache: whole blocks, keyed by a hash of all ids up to their end.
 
-It has two halves. When the newer one is full it becomes the older one, whose former contents are evicted unless they
-were used since. So a block is never there without all that come before it.
+It has two halves. When the newer one is full it becomes the older one, and the former older one's blocks are evicted
+unless used since. So a block is never cached without all blocks before it.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class PrefixCache:
         self.n_hits = 0
 
     def look(self, prompt: TokenIds, salt: str = "") -> int:
-        """Return how many of a prompt's first tokens are cached; at least one token never is. Counts as a query."""
+        """Return how many of a prompt's first tokens are cached, always fewer than all. Counts as a query."""
         hashes = self._hashes(prompt[: max(len(prompt) - 1, 0)], salt)
         low, high = 0, len(hashes)
         while low < high:
@@ -45,7 +45,7 @@ class PrefixCache:
         return low * self._block_tokens
 
     def keep(self, ids: TokenIds, salt: str = "") -> None:
-        """Hold the whole blocks of ids that have been computed."""
+        """Cache the whole blocks of computed ids."""
         if len(self._newer) >= self._n_half:
             self._older, self._newer = self._newer, set()
         self._newer.update(self._hashes(ids, salt))
@@ -56,12 +56,12 @@ class PrefixCache:
 
     @property
     def usage(self) -> float:
-        """The share of its room that is taken."""
+        """The used share of its capacity."""
         return min((len(self._newer) + len(self._older)) / (2 * self._n_half), 1.0)
 
     def _hashes(self, ids: TokenIds, salt: str) -> list[int]:
-        """One for each whole block, of all ids up to its end: a sum, in which each block's own hash is mixed with its
-        place."""
+        """Return a hash for each whole block, of all ids up to its end: the sum of the blocks' own hashes, each mixed
+        with its position."""
         n = len(ids) // self._block_tokens
         blocks = ids[: n * self._block_tokens].astype(np.uint64).reshape(n, self._block_tokens)
         own: NDArray[np.uint64] = mixed((blocks + np.uint64(1)) * self._multipliers).sum(axis=1, dtype=np.uint64)

@@ -1,4 +1,4 @@
-"""One generation of the double: what it is going to sample, how far it is, and under which weights."""
+"""One generation of the double: its planned ids, its progress, and the weights that sampled them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from farm.records.trajectory import TokenIds, VersionSpan
 
 @dataclass(frozen=True, slots=True)
 class SamplingPlan:
-    """All that will be sampled if nothing cuts it, and how it then ends."""
+    """All that will be sampled unless it is cut, and the end then."""
 
     ids: TokenIds
     finish_reason: str
@@ -21,7 +21,7 @@ class SamplingPlan:
 
 @dataclass(slots=True, eq=False)
 class EngineRun:
-    """`n_sampled` ids of the plan are sampled so far; `spans` cover them. `extra_s` is a wait of this run alone."""
+    """`n_sampled` ids of the plan are sampled so far; `spans` cover them. `extra_s` is a delay of this run only."""
 
     run_id: str
     prompt: TokenIds
@@ -33,7 +33,7 @@ class EngineRun:
     spans: list[VersionSpan] = field(default_factory=list)
     aborted: bool = False
     late: bool = False
-    """It came during a pause."""
+    """It arrived during a pause."""
     nudge: asyncio.Event = field(default_factory=asyncio.Event)
 
     @property
@@ -46,7 +46,7 @@ class EngineRun:
 
     @property
     def finish_reason(self) -> str:
-        """Only of a run that has ended."""
+        """The finish reason; only of an ended run."""
         return "abort" if self.n_sampled < len(self.plan.ids) else self.plan.finish_reason
 
     @property

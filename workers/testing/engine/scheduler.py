@@ -1,7 +1,7 @@
-"""The double's scheduler: slots and a queue, a clock that can be slow, pauses, aborts, and the weights' version.
+"""The double's scheduler: slots and a queue, simulated speed, pauses, aborts, and the weights' version.
 
-Time is of three kinds, as on a real engine: a latency, the prompt's new tokens, and the sampled ones. All are zero
-unless set; then a run is over at once, without a step of its own.
+Three delays are simulated, as on a real engine: a latency, and times for the prompt's new tokens and the sampled ones.
+All default to zero; then a run ends at once, without any step.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ UNLIMITED = 1_000_000
 
 @dataclass(frozen=True, slots=True)
 class SimulatedSpeed:
-    """`tokens_per_s` is of one run, `prefill_per_s` in prompt tokens that no cache holds; 0 is without limit.
+    """`tokens_per_s` is the speed of one run, `prefill_per_s` counts uncached prompt tokens; 0 means no limit.
 
     `max_running` runs sample at once, the others queue; beyond `max_queued` they are refused.
     """
@@ -40,7 +40,7 @@ class SimulatedSpeed:
 
     @property
     def step(self) -> int:
-        """Tokens between two looks at the clock; 0 for all."""
+        """Number of tokens between two checks of the clock; 0 for all."""
         return max(1, round(self.tokens_per_s * _STEP_S)) if self.tokens_per_s else 0
 
     @property
@@ -49,7 +49,7 @@ class SimulatedSpeed:
 
 
 class Scheduler:
-    """Counts: `n_started`, `n_cancelled` (the client went away), `n_tokens` sampled, `finished` by reason."""
+    """Counts: `n_started`, `n_cancelled` (client disconnected), `n_tokens` sampled, `finished` by reason."""
 
     def __init__(self, speed: SimulatedSpeed, cache: PrefixCache, version: str = "default") -> None:
         self.speed = speed
@@ -77,7 +77,7 @@ class Scheduler:
         return self.paused == "keep"
 
     async def sample(self, run: EngineRun) -> AsyncIterator[int]:
-        """Sample a run to its end; gives how many ids it has, each time there are more. Closing it cancels the run."""
+        """Sample a run to its end; yields its number of ids whenever it grows. Closing the iterator cancels the run."""
         with self._counted(run):
             await self._admitted(run)
             with self._slot(run):
@@ -97,7 +97,7 @@ class Scheduler:
         return run.n_sampled - before
 
     async def _pass(self, run: EngineRun, seconds: float) -> float:
-        """Let time pass in which the run is not frozen, unless it is aborted; by how much it was late."""
+        """Wait for a time in which the run is not frozen, unless it is aborted; return the lateness."""
         while not run.aborted:
             if not self.is_frozen and seconds <= 0:
                 return min(-seconds, _MAX_LATE_S)
@@ -111,7 +111,7 @@ class Scheduler:
         return 0.0
 
     async def _admitted(self, run: EngineRun) -> None:
-        """Wait for a slot, in turn, and for the end of a pause that it came into."""
+        """Wait for a slot, in order, and for the end of a pause during which it arrived."""
         run.late = bool(self.paused)
         self.waiting[id(run)] = run
         try:
@@ -158,7 +158,7 @@ class Scheduler:
             self.finished[run.finish_reason] += 1
 
     async def pause(self, mode: str, *, clear_cache: bool = True) -> None:
-        """`abort` cuts what runs and waits, `wait` returns when that is done, `keep` freezes it."""
+        """`abort` cuts running and waiting runs, `wait` returns once they have ended, `keep` freezes them."""
         self.paused = mode
         if mode == "abort":
             self.abort(lambda run: True)
@@ -177,7 +177,7 @@ class Scheduler:
         self._nudge_all()
 
     def abort(self, chosen: Callable[[EngineRun], bool]) -> int:
-        """Cut runs, those that wait too; they end with what they have. How many."""
+        """Cut runs, including waiting ones; they end with the ids that they have. Return the number of runs."""
         result = [run for run in chain(self.running.values(), self.waiting.values()) if chosen(run)]
         for run in result:
             run.abort()

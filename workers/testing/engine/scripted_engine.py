@@ -1,7 +1,7 @@
-"""The scripted engine: vLLM's wire for token ids, and a script or random weights behind it.
+"""The scripted engine: vLLM's wire for token ids, with a script or random weights behind it.
 
-It says that it is a double: what the farm is tried with where there is no GPU. It can be slow, paused and given new
-weights, as a real engine can; and it shares no code with what it tests.
+A double for trying the farm without a GPU; it identifies itself as such. Like a real engine it can be slow, paused and
+given new weights. It shares no code with the parts of the farm that it tests.
 """
 
 from __future__ import annotations
@@ -37,11 +37,11 @@ MODEL = "scripted-test-double"
 class ScriptedEngine:
     """One engine. `app()` is served by `workers.testing.serving`; its controls may be used from any thread.
 
-    With no script it plays random turns of `mean_tokens`. `model_text` is the folder that it writes its tokenizer to
-    and reports as `root`; None makes a temporary one. `tokens_per_s` is of one call, `prefill_per_s` in prompt tokens
-    that its prefix cache lacks; 0 is without limit. `max_running` calls sample at once, the others queue; beyond
-    `max_queued` they are refused. A chunk of a stream has `stream_tokens` ids. With `experts` it reports routed
-    experts, as vLLM does with `--enable-return-routed-experts`.
+    Without a script it plays random turns of `mean_tokens`. `model_text` is the folder for its tokenizer, reported as
+    `root`; None creates a temporary one. `tokens_per_s` is the speed of one call, `prefill_per_s` counts prompt tokens
+    not in its prefix cache; 0 means no limit. `max_running` calls sample at once, the others queue; beyond `max_queued`
+    they are refused. A chunk of a stream has `stream_tokens` ids. With `experts` it reports routed experts, as vLLM
+    does with `--enable-return-routed-experts`.
     """
 
     machine_type: ClassVar[type[Machine]] = Machine
@@ -101,7 +101,7 @@ class ScriptedEngine:
         return [*sampling.routes(), *VllmControlEndpoints(self.machine).routes()]
 
     def error(self, refused: RequestRefused) -> Response:
-        """Return a refusal as its wire writes it."""
+        """Return a refusal in the form of its wire."""
         return error_response(refused)
 
     @property
@@ -114,7 +114,7 @@ class ScriptedEngine:
 
     @property
     def n_running(self) -> int:
-        """Calls that sample now; those that wait for a slot or for the end of a pause are `n_waiting`."""
+        """Number of sampling calls; `n_waiting` counts those that wait for a slot or the end of a pause."""
         return len(self.scheduler.running)
 
     @property
@@ -132,12 +132,12 @@ class ScriptedEngine:
 
     @property
     def n_tokens(self) -> int:
-        """Sampled, over all calls."""
+        """Number of tokens sampled in all calls."""
         return self.scheduler.n_tokens
 
     @property
     def n_prefix_queries(self) -> int:
-        """Prompt tokens looked up in the prefix cache, of which `n_prefix_hits` were there."""
+        """Number of prompt tokens looked up in the prefix cache; `n_prefix_hits` of them were cached."""
         return self.scheduler.cache.n_queries
 
     @property

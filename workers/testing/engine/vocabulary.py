@@ -1,6 +1,6 @@
 """Token ids and text, for the double's own use: reading prompts, rendering messages, showing tokens.
 
-It shares nothing with the farm's own tokenizing, which is tested against it.
+It is independent of the farm's tokenizing, which is tested against it.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _CACHE_SIZE = 4096
 
 
 class Vocabulary:
-    """All that is fixed by the tokenizer and the template."""
+    """Everything that the tokenizer and the template determine."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
@@ -37,7 +37,7 @@ class Vocabulary:
         self.bytes_of = tuple(_token_bytes(tokenizer.id_to_token(id_) or "") for id_ in range(self.size))
         self.byte_ids = {self.bytes_of[id_][0]: id_ for id_ in range(self.n_plain) if len(self.bytes_of[id_]) == 1}
         self.shown_as = tuple(_shown(data) for data in self.bytes_of)
-        """A token's own text; empty for parts of a character, as vLLM gives it."""
+        """The text of each token; empty for parts of a character, as in vLLM."""
         self._render = _renderer()
         self._message = lru_cache(_CACHE_SIZE)(self._read_message)
 
@@ -61,13 +61,13 @@ class Vocabulary:
         generation_prompt: bool = True,
         **kwargs: Any,
     ) -> str:
-        """The prompt's text. Raises jinja2's TemplateError, or what a message that is none makes of it."""
+        """Return the prompt's text. Raises jinja2's TemplateError, or any error of rendering an invalid message."""
         return self._render.render(
             messages=messages, tools=list(tools) or None, add_generation_prompt=generation_prompt, **kwargs
         )
 
     def messages(self, prompt: TokenIds) -> tuple[list[Message], TokenIds]:
-        """The whole messages of a prompt, and the ids that the assistant's next has already."""
+        """Return the complete messages of a prompt, and the ids of the assistant's next message so far."""
         starts = np.flatnonzero(prompt == self.start_id)
         bounds = [*starts.tolist(), len(prompt)]
         parts = [prompt[begin:end] for begin, end in pairwise(bounds)]
@@ -86,7 +86,7 @@ class Vocabulary:
 
 
 def _token_bytes(token: str) -> bytes:
-    """The bytes of a token: byte-level tokenizers write each as a printable character."""
+    """Return the bytes of a token: byte-level tokenizers write each as a printable character."""
     if token in (*SPECIAL_TOKENS, *MARKS):
         return token.encode()
     return bytes(_BYTES[character] for character in token)
@@ -100,7 +100,7 @@ def _shown(data: bytes) -> str:
 
 
 def _byte_characters() -> dict[str, int]:
-    """https://github.com/openai/gpt-2/blob/master/src/encoder.py: printable bytes stand for themselves."""
+    """Printable bytes stand for themselves: https://github.com/openai/gpt-2/blob/master/src/encoder.py."""
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     others = [byte for byte in range(256) if byte not in printable]
     return {chr(byte): byte for byte in printable} | {chr(256 + index): byte for index, byte in enumerate(others)}

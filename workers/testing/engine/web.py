@@ -1,4 +1,4 @@
-"""HTTP responses of the scripted engine, and the cancellation of a request whose client disconnects."""
+"""HTTP responses of the scripted engine, and the cancellation of requests whose client disconnects."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ T = TypeVar("T")
 
 
 class Json(Response):
-    """Numpy arrays are lists."""
+    """A JSON response; numpy arrays become lists."""
 
     media_type = "application/json"
 
@@ -31,7 +31,7 @@ class ClientGone(Exception):
 
 
 class EventStream(Response):
-    """Server-sent events: each a JSON value, `[DONE]` at the end. The chunks are closed when the client goes away."""
+    """Server-sent events: JSON values, then `[DONE]`. The chunks are closed when the client disconnects."""
 
     def __init__(self, chunks: AsyncIterator[Any]) -> None:
         super().__init__(media_type="text/event-stream")
@@ -82,7 +82,7 @@ async def until_disconnected(receive: Receive) -> None:
 
 
 async def body_of(request: Request) -> dict[str, Any]:
-    """The request's JSON object. Raises RequestRefused."""
+    """Return the request's JSON object. Raises RequestRefused."""
     try:
         body = orjson.loads(await request.body())
     except orjson.JSONDecodeError as error:

@@ -1,7 +1,7 @@
-"""The `edit` tool: view and change files by exact text, with the wording of the common editor tools.
+"""The `edit` tool: view and change files by exact text, with the wording of common editor tools.
 
-All else in a file is kept: other bytes, mode, links, line ends, a missing one at the end. A change can be undone only
-while the file is as the change left it: what another program wrote since is never lost.
+Everything else in a file is kept: other bytes, mode, links, line ends, a missing final one. A change can be undone only
+while the file is unchanged since: later writes of other programs are never lost.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class EditArguments(Arguments):
 
 
 class EditTool:
-    """See `workers.plugins.interfaces.Tool`. Keeps the text that its changes removed, for `undo_edit`."""
+    """A `workers.plugins.interfaces.Tool`. Keeps the text that its changes removed, for `undo_edit`."""
 
     name: ClassVar[str] = "edit"
     description: ClassVar[str] = (
@@ -130,7 +130,7 @@ async def _insert(files: Files, arguments: EditArguments) -> str:
         )
     at, new = end_of_line(data, line), as_kept(new_text, end)
     if line and not data[:at].endswith(b"\n"):
-        new = end + new  # the file does not end in a line break, and stays so
+        new = end + new  # The file does not end in a line break, and stays so.
     elif not new.endswith(b"\n"):
         new += end
     return _edited(path, await files.splice(path, data, at, 0, new), at, len(new))
@@ -165,7 +165,7 @@ def _given(value: _Value | None, name: str, command: str) -> _Value:
 
 
 def _range(asked: list[int] | None, n_lines: int) -> tuple[int, int]:
-    """Return the first and last line to show; the last may lie beyond the end."""
+    """Return the first and last line to show; the last may be beyond the end."""
     first, last = asked or (1, -1)
     if not 1 <= first <= n_lines or not (last == -1 or first <= last):
         raise ToolError(
@@ -180,7 +180,7 @@ def _edited(path: str, data: bytes, offset: int, n_bytes: int) -> str:
 
 
 def _snippet(path: str, data: bytes, offset: int, n_bytes: int) -> str:
-    """Return the lines around some bytes of the file; empty if it is no text, or no longer."""
+    """Return the lines around some bytes of the file; empty if it is not text, or no longer."""
     try:
         rows = rows_of(as_read(path, data))
     except ToolError:

@@ -1,6 +1,6 @@
-r"""A file's contents as bytes and as text: line ends, and the places of lines and texts.
+r"""A file's contents as bytes and as text: line ends, and positions of lines and texts.
 
-Where all lines end in \r\n, the model reads and writes \n, and the file keeps \r\n.
+If all lines end in \r\n, the model reads and writes \n, and the file keeps \r\n.
 """
 
 from __future__ import annotations
@@ -8,12 +8,12 @@ from __future__ import annotations
 from farm.errors import ToolError
 
 MAX_FILE_BYTES = 5_000_000
-"""The size limit of a file: a longer one would block the worker's event loop for a tenth of a second and more."""
+"""Maximum size of a file: a larger one would block the worker's event loop for a tenth of a second or more."""
 MAX_LINE_NUMBERS = 20
 
 
 def as_read(path: str, data: bytes) -> str:
-    """Return the text that the model reads. Raises ToolError if the data is no text, or too large."""
+    """Return the text that the model reads. Raises ToolError if the data is not text, or too large."""
     if len(data) > MAX_FILE_BYTES:
         raise ToolError(
             f"{path} has {len(data)} bytes, more than the {MAX_FILE_BYTES} that this tool handles; look at a part of "
@@ -53,7 +53,7 @@ def end_of_line(data: bytes, line: int) -> int:
 
 
 def lines_of(data: bytes, part: bytes) -> str:
-    """Return the numbers of the lines in which `part` begins, as a list; of many only the first."""
+    """Return the numbers of the lines that contain `part`, as a list; of many only the first."""
     numbers: list[int] = []
     at, counted, line = data.find(part), 0, 1
     while at >= 0 and len(numbers) < MAX_LINE_NUMBERS:

@@ -1,4 +1,4 @@
-"""Excerpts of files and folders for the model: numbered lines as of `cat -n`, up to a limit."""
+"""Excerpts of files and folders for the model: lines numbered as by `cat -n`, up to a limit."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import json
 from collections.abc import Sequence
 
 MAX_SHOWN_CHARS = 14_000
-"""A little less than the agent's default limit of an observation, beyond which it cuts out the middle."""
+"""Slightly below the agent's default limit of an observation, beyond which it cuts out the middle."""
 MAX_ROW_CHARS = 2_000
 
 
@@ -19,7 +19,7 @@ def rows_of(text: str) -> list[str]:
 
 
 def numbered(rows: Sequence[str], first: int, last: int) -> str:
-    """Return lines `first` to `last`, counted from 1; if they are too many, a note says which are left out."""
+    """Return lines `first` to `last`, counted from 1; if they are too many, a note says which are omitted."""
     last = min(last, len(rows))
     shown: list[str] = []
     n_chars = 0
@@ -33,11 +33,11 @@ def numbered(rows: Sequence[str], first: int, last: int) -> str:
 
 
 def listed(names: Sequence[str]) -> tuple[str, int]:
-    """Return names, one a line, and how many are left out because they are too many."""
+    """Return names, one per line, and the number of omitted ones if they are too many."""
     shown: list[str] = []
     n_chars = 0
     for name in names:
-        row = name if name.isprintable() else json.dumps(name)  # it may hold line breaks and worse
+        row = name if name.isprintable() else json.dumps(name)  # It may contain line breaks.
         n_chars += len(row) + 1
         if n_chars > MAX_SHOWN_CHARS:
             break
@@ -46,7 +46,7 @@ def listed(names: Sequence[str]) -> tuple[str, int]:
 
 
 def quoted(text: str) -> str:
-    """Return a text as part of a message; the end of a long one is left out."""
+    """Return a text as part of a message, truncated if long."""
     return text if len(text) <= MAX_ROW_CHARS else text[:MAX_ROW_CHARS] + "..."
 
 

@@ -1,6 +1,6 @@
 """The files of a sandbox for the `edit` tool: reading, listing, changing, and undoing changes.
 
-The sandbox's errors about paths are given the wording of common editor tools.
+The sandbox's errors about paths get the wording of common editor tools.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from workers.tools import lines
 from workers.tools.edit.excerpt import listed, quoted
 from workers.tools.edit.history import Change, History, digest
 
-# the target of a link was created, not the link; the x keeps line breaks at the end of a name
+# A link's target was created, not the link; the x keeps line breaks at the end of a name.
 _REMOVE = 'file=$(readlink -f -- "$0" && echo x) || exit; exec rm -f -- "${file%??}"'
 _REMOVE_S = 30.0
 
@@ -41,7 +41,7 @@ class Files:
         self._history = History()
 
     async def read(self, path: str) -> bytes:
-        """Return a file's contents. Raises ToolError: IsFolder or NoSuchFile if that is the reason."""
+        """Return a file's contents. Raises ToolError: IsFolder or NoSuchFile if applicable."""
         try:
             return await self._sandbox.read_file(path)
         except ToolError as error:
@@ -58,12 +58,12 @@ class Files:
             raise
         except ToolError:
             await self._write(path, new, None)
-            self._history.forget(path)  # the old contents could not be read, so they cannot be restored
+            self._history.forget(path)  # The old contents could not be read, so they cannot be restored.
         else:
             await self.splice(path, old, 0, len(old), new)
 
     async def splice(self, path: str, data: bytes, offset: int, n_removed: int, new: bytes) -> bytes:
-        """Replace some bytes of the file, which are kept for undo, by `new`; return the changed file."""
+        """Replace some bytes of the file by `new`, keeping the old ones for undo; return the changed file."""
         changed = data[:offset] + new + data[offset + n_removed :]
         await self._write(path, changed, data)
         removed = data[offset : offset + n_removed]
@@ -110,7 +110,7 @@ class Files:
         try:
             await self._sandbox.write_file(path, data)
         except ToolError as error:
-            if before is not None:  # a full disk may have left half of it
+            if before is not None:  # A full disk may have truncated the file.
                 with contextlib.suppress(ToolError):
                     await self._sandbox.write_file(path, before)
             raise _worded(error, path) from None

@@ -1,4 +1,4 @@
-"""The undo history of the `edit` tool: each change as the bytes that it removed, not as a copy of the file."""
+"""The undo history of the `edit` tool: each change stores the removed bytes, not a copy of the file."""
 
 from __future__ import annotations
 
@@ -8,19 +8,19 @@ from dataclasses import dataclass
 
 MAX_CHANGES = 200
 MAX_BYTES = 4_000_000
-"""Number of removed bytes kept for all files of a rollout: a node runs hundreds of rollouts at a time."""
+"""Maximum removed bytes kept for all files of a rollout: a node runs hundreds of rollouts."""
 
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """A change: `removed` are the old bytes at `offset`, None without a file; `n_inserted` bytes replace them."""
+    """A change: `removed` are the old bytes at `offset`, None if there was no file; `n_inserted` bytes replace them."""
 
     path: str
     offset: int
     removed: bytes | None
     n_inserted: int
     after: bytes
-    """The digest of the file after the change: another one means that something else wrote to it since."""
+    """The digest of the file after the change: a different one means that another program wrote to it."""
 
     def left(self, data: bytes) -> bool:
         """Return whether this is the file as the change left it."""
@@ -40,7 +40,7 @@ class History:
         self._changes: list[Change] = []
 
     def add(self, change: Change) -> None:
-        """Add a change; one that exceeds the limits drops the history of its file instead."""
+        """Add a change; one that exceeds the limits drops its file's history instead."""
         if len(change.removed or b"") > self._max_bytes:
             self.forget(change.path)
             return
@@ -57,7 +57,7 @@ class History:
         self._changes.remove(change)
 
     def forget(self, path: str) -> None:
-        """Drop all changes of a file whose latest change cannot be undone: the earlier ones then cannot be either."""
+        """Drop all changes of a file whose latest change cannot be undone: then the earlier ones cannot be either."""
         self._changes = [change for change in self._changes if not _same(change.path, path)]
 
     @property
@@ -70,5 +70,5 @@ def digest(data: bytes) -> bytes:
 
 
 def _same(path: str, other: str) -> bool:
-    # POSIX keeps two slashes at the beginning of a path
+    # POSIX keeps two slashes at the beginning of a path.
     return posixpath.normpath(path).lstrip("/") == posixpath.normpath(other).lstrip("/")

@@ -1,4 +1,4 @@
-# Prints what is in the folder $0, $1 levels deep, each name ended by a zero byte; hidden files are left out.
+# Prints the names in the folder $0, $1 levels deep, each ended by a zero byte, without hidden files.
 folder="${0%/}/" depth=$1
 if type -P find >/dev/null; then exec find "$folder" -mindepth 1 -maxdepth "$depth" -name '.*' -prune -o -print0; fi
 shopt -s nullglob

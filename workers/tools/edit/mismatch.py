@@ -1,4 +1,4 @@
-"""Explanations why a text to replace is not in the file: the model's likely mistake, for it to correct."""
+"""Explains why a text to replace is not in the file: the likely mistake, for the model to correct."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from itertools import islice
 from workers.tools.edit.excerpt import numbered, rows_of
 
 _MAX_CHARS = 200_000
-"""The limit on the length of a file that is searched again: the worker serves other rollouts too."""
+"""Maximum length of a file that is searched again: the worker serves other rollouts too."""
 
 _NUMBERED = re.compile(r"^ *\d+\t")
 

@@ -1,4 +1,4 @@
-"""The `python` tool: one persistent IPython for a rollout."""
+"""The `python` tool: one persistent IPython per rollout."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _EARLY_ENDS = {
     "StdinNotImplementedError": ("", _NO_INPUT),
     "SystemExit": ("", "`sys.exit()` or the like: the session stays"),
 }
-"""By the error with which a cell ended: what its output then has, and why the rest of the cell was not run."""
+"""By the error that ended a cell: its effect on the output, and why the rest of the cell was not run."""
 
 
 class PythonArguments(Arguments):
@@ -36,7 +36,7 @@ class PythonArguments(Arguments):
 
 
 class PythonTool:
-    """See `workers.plugins.interfaces.Tool`. The interpreter is started by the first call."""
+    """A `workers.plugins.interfaces.Tool`. The first call starts the interpreter."""
 
     name: ClassVar[str] = "python"
     description: ClassVar[str] = (

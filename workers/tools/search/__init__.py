@@ -1,7 +1,7 @@
 """The `search` tool: queries the search engine of FARM_SEARCH from the worker, so that no key is in a sandbox.
 
-It is off by default. If a handler lists it where it is off or misconfigured, the rollout fails before the first model
-call: it is not tried again, and never scored.
+It is off by default. If a handler lists it but it is off or misconfigured, the rollout fails before the first model
+call, is not retried, and is never scored.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class SearchArguments(Arguments):
 
 
 class SearchTool:
-    """See `workers.plugins.interfaces.Tool`. Needs no sandbox. `chosen` defaults to the settings of the process."""
+    """A `workers.plugins.interfaces.Tool`. Needs no sandbox. `chosen` defaults to the settings of the process."""
 
     name: ClassVar[str] = "search"
     description: ClassVar[str] = (
@@ -44,8 +44,7 @@ class SearchTool:
         chosen = chosen or settings()
         if not chosen.search:
             raise HandlerError(
-                "the tool `search` is not switched on: set FARM_SEARCH on every node, or take it out of the handler's "
-                "tools",
+                "the tool `search` is off: set FARM_SEARCH on every node, or remove it from the handler's tools",
                 retryable=False,
             )
         try:

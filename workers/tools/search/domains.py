@@ -1,4 +1,4 @@
-"""The sites that a search may show: a policy must not find pages that give the answer away."""
+"""The sites that a search may show: a policy must not find pages that reveal the answer."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ _DOMAIN = re.compile(r"[a-z0-9_-]+(\.[a-z0-9_-]+)*")
 
 @dataclass(frozen=True, slots=True)
 class Domains:
-    """Allowed and blocked domains, with all below them. Empty `allowed` allows all; blocking takes precedence."""
+    """Allowed and blocked domains, including subdomains. Empty `allowed` allows all; blocking takes precedence."""
 
     allowed: tuple[str, ...] = ()
     blocked: tuple[str, ...] = ()
 
     @classmethod
     def of(cls, allowed: str, blocked: str) -> Domains:
-        """Parse comma-separated lists. Raises ValueError, as a misspelt domain would not block what it should."""
+        """Parse comma-separated lists. Raises ValueError, as a misspelt domain would silently block nothing."""
         return cls(_split(allowed), _split(blocked))
 
     def let_through(self, url: str) -> bool:
-        """Return whether a result may be shown; always False for one that is no web page."""
+        """Return whether a result may be shown; always False if it is not a web page."""
         try:
             host = _host(url)
         except ValueError:
@@ -37,16 +37,16 @@ def _split(domains: str) -> tuple[str, ...]:
 
 
 def _host(url: str, *, alone: bool = False) -> str:
-    """Return the host of a web page, as it is looked up. Raises ValueError."""
+    """Return the host of a web page in normalized form. Raises ValueError."""
     try:
         parsed = httpx2.URL(url)
     except (httpx2.InvalidURL, TypeError) as error:
-        raise ValueError(f"{url!r} is no address: {error}") from None
+        raise ValueError(f"{url!r} is not a URL: {error}") from None
     host = parsed.raw_host.decode("ascii").lower().rstrip(".")
     if parsed.scheme not in ("http", "https") or not _DOMAIN.fullmatch(host):
-        raise ValueError(f"{url!r} is no address of a web page")
+        raise ValueError(f"{url!r} is not the URL of a web page")
     if alone and parsed != httpx2.URL(f"https://{parsed.host}"):
-        raise ValueError(f"{url.removeprefix('https://')!r} is no domain")
+        raise ValueError(f"{url.removeprefix('https://')!r} is not a domain")
     return host
 
 

@@ -1,7 +1,7 @@
-"""Queries to a search engine over HTTP, repeated while it is busy or down, within the limit of a tool call.
+"""Queries to a search engine over HTTP, retried while it is busy or down, within the limit of a tool call.
 
-Only a refused query is the policy's error, and is returned to it. For a service that stays down, a wrong key or a
-malformed answer the rollout ends with an AgentError: it is tried again and never scored, as after all faults of the
+Only a refused query is the policy's error, and is returned to it. If the service stays down, the key is wrong or an
+answer is malformed, the rollout ends with an AgentError: it is retried and never scored, like after any fault of the
 farm.
 """
 
@@ -21,7 +21,7 @@ from workers.tools.search.results import SearchResult, results_of
 from workers.tools.search.search_engines import SearchEngine, SearchQuery
 
 TRY_S = 20.0
-"""Seconds for one try: a connection that hangs must not use up the call."""
+"""Seconds for one attempt: a hanging connection must not use up the call."""
 PAUSE_S = 0.5
 MAX_PAUSE_S = 8.0
 MAX_ANSWER_BYTES = 2_000_000
@@ -76,7 +76,7 @@ class SearchClient:
                 busy = _Busy(f"{type(error).__name__} {error}".strip())
             except _Busy as said:
                 busy = said
-            # jitter, so that rejected clients do not all return at once
+            # Jitter, so that rejected clients do not all return at once.
             wait_s = max(busy.after_s, pause_s) * random.uniform(1.0, 1.5)  # noqa: S311  (no secret)
             if time.monotonic() + wait_s >= deadline:
                 raise self._failed(f"{busy}, and there is no time left to try again")

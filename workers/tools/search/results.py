@@ -1,7 +1,7 @@
 """Results of a search engine, and their text for the model. Neither their form nor their length is trusted.
 
 An answer is JSON: {"results": [{"title": "...", "url": "https://...", "snippet": "..."}, ...]}, best first. `content`
-may replace `snippet`, as with Tavily and SearXNG; other fields are ignored, results without `url` are left out.
+may replace `snippet`, as in Tavily and SearXNG; other fields are ignored, results without `url` are skipped.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def results_of(answer: bytes) -> list[SearchResult]:
         raise ValueError("nested too deep") from error
     result = body.get("results") if isinstance(body, dict) else None
     if not isinstance(result, list):
-        raise ValueError("no list of `results` in it")
+        raise ValueError("it has no list of `results`")
     results = []
     for each in result:
         try:
@@ -44,7 +44,7 @@ def results_of(answer: bytes) -> list[SearchResult]:
 
 
 def format_results(results: Sequence[SearchResult]) -> str:
-    """Return the results as numbered paragraphs; a page cannot make its text look like more of them."""
+    """Return the results as numbered paragraphs; a page cannot fake further results."""
     return "\n\n".join(f"{number}. {_paragraph(result)}" for number, result in enumerate(results, start=1))
 
 
@@ -55,7 +55,7 @@ def _paragraph(result: SearchResult) -> str:
 
 
 def _flat(text: str, max_chars: int) -> str:
-    """Return a text on one line, without unprintable characters, and with at most `max_chars`."""
+    """Return a text on one line, without unprintable characters, at most `max_chars` long."""
     printable = "".join(letter if letter.isprintable() else " " for letter in text[: 4 * max_chars])
     flat = " ".join(printable.split())
     return flat if len(flat) <= max_chars else f"{flat[:max_chars]}..."

@@ -1,4 +1,4 @@
-"""The supported search engines, each as its HTTP request. All answer with the JSON that `results.py` reads.
+"""The supported search engines, each as its HTTP request. All answer with the JSON of `results.py`.
 
 `tavily`        POST https://api.tavily.com/search, see https://docs.tavily.com; `tavily:URL` is a proxy of it.
 `searxng:URL`   GET URL/search?q=...&format=json, see https://docs.searxng.org/dev/search_api.html. The instance must
@@ -32,7 +32,7 @@ class SearchQuery:
 
 @dataclass(frozen=True, slots=True)
 class SearchEngine:
-    """One engine. `name` is readable, without the secrets of its address."""
+    """One engine. `name` is readable, without the secrets of its URL."""
 
     name: str
     url: httpx2.URL
@@ -44,7 +44,7 @@ class SearchEngine:
 
 
 def engine(address: str, key: str) -> SearchEngine:
-    """Return the engine that FARM_SEARCH and FARM_SEARCH_KEY name. Raises ValueError if they are wrong."""
+    """Return the engine of FARM_SEARCH and FARM_SEARCH_KEY. Raises ValueError if they are wrong."""
     kind, _, text = address.strip().partition(":")
     if kind not in _SHAPES or not (text or kind == "tavily"):
         raise ValueError(f"FARM_SEARCH is {_safe(address)!r}: it must be tavily, searxng:URL or http:URL")
@@ -53,8 +53,8 @@ def engine(address: str, key: str) -> SearchEngine:
     if kind == "tavily" and not key:
         raise ValueError("FARM_SEARCH_KEY is not set: Tavily needs a key")
     if not key.isascii() or not key.isprintable():
-        raise ValueError("FARM_SEARCH_KEY has characters that no key has")
-    # an uncompressed answer cannot expand beyond the bytes that were sent
+        raise ValueError("FARM_SEARCH_KEY has characters that a key cannot have")
+    # An uncompressed answer cannot be larger than the bytes sent.
     headers = {"Accept": "application/json", "Accept-Encoding": "identity", "User-Agent": "rollout-farm"}
     if key:
         headers["Authorization"] = f"Bearer {key}"
@@ -67,14 +67,12 @@ def _url(text: str) -> httpx2.URL:
     except httpx2.InvalidURL:
         url = httpx2.URL("")
     if url.scheme not in ("http", "https") or not url.host:
-        raise ValueError(
-            f"FARM_SEARCH is to ask {_safe(text)!r}: that is no address that begins with http:// or https://"
-        )
+        raise ValueError(f"FARM_SEARCH names {_safe(text)!r}, which is not a URL that begins with http:// or https://")
     return url
 
 
 def _safe(address: str) -> str:
-    """Return an address without the user name and password that it may hold."""
+    """Return an address without its user name and password."""
     return address.rpartition("@")[2]
 
 

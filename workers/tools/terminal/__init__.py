@@ -1,7 +1,7 @@
-"""Output of commands as a terminal shows it: of progress bars the last frame, no colours, nothing that was erased.
+"""Output of commands as a terminal shows it: the last frame of progress bars, no colours, no erased text.
 
-This is the one place where the output of commands becomes what a policy reads. The bytes as they were written are kept
-as an artefact where some of their text is not shown.
+This is the only place where commands' output becomes the policy's input. The original bytes are kept as an artefact if
+some of their text is not shown.
 """
 
 from __future__ import annotations
@@ -14,17 +14,17 @@ from workers.tools.terminal.screen import Screen, drawn, has_controls
 
 TEXT = "text/plain"
 SHOWN = 200_000
-"""Most characters that are shown of the output of a command."""
+"""Maximum characters shown of a command's output."""
 
 _DRAWN = 1_000_000
-"""Most characters that are written to a screen, which takes up to a second of a processor."""
+"""Maximum characters to write to a screen, which takes up to a second of CPU."""
 
 _LONG = 20_000
-"""Characters with control characters among them that take milliseconds to be written to a screen."""
+"""Number of characters, with control characters among them, that take milliseconds to write to a screen."""
 
 
 class Shown(NamedTuple):
-    """The text that is shown of an output, and the artefacts. `as_written` says that the text is the output itself."""
+    """The shown text of an output, and the artefacts. `as_written`: the text is the output itself."""
 
     text: str
     artefacts: tuple[Artefact, ...]
@@ -32,16 +32,16 @@ class Shown(NamedTuple):
 
 
 class TerminalOutput:
-    """The output of one command, or of one program that a policy types to, in any number of pieces."""
+    """The output of one command, or of one interactive program, in any number of pieces."""
 
     def __init__(self) -> None:
         self._screen: Screen | None = None
 
     async def shown(self, output: str, full: bytes | None, name: str) -> Shown:
-        """Return what a terminal shows of an output, and the artefact to keep, if any, by this name.
+        """Return the text that a terminal shows for an output, and the artefact to keep, if any, under this name.
 
-        `full` is all of the output, if that is longer. Of a program that draws on a screen of its own, as editors do,
-        the whole screen is shown from call to call. Long texts are worked on in a thread.
+        `full` is the whole output, if longer. For a program that draws on its own screen, like an editor, the whole
+        screen is shown in each call. Long texts are processed in a thread.
         """
         artefacts = () if full is None else (Artefact(name, TEXT, full),)
         if self._screen is None and not has_controls(output):
@@ -62,7 +62,7 @@ class TerminalOutput:
 
 
 def _cut(text: str, limit: int) -> str:
-    """Return head and tail of a text that is longer than the limit, with a line between them that says so."""
+    """Return head and tail of a text longer than the limit, with a line between them that says so."""
     if len(text) <= limit:
         return text
     half = limit // 2

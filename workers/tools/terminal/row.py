@@ -1,4 +1,4 @@
-"""A line of a terminal: its cells, one for each column. Standard library only, as `screen.py`, which goes with it."""
+"""A line of a terminal: one cell per column. Standard library only, like `screen.py`, which is sent along."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from unicodedata import category, east_asian_width
 
 TAB = 8
 _MARKS = 16
-"""Most characters of a cell: one, and its accents."""
+"""Maximum characters of a cell: one, and its accents."""
 
 
 class Row:
-    """A line: a list of cells, the second one of a wide character being empty, as are those that a tab skips."""
+    """A line: a list of cells; the second cell of a wide character is empty, and so are those that a tab skips."""
 
     __slots__ = ("cells", "edited")
 
@@ -20,13 +20,13 @@ class Row:
         self.edited = False
 
     def text(self, n: int = 0) -> str:
-        """Return what is there: blanks at the end are none in a line that was written over, after `n` cells."""
+        """Return the visible text: trailing blanks of an overwritten line are dropped, after `n` cells."""
         if not self.edited:
             return "".join(self.cells)
         return "".join(self.cells[:n]) + "".join(self.cells[n:]).rstrip(" ")
 
     def edit(self) -> list[str]:
-        """Return the cells, each of which may be changed: tabs are blanks from then on."""
+        """Return the cells, each of which may be changed: tabs become blanks."""
         if not self.edited:
             self.edited = True
             if "\t" in self.cells:
@@ -38,7 +38,7 @@ class Row:
 
 
 def cells_of(text: str) -> str | list[str]:
-    """Return the cells of a text, one for each column that it takes."""
+    """Return the cells of a text, one for each column."""
     if all(_width(character) == 1 for character in set(text)):
         return text
     cells: list[str] = []
@@ -46,7 +46,7 @@ def cells_of(text: str) -> str | list[str]:
     for character in text:
         width = _width(character)
         if width == 0 and base >= 0:
-            # a mark is part of the character before it
+            # A mark is part of the character before it.
             if len(cells[base]) < _MARKS:
                 cells[base] += character
             continue
@@ -65,7 +65,7 @@ def _width(character: str) -> int:
 
 
 def blank_halves(cells: list[str], first: int, end: int) -> None:
-    """Replace by blanks what stays of a wide character whose other half lies between these cells."""
+    """Replace the remaining half of a wide character by a blank if its other half is between these cells."""
     if 0 < first < len(cells) and not cells[first]:
         cells[first - 1] = cells[first] = " "
     if end < len(cells) and not cells[end]:

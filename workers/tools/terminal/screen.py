@@ -1,8 +1,8 @@
-"""A terminal's screen without end: text and control sequences in, the lines that are left to see out.
+"""An unbounded terminal screen: text and control sequences in, visible lines out.
 
-Lines are as long as they are written and all that scrolled away is kept, so that output without control sequences is
-returned as it is. Movements of the cursor are kept within a window of `ROWS` and `COLUMNS`. Standard library only: this
-file and `row.py` also go into sandboxes, for the agents of `workers/agents/presets/programs`.
+Lines may have any length and everything that scrolled away is kept, so output without control sequences is returned
+unchanged. Cursor movements stay within a window of `ROWS` and `COLUMNS`. Standard library only: this file and `row.py`
+are also sent into sandboxes, for the agents of `workers/agents/presets/programs`.
 """
 
 from __future__ import annotations
@@ -13,16 +13,16 @@ from collections.abc import Callable
 from workers.tools.terminal.row import TAB, Row, blank_halves, cells_of
 
 ROWS, COLUMNS = 50, 200
-"""The size of the terminals that the shell gives to its programs."""
+"""The size of the terminals of the shell's programs."""
 
 _WORK, _WORK_PER_CHARACTER = 100_000, 4
-"""Cells that a text may touch: so many, and more for each of its characters. Honest programs touch one for each."""
+"""Number of cells that a text may touch: a base, and more for each character. Normal programs touch one for each."""
 _ROW = 8
-"""Cells that cost as much as a line that is inserted or dropped."""
+"""Cost of inserting or dropping a line, in cells."""
 
 
-# ECMA-48, and what xterm adds: text, control sequences, strings such as titles, other escapes, control characters. A
-# string that is never closed ends with its line, or nothing after it would be seen.
+# ECMA-48 and xterm's additions: text, control sequences, strings such as titles, other escapes, control characters.
+# An unclosed string ends with its line, otherwise nothing after it would be visible.
 _TOKEN = re.compile(
     r"([^\x00-\x1f\x7f-\x9f]+)"
     r"|(?:\x1b\[|\x9b)([0-?]*)[ -/]*([@-~]?)"
@@ -30,20 +30,20 @@ _TOKEN = re.compile(
     r"|\x1b(?:[ -/]+[0-~]?|([0-~]))"
     r"|([\x00-\x1f\x7f-\x9f])"
 )
-# all but the tab and the line feed; searches for each are far faster than a pattern
+# All except tab and line feed; searching for each is far faster than a pattern.
 _ALL_CONTROLS = [*map(chr, (*range(9), *range(11, 32), *range(127, 160)))]
 _ALTERNATE = {"47", "1047", "1049"}
 
 
 def has_controls(text: str) -> bool:
-    """Return whether a terminal would show a text otherwise than it is."""
+    """Return whether a terminal would show a text differently."""
     return any(control in text for control in _ALL_CONTROLS)
 
 
 def drawn(text: str, screen: Screen | None = None) -> tuple[str, bool]:
-    """Return what a terminal shows of a text, and whether some that was written is not to be seen.
+    """Return the text that a terminal shows, and whether some of the written text is not visible.
 
-    The work is bounded: of a text that mainly moves and erases, the last frames are found by carriage returns alone.
+    The work is bounded: for a text that mainly moves and erases, only carriage returns determine the last frames.
     """
     if screen is None and not has_controls(text):
         return text, False
@@ -51,14 +51,14 @@ def drawn(text: str, screen: Screen | None = None) -> tuple[str, bool]:
     try:
         screen.feed(text)
     except TooMuchWork:
-        # it is in the midst of something, and nothing goes on with it
+        # It is inside a sequence that nothing continues.
         screen.give_up()
         return _last_frames(text), True
     return screen.take(), screen.lost
 
 
 def _last_frames(text: str) -> str:
-    """Return what follows the last carriage return of each line, without control sequences."""
+    """Return the text after the last carriage return of each line, without control sequences."""
     lines = "".join(map(_plain, _TOKEN.finditer(text))).split("\n")
     return "\n".join(line.rstrip("\r").rpartition("\r")[2] for line in lines)
 
@@ -69,14 +69,14 @@ def _plain(token: re.Match[str]) -> str:
 
 
 class TooMuchWork(Exception):
-    """The sequences of a text move and erase far more than the text has."""
+    """The sequences of a text move and erase far more than the text contains."""
 
 
 class Screen:
-    """Takes text in any number of pieces. A sequence that is cut between two of them is not understood.
+    """Accepts text in any number of pieces. A sequence split between two of them is not recognised.
 
-    `lost` is true once text that was written is no longer there to see; `alternate`, while a program draws on a screen
-    of its own, as editors and pagers do.
+    `lost` is true once written text is no longer visible; `alternate` while a program draws on its own screen, as
+    editors and pagers do.
     """
 
     def __init__(self) -> None:
@@ -94,7 +94,7 @@ class Screen:
         return self._main is not None
 
     def feed(self, text: str) -> None:
-        """Write a text. Raises TooMuchWork, after which the screen is not to be used."""
+        """Write a text. Raises TooMuchWork; the screen is unusable afterwards."""
         self._work += _WORK_PER_CHARACTER * len(text)
         for match in _TOKEN.finditer(text):
             written, parameters, final, escape, control = match.groups()
@@ -110,10 +110,10 @@ class Screen:
                 action(self)
 
     def take(self) -> str:
-        """Return what there is to see, with all that scrolled away. A screen of a program's own stays as it is."""
+        """Return the visible text, with everything that scrolled away. A program's own screen stays as it is."""
         before = self._main[0] if self._main is not None else []
         rows = [*(before if any(row.cells for row in before) else ()), *self._rows]
-        # blanks before the cursor are those of a prompt
+        # Blanks before the cursor belong to a prompt.
         here = self._rows[self._y]
         lines = [*self._above, *(row.text(self._x if row is here else 0) for row in rows)]
         self._above = []
@@ -124,7 +124,7 @@ class Screen:
         return "\n".join(lines)
 
     def give_up(self) -> None:
-        """Forget all that was written."""
+        """Drop everything that was written."""
         self.__init__()  # type: ignore[misc]
 
     def _spend(self, n_cells: int) -> None:
@@ -167,7 +167,7 @@ class Screen:
         self._x = max(0, self._x - 1)
 
     def _line_feed(self) -> None:
-        # what has a screen of its own sets its terminal so that this is a movement down
+        # A program with its own screen configures its terminal so that this moves down.
         if self._main is None:
             self._x = 0
         self._index()
@@ -195,7 +195,7 @@ class Screen:
             self._scroll_down(1)
 
     def _go(self, y: int, x: int) -> None:
-        """Go to a place in the window; to the right no further than its edge, unless the line is longer."""
+        """Move to a position in the window; to the right no further than its edge, unless the line is longer."""
         self._y = min(max(0, y), ROWS - 1)
         self._x = min(max(0, x), max(COLUMNS - 1, self._x))
         self._spend(1)
@@ -220,7 +220,7 @@ class Screen:
             if final in "hl" and not _ALTERNATE.isdisjoint(parameters[1:].split(";")):
                 self._show_alternate(final == "h")
         elif action := _SEQUENCES.get(final):
-            # a number may have any length
+            # A number may have any length.
             numbers = [int(each[:6]) if each[:6].isdecimal() else 0 for each in parameters.split(";", 2)[:2]]
             action(self, *numbers[: 2 if final in "Hf" else 1])
 

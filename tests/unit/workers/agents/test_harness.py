@@ -129,9 +129,9 @@ def test_what_it_leaves_in_a_file_is_its_answer() -> None:
         return AgentResult(Outcome.SUBMITTED, json.loads(text)["answer"])
 
     assert play(program, answering("4"), output="out.json", read=read) == AgentResult(Outcome.SUBMITTED, "4")
-    with pytest.raises(AgentError, match="did not leave what it should"):
+    with pytest.raises(AgentError, match="did not leave a valid output"):
         play("ask(task)", answering("4"), output="out.json", read=read)
-    with pytest.raises(AgentError, match="did not leave what it should"):
+    with pytest.raises(AgentError, match="did not leave a valid output"):
         play("ask(task); open('out.json', 'w').write('{}')", answering("4"), output="out.json", read=read)
 
 
@@ -147,7 +147,7 @@ def test_its_own_environment() -> None:
 
 def test_one_that_asks_nothing_is_an_error() -> None:
     records = _Records()
-    with pytest.raises(AgentError, match=r"r1: agent little ended without a single answer of its model\..*: bye"):
+    with pytest.raises(AgentError, match=r"r1: agent little ended without any answer of its model\..*: bye"):
         play("print('bye')", records=records)
     assert records.kept["little.stdout.txt"].data == b"bye\n"
 
@@ -188,7 +188,7 @@ def test_its_last_lines_are_fit_for_a_message() -> None:
 )
 def test_rubbish_in_place_of_a_result_is_told(left: str) -> None:
     program = f"ask(task); open('out.json', 'w').write({left!r})"
-    with pytest.raises(AgentError, match="did not leave what it should"):
+    with pytest.raises(AgentError, match="did not leave a valid output"):
         play(program, answering("4"), output="out.json", read=MINI_SWE_AGENT.read)
 
 
@@ -209,7 +209,7 @@ def test_an_answer_is_fit_for_a_database() -> None:
 
 def test_an_answer_is_a_text() -> None:
     program = "ask(task); json.dump({'info': {'exit_status': 'Submitted', 'submission': {'a': 1}}}, open('out', 'w'))"
-    with pytest.raises(AgentError, match="its answer is no text but dict"):
+    with pytest.raises(AgentError, match="its answer must be a text, not dict"):
         play(program, answering("4"), output="out", read=MINI_SWE_AGENT.read)
 
 
@@ -275,7 +275,7 @@ def test_one_that_never_asks_is_ended() -> None:
 
 def test_without_a_sandbox_it_cannot_play() -> None:
     context = context_of(None, ScriptedPolicy(), _Records())
-    with pytest.raises(AgentError, match="runs in a sandbox"):
+    with pytest.raises(AgentError, match="needs a sandbox"):
         asyncio.run(HarnessAgent(harness("")).run(context))
 
 

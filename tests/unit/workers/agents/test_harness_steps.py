@@ -21,7 +21,7 @@ SHOW = "ask('x'); print(json.dumps([sys.argv[1:], os.environ['HERE'], open('c.to
 
 
 def told(command_word: str = "", **more: Any) -> Any:
-    """The word, variable and file that a program is given, each of which names the gateway's address."""
+    """The word, variable and file that a program is given, each of which uses the gateway's address."""
     result = play(
         "",
         answering("yes"),
@@ -89,7 +89,7 @@ def test_a_step_that_fails_is_an_error_with_what_it_said(which: str) -> None:
     ],
 )
 def test_an_address_where_it_cannot_be_filled_is_refused(which: str, given: Any) -> None:
-    with pytest.raises(AgentMissing, match=f"agent little: {which} names the gateway's address.*in command"):
+    with pytest.raises(AgentMissing, match=f"agent little: {which} uses the gateway's address.*in command"):
         play("ask('x')", answering("yes"), **{which: given})
 
 

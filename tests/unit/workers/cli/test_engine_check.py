@@ -59,7 +59,7 @@ def test_an_address_may_be_written_as_for_the_farm(written: str) -> None:
     assert result.exit_code == 0, result.output
     value = json.loads(result.output)
     assert value["url"] == f"{url}/v1"
-    assert not any("does not chat" in note for note in value["info"]["notes"])
+    assert not any("chat fails" in note for note in value["info"]["notes"])
 
 
 def test_a_key_is_never_shown(tmp_path: Path) -> None:

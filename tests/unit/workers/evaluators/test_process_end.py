@@ -139,7 +139,7 @@ def test_two_ends_with_a_control_between_are_the_submissions_own(ends: list[Proc
     [
         ([ProcessEnd(1, conditions=FULL_BEFORE)], "", "r1: the disk is full"),
         ([late(conditions=LATE)], "", "the machine was late by 9.0 s"),
-        ([KILLED], "it was killed too", "a control that must pass failed beside it: it was killed too"),
+        ([KILLED], "it was killed too", "a control that must pass also failed: it was killed too"),
         ([ProcessEnd(1, conditions=FULL)], "it is full too", "the disk is full, and a control .* it is full too"),
         ([KILLED, ProcessEnd(-9, conditions=FULL_BEFORE)], "", "the disk is full"),
         ([HANGS, late(conditions=LATE)], "", "late"),

@@ -243,7 +243,7 @@ def test_details_say_how_many_tests_have_no_copy_and_why() -> None:
     tree = Tree(PASSED + others + COPY_FAILED, copies=COPIES)
     details = evaluate(PytestEvaluator(plan), PATCHED, tree.sandbox).details
     assert details["n_copies"] == [1, 1]
-    assert details["uncopied"] == {"it is a generator": 1, "it was not drawn, or its file takes no copies": 1}
+    assert details["uncopied"] == {"it is a generator": 1, "it was not chosen, or its file cannot have copies": 1}
 
 
 @pytest.mark.parametrize(
@@ -268,7 +268,7 @@ def test_patch_that_fails_by_tests_after_a_copy_is_run_again_without(
 
 def test_command_that_leaves_canaries_out_of_a_clean_tree_is_an_error() -> None:
     tree = Tree(without("test_c"), clean=outcome("t.py::keep", *DONE))
-    with pytest.raises(EvaluatorError, match="does not suit the canaries"):
+    with pytest.raises(EvaluatorError, match="does not work with canaries"):
         evaluate(PytestEvaluator(PLAN), PATCHED, tree.sandbox)
 
 
@@ -295,7 +295,7 @@ def test_disk_that_is_full_beside_a_clean_tree_is_an_error() -> None:
 def test_missing_tools_are_an_error(what: str) -> None:
     seen = answer({"names": [], "plugins": [], "missing": what})
     tree = Tree(PASSED, broken={"class TreeGuard": seen})
-    with pytest.raises(EvaluatorError, match=f"sandbox fake: {what}; mend its image"):
+    with pytest.raises(EvaluatorError, match=f"sandbox fake: {what}; fix its image"):
         evaluate(PytestEvaluator(PLAN), PATCHED, tree.sandbox)
 
 

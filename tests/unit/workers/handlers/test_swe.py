@@ -28,7 +28,7 @@ INSTANCE = SweInstance.model_validate(FIELDS)
 @pytest.mark.parametrize(
     ("change", "told"),
     [
-        ({"test_patch": "nothing"}, "it is no unified diff"),
+        ({"test_patch": "nothing"}, "must be a unified diff"),
         ({"FAIL_TO_PASS": []}, "FAIL_TO_PASS"),
         ({"problem_statement": ""}, "problem_statement"),
         ({"base_sdist": {"name": "x", "version": "1", "sha256": "short"}}, "sha256"),
@@ -93,7 +93,7 @@ def test_why_there_is_no_difference(result: ExecResult, reason: str) -> None:
 
 
 def test_a_difference_that_is_not_taken_in_time_is_left_to_the_rule_of_collecting() -> None:
-    with pytest.raises(TimeoutError, match="not taken within 45 s"):
+    with pytest.raises(TimeoutError, match="not computed within 45 s"):
         collect(lambda argv, stdin: ExecResult(None, b"", b"", timed_out=True))
 
 

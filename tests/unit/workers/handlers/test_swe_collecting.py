@@ -174,5 +174,5 @@ def test_time_limit_that_passed_while_this_process_stood_still_is_an_error() -> 
     async def frozen() -> Submission:
         return await SweHandler(git_s=1.0).collect(INSTANCE, Frozen(), None)
 
-    with pytest.raises(SandboxError, match="sandbox fake: its difference cannot be taken: the machine was late"):
+    with pytest.raises(SandboxError, match="sandbox fake: its diff cannot be computed: the machine was late"):
         asyncio.run(frozen())

@@ -34,7 +34,7 @@ def test_one_counts(score: Score, rule: Any, value: float) -> None:
 @pytest.mark.parametrize(
     ("score", "rule", "said"),
     [
-        (Score(rewards=BOTH), "", "'style', 'tests' and none that counts"),
+        (Score(rewards=BOTH), "", "'style', 'tests'; none of them counts"),
         (Score(rewards=BOTH), "speed", "no reward 'speed', which the batch counts; it gave 'style', 'tests'"),
         (Score(1.0), "tests", "no reward 'tests'.*none by name"),
         (Score(rewards=BOTH), {"tests": 1.0, "speed": 1.0}, "no reward 'speed'"),

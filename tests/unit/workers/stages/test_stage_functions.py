@@ -87,7 +87,9 @@ def test_a_policy_that_takes_too_long_has_reached_its_deadline() -> None:
 
 def test_a_deadline_that_ends_a_wait_for_engines_is_their_error() -> None:
     policy = Slow(blocked="engine http://e1/v1 is out")
-    with pytest.raises(EngineError, match=r"r1: its 0\.2 s ended while it waited: engine http://e1/v1 is out"):
+    with pytest.raises(
+        EngineError, match=r"r1: its 0\.2 s ended while it waited for engines: engine http://e1/v1 is out"
+    ):
         play(policy)
     assert policy.cancelled
 

@@ -47,7 +47,7 @@ def test_files_outside_are_left_alone(path: str, tmp_path: Path) -> None:
             sandbox.upload(tmp_path, path),
             sandbox.download(path, tmp_path / "new"),
         ):
-            with pytest.raises(ToolError, match="has its working folder alone"):
+            with pytest.raises(ToolError, match="has only its working folder"):
                 await call
 
     using(use)

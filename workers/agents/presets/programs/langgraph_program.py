@@ -1,4 +1,4 @@
-"""LangGraph's agent with one tool, by chat completions; the task is its standard input."""
+"""LangGraph's agent with one tool, over chat completions; the task is its standard input."""
 
 import os
 import sys
@@ -12,7 +12,7 @@ agent = create_agent(
     [bash],
     system_prompt="You work on the task in the current folder. Use the tool; say what you did when you are done.",
 )
-# a turn is two steps of the graph: the model, and its tools
+# A turn is two steps of the graph: the model, and its tools.
 ended = agent.invoke(
     {"messages": [{"role": "user", "content": sys.stdin.read()}]},
     {"recursion_limit": 2 * int(os.environ["MAX_TURNS"]) + 1},

@@ -1,4 +1,4 @@
-"""The OpenAI Agents SDK with one tool, by the Responses API; the task is its standard input."""
+"""The OpenAI Agents SDK with one tool, over the Responses API; the task is its standard input."""
 
 import os
 import sys

@@ -1,4 +1,4 @@
-"""Pydantic AI with one tool, by chat completions; the task is its standard input."""
+"""Pydantic AI with one tool, over chat completions; the task is its standard input."""
 
 import os
 import sys

@@ -1,4 +1,4 @@
-"""The one tool of the agents here that are libraries: a command in the working folder."""
+"""The only tool of the library agents here: a command in the working folder."""
 
 from __future__ import annotations
 

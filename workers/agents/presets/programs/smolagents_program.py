@@ -1,4 +1,4 @@
-"""smolagents' agent that calls tools, by chat completions; the task is its standard input."""
+"""smolagents' tool-calling agent, over chat completions; the task is its standard input."""
 
 import os
 import sys

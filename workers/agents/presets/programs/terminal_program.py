@@ -1,6 +1,6 @@
-"""An agent that types into a shell, as Terminus 2 does: no tools, the policy answers in JSON and is shown the screen.
+"""An agent that types into a shell, like Terminus 2: no tools; the policy answers in JSON and sees the screen.
 
-It needs nothing but Python. The conversation only grows, so a rollout is one training row.
+It needs only Python. The conversation only grows, so a rollout is one training row.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ KEYS = {"C-c": "\x03", "C-d": "\x04"}
 
 
 class TypedShell:
-    """A bash on a terminal of its own; what it has printed is given out once."""
+    """A bash on its own terminal; its output is returned once."""
 
     def __init__(self) -> None:
         self.pid, self.screen = pty.fork()
@@ -40,11 +40,11 @@ class TypedShell:
         self._ended = False
 
     def type(self, keys: str, limit_s: float) -> None:
-        """Type the keys; what nothing reads in the time is left out."""
+        """Type the keys; those that no program reads in time are dropped."""
         data = KEYS.get(keys.strip(), keys).encode("utf-8", "replace")
         until = time.monotonic() + limit_s
         while data and not self._ended and (left := until - time.monotonic()) > 0:
-            # what it prints meanwhile must be read, or both would wait
+            # Its output must be read meanwhile, or both sides would wait.
             ready, room, _ = select.select([self.screen], [self.screen], [], left)
             if ready:
                 self._take()
@@ -59,7 +59,7 @@ class TypedShell:
             self._printed += b"\n[the rest was not typed, as nothing reads it]\n"
 
     def read(self, limit_s: float, quiet_s: float = 0.3) -> str:
-        """Return what it has printed, until it waits at its prompt or the time is over."""
+        """Return its new output, until it waits at its prompt or the time is over."""
         until = time.monotonic() + limit_s
         while not self._ended and (left := until - time.monotonic()) > 0:
             ready, _, _ = select.select([self.screen], [], [], min(left, quiet_s))

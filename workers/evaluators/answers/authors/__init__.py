@@ -1,1 +1,1 @@
-"""Scorers of data sets' authors, each bit for bit as theirs, by the names that rows give them."""
+"""Scorers of data sets' authors, reproduced exactly, by their names in rows."""

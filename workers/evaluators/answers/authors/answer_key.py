@@ -1,4 +1,4 @@
-"""The right answers of a row, as its authors' scorer is given them."""
+"""A row's correct answers, in the form that its authors' scorer gets."""
 
 from __future__ import annotations
 
@@ -8,24 +8,24 @@ from dataclasses import dataclass
 from workers.evaluators.authors_score import AuthorsScore
 
 MAX_CHARS = 100_000
-"""Characters at the end of a response that a scorer looks at; theirs look at all, or at fewer."""
+"""Characters at the end of a response that a scorer reads; the authors' scorers read all, or fewer."""
 
 PATTERN_CHARS = 20_000
-"""Characters at the end of a response in which a row's own pattern is searched for."""
+"""Characters at the end of a response in which a row's own pattern is searched."""
 
 
 @dataclass(frozen=True, slots=True)
 class AnswerKey:
-    """The gold answers, each as good as the first; with `options`, the first is the letter of one of these texts."""
+    """The gold answers, all equally good; with `options`, the first gold answer is the letter of one of them."""
 
     golds: tuple[str, ...]
     options: tuple[str, ...] = ()
     pattern: str = ""
-    """A regular expression of the row that finds the answer before its scorer looks for it."""
+    """A regular expression of the row that extracts the answer before the scorer looks for it."""
     other_patterns: tuple[str, ...] = ()
-    """Patterns that are tried in their order where the first finds no answer."""
+    """Patterns to try in order if the first finds no answer."""
     prefix: str = ""
-    """A text of the row that begins an answer, as `Answer:` does."""
+    """A text of the row that introduces an answer, as `Answer:` does."""
 
     @property
     def gold(self) -> str:
@@ -33,4 +33,4 @@ class AnswerKey:
 
 
 AuthorsRule = Callable[[str, AnswerKey], AuthorsScore]
-"""A scorer of a response; it raises nothing, and takes time in proportion to the response."""
+"""A scorer of a response; it never raises, and takes time linear in the response."""

@@ -1,8 +1,8 @@
 r"""DAPO: the last line `Answer: ...` of the last 300 characters, equal to the gold answer after normalization; 1 or -1.
 
-verl's `math_dapo.compute_score` takes a box where there is no line. skyrl_gym's `aime` does not, and its answer ends at
-a `<`. slime's `math_dapo_utils` takes no box either, removes marks of a model's end, and has whole numbers for gold
-answers.
+verl's `math_dapo.compute_score` uses a box if there is no such line. skyrl_gym's `aime` does not, and its answer ends
+at a `<`. slime's `math_dapo_utils` does not either; it removes end-of-model marks, and its gold answers are whole
+numbers.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from workers.evaluators.authors_score import AuthorsScore
 
 _LAST_CHARS, _LAST_CHARS_OF_BOX = 300, 100
 _LONGEST_GOLD = 2000
-"""Characters of a gold answer that no answer of 300 can equal, as normalization would have to remove the rest."""
+"""Maximum characters of a gold answer that an answer of 300 can equal after normalization."""
 _LINE = re.compile(r"(?i)Answer\s*:\s*([^\n]+)")
 _LINE_OF_SKYRL = re.compile(r"(?i)Answer\s*:\s*([^\n<]+)")
 _NONE = "[INVALID]"
@@ -54,7 +54,7 @@ def line_of_skyrl(response: str, key: AnswerKey) -> AuthorsScore:
 
 
 def line_of_slime(response: str, key: AnswerKey) -> AuthorsScore:
-    """Score the last line `Answer: ...`. A gold answer that is no number, on which theirs fails, equals none."""
+    """Score the last line `Answer: ...`. A non-numeric gold answer, on which slime's scorer fails, equals nothing."""
     found = _LINE.findall(response[-_LAST_CHARS:])
     answer = found[-1] if found else None
     gold = whole_number_of_slime(key.gold)
@@ -65,7 +65,7 @@ def line_of_slime(response: str, key: AnswerKey) -> AuthorsScore:
 
 
 def whole_number_of_slime(gold: str) -> str | None:
-    """Return the whole number that slime makes of a gold answer, without its fraction; None if it is no number."""
+    """Return the whole number that slime reads in a gold answer, without its fraction; None if not a number."""
     try:
         return str(int(float(normalized(gold[:_LONGEST_GOLD], _REMOVED_BY_SLIME))))
     except (ValueError, OverflowError):
@@ -80,7 +80,7 @@ def _score(rule: str, pattern: re.Pattern[str], response: str, key: AnswerKey) -
 
 
 def normalized(answer: str, also_removed: Sequence[str] = ()) -> str:
-    """Return an answer without units, articles and typesetting, in the order in which theirs removes them."""
+    """Return an answer without units, articles and typesetting, removed in the order of the authors' scorer."""
     answer = answer.split("=")[-1]
     for before, after in (*_REPLACED, *((text, "") for text in (*_REMOVED, *also_removed))):
         answer = answer.replace(before, after)

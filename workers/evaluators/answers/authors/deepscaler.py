@@ -1,7 +1,7 @@
 r"""slime's rules `math` and `deepscaler`: the last box, equal to the gold answer as text or by sympy's `simplify`.
 
-`deepscaler` looks at what follows `</think>`, or `###Response`, and at nothing without either. sympy reads what both
-answers are after normalization, so these are verifiers of the grader, which run in a fork of their own.
+`deepscaler` reads only the text after `</think>` or `###Response`, and nothing if neither occurs. sympy reads both
+normalized answers, so these are verifiers of the grader, each run in its own fork.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from workers.evaluators.answers.authors.answer_key import MAX_CHARS
 from workers.evaluators.answers.authors.boxes import box_of_last_mark
 
 NAMES = ("slime_math", "slime_deepscaler")
-"""Names of the rules, and of the grader's verifiers; with `boxed_`, theirs gives each response 0."""
+"""Names of the rules and of the grader's verifiers; slime's `boxed_` variants score each response 0."""
 
 
 def boxed_answer(rule: str, response: str) -> str | None:
-    """Return what a rule takes for the answer of a response; None if it finds none."""
+    """Return the answer that a rule extracts from a response; None if there is none."""
     text = response[-MAX_CHARS:]
     if rule.endswith("deepscaler"):
         if "</think>" in text:
@@ -30,7 +30,7 @@ def boxed_answer(rule: str, response: str) -> str | None:
 
 
 def equal(answer: str, entry: dict[str, Any]) -> float:
-    """Return 1.0 if what a rule takes for the answer has the value of `entry["gold"]`, else 0.0."""
+    """Return 1.0 if an extracted answer has the value of `entry["gold"]`, else 0.0."""
     gold = entry["gold"]
     if "\\boxed" in gold:
         gold = box_of_last_mark(gold)
@@ -38,5 +38,5 @@ def equal(answer: str, entry: dict[str, Any]) -> float:
 
 
 def normalized(answer: str) -> str:
-    """Return an answer as theirs normalizes it, without spaces and braces."""
+    """Return an answer as slime normalizes it, without spaces and braces."""
     return prm800k.normalized(answer, removed=" {}")

@@ -1,6 +1,6 @@
 """GSM8K: a number after `####`, or with `flexible` the last number, equal to the gold answer as text.
 
-verl's `gsm8k.compute_score` takes the last such number of the last 300 characters, skyrl_gym's the first of all.
+verl's `gsm8k.compute_score` uses the last such number of the last 300 characters, skyrl_gym's the first of all.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ def strict_of_skyrl(response: str, key: AnswerKey) -> AuthorsScore:
 
 def flexible(response: str, key: AnswerKey) -> AuthorsScore:
     found = _NUMBER.findall(response[-_LAST_CHARS:])
-    # of signs alone the first counts, as nothing stops their search
+    # If all matches are only signs the first one counts, as nothing stops the authors' search.
     answer = next((each for each in reversed(found) if each != "."), found[0] if found else None)
     return AuthorsScore("gsm8k_flexible", float(answer == key.gold), answer == key.gold, answer)
 
 
 def last_marked_line(response: str) -> str | None:
-    """Return what the last line says that begins with `####`, such as `$72`."""
+    """Return the text, such as `$72`, of the last line that begins with `####`."""
     found = _LINE.findall(response[-MAX_CHARS:])
     return found[-1].strip() if found else None
 

@@ -1,6 +1,6 @@
 r"""MATH: the last box, equal to the gold answer after the normalization of Hendrycks' data set.
 
-verl's `math_reward.compute_score`, which is that of EleutherAI's evaluation harness.
+Reproduces verl's `math_reward.compute_score`, which is that of EleutherAI's evaluation harness.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ _UNIT = "\\text{ "
 
 
 def boxed(response: str, key: AnswerKey) -> AuthorsScore:
-    """Score the last box. What their normalization cannot read is compared as it is."""
+    """Score the last box. Answers that the normalization cannot read are compared literally."""
     answer = _last_box(response[-MAX_CHARS:])
     right = answer is not None and equal(answer, key.gold)
     return AuthorsScore("hendrycks_math", float(right), right, answer)
 
 
 def equal(answer: str, gold: str) -> bool:
-    """Return whether two answers are the same after normalization; as they are, if one of them has none."""
+    """Return whether two answers are equal after normalization; literally, if normalization fails on one."""
     try:
         return normalized(answer) == normalized(gold)
     except (IndexError, ValueError):
@@ -35,16 +35,16 @@ def equal(answer: str, gold: str) -> bool:
 def _last_box(text: str) -> str | None:
     if _BOX_OF_WORD in text:
         return text.rpartition(_BOX_OF_WORD)[2].split("$")[0]
-    # theirs finds the last \fbox, too, and has no answer in it
+    # The authors' scorer also finds the last \fbox, but has no answer in it.
     return box_of_last_mark(text)
 
 
 def normalized(text: str) -> str:
-    """Return an answer as theirs normalizes it. Raises IndexError or ValueError where theirs fails."""
+    """Return a normalized answer. Raises IndexError or ValueError where the authors' scorer fails."""
     for before, after in _REMOVED_FIRST:
         text = text.replace(before, after)
     if _UNIT in text:
-        # two units are more than it can read
+        # Two units are more than it can read.
         text, _ = text.split(_UNIT)
     for before, after in (("\\\\%", ""), ("\\%", ""), (" .", " 0."), ("{.", "{0.")):
         text = text.replace(before, after)

@@ -1,6 +1,6 @@
-r"""LaTeX as plain text, as pylatexenc's `LatexNodes2Text` writes answers: `\frac{1}{2}` is `1/2`, `\sqrt{2}` is `√(2)`.
+r"""LaTeX as plain text, like pylatexenc's `LatexNodes2Text`: `\frac{1}{2}` becomes `1/2`, `\sqrt{2}` becomes `√(2)`.
 
-Symbols of formulas are known, and a macro that is not leaves its arguments alone.
+Symbols of formulas are known; an unknown macro leaves only its arguments.
 """
 
 from __future__ import annotations
@@ -53,12 +53,12 @@ _ALPHABETS = MappingProxyType(
     {"\\mathbf": "BOLD", "\\mathbb": "DOUBLE-STRUCK", "\\mathcal": "SCRIPT", "\\mathfrak": "FRAKTUR"}
 )
 _NOT_SHOWN = ("\\mbox", "\\hspace", "\\vspace", "\\color")
-"""Macros whose argument is left out."""
+"""Macros whose argument is dropped."""
 _MATRICES = ("pmatrix", "bmatrix", "array", "matrix", "vmatrix", "smallmatrix")
 
 
 def plain_text(text: str) -> str:
-    """Return a text without its macros. Raises ValueError for one nested too deeply or cut off."""
+    """Return a text without its macros. Raises ValueError for a text nested too deeply or cut off."""
     return _Reader(_PIECE.findall(text)).group(0, "")
 
 
@@ -111,7 +111,7 @@ class _Reader:
                 self._next()
                 self.group(depth + 1, "]")
             if not self._peek():
-                raise ValueError("a root of nothing ends the text")
+                raise ValueError("the text ends with an empty root")
             return f"\u221a({self._argument(depth) or ''})"
         if name in _ACCENTS or name in _ALPHABETS or name in _NOT_SHOWN:
             argument = self._argument(depth) or ""
@@ -144,7 +144,7 @@ class _Reader:
         return "[ " + "; ".join(" ".join(cell.strip() for cell in row) for row in rows if any(row)) + " ]"
 
     def _argument(self, depth: int) -> str | None:
-        """Read a group or a single piece; None at the end of what is around it."""
+        """Read a group or a single piece; None at the end of the enclosing group."""
         self._skip_space()
         if self._peek() in ("", "}"):
             return None

@@ -1,7 +1,7 @@
-r"""Multiple choice of NeMo Gym's server `mcqa`: the letter in the last box, an option's text there, or after `Answer:`.
+r"""Multiple choice of NeMo Gym's server `mcqa`: the letter or option text in the last box, or after `Answer:`.
 
-Its `grading_mode` chooses; the patterns of the row, `template_metadata.output_regex`, are tried before it, and
-`template_metadata.answer_prefix` of the row begins an answer in Markdown, too.
+The row's `grading_mode` selects the rule. The row's patterns, `template_metadata.output_regex`, are tried first;
+`template_metadata.answer_prefix` also introduces an answer in Markdown.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _LETTER_FIRST = re.compile(r"^\s*([A-Z])\s*[:).\-]")
 _ANSWER = re.compile(r"(?i)answer\s*:\s*(.+)")
 _ANSWER_IN_MARKDOWN = re.compile(r"(?im)[*_]{0,2}Answer[*_]{0,2}\s*:[*_\s]{0,2}(.+)")
 _MOST_PREFIXES = 200
-"""Prefixes at the end of a response that are looked at, as each may have a long line of its own."""
+"""Maximum prefixes at the end of a response to examine, as each may have a long line."""
 _TEXT = "\\text{"
 _SHORT_BOX = re.compile(r"\\boxed\{([^}]*)\}")
 _LETTER_OF_ANSWER = re.compile(r"(?i)[*_]{0,2}Answer[*_]{0,2}\s*:[\s*_]{0,2}\s*([A-Z])(?![a-zA-Z0-9])")
@@ -88,7 +88,7 @@ def _after_answer_in_markdown(text: str, key: AnswerKey) -> str | None:
 
 
 def _lines_of_answers(text: str, prefix: str) -> list[str]:
-    """Return what follows each `Answer:`, and each prefix of the row, in their order."""
+    """Return the text after each `Answer:`, and after each prefix of the row, in order."""
     text = unicodedata.normalize("NFKC", text)
     if not prefix:
         return _ANSWER_IN_MARKDOWN.findall(text)
@@ -102,9 +102,9 @@ def _lines_of_answers(text: str, prefix: str) -> list[str]:
 
 
 def _letter_of_gpqa(text: str, key: AnswerKey) -> str | None:
-    """Return a letter of the last box, alone or among words, and else after `Answer:`, as the server gpqa_diamond."""
+    """Return a letter of the last box, alone or among words, else after `Answer:`, like the server gpqa_diamond."""
     letters = LETTERS[: len(key.options)]
-    # up to the last brace, as each box without one would be searched to the end
+    # Up to the last brace, as each box without one would be searched to the end.
     boxes = _SHORT_BOX.findall(text[: text.rfind("}") + 1])
     inner = boxes[-1].strip() if boxes else ""
     found = [inner] if len(inner) == 1 and inner.isupper() else _STANDALONE.findall(inner)
@@ -134,11 +134,11 @@ def _lists_choices(text: str, letters: str) -> bool:
 
 
 def _by_pattern(pattern: str, text: str, key: AnswerKey) -> str | None:
-    """Return what a row's own pattern finds: any letter, or the option of its text."""
+    """Return the match of a row's own pattern: any letter, or the option with that text."""
     found = re.findall(pattern, text[-PATTERN_CHARS:], re.IGNORECASE)
     if not found:
         return None
-    # of several groups theirs has a tuple, and fails
+    # With several groups the authors' code gets a tuple, and fails.
     captured = found[-1] if isinstance(found[-1], str) else ""
     captured = _with_latin_letters(captured.strip()).upper()
     if len(captured) == 1 and captured.isalpha():
@@ -168,4 +168,4 @@ MODES = {
     "lenient_answer_colon_md": _mode("lenient_answer_colon_md", _after_answer_in_markdown),
     "gpqa_diamond": _mode("gpqa_diamond", _letter_of_gpqa),
 }
-"""By the names that rows give in `grading_mode`, and by that of the server that has a rule of its own."""
+"""By the row's `grading_mode`, or by the name of a server that has its own rule."""

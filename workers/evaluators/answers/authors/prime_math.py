@@ -1,7 +1,7 @@
-r"""verl's `prime_math.compute_score`: the answer cut out of the response, equal as PRM800K's grader or ToRA's finds.
+r"""verl's `prime_math.compute_score`: an answer extracted from the response, equal by PRM800K's or ToRA's grader.
 
-The second takes numbers to 1e-4, a hundredth and a hundredfold, `\pi` as 3.14, and tuples and matrices by their parts.
-Of verl 0.9.1 it compares nothing as expressions: its limit of time fails, so what is left by then is wrong.
+ToRA's accepts numbers within 1e-4, a hundredth and a hundredfold, `\pi` as 3.14, and tuples and matrices by element.
+The version in verl 0.9.1 never compares expressions, as its time limit fails: answers that need that are wrong.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ _MATRIX = "\\begin{pmatrix}"
 _ROW_OF_SYMPY = re.compile(r"\[([^\[\]]*)\]")
 _ARITHMETIC = re.compile(r"(?:[0-9.]+[eE]|[0-9.+\-*/%()\[\]{},\s])*")
 _NO_ARITHMETIC = re.compile(r"[0-9.)\]}]\s*[(\[{]|(?:^|[(\[{,])\s*\*")
-"""Calls, subscripts and starred values, which Python reads among numbers, too."""
+"""Calls, subscripts and starred values, which Python also reads among numbers."""
 _Value = Any
-"""An answer as a text, or what its numbers were evaluated to: a number, or a sequence or a set of numbers."""
+"""An answer as text, or evaluated: a number, or a sequence or a set of numbers."""
 
 
 def answer_in(response: str) -> str:
-    """Return what theirs takes for the answer: what is left of a response, which may be all of it."""
+    """Return the answer that verl extracts from a response, possibly the whole response."""
     text = response[-MAX_CHARS:]
     for mark in _BEFORE:
         text = _after(text, mark)
@@ -59,7 +59,7 @@ def _after(text: str, mark: str) -> str:
 
 
 def _in_box(text: str) -> str | None:
-    """Return what is between the first brace after the last mark of a box and the one that closes it."""
+    """Return the text between the first brace after the last mark of a box and its closing brace."""
     start = next((at for mark in _BOXES if (at := text.rfind(mark)) >= 0), -1)
     opened = text.find("{", start)
     if start < 0 or opened < 0:
@@ -73,21 +73,21 @@ def _in_box(text: str) -> str | None:
 
 
 def equal(answer: str, entry: dict[str, Any]) -> float:
-    """Return 1.0 if what theirs takes for the answer has the value of `entry["gold"]`, else 0.0."""
+    """Return 1.0 if an extracted answer has the value of `entry["gold"]`, else 0.0."""
     gold = entry["gold"]
-    # as no order of the two changes the result, sympy comes last
+    # The order of the two does not change the result, so sympy comes last.
     return float(_equal_by_parts(answer, gold) or prm800k.equal(answer, gold, normalized))
 
 
 def normalized(answer: str) -> str:
-    """Return an answer as theirs normalizes it for sympy."""
+    """Return an answer as verl normalizes it for sympy."""
     return prm800k.normalized(answer, units=_UNITS)
 
 
 def _equal_by_parts(answer: str, gold: str) -> bool:
     pis = _PIS if "\\pi" in answer or "\\pi" in gold else _PIS[:1]
     try:
-        # theirs fails, and finds nothing equal, if it fails on one of both
+        # If verl's normalization fails on one of both, nothing is equal.
         same = [_same(answer, gold, pi) for pi in pis]
     except (ValueError, OverflowError, IndexError, RecursionError):
         return False
@@ -95,7 +95,7 @@ def _equal_by_parts(answer: str, gold: str) -> bool:
 
 
 def _same(answer: _Value, gold: _Value, pi: float = math.pi) -> bool:
-    """Return whether two values are the same. Raises ValueError, OverflowError or IndexError where theirs fails."""
+    """Return whether two values are equal. Raises ValueError, OverflowError or IndexError where verl's code fails."""
     answer, gold = _plain(answer, pi), _plain(gold, pi)
     if isinstance(answer, str):
         answer = answer[:_MAX_CHARS_OF_ANSWER]
@@ -127,7 +127,7 @@ def _with_percentages(number: float) -> tuple[float, ...]:
 
 
 def _plain(value: _Value, pi: float) -> _Value:
-    r"""Return a value without a sign of dollars or percent, without its base, and with `\pi` evaluated."""
+    r"""Return a value without dollar or percent sign, without its base, and with `\pi` evaluated."""
     if not isinstance(value, str):
         return value
     if _DOLLARS.match(value):
@@ -148,11 +148,11 @@ def _plain(value: _Value, pi: float) -> _Value:
 
 
 def _evaluated(text: str) -> _Value | None:
-    """Return what Python makes of numbers, arithmetic and brackets; None for a text that is no such expression."""
+    """Return Python's value of numbers, arithmetic and brackets; None for any other text."""
     if not _ARITHMETIC.fullmatch(text) or _NO_ARITHMETIC.search(text):
         return None
     try:
-        # of digits, signs and brackets alone, so there is no name in it that could be called
+        # Only digits, signs and brackets: it contains no name that could be called.
         return eval(text, {"__builtins__": {}})  # noqa: S307
     except Exception:
         return None
@@ -167,7 +167,7 @@ def _number(value: _Value) -> float | None:
 
 
 def _without_names(text: str) -> str:
-    """Return an interval of sympy with brackets alone."""
+    """Return an interval of sympy with brackets only."""
     if match := _INTERVAL.match(text):
         brackets = _INTERVALS[match.group(1)]
         return f"{brackets[0]}{match.group(2)}{brackets[1]}"
@@ -175,7 +175,7 @@ def _without_names(text: str) -> str:
 
 
 def _without_brackets(text: str, gold: str) -> bool:
-    """Return whether two texts are the same without brackets and braces, but for brackets that differ."""
+    """Return whether two texts are equal without brackets and braces, while the brackets differ."""
     square = text.startswith("[") and text.endswith("]") and not gold.startswith("(")
     round_ = text.startswith("(") and text.endswith(")") and not gold.startswith("[")
     if square or round_:
@@ -195,7 +195,7 @@ def _same_parts(text: str, gold: str, *, strip: bool = False) -> bool:
         return False
     if strip:
         parts, golds = [part.strip() for part in parts], [part.strip() for part in golds]
-    # all of them are compared, as theirs fails on one that comes after one that differs
+    # All are compared, as verl's code fails on an element after a different one, too.
     same = [_same(part, other) for part, other in zip(parts, golds, strict=True)]
     return all(same)
 
@@ -211,22 +211,22 @@ def _same_matrix(text: str, gold: str) -> bool:
         return False
     if not isinstance(values, list) or len(values) != len(golds):
         return False
-    # a row of several cells has quotation marks in theirs, and equals no numbers
+    # In verl's code a row of several cells has quotation marks, and equals no numbers.
     return all("&" not in other and _same(value, other) for value, other in zip(values, golds, strict=True))
 
 
 def _cells(text: str) -> list[Any] | None:
-    """Return the numbers in a matrix of sympy, row by row; None for another text."""
+    """Return the numbers in a matrix of sympy, row by row; None for any other text."""
     inner = text.removeprefix("Matrix").strip()
     if not (inner.startswith("(") and inner.endswith(")")):
         return None
     rows = _evaluated(inner)
     if not isinstance(rows, list):
         return None
-    # rows of other lengths are no matrix
+    # Rows of different lengths are not a matrix.
     if len({len(row) if isinstance(row, list) else -1 for row in rows}) != 1:
         return None
-    # sympy keeps fractions, as Python does not
+    # Unlike Python, sympy keeps fractions.
     cells = ",".join(_ROW_OF_SYMPY.findall(inner)) if isinstance(rows[0], list) else inner[1:-1].strip()[1:-1]
     try:
         return [prm800k.load().parse_expr(cell) for cell in cells.split(",")]

@@ -1,7 +1,7 @@
-r"""The grader of PRM800K, which scorers of slime and verl have: equal as text, or by sympy's `simplify`.
+r"""The grader of PRM800K, part of scorers of slime and verl: equal as text, or by sympy's `simplify`.
 
-An answer is compared as `hendrycks_math` does, then after units, typesetting and LaTeX are removed, element by element.
-sympy reads what both are then, so this is a part of verifiers of the grader, which run in a fork of their own.
+Answers are compared as by `hendrycks_math`; then units, typesetting and LaTeX are removed and elements compared one by
+one by sympy. So this belongs to verifiers of the grader, each run in its own fork.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ UNITS = (
     *("degree", "cm", "centimeter", "meter", "mile", "second", "minute", "hour", "day", "week", "month", "year"),
     *("foot", "feet", "inch", "yard"),
 )
-"""Units that are removed, in this order."""
+"""Units to remove, in this order."""
 _IN_TEXT = re.compile(r"^\\text\{(?P<text>.+?)\}$")
 _DEGREES = re.compile(r"\^ *\\circ")
 _COMMA_WITHOUT_SPACE = re.compile(r",\\! *")
@@ -33,19 +33,19 @@ _AS_SYMPY = str.maketrans(
     {"\u221a": "sqrt", "\u03c0": "pi", "\u221e": "inf", "\u222a": "U", "\u00b7": "*", "\u00d7": "*"}
 )
 _POWERS = re.compile(r"\^\{|\^\(|\^[0-9]+\^|\^[0-9][0-9]+")
-"""Powers that theirs does not have evaluated."""
+"""Powers that the authors' scorer does not evaluate."""
 _BRACKETS = "()[]"
 _MAX_UNKNOWNS = 2
 
 
 def equal(answer: str, gold: str, normalized: Callable[[str], str]) -> bool:
-    """Return whether two answers are equal; `normalized` gives both the form that is compared but as text."""
+    """Return whether two answers are equal; `normalized` returns the form that sympy compares."""
     return _as_text(answer) == _as_text(gold) or _as_numbers(normalized(answer), normalized(gold))
 
 
 @cache
 def load() -> Any:
-    """Import what reads an expression, at its first use: once in the grader."""
+    """Import the expression parser at its first use: once in the grader."""
     from sympy.parsing import sympy_parser
 
     return sympy_parser
@@ -74,7 +74,7 @@ def _as_numbers(answer: str, gold: str) -> bool:
 
 def _same_element(gold: str, answer: str) -> bool:
     if _FRACTION.search(gold) and _FRACTION.search(answer):
-        # one that is not reduced is wrong
+        # An unreduced fraction is wrong.
         return gold == answer
     return _is_whole(gold) == _is_whole(answer) and _same_value(gold, answer)
 
@@ -97,12 +97,12 @@ def _same_value(gold: str, answer: str) -> bool:
         )
         return bool(sympy.simplify(parsed) == 0)
     except Exception:
-        # theirs finds nothing equal that it cannot read
+        # Unreadable expressions equal nothing in the authors' scorer.
         return False
 
 
 def normalized(answer: str, *, units: Sequence[str] = UNITS, removed: str = "") -> str:
-    """Return an answer without units and typesetting, with LaTeX as sympy reads it; without `removed` characters."""
+    """Return an answer without units, typesetting and the characters `removed`, with LaTeX in sympy's syntax."""
     if match := _IN_TEXT.search(answer):
         answer = match.group("text")
     for before, after in _REPLACED_FIRST:
@@ -132,7 +132,7 @@ def _without_latex(text: str) -> str:
 
 
 def _elements(text: str) -> list[str]:
-    """Return the parts of a tuple or an interval, or the text itself."""
+    """Return the elements of a tuple or an interval, or the text itself."""
     text = _without_thousands(text)
     if not text:
         return []

@@ -1,4 +1,4 @@
-"""The scorers by name, and which one a row's source has by default."""
+"""The authors' scorers by name, and the default scorer of a row's source."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ RULES: Mapping[str, AuthorsRule] = {
     **RULES_OF_SLIME,
 }
 LIBRARY = "math_verify"
-"""The rule whose scorer is a library, which runs in the grader: NeMo Gym's `math_with_judge`, without its judge."""
+"""The rule scored by a library in the grader: NeMo Gym's `math_with_judge`, without its judge."""
 NAMES = (*RULES, LIBRARY, *SYMPY_RULES)
-"""All rules; those that ask sympy run in the grader, too."""
+"""All rules; those that use sympy run in the grader, too."""
 OF_WORDS = frozenset({"search_r1", "skyrl_search", "slime_f1", "slime_boxed_f1"})
-"""Rules whose answers are names and facts, which the farm compares as words: `1990s` are no seconds."""
+"""Rules whose answers are names and facts, which the farm compares as words: `1990s` is not a number of seconds."""
 OUT_OF_SENTENCES = frozenset({prime_math.NAME})
-"""Rules that cut an answer out of a sentence, up to the last `=`: it may be a part of one that is marked."""
+"""Rules that cut an answer out of a sentence, up to the last `=`: it may be part of a marked answer."""
 _OF_WHOLE_NUMBERS = ("slime_dapo", "slime_boxed_dapo")
 _ELSE_MARKED = dict.fromkeys(("gsm8k", "skyrl_gsm8k", "gsm8k_flexible"), gsm8k.last_marked_line)
 _OF_SOURCES = {
@@ -50,23 +50,23 @@ _OF_ENVIRONMENTS = {"gsm8k": "skyrl_gsm8k", "aime": "skyrl_aime"}
 
 
 def is_readable_gold(rule: str, gold: str) -> bool:
-    """Return whether a scorer can read a gold answer, on which it fails otherwise."""
+    """Return whether a scorer can read a gold answer; it fails on others."""
     return rule not in _OF_WHOLE_NUMBERS or dapo.whole_number_of_slime(gold) is not None
 
 
 def else_marked(rule: str, response: str) -> str | None:
-    """Return the answer that a response marks as a rule asks for, where its scorer cannot read it; None for none."""
+    """Return the marked answer of a response if the rule's scorer cannot read it; None if there is none."""
     find = _ELSE_MARKED.get(rule)
     return None if find is None else find(response)
 
 
 def rule_of_source(data_source: str) -> str:
-    """Return the rule that verl's `default_compute_score` has for a source; empty if it has none, or another kind."""
+    """Return the rule of verl's `default_compute_score` for a source; empty if it has none, or of another kind."""
     name = data_source.lower()
     of_beginning = (rule for beginning, rule in _BEGINNINGS.items() if name.startswith(beginning))
     return _OF_SOURCES.get(name) or next(of_beginning, "gsm8k" if "gsm8k" in name else "")
 
 
 def rule_of_environment(env_class: str) -> str:
-    """Return the rule of an environment of skyrl_gym that scores one answer; empty for others."""
+    """Return the rule of a skyrl_gym environment that scores one answer; empty for others."""
     return _OF_ENVIRONMENTS.get(env_class, "")

@@ -1,6 +1,7 @@
-"""Search-R1 and its like: the last `<answer>`, equal to one of the gold answers but for case, articles and punctuation.
+"""Search-R1 and similar: the last `<answer>`, equal to a gold answer except for case, articles and punctuation.
 
-verl's `search_r1_like_qa_em.compute_score`, which takes a quarter off that for more than ten tags, and skyrl_gym's.
+Reproduces verl's `search_r1_like_qa_em.compute_score`, which scores a quarter if there are more than ten tags, and
+skyrl_gym's.
 """
 
 from __future__ import annotations
@@ -31,5 +32,5 @@ def exact_of_skyrl(response: str, key: AnswerKey) -> AuthorsScore:
 
 
 def normalized(answer: str) -> str:
-    """Return an answer in small letters, without punctuation, articles and spaces that are not needed."""
+    """Return an answer in lower case, without punctuation, articles and redundant spaces."""
     return " ".join(_ARTICLE.sub(" ", answer.lower().translate(_PUNCTUATION)).split())

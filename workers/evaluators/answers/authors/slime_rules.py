@@ -1,6 +1,6 @@
 r"""slime's rules by `rm_type`: `f1`, words in common; `gpqa`, an option's letter or text; `dapo`, a whole number.
 
-The rule `boxed_...` of each hands over the contents of the last box in place of the response.
+The rule `boxed_...` of each passes the contents of the last box in place of the response.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from workers.evaluators.answers.choices import LETTERS
 from workers.evaluators.authors_score import AuthorsScore
 
 _ALONE = frozenset({"yes", "no", "noanswer"})
-"""Answers that have no words in common with another."""
+"""Answers that share no words with others."""
 _LETTERS_OF_NO_OPTIONS = LETTERS[:10]
-# a space that was read is not read anew, which takes time by the square of their number
+# A space is not read twice, which would take quadratic time.
 _NAMED = (
     re.compile(r"(?:answer|option|choice)\s*+(?:(?:is|:)\s*+)?([A-Z])", re.IGNORECASE),
     re.compile(r"([A-Z])\s*+is\s*+(?:the\s*+)?correct", re.IGNORECASE),
@@ -49,13 +49,13 @@ def _f1(answer: str, gold: str) -> float:
 
 
 def choice(response: str, key: AnswerKey) -> AuthorsScore:
-    """Score the letter that a response names, or a text of the gold option anywhere in one that names no letter."""
+    """Score the letter that a response names; without a letter, the gold option's text anywhere in the response."""
     text = response.rpartition(_THINKING_ENDS)[2]
     letters = LETTERS[: len(key.options)] or _LETTERS_OF_NO_OPTIONS
     letter = _named_letter(text, letters)
     if letter and key.options:
         return AuthorsScore("slime_gpqa", float(letter == key.gold), letter == key.gold, letter)
-    # the options of a row that lists none are the letters, which are no texts
+    # If a row lists no options they are the letters, which are not texts.
     texts = [option for each, option in zip(letters, key.options, strict=False) if each == key.gold != option]
     said = words_of_choice(text)
     targets = map(words_of_choice, (*texts, *(key.golds[1:] if key.options else key.golds)))
@@ -70,7 +70,7 @@ def _named_letter(text: str, letters: str) -> str | None:
 
 
 def words_of_choice(text: str) -> str:
-    """Return the letters and digits of a text, in words, as theirs compares them."""
+    """Return the letters and digits of a text, as words, in slime's form for comparison."""
     return _NO_LETTERS_OR_DIGITS.sub(" ", text.lower()).strip()
 
 

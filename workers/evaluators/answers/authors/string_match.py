@@ -1,7 +1,7 @@
 r"""NeMo Gym's server `string_match`: the text in the last box, after `Final answer:`, of the last line, or all of it.
 
-It is equal to the gold answer as it is, or after one of several normalizations, or near it as a number, which is worth
-0.98; rows with `case_sensitive` want the same text.
+It must equal the gold answer literally or after one of several normalizations; a close number scores 0.98. Rows with
+`case_sensitive` require the literal text.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from workers.evaluators.answers.authors.boxes import BOX, box_at
 from workers.evaluators.authors_score import AuthorsScore
 
 _LONGEST = 2000
-"""Characters of an answer that is compared by more than itself; rows ask for a name or a number."""
+"""Maximum characters of an answer that is compared after normalization; rows ask for a name or a number."""
 _TEXT = re.compile(r"\\text\{\s*(.*?)\s*\}", re.S)
 _FINAL_ANSWER = re.compile(r"(?i)(?:final\s+answer|answer)\s*[:\uff1a]\s*(.+)")
 _FULL_STOP = re.compile(r"\.\s*$")
@@ -61,7 +61,7 @@ def _rule(mode: str, find: Callable[[str], str | None], *, exact: bool) -> Autho
 
 
 def _boxed(text: str) -> str | None:
-    """Return the contents of the last box that is closed, of the last ones."""
+    """Return the contents of the last closed box, among the last few boxes."""
     starts = [match.start() for match in re.finditer(re.escape(BOX), text)]
     for at in reversed(starts[-_MOST_BOXES:]):
         if (inner := box_at(text, at)) is not None:
@@ -126,7 +126,7 @@ def _without_separators(text: str) -> str:
     result = text
     for separator in (",", ";", "and", "or"):
         result = result.replace(separator, " ")
-    # blanks for words make it shorter: what is mostly separators stays as it is
+    # Replacing words by blanks makes it shorter: a text of mostly separators is unchanged.
     return text if len(result) < 0.9 * len(text) else " ".join(result.split())
 
 
@@ -164,7 +164,7 @@ def _without_units(text: str) -> str:
 
 
 def _nearness(gold: str, answer: str) -> float:
-    """Return 1 for two equal numbers, less the farther they are from each other; 0 for what is no number."""
+    """Return 1 for two equal numbers, less the farther apart they are; 0 if one is not a number."""
     try:
         ours, theirs = _number(answer), _number(gold)
     except ValueError:

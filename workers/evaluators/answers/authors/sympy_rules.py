@@ -1,4 +1,4 @@
-"""Rules whose scorers ask sympy about a policy's text, each a verifier of the grader by the rule's name."""
+"""Rules whose scorers apply sympy to a policy's text; each is a verifier of the grader, named like the rule."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from workers.evaluators.answers.authors import deepscaler, prime_math
 
 @dataclass(frozen=True, slots=True)
 class SympyRule:
-    """`find` returns what a scorer takes for the answer of a response, None for none; `equal` scores it, 0.0 or 1.0."""
+    """`find` extracts the answer from a response, None if there is none; `equal` scores it, 0.0 or 1.0."""
 
     find: Callable[[str], str | None]
     equal: Callable[[str, dict[str, Any]], float]

@@ -1,1 +1,1 @@
-"""The model APIs of the vendors: each turns its requests into chat messages, and completions into its answers."""
+"""The model APIs of the vendors: each translates its requests to chat messages, and completions to its answers."""

@@ -1,4 +1,4 @@
-"""An answer of Anthropic's messages API, whole or in server-sent events.
+"""An answer of Anthropic's messages API, whole or as server-sent events.
 
 https://docs.anthropic.com/en/docs/build-with-claude/streaming
 """
@@ -47,7 +47,7 @@ class ShownMessage:
         }
 
     def usage(self) -> dict[str, Any]:
-        """Return the usage, with tokens from the engine's cache counted apart, as this API does."""
+        """Return the usage; this API counts tokens from the engine's cache separately."""
         return {
             "input_tokens": self.n_prompt_tokens - self.n_cached_tokens,
             "cache_creation_input_tokens": 0,
@@ -57,7 +57,7 @@ class ShownMessage:
 
 
 class MessagesEvents:
-    """See `model_api.Events`: one block after the other, each started, filled and stopped."""
+    """The `model_api.Events` of this API: one block after another, each started, filled and stopped."""
 
     def __init__(self, message_id: str, model: str, thinks: bool, shown: Callable[[Completion], ShownMessage]) -> None:
         self._message_id = message_id
@@ -69,7 +69,7 @@ class MessagesEvents:
         self._sent = {"thinking": "", "text": ""}
 
     def begin(self) -> bytes:
-        # the number of prompt tokens is known only once the request is answered; `message_delta` reports it
+        # The number of prompt tokens is known only after the answer; `message_delta` reports it.
         usage = {
             "input_tokens": 0,
             "cache_creation_input_tokens": 0,
@@ -107,7 +107,7 @@ class MessagesEvents:
         return _event("error", error={"type": "api_error", "message": problem.message})
 
     def _say(self, kind: str, text: str) -> bytes:
-        """A piece of thinking or text, in the block that is open if it is of the kind."""
+        """Return a piece of thinking or text, in the open block if it is of that kind."""
         if not text:
             return b""
         pieces = []

@@ -33,8 +33,8 @@ _STOP_REASONS = {"tool_calls": "tool_use", "length": "max_tokens", "content_filt
 
 
 class MessagesApi:
-    """See `model_api.Api`. It remembers threads, and the arguments that the policy wrote, as clients send back only
-    what they mean.
+    """The `model_api.Api` of this dialect. It remembers threads, and the policy's literal arguments, as clients send
+    back only their meaning.
     """
 
     def __init__(self) -> None:
@@ -80,7 +80,7 @@ class MessagesApi:
         kind = _KINDS.get(problem.status, "api_error")
         message = problem.message
         if problem.code == "context_length_exceeded":
-            # by these words clients know that they must shorten the conversation
+            # Clients recognise by these words that they must shorten the conversation.
             message = f"prompt is too long: {message}"
         details = {"details": dict(problem.details)} if problem.details else {}
         return {"type": "error", "error": {"type": kind, "message": message, **details}}
@@ -89,7 +89,7 @@ class MessagesApi:
         return {"input_tokens": n_tokens}
 
     def _shown(self, asked: ParsedRequest, completion: Completion, message_id: str) -> ShownMessage:
-        """The answer as blocks. Thinking is shown only to clients that ask for it: others take the first for text."""
+        """Return the answer as blocks. Thinking is included only if requested: other clients take it for the text."""
         message = completion.response
         calls = model_api.calls(message)
         self._written.update({call.call_id: call for call in calls})
@@ -129,7 +129,7 @@ class MessagesApi:
             elif role == "system":
                 result += _system(blocks)
             else:
-                raise BadRequest(f"{role!r} is no role", f"messages[{number}].role")
+                raise BadRequest(f"{role!r} is not a known role", f"messages[{number}].role")
         return result
 
     def _assistants(self, blocks: Sequence[Mapping[str, Any]], name: str) -> Message:
@@ -178,7 +178,7 @@ def _system(value: object) -> list[Message]:
 
 
 def _users(blocks: Sequence[Mapping[str, Any]], name: str) -> list[Message]:
-    """Return tool results as messages of their own, with the text around them in its place."""
+    """Return tool results as separate messages, with the text between them in order."""
     result: list[Message] = []
     for number, block in enumerate(blocks):
         where = f"{name}[{number}]"
@@ -194,7 +194,7 @@ def _users(blocks: Sequence[Mapping[str, Any]], name: str) -> list[Message]:
 
 
 def _tools(value: object) -> tuple[list[dict[str, Any]], list[str]]:
-    """Return the tools with a schema of their own, and the names of the others, which only the vendor's models know."""
+    """Return the tools that have a schema, and the names of the vendor's own tools, which have none."""
     if not value:
         return [], []
     tools, left_out = [], []
@@ -208,7 +208,7 @@ def _tools(value: object) -> tuple[list[dict[str, Any]], list[str]]:
 
 
 def _described(tool: Mapping[str, Any], name: str) -> object:
-    """Return the description of a tool, with its examples: no chat template has another place for them."""
+    """Return a tool's description with its examples appended: chat templates have no other place for them."""
     described, examples = tool.get("description"), tool.get("input_examples")
     if not examples:
         return described

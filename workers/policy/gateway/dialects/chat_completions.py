@@ -1,4 +1,4 @@
-"""OpenAI's chat completions, `POST /v1/chat/completions`: the API nearest to the policy's own.
+"""OpenAI's chat completions, `POST /v1/chat/completions`: the API closest to the policy's own.
 
 https://platform.openai.com/docs/api-reference/chat
 """
@@ -20,14 +20,14 @@ _TEXT_PARTS = ("text", "input_text", "output_text", "refusal")
 
 
 class ChatApi:
-    """See `model_api.Api`."""
+    """The `model_api.Api` of this dialect."""
 
     def parse(self, body: Mapping[str, Any]) -> ParsedRequest:
         if body.get("n") not in (None, 1):
-            raise BadRequest("only one answer is given to a request", "n")
+            raise BadRequest("only one answer per request is supported", "n")
         unknown = CHAT.unknown(body)
         if set(model_api.texts(body.get("modalities"), "modalities")) - {"text"}:
-            raise BadRequest("only text is answered", "modalities")
+            raise BadRequest("only text answers are supported", "modalities")
         tools, left_out = _tools(body.get("tools"))
         choice = of_openai(body.get("tool_choice"), flat=False).checked(tools, left_out, "tool_choice")
         messages = model_api.mappings(body.get("messages"), "messages")
@@ -75,7 +75,7 @@ class ChatApi:
 
 
 class ChatEvents:
-    """See `model_api.Events`: chunks, the first with the role, the last but one with the reason, and `[DONE]`."""
+    """The `model_api.Events` of this API: the role comes first; the reason and `[DONE]` come last."""
 
     def __init__(self, asked: ParsedRequest) -> None:
         self._head = {
@@ -145,7 +145,7 @@ def usage(completion: Completion) -> dict[str, Any]:
 
 
 def openai_problem(problem: ApiProblem) -> dict[str, Any]:
-    """Return the body of an error, as both APIs of OpenAI write it."""
+    """Return the body of an error in the form of both OpenAI APIs."""
     kind = "server_error" if problem.status >= 500 else "invalid_request_error"
     return {
         "error": {
@@ -188,7 +188,7 @@ def _message(message: Mapping[str, Any], name: str) -> Message:
         text = text or model_api.plain(message.get("refusal"), f"{name}.refusal")
         thought = message.get("reasoning_content") or message.get("reasoning")
         return model_api.assistant(text, thought if isinstance(thought, str) else "", _calls(message, name))
-    raise BadRequest(f"{role!r} is no role", f"{name}.role")
+    raise BadRequest(f"{role!r} is not a known role", f"{name}.role")
 
 
 def _calls(message: Mapping[str, Any], name: str) -> list[AnsweredToolCall]:
@@ -209,7 +209,7 @@ def _calls(message: Mapping[str, Any], name: str) -> list[AnsweredToolCall]:
 
 
 def _tools(value: object) -> tuple[list[dict[str, Any]], list[str]]:
-    """Return the functions among the tools, and the types of the others."""
+    """Return the function tools, and the types of the other tools."""
     if not value:
         return [], []
     tools, left_out = [], []

@@ -42,7 +42,7 @@ _PART_REMARKS = frozenset({"thought", *GOOGLE_PART.ignored})
 
 
 class GoogleApi:
-    """See `model_api.Api`. It remembers the arguments that the policy wrote, as clients send back what they mean."""
+    """The `model_api.Api` of this dialect. It keeps the policy's literal arguments; clients send back their meaning."""
 
     def __init__(self) -> None:
         self._written: dict[tuple[str, bytes], str] = {}
@@ -54,9 +54,9 @@ class GoogleApi:
         config = camel(_object(body.get("generationConfig"), "generationConfig"))
         unknown = [*GOOGLE.unknown(body), *(f"generationConfig.{name}" for name in GOOGLE_CONFIG.unknown(config))]
         if config.get("candidateCount") not in (None, 1):
-            raise BadRequest("only one answer is given to a request", "generationConfig.candidateCount")
+            raise BadRequest("only one answer per request is supported", "generationConfig.candidateCount")
         if set(_texts(config.get("responseModalities"), "generationConfig.responseModalities")) - {"TEXT"}:
-            raise BadRequest("only text is answered", "generationConfig.responseModalities")
+            raise BadRequest("only text answers are supported", "generationConfig.responseModalities")
         tools, left_out = _tools(body.get("tools"))
         choice = of_google(body.get("toolConfig")).checked(tools, left_out, "toolConfig")
         contents = body.get("contents")
@@ -100,7 +100,7 @@ class GoogleApi:
     def _answered(
         self, asked: ParsedRequest, completion: Completion, response_id: str, sent_thought: str, sent_text: str
     ) -> dict[str, Any]:
-        """Return the answer, without the thought and the text that were streamed."""
+        """Return the answer, without the thought and text that were streamed."""
         message = completion.response
         parts: list[dict[str, Any]] = []
         thought = model_api.rest(model_api.reasoning(message), sent_thought)
@@ -130,7 +130,7 @@ class GoogleApi:
             return [{"role": "user", "content": value}]
         contents = [value] if isinstance(value, dict) else value
         result: list[Message] = []
-        # a result without an id answers the first unanswered call of its name
+        # A result without an id answers the first unanswered call of its name.
         open_calls: dict[str, deque[str]] = {}
         for number, content in enumerate(model_api.mappings(contents, "contents")):
             name = f"contents[{number}]"
@@ -144,7 +144,7 @@ class GoogleApi:
             elif role in ("user", "function", "tool"):
                 result += _users(parts, name, open_calls)
             else:
-                raise BadRequest(f"{role!r} is no role", f"{name}.role")
+                raise BadRequest(f"{role!r} is not a known role", f"{name}.role")
         return result
 
     def _said(self, parts: Sequence[Mapping[str, Any]], name: str, number: int) -> Message:
@@ -164,12 +164,12 @@ class GoogleApi:
                 (thought if part.get("thought") else text).append(model_api.word(part["text"], f"{where}.text"))
             else:
                 raise _not_taken(part, where)
-        # pieces of a stream come back as parts of their own
+        # Pieces of a stream come back as separate parts.
         return model_api.assistant("".join(text), "".join(thought), calls)
 
 
 class GoogleEvents:
-    """See `model_api.Events`: each event is an answer with the new part, and the last has its end and its usage."""
+    """The `model_api.Events` of this API: each event is an answer with the new part; the last has the usage."""
 
     def __init__(self, api: GoogleApi, asked: ParsedRequest) -> None:
         self._api = api
@@ -190,7 +190,7 @@ class GoogleEvents:
         return model_api.event({"candidates": [candidate], **head})
 
     def ping(self) -> bytes:
-        # the official client takes a comment for the beginning of an error
+        # The official client would take a comment for the beginning of an error.
         return model_api.event({"modelVersion": self._asked.model, "responseId": self._response_id})
 
     def end(self, completion: Completion) -> bytes:
@@ -202,7 +202,7 @@ class GoogleEvents:
 
 
 def thinks(asked: ParsedRequest) -> bool:
-    """Return whether the client asks to be shown what the model thought."""
+    """Return whether the client requests the model's thoughts."""
     config = asked.body.get("generationConfig")
     thinking = camel(config).get("thinkingConfig") if isinstance(config, dict) else None
     return isinstance(thinking, dict) and bool(camel(thinking).get("includeThoughts"))
@@ -219,7 +219,7 @@ def _usage(completion: Completion) -> dict[str, int]:
 
 
 def _users(parts: Sequence[Mapping[str, Any]], name: str, open_calls: Mapping[str, deque[str]]) -> list[Message]:
-    """Return function results as messages of their own, with the text around them in its place."""
+    """Return function results as separate messages, with the text between them in order."""
     result: list[Message] = []
     for place, part in enumerate(parts):
         where = f"{name}.parts[{place}]"
@@ -239,7 +239,7 @@ def _users(parts: Sequence[Mapping[str, Any]], name: str, open_calls: Mapping[st
 def _result(given: Mapping[str, Any], where: str, open_calls: Mapping[str, deque[str]]) -> Message:
     images = given.get("parts")
     if isinstance(images, list) and images and all(isinstance(part, PicturePart) for part in images):
-        # beside the text, which is read without them
+        # In addition to the text, which can be read without them.
         result = _result({**given, "parts": None}, where, open_calls)
         said = [result["content"]] if given.get("response") is not None else []
         return {**result, "content": joined([*said, images], "\n")}
@@ -277,7 +277,7 @@ def _system(value: object) -> list[Message]:
 
 
 def _tools(value: object) -> tuple[list[dict[str, Any]], list[str]]:
-    """Return the functions among the tools, and the names of those that only run on the vendor's servers."""
+    """Return the function tools, and the names of tools that run only on the vendor's servers."""
     tools: list[dict[str, Any]] = []
     left_out: list[str] = []
     for number, each in enumerate(model_api.mappings(value or [], "tools")):
@@ -303,19 +303,19 @@ def _parts(content: Mapping[str, Any], name: str) -> list[Mapping[str, Any]]:
 
 
 def _part(value: Mapping[str, Any], where: str) -> dict[str, Any]:
-    """Return a part whose content is of one kind. Raises BadRequest for several."""
+    """Return a part with exactly one kind of content. Raises BadRequest for others."""
     if isinstance(value, PicturePart):
         return value
     part = {name: each for name, each in camel(value).items() if each is not None}
     if len(kinds := part.keys() - _PART_REMARKS) != 1:
-        raise BadRequest(f"a part has one content, and this has {', '.join(sorted(kinds)) or 'none'}", where)
+        raise BadRequest(f"a part must have one content, not {', '.join(sorted(kinds)) or 'none'}", where)
     return part
 
 
 def _not_taken(part: Mapping[str, Any], where: str) -> BadRequest:
     if isinstance(part, PicturePart):
         return BadRequest(model_api.NO_IMAGE, where)
-    return BadRequest(f"a part with {', '.join(sorted(part.keys() - _PART_REMARKS))} is not taken here", where)
+    return BadRequest(f"a part with {', '.join(sorted(part.keys() - _PART_REMARKS))} is not supported", where)
 
 
 def _object(value: object, name: str) -> dict[str, Any]:

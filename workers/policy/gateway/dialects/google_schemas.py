@@ -1,4 +1,4 @@
-"""Google's schemas, which are OpenAPI's with types in capitals, as JSON schemas."""
+"""Converts Google's schemas, OpenAPI schemas with upper-case types, to JSON schemas."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ _SNAKE = re.compile(r"_([a-z])")
 
 
 def camel(given: Mapping[str, Any]) -> dict[str, Any]:
-    """Return an object with its names in the camel case of the API, which takes either case."""
+    """Return an object with its keys in camel case; the API accepts snake case, too."""
     return {_SNAKE.sub(lambda match: match[1].upper(), name): value for name, value in given.items()}
 
 
 def json_schema(given: object, depth: int = 0) -> dict[str, Any] | None:
-    """Return a schema as a JSON schema; None for what is none."""
+    """Return a schema as a JSON schema; None for an invalid one."""
     if not isinstance(given, dict) or depth > _DEPTH:
         return None
     given = camel(given)
@@ -56,6 +56,6 @@ def _field(name: str, value: Any, depth: int) -> Any:
     if name in ("anyOf", "oneOf", "allOf") and isinstance(value, list):
         return [json_schema(each, depth + 1) or {} for each in value]
     if name in _NUMBERS and isinstance(value, str) and value.lstrip("-").isascii() and value.lstrip("-").isdecimal():
-        # the API writes its 64-bit integers as text
+        # The API writes 64-bit integers as text.
         return int(value)
     return value

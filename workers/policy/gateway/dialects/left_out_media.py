@@ -1,6 +1,6 @@
-"""Images, audio and files in requests, left out where the batch says so: a line of text stands in their place.
+"""Replaces images, audio and files in requests by a line of text, if the batch's rule says so.
 
-A document that is text is shown. What a call is given is not looked at.
+Text documents are kept. The arguments of tool calls are not examined.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ CONVERSATION = frozenset(
     }
 )
 CONTENT = frozenset({"content", "parts", "output", "contents", "systemInstruction", "system_instruction"})
-"""The fields with parts in them, of a message, of a result of a tool, or of a request within a request."""
+"""The fields that may have parts, in a message, a tool result or a nested request."""
 RESULTS = ("functionResponse", "function_response")
 _LEFT_OUT = "[media left out]"
 
 
 def without_media(body: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a request with a text in place of each part that is no text."""
+    """Return a request with a text in place of each part that is not text."""
     return {name: _left_out(value) if name in CONVERSATION else value for name, value in body.items()}
 
 
@@ -49,7 +49,7 @@ def _within(name: str, value: Any) -> Any:
 
 
 def _text_of(document: Mapping[str, Any]) -> str:
-    """Return the text of a document of Anthropic's API; empty if it is none."""
+    """Return the text of a document of Anthropic's API; empty if it is not a text document."""
     source = document.get("source")
     if document["type"] != "document" or not isinstance(source, dict):
         return ""
@@ -64,7 +64,7 @@ def _text_of(document: Mapping[str, Any]) -> str:
 
 
 def _result(value: Any) -> Any:
-    """Return the result of a function of Google's API with a text for the media beside it."""
+    """Return a function result of Google's API, with a text in place of the media beside it."""
     if not isinstance(value, dict) or not value.get("parts"):
         return value
     response = value.get("response")

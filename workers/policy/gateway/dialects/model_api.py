@@ -1,8 +1,8 @@
-"""The parts common to all model APIs: requests as chat messages, answers made of completions, and errors.
+"""The parts common to all model APIs: requests as chat messages, completions as answers, and errors.
 
-The trainer's own sampling parameters apply, as the log-probabilities that it trains on must be those of its policy. Of
-a client's parameters the maximum length, the stop texts and the form of the answer take effect; the others are recorded
-with the call.
+The trainer's own sampling parameters apply, as it trains on the log-probabilities of its policy. Of a client's
+parameters only maximum length, stop texts and the form of the answer take effect; the others are recorded with the
+call.
 """
 
 from __future__ import annotations
@@ -36,16 +36,16 @@ _MAX_TEXT_CHARS = 1000
 _MAX_LABELS = 32
 _MAX_LABEL_CHARS = 200
 _NEUTRAL: tuple[object, ...] = (None, False, "", [], {})
-"""Values that are equal to leaving a field out."""
-NO_IMAGE = "an image is taken in messages of the user and in results of tools alone"
+"""Values equivalent to omitting a field."""
+NO_IMAGE = "images are supported only in user messages and tool results"
 MAX_DEPTH = 200
-"""A number of levels that can be encoded, wrapped or not."""
+"""A depth that can be encoded even if an answer wraps the value."""
 _DEEPER = 20
 """Number of levels by which an answer may wrap a value."""
 
 
 class BadRequest(FarmError):
-    """A refused request; `param` is the field at fault, `details` are further fields that client libraries read."""
+    """A refused request; `param` is the faulty field, `details` are further fields that client libraries read."""
 
     def __init__(
         self, message: str, param: str = "", *, status: int = 400, details: Mapping[str, Any] | None = None
@@ -58,7 +58,7 @@ class BadRequest(FarmError):
 
 @dataclass(frozen=True, slots=True)
 class ParsedRequest:
-    """One request of any API. `requested_params` are its sampling parameters, whether they take effect or not."""
+    """One request of any API. `requested_params` are its sampling parameters, effective or not."""
 
     messages: list[Message]
     tools: list[dict[str, Any]]
@@ -70,23 +70,23 @@ class ParsedRequest:
     body: Mapping[str, Any]
     tool_choice: Literal["auto", "none", "required"] = "auto"
     tools_allowed: tuple[str, ...] = ()
-    """The tools that may be called; empty for any."""
+    """The tools that may be called; empty for all."""
     answer_schema: dict[str, Any] | None = None
-    """The JSON schema that the text must be of."""
+    """The required JSON schema of the text."""
     logprobs: bool = False
-    """True to give the log-probability of each token with the answer."""
+    """True to return the log-probability of each token."""
     labels: dict[str, str] = field(default_factory=dict)
-    """Words of the request about who asks, and for what."""
+    """Labels of the request: its sender and purpose."""
 
     digest: bytes = b""
-    """The hash of the body, equal for a request that is sent again."""
+    """The hash of the body; equal for a retry."""
     is_retry: bool = False
-    """True if the client says that it has sent the request before."""
+    """True if the client declares the request a retry."""
 
 
 @dataclass(frozen=True, slots=True)
 class ApiProblem:
-    """An error response: an HTTP status, a code, one sentence, and when to try again, if that may help."""
+    """An error response: HTTP status, code, one sentence, and the delay of a retry, if one may help."""
 
     status: int
     code: str
@@ -104,20 +104,20 @@ class Events(Protocol):
     def delta(self, delta: Delta) -> bytes: ...
 
     def ping(self) -> bytes:
-        """Return an event without content, which keeps the client from timing out."""
+        """Return an event without content, which prevents a timeout of the client."""
         ...
 
     def end(self, completion: Completion) -> bytes:
-        """Return the part of the answer that was not sent as deltas, and the closing events."""
+        """Return the part of the answer that was not yet sent as deltas, and the closing events."""
         ...
 
     def error(self, problem: ApiProblem) -> bytes:
-        """Return the event for a problem that occurs after the stream has begun."""
+        """Return the event for an error after the stream has begun."""
         ...
 
 
 class Api(Protocol):
-    """One model API, for one rollout: it may remember its answers."""
+    """One model API for one rollout: it may remember its answers."""
 
     def parse(self, body: Mapping[str, Any]) -> ParsedRequest:
         """Return the parsed request. Raises BadRequest."""
@@ -132,13 +132,13 @@ class Api(Protocol):
         ...
 
     def counted(self, n_tokens: int) -> dict[str, Any]:
-        """Return the answer to a request to count the tokens of a conversation."""
+        """Return the answer to a request to count a conversation's tokens."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class AnsweredToolCall:
-    """A tool call of an answer; `namespace` is that of its tool, where an API has them."""
+    """A tool call of an answer; `namespace` is that of its tool, if the API has namespaces."""
 
     call_id: str
     name: str
@@ -147,7 +147,7 @@ class AnsweredToolCall:
 
 
 def calls(message: Message) -> list[AnsweredToolCall]:
-    """Return the tool calls of an assistant message; a missing name or text is empty."""
+    """Return the tool calls of an assistant message; a missing name or text becomes empty."""
     result = []
     for each in message.get("tool_calls") or []:
         function = each.get("function") or {}
@@ -180,13 +180,13 @@ def finish_reason(completion: Completion) -> str:
 
 
 def stop_text(completion: Completion, asked: ParsedRequest) -> str | None:
-    """Return the client's own stop text that ended the answer, if one did."""
+    """Return the client's stop text that ended the answer, if one did."""
     reason = completion.stop_reason
     return reason if isinstance(reason, str) and reason in asked.stop else None
 
 
 def rest(whole: str, sent: str) -> str:
-    """Return the part of a text that is still to be sent; empty if what was sent is no prefix of it."""
+    """Return the unsent part of a text; empty if the sent part is not a prefix of it."""
     return whole[len(sent) :] if whole.startswith(sent) else ""
 
 
@@ -197,7 +197,7 @@ def new_id(prefix: str) -> str:
 def requested_params(
     body: Mapping[str, Any], left_out: Sequence[str] = (), unknown: Sequence[str] = ()
 ) -> dict[str, Any]:
-    """Return the sampling parameters of a request, the tools that the policy does not see, and unknown fields."""
+    """Return the sampling parameters of a request, the tools hidden from the policy, and unknown fields."""
     result = {name: body[name] for name in _REQUESTED_PARAMS & body.keys() if body[name] is not None}
     small = {name: value for name, value in result.items() if len(orjson.dumps(value)) <= _MAX_REQUESTED_PARAMS_BYTES}
     for name, values in (("tools_left_out", left_out), ("unknown_fields", unknown)):
@@ -216,7 +216,7 @@ COMMENT = b": ping\n\n"
 
 
 def writable(value: object) -> bool:
-    """Return whether a value can be encoded in an answer: not if nested some hundreds of levels deep."""
+    """Return whether a value can be encoded in an answer: false if nested some hundreds of levels deep."""
     for _ in range(_DEEPER):
         value = [value]
     try:
@@ -227,11 +227,11 @@ def writable(value: object) -> bool:
 
 
 RAW = "malformed"
-"""The key under which arguments that are no JSON object are sent; the client's own validation rejects them."""
+"""The key under which arguments that are not a JSON object are sent; the client's own validation rejects them."""
 
 
 def argument_object(arguments: str) -> dict[str, Any]:
-    """Return the arguments of a call as an object, as some APIs require them."""
+    """Return the arguments of a call as an object, as some APIs require."""
     try:
         value = orjson.loads(arguments or "{}")
     except orjson.JSONDecodeError:
@@ -249,7 +249,7 @@ def flag(body: Mapping[str, Any], name: str) -> bool:
 def refuse(body: Mapping[str, Any], reasons: Mapping[str, str], where: str = "") -> None:
     """Raise BadRequest for an unsupported field that would change the conversation or the answer.
 
-    If such a field were ignored, the policy would answer another request than the client's.
+    If it were ignored, the policy would answer another request than the client's.
     """
     for name, reason in reasons.items():
         if body.get(name) not in _NEUTRAL:
@@ -257,10 +257,10 @@ def refuse(body: Mapping[str, Any], reasons: Mapping[str, str], where: str = "")
 
 
 def labels(body: Mapping[str, Any]) -> dict[str, str]:
-    """Return what a request says of who asks: its model, and the user and the agent that it names."""
+    """Return the labels in a request's body: the model, user and agent that it names."""
     metadata = body.get("metadata")
     given = metadata if isinstance(metadata, dict) else {}
-    # its own fields are first: metadata crowds none of them out
+    # Its own fields come first, so that metadata cannot crowd them out.
     said = {name: body.get(name) for name in ("model", "user", "safety_identifier")}
     said |= {str(name)[:64]: value for name, value in given.items() if name not in said}
     texts = [(name, value) for name, value in said.items() if isinstance(value, str) and value]
@@ -270,7 +270,7 @@ def labels(body: Mapping[str, Any]) -> dict[str, str]:
 def conversation(messages: list[Message], name: str) -> list[Message]:
     """Return the messages of a request. Raises BadRequest if there are none."""
     if not messages:
-        raise BadRequest("there is no message to answer", name)
+        raise BadRequest("no message to answer", name)
     return messages
 
 
@@ -287,14 +287,14 @@ def count(body: Mapping[str, Any], *names: str) -> int | None:
 
 
 def texts(value: object, name: str) -> tuple[str, ...]:
-    """Return stop texts, written as one text or as a list; empty ones are left out. Raises BadRequest."""
+    """Return stop texts, given as one text or a list; empty ones are dropped. Raises BadRequest."""
     if value is None:
         return ()
     result = [value] if isinstance(value, str) else value
     if not isinstance(result, list) or not all(isinstance(each, str) for each in result):
         raise BadRequest("must be a text or a list of texts", name)
     if len(result) > _MAX_TEXTS or any(len(each) > _MAX_TEXT_CHARS for each in result):
-        raise BadRequest(f"may be {_MAX_TEXTS} texts of {_MAX_TEXT_CHARS} characters", name)
+        raise BadRequest(f"at most {_MAX_TEXTS} texts of {_MAX_TEXT_CHARS} characters are supported", name)
     return tuple(each for each in result if each)
 
 
@@ -313,7 +313,7 @@ def mappings(value: object, name: str) -> list[Mapping[str, Any]]:
 def plain(value: object, name: str, kinds: Collection[str] = ("text",)) -> str:
     """Return the text of a content: a text, a list of parts of these kinds, or nothing. Raises BadRequest for others.
 
-    Parts are joined by line breaks, as chat templates take one text.
+    Parts are joined by line breaks, as chat templates expect one text.
     """
     if value is None or isinstance(value, str):
         return value or ""
@@ -322,7 +322,7 @@ def plain(value: object, name: str, kinds: Collection[str] = ("text",)) -> str:
 
 
 def shown(value: object, name: str, kinds: Collection[str] = ("text",)) -> Content:
-    """Return the content of a user's message or of a tool's result: a text, or parts if there are images in it.
+    """Return the content of a user message or tool result: a text, or parts if it has images.
 
     Raises BadRequest for other parts.
     """
@@ -339,7 +339,7 @@ def _text_part(part: Mapping[str, Any], name: str, kinds: Collection[str]) -> st
     if isinstance(part, PicturePart):
         raise BadRequest(NO_IMAGE, name)
     if part.get("type") not in kinds:
-        raise BadRequest(f"content of type {part.get('type')!r} is not taken: only text is", name)
+        raise BadRequest(f"content of type {part.get('type')!r} is not supported: only text is", name)
     return word(part.get("text"), f"{name}.text")
 
 
@@ -351,14 +351,14 @@ def schema(value: object, name: str) -> dict[str, Any] | None:
 
 
 def function(name: str, description: object, parameters: Mapping[str, Any] | None) -> dict[str, Any]:
-    """Return a tool as the chat API describes it."""
+    """Return a tool in the form of the chat API."""
     described = {"description": description} if isinstance(description, str) and description else {}
     given = {"type": "object", "properties": {}} if parameters is None else parameters
     return {"type": "function", "function": {"name": name, **described, "parameters": given}}
 
 
 def assistant(text: str, thought: str, tool_calls: Sequence[AnsweredToolCall]) -> Message:
-    """Return an assistant message in the form in which the policy returns it."""
+    """Return an assistant message in the policy's own form."""
     message: Message = {"role": "assistant", "content": text}
     if thought:
         message["reasoning_content"] = thought

@@ -1,7 +1,7 @@
-"""The fields of each API's requests: those that take effect, are refused, or may be ignored, and why.
+"""The fields of each API's requests: which ones take effect, are refused or may be ignored, and why.
 
-A field that carries conversation, or that changes what the answer must be, is never ignored. One that no table knows is
-recorded with the call, as `unknown_fields`; the vendors' own clients send none.
+A field that carries conversation, or constrains the answer, is never ignored. A field in no table is recorded with the
+call, as `unknown_fields`; the vendors' own clients send none.
 """
 
 from __future__ import annotations
@@ -12,18 +12,16 @@ from typing import Any
 
 from workers.policy.gateway.dialects import model_api
 
-_SAMPLING = "how it is sampled is the batch's to say, as its log-probabilities must be the policy's; kept with the call"
-_EFFORT = "how the model thinks is the batch's to say, by chat_template_kwargs; kept with the call"
-_SERVICE = "of the vendor's service: its prices, caches, safety and places"
+_SAMPLING = "the batch sets the sampling, as the log-probabilities must be the policy's; recorded with the call"
+_EFFORT = "the batch sets the model's thinking, by chat_template_kwargs; recorded with the call"
+_SERVICE = "for the vendor's service: prices, caches, safety and regions"
 
 _WHOLE = "a conversation is never shortened here: the policy sees all of it"
-_PARALLEL = "how many calls a turn has is the policy's to choose, and its program's to take; kept with the call"
-_ENCODING = "of how the answer is written, not of what it says"
-_HOSTED = "of tools that the vendor runs, which are left out"
-_STRICT = (
-    "what the policy writes is never mended: its program checks it; a schema is held to, or not, as the batch says"
-)
-_OUTPUT = "a chat template shows what a function takes, and never what it returns"
+_PARALLEL = "the policy chooses the number of calls in a turn; recorded with the call"
+_ENCODING = "about the answer's encoding, not its content"
+_HOSTED = "for tools that the vendor runs, which are not supported"
+_STRICT = "the policy's output is never repaired: its program checks it; the batch decides whether a schema is enforced"
+_OUTPUT = "a chat template shows a function's parameters, never its results"
 _CALLER = "the policy calls all functions itself"
 _NAMES = "for the vendor's models: no chat template has a place for it"
 
@@ -34,12 +32,12 @@ class RequestFields:
 
     handled: frozenset[str]
     refused: Mapping[str, str] = field(default_factory=dict)
-    """Name → what to do instead. A neutral value, such as null, is taken."""
+    """Name to remedy. A neutral value, such as null, is accepted."""
     ignored: Mapping[str, str] = field(default_factory=dict)
-    """Name → why nothing is lost by ignoring it."""
+    """Name to the reason why nothing is lost by ignoring it."""
 
     def unknown(self, body: Mapping[str, Any]) -> list[str]:
-        """Return the names of a request's fields that are in no table. Raises BadRequest for those that are refused."""
+        """Return the names of a request's fields that are in no table. Raises BadRequest for refused ones."""
         model_api.refuse(body, self.refused)
         return sorted(body.keys() - self.handled - self.refused.keys() - self.ignored.keys())
 
@@ -52,7 +50,7 @@ def _because(reason: str, names: str) -> dict[str, str]:
     return dict.fromkeys(names.split(), reason)
 
 
-_TOP_LOGPROBS = "log-probabilities are known of the tokens that were sampled, and of no others"
+_TOP_LOGPROBS = "log-probabilities are known only for the sampled tokens"
 
 CHAT = RequestFields(
     _named(
@@ -60,10 +58,10 @@ CHAT = RequestFields(
         " modalities user metadata safety_identifier logprobs"
     ),
     {
-        "functions": "functions are given as tools",
-        "function_call": "functions are given as tools, and chosen by tool_choice",
-        "audio": "only text is answered",
-        "web_search_options": "there is no search here",
+        "functions": "send functions as tools",
+        "function_call": "send functions as tools, and choose them by tool_choice",
+        "audio": "only text answers are supported",
+        "web_search_options": "search is not supported",
         "top_logprobs": _TOP_LOGPROBS,
     },
     {
@@ -72,13 +70,13 @@ CHAT = RequestFields(
         **_because(_PARALLEL, "parallel_tool_calls"),
         **_because(_SERVICE, "store service_tier moderation prompt_cache_key prompt_cache_options"),
         **_because(_SERVICE, "prompt_cache_retention"),
-        "prediction": "only makes an answer come sooner",
+        "prediction": "only makes an answer faster",
     },
 )
 CHAT_MESSAGE = RequestFields(
     _named("role content tool_calls tool_call_id reasoning_content reasoning refusal"),
-    {"audio": "only text is read", "function_call": "functions are called by tool_calls"},
-    {"name": "chat templates know roles and no names"},
+    {"audio": "only text is supported", "function_call": "send calls as tool_calls"},
+    {"name": "chat templates have roles, but no names"},
 )
 RESPONSES = RequestFields(
     _named(
@@ -86,10 +84,10 @@ RESPONSES = RequestFields(
         " include user safety_identifier parallel_tool_calls reasoning stop temperature top_p"
     ),
     {
-        "conversation": "conversations are held by response: name the last one as previous_response_id, or send all",
-        "prompt": "there are no stored prompts here: send the text as instructions and input",
-        "background": "answers are given to the request that asks for them",
-        "background_options": "answers are given to the request that asks for them",
+        "conversation": "conversations are stored by response: send previous_response_id, or all messages",
+        "prompt": "stored prompts are not supported: send the text as instructions and input",
+        "background": "background answers are not supported: wait for the answer",
+        "background_options": "background answers are not supported: wait for the answer",
         "top_logprobs": _TOP_LOGPROBS,
     },
     {
@@ -98,17 +96,17 @@ RESPONSES = RequestFields(
         **_because(_WHOLE, "truncation context_management"),
         **_because(_ENCODING, "stream_options"),
         **_because(_HOSTED, "max_tool_calls"),
-        **_because("of requests that count tokens, which are an estimate here", "personality"),
+        **_because("for token counts, which are estimates here", "personality"),
     },
 )
-"""The sampling parameters among those that are handled are written into the answer, as this API does."""
+"""The handled sampling parameters are echoed in the answer, as in this API."""
 ITEM = RequestFields(
     _named("type role content call_id name namespace arguments output summary"),
     {},
     {
-        **_because("of an item as the API returned it", "id status phase"),
+        **_because("for items as returned by the API", "id status phase"),
         **_because(_CALLER, "caller async"),
-        "encrypted_content": "the summary, or the content, is the reasoning; nothing is encrypted here",
+        "encrypted_content": "the summary or the content has the reasoning; encryption is not supported",
     },
 )
 MESSAGES = RequestFields(
@@ -117,8 +115,8 @@ MESSAGES = RequestFields(
         " metadata mcp_servers output_format"
     ),
     {
-        "compaction": "conversations are not summarised here: send the messages that the model is to see",
-        "container": "there are no containers here",
+        "compaction": "summaries are not supported: send the messages that the model should see",
+        "container": "containers are not supported",
     },
     {
         **_because(_SAMPLING, "temperature top_p top_k"),
@@ -130,8 +128,8 @@ MESSAGES = RequestFields(
 MESSAGE = RequestFields(
     _named("role content"),
     {
-        "clear_at": "a conversation is never shortened here: leave out what the model is not to see",
-        "output_config": "the form of an answer holds for one request: ask for it as output_config of that",
+        "clear_at": "conversations are never shortened: omit what the model should not see",
+        "output_config": "the form applies to one request: set output_config on the request",
     },
 )
 BLOCK = RequestFields(
@@ -140,18 +138,18 @@ BLOCK = RequestFields(
     {
         **_because(_SERVICE, "cache_control"),
         "citations": "the text says what is cited",
-        "toolset_name": "of the vendor's sets of tools, which are left out",
-        "signature": "nothing is signed here",
-        "data": "thought that only the vendor can read",
+        "toolset_name": "for the vendor's sets of tools, which are not supported",
+        "signature": "signatures are not used",
+        "data": "thinking that only the vendor can read",
         "caller": _CALLER,
-        "is_error": "chat templates have no place for it: the text of the result says what failed",
+        "is_error": "chat templates have no place for it: the result's text says what failed",
     },
 )
 GOOGLE = RequestFields(
     _named("contents systemInstruction tools toolConfig generationConfig model stream labels"),
     {
-        "cachedContent": "there is no content cache here: send the contents that the model is to see",
-        "continuationToken": "answers are not continued here: send the contents that the model is to see",
+        "cachedContent": "content caches are not supported: send the contents that the model should see",
+        "continuationToken": "continued answers are not supported: send the contents that the model should see",
     },
     _because(_SERVICE, "safetySettings serviceTier store modelArmorConfig"),
 )
@@ -159,43 +157,45 @@ GOOGLE_CONFIG = RequestFields(
     _named("candidateCount maxOutputTokens stopSequences responseModalities thinkingConfig responseMimeType")
     | _named("responseSchema responseJsonSchema responseLogprobs"),
     {
-        "speechConfig": "only text is answered",
-        "translationConfig": "only text is answered",
-        "responseFormat": "ask for a schema by responseJsonSchema",
-        "imageConfig": "only text is answered",
-        "audioTranscriptionConfig": "only text is read",
+        "speechConfig": "only text answers are supported",
+        "translationConfig": "only text answers are supported",
+        "responseFormat": "set the schema as responseJsonSchema",
+        "imageConfig": "only text answers are supported",
+        "audioTranscriptionConfig": "only text is supported",
         "logprobs": _TOP_LOGPROBS,
     },
     {
         **_because(_SAMPLING, "temperature topP topK seed presencePenalty frequencyPenalty"),
         **_because(_SERVICE, "enableEnhancedCivicAnswers routingConfig modelSelectionConfig"),
-        **_because("only text is read", "mediaResolution audioTimestamp enableAffectiveDialog"),
+        **_because("only text is supported", "mediaResolution audioTimestamp enableAffectiveDialog"),
         **_because(_ENCODING, "generationOutputConfig"),
     },
 )
 GOOGLE_PART = RequestFields(
     _named("text thought functionCall functionResponse"),
     _because(
-        "only text, function calls and their responses are taken",
+        "only text, function calls and their responses are supported",
         "inlineData fileData executableCode codeExecutionResult toolCall toolResponse audioTranscription",
     ),
     {
-        "thoughtSignature": "nothing is signed here",
-        **_because("of media, of which none are taken", "videoMetadata mediaResolution mediaProcessing audioMetadata"),
-        **_because("of media, of which none are taken", "speechMetadata documentMetadata spreadsheetMetadata"),
+        "thoughtSignature": "signatures are not used",
+        **_because(
+            "about media, which are not supported", "videoMetadata mediaResolution mediaProcessing audioMetadata"
+        ),
+        **_because("about media, which are not supported", "speechMetadata documentMetadata spreadsheetMetadata"),
         "partMetadata": "the client's own",
     },
 )
 GOOGLE_CONTENT = RequestFields(_named("parts role"))
 GOOGLE_CALL = RequestFields(
     _named("id name args"),
-    {"partialArgs": "calls are taken whole: send their arguments as args"},
-    {"willContinue": "calls are taken whole"},
+    {"partialArgs": "partial calls are not supported: send their arguments as args"},
+    {"willContinue": "partial calls are not supported"},
 )
 GOOGLE_RESULT = RequestFields(
     _named("id name response"),
-    {"parts": "only text is taken from a function"},
-    _because("each result is shown as it comes", "willContinue scheduling"),
+    {"parts": "only text results are supported"},
+    _because("results are shown in order", "willContinue scheduling"),
 )
 GOOGLE_TOOL = RequestFields(
     _named("functionDeclarations"),
@@ -209,7 +209,7 @@ GOOGLE_TOOL = RequestFields(
 GOOGLE_FUNCTION = RequestFields(
     _named("name description parameters parametersJsonSchema"),
     {},
-    {**_because(_OUTPUT, "response responseJsonSchema"), "behavior": "each result is shown as it comes"},
+    {**_because(_OUTPUT, "response responseJsonSchema"), "behavior": "results are shown in order"},
 )
 GOOGLE_TOOL_CONFIG = RequestFields(
     _named("functionCallingConfig"), {}, _because(_HOSTED, "retrievalConfig includeServerSideToolInvocations")
@@ -227,7 +227,7 @@ TEXT_PART = RequestFields(
         **_because("of an answer as the API returned it: its text is what is shown", "annotations logprobs"),
     },
 )
-"""A text in the content of a message, a result or a thought, of both APIs of OpenAI."""
+"""A text part of a message, tool result or thought, in both OpenAI APIs."""
 CHAT_CALL = RequestFields(_named("id type function"))
 CHAT_CALLED = RequestFields(_named("name arguments"))
 CHAT_TOOL = RequestFields(_named("type function"))
@@ -242,7 +242,7 @@ RESPONSES_TOOL = RequestFields(
         **_because(_CALLER, "allowed_callers async"),
     },
 )
-"""A function, or a namespace of them, whose `tools` they are."""
+"""A function, or a namespace with functions in its `tools`."""
 MESSAGES_TOOL = RequestFields(
     _named("type name description input_schema input_examples"),
     {},
@@ -257,11 +257,11 @@ MESSAGES_TOOL = RequestFields(
 TOOL_CHOICE = RequestFields(
     _named("type name function allowed_tools mode tools"), {}, _because(_PARALLEL, "disable_parallel_tool_use")
 )
-"""A choice of a tool, and what is in it, of OpenAI's APIs and Anthropic's."""
+"""A tool choice and its contents, in OpenAI's APIs and Anthropic's."""
 FORMAT = RequestFields(
     _named("type json_schema schema"), {}, {"strict": _STRICT, **_because(_NAMES, "name description")}
 )
-"""The form of an answer, of OpenAI's APIs and Anthropic's."""
+"""The form of an answer, in OpenAI's APIs and Anthropic's."""
 TEXT_CONFIG = RequestFields(_named("format"), {}, {"verbosity": _EFFORT})
 REASONING = RequestFields(frozenset(), {}, _because(_EFFORT, "effort summary generate_summary context mode"))
 STREAM_OPTIONS = RequestFields(_named("include_usage"), {}, _because(_ENCODING, "include_obfuscation"))
@@ -270,13 +270,11 @@ THINKING = RequestFields(
     {},
     {
         "budget_tokens": _EFFORT,
-        "display": "whoever asks for thinking is shown it",
-        "block_binding": "nothing is signed here",
+        "display": "requested thinking is always shown",
+        "block_binding": "signatures are not used",
     },
 )
-OUTPUT_CONFIG = RequestFields(
-    _named("format"), {}, {"effort": _EFFORT, "task_budget": "the batch has limits of its own, which hold"}
-)
+OUTPUT_CONFIG = RequestFields(_named("format"), {}, {"effort": _EFFORT, "task_budget": "the batch's own limits apply"})
 THREAD = RequestFields(_named("type previous_message_id"))
 METADATA = RequestFields(_named("user_id"))
 MCP_SERVER = RequestFields(_named("name"), {}, _because(_HOSTED, "type url authorization_token tool_configuration"))

@@ -1,7 +1,7 @@
-"""Images in requests, for engines that take them: a part that stands for the image is put in the place of each.
+"""Replaces images in requests by parts that stand for them, for engines that support images.
 
-The four APIs write images in different ways. They are taken as base64 alone: a node may have no network, and what is at
-an address may change. Other media are left as they are, and refused where the request is read.
+The four APIs encode images in different ways. Only base64 is accepted: a node may have no network, and the content of a
+URL may change. Other media are left unchanged, and refused when the request is parsed.
 """
 
 from __future__ import annotations
@@ -16,46 +16,46 @@ from workers.policy.gateway.dialects.model_api import BadRequest
 from workers.policy.message_images import Picture, PicturePart
 
 MAX_IMAGE_BYTES = 8_000_000
-"""The most bytes of one image."""
+"""Maximum bytes of one image."""
 MAX_IMAGES = 100
-"""The most images of one request, repetitions included."""
+"""Maximum number of images of one request, repetitions included."""
 MAX_HELD_BYTES = 64_000_000
-"""The most bytes of all the images of a rollout, each counted once."""
+"""Maximum bytes of all images of a rollout, each counted once."""
 
-_BY_URL = "is taken as a data: URL with base64 alone: a node may have no network, and what is there may change"
+_BY_URL = "must be a data: URL with base64: a node may have no network, and the content of a URL may change"
 _URLS = ("image_url", "input_image")
 
 
 class RequestPictures:
-    """The images of one rollout's requests, each held once, however often it is sent."""
+    """The images of one rollout's requests, each held once."""
 
     def __init__(self) -> None:
         self._held: dict[str, Picture] = {}
 
     def put_into(self, body: Mapping[str, Any]) -> dict[str, Any]:
-        """Return a request of any of the APIs with a PicturePart in place of each image.
+        """Return a request of any API with a PicturePart in place of each image.
 
-        Raises BadRequest, naming the place, for an image that is not taken.
+        Raises BadRequest, with the field's path, for an unsupported image.
         """
         reader = _Reader(self)
         return {name: reader.read(value, name) if name in CONVERSATION else value for name, value in body.items()}
 
     def part(self, data: bytes, where: str) -> PicturePart:
-        """Return the part for an image. Raises BadRequest for bytes that are none, or too many."""
+        """Return the part for an image. Raises BadRequest for bytes that are not an image, or too many."""
         if len(data) > MAX_IMAGE_BYTES:
-            raise BadRequest(f"an image of {len(data)} bytes is not taken: it may have {MAX_IMAGE_BYTES}", where)
+            raise BadRequest(f"an image has {len(data)} bytes, more than {MAX_IMAGE_BYTES}", where)
         picture = Picture.of(data)
         if picture is None:
-            raise BadRequest("an image that is no PNG, JPEG, WebP or GIF is not taken", where)
+            raise BadRequest("an image must be PNG, JPEG, WebP or GIF", where)
         if picture.sha256 not in self._held:
             n_held = sum(len(each.data) for each in list(self._held.values()))
             if n_held + len(data) > MAX_HELD_BYTES:
-                raise BadRequest(f"the images of a rollout may have {MAX_HELD_BYTES} bytes in all", where)
+                raise BadRequest(f"the images of the rollout have more than {MAX_HELD_BYTES} bytes in all", where)
         return PicturePart(self._held.setdefault(picture.sha256, picture))
 
 
 class _Reader:
-    """The images of one request, as they are found."""
+    """Collects the images of one request."""
 
     def __init__(self, pictures: RequestPictures) -> None:
         self._pictures = pictures
@@ -77,15 +77,15 @@ class _Reader:
     def _part(self, text: str, where: str) -> PicturePart:
         self._n_images += 1
         if self._n_images > MAX_IMAGES:
-            raise BadRequest(f"a request may have {MAX_IMAGES} images", where)
-        # Google's clients write the alphabet of URLs
+            raise BadRequest(f"a request may have at most {MAX_IMAGES} images", where)
+        # Google's clients use the URL-safe alphabet.
         plain = text.translate(_STANDARD).rstrip("=")
         if len(plain) > MAX_IMAGE_BYTES * 4 // 3 + 4:
-            raise BadRequest(f"an image may have {MAX_IMAGE_BYTES} bytes", where)
+            raise BadRequest(f"an image may have at most {MAX_IMAGE_BYTES} bytes", where)
         try:
             data = base64.b64decode(plain + "=" * (-len(plain) % 4), validate=True)
         except (binascii.Error, ValueError):
-            raise BadRequest("the base64 of an image cannot be read", where) from None
+            raise BadRequest("an image's base64 is invalid", where) from None
         return self._pictures.part(data, where)
 
 
@@ -93,7 +93,7 @@ _STANDARD = str.maketrans("-_", "+/")
 
 
 def _base64_of(part: Mapping[str, Any], where: str) -> str | None:
-    """Return the base64 of an image in any API's form; None for a part that is no image. Raises BadRequest."""
+    """Return the base64 of an image in any API's form; None if the part is not an image. Raises BadRequest."""
     kind = part.get("type")
     if kind in _URLS:
         given = part.get("image_url")
@@ -132,5 +132,5 @@ def _of_url(url: Any, where: str) -> str:
 
 def _text(value: Any, where: str) -> str:
     if not isinstance(value, str):
-        raise BadRequest("an image must have its bytes, as base64", where)
+        raise BadRequest("an image must be given as base64", where)
     return value

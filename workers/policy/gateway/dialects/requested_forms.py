@@ -1,4 +1,4 @@
-"""The form of an answer in the words of each API: a tool call or none, or text of a JSON schema."""
+"""Parses the requested form of an answer in each API: a tool call or none, or text of a JSON schema."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ _GOOGLE: dict[str, Mode] = {
 
 @dataclass(frozen=True, slots=True)
 class ToolChoice:
-    """A choice among the tools: `allowed` are those that may be called, empty for all."""
+    """A tool choice: `allowed` are the tools that may be called, empty for all."""
 
     mode: Mode = "auto"
     allowed: tuple[str, ...] = ()
 
     def checked(self, tools: Sequence[Mapping[str, Any]], left_out: Sequence[str], name: str) -> ToolChoice:
-        """Return it. Raises BadRequest for a choice among tools that are not there, and if all were left out."""
+        """Return it. Raises BadRequest for a choice among missing tools, and if all tools were hidden."""
         there = {tool["function"]["name"] for tool in tools}
         if self.mode == "required" and not there:
             raise BadRequest("there is no tool to call", name)
@@ -46,7 +46,7 @@ class ToolChoice:
 
 
 def of_openai(value: object, *, flat: bool) -> ToolChoice:
-    """Return the choice of OpenAI's APIs; `flat`: names of tools stand beside their type, not in an object of it."""
+    """Return the choice of OpenAI's APIs; `flat`: a tool's name is next to its type, not in a nested object."""
     if value is None:
         return ToolChoice()
     if isinstance(value, str) and value in _WORDS:
@@ -101,7 +101,7 @@ def of_google(value: object) -> ToolChoice:
 
 
 def schema_of_format(value: object, name: str, *, flat: bool) -> dict[str, Any] | None:
-    """Return the schema of a format as OpenAI's APIs and Anthropic's write it; None for free text."""
+    """Return the schema of an OpenAI or Anthropic format; None for free text."""
     if value is None:
         return None
     kind = value.get("type") if isinstance(value, dict) else None

@@ -1,4 +1,4 @@
-"""OpenAI's responses, `POST /v1/responses`: a conversation as a list of items, or as what follows an earlier response.
+"""OpenAI's responses, `POST /v1/responses`: a conversation as a list of items, or continuing an earlier response.
 
 https://platform.openai.com/docs/api-reference/responses
 """
@@ -27,9 +27,9 @@ _ECHOED = ("instructions", "previous_response_id", "max_output_tokens", "tempera
 
 
 class ResponsesApi:
-    """See `model_api.Api`. It remembers each conversation, for requests that name the response they follow.
+    """The `model_api.Api` of this dialect. It remembers conversations, for requests that continue a response.
 
-    Each message is held once: clients that name none send all of them again with every request.
+    Each message is held once: other clients send all of them again with every request.
     """
 
     def __init__(self) -> None:
@@ -83,9 +83,9 @@ class ResponsesApi:
         completion: Completion,
         items: list[dict[str, Any]] | None = None,
     ) -> dict[str, Any]:
-        """Return the finished response; `items` are its output if that was streamed."""
+        """Return the finished response; `items` are its output if it was streamed."""
         if begun["store"]:
-            # instructions hold for one response; those that follow it may have others
+            # Instructions apply to one response only; the next may have others.
             n_instructions = len(_instructions(asked.body))
             conversation = [*asked.messages[n_instructions:], completion.response]
             self._conversations[begun["id"]] = [self._remembered(message) for message in conversation]
@@ -125,7 +125,7 @@ class ResponsesApi:
 
 
 def _begun(asked: ParsedRequest) -> dict[str, Any]:
-    """Return a response before it has any output."""
+    """Return a response without output."""
     body = asked.body
     return {
         "id": model_api.new_id("resp"),
@@ -189,7 +189,7 @@ class _Conversation:
             self.messages.append(_others(item, name))
 
     def close(self) -> None:
-        """End the assistant message: what comes next is no part of it."""
+        """End the assistant message: the next item starts another."""
         if self._thought or self._text or self._calls:
             self.messages.append(model_api.assistant(self._text, self._thought, self._calls))
         self._thought, self._text, self._calls = "", "", []
@@ -222,16 +222,16 @@ def _others(item: Mapping[str, Any], name: str) -> Message:
         call_id = model_api.word(item.get("call_id"), f"{name}.call_id")
         return {"role": "tool", "tool_call_id": call_id, "content": result}
     if kind != "message":
-        raise BadRequest(f"an item of type {kind!r} is not taken", name)
+        raise BadRequest(f"an item of type {kind!r} is not supported", name)
     if role not in ("user", "system", "developer"):
-        raise BadRequest(f"{role!r} is no role", f"{name}.role")
+        raise BadRequest(f"{role!r} is not a known role", f"{name}.role")
     if role == "user":
         return {"role": "user", "content": model_api.shown(item.get("content"), f"{name}.content", _TEXT_PARTS)}
     return {"role": "system", "content": model_api.plain(item.get("content"), f"{name}.content", _TEXT_PARTS)}
 
 
 def _tools(value: object) -> tuple[list[dict[str, Any]], list[str]]:
-    """Return the functions among the tools, and the types of those that only run on the vendor's servers."""
+    """Return the function tools, and the types of tools that run only on the vendor's servers."""
     if not value:
         return [], []
     tools, left_out = [], []

@@ -1,4 +1,4 @@
-"""An answer of OpenAI's responses API: its items, and the numbered events by which they are streamed.
+"""An answer of OpenAI's responses API: its items, and the numbered events of a stream.
 
 https://platform.openai.com/docs/api-reference/responses-streaming
 """
@@ -14,7 +14,7 @@ from workers.policy.gateway.dialects import model_api, token_logprobs
 from workers.policy.gateway.dialects.model_api import AnsweredToolCall, ApiProblem
 
 Finish = Callable[[Completion, list[dict[str, Any]]], dict[str, Any]]
-"""A function from a completion and the items that were streamed to the finished response."""
+"""Makes the finished response from a completion and its streamed items."""
 
 
 def output_items(completion: Completion, calls: Sequence[AnsweredToolCall]) -> list[dict[str, Any]]:
@@ -28,7 +28,7 @@ def output_items(completion: Completion, calls: Sequence[AnsweredToolCall]) -> l
 
 
 class ResponsesEvents:
-    """See `model_api.Events`: each item is added, filled and done, and the last event holds the whole response."""
+    """The `model_api.Events` of this API: each item is added, filled and done; the last event has the response."""
 
     def __init__(
         self, begun: Mapping[str, Any], calls: Callable[[Message], Sequence[AnsweredToolCall]], finish: Finish
@@ -70,7 +70,7 @@ class ResponsesEvents:
         return self._event("response.failed", response=failed)
 
     def _say(self, kind: str, text: str) -> bytes:
-        """Return the events for a piece of reasoning or text, in the open item if that is of this kind."""
+        """Return the events for a piece of reasoning or text, in the open item if it is of that kind."""
         if not text:
             return b""
         opened = b"" if self._open == kind else self._close() + self._start(kind)
@@ -80,7 +80,7 @@ class ResponsesEvents:
 
     def _start(self, kind: str) -> bytes:
         self._open, self._item_id = kind, model_api.new_id(_PREFIXES[kind])
-        # a kind that comes again after the other is an item of its own
+        # A kind that comes again after the other becomes another item.
         self._sent[kind] = ""
         added = self._event(
             "response.output_item.added",
@@ -132,7 +132,7 @@ _TEXTS = {"reasoning": "response.reasoning_text", "message": "response.output_te
 
 
 def _more(kind: str, logprobs: Sequence[Mapping[str, Any]] = ()) -> dict[str, Any]:
-    """Return the fields of an event that only one of the kinds has."""
+    """Return the fields that only events of one kind have."""
     return {"logprobs": list(logprobs)} if kind == "message" else {}
 
 

@@ -1,7 +1,7 @@
-"""The log-probabilities of an answer as each API writes them: of every token that was sampled, as they are recorded.
+"""The log-probabilities of an answer in each API's form: of every sampled token, as recorded.
 
-The texts of the tokens, joined, are all that was sampled, tool calls included; a token that is only part of a character
-has an empty text, and the one that completes it has the character; the end of a turn is a token without text.
+The tokens' texts, joined, are the whole sampled text, tool calls included. A token that is only part of a character has
+an empty text; the token that completes the character has all of it. The end of a turn is a token without text.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from workers.policy.generation import SpelledCompletion
 
 
 def of_openai(completion: Completion) -> list[dict[str, Any]]:
-    """Return them as both APIs of OpenAI write them; empty for an answer whose tokens were not asked for."""
+    """Return them in the form of both OpenAI APIs; empty if they were not requested."""
     return [
         {"token": text, "bytes": list(text.encode()), "logprob": logprob, "top_logprobs": []}
         for text, _, logprob in _tokens(completion)
@@ -22,7 +22,7 @@ def of_openai(completion: Completion) -> list[dict[str, Any]]:
 
 
 def of_google(completion: Completion) -> dict[str, Any]:
-    """Return the fields of a candidate; empty for an answer whose tokens were not asked for."""
+    """Return the fields of a candidate; empty if they were not requested."""
     tokens = list(_tokens(completion))
     if not tokens:
         return {}

@@ -1,4 +1,4 @@
-"""Namespaces of the responses API: groups of functions, which the policy sees as functions of longer names."""
+"""Namespaces of the responses API: groups of functions, which the policy sees as functions with longer names."""
 
 from __future__ import annotations
 
@@ -13,24 +13,26 @@ _JOIN = "__"
 
 
 def flat_name(namespace: str, name: str) -> str:
-    """Return the name under which the policy sees a function of a namespace; its own if it is in none."""
+    """Return the policy's name for a function of a namespace; unchanged if it is in none."""
     return f"{namespace}{_JOIN}{name}" if namespace else name
 
 
 class Namespaces:
-    """The namespaces that the tools of one rollout's requests have had."""
+    """The namespaces of the tools in one rollout's requests."""
 
     def __init__(self) -> None:
         self._places: dict[str, tuple[str, str]] = {}
 
     def flattened(self, tools: object) -> list[Mapping[str, Any]]:
-        """Return the tools with those of namespaces in their place, by their longer names. Raises BadRequest."""
+        """Return the tools with namespaces replaced by their functions, under longer names. Raises BadRequest."""
         result: list[Mapping[str, Any]] = []
         for number, tool in enumerate(model_api.mappings(tools or [], "tools")):
             where = f"tools[{number}]"
             if tool.get("type") != "namespace":
                 if tool.get("type") == "function" and str(tool.get("name")) in self._places:
-                    raise BadRequest(f"a function in a namespace is called {tool['name']!r}, too", f"{where}.name")
+                    raise BadRequest(
+                        f"a function of a namespace is also named {tool['name']!r}: rename one", f"{where}.name"
+                    )
                 result.append(tool)
                 continue
             namespace = model_api.word(tool.get("name"), f"{where}.name")
@@ -48,7 +50,7 @@ class Namespaces:
         return result
 
     def within(self, call: AnsweredToolCall) -> AnsweredToolCall:
-        """Return a call of the policy as the client knows its function."""
+        """Return a call of the policy with the client's name of the function."""
         if call.name not in self._places:
             return call
         namespace, name = self._places[call.name]

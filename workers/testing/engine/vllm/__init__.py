@@ -1,1 +1,1 @@
-"""vLLM's wire for token ids, as published with 0.33: null fields included, and the errors' bodies."""
+"""vLLM's wire for token ids as of 0.33, including null fields and error bodies."""

@@ -10,13 +10,13 @@ from workers.testing.engine.logprobs import rank
 from workers.testing.engine.run import EngineRun
 
 CREATED = 1_767_225_600
-"""Creation time in responses: always the same, so that responses are reproducible."""
+"""Creation time in responses: constant, so that responses are reproducible."""
 
 
 def usage(
     runs: Sequence[EngineRun], n_prompts: int, *, created: int | None = None, brief: bool = False
 ) -> dict[str, Any]:
-    """As in an answer, or as in a stream's last chunk, which leaves out what is unset."""
+    """Return the usage of an answer, or of a stream's last chunk, which omits unset fields."""
     n_prompt = sum(len(run.prompt) for run in runs[:: max(len(runs) // n_prompts, 1)])
     n_sampled = sum(run.n_sampled for run in runs)
     details: dict[str, Any] = {"cached_tokens": runs[0].n_cached}

@@ -1,4 +1,4 @@
-"""vLLM's control endpoints that the farm uses: models, health, pauses, weights, the prefix cache."""
+"""vLLM's control endpoints used by the farm: models, health, pauses, weights, the prefix cache."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _PAUSE_MODES = ("abort", "wait", "keep")
 
 
 class VllmControlEndpoints:
-    """Some of them vLLM has only with VLLM_SERVER_DEV_MODE=1."""
+    """Some of them exist in vLLM only with VLLM_SERVER_DEV_MODE=1."""
 
     def __init__(self, machine: Machine, *, version: str = VERSION) -> None:
         self._machine = machine
@@ -36,7 +36,7 @@ class VllmControlEndpoints:
         ]
 
     def control_routes(self) -> list[Route]:
-        """Return those that are there in development mode only."""
+        """Return those of the development mode."""
         return [
             Route("/pause", self._pause, methods=["POST"]),
             Route("/resume", self._resume, methods=["POST"]),
@@ -96,7 +96,7 @@ class VllmControlEndpoints:
         return Json({"is_paused": bool(self._scheduler.paused)})
 
     async def _collective_rpc(self, request: Request) -> Response:
-        """Only the loading of weights, of which the double has none: it notes the path."""
+        """Only loads weights; the double has none, and notes the path."""
         body = await body_of(request)
         if body.get("method") != "reload_weights":
             raise RequestRefused(f"no such method: {body.get('method')!r}", kind="Bad Request")

@@ -1,4 +1,4 @@
-"""The answers of /inference/v1/generate: ids and log-probabilities side by side."""
+"""The answers of /inference/v1/generate: ids and log-probabilities together."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from workers.testing.engine.vllm.requests import VllmGenerateBody
 
 
 class GenerateAnswer:
-    """One call's."""
+    """The answer to one call."""
 
     def __init__(self, machine: Machine, request: VllmGenerateBody, asked: SamplingRequest) -> None:
         self._machine = machine
@@ -62,7 +62,7 @@ class GenerateAnswer:
         }
 
     def choice(self, index: int, run: EngineRun, begin: int, end: int, *, last: bool) -> dict[str, Any]:
-        """Return the ids [begin, end) of one sample, and what is known of them."""
+        """Return the ids [begin, end) of one sample with their metadata."""
         has_logprobs = self._request.sampling_params.logprobs is not None
         return {
             "index": index,

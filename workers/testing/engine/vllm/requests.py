@@ -1,4 +1,4 @@
-"""Request bodies of vLLM's endpoints, as far as the double uses them; other fields are ignored, as by vLLM."""
+"""Request bodies of vLLM's endpoints, with the fields that the double uses; others are ignored, as by vLLM."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ class StreamOptions(BaseModel):
 
 
 class VllmSampling(BaseModel):
-    """The part that all share."""
+    """The fields common to all requests."""
 
     model_config = ConfigDict(extra="ignore", strict=False)
 

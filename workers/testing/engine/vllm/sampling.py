@@ -1,4 +1,4 @@
-"""vLLM's endpoint that samples from token ids, whole and streamed."""
+"""vLLM's endpoints that sample from token ids, whole and streamed."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ GENERATE = "/inference/v1/generate"
 
 
 class AnswerWriter(Protocol):
-    """One call's answer, as its endpoint writes it."""
+    """The answer to one call, in its endpoint's form."""
 
     def whole(self, runs: Sequence[EngineRun]) -> dict[str, Any]: ...
 
@@ -36,7 +36,7 @@ class AnswerWriter(Protocol):
 
 
 class SamplingEndpoints:
-    """`stream_tokens` is how many ids a chunk has. During a pause that cuts or drains, calls are refused."""
+    """`stream_tokens` is the number of ids of a chunk. Calls are refused during a pause that aborts or drains."""
 
     def __init__(self, machine: Machine, *, stream_tokens: int) -> None:
         self._machine = machine
@@ -57,7 +57,7 @@ class SamplingEndpoints:
 
     def _writer(self, body: VllmGenerateBody, asked: SamplingRequest) -> AnswerWriter:
         if body.output_mode != "tokens":
-            raise RequestRefused("the scripted engine answers with token ids alone", param="output_mode")
+            raise RequestRefused("the scripted engine answers with token ids only", param="output_mode")
         return GenerateAnswer(self._machine, body, asked)
 
     def _check_paused(self) -> None:
@@ -118,7 +118,7 @@ class SamplingEndpoints:
             begin = 0
             async with aclosing(sample):  # type: ignore[type-var]
                 async for n in sample:
-                    # The last ids wait until the run has ended, and with it its finish reason is known.
+                    # The last ids wait until the run has ended and its finish reason is known.
                     held = n if not run.ended else n - 1
                     for end in _ends(begin, held, self._stream_tokens):
                         yield answer.chunk(index, run, begin, end, last=False)
@@ -146,6 +146,6 @@ async def _exhausted(sample: AsyncIterator[int]) -> None:
 
 
 def error_response(refused: RequestRefused) -> Response:
-    """Return a refusal as vLLM writes it."""
+    """Return a refusal in vLLM's form."""
     error = {"message": str(refused), "type": refused.kind, "param": refused.param, "code": refused.status}
     return Json({"error": error}, refused.status)

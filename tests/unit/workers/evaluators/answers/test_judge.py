@@ -89,7 +89,7 @@ def test_an_unreadable_reply_is_tried_with_another_seed_and_is_never_a_score() -
     model = ScriptedModel(CUT_OFF, CUT_OFF, YES)
     assert scored(model, "\\boxed{a}").value == 1.0
     assert [call["equal"] for call in scored(model, "\\boxed{a}").details["judge"]["calls"]] == [True]
-    with pytest.raises(EvaluatorError, match="3 replies of the judge 'scripted' have no decision") as error:
+    with pytest.raises(EvaluatorError, match="3 replies of the judge 'scripted' have no readable decision") as error:
         scored(ScriptedModel(MUMBLE), "\\boxed{a}")
     assert error.value.retryable
     with pytest.raises(EngineError, match="away"):
@@ -102,10 +102,10 @@ def test_what_no_judge_can_decide_is_the_candidates_fault_if_it_decides_on_the_g
 ) -> None:
     score = scored(ScriptedModel(reply, reply, reply, YES), "\\boxed{a}")
     assert score.value == 0.0
-    assert "have no decision" in score.details["judge"]["unreadable"]
+    assert "have no readable decision" in score.details["judge"]["unreadable"]
     assert len(score.details["judge"]["calls"]) == 3
     for about_gold in (NO, MUMBLE, CUT_OFF):
-        with pytest.raises(EvaluatorError, match="nor does it find the gold answer equivalent to itself"):
+        with pytest.raises(EvaluatorError, match="does not find the gold answer equivalent to itself either"):
             scored(ScriptedModel(reply, reply, reply, about_gold), "\\boxed{a}")
     # one vote of three
     score = scored(ScriptedModel(YES, reply, reply, reply, YES), "\\boxed{a}", n_votes=3)

@@ -68,9 +68,9 @@ def test_rows_without_columns_of_swe_bench_are_those_of_swe_gym() -> None:
 @pytest.mark.parametrize(
     ("change", "told"),
     [
-        ({"FAIL_TO_PASS": "[]"}, "no test that the fix must turn green"),
+        ({"FAIL_TO_PASS": "[]"}, "no test must turn green"),
         ({"FAIL_TO_PASS": "[nothing"}, "FAIL_TO_PASS"),
-        ({"test_patch": "nothing"}, "no unified diff"),
+        ({"test_patch": "nothing"}, "must be a unified diff"),
         ({"instance_id": ""}, "instance_id"),
         ({"eval_script": "pytest"}, "the eval_script must print"),
         ({"log_parser": "os.system"}, "log_parser"),
@@ -94,7 +94,7 @@ def test_images_by_the_nodes_templates() -> None:
         "docker://mirror.example/swebench/sweb.eval.x86_64.farm_1776_wordkit-1"
     )
     assert image_of(row, {"swe-smith": "/x"}) == image_of(row, {})
-    with pytest.raises(HandlerError, match=r"the template '/\{name\}' of swe-bench cannot be filled in.*\{id_1776\}"):
+    with pytest.raises(HandlerError, match=r"the template '/\{name\}' of swe-bench is invalid.*\{id_1776\}"):
         image_of(row, {"swe-bench": "/{name}"})
     without = IssueRow.model_validate({**R2E, "docker_image": "", "instance_id": "x"})
     with pytest.raises(HandlerError, match="set FARM_SWE_IMAGES"):

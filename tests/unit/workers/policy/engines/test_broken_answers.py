@@ -290,8 +290,8 @@ SWAMPS: dict[str, tuple[Play, str]] = {
     "an error without an end": (forever(OF_NO_LENGTH.replace(b"200 OK", b"500 X"), b" " * 65536), "more than"),
     "headers without an end": (forever(b"HTTP/1.1 200 OK\r\n", b"x: " + b"y" * 1000 + b"\r\n"), "broke off"),
     "one header without an end": (forever(b"HTTP/1.1 200 OK\r\nx: ", b"y" * 65536), "broke off"),
-    "a gzip bomb": (bomb, "packs"),
-    "another packing": (head("application/json", 2, "content-encoding: zstd") + b"{}", "packs"),
+    "a gzip bomb": (bomb, "compresses"),
+    "another packing": (head("application/json", 2, "content-encoding: zstd") + b"{}", "compresses"),
 }
 
 

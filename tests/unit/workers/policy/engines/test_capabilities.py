@@ -104,12 +104,12 @@ def test_a_model_that_is_not_listed_is_told() -> None:
 def test_a_plain_server_that_fails_at_ids_is_text_only() -> None:
     engine_info = looked_at(plain(completions=refusing(500), chat=said))
     assert not engine_info.token_in
-    assert not any("chat either" in note for note in engine_info.notes)
+    assert not any("chat fails" in note for note in engine_info.notes)
 
 
 def test_a_server_that_fails_at_all_says_so() -> None:
     engine_info = looked_at(plain())
-    assert any("it does not chat either" in note for note in engine_info.notes)
+    assert any("its chat fails, too" in note for note in engine_info.notes)
 
 
 def test_a_server_without_a_list_needs_a_model_named() -> None:
@@ -187,13 +187,13 @@ def test_a_key_that_is_repeated_is_not_shown() -> None:
 
 
 def test_a_model_that_it_does_not_have_is_no_reason_to_take_it_for_a_poor_one() -> None:
-    with pytest.raises(EngineUnfit, match="no model of that name"):
+    with pytest.raises(EngineUnfit, match="does not have this model"):
         looked_at(EngineDouble().app(), model="missing")
 
 
 def test_a_plain_server_that_does_not_have_the_model_says_so() -> None:
     gone = refusing(404, "The model `c` does not exist.")
-    with pytest.raises(EngineUnfit, match="no model of that name"):
+    with pytest.raises(EngineUnfit, match="does not have this model"):
         looked_at(plain(completions=gone, chat=gone), model="c")
 
 

@@ -198,7 +198,7 @@ def test_too_large_a_max_tokens_is_made_to_fit() -> None:
 
 @pytest.mark.parametrize("body", ["<html>busy</html>", '{"choices": []}', "[]", "null"])
 def test_no_completion_is_an_engine_error(body: str) -> None:
-    with pytest.raises(EngineError, match="gave an answer"):
+    with pytest.raises(EngineError, match="gave an (unreadable )?answer"):
         ask(Misbehaving(lambda _: PlainTextResponse(body, media_type="application/json")))
 
 
@@ -226,7 +226,7 @@ def test_an_address_may_end_otherwise() -> None:
 def test_an_aborted_generation_is_to_be_asked_for_again() -> None:
     with pytest.raises(EngineBusy, match="is it paused for new weights"):
         ask(Misbehaving(accept(finish_reason="abort")))
-    with pytest.raises(EngineError, match="broke the generation off"):
+    with pytest.raises(EngineError, match="broke off the generation"):
         ask(Misbehaving(accept(finish_reason="error")))
 
 

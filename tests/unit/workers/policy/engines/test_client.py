@@ -137,7 +137,7 @@ def test_what_is_no_answer_is_an_engine_error(answer: Any) -> None:
 def test_a_server_without_a_wire_for_ids_is_not_asked() -> None:
     async def run() -> None:
         engine = open_engine(EngineAddress("http://127.0.0.1:1/v1"), EngineInfo())
-        with pytest.raises(EngineRefused, match="takes no token ids"):
+        with pytest.raises(EngineRefused, match="accepts no token ids"):
             await engine.generate(PROMPT, SamplingParams(), 5)
         await engine.aclose()
 

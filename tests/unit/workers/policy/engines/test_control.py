@@ -98,7 +98,7 @@ def test_an_endpoint_that_is_closed_says_what_opens_it() -> None:
 
 def test_an_engine_that_does_not_succeed_is_an_error() -> None:
     failed = Noting(update_weight_version=[(200, {"success": False, "message": "busy loading"})])
-    with pytest.raises(EngineError, match=r"did not do /update_weight_version.*busy loading"):
+    with pytest.raises(EngineError, match=r"did not carry out /update_weight_version.*busy loading"):
         controlled(failed, SGLANG, lambda engine: engine.set_version("7"))
     with pytest.raises(EngineError, match=r"answered 500.*boom"):
         controlled(Noting(resume=[(500, {"error": "boom"})]), VLLM, lambda engine: engine.resume())

@@ -66,7 +66,7 @@ def test_a_refusal_says_what_to_do(status: int, body: Any, advice: str) -> None:
         (403, "Forbidden", "check the engine's API key"),
         (404, "Not Found", "check the address"),
         (405, "Not Allowed", "check the address"),
-        (404, RECORDED["err_model"]["resp"], "it has no model of that name"),
+        (404, RECORDED["err_model"]["resp"], "it does not have this model"),
     ],
 )
 def test_what_another_engine_may_answer_all_the_same(status: int, body: Any, advice: str) -> None:

@@ -239,7 +239,7 @@ def test_an_error_in_the_middle_of_a_stream(path: str) -> None:
             assert (
                 name == {"/v1/chat/completions": "", "/v1/responses": "response.failed", "/v1/messages": "error"}[path]
             )
-            assert "the model cannot be reached" in data
+            assert "the model is not reachable" in data
             assert gateway.calls.failure is BUSY
 
     asyncio.run(main())

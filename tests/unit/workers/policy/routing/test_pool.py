@@ -952,7 +952,7 @@ class TestOrders:
             servers = Servers(server)
             servers.change(server, version="7", version_order=1, n_orders=1, engine_version="6")
             async with pool_of(servers, weights_s=60.0) as pool:
-                with pytest.raises(WeightsMissing, match="has not been told yet that its weights are 7"):
+                with pytest.raises(WeightsMissing, match="has not yet been sent its weights' version 7"):
                     await routed(seat(pool, "r"), N, asking(N, "r"))
 
         run(main())

@@ -248,4 +248,4 @@ def test_examples_of_a_tool_are_shown() -> None:
 def test_no_embeddings_of_google(verb: str) -> None:
     status, text = refused(f"/v1beta/models/m:{verb}", {"content": "x"})
     assert status == 404
-    assert "no embeddings" in text
+    assert "embeddings are not supported" in text

@@ -122,7 +122,7 @@ def test_an_image_of_a_user_or_a_tool_is_read(
 def test_an_image_elsewhere_is_refused_by_name(
     api: Callable[[], Api], body: Body, image: Callable[[bytes], Any], text: Any, role: str
 ) -> None:
-    with pytest.raises(BadRequest, match=r"image.*(is taken in messages of the user|not taken from an assistant)"):
+    with pytest.raises(BadRequest, match=r"image.*(supported only in user messages|not taken from an assistant)"):
         read(api(), body(text, image(RED), role=role))
 
 
@@ -148,20 +148,24 @@ ADDRESS = "https://example.org/a.png"
     [
         (ChatApi, chat({"type": "image_url", "image_url": {"url": ADDRESS}}), r"messages\[0\].content\[0\].*data: URL"),
         (ChatApi, chat({"type": "image_url", "image_url": {"url": "data:image/png,abc"}}), "data: URL"),
-        (ChatApi, chat({"type": "image_url"}), "must have its bytes"),
-        (ChatApi, chat({"type": "image_url", "image_url": {"url": url_of(b"%PDF-1.7")}}), "no PNG, JPEG, WebP or GIF"),
-        (ChatApi, chat({"type": "image_url", "image_url": {"url": "data:image/png;base64,é"}}), "cannot be read"),
-        (ChatApi, chat({"type": "input_audio", "input_audio": {}}), "'input_audio' is not taken"),
-        (ChatApi, chat({"type": "file", "file": {"file_data": url_of(RED)}}), "'file' is not taken"),
+        (ChatApi, chat({"type": "image_url"}), "must be given as base64"),
+        (
+            ChatApi,
+            chat({"type": "image_url", "image_url": {"url": url_of(b"%PDF-1.7")}}),
+            "must be PNG, JPEG, WebP or GIF",
+        ),
+        (ChatApi, chat({"type": "image_url", "image_url": {"url": "data:image/png;base64,é"}}), "base64 is invalid"),
+        (ChatApi, chat({"type": "input_audio", "input_audio": {}}), "'input_audio' is not supported"),
+        (ChatApi, chat({"type": "file", "file": {"file_data": url_of(RED)}}), "'file' is not supported"),
         (ResponsesApi, responses({"type": "input_image", "image_url": ADDRESS}), "data: URL"),
-        (ResponsesApi, responses({"type": "input_image", "file_id": "file-1"}), "must have its bytes"),
+        (ResponsesApi, responses({"type": "input_image", "file_id": "file-1"}), "must be given as base64"),
         (MessagesApi, messages({"type": "image", "source": {"type": "url", "url": ADDRESS}}), "data: URL"),
         (MessagesApi, messages({"type": "image", "source": {"type": "file", "file_id": "1"}}), "must have base64"),
         (MessagesApi, messages({"type": "image"}, role="tool"), r"content\[0\].content\[0\].source.*base64"),
-        (MessagesApi, messages({"type": "document", "source": {"type": "base64"}}), "'document' is not taken"),
+        (MessagesApi, messages({"type": "document", "source": {"type": "base64"}}), "'document' is not supported"),
         (GoogleApi, contents({"fileData": {"fileUri": ADDRESS, "mimeType": "image/png"}}), "data: URL"),
         (GoogleApi, contents({"inlineData": {"mimeType": "audio/wav", "data": ""}}), "inlineData"),
-        (GoogleApi, contents({"inlineData": {"mimeType": "image/png", "data": 3}}), "must have its bytes"),
+        (GoogleApi, contents({"inlineData": {"mimeType": "image/png", "data": 3}}), "must be given as base64"),
     ],
 )
 def test_what_is_no_image_in_the_request_is_refused_by_name(
@@ -191,13 +195,13 @@ def test_an_image_that_is_sent_again_is_held_once() -> None:
 
 def test_sizes_and_numbers_are_limited(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(request_pictures, "MAX_IMAGES", 2)
-    with pytest.raises(BadRequest, match="a request may have 2 images"):
+    with pytest.raises(BadRequest, match="a request may have at most 2 images"):
         read(ChatApi(), chat(*[in_chat(RED)] * 3))
     monkeypatch.setattr(request_pictures, "MAX_HELD_BYTES", len(RED) + len(BLUE) - 1)
     pictures = RequestPictures()
     read(ChatApi(), chat(in_chat(RED)), pictures)
     read(ChatApi(), chat(in_chat(RED)), pictures)
-    with pytest.raises(BadRequest, match="images of a rollout may have"):
+    with pytest.raises(BadRequest, match="images of the rollout have"):
         read(ChatApi(), chat(in_chat(BLUE)), pictures)
     monkeypatch.setattr(request_pictures, "MAX_IMAGE_BYTES", len(RED) - 1)
     with pytest.raises(BadRequest, match=r"messages\[0\].content\[0\].*bytes"):
