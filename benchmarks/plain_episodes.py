@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 from uuid import uuid4
 
@@ -53,7 +53,6 @@ class PlainLoop:
     url: str
     tokenizer: Tokenizer
     provider: NodeSandboxProvider | None = None
-    handler: FollowFilesHandler = field(default_factory=FollowFilesHandler)
 
     async def play(self, chains: Sequence[FileChain], n_samples: int, seed: int) -> list[PlainEpisode]:
         """Play each problem `n_samples` times, WIDTH episodes at a time."""
@@ -80,12 +79,12 @@ class PlainLoop:
         if self.provider is None:
             yield None
             return
-        instance = FollowFilesInstance.model_validate(chain.fields)
-        spec = self.handler.sandbox(instance)
+        handler = FollowFilesHandler(FollowFilesInstance.model_validate(chain.fields))
+        spec = handler.sandbox()
         assert spec is not None
 
         async def prepare(sandbox: Any) -> None:
-            await self.handler.prepare(instance, sandbox)
+            await handler.prepare(sandbox)
 
         async with starts:
             name = f"benchmark-{uuid4().hex[:12]}"

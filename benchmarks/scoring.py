@@ -80,8 +80,8 @@ async def _answers(report: Report, n: int) -> None:
 
 async def _symbols(report: Report, n: int) -> None:
     """Of an answer that only algebra shows to be right."""
-    handler = registry.handler("answer")
-    instance = handler.instance_type.model_validate({"question": "Expand or factor.", "gold": _SYMBOLS[0]})
+    kind = registry.handler("answer")
+    handler = kind(kind.instance_type.model_validate({"question": "Expand or factor.", "gold": _SYMBOLS[0]}))
 
     @asynccontextmanager
     async def none(*_: object, **__: object) -> AsyncIterator[Sandbox]:
@@ -90,7 +90,7 @@ async def _symbols(report: Report, n: int) -> None:
 
     async def score(_: int) -> None:
         answer = Submission(answer=f"\\boxed{{{_SYMBOLS[1]}}}")
-        assert (await handler.evaluator(instance).evaluate(answer, none, _SCORE_S)).value == 1.0
+        assert (await handler.evaluator().evaluate(answer, none, _SCORE_S)).value == 1.0
 
     try:
         await score(0)

@@ -45,7 +45,7 @@ async def tests_alone(instance: SweInstance) -> None:
 
 
 async def scored(instance: SweInstance, patch: str, value: float) -> None:
-    evaluator = SweHandler().evaluator(instance)
+    evaluator = SweHandler(instance).evaluator()
     submission = Submission(files={PATCH: patch})
     score = await evaluator.evaluate(submission, lambda *_, **__: fresh(instance), _LIMIT_S)
     assert score.value == value, score

@@ -177,11 +177,12 @@ def _spec_of(instance: Instance, image: str) -> SandboxSpec | None:
     """Return an instance's sandbox, if it is of the image that the instance names."""
     handler_type = load(HANDLERS, instance.data_source)
     try:
-        spec = handler_type().sandbox(handler_type.instance_type.model_validate(instance.fields))
+        handler = handler_type(handler_type.instance_type.model_validate(instance.fields))
     except Exception:
-        # it is bound to a rollout first, or breaks, which the rollout then says
+        # the rollout reports that its handler fails
         return None
-    return spec if isinstance(spec, SandboxSpec) and spec.image == image else None
+    spec = _known_spec(handler)
+    return spec if spec is not None and spec.image == image else None
 
 
 def fingerprint(request: BatchRequest) -> str:
@@ -203,20 +204,23 @@ def instance_complaints(
         return invalid(error, path).complaints
     except Exception as error:
         return [(path, f"its handler could not read it: {type(error).__name__}: {error}")]
-    complaints: list[tuple[str, str]] = []
     try:
-        handler: Any = handler_type() if hasattr(handler_type, "needs") or hasattr(handler_type, "roles") else None
-        if hasattr(handler, "needs"):
-            # one that is bound to a rollout has no spec before it is
-            spec = None if hasattr(handler, "for_task") else handler.sandbox(instance)
-            reasons = unsupported(handler.needs(instance), spec, request.network)
-            complaints += [(path, f"it asks for {reason}") for reason in reasons]
-        if hasattr(handler, "roles"):
-            missing = [role for role in handler.roles(instance) if role not in request.roles]
-            complaints += [(path, roles_missing(handler.data_source, missing))] if missing else []
+        handler = handler_type(instance)
+        reasons = unsupported(handler.needs(), _known_spec(handler), request.network)
+        missing = [role for role in handler.roles() if role not in request.roles]
     except Exception as error:
         return [(path, f"its handler could not say what it needs: {type(error).__name__}: {error}")]
-    return complaints
+    complaints = [(path, f"it asks for {reason}") for reason in reasons]
+    return [*complaints, (path, roles_missing(handler.data_source, missing))] if missing else complaints
+
+
+def _known_spec(handler: Any) -> SandboxSpec | None:
+    """Return the sandbox of a problem, if its handler knows it without the task's archive and secrets."""
+    try:
+        spec = handler.sandbox()
+    except Exception:
+        return None
+    return spec if isinstance(spec, SandboxSpec) else None
 
 
 def invalid(error: ValidationError, path: str = "") -> InvalidRequest:

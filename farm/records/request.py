@@ -246,18 +246,12 @@ def roles_missing(data_source: str, roles: Iterable[str]) -> str:
 _CONVERSATION = frozenset({"messages", "tools", "add_generation_prompt", "generation_prompt", "self"})
 
 
-class BatchRequest(EngineSettings):
-    """One submit: every instance is played `n_samples` times.
+class BatchSettings(Request):
+    """The part of a batch's request that its stages and plug-ins see, without instances and engines.
 
-    Instances with one `instance_id` must be equal, as they are one problem: repeats are allowed, two problems of one
-    name are not. All together have at most MAX_REQUEST_BYTES of fields.
-
-    The same `idempotency_key` names the same batch however often it is submitted.
-    `model` picks among the farm's engines; empty takes any. With an `engine_url`, all of it is played on that engine,
-    but for instances that have one of their own.
+    Handlers have it as `TaskContext.batch`.
     """
 
-    instances: Annotated[tuple[Instance, ...], Field(min_length=1, max_length=MAX_INSTANCES)]
     n_samples: Annotated[int, Field(ge=1, le=1024)] = 1
     sampling: SamplingParams = SamplingParams()
     limits: Limits = Limits()
@@ -297,6 +291,36 @@ class BatchRequest(EngineSettings):
     secrets: Annotated[dict[SecretName, Secret], Field(repr=False, max_length=1000)] = Field(default_factory=dict)
     """Values for the variables that tasks name in their environment tables, and the only source of these: stored with
     the batch as keys of engines are, shown nowhere, and blotted out of what is recorded."""
+
+    @field_validator("reward")
+    @classmethod
+    def _has_weights(cls, given: str | dict[str, float]) -> str | dict[str, float]:
+        """Refuse weights that are none, or not finite."""
+        if isinstance(given, dict) and not (given and all(map(math.isfinite, given.values()))):
+            raise ValueError("weights must be finite numbers, at least one")
+        return given
+
+    @field_validator("chat_template_kwargs")
+    @classmethod
+    def _beside_the_conversation(cls, given: dict[str, Any]) -> dict[str, Any]:
+        """Refuse template variables that are the conversation itself, which a batch may not set."""
+        if taken := _CONVERSATION & given.keys():
+            raise ValueError(f"{', '.join(sorted(taken))} cannot be set: the farm gives it to the template")
+        return given
+
+
+class BatchRequest(BatchSettings, EngineSettings):
+    """One submit: every instance is played `n_samples` times.
+
+    Instances with one `instance_id` must be equal, as they are one problem: repeats are allowed, two problems of one
+    name are not. All together have at most MAX_REQUEST_BYTES of fields.
+
+    The same `idempotency_key` names the same batch however often it is submitted.
+    `model` picks among the farm's engines; empty takes any. With an `engine_url`, all of it is played on that engine,
+    but for instances that have one of their own.
+    """
+
+    instances: Annotated[tuple[Instance, ...], Field(min_length=1, max_length=MAX_INSTANCES)]
     priority: Annotated[int, Field(ge=-100, le=100)] = 0
     """A higher one is placed first, and while any of it waits a lower one gets nothing. Batches of one priority take
     turns, whatever their sizes. What has been placed is not taken back: it is played first."""
@@ -378,19 +402,3 @@ class BatchRequest(EngineSettings):
                 "routed_experts of its sampling: calls with images, which agent_requests.images allows, have none"
             )
         return self
-
-    @field_validator("reward")
-    @classmethod
-    def _has_weights(cls, given: str | dict[str, float]) -> str | dict[str, float]:
-        """Refuse weights that are none, or not finite."""
-        if isinstance(given, dict) and not (given and all(map(math.isfinite, given.values()))):
-            raise ValueError("weights must be finite numbers, at least one")
-        return given
-
-    @field_validator("chat_template_kwargs")
-    @classmethod
-    def _beside_the_conversation(cls, given: dict[str, Any]) -> dict[str, Any]:
-        """Refuse template variables that are the conversation itself, which a batch may not set."""
-        if taken := _CONVERSATION & given.keys():
-            raise ValueError(f"{', '.join(sorted(taken))} cannot be set: the farm gives it to the template")
-        return given

@@ -48,7 +48,7 @@ class KeptLayer(BaseModel):
 
 
 class EarlyScore(BaseModel):
-    """A score of the running sandbox; see `ScoresRunning` in `workers/plugins/handler_options.py`."""
+    """A score of the running sandbox; see `Handler.scores_running` in `workers/plugins/handler.py`."""
 
     model_config = ConfigDict(frozen=True)
 
@@ -61,7 +61,7 @@ class EarlyScore(BaseModel):
 class Submission(BaseModel):
     """The part of a rollout that is scored; kept in the store, so that scoring can be repeated without a new play.
 
-    The last five are the farm's: no handler sets them (`workers/plugins/handler_options.py`).
+    The last five are the farm's: no handler sets them (`workers/plugins/handler.py`).
     """
 
     model_config = ConfigDict(ser_json_bytes="base64", val_json_bytes="base64")

@@ -6,7 +6,7 @@ import uuid
 from collections.abc import Sequence
 
 from examples.problems import swe_problems
-from farm.records.request import Limits, SamplingParams
+from farm.records.request import BatchSettings
 from tests.doubles import EngineDouble
 from workers.cli.agent_check import PlayedAgent, play_on
 from workers.handlers.swe import SweInstance
@@ -25,11 +25,8 @@ def job_of(agent: str, kind: str) -> StageJob:
         sample_index=0,
         data_source="swe",
         fields=swe_problems()[0].fields,
-        sampling=SamplingParams(),
-        limits=Limits(),
+        batch=BatchSettings(agent=agent),
         sandbox_kind=kind,
-        model="",
-        agent=agent,
     )
 
 

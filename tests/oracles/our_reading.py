@@ -13,7 +13,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from farm.errors import EvaluatorError, FarmError
-from farm.records.request import SandboxSpec
+from farm.records.request import BatchSettings, SandboxSpec
 from farm.records.task_needs import unsupported
 from farm.records.variable_expansion import expanded
 from farm.tasks.harbor_config import EnvironmentTable, HealthcheckTable, StepTable
@@ -33,7 +33,7 @@ from workers.handlers.harbor.harbor_evaluator import HarborEvaluator
 from workers.handlers.harbor.reward_files import rewards_of
 from workers.handlers.harbor.sandbox_specs import played_in, verified_in
 from workers.handlers.harbor.step_gates import gate, total
-from workers.plugins.handler_options import TaskContext
+from workers.plugins.handler import TaskContext
 from workers.policy.repeated_turns import RepeatedTurns
 from workers.tools.terminal.screen import Screen
 
@@ -92,7 +92,7 @@ def _step(instance: HarborInstance, step: StepTable | None, index: int) -> dict[
     spec = verified_in(instance, step, _ARCHIVE, VARIABLES)
     assert ("eval" in spec.network_in) is (modes["eval"] == "public")
     separate = mode == "separate"
-    tests = HarborEvaluator(instance, TaskContext(secrets=VARIABLES)).tests(step, _ARCHIVE, 1e9)
+    tests = HarborEvaluator(instance, TaskContext(BatchSettings(secrets=VARIABLES))).tests(step, _ARCHIVE, 1e9)
     agent = step.agent if step else config.agent
     verifiers = [config.verifier, *([step.verifier] if step else [])]
     return {

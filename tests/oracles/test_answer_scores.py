@@ -19,7 +19,7 @@ from workers.plugins.interfaces import Score, Submission
 
 
 async def scored(case: AnswerCase) -> Score:
-    evaluator = AnswerHandler().evaluator(instance_of(case))
+    evaluator = AnswerHandler(instance_of(case)).evaluator()
     return await evaluator.evaluate(Submission(answer=case.response), no_sandbox, 240)
 
 

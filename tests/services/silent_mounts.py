@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import sys
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import ClassVar
 
@@ -15,7 +15,9 @@ from farm.records.request import SandboxLimits, SandboxSpec
 from farm.records.rollout import Outcome
 from farm.records.trajectory import Message
 from tests.services.unruly import ROOT
+from workers.plugins.handler import Handler
 from workers.plugins.interfaces import AgentContext, AgentResult, Evaluator, FreshSandbox, Sandbox, Score, Submission
+from workers.plugins.roles import NO_MODELS, ChatModel
 from workers.sandboxes.sandbox import NodeSandbox
 from workers.testing.plugin_path import python_path
 
@@ -49,41 +51,41 @@ class SilentMountInstance(BaseModel):
     collect: str = ""
 
 
-class SilentMountHandler:
+class SilentMountHandler(Handler[SilentMountInstance]):
     data_source: ClassVar[str] = "asleep"
     instance_type: ClassVar[type[BaseModel]] = SilentMountInstance
     agent: ClassVar[str] = "asleep"
     tools: ClassVar[Collection[str]] = ("bash",)
 
-    def sandbox(self, instance: SilentMountInstance) -> SandboxSpec | None:
+    def sandbox(self) -> SandboxSpec | None:
         return SandboxSpec(kind="namespace", limits=SandboxLimits(memory_mb=200, disk_mb=20))
 
-    def messages(self, instance: SilentMountInstance) -> list[Message]:
-        return [{"role": "user", "content": instance.command}]
+    def messages(self) -> list[Message]:
+        return [{"role": "user", "content": self.instance.command}]
 
-    async def prepare(self, instance: SilentMountInstance, sandbox: Sandbox) -> None:
-        if not instance.servers:
+    async def prepare(self, sandbox: Sandbox) -> None:
+        if not self.instance.servers:
             return
         assert isinstance(sandbox, NodeSandbox)
         await sandbox.exec(["mkdir", PLACE], timeout_s=20)
-        argv = ["-m", "tests.services.servers.fuse", str(sandbox._record.first.pid), PLACE, instance.servers]
+        argv = ["-m", "tests.services.servers.fuse", str(sandbox._record.first.pid), PLACE, self.instance.servers]
         server = await asyncio.create_subprocess_exec(
             sys.executable, *argv, cwd=ROOT, stdout=asyncio.subprocess.PIPE, start_new_session=True
         )
         assert server.stdout
         assert await server.stdout.readline() == b"up\n"
 
-    async def collect(self, instance: SilentMountInstance, sandbox: Sandbox | None, answer: str | None) -> Submission:
+    async def collect(self, sandbox: Sandbox | None, answer: str | None) -> Submission:
         assert sandbox is not None
-        if instance.collect == "read":
+        if self.instance.collect == "read":
             await sandbox.read_file(f"{PLACE}/x")
-        elif instance.collect == "download":
-            await sandbox.download(f"{PLACE}/x", Path(instance.servers, "downloaded"))
-        elif instance.collect == "upload":
+        elif self.instance.collect == "download":
+            await sandbox.download(f"{PLACE}/x", Path(self.instance.servers, "downloaded"))
+        elif self.instance.collect == "upload":
             await sandbox.upload(_LARGE, f"{PLACE}/x/y")
         return Submission(answer=answer)
 
-    def evaluator(self, instance: SilentMountInstance) -> Evaluator:
+    def evaluator(self, models: Mapping[str, ChatModel] = NO_MODELS) -> Evaluator:
         return SilentMountEvaluator()
 
 

@@ -11,7 +11,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from functools import partial
 from pathlib import Path
 from types import MappingProxyType
@@ -24,7 +24,9 @@ from farm.errors import EngineError, SandboxError, StoreUnavailable
 from farm.records.request import SandboxLimits, SandboxSpec
 from farm.records.rollout import Outcome
 from farm.records.trajectory import Message
+from workers.plugins.handler import Handler
 from workers.plugins.interfaces import AgentContext, AgentResult, Evaluator, FreshSandbox, Sandbox, Score, Submission
+from workers.plugins.roles import NO_MODELS, ChatModel
 from workers.sandboxes.sandbox import NodeSandbox
 from workers.testing.plugin_path import python_path
 
@@ -172,45 +174,44 @@ _RAISES: dict[str, Callable[[], Any]] = {
 RAISES = tuple(_RAISES)
 
 
-class UnrulyHandler:
+class UnrulyHandler(Handler[UnrulyInstance]):
     """Fails in each of its methods, and hangs in one."""
 
     data_source: ClassVar[str] = "unruly"
     instance_type: ClassVar[type[BaseModel]] = UnrulyInstance
     agent: ClassVar[str] = "unruly"
-    tools: ClassVar[Collection[str]] = ()
 
-    def sandbox(self, instance: UnrulyInstance) -> SandboxSpec | None:
-        instance.raise_in("sandbox")
-        if instance.strikes("node:sick"):
+    def sandbox(self) -> SandboxSpec | None:
+        self.instance.raise_in("sandbox")
+        if self.instance.strikes("node:sick"):
             raise SandboxError("no space is left on this node")
-        spec = SPECS.get(instance.where)
-        return spec and spec.model_copy(update={"packages": instance.packages})
+        spec = SPECS.get(self.instance.where)
+        return spec and spec.model_copy(update={"packages": self.instance.packages})
 
-    def messages(self, instance: UnrulyInstance) -> list[Message]:
-        instance.raise_in("messages")
-        return [{"role": "user", "content": instance.model_dump_json()}]
+    def messages(self) -> list[Message]:
+        self.instance.raise_in("messages")
+        return [{"role": "user", "content": self.instance.model_dump_json()}]
 
-    async def prepare(self, instance: UnrulyInstance, sandbox: Sandbox) -> None:
-        instance.raise_in("prepare")
-        if instance.strikes("prepare:leave"):
+    async def prepare(self, sandbox: Sandbox) -> None:
+        self.instance.raise_in("prepare")
+        if self.instance.strikes("prepare:leave"):
             asyncio.get_running_loop().call_soon(sys.exit)
-        if instance.fault == "prepare:hang":
+        if self.instance.fault == "prepare:hang":
             await asyncio.Event().wait()
 
-    async def collect(self, instance: UnrulyInstance, sandbox: Sandbox | None, answer: str | None) -> Submission:
-        instance.raise_in("collect")
-        if instance.fault == "collect:hang":
+    async def collect(self, sandbox: Sandbox | None, answer: str | None) -> Submission:
+        self.instance.raise_in("collect")
+        if self.instance.fault == "collect:hang":
             await asyncio.Event().wait()
-        if instance.fault in _SUBMISSIONS:
-            return _SUBMISSIONS[instance.fault]()  # type: ignore[no-any-return]
+        if self.instance.fault in _SUBMISSIONS:
+            return _SUBMISSIONS[self.instance.fault]()  # type: ignore[no-any-return]
         if sandbox is not None:
             await sandbox.exec(["true"], timeout_s=5.0)
         return Submission(answer=answer)
 
-    def evaluator(self, instance: UnrulyInstance) -> Evaluator:
-        instance.raise_in("evaluator")
-        return UnrulyEvaluator(instance)
+    def evaluator(self, models: Mapping[str, ChatModel] = NO_MODELS) -> Evaluator:
+        self.instance.raise_in("evaluator")
+        return UnrulyEvaluator(self.instance)
 
 
 def _cycle() -> dict[str, Any]:
@@ -379,27 +380,23 @@ class WorkingInstance(BaseModel):
     question: str
 
 
-class WorkingHandler:
+class WorkingHandler(Handler[WorkingInstance]):
     """A policy with a shell in a small sandbox; whatever it submits is worth 1."""
 
     data_source: ClassVar[str] = "working"
     instance_type: ClassVar[type[BaseModel]] = WorkingInstance
-    agent: ClassVar[str] = "react"
     tools: ClassVar[Collection[str]] = ("bash", "submit")
 
-    def sandbox(self, instance: WorkingInstance) -> SandboxSpec | None:
+    def sandbox(self) -> SandboxSpec | None:
         return SPEC
 
-    def messages(self, instance: WorkingInstance) -> list[Message]:
-        return [{"role": "user", "content": instance.question}]
+    def messages(self) -> list[Message]:
+        return [{"role": "user", "content": self.instance.question}]
 
-    async def prepare(self, instance: WorkingInstance, sandbox: Sandbox) -> None:
-        """Nothing to stage."""
-
-    async def collect(self, instance: WorkingInstance, sandbox: Sandbox | None, answer: str | None) -> Submission:
+    async def collect(self, sandbox: Sandbox | None, answer: str | None) -> Submission:
         assert sandbox is not None
         await sandbox.exec(["true"], timeout_s=5.0)
         return Submission(answer=answer)
 
-    def evaluator(self, instance: WorkingInstance) -> Evaluator:
+    def evaluator(self, models: Mapping[str, ChatModel] = NO_MODELS) -> Evaluator:
         return UnrulyEvaluator(UnrulyInstance())

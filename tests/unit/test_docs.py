@@ -32,8 +32,9 @@ from farm.settings import Settings
 from tests.chaos.faults import KINDS
 from workers.agents.harness import Harness, HarnessAgent
 from workers.conformance.catalogue import PROMISES
-from workers.handlers.math import MathHandler
+from workers.plugins.handler import Handler
 from workers.plugins.interfaces import AgentContext, AgentResult, Artefact, Observation, Sandbox
+from workers.plugins.roles import NO_MODELS
 from workers.testing import FakeSandbox, ScriptedPolicy, answering
 from workers.testing.local_sandbox import LocalProvider
 
@@ -291,12 +292,12 @@ def context_of(sandbox: Sandbox) -> AgentContext:
 def test_handler_of_the_example_is_one() -> None:
     names: dict[str, Any] = {"__name__": "example"}
     exec(code_with("how-to/plugins/handlers.md", "CapitalHandler"), names)
-    handler = names["CapitalHandler"]()
-    assert {name for name in dir(MathHandler) if not name.startswith("_")} <= set(dir(handler))
-    instance = handler.instance_type.model_validate({"country": "Peru", "capital": "Lima"})
-    assert handler.messages(instance) == [{"role": "user", "content": "What is the capital of Peru?"}]
-    assert handler.sandbox(instance) is None
-    assert handler.evaluator(instance).name == "contains"
+    kind = names["CapitalHandler"]
+    assert issubclass(kind, Handler)
+    handler = kind(kind.instance_type.model_validate({"country": "Peru", "capital": "Lima"}))
+    assert handler.messages() == [{"role": "user", "content": "What is the capital of Peru?"}]
+    assert handler.sandbox() is None
+    assert handler.evaluator(NO_MODELS).name == "contains"
 
 
 def test_tool_of_the_example_counts() -> None:

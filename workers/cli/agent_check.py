@@ -17,7 +17,7 @@ from rich.table import Table
 
 from farm.errors import FarmError, NotFound
 from farm.plugins import installed, load
-from farm.records.request import Limits, SamplingParams
+from farm.records.request import BatchSettings, Limits
 from farm.records.rollout import Outcome
 from farm.records.token_audit import check as check_rows
 from farm.records.trajectory import ModelCall, Segment, segments
@@ -165,11 +165,8 @@ def _job(agent: str, task: str, kind: str, run_s: float) -> StageJob:
         sample_index=0,
         data_source="answer",
         fields={"question": task, "answer": "2"},
-        sampling=SamplingParams(),
-        limits=Limits(run_s=run_s),
+        batch=BatchSettings(limits=Limits(run_s=run_s), agent=agent),
         sandbox_kind=kind,
-        model="",
-        agent=agent,
     )
 
 

@@ -184,9 +184,9 @@ def _parts_of(spec: SandboxSpec) -> Iterator[SandboxSpec]:
 def _spec(line: str, agent: str, where: str) -> SandboxSpec | None:
     try:
         instance = Instance.model_validate(json.loads(line))
-        handler = registry.handler(instance.data_source)
-        needed = handler.sandbox(handler.instance_type.model_validate(instance.fields))
-        return needed_by(registry.agent(agent or handler.agent), needed)
+        kind = registry.handler(instance.data_source)
+        needed = kind(kind.instance_type.model_validate(instance.fields)).sandbox()
+        return needed_by(registry.agent(agent or kind.agent), needed)
     except ValidationError as error:
         first = error.errors()[0]
         raise InvalidRequest(f"{'.'.join(map(str, first['loc']))}: {first['msg']}", field=where) from error

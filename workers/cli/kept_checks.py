@@ -33,7 +33,13 @@ def check_key(job: StageJob, kind: str, specs: Sequence[SandboxSpec]) -> str:
 
     `kind` is that of its sandboxes; missing images are built.
     """
-    batch = [job.limits.model_dump(mode="json"), job.reward, job.network, job.verification, dict(job.secrets)]
+    batch = [
+        job.limits.model_dump(mode="json"),
+        job.batch.reward,
+        job.batch.network,
+        job.batch.verification,
+        dict(job.batch.secrets),
+    ]
     known = settings()
     node = [os.uname(), sys.version, *(getattr(known, name) for name in _OF_NODE)]
     made = partial(image, start=start_build)

@@ -146,7 +146,7 @@ async def _opened(target: Target, options: AttackOptions) -> AsyncIterator[_Open
     fields = target.fields or {}
     job = options.check.job(target.data_source, fields)
     problem = await asyncio.to_thread(resolve_problem, job)
-    plan = _chosen(plan_of(target.data_source, fields, problem.instance), options)
+    plan = _chosen(plan_of(target.data_source, fields, problem.handler.instance), options)
 
     async def score(attack: Attack) -> float:
         return await _scored(options.check.job(target.data_source, fields), attack)
@@ -198,4 +198,4 @@ def _digests(job: StageJob, plan: AttackPlan) -> tuple[str, str]:
     """Return the digest of a task, and the digest of its attacks and its scoring."""
     task = Instance(data_source=job.data_source, fields=dict(job.fields), archive=job.archive)
     attacks = [asdict(each) for each in (*plan.attacks, plan.solution) if each is not None]
-    return task.digest, digest(job.reward, job.network, job.verification, attacks)
+    return task.digest, digest(job.batch.reward, job.batch.network, job.batch.verification, attacks)

@@ -16,7 +16,7 @@ from typing import Any
 from uuid import uuid4
 
 from farm.errors import FarmError
-from farm.records.request import Limits, SamplingParams, VerificationRule
+from farm.records.request import BatchSettings, Limits, VerificationRule
 from farm.records.task_needs import NetworkRule, unsupported
 from farm.tasks.harbor_folder import TaskFolder, task_folder
 from farm.tasks.harbor_instance import DATA_SOURCE
@@ -63,14 +63,14 @@ class CheckOptions:
             sample_index=0,
             data_source=data_source,
             fields=fields,
-            sampling=SamplingParams(),
-            limits=self.limits,
+            batch=BatchSettings(
+                limits=self.limits,
+                reward=self.reward,
+                network=self.network,
+                verification=self.verification,
+                secrets=dict(self.secrets),
+            ),
             sandbox_kind=self.sandbox,
-            model="",
-            reward=self.reward,
-            network=self.network,
-            verification=self.verification,
-            secrets=dict(self.secrets),
             archive=archive,
         )
 
@@ -186,7 +186,7 @@ async def _key(task: TaskFolder, options: CheckOptions) -> tuple[str, str]:
     source = resolve(problem).source
     assert source is not None
     folder = archive_folder(job.archive)
-    own = [verified_in(task.instance, step, folder, job.secrets) for step in task.instance.steps or (None,)]
+    own = [verified_in(task.instance, step, folder, job.batch.secrets) for step in task.instance.steps or (None,)]
     specs = list({each.model_dump_json(): each for each in (source.spec, *own)}.values())
     return job.archive, await asyncio.to_thread(check_key, problem.job, source.provider.kind, specs)
 
@@ -293,7 +293,7 @@ async def solve(task: TaskFolder, options: CheckOptions) -> SolutionRun:
 
     def solving(problem: Problem, source: SandboxSource | None) -> SolutionPolicy:
         folder = archive_folder(job.archive)
-        policies.append(SolutionPolicy(job.sandbox_id, source, task.instance, folder, job.secrets))
+        policies.append(SolutionPolicy(job.sandbox_id, source, task.instance, folder, job.batch.secrets))
         return policies[-1]
 
     score = await score_job(job, solving)

@@ -7,7 +7,6 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
-from farm.records.request import SandboxSpec
 from farm.records.trajectory import Message
 from workers.evaluators.answers.authors.multiple_choice import MODES
 from workers.evaluators.answers.authors.rules import NAMES, is_readable_gold
@@ -15,7 +14,8 @@ from workers.evaluators.answers.choices import LETTERS, MAX_OPTIONS
 from workers.evaluators.answers.equivalence import EquivalenceEvaluator, Reference
 from workers.evaluators.answers.judge import AnswerJudge, JudgeSettings
 from workers.evaluators.answers.normal_text import balanced
-from workers.plugins.interfaces import Evaluator, Sandbox, Submission
+from workers.plugins.handler import Handler
+from workers.plugins.interfaces import Evaluator
 from workers.plugins.roles import NO_MODELS, ChatModel
 from workers.row_forms.answer_rows import answer_fields
 from workers.row_forms.patterns import sound_pattern
@@ -104,48 +104,37 @@ class AnswerInstance(BaseModel):
         return self
 
 
-class AnswerHandler:
+class AnswerHandler(Handler[AnswerInstance]):
     """One question and one answer, without tools and without a sandbox."""
 
     data_source: ClassVar[str] = "answer"
     instance_type: ClassVar[type[BaseModel]] = AnswerInstance
-    agent: ClassVar[str] = "react"
-    tools: ClassVar[Collection[str]] = ()
     without_sandbox: ClassVar[bool] = True
 
-    def sandbox(self, instance: AnswerInstance) -> SandboxSpec | None:
-        return None
-
-    def messages(self, instance: AnswerInstance) -> list[Message]:
-        if instance.prompt:
-            return [dict(message) for message in instance.prompt]
-        options = [f"{LETTERS[at]}: {option}" for at, option in enumerate(instance.options)]
-        content = "\n".join([instance.question, *options, "", _LETTER if options else _BOX])
+    def messages(self) -> list[Message]:
+        if self.instance.prompt:
+            return [dict(message) for message in self.instance.prompt]
+        options = [f"{LETTERS[at]}: {option}" for at, option in enumerate(self.instance.options)]
+        content = "\n".join([self.instance.question, *options, "", _LETTER if options else _BOX])
         return [{"role": "user", "content": content}]
 
-    async def prepare(self, instance: AnswerInstance, sandbox: Sandbox) -> None:
-        """Do nothing: there is nothing to stage."""
+    def roles(self) -> Collection[str]:
+        return ("judge",) if self.instance.judge is not None and not self.instance.options else ()
 
-    async def collect(self, instance: AnswerInstance, sandbox: Sandbox | None, answer: str | None) -> Submission:
-        return Submission(answer=answer)
-
-    def roles(self, instance: AnswerInstance) -> Collection[str]:
-        return ("judge",) if instance.judge is not None and not instance.options else ()
-
-    def evaluator(self, instance: AnswerInstance, models: Mapping[str, ChatModel] = NO_MODELS) -> Evaluator:
+    def evaluator(self, models: Mapping[str, ChatModel] = NO_MODELS) -> Evaluator:
         reference = Reference(
-            instance.question,
-            instance.gold,
-            instance.options,
-            pattern=instance.pattern,
-            evaluated=instance.evaluated,
-            other_golds=instance.other_golds,
-            rule=instance.rule,
-            other_patterns=instance.other_patterns,
-            prefix=instance.prefix,
+            self.instance.question,
+            self.instance.gold,
+            self.instance.options,
+            pattern=self.instance.pattern,
+            evaluated=self.instance.evaluated,
+            other_golds=self.instance.other_golds,
+            rule=self.instance.rule,
+            other_patterns=self.instance.other_patterns,
+            prefix=self.instance.prefix,
         )
         judge = None
-        if self.roles(instance):
-            assert instance.judge is not None
-            judge = AnswerJudge(models["judge"], JudgeSettings(**instance.judge.model_dump()))
+        if self.roles():
+            assert self.instance.judge is not None
+            judge = AnswerJudge(models["judge"], JudgeSettings(**self.instance.judge.model_dump()))
         return EquivalenceEvaluator(reference, judge)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from typing import ClassVar
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
@@ -11,7 +11,9 @@ from farm.errors import HandlerError, ToolError
 from farm.records.request import SandboxSpec
 from farm.records.trajectory import Message
 from workers.evaluators.programs import SOLUTION, ProgramEvaluator
+from workers.plugins.handler import Handler
 from workers.plugins.interfaces import Evaluator, Sandbox, Submission
+from workers.plugins.roles import NO_MODELS, ChatModel
 
 _PATH = f"/workspace/{SOLUTION}"
 _MAX_BYTES = 1_000_000
@@ -41,28 +43,24 @@ class CodeInstance(BaseModel):
         return self
 
 
-class CodeHandler:
+class CodeHandler(Handler[CodeInstance]):
     """The policy writes, tests and submits; the checks run elsewhere, on the file only."""
 
     data_source: ClassVar[str] = "code"
     instance_type: ClassVar[type[BaseModel]] = CodeInstance
-    agent: ClassVar[str] = "react"
     tools: ClassVar[Collection[str]] = ("bash", "edit", "python", "submit")
 
-    def sandbox(self, instance: CodeInstance) -> SandboxSpec | None:
+    def sandbox(self) -> SandboxSpec | None:
         return SandboxSpec()
 
-    def messages(self, instance: CodeInstance) -> list[Message]:
-        task = f"Complete this function in {_PATH}:\n\n```python\n{instance.prompt}\n```"
+    def messages(self) -> list[Message]:
+        task = f"Complete this function in {_PATH}:\n\n```python\n{self.instance.prompt}\n```"
         return [{"role": "system", "content": _SYSTEM}, {"role": "user", "content": task}]
 
-    async def prepare(self, instance: CodeInstance, sandbox: Sandbox) -> None:
-        """Do nothing: there is nothing to stage."""
-
-    async def collect(self, instance: CodeInstance, sandbox: Sandbox | None, answer: str | None) -> Submission:
+    async def collect(self, sandbox: Sandbox | None, answer: str | None) -> Submission:
         """Return the file as a submission; a missing or too large one is an empty submission."""
         if sandbox is None:
-            raise HandlerError(f"{instance.task_id}: the file to score is in a sandbox, and there is none")
+            raise HandlerError(f"{self.instance.task_id}: the file to score is in a sandbox, and there is none")
         try:
             data = await sandbox.read_file(_PATH)
         except ToolError:
@@ -73,5 +71,5 @@ class CodeHandler:
         text = data.decode("utf-8", "replace").replace("\0", "\ufffd")
         return Submission(answer=answer, files={SOLUTION: text})
 
-    def evaluator(self, instance: CodeInstance) -> Evaluator:
-        return ProgramEvaluator(instance.prompt, instance.test, instance.entry_point)
+    def evaluator(self, models: Mapping[str, ChatModel] = NO_MODELS) -> Evaluator:
+        return ProgramEvaluator(self.instance.prompt, self.instance.test, self.instance.entry_point)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
@@ -14,7 +14,9 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator
 from farm.records.request import SandboxSpec
 from farm.records.trajectory import Message
 from workers.evaluators.answer import AnswerEvaluator
-from workers.plugins.interfaces import Evaluator, Sandbox, Submission
+from workers.plugins.handler import Handler
+from workers.plugins.interfaces import Evaluator
+from workers.plugins.roles import NO_MODELS, ChatModel
 
 _SYSTEM = (
     "Solve the problem. You may compute with the python tool. Then call submit with the answer alone, in exactly the "
@@ -52,28 +54,25 @@ class MathInstance(BaseModel):
         return family
 
 
-class MathHandler:
+class MathHandler(Handler[MathInstance]):
     """Answers are submitted or given as text; a sandbox is available for computing."""
 
     data_source: ClassVar[str] = "math"
     instance_type: ClassVar[type[BaseModel]] = MathInstance
-    agent: ClassVar[str] = "react"
     tools: ClassVar[Collection[str]] = ("python", "submit")
 
-    def sandbox(self, instance: MathInstance) -> SandboxSpec | None:
+    def sandbox(self) -> SandboxSpec | None:
         return SandboxSpec()
 
-    def messages(self, instance: MathInstance) -> list[Message]:
-        return [{"role": "system", "content": _SYSTEM}, {"role": "user", "content": instance.question}]
+    def messages(self) -> list[Message]:
+        return [{"role": "system", "content": _SYSTEM}, {"role": "user", "content": self.instance.question}]
 
-    async def prepare(self, instance: MathInstance, sandbox: Sandbox) -> None:
-        """Do nothing: there is nothing to stage."""
-
-    async def collect(self, instance: MathInstance, sandbox: Sandbox | None, answer: str | None) -> Submission:
-        return Submission(answer=answer)
-
-    def evaluator(self, instance: MathInstance) -> Evaluator:
+    def evaluator(self, models: Mapping[str, ChatModel] = NO_MODELS) -> Evaluator:
         return AnswerEvaluator(
-            instance.family,
-            {"question": instance.question, "answer": instance.answer, "metadata": dict(instance.metadata)},
+            self.instance.family,
+            {
+                "question": self.instance.question,
+                "answer": self.instance.answer,
+                "metadata": dict(self.instance.metadata),
+            },
         )

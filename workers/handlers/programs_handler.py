@@ -16,7 +16,9 @@ from workers.evaluators.program_tests.evaluator import AUTHORS_SOLUTION, SOLUTIO
 from workers.evaluators.program_tests.form_rules import form_rule
 from workers.evaluators.program_tests.hidden_tests import CallTest, HiddenTests, StreamTest
 from workers.evaluators.program_tests.output_comparison import FORM, tolerance_of
+from workers.plugins.handler import Handler
 from workers.plugins.interfaces import Evaluator, Sandbox, Submission
+from workers.plugins.roles import NO_MODELS, ChatModel
 from workers.row_forms.authors_blocks import AUTHORS_PROGRAM
 from workers.row_forms.fenced_blocks import fenced_program
 from workers.row_forms.program_rows import program_fields
@@ -127,36 +129,35 @@ class ProgramsInstance(BaseModel):
         return self
 
 
-class ProgramsHandler:
+class ProgramsHandler(Handler[ProgramsInstance]):
     """The policy writes and tests a program, or answers with one; the tests run elsewhere, on the program only."""
 
     data_source: ClassVar[str] = "programs"
     instance_type: ClassVar[type[BaseModel]] = ProgramsInstance
-    agent: ClassVar[str] = "react"
     tools: ClassVar[Collection[str]] = ("bash", "edit", "python", "submit")
 
-    def sandbox(self, instance: ProgramsInstance) -> SandboxSpec | None:
-        return SandboxSpec(packages=instance.packages)
+    def sandbox(self) -> SandboxSpec | None:
+        return SandboxSpec(packages=self.instance.packages)
 
-    def messages(self, instance: ProgramsInstance) -> list[Message]:
-        if instance.prompt:
-            return [{"role": "system", "content": _SYSTEM}, *(dict(message) for message in instance.prompt)]
-        parts = [instance.question, _STREAMS if not instance.function else f"Define `{instance.function}`."]
-        if instance.starter_code:
-            parts.append(f"Begin with this:\n\n```python\n{instance.starter_code}\n```")
+    def messages(self) -> list[Message]:
+        if self.instance.prompt:
+            return [{"role": "system", "content": _SYSTEM}, *(dict(message) for message in self.instance.prompt)]
+        parts = [
+            self.instance.question,
+            _STREAMS if not self.instance.function else f"Define `{self.instance.function}`.",
+        ]
+        if self.instance.starter_code:
+            parts.append(f"Begin with this:\n\n```python\n{self.instance.starter_code}\n```")
         return [{"role": "system", "content": _SYSTEM}, {"role": "user", "content": "\n\n".join(parts)}]
 
-    async def prepare(self, instance: ProgramsInstance, sandbox: Sandbox) -> None:
-        """Do nothing: there is nothing to stage."""
-
-    async def collect(self, instance: ProgramsInstance, sandbox: Sandbox | None, answer: str | None) -> Submission:
+    async def collect(self, sandbox: Sandbox | None, answer: str | None) -> Submission:
         """Return the file as a submission, or else the answer's fenced block with the program."""
         if sandbox is None:
             raise HandlerError("the file to score is in a sandbox, and there is none")
         try:
             files = {SOLUTION: await sandbox.read_file(_PATH)}
         except ToolError:
-            files = _programs_of(answer or "", instance)
+            files = _programs_of(answer or "", self.instance)
         files = {name: data for name, data in files.items() if len(data) <= _MAX_BYTES}
         if not any(files.values()):
             return Submission(answer=answer)
@@ -166,21 +167,21 @@ class ProgramsHandler:
             files={name: data.decode("utf-8", "replace").replace("\0", "\ufffd") for name, data in files.items()},
         )
 
-    def evaluator(self, instance: ProgramsInstance) -> Evaluator:
-        if instance.asserts:
-            body = "\n".join(f"    {line}" for text in instance.asserts for line in text.strip().splitlines())
-            return AssertsEvaluator(instance.setup, f"def check(candidate):\n{body}\n", instance.function)
+    def evaluator(self, models: Mapping[str, ChatModel] = NO_MODELS) -> Evaluator:
+        if self.instance.asserts:
+            body = "\n".join(f"    {line}" for text in self.instance.asserts for line in text.strip().splitlines())
+            return AssertsEvaluator(self.instance.setup, f"def check(candidate):\n{body}\n", self.instance.function)
         tests = HiddenTests(
-            tuple(test.hidden() for test in instance.tests),
-            function=instance.function,
-            compare=instance.compare,
-            checker=instance.checker,
-            rule=instance.rule,
-            partial=instance.partial,
-            time_s=instance.time_s,
-            memory_mb=instance.memory_mb,
+            tuple(test.hidden() for test in self.instance.tests),
+            function=self.instance.function,
+            compare=self.instance.compare,
+            checker=self.instance.checker,
+            rule=self.instance.rule,
+            partial=self.instance.partial,
+            time_s=self.instance.time_s,
+            memory_mb=self.instance.memory_mb,
         )
-        return ProgramTestsEvaluator(tests, instance.reference)
+        return ProgramTestsEvaluator(tests, self.instance.reference)
 
 
 def _programs_of(answer: str, instance: ProgramsInstance) -> dict[str, bytes]:

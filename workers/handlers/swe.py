@@ -7,7 +7,7 @@ never contains the gold patch or the tests.
 from __future__ import annotations
 
 import sys
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from typing import ClassVar
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator
@@ -18,7 +18,9 @@ from farm.records.trajectory import Message
 from workers.evaluators.issues.differences import GIT_S, difference
 from workers.evaluators.patches import GIT_ENV, said, script, touched
 from workers.evaluators.tests import PytestEvaluator, TestPlan
+from workers.plugins.handler import Handler
 from workers.plugins.interfaces import Evaluator, ExecResult, Sandbox, Submission
+from workers.plugins.roles import NO_MODELS, ChatModel
 
 _TREE = "/workspace"
 _SYSTEM = (
@@ -83,46 +85,44 @@ class SweInstance(BaseModel):
         self.spec()
 
 
-class SweHandler:
+class SweHandler(Handler[SweInstance]):
     """The policy edits a tree; its diff is collected, and tested over a clean tree."""
 
     data_source: ClassVar[str] = "swe"
     instance_type: ClassVar[type[BaseModel]] = SweInstance
-    agent: ClassVar[str] = "react"
     tools: ClassVar[Collection[str]] = ("bash", "edit", "submit")
     prepares_once: ClassVar[bool] = True
     collect_s: ClassVar[float] = GIT_S + 15.0
+    git_s: ClassVar[float] = GIT_S
+    """Time limit of one git command in seconds."""
 
-    def __init__(self, git_s: float = GIT_S) -> None:
-        self._git_s = git_s
+    def sandbox(self) -> SandboxSpec | None:
+        return self.instance.spec()
 
-    def sandbox(self, instance: SweInstance) -> SandboxSpec | None:
-        return instance.spec()
-
-    def messages(self, instance: SweInstance) -> list[Message]:
-        issue = instance.problem_statement
-        if instance.hints_text.strip():
-            issue += f"\n\nHints:\n{instance.hints_text}"
+    def messages(self) -> list[Message]:
+        issue = self.instance.problem_statement
+        if self.instance.hints_text.strip():
+            issue += f"\n\nHints:\n{self.instance.hints_text}"
         return [
-            {"role": "system", "content": _SYSTEM.format(repo=instance.repo)},
+            {"role": "system", "content": _SYSTEM.format(repo=self.instance.repo)},
             {"role": "user", "content": issue},
         ]
 
-    async def prepare(self, instance: SweInstance, sandbox: Sandbox) -> None:
+    async def prepare(self, sandbox: Sandbox) -> None:
         """Mark the original tree. Raises HandlerError, not retryable if the farm's Python has another version."""
         ours = f"{sys.version_info.major}.{sys.version_info.minor}"
-        if instance.environment.python != ours:
+        if self.instance.environment.python != ours:
             raise HandlerError(
-                f"{instance.instance_id} needs Python {instance.environment.python}, the farm has {ours}",
+                f"{self.instance.instance_id} needs Python {self.instance.environment.python}, the farm has {ours}",
                 retryable=False,
             )
         result = await self._git(sandbox, script("commit_baseline"))
         if result.code != 0:
             raise HandlerError(
-                f"{instance.instance_id}: cannot commit the given tree; is git installed? {said(result)}"
+                f"{self.instance.instance_id}: cannot commit the given tree; is git installed? {said(result)}"
             )
 
-    async def collect(self, instance: SweInstance, sandbox: Sandbox | None, answer: str | None) -> Submission:
+    async def collect(self, sandbox: Sandbox | None, answer: str | None) -> Submission:
         """Return the diff to the original tree, at most 1 MB, or a rejection if the policy broke its repository.
 
         Errors caused by the policy's tree are rejections. Raises SandboxError if the node was late or short of a
@@ -130,22 +130,22 @@ class SweHandler:
         is no sandbox.
         """
         if sandbox is None:
-            raise HandlerError(f"{instance.instance_id}: the patch to score is in a sandbox, and there is none")
-        return await difference(sandbox, _TREE, answer, self._git_s)
+            raise HandlerError(f"{self.instance.instance_id}: the patch to score is in a sandbox, and there is none")
+        return await difference(sandbox, _TREE, answer, self.git_s)
 
     async def _git(self, sandbox: Sandbox, command: str, **env: str) -> ExecResult:
-        return await sandbox.exec(["bash", "-c", command], timeout_s=self._git_s, env={**GIT_ENV, **env}, cwd=_TREE)
+        return await sandbox.exec(["bash", "-c", command], timeout_s=self.git_s, env={**GIT_ENV, **env}, cwd=_TREE)
 
-    def evaluator(self, instance: SweInstance) -> Evaluator:
-        environment = instance.environment
+    def evaluator(self, models: Mapping[str, ChatModel] = NO_MODELS) -> Evaluator:
+        environment = self.instance.environment
         return PytestEvaluator(
             TestPlan(
                 command=environment.test_cmd,
                 tree=_TREE,
                 pythonpath=environment.pythonpath,
-                test_patch=instance.test_patch,
-                fail_to_pass=instance.FAIL_TO_PASS,
-                pass_to_pass=instance.PASS_TO_PASS,
-                gold=instance.patch or "",
+                test_patch=self.instance.test_patch,
+                fail_to_pass=self.instance.FAIL_TO_PASS,
+                pass_to_pass=self.instance.PASS_TO_PASS,
+                gold=self.instance.patch or "",
             )
         )

@@ -6,7 +6,7 @@ the tree is scored, in a fresh sandbox of the image; `workers/evaluators/issues/
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from typing import ClassVar
 
 from pydantic import BaseModel
@@ -20,7 +20,9 @@ from workers.evaluators.issues.issue_images import image_of
 from workers.evaluators.issues.issue_rows import IssueRow
 from workers.evaluators.issues.resolution import IssueEvaluator
 from workers.evaluators.issues.staging import hide_solution, stage
+from workers.plugins.handler import Handler
 from workers.plugins.interfaces import Evaluator, Sandbox, Submission
+from workers.plugins.roles import NO_MODELS, ChatModel
 
 _STAGE_S = 240.0
 _SYSTEM = (
@@ -29,35 +31,34 @@ _SYSTEM = (
 )
 
 
-class SweBenchHandler:
+class SweBenchHandler(Handler[IssueRow]):
     """Issues of SWE-bench, SWE-Gym, SWE-smith, SWE-rebench and R2E-Gym, scored by their authors' rules."""
 
     data_source: ClassVar[str] = "swe-bench"
     instance_type: ClassVar[type[BaseModel]] = IssueRow
-    agent: ClassVar[str] = "react"
     tools: ClassVar[Collection[str]] = ("bash", "edit", "submit")
     prepares_once: ClassVar[bool] = True
     collect_s: ClassVar[float] = GIT_S + 15.0
 
-    def sandbox(self, instance: IssueRow) -> SandboxSpec | None:
-        image = image_of(instance, settings().swe_images)
-        return SandboxSpec(image=image, packages=instance.packages, workdir=instance.tree)
+    def sandbox(self) -> SandboxSpec | None:
+        image = image_of(self.instance, settings().swe_images)
+        return SandboxSpec(image=image, packages=self.instance.packages, workdir=self.instance.tree)
 
-    def messages(self, instance: IssueRow) -> list[Message]:
-        system = _SYSTEM.format(repo=instance.repo or "a project", tree=instance.tree)
-        return [{"role": "system", "content": system}, {"role": "user", "content": instance.statement}]
+    def messages(self) -> list[Message]:
+        system = _SYSTEM.format(repo=self.instance.repo or "a project", tree=self.instance.tree)
+        return [{"role": "system", "content": system}, {"role": "user", "content": self.instance.statement}]
 
-    async def prepare(self, instance: IssueRow, sandbox: Sandbox) -> None:
+    async def prepare(self, sandbox: Sandbox) -> None:
         """Make and mark the tree, and remove the solution from it. Raises HandlerError."""
-        issue = instance.issue()
+        issue = self.instance.issue()
         await stage(sandbox, issue, _STAGE_S)
         await hide_solution(sandbox, issue, _STAGE_S)
 
-    async def collect(self, instance: IssueRow, sandbox: Sandbox | None, answer: str | None) -> Submission:
+    async def collect(self, sandbox: Sandbox | None, answer: str | None) -> Submission:
         """Return the diff to the tree. Raises the errors of `difference`, and HandlerError if there is no sandbox."""
         if sandbox is None:
-            raise HandlerError(f"{instance.instance_id}: the patch to score is in a sandbox, and there is none")
-        return await difference(sandbox, instance.tree, answer)
+            raise HandlerError(f"{self.instance.instance_id}: the patch to score is in a sandbox, and there is none")
+        return await difference(sandbox, self.instance.tree, answer)
 
-    def evaluator(self, instance: IssueRow) -> Evaluator:
-        return IssueEvaluator(instance.issue())
+    def evaluator(self, models: Mapping[str, ChatModel] = NO_MODELS) -> Evaluator:
+        return IssueEvaluator(self.instance.issue())

@@ -9,7 +9,7 @@ The engine kinds (LLM servers) of the group `farm.engines` are defined in `worke
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -352,7 +352,7 @@ class FreshSandbox(Protocol):
 
         With `layer` it has the files that the policy left, without the processes. The handler must have
         `keeps_layer = True`, and the spec the instance's image, packages and archives. Raises LayerMissing if the layer
-        was too large to keep, `handler_options.NothingLeft` if there is none.
+        was too large to keep, `handler.NothingLeft` if there is none.
         """
         ...
 
@@ -364,45 +364,4 @@ class Evaluator(Protocol):
 
     async def evaluate(self, submission: Submission, fresh: FreshSandbox, timeout_s: float) -> Score:
         """Return the score within `timeout_s` seconds. Raises EvaluatorError."""
-        ...
-
-
-class Handler(Protocol):
-    """Everything specific to one kind of problem. `instance` is always an instance of `instance_type`.
-
-    Optional methods are in `workers/plugins/handler_options.py`; LLMs of roles are in `workers/plugins/roles.py`.
-    """
-
-    data_source: ClassVar[str]
-    instance_type: ClassVar[type[BaseModel]]
-    agent: ClassVar[str]
-    tools: ClassVar[Collection[str]]
-
-    def sandbox(self, instance: Any) -> SandboxSpec | None:
-        """Return the spec of the policy's sandbox, or None if the instance needs none."""
-        ...
-
-    def messages(self, instance: Any) -> list[Message]:
-        """Return the initial conversation."""
-        ...
-
-    async def prepare(self, instance: Any, sandbox: Sandbox) -> None:
-        """Write files into the sandbox before the policy starts.
-
-        `prepares_once = True` declares that this depends only on the instance and leaves nothing but files without hard
-        links. It may then run once, and all samples of the instance start from its files.
-        """
-        ...
-
-    async def collect(self, instance: Any, sandbox: Sandbox | None, answer: str | None) -> Submission:
-        """Read from the sandbox what the evaluator needs, after the agent has ended.
-
-        The time limit is that of a tool call, or the handler's `collect_s` if larger. After a timeout (or a
-        TimeoutError) it is called again, in a freshly prepared sandbox and in this one. If only this one is slow,
-        because of the policy, only `answer` is scored; otherwise the timeout is an error and retried.
-        """
-        ...
-
-    def evaluator(self, instance: Any) -> Evaluator:
-        """Return the evaluator that scores the instance's submissions."""
         ...

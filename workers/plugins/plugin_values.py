@@ -20,7 +20,7 @@ from farm.records.submission import MAX_TREE_BYTES, MAX_TREE_FILES, SubmittedFil
 from farm.records.trajectory import Message, ModelCall
 from farm.records.values import storable
 from workers.plugins.counting_reward import counting_reward
-from workers.plugins.handler_options import NextTurn
+from workers.plugins.handler import NextTurn
 from workers.plugins.interfaces import AgentResult, Artefact, Score, Submission
 
 _MB = 1_000_000

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import logging
 from functools import cache
-from typing import cast
+from typing import Any, cast
 
 from farm.errors import NotFound, UnknownHandler
 from farm.plugins import installed, load
-from workers.plugins.interfaces import Agent, Handler, SandboxProvider, ToolFactory
+from workers.plugins.handler import Handler
+from workers.plugins.interfaces import Agent, SandboxProvider, ToolFactory
 from workers.plugins.plugin_faults import described
 
 log = logging.getLogger(__name__)
@@ -19,13 +20,16 @@ TOOLS = "farm.tools"
 AGENTS = "farm.agents"
 
 
-@cache
-def handler(data_source: str) -> Handler:
+def handler(data_source: str) -> type[Handler[Any]]:
     """Return the handler of a data_source. Raises UnknownHandler."""
     try:
-        return cast(Handler, load(HANDLERS, data_source)())
+        found = load(HANDLERS, data_source)
     except NotFound as missing:
         raise UnknownHandler(str(missing)) from None
+    if not (isinstance(found, type) and issubclass(found, Handler)):
+        base = f"{Handler.__module__}.{Handler.__qualname__}"
+        raise UnknownHandler(f"The entry point of handler {data_source!r} names {found!r}; name a subclass of {base}")
+    return found
 
 
 @cache

@@ -1,17 +1,13 @@
-"""LLMs of roles besides the policy, such as a judge or a simulated user, and the handlers that need them."""
+"""LLMs of roles besides the policy, such as a judge or a simulated user."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 from farm.records.request import SamplingParams
 from farm.records.trajectory import Completion, Message
-
-if TYPE_CHECKING:
-    from workers.plugins.interfaces import Evaluator
-
 
 MAX_TOKENS = 4096
 """Maximum number of tokens of an answer if the request sets none."""
@@ -46,15 +42,3 @@ class ChatModel(Protocol):
 
 NO_MODELS: Mapping[str, ChatModel] = MappingProxyType({})
 """The models of a batch that names no role."""
-
-
-class RoleHandler(Protocol):
-    """Methods of a `Handler` whose instances may need LLMs besides the policy."""
-
-    def roles(self, instance: Any) -> Collection[str]:
-        """Return the roles that an instance needs; a batch that does not define them is refused."""
-        ...
-
-    def evaluator(self, instance: Any, models: Mapping[str, ChatModel] = NO_MODELS) -> Evaluator:
-        """Return the instance's evaluator. `models` holds the batch's roles, at least those that the instance needs."""
-        ...

@@ -13,7 +13,7 @@ from typing import Any
 from weakref import WeakValueDictionary
 
 from farm.errors import EngineError, LimitReached
-from farm.records.request import RoleEngine, SamplingParams
+from farm.records.request import Role, RoleEngine, SamplingParams
 from farm.records.trajectory import Message
 from workers.plugins.interfaces import Completion
 from workers.plugins.roles import MAX_TOKENS, ChatModel
@@ -99,7 +99,7 @@ class RoleModels:
         self._slots: WeakValueDictionary[RoleEngine, asyncio.Semaphore] = WeakValueDictionary()
 
     @contextmanager
-    def of(self, roles: Mapping[str, RoleEngine], rollout_id: str) -> Iterator[Mapping[str, ChatModel]]:
+    def of(self, roles: Mapping[Role, RoleEngine], rollout_id: str) -> Iterator[Mapping[str, ChatModel]]:
         """Yield the models of a rollout's roles, by role. Thread-safe."""
         with ExitStack() as stack:
             yield {role: self._opened(stack, role, engine, rollout_id) for role, engine in roles.items()}

@@ -11,23 +11,17 @@ from contextlib import contextmanager
 from functools import lru_cache, partial
 from typing import Any, Generic, TypeVar
 
-from pydantic import BaseModel, Field
+from pydantic import ConfigDict
 
 from farm.errors import EngineError, NotAllowed
 from farm.ids import group_id
 from farm.notifications import Signals, redis_client
 from farm.records.engine_state import is_reserved
 from farm.records.request import (
-    AgentRequests,
+    BatchSettings,
     EngineSettings,
-    Limits,
-    RoleEngine,
-    SamplingParams,
-    TrainCalls,
-    VerificationRule,
 )
 from farm.records.rollout import Stage
-from farm.records.task_needs import NetworkRule
 from farm.settings import Settings, settings
 from farm.store import batches, migrations, rollouts
 from farm.store.access.sealed_secrets import opened_request
@@ -63,31 +57,15 @@ _CACHE_SIZE = 256
 T = TypeVar("T")
 
 
-class StoredRequest(BaseModel):
+class StoredRequest(BatchSettings):
     """A batch's request without its instances, with the fields that the stages need."""
 
-    sampling: SamplingParams
-    limits: Limits
-    sandbox: str
-    model: str
-    n_samples: int
-    agent: str
-    chat_template_kwargs: dict[str, Any]
-    rewritten_history: str
-    max_staleness: int | None
-    on_stale: str
+    model_config = ConfigDict(extra="ignore")
+
     engines: Sequence[EngineSettings] = ()
     """The dedicated engines of the batch and its instances; `engine` and `engine_of_instance` are indices into it."""
     engine: int | None = None
     engine_of_instance: Mapping[int, int] = {}
-    reward: str | dict[str, float] = ""
-    network: NetworkRule = "refuse"
-    verification: VerificationRule = "guarded"
-    secrets: dict[str, str] = Field(default_factory=dict, repr=False)
-    roles: Mapping[str, RoleEngine] = {}
-    agent_requests: AgentRequests = AgentRequests()
-    train_calls: TrainCalls = TrainCalls()
-    row_builder: str = "prefix"
 
     def engine_for(self, group_index: int) -> EngineAddress | None:
         """Return the dedicated engine of an instance; None if it uses the farm's engines."""
@@ -190,25 +168,13 @@ class Worker:
             sample_index=sample_index,
             data_source=data_source,
             fields=fields,
-            sampling=request.sampling,
-            limits=request.limits,
+            batch=request,
             sandbox_kind=request.sandbox if request.sandbox != "auto" else self.options.sandbox,
-            model=request.model,
-            n_samples=request.n_samples,
-            agent=request.agent,
             group_id=group_id(batch_id, group_index),
             group_index=group_index,
             rules=request.rules,
             engine=request.engine_for(group_index),
-            reward=request.reward,
-            network=request.network,
-            verification=request.verification,
-            secrets=request.secrets,
             archive=archive,
-            roles=request.roles,
-            agent_requests=request.agent_requests,
-            train_calls=request.train_calls,
-            row_builder=request.row_builder,
         )
 
     def problem(self, job: StageJob) -> Problem:
@@ -246,7 +212,7 @@ class Worker:
     def policy(self, job: StageJob) -> Iterator[Policy]:
         """Yield the policy of one rollout, on its dedicated engine or on the farm's engines as of each call."""
         if job.engine is None:
-            yield _policy(self.engines, job, job.model)
+            yield _policy(self.engines, job, job.batch.model)
             return
         with self.dedicated_engines.pool(job.engine) as pool:
             yield _policy(pool, job, job.engine.model)
@@ -254,7 +220,7 @@ class Worker:
     @contextmanager
     def models(self, job: StageJob) -> Iterator[Mapping[str, ChatModel]]:
         """Yield the LLMs of the batch's roles other than the policy, by role."""
-        with self.role_models.of(job.roles, job.rollout_id) as models:
+        with self.role_models.of(job.batch.roles, job.rollout_id) as models:
             yield models
 
     def close(self) -> None:

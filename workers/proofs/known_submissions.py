@@ -72,9 +72,9 @@ async def _score(evaluator: Evaluator, submission: Submission, spec: SandboxSpec
 
 async def _handled(data_source: str, fields: Mapping[str, Any], submission: Submission) -> float:
     """Score a submission by the evaluator that a rollout of this data source has."""
-    handler = registry.handler(data_source)
-    instance = handler.instance_type.model_validate(dict(fields))
-    return await _score(handler.evaluator(instance), submission, handler.sandbox(instance))
+    kind = registry.handler(data_source)
+    handler = kind(kind.instance_type.model_validate(dict(fields)))
+    return await _score(handler.evaluator(), submission, handler.sandbox())
 
 
 async def _math(known: Known) -> float:

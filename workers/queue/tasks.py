@@ -30,7 +30,6 @@ from farm.settings import settings
 from farm.store import rollouts, trajectories
 from farm.store.placement import StageMessage
 from farm.store.rollouts import Claim, RunSummary
-from workers.plugins.handler_options import without_sandbox
 from workers.plugins.interfaces import Submission
 from workers.plugins.plugin_faults import call_plugin
 from workers.process.supervision import note_without_sandbox
@@ -79,7 +78,7 @@ def init_sandbox(self: Task, rollout_id: str, attempt: int) -> str:
         except ClaimLost:
             stage.discard_sandbox()
             raise
-        if not started and not stage.job.agent and without_sandbox(stage.problem.handler):
+        if not started and not stage.job.batch.agent and stage.problem.handler.without_sandbox:
             note_without_sandbox(stage.worker.options.scratch, stage.job.data_source)
         return stage.ended("advanced to run")
 
@@ -100,7 +99,7 @@ def run_agent(self: Task, rollout_id: str, attempt: int) -> str:
         calls = recorder.in_order()
         trained = stage_functions.trained_calls(stage.problem, calls)
         # the rollout may be unfit to be kept: training on it would be worse than losing it
-        builder = stage.job.row_builder
+        builder = stage.job.batch.row_builder
         rows = call_plugin(
             rollout_id, f"row builder {builder!r}", AgentError, partial(build_rows, builder, trained, calls)
         )

@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from farm.errors import EvaluatorError
 from farm.records.scoring.row_rewards import RowRewards, played_calls, row_rewards
 from farm.records.trajectory import ModelCall, Segment
-from workers.plugins.handler_options import scores_calls
 from workers.plugins.interfaces import Score, Submission
 from workers.stages.stage_job import Problem
 
@@ -16,7 +15,7 @@ def with_calls(
     problem: Problem, submission: Submission, calls: Sequence[ModelCall], rows: Sequence[Segment]
 ) -> Submission:
     """Return the submission, with the model calls if its evaluator wants them."""
-    if not scores_calls(problem.handler):
+    if not problem.handler.scores_calls:
         return submission
     return submission.model_copy(update={"calls": played_calls(calls, rows)})
 

@@ -8,14 +8,13 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial
 
-from farm.errors import EvaluatorError, HandlerError, SandboxError
+from farm.errors import EvaluatorError, SandboxError
 from farm.ids import eval_sandbox_id
-from farm.plugins import follows
 from farm.records.request import SandboxSpec
 from farm.records.rollout import Stage
-from workers.plugins.handler_options import NothingLeft, RestoredFiles, RestoresFiles, keeps_layer
+from workers.plugins.handler import NothingLeft, RestoredFiles
 from workers.plugins.interfaces import FreshSandbox, Sandbox, Submission
-from workers.plugins.plugin_faults import call_plugin, described, is_cancellation
+from workers.plugins.plugin_faults import described, is_cancellation
 from workers.sandboxes.sandbox import NodeSandbox
 from workers.sandboxes.service_relay import relayed
 from workers.stages.left_layer import LayerStore, NoLayerStore, copied_layer, open_layer
@@ -43,7 +42,7 @@ def fresh_sandboxes(
 
     @asynccontextmanager
     async def fresh(spec: SandboxSpec | None = None, *, layer: bool = False) -> AsyncIterator[Sandbox]:
-        if layer and not keeps_layer(problem.handler):
+        if layer and not problem.handler.keeps_layer:
             raise EvaluatorError(
                 f"{job.rollout_id}: handler {job.data_source} keeps no layer: set its attribute keeps_layer = True"
             )
@@ -93,7 +92,5 @@ async def stop_sandbox(sandbox: Sandbox) -> None:
 
 
 def restored_files(problem: Problem) -> RestoredFiles | None:
-    what, handler = "the handler's restored()", problem.handler
-    if not follows(handler, RestoresFiles):
-        return None
-    return call_plugin(problem.job.rollout_id, what, HandlerError, lambda: handler.restored(problem.instance))
+    """Return the files of the policy's layer that are restored from the image; None for none."""
+    return problem.ask("restored()", lambda handler: handler.restored())

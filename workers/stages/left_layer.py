@@ -14,7 +14,7 @@ from farm.errors import EvaluatorError, HandlerError, LayerMissing
 from farm.plugins import follows
 from farm.records.request import SandboxSpec
 from farm.records.submission import KeptLayer
-from workers.plugins.handler_options import NothingLeft, RestoredFiles
+from workers.plugins.handler import NothingLeft, RestoredFiles
 from workers.plugins.interfaces import Sandbox
 from workers.sandboxes.images.content_store import digest
 from workers.sandboxes.lifecycle import layers, left_layers

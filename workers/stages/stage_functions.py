@@ -23,7 +23,7 @@ from farm.row_builders import chosen_calls
 from farm.seeds import rollout_seed
 from workers.evaluators.answer import verified
 from workers.plugins import plugin_values, registry
-from workers.plugins.handler_options import ChoosesCalls, NothingLeft, RunningEvaluator, keeps_layer, scores_running
+from workers.plugins.handler import NothingLeft, RunningEvaluator
 from workers.plugins.interfaces import (
     AgentContext,
     AgentResult,
@@ -59,7 +59,7 @@ from workers.stages.stage_job import (
     resolve,
     sandbox_source,
 )
-from workers.stages.task_steps import steps_of
+from workers.stages.task_steps import TaskSteps
 
 log = logging.getLogger(__name__)
 
@@ -104,7 +104,7 @@ async def _start(problem: Problem, source: SandboxSource) -> None:
 
 async def _prepare(problem: Problem, sandbox: Sandbox) -> None:
     async with boundary(problem.job, "preparing the sandbox", HandlerError):
-        await problem.handler.prepare(problem.instance, sandbox)
+        await problem.handler.prepare(sandbox)
 
 
 async def run(
@@ -138,7 +138,7 @@ async def run(
                     raise
                 log.warning("Rollout %s: policy broke its sandbox: %s", job.rollout_id, error)
                 return RunResult(Outcome.INVALID_ACTION, Submission())
-        is_kept = keeps_layer(problem.handler) and played.submission.early_score is None
+        is_kept = problem.handler.keeps_layer and played.submission.early_score is None
         if source is not None and sandbox is not None and is_kept:
             async with boundary(job, "keeping what the policy left", SandboxError):
                 restored = restored_files(problem)
@@ -158,8 +158,8 @@ async def _play_in(
     models: Mapping[str, ChatModel],
 ) -> RunResult:
     problem, job = resolved.problem, resolved.problem.job
-    redactor, calls = Redactor(job.secrets.values()), RoleCalls()
-    steps = steps_of(problem, sandbox, fresh_sandboxes(problem, node_health, Submission(), playing=sandbox))
+    redactor, calls = Redactor(job.batch.secrets.values()), RoleCalls()
+    steps = TaskSteps(problem, sandbox, fresh_sandboxes(problem, node_health, Submission(), playing=sandbox))
     async with AsyncExitStack() as stack:
         async with boundary(job, f"agent {resolved.agent_name}", AgentError):
             context = AgentContext(
@@ -172,26 +172,23 @@ async def _play_in(
                 record=redactor.record(record),
                 keep=redactor.keep(keep),
                 sandbox=sandbox,
-                next_messages=steps.next_messages if steps is not None else None,
-                instance=problem.instance,
+                next_messages=steps.next_messages,
+                instance=problem.handler.instance,
                 provider=partial(_provider, job),
                 models=calls.of(models),
-                agent_requests=job.agent_requests,
+                agent_requests=job.batch.agent_requests,
                 verify=partial(_verify, job),
             )
             stack.push_async_callback(_close, context.tools)
             result = await _play(resolved, context)
-            if steps is not None:
-                await steps.finish(result, resolved.agent_name)
+            await steps.finish(result, resolved.agent_name)
             if calls.lines:
                 await context.keep(0, calls.artefact())
         submission = redactor.submission(await _collect(resolved, sandbox, result.answer))
         rewards = plugin_values.rewards(context.rewards, f"{job.rollout_id}: agent {resolved.agent_name}")
-        submission = submission.model_copy(update={"rewards": rewards})
-        if steps is not None:
-            submission = submission.model_copy(update={"steps": redactor.json(steps.records)})
+        submission = submission.model_copy(update={"rewards": rewards, "steps": redactor.json(steps.records)})
         served = await services_of(problem, sandbox)
-        if sandbox is not None and (served or scores_running(problem.handler)):
+        if sandbox is not None and (served or problem.handler.scores_running):
             early = await _score_running(problem, sandbox, submission, models, served)
             submission = submission.model_copy(update={"early_score": early})
     return RunResult(result.outcome, submission)
@@ -214,10 +211,9 @@ async def _collect(resolved: ResolvedJob, sandbox: Sandbox | None, answer: str |
     problem, job = resolved.problem, resolved.problem.job
     async with boundary(job, "collecting the submission", HandlerError):
         collect = Collect(
-            lambda where: problem.handler.collect(problem.instance, where, answer),
+            lambda where: problem.handler.collect(where, answer),
             partial(_prepared, resolved),
-            # The handler may have set a longer limit.
-            limit_s=max(job.limits.tool_s, getattr(problem.handler, "collect_s", 0.0)),
+            limit_s=max(job.limits.tool_s, problem.handler.collect_s),
             start_s=job.limits.init_s,
         )
         submission = await collected(collect, sandbox, answer)
@@ -234,14 +230,13 @@ async def _prepared(resolved: ResolvedJob) -> AsyncIterator[Sandbox]:
 
 
 def _messages(problem: Problem) -> list[Message]:
-    what, rollout_id = "the handler's messages()", problem.job.rollout_id
-    result = call_plugin(rollout_id, what, HandlerError, lambda: problem.handler.messages(problem.instance))
-    return plugin_values.messages(result, f"{rollout_id}: {what}")
+    result = problem.ask("messages()", lambda handler: handler.messages())
+    return plugin_values.messages(result, f"{problem.job.rollout_id}: the handler's messages()")
 
 
 def _tools(problem: Problem, sandbox: Sandbox | None) -> dict[str, Tool]:
     rollout_id = problem.job.rollout_id
-    names = call_plugin(rollout_id, "the handler's tools", HandlerError, lambda: list(problem.handler.tools))
+    names = problem.ask("tools", lambda handler: list(handler.tools))
     made: dict[str, Tool] = {}
     for name in names:
         made[name] = call_plugin(
@@ -273,10 +268,10 @@ async def _play(resolved: ResolvedJob, context: AgentContext) -> AgentResult:
 
 def _seeded(job: StageJob) -> SamplingParams:
     """Return the batch's sampling parameters with a seed derived for this rollout."""
-    if job.sampling.seed is None:
-        return job.sampling
-    seed = rollout_seed(job.sampling.seed, job.data_source, job.fields, job.group_index, job.sample_index)
-    return job.sampling.model_copy(update={"seed": seed})
+    if job.batch.sampling.seed is None:
+        return job.batch.sampling
+    seed = rollout_seed(job.batch.sampling.seed, job.data_source, job.fields, job.group_index, job.sample_index)
+    return job.batch.sampling.model_copy(update={"seed": seed})
 
 
 async def _score_running(
@@ -334,22 +329,17 @@ async def evaluate(
 
 def _checked(score: Score, evaluator: Evaluator, job: StageJob) -> tuple[Score, str]:
     name = plugin_values.name(evaluator.name, f"{job.rollout_id}: the evaluator's name")
-    checked = plugin_values.score(score, f"{job.rollout_id}: evaluator {name}", job.reward)
-    return replace(checked, details=Redactor(job.secrets.values()).json(checked.details)), name
+    checked = plugin_values.score(score, f"{job.rollout_id}: evaluator {name}", job.batch.reward)
+    return replace(checked, details=Redactor(job.batch.secrets.values()).json(checked.details)), name
 
 
 def trained_calls(problem: Problem, calls: Sequence[ModelCall]) -> Sequence[ModelCall]:
     """Return a rollout's training calls, by the batch's rule and then the handler's. Raises HandlerError."""
-    job, handler = problem.job, problem.handler
-    chosen = chosen_calls(job.train_calls, calls)
-    if not follows(handler, ChoosesCalls):
-        return chosen
-    what = "the handler's train_calls()"
-    indexes = call_plugin(
-        job.rollout_id, what, HandlerError, lambda: set(handler.train_calls(problem.instance, list(chosen)))
-    )
+    chosen = chosen_calls(problem.job.batch.train_calls, calls)
+    indexes = problem.ask("train_calls()", lambda handler: set(handler.train_calls(list(chosen))))
     if unknown := indexes - {call.index for call in chosen}:
-        raise HandlerError(f"{job.rollout_id}: {what} names unknown calls: {sorted(map(str, unknown))[:5]}")
+        named = sorted(map(str, unknown))[:5]
+        raise HandlerError(f"{problem.job.rollout_id}: the handler's train_calls() names unknown calls: {named}")
     return [call for call in chosen if call.index in indexes]
 
 

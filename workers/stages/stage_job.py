@@ -2,43 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, cast
+from typing import Any, TypeVar
 
-from pydantic import BaseModel, ValidationError
+from pydantic import ValidationError
 
 from farm.errors import AgentError, AgentMissing, FarmError, HandlerError, NotFound
 from farm.ids import sandbox_id
-from farm.plugins import follows
 from farm.records.request import (
-    AgentRequests,
+    BatchSettings,
     Limits,
-    RoleEngine,
-    SamplingParams,
     SandboxSpec,
-    TrainCalls,
-    VerificationRule,
     roles_missing,
 )
 from farm.records.rollout import Stage
-from farm.records.task_needs import NetworkRule, TaskNeeds, unsupported
+from farm.records.task_needs import TaskNeeds, unsupported
 from workers.plugins import plugin_values, registry
-from workers.plugins.handler_options import (
-    BoundHandler,
-    HasNeeds,
-    HasTaskTimes,
-    TaskContext,
-    keeps_layer,
-    without_sandbox,
-)
-from workers.plugins.interfaces import Agent, Evaluator, Handler, SandboxProvider
+from workers.plugins.handler import Handler, TaskContext
+from workers.plugins.interfaces import Agent, Evaluator, SandboxProvider
 from workers.plugins.plugin_faults import call_plugin
-from workers.plugins.roles import ChatModel, RoleHandler
+from workers.plugins.roles import ChatModel
 from workers.policy.generation import EngineAddress
 from workers.policy.policy import PromptRules
 from workers.sandboxes.images.content_store import digest
 from workers.stages.task_archives import archive_folder
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,36 +40,27 @@ class StageJob:
     sample_index: int
     data_source: str
     fields: Mapping[str, Any]
-    sampling: SamplingParams
-    limits: Limits
-    sandbox_kind: str
-    model: str
-    n_samples: int = 1
-    agent: str = ""
-    """Name of the agent; empty for the handler's default."""
+    batch: BatchSettings = field(default_factory=BatchSettings)
+    """The batch's settings, with the task's own time limits once it is resolved."""
+    sandbox_kind: str = "auto"
     group_id: str = ""
     group_index: int = 0
     rules: PromptRules = field(default_factory=PromptRules)
     engine: EngineAddress | None = None
     """The batch's dedicated engine; None for the farm's engines."""
-    reward: str | Mapping[str, float] = ""
-    """The batch's rule for the reward that counts; empty leaves it to the evaluator."""
-    network: NetworkRule = "refuse"
-    verification: VerificationRule = "guarded"
-    secrets: Mapping[str, str] = field(default_factory=dict, repr=False)
     archive: str = ""
     """The digest of the instance's task archive; empty if it has none."""
-    roles: Mapping[str, RoleEngine] = field(default_factory=dict)
-    """The LLMs of roles besides the policy."""
-    agent_requests: AgentRequests = field(default_factory=AgentRequests)
-    train_calls: TrainCalls = field(default_factory=TrainCalls)
-    row_builder: str = "prefix"
+
+    @property
+    def limits(self) -> Limits:
+        return self.batch.limits
 
     @property
     def all_secrets(self) -> list[str]:
         """Return the batch's secrets, and the API keys of its LLMs."""
         keys = [] if self.engine is None else [self.engine.key]
-        return [*self.secrets.values(), *keys, *(role.engine_key for role in self.roles.values() if role.engine_key)]
+        keys += [role.engine_key for role in self.batch.roles.values() if role.engine_key]
+        return [*self.batch.secrets.values(), *keys]
 
     @property
     def sandbox_id(self) -> str:
@@ -96,30 +77,27 @@ class SandboxSource:
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """A job with its handler and validated instance: sufficient for scoring."""
+    """A job with its handler: sufficient for scoring."""
 
     job: StageJob
-    handler: Handler
-    instance: BaseModel
+    handler: Handler[Any]
+
+    def ask(self, method: str, question: Callable[[Handler[Any]], T]) -> T:
+        """Return the answer of a method of the handler. Raises HandlerError, which names the method."""
+        what = f"the handler's {method}"
+        return call_plugin(self.job.rollout_id, what, HandlerError, lambda: question(self.handler))
 
     def spec(self) -> SandboxSpec | None:
         """Return the sandbox spec of the instance, if any."""
-        what = "the handler's sandbox()"
-        spec = call_plugin(self.job.rollout_id, what, HandlerError, lambda: self.handler.sandbox(self.instance))
-        if spec is not None and without_sandbox(self.handler):
-            reason = f"{what} asks for one, though it declares without_sandbox"
-            raise HandlerError(f"{self.job.rollout_id}: {reason}", retryable=False)
-        return plugin_values.spec(spec, f"{self.job.rollout_id}: {what}", HandlerError)
+        what = f"{self.job.rollout_id}: the handler's sandbox()"
+        spec = self.ask("sandbox()", lambda handler: handler.sandbox())
+        if spec is not None and self.handler.without_sandbox:
+            raise HandlerError(f"{what} asks for one, though it declares without_sandbox", retryable=False)
+        return plugin_values.spec(spec, what, HandlerError)
 
     def evaluator(self, models: Mapping[str, ChatModel]) -> Evaluator:
-        """Return the evaluator, with the LLMs of roles if it accepts them."""
-        what = "the handler's evaluator()"
-        return call_plugin(self.job.rollout_id, what, HandlerError, lambda: self._evaluator(models))
-
-    def _evaluator(self, models: Mapping[str, ChatModel]) -> Evaluator:
-        if not hasattr(self.handler, "roles"):
-            return self.handler.evaluator(self.instance)
-        return cast(RoleHandler, self.handler).evaluator(self.instance, models)
+        """Return the evaluator, which may call the LLMs of roles."""
+        return self.ask("evaluator()", lambda handler: handler.evaluator(models))
 
     def shared(self) -> str:
         """Return a key for files that are prepared once for all samples; empty if each sample is prepared separately.
@@ -127,17 +105,10 @@ class Problem:
         Samples of handlers that keep the layer are prepared separately, as the layer must hold all files above the
         image.
         """
-        if keeps_layer(self.handler):
+        handler, job = self.handler, self.job
+        if handler.keeps_layer or not handler.prepares_once or job.batch.n_samples < 2:
             return ""
-        what = "the handler's prepares_once"
-        once = call_plugin(
-            self.job.rollout_id, what, HandlerError, lambda: bool(getattr(self.handler, "prepares_once", False))
-        )
-        return (
-            digest(self.job.data_source, dict(self.job.fields), self.job.archive)
-            if once and self.job.n_samples > 1
-            else ""
-        )
+        return digest(job.data_source, dict(job.fields), job.archive)
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,32 +129,26 @@ def resolve_problem(job: StageJob) -> Problem:
 
 def _problem(job: StageJob) -> Problem:
     try:
-        handler = registry.handler(job.data_source)
-        instance = handler.instance_type.model_validate(dict(job.fields))
+        kind = registry.handler(job.data_source)
+        instance = kind.instance_type.model_validate(dict(job.fields))
     except (FarmError, ValidationError) as error:
         raise HandlerError(f"{job.rollout_id}: {error}", retryable=False) from error
+    handler = kind(instance)
     # Checked at submit too, but the client may not have had this handler.
-    if follows(handler, HasNeeds) and (reasons := unsupported(handler.needs(instance), None, job.network)):
+    if reasons := unsupported(handler.needs(), None, job.batch.network):
         raise HandlerError(f"{job.rollout_id}: it asks for {'; '.join(reasons)}", retryable=False)
-    if missing := [role for role in needed_roles(handler, instance) if role not in job.roles]:
+    if missing := [role for role in handler.roles() if role not in job.batch.roles]:
         raise HandlerError(f"{job.rollout_id}: {roles_missing(job.data_source, missing)}", retryable=False)
-    if follows(handler, HasTaskTimes):
-        job = replace(job, limits=job.limits.with_task_times(handler.task_times(instance)))
-    if follows(handler, BoundHandler):
-        folder = archive_folder(job.archive) if job.archive else None
-        handler = handler.for_task(TaskContext(folder, job.archive, job.secrets, job.limits, job.verification))
-    return Problem(job, handler, instance)
-
-
-def needed_roles(handler: Handler, instance: BaseModel) -> Collection[str]:
-    """Return the roles besides the policy for which an instance needs an LLM."""
-    return list(cast(RoleHandler, handler).roles(instance)) if hasattr(handler, "roles") else ()
+    limits = job.limits.with_task_times(handler.task_times())
+    job = replace(job, batch=job.batch.model_copy(update={"limits": limits}))
+    folder = archive_folder(job.archive) if job.archive else None
+    return Problem(job, kind(instance, TaskContext(job.batch, folder, job.archive)))
 
 
 def resolve(problem: Problem) -> ResolvedJob:
     """Return a problem with its agent and sandbox. Raises RolloutError, and NotFound if no such sandbox can run."""
     job = problem.job
-    name = job.agent or problem.handler.agent
+    name = job.batch.agent or problem.handler.agent
     agent = call_plugin(job.rollout_id, f"agent {name}", AgentMissing, lambda: _agent(job.rollout_id, name))
     spec = problem.spec()
     what = f"agent {name}'s sandbox()"
@@ -219,11 +184,11 @@ def sandbox_source(job: StageJob, spec: SandboxSpec | None, phase: Stage | None 
 
 
 def _permitted(job: StageJob, spec: SandboxSpec, phase: Stage | None) -> SandboxSpec:
-    if reasons := unsupported(TaskNeeds(), spec, job.network):
+    if reasons := unsupported(TaskNeeds(), spec, job.batch.network):
         raise HandlerError(f"{job.rollout_id}: it asks for {reasons[0]}", retryable=False)
     if not (spec.network or spec.network_in):
         return spec
-    if job.network == "off":
+    if job.batch.network == "off":
         return spec.model_copy(update={"network": False, "network_in": ()})
     if phase is None or spec.network:
         return spec

@@ -6,11 +6,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from farm.errors import HandlerError
-from farm.plugins import follows
 from farm.records.rollout import STEP_ENDS
 from farm.records.trajectory import Message
 from workers.plugins import plugin_values
-from workers.plugins.handler_options import ContinuesConversation
 from workers.plugins.interfaces import AgentResult, FreshSandbox, Sandbox
 from workers.plugins.plugin_faults import described, is_cancellation
 from workers.stage_clock import deadline, off_clock
@@ -20,11 +18,8 @@ from workers.stages.stage_job import Problem
 class TaskSteps:
     """The steps of one rollout. `records` are the handler's records of all ended steps except the last."""
 
-    def __init__(
-        self, problem: Problem, handler: ContinuesConversation, sandbox: Sandbox | None, fresh: FreshSandbox
-    ) -> None:
+    def __init__(self, problem: Problem, sandbox: Sandbox | None, fresh: FreshSandbox) -> None:
         self._problem = problem
-        self._handler = handler
         self._sandbox = sandbox
         self._fresh = fresh
         self._n_asked = 0
@@ -39,8 +34,8 @@ class TaskSteps:
         try:
             with off_clock(limit_s):
                 async with deadline(limit_s):
-                    turn = await self._handler.next_messages(
-                        self._problem.instance, self._sandbox, n_done, answer, tuple(self.records), self._fresh
+                    turn = await self._problem.handler.next_messages(
+                        self._sandbox, n_done, answer, tuple(self.records), self._fresh
                     )
         except TimeoutError as error:
             raise HandlerError(f"{what} took longer than {limit_s:g} s") from error
@@ -65,9 +60,3 @@ class TaskSteps:
                 "choose another agent, such as react",
                 retryable=False,
             )
-
-
-def steps_of(problem: Problem, sandbox: Sandbox | None, fresh: FreshSandbox) -> TaskSteps | None:
-    """Return the steps of a task, or None if its handler has no `next_messages`."""
-    handler = problem.handler
-    return TaskSteps(problem, handler, sandbox, fresh) if follows(handler, ContinuesConversation) else None

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Mapping
 from typing import ClassVar
 
 from pydantic import BaseModel, ConfigDict
 
-from farm.records.request import SandboxSpec
 from farm.records.trajectory import Message
-from workers.plugins.interfaces import Evaluator, FreshSandbox, Sandbox, Score, Submission
+from workers.plugins.handler import Handler
+from workers.plugins.interfaces import Evaluator, FreshSandbox, Score, Submission
+from workers.plugins.roles import NO_MODELS, ChatModel
 
 
 class ChatInstance(BaseModel):
@@ -25,29 +26,18 @@ class ChatInstance(BaseModel):
     call_reward: float | None = None
 
 
-class ChatHandler:
+class ChatHandler(Handler[ChatInstance]):
     """Scores 1.0 if the answer contains the expected text, else 0.0."""
 
     data_source: ClassVar[str] = "chat"
     instance_type: ClassVar[type[BaseModel]] = ChatInstance
-    agent: ClassVar[str] = "react"
-    tools: ClassVar[Collection[str]] = ()
     scores_calls: ClassVar[bool] = True
 
-    def sandbox(self, instance: ChatInstance) -> SandboxSpec | None:
-        return None
+    def messages(self) -> list[Message]:
+        return [{"role": "user", "content": self.instance.question}]
 
-    def messages(self, instance: ChatInstance) -> list[Message]:
-        return [{"role": "user", "content": instance.question}]
-
-    async def prepare(self, instance: ChatInstance, sandbox: Sandbox) -> None:
-        """Nothing to stage."""
-
-    async def collect(self, instance: ChatInstance, sandbox: Sandbox | None, answer: str | None) -> Submission:
-        return Submission(answer=answer)
-
-    def evaluator(self, instance: ChatInstance) -> Evaluator:
-        return ContainsEvaluator(instance.expected, instance.call_reward)
+    def evaluator(self, models: Mapping[str, ChatModel] = NO_MODELS) -> Evaluator:
+        return ContainsEvaluator(self.instance.expected, self.instance.call_reward)
 
 
 class ContainsEvaluator:

@@ -6,7 +6,7 @@ import asyncio
 import re
 import sys
 import time
-from collections.abc import Awaitable, Callable, Collection
+from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
 from typing import ClassVar, Literal
 
@@ -16,15 +16,16 @@ from farm.errors import AgentError, EngineError, EvaluatorError, HandlerError, R
 from farm.records.request import SandboxSpec
 from farm.records.rollout import Outcome, Stage
 from farm.records.trajectory import Message
+from workers.plugins.handler import Handler
 from workers.plugins.interfaces import (
     AgentContext,
     AgentResult,
     Evaluator,
     FreshSandbox,
-    Sandbox,
     Score,
     Submission,
 )
+from workers.plugins.roles import NO_MODELS, ChatModel
 
 _ERRORS: dict[str, type[RolloutError]] = {
     error.kind: error for error in (SandboxError, EngineError, EvaluatorError, AgentError, HandlerError)
@@ -65,30 +66,23 @@ class NoopInstance(BaseModel):
         raise _ERRORS[kind](f"the instance asks for {kind} in {stage.value}")
 
 
-class NoopHandler:
+class NoopHandler(Handler[NoopInstance]):
     """Passes the instance to the agent as the text of the first message."""
 
     data_source: ClassVar[str] = "noop"
     instance_type: ClassVar[type[BaseModel]] = NoopInstance
     agent: ClassVar[str] = "noop"
-    tools: ClassVar[Collection[str]] = ()
 
-    def sandbox(self, instance: NoopInstance) -> SandboxSpec | None:
+    def sandbox(self) -> SandboxSpec | None:
         """Return None; raises the error requested for the init stage."""
-        instance.fail_in(Stage.INIT)
+        self.instance.fail_in(Stage.INIT)
         return None
 
-    def messages(self, instance: NoopInstance) -> list[Message]:
-        return [{"role": "user", "content": instance.model_dump_json()}]
+    def messages(self) -> list[Message]:
+        return [{"role": "user", "content": self.instance.model_dump_json()}]
 
-    async def prepare(self, instance: NoopInstance, sandbox: Sandbox) -> None:
-        """Nothing to stage."""
-
-    async def collect(self, instance: NoopInstance, sandbox: Sandbox | None, answer: str | None) -> Submission:
-        return Submission(answer=answer)
-
-    def evaluator(self, instance: NoopInstance) -> Evaluator:
-        return NoopEvaluator(instance)
+    def evaluator(self, models: Mapping[str, ChatModel] = NO_MODELS) -> Evaluator:
+        return NoopEvaluator(self.instance)
 
 
 class EmptyHandler(NoopHandler):

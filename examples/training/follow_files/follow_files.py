@@ -7,14 +7,16 @@ The policy reads a file with bash (`cat q`), finds the name of the next, and ans
 from __future__ import annotations
 
 import shlex
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from typing import Annotated, ClassVar, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from farm.records.request import SandboxSpec
 from farm.records.trajectory import Message
+from workers.plugins.handler import Handler
 from workers.plugins.interfaces import Evaluator, FreshSandbox, Sandbox, Score, Submission
+from workers.plugins.roles import NO_MODELS, ChatModel
 
 FileName = Annotated[str, Field(pattern=r"^[a-z]$")]
 
@@ -53,30 +55,26 @@ class ExactMatch:
         return Score(float(submission.answer == self._expected), {"expected": self._expected})
 
 
-class FollowFilesHandler:
-    """See `workers.plugins.interfaces.Handler`."""
+class FollowFilesHandler(Handler[FollowFilesInstance]):
+    """See `workers.plugins.handler.Handler`."""
 
     data_source: ClassVar[str] = "follow_files"
     instance_type: ClassVar[type[BaseModel]] = FollowFilesInstance
-    agent: ClassVar[str] = "react"
     tools: ClassVar[Collection[str]] = ("bash",)
     prepares_once: ClassVar[bool] = True
 
-    def sandbox(self, instance: FollowFilesInstance) -> SandboxSpec | None:
+    def sandbox(self) -> SandboxSpec | None:
         return SandboxSpec()
 
-    def messages(self, instance: FollowFilesInstance) -> list[Message]:
-        return [{"role": "user", "content": f"follow {instance.start} hops {instance.hops}"}]
+    def messages(self) -> list[Message]:
+        return [{"role": "user", "content": f"follow {self.instance.start} hops {self.instance.hops}"}]
 
-    async def prepare(self, instance: FollowFilesInstance, sandbox: Sandbox) -> None:
+    async def prepare(self, sandbox: Sandbox) -> None:
         """Write all files by one command, as each command is a process."""
-        script = "\n".join(f"printf %s {shlex.quote(text)} >{name}" for name, text in instance.files.items())
+        script = "\n".join(f"printf %s {shlex.quote(text)} >{name}" for name, text in self.instance.files.items())
         result = await sandbox.exec(["bash", "-ec", script], timeout_s=30.0)
         if result.code != 0:
             raise RuntimeError(f"the files could not be written: {result.stderr.decode(errors='replace')[-500:]}")
 
-    async def collect(self, instance: FollowFilesInstance, sandbox: Sandbox | None, answer: str | None) -> Submission:
-        return Submission(answer=answer)
-
-    def evaluator(self, instance: FollowFilesInstance) -> Evaluator:
-        return ExactMatch(f"answer {instance.answer}")
+    def evaluator(self, models: Mapping[str, ChatModel] = NO_MODELS) -> Evaluator:
+        return ExactMatch(f"answer {self.instance.answer}")

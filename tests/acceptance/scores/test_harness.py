@@ -125,13 +125,13 @@ def context_of(
 
 async def mini(policy: Policy, records: _Records, **limits: Any) -> tuple[AgentResult, float]:
     """Play the issue by mini-swe-agent and score what it leaves."""
-    handler, agent = SweHandler(), registered("mini-swe-agent")
+    handler, agent = SweHandler(SWE), registered("mini-swe-agent")
     assert isinstance(agent, HarnessAgent)
     async with started(agent.sandbox(SWE.spec())) as sandbox:
-        await handler.prepare(SWE, sandbox)
-        result = await agent.run(context_of(sandbox, policy, records, handler.messages(SWE), **limits))
-        submission = await handler.collect(SWE, sandbox, result.answer)
-    score = await handler.evaluator(SWE).evaluate(submission, lambda *_, **__: started(SWE.spec()), 300.0)
+        await handler.prepare(sandbox)
+        result = await agent.run(context_of(sandbox, policy, records, handler.messages(), **limits))
+        submission = await handler.collect(sandbox, result.answer)
+    score = await handler.evaluator().evaluate(submission, lambda *_, **__: started(SWE.spec()), 300.0)
     return result, score.value
 
 

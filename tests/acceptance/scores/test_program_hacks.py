@@ -114,7 +114,7 @@ def runner() -> Iterator[asyncio.Runner]:
 
 
 async def started() -> Sandbox:
-    spec = CodeHandler().sandbox(PROBLEMS[0])
+    spec = CodeHandler(PROBLEMS[0]).sandbox()
     assert spec is not None
     return await provider("namespace").start(f"test-{uuid.uuid4().hex[:12]}", spec)
 
@@ -208,7 +208,7 @@ def test_reference_programs_pass_and_broken_ones_do_not(runner: asyncio.Runner, 
 
     async def value(instance: CodeInstance, text: str) -> tuple[float, object]:
         async with room:
-            evaluator = CodeHandler().evaluator(instance)
+            evaluator = CodeHandler(instance).evaluator()
             score = await evaluator.evaluate(Submission(files={"solution.py": text}), fresh, 100.0)
             return score.value, score.details
 

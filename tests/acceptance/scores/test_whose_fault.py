@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from farm.errors import EngineError, EvaluatorError, HandlerError, RolloutError, SandboxError
-from farm.records.request import Limits, SamplingParams, SandboxLimits, SandboxSpec
+from farm.records.request import BatchSettings, Limits, SandboxLimits, SandboxSpec
 from farm.records.rollout import Outcome
 from farm.records.trajectory import ModelCall
 from farm.settings import settings
@@ -70,10 +70,8 @@ def job_of(problem: dict[str, str], number: int = 0, **limits: Any) -> StageJob:
         sample_index=0,
         data_source="code",
         fields=problem,
-        sampling=SamplingParams(),
-        limits=Limits(**limits),
+        batch=BatchSettings(limits=Limits(**limits)),
         sandbox_kind="namespace",
-        model="",
     )
 
 

@@ -362,15 +362,22 @@ def test_tasks_that_are_none(sif: Path, line: str, complaint: str) -> None:
 HANDLER = """
 from pydantic import BaseModel
 from farm.records.request import SandboxSpec
+from workers.plugins.handler import Handler
 
 class PicturedInstance(BaseModel):
     image: str
 
-class PicturedHandler:
-    data_source, instance_type, agent, tools = "pictured", PicturedInstance, "react", ()
+class PicturedHandler(Handler):
+    data_source, instance_type = "pictured", PicturedInstance
 
-    def sandbox(self, instance):
-        return SandboxSpec(image=instance.image)
+    def sandbox(self):
+        return SandboxSpec(image=self.instance.image)
+
+    def messages(self):
+        return []
+
+    def evaluator(self, models=None):
+        raise NotImplementedError
 """
 
 
@@ -390,13 +397,11 @@ def with_handler(place: Path) -> dict[str, str]:
 PLAY = """
 import asyncio, sys
 from farm.errors import RolloutError
-from farm.records.request import Limits, SamplingParams
 from workers.stages.stage_job import StageJob, resolve_problem
 from workers.stages.stage_functions import init
 
 async def play(number):
-    kind = dict(data_source="pictured", fields={"image": sys.argv[1]}, sandbox_kind="namespace", model="")
-    job = StageJob(f"batch.{number}.0", 1, 0, sampling=SamplingParams(), limits=Limits(), **kind)
+    job = StageJob(f"batch.{number}.0", 1, 0, "pictured", {"image": sys.argv[1]}, sandbox_kind="namespace")
     try:
         await init(resolve_problem(job))
     except RolloutError as error:

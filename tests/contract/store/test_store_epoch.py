@@ -148,7 +148,7 @@ class TestName:
         store.write(lambda c: nodes.announce(c, first))
         silent = update(nodes.nodes).values(heartbeat_at=db_now() - 30.0)
         store.write(lambda c: c.execute(silent) and None)
-        beats: list[bool] = []
+        beats: list[str] = []
 
         class Beating(Store):
             def write(self, work: Any, **options: Any) -> Any:

@@ -50,7 +50,7 @@ def scored(folder: Path, form: str, row: dict[str, Any], response: str, *rules: 
     path = folder / "rows.jsonl"
     path.write_text(json.dumps(row))
     (instance,) = read_rows(path, form, given=given).instances
-    evaluator = AnswerHandler().evaluator(AnswerInstance.model_validate(instance.fields))
+    evaluator = AnswerHandler(AnswerInstance.model_validate(instance.fields)).evaluator()
     found = asyncio.run(evaluator.evaluate(Submission(answer=response), no_sandbox, 240.0))
     return tuple(plugin_values.score(found, "an evaluator", rule) for rule in rules)
 

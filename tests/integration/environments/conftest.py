@@ -10,7 +10,7 @@ from typing import Any, TypeAlias, TypeVar
 import pytest
 
 from farm.errors import RolloutError
-from farm.records.request import Limits, SamplingParams
+from farm.records.request import BatchSettings, Limits
 from farm.records.trajectory import ModelCall
 from tests.conftest import absent
 from tests.contract.sandboxes.sandbox_kinds import PROVIDERS, farm_in
@@ -61,11 +61,8 @@ class EnvironmentPlay:
             sample_index=0,
             data_source="environment",
             fields={"environment": environment, **fields},
-            sampling=SamplingParams(),
-            limits=limits,
+            batch=BatchSettings(limits=limits, agent=agent),
             sandbox_kind=kind,
-            model="",
-            agent=agent,
         )
         self._script = script
         self._begin()

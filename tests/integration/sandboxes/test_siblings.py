@@ -10,7 +10,7 @@ import pytest
 
 from examples.problems import humaneval_problems, swe_problems
 from farm.ids import eval_sandbox_id
-from farm.records.request import Instance, Limits, SamplingParams
+from farm.records.request import BatchSettings, Instance
 from farm.settings import settings
 from tests.conftest import absent
 from tests.services.farms import farm_folder
@@ -52,11 +52,8 @@ def samples(instance: Instance, n: int) -> list[StageJob]:
             sample_index=index,
             data_source=instance.data_source,
             fields=instance.fields,
-            sampling=SamplingParams(),
-            limits=Limits(),
+            batch=BatchSettings(n_samples=n),
             sandbox_kind="namespace",
-            model="",
-            n_samples=n,
         )
         for index in range(n)
     ]

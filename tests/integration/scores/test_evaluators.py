@@ -49,9 +49,9 @@ def opening(spec: SandboxSpec | None) -> FreshSandbox:
 
 
 def program(instance: CodeInstance, text: str, timeout_s: float = 60.0) -> Score:
-    handler = CodeHandler()
+    handler = CodeHandler(instance)
     submission = Submission(files={"solution.py": text})
-    return asyncio.run(handler.evaluator(instance).evaluate(submission, opening(handler.sandbox(instance)), timeout_s))
+    return asyncio.run(handler.evaluator().evaluate(submission, opening(handler.sandbox()), timeout_s))
 
 
 @pytest.mark.parametrize("instance", CODE, ids=lambda instance: instance.task_id)
@@ -81,15 +81,15 @@ def test_a_program_that_hangs_is_worth_zero() -> None:
 
 async def scored(edit: str, instance: SweInstance = SWE) -> Score:
     """Play a command in a sandbox as a policy would, collect, and score in another."""
-    handler = SweHandler()
-    fresh = opening(handler.sandbox(instance))
+    handler = SweHandler(instance)
+    fresh = opening(handler.sandbox())
     async with fresh() as sandbox:
-        await handler.prepare(instance, sandbox)
+        await handler.prepare(sandbox)
         await sandbox.write_file("/tmp/gold.patch", (instance.patch or "").encode())
         done = await sandbox.exec(["bash", "-c", edit], timeout_s=60.0, cwd="/workspace")
         assert done.code == 0, done
-        submission = await handler.collect(instance, sandbox, None)
-    return await handler.evaluator(instance).evaluate(submission, fresh, 300.0)
+        submission = await handler.collect(sandbox, None)
+    return await handler.evaluator().evaluate(submission, fresh, 300.0)
 
 
 # each has packages of its own, which take longer than its tests

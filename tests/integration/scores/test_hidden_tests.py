@@ -143,7 +143,7 @@ def runner() -> Iterator[asyncio.Runner]:
 
 
 async def started() -> Sandbox:
-    spec = ProgramsHandler().sandbox(ProgramsInstance(question="q", tests=({"stdin": "", "expected": ""},)))  # type: ignore[arg-type]
+    spec = ProgramsHandler(ProgramsInstance(question="q", tests=({"stdin": "", "expected": ""},))).sandbox()  # type: ignore[arg-type]
     assert spec is not None
     return await provider("namespace").start(f"test-{uuid.uuid4().hex[:12]}", spec)
 
@@ -205,7 +205,7 @@ def test_right_programs_pass_all_tests_and_wrong_ones_fail(runner: asyncio.Runne
             solution = solutions[problem_id(row)]
             compare = {"compare": solution["checker"]} if "checker" in solution else {}
             instance = ProgramsInstance.model_validate({**row, **compare, "time_s": 2.0})
-            evaluator = ProgramsHandler().evaluator(instance)
+            evaluator = ProgramsHandler(instance).evaluator()
             scores = [runner.run(scored(evaluator, new, solution[which])).value for which in ("right", "wrong")]
             results[form, solution["id"]] = scores
     assert {name: scores for name, scores in results.items() if scores != [1.0, 0.0]} == {}
@@ -216,7 +216,7 @@ def test_right_programs_pass_all_tests_and_wrong_ones_fail(runner: asyncio.Runne
 def test_rows_of_mbpp_score_one_for_their_own_code_and_zero_untouched(runner: asyncio.Runner) -> None:
     wrong = []
     for row in rows("mbpp")[:N_MBPP]:
-        evaluator = ProgramsHandler().evaluator(ProgramsInstance.model_validate(row))
+        evaluator = ProgramsHandler(ProgramsInstance.model_validate(row)).evaluator()
         scores = [runner.run(scored(evaluator, new, text)).value for text in (row["code"], "")]
         if scores != [1.0, 0.0]:
             wrong.append((row["task_id"], scores))
@@ -310,7 +310,7 @@ EVALPLUS = {
 
 
 def test_values_of_a_reference_are_expected_where_a_row_has_none(runner: asyncio.Runner) -> None:
-    evaluator = ProgramsHandler().evaluator(ProgramsInstance.model_validate(EVALPLUS))
+    evaluator = ProgramsHandler(ProgramsInstance.model_validate(EVALPLUS)).evaluator()
     assert runner.run(scored(evaluator, new, "def half(x): return x * 0.50001")).value == 1.0
     assert runner.run(scored(evaluator, new, "def half(x): return x // 2")).value == 0.0
 
@@ -336,8 +336,8 @@ def test_an_answer_is_scored_as_by_evalplus_too(
 
     async def score() -> Score:
         async with fresh() as sandbox:
-            submission = await ProgramsHandler().collect(instance, sandbox, answer)
-        return await ProgramsHandler().evaluator(instance).evaluate(submission, new, 60.0)
+            submission = await ProgramsHandler(instance).collect(sandbox, answer)
+        return await ProgramsHandler(instance).evaluator().evaluate(submission, new, 60.0)
 
     assert runner.run(score()).rewards == {"farm": farm, "authors": authors}
 
@@ -397,10 +397,10 @@ def test_the_program_that_the_authors_take_has_their_score(
 
     async def collected() -> Submission:
         async with fresh() as sandbox:
-            return await ProgramsHandler().collect(instance, sandbox, answers[form])
+            return await ProgramsHandler(instance).collect(sandbox, answers[form])
 
     submission = runner.run(collected())
-    score: Score = runner.run(ProgramsHandler().evaluator(instance).evaluate(submission, fresh, 600.0))
+    score: Score = runner.run(ProgramsHandler(instance).evaluator().evaluate(submission, fresh, 600.0))
     assert score.rewards == {"farm": 1.0, "authors": float(form == "two")}, score.details
     assert score.details.get("differs", False) is (form != "two")
 
@@ -420,6 +420,6 @@ def test_a_dictionary_with_whole_numbers_has_these_as_keys_where_the_scorer_does
     runner: asyncio.Runner, fresh: FreshSandbox
 ) -> None:
     row = {"question": "q", "input_output": {"inputs": [[{"1": 2}]], "outputs": [[2]], "fn_name": "f"}}
-    evaluator = ProgramsHandler().evaluator(ProgramsInstance.model_validate(row))
+    evaluator = ProgramsHandler(ProgramsInstance.model_validate(row)).evaluator()
     score = runner.run(scored(evaluator, fresh, "def f(d): return d[1]"))
     assert score.rewards == {"farm": 1.0, "authors": 1.0}, score.details

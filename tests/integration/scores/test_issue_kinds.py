@@ -39,7 +39,7 @@ def row_of(form: str, number: int) -> tuple[IssueRow, str]:
 
 
 def fresh_sandboxes(kind: str, row: IssueRow) -> FreshSandbox:
-    own = SweBenchHandler().sandbox(row)
+    own = SweBenchHandler(row).sandbox()
     assert own is not None
 
     @asynccontextmanager
@@ -63,21 +63,21 @@ def test_gold_resolves_and_another_patch_does_not(kind: str, form: str, number: 
 
 
 async def _gold_resolves_and_another_does_not(kind: str, row: IssueRow, patch: str) -> None:
-    handler = SweBenchHandler()
+    handler = SweBenchHandler(row)
     fresh = fresh_sandboxes(kind, row)
     async with fresh() as sandbox:
-        await handler.prepare(row, sandbox)
+        await handler.prepare(sandbox)
         seen = await sandbox.exec(["bash", "-c", LOOK], timeout_s=60, cwd=row.tree)
         assert seen.code == 0, seen
         assert len(seen.stdout.splitlines()) == 3, seen
-        untouched = await handler.collect(row, sandbox, None)
+        untouched = await handler.collect(sandbox, None)
         await sandbox.write_file(f"{row.tree}/notes.txt", b"no fix\n")
-        other = await handler.collect(row, sandbox, None)
+        other = await handler.collect(sandbox, None)
         apply = ["git", "apply", *(["-R"] if row.data_set == "swe-smith" else []), "-"]
         applied = await sandbox.exec(apply, stdin=patch.encode(), timeout_s=60, cwd=row.tree)
         assert applied.code == 0, applied
-        gold = await handler.collect(row, sandbox, None)
-    evaluator = handler.evaluator(row)
+        gold = await handler.collect(sandbox, None)
+    evaluator = handler.evaluator()
     score = await evaluator.evaluate(gold, fresh, 300.0)
     assert (score.value, score.details["confirmed"]) == (1.0, True), score
     assert (await evaluator.evaluate(other, fresh, 300.0)).value == 0.0
@@ -113,15 +113,15 @@ def test_the_whole_map_of_r2e_gym_must_come_out(tmp_path: Path) -> None:
 
 
 async def _the_whole_map_must_come_out(row: IssueRow) -> None:
-    handler = SweBenchHandler()
+    handler = SweBenchHandler(row)
     fresh = fresh_sandboxes("namespace", row)
     async with fresh() as sandbox:
-        await handler.prepare(row, sandbox)
+        await handler.prepare(sandbox)
         seen = await sandbox.exec(["bash", "-c", "ls; git log -p --all | grep test_never"], timeout_s=60, cwd=row.tree)
         assert seen.stdout == b"calc.py\n", seen
         await sandbox.write_file(f"{row.tree}/notes.txt", b"no fix\n")
-        other = await handler.collect(row, sandbox, None)
+        other = await handler.collect(sandbox, None)
         await sandbox.exec(["sed", "-i", "s/a - b/a + b/", "calc.py"], timeout_s=60, cwd=row.tree)
-        gold = await handler.collect(row, sandbox, None)
-    evaluator = handler.evaluator(row)
+        gold = await handler.collect(sandbox, None)
+    evaluator = handler.evaluator()
     assert [(await evaluator.evaluate(each, fresh, 300.0)).value for each in (gold, other)] == [1.0, 0.0]

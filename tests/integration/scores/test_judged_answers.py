@@ -38,8 +38,8 @@ def test_answers_have_the_scores_of_their_scorer_and_the_farm_s(
         async with fresh() as sandbox:
             with pytest.raises(ToolError):
                 await sandbox.read_file(_PATH)
-            submission = await ProgramsHandler().collect(instance, sandbox, answer)
-        return await ProgramsHandler().evaluator(instance).evaluate(submission, fresh, 600.0)
+            submission = await ProgramsHandler(instance).collect(sandbox, answer)
+        return await ProgramsHandler(instance).evaluator().evaluate(submission, fresh, 600.0)
 
     offset, faults = WHOLE_RULES.index(rule), []
     for name, answer in [*answers().items()][offset % EVERY :: EVERY]:

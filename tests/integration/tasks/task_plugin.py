@@ -7,7 +7,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, ClassVar
@@ -21,17 +21,17 @@ from farm.records.rollout import Outcome
 from farm.records.task_needs import TaskNeeds
 from farm.records.trajectory import Message
 from farm.records.variable_expansion import expanded
-from workers.plugins.handler_options import NextTurn, TaskContext
+from workers.plugins.handler import Handler, NextTurn
 from workers.plugins.interfaces import (
     AgentContext,
     AgentResult,
     Evaluator,
     FreshSandbox,
-    Handler,
     Sandbox,
     Score,
     Submission,
 )
+from workers.plugins.roles import NO_MODELS, ChatModel
 from workers.testing.plugin_path import python_path
 
 ROOT = Path(__file__).parents[3]
@@ -87,43 +87,36 @@ def _spec(instance: TaskInstance, env: dict[str, str] | None = None) -> SandboxS
     )
 
 
-class TaskHandler:
+class TaskHandler(Handler[TaskInstance]):
     """Scored by its files alone, in a fresh sandbox of another working directory."""
 
     data_source: ClassVar[str] = "plain"
     instance_type: ClassVar[type[BaseModel]] = TaskInstance
     agent: ClassVar[str] = "commands"
-    tools: ClassVar[Collection[str]] = ()
 
-    def __init__(self, task: TaskContext | None = None) -> None:
-        self.task = task or TaskContext()
+    def needs(self) -> TaskNeeds:
+        return TaskNeeds(sidecars=self.instance.sidecars, network_in=self.instance.network_in)
 
-    def for_task(self, task: TaskContext) -> Handler:
-        return type(self)(task)
+    def task_times(self) -> TaskTimes:
+        return TaskTimes(run_s=self.instance.run_s)
 
-    def needs(self, instance: TaskInstance) -> TaskNeeds:
-        return TaskNeeds(sidecars=instance.sidecars, network_in=instance.network_in)
+    def sandbox(self) -> SandboxSpec | None:
+        return _spec(self.instance, expanded(self.instance.env, self.task.batch.secrets))
 
-    def task_times(self, instance: TaskInstance) -> TaskTimes:
-        return TaskTimes(run_s=instance.run_s)
+    def messages(self) -> list[Message]:
+        return [{"role": "user", "content": command} for command in self.instance.commands[:1]]
 
-    def sandbox(self, instance: TaskInstance) -> SandboxSpec | None:
-        return _spec(instance, expanded(instance.env, self.task.secrets))
-
-    def messages(self, instance: TaskInstance) -> list[Message]:
-        return [{"role": "user", "content": command} for command in instance.commands[:1]]
-
-    async def prepare(self, instance: TaskInstance, sandbox: Sandbox) -> None:
+    async def prepare(self, sandbox: Sandbox) -> None:
         if self.task.archive is not None:
             await sandbox.upload(self.task.archive, "/task")
 
-    async def collect(self, instance: TaskInstance, sandbox: Sandbox | None, answer: str | None) -> Submission:
-        if instance.fails:
-            raise HandlerError(expanded({"": instance.fails}, self.task.secrets)[""], retryable=False)
+    async def collect(self, sandbox: Sandbox | None, answer: str | None) -> Submission:
+        if self.instance.fails:
+            raise HandlerError(expanded({"": self.instance.fails}, self.task.batch.secrets)[""], retryable=False)
         return Submission(answer=answer)
 
-    def evaluator(self, instance: TaskInstance) -> Evaluator:
-        return CommandEvaluator(instance)
+    def evaluator(self, models: Mapping[str, ChatModel] = NO_MODELS) -> Evaluator:
+        return CommandEvaluator(self.instance)
 
 
 class LeftHandler(TaskHandler):
@@ -132,8 +125,8 @@ class LeftHandler(TaskHandler):
     data_source: ClassVar[str] = "left"
     keeps_layer: ClassVar[bool] = True
 
-    def evaluator(self, instance: TaskInstance) -> Evaluator:
-        return CommandEvaluator(instance, layer=True)
+    def evaluator(self, models: Mapping[str, ChatModel] = NO_MODELS) -> Evaluator:
+        return CommandEvaluator(self.instance, layer=True)
 
 
 class ServiceHandler(TaskHandler):
@@ -150,7 +143,6 @@ class SteppedHandler(TaskHandler):
 
     async def next_messages(
         self,
-        instance: TaskInstance,
         sandbox: Sandbox | None,
         n_done: int,
         answer: str | None,
@@ -158,10 +150,10 @@ class SteppedHandler(TaskHandler):
         fresh: FreshSandbox,
     ) -> NextTurn:
         assert len(steps) == n_done - 1
-        messages = [{"role": "user", "content": command} for command in instance.commands[n_done : n_done + 1]]
+        messages = [{"role": "user", "content": command} for command in self.instance.commands[n_done : n_done + 1]]
         return NextTurn(messages, {"answer": answer, "n": n_done} if messages else {})
 
-    def evaluator(self, instance: TaskInstance) -> Evaluator:
+    def evaluator(self, models: Mapping[str, ChatModel] = NO_MODELS) -> Evaluator:
         return StepEvaluator()
 
 
@@ -178,11 +170,11 @@ class ImagedHandler(TaskHandler):
     data_source: ClassVar[str] = "imaged"
     instance_type: ClassVar[type[TaskInstance]] = ImagedInstance
 
-    def sandbox(self, instance: TaskInstance) -> SandboxSpec | None:
-        assert isinstance(instance, ImagedInstance)
-        spec = super().sandbox(instance)
+    def sandbox(self) -> SandboxSpec | None:
+        assert isinstance(self.instance, ImagedInstance)
+        spec = super().sandbox()
         assert spec is not None
-        return spec.model_copy(update={"image": instance.image, "packages": instance.packages})
+        return spec.model_copy(update={"image": self.instance.image, "packages": self.instance.packages})
 
 
 class CommandEvaluator:

@@ -59,10 +59,10 @@ def test_bad_instances_are_refused(change: dict[str, Any], said: str) -> None:
 
 @pytest.mark.parametrize(("last", "reward"), [("answer c", 1.0), ("answer b", 0.0), ("c", 0.0)])
 def test_a_play_that_reads_the_files_is_scored_by_its_answer(last: str, reward: float) -> None:
-    handler, instance = FollowFilesHandler(), FollowFilesInstance.model_validate(CHAIN.fields)
+    handler = FollowFilesHandler(FollowFilesInstance.model_validate(CHAIN.fields))
 
     async def play() -> tuple[AgentResult, float, list[Any]]:
-        spec = handler.sandbox(instance)
+        spec = handler.sandbox()
         assert spec is not None
         sandbox = await LocalProvider().start("follow", spec)
         reads = (calling(("bash", {"command": f"cat {name}"})) for name in "ab")
@@ -77,12 +77,12 @@ def test_a_play_that_reads_the_files_is_scored_by_its_answer(last: str, reward: 
 
         tool = BashTool(sandbox)
         try:
-            await handler.prepare(instance, sandbox)
+            await handler.prepare(sandbox)
             context = AgentContext(
-                "b.0.0", handler.messages(instance), {"bash": tool}, policy, SamplingParams(), Limits(), record, keep
+                "b.0.0", handler.messages(), {"bash": tool}, policy, SamplingParams(), Limits(), record, keep
             )
             result = await ReactAgent().run(context)
-            submission = await handler.collect(instance, sandbox, result.answer)
+            submission = await handler.collect(sandbox, result.answer)
         finally:
             await tool.close()
             await sandbox.stop()
@@ -90,7 +90,7 @@ def test_a_play_that_reads_the_files_is_scored_by_its_answer(last: str, reward: 
         def fresh(*_: object, **__: object) -> Any:
             raise AssertionError(f"{Stage.EVAL} needs no sandbox")
 
-        score = await handler.evaluator(instance).evaluate(submission, fresh, 1.0)
+        score = await handler.evaluator().evaluate(submission, fresh, 1.0)
         return result, score.value, [each["content"] for call in recorded for each in call.observations]
 
     result, value, observations = asyncio.run(play())
@@ -100,7 +100,7 @@ def test_a_play_that_reads_the_files_is_scored_by_its_answer(last: str, reward: 
 
 
 def test_no_answer_is_worth_nothing() -> None:
-    evaluator = FollowFilesHandler().evaluator(FollowFilesInstance.model_validate(CHAIN.fields))
+    evaluator = FollowFilesHandler(FollowFilesInstance.model_validate(CHAIN.fields)).evaluator()
     score = asyncio.run(evaluator.evaluate(Submission(), None, 1.0))  # type: ignore[arg-type]
     assert score.value == 0.0
 

@@ -9,14 +9,15 @@ import pytest
 from farm.client.request_checks import check_plugin
 from farm.errors import InvalidRequest, NotFound
 from farm.plugins import follows, installed, load
-from workers.plugins.handler_options import (
-    BoundHandler,
-    ContinuesConversation,
-    HasNeeds,
-    HasTaskTimes,
-    KeepsLayer,
-    RestoresFiles,
-    ScoresRunning,
+from workers.sandboxes.optional_protocols import (
+    CopiesLayers,
+    HasImageConfig,
+    KeepsLayers,
+    KnowsImages,
+    ManagesFiles,
+    SharesLayers,
+    StartsAhead,
+    StartsPrograms,
 )
 
 GROUP = "farm.tests"
@@ -44,21 +45,20 @@ class _Bare:
 
 
 class _Whole:
-    keeps_layer = False
+    kind = "whole"
 
-    def needs(self, instance: object) -> None: ...
+    def absent_image(self, spec: object) -> None: ...
 
-    def for_task(self, task: object) -> None: ...
+    def image_config(self) -> None: ...
 
 
 class _Late(_Bare):
     def __init__(self) -> None:
-        self.needs = lambda instance: None
-        self.keeps_layer = True
+        self.absent_image = lambda spec: None
 
 
 class _Refused(_Whole):
-    needs = None  # type: ignore[assignment]
+    absent_image = None  # type: ignore[assignment]
 
 
 class _Passing:
@@ -68,16 +68,12 @@ class _Passing:
 
 @pytest.mark.parametrize("plugin", [_Bare(), _Whole(), _Late(), _Refused(), _Passing(), object(), None, _Whole])
 def test_a_protocol_is_followed_as_isinstance_says(plugin: object) -> None:
-    for protocol in (HasNeeds, BoundHandler, KeepsLayer, RestoresFiles, ScoresRunning):
+    for protocol in (KnowsImages, HasImageConfig, CopiesLayers):
         assert follows(plugin, protocol) == isinstance(plugin, protocol), protocol
 
 
-def test_every_handler_follows_what_isinstance_says() -> None:
-    protocols = [HasNeeds, HasTaskTimes, BoundHandler, KeepsLayer, RestoresFiles, ScoresRunning, ContinuesConversation]
-    answers = [
-        (follows(handler, protocol), isinstance(handler, protocol))
-        for handler in (load("farm.handlers", name) for name in installed("farm.handlers"))
-        for protocol in protocols
-    ]
-    assert all(mine == theirs for mine, theirs in answers)
-    assert {mine for mine, _ in answers} == {True, False}
+def test_every_sandbox_follows_what_isinstance_says() -> None:
+    protocols = [SharesLayers, StartsAhead, KeepsLayers, CopiesLayers, KnowsImages, StartsPrograms, ManagesFiles]
+    kinds = [load("farm.sandboxes", name) for name in installed("farm.sandboxes")]
+    assert {follows(kind, protocol) for kind in kinds for protocol in protocols} == {True, False}
+    assert all(follows(kind, protocol) == isinstance(kind, protocol) for kind in kinds for protocol in protocols)

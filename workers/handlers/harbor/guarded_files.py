@@ -13,7 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from farm.tasks.harbor_instance import HarborInstance
-from workers.plugins.handler_options import RestoredFiles
+from workers.plugins.handler import RestoredFiles
 
 TASK_FOLDERS = RestoredFiles(trees=("/tests", "/logs", "/solution"))
 """The folders that belong to the task in any case."""

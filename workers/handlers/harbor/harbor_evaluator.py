@@ -23,7 +23,7 @@ from workers.handlers.harbor.reward_files import MAIN
 from workers.handlers.harbor.sandbox_specs import played_in, verified_in
 from workers.handlers.harbor.solutions import has_solution, run_solution, solution_s
 from workers.handlers.harbor.step_gates import Rewards, gate, total
-from workers.plugins.handler_options import TaskContext
+from workers.plugins.handler import TaskContext
 from workers.plugins.interfaces import FreshSandbox, Sandbox, Score, Submission
 from workers.sandboxes.images.image import fallback_note
 from workers.stage_clock import off_clock
@@ -93,7 +93,7 @@ class HarborEvaluator:
         there is nothing to test, such as code that does not compile, report it in no other way.
         """
         archive, instance = archive_of(self._task, self._instance), self._instance
-        spec = verified_in(instance, step, archive, self._task.secrets)
+        spec = verified_in(instance, step, archive, self._task.batch.secrets)
         shared = instance.task.mode(step) == "shared"
         what = f"{instance.name}, step {step.name}" if step else instance.name
         tests = self.tests(step, archive, timeout_s)
@@ -106,7 +106,7 @@ class HarborEvaluator:
                 if clean or not shared:
                     await _begin(sandbox, instance, step, what)
                 if solved:
-                    await run_solution(sandbox, instance, step, archive, self._task.secrets)
+                    await run_solution(sandbox, instance, step, archive, self._task.batch.secrets)
                 if not shared and not clean:
                     await put_artefacts(sandbox, submission.tree)
                 if shared and not clean and submission.layer is not None and submission.layer.n_restored:
@@ -142,9 +142,9 @@ class HarborEvaluator:
             return failed
 
         # Controls and a second trial get as much time as the first.
-        more_s = 2 * (self._task.limits.init_s + tests.timeout_s)
+        more_s = 2 * (self._task.batch.limits.init_s + tests.timeout_s)
         if solvable:
-            more_s += self._task.limits.init_s + tests.timeout_s + solution_s(instance, step)
+            more_s += self._task.batch.limits.init_s + tests.timeout_s + solution_s(instance, step)
         with off_clock(more_s):
             verdict = await settle(trial, control, f"{what}: its tests")
         notes = await asyncio.to_thread(_image_notes, [played_in(instance, archive, None), spec])
@@ -152,9 +152,9 @@ class HarborEvaluator:
 
     def tests(self, step: StepTable | None, archive: Path, timeout_s: float) -> Tests:
         """Return the tests of a step, with the task's own time limit by the rule of the batch."""
-        instance, limits = self._instance, self._task.limits
-        env = expanded(instance.verifier_env(step), self._task.secrets, whole=True)
-        if instance.safe_path and self._task.verification == "guarded" and instance.task.mode(step) == "shared":
+        instance, limits = self._instance, self._task.batch.limits
+        env = expanded(instance.verifier_env(step), self._task.batch.secrets, whole=True)
+        if instance.safe_path and self._task.batch.verification == "guarded" and instance.task.mode(step) == "shared":
             env = _SAFE_PATH | env
         folders = test_folders(instance, step, archive) if instance.verifier_image(step) is None else []
         own_s = min(instance.verifier_s(step) * limits.task_time_factor, limits.task_time_cap_s)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -24,88 +24,87 @@ from workers.handlers.harbor.readiness import await_healthy
 from workers.handlers.harbor.sandbox_specs import played_in
 from workers.handlers.harbor.staged_tests import staged
 from workers.handlers.harbor.step_gates import gate
-from workers.plugins.handler_options import NextTurn, NothingLeft, RestoredFiles, TaskContext
+from workers.plugins.handler import Handler, NextTurn, NothingLeft, RestoredFiles, TaskContext
 from workers.plugins.interfaces import Evaluator, FreshSandbox, Sandbox, Submission
+from workers.plugins.roles import NO_MODELS, ChatModel
 
 _SETUP = "setup.sh"
 _SETUP_S = 300.0
 _SHOWN = 500
 
 
-class HarborHandler:
+class HarborHandler(Handler[HarborInstance]):
     """Task folders of Harbor and of terminal-bench 1; `farm submit DIR` creates instances of them."""
 
     data_source: ClassVar[str] = DATA_SOURCE
     instance_type: ClassVar[type[BaseModel]] = HarborInstance
-    agent: ClassVar[str] = "react"
     tools: ClassVar[Collection[str]] = ("bash", "edit", "submit")
     keeps_layer: ClassVar[bool] = True
 
-    def __init__(self, task: TaskContext | None = None) -> None:
-        self._task = task or TaskContext()
+    def __init__(self, instance: HarborInstance, task: TaskContext | None = None) -> None:
+        super().__init__(instance, task)
         self._index = 0
 
-    def for_task(self, task: TaskContext) -> HarborHandler:
-        """Return the handler of one rollout, with the task's archive and secrets."""
-        return HarborHandler(task)
-
-    def needs(self, instance: HarborInstance) -> TaskNeeds:
+    def needs(self) -> TaskNeeds:
         """Return the needs that no sandbox meets."""
-        return needs_of(instance)
+        return needs_of(self.instance)
 
-    def task_times(self, instance: HarborInstance) -> TaskTimes:
+    def task_times(self) -> TaskTimes:
         """Return the task's limits: the sum of all steps for the agent, the longest one for tests."""
-        own = [step.agent.timeout_sec or instance.task.agent.timeout_sec for step in instance.steps]
+        own = [step.agent.timeout_sec or self.instance.task.agent.timeout_sec for step in self.instance.steps]
         stated = [seconds for seconds in own if seconds is not None]
-        run_s = sum(stated) if stated and len(stated) == len(own) else instance.task.agent.timeout_sec
-        return TaskTimes(run_s=run_s, eval_s=max(instance.verifier_s(step) for step in instance.steps or (None,)))
-
-    def sandbox(self, instance: HarborInstance) -> SandboxSpec | None:
-        """Return the policy's sandbox; without an archive, as at submit, one that names no folder."""
-        if self._task.archive is None:
-            return played_in(instance, Path(), None)
-        return played_in(instance, self._task.archive, self._task.secrets)
-
-    def restored(self, instance: HarborInstance) -> RestoredFiles:
-        """Return the paths that tests find as in the image, whatever the policy left there."""
-        if self._task.verification == "as_authors":
-            return TASK_FOLDERS
-        archive = self._task.archive
-        steps = instance.steps or (None,)
-        return guarded(
-            instance, [] if archive is None else [f for s in steps for f in test_folders(instance, s, archive)]
+        run_s = sum(stated) if stated and len(stated) == len(own) else self.instance.task.agent.timeout_sec
+        return TaskTimes(
+            run_s=run_s, eval_s=max(self.instance.verifier_s(step) for step in self.instance.steps or (None,))
         )
 
-    def tests_services(self, instance: HarborInstance) -> bool:
+    def sandbox(self) -> SandboxSpec | None:
+        """Return the policy's sandbox; without an archive, as at submit, one that names no folder."""
+        if self.task.archive is None:
+            return played_in(self.instance, Path(), None)
+        return played_in(self.instance, self.task.archive, self.task.batch.secrets)
+
+    def restored(self) -> RestoredFiles:
+        """Return the paths that tests find as in the image, whatever the policy left there."""
+        if self.task.batch.verification == "as_authors":
+            return TASK_FOLDERS
+        archive = self.task.archive
+        steps = self.instance.steps or (None,)
+        return guarded(
+            self.instance,
+            [] if archive is None else [f for s in steps for f in test_folders(self.instance, s, archive)],
+        )
+
+    def tests_services(self) -> bool:
         """Return whether its tests run where the policy worked: then they reach its services, as in Harbor."""
-        return any(instance.task.mode(step) == "shared" for step in instance.steps or (None,))
+        return any(self.instance.task.mode(step) == "shared" for step in self.instance.steps or (None,))
 
-    def messages(self, instance: HarborInstance) -> list[Message]:
+    def messages(self) -> list[Message]:
         """Return the first instruction."""
-        return [{"role": "user", "content": self._instruction(instance, 0)}]
+        return [{"role": "user", "content": self._instruction(0)}]
 
-    def _instruction(self, instance: HarborInstance, index: int) -> str:
-        text = instance.instructions[index]
-        folder = instance.task.environment.skills_dir
+    def _instruction(self, index: int) -> str:
+        text = self.instance.instructions[index]
+        folder = self.instance.task.environment.skills_dir
         return f"{text}\n\nNotes on how to do such work are in {folder}." if folder and index == 0 else text
 
-    async def prepare(self, instance: HarborInstance, sandbox: Sandbox) -> None:
+    async def prepare(self, sandbox: Sandbox) -> None:
         """Create the folders of logs, start the entry program, and begin the first step when it is healthy."""
         async with staged(()) as stage:
             await sandbox.upload(stage.logs, "/logs")
-        await begin(sandbox, instance.name, instance.entrypoint, instance.command)
-        if check := instance.task.environment.healthcheck:
-            await await_healthy(sandbox, check, instance.name)
-        if instance.steps:
-            await self._begin(instance, instance.steps[0], sandbox)
+        await begin(sandbox, self.instance.name, self.instance.entrypoint, self.instance.command)
+        if check := self.instance.task.environment.healthcheck:
+            await await_healthy(sandbox, check, self.instance.name)
+        if self.instance.steps:
+            await self._begin(self.instance.steps[0], sandbox)
 
-    async def _begin(self, instance: HarborInstance, step: StepTable, sandbox: Sandbox) -> None:
+    async def _begin(self, step: StepTable, sandbox: Sandbox) -> None:
         """Copy a step's files into the working directory, run its setup.sh, and wait until it is healthy."""
-        what = f"{instance.name}, step {step.name}"
-        folder = self._archive(instance) / "steps" / step.name / "workdir"
+        what = f"{self.instance.name}, step {step.name}"
+        folder = self._archive() / "steps" / step.name / "workdir"
         for path in await asyncio.to_thread(_children, folder):
             await sandbox.upload(path, path.name)
-        if f"steps/{step.name}/workdir/{_SETUP}" in instance.files:
+        if f"steps/{step.name}/workdir/{_SETUP}" in self.instance.files:
             result = await sandbox.exec(["/bin/bash", _SETUP], timeout_s=_SETUP_S)
             if result.code != 0:
                 said = (result.stderr or result.stdout).decode("utf-8", "replace").strip()[-_SHOWN:]
@@ -114,16 +113,15 @@ class HarborHandler:
         if step.healthcheck:
             await await_healthy(sandbox, step.healthcheck, what)
 
-    def _archive(self, instance: HarborInstance) -> Path:
-        if self._task.archive is None:
+    def _archive(self) -> Path:
+        if self.task.archive is None:
             raise HandlerError(
-                f"{instance.name}: the instance names no archive; `farm submit DIR` uploads it", retryable=False
+                f"{self.instance.name}: the instance names no archive; `farm submit DIR` uploads it", retryable=False
             )
-        return self._task.archive
+        return self.task.archive
 
     async def next_messages(
         self,
-        instance: HarborInstance,
         sandbox: Sandbox | None,
         n_done: int,
         answer: str | None,
@@ -131,38 +129,36 @@ class HarborHandler:
         fresh: FreshSandbox,
     ) -> NextTurn:
         """Verify the ended step in a copy of the sandbox, and begin the next one if its gate is passed."""
-        if n_done >= len(instance.steps) or sandbox is None:
+        if n_done >= len(self.instance.steps) or sandbox is None:
             return NextTurn()
-        step, self._index = instance.steps[n_done - 1], n_done
-        submission = await self._collected(instance, step, sandbox, answer)
+        step, self._index = self.instance.steps[n_done - 1], n_done
+        submission = await self._collected(step, sandbox, answer)
         if REJECTED in submission.files:
             return NextTurn(record={"step": step.name, "rewards": {}, BROKEN: submission.files[REJECTED]})
-        evaluator = HarborEvaluator(instance, self._task)
+        evaluator = HarborEvaluator(self.instance, self.task)
         try:
-            verdict = await evaluator.verify_step(step, submission, fresh, self._task.limits.eval_s)
+            verdict = await evaluator.verify_step(step, submission, fresh, self.task.batch.limits.eval_s)
         except NothingLeft as error:
             return NextTurn(record={"step": step.name, "rewards": {}, BROKEN: str(error)})
         record = {"step": step.name, "rewards": verdict.rewards, **verdict.details}
         if reason := gate(step, verdict.rewards):
             return NextTurn(record={**record, STOPPED: reason})
         try:
-            await self._begin(instance, instance.steps[n_done], sandbox)
+            await self._begin(self.instance.steps[n_done], sandbox)
         except HandlerError as error:
             # In Harbor, too, a task ends here: the preconditions of a step are under the policy's control.
             return NextTurn(record={**record, BROKEN: str(error)})
-        return NextTurn([{"role": "user", "content": self._instruction(instance, n_done)}], record)
+        return NextTurn([{"role": "user", "content": self._instruction(n_done)}], record)
 
-    async def collect(self, instance: HarborInstance, sandbox: Sandbox | None, answer: str | None) -> Submission:
+    async def collect(self, sandbox: Sandbox | None, answer: str | None) -> Submission:
         """Return the artefacts of the last step, after its collect hooks."""
         if sandbox is None:
-            raise HandlerError(f"{instance.name}: the files to score are in a sandbox, and there is none")
-        step = instance.steps[min(self._index, len(instance.steps) - 1)] if instance.steps else None
-        return await self._collected(instance, step, sandbox, answer)
+            raise HandlerError(f"{self.instance.name}: the files to score are in a sandbox, and there is none")
+        step = self.instance.steps[min(self._index, len(self.instance.steps) - 1)] if self.instance.steps else None
+        return await self._collected(step, sandbox, answer)
 
-    async def _collected(
-        self, instance: HarborInstance, step: StepTable | None, sandbox: Sandbox, answer: str | None
-    ) -> Submission:
-        task = instance.task
+    async def _collected(self, step: StepTable | None, sandbox: Sandbox, answer: str | None) -> Submission:
+        task = self.instance.task
         await run_hooks(sandbox, [*task.verifier.collect, *(step.verifier.collect if step else ())])
         if task.mode(step) == "shared":
             return Submission(answer=answer)
@@ -172,8 +168,8 @@ class HarborHandler:
             return Submission(answer=answer, files={REJECTED: str(error)})
         return Submission(answer=answer, tree=tree)
 
-    def evaluator(self, instance: HarborInstance) -> Evaluator:
-        return HarborEvaluator(instance, self._task)
+    def evaluator(self, models: Mapping[str, ChatModel] = NO_MODELS) -> Evaluator:
+        return HarborEvaluator(self.instance, self.task)
 
 
 def _children(folder: Path) -> list[Path]:

@@ -35,7 +35,7 @@ def test_bad_fields_are_refused(change: dict[str, Any], told: str) -> None:
 
 
 def test_the_policy_sees_neither_tests_nor_solution() -> None:
-    text = str(CodeHandler().messages(INSTANCE))
+    text = str(CodeHandler(INSTANCE).messages())
     assert "Twice x." in text
     assert "/workspace/solution.py" in text
     assert "SECRET" not in text
@@ -55,5 +55,5 @@ def test_collects_the_file(left: bytes | None, files: dict[str, str]) -> None:
     sandbox = FakeSandbox()
     if left is not None:
         sandbox.files["/workspace/solution.py"] = left
-    collected = asyncio.run(CodeHandler().collect(INSTANCE, sandbox, "done"))
+    collected = asyncio.run(CodeHandler(INSTANCE).collect(sandbox, "done"))
     assert collected == Submission(answer="done", files=files)

@@ -38,6 +38,6 @@ def test_bad_fields_are_refused(change: dict[str, Any], told: str) -> None:
 
 def test_the_policy_sees_the_question_and_not_the_answer() -> None:
     fields = FIELDS | {"answer": "SECRET"}
-    text = str(MathHandler().messages(MathInstance.model_validate(fields)))
+    text = str(MathHandler(MathInstance.model_validate(fields)).messages())
     assert "gcd of 4 and 6?" in text
     assert "SECRET" not in text

@@ -41,7 +41,7 @@ def test_bad_fields_are_refused(change: dict[str, Any], told: str) -> None:
 
 
 def test_the_sandbox_is_the_base_tree_and_its_packages() -> None:
-    spec = SweHandler().sandbox(INSTANCE)
+    spec = SweHandler(INSTANCE).sandbox()
     assert spec is not None
     (archive,) = spec.archives
     assert (archive.sha256, archive.path) == (FIELDS["base_sdist"]["sha256"], "/workspace")
@@ -51,7 +51,7 @@ def test_the_sandbox_is_the_base_tree_and_its_packages() -> None:
 def test_the_policy_sees_the_issue_alone() -> None:
     for problem in swe_problems():
         instance = SweInstance.model_validate(problem.fields)
-        text = json.dumps(SweHandler().messages(instance))
+        text = json.dumps(SweHandler(instance).messages())
         assert json.dumps(instance.problem_statement)[1:-1] in text
         added = [line[1:].strip() for line in (instance.patch or "").splitlines() if line.startswith("+ ")]
         assert not [line for line in added if len(line) > 30 and line in text]
@@ -61,18 +61,18 @@ def test_the_policy_sees_the_issue_alone() -> None:
 def test_another_python_is_refused_for_good() -> None:
     fields = {**FIELDS, "environment": {**FIELDS["environment"], "python": "3.6"}}
     with pytest.raises(HandlerError, match=r"needs Python 3\.6, the farm has 3\.") as refused:
-        asyncio.run(SweHandler().prepare(SweInstance.model_validate(fields), FakeSandbox()))
+        asyncio.run(SweHandler(SweInstance.model_validate(fields)).prepare(FakeSandbox()))
     assert not refused.value.retryable
 
 
 def test_a_tree_that_cannot_be_committed_is_an_error() -> None:
     sandbox = FakeSandbox(commands=lambda argv, stdin: ExecResult(127, b"", b"git: command not found"))
     with pytest.raises(HandlerError, match="command not found"):
-        asyncio.run(SweHandler().prepare(INSTANCE, sandbox))
+        asyncio.run(SweHandler(INSTANCE).prepare(sandbox))
 
 
 def collect(commands: Any) -> Submission:
-    return asyncio.run(SweHandler().collect(INSTANCE, FakeSandbox(commands=commands), None))
+    return asyncio.run(SweHandler(INSTANCE).collect(FakeSandbox(commands=commands), None))
 
 
 def test_collects_the_difference() -> None:
@@ -154,12 +154,12 @@ def folder(tmp_path: Path) -> _Folder:
 
 
 def prepared(folder: _Folder) -> Path:
-    asyncio.run(SweHandler().prepare(INSTANCE, folder))
+    asyncio.run(SweHandler(INSTANCE).prepare(folder))
     return Path(folder._inside("/workspace"))
 
 
 def difference(folder: _Folder) -> bytes:
-    return patch_of(asyncio.run(SweHandler().collect(INSTANCE, folder, None)).files)
+    return patch_of(asyncio.run(SweHandler(INSTANCE).collect(folder, None)).files)
 
 
 def git(tree: Path, *arguments: str) -> str:

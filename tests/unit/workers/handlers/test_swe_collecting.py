@@ -120,10 +120,10 @@ def collected(root: Path, edit: str, limit_s: float = 60.0) -> Submission:
         tree = root / "workspace"
         (tree / "code.py").write_text("a = 1\n")
         (tree / ".gitignore").write_text("*.log\n")
-        await SweHandler().prepare(INSTANCE, folder)
+        await SweHandler(INSTANCE).prepare(folder)
         done = folder.run(edit, {"GIT_CONFIG_GLOBAL": "/dev/null"})
         assert done.code == 0, done
-        return await SweHandler().collect(INSTANCE, folder, "said")
+        return await SweHandler(INSTANCE).collect(folder, "said")
 
     return asyncio.run(play())
 
@@ -164,6 +164,12 @@ def stand_still() -> None:
     time.sleep(0.8)
 
 
+class Hasty(SweHandler):
+    """Waits a second for git."""
+
+    git_s = 1.0
+
+
 def test_time_limit_that_passed_while_this_process_stood_still_is_an_error() -> None:
     class Frozen(FakeSandbox):
         async def exec(self, argv, *, timeout_s, stdin=b"", env=None, cwd=None, limits=None):  # type: ignore[no-untyped-def]
@@ -172,7 +178,7 @@ def test_time_limit_that_passed_while_this_process_stood_still_is_an_error() -> 
             return ExecResult(None, b"", b"", timed_out=True)
 
     async def frozen() -> Submission:
-        return await SweHandler(git_s=1.0).collect(INSTANCE, Frozen(), None)
+        return await Hasty(INSTANCE).collect(Frozen(), None)
 
     with pytest.raises(SandboxError, match="sandbox fake: its diff cannot be computed: the machine was late"):
         asyncio.run(frozen())

@@ -16,14 +16,13 @@ from farm.errors import (
     SandboxError,
     StaleRollout,
 )
-from farm.records.request import Limits, SamplingParams
 from tests.services.model_calls import model_call
 from workers.plugins import plugin_faults, plugin_values
 from workers.plugins.plugin_faults import described, fault_of, is_exhausted
 from workers.stages.stage_boundary import boundary
 from workers.stages.stage_job import StageJob
 
-JOB = StageJob("b.0.0", 1, 0, "chat", {}, SamplingParams(), Limits(), "auto", "")
+JOB = StageJob("b.0.0", 1, 0, "chat", {})
 
 
 def test_a_cancellation_from_outside_passes_and_one_from_within_does_not() -> None:

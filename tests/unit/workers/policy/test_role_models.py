@@ -5,12 +5,12 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
-from typing import Any, ClassVar
+from typing import Any, ClassVar, cast
 
 import pytest
 
 from farm.errors import EngineError
-from farm.records.request import RoleEngine, SamplingParams
+from farm.records.request import Role, RoleEngine, SamplingParams
 from tests.services.engines import Double, Server, Servers
 from tests.services.virtual_time import run
 from workers.plugins.interfaces import Completion
@@ -53,7 +53,7 @@ async def models_of(*servers: Server, **roles: RoleEngine) -> AsyncIterator[Mapp
     def of_farm() -> EnginePool:
         return EnginePool(lambda: [server.listed() for server in servers], open_engine=opened, detect=known.detect)
 
-    with RoleModels(dedicated, of_farm).of(roles, "r1") as models:
+    with RoleModels(dedicated, of_farm).of(cast(dict[Role, RoleEngine], roles), "r1") as models:
         yield models
     await dedicated.aclose()
 

@@ -32,22 +32,22 @@ def test_a_problem_has_the_same_gold_answer_in_every_form() -> None:
 
 
 def test_only_short_answers_beyond_mathematics_need_a_judge() -> None:
-    handler = AnswerHandler()
-    needs = {form: {tuple(handler.roles(each)) for each in instances(form)} for form in (*MATH, *CHOICE, *SHORT)}
+    needs = {
+        form: {tuple(AnswerHandler(each).roles()) for each in instances(form)} for form in (*MATH, *CHOICE, *SHORT)
+    }
     assert needs == {form: {("judge",)} if form in SHORT else {()} for form in needs}
 
 
 def test_the_policy_is_given_the_rows_own_prompt_and_never_the_gold_answer() -> None:
-    handler = AnswerHandler()
     for form in (*MATH, *CHOICE, *SHORT):
         for instance in instances(form):
-            messages = handler.messages(instance)
+            messages = AnswerHandler(instance).messages()
             assert messages[-1]["role"] == "user"
             if instance.prompt:
                 assert messages == [dict(message) for message in instance.prompt]
             assert AnswerInstance.model_validate(instance.model_dump(mode="json")) == instance
-    assert "B: 20 m" in str(handler.messages(instances("supergpqa")[0]))
-    assert "24" not in str(handler.messages(instances("deepscaler")[0]))
+    assert "B: 20 m" in str(AnswerHandler(instances("supergpqa")[0]).messages())
+    assert "24" not in str(AnswerHandler(instances("deepscaler")[0]).messages())
     assert instances("nemo_gym_mcqa")[0].rule == "strict_single_letter_boxed"
 
 
@@ -195,7 +195,7 @@ def test_a_row_of_slime_names_its_option(
     row = {"problem": "Which?", "label": label, "metadata": {**metadata, "rm_type": "gpqa"}}
     instance = AnswerInstance.model_validate(row)
     assert (instance.gold, instance.options) == (gold, options)
-    shown = AnswerHandler().messages(instance)[0]["content"]
+    shown = AnswerHandler(instance).messages()[0]["content"]
     assert ("A: A" in shown, "A: 1 m" in shown) == (False, "choices" in metadata)
 
 

@@ -43,7 +43,7 @@ def test_a_problem_has_the_same_tests_in_every_form(form: str) -> None:
 
 def test_mbpp_shows_its_first_assert_alone() -> None:
     for instance in instances("mbpp"):
-        text = str(ProgramsHandler().messages(instance))
+        text = str(ProgramsHandler(instance).messages())
         assert instance.function in text
         assert (text.count("assert "), len(instance.asserts) > 1) == (1, True)
 

@@ -6,12 +6,12 @@ import asyncio
 import gc
 import time
 from collections.abc import Collection, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 
 from farm.errors import EngineError, HandlerError, SandboxError
-from farm.records.request import Limits, SamplingParams, TrainCalls
+from farm.records.request import BatchSettings, Limits, TrainCalls
 from farm.records.rollout import Outcome
 from farm.records.trajectory import ModelCall
 from workers.plugins.interfaces import Artefact, Completion
@@ -67,11 +67,7 @@ def job_of(run_s: float = 0.2, **more: Any) -> StageJob:
         sample_index=0,
         data_source="chat",
         fields={"question": "Are we there yet?"},
-        sampling=SamplingParams(),
-        limits=Limits(run_s=run_s),
-        sandbox_kind="auto",
-        model="",
-        **more,
+        batch=BatchSettings(limits=Limits(run_s=run_s), **more),
     )
 
 
@@ -176,12 +172,11 @@ def test_what_an_agent_raises_as_it_is_ended_is_nobodys_surprise() -> None:
 class Choosing(ChatHandler):
     """A handler that trains only some of its calls."""
 
-    def __init__(self, chosen: Any) -> None:
-        self._chosen = chosen
+    chosen: ClassVar[Any]
 
-    def train_calls(self, instance: Any, calls: Sequence[ModelCall]) -> Collection[int]:
-        assert instance.question
-        result: Collection[int] = self._chosen(calls)
+    def train_calls(self, calls: Sequence[ModelCall]) -> Collection[int]:
+        assert self.instance.question
+        result: Collection[int] = type(self).chosen(calls)
         return result
 
 
@@ -201,7 +196,9 @@ def called(index: int) -> ModelCall:
     ],
 )
 def test_a_handler_narrows_which_calls_train(monkeypatch: pytest.MonkeyPatch, chosen: Any, expected: Any) -> None:
-    monkeypatch.setattr("workers.plugins.registry.handler", lambda _: Choosing(chosen))
+    monkeypatch.setattr(
+        "workers.plugins.registry.handler", lambda _: type("Chosen", (Choosing,), {"chosen": staticmethod(chosen)})
+    )
     problem = resolve_problem(job_of(train_calls=TrainCalls(last=3)))
     calls = [called(index) for index in range(4)]
     if expected is HandlerError:

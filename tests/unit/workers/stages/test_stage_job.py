@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -12,10 +12,12 @@ from pydantic import BaseModel
 
 from farm.errors import AgentError, HandlerError
 from farm.plugins import installed
-from farm.records.request import Limits, SamplingParams, SandboxSpec
+from farm.records.request import BatchSettings, SandboxSpec
 from farm.records.trajectory import Message
 from workers.plugins import registry
-from workers.plugins.interfaces import Evaluator, Sandbox, Submission
+from workers.plugins.handler import Handler
+from workers.plugins.interfaces import Evaluator, Sandbox
+from workers.plugins.roles import NO_MODELS, ChatModel
 from workers.sandboxes.namespace import NamespaceProvider
 from workers.sandboxes.optional_protocols import Prepare, shares_layers, starts_ahead
 from workers.stages import stage_functions
@@ -58,32 +60,25 @@ class OnceInstance(BaseModel):
     n: int
 
 
-class OnceHandler:
+class OnceHandler(Handler[OnceInstance]):
     """Counts how often it is asked for a sandbox, and prepares once."""
 
     data_source: ClassVar[str] = "once"
     instance_type: ClassVar[type[BaseModel]] = OnceInstance
-    agent: ClassVar[str] = "react"
-    tools: ClassVar[Collection[str]] = ()
     prepares_once: ClassVar[bool] = True
+    n_sandbox: ClassVar[int] = 0
 
-    def __init__(self) -> None:
-        self.n_sandbox = 0
+    def sandbox(self) -> SandboxSpec | None:
+        OnceHandler.n_sandbox += 1
+        return SandboxSpec() if self.instance.n else None
 
-    def sandbox(self, instance: OnceInstance) -> SandboxSpec | None:
-        self.n_sandbox += 1
-        return SandboxSpec() if instance.n else None
-
-    def messages(self, instance: OnceInstance) -> list[Message]:
+    def messages(self) -> list[Message]:
         return []
 
-    async def prepare(self, instance: OnceInstance, sandbox: Sandbox) -> None:
+    async def prepare(self, sandbox: Sandbox) -> None:
         await sandbox.write_file("n", b"1")
 
-    async def collect(self, instance: OnceInstance, sandbox: Sandbox | None, answer: str | None) -> Submission:
-        return Submission(answer=answer)
-
-    def evaluator(self, instance: OnceInstance) -> Evaluator:
+    def evaluator(self, models: Mapping[str, ChatModel] = NO_MODELS) -> Evaluator:
         raise NotImplementedError
 
 
@@ -97,7 +92,7 @@ def plugins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.syspath_prepend(str(tmp_path))
     installed.cache_clear()
     yield
-    for cached in (installed, registry.handler, registry.sandbox):
+    for cached in (installed, registry.sandbox):
         cached.cache_clear()
 
 
@@ -106,16 +101,15 @@ def job(n: int = 1, n_samples: int = 1, **more: Any) -> StageJob:
         "data_source": "once",
         "fields": {"n": n},
         "sandbox_kind": "sharing",
-        "model": "",
-        "n_samples": n_samples,
+        "batch": BatchSettings(n_samples=n_samples),
     }
     values |= {"rollout_id": "b.0.0", "attempt": 1, "sample_index": 0}
-    return StageJob(sampling=SamplingParams(), limits=Limits(), **(values | more))
+    return StageJob(**(values | more))
 
 
 def test_all_that_a_stage_needs_is_resolved_together() -> None:
     resolved = resolve(resolve_problem(job()))
-    assert isinstance(resolved.problem.instance, OnceInstance)
+    assert isinstance(resolved.problem.handler.instance, OnceInstance)
     assert resolved.agent_name == "react"
     assert resolved.source is not None
     assert resolved.source.provider is registry.sandbox("sharing")
@@ -135,7 +129,11 @@ def test_a_handler_that_declares_that_it_needs_none_may_not_ask_for_one(monkeypa
 
 @pytest.mark.parametrize(
     ("more", "error"),
-    [({"agent": "none"}, AgentError), ({"fields": {}}, HandlerError), ({"data_source": "x"}, HandlerError)],
+    [
+        ({"batch": BatchSettings(agent="none")}, AgentError),
+        ({"fields": {}}, HandlerError),
+        ({"data_source": "x"}, HandlerError),
+    ],
 )
 def test_a_plugin_that_is_missing_is_named_with_the_rollout(more: dict[str, Any], error: type[Exception]) -> None:
     with pytest.raises(error, match=r"^b\.0\.0: "):
@@ -156,10 +154,9 @@ def test_a_provider_that_shares_layers_prepares_once_for_all_samples() -> None:
 
 
 def test_a_handler_is_asked_for_its_sandbox_once_a_stage() -> None:
+    before = OnceHandler.n_sandbox
     asyncio.run(stage_functions.init(resolve_problem(job())))
-    handler = registry.handler("once")
-    assert isinstance(handler, OnceHandler)
-    assert handler.n_sandbox == 1
+    assert OnceHandler.n_sandbox == before + 1
 
 
 def test_protocols_are_known_by_their_methods() -> None:

@@ -13,10 +13,11 @@ from farm.records.request import Instance
 from workers.handlers.code import CodeHandler
 from workers.handlers.math import MathHandler
 from workers.handlers.swe import SweHandler
-from workers.plugins.interfaces import Handler, Sandbox
+from workers.plugins.handler import Handler
+from workers.plugins.interfaces import Sandbox
 from workers.testing.scripted_model import Script
 
-HANDLERS: dict[str, Handler] = {"math": MathHandler(), "code": CodeHandler(), "swe": SweHandler()}
+HANDLERS: dict[str, type[Handler[Any]]] = {"math": MathHandler, "code": CodeHandler, "swe": SweHandler}
 PROBLEMS: dict[str, Callable[[], list[Instance]]] = {
     "math": math_problems,
     "code": humaneval_problems,
@@ -36,7 +37,7 @@ def test_instances_validate_and_the_book_knows_them(source: str, n: int, tmp_pat
     assert len(instances) == n
     for instance, problem in zip(instances, problems, strict=True):
         handler = HANDLERS[source]
-        messages = handler.messages(handler.instance_type.model_validate(instance.fields))
+        messages = handler(handler.instance_type.model_validate(instance.fields)).messages()
         firsts = [play.turns[0] for play in problem.plays]
         assert all(book.next_turn(messages, seed) in firsts for seed in range(10))
 
@@ -66,7 +67,7 @@ def test_rewards_differ_within_most_groups_of_four() -> None:
     n_mixed = 0
     for instance, problem in zip(instances, example_script(instances), strict=True):
         handler = HANDLERS[instance.data_source]
-        messages = handler.messages(handler.instance_type.model_validate(instance.fields))
+        messages = handler(handler.instance_type.model_validate(instance.fields)).messages()
         # Plays that begin alike cannot be distinguished by their first turn, so the draw itself is checked.
         drawn = {book.next_play(messages, seed) for seed in range(4)}
         right = {"reference" in name for name in drawn}

@@ -23,21 +23,18 @@ async def keep(index: int, artefact: Artefact) -> str:
 
 
 def rollout(**fields: Any) -> tuple[AgentResult, Score]:
-    handler = NoopHandler()
-    instance = NoopInstance(**fields)
+    handler = NoopHandler(NoopInstance(**fields))
 
     async def stages() -> tuple[AgentResult, Score]:
-        assert handler.sandbox(instance) is None
-        context = AgentContext(
-            "r1", handler.messages(instance), {}, ScriptedPolicy(), SamplingParams(), Limits(), record, keep
-        )
+        assert handler.sandbox() is None
+        context = AgentContext("r1", handler.messages(), {}, ScriptedPolicy(), SamplingParams(), Limits(), record, keep)
         result = await NoopAgent().run(context)
-        submission = await handler.collect(instance, None, result.answer)
+        submission = await handler.collect(None, result.answer)
 
         def no_sandbox(*_: object, **__: object) -> Any:
             raise AssertionError("the noop evaluator needs no sandbox")
 
-        return result, await handler.evaluator(instance).evaluate(submission, no_sandbox, 1.0)
+        return result, await handler.evaluator().evaluate(submission, no_sandbox, 1.0)
 
     return asyncio.run(stages())
 
