@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -22,12 +22,18 @@ from farm.store.reports.ended_numbers import NEWEST, last_ends, newest_ended
 from farm.store.reports.rollout_filter import EVERY, RolloutFilter
 from farm.web.charts import Figures, figures
 from farm.web.live_updates import LiveUpdates
-from farm.web.rendering import html, rendered
+from farm.web.rendering import html, page, rendered
 from farm.web.selection import REASONS, BatchSelection, selection
 from farm.web.shared_results import SharedResults
 
 N_BATCHES = 50
 N_ROLLOUTS = 50
+_FIGURES_S = 15.0
+"""Seconds for which pages that read thousands of rollouts are kept for all viewers."""
+
+
+_PageMaker = Callable[[str, dict[str, Any]], Awaitable[str]]
+"""A method that renders a page of a batch for a filter."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +56,7 @@ class BatchViews:
         self._counted: SharedResults[BatchProgress] = SharedResults(1.0)
         self._parts: SharedResults[tuple[str, bool]] = SharedResults(0.5)
         self._drawn: SharedResults[Figures] = SharedResults(3.0)
-        self._selected: SharedResults[BatchSelection] = SharedResults(3.0)
+        self._pages: SharedResults[str] = SharedResults(_FIGURES_S)
 
     async def newest(self, request: Request) -> Response:
         """Show the newest batches, or those before one."""
@@ -97,19 +103,31 @@ class BatchViews:
 
     async def failures(self, request: Request) -> Response:
         """Show the failures of a batch by kind and first line, and how its policy ended rollouts."""
-        batch_id = request.path_params["id"]
-        shared = _shared_filter(request)
+        return await self._kept_page(request, self._failures)
+
+    async def figures(self, request: Request) -> Response:
+        """Show distributions of a batch, and its mean reward over time."""
+        return await self._kept_page(request, self._distributions)
+
+    async def selection(self, request: Request) -> Response:
+        """Show what trains of a batch, what does not and why, and the cost of both."""
+        return await self._kept_page(request, self._selection)
+
+    async def _kept_page(self, request: Request, make: _PageMaker) -> Response:
+        """Return a page of a batch and a filter, which is the same for all viewers."""
+        batch_id, shared = request.path_params["id"], _shared_filter(request)
+        key = (make.__name__, batch_id, *sorted(shared["values"].items()))
+        return page(await self._pages.get(key, partial(make, batch_id, shared)))
+
+    async def _failures(self, batch_id: str, shared: dict[str, Any]) -> str:
         progress = await self._progress(batch_id)
         wanted = _unordered(shared["wanted"])
         read = partial(rollout_table.failure_groups, batch_id=batch_id, wanted=wanted)
         groups = await self._endpoints.run(self._endpoints.farm.store.read, read)
         made = await self._figures(batch_id, wanted)
-        return html("failures.html", status=progress.status, groups=groups, figures=made, newest=NEWEST, **shared)
+        return rendered("failures.html", status=progress.status, groups=groups, figures=made, newest=NEWEST, **shared)
 
-    async def figures(self, request: Request) -> Response:
-        """Show distributions of a batch, and its mean reward over time."""
-        batch_id = request.path_params["id"]
-        shared = _shared_filter(request)
+    async def _distributions(self, batch_id: str, shared: dict[str, Any]) -> str:
         wanted = _unordered(shared["wanted"])
         progress = await self._progress(batch_id)
         made = await self._figures(batch_id, wanted)
@@ -120,18 +138,14 @@ class BatchViews:
             else ()
         )
         values: dict[str, Any] = {"figures": made, "stage_times": times, "newest": NEWEST, "is_whole": wanted == EVERY}
-        return html("figures.html", status=progress.status, **values, **shared)
+        return rendered("figures.html", status=progress.status, **values, **shared)
 
-    async def selection(self, request: Request) -> Response:
-        """Show what trains of a batch, what does not and why, and the cost of both."""
-        batch_id = request.path_params["id"]
+    async def _selection(self, batch_id: str, shared: dict[str, Any]) -> str:
         progress = await self._progress(batch_id)
-        shared = _shared_filter(request)
         wanted = _unordered(shared["wanted"])
-        select = partial(self._endpoints.run, self._select, batch_id, wanted)
-        made = await self._selected.get((batch_id, wanted), select)
+        made = await self._endpoints.run(self._select, batch_id, wanted)
         values: dict[str, Any] = {"reasons": REASONS, "newest": rollout_costs.NEWEST, "is_whole": wanted == EVERY}
-        return html("selection.html", status=progress.status, selection=made, **values, **shared)
+        return rendered("selection.html", status=progress.status, selection=made, **values, **shared)
 
     def _select(self, batch_id: str, wanted: RolloutFilter) -> BatchSelection:
         read = self._endpoints.farm.store.read

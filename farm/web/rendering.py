@@ -31,7 +31,12 @@ HEADERS = {
 
 def html(name: str, code: int = 200, **values: Any) -> Response:
     """Return the page of a template."""
-    return Response(rendered(name, **values), code, HEADERS, "text/html; charset=utf-8")
+    return page(rendered(name, **values), code)
+
+
+def page(text: str, code: int = 200) -> Response:
+    """Return a page whose HTML is rendered."""
+    return Response(text, code, HEADERS, "text/html; charset=utf-8")
 
 
 def rendered(name: str, **values: Any) -> str:
