@@ -2,8 +2,8 @@
 
 Handlers, agents, tools, evaluators and sandboxes are third-party code and may raise anything: an exception whose
 `__str__` fails, `SystemExit`, `GeneratorExit`, a cancellation of their own, an exception group. `fault_of` turns each
-into one RolloutError that names the rollout and the call, so that it is counted like any other failure.
-`stages.boundary` applies the rule to coroutines, `call_plugin` to plain calls; plug-ins are called in no other way.
+into one RolloutError that names the rollout and the call, so that it is counted like any other failure. Plug-ins are
+called only within `plugin_call`.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import asyncio
 import errno
 import logging
 from collections.abc import Callable, Iterator
-from typing import TypeVar
+from contextlib import contextmanager
 
 from farm.errors import (
     AgentError,
@@ -26,8 +26,6 @@ from farm.errors import (
 )
 
 log = logging.getLogger(__name__)
-
-T = TypeVar("T")
 
 _LONGEST = 2_000
 _MAX_SHOWN = 3
@@ -114,12 +112,21 @@ def _named(error: RolloutError, rollout_id: str) -> RolloutError:
     return named
 
 
-def call_plugin(rollout_id: str, what: str, error_type: type[RolloutError], ask: Callable[[], T]) -> T:
-    """Call a synchronous method of a plug-in. Raises a RolloutError for any exception."""
+@contextmanager
+def plugin_call(rollout_id: str, what: str, error_type: type[RolloutError]) -> Iterator[None]:
+    """Raise only RolloutErrors and external cancellations.
+
+    Any other exception becomes an `error_type` that names `what`. `stages.boundary` adds a time limit for coroutines.
+    """
     try:
-        return ask()
+        yield
     except BaseException as error:
-        raise fault_of(error, rollout_id, what, error_type) from error
+        if is_cancellation(error):
+            raise
+        fault = fault_of(error, rollout_id, what, error_type)
+        if fault is error:
+            raise
+        raise fault from error
 
 
 def is_exhausted(error: BaseException | None) -> bool:

@@ -31,7 +31,7 @@ from farm.store import rollouts, trajectories
 from farm.store.placement import StageMessage
 from farm.store.rollouts import Claim, RunSummary
 from workers.plugins.interfaces import Submission
-from workers.plugins.plugin_faults import call_plugin
+from workers.plugins.plugin_faults import plugin_call
 from workers.process.supervision import note_without_sandbox
 from workers.queue.app import app
 from workers.queue.claimed_stage import UNCLAIMED, ClaimLost, claimed_stage
@@ -100,9 +100,8 @@ def run_agent(self: Task, rollout_id: str, attempt: int) -> str:
         trained = stage_functions.trained_calls(stage.problem, calls)
         # the rollout may be unfit to be kept: training on it would be worse than losing it
         builder = stage.job.batch.row_builder
-        rows = call_plugin(
-            rollout_id, f"row builder {builder!r}", AgentError, partial(build_rows, builder, trained, calls)
-        )
+        with plugin_call(rollout_id, f"row builder {builder!r}", AgentError):
+            rows = build_rows(builder, trained, calls)
         played = replace(played, submission=with_calls(stage.problem, played.submission, calls, rows))
         summary = _summary(played, [call for call in calls if ROLE not in call.labels], rows)
         taken = {call.index for call in trained}

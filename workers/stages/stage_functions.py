@@ -37,7 +37,7 @@ from workers.plugins.interfaces import (
     Submission,
     Tool,
 )
-from workers.plugins.plugin_faults import call_plugin, described, is_cancellation
+from workers.plugins.plugin_faults import described, is_cancellation, plugin_call
 from workers.plugins.roles import NO_MODELS, ChatModel
 from workers.sandboxes.diagnosis import broken_from_within
 from workers.sandboxes.optional_protocols import shares_layers
@@ -239,9 +239,8 @@ def _tools(problem: Problem, sandbox: Sandbox | None) -> dict[str, Tool]:
     names = problem.ask("tools", lambda handler: list(handler.tools))
     made: dict[str, Tool] = {}
     for name in names:
-        made[name] = call_plugin(
-            rollout_id, f"tool {name}", AgentError, partial(lambda of: registry.tool(of)(sandbox), name)
-        )
+        with plugin_call(rollout_id, f"tool {name}", AgentError):
+            made[name] = registry.tool(name)(sandbox)
     return made
 
 

@@ -21,7 +21,7 @@ from farm.records.task_needs import TaskNeeds, unsupported
 from workers.plugins import plugin_values, registry
 from workers.plugins.handler import Handler, TaskContext
 from workers.plugins.interfaces import Agent, Evaluator, SandboxProvider
-from workers.plugins.plugin_faults import call_plugin
+from workers.plugins.plugin_faults import plugin_call
 from workers.plugins.roles import ChatModel
 from workers.policy.generation import EngineAddress
 from workers.policy.policy import PromptRules
@@ -84,8 +84,8 @@ class Problem:
 
     def ask(self, method: str, question: Callable[[Handler[Any]], T]) -> T:
         """Return the answer of a method of the handler. Raises HandlerError, which names the method."""
-        what = f"the handler's {method}"
-        return call_plugin(self.job.rollout_id, what, HandlerError, lambda: question(self.handler))
+        with plugin_call(self.job.rollout_id, f"the handler's {method}", HandlerError):
+            return question(self.handler)
 
     def spec(self) -> SandboxSpec | None:
         """Return the sandbox spec of the instance, if any."""
@@ -123,8 +123,8 @@ class ResolvedJob:
 
 def resolve_problem(job: StageJob) -> Problem:
     """Return a job with its handler and instance, and with the task's own time limits. Raises HandlerError."""
-    what = f"the handler of {job.data_source}"
-    return call_plugin(job.rollout_id, what, HandlerError, lambda: _problem(job))
+    with plugin_call(job.rollout_id, f"the handler of {job.data_source}", HandlerError):
+        return _problem(job)
 
 
 def _problem(job: StageJob) -> Problem:
@@ -149,10 +149,12 @@ def resolve(problem: Problem) -> ResolvedJob:
     """Return a problem with its agent and sandbox. Raises RolloutError, and NotFound if no such sandbox can run."""
     job = problem.job
     name = job.batch.agent or problem.handler.agent
-    agent = call_plugin(job.rollout_id, f"agent {name}", AgentMissing, lambda: _agent(job.rollout_id, name))
+    with plugin_call(job.rollout_id, f"agent {name}", AgentMissing):
+        agent = _agent(job.rollout_id, name)
     spec = problem.spec()
     what = f"agent {name}'s sandbox()"
-    needs = call_plugin(job.rollout_id, what, AgentError, lambda: needed_by(agent, spec))
+    with plugin_call(job.rollout_id, what, AgentError):
+        needs = needed_by(agent, spec)
     source = sandbox_source(job, plugin_values.spec(needs, f"{job.rollout_id}: {what}", AgentError))
     return ResolvedJob(problem, agent, name, source)
 

@@ -10,8 +10,8 @@ from farm.records.rollout import STEP_ENDS
 from farm.records.trajectory import Message
 from workers.plugins import plugin_values
 from workers.plugins.interfaces import AgentResult, FreshSandbox, Sandbox
-from workers.plugins.plugin_faults import described, is_cancellation
-from workers.stage_clock import deadline, off_clock
+from workers.stage_clock import off_clock
+from workers.stages.stage_boundary import boundary
 from workers.stages.stage_job import Problem
 
 
@@ -29,21 +29,13 @@ class TaskSteps:
     async def next_messages(self, n_done: int, answer: str | None) -> Sequence[Message]:
         """Return the next step's messages, none after the last; off the policy's clock. Raises HandlerError."""
         job = self._problem.job
-        what = f"{job.rollout_id}: the handler's next_messages()"
-        limit_s = job.limits.eval_s
-        try:
-            with off_clock(limit_s):
-                async with deadline(limit_s):
-                    turn = await self._problem.handler.next_messages(
-                        self._sandbox, n_done, answer, tuple(self.records), self._fresh
-                    )
-        except TimeoutError as error:
-            raise HandlerError(f"{what} took longer than {limit_s:g} s") from error
-        except Exception as error:
-            if is_cancellation(error) or isinstance(error, HandlerError):
-                raise
-            raise HandlerError(f"{what}: {described(error)}") from error
-        turn = plugin_values.next_turn(turn, what)
+        what, limit_s = "the handler's next_messages()", job.limits.eval_s
+        with off_clock(limit_s):
+            async with boundary(job, what, HandlerError, limit_s):
+                turn = await self._problem.handler.next_messages(
+                    self._sandbox, n_done, answer, tuple(self.records), self._fresh
+                )
+        turn = plugin_values.next_turn(turn, f"{job.rollout_id}: {what}")
         self._n_asked = n_done
         self._ended = not turn.messages
         if turn.record:

@@ -110,8 +110,8 @@ def test_memory_that_the_farm_lacks_is_told_from_what_a_plugin_requests() -> Non
     wrapped = RuntimeError("the statement was not sent")
     wrapped.__cause__ = MemoryError()
     assert is_exhausted(wrapped)
-    with pytest.raises(AgentError) as caught:
-        plugin_faults.call_plugin("b.0.0", "agent a", AgentError, lambda: [0] * (1 << 60))
+    with pytest.raises(AgentError) as caught, plugin_faults.plugin_call("b.0.0", "agent a", AgentError):
+        _ = [0] * (1 << 60)
     assert isinstance(caught.value.__cause__, MemoryError)
     assert not is_exhausted(caught.value)
     # what follows from a plug-in's failure is its failure, too

@@ -16,7 +16,7 @@ from farm.store import batches
 from farm.store.database import Store
 from farm.store.rollouts import Claim
 from tests.contract.store.test_store import NODE, announce, claimed, new_batch, place
-from workers.plugins.plugin_faults import call_plugin
+from workers.plugins.plugin_faults import plugin_call
 from workers.process.claimed_work import StopReason
 from workers.process.node_breaker import NodeBreaker
 from workers.process.watchdog import Hang
@@ -111,8 +111,8 @@ def test_what_the_worker_lacks_is_no_failure_and_ends_the_worker(sqlite_store: S
 def test_a_plugin_without_memory_has_failed(sqlite_store: Store) -> None:
     """It may have tried to take more than any machine has, so its worker goes on and its attempts are counted."""
     claim, ends = begun(sqlite_store), list[BaseException]()
-    with pytest.raises(HandlerError) as caught:
-        call_plugin(claim.rollout_id, "handler h", HandlerError, lambda: [0] * (1 << 60))
+    with pytest.raises(HandlerError) as caught, plugin_call(claim.rollout_id, "handler h", HandlerError):
+        _ = [0] * (1 << 60)
     with pytest.raises(StageFailed):
         unfinished(sqlite_store, claim, ends).broke(caught.value)
     rollout = of(sqlite_store, claim)
