@@ -10,6 +10,7 @@ import contextlib
 import os
 import signal
 import sys
+import time
 from collections.abc import Callable, Sequence
 from functools import wraps
 from pathlib import Path
@@ -20,7 +21,7 @@ from click.shell_completion import CompletionItem
 from rich.console import Console
 
 from farm.configuration import config_file
-from farm.errors import FarmError, FarmUnreachable, InvalidRequest
+from farm.errors import FarmError, FarmUnreachable, InvalidRequest, StoreUnavailable
 from farm.extras import check_extra
 
 if TYPE_CHECKING:
@@ -32,6 +33,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 _FIRST_S = 2.0
 """Seconds a command waits for a farm that does not answer: a wrong address should not look like a slow farm."""
 _WAIT = "farm.wait_s"
+_AGAIN_S = 0.2
 _COMPLETED_S = 0.5
 _MOST_COMPLETED = 50
 
@@ -70,17 +72,29 @@ def first_s() -> float:
     return _FIRST_S if context is None else float(context.meta.get(_WAIT, _FIRST_S))
 
 
+def waits() -> bool:
+    """Return whether the running command was told how long to wait."""
+    context = click.get_current_context(silent=True)
+    return context is not None and _WAIT in context.meta
+
+
 def connected(url: str | Path | None) -> Farm:
     """Connect a command to its farm, which is waited for as `--wait` says. Raises as `farm.connect`."""
     # it takes a second to load, which --help and a mistyped option need not pay
     from farm.client.connect import connect
 
-    try:
-        return connect(url, first_s=first_s())
-    except FarmUnreachable as error:
-        if not str(url).startswith("http"):
-            raise
-        raise FarmUnreachable(f"{error}; is `farm api` running there? --wait SECONDS waits for it") from error
+    deadline = time.monotonic() + first_s()
+    while True:
+        try:
+            return connect(url, first_s=max(0.0, deadline - time.monotonic()))
+        except (FarmUnreachable, StoreUnavailable) as error:
+            # a folder has no farm before `farm up` has made its database
+            if waits() and time.monotonic() < deadline:
+                time.sleep(_AGAIN_S)
+                continue
+            if isinstance(error, StoreUnavailable) or not str(url).startswith("http"):
+                raise
+            raise FarmUnreachable(f"{error}; is `farm api` running there? --wait SECONDS waits for it") from error
 
 
 def plain_errors(command: F) -> F:

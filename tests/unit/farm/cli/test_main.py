@@ -13,6 +13,8 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
+from unittest.mock import MagicMock
 
 import click
 import pytest
@@ -312,7 +314,7 @@ def test_a_farm_that_has_no_place_says_which_variable_sets_it(tmp_path: Path) ->
         assert output.count("\n") == 1
 
 
-@pytest.mark.parametrize(("words", "expected"), [((), 2.0), (("--wait", "7"), 7.0)], ids=["default", "asked"])
+@pytest.mark.parametrize(("words", "expected"), [((), 2.0), (("--wait", "0.5"), 0.5)], ids=["default", "asked"])
 def test_a_farm_that_does_not_answer_is_waited_for_briefly(
     monkeypatch: pytest.MonkeyPatch, words: tuple[str, ...], expected: float
 ) -> None:
@@ -324,7 +326,21 @@ def test_a_farm_that_does_not_answer_is_waited_for_briefly(
 
     monkeypatch.setattr("farm.client.connect.connect", connect)
     assert "nobody answers" in said(main, "ls", "--url", "http://127.0.0.1:9/", *words, code=1)
-    assert waited == [expected]
+    assert waited[0] == pytest.approx(expected, abs=0.1)
+    assert (len(waited) > 1) == bool(words), "it tries again only if it was told how long to wait"
+
+
+def test_a_folder_in_which_a_farm_starts_is_waited_for(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    errors = [farm.FarmUnreachable("there is no farm"), farm.StoreUnavailable("it has no tables yet")]
+
+    def connect(url: object, *, first_s: float) -> Any:
+        if errors:
+            raise errors.pop(0)
+        return MagicMock()
+
+    monkeypatch.setattr("farm.client.connect.connect", connect)
+    said(main, "engines", "clear", "--url", str(tmp_path), "--wait", "60")
+    assert not errors
 
 
 def test_an_interrupt_ends_a_command_with_130(tmp_path: Path) -> None:
