@@ -228,7 +228,7 @@ def test_a_conversation_is_remembered_once_and_only_if_that_is_wanted() -> None:
 
 @pytest.mark.parametrize("stop", [["x"] * 65, ["x" * 1001]])
 def test_texts_that_end_an_answer_are_so_many(stop: list[str]) -> None:
-    with pytest.raises(BadRequest, match="stop: may be 64 texts of 1000 characters"):
+    with pytest.raises(BadRequest, match="stop: at most 64 texts of 1000 characters"):
         ChatApi().parse({**HELLO, "stop": stop})
 
 

@@ -291,7 +291,7 @@ def test_compressed_bodies() -> None:
         ("deflate", zlib.compress(plain), 200, "yes"),
         ("identity", plain, 200, "yes"),
         ("gzip", plain, 400, "gzip"),
-        ("gzip", gzip.compress(plain)[:-9], 400, "cut off"),
+        ("gzip", gzip.compress(plain)[:-9], 400, "truncated"),
         ("gzip", bomb, 413, "bytes"),
         ("br", plain, 415, "'br'"),
         ("gzip, gzip", plain, 415, "gzip"),
@@ -315,7 +315,7 @@ def test_what_no_engine_gives_says_so(path: str) -> None:
         async with served(Playing()) as gateway:
             response = await gateway.post(path, {"model": "m", "input": "hello"})
             assert response.status_code == 404
-            assert "here" in response.json()["error"]["message"]
+            assert "not supported" in response.json()["error"]["message"]
 
     asyncio.run(main())
 
