@@ -194,7 +194,7 @@ def test_nothing_dangerous_is_tried_on_the_node_itself(run: Run) -> None:
         (["--group", "surface", "--list"], 0, "62 of "),
         ([LOCAL, "--group", "networks", "--only", "a_signal*"], 1, "Promised: "),
         ([LOCAL, "--only", "a_signal*"], 0, "1 kept, 0 broken, 0 not tried"),
-        (["no-such-kind"], 1, "installed are: "),
+        (["no-such-kind"], 1, "installed: "),
         (["no.such:Kind"], 1, "No module named"),
         ([LOCAL, "--group", "none"], 1, "there are: commands, "),
         ([LOCAL, "--only", "none"], 1, "--list shows them"),

@@ -118,7 +118,7 @@ def test_an_adapter_is_held_to_its_promises(tmp_path: Path) -> None:
     assert broken.exit_code == 1
     assert "bad" in broken.output
     assert "there are 0 rows where 9 may train" in broken.output
-    assert "installed are: arrays," in CliRunner().invoke(main, ["doctor", "--adapter", "none-such"]).output
+    assert "installed: arrays," in CliRunner().invoke(main, ["doctor", "--adapter", "none-such"]).output
     # one that gives results, whose trainer is not here
     absent = CliRunner().invoke(main, ["doctor", "--adapter", "rllm"])
     assert absent.exit_code

@@ -189,7 +189,7 @@ def test_a_batch_with_its_own_engine_waits_for_none_of_the_farms(store_url: str,
     output = said(main, "submit", str(problems), *own, "--url", store_url)
     assert "no engine is added" not in output
     refused = said(main, "submit", str(problems), "--engine-url", "ftp://trainer", "--url", store_url, code=1)
-    assert "engine_url: 'ftp://trainer' is no address" in refused
+    assert "engine_url: 'ftp://trainer' is not an engine's address" in refused
     with farm.connect(store_url) as client:
         batch_id, of_farm = output.split()[0], client.submit({"instances": [chat]})
         half = client.submit({"instances": [chat, chat | {"engine_url": "http://trainer/v1"}]})

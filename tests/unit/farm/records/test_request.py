@@ -100,7 +100,7 @@ def test_the_address_of_a_dedicated_engine_is_in_the_form_of_registered_ones() -
 @pytest.mark.parametrize(
     ("values", "field", "message"),
     [
-        ({"engine_url": "ftp://h/v1"}, "engine_url", "is no address"),
+        ({"engine_url": "ftp://h/v1"}, "engine_url", "is not an engine's address"),
         ({"engine_url": f"http://user:{SECRET}@h/v1"}, "engine_url", "must not hold a password"),
         ({"engine_url": "http://h/v1", "engine_key": f"{SECRET} \n"}, "engine_key", "printable ASCII"),
         ({"engine_key": SECRET}, "request", "engine_key is set, and no engine_url"),
