@@ -107,7 +107,7 @@ MISTAKES: dict[str, tuple[list[str], int, str]] = {
     ),
     "a database of another kind": (["ls", "--url", "mysql://h/d"], 1, "InvalidRequest: store_url: "),
     "a file as a farm": (["ls", "--url", "{file}"], 1, "FarmUnreachable: no farm was ever started in"),
-    "an address that is none": (["ls", "--url", "http://"], 1, "InvalidRequest: url: it is no address"),
+    "an address that is none": (["ls", "--url", "http://"], 1, "InvalidRequest: url: must be an address"),
     "an API that is not there": (
         ["ls", "--wait", "0", "--url", "http://127.0.0.1:9/"],
         1,
@@ -270,8 +270,8 @@ def test_a_whole_request_may_stand_in_a_file(store_url: str, tmp_path: Path) -> 
     [
         ("watch", "b0", "there is no batch b0\n"),
         ("show", "b0.1.2", "there is no rollout b0.1.2\n"),
-        ("show", "b0", "there is no rollout b0: such an id would be a batch's, a rollout's is BATCH.GROUP.SAMPLE"),
-        ("watch", "b0.1", "there is no batch b0.1: such an id would be a group's"),
+        ("show", "b0", "there is no rollout b0: the id has the form of a batch's; a rollout's is BATCH.GROUP.SAMPLE"),
+        ("watch", "b0.1", "there is no batch b0.1: the id has the form of a group's"),
         ("show", "no such", "there is no batch, group or rollout 'no such'"),
         ("cancel", "b0.1", "there is no group b0.1"),
     ],
