@@ -281,7 +281,7 @@ RUBBISH: dict[str, tuple[str, str, dict[str, str], bytes, int, str]] = {
         JSON,
         json.dumps({"instances": [NOOP | {"fields": {"seconds": float("nan")}}]}).encode(),
         400,
-        r"InvalidRequest seconds is nan, which JSON has not .*instances\[0\]\.fields",
+        r"InvalidRequest seconds is nan, which is not a JSON number .*instances\[0\]\.fields",
     ),
     "a form": ("POST", "/v1/batches", {"content-type": "text/plain"}, b"{}", 415, "InvalidRequest .*json"),
     "a number for ids": ("POST", "/v1/cancel", JSON, b'{"id": 3}', 400, "InvalidRequest .*string id"),

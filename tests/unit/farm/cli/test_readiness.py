@@ -14,8 +14,8 @@ from farm.records.node import BROKEN, DRAINING, Node
 NODE = Node("n1", 8, 1, 4, 1, [], {})
 KNOWN = StoredEngine("http://a/v1", info=EngineInfo(model="m"))
 _LACKS = (
-    "has not version 18 of the weights ({}): gets no calls; push them and name them by set_version, or let the farm do "
-    "it: weight_update(..., path=...) or serve_weights"
+    "lacks version 18 of the weights ({}) and gets no calls; push them and name them with set_version, or let the farm "
+    "do it with weight_update(..., path=...) or serve_weights"
 )
 TROUBLED: dict[str, tuple[StoredEngine, str]] = {
     "nobody has asked it": (StoredEngine("http://a/v1"), "has not answered any node yet"),
@@ -28,7 +28,7 @@ TROUBLED: dict[str, tuple[StoredEngine, str]] = {
         replace(KNOWN, version="18", engine_version="17"),
         _LACKS.format("it has '17'"),
     ),
-    "it has other weights": (replace(KNOWN, version="18"), _LACKS.format("it says nothing of those that it has")),
+    "it has other weights": (replace(KNOWN, version="18"), _LACKS.format("it reports no version")),
 }
 WELL: dict[str, StoredEngine] = {
     "it was asked": KNOWN,
