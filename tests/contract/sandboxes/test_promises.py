@@ -209,7 +209,10 @@ def test_the_command(words: list[str], code: int, said: str) -> None:
 
 def test_more_options_are_for_a_sandbox_only() -> None:
     result = CliRunner().invoke(farm, ["doctor", "--list"])
-    assert (result.exit_code, "only --sandbox NAME and --engine URL take more options" in result.output) == (2, True)
+    assert (result.exit_code, "only --sandbox NAME and --engine URL accept further options" in result.output) == (
+        2,
+        True,
+    )
 
 
 def test_the_doctor_tries_promises() -> None:

@@ -116,11 +116,11 @@ MISTAKES: dict[str, tuple[list[str], int, str]] = {
     "a negative wait": (["ls", "--wait", "-1"], 2, "-1.0 is not in the range"),
     "a port that is none": (["metrics", "--port", "99999"], 2, "99999 is not in the range"),
     "an option of doctor with a typo": (["doctor", "--bach", "b0"], 2, "--bach b0: only --sandbox NAME"),
-    "an engine that is no double": (["engine"], 2, "only --scripted engines are the farm's own"),
+    "an engine that is no double": (["engine"], 2, "--scripted is required"),
     "no such handler": (
         ["handlers", "show", "maths"],
         1,
-        "NotFound: no handler is called 'maths'; installed here are:",
+        "NotFound: there is no handler 'maths'; installed here:",
     ),
 }
 
@@ -176,7 +176,7 @@ def test_the_example_of_a_handler_can_be_submitted(store_url: str, tmp_path: Pat
     (tmp_path / "example.jsonl").write_text(example.splitlines()[-1])
     submitted = said(main, "submit", str(tmp_path / "example.jsonl"), "--url", store_url).splitlines()
     assert re.fullmatch("b[0-9a-f]{10}", submitted[0])
-    assert "no node runs: nothing is played until `farm up` or `farm node` is started" in submitted
+    assert "no node runs: nothing runs until `farm up` or `farm node` is started" in submitted
     assert any(line.startswith("no engine is added") for line in submitted)
 
 
@@ -262,7 +262,7 @@ def test_a_whole_request_may_stand_in_a_file(store_url: str, tmp_path: Path) -> 
     (tmp_path / "request.yaml").write_text("instances: [{data_source: noop, fields: {}}]")
     assert said(main, "submit", "--request", str(tmp_path / "request.yaml"), "--url", store_url).startswith("b")
     both = said(main, "submit", str(tmp_path / "problems.jsonl"), *words[:2], "--url", store_url, code=1)
-    assert "has instances too: give one of the two" in both
+    assert "also has instances: give only one of the two" in both
 
 
 @pytest.mark.parametrize(
@@ -308,7 +308,7 @@ def test_a_farm_that_has_no_place_says_which_variable_sets_it(tmp_path: Path) ->
         (f"{tmp_path}/file/a", "Not a"),
     ):
         output = said(main, "up", code=1, env={"FARM_HOME": place})
-        assert f"FARM_HOME: {place} cannot be made ({why}" in output
+        assert f"FARM_HOME: {place} cannot be created ({why}" in output
         assert output.count("\n") == 1
 
 

@@ -65,12 +65,12 @@ def test_a_node_takes_rollouts_while_it_lives_and_stays(node: Node, takes: bool)
 
 def test_what_is_missing_is_said_with_what_to_do() -> None:
     assert missing_parts([], []) == [
-        "no node runs: nothing is played until `farm up` or `farm node` is started",
-        "no engine is added: what asks a policy waits until `farm engines add http://HOST:PORT/v1`",
+        "no node runs: nothing runs until `farm up` or `farm node` is started",
+        "no engine is added: rollouts with model calls wait until `farm engines add http://HOST:PORT/v1`",
     ]
     silent = replace(NODE, heartbeat_age_s=1e6)
     assert missing_parts([silent, replace(silent, node="n2", heartbeat_age_s=2e6)], [EngineState(KNOWN, 0, 0)]) == [
-        "no node runs (n1 has said nothing for 1000000 s): nothing is played until `farm up` or `farm node` is started"
+        "no node runs (n1 sent no heartbeat for 1000000 s): nothing runs until `farm up` or `farm node` is started"
     ]
     out = EngineState(TROUBLED["it is out"][0], 0, 0)
     draining = EngineState(replace(KNOWN, state="draining"), 0, 0)
