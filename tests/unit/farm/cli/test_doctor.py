@@ -117,7 +117,7 @@ def test_an_adapter_is_held_to_its_promises(tmp_path: Path) -> None:
         broken = CliRunner().invoke(main, ["doctor", "--adapter", "forgetful"])
     assert broken.exit_code == 1
     assert "bad" in broken.output
-    assert "there are 0 rows where 9 may train" in broken.output
+    assert "there are 0 rows, but 9 may train" in broken.output
     assert "installed: arrays," in CliRunner().invoke(main, ["doctor", "--adapter", "none-such"]).output
     # one that gives results, whose trainer is not here
     absent = CliRunner().invoke(main, ["doctor", "--adapter", "rllm"])
