@@ -1,7 +1,6 @@
-"""The rollout farm's public API: what a trainer imports.
+"""The rollout farm's public API, as a trainer imports it.
 
-Each name is loaded when it is first used, so that `import farm` costs a program nothing that it does not use: no
-database driver, no broker client, no arrays.
+Names are loaded on first use, so `import farm` does not load database drivers, broker clients or array libraries.
 """
 
 from __future__ import annotations
@@ -57,7 +56,7 @@ _MODULES = {name: module for module, names in _NAMES.items() for name in names}
 __all__ = sorted(_MODULES)
 
 if not TYPE_CHECKING:
-    # hidden from type checkers, or every misspelt name would be an Any to them
+    # hidden from type checkers: to them every misspelt name would be an `Any`
     def __getattr__(name: str) -> Any:
         if name not in _MODULES:
             raise AttributeError(f"module 'farm' has no attribute {name!r}")

@@ -11,24 +11,24 @@ from farm.settings import Settings
 
 ADDRESS_FILE = "address.json"
 WAIT_TIMEOUT_S = 30.0
-"""Seconds to wait for a farm, its database or its API, that does not answer."""
+"""Seconds to wait for a farm (its database or its API) that does not answer."""
 
 
 def is_http(url: str | Path | None) -> bool:
-    """Return whether an address is that of an API."""
+    """Return whether an address is the address of an API."""
     return str(url).startswith(("http://", "https://"))
 
 
 def api_url(url: str | Path | None, defaults: Settings) -> str | None:
-    """Return the address of an API that `url` names, or FARM_STORE_URL where there is none; None for any other."""
+    """Return the API address in `url`, or in FARM_STORE_URL if `url` is None; None for other addresses."""
     named = defaults.store_url if url is None else str(url)
     return named if is_http(named) else None
 
 
 def address_of(url: str | Path | None, defaults: Settings) -> tuple[str, str]:
-    """Return (store URL, broker URL) of a farm's address, as `farm.connect` takes it, but for that of an API.
+    """Return (store URL, broker URL) for an address as `farm.connect` takes it. API addresses are refused.
 
-    Raises FarmUnreachable for a folder that does not say where its farm is.
+    Raises InvalidRequest, and FarmUnreachable for a folder without the address of a farm.
     """
     if api_url(url, defaults) is not None:
         raise InvalidRequest(
@@ -50,11 +50,11 @@ def address_of(url: str | Path | None, defaults: Settings) -> tuple[str, str]:
         raise FarmUnreachable(
             f"no farm was ever started in {file.parent}: run `farm up`, or set FARM_STORE_URL"
         ) from None
-    # whatever is in there
+    # any content is possible here
     except (ValueError, TypeError, LookupError, RecursionError):
         raise FarmUnreachable(
-            f"{file} is no address of a farm: `farm up`, or `farm head` on a cluster, writes it anew"
+            f"{file} does not hold a farm's address: `farm up`, or `farm head` on a cluster, rewrites it"
         ) from None
     if not store_url:
-        raise FarmUnreachable(f"the head of {file.parent} is not ready yet: `farm head --dir {file.parent}` runs it")
+        raise FarmUnreachable(f"the head of {file.parent} is not ready: start it with `farm head --dir {file.parent}`")
     return store_url, broker_url

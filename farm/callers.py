@@ -1,4 +1,4 @@
-"""Keys of the API, callers that showed one, and the log of their orders."""
+"""API keys, the callers that use them, and the audit log."""
 
 from __future__ import annotations
 
@@ -14,33 +14,33 @@ from farm.errors import Forbidden
 
 KEY_NAME = r"^[A-Za-z0-9][A-Za-z0-9._@-]{0,63}$"
 ADMIN_NAME = "admin"
-"""The name of the key that is always there: FARM_API_KEY, or that in FARM_HOME."""
+"""The name of the built-in key: FARM_API_KEY, or the one in FARM_HOME."""
 
 
 class Scope(StrEnum):
-    """A right that a key may have. Each of the others has `read` in it, and `admin` all."""
+    """A right of a key. Every scope includes `read`; `admin` includes all."""
 
     READ = "read"
-    """See all that is in the farm, keys aside."""
+    """See everything in the farm except keys."""
     SUBMIT = "submit"
-    """Submit batches; stream and acknowledge; cancel and score again what was submitted with the same key."""
+    """Submit batches; stream and acknowledge; cancel and rescore batches submitted with the same key."""
     OPERATE = "operate"
-    """Add and drain engines, update their weights; cancel and score again what anybody submitted."""
+    """Add and drain engines, update their weights; cancel and rescore anybody's batches."""
     ADMIN = "admin"
-    """Make and revoke keys; read the log of orders."""
+    """Create and revoke keys; read the audit log."""
 
     @property
     def rank(self) -> int:
-        """Its place in the order in which keys are listed."""
+        """The position in which scopes are listed."""
         return list(Scope).index(self)
 
 
 @dataclass(frozen=True, slots=True)
 class ApiKey:
-    """A named key without its text, which only the client has; the store holds a hash of it.
+    """A named key without its text: only the client has that, and the store holds its hash.
 
-    `max_open` is of rollouts that were submitted with it and have not ended, `max_engines` of engines that were added
-    with it, `max_rate` of its requests per second at each API process. None: as many as the farm takes.
+    `max_open` limits the unfinished rollouts submitted with the key, `max_engines` the engines added with it,
+    `max_rate` its requests per second at each API process. None: no limit of its own.
     """
 
     name: str
@@ -54,7 +54,7 @@ class ApiKey:
 
 @dataclass(frozen=True, slots=True)
 class LoggedOrder:
-    """One order in the log: `by` the name of a key, or the user of a process that has the database."""
+    """One entry of the audit log: `by` is the name of a key, or the user of a process with database access."""
 
     number: int
     at: float
@@ -66,7 +66,7 @@ class LoggedOrder:
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """The one that a verb is done for: a key of the API, or a user who has the database itself and may do all."""
+    """The caller of a verb: an API key, or a user with access to the database, who may do everything."""
 
     name: str
     scopes: tuple[Scope, ...] = (Scope.ADMIN,)
@@ -74,11 +74,11 @@ class Caller:
     max_engines: int | None = None
 
     def may(self, scope: Scope) -> bool:
-        """Return whether its scopes have this one in them."""
+        """Return whether the caller's scopes include this one."""
         return scope in self.scopes or Scope.ADMIN in self.scopes or scope is Scope.READ
 
     def check(self, *scopes: Scope) -> None:
-        """Raise Forbidden unless its scopes have one of these in them."""
+        """Raise Forbidden unless the caller's scopes include one of these."""
         if not any(map(self.may, scopes)):
             has = ", ".join(scope.value for scope in self.scopes)
             needed = " or ".join(scope.value for scope in scopes)
@@ -90,7 +90,7 @@ def caller_of(key: ApiKey) -> Caller:
 
 
 def sorted_scopes(scopes: Sequence[Scope]) -> tuple[Scope, ...]:
-    """Return each scope once, the least first."""
+    """Return the scopes without duplicates, the weakest first."""
     return tuple(sorted(set(scopes), key=lambda scope: scope.rank))
 
 
@@ -98,13 +98,13 @@ _caller: ContextVar[Caller | None] = ContextVar("farm_caller", default=None)
 
 
 def current_caller() -> Caller:
-    """Return the one that this context acts for; without any, the operating system's user, who has the database."""
+    """Return the caller of this context; by default the operating system's user, who has database access."""
     return _caller.get() or Caller(_user())
 
 
 @contextmanager
 def acting_for(caller: Caller) -> Iterator[None]:
-    """Do what is in the block for a caller."""
+    """Run the block on behalf of a caller."""
     token = _caller.set(caller)
     try:
         yield

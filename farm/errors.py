@@ -1,30 +1,30 @@
-"""Every error the farm raises.
+"""All errors raised by the farm.
 
 FarmError
-├── UsageError        the caller can mend it: 4xx, never retried
+├── UsageError        the caller can fix it: 4xx, never retried
 │   ├── InvalidRequest    a field is missing or wrong; `field` names it
 │   ├── UnknownHandler    no handler for this data_source
-│   ├── NotFound          no batch, rollout or plug-in of that name
-│   ├── Conflict          it exists already and is different
-│   ├── NotAllowed        understood, but not from here or not now
-│   │   └── Forbidden         the key that was shown does not allow it
-│   ├── Pruned            it was there, and retention has removed it
-│   ├── SandboxEnded      a borrowed sandbox that is not there any more
-│   └── NotInstalled      needs packages that are not installed here
+│   ├── NotFound          no batch, rollout or plug-in with that name
+│   ├── Conflict          exists already with other content
+│   ├── NotAllowed        valid, but not possible from here or now
+│   │   └── Forbidden         the caller's key does not allow it
+│   ├── Pruned            removed by retention
+│   ├── SandboxEnded      the borrowed sandbox no longer exists
+│   └── NotInstalled      required packages are not installed here
 ├── ServiceError      the farm's fault: 503, try again
 │   ├── StoreUnavailable
 │   ├── BrokerUnavailable
 │   ├── FarmUnreachable
-│   ├── Overloaded        as many rollouts are open as are taken
-│   └── NoTrainableRollouts   none of a trainer's step
+│   ├── Overloaded        too many open rollouts or sandboxes
+│   └── NoTrainableRollouts   none in a trainer's step
 └── RolloutError      recorded on the rollout, never leaves a stage
-    ├── SandboxError, EngineError, EvaluatorError      ours: tried again
-    │   ├── ImageError        of SandboxError: an image is missing or broken; tried again only if it says so
-    │   └── LayerMissing      of EvaluatorError: scoring needs a layer that was too large to be kept; never tried again
-    ├── StaleRollout       no failure: newer weights have overtaken it
-    └── AgentError, HandlerError                       a bug in a plug-in: tried again, HandlerError only if it says so
-        └── AgentMissing      of AgentError: it cannot be had on this node
-ToolError             text for the model; the rollout goes on
+    ├── SandboxError, EngineError, EvaluatorError      the farm's fault: retried
+    │   ├── ImageError        SandboxError: an image is missing or broken; retried only if `retryable`
+    │   └── LayerMissing      EvaluatorError: the layer that scoring needs was too large to keep; never retried
+    ├── StaleRollout       not a failure: its weights are too old
+    └── AgentError, HandlerError                       a bug in a plug-in: retried, HandlerError only if `retryable`
+        └── AgentMissing      AgentError: the agent is not available on this node
+ToolError             text for the model; the rollout continues
 LimitReached          control flow: ends the agent's loop with an outcome
 """
 
@@ -39,11 +39,11 @@ if TYPE_CHECKING:
 
 
 class FarmError(Exception):
-    """The root: `except FarmError` catches all that the farm raises on purpose."""
+    """The root: `except FarmError` catches every error that the farm raises on purpose."""
 
 
 class UsageError(FarmError):
-    """The caller can mend it. `status` is the HTTP status it maps to."""
+    """The caller can fix it. `status` is its HTTP status."""
 
     status: ClassVar[int] = 400
 
@@ -51,7 +51,7 @@ class UsageError(FarmError):
 class InvalidRequest(UsageError):
     """A field of a request is missing or wrong; `field` is its path, such as `instances[3].fields.answer`.
 
-    `complaints` are all that is wrong with a request, as (field, message), the first of them the error's own.
+    `complaints` are all faults of the request as (field, message); the first is the error's own.
     """
 
     def __init__(self, message: str, *, field: str = "", more: Sequence[tuple[str, str]] = ()) -> None:
@@ -61,7 +61,7 @@ class InvalidRequest(UsageError):
 
     @classmethod
     def of(cls, complaints: Sequence[tuple[str, str]]) -> InvalidRequest:
-        """Return the error of these complaints, of which there is at least one."""
+        """Return the error for at least one complaint."""
         (field, message), *more = complaints
         return cls(message, field=field, more=more)
 
@@ -77,39 +77,39 @@ class NotFound(UsageError):
 
 
 class Conflict(UsageError):
-    """The same key names something else already."""
+    """The name or key already exists with different content."""
 
     status = 409
 
 
 class StoreWentBack(Conflict):
-    """The store is an older one than the caller has seen, such as a restored backup: newer data is lost."""
+    """The store is older than what the caller has seen, e.g. a restored backup: newer data is lost."""
 
 
 class NotAllowed(UsageError):
-    """Understood, but not possible in this state or from here."""
+    """Valid, but not possible in this state or from here."""
 
     status = 403
 
 
 class Forbidden(NotAllowed):
-    """The scopes of the key that was shown, or the number of engines that it may have, do not allow it."""
+    """Not allowed by the scopes of the caller's key, or by its limit of engines."""
 
 
 class Pruned(UsageError):
-    """Removed by retention or `farm prune`, as long as its rollout ended before; its reward may be there still."""
+    """Removed by retention or `farm prune`, a while after its rollout ended; its reward may still exist."""
 
     status = 410
 
 
 class SandboxEnded(UsageError):
-    """A borrowed sandbox has ended: it was stopped, its lease ran out, or its node was lost. The message says which."""
+    """A borrowed sandbox has ended: it was stopped, its lease expired, or its node was lost. The message says which."""
 
     status = 410
 
 
 class NotInstalled(UsageError):
-    """Needs packages that are not installed here; the message names the extra that brings them."""
+    """Required packages are not installed here; the message names the extra that installs them."""
 
 
 class ServiceError(FarmError):
@@ -119,11 +119,11 @@ class ServiceError(FarmError):
 
 
 class StoreUnavailable(ServiceError):
-    """The database cannot be reached, or is not at the schema revision of this code."""
+    """The database cannot be reached, or its schema revision differs from this code's."""
 
 
 class StoreGone(StoreUnavailable):
-    """The database that was in use is not there any more: its file was removed or replaced. Waiting does not help."""
+    """The database file in use was removed or replaced. Waiting does not help."""
 
 
 class BrokerUnavailable(ServiceError):
@@ -131,34 +131,34 @@ class BrokerUnavailable(ServiceError):
 
 
 class FarmUnreachable(ServiceError):
-    """There is no farm at this address."""
+    """No farm answers at this address."""
 
 
 class Overloaded(ServiceError):
-    """As many rollouts have been submitted and have not ended as the farm takes; some of them have to end first."""
+    """The farm has as many unfinished rollouts or borrowed sandboxes as it takes; some of them have to end first."""
 
 
 class NoTrainableRollouts(ServiceError):
-    """All rollouts of a trainer's step broke, or were cancelled or overtaken; the message counts them by outcome."""
+    """All rollouts of a trainer's step failed, were cancelled or became stale; the message counts them by outcome."""
 
 
 class RolloutError(FarmError):
-    """Ended an attempt. `kind` is the outcome once no attempt is left; `retryable` says if another may help."""
+    """Ended an attempt. `kind` is the outcome if no attempt is left; `retryable` says if another may succeed."""
 
     kind: ClassVar[str] = "agent_error"
     retryable: bool = True
 
 
 class SandboxError(RolloutError):
-    """The sandbox did not start, or broke under the rollout."""
+    """The sandbox did not start, or failed during the rollout."""
 
     kind = "sandbox_error"
 
 
 class ImageError(SandboxError):
-    """An image is missing, broken or could not be built; `lines` are the builder's last, if one ran.
+    """An image is missing, broken or could not be built; `lines` are the builder's last lines, if one ran.
 
-    `retryable` is False, as what is missing or broken stays so; True if it was the disk, the network or the clock.
+    `retryable` is True only if the disk, the network or a timeout was the cause: a missing or broken image stays so.
     """
 
     def __init__(self, message: str, lines: Sequence[str] = (), *, retryable: bool = False) -> None:
@@ -175,11 +175,11 @@ class EngineError(RolloutError):
 
 
 class WeightsMissing(EngineError):
-    """No engine has the weights that the farm plays with: the rollout is handed back, which is no failed attempt."""
+    """No engine has the farm's current weights: the rollout is released, which does not count as a failed attempt."""
 
 
 class StaleRollout(RolloutError):
-    """The weights moved on further than its batch allows. `restart`: it is restarted, which is no failed attempt."""
+    """The weights are newer than its batch allows. `restart`: it restarts, which does not count as a failed attempt."""
 
     kind = "stale"
     retryable = False
@@ -190,19 +190,19 @@ class StaleRollout(RolloutError):
 
 
 class EvaluatorError(RolloutError):
-    """Scoring itself broke; says nothing about the policy."""
+    """Scoring failed; says nothing about the policy."""
 
     kind = "evaluator_error"
 
 
 class LayerMissing(EvaluatorError):
-    """The layer that the policy left was too large to be kept beyond the first scoring, and is gone with its node."""
+    """The rollout's layer was too large to keep beyond the first scoring, and was lost with its node."""
 
     retryable = False
 
 
 class AgentError(RolloutError):
-    """The agent broke, which is no action of the policy; `retryable` is False where another attempt breaks alike."""
+    """The agent failed, not because of the policy; `retryable` is False if another attempt would fail alike."""
 
     kind = "agent_error"
 
@@ -212,14 +212,14 @@ class AgentError(RolloutError):
 
 
 class AgentMissing(AgentError):
-    """The agent cannot be had on this node: not installed, not imported, or what it brings is not what it should be.
+    """The agent is not available on this node: not installed, not importable, or not a valid agent.
 
-    No instance has a part in that.
+    The instance is not the cause.
     """
 
 
 class HandlerError(RolloutError):
-    """The handler broke, or was given an instance it cannot play (then `retryable` is False)."""
+    """The handler failed, or cannot run the instance it was given (then `retryable` is False)."""
 
     kind = "handler_error"
 
@@ -229,11 +229,11 @@ class HandlerError(RolloutError):
 
 
 class ToolError(FarmError):
-    """A tool's complaint, worded for the model: what was wrong and what to change."""
+    """A tool's error message for the model: the mistake, and the correction."""
 
 
 class LimitReached(FarmError):
-    """A limit of the rollout is used up; `outcome` is how the rollout ends."""
+    """A limit of the rollout is reached; `outcome` is the rollout's outcome."""
 
     def __init__(self, outcome: Outcome, message: str) -> None:
         super().__init__(message)

@@ -1,8 +1,7 @@
-"""FARM_HOME: the farm's folder, for its owner alone, and the key of the farm that is made in it.
+"""FARM_HOME, the farm's folder, and the key of the farm; both are private to their owner.
 
-Many people share a cluster's machines, and on each of them loopback and the file system. So what holds prompts, answers
-or keys is made unreadable to others before anything is written to it, and clients of a farm send its key, also on
-127.0.0.1.
+Users of a cluster share loopback and the file system of each machine. So files that hold prompts, answers or keys are
+made unreadable to others before anything is written to them, and clients send the farm's key even on 127.0.0.1.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ _OTHERS = 0o077
 
 
 def own_home(home: Path) -> Path:
-    """Make the folder, or take from others what they may do in it. Raises NotAllowed if it is another user's."""
+    """Make the folder, or remove other users' permissions on it. Raises NotAllowed if it is another user's."""
     home = home.absolute()
     home.mkdir(mode=0o700, parents=True, exist_ok=True)
     result = home.stat()
@@ -33,7 +32,7 @@ def own_home(home: Path) -> Path:
 
 
 def own_file(path: Path) -> Path:
-    """Make an empty file, or take from others what they may do with it; what a program opens keeps its mode."""
+    """Make an empty file, or remove other users' permissions on it; programs that open it later keep its mode."""
     try:
         os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))
     except FileExistsError:
@@ -42,7 +41,7 @@ def own_file(path: Path) -> Path:
 
 
 def write_own(path: Path, text: str) -> None:
-    """Write a file atomically, readable by its owner alone."""
+    """Write a file atomically, readable by its owner only."""
     partial = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
     try:
         own_file(partial).write_text(text)
@@ -52,7 +51,7 @@ def write_own(path: Path, text: str) -> None:
 
 
 def known_key(settings: Settings) -> str:
-    """Return the key to send to a farm: FARM_API_KEY, else the one in FARM_HOME; empty if there is neither."""
+    """Return the key to send to a farm: FARM_API_KEY, else the one in FARM_HOME, else ""."""
     if settings.api_key.strip():
         return settings.api_key.strip()
     try:
@@ -62,7 +61,7 @@ def known_key(settings: Settings) -> str:
 
 
 def own_key(settings: Settings) -> str:
-    """Return the key to require of clients: the known one, else a new one. Raises NotAllowed, OSError."""
+    """Return the key to require from clients: the known one, else a new one. Raises NotAllowed, OSError."""
     known = known_key(settings)
     if known:
         return known
@@ -70,7 +69,7 @@ def own_key(settings: Settings) -> str:
 
 
 def written_once(path: Path, text: str) -> str:
-    """Write a new file for its owner alone; return what it holds: of several that begin at once, one is first."""
+    """Create a file for its owner only; return its content. Of concurrent writers the first one wins."""
     fresh = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
     try:
         own_file(fresh).write_text(f"{text}\n")

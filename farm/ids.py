@@ -1,8 +1,8 @@
-"""Ids of batches, groups, rollouts and sandboxes: all are built here, and all that come from outside are parsed here.
+"""Ids of batches, groups, rollouts and sandboxes. All ids are built and parsed here.
 
-Each begins with the one above it: `batch`, `batch.group`, `batch.group.sample`; a sandbox's is its rollout's with the
-attempt, and `.eval` or `.prepare` if it is not the one that is played in. A sandbox that serves many rollouts is named
-after the process that keeps it, and one that a client borrows by chance.
+Each id begins with its parent's: `batch`, `batch.group`, `batch.group.sample`. A sandbox id is the rollout's id with
+the attempt, and `.eval` or `.prepare` unless the rollout runs in it. A sandbox that serves many rollouts is named after
+the process that owns it; a borrowed one has a random name.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class RolloutRef:
 
     @classmethod
     def of(cls, text: str) -> RolloutRef:
-        """Parse an id. Raises NotFound for a text that cannot be one."""
+        """Parse an id. Raises NotFound for an invalid one."""
         match = _ID.fullmatch(text) if isinstance(text, str) else None
         if match is None:
             raise NotFound(f"there is no batch, group or rollout {text!r}")
@@ -49,7 +49,7 @@ class RolloutRef:
 
 
 def first_ref(text: str) -> RolloutRef | None:
-    """Return the first batch, group or rollout that a text names, by an id that a farm made; None if it names none."""
+    """Return the first batch, group or rollout whose id occurs in a text; None without one."""
     match = _MADE.search(text)
     return None if match is None else RolloutRef.of(match[0])
 
@@ -65,7 +65,7 @@ def message_id() -> str:
 
 
 def group_id(batch_id: str, group_index: int) -> str:
-    """Return the id of all samples of one instance."""
+    """Return the id of the group of all samples of one instance."""
     return str(RolloutRef(batch_id, group_index))
 
 
@@ -75,49 +75,49 @@ def rollout_id(batch_id: str, group_index: int, sample_index: int) -> str:
 
 
 def batch_of(longer: str) -> str:
-    """Return the id of the batch that a group, rollout or sandbox belongs to."""
+    """Return the id of the batch of a group, rollout or sandbox."""
     return longer.split(".", 1)[0]
 
 
 def sandbox_id(rollout_id: str, attempt: int) -> str:
-    """Return the id of the sandbox that an attempt is played in: a late worker never touches its successor's."""
+    """Return the id of an attempt's sandbox, one per attempt: a late worker never touches its successor's."""
     return f"{rollout_id}.{attempt}"
 
 
 def eval_sandbox_id(sandbox_id: str) -> str:
-    """Return the id of the sandbox that is scored in, from that of the one that is played in."""
+    """Return the id of the sandbox for scoring, from the id of the rollout's sandbox."""
     return f"{sandbox_id}.eval"
 
 
 def prepare_sandbox_id(sandbox_id: str) -> str:
-    """Return the id of the sandbox that is prepared for another one and its siblings."""
+    """Return the id of the sandbox that prepares the layer for another one and its siblings."""
     return f"{sandbox_id}.prepare"
 
 
 def owned_sandbox_id(purpose: Literal["build", "shared"], pid: int, started: int) -> str:
-    """Return the id of a new sandbox that a process of a node keeps: to build an image in, or for many rollouts.
+    """Return a new id for a sandbox owned by a process of a node: to build an image in, or for many rollouts.
 
-    It is needed while that process lives, which started at `started`, in clock ticks.
+    The sandbox lives as long as that process, identified by its pid and its start time in clock ticks.
     """
     return f"{purpose}-{pid}-{started}-{secrets.token_hex(4)}"
 
 
 def borrowed_sandbox_id() -> str:
-    """Return a random id for a sandbox that a client borrows; no batch has it."""
+    """Return a random id for a borrowed sandbox, which belongs to no batch."""
     return "s-" + secrets.token_hex(8)
 
 
 def is_borrowed(text: str) -> bool:
-    """Return whether a text can be the id of a borrowed sandbox; a name that a client gave is none."""
+    """Return whether a text can be the id of a borrowed sandbox. Names given by clients cannot."""
     return _BORROWED.fullmatch(text) is not None
 
 
 def owner_of_sandbox(sandbox_id: str) -> tuple[int, int] | None:
-    """Return the pid and the start of the process that keeps a sandbox; None of those that belong to rollouts."""
+    """Return the pid and start time of the process that owns a sandbox; None for sandboxes of rollouts."""
     match = _OWNED.fullmatch(sandbox_id)
     return (int(match[1]), int(match[2])) if match else None
 
 
 def rollout_of_sandbox(sandbox_id: str) -> str:
-    """Return the id of the rollout that a sandbox is or was for, in whichever attempt; of any name, so its start."""
+    """Return the id of a sandbox's rollout, whichever its attempt; for other names, their first parts."""
     return ".".join(sandbox_id.split(".")[:3])

@@ -1,9 +1,9 @@
 """Metrics of a farm for Prometheus, read from the store at every scrape.
 
-They come from the one place where everything is written, so it does not matter on which machine they are served, nor
-how often: nothing is counted in a process that may end. Gauges are of what is open; histograms, of all that was ever
-played, only grow. No label names a batch, a node or an engine: the number of series is bounded whatever is played.
-`farm_violations` is the alarm: it must be 0. While the database is unavailable, `farm_store_up` is the only one: 0.
+The store holds everything, so any machine can serve them, at any rate: no counts are kept in processes that may end.
+Gauges describe open work; histograms cover all rollouts ever run and only grow. No label names a batch, a node or an
+engine, so the number of series is bounded. `farm_violations` is the alarm: it must be 0. While the database is
+unavailable, the only metric is `farm_store_up` with value 0.
 """
 
 from __future__ import annotations
@@ -35,18 +35,18 @@ from farm.store.sql.schema import NodeRow
 
 _AUDIT_AGAIN_S = 30.0
 _AUDIT_S = 1.0
-"""Seconds that audits may take of one scrape; the batches that were not looked at come first in the next."""
+"""Seconds of audits per scrape; batches that were left out come first in the next one."""
 _WAIT_TIMEOUT_S = 3.0
 """Seconds to wait for the database; a scraper gives up after 10."""
 _LIVE = "Rollouts that have not ended"
-_AGE = "How long the oldest rollout waits that could be begun"
-_SLOTS = "Rollouts and borrowed sandboxes that have a slot of a node, or wait for one: what to scale nodes by"
-_SILENT = "Sessions of the database that went silent in a transaction, whose locks others may wait for"
+_AGE = "Seconds that the oldest startable rollout has waited"
+_SLOTS = "Rollouts and borrowed sandboxes that hold a slot of a node or wait for one: scale nodes by it"
+_SILENT = "Database sessions that are idle in a transaction and may hold locks"
 _live = rollouts.c.finish_seq.is_(None)
 
 
 class FarmCollector(Collector):
-    """A collector that reads the store at every scrape; each open batch is audited at most every half a minute."""
+    """Reads the store at every scrape; each open batch is audited at most every `_AUDIT_AGAIN_S` seconds."""
 
     def __init__(self, store: Store, node_timeout_s: float) -> None:
         self._store = store
@@ -59,25 +59,25 @@ class FarmCollector(Collector):
             result = list(self._found())
         except StoreUnavailable:
             result = []
-        yield _family("farm_store_up", "Whether the database answers", (), [(bool(result),)])
+        yield _family("farm_store_up", "1 if the database answers, else 0", (), [(bool(result),)])
         yield from result
 
     def _found(self) -> Iterator[Metric]:
         yield _family("farm_rollouts", _LIVE, ("stage", "state"), self._read(_by_state))
         yield _family("farm_slots_wanted", _SLOTS, (), self._read(_wanted))
-        yield _family("farm_nodes", "Nodes by how they are", ("state",), self._read(_nodes, self._node_timeout_s))
-        yield _family("farm_engines", "LLM servers by how they are", ("state",), self._read(_engines))
-        yield _family("farm_leases_expired", "Claims that nobody renewed", (), self._read(_expired))
+        yield _family("farm_nodes", "Nodes by state", ("state",), self._read(_nodes, self._node_timeout_s))
+        yield _family("farm_engines", "LLM servers by state", ("state",), self._read(_engines))
+        yield _family("farm_leases_expired", "Claims whose lease expired", (), self._read(_expired))
         yield _family("farm_silent_transactions", _SILENT, (), self._read(_silent))
         yield _family("farm_queue_age_seconds", _AGE, ("stage",), self._read(_queue_age))
-        yield _family("farm_violations", "What must never be, and is", (), [(self._violations(),)])
+        yield _family("farm_violations", "Violated invariants; must be 0", (), [(self._violations(),)])
         yield from _histograms(self._store.read(histograms.stored, _WAIT_TIMEOUT_S))
 
     def _read(self, ask: Callable[..., Sequence[Any]], *arguments: Any) -> Sequence[Any]:
         return self._store.read(lambda connection: ask(connection, *arguments), _WAIT_TIMEOUT_S)
 
     def _violations(self) -> int:
-        # of this scrape alone until it is whole: others may be under way, each in a thread of its own
+        # a copy until it is complete: other scrapes may run in other threads
         audited = {each: self._audited.get(each, (-math.inf, 0)) for each in self._read(audit.open_batches)}
         began = time.monotonic()
         for batch_id, (audited_at, _) in sorted(audited.items(), key=lambda item: item[1][0]):
@@ -102,7 +102,7 @@ def registry(store: Store, node_timeout_s: float) -> CollectorRegistry:
 
 
 def _family(name: str, what: str, labels: Sequence[str], rows: Sequence[Any]) -> GaugeMetricFamily:
-    """Return a metric with a sample for each row: label values, then the number."""
+    """Return a metric with a sample per row; the last value of a row is the number, the others are label values."""
     family = GaugeMetricFamily(name, what, labels=labels)
     for *values, number in rows:
         family.add_metric([str(value) for value in values], float(number))

@@ -1,4 +1,4 @@
-"""The farm's numbers over HTTP, for a Prometheus that shows the farm's key: `authorization: credentials_file`."""
+"""The farm's metrics over HTTP, for a Prometheus that sends the farm's key: `authorization: credentials_file`."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def server(listener: socket.socket, numbers: CollectorRegistry, key: str) -> WSG
 def _guarded(app: WSGIApplication, expected: str) -> WSGIApplication:
     def answer(environ: WSGIEnvironment, respond: StartResponse) -> Iterable[bytes]:
         shown = str(environ.get("HTTP_AUTHORIZATION", ""))
-        # both as they came: a header may hold any byte
+        # compared as received: a header may hold any byte
         if hmac.compare_digest(shown.encode("latin-1"), expected.encode()):
             return app(environ, respond)
         respond("401 Unauthorized", [("content-type", "text/plain; charset=utf-8"), ("www-authenticate", "Bearer")])
@@ -47,4 +47,4 @@ class _Request(WSGIRequestHandler):
     timeout = _REQUEST_S
 
     def log_message(self, format: str, *arguments: Any) -> None:
-        """Say nothing of each request."""
+        """Do not log requests."""

@@ -1,12 +1,11 @@
-"""Notifications between the processes of a farm, over Redis pub/sub: wake up, this ended, this was cancelled.
+"""Notifications between the processes of a farm over Redis pub/sub: work to do, a rollout ended or was cancelled.
 
-They only save a polling interval: the database holds the truth and every listener also polls it, so a notification
-that is lost, late or doubled changes nothing. Without Redis (another broker) there are none.
+They only shorten polling intervals: the database is authoritative and every listener also polls it, so a lost, late or
+duplicate notification changes nothing. With another broker than Redis there are none.
 
-Any client of Redis can send them, so their content is not trusted: they only make a listener query the store. Many of
-them cost no more than a few: those that come together cause one query, there is one query every `_MIN_S` in the long
-run (`_BURST_S / _MIN_S` may follow each other at once), and a listener that gets more than `_MOST` at a time leaves the
-channel for `_AWAY_S`.
+Any Redis client can send them, so their content is not trusted: they only trigger a query of the store. The number of
+queries is bounded: notifications that arrive together trigger one, at most one is made per `_MIN_S` on average (up to
+`_BURST_S / _MIN_S` in a row), and a listener that gets more than `_MOST` at once unsubscribes for `_AWAY_S`.
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ SANDBOXES = "farm:sandboxes"
 
 
 def redis_client(broker_url: str) -> redis.Redis | None:
-    """Return a client for the broker if that is Redis; no connection is made yet."""
+    """Return a client if the broker is Redis, else None; it does not connect yet."""
     if broker_url.startswith("redis+socket://"):
         broker_url = "unix://" + broker_url.removeprefix("redis+socket://").replace("virtual_host=", "db=")
     if not broker_url.startswith(("redis://", "rediss://", "unix://")):
@@ -45,24 +44,24 @@ def redis_client(broker_url: str) -> redis.Redis | None:
 
 
 def redis_refusal(error: BaseException) -> str:
-    """Return why a Redis will never serve a connection, and how to mend it; empty if it may."""
+    """Return why a Redis will never accept this client, and the fix; empty if it may."""
     said = str(error)
     if isinstance(error, redis.AuthenticationError) or said.startswith(("NOAUTH", "WRONGPASS", "AUTH ", "ERR AUTH")):
-        return "the broker refuses the user or the password: check them in its address, percent-encoded"
+        return "the broker refuses the user or the password: check them in its address (percent-encoded)"
     if isinstance(error, redis.exceptions.NoPermissionError):
-        return "the broker gives the user too few rights: ACL SETUSER with +@all, ~* and &*"
+        return "the broker user has too few rights: grant +@all, ~* and &* with ACL SETUSER"
     if "SELECT is not allowed in cluster mode" in said:
-        return "the broker is a cluster of Redis, which the farm cannot use: give it a Redis of its own"
+        return "the broker is a Redis cluster, which the farm does not support: use a single Redis"
     if "unknown command" in said:
-        return "what answers at the broker's address is no Redis server, but perhaps a Sentinel: check its port"
+        return "the server at the broker's address is not a Redis server (perhaps a Sentinel): check the port"
     if said.startswith("DENIED"):
-        return "the broker is in protected mode and serves its own machine alone: set a password on it (requirepass)"
+        return "the broker is in protected mode and serves only its own machine: set a password on it (requirepass)"
     if "WRONG_VERSION_NUMBER" in said or "CERTIFICATE_VERIFY_FAILED" in said:
-        return "the broker speaks no TLS, or its certificate is not trusted: redis:// is without TLS, rediss:// with it"
+        return "the broker does not use TLS, or its certificate is not trusted; redis:// is without TLS, rediss:// with"
     if "DB index" in said or "Invalid Database" in said:
-        return "the broker has no database of that number: name another in its address, such as /0"
+        return "the broker has no database with that number: use another in its address, such as /0"
     if isinstance(error, redis.exceptions.InvalidResponse):
-        return "what answers at the broker's address is no Redis: check its host and its port"
+        return "the server at the broker's address is not Redis: check the host and the port"
     return ""
 
 
@@ -82,29 +81,29 @@ _BURST_S = 0.1
 _MOST = 2_000
 _AWAY_S = 1.0
 _LONGEST = 10_000
-"""Characters of a message that are read; only a list of cancelled rollouts may be longer."""
+"""Characters of a message that are read; only lists of cancelled rollouts can be longer."""
 
 
 class Signals:
-    """A sender of and listener for notifications. Never raises for an unavailable broker."""
+    """Sends and receives notifications. Never raises for an unavailable broker."""
 
     def __init__(self, broker_url: str) -> None:
         self._broker_url = broker_url
         self._redis = redis_client(broker_url)
 
     def wake(self) -> None:
-        """Notify the dispatcher that there are rollouts to place."""
+        """Notify the dispatcher of rollouts to place."""
         self._publish(WAKE, "")
 
     def ended(self, batch_id: str) -> None:
-        """Notify clients that wait for a batch, and the dispatcher, that a rollout ended.
+        """Notify the dispatcher and the clients that wait for a batch that a rollout ended.
 
-        For the id of a borrowed sandbox: that it runs, or has ended.
+        With the id of a borrowed sandbox: it started or ended.
         """
         self._publish(ENDED, batch_id)
 
     def cancelled(self, rollout_ids: Collection[str]) -> None:
-        """Notify all workers that these rollouts were cancelled."""
+        """Notify all workers of cancelled rollouts."""
         self._publish(CANCELLED, json.dumps(sorted(rollout_ids)))
 
     def engines(self) -> None:
@@ -112,11 +111,11 @@ class Signals:
         self._publish(ENGINES, "")
 
     def acknowledged(self) -> None:
-        """Notify clients that ordered something of engines that a worker, or an engine, follows it."""
+        """Notify clients with pending engine orders that a worker or engine follows them."""
         self._publish(ACKNOWLEDGED, "")
 
     def sandboxes(self) -> None:
-        """Notify the nodes that borrowed sandboxes are to be started or ended."""
+        """Notify the nodes of borrowed sandboxes to start or end."""
         self._publish(SANDBOXES, "")
 
     def _publish(self, channel: str, message: str) -> None:
@@ -128,7 +127,7 @@ class Signals:
                 log.debug("Notification on %s not sent: %s", channel, error)
 
     def check(self) -> None:
-        """Raise BrokerUnavailable if the broker does not answer; of one without notifications, its port is tried."""
+        """Raise BrokerUnavailable if the broker does not answer; without Redis only its port is checked."""
         address = urlsplit(self._broker_url)
         try:
             if self._redis is not None:
@@ -140,7 +139,7 @@ class Signals:
             raise BrokerUnavailable(said) from error
 
     def listen(self, *channels: str) -> Listener:
-        """Subscribe; notifications sent from now on are received."""
+        """Subscribe to notifications sent from now on."""
         return Listener(self._redis, channels)
 
     def close(self) -> None:
@@ -150,7 +149,7 @@ class Signals:
 
 
 class Listener:
-    """One subscription. Reconnects by itself; messages sent meanwhile are missed."""
+    """One subscription. Reconnects automatically; messages sent while disconnected are lost."""
 
     def __init__(self, client: redis.Redis | None, channels: Iterable[str]) -> None:
         self._channels = tuple(channels)
@@ -160,7 +159,7 @@ class Listener:
         self._subscribe()
 
     def wait(self, timeout_s: float, wanted: Callable[[str, str], bool] = lambda channel, message: True) -> list[str]:
-        """Return the messages received, at once when there are any, else none after `timeout_s`."""
+        """Return the received messages as soon as there are any; an empty list after `timeout_s`."""
         deadline = time.monotonic() + timeout_s
         time.sleep(max(0.0, min(self._next_at - _BURST_S, deadline) - time.monotonic()))
         result: list[str] = []

@@ -15,12 +15,12 @@ P = TypeVar("P")
 
 @cache
 def installed(group: str) -> dict[str, EntryPoint]:
-    """Name to entry point of every plug-in in a group, such as `farm.handlers`. Nothing is imported."""
+    """Return the entry points of all plug-ins in a group, such as `farm.handlers`, by name. Imports nothing."""
     return {point.name: point for point in entry_points(group=group)}
 
 
 def entry_point(group: str, name: str) -> EntryPoint | None:
-    """Return the entry point of a name, also of a plug-in that was installed since this process began."""
+    """Return the entry point with this name, even if the plug-in was installed after this process started."""
     if name not in installed(group):
         installed.cache_clear()
         importlib.invalidate_caches()
@@ -29,29 +29,29 @@ def entry_point(group: str, name: str) -> EntryPoint | None:
 
 @cache
 def load(group: str, name: str) -> Any:
-    """Return the object an entry point names, imported once. Raises NotFound, with the names there are.
+    """Return the object of an entry point, imported once. Raises NotFound, with the available names.
 
-    One that was installed since this process began is found; what it has imported already stays as it was. One that
-    was installed as a link to its source is not: a process reads those when it begins.
+    Plug-ins installed after this process started are found, except editable installs: Python reads those only at its
+    start. Modules that are already imported stay as they are.
     """
     point = entry_point(group, name)
     if point is None:
         names = ", ".join(sorted(installed(group))) or "none"
-        mend = "install it in the Python of every node, and restart a node that still does not find it"
-        raise NotFound(f"no {group} plug-in is called {name!r}; installed are: {names}; {mend}")
+        mend = "install it in the Python of every node, then restart nodes that do not find it"
+        raise NotFound(f"there is no {group} plug-in {name!r}; installed: {names}; {mend}")
     try:
         return point.load()
     except (ImportError, AttributeError) as error:
-        again = "if it was installed since this process began, restart the node"
+        again = "if it was installed after this process started, restart the node"
         raise NotFound(f"the {group} plug-in {name!r} cannot be imported here: {error}; {again}") from error
 
 
 def follows(plugin: object, protocol: Callable[..., P]) -> TypeGuard[P]:
-    """Return whether a plug-in has all that an optional protocol asks for; a method that is None is none.
+    """Return whether a plug-in has all members of an optional protocol; a method that is None does not count.
 
-    As `isinstance` of a protocol, at a hundredth of its time: stages ask it a dozen times for each rollout.
+    Like `isinstance` with a protocol but 100 times faster: stages call it a dozen times for each rollout.
     """
-    # mypy takes no protocol for a `type[P]`
+    # mypy does not accept a protocol as `type[P]`
     return all(getattr(plugin, name, None) is not None for name in _members(protocol))
 
 

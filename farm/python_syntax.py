@@ -1,7 +1,7 @@
-"""Parsing of Python source, by one thread at a time.
+"""Parsing of Python source, in one thread at a time.
 
-CPython before 3.11.8 and 3.12.2 counts the depth of the tree that it builds in one number for all threads: two that
-parse at once end in "SystemError: AST constructor recursion depth mismatch" (github.com/python/cpython/issues/106905).
+CPython before 3.11.8 and 3.12.2 counts the recursion depth of the parser for all threads together: two concurrent
+parses fail with "SystemError: AST constructor recursion depth mismatch" (github.com/python/cpython/issues/106905).
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ def parsed(source: str) -> ast.Module: ...
 @overload
 def parsed(source: str, mode: Literal["eval"]) -> ast.Expression: ...
 def parsed(source: str, mode: str = "exec") -> ast.AST:
-    """Return the tree of a source. Raises SyntaxError, ValueError, RecursionError or MemoryError, as `ast.parse`."""
+    """Return the tree of a source. Raises SyntaxError, ValueError, RecursionError or MemoryError, like `ast.parse`."""
     with _lock:
         return ast.parse(source, mode=mode)
 
 
 def _forget_the_holder() -> None:
-    """Have a forked process a lock of its own: the thread that held it is not there."""
+    """Replace the lock in a forked process: the thread that held it does not exist there."""
     global _lock
     _lock = threading.Lock()
 

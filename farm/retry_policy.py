@@ -1,8 +1,8 @@
-"""Retry policy: how each cause that ends an attempt is counted, what it counts against, and when it is retried.
+"""Retry policy: the budget that each cause of an attempt's end counts against, and the pause before a retry.
 
-Workers, the dispatcher and the store all use it, so that a cause has the same effect wherever it is noticed. An
-attempt that the policy ended is never retried: its score counts. One that failed through the farm's fault is, after a
-pause, until its budget is spent. One that was lost through no fault has a budget of its own, or none.
+Workers, the dispatcher and the store all use it, so a cause has the same effect wherever it is noticed. An attempt that
+the policy ended is never retried: its score counts. A failure caused by the farm is retried after a pause until its
+budget is spent. A loss that nothing in the rollout caused has a separate budget, or none.
 """
 
 from __future__ import annotations
@@ -24,21 +24,21 @@ from farm.errors import (
 from farm.records.rollout import POLICY_OUTCOMES, Outcome, Stage
 
 DRAINED = "drained"
-"""A node that is ending handed it back."""
+"""Released by a node that is draining."""
 WITHOUT_WEIGHTS = "without_weights"
-"""No engine had the farm's weights for a while; it waits for one that has, without a node."""
+"""No engine had the farm's current weights for a while; the rollout waits for one, without a node."""
 AGENT_MISSING = "agent_missing"
-"""Its agent cannot be had on the node, whatever the instance."""
+"""The agent is not available on the node, whatever the instance."""
 RESTARTED = "restarted"
-"""Newer weights had overtaken it, and its batch has such rollouts restarted."""
+"""Its weights became too old, and its batch restarts such rollouts."""
 
 MAX_PAUSE_S = 60.0
-"""The longest pause, in seconds, before another attempt or before a message that no worker took is sent again."""
+"""The longest pause, in seconds, before a retry and before an unclaimed message is sent again."""
 _DOUBLINGS = 16
 
 
 class Budget(StrEnum):
-    """The budget that an ended attempt counts against. `NEVER`: none follows; `UNCOUNTED`: another always does."""
+    """The budget that an ended attempt counts against. `NEVER`: not retried. `UNCOUNTED`: always retried."""
 
     NEVER = "never"
     FAILURES = "failures"
@@ -49,10 +49,10 @@ class Budget(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class RetryDecision:
-    """`outcome` is that of the rollout if no attempt follows.
+    """`outcome` is the rollout's outcome if it is not retried.
 
-    `of_instance`: the instance may be the reason; enough of these keep all its samples from being played. `of_node`:
-    the node may be; enough of these take it out for a while. Neither says that it is.
+    `of_instance`: the instance may be the cause; after enough of these all its samples stop. `of_node`: the node may be
+    the cause; after enough of these it is out of service for a while. Neither is proof.
     """
 
     outcome: Outcome
@@ -67,9 +67,9 @@ def _ours(outcome: Outcome, *, of_instance: bool = True, of_node: bool = False) 
 
 _DECISIONS: Mapping[str, RetryDecision] = {
     **{outcome: RetryDecision(outcome, Budget.NEVER) for outcome in POLICY_OUTCOMES},
-    # what a node is needed for above all; plug-ins break alike on every node, and would take out all of them
+    # starting sandboxes is a node's main task; a broken plug-in would take every node out of service
     Outcome.SANDBOX_ERROR: _ours(Outcome.SANDBOX_ERROR, of_node=True),
-    # engines are watched, and taken out, by themselves
+    # engines have health checks of their own
     Outcome.ENGINE_ERROR: _ours(Outcome.ENGINE_ERROR, of_instance=False),
     Outcome.EVALUATOR_ERROR: _ours(Outcome.EVALUATOR_ERROR),
     Outcome.AGENT_ERROR: _ours(Outcome.AGENT_ERROR),
@@ -92,13 +92,13 @@ _OVERDUE: Mapping[Stage, type[RolloutError]] = {
 CAUSES = tuple(str(cause) for cause in _DECISIONS)
 """All causes that end an attempt."""
 SUSPECTS = frozenset(cause for cause, verdict in _DECISIONS.items() if verdict.of_instance)
-"""The causes for which the instance may be the reason."""
+"""The causes for which the instance may be to blame."""
 
 
 def retry_decision(cause: str, retryable: bool = True) -> RetryDecision:
-    """Return the decision for a cause: an `Outcome`, or one of the causes above. Raises KeyError for another.
+    """Return the decision for a cause: an `Outcome`, or one of the causes above. Raises KeyError for others.
 
-    A failure that is not `retryable` happens alike everywhere, so it does not count against the node.
+    A failure that is not `retryable` occurs on every node, so it does not count against the node.
     """
     decision = _DECISIONS[cause]
     if retryable or decision.budget is not Budget.FAILURES:
@@ -107,39 +107,39 @@ def retry_decision(cause: str, retryable: bool = True) -> RetryDecision:
 
 
 def cause_of(error: RolloutError) -> str:
-    """Return the cause that an attempt ends by, for an error that a stage raised."""
+    """Return the cause of an attempt's end, for an error raised by a stage."""
     if isinstance(error, WeightsMissing):
         return WITHOUT_WEIGHTS
     return AGENT_MISSING if isinstance(error, AgentMissing) else error.kind
 
 
 def retry_decision_for(error: RolloutError) -> RetryDecision:
-    """Return the decision for an error that a stage raised."""
+    """Return the decision for an error raised by a stage."""
     if isinstance(error, StaleRollout) and error.restart:
         return retry_decision(RESTARTED)
     return retry_decision(cause_of(error), error.retryable)
 
 
 def overdue_error(stage: Stage, message: str) -> RolloutError:
-    """Return the error of a stage that went beyond its deadline: the farm, or the instance, caused it to hang."""
+    """Return the error for a stage that exceeded its deadline. The farm or the instance may be the cause."""
     return _OVERDUE[stage](message)
 
 
 def is_left(budget: Budget, n: int, most: int) -> bool:
-    """Return whether another attempt follows the nth that counts against a budget of `most`."""
+    """Return whether another attempt follows after `n` that count against a budget of `most`."""
     if budget is Budget.UNCOUNTED:
         return True
     if budget is Budget.FAILURES:
-        # `most` counts attempts, and the first is one of them
+        # `most` counts attempts, including the first
         return n < most
     return budget is not Budget.NEVER and n <= most
 
 
 def pause_s(budget: Budget, n: int, retry_s: float) -> float:
-    """Return the seconds to wait before the attempt that follows the nth that counts against a budget.
+    """Return the seconds to wait before the attempt after the `n`th that counts against a budget.
 
-    It doubles from `retry_s` up to a minute, and is drawn from the upper half, so that a hundred rollouts that failed
-    together do not come back together. The first loss costs no pause: the worker crashed, not the rollout.
+    The pause doubles from `retry_s` up to a minute, with random jitter over its upper half, so that rollouts that
+    failed together do not retry together. The first loss costs no pause: the worker crashed, not the rollout.
     """
     n_pauses = {Budget.FAILURES: n, Budget.LOSSES: n - 1}.get(budget, 0)
     if n_pauses < 1:

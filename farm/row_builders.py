@@ -1,7 +1,7 @@
-"""The makers of training rows by name: entry points of `farm.row_builders`, functions from model calls to segments.
+"""Builders of training rows by name: entry points of `farm.row_builders`, functions from model calls to segments.
 
-They are given the calls that train alone, in their order. Whatever makes the rows, each is checked against the calls
-before it is stored: that of a plug-in may leave sampled tokens out, but hold none that was not sampled so.
+A builder gets only the calls that train, in order. Its rows are checked against the calls before they are stored: a
+plug-in's may omit sampled tokens, but may not hold tokens that were not sampled in this way.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from farm.records.trajectory import ROLE, ModelCall, Segment, segments
 GROUP = "farm.row_builders"
 RowBuilder: TypeAlias = Callable[[Sequence[ModelCall]], Sequence[Segment]]
 WHOLE = frozenset({"prefix", "per_call"})
-"""The builders that leave out nothing that was sampled."""
+"""The builders that omit no sampled token."""
 
 
 def chosen_calls(rule: TrainCalls, calls: Sequence[ModelCall]) -> list[ModelCall]:
-    """Return the calls that train, in their order; those of other models than the policy never do."""
+    """Return the calls that train, in order; calls of models other than the policy never do."""
     taken = [call for call in calls if ROLE not in call.labels and _takes(rule, call.labels)]
     return taken if rule.last is None else taken[-rule.last :]
 
@@ -33,10 +33,10 @@ def _takes(rule: TrainCalls, labels: Mapping[str, str]) -> bool:
 
 
 def build_rows(name: str, trained: Sequence[ModelCall], played: Sequence[ModelCall]) -> tuple[Segment, ...]:
-    """Return the checked training rows of a rollout, made of those of its `played` calls that train.
+    """Return the checked training rows of a rollout, built from those of its `played` calls that train.
 
-    Where none do, the first row of all is there with mask 0: adapters have a row of the rollout, and none to train on.
-    Raises ValueError or TypeError for rows that are not of the calls, NotFound, and whatever a plug-in raises.
+    If none train, returns the first row of all calls with mask 0, so that adapters have a row for each rollout.
+    Raises ValueError or TypeError for rows that do not match the calls, NotFound, and the errors of a plug-in.
     """
     rows = tuple(plugins.load(GROUP, name)(trained))
     if not all(isinstance(row, Segment) for row in rows):

@@ -1,4 +1,4 @@
-"""Garbage collection in the farm's own programs: none during imports, none at exit, and rare full ones in between.
+"""Garbage collection in the farm's programs: none during imports and at exit, and few full collections in between.
 
 A worker imports 200,000 objects that live as long as it does. Collecting them during the imports and at exit would add
 half of the import time. A full collection stops every thread: 0.1 s with 256 open gateways, 0.9 s with 2,048.
@@ -21,7 +21,7 @@ _NEVER = 2**31 - 1
 
 @contextmanager
 def frozen_imports() -> Iterator[None]:
-    """Collect nothing until the block ends, nor ever afterwards of what lives then. For whole programs alone."""
+    """Collect nothing during the block, and never the objects that exist at its end. Only for whole programs."""
     gc.disable()
     try:
         yield
@@ -31,10 +31,10 @@ def frozen_imports() -> Iterator[None]:
 
 
 def limit_full_collections(share: float = 1 / 300, least_s: float = 60.0) -> None:
-    """Run full collections from a thread, at most one in `least_s` seconds and for at most this share of the time.
+    """Run full collections in a thread, at most one per `least_s` seconds and for at most this share of the time.
 
-    The interpreter would start one whenever the number of tracked objects has grown by a quarter, every few seconds in
-    a busy worker. Collections of young objects, which take milliseconds, stay with the interpreter.
+    By default the interpreter starts one each time the number of tracked objects has grown by a quarter: every few
+    seconds in a busy worker. Collections of young objects take milliseconds and stay with the interpreter.
     """
     gc.set_threshold(*gc.get_threshold()[:2], _NEVER)
     threading.Thread(target=_collect_forever, args=(share, least_s), name="garbage", daemon=True).start()
@@ -50,9 +50,9 @@ def _collect_forever(share: float, least_s: float) -> NoReturn:
 
 
 def end_process(code: int) -> NoReturn:
-    """End this process as the interpreter does, after its threads and its exit functions, but free nothing.
+    """End this process like the interpreter does, with its threads and exit functions, but free no objects.
 
-    To free each object of a forked process would first copy every page that it shares: a tenth of a second.
+    In a forked process, freeing an object copies its shared page: 0.1 s for all of them.
     """
     try:
         threading._shutdown()  # type: ignore[attr-defined]

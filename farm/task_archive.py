@@ -1,7 +1,7 @@
-"""Task archives: a folder as a tar whose bytes depend on its files alone, and back, with nothing that leads out of it.
+"""Task archives: a folder as a tar whose bytes depend only on the files, and safe unpacking.
 
-An archive has regular files, folders and links within it, in the order of their names. Owners and times are left out,
-and of modes all but whether a file is executable. So its SHA-256 names its contents.
+An archive has regular files, folders and links inside it, sorted by name. Of their metadata only the executable bit
+is kept. So the SHA-256 of an archive identifies its contents.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _MAX_NAME = 1000
 def pack(source: Path, archive: IO[bytes]) -> str:
     """Write a folder, or the contents of a tar (compressed or not), as an archive. Returns its digest.
 
-    Raises InvalidRequest for what no archive can have, naming it, and for one beyond the limits.
+    Raises InvalidRequest, with its name, for a file that an archive cannot hold, and beyond the size limits.
     """
     if source.is_dir():
         return _pack_folder(source, archive)
@@ -64,7 +64,7 @@ def _pack_folder(top: Path, archive: IO[bytes]) -> str:
 
 
 def _entries(top: Path) -> Iterator[tuple[Path, str]]:
-    """Yield what is below a folder, and its name there: in order, a folder before what is in it."""
+    """Yield the paths below a folder and their names there, sorted, each folder before its contents."""
     waiting = [("", top)]
     while waiting:
         prefix, folder = waiting.pop()
@@ -85,13 +85,13 @@ def _described(path: Path, name: str) -> tarfile.TarInfo:
     elif stat.S_ISLNK(status.st_mode):
         info.type, info.linkname, info.mode = tarfile.SYMTYPE, str(path.readlink()), 0o777
     else:
-        raise InvalidRequest(f"{name} is neither a file, a folder nor a link", field="archive")
+        raise InvalidRequest(f"{name} is not a file, a folder or a link", field="archive")
     _check_member(info)
     return info
 
 
 def unpack(archive: IO[bytes], top: Path) -> None:
-    """Make a folder of an archive, read as a stream; it must not exist. Raises InvalidRequest for one that is none."""
+    """Unpack an archive, read as a stream, into a new folder. Raises InvalidRequest for an invalid one."""
     try:
         with tarfile.open(fileobj=archive, mode="r|") as tar:
             _unpack(tar, top)
@@ -102,7 +102,7 @@ def unpack(archive: IO[bytes], top: Path) -> None:
 
 
 def check(archive: IO[bytes]) -> None:
-    """Raise InvalidRequest, naming the first fault, for a stream that `unpack` would refuse."""
+    """Raise InvalidRequest, with the first fault, for a stream that `unpack` would refuse."""
     folders, names = {""}, set[str]()
     n_bytes = 0
     try:
@@ -118,7 +118,7 @@ def check(archive: IO[bytes]) -> None:
 
 
 def _unpack(tar: tarfile.TarFile, top: Path, whole: bool = True) -> None:
-    """Unpack; unless it is `whole`, names may begin with `./` and folders above a file may be missing."""
+    """Unpack. If not `whole`, names may begin with `./` and parent folders may be missing."""
     _make_folder(top)
     folders, names = {""}, set[str]()
     n_bytes = 0
@@ -148,12 +148,12 @@ def _unpack(tar: tarfile.TarFile, top: Path, whole: bool = True) -> None:
 
 def _make_folder(path: Path) -> None:
     path.mkdir()
-    # whatever the umask
+    # independent of the umask
     path.chmod(0o755)
 
 
 def _make_above(top: Path, member: tarfile.TarInfo, folders: set[str], names: set[str]) -> None:
-    """Make the folders above a member that its tar left out."""
+    """Make a member's parent folders that the tar left out."""
     _check_name(member.name)
     parts = member.name.split("/")[:-1]
     for depth in range(1, len(parts) + 1):
@@ -167,9 +167,9 @@ def _make_above(top: Path, member: tarfile.TarInfo, folders: set[str], names: se
 def _check_place(member: tarfile.TarInfo, folders: set[str], names: set[str]) -> None:
     _check_member(member)
     if member.name in names:
-        raise InvalidRequest(f"{member.name} is there twice", field="archive")
+        raise InvalidRequest(f"{member.name} occurs twice", field="archive")
     if member.name.rpartition("/")[0] not in folders:
-        raise InvalidRequest(f"{member.name} lies in no folder of the archive", field="archive")
+        raise InvalidRequest(f"{member.name} has no entry for its folder", field="archive")
     names.add(member.name)
     if member.isdir():
         folders.add(member.name)
@@ -180,17 +180,17 @@ def _check_member(member: tarfile.TarInfo) -> None:
     if member.issym():
         _check_link(member.name, member.linkname)
     elif not (member.isreg() or member.isdir()):
-        kind = "a hard link" if member.islnk() else "a device" if member.isdev() else "of a kind that no archive has"
-        raise InvalidRequest(f"{member.name} is {kind}: an archive has files, folders and links", field="archive")
+        kind = "a hard link" if member.islnk() else "a device" if member.isdev() else "of an unsupported kind"
+        raise InvalidRequest(f"{member.name} is {kind}: an archive may hold files, folders and links", field="archive")
 
 
 def _check_name(name: str) -> None:
     if len(name) > _MAX_NAME or "\0" in name or any(part in ("", ".", "..") for part in name.split("/")):
-        raise InvalidRequest(f"{name!r:.200} is no path within an archive", field="archive")
+        raise InvalidRequest(f"{name!r:.200} is not a path inside an archive", field="archive")
 
 
 def _check_link(name: str, target: str) -> None:
-    """Refuse a link out: `..` may come first alone, and not more often than folders are above, which are no links."""
+    """Refuse a link out: `..` may only come first, at most once per parent folder (which cannot be a link)."""
     parts = target.split("/")
     n_up = next((number for number, part in enumerate(parts) if part != ".."), len(parts))
     if not target or target.startswith("/") or "\0" in target or ".." in parts[n_up:] or n_up > name.count("/"):
@@ -200,13 +200,13 @@ def _check_link(name: str, target: str) -> None:
 def _check_size(n_bytes: int, n_files: int) -> None:
     if n_bytes > MAX_ARCHIVE_BYTES or n_files > MAX_ARCHIVE_FILES:
         raise InvalidRequest(
-            f"an archive may have {MAX_ARCHIVE_FILES} files of {MAX_ARCHIVE_BYTES} bytes in all: split it by instance",
+            f"an archive may hold {MAX_ARCHIVE_FILES} files and {MAX_ARCHIVE_BYTES} bytes: split it by instance",
             field="archive",
         )
 
 
 class PartStream(io.RawIOBase):
-    """The bytes of an archive, read part by part; `part` returns one by its number, None after the last."""
+    """An archive's bytes, read part by part; `part` returns the part of a number, None after the last."""
 
     def __init__(self, part: Callable[[int], bytes | None]) -> None:
         self._part = part
@@ -237,5 +237,5 @@ class PartStream(io.RawIOBase):
         return io.BufferedReader(self, 1 << 20)
 
     def digest(self) -> str:
-        """Return the digest of what was read."""
+        """Return the digest of the bytes read so far."""
         return self._hash.hexdigest()

@@ -1,4 +1,4 @@
-"""Names of threads as the kernel knows them, which Python sets by itself from 3.14 on."""
+"""Names of threads in the kernel, which Python sets itself only from 3.14 on."""
 
 from __future__ import annotations
 

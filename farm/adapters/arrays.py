@@ -1,7 +1,7 @@
-"""The adapter `arrays`: a batch as padded arrays, from which a trainer's own rows are easily made.
+"""The adapter `arrays`: a batch as padded arrays, from which a trainer can make its own rows.
 
-One row per segment, so a rollout whose history branched has several rows with one reward. Prompts are padded on the
-left, responses on the right, so that column 0 of the response is where sampling began.
+One row per segment, so a rollout with a branched history has several rows with one reward. Prompts are padded on the
+left, responses on the right, so that sampling starts at column 0 of the response.
 """
 
 from __future__ import annotations
@@ -28,20 +28,20 @@ class Arrays:
     response_ids, attention_mask       int32, uint8 [n, R], right-padded; mask 1 where there is a token
     response_mask                      uint8 [n, R], 1 exactly where the policy sampled the token
     response_logprobs                  float32 [n, R], 0.0 where response_mask is 0
-    policy_versions                    int32 [n, R], -1 where response_mask is 0 or the engine does not say
-    truncated                          bool [n]; the response was longer than the cap, and is cut
-    rewards                            float32 [n], NaN where the rollout has none
-    row_rewards                        float32 [n], the row's own where the evaluator gave one, else that of `rewards`
-    turn_rewards                       float32 [n, R], what was given for a turn, at its last token; else 0.0
-    routed_experts                     uint8 or uint16 [n, P + R, layers, top_k], of prompts and responses padded as
-                                       they are; 0 where they are not known; [n, 0, 0, 0] if no row has any
-    experts_known                      uint8 [n, P + R], 1 where they are; the last sampled token's never are
-    trainable                          bool [n]; a segment that is not exact never is, whatever its rollout
-    rollout_index                      int32 [n], counted from 0: rows of one rollout share it, and its one reward
+    policy_versions                    int32 [n, R], -1 where response_mask is 0 or the version is unknown
+    truncated                          bool [n]; the response was longer than the limit, and is cut
+    rewards                            float32 [n], NaN if the rollout has none
+    row_rewards                        float32 [n], the row's own reward if the evaluator gave one, else `rewards`
+    turn_rewards                       float32 [n, R], the reward of a turn at its last token; else 0.0
+    routed_experts                     uint8 or uint16 [n, P + R, layers, top_k], of prompts and responses with the
+                                       same padding; 0 where unknown; [n, 0, 0, 0] if no row has any
+    experts_known                      uint8 [n, P + R], 1 where known; always 0 at the last sampled token
+    trainable                          bool [n]; False for segments that are not exact, whatever their rollout
+    rollout_index                      int32 [n], counted from 0; rows of one rollout share it and the reward
     group_index, sample_index          int32 [n]
     n_turns                            int32 [n], of the rollout
-    version_min, version_max           int32 [n], the oldest and newest weights of the row, -1 where not known
-    finished_at                        float64 [n], seconds since the epoch; NaN where it has not ended
+    version_min, version_max           int32 [n], the oldest and newest weights of the row, -1 if unknown
+    finished_at                        float64 [n], seconds since the epoch; NaN if it has not ended
     group_ids, rollout_ids,
     instance_ids, outcomes             str [n]
     images                             str [n, I], the digests of the row's images in order; empty beyond the last
@@ -81,11 +81,11 @@ class Arrays:
         return {field.name: getattr(self, field.name) for field in fields(self)}
 
     def group_advantages(self, *, scaled: bool = True, epsilon: float = 1e-6) -> NDArray[np.float32]:
-        """Return each row's reward minus the mean of its group, float32 [n]; NaN where there is no reward.
+        """Return each row's reward minus the mean of its group, float32 [n]; NaN without a reward.
 
         Means and deviations are over rollouts, so that one with several rows counts once; every row of a rollout has
-        its advantage. `scaled` divides by the group's standard deviation plus `epsilon`, as GRPO does
-        (arXiv:2402.03300, section 4.1.2); without it they are Dr. GRPO's (arXiv:2503.20783).
+        its advantage. `scaled` divides by the group's standard deviation plus `epsilon`, as in GRPO (arXiv:2402.03300,
+        section 4.1.2); without it the advantages are Dr. GRPO's (arXiv:2503.20783).
         """
         _, first = np.unique(self.rollout_index, return_index=True)
         of_rollouts = self.rewards[first].astype(np.float64)
@@ -110,7 +110,7 @@ class Arrays:
 
 
 class ArraysAdapter:
-    """Padded arrays of rollouts; `arrays` is the one there is."""
+    """Padded arrays of rollouts; `arrays` is its instance."""
 
     rows_per_rollout: RowsPerRollout = "every"
 
@@ -128,15 +128,13 @@ class ArraysAdapter:
     ) -> Arrays:
         """Return rows of the rollouts that have training rows, in their order.
 
-        `trainable_only` leaves out what broke, as it has no reward, and segments that may not train, as an engine saw
-        other tokens than it was sent or nothing in them was sampled; a rollout with no other segment is left out.
-        `whole_groups` leaves out every group of which a member is left out, for estimators that compare all samples of
-        an instance.
+        `trainable_only` leaves out failed rollouts, which have no reward, and segments that may not train: an engine
+        saw other tokens than it was sent, or no token was sampled. `whole_groups` leaves out every group with a member
+        left out, for estimators that compare all samples of an instance.
 
-        The widths P and R are those of the longest row, and one row may be far longer than the rest: rows with a longer
-        prompt than `max_prompt_tokens` are left out, as a prompt cut short is another; responses are cut to
-        `max_response_tokens`. `min_version` leaves out rows of which a token was sampled by older weights, or by
-        weights not known.
+        P and R are the lengths of the longest row, which may be far longer than the rest. So rows with a prompt longer
+        than `max_prompt_tokens` are left out (a cut prompt would be a different one), and responses are cut to
+        `max_response_tokens`. `min_version` leaves out rows with a token that was sampled by older or unknown weights.
         """
         wanted = _Wanted(trainable_only, max_prompt_tokens, max_response_tokens, min_version)
         kept = [(rollout, value) for rollout in rollouts if (value := wanted.segments(rollout))]
@@ -184,7 +182,7 @@ class ArraysAdapter:
         )
 
     def read(self, rows: Arrays, /) -> list[TrainingRow]:
-        """Return the rows without their padding, as `farm.adapters.protocol` has it."""
+        """Return the rows without padding; see `farm.adapters.protocol`."""
         return [_read(rows, index) for index in range(len(rows))]
 
 
@@ -230,7 +228,7 @@ def _read(rows: Arrays, index: int) -> TrainingRow:
 
 
 def _own_reward(rollout: Rollout, segment: Segment) -> float:
-    """Return a row's own reward, or else its rollout's."""
+    """Return a row's own reward, else its rollout's."""
     reward = rollout.reward if segment.reward is None else segment.reward
     return np.nan if reward is None else reward
 
@@ -238,7 +236,7 @@ def _own_reward(rollout: Rollout, segment: Segment) -> float:
 def _of_turns(segment: Segment) -> NDArray[np.float32]:
     rewards = np.zeros(len(segment.response_ids), np.float32)
     for place, reward in segment.turn_rewards if len(rewards) else ():
-        # a turn of no tokens has the place of what stands before it
+        # a turn without tokens has the index of the token before it
         rewards[max(place, 0)] += reward
     return rewards
 
@@ -256,7 +254,7 @@ def _experts(segments: Sequence[Segment]) -> tuple[ExpertIds, NDArray[np.uint8]]
         return np.zeros((len(segments), 0, 0, 0), np.uint8), np.zeros((len(segments), 0), np.uint8)
     forms = {(each.n_layers, each.top_k) for each in found}
     if len(forms) > 1:
-        raise ValueError(f"rows with experts of different models, in layers and experts of a token: {sorted(forms)}")
+        raise ValueError(f"rows have experts of different models, in (layers, experts per token): {sorted(forms)}")
     n_prompt = max(len(segment.prompt_ids) for segment in segments)
     width = n_prompt + max(len(segment.response_ids) for segment in segments)
     dtype = np.result_type(*(each.flat.dtype for each in found))

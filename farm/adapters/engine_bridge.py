@@ -1,9 +1,9 @@
-"""An engine that only the trainer's process can call, served to the farm's nodes over HTTP.
+"""Serves an engine that only the trainer's process can call to the farm's nodes over HTTP.
 
-The clients that verl, SkyRL and OpenRLHF have for their engines take token ids and give token ids, and have no address.
-The bridge answers the farm's requests by them, on the token route of vLLM (`/inference/v1/generate`). It is registered
-as an engine of the training run (`TrainerRun.use_servers`). The trainer updates the weights itself, and each answer
-names them. Needs uvicorn, which the trainers' own servers need, too.
+The engine clients of verl, SkyRL and OpenRLHF take and return token ids, and have no address. The bridge answers the
+farm's requests through them, on the token route of vLLM (`/inference/v1/generate`). It is registered as an engine of
+the training run (`TrainerRun.use_servers`). The trainer updates the weights itself, and each answer names their
+version. Needs uvicorn, which the trainers' own servers need, too.
 """
 
 from __future__ import annotations
@@ -41,11 +41,11 @@ _MAX_BODY = 64_000_000
 
 @dataclass(frozen=True, slots=True)
 class SampledByTrainer:
-    """The tokens that the trainer's engine sampled: ids and their log-probabilities, of one length.
+    """Tokens sampled by the trainer's engine: ids and their log-probabilities, of one length.
 
-    `finish_reason` is `stop`, `length`, or `abort` of one that is to go on later. `version` names the weights, if the
-    trainer says it. `prompt_ids` are those that the engine saw, where it says that. `routed_experts` are those of the
-    prompt and the answer, [tokens, layers, top_k], with or without the last token, which was no input.
+    `finish_reason` is `stop`, `length`, or `abort` for an answer to be continued later. `version` is the weight
+    version, if the trainer reports it. `prompt_ids` are those that the engine saw, if it reports them. `routed_experts`
+    are of prompt and answer, [tokens, layers, top_k], with or without the last token, which was never an input.
     """
 
     ids: Sequence[int]
@@ -58,9 +58,9 @@ class SampledByTrainer:
 
 
 def known_parameters(sampling: Mapping[str, Any], dropped: Collection[str], refused: Collection[str]) -> dict[str, Any]:
-    """Return vLLM's parameters for an engine that needs none of `dropped`. Raises ValueError for one of `refused`."""
+    """Return vLLM's parameters without those in `dropped`. Raises ValueError for one in `refused`."""
     if lacking := [name for name in refused if sampling.get(name) is not None]:
-        raise ValueError(f"the trainer's engine takes no {lacking[0]}: leave out the form that answers are held to")
+        raise ValueError(f"the trainer's engine does not support {lacking[0]}: leave out the constraint on answers")
     return {name: value for name, value in sampling.items() if name not in dropped}
 
 
@@ -71,14 +71,14 @@ share a prefix."""
 
 @dataclass
 class EngineBridge:
-    """Serves `generate` from `start` until `close`, on a free port of all interfaces, to requests with its key.
+    """Serves `generate` between `start` and `close`, on a free port of all interfaces, to requests with its key.
 
-    It calls the engine only while it is `admitted`: trainers put their engines to sleep between steps. Other requests
-    are answered 503, and the farm repeats them.
+    It calls the engine only while it is `admitted`, as trainers put their engines to sleep between steps. Other
+    requests get status 503, and the farm repeats them.
 
-    `tokenizer` is a folder or a name on a hub. `loop` is the event loop that calls of `generate` belong to; without it
-    they run in the bridge's own. `host` is the address by which the farm's nodes reach this machine; without it, that
-    of its default route.
+    `tokenizer` is a folder or a name on a hub. `loop` is the event loop for calls of `generate`; by default the
+    bridge's own. `host` is this machine's address as reachable from the farm's nodes; by default that of its default
+    route.
     """
 
     generate: Generate
@@ -102,7 +102,7 @@ class EngineBridge:
 
     @contextlib.contextmanager
     def admitted(self) -> Iterator[None]:
-        """Let calls reach the engine during a block, which may overlap with others."""
+        """Let calls reach the engine during the block; blocks may overlap."""
         with self._lock:
             self._n_admitting += 1
         try:
@@ -112,7 +112,7 @@ class EngineBridge:
                 self._n_admitting -= 1
 
     def start(self) -> None:
-        """Listen, if it does not yet. Raises FarmError if it cannot."""
+        """Start listening unless it already does. Raises FarmError if it cannot."""
         if self._server is not None:
             return
         try:
@@ -120,7 +120,7 @@ class EngineBridge:
         except ImportError:
             raise FarmError("the bridge to the trainer's engine needs uvicorn: `pip install uvicorn`") from None
         listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP)
-        listener.bind(("0.0.0.0", 0))  # noqa: S104 - the nodes are elsewhere, and each request needs the key
+        listener.bind(("0.0.0.0", 0))  # noqa: S104 - the nodes are on other machines, and each request needs the key
         self._port = listener.getsockname()[1]
         config = uvicorn.Config(
             self._app,
@@ -145,14 +145,14 @@ class EngineBridge:
         self._server = server
 
     def close(self) -> None:
-        """Answer nothing more."""
+        """Stop answering."""
         if self._server is not None and self._thread is not None:
             self._server.should_exit = True
             self._thread.join(2 * _STOP_S)
             self._server = None
 
     async def _app(self, scope: Mapping[str, Any], receive: Any, send: Any) -> None:
-        """Serve one request, as ASGI defines it."""
+        """Serve one ASGI request."""
         answer = await self._answer(scope, receive)
         if answer is not None:
             await answer.send(send)
@@ -210,10 +210,9 @@ class EngineBridge:
 
 
 class OwnEngines:
-    """The engines of a trainer as one process plays on them: the bridge to them, started and registered when needed.
+    """The engines of a trainer: the bridge to them, started and registered when needed.
 
-    `host` is that of the bridge. Without a bridge, the run's batches play on the farm's engines, and nothing here has
-    an effect.
+    `host` is that of the bridge. Without a bridge, the run's batches use the farm's engines, and this does nothing.
     """
 
     def __init__(self, run: TrainerRun, host: str = "") -> None:
@@ -225,13 +224,13 @@ class OwnEngines:
 
     @contextlib.contextmanager
     def admitted(self, loop: asyncio.AbstractEventLoop | None = None) -> Iterator[None]:
-        """Let the farm call the engines during a block; `loop` is the event loop that their client belongs to."""
+        """Let the farm call the engines during a block; `loop` is the event loop of their client."""
         if self.bridge is None:
             yield
             return
         self.bridge.loop = loop
         with self.bridge.admitted():
-            # the farm probes a new engine at once: only now is it awake
+            # the farm probes a new engine at once, and only now is it awake
             self._start(self.bridge)
             yield
 
@@ -259,9 +258,9 @@ class OwnEngines:
 
 
 def reachable_address() -> str:
-    """Return the address of this machine by which others reach it: the one that it would send from."""
+    """Return this machine's address for others: the source address of its default route."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe, contextlib.suppress(OSError):
-        # nothing is sent: the kernel only chooses the interface of the way there
+        # sends nothing: the kernel only chooses the interface
         probe.connect(("192.0.2.1", 9))
         return str(probe.getsockname()[0])
     return "127.0.0.1"
@@ -289,7 +288,7 @@ def _failed(status: int, message: str) -> _Answer:
 
 
 def _response(prompt: Sequence[int], sampled: SampledByTrainer, experts_start: int) -> dict[str, Any]:
-    """Return the answer as vLLM writes it. Raises FarmError for ids without log-probabilities."""
+    """Return the answer in vLLM's format. Raises FarmError for ids without log-probabilities."""
     ids = [int(each) for each in sampled.ids]
     if len(sampled.logprobs) != len(ids):
         raise FarmError(
@@ -314,7 +313,7 @@ def _response(prompt: Sequence[int], sampled: SampledByTrainer, experts_start: i
 
 
 def _npy(rows: np.ndarray[Any, Any]) -> str:
-    """Return an array as vLLM writes it."""
+    """Return an array in vLLM's encoding."""
     with io.BytesIO() as file:
         np.save(file, rows, allow_pickle=False)
         return base64.b64encode(file.getvalue()).decode()
@@ -332,7 +331,7 @@ async def _body(receive: Any) -> bytes | None:
 
 
 async def _unless_gone(receive: Any, answering: Awaitable[_Answer]) -> _Answer | None:
-    """Return the answer; None if the client has gone, which ends the call of the engine."""
+    """Return the answer; None if the client disconnected, which cancels the engine's call."""
     answer = asyncio.ensure_future(answering)
     gone = asyncio.ensure_future(_gone(receive))
     try:

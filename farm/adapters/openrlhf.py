@@ -1,9 +1,9 @@
-"""OpenRLHF's rows: what its `AgentExecutorBase.execute` returns. The executor is `farm.adapters.openrlhf_executor`.
+"""OpenRLHF's rows, as returned by its `AgentExecutorBase.execute`. The executor is `farm.adapters.openrlhf_executor`.
 
-OpenRLHF divides by the number of a row's trained tokens where it logs and adapts its KL coefficient, so a row without
-any makes NaN. The placeholder of a rollout that broke therefore trains one token, with the neutral reward: its
-advantage is 0 under every estimator that subtracts the mean of the group (`group_norm`, `dr_grpo`, `rloo`,
-`reinforce_baseline` before its normalization). Under `gae` and `reinforce`, which have no such mean, that token trains.
+OpenRLHF divides by the number of a row's trained tokens for its logs and its KL coefficient, so a row without any makes
+NaN. The placeholder of a failed rollout therefore trains one token, with the neutral reward: its advantage is 0 under
+every estimator that subtracts the mean of the group (`group_norm`, `dr_grpo`, `rloo`, `reinforce_baseline` before its
+normalization). Under `gae` and `reinforce`, which have no such mean, that token trains.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ from farm.records.rollout import Rollout
 from farm.records.trajectory import Segment
 
 TRUNCATED = reason_table(ended=False, cut=True, broken=False, aborted=False)
-"""OpenRLHF knows of an end only whether the row was cut short (`truncated`), which its length penalty looks at."""
+"""OpenRLHF only distinguishes whether the row was cut short (`truncated`), for its length penalty."""
 MAPPED = frozenset(
     {
         *("rollout.temperature", "rollout.top_p", "rollout.max_new_tokens", "rollout.n_samples_per_prompt"),
         *("eval.temperature", "eval.n_samples_per_prompt", "data.max_len", "data.label_key"),
     }
 )
-"""OpenRLHF's options that the farm's rollouts follow: they reach its executor as the arguments of a call."""
-REFUSED = {"data.max_images_per_prompt": "the farm's rollouts hold text alone"}
-"""Options of which the farm can serve the default alone, with the reason."""
+"""OpenRLHF's options that the farm's rollouts follow: its executor gets them as the arguments of a call."""
+REFUSED = {"data.max_images_per_prompt": "the farm's rollouts are text only"}
+"""Options that must keep their default, with the reason."""
 
 
 class OpenRLHFAdapter:
@@ -40,14 +40,14 @@ class OpenRLHFAdapter:
     rows_per_rollout: RowsPerRollout = "one"
 
     def __call__(self, rollouts: Sequence[Rollout], /, *, min_version: int | None = None) -> list[dict[str, Any]]:
-        """Return the rows of the rollouts that may train; the executor has placeholders for the others."""
+        """Return the rows of the rollouts that may train; the executor adds placeholders for the others."""
         return [
             response_fields(rollout, segment, float(rollout.reward or 0.0))
             for rollout, segment in single_rows(rollouts, min_version)
         ]
 
     def read(self, rows: Sequence[Mapping[str, Any]], /) -> list[TrainingRow]:
-        """Return the rows as plain values; the prompt is in the response, as the format does not say where it ends."""
+        """Return the rows as plain values; the prompt is in the response, as the format does not show its end."""
         result = []
         for row in rows:
             mask = np.zeros(len(row["observation_tokens"]), np.uint8)
@@ -62,7 +62,7 @@ rows = OpenRLHFAdapter()
 
 
 def response_fields(rollout: Rollout, segment: Segment, reward: float) -> dict[str, Any]:
-    """Return the fields of a response that a rollout fills."""
+    """Return the response fields that a rollout determines."""
     n_prompt = len(segment.prompt_ids)
     return {
         "observation_tokens": [*segment.prompt_ids.tolist(), *segment.response_ids.tolist()],
@@ -80,9 +80,9 @@ def response_fields(rollout: Rollout, segment: Segment, reward: float) -> dict[s
 
 
 def placeholder_fields(row: StepRow) -> dict[str, Any]:
-    """Return the fields of a row that is not to train: one token of it, without an advantage, as said above.
+    """Return the fields of a placeholder row: one trained token without an advantage; see the module.
 
-    Of a group of which nothing was scored the score is out of every range of `dynamic_filtering`, which drops it.
+    If nothing in the group was scored, the score is out of every range of `dynamic_filtering`, which drops the group.
     """
     fields = response_fields(row.rollout, row.segments[0].cut(1), row.reward)
     n_prompt = len(row.segments[0].prompt_ids)
@@ -92,7 +92,7 @@ def placeholder_fields(row: StepRow) -> dict[str, Any]:
 
 
 def _ranges(segment: Segment, offset: int) -> list[tuple[int, int]]:
-    """Return where the policy sampled, as [start, end) from the beginning of the prompt."""
+    """Return the sampled ranges as [start, end), counted from the start of the prompt."""
     ranges, position = [], offset
     for sampled, stretch in groupby(segment.response_mask.tolist()):
         n = sum(1 for _ in stretch)

@@ -1,12 +1,12 @@
-"""OpenRLHF's agent executor, with the farm in the place of its agent. Needs openrlhf; loaded by its trainer alone.
+"""OpenRLHF's agent executor on the farm. Needs openrlhf; imported only by its trainer.
 
     # my_farm.py: --train.agent_func_path my_farm.py
     class AgentExecutor(FarmAgentExecutor):
         connect = staticmethod(farm.connect)
         run = "exp-1"
 
-OpenRLHF calls `execute` once for each sample of a prompt, all at the same moment; they are played as one group. It is
-told no step, so what was played before a trainer was killed is not taken up. A problem's instance is its label, as JSON
+OpenRLHF calls `execute` once for each sample of a prompt, all at the same moment; they run as one group. It passes no
+step number, so a restarted trainer does not resume earlier rollouts. A problem's instance is its label, as JSON
 (`--data.label_key`).
 
 OpenRLHF's engines live inside its Ray actors and have no address: each actor's executor serves its own to the farm.
@@ -41,10 +41,10 @@ SAMPLING = TrainerSampling("sampling_params")
 
 
 class FarmAgentExecutor(AgentExecutorBase):  # type: ignore[misc, unused-ignore]
-    """Plays OpenRLHF's prompts on a farm. A subclass named `AgentExecutor` sets the attributes.
+    """Runs OpenRLHF's prompts on a farm. A subclass named `AgentExecutor` sets the attributes.
 
-    It plays on OpenRLHF's own engines. With `own_engines` False, or a `model` or an `engine_url` in the settings, it
-    plays on the farm's.
+    It uses OpenRLHF's own engines. With `own_engines` False, or a `model` or an `engine_url` in the settings, it uses
+    the farm's.
     """
 
     connect: ClassVar[Callable[[], Farm]] = staticmethod(connect_farm)
@@ -55,7 +55,7 @@ class FarmAgentExecutor(AgentExecutorBase):  # type: ignore[misc, unused-ignore]
     timeout_s: ClassVar[float | None] = None
     own_engines: ClassVar[bool] = True
     bridge_host: ClassVar[str] = ""
-    """The address of this machine as the farm's nodes reach it; without it, that of its default route."""
+    """This machine's address as reachable from the farm's nodes; by default that of its default route."""
 
     def __init__(self) -> None:
         name = f"{self.run}-{secrets.token_hex(4)}"
@@ -80,7 +80,7 @@ class FarmAgentExecutor(AgentExecutorBase):  # type: ignore[misc, unused-ignore]
         llm_engine: Any,
         images: Any = None,
     ) -> dict[str, Any]:
-        """Play one sample of a prompt within its group; return OpenRLHF's response."""
+        """Run one sample of a prompt within its group; return OpenRLHF's response."""
         if images:
             raise InvalidRequest(REFUSED[_IMAGES], field=_IMAGES)
         self._open_engine(llm_engine, hf_tokenizer, type(sampling_params))
@@ -91,7 +91,7 @@ class FarmAgentExecutor(AgentExecutorBase):  # type: ignore[misc, unused-ignore]
         return {"prompt": prompt, "label": label, "images": None, "mm_train_inputs": None} | fields
 
     def _open_engine(self, llm_engine: Any, tokenizer: Any, sampling_params: type) -> None:
-        """Have the farm play on this actor's engine from now on."""
+        """Make the farm use this actor's engine from now on."""
         known = self._engines.bridge is not None or llm_engine is None
         if not known and self.own_engines and not self._player.names_engines:
             self._engines.bridge = _bridge_of(llm_engine, tokenizer, sampling_params)
@@ -127,7 +127,7 @@ def _bridge_of(llm_engine: Any, tokenizer: Any, sampling_params: type) -> Engine
     """Return a bridge to an actor's engine; `sampling_params` is the class of vLLM's sampling parameters."""
 
     async def generate(prompt_ids: list[int], sampling: dict[str, Any], session: str) -> SampledByTrainer:
-        # OpenRLHF clears the prefix cache with each update of weights
+        # OpenRLHF clears the prefix cache with each weight update
         known = known_parameters(sampling, ("cache_salt",), ("structured_outputs",))
         output = await llm_engine.generate(prompt_ids, sampling_params(**known))
         (sample,) = output.outputs
@@ -142,7 +142,7 @@ def _bridge_of(llm_engine: Any, tokenizer: Any, sampling_params: type) -> Engine
 
 
 def _without_advantage(step_rows: Sequence[StepRow]) -> list[StepRow]:
-    """Give rows that do not train the mean reward of those that do, their own score, too: a token of theirs trains."""
+    """Give rows that do not train the mean reward and score of those that do: one of their tokens trains."""
     trained = [row.reward for row in step_rows if not row.masked]
     if not trained:
         return [replace(row, reward=step_rows[0].reward) for row in step_rows]
@@ -169,7 +169,7 @@ class _Call:
 
 
 def _changed(params: Any) -> dict[str, Any]:
-    """Return the fields of vLLM's sampling parameters: those that say how tokens are drawn, and others that are set."""
+    """Return the set fields of vLLM's sampling parameters, and those that control sampling."""
     own = {name: value for name, value in _fields_of(params).items() if not name.startswith("_")}
     default = _fields_of(type(params)())
     return {

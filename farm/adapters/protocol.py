@@ -1,28 +1,28 @@
-"""The protocol of trainer adapters: objects that make one trainer's rows of finished rollouts, and read them back.
+"""The protocol of trainer adapters: objects that convert ended rollouts to one trainer's rows, and read them back.
 
-An adapter has a name in the entry point group `farm.adapters`, which `Farm.rows` looks up, so a package of its own may
-bring one:
+`Farm.rows` finds an adapter by its name in the entry point group `farm.adapters`, so a separate package may provide
+one:
 
     [project.entry-points."farm.adapters"]
     my_trainer = "my_package:rows"
 
-Every adapter promises, and `farm doctor --adapter NAME` holds it to that (`farm.adapters.conformance`):
+Every adapter makes these promises, tested by `farm doctor --adapter NAME` (`farm.adapters.conformance`):
 
 * one row for each segment of `training_rows`, in that order, and no other; or, if `rows_per_rollout` is `one`, one row
-  for each rollout that has such a segment, made of one of them;
-* token ids, mask, log-probabilities and versions as they are in the segment, aligned with each other however they are
+  for each rollout with such a segment, made from one of them;
+* token ids, mask, log-probabilities and versions are those of the segment, aligned with each other however they are
   padded, packed or renamed; log-probabilities for all rows or for none;
-* with each row the reward of its rollout, and its images where it has any, or else an error (`training_rows`);
-* rollouts that it was given stay as they were, and no rollouts make no rows.
+* each row has the reward of its rollout, and its images if it has any, or else raises an error (`training_rows`);
+* the given rollouts are not changed, and no rollouts make no rows.
 
-`examples/trainer_adapter/` is a whole package with one.
+`examples/trainer_adapter/` is a complete package with one.
 
-A trainer that takes one result for each rollout, and that may keep the tokens itself, has a `ResultAdapter`, under the
-same group. It promises, and `farm doctor --adapter NAME` holds it to that, too:
+A trainer that takes one result for each rollout, and that may keep the tokens itself, has a `ResultAdapter` in the same
+group. It makes these promises, tested by the same command:
 
-* a rollout that may train has its own reward; one that broke, was cancelled or is stale has none, whatever it had
+* a rollout that may train has its own reward; one that failed, was cancelled or is stale has none, even if it had one
   before, and an error that names it;
-* each end that the policy caused has a stop reason; a limit has another than an end by itself, what broke has another;
+* each outcome caused by the policy has a stop reason; limits have other reasons than natural ends, and failures others;
 * tokens, masks and log-probabilities, if a result has them, are those of the segments that may train.
 """
 
@@ -45,9 +45,10 @@ RowsPerRollout: TypeAlias = Literal["every", "one"]
 class TrainingRow:
     """One row of a trainer's format, read back as plain values.
 
-    `response_ids`, `response_mask` and, where the format has them, `logprobs` and `versions` have one length. A format
-    that does not say where the prompt ends has everything in the response, with mask 0 and log-probability 0.0 for the
-    prompt. `reward` is None for a row that says it has none, `rollout_id` empty in a format without room for it.
+    `response_ids`, `response_mask` and, if the format has them, `logprobs` and `versions` have one length. A format
+    that does not show where the prompt ends has everything in the response, with mask 0 and log-probability 0.0 for the
+    prompt. `reward` is None for a row that states it has none, `rollout_id` is empty in a format without a field for
+    it.
     """
 
     prompt_ids: tuple[int, ...]
@@ -60,7 +61,7 @@ class TrainingRow:
 
 
 class TrainerAdapter(Protocol[Rows]):
-    """A callable object with these arguments; options of its own are further keyword arguments with defaults."""
+    """A callable object with these arguments; its own options are further keyword arguments with defaults."""
 
     @property
     def rows_per_rollout(self) -> RowsPerRollout:
@@ -75,11 +76,11 @@ class TrainerAdapter(Protocol[Rows]):
 
 @dataclass(frozen=True, slots=True)
 class TrainerResult:
-    """A rollout as its trainer was told of it, read back as plain values.
+    """A trainer's result of a rollout, read back as plain values.
 
-    `ended` is False, and `error` says why, for one that has no score. `rows` are its training rows, None where the
-    trainer keeps tokens of its own. `versions` are the oldest and the newest weights that sampled it, None in a format
-    without them; `rollout_id` is empty in one without room for it.
+    `ended` is False, with the reason in `error`, for a rollout without a score. `rows` are its training rows, None if
+    the trainer keeps tokens itself. `versions` are the oldest and the newest weights that sampled it, None in a format
+    without them; `rollout_id` is empty in a format without a field for it.
     """
 
     ended: bool
@@ -95,7 +96,7 @@ class ResultAdapter(Protocol[Result]):
     """An object that makes one trainer's result of a rollout, and reads it back."""
 
     def result(self, rollout: Rollout, calls: Sequence[ModelCall], /) -> Result:
-        """Return the trainer's result of a rollout that has ended, with its model calls."""
+        """Return the trainer's result of an ended rollout with these model calls."""
 
     def read_result(self, result: Result, /) -> TrainerResult:
         """Return a result as plain values."""
@@ -107,11 +108,11 @@ def gives_results(adapter: Any) -> bool:
 
 
 def check_text_only(rollout_id: str, segment: Segment) -> None:
-    """Raise InvalidRequest for a row with images, which a format without a place for them cannot show."""
+    """Raise InvalidRequest for a row with images, for formats without a field for them."""
     if segment.images:
         raise InvalidRequest(
-            f"rollout {rollout_id} has a training row with {len(segment.images)} images, and this trainer's rows have "
-            "no place for them: train on `Segment.images` in a loop of your own, or play with agent_requests.images "
+            f"rollout {rollout_id} has a training row with {len(segment.images)} images, but this trainer's rows have "
+            "no field for them: train on `Segment.images` in your own loop, or run with agent_requests.images "
             "`text`",
             field="agent_requests.images",
         )
@@ -122,9 +123,9 @@ def training_rows(
 ) -> Iterator[tuple[Rollout, Segment]]:
     """Yield the segments that may train, each with its rollout, in order.
 
-    Rollouts that the farm broke or nothing scored are left out, and segments that are not token-exact or in which
-    nothing was sampled. With `min_version`, so are those of which a token was sampled by older weights, or by weights
-    not known. Raises InvalidRequest for a segment with images, unless the caller says that it passes them on.
+    Leaves out rollouts that failed or were not scored, and segments that are not token-exact or have no sampled token.
+    With `min_version`, also those with a token sampled by older or unknown weights. Raises InvalidRequest for a segment
+    with images, unless the caller says that it passes them on.
     """
     for rollout in rollouts:
         for segment in rollout.segments if rollout.trainable else ():

@@ -1,9 +1,9 @@
-"""rLLM: a `RemoteAgentRuntime` that plays rLLM's tasks on the farm, each on the session of rLLM's own model gateway.
+"""rLLM: a `RemoteAgentRuntime` that runs rLLM's tasks on the farm, each in a session of rLLM's own model gateway.
 
-rLLM's `RemoteAgentFlowEngine` makes a session for each rollout and gives its address and key to a runtime; its gateway
-keeps the tokens of the calls that come there, and trains on those. So the farm brings sandboxes, agents and scores, and
-calls the model at that address alone, by plain chat requests: a probe of the engine would be trained on. What is
-returned is the reward and the end of each rollout. A rollout that broke is `finished=False` without a reward.
+rLLM's `RemoteAgentFlowEngine` creates a session for each rollout and passes its address and key to a runtime; its
+gateway records the tokens of all calls there, and trains on those. So the farm provides sandboxes, agents and scores,
+and only sends plain chat requests to that address: a probe of the engine would be trained on. The result is the reward
+and the end of each rollout. A failed rollout is `finished=False` without a reward.
 
 rLLM is imported when its results are made, in its own process.
 """
@@ -27,7 +27,7 @@ from farm.records.rollout import Outcome, Rollout
 from farm.records.trajectory import ModelCall
 
 if TYPE_CHECKING:
-    # of a package that is not installed with the farm
+    # from a package that is not installed with the farm
     RemoteTaskResult = Any
 
 _REASONS = {
@@ -40,7 +40,7 @@ _REASONS = {
     Outcome.CONTEXT_FULL: "MAX_PROMPT_LENGTH_EXCEEDED",
     Outcome.DEADLINE: "TIMEOUT",
 }
-"""rLLM's termination reason for each end that the policy caused; any other end is `ERROR`."""
+"""rLLM's termination reason for each outcome caused by the policy; others are `ERROR`."""
 
 MAPPED = frozenset(
     {
@@ -52,7 +52,7 @@ MAPPED = frozenset(
 
 
 class TaskSubmission(Protocol):
-    """rLLM's `TaskSubmission`; versions with keys for sessions have `inference_api_key`, too."""
+    """rLLM's `TaskSubmission`; versions with session keys also have `inference_api_key`."""
 
     task: dict[str, Any]
     session_id: str
@@ -61,7 +61,7 @@ class TaskSubmission(Protocol):
 
 
 def instance_of(task: Mapping[str, Any]) -> Instance:
-    """Return the instance of a task that has `data_source` and `fields`, as `farm.Instance` has. Raises InvalidRequest.
+    """Return the instance of a task with `data_source` and `fields`, like `farm.Instance`. Raises InvalidRequest.
 
     Other columns of a task are rLLM's own.
     """
@@ -69,7 +69,7 @@ def instance_of(task: Mapping[str, Any]) -> Instance:
         return Instance(data_source=task["data_source"], fields=task["fields"])
     except (KeyError, TypeError, ValueError) as error:
         raise InvalidRequest(
-            f"{type(error).__name__}: {error}; a task has data_source and fields, or give FarmRuntime(instance=...)",
+            f"{type(error).__name__}: {error}; a task needs data_source and fields, or give FarmRuntime(instance=...)",
             field="task",
         ) from None
 
@@ -77,9 +77,9 @@ def instance_of(task: Mapping[str, Any]) -> Instance:
 class FarmRuntime:
     """rLLM's `RemoteAgentRuntime` on a farm.
 
-    `farm` is an address as `farm.connect` takes it, or a client, which is left open. `instance` makes an instance of a
-    task. `request` has further fields of `farm.BatchRequest`, such as `agent`, `limits` and `max_attempts`. `model` is
-    the name that is sent to rLLM's gateway, which may choose its own.
+    `farm` is an address for `farm.connect`, or a client, which stays open. `instance` makes an instance of a task.
+    `request` has further fields of `farm.BatchRequest`, such as `agent`, `limits` and `max_attempts`. `model` is the
+    name sent to rLLM's gateway, which may use its own.
     """
 
     def __init__(
@@ -100,7 +100,7 @@ class FarmRuntime:
             raise InvalidRequest("rLLM sets it for each task", field=f"request.{min(fixed)}")
 
     def initialize(self) -> None:
-        """Connect to the farm. Raises what `farm.connect` raises, and ValueError for wrong fields of `request`."""
+        """Connect to the farm. Raises the errors of `farm.connect`, and ValueError for wrong fields of `request`."""
         BatchRequest.model_validate({"instances": [{"data_source": "none", "fields": {}}]} | self._request)
         client = self._address if isinstance(self._address, Farm) else connect(self._address)
         self._rollouts = GatheredRollouts(client)
@@ -110,16 +110,16 @@ class FarmRuntime:
         submissions: Sequence[TaskSubmission],
         timeout: float | None = None,  # noqa: ASYNC109 - the name is rLLM's
     ) -> list[RemoteTaskResult]:
-        """Play the tasks and return one result for each, in their order; `timeout` is in seconds, waiting included.
+        """Run the tasks and return one result for each, in order; `timeout` is in seconds, including waits.
 
-        A task that is not played to its end within the timeout is cancelled. Never raises for a single task.
+        A task that is not completed within the timeout is cancelled. Never raises for a single task.
         """
         if self._rollouts is None:
             raise RuntimeError("call initialize() before execute_tasks()")
         return list(await asyncio.gather(*[self._executed(self._rollouts, each, timeout) for each in submissions]))
 
     def shutdown(self) -> None:
-        """Cancel what still plays, and close the connection unless it was given."""
+        """Cancel running tasks, and close the connection unless a client was given."""
         rollouts, self._rollouts = self._rollouts, None
         if rollouts is not None:
             rollouts.close()
@@ -163,11 +163,11 @@ class FarmRuntime:
 
 
 def use_runtime(trainer: Any, runtime: FarmRuntime) -> None:
-    """Have an rLLM `UnifiedTrainer` play on this runtime in place of the one that its config named.
+    """Make an rLLM `UnifiedTrainer` use this runtime in place of the one in its config.
 
-    rLLM makes runtimes by name and has no registry for others. It gives a rollout that broke the reward 0, unless its
-    filter leaves out such ends: that is turned on (`rllm.compact_filtering.mask_error`), and nothing else of it. Raises
-    InvalidRequest if the trainer has no remote runtime, which `rllm.remote_runtime.enabled` turns on.
+    rLLM creates runtimes by name and has no registry for others. It gives a failed rollout the reward 0 unless its
+    filter leaves out such ends: this turns that filter on (`rllm.compact_filtering.mask_error`), and no other part of
+    it. Raises InvalidRequest if the trainer has no remote runtime (`rllm.remote_runtime.enabled`).
     """
     if getattr(trainer, "_remote_runtime", None) is None or not hasattr(trainer.agent_workflow_engine, "runtime"):
         raise InvalidRequest("the trainer has no remote runtime: set it to true", field="rllm.remote_runtime.enabled")
@@ -177,7 +177,7 @@ def use_runtime(trainer: Any, runtime: FarmRuntime) -> None:
 
 
 def _leave_out_errors(filtering: Any) -> None:
-    """Turn on rLLM's filter of broken rollouts, in the object that its trainer and its buffer share."""
+    """Turn on rLLM's filter of failed rollouts, in the object that its trainer and its buffer share."""
     if not filtering.enable:
         for each in fields(filtering):
             setattr(filtering, each.name, False)
@@ -186,15 +186,15 @@ def _leave_out_errors(filtering: Any) -> None:
 
 
 def _calls_of(client: Farm, rollout: Rollout) -> Sequence[ModelCall]:
-    """Return the calls of a rollout whose reason depends on them."""
+    """Return the calls of a rollout, if its reason depends on them."""
     return client.calls(rollout.rollout_id) if rollout.outcome is Outcome.CONTEXT_FULL else ()
 
 
 def reason_name(outcome: Outcome, calls: Sequence[ModelCall]) -> str:
-    """Return the name of rLLM's termination reason for an end that the policy caused, with these calls.
+    """Return the name of rLLM's termination reason for an outcome caused by the policy, with these calls.
 
-    rLLM calls each answer that was cut too long a response, and too long a prompt what has no answer: the farm's full
-    context is either, also where it is the session's own `max_tokens` that cut an answer, which the farm does not see.
+    rLLM calls a cut answer "max response length", and a rollout without an answer "max prompt length". The farm's full
+    context may be either, also if the session's own `max_tokens` cut an answer, which the farm cannot see.
     """
     if outcome is Outcome.CONTEXT_FULL and calls and calls[-1].finish_reason == "length":
         return _REASONS[Outcome.MAX_TOKENS]
@@ -204,7 +204,7 @@ def reason_name(outcome: Outcome, calls: Sequence[ModelCall]) -> str:
 def _result(
     submission: TaskSubmission, rollout: Rollout, calls: Sequence[ModelCall], elapsed_s: float
 ) -> RemoteTaskResult:
-    """Return rLLM's result for a rollout that has ended."""
+    """Return rLLM's result for an ended rollout."""
     details = {"rollout_id": rollout.rollout_id, "outcome": str(rollout.outcome or ""), "attempt": rollout.attempt}
     if not rollout.trainable:
         failure = f": {rollout.failure.message}" if rollout.failure else ""
@@ -227,7 +227,7 @@ def _result(
 def _broken(
     submission: TaskSubmission, error: str, elapsed_s: float, metadata: dict[str, Any] | None = None
 ) -> RemoteTaskResult:
-    """Return rLLM's result for a rollout that has no score; `ERROR`, so that one of its filters leaves out all such."""
+    """Return rLLM's result for a rollout without a score: `ERROR`, so that one of its filters leaves out all such."""
     from rllm.engine.remote_runtime.protocol import RemoteTaskResult  # type: ignore[import-not-found, unused-ignore]
 
     return RemoteTaskResult(
@@ -251,7 +251,7 @@ def _reason(name: str) -> Any:
 
 @dataclass(slots=True)
 class _Session:
-    """A task of no session: what the results of rollouts alone are made for."""
+    """A task without a session, for results of rollouts only."""
 
     session_id: str
     task_id: str
@@ -260,7 +260,7 @@ class _Session:
 
 
 class RllmResults:
-    """See `farm.adapters.protocol.ResultAdapter`: results as `FarmRuntime` returns them, whose tokens rLLM keeps."""
+    """A `farm.adapters.protocol.ResultAdapter`: results as returned by `FarmRuntime`, whose tokens rLLM keeps."""
 
     def result(self, rollout: Rollout, calls: Sequence[ModelCall], /) -> RemoteTaskResult:
         return _result(_Session(rollout.rollout_id, rollout.group_id), rollout, calls, 0.0)

@@ -1,7 +1,7 @@
-"""Groups for trainers that call for one sample at a time: calls for one problem that come together are one group.
+"""Groups for trainers that call for one sample at a time: simultaneous calls for one problem make one group.
 
 slime's generate function and OpenRLHF's agent executor are called once for each sample, all samples of a problem at the
-same moment. Played one by one they would have no siblings, and so no mean for one that broke.
+same moment. Run one by one they would have no siblings, and so no group mean for a failed one.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _MOST_BROKEN = 16
 
 @dataclass
 class _Group(Generic[Sample, Result]):
-    """The samples of a problem so far, and the results of all of them, in their order."""
+    """The samples of a problem so far, and the results of all of them, in order."""
 
     results: asyncio.Future[Sequence[Result]]
     samples: list[Sample] = field(default_factory=list)
@@ -28,9 +28,9 @@ class _Group(Generic[Sample, Result]):
 
 @dataclass
 class SampleWindow(Generic[Sample, Result]):
-    """Gathers calls of one key that come within `window_s`, or until `most` are there, into one group.
+    """Gathers calls with one key that come within `window_s`, or until there are `most`, into one group.
 
-    `play(samples)` plays a group in a thread and returns a result for each sample. For one event loop.
+    `play(samples)` runs a group in a thread and returns a result for each sample. For one event loop.
     """
 
     play: Callable[[Sequence[Sample]], Sequence[Result]]
@@ -40,7 +40,7 @@ class SampleWindow(Generic[Sample, Result]):
     _tasks: set[asyncio.Task[None]] = field(default_factory=set, init=False)
 
     async def result(self, key: str, sample: Sample) -> Result:
-        """Return the result of a sample once its group has been played; all of its calls raise what `play` does."""
+        """Return the result of a sample once its group has ended; all calls of the group raise the errors of `play`."""
         group = self._open.get(key)
         if group is None:
             group = self._open[key] = _Group(asyncio.get_running_loop().create_future())
@@ -51,7 +51,7 @@ class SampleWindow(Generic[Sample, Result]):
         group.samples.append(sample)
         if len(group.samples) == self.most:
             del self._open[key]
-        # one call that is cancelled must not cancel those of its siblings
+        # cancelling one call must not cancel its siblings
         return (await asyncio.shield(group.results))[index]
 
     async def _close(self, key: str, group: _Group[Sample, Result]) -> None:
@@ -68,10 +68,10 @@ class SampleWindow(Generic[Sample, Result]):
 
 @dataclass
 class RewardsSoFar:
-    """The mean reward of a run so far: the neutral one for a group that broke whole. Safe to use from several threads.
+    """The mean reward of a run so far: the neutral reward for a group that failed whole. Thread-safe.
 
-    Before anything was scored it is 0.0, which all members of such a group have, so none has an advantage; after
-    _MOST_BROKEN such groups there is none, and the next is an error.
+    Before the first score it is 0.0 for all members of such a group, so none has an advantage; after _MOST_BROKEN such
+    groups there is none, and the next one is an error.
     """
 
     _n: int = 0
@@ -80,14 +80,14 @@ class RewardsSoFar:
     _lock: threading.Lock = field(default_factory=threading.Lock, repr=False)
 
     def fallback(self) -> float | None:
-        """Return it, or None if too many groups broke and nothing was scored."""
+        """Return the mean, or None if too many groups failed before the first score."""
         with self._lock:
             if self._n:
                 return self._sum / self._n
             return 0.0 if self._n_broken < _MOST_BROKEN else None
 
     def take(self, scored: Sequence[float]) -> None:
-        """Take the rewards of a group's scored members."""
+        """Add the rewards of a group's scored members."""
         with self._lock:
             self._n += len(scored)
             self._sum += sum(scored)

@@ -1,13 +1,13 @@
-"""One row for each rollout, for trainers that take no more: the choice of its segment, and of what broken ones become.
+"""One row for each rollout, for trainers that take no more: the choice of its segment, and placeholders.
 
-A rollout whose history branched or was rewritten has several segments. The one with the most sampled tokens is its row
-(the first of several), as it holds most of what the policy did; the others do not train.
+A rollout with a branched or rewritten history has several segments. Its row is the one with the most sampled tokens
+(the first of several), which holds most of what the policy did; the others do not train.
 
-A trainer that divides by the number of its samples needs a row for a broken rollout, too. Its row is a placeholder: one
-token that does not train. Its reward has to be a number for most of them, and a zero would be a lie that moves the mean
-of its group: it is `neutral`, the mean of the siblings that were scored, so the group's mean and the advantages of the
-others are as if it were not there. Only where a trainer divides by the standard deviation are they larger than those of
-the scored siblings alone, by sqrt((n - 1) / (k - 1)) for k of n scored. Or the whole group is masked (`mask_group`).
+A trainer that divides by the number of its samples also needs a row for a failed rollout: a placeholder with one token
+that does not train. Most trainers need a number as its reward, and a zero would shift the mean of its group. So the
+reward is `neutral`, the mean of the scored siblings: the group's mean and the others' advantages are as if it were not
+there. Only if a trainer divides by the standard deviation, they are larger than among the scored siblings alone, by
+sqrt((n - 1) / (k - 1)) for k of n scored. Alternatively the whole group is masked (`mask_group`).
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ TooLong: TypeAlias = Literal["error", "cut", "mask"]
 
 @dataclass(frozen=True, slots=True)
 class RowLimits:
-    """The lengths of a trainer's arrays, by the names of its own options, and its vocabulary; None: no limit.
+    """The lengths of a trainer's arrays, by the names of its options, and its vocabulary size; None: no limit.
 
-    `too_long`: `error` refuses a longer row, `cut` keeps the beginning of its response and masks a row with a longer
-    prompt, as a prompt cut short is another, `mask` masks both.
+    `too_long`: `error` refuses a longer row; `cut` cuts its response, and masks a row with a longer prompt, as a cut
+    prompt would be a different one; `mask` masks both.
     """
 
     prompt_tokens: int | None = None
@@ -48,7 +48,7 @@ class RowLimits:
     total_option: str = "max_tokens"
 
     def fitted(self, rollout_id: str, segment: Segment) -> Segment | None:
-        """Return the row as the trainer can take it; None for one that it cannot. Raises InvalidRequest."""
+        """Return the row in the form that the trainer can take; None if it cannot. Raises InvalidRequest."""
         check_vocabulary(rollout_id, segment, self.vocabulary)
         n_prompt, n_response = len(segment.prompt_ids), len(segment.response_ids)
         if self.prompt_tokens is not None and n_prompt > self.prompt_tokens:
@@ -78,10 +78,10 @@ NO_LIMITS = RowLimits()
 
 @dataclass(frozen=True, slots=True)
 class StepRow:
-    """The rows of one rollout: `segments` as they train, at least one, or a placeholder with mask 0.
+    """The rows of one rollout: its training `segments`, at least one, or a placeholder with mask 0.
 
-    `reward` is its own, or the neutral one if it is not `scored`: it broke, or was `too_long` for the trainer. `masked`
-    rows do not train. `alone` is True if nothing of its group was scored.
+    `reward` is its own, or the neutral one if it is not `scored`: it failed, or was `too_long` for the trainer.
+    `masked` rows do not train. `alone` is True if nothing in its group was scored.
     """
 
     rollout: Rollout
@@ -116,16 +116,16 @@ def rows_of_step(
     fallback: float | None = None,
     groups: Sequence[Hashable] | None = None,
 ) -> list[StepRow]:
-    """Return a row for every rollout of a step, in their order: of its one segment, or with `every_segment` of all.
+    """Return a row for every rollout of a step, in order: from one segment, or with `every_segment` from all.
 
-    A rollout that the policy ended before it sampled a token keeps its reward. One that broke, was cancelled or is too
-    old, whose tokens are not exact, or that is masked as too long, has the neutral reward. `groups` are the trainer's
-    own, a value for each rollout, where they are not the farm's. Raises InvalidRequest, naming the rollout and the
-    option, for what the trainer cannot take; and NoTrainableRollouts if none may train, unless there is a `fallback`
-    for the neutral reward, such as for a part of a step.
+    A rollout that the policy ended before it sampled a token keeps its reward. A rollout that failed, was cancelled, is
+    stale, is not token-exact, or is masked as too long, has the neutral reward. `groups` are the trainer's own, a value
+    for each rollout, if they differ from the farm's. Raises InvalidRequest, naming the rollout and the option, for rows
+    that the trainer cannot take; and NoTrainableRollouts if none may train, unless there is a `fallback` for the
+    neutral reward, e.g. for a part of a step.
     """
     if broken not in ("neutral", "mask_group"):
-        raise InvalidRequest("it is neither neutral nor mask_group", field="broken")
+        raise InvalidRequest("must be neutral or mask_group", field="broken")
     check_has_ids(rollouts)
     segments = [_segments(rollout, min_version, limits, every_segment) for rollout in rollouts]
     if fallback is None and not any(segments):
@@ -158,7 +158,7 @@ def _segments(rollout: Rollout, min_version: int | None, limits: RowLimits, ever
 
 
 def _is_empty(rollout: Rollout) -> bool:
-    """Return whether the policy ended it before anything was sampled, so that its reward counts without a row."""
+    """Return whether the policy ended it before a token was sampled, so that its reward counts without a row."""
     nothing_sampled = all(segment.mismatch is None and not segment.trainable for segment in rollout.segments)
     return rollout.trainable and nothing_sampled
 
@@ -166,7 +166,7 @@ def _is_empty(rollout: Rollout) -> bool:
 def _neutral_rewards(
     rollouts: Sequence[Rollout], scored: Sequence[bool], keys: Sequence[Hashable], fallback: float
 ) -> dict[Hashable, float]:
-    """Return the mean reward of each group's scored rollouts; for a group without any that of the step."""
+    """Return the mean reward of each group's scored rollouts; for a group without any, the step's mean."""
     rewards: dict[Hashable, list[float]] = {key: [] for key in keys}
     for rollout, counts, key in zip(rollouts, scored, keys, strict=True):
         if counts and rollout.reward is not None:
@@ -177,7 +177,7 @@ def _neutral_rewards(
 
 
 def _placeholder(rollout: Rollout, pad_id: int, limits: RowLimits) -> Segment:
-    """Return a row of one token that does not train, after the rollout's own prompt where it has one that fits."""
+    """Return a row of one token that does not train, after the rollout's own prompt if that fits."""
     prompt = rollout.segments[0].prompt_ids if rollout.segments else token_ids([])
     if not len(prompt) or (limits.prompt_tokens is not None and len(prompt) > limits.prompt_tokens):
         prompt = token_ids([pad_id])
@@ -187,12 +187,11 @@ def _placeholder(rollout: Rollout, pad_id: int, limits: RowLimits) -> Segment:
 
 
 def with_experts(step_rows: Sequence[StepRow], form: tuple[int, int], option: str) -> list[StepRow]:
-    """Return the rows each with the experts of all its tokens but the last, for a trainer that replays them.
+    """Return the rows with the experts of all their tokens but the last, for a trainer that replays them.
 
-    A row that trains has those that were recorded. One that does not, as it broke or nothing in it was sampled, has
-    experts 0, 1, 2 and so on of each layer. `form` are the layers of the trainer's model and its experts of a token.
-    Raises InvalidRequest, naming the rollout and the trainer's option, for a row that trains and has none, or has those
-    of another model.
+    A row that trains has the recorded ones. A row that does not, as it failed or has no sampled token, gets experts 0,
+    1, 2 and so on in each layer. `form` is (layers of the trainer's model, experts per token). Raises InvalidRequest,
+    naming the rollout and the trainer's option, for a training row without experts, or with those of another model.
     """
     return [
         replace(row, segments=tuple(_routed(row, segment, form, option) for segment in row.segments))
@@ -208,7 +207,7 @@ def _routed(row: StepRow, segment: Segment, form: tuple[int, int], option: str) 
         return replace(segment, routed_experts=RowExperts(flat, *form, np.ones(n_tokens, np.uint8)))
     if experts is None or experts.first_unknown < n_tokens - 1:
         raise InvalidRequest(
-            f"the routed experts of rollout {row.rollout.rollout_id} were not recorded for each of its tokens: where "
+            f"the routed experts of rollout {row.rollout.rollout_id} were not recorded for each of its tokens: if "
             "the settings give the sampling, it needs routed_experts",
             field=option,
         )
@@ -222,7 +221,7 @@ def _routed(row: StepRow, segment: Segment, form: tuple[int, int], option: str) 
 
 
 def replayed(segment: Segment) -> ExpertIds | None:
-    """Return the experts of a row as engines give them, without the last token's; None if it has none."""
+    """Return the experts of a row without the last token's, as engines return them; None if it has none."""
     return None if segment.routed_experts is None else segment.routed_experts.ids[:-1]
 
 

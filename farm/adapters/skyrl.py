@@ -1,4 +1,4 @@
-"""SkyRL: a generator whose trajectories the farm plays, plain or step-wise.
+"""SkyRL: a generator whose trajectories run on the farm, plain or step-wise.
 
     class FarmExp(BasePPOExp):
         def get_generator(self, cfg, tokenizer, inference_engine_client):
@@ -10,9 +10,9 @@
                 inference_engine_client=inference_engine_client,
             )
 
-Plain, each trajectory is one row. Step-wise (`generator.step_wise_trajectories`), each of its segments is a row, those
-of a trajectory next to each other, with its reward on the last. SkyRL has no slot for a trajectory without a reward,
-and takes the mean of a group over all of its rows: see `farm.adapters.single_row` for what a broken one becomes.
+Plain: each trajectory is one row. Step-wise (`generator.step_wise_trajectories`): each of its segments is a row; rows
+of a trajectory are adjacent, with its reward on the last. SkyRL has no field for a trajectory without a reward, and
+takes the mean of a group over all of its rows: see `farm.adapters.single_row` for the row of a failed one.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ STOP_REASONS = reason_table(
         Outcome.DEADLINE: "agent_timeout",
     },
 )
-"""SkyRL's options for rows that were cut short look at whether the reason is `stop`, which a last turn of many has."""
+"""SkyRL's options for truncated rows check whether the reason is `stop`; the last turn of many may have it."""
 _SAMPLING = TrainerSampling("sampling_params", ignored=("additional_kwargs",))
 _EXPERTS = "inference_engine.enable_return_routed_experts"
 _OVERLONG, _ZERO, _STEPS = "apply_overlong_filtering", "zero_reward_on_non_stop", "step_wise_trajectories"
@@ -73,24 +73,24 @@ REFUSED = {
     "vision_language_generator": "the farm's rollouts hold text alone",
     "chat_template": "prompts are rendered by the chat template of the engine's model",
 }
-"""Options of which the farm can serve the default alone, with the reason."""
+"""Options that must keep their default, with the reason."""
 _UNCHANGED = {"use_conversation_multi_turn": True, "vision_language_generator": False}
 
 
 class SkyRLAdapter:
-    """Rows as a plain `GeneratorOutput` has them: lists by key, one entry for each rollout that may train."""
+    """Rows as in a plain `GeneratorOutput`: lists by key, one entry for each rollout that may train."""
 
     rows_per_rollout: RowsPerRollout = "one"
 
     def __call__(self, rollouts: Sequence[Rollout], /, *, min_version: int | None = None) -> dict[str, Any]:
-        """Return the rows of the rollouts that may train; `FarmGenerator` has placeholders for the others."""
+        """Return the rows of the rollouts that may train; `FarmGenerator` adds placeholders for the others."""
         output = _empty()
         for rollout, segment in single_rows(rollouts, min_version):
             _append(output, rollout, segment, float(rollout.reward or 0.0))
         return output
 
     def read(self, rows: Mapping[str, Any], /) -> list[TrainingRow]:
-        """Return the rows as plain values; a reward that is on tokens is their sum."""
+        """Return the rows as plain values; a reward on tokens is summed."""
         names = ("prompt_token_ids", "response_ids", "loss_masks", "rollout_logprobs", "rewards")
         columns = zip(*(rows[name] for name in names), strict=True)
         return [
@@ -110,13 +110,13 @@ def _reward(value: Any) -> float:
 class FarmGenerator:
     """SkyRL's `GeneratorInterface`. `generator_cfg` is its `cfg.generator`.
 
-    `instance(env_extras)` gives a prompt's instance; without it, the data set's column `farm_instance` holds it.
+    `instance(env_extras)` returns a prompt's instance; by default it is in the data set's column `farm_instance`.
     `max_seq_len` is the trainer's (`cfg.trainer.algorithm.max_seq_len`); `settings` are further fields of
-    `BatchRequest`, whose limits come before those of `generator_cfg`. `tokenizer` and `inference_engine_client` are
-    what `get_generator` is given: the farm plays on SkyRL's engines by that client. Without it, with `own_engines`
-    False, or with a `model` or an `engine_url` in the settings, it plays on its own. `expert_form` is needed with
-    `enable_return_routed_experts`: the layers of the model and its experts of a token. Raises InvalidRequest for an
-    option of `generator_cfg` that the farm's rollouts cannot follow.
+    `BatchRequest`, whose limits override those of `generator_cfg`. `tokenizer` and `inference_engine_client` are the
+    arguments of `get_generator`: the farm uses SkyRL's engines through that client. Without it, with `own_engines`
+    False, or with a `model` or an `engine_url` in the settings, it uses its own. `expert_form` is needed with
+    `enable_return_routed_experts`: (layers of the model, experts per token). Raises InvalidRequest for an option of
+    `generator_cfg` that the farm's rollouts cannot follow.
     """
 
     client: Farm
@@ -133,7 +133,7 @@ class FarmGenerator:
     expert_form: tuple[int, int] | None = None
     own_engines: bool = True
     bridge_host: str = ""
-    """The address of this machine as the farm's nodes reach it; without it, that of its default route."""
+    """This machine's address as reachable from the farm's nodes; by default that of its default route."""
     _so_far: RewardsSoFar = field(default_factory=RewardsSoFar, init=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -171,12 +171,12 @@ class FarmGenerator:
         return bool(_option(self.generator_cfg, _STEPS))
 
     async def generate(self, input_batch: Mapping[str, Any], disable_tqdm: bool = False) -> dict[str, Any]:
-        """Play every prompt of the batch; return SkyRL's `GeneratorOutput`, in the batch's order."""
+        """Run every prompt of the batch; return SkyRL's `GeneratorOutput`, in the batch's order."""
         extras, trajectory_ids = input_batch.get("env_extras"), input_batch.get("trajectory_ids")
         if extras is None:
-            raise InvalidRequest("the data set has no column beside the prompt, so no instance", field="env_extras")
+            raise InvalidRequest("the data set has only the prompt column, so no instance", field="env_extras")
         if self.step_wise and trajectory_ids is None:
-            raise InvalidRequest("step-wise rows are told apart by it, and it is missing", field="trajectory_ids")
+            raise InvalidRequest("is missing: step-wise rows need it to be told apart", field="trajectory_ids")
         listed = [self.instance(each) for each in extras]
         metadata = input_batch.get("batch_metadata")
         step = 0 if metadata is None else int(metadata.global_step)
@@ -195,7 +195,7 @@ class FarmGenerator:
         return self._output(rollouts, trajectory_ids, phase)
 
     def _sampling(self, values: Mapping[str, Any]) -> SamplingParams:
-        """Return the sampling of a batch; where SkyRL hands over none, that of its configuration."""
+        """Return the sampling of a batch; if SkyRL passes none, that of its configuration."""
         fields = _SAMPLING.fields(values or _plain(_option(self.generator_cfg, "sampling_params")))
         version = getattr(self.inference_engine_client, "weight_version", None)
         if version is not None and _option(self.generator_cfg, "use_cache_salt") is not False:
@@ -217,7 +217,7 @@ class FarmGenerator:
             groups = [each.group_id for each in rollouts]
         else:
             groups = [each.instance_id for each in trajectory_ids]
-        # the fully asynchronous trainer asks for one group at a time, and ends where a call fails
+        # the fully asynchronous trainer asks for one group at a time, and ends if a call fails
         alone = phase == "train" and len(set(groups)) == 1
         step_rows = rows_of_step(
             rollouts,
@@ -253,7 +253,7 @@ class FarmGenerator:
 
 
 def _option(config: Any, path: str) -> Any:
-    """Return an option of SkyRL's configuration, None if it has no such; the model's own chat template is None."""
+    """Return an option of SkyRL's configuration, None if missing; the model's own chat template is None."""
     value = config
     for name in path.split("."):
         value = getattr(value, name, None)
@@ -271,12 +271,12 @@ def _reason(rollout: Rollout) -> str:
 
 
 def _zeroed(rollout: Rollout) -> Rollout:
-    """Return it with the reward 0 if a limit cut it short, as `zero_reward_on_non_stop` has it."""
+    """Return it with the reward 0 if a limit cut it short, like `zero_reward_on_non_stop`."""
     return replace(rollout, reward=0.0) if rollout.trainable and _reason(rollout) != "stop" else rollout
 
 
 def _filtered(row: StepRow) -> StepRow:
-    """Return it with a mask of 0 if a limit cut it short, as `apply_overlong_filtering` has it."""
+    """Return it with mask 0 if a limit cut it short, like `apply_overlong_filtering`."""
     if row.masked or _reason(row.rollout) == "stop":
         return row
     segments = tuple(replace(each, response_mask=np.zeros_like(each.response_mask)) for each in row.segments)
@@ -284,7 +284,7 @@ def _filtered(row: StepRow) -> StepRow:
 
 
 def _check_whole_groups(step_rows: Sequence[StepRow]) -> None:
-    """Raise NoTrainableRollouts if all rollouts of a problem broke: SkyRL's metrics would count the problem."""
+    """Raise NoTrainableRollouts if all rollouts of a problem failed: SkyRL's metrics would count the problem."""
     if lost := [row.rollout for row in step_rows if row.alone]:
         problems = sorted({rollout.instance_id for rollout in lost})
         failure = next((f": {each.failure.message}" for each in lost if each.failure is not None), "")
@@ -295,15 +295,15 @@ def _check_whole_groups(step_rows: Sequence[StepRow]) -> None:
 
 
 def _bridge_of(client: Any, tokenizer: str) -> EngineBridge:
-    """Return a bridge to SkyRL's engines, by the client that its own generator uses."""
+    """Return a bridge to SkyRL's engines, through the client of its own generator."""
 
     async def generate(prompt_ids: list[int], sampling: dict[str, Any], session: str) -> SampledByTrainer:
-        # SkyRL asks for the text of an answer besides, whatever is asked for
+        # SkyRL also requires the text of an answer, whatever is requested
         params = {name: value for name, value in sampling.items() if name not in ("cache_salt", "detokenize")}
         asked = {"prompt_token_ids": [prompt_ids], "sampling_params": params, "session_ids": [session]}
         if "cache_salt" in sampling:
             asked["cache_salt"] = sampling["cache_salt"]
-        # a later version may sample a part: the older one bounds the age of the whole
+        # a later version may have sampled a part: the older one bounds the age of the whole
         version = getattr(client, "weight_version", None)
         output = await client.generate(asked)
         logprobs = output["response_logprobs"]
@@ -329,7 +329,7 @@ def _empty() -> dict[str, Any]:
 
 
 def _of_tokens(segment: Segment, reward: float, scored: bool) -> list[float]:
-    """Return a reward for each token: what was given for a turn at its last one, and the rest of it all at the end."""
+    """Return a reward for each token: a turn's reward at its last one, and the remaining reward at the end."""
     values = [0.0] * len(segment.response_ids)
     for place, given in segment.turn_rewards if scored else ():
         values[max(place, 0)] += given
@@ -354,7 +354,7 @@ def _indices(segment: Segment) -> list[list[list[int]]]:
 
 
 def _append_steps(output: dict[str, Any], row: StepRow, trajectory_id: Any) -> None:
-    """Append the segments of a rollout as its steps: next to each other, the reward on the last alone."""
+    """Append the segments of a rollout as adjacent steps, with the reward only on the last."""
     *_, last = range(len(row.segments))
     for index, segment in enumerate(row.segments):
         _append(output, row.rollout, segment, row.reward if index == last else 0.0)
@@ -363,7 +363,7 @@ def _append_steps(output: dict[str, Any], row: StepRow, trajectory_id: Any) -> N
 
 
 def _metrics(step_rows: Sequence[StepRow]) -> dict[str, float]:
-    """Return means over the scored rollouts alone, and how many there were not."""
+    """Return means over the scored rollouts, and the number of the others."""
     scored = [row.rollout for row in step_rows if row.scored]
     n = max(len(scored), 1)
     return {

@@ -1,11 +1,11 @@
-"""slime, and miles, which has the same seams: samples that the farm plays.
+"""slime, and miles, which has the same interfaces: samples that run on the farm.
 
     # my_farm.py: --rollout-function-path my_farm.generate_rollout --custom-generate-function-path my_farm.generate
     generate_rollout = rollout_function(farm.connect, run="exp-1")
     generate = generate_function(farm.connect, run="exp-1")
 
-A sample's instance is in its metadata, `farm_instance` (`--metadata-key`). A rollout that broke becomes a sample with
-`remove_sample`, by which slime zeroes its loss mask, and the neutral reward (`farm.adapters.single_row`): slime takes
+A sample's instance is in its metadata, `farm_instance` (`--metadata-key`). A failed rollout becomes a sample with
+`remove_sample`, for which slime zeroes the loss mask, and the neutral reward (`farm.adapters.single_row`): slime takes
 the mean of a group over all of its samples.
 """
 
@@ -62,7 +62,7 @@ from farm.records.rollout import Rollout
 from farm.records.trajectory import NO_VERSION, Segment
 
 STATUSES = reason_table(ended="completed", cut="truncated", broken="failed", aborted="failed")
-"""Never `aborted`: slime takes such a sample for one that is generated again, and gives it no reward."""
+"""Never `aborted`: slime generates such a sample again, and gives it no reward."""
 _REPLAY = "use_rollout_routing_replay"
 _FIRST_RUN: list[str] = []
 
@@ -73,7 +73,7 @@ class SlimeAdapter:
     rows_per_rollout: RowsPerRollout = "one"
 
     def __call__(self, rollouts: Sequence[Rollout], /, *, min_version: int | None = None) -> list[dict[str, Any]]:
-        """Return the rows of the rollouts that may train; a rollout function has samples for the others, too."""
+        """Return the rows of the rollouts that may train; a rollout function also has samples for the others."""
         return [
             sample_fields(rollout, segment, float(rollout.reward or 0.0), remove=False)
             for rollout, segment in single_rows(rollouts, min_version)
@@ -95,7 +95,7 @@ rows = SlimeAdapter()
 
 
 def sample_fields(rollout: Rollout, segment: Segment, reward: float, *, remove: bool) -> dict[str, Any]:
-    """Return the fields of a `Sample` that a rollout fills, by their names; `status` is the value of its `Status`."""
+    """Return the `Sample` fields that a rollout determines, by name; `status` is the value of its `Status`."""
     versions = sorted({int(version) for version in segment.policy_versions if version != NO_VERSION})
     experts = replayed(segment)
     return {
@@ -106,7 +106,7 @@ def sample_fields(rollout: Rollout, segment: Segment, reward: float, *, remove: 
         "reward": reward,
         "status": "failed" if rollout.outcome is None else STATUSES[rollout.outcome],
         "weight_versions": [str(version) for version in versions],
-        # of the type that SGLang gives
+        # of the type that SGLang returns
         **({} if experts is None else {"rollout_routed_experts": experts.astype(np.int32)}),
         "remove_sample": remove,
         "metadata": {
@@ -119,11 +119,11 @@ def sample_fields(rollout: Rollout, segment: Segment, reward: float, *, remove: 
 
 @dataclass
 class SlimeSamples:
-    """The farm's side of both seams: fills slime's samples with what was played of them.
+    """The farm's side of both functions: fills slime's samples with their rollouts.
 
-    `connect` is called once, in the process that generates. `instance(metadata)` gives a sample's instance. With
-    `every_segment`, a rollout becomes a list of samples with one `rollout_id`; the reward's baseline is then to be by
-    `group_rewards` (`--custom-reward-post-process-path`), as slime's own takes the whole batch for one group.
+    `connect` is called once, in the process that generates. `instance(metadata)` returns a sample's instance. With
+    `every_segment`, a rollout becomes a list of samples with one `rollout_id`; then use `group_rewards`
+    (`--custom-reward-post-process-path`) for the reward's baseline, as slime's own takes the whole batch for one group.
     """
 
     connect: Callable[[], Farm]
@@ -136,16 +136,16 @@ class SlimeSamples:
     settings: Mapping[str, Any] = field(default_factory=dict)
     timeout_s: float | None = None
     own_engines: bool = True
-    """Play on the servers of slime's router, unless the settings name a `model` or an `engine_url`."""
+    """Use the servers of slime's router, unless the settings name a `model` or an `engine_url`."""
     decode: Callable[[list[int]], str] | None = None
-    """Gives a response's text, for slime's logs and filters; without it, the text stays empty."""
+    """Returns a response's text, for slime's logs and filters; without it, the text is empty."""
     servers_of: str = ""
-    """The run that slime's servers are registered for; without it, this one."""
+    """The run for which slime's servers are registered; by default this one."""
     _run: TrainerRun | None = field(default=None, init=False, repr=False)
     _lock: threading.Lock = field(default_factory=threading.Lock, init=False, repr=False)
 
     def check(self, args: Any) -> None:
-        """Raise InvalidRequest for options of slime that the farm's rollouts cannot serve."""
+        """Raise InvalidRequest for options of slime that the farm's rollouts cannot follow."""
         refuse_options(vars(args), UNCHANGED, REFUSED)
         one_path = getattr(args, "custom_reward_post_process_path", None)
         grouped = getattr(args, "advantage_estimator", "grpo") != "ppo" and getattr(args, "rewards_normalization", True)
@@ -164,9 +164,9 @@ class SlimeSamples:
         sampling_params: Mapping[str, Any] | None = None,
         evaluation: bool = False,
     ) -> list[Rollout]:
-        """Play these samples; return a rollout for each, in their order.
+        """Run these samples; return a rollout for each, in order.
 
-        `sampling_params` are those that slime hands to a generate function: an evaluation's are its own.
+        `sampling_params` are those that slime passes to a generate function: an evaluation has its own.
         """
         phase: Phase = "eval" if evaluation else "train"
         listed = [self.instance(sample.metadata or {}) for sample in samples]
@@ -182,7 +182,7 @@ class SlimeSamples:
         fallback: float | None = None,
         evaluation: bool = False,
     ) -> list[Any]:
-        """Return the samples with their rollouts in them: a sample for each, or a list of them for several segments."""
+        """Return the samples, filled with their rollouts: a sample for each, or a list of several for its segments."""
         limits = RowLimits(
             prompt_tokens=getattr(args, "rollout_max_prompt_len", None),
             total_tokens=getattr(args, "rollout_max_context_len", None),
@@ -224,13 +224,13 @@ class SlimeSamples:
         return sample
 
     def collected_by(self, args: Any, n_samples: int) -> tuple[Farm, str, dict[str, Any]]:
-        """Return what a collector of this run needs: the client, the run's name and the request of its groups."""
+        """Return the arguments of a collector for this run: the client, the run's name and the request of groups."""
         run = self._on_engines(args)
         check_engines(run.client.engines(), run.settings.get("model", ""))
         return run.client, run.name, {**run.settings, "n_samples": n_samples, **self._request(args, None, "train")}
 
     def _request(self, args: Any, sampling_params: Mapping[str, Any] | None, phase: Phase) -> dict[str, Any]:
-        """Return the fields of a batch that slime's options and its call give, but for those of the settings."""
+        """Return the fields of a batch from slime's options and its call, except those in the settings."""
         longest = "eval_max_context_len" if phase == "eval" else "rollout_max_context_len"
         limits = limits_of(self.settings, max_row_tokens=getattr(args, longest, None))
         values = dict(sampling_of(args) if sampling_params is None else sampling_params)
@@ -244,7 +244,7 @@ class SlimeSamples:
         return request | {"limits": limits}
 
     def _on_engines(self, args: Any) -> TrainerRun:
-        """Return the run, which plays on the servers that slime's router has now."""
+        """Return the run, which uses the servers that slime's router has now."""
         run = self._connected()
         if self.own_engines and getattr(args, "sglang_router_ip", None) and not run.names_engines:
             run.use_servers(router_servers(args.sglang_router_ip, args.sglang_router_port, args.hf_checkpoint))
@@ -265,9 +265,9 @@ def _replays(args: Any) -> bool:
 
 
 def _servers_of(run: str) -> str:
-    """Return the run that this process registers slime's servers for: that of the first function which was made.
+    """Return the run for which this process registers slime's servers: that of the first function created.
 
-    A server is registered for one run, and slime's functions of training and of evaluation share its servers.
+    A server is registered for one run, and slime's functions for training and evaluation share its servers.
     """
     _FIRST_RUN.append(run)
     return _FIRST_RUN[0]
@@ -283,17 +283,17 @@ def rollout_function(
 ) -> Callable[..., Any]:
     """Return a function for `--rollout-function-path`; `options` are those of `SlimeSamples`.
 
-    Where slime's options over-sample or filter groups, or `collecting` has fields of `CollectingOptions`, the groups
-    of a rollout batch are collected by the farm; `sampler` then gives instances in place of slime's data source.
+    If slime's options over-sample or filter groups, or `collecting` has fields of `CollectingOptions`, the farm
+    collects the groups of a rollout batch; `sampler` then replaces slime's data source.
     """
     samples_of = SlimeSamples(connect, run, **{"servers_of": _servers_of(run), **options})
     collectors: dict[int, SlimeCollector] = {}
 
     def generate_rollout(args: Any, rollout_id: int, data_source: Any, evaluation: bool = False) -> Any:
-        """Play one rollout batch of slime's data source; the step is its `rollout_id`."""
+        """Run one rollout batch of slime's data source; the step is its `rollout_id`."""
         if evaluation:
             raise InvalidRequest(
-                "this function plays training batches: set it to slime.rollout.sglang_rollout.generate_rollout, with "
+                "this function runs training batches: set it to slime.rollout.sglang_rollout.generate_rollout, with "
                 "the farm's generate function in custom_generate_function_path",
                 field="eval_function_path",
             )
@@ -327,16 +327,16 @@ def _collected_output(samples_of: SlimeSamples, collector: SlimeCollector, args:
 
 
 def generate_function(connect: Callable[[], Farm], run: str, **options: Any) -> Callable[..., Any]:
-    """Return a function for `--custom-generate-function-path`: one sample a call, those of a group played together.
+    """Return a function for `--custom-generate-function-path`: one sample per call; samples of a group run together.
 
-    slime gives it no step, so nothing is taken up that a trainer played before it was killed. `options` are those of
+    slime passes no step number, so a restarted trainer does not resume earlier rollouts. `options` are those of
     `SlimeSamples`.
     """
     options = {"servers_of": _servers_of(run), **options}
     groups = _GeneratedGroups(SlimeSamples(connect, f"{run}-{secrets.token_hex(4)}", **options))
 
     async def generate(args: Any, sample: Any, sampling_params: Mapping[str, Any], evaluation: bool = False) -> Any:
-        """Play a sample within its group; return it filled, or several samples for its segments."""
+        """Run a sample within its group; return it filled, or several samples for its segments."""
         return await groups.generate(_Call(args, sample, sampling_params, evaluation))
 
     return generate
@@ -354,7 +354,7 @@ class _Call:
 
 @dataclass
 class _GeneratedGroups:
-    """Groups of a generate function. A group that broke whole gets the mean of all rewards so far."""
+    """Groups of a generate function. A group that failed whole gets the mean of all rewards so far."""
 
     samples_of: SlimeSamples
     _windows: dict[bool, SampleWindow[_Call, Any]] = field(default_factory=dict)
@@ -370,9 +370,9 @@ class _GeneratedGroups:
             # an evaluation has as many samples of a problem as its data set says
             most = None if call.evaluation else getattr(call.args, "n_samples_per_prompt", None)
             self._windows[call.evaluation] = SampleWindow(self._play, most=most)
-        # an evaluation numbers no groups: they are those of one problem
+        # an evaluation does not number groups: they are those of one problem
         group = call.sample.metadata if call.evaluation else call.sample.group_index
-        # under deterministic inference each sample of a group has a seed of its own: the farm makes them of the first
+        # in deterministic inference each sample of a group has its own seed: the farm derives them from the first
         sampling = {name: value for name, value in call.sampling_params.items() if name != "sampling_seed"}
         return await self._windows[call.evaluation].result(
             json.dumps([group, sampling], sort_keys=True, default=str), call

@@ -1,9 +1,9 @@
-"""slime's options, which the farm follows or refuses, and its over-sampling and filters by the farm's collector.
+"""slime's options, which the farm follows or refuses, and slime's over-sampling and filters with the farm's collector.
 
-One rollout batch is one collected step. slime's options say what is wanted: `rollout_batch_size` groups,
+One rollout batch is one collected step. slime's options define it: `rollout_batch_size` groups,
 `over_sampling_batch_size` of them in flight, and `dynamic_sampling_filter_path`, a rule for whole groups. Instances
-come from slime's data source, or from a sampler of the farm's. What a step is made of stands in the farm's store, so a
-trainer that starts again gets the same groups.
+come from slime's data source, or from a sampler of the farm. The farm's store records the groups of a step, so a
+restarted trainer gets the same ones.
 """
 
 from __future__ import annotations
@@ -41,18 +41,18 @@ REFUSED = {
     **dict.fromkeys(("reward_key", "eval_reward_key"), "the farm's reward is a number"),
     "multimodal_keys": "the farm's rollouts hold text alone",
 }
-"""Options of which the farm can serve the default alone, with the reason."""
+"""Options that must keep their default, with the reason."""
 REFUSED_OF_BATCHES = {
     "rollout_sample_hook_path": "slime's own loop calls it, with the farm's generate function",
     "rollout_all_samples_process_path": "what was left out of a batch is no sample of slime's",
 }
-"""Options that the rollout function refuses besides."""
+"""Further options refused by the rollout function."""
 REFUSED_OF_EVALUATIONS = {
     "multimodal_keys": REFUSED["multimodal_keys"],
     **dict.fromkeys(("rm_type", "custom_rm_path"), REFUSED["rm_type"]),
     "apply_chat_template_kwargs": "prompts of an evaluation are rendered by the options that training has",
 }
-"""Fields of a data set of an evaluation that the farm plays, likewise."""
+"""Fields of an evaluation's data set that must keep their default."""
 UNCHANGED = {"rollout_top_p": 1.0, "partial_rollout": False, "group_rm": False, "rollout_sample_hook_path": []}
 MAPPED = frozenset(
     {
@@ -63,20 +63,20 @@ MAPPED = frozenset(
         *("rollout_sample_filter_path", "metadata_key", "rollout_seed"),
     }
 ) - {"rollout_top_p"}
-"""slime's options that the farm's rollouts follow; those of evaluations reach them by slime's own loop."""
+"""slime's options that the farm's rollouts follow; those of evaluations apply through slime's own loop."""
 
 
 def sampling_of(args: Any) -> dict[str, Any]:
-    """Return the sampling parameters that slime itself makes of its options, in training."""
+    """Return the sampling parameters that slime itself derives from its options, in training."""
     seeded = getattr(args, "sglang_enable_deterministic_inference", False)
     sampled = {name: getattr(args, option, None) for name, option in _SAMPLED.items()}
     return sampled | {"sampling_seed": args.rollout_seed if seeded else None}
 
 
 def check_evaluation(args: Any) -> None:
-    """Raise InvalidRequest for what slime's data sets of evaluations ask for, and the farm's rollouts cannot serve.
+    """Raise InvalidRequest for settings of slime's evaluation data sets that the farm's rollouts cannot follow.
 
-    A data set with a generate function of its own is not played by the farm.
+    A data set with its own generate function does not run on the farm.
     """
     for each in getattr(args, "eval_datasets", None) or ():
         if each.custom_generate_function_path is None:
@@ -92,10 +92,10 @@ def is_collected(args: Any) -> bool:
 
 @dataclass
 class DataSourceInstances:
-    """The instances of slime's data source, as a sampler whose state is the number of groups that it has given.
+    """The instances of slime's data source, as a sampler whose state is the number of groups drawn.
 
-    slime restores its data source from its checkpoint, which may be older than what the collector has asked for: what
-    lies between is drawn and left out. `samples` has a sample of each instance, for its prompt and label.
+    slime restores its data source from its checkpoint, which may be older than the collector's requests: the groups in
+    between are drawn and skipped. `samples` has a sample of each instance, for its prompt and label.
     """
 
     data_source: Any
@@ -108,10 +108,10 @@ class DataSourceInstances:
         """Return the next instances after a state, and the state after them."""
         start = state.get("drawn", 0)
         if not isinstance(start, int):
-            raise InvalidRequest("the run was begun with another sampler; a new name begins a new run", field="sampler")
+            raise InvalidRequest("the run was started with another sampler; use a new run name", field="sampler")
         if not self._drawn:
             self._fetch(1)
-        # nothing of the run was played of what the data source has given before
+        # groups that the data source gave before did not run in this run
         start = max(start, min(self._drawn))
         if start + n > self._next:
             self._fetch(start + n - self._next)
@@ -145,7 +145,7 @@ class DataSourceInstances:
 class SlimeCollector:
     """Collects slime's rollout batches. `fill(samples, rollouts)` fills slime's samples of a group.
 
-    `options` are fields of `CollectingOptions` for which slime has no option, such as `leftovers` and `max_staleness`.
+    `options` are fields of `CollectingOptions` without an option of slime, such as `leftovers` and `max_staleness`.
     """
 
     args: Any
@@ -156,7 +156,7 @@ class SlimeCollector:
     _collector: StepCollector | None = None
 
     def collect(self, client: Farm, run: str, request: Mapping[str, Any], step: int) -> CollectedStep:
-        """Return the groups of a rollout batch: those that it was given before, or the first that are accepted."""
+        """Return the groups of a rollout batch: the recorded ones, or the first that are accepted."""
         if self._collector is None:
             options = collecting_options(self.args, self.options)
             path = getattr(self.args, "dynamic_sampling_filter_path", None)
@@ -185,21 +185,21 @@ class SlimeCollector:
 
 
 def collecting_options(args: Any, options: Mapping[str, Any]) -> CollectingOptions:
-    """Return slime's options as those of the collector; equal rewards are dropped by slime's own rule alone."""
+    """Return slime's options as those of the collector; only slime's own rule drops groups with equal rewards."""
     size, over = args.rollout_batch_size, getattr(args, "over_sampling_batch_size", None)
-    # slime fills it with the size of a batch where nothing is over-sampled
+    # slime sets it to the size of a batch if nothing is over-sampled
     theirs = {
         "train_batch_size": size,
         "max_inflight_groups": None if over == size else over,
         "filter_groups": "keep",
     }
     if twice := [name for name in theirs if name in options and name != "filter_groups"]:
-        raise InvalidRequest("slime's own options say it", field=twice[0])
+        raise InvalidRequest("slime's own options set it", field=twice[0])
     return CollectingOptions(**{**theirs, **options})
 
 
 def metrics_of(step: CollectedStep) -> dict[str, float]:
-    """Return what was left out of a step, under slime's names, and the lengths of what trains and was asked for."""
+    """Return the counts of a step's dropped groups, under slime's names, and lengths of trained and requested data."""
     dropped = {f"rollout/dynamic_filter/drop_{reason}": n for reason, n in step.n_dropped.items()}
     groups = {"cancelled": step.n_cancelled, "requeued": step.n_requeued, "carried": step.n_carried}
     lengths = {"trained": step.trained, "requested": step.requested}
@@ -212,9 +212,9 @@ def metrics_of(step: CollectedStep) -> dict[str, float]:
 
 
 def group_rewards(args: Any, samples: Sequence[Any]) -> tuple[list[float], list[float]]:
-    """Return raw rewards and those less the mean of their group, counting a rollout with several samples once.
+    """Return raw rewards, and rewards minus the mean of their group, counting a rollout with several samples once.
 
-    For `--custom-reward-post-process-path`. Divided by the group's deviation where slime's options ask for it.
+    For `--custom-reward-post-process-path`. Divided by the group's deviation if slime's options say so.
     """
     raw = [float(sample.get_reward_value(args)) for sample in samples]
     keys = [(sample.group_index, sample.rollout_id) for sample in samples]
@@ -230,7 +230,7 @@ def group_rewards(args: Any, samples: Sequence[Any]) -> tuple[list[float], list[
 
 
 def train_output(args: Any, sample: Any, groups: list[list[Any]], metrics: Mapping[str, Any] | None = None) -> Any:
-    """Return slime's `RolloutFnTrainOutput`, or that of miles: of the package that the samples are of."""
+    """Return `RolloutFnTrainOutput` of slime or miles: of the package that the samples belong to."""
     package = type(sample).__module__.partition(".")[0]
     output = importlib.import_module(f"{package}.rollout.base_types").RolloutFnTrainOutput
     flat = [each for group in groups for one in group for each in (one if isinstance(one, list) else [one])]

@@ -1,7 +1,7 @@
-"""Sampling parameters and lengths of trainers: each is one of ours, changes no sample, or is refused by its name.
+"""Sampling parameters and lengths of trainers: each is mapped to the farm's, known to have no effect, or refused.
 
-A trainer's values are sent as they are, those too that change nothing: what a request leaves out is the engine's to
-choose, and servers take it from the model's own `generation_config.json`.
+All values are sent explicitly, even those without an effect: servers take missing ones from the model's own
+`generation_config.json`.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ _FORM = frozenset(
         *("detokenize", "output_kind", "output_text_buffer_length", "skip_clone", "skip_reading_prefix_cache"),
     }
 )
-"""Parameters of the form in which an engine answers, which the farm decides itself: no token depends on them."""
+"""Parameters of the response format, which the farm sets itself: no token depends on them."""
 _NEUTRAL: Mapping[str, object] = {"n": 1, "ignore_eos": False, "best_of": 1, "length_penalty": 1.0, "num_beams": 1}
-"""Values of parameters that the farm lacks, by which nothing changes."""
+"""Values of parameters that the farm lacks which have no effect."""
 _ALIASES = {
     "max_new_tokens": "max_tokens",
     "max_generate_length": "max_tokens",
@@ -33,15 +33,15 @@ _ALIASES = {
     "sampling_seed": "seed",
 }
 _ALL_TOKENS = (0, -1)
-"""The values of `top_k` that cut nothing, as vLLM and SGLang have them."""
+"""The values of `top_k` without an effect in vLLM and SGLang."""
 _ABSENT = object()
 
 
 @dataclass(frozen=True, slots=True)
 class TrainerSampling:
-    """The sampling parameters of one trainer: `where` its values come from, for errors.
+    """The sampling parameters of one trainer: `where` is the source of its values, for errors.
 
-    `ignored` are names of parameters to leave out, `remedy` what an error says to do about one that the farm lacks.
+    `ignored` are names of parameters to leave out, `remedy` is the advice in the error for an unknown one.
     """
 
     where: str
@@ -49,7 +49,7 @@ class TrainerSampling:
     remedy: str = "leave it out"
 
     def fields(self, values: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the values as fields of SamplingParams; None is a parameter that is not set.
+        """Return the values as fields of SamplingParams; None means not set.
 
         Raises InvalidRequest naming a parameter that the farm lacks.
         """
@@ -67,7 +67,7 @@ class TrainerSampling:
         return ours
 
     def params(self, values: Mapping[str, Any]) -> SamplingParams:
-        """Return the values as SamplingParams. Raises InvalidRequest for one that is wrong, or that the farm lacks."""
+        """Return the values as SamplingParams. Raises InvalidRequest for invalid values and unknown parameters."""
         try:
             return SamplingParams(**self.fields(values))
         except ValidationError as error:
@@ -85,7 +85,7 @@ def _ours(name: str, value: Any) -> Any:
 
 
 def limits_of(settings: Mapping[str, Any], **of_trainer: int | None) -> Limits:
-    """Return the limits of a trainer's rollouts: those of its own configuration, after those of the user's settings.
+    """Return the limits of a trainer's rollouts: the user's settings override the trainer's configuration.
 
     None is a limit that the trainer does not set. Raises InvalidRequest.
     """
@@ -98,7 +98,7 @@ def limits_of(settings: Mapping[str, Any], **of_trainer: int | None) -> Limits:
 
 
 def refuse_options(options: Mapping[str, Any], unchanged: Mapping[str, object], reasons: Mapping[str, str]) -> None:
-    """Raise InvalidRequest for an option of a trainer that differs from the only value that the farm can serve."""
+    """Raise InvalidRequest for an option of a trainer that differs from the only supported value."""
     for name, reason in reasons.items():
         value = options.get(name)
         if value is not None and value != unchanged.get(name):

@@ -1,7 +1,7 @@
-"""A trainer's step on the farm: the samples that it lists → one batch → their rollouts, in the order of the list.
+"""A trainer's step on the farm: its list of samples → one batch → their rollouts, in the order of the list.
 
-The batch of a step has an idempotency key made of the run's name, the step and what it plays. So a trainer that was
-killed and started again submits the same batch, and what had finished is not played twice.
+The batch of a step has an idempotency key made of the run's name, the step and its contents. So a restarted trainer
+submits the same batch, and rollouts that had ended do not run again.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from farm.seeds import step_seed
 
 Phase: TypeAlias = Literal["train", "eval"]
 COLUMN = "farm_instance"
-"""The column of a data set that holds an instance: `data_source`, `fields` and `instance_id`, as an object or JSON."""
+"""The data set column with an instance: `data_source`, `fields` and `instance_id`, as an object or JSON."""
 MAX_NAME = 100
 _COUNTED_STEPS = 64
 _ROUTER_S = 30.0
@@ -40,7 +40,7 @@ _OWN = ("instances", "n_samples", "idempotency_key")
 
 
 def instance_of(row: Mapping[str, Any], column: str = COLUMN) -> Instance:
-    """Return the instance that a row of a data set holds. Raises InvalidRequest naming the column or its field."""
+    """Return the instance in a row of a data set. Raises InvalidRequest naming the column or its field."""
     value = row.get(column)
     if value is None:
         columns = ", ".join(sorted(map(str, row))) or "none"
@@ -51,15 +51,15 @@ def instance_of(row: Mapping[str, Any], column: str = COLUMN) -> Instance:
     except ValidationError as error:
         raise invalid(error, column) from None
     except ValueError as error:
-        raise InvalidRequest(f"it is no JSON: {error}", field=column) from None
+        raise InvalidRequest(f"it is not JSON: {error}", field=column) from None
 
 
 @dataclass(frozen=True, slots=True)
 class StepSamples:
-    """The samples of a step, one instance for each, as instances that are played `n_samples` times.
+    """The samples of a step, one instance for each, as instances that run `n_samples` times.
 
-    Trainers repeat a problem for each of its samples, and may draw one problem twice: it is then an instance twice,
-    with a group for each. `places[i]` is the group and the sample of the i-th of the list.
+    Trainers repeat a problem for each of its samples, and may draw one problem twice: then it is two instances, with a
+    group each. `places[i]` is the group and the sample of the i-th in the list.
     """
 
     instances: tuple[Instance, ...]
@@ -86,12 +86,12 @@ class StepSamples:
         return cls(tuple(instances), n_samples, tuple(places))
 
     def in_order(self, groups: Sequence[Group]) -> list[Rollout]:
-        """Return the rollouts of these groups in the order of the list that the samples were made of."""
+        """Return the rollouts of these groups in the order of the original list."""
         return [groups[group].rollouts[sample] for group, sample in self.places]
 
 
 def _keys(listed: Sequence[Instance]) -> list[str]:
-    """Return a text for each instance, equal where instances are; an instance repeated as an object is written once."""
+    """Return a text for each instance, equal for equal instances; the same object is serialized only once."""
     written: dict[int, str] = {}
     for instance in listed:
         if id(instance) not in written:
@@ -110,24 +110,24 @@ def play_step(
     repeat: int = 0,
     timeout_s: float | None = None,
 ) -> list[Group]:
-    """Play a batch, once however often it is submitted, and return its groups in the order of its instances.
+    """Run a batch, once however often it is submitted, and return its groups in the order of its instances.
 
-    The key is made of the run, phase, step and the request itself, `part` for processes that each play some of a step,
-    and `repeat` for the same request again within a step. Raises what `submit` and `collect` do.
+    The key is made of the run, phase, step and the request; `part` distinguishes processes that each run some of a
+    step, and `repeat` repetitions of a request within a step. Raises the errors of `submit` and `collect`.
     """
     keyed = request.model_copy(update={"idempotency_key": _key(request, run, step, phase, part, repeat)})
     return groups_of(client.collect(client.submit(keyed), timeout_s), request.n_samples)
 
 
 def groups_of(rollouts: Sequence[Rollout], n_samples: int) -> list[Group]:
-    """Return the groups of a whole batch as `collect` gives it."""
+    """Return the groups of a whole batch as returned by `collect`."""
     members = (tuple(rollouts[start : start + n_samples]) for start in range(0, len(rollouts), n_samples))
     return [Group(rollouts[0].group_id, rollouts) for rollouts in members]
 
 
 def _key(request: BatchRequest, run: str, step: int, phase: Phase, part: int, repeat: int) -> str:
     if not 0 < len(run) <= MAX_NAME:
-        raise InvalidRequest(f"the name of a run has 1 to {MAX_NAME} characters", field="run")
+        raise InvalidRequest(f"the name of a run must have 1 to {MAX_NAME} characters", field="run")
     content = request.model_dump_json(exclude={"idempotency_key", "metadata"})
     digest = hashlib.sha256(content.encode()).hexdigest()[:16]
     return f"{run}/{phase}/{step}/{part}/{digest}/{repeat}"
@@ -135,7 +135,7 @@ def _key(request: BatchRequest, run: str, step: int, phase: Phase, part: int, re
 
 @dataclass(frozen=True, slots=True)
 class TrainerServer:
-    """An LLM server of a trainer. `url` ends in /v1, as the farm's nodes reach it."""
+    """An LLM server of a trainer. `url` ends in /v1, and is reachable from the farm's nodes."""
 
     url: str
     key: str = field(default="none", repr=False)
@@ -144,10 +144,10 @@ class TrainerServer:
 
 @dataclass
 class TrainerRun:
-    """A training run of one name on a farm. Safe to use from several threads.
+    """A named training run on a farm. Safe to use from several threads.
 
-    `settings` are the fields of `BatchRequest` that all its batches have: `sampling`, `limits`, `model` and so on.
-    `takes_experts` is False for a trainer whose rows have no place for routed experts.
+    `settings` are the fields of `BatchRequest` for all its batches: `sampling`, `limits`, `model` and so on.
+    `takes_experts` is False for a trainer whose rows have no field for routed experts.
     """
 
     client: Farm
@@ -156,20 +156,20 @@ class TrainerRun:
     timeout_s: float | None = None
     part: int = 0
     servers_of: str = ""
-    """The run that the trainer's own servers are registered for, where several runs of a trainer share them."""
+    """The run for which the trainer's own servers are registered, if several runs of a trainer share them."""
     takes_experts: bool = True
     _lock: threading.Lock = field(default_factory=threading.Lock, init=False, repr=False)
     _played: dict[int, Counter[str]] = field(default_factory=dict, init=False, repr=False)
     _servers: dict[str, TrainerServer] = field(default_factory=dict, init=False, repr=False)
-    """The servers of the trainer that this process has registered, by URL."""
+    """The servers of the trainer registered by this process, by URL."""
 
     def __post_init__(self) -> None:
         if own := [name for name in _OWN if name in self.settings]:
-            raise InvalidRequest("the trainer's step gives it, so the settings may not", field=own[0])
+            raise InvalidRequest("the trainer's step sets it: leave it out of the settings", field=own[0])
 
     @property
     def model(self) -> str:
-        """The model by which the trainer's own servers are registered; the farm gives them no other batches."""
+        """The model under which the trainer's own servers are registered; they get no other batches."""
         return f"{RUN_MODEL}{self.servers_of or self.name}"
 
     @property
@@ -178,10 +178,10 @@ class TrainerRun:
         return bool(self.settings.keys() & {"model", "engine_url"}) and self.settings.get("model") != self.model
 
     def use_servers(self, servers: Sequence[TrainerServer]) -> None:
-        """Register the trainer's own servers, and play on them from now on; its earlier ones are removed.
+        """Register the trainer's own servers and use them from now on; its earlier ones are removed.
 
-        So the rollouts that an earlier trainer of this run submitted continue on these. Raises Forbidden if the
-        client's key may not add engines.
+        Rollouts submitted by an earlier trainer of this run continue on these. Raises Forbidden if the client's key may
+        not add engines.
         """
         given = {normal_url(server.url): server for server in servers}
         with self._lock:
@@ -191,14 +191,14 @@ class TrainerRun:
                     self._remove(url)
             for url, server in given.items():
                 known = url in listed and listed[url].model == self.model
-                # an address may have been another bridge's, with another key
+                # the address may have been another bridge's, with another key
                 if not known or (server.key != "none" and self._servers.get(url) != server):
                     self.client.add_engine(url, self.model, server.key, server.tokenizer)
             self._servers = given
             self.settings = {**self.settings, "model": self.model}
 
     def remove_servers(self) -> None:
-        """Remove what `use_servers` has registered: the trainer ends."""
+        """Remove the servers registered by `use_servers`: the trainer ends."""
         with self._lock:
             for url in self._servers:
                 self._remove(url)
@@ -209,7 +209,7 @@ class TrainerRun:
             self.client.remove_engine(url)
 
     def play(self, listed: Sequence[Instance], step: int, phase: Phase = "train", **changed: Any) -> list[Rollout]:
-        """Play a sample for each of these instances; return the rollouts in their order. Arguments as in `submit`."""
+        """Run a sample for each of these instances; return the rollouts in order. Arguments as in `submit`."""
         batch_id, samples = self.submit(listed, step, phase, **changed)
         return samples.in_order(groups_of(self.client.collect(batch_id, self.timeout_s), samples.n_samples))
 
@@ -218,18 +218,18 @@ class TrainerRun:
     ) -> tuple[str, StepSamples]:
         """Submit a sample for each of these instances; return the batch's id, and the places of its rollouts.
 
-        `changed` are fields of the request that differ from the run's settings. Raises InvalidRequest, before anything
-        is played, if an engine gives no token ids or engines have several tokenizers.
+        `changed` are fields of the request that override the run's settings. Raises InvalidRequest, before anything
+        runs, if an engine returns no token ids or engines have several tokenizers.
         """
         samples = StepSamples.of(listed)
         request = self._request(samples, changed)
         if request.sampling.routed_experts is not None and not self.takes_experts:
-            raise InvalidRequest("the trainer has no place for them: leave it out", field="sampling.routed_experts")
+            raise InvalidRequest("the trainer has no field for them: leave it out", field="sampling.routed_experts")
         if request.agent_requests.images == "engine":
             message = "the trainer's rows have no place for images: choose `text` or `refuse`"
             raise InvalidRequest(message, field="agent_requests.images")
         if phase == "train" and (seed := request.sampling.seed) is not None:
-            # a problem that comes again in a later epoch is drawn otherwise; an evaluation is repeated as it was
+            # a problem that comes again in a later epoch gets new draws; an evaluation repeats the same ones
             sampling = request.sampling.model_copy(update={"seed": step_seed(seed, step)})
             request = request.model_copy(update={"sampling": sampling})
         if not _routed(request):
@@ -246,9 +246,9 @@ class TrainerRun:
             raise invalid(error) from None
 
     def _repeat(self, step: int, key: str) -> int:
-        """Count how often a key was played in this step: a data set with one problem asks for it again and again.
+        """Count the batches with this key in the step: a data set with one problem requests it again and again.
 
-        Steps may overlap, where a trainer plays the next while it trains; older ones are not counted any more.
+        Steps may overlap, if a trainer runs the next one while it trains; older ones are forgotten.
         """
         with self._lock:
             counts = self._played.setdefault(step, Counter())
@@ -259,7 +259,7 @@ class TrainerRun:
 
 
 def router_servers(host: str, port: int, tokenizer: str) -> list[TrainerServer]:
-    """Return the SGLang servers that a router lists; the router itself if it splits prefill from decoding.
+    """Return the SGLang servers of a router; the router itself if it splits prefill from decoding.
 
     Raises FarmError if it does not answer, or has none.
     """
@@ -277,7 +277,7 @@ def router_servers(host: str, port: int, tokenizer: str) -> list[TrainerServer]:
 
 
 def remove_silent_servers(client: Farm, runs: str) -> None:
-    """Remove the servers of trainers that are gone: those out of use, of runs whose names begin so."""
+    """Remove unused servers of trainers that are gone, of runs whose names have this prefix."""
     for engine in [state.engine for state in client.engines()]:
         if engine.model.startswith(f"{RUN_MODEL}{runs}") and engine.failure:
             with contextlib.suppress(NotFound):
@@ -285,7 +285,7 @@ def remove_silent_servers(client: Farm, runs: str) -> None:
 
 
 def _routed(request: BatchRequest) -> bool:
-    """Tell whether a request names its own engine, and so takes none of the farm's."""
+    """Return whether a request has a dedicated engine, and so uses none of the farm's."""
     return bool(getattr(request, "engine_url", "")) or any(
         getattr(each, "engine_url", "") for each in request.instances
     )
@@ -293,9 +293,9 @@ def _routed(request: BatchRequest) -> bool:
 
 @dataclass
 class WeightPush:
-    """Pushes weights to the farm's engines whenever the trainer's step has moved, and names them by the step.
+    """Pushes weights to the farm's engines when the trainer's step has advanced, with the step as their version.
 
-    `push(engines)` is the trainer's own way to bring them there; see `Farm.weight_update`.
+    `push(engines)` transfers them; see `Farm.weight_update`.
     """
 
     client: Farm
@@ -304,7 +304,7 @@ class WeightPush:
     _step: int | None = field(default=None, init=False, repr=False)
 
     def at(self, step: int) -> bool:
-        """Push the weights of this step unless they were. Returns whether it did."""
+        """Push the weights of this step unless done already. Returns whether it pushed."""
         if step == self._step:
             return False
         with self.client.weight_update(step, self.mode) as engines:

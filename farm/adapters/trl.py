@@ -1,12 +1,12 @@
-"""TRL's GRPOTrainer: `rollout_func` and its reward function, by which the farm plays the trainer's steps.
+"""TRL's GRPOTrainer: a `rollout_func` and a reward function that run the trainer's steps on the farm.
 
     trainer = GRPOTrainer(
         ..., rollout_func=rollout_func(client, instances, run="exp-1", push=push), reward_funcs=reward_from_farm
     )
 
-TRL takes one row for each sample. A rollout that broke has a placeholder row, and the reward None: TRL leaves a row
-without any reward out of its group's mean and deviation and gives it advantage 0, and its mask keeps it out of the
-number of tokens that the loss is divided by.
+TRL takes one row for each sample. A failed rollout has a placeholder row with the reward None: TRL leaves a row without
+any reward out of its group's mean and deviation and gives it advantage 0, and its mask keeps it out of the number of
+tokens by which the loss is divided.
 """
 
 from __future__ import annotations
@@ -34,13 +34,13 @@ from farm.records.trajectory import Segment
 Prompt: TypeAlias = str | list[dict[str, Any]]
 Instances: TypeAlias = Mapping[str, Instance] | Callable[[Prompt], Instance]
 Push: TypeAlias = Callable[[Any, Sequence[StoredEngine]], object]
-"""`push(trainer, engines)`: bring the trainer's weights to these engines. Called in every process of the trainer, as
-gathering sharded weights needs all of them; with engines in the first one alone."""
+"""`push(trainer, engines)`: transfer the trainer's weights to these engines. Called in every process of the trainer, as
+gathering sharded weights needs all of them; only the first one gets engines."""
 RewardFunc: TypeAlias = Callable[..., Sequence[float | None]]
 
 STOP_REASONS = reason_table(ended="stop", cut="length", broken="error", aborted="abort")
-"""TRL has no field for it; reward functions get it as `farm_stop_reason`. `mask_truncated_completions` looks at the
-last token alone, so it masks a multi-turn row that ends in anything but the end-of-sequence token."""
+"""TRL has no field for it; reward functions get it as `farm_stop_reason`. `mask_truncated_completions` only looks at
+the last token, so it masks a multi-turn row that ends in anything but the end-of-sequence token."""
 
 
 _SAMPLED = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
@@ -56,9 +56,9 @@ MAPPED = frozenset(
 MAPPED_OF_ASYNC = MAPPED - {"generation_kwargs", "vllm_max_model_length"} | {
     *("num_generations", "token_budget", "max_inflight_tasks", "queue_maxsize")
 }
-"""The fields of TRL's `AsyncGRPOConfig` likewise."""
-REFUSED = {"vllm_structured_outputs_regex": "the farm holds no answer to an expression"}
-"""Arguments of which the farm can serve the default alone, with the reason."""
+"""The fields of TRL's `AsyncGRPOConfig` that the farm's rollouts follow."""
+REFUSED = {"vllm_structured_outputs_regex": "the farm does not constrain answers by a regular expression"}
+"""Arguments that must keep their default, with the reason."""
 
 
 class TrlAdapter:
@@ -67,7 +67,7 @@ class TrlAdapter:
     rows_per_rollout: RowsPerRollout = "one"
 
     def __call__(self, rollouts: Sequence[Rollout], /, *, min_version: int | None = None) -> dict[str, list[Any]]:
-        """Return the rows of the rollouts that may train; the one of `rollout_func` has placeholders for the others."""
+        """Return the rows of the rollouts that may train; `rollout_func` adds placeholders for the others."""
         output = _empty()
         for rollout, segment in single_rows(rollouts, min_version):
             _append(output, rollout, segment, rollout.reward)
@@ -87,9 +87,9 @@ rows = TrlAdapter()
 
 
 def prompt_key(prompt: Prompt) -> str:
-    """Return the text by which `instances` finds a prompt: itself, or its messages as JSON without empty fields.
+    """Return the key of a prompt in `instances`: the text itself, or its messages as JSON without empty fields.
 
-    A data set gives every message the fields of all, with None where it has none.
+    A data set gives every message the fields of all, with None for missing ones.
     """
     if isinstance(prompt, str):
         return prompt
@@ -108,13 +108,13 @@ def rollout_func(
     timeout_s: float | None = None,
     **settings: Any,
 ) -> FarmRolloutFunc:
-    """Return a `rollout_func` for GRPOTrainer that plays each step's prompts on the farm.
+    """Return a `rollout_func` for GRPOTrainer that runs each step's prompts on the farm.
 
     `instances` gives a prompt's instance: a mapping by `prompt_key`, or a function. `run` names the training run: with
-    the step it keys the batch, so that a trainer that starts again plays nothing twice. `push` brings the weights to
-    the farm's engines when the trainer's step has moved, in a weight update of this `mode`. Sampling and lengths are
-    those of the trainer's arguments; a row that is longer than its `max_completion_length` all the same is handled as
-    `too_long` says. `settings` are further fields of `BatchRequest`, which come before the trainer's arguments.
+    the step it makes the batch's key, so that a restarted trainer runs nothing twice. `push` transfers the weights to
+    the farm's engines when the trainer's step has advanced, in a weight update with this `mode`. Sampling and lengths
+    are the trainer's arguments; a row that still exceeds its `max_completion_length` is handled as `too_long` says.
+    `settings` are further fields of `BatchRequest`, which override the trainer's arguments.
     """
     player = TrainerRun(client, run, settings, timeout_s, takes_experts=False)
     return FarmRolloutFunc(player, instances, push, mode, too_long)
@@ -132,7 +132,7 @@ class FarmRolloutFunc:
     _pushed: int | None = None
 
     def __call__(self, prompts: Sequence[Prompt], trainer: Any) -> dict[str, list[Any]]:
-        """Play a sample for each of the prompts; return the rows in their order, one each."""
+        """Run a sample for each of the prompts; return one row each, in order."""
         listed = [self._instance(prompt) for prompt in prompts]
         step = int(trainer.state.global_step)
         self._push(trainer, step)
@@ -140,7 +140,7 @@ class FarmRolloutFunc:
         phase: Phase = "train" if trainer.model.training else "eval"
         rollouts = self.run.play(listed, step, phase, **trl_request(trainer.args, self.run.settings))
         check_count(len(rollouts), len(prompts))
-        # a process of several may well have none that trains while others have; no reward of its rows is a number then
+        # one process of several may have no training row while others have; then its rows have no numeric reward
         fallback = None if int(trainer.accelerator.num_processes) == 1 else 0.0
         limits = self._limits(trainer)
         return _output(rows_of_step(rollouts, limits=limits, pad_id=_pad_id(trainer), fallback=fallback))
@@ -178,10 +178,10 @@ class FarmRolloutFunc:
 
 
 def trl_request(args: Any, settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the fields of a batch that TRL's arguments give, without those that the user's `settings` give.
+    """Return the fields of a batch from TRL's arguments, except those in the user's `settings`.
 
-    `args` are of GRPOTrainer, whose `max_completion_length` is that of a row, or of AsyncGRPOTrainer, whose own worker
-    bounds each call by it, and whose rows have a `token_budget`. Raises InvalidRequest for an argument that the farm
+    `args` belong to GRPOTrainer, whose `max_completion_length` limits a row, or to AsyncGRPOTrainer, whose own worker
+    limits each call by it, and whose rows have a `token_budget`. Raises InvalidRequest for an argument that the farm
     cannot follow.
     """
     refuse_options({name: getattr(args, name, None) for name in REFUSED}, {}, REFUSED)
@@ -192,7 +192,7 @@ def trl_request(args: Any, settings: Mapping[str, Any]) -> dict[str, Any]:
     longest = args.vllm_max_model_length if of_row else args.token_budget
     limits = limits_of(
         settings,
-        # after the last of its turns with tools TRL samples once more
+        # after the last turn with tools TRL samples once more
         max_turns=None if n_tool_turns is None else n_tool_turns + 1,
         max_tokens=most if of_row else None,
         max_response_tokens=most if of_row else None,
@@ -247,15 +247,15 @@ def _output(step_rows: Sequence[StepRow]) -> dict[str, list[Any]]:
 def reward_from_farm(
     prompts: Sequence[Any], completions: Sequence[Any], *, farm_reward: list[float | None], **_: Any
 ) -> list[float | None]:
-    """Return the rewards that the farm's evaluators gave; None for a rollout that broke. A reward function of TRL."""
+    """Return the rewards from the farm's evaluators; None for a failed rollout. A reward function for TRL."""
     return farm_reward
 
 
 def scored_only(reward_func: RewardFunc) -> Callable[..., list[float | None]]:
-    """Return a reward function that gives no reward, too, where the farm gives none.
+    """Return a reward function that returns None wherever the farm has no reward.
 
-    TRL leaves a row out only if all reward functions return None for it: another one beside `reward_from_farm` would
-    score the placeholder of a rollout that broke.
+    TRL leaves a row out only if all reward functions return None for it: another one next to `reward_from_farm` would
+    score the placeholder of a failed rollout.
     """
 
     @functools.wraps(reward_func)

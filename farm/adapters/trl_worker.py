@@ -1,4 +1,4 @@
-"""TRL's AsyncGRPOTrainer: a rollout worker and a weight transfer whose rollouts the farm plays.
+"""TRL's AsyncGRPOTrainer: a rollout worker and a weight transfer that use the farm.
 
     trainer = AsyncGRPOTrainer(
         ...,
@@ -7,9 +7,9 @@
         weight_transfer=FarmWeightTransfer(client, push),
     )
 
-The worker keeps groups in flight and gives each to the trainer when its last member has ended. It computes the
-advantages itself, as that protocol has it: over the scored members of a group, so one that broke neither trains nor
-counts. A rollout with several segments gives a row for each, with one advantage.
+The worker keeps groups in flight and passes each to the trainer when its last member has ended. It computes the
+advantages itself, as that protocol requires: over the scored members of a group, so a failed one neither trains nor
+counts. A rollout with several segments makes a row for each, with one advantage.
 """
 
 from __future__ import annotations
@@ -59,8 +59,8 @@ class GroupRow:
 def group_rows(rollouts: Sequence[Rollout], *, scaled: bool = True) -> list[GroupRow]:
     """Return the rows of a group that may train, each with its rollout's advantage.
 
-    The mean and the deviation are over the scored members alone, as TRL's own worker has them; a group with fewer than
-    two has no rows, as there is nothing to compare.
+    The mean and the deviation are over the scored members only, as in TRL's own worker; a group with fewer than two has
+    no rows, as there is nothing to compare.
     """
     scored = [rollout for rollout in rollouts if rollout.trainable]
     rewards = np.array([rollout.reward for rollout in scored], np.float64)
@@ -74,14 +74,13 @@ def group_rows(rollouts: Sequence[Rollout], *, scaled: bool = True) -> list[Grou
 
 
 class FarmRolloutWorker:
-    """A `RolloutWorkerProtocol` of AsyncGRPOTrainer. Its threads each wait for one group at a time.
+    """A `RolloutWorkerProtocol` of AsyncGRPOTrainer. Each of its threads waits for one group at a time.
 
-    `instances` is gone through again and again, or is a sampler of `farm.collecting`, such as a `Mixture`. `args` are
-    the trainer's arguments, an `AsyncGRPOConfig`: they give the samples of a group, their sampling and lengths, the
-    groups in flight and the size of the queue; `settings` are further fields of `BatchRequest`. Each start
-    of a worker has a run name of its own, as the trainer begins its versions anew: groups of a trainer that was killed
-    are not taken up. `filter_groups`, `min_samples` and `accept` are the rules of `farm.collecting` for groups that are
-    not to train.
+    `instances` is cycled, or is a sampler of `farm.collecting`, such as a `Mixture`. `args` are the trainer's
+    arguments, an `AsyncGRPOConfig`: they give the samples of a group, their sampling and lengths, the groups in flight
+    and the size of the queue; `settings` are further fields of `BatchRequest`. Each start of a worker has a new run
+    name, as the trainer starts its versions at 0 again: groups of a killed trainer are not resumed. `filter_groups`,
+    `min_samples` and `accept` are the rules of `farm.collecting` for groups that must not train.
     """
 
     def __init__(
@@ -100,9 +99,9 @@ class FarmRolloutWorker:
     ) -> None:
         n_samples = int(args.num_generations)
         if n_samples < 2:
-            raise InvalidRequest("a group needs two samples to be compared", field="num_generations")
+            raise InvalidRequest("a group needs at least two samples to compare", field="num_generations")
         n_groups = n_groups_in_flight or _groups_in_flight(args.max_inflight_tasks, n_samples)
-        # the trainer asks for no steps, so it is the rules for groups alone that hold
+        # the trainer requests no steps, so only the rules for groups apply
         rules = CollectingOptions(1, filter_groups=filter_groups, min_samples=min_samples, max_staleness=None)
         self._least = rules.check_samples(n_samples)
         self._filtered = filter_groups == "drop"
@@ -126,7 +125,7 @@ class FarmRolloutWorker:
         ]
 
     def start(self) -> None:
-        """Begin to play groups."""
+        """Start running groups."""
         self._ended_at = time.monotonic()
         for thread in self._threads:
             thread.start()
@@ -138,11 +137,11 @@ class FarmRolloutWorker:
             thread.join(_STOP_S)
 
     def update_model_version(self, model_version: int) -> None:
-        """Take the number of the weights that the engines have now, for rollouts that do not say it themselves."""
+        """Set the current weight version of the engines, for rollouts that do not report it themselves."""
         self._model_version = model_version
 
     def check_health(self, stale_after_s: float) -> None:
-        """Raise what ended a thread, or TimeoutError if no group has ended for so long."""
+        """Raise the error that ended a thread, or TimeoutError if no group has ended for so long."""
         if self._failure is not None:
             raise self._failure
         if (silent_s := time.monotonic() - self._ended_at) > stale_after_s:
@@ -207,7 +206,7 @@ def _sampler(instances: Iterable[Instance] | InstanceSampler) -> InstanceSampler
 
 
 def _groups_in_flight(n_tasks: int, n_samples: int) -> int:
-    """Return how many groups TRL's number of tasks in flight are; -1 leaves it to the worker."""
+    """Convert TRL's number of tasks in flight to groups; -1 leaves it to the worker."""
     return max(1, n_tasks // n_samples) if n_tasks > 0 else _GROUPS_IN_FLIGHT
 
 
@@ -219,10 +218,10 @@ def _numbers() -> Iterator[int]:
 
 
 class FarmWeightTransfer:
-    """A `WeightTransferProtocol` of AsyncGRPOTrainer: each of its syncs is a weight update of the farm's engines.
+    """A `WeightTransferProtocol` of AsyncGRPOTrainer: each sync is a weight update of the farm's engines.
 
-    `push(engines, parameters)` brings the (name, tensor) pairs to the engines. Versions are counted as the trainer
-    counts them, from 1 for the first sync.
+    `push(engines, parameters)` transfers the (name, tensor) pairs to the engines. Versions are counted like the
+    trainer's, from 1 for the first sync.
     """
 
     def __init__(
@@ -255,7 +254,7 @@ class FarmWeightTransfer:
             raise
 
     def resume(self) -> None:
-        """Name the version and let the engines go on."""
+        """Name the version and resume the engines."""
         self._update.close()
 
     def destroy(self) -> None:

@@ -1,7 +1,7 @@
 """verl's rows: the fields of its `AgentLoopOutput`. The agent loop manager is `farm.adapters.verl_agent_loops`.
 
 verl's V0 trainer takes one row for each sample, its V1 trainer one or several. Both sum the reward over a row's tokens;
-the reward stands on the last.
+the reward stands on the last one.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ _ROLLOUT = "actor_rollout_ref.rollout."
 _REPLAY = "enable_rollout_routing_replay"
 ROUTING_REPLAY = _ROLLOUT + _REPLAY
 _OBSERVATION_CHARS = 256
-"""verl's default of `max_tool_response_length`, by which no limit is set."""
+"""verl's default of `max_tool_response_length`, which means no limit."""
 _SGLANG_NAMES = {"seed": "sampling_seed", "min_tokens": "min_new_tokens"}
-"""SGLang's names of sampling parameters, where they are not vLLM's."""
+"""SGLang's names of sampling parameters, if they differ from vLLM's."""
 MAPPED = frozenset(
     {
         *("temperature", "top_p", "top_k", "val_kwargs", "full_determinism", "seed"),
@@ -48,7 +48,7 @@ REFUSED = {
     "multi_turn.tool_response_truncate_side": "long outputs of tools are cut in the middle",
     "multi_turn.num_repeat_rollouts": "`n` says how many rollouts a prompt has",
 }
-"""Options of which the farm can serve the default alone, with the reason."""
+"""Options that must keep their default, with the reason."""
 _UNCHANGED = {
     "ignore_eos": False,
     "over_sample_rate": 0,
@@ -62,7 +62,7 @@ class VerlAdapter:
     rows_per_rollout: RowsPerRollout = "one"
 
     def __call__(self, rollouts: Sequence[Rollout], /, *, min_version: int | None = None) -> list[dict[str, Any]]:
-        """Return the rows of the rollouts that may train; the manager has placeholders for the others, where needed."""
+        """Return the rows of the rollouts that may train; the manager adds placeholders where needed."""
         return [
             output_fields(rollout, segment, float(rollout.reward or 0.0))
             for rollout, segment in single_rows(rollouts, min_version)
@@ -94,7 +94,7 @@ def check_rollout_config(config: Any) -> None:
 
 
 def experts_form(config: Any) -> tuple[int, int] | None:
-    """Return the layers of verl's model and its experts of a token; None if routing is not replayed.
+    """Return (layers of verl's model, experts per token); None if routing is not replayed.
 
     Raises InvalidRequest for a model without experts.
     """
@@ -115,7 +115,7 @@ def experts_form(config: Any) -> tuple[int, int] | None:
 def rollout_request(
     config: Any, settings: Mapping[str, Any], *, validate: bool, experts: tuple[int, int] | None = None
 ) -> dict[str, Any]:
-    """Return the fields of a batch that verl's rollout configuration gives, but for those that the `settings` give.
+    """Return the fields of a batch from verl's rollout configuration, except those in the `settings`.
 
     `experts` are those of `experts_form`; an evaluation replays none.
     """
@@ -147,16 +147,15 @@ def _option(config: Any, path: str) -> Any:
 
 
 def output_fields(rollout: Rollout, segment: Segment, reward: float) -> dict[str, Any]:
-    """Return the fields of an `AgentLoopOutput`; its metrics are verl's own zeros, as no call of verl's was made.
+    """Return the fields of an `AgentLoopOutput`; its metrics are verl's zeros, as verl itself made no call.
 
-    `min_global_steps` and `max_global_steps`, by which verl drops what is too old, are the versions of the row, where
-    its weights have numbers. They are those of verl's steps if the engines' weights are named by them. verl counts the
-    turns of both sides.
+    `min_global_steps` and `max_global_steps`, by which verl drops stale rows, are the versions of the row, if they have
+    numbers. They equal verl's steps if the engines' weights are named by them. verl counts the turns of both sides.
     """
     oldest, newest = segment.version_span
     experts = replayed(segment)
     return {
-        # verl's own type of them
+        # verl's own type for them
         **({} if experts is None else {"routed_experts": experts.astype(np.int16)}),
         "prompt_ids": segment.prompt_ids.tolist(),
         "response_ids": segment.response_ids.tolist(),
@@ -179,7 +178,7 @@ def output_fields(rollout: Rollout, segment: Segment, reward: float) -> dict[str
 
 
 def bridge_of(llm_client: Any, config: Any) -> EngineBridge:
-    """Return a bridge to verl's servers, by the client that balances their load; `config` is `actor_rollout_ref`."""
+    """Return a bridge to verl's servers, through verl's load-balancing client; `config` is `actor_rollout_ref`."""
     rollout = config.rollout
     names = _SGLANG_NAMES if rollout.name == "sglang" else {}
 

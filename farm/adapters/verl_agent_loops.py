@@ -1,12 +1,12 @@
-"""verl's agent loop manager, with the farm in the place of its agent loops. Needs verl; loaded by its trainer alone.
+"""verl's agent loop manager on the farm. Needs verl; imported only by its trainer.
 
     # my_farm.py: +actor_rollout_ref.rollout.agent.agent_loop_manager_class=my_farm.Manager
     class Manager(FarmAgentLoopManager):
         connect = staticmethod(farm.connect)
 
-V0's trainer waits for a `DataProto` with a row for every sample: a rollout that broke has a placeholder there. V1's
-trainer does not wait: each prompt's rows go into TransferQueue when the last of its rollouts has ended. A prompt of
-which one broke is then a `failure`, with the rows of the others: verl evicts and replaces it, or trains on those.
+V0's trainer waits for a `DataProto` with a row for every sample: a failed rollout has a placeholder there. V1's trainer
+does not wait: each prompt's rows go into TransferQueue when the last of its rollouts has ended. A prompt with a failed
+rollout is then a `failure`, with the rows of the others: verl evicts and replaces it, or trains on those.
 """
 
 from __future__ import annotations
@@ -51,13 +51,13 @@ log = logging.getLogger(__name__)
 
 
 class FarmAgentLoopManager:
-    """Plays verl's prompts on a farm. A subclass sets the attributes and names itself in verl's configuration.
+    """Runs verl's prompts on a farm. A subclass sets the attributes and is named in verl's configuration.
 
-    `run` is the name of the training run, verl's project and experiment unless it is set. `instance(row)` gives a
-    prompt's instance; without it, the data set's column `farm_instance` holds it. `settings` are further fields of
-    `BatchRequest`. It plays on verl's own servers, by the client that verl gives it. With `own_engines` False, or a
-    `model` or an `engine_url` in the settings, it plays on the farm's engines. With `name_weights` each step then names
-    their weights by verl's step: for engines that verl itself updates, which no call may be using at that moment.
+    `run` is the name of the training run, by default verl's project and experiment. `instance(row)` returns a prompt's
+    instance; by default it is in the data set's column `farm_instance`. `settings` are further fields of
+    `BatchRequest`. It uses verl's own servers, through the client that verl passes. With `own_engines` False, or a
+    `model` or an `engine_url` in the settings, it uses the farm's engines; `name_weights` then sets their weight
+    version to verl's step in each step: for engines that verl itself updates, which must not be in use at that moment.
     """
 
     connect: ClassVar[Callable[[], Farm]] = staticmethod(connect_farm)
@@ -66,19 +66,19 @@ class FarmAgentLoopManager:
     broken: ClassVar[BrokenRollouts] = "neutral"
     too_long: ClassVar[TooLong] = "error"
     every_segment: ClassVar[bool] = True
-    """V1 alone: a row for each segment. V0 takes one row for each sample."""
+    """V1 only: a row for each segment. V0 takes one row for each sample."""
     own_engines: ClassVar[bool] = True
     bridge_host: ClassVar[str] = ""
-    """The address of this machine as the farm's nodes reach it; without it, that of its default route."""
+    """This machine's address as reachable from the farm's nodes; by default that of its default route."""
     name_weights: ClassVar[bool] = False
     timeout_s: ClassVar[float | None] = None
     pad_id: ClassVar[int] = 0
-    """V0 alone: the token that rows are padded with, which no mask lets through."""
+    """V0 only: the padding token, which every mask excludes."""
 
     @classmethod
     @auto_await  # type: ignore[untyped-decorator, unused-ignore]
     async def create(cls, *args: Any, **kwargs: Any) -> FarmAgentLoopManager:
-        """Return the manager; arguments as verl's own takes them."""
+        """Return the manager; arguments as in verl's own."""
         return cls(*args, **kwargs)
 
     def __init__(
@@ -89,7 +89,7 @@ class FarmAgentLoopManager:
         reward_loop_worker_handles: Sequence[Any] | None = None,
     ) -> None:
         if teacher_client:
-            raise InvalidRequest("the farm asks no teacher for log-probabilities", field="distillation")
+            raise InvalidRequest("the farm gets no log-probabilities from a teacher", field="distillation")
         self.config = config
         self.rollout_config = config.actor_rollout_ref.rollout
         check_rollout_config(self.rollout_config)
@@ -110,7 +110,7 @@ class FarmAgentLoopManager:
         return instance_of(row)
 
     def generate_sequences(self, prompts: Any) -> DataProto | None:
-        """Play a batch of prompts: V0's `DataProto` is waited for, V1's `TensorDict` is not."""
+        """Run a batch of prompts: waits for V0's `DataProto`, but not for V1's `TensorDict`."""
         if self._failure is not None:
             raise self._failure
         if isinstance(prompts, DataProto):
@@ -123,7 +123,7 @@ class FarmAgentLoopManager:
     def _gather(self, prompts: DataProto) -> DataProto:
         table = prompts.non_tensor_batch
         if not all(table.get("__do_sample__", [True])):
-            raise InvalidRequest("it needs greedy samples beside the others", field="algorithm.adv_estimator")
+            raise InvalidRequest("it needs additional greedy samples", field="algorithm.adv_estimator")
         columns = [{name: values[index] for name, values in table.items()} for index in range(len(prompts))]
         listed = [self.instance(row) for row in columns]
         step, validate = int(prompts.meta_info.get("global_steps", 0)), bool(prompts.meta_info.get("validate", False))
@@ -135,7 +135,7 @@ class FarmAgentLoopManager:
         step_rows = rows_of_step(rollouts, broken=self.broken, limits=self._limits(), pad_id=self.pad_id, groups=groups)
         if self._experts is not None and not validate:
             step_rows = with_experts(step_rows, self._experts, ROUTING_REPLAY)
-        # with reward workers, verl's own manager hands on the messages alone
+        # with reward workers, verl's own manager only passes on the messages
         kept = (
             table if self._reward_handles is None else {name: table[name] for name in ("raw_prompt",) if name in table}
         )
@@ -145,7 +145,7 @@ class FarmAgentLoopManager:
     # V1
 
     def _dispatch(self, prompts: TensorDict) -> None:
-        """Submit a batch of prompts, and write what comes of it in a thread."""
+        """Submit a batch of prompts, and write its results in a thread."""
         validate = bool(_plain(prompts.pop("validate", False)))
         rows = [{name: _plain(value, index) for name, value in prompts.items()} for index in range(len(prompts))]
         default = self.rollout_config.val_kwargs.n if validate else self.rollout_config.n
@@ -176,7 +176,7 @@ class FarmAgentLoopManager:
                     for index in places[rollout.group_index, rollout.sample_index]:
                         writer.take(index, rollout, partial(self._rows, validate=writer.validates))
         except Exception as error:
-            # raised in the trainer when it asks for the next batch: a failure alone would be replaced again and again
+            # raised in the trainer when it requests the next batch: verl would replace mere failures forever
             self._failure = error
             log.exception("Batch %s: prompts without a result count as failures", batch_id)
             writer.give_up()
@@ -202,7 +202,7 @@ class FarmAgentLoopManager:
         )
 
     def _request(self, validate: bool) -> dict[str, Any]:
-        """Return the fields of a batch that verl's configuration gives, but for those of the settings."""
+        """Return the fields of a batch from verl's configuration, except those in the settings."""
         return rollout_request(self.rollout_config, self.settings, validate=validate, experts=self._experts)
 
     def _name_weights(self, step: int) -> None:
@@ -224,7 +224,7 @@ class _PromptWriter:
 
     @property
     def validates(self) -> bool:
-        """True if they are those of an evaluation."""
+        """True for prompts of an evaluation."""
         return self._partition == "val"
 
     def begin(self) -> None:
@@ -233,7 +233,7 @@ class _PromptWriter:
             self._tag(prompt, "running")
 
     def take(self, index: int, rollout: Rollout, rows: Callable[[Sequence[Rollout]], list[StepRow]]) -> None:
-        """Take the rollout of the sample at this place of the list, and write its prompt if it was the last."""
+        """Add the rollout of the sample at this index of the list, and write its prompt if it was the last."""
         prompt = self._prompt_of[index]
         ended = self._ended[prompt]
         ended[index - self._first[prompt]] = rollout
@@ -241,7 +241,7 @@ class _PromptWriter:
             self._write(prompt, rows([ended[session] for session in range(len(ended))]))
 
     def give_up(self) -> None:
-        """Tag the prompts that have not been written as failures."""
+        """Tag the unwritten prompts as failures."""
         for prompt in range(len(self._rows)):
             if prompt not in self._written:
                 self._tag(prompt, "failure")
@@ -253,7 +253,7 @@ class _PromptWriter:
         row = self._rows[prompt]
         keys, fields, tags = [], [], []
         if self._partition == "train" and self._numbers[prompt] > 1 and sum(row.scored for row in step_rows) < 2:
-            # verl's estimators give the one row of a group its reward as advantage: there is nothing to compare it with
+            # verl's estimators give the single row of a group its reward as advantage: there is nothing to compare
             step_rows = [replace(each, scored=False, too_long=False) for each in step_rows]
         for session, step_row in enumerate(step_rows):
             for index, segment in enumerate(step_row.segments if step_row.scored else ()):
@@ -276,7 +276,7 @@ class _PromptWriter:
 
 
 def agent_loop_output(fields: Mapping[str, Any]) -> AgentLoopOutput:
-    """Return verl's record of these fields, which checks them."""
+    """Return verl's record with these fields, which it checks."""
     return AgentLoopOutput(**{**fields, "metrics": AgentLoopMetrics(**fields["metrics"])})
 
 
@@ -304,7 +304,7 @@ def _tags(output: AgentLoopOutput, row: Mapping[str, Any]) -> dict[str, Any]:
         "response_len": n_response,
         "seq_len": n_prompt + n_response,
         "global_steps": step,
-        # verl takes them for integers: of weights without a number, the step that asked
+        # verl takes them for integers: for weights without a number, the step that asked
         "min_global_steps": step if oldest is None else oldest,
         "max_global_steps": step if newest is None else newest,
     }
@@ -319,7 +319,7 @@ def data_proto(
 ) -> DataProto:
     """Return V0's batch: prompts padded on the left, responses on the right, the reward on each row's last token.
 
-    `table` are the prompts' own columns, which verl's manager hands on where it has no reward workers.
+    `table` are the prompts' own columns, which verl's manager passes on without reward workers.
     """
     fields = [output_fields(row.rollout, row.segments[0], row.reward) for row in step_rows]
     n = len(fields)
@@ -382,7 +382,7 @@ def _objects(values: Sequence[Any]) -> np.ndarray[Any, Any]:
 
 
 def _plain(value: Any, index: int | None = None) -> Any:
-    """Return a value of a TensorDict as Python has it: of one row, or what all rows share."""
+    """Return a value of a TensorDict as a Python value: of one row, or what all rows share."""
     from tensordict import NonTensorData, NonTensorStack
 
     if isinstance(value, NonTensorStack):

@@ -1,4 +1,4 @@
-"""The commands that serve over HTTP: a farm, `farm api`, and the page with a recorded batch, `farm web --demo`."""
+"""The commands that serve HTTP: `farm api` for a farm, and `farm web --demo` for a recorded batch."""
 
 from __future__ import annotations
 
@@ -15,24 +15,24 @@ PORT = 8600
 
 
 @click.command()
-@click.option("--host", default="127.0.0.1", show_default=True, help="Where to listen.")
-@click.option("--port", type=click.IntRange(0, 65535), default=PORT, show_default=True, help="0 takes a free one.")
+@click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on.")
+@click.option("--port", type=click.IntRange(0, 65535), default=PORT, show_default=True, help="0 picks a free one.")
 @click.option("--url", help="The farm: a database URL or the folder of an embedded farm. Default: FARM_*.")
 @click.option(
     "--speak",
     multiple=True,
     metavar="NAME[=PORT],…",
-    help="Protocols of other systems to speak as well: below /NAME/, and at the root of a PORT of its own.",
+    help="Also serve the protocols of other systems: below /NAME/, or at the root of a separate PORT.",
 )
 @click.option(
     "--strict-compat",
     is_flag=True,
-    help="Have these protocols answer as those systems do even where that is a fault of theirs; each page of "
-    "docs/reference/protocols.md says where.",
+    help="Make these protocols reproduce even the faults of those systems; each page of "
+    "docs/reference/protocols.md lists them.",
 )
 @click.option("--tls-cert", type=click.Path(dir_okay=False), help="Serve HTTPS with this certificate, a PEM file.")
 @click.option("--tls-key", type=click.Path(dir_okay=False), help="The certificate's key, a PEM file.")
-@click.option("--web/--no-web", default=True, show_default=True, help="Show the farm in a browser, below /web/.")
+@click.option("--web/--no-web", default=True, show_default=True, help="Serve the page for browsers, below /web/.")
 @plain_errors
 @runs_farm
 def api(
@@ -48,8 +48,8 @@ def api(
     """Serve the farm over HTTP until Ctrl-C.
 
     farm.connect("http://HOST:PORT") uses it. It is stateless: any number may run on one database, and each may be
-    killed at any moment. Requests must carry the farm's key: FARM_API_KEY, else the one in FARM_HOME, which is made if
-    there is none and which clients of the same user find, or a key of `farm keys`.
+    killed at any moment. Requests must send a key of `farm keys` or the farm's key, which is FARM_API_KEY, else the one
+    in FARM_HOME; that is created if missing, and clients of the same user find it.
     """
     from farm.api.protocols import SpokenProtocol
     from farm.api.protocols import spoken as protocol
@@ -73,7 +73,7 @@ def api(
         tls.check()
     key = own_key(settings())
     process_log.set_up(settings(), "api")
-    # the server ends by a signal, and hands it on when it has
+    # the server stops on a signal, and raises it again afterwards
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     with contextlib.suppress(KeyboardInterrupt), contextlib.ExitStack() as sockets:
         listener = sockets.enter_context(bind(host, port))
@@ -99,16 +99,16 @@ def api(
 
 
 @click.command()
-@click.option("--demo", is_flag=True, help="Show the recorded batch that comes with the package.")
-@click.option("--host", default="127.0.0.1", show_default=True, help="Where to listen.")
-@click.option("--port", type=click.IntRange(0, 65535), default=0, show_default=True, help="0 takes a free one.")
+@click.option("--demo", is_flag=True, help="Serve the recorded batch that comes with the package.")
+@click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on.")
+@click.option("--port", type=click.IntRange(0, 65535), default=0, show_default=True, help="0 picks a free one.")
 @plain_errors
 @runs_farm
 def web(demo: bool, host: str, port: int) -> None:
-    """Show the page with a recorded batch, without a farm, until Ctrl-C: --demo.
+    """Serve the page with a recorded batch, without a farm, until Ctrl-C: --demo.
 
-    The batch is one of `make demo`. Whoever reaches the port sees it, without a key, and can change nothing. The page
-    of a farm is served by `farm api`, `farm up` and `farm head`.
+    The batch is one of `make demo`. Everybody who can reach the port sees it without a key, and can change nothing. The
+    page of a farm is served by `farm api`, `farm up` and `farm head`.
     """
     import secrets
     import tempfile
@@ -124,7 +124,7 @@ def web(demo: bool, host: str, port: int) -> None:
     from farm.web.rendering import ROOT
 
     if not demo:
-        raise click.UsageError("name --demo; `farm api` serves the page of a farm")
+        raise click.UsageError("--demo is required; `farm api` serves the page of a farm")
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     with (
         contextlib.suppress(KeyboardInterrupt),
@@ -139,7 +139,7 @@ def web(demo: bool, host: str, port: int) -> None:
 
 
 def _names(speak: tuple[str, ...]) -> list[tuple[str, int]]:
-    """Return (name, port) of each `NAME[=PORT]`; port 0 is none."""
+    """Return (name, port) for each `NAME[=PORT]`; port 0 means no port."""
     result = []
     for part in ",".join(speak).split(",") if speak else ():
         name, has_port, port = part.strip().partition("=")

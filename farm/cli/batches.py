@@ -1,4 +1,4 @@
-"""The commands for what was submitted: list, watch, show, artefacts, cancel, rescore."""
+"""The commands for submitted batches: ls, watch, show, artefacts, cancel, rescore."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from farm.ids import RolloutRef
 
 
 @click.command()
-@click.option("-n", "--limit", type=click.IntRange(1, 1000), default=20, show_default=True, help="So many of them.")
-@click.option("--before", metavar="BATCH", help="Those that were submitted before this one.")
+@click.option("-n", "--limit", type=click.IntRange(1, 1000), default=20, show_default=True, help="Number of batches.")
+@click.option("--before", metavar="BATCH", help="Only batches submitted before this one.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object per line, for programs.")
 @url_option
 @plain_errors
@@ -56,11 +56,11 @@ def watch(batch_id: str, exit_status: bool, url: str | None) -> None:
 
 @click.command()
 @click.argument("rollout_id")
-@click.option("--atif", is_flag=True, help="As a document of the Agent Trajectory Interchange Format 1.8, with tokens.")
+@click.option("--atif", is_flag=True, help="Print an Agent Trajectory Interchange Format 1.8 document, with tokens.")
 @url_option
 @plain_errors
 def show(rollout_id: str, atif: bool, url: str | None) -> None:
-    """Print what a rollout did: its transcript, rewards, times per stage and token counts."""
+    """Print a rollout: transcript, rewards, times per stage and token counts."""
     from farm.cli import display
 
     with connected(url) as farm:
@@ -102,9 +102,9 @@ def show(rollout_id: str, atif: bool, url: str | None) -> None:
 @url_option
 @plain_errors
 def artefacts(rollout_id: str, name: str | None, output: Path | None, url: str | None) -> None:
-    """List what a rollout's tools made and the model was not shown, or fetch one of them.
+    """List a rollout's artefacts (outputs that the model was not shown), or fetch one.
 
-    NAME is written to a file of its name, or to OUTPUT.
+    NAME is written to a file with that name, or to OUTPUT.
     """
     from farm.cli import display
     from farm.cli.export import check_writable, replaced
@@ -131,9 +131,9 @@ def artefacts(rollout_id: str, name: str | None, output: Path | None, url: str |
 @url_option
 @plain_errors
 def cancel(id: str, rollout_ids: tuple[str, ...], url: str | None) -> None:
-    """End a batch, a group (BATCH.GROUP) or a rollout (BATCH.GROUP.SAMPLE) now.
+    """Cancel a batch, a group (BATCH.GROUP) or a rollout (BATCH.GROUP.SAMPLE).
 
-    With ROLLOUT_IDS, end only those of it.
+    With ROLLOUT_IDS, only these are cancelled.
     """
     with connected(url) as farm:
         click.echo(f"{len(farm.cancel(id, rollout_ids or None))} rollouts cancelled")
@@ -144,9 +144,9 @@ def cancel(id: str, rollout_ids: tuple[str, ...], url: str | None) -> None:
 @url_option
 @plain_errors
 def rescore(id: str, url: str | None) -> None:
-    """Score a batch, a group or a rollout again, without playing it again.
+    """Score a batch, a group or a rollout again, without running it again.
 
-    What was submitted then is scored.
+    The stored submissions are scored.
     """
     with connected(url) as farm:
         click.echo(f"{len(farm.rescore(id))} rollouts will be scored again")

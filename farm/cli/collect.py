@@ -16,15 +16,15 @@ _KINDS = (".npz", ".jsonl")
 @click.command()
 @click.argument("batch_id", shell_complete=batch_ids)
 @click.option("-o", "--output", required=True, type=click.Path(dir_okay=False, path_type=Path), help=".npz or .jsonl")
-@click.option("--whole-groups", is_flag=True, help="In .npz: only groups all of whose rollouts can train.")
-@click.option("--timeout", "timeout_s", type=float, help="Wait no longer than this for the batch to end.")
+@click.option("--whole-groups", is_flag=True, help="In .npz: only groups whose rollouts can all train.")
+@click.option("--timeout", "timeout_s", type=float, help="Seconds to wait for the batch to end.")
 @url_option
 @plain_errors
 def collect(batch_id: str, output: Path, whole_groups: bool, timeout_s: float | None, url: str | None) -> None:
     """Write a batch to a file once it has ended: arrays (.npz) or a rollout per line (.jsonl).
 
-    A line holds the messages, training rows, scores with their details, and times of one rollout. The file is looked
-    at first and replaced at the end, as a whole.
+    A line holds the messages, training rows, scores with their details, and times of one rollout. The output path is
+    checked first; an existing file is replaced at the end.
     """
     from farm.cli import display
     from farm.cli.export import check_writable, replaced
@@ -35,7 +35,7 @@ def collect(batch_id: str, output: Path, whole_groups: bool, timeout_s: float | 
     if whole_groups and output.suffix != ".npz":
         raise InvalidRequest("only .npz leaves groups out; a .jsonl has every rollout", field="whole-groups")
     check_writable(output)
-    # what is written to stdout is for programs
+    # stdout is for programs
     progress = Console(stderr=True)
     with connected(url) as farm:
         display.watch(farm, batch_id, progress, timeout_s=timeout_s)

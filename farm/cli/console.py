@@ -1,7 +1,7 @@
-"""Terminal output of commands: one console, one-line error messages, one way to name the farm.
+"""Terminal output of commands: the console, one-line error messages, and the options that select the farm.
 
-Rule: whatever a command meets that a person can mend ends it with one clear line and exit status 1, an interrupt with
-status 130. A traceback is a bug of the farm's.
+Rule: an error that a person can fix ends the command with one clear line and exit status 1, an interrupt with status
+130. A traceback is a bug of the farm.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ console = Console()
 F = TypeVar("F", bound=Callable[..., Any])
 
 _FIRST_S = 2.0
-"""Seconds a command waits for a farm that does not answer: a wrong address should not look like a slow farm."""
+"""Default wait for a farm that does not answer: a wrong address should not look like a slow farm."""
 _WAIT = "farm.wait_s"
 _AGAIN_S = 0.2
 _COMPLETED_S = 0.5
@@ -39,7 +39,7 @@ _MOST_COMPLETED = 50
 
 
 def say(text: str) -> None:
-    """Print a line as it is, however long."""
+    """Print a line without wrapping or markup."""
     console.print(text, soft_wrap=True, highlight=False, markup=False)
 
 
@@ -57,17 +57,17 @@ _wait = click.option(
     callback=_note_wait,
     expose_value=False,
     metavar="SECONDS",
-    help=f"Wait so long for a farm that does not answer yet.  [default: {_FIRST_S:g}]",
+    help=f"How long to wait for a farm that does not answer yet.  [default: {_FIRST_S:g}]",
 )
 
 
 def url_option(command: F) -> F:
-    """Add `--url`, given to the command, and `--wait`, which `connected` reads."""
+    """Add `--url`, passed to the command, and `--wait`, used by `connected`."""
     return _url(_wait(command))
 
 
 def first_s() -> float:
-    """Return how long the running command waits for the farm's first answer."""
+    """Return the seconds that the running command waits for the farm's first answer."""
     context = click.get_current_context(silent=True)
     return _FIRST_S if context is None else float(context.meta.get(_WAIT, _FIRST_S))
 
@@ -79,8 +79,8 @@ def waits() -> bool:
 
 
 def connected(url: str | Path | None) -> Farm:
-    """Connect a command to its farm, which is waited for as `--wait` says. Raises as `farm.connect`."""
-    # it takes a second to load, which --help and a mistyped option need not pay
+    """Connect a command to its farm, waiting as `--wait` says. Raises like `farm.connect`."""
+    # imported here: takes a second, which `--help` and a mistyped option must not cost
     from farm.client.connect import connect
 
     deadline = time.monotonic() + first_s()
@@ -98,7 +98,7 @@ def connected(url: str | Path | None) -> Farm:
 
 
 def plain_errors(command: F) -> F:
-    """Turn what a person can mend into one line; no traceback. A farm.toml at fault is such, whatever is to be done."""
+    """Print errors that a person can fix as one line, without a traceback; checks farm.toml for every command."""
 
     @wraps(command)
     def run(*args: Any, **kwargs: Any) -> Any:
@@ -112,7 +112,7 @@ def plain_errors(command: F) -> F:
 
 
 def one_line_errors(command: F) -> F:
-    """Turn what a person can mend into one line; no traceback."""
+    """Print errors that a person can fix as one line, without a traceback."""
 
     @wraps(command)
     def run(*args: Any, **kwargs: Any) -> Any:
@@ -127,7 +127,7 @@ def one_line_errors(command: F) -> F:
         except Exception as error:
             if not isinstance(error, (FarmError, OSError, *_database_errors())):
                 raise
-            # only what the farm raises on purpose is worded for a person, in one line
+            # only the farm's own errors are worded for a person, in one line
             said = str(error) if isinstance(error, FarmError) else str(error).partition("\n")[0]
             raise click.ClickException(f"{type(error).__name__}: {said}") from error
 
@@ -135,7 +135,7 @@ def one_line_errors(command: F) -> F:
 
 
 def runs_farm(command: F) -> F:
-    """Refuse a command that runs a part of the farm where only the client is installed. Goes below `plain_errors`."""
+    """Refuse a command that needs the whole farm if only the client is installed. Goes below `plain_errors`."""
 
     @wraps(command)
     def run(*args: Any, **kwargs: Any) -> Any:
@@ -146,30 +146,30 @@ def runs_farm(command: F) -> F:
 
 
 def _database_errors() -> tuple[type[Exception], ...]:
-    """Return the database library's own error; nothing where it was never loaded."""
+    """Return the database library's base error; nothing if it was never loaded."""
     loaded = sys.modules.get("sqlalchemy.exc")
     return () if loaded is None else (loaded.SQLAlchemyError,)
 
 
 def become(module: str, words: Sequence[str]) -> None:
-    """Turn this process into `python -m MODULE WORDS`: the farm runs the workers as programs, and imports none."""
+    """Replace this process by `python -m MODULE WORDS`: the farm runs the workers as programs and imports none."""
     check_extra(f"`{click.get_current_context().command_path}`")
-    # the program's own parser knows the long name alone
+    # the program's own parser only knows the long name
     options = ["--help" if word == "-h" else word for word in words]
     os.execv(sys.executable, [sys.executable, "-m", module, *options])  # noqa: S606 - no shell is wanted
 
 
 def signals() -> list[int]:
-    """Return a list that grows with each Ctrl-C and SIGTERM, which end nothing by themselves from now on."""
+    """Catch Ctrl-C and SIGTERM from now on; return a list that grows with each."""
     received: list[int] = []
     for number in (signal.SIGINT, signal.SIGTERM):
-        # a list has no lock, which the very code that is interrupted might hold
+        # a list needs no lock, which the interrupted code might hold
         signal.signal(number, lambda number, frame: received.append(number))
     return received
 
 
 def batch_ids(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
-    """Return the newest batches whose ids begin so; none if the farm does not answer at once."""
+    """Return the newest batches whose ids have this prefix; none if the farm does not answer at once."""
     from farm.client.connect import connect
 
     with contextlib.suppress(Exception), connect(first_s=_COMPLETED_S) as farm:

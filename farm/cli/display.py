@@ -1,4 +1,4 @@
-"""Display of a batch in a terminal: live progress, a table of groups, a transcript."""
+"""Display of batches in a terminal: live progress, tables, transcripts."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ _ANY_WIDTH = 10_000
 def watch(
     farm: Farm, batch_id: str, console: Console, check: Callable[[], Any] | None = None, timeout_s: float | None = None
 ) -> BatchStatus:
-    """Show a batch's progress, and what is wrong with nodes and engines, until it has ended.
+    """Show a batch's progress, and problems of nodes and engines, until it has ended.
 
-    `check` is called now and then, and may raise. Raises TimeoutError.
+    `check` is called repeatedly, and may raise. Raises TimeoutError.
     """
 
     def lines() -> list[str]:
@@ -46,9 +46,9 @@ def watch(
 
 
 def print_whole(console: Console, table: Table) -> None:
-    """Print a table whose ids can be copied: a narrow terminal wraps its lines, but nothing in it is cut."""
+    """Print a table with complete cells, so that ids can be copied: a narrow terminal wraps its lines."""
     width = console.width
-    # the console would cut it to its own width
+    # the console would cut the table to its own width
     console.width = max(width, console.measure(table, options=console.options.update(width=_ANY_WIDTH)).minimum)
     try:
         console.print(table, crop=False, overflow="ignore", no_wrap=True)
@@ -57,7 +57,7 @@ def print_whole(console: Console, table: Table) -> None:
 
 
 def batch_table(batches: Sequence[BatchSummary]) -> Table:
-    """Return one line per batch: its id, state, how much has ended, age, mean reward, submitter, kinds of problems."""
+    """Return a table with a line per batch: id, state, progress, age, mean reward, submitter, kinds of problems."""
     table = Table(box=None, pad_edge=False)
     table.add_column("batch", no_wrap=True)
     for column in ("state", "ended", "failed", "age", "mean reward"):
@@ -79,9 +79,9 @@ def batch_table(batches: Sequence[BatchSummary]) -> Table:
 
 
 def group_table(rollouts: Sequence[Rollout]) -> Table:
-    """Return a table with a line per group: its rewards, how its rollouts ended, turns and sampled tokens on average.
+    """Return a table with a line per group: rewards, outcomes, mean turns and sampled tokens.
 
-    Its id is there to be copied, and never cut.
+    Adds a column for the counts of `drift`, if any.
     """
     table = Table(title="groups", title_justify="left", box=None, pad_edge=False)
     drift = any(_drift([rollout]) for rollout in rollouts)
@@ -123,7 +123,7 @@ def _drift(rollouts: Sequence[Rollout]) -> str:
 
 
 def conservation(numbers: Conservation, wrong: Sequence[Violation]) -> RenderableType:
-    """Return a table of the counts of a batch and of the groups that do not add up, with all violations below it."""
+    """Return a table of a batch's counts and of the groups that do not add up, followed by all violations."""
     table = Table(box=None, pad_edge=False)
     for column in ("", "submitted", "completed", "failed", "cancelled", "in flight", ""):
         table.add_column(column, justify="left" if not column else "right", overflow="fold")
@@ -137,7 +137,7 @@ def conservation(numbers: Conservation, wrong: Sequence[Violation]) -> Renderabl
 
 
 def failures(rollouts: Sequence[Rollout]) -> list[str]:
-    """Return each message of failed rollouts once, with the number of rollouts that it ended."""
+    """Return each distinct message of failed rollouts, with the number of rollouts."""
     messages: dict[str, list[str]] = {}
     for rollout in rollouts:
         if rollout.state is State.FAILED and rollout.failure is not None:
@@ -149,7 +149,7 @@ def failures(rollouts: Sequence[Rollout]) -> list[str]:
 def transcript(
     rollout: Rollout, calls: Sequence[ModelCall], timings: Sequence[Timing], rewards: Sequence[Reward]
 ) -> RenderableType:
-    """Return everything that happened in a rollout, in order, then its times and rewards."""
+    """Return the transcript of a rollout in order, then its times and rewards."""
     parts: list[RenderableType] = [_headline(rollout)]
     for call in calls:
         parts += [_message(message) for message in call.messages]
@@ -161,7 +161,7 @@ def transcript(
 
 
 def _call_note(call: ModelCall) -> str:
-    """Describe a model call in one line: tokens, latency, finish reason, version."""
+    """Return a model call as one line: tokens, latency, finish reason, version."""
     cached = "" if call.n_cached_tokens is None else f" ({call.n_cached_tokens} cached)"
     notes = [
         f"call {call.index}",
@@ -220,7 +220,7 @@ def _headline(rollout: Rollout) -> str:
 
 def _spent(rollout: Rollout) -> str:
     """Return the counts of its earlier attempts by kind, in words; empty if there were none."""
-    counts = {"failed": rollout.n_failures, "lost": rollout.n_lost, "played anew": rollout.n_restarts}
+    counts = {"failed": rollout.n_failures, "lost": rollout.n_lost, "restarted": rollout.n_restarts}
     said = ", ".join(f"{n} {what}" for what, n in counts.items() if n)
     return f" ({said})" if said else ""
 

@@ -1,4 +1,4 @@
-"""Checks of everything a farm depends on here, each with the way to mend it."""
+"""Checks of everything a farm depends on here, each with the remedy for a failure."""
 
 from __future__ import annotations
 
@@ -40,15 +40,15 @@ T = TypeVar("T")
 _DISK_GB = 5.0
 _CLOCK_S = 2.0
 _WAIT_TIMEOUT_S = 1.5
-"""With a database that does not answer; several checks ask it."""
+"""Short, because several checks ask the database, which may not answer."""
 _PROOFS_S = 3600.0
-"""All proofs of scorers take less, each by its own limit."""
+"""Upper bound of all proofs of scorers together; each has its own limit."""
 _CGROUPS = {"cgroup.controllers": 2, "memory.limit_in_bytes": 1}
 _NETWORK_FILE_SYSTEMS = {"nfs", "nfs4", "lustre", "gpfs", "cifs", "smb3", "beegfs", "ceph", "fuse.sshfs", "afs", "9p"}
 
 
 def examine(settings: Settings, store_url: str, broker_url: str) -> Iterator[CheckResult]:
-    """Run every check, in the order of their dependencies: those of the farm, then those of this machine."""
+    """Run every check in the order of dependencies: first those of the farm, then those of this machine."""
     yield from examine_farm(settings, store_url, broker_url)
     yield from _examine_machine(settings, store_url)
 
@@ -87,9 +87,9 @@ def _processes(settings: Settings) -> CheckResult:
 
 
 def examine_scorers(command: Sequence[str] = (sys.executable, "-m", "workers.proofs")) -> Iterator[CheckResult]:
-    """Check that each scorer gives a known right submission 1 and a known wrong one 0 on this machine; takes seconds.
+    """Check that each scorer gives a known correct submission 1 and a known wrong one 0 here; takes seconds.
 
-    `command` prints the results as lines of JSON: the farm runs the workers as programs, and imports none.
+    A separate process runs them, as scorers need packages of the workers.
     """
     try:
         proofs = subprocess.run(command, capture_output=True, text=True, timeout=_PROOFS_S, check=False)
@@ -99,27 +99,27 @@ def examine_scorers(command: Sequence[str] = (sys.executable, "-m", "workers.pro
     for line in sorted(lines):
         yield _scorer(**json.loads(line))
     if code:
-        mend = f"fix what it says, and try it by hand: {' '.join(command)}"
-        yield CheckResult("scorers", False, "the proofs ended early: " + said.strip().rpartition("\n")[2], mend)
+        mend = f"fix this error, and run it by hand: {' '.join(command)}"
+        yield CheckResult("scorers", False, "the proofs stopped early: " + said.strip().rpartition("\n")[2], mend)
 
 
 def _scorer(name: str, failure: str, skipped: str, took_s: float) -> CheckResult:
     what = f"scorer {name}"
     if skipped:
-        return CheckResult(what, False, f"not proven: {skipped}", "nothing, where it is not used", needed=False)
-    mend = f"fix it before {name} is scored here; try it by hand: {sys.executable} -m workers.proofs {name!r}"
+        return CheckResult(what, False, f"not proven: {skipped}", "nothing if it is not used", needed=False)
+    mend = f"fix it before {name} is scored here; run it by hand: {sys.executable} -m workers.proofs {name!r}"
     detail = failure or f"tells known submissions apart, in {took_s:.1f} s"
     return CheckResult(what, not failure, detail, mend)
 
 
 def _store(settings: Settings, url: str) -> CheckResult:
     if not settings.store_url and url == settings.database_url and not (settings.home / ADDRESS_FILE).exists():
-        # nothing to mend: this is how every farm begins
-        return CheckResult("farm", False, f"no farm yet in {settings.home}", "`farm up` makes one", needed=False)
+        # not an error: every farm starts like this
+        return CheckResult("farm", False, f"no farm yet in {settings.home}", "`farm up` creates one", needed=False)
     mend = "start the database, or set FARM_STORE_URL to its address"
     if url.startswith("sqlite:///") and not (file := sqlite_path(url)).exists():
-        # to look would make it
-        return CheckResult("store", False, f"there is no file {file}", "run `farm migrate` to make it, or `farm up`")
+        # opening it would create it
+        return CheckResult("store", False, f"there is no file {file}", "run `farm migrate` to create it, or `farm up`")
     try:
         store = Store(url, _WAIT_TIMEOUT_S)
         try:
@@ -129,7 +129,7 @@ def _store(settings: Settings, url: str) -> CheckResult:
     except Exception as error:
         return CheckResult("store", False, _first_line(error), mend)
     detail = f"{store.name}, schema {current or 'none'}"
-    return CheckResult("store", current == head, detail, f"run `farm migrate` to bring it to {head}")
+    return CheckResult("store", current == head, detail, f"run `farm migrate` to upgrade it to {head}")
 
 
 def _first_line(error: Exception) -> str:
@@ -148,7 +148,7 @@ def _clock(url: str) -> CheckResult:
             store.close()
     except Exception as error:
         return CheckResult(
-            "clock", False, f"the store cannot be asked: {_first_line(error)}", "mend the store first", needed=False
+            "clock", False, f"the store does not answer: {_first_line(error)}", "fix the store first", needed=False
         )
     detail = f"{off_s:+.3f} s against the store"
     return CheckResult("clock", abs(off_s) < _CLOCK_S, detail, "run an NTP client on this machine", needed=False)
@@ -168,22 +168,22 @@ def _broker(settings: Settings, url: str) -> CheckResult:
             return CheckResult("rabbitmq", False, str(error), mend)
     client = redis_client(url)
     if client is None:
-        return CheckResult("redis", True, f"{url.split('@')[-1]} is no Redis and was not asked", needed=False)
+        return CheckResult("redis", True, f"{url.split('@')[-1]} is not Redis and was not checked", needed=False)
     try:
         started = time.monotonic()
         client.ping()
         detail = f"answers in {(time.monotonic() - started) * 1000:.1f} ms"
     except (redis.RedisError, OSError) as error:
         if not settings.broker_url and "socket://" in url:
-            # its own Redis ends with it, which is nothing that is broken
-            return CheckResult("redis", False, "the farm here does not run now", "`farm up` starts it", needed=False)
+            # an embedded Redis ends with its farm; that is not a fault
+            return CheckResult("redis", False, "the farm here is not running", "`farm up` starts it", needed=False)
         return CheckResult("redis", False, f"{url.split('@')[-1]}: {redis_refusal(error) or error}", mend)
     finally:
         client.close()
     if "socket://" not in url and urlsplit(url).password is None:
         mend = "set a password on it (requirepass), and in FARM_BROKER_URL: redis://:PASSWORD@HOST:6379/0"
         return CheckResult(
-            "redis", False, f"{detail}; it asks for no password: others may reach it", mend, needed=False
+            "redis", False, f"{detail}; it requires no password: others may access it", mend, needed=False
         )
     return CheckResult("redis", True, detail)
 
@@ -202,7 +202,7 @@ def _engines(url: str) -> CheckResult:
         result = _of_store(url, llm_engines.listing)
     except Exception as error:
         return CheckResult(
-            "engines", False, f"the store cannot be asked: {_first_line(error)}", "mend the store first", needed=False
+            "engines", False, f"the store does not answer: {_first_line(error)}", "fix the store first", needed=False
         )
     if not result:
         mend = "run `farm engines add http://HOST:PORT/v1`, or set FARM_POLICY_URL"
@@ -212,23 +212,23 @@ def _engines(url: str) -> CheckResult:
         return CheckResult("engines", True, f"{len(result)} in use", needed=False)
     # a forgotten pause stops all rollouts without any other sign
     engine, why = next((each for each in troubled if each[0].paused), troubled[0])
-    mend = "mend it, or run `farm engines remove URL`"
+    mend = "fix it, or run `farm engines remove URL`"
     if engine.paused:
-        mend = "if that process is gone: run `farm engines resume`"
+        mend = "if that process has ended: run `farm engines resume`"
     elif why == NOT_ASKED:
-        mend = f"start a node, which asks it at once; or try it: `farm doctor --engine {engine.url}`"
+        mend = f"start a node, which probes it at once, or run `farm doctor --engine {engine.url}`"
     return CheckResult(
         "engines", False, f"{len(troubled)} of {len(result)} are out: {engine.url}: {why}", mend, needed=False
     )
 
 
 def _nodes(url: str) -> CheckResult:
-    """Check the nodes: out of service after failures, with workers that crash, silent, draining, of mixed versions."""
+    """Check the nodes: out of service after failures, crashing workers, silent, draining, of mixed versions."""
     try:
         known = _of_store(url, nodes.listing)
     except Exception as error:
         return CheckResult(
-            "nodes", False, f"the store cannot be asked: {_first_line(error)}", "mend the store first", needed=False
+            "nodes", False, f"the store does not answer: {_first_line(error)}", "fix the store first", needed=False
         )
     said = "; ".join(
         [f"{len(known)} known", *(f"{node.node} {why}" for node in known if (why := unready_reason(node)))]
@@ -238,19 +238,19 @@ def _nodes(url: str) -> CheckResult:
         return CheckResult("nodes", False, detail, "start `farm up` here, or `farm node` on each node", needed=False)
     versions = sorted({node.version for node in known if node.version})
     if len(versions) > 1:
-        mend = "stop the nodes that are behind, and start them with the version of the others"
+        mend = "stop the outdated nodes, and start them with the version of the others"
         return CheckResult("nodes", False, f"{said}; of different versions: {', '.join(versions)}", mend, needed=False)
     well = not any(node.n_trips or node.state == BROKEN for node in known)
-    mend = "mend what fails there; it comes back by itself once something goes well on it"
+    mend = "fix what fails there; the node rejoins after the next success"
     return CheckResult("nodes", well, said, mend, needed=False)
 
 
 def sandbox_in_use(settings: Settings) -> str:
-    """Return the kind of sandbox that plays here where a batch leaves it open, and why a better one does not."""
+    """Return the kind of sandbox that `auto` selects here, and why better ones are not usable."""
     if settings.sandbox != "auto":
         return f"{settings.sandbox} (by FARM_SANDBOX)"
     findings = {kind: _sandbox(kind) for kind in sorted(installed("farm.sandboxes"), reverse=True)}
-    first = next((kind for kind, finding in findings.items() if finding.ok), "none can run here")
+    first = next((kind for kind, finding in findings.items() if finding.ok), "none works here")
     others = [f"{kind}: {finding.detail}" for kind, finding in findings.items() if not finding.ok]
     return f"{first} ({'; '.join(others)})" if others else first
 
@@ -260,41 +260,43 @@ def _connections(url: str) -> CheckResult:
     try:
         result = _of_store(url, capacity)
     except Exception as error:
-        return CheckResult("connections", False, f"the store cannot be asked: {error}", "mend the store first", False)
+        return CheckResult("connections", False, f"the store does not answer: {error}", "fix the store first", False)
     if result is None:
-        return CheckResult("connections", True, "SQLite, and what is behind a pooler, has no bound", needed=False)
+        return CheckResult("connections", True, "no limit with SQLite or behind a pooler", needed=False)
     detail = f"{result.n_allowed} allowed, {result.n_needed} needed by {result.n_nodes} nodes and a client"
     mend = f"raise max_connections of Postgres ({NODE_CONNECTIONS} a node), or put PgBouncer before it"
     return CheckResult("connections", result.suffices, detail, mend, needed=False)
 
 
 def _transactions(url: str) -> CheckResult:
-    """Check that no session of the database is silent in a transaction, with locks that others may wait for."""
+    """Check that no database session is idle in a transaction with locks that others may wait for."""
     try:
         silent = _of_store(url, silent_transactions)
     except Exception as error:
-        return CheckResult("transactions", False, f"the store cannot be asked: {error}", "mend the store first", False)
+        return CheckResult("transactions", False, f"the store does not answer: {error}", "fix the store first", False)
     detail = "; ".join(map(str, silent)) or "none is left open"
-    mend = "look after its client, or end it in Postgres: SELECT pg_terminate_backend(PID)"
+    mend = "check its client, or end it in Postgres: SELECT pg_terminate_backend(PID)"
     return CheckResult("transactions", not silent, detail, mend, needed=False)
 
 
 def _webhooks(settings: Settings, url: str) -> CheckResult:
-    """Check that those who are to be told of ends of batches and alarms take it."""
+    """Check that the receivers of webhooks accept them."""
     if settings.webhook_url and not settings.webhook_secret:
         mend = "set FARM_WEBHOOK_SECRET, on all nodes"
-        return CheckResult("webhooks", False, "FARM_WEBHOOK_URL is told nothing without a key to sign it", mend, False)
+        return CheckResult(
+            "webhooks", False, "nothing is sent to FARM_WEBHOOK_URL without a key to sign it", mend, False
+        )
     try:
         refused = _of_store(url, undelivered)
     except Exception as error:
-        return CheckResult("webhooks", False, f"the store cannot be asked: {error}", "mend the store first", False)
+        return CheckResult("webhooks", False, f"the store does not answer: {error}", "fix the store first", False)
     detail = "; ".join(
-        f"{each.n} to {shown_host(each.url)} were not taken ({each.error}), {each.n_abandoned} of them given up after "
+        f"{each.n} to {shown_host(each.url)} were refused ({each.error}), {each.n_abandoned} of them given up after "
         f"{GIVE_UP_DAYS:g} days"
         for each in refused
     )
-    mend = "look after the receiver; what was not given up is sent again, at most every hour"
-    return CheckResult("webhooks", not refused, detail or "all that was sent was taken", mend, needed=False)
+    mend = "check the receiver; those not given up are sent again, at most every hour"
+    return CheckResult("webhooks", not refused, detail or "all were accepted", mend, needed=False)
 
 
 def _sandbox(kind: str) -> CheckResult:
@@ -303,9 +305,9 @@ def _sandbox(kind: str) -> CheckResult:
         missing = str(load("farm.sandboxes", kind)().missing())
     except Exception as error:
         missing = f"{type(error).__name__}: {error}"
-    detail = missing or "can run here"
+    detail = missing or "works here"
     return CheckResult(
-        f"sandbox {kind}", not missing, detail, "see the reason; the farm takes another kind", needed=False
+        f"sandbox {kind}", not missing, detail, "see the reason; the farm uses another kind", needed=False
     )
 
 
@@ -316,7 +318,7 @@ def _user_namespaces() -> CheckResult:
     closed = Path("/proc/sys/kernel/unprivileged_userns_clone")
     if closed.exists() and closed.read_text().strip() == "0":
         return CheckResult(
-            "user namespaces", False, "closed to users", "as root: sysctl -w kernel.unprivileged_userns_clone=1"
+            "user namespaces", False, "disabled for users", "as root: sysctl -w kernel.unprivileged_userns_clone=1"
         )
     restricted = Path("/proc/sys/kernel/apparmor_restrict_unprivileged_userns")
     if os.getuid() and restricted.exists() and restricted.read_text().strip() == "1":
@@ -326,26 +328,24 @@ def _user_namespaces() -> CheckResult:
 
 
 def _cgroup(settings: Settings) -> CheckResult:
-    """Check the control group by which the kernel limits memory of sandboxes; without one, the farm measures it."""
+    """Check the control group that enforces sandboxes' memory limits; without one, the farm measures."""
     group = settings.cgroup
     if group is None:
         return CheckResult(
-            "control group", True, "none is given (FARM_CGROUP); the farm measures memory itself", needed=False
+            "control group", True, "none is set (FARM_CGROUP); the farm measures memory itself", needed=False
         )
     version = next((number for file, number in _CGROUPS.items() if (group / file).exists()), 0)
     there = version == 1 or (version == 2 and "memory" in (group / "cgroup.controllers").read_text().split())
-    detail = f"{group}: version {version}" if version else f"{group} is no control group"
-    mend = (
-        "set FARM_CGROUP to a group of version 2 that has the memory controller delegated, or one of that of version 1"
-    )
+    detail = f"{group}: version {version}" if version else f"{group} is not a control group"
+    mend = "set FARM_CGROUP to a version 2 group with a delegated memory controller, or to a memory group of version 1"
     if not there:
         return CheckResult("control group", False, detail if not version else f"{detail}, no memory controller", mend)
-    mend = f"let user {os.getuid()} make groups in it, or unset FARM_CGROUP"
+    mend = f"allow user {os.getuid()} to create groups in it, or unset FARM_CGROUP"
     return CheckResult("control group", os.access(group, os.W_OK | os.X_OK), detail, mend)
 
 
 def _fuse() -> CheckResult:
-    """Check FUSE, which only images that are mounted instead of unpacked need."""
+    """Check FUSE, needed only to mount images instead of unpacking them."""
     usable = os.access("/dev/fuse", os.R_OK | os.W_OK)
     detail = "usable" if usable else "not usable; the farm unpacks images instead"
     return CheckResult("/dev/fuse", usable, detail, "as root: chmod 666 /dev/fuse", needed=False)
@@ -360,7 +360,7 @@ def _existing(path: Path) -> Path:
 def _disk(name: str, path: Path) -> CheckResult:
     free_gb = shutil.disk_usage(_existing(path)).free / 1e9
     detail = f"{free_gb:.1f} GB free in {path}"
-    return CheckResult(f"disk ({name})", free_gb > _DISK_GB, detail, f"free some, or set FARM_{name.upper()}")
+    return CheckResult(f"disk ({name})", free_gb > _DISK_GB, detail, f"free space, or set FARM_{name.upper()}")
 
 
 def _local(name: str, path: Path) -> CheckResult:
@@ -383,8 +383,8 @@ def _file_system(path: Path) -> str:
 
 
 def store_and_broker(settings: Settings, url: str | None = None) -> tuple[str, str]:
-    """Return the addresses to examine: those of the farm at `url`, which must be one; without it those set, else those
-    of the embedded farm in the home, else what it would use.
+    """Return the addresses to examine: those of the farm at `url`, which must exist. Without a `url`: the configured
+    ones, else those of the embedded farm in FARM_HOME, else its defaults.
     """
     try:
         return address_of(url, settings)

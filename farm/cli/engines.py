@@ -1,4 +1,4 @@
-"""The command line's part for engines: `farm engines list | add | drain | remove | clear | pause | resume | …`."""
+"""The commands for engines: `farm engines list | add | drain | remove | clear | pause | resume | …`."""
 
 from __future__ import annotations
 
@@ -19,21 +19,21 @@ if TYPE_CHECKING:
 
 _ASK_S = 5.0
 _NODE_S = 15.0
-"""Seconds to wait for a node, which usually takes one."""
+"""Seconds to wait for a node's probe, which usually takes one."""
 _CHECK_INTERVAL_S = 0.1
 _MODES = ("drain", "keep", "abort")
 
 
 @click.group()
 def engines() -> None:
-    """The LLM servers that all nodes share."""
+    """Manage the LLM servers that all nodes share."""
 
 
 @engines.command(name="list")
 @url_option
 @plain_errors
 def list_engines(url: str | None) -> None:
-    """Show the engines: what they are, what they can do, what they have to do, and what is wrong with them."""
+    """List the engines: kind, capabilities, state, load, weights, and problems."""
     with connected(url) as farm:
         states = farm.engines()
     if not states:
@@ -43,9 +43,9 @@ def list_engines(url: str | None) -> None:
 
 
 def table(states: Sequence[EngineState]) -> Table:
-    """Return a row for each engine, as it was last seen, without its key."""
+    """Return a row for each engine in its last known state, without its key."""
     shown = Table(box=None, pad_edge=False)
-    # an address is there to be copied
+    # addresses must be complete, to be copied
     shown.add_column("engine", no_wrap=True)
     for title in ("kind", "model", "state", "token-exact", "calls", "tokens", "version"):
         shown.add_column(title, overflow="fold", min_width=len(title))
@@ -72,7 +72,7 @@ def print_engines(states: Sequence[EngineState]) -> None:
 def _state(engine: StoredEngine) -> str:
     if not engine.paused:
         return f"{engine.state}, {engine.status}" if engine.status == "without weights" else engine.state
-    waits = "" if engine.n_done >= engine.n_orders else ", not told yet"
+    waits = "" if engine.n_done >= engine.n_orders else ", not ordered yet"
     return f"{engine.state}, paused ({engine.paused}) for {engine.paused_s:.0f} s by {engine.paused_by}{waits}"
 
 
@@ -88,21 +88,23 @@ def _exact(engine: StoredEngine) -> str:
 def _version(engine: StoredEngine) -> str:
     if engine.version == engine.engine_version:
         return engine.version
-    return f"{engine.version} (told {engine.engine_version or 'none'})"
+    return f"{engine.version} (has {engine.engine_version or 'none'})"
 
 
 @engines.command()
 @click.argument("engine")
-@click.option("--model", default="", help="Ask for this model; default: the first that it lists.")
-@click.option("--key-file", type=click.File(), help="A file with its API key, which so stands in no shell's history.")
-@click.option("--tokenizer", default="", help="A folder or a name on a hub, where the engine does not say it.")
-@click.option("--tool-format", default="", help="How its model writes tool calls; default: as its chat template says.")
+@click.option("--model", default="", help="Model to request; default: the first that it lists.")
+@click.option(
+    "--key-file", type=click.File(), help="A file with its API key, which keeps the key out of the shell's history."
+)
+@click.option("--tokenizer", default="", help="A folder or a name on a hub, if the engine does not report it.")
+@click.option("--tool-format", default="", help="Format of its model's tool calls; default: from its chat template.")
 @url_option
 @plain_errors
 def add(engine: str, model: str, key_file: TextIO | None, tokenizer: str, tool_format: str, url: str | None) -> None:
-    """Let the farm use ENGINE, such as http://HOST:8000/v1, or use it again with other settings.
+    """Add ENGINE, such as http://HOST:8000/v1, or change its settings.
 
-    It is probed once from here, and the capabilities a node finds are shown. One that does not answer stays added.
+    Probes it once from here, and shows the capabilities found by a node. An engine that does not answer stays added.
     """
     from farm.cli.readiness import takes_rollouts
 
@@ -111,17 +113,17 @@ def add(engine: str, model: str, key_file: TextIO | None, tokenizer: str, tool_f
         farm.add_engine(engine, model, key, tokenizer, tool_format)
         address = normal_url(engine)
         if problem := _problem(address, key, model):
-            click.secho(f"{address} is added, but {problem}", fg="yellow", err=True)
+            click.secho(f"{address} was added, but {problem}", fg="yellow", err=True)
             return
         state = _once_asked(farm, address) if any(map(takes_rollouts, farm.nodes())) else None
     if state is None:
-        click.secho(f"{address} is added and answers here; no node has asked it yet", fg="yellow", err=True)
+        click.secho(f"{address} was added and answers here; no node has probed it yet", fg="yellow", err=True)
         return
     print_engines([state])
 
 
 def _problem(url: str, key: str, model: str) -> str:
-    """Probe an engine for its models; return the reason rollouts may find none there, empty if there is none."""
+    """Probe an engine for its models; return the reason why rollouts may find none there, or an empty text."""
     import httpx2
 
     headers = {} if key == "none" else {"authorization": f"Bearer {key}"}
@@ -129,11 +131,11 @@ def _problem(url: str, key: str, model: str) -> str:
         answer = httpx2.get(f"{url}/models", headers=headers, timeout=_ASK_S, trust_env=False)
         names = [str(each["id"]) for each in answer.raise_for_status().json()["data"]]
     except httpx2.HTTPStatusError as error:
-        return f"it answers with status {error.response.status_code}: does it want a key (--key-file)?"
+        return f"it answers with status {error.response.status_code}: does it need a key (--key-file)?"
     except (httpx2.HTTPError, httpx2.InvalidURL, OSError) as error:
-        return f"it does not answer from here ({error}): nodes go on asking it"
+        return f"it does not answer from here ({error}): nodes will keep probing it"
     except (ValueError, KeyError, TypeError):
-        return "what answers there is no OpenAI-compatible server: does the address end in /v1?"
+        return "the server there is not OpenAI-compatible: does the address end in /v1?"
     if not names:
         return "it serves no model"
     if model and model not in names:
@@ -158,7 +160,7 @@ def _once_asked(farm: Farm, url: str) -> EngineState | None:
 @url_option
 @plain_errors
 def drain(engine: str, url: str | None) -> None:
-    """Send no new rollouts to ENGINE; those that play there finish there."""
+    """Send no new rollouts to ENGINE; running ones finish there."""
     with connected(url) as farm:
         farm.drain_engine(engine)
 
@@ -168,17 +170,17 @@ def drain(engine: str, url: str | None) -> None:
 @url_option
 @plain_errors
 def remove(engine: str, url: str | None) -> None:
-    """Stop using ENGINE; rollouts that play there move to another."""
+    """Stop using ENGINE; its running rollouts move to another engine."""
     with connected(url) as farm:
         farm.remove_engine(engine)
 
 
 @engines.command()
-@click.option("--forget-weights", is_flag=True, help="engines that are added then begin with weights of their own")
+@click.option("--forget-weights", is_flag=True, help="Engines added later may start with their own weights.")
 @url_option
 @plain_errors
 def clear(forget_weights: bool, url: str | None) -> None:
-    """Use none of the engines any more. Those that are added then must have the weights that were named last."""
+    """Remove all engines. Engines added later get no calls until they have the weights that were named last."""
     with connected(url) as farm:
         click.echo(f"{farm.clear_engines(forget_weights)} engines removed")
 
@@ -192,7 +194,7 @@ def clear(forget_weights: bool, url: str | None) -> None:
 def pause(engine: tuple[str, ...], mode: str, timeout_s: float, url: str | None) -> None:
     """Hold back new calls to all engines, or to ENGINE..., and wait until they are paused.
 
-    Calls that run end first (drain), freeze (keep), or are cut and go on after the resume (abort).
+    Running calls end first (drain), freeze (keep), or are cut and continue after the resume (abort).
     """
     with connected(url) as farm:
         farm.pause_engines(mode, engine or None, timeout_s)  # type: ignore[arg-type]
@@ -204,7 +206,7 @@ def pause(engine: tuple[str, ...], mode: str, timeout_s: float, url: str | None)
 @url_option
 @plain_errors
 def resume(engine: tuple[str, ...], timeout_s: float, url: str | None) -> None:
-    """Let calls to all engines, or to ENGINE..., go on."""
+    """Resume calls to all engines, or to ENGINE..."""
     with connected(url) as farm:
         farm.resume_engines(engine or None, timeout_s)
 
@@ -216,8 +218,8 @@ def resume(engine: tuple[str, ...], timeout_s: float, url: str | None) -> None:
 @url_option
 @plain_errors
 def set_version(version: str, engine: tuple[str, ...], timeout_s: float, url: str | None) -> None:
-    """Say that all engines, or ENGINE..., have the weights VERSION now."""
+    """Set the weight version of all engines, or of ENGINE..., to VERSION."""
     with connected(url) as farm:
         missed = farm.set_version(version, engine or None, timeout_s)
     if missed:
-        raise click.ClickException(f"could not be told, and get no calls until they are: {', '.join(missed)}")
+        raise click.ClickException(f"not reached, and without calls until they confirm: {', '.join(missed)}")

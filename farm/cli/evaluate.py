@@ -22,23 +22,27 @@ if TYPE_CHECKING:
 
 _FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
 _SHOWN = 5
-"""Names that a line gives of many."""
+"""Names that a line lists of many."""
 
 
 @click.command()
 @click.argument("file", type=_FILE)
-@click.option("-k", "--n-samples", type=click.IntRange(min=1), default=8, show_default=True, help="Rollouts of each.")
-@click.option("--model", help="Play only on engines with this model.")
-@click.option("--name", help="The evaluation's name. Default: by what it plays, and the version of the weights.")
+@click.option(
+    "-k", "--n-samples", type=click.IntRange(min=1), default=8, show_default=True, help="Rollouts per problem."
+)
+@click.option("--model", help="Use only engines with this model.")
+@click.option("--name", help="Name of the evaluation. Default: from its problems and the weight version.")
 @click.option("--request", "request_file", type=_FILE, help="Other fields of farm.BatchRequest, YAML or JSON.")
-@click.option("--set", "fields", multiple=True, metavar="NAME=VALUE", help="A field of it, such as sampling.top_p=0.9.")
-@click.option("--as", "form", metavar="FORM", help="FILE has rows of a data set, as for `farm submit`.")
+@click.option(
+    "--set", "fields", multiple=True, metavar="NAME=VALUE", help="Field of the request, such as sampling.top_p=0.9."
+)
+@click.option("--as", "form", metavar="FORM", help="Format of data set rows in FILE, as for `farm submit`.")
 @click.option("--temperature", type=float, help="[default: 1.0]")
-@click.option("--solved-at", type=float, default=1.0, show_default=True, help="The least reward that is a pass.")
-@click.option("--compare", "other", metavar="REPORT|BATCH", help="Another evaluation: its JSON report, or its batch.")
+@click.option("--solved-at", type=float, default=1.0, show_default=True, help="Minimum reward of a pass.")
+@click.option("--compare", "other", metavar="REPORT|BATCH", help="Another evaluation: its JSON report or its batch.")
 @click.option("-o", "--output", type=click.Path(dir_okay=False, path_type=Path), help="Write the report as JSON.")
 @click.option("--json", "as_json", is_flag=True, help="Print the report as JSON, not as a table.")
-@click.option("--timeout", "timeout_s", type=float, help="Wait no longer than this for the rollouts to end.")
+@click.option("--timeout", "timeout_s", type=float, help="Seconds to wait for the rollouts to end.")
 @url_option
 @plain_errors
 def eval(
@@ -57,11 +61,11 @@ def eval(
     timeout_s: float | None,
     url: str | None,
 ) -> None:
-    """Play the problems of FILE k times each and report avg@k and pass@k, with intervals.
+    """Run the problems of FILE k times each and report avg@k and pass@k, with intervals.
 
-    A line of FILE is as for `farm submit`. The same command again goes on with the same batch, and plays nothing
-    twice. Weights without a number need a --name of their own whenever they change. --compare tests the difference
-    to another evaluation of the same problems.
+    FILE has lines as for `farm submit`. Repeating the same command continues its batch and runs nothing twice. Weights
+    without a version number need a new --name whenever they change. --compare tests the difference to another
+    evaluation of the same problems.
     """
     from farm.cli import display, request_files
     from farm.cli.export import check_writable, replaced
@@ -74,7 +78,7 @@ def eval(
         check_writable(output)
     request = {} if request_file is None else request_files.read_request(request_file)
     if "instances" in request:
-        raise InvalidRequest(f"{request_file} has instances too: give one of the two", field=str(file))
+        raise InvalidRequest(f"{request_file} also has instances: give only one of the two", field=str(file))
     if form is None:
         problems = request_files.read_problems(file)
     else:
@@ -85,7 +89,7 @@ def eval(
     request |= {"n_samples": n_samples} | ({} if model is None else {"model": model})
     if temperature is not None and isinstance(sampling := request.setdefault("sampling", {}), dict):
         sampling["temperature"] = temperature
-    # what is written to stdout is for programs
+    # stdout is for programs
     progress = Console(stderr=True)
     with connected(url) as farm:
         try:
@@ -125,11 +129,11 @@ def _say_if_known(farm: Farm, key: str, progress: Console) -> None:
     for batch in farm.runs.keyed_batches([key]):
         status = farm.status(batch.batch_id)
         ended = f"{status.n_finished} of {status.n_rollouts} rollouts have ended"
-        progress.print(f"going on with {batch.batch_id}: {ended}", highlight=False)
+        progress.print(f"continuing {batch.batch_id}: {ended}", highlight=False)
 
 
 def _other(farm: Farm, other: str, solved_at: float) -> EvaluationReport:
-    """Return the evaluation that a file or a batch holds. Raises InvalidRequest, NotFound."""
+    """Return the evaluation in a file or of a batch. Raises InvalidRequest, NotFound."""
     from farm.evaluation.evaluation_report import EvaluationReport, report_of
 
     path = Path(other)
@@ -137,7 +141,7 @@ def _other(farm: Farm, other: str, solved_at: float) -> EvaluationReport:
         try:
             return EvaluationReport.from_json(json.loads(path.read_bytes()), other)
         except ValueError as error:
-            raise InvalidRequest(f"no JSON: {error}", field=other) from error
+            raise InvalidRequest(f"not JSON: {error}", field=other) from error
     status = farm.status(other)
     if not status.done:
         raise InvalidRequest(f"{status.n_finished} of {status.n_rollouts} rollouts have ended", field="--compare")
@@ -164,7 +168,7 @@ def _print(report: EvaluationReport, comparison: Comparison | None) -> None:
 
 
 def scores_table(report: EvaluationReport) -> Table:
-    """Return a line for each data source: avg@k and pass@j, and avg@k of rewards by name, each with its interval."""
+    """Return a line per data source: avg@k and pass@j, and avg@k of named rewards, each with its interval."""
     passes = list(next(iter(report.sources.values())).passed)
     named = sorted({name for source in report.sources.values() for name in source.named})
     rows = [
@@ -181,7 +185,7 @@ def scores_table(report: EvaluationReport) -> Table:
 
 
 def differences_table(comparison: Comparison) -> Table:
-    """Return a line for each data source: the difference to another evaluation, and whether it may be chance."""
+    """Return a line per data source: the difference to another evaluation, and the probability that it is chance."""
     rows = [
         [
             name,
@@ -198,7 +202,7 @@ def differences_table(comparison: Comparison) -> Table:
 
 
 def notes(report: EvaluationReport, short: dict[str, int] | Any) -> list[str]:
-    """Return what the table leaves out, a line each: rollouts and instances without enough scores."""
+    """Return notes on what the table leaves out, a line each: rollouts and instances without enough scores."""
     lines = [
         f"{len(ids)} rollouts without a score: {kind} ({_some(ids)})" for kind, ids in sorted(report.unscored.items())
     ]
@@ -210,12 +214,12 @@ def notes(report: EvaluationReport, short: dict[str, int] | Any) -> list[str]:
         )
     oldest, newest = report.versions
     if oldest is not None and oldest != newest:
-        lines.append(f"the weights changed while it was played: versions {oldest} to {newest}")
+        lines.append(f"the weights changed during the run: versions {oldest} to {newest}")
     return lines
 
 
 def _table(title: str, columns: list[str], rows: list[list[str]]) -> Table:
-    """Return a table whose cells are shown whole, however narrow the terminal is."""
+    """Return a table with complete cells, however narrow the terminal is."""
     table = Table(title=escape(title), title_justify="left", box=None, pad_edge=False)
     for index, column in enumerate(columns):
         width = max(len(cells[index]) for cells in [columns, *rows])

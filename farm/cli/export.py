@@ -1,7 +1,6 @@
-"""Files that appear whole or not at all.
+"""Output files that are written completely or not at all.
 
-Rule: where a file is to be written is checked before anything is waited for, and what was there before stays until
-the new one is complete.
+Rule: the output path is checked before any wait, and an existing file stays until the new one is complete.
 """
 
 from __future__ import annotations
@@ -20,21 +19,21 @@ _DRIVE = re.compile(r"^[A-Za-z]:[\\/]")
 
 
 def check_writable(path: Path) -> None:
-    """Raise InvalidRequest, before anything is waited for, unless a file can be written at this place."""
+    """Raise InvalidRequest unless a file can be written at this path; called before any wait."""
     folder = path.absolute().parent
     problem = ""
     if _DRIVE.match(str(path)):
-        problem = "is a path of Windows; here folders are separated by /"
+        problem = "is a Windows path; use / between folders"
     elif not folder.is_dir():
         problem = f"cannot be written: there is no folder {folder}"
     elif path.is_dir():
-        problem = "is a folder: name a file in it"
+        problem = "is a folder: give a file in it"
     else:
         try:
-            # permissions say too little: of a full quota, a read-only or a special file system
+            # permissions say too little: a quota may be full, or the file system read-only
             tempfile.TemporaryFile(dir=folder).close()
         except OSError as error:
-            problem = f"cannot be written: no file can be made in {folder} ({error.strerror})"
+            problem = f"cannot be written: no file can be created in {folder} ({error.strerror})"
     if problem:
         raise InvalidRequest(f"{path} {problem}", field="output")
 
@@ -42,7 +41,7 @@ def check_writable(path: Path) -> None:
 @contextmanager
 def replaced(path: Path) -> Iterator[IO[bytes]]:
     """Yield a file to write, which replaces `path` if the block succeeds; else `path` stays as it was."""
-    # where it leads to, if it is a link, and with the rights that an ordinary new file has
+    # follows a link, and gives a new file the usual permissions
     target = path.resolve()
     descriptor, name = tempfile.mkstemp(prefix=f".{target.name}.", suffix=".part", dir=target.parent)
     part = Path(name)
@@ -56,7 +55,7 @@ def replaced(path: Path) -> Iterator[IO[bytes]]:
     except BaseException as error:
         part.unlink(missing_ok=True)
         if isinstance(error, OSError) and error.errno and error.filename is None:
-            # a full disk does not say what could not be written
+            # the error of a full disk does not name the file
             error.filename = str(path)
         raise
 

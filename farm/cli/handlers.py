@@ -1,7 +1,6 @@
-"""The commands that say what can be submitted: `farm handlers`, `farm handlers show NAME`.
+"""The commands that list what can be submitted: `farm handlers`, `farm handlers show NAME`.
 
-Examples are lines as `farm submit` takes them, in a file `examples.jsonl` beside the handler's module, or in a package
-around it.
+Examples are lines for `farm submit`, in a file `examples.jsonl` next to the handler's module, or in a package above it.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ EXAMPLES = "examples.jsonl"
 @click.group(invoke_without_command=True)
 @click.pass_context
 def handlers(context: click.Context) -> None:
-    """The kinds of problems that can be submitted; `show NAME` has fields and an example."""
+    """List the kinds of problems; `show NAME` prints their fields and an example."""
     if context.invoked_subcommand is None:
         context.invoke(list_handlers)
 
@@ -35,7 +34,7 @@ def handlers(context: click.Context) -> None:
 @plain_errors
 @runs_farm
 def list_handlers() -> None:
-    """Show the handlers that are installed here, and the agents and sandboxes that a batch may ask for."""
+    """List the handlers installed here, and the agents and sandboxes that a batch may select."""
     from rich.markup import escape
     from rich.table import Table
 
@@ -51,18 +50,18 @@ def list_handlers() -> None:
             cells = [", ".join(field + ("" if needed else "?") for field, needed in fields), handler.agent]
             cells.append((inspect.getdoc(handler) or "").partition("\n")[0])
         except Exception as error:
-            cells = ["", "", f"it cannot be loaded: {type(error).__name__}: {error}"]
+            cells = ["", "", f"cannot be loaded: {type(error).__name__}: {error}"]
         table.add_row(*map(escape, [name, *cells]))
     console.print(table)
     for kind in ("agents", "sandboxes"):
         console.print(
             f"{kind}: {', '.join(sorted(installed(f'farm.{kind}'))) or 'none'}", highlight=False, markup=False
         )
-    console.print("`farm handlers show NAME` has the fields and an example", highlight=False, markup=False)
+    console.print("`farm handlers show NAME` prints the fields and an example", highlight=False, markup=False)
 
 
 def _fields(instance_type: type[BaseModel]) -> list[tuple[str, bool]]:
-    """Return the name of each field, and if it must be there."""
+    """Return the name of each field, and whether it is required."""
     return [(field.alias or name, field.is_required()) for name, field in instance_type.model_fields.items()]
 
 
@@ -71,24 +70,24 @@ def _fields(instance_type: type[BaseModel]) -> list[tuple[str, bool]]:
 @plain_errors
 @runs_farm
 def show(name: str) -> None:
-    """Print the JSON schema of a problem's fields and a line that `farm submit` takes."""
+    """Print the JSON schema of a problem's fields and an example line for `farm submit`."""
     from farm.plugins import installed, load
 
     if name not in installed("farm.handlers"):
         names = ", ".join(sorted(installed("farm.handlers"))) or "none"
-        raise NotFound(f"no handler is called {name!r}; installed here are: {names}")
+        raise NotFound(f"there is no handler {name!r}; installed here: {names}")
     handler = load("farm.handlers", name)
     click.echo(json.dumps(handler.instance_type.model_json_schema(), indent=1, ensure_ascii=False))
     example = _example(handler, name)
     if example is None:
-        click.echo(f"\n{name} gives no example: no line of a file {EXAMPLES} beside its module has one", err=True)
+        click.echo(f"\n{name} has no example: no line of a file {EXAMPLES} next to its module has one", err=True)
         return
     click.echo("\nexample, one line of a file for `farm submit FILE`:", err=True)
     click.echo(example)
 
 
 def _example(handler: type[object], name: str) -> str | None:
-    """Return the line that the handler's package, or one around it, gives of it."""
+    """Return the example line from the handler's package, or from one above it."""
     package = handler.__module__
     while "." in package:
         package = package.rpartition(".")[0]

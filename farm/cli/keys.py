@@ -1,4 +1,4 @@
-"""The commands for who may do what, and who did: `farm keys add | list | revoke`, `farm log`."""
+"""The commands for API keys and the audit log: `farm keys add | list | revoke`, `farm log`."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _SCOPES = ("read", "submit", "operate", "admin")
 
 @click.group()
 def keys() -> None:
-    """Keys of the API: named, with scopes and quotas; the farm's own is always there."""
+    """Manage named API keys with scopes and quotas; the farm's own key always exists."""
 
 
 @keys.command()
@@ -32,11 +32,13 @@ def keys() -> None:
     type=click.Choice(_SCOPES),
     default=("submit",),
     show_default=True,
-    help="What it may do; several may be given. Each has `read` in it, and `admin` all.",
+    help="Rights of the key; may be repeated. Every scope includes `read`; `admin` includes all.",
 )
-@click.option("--max-open", type=click.IntRange(0), help="Rollouts of it that may be open at a time.")
-@click.option("--max-engines", type=click.IntRange(0), help="Engines that it may have added.")
-@click.option("--max-rate", type=click.FloatRange(0, min_open=True), help="Requests per second at each API process.")
+@click.option("--max-open", type=click.IntRange(0), help="Limit of its unfinished rollouts.")
+@click.option("--max-engines", type=click.IntRange(0), help="Limit of engines added with it.")
+@click.option(
+    "--max-rate", type=click.FloatRange(0, min_open=True), help="Limit of requests per second at each API process."
+)
 @url_option
 @plain_errors
 def add(
@@ -47,9 +49,9 @@ def add(
     max_rate: float | None,
     url: str | None,
 ) -> None:
-    """Make a key and print it, this once: the farm keeps a hash of it.
+    """Create a key and print it, only this once: the farm keeps a hash of it.
 
-    Its client sets FARM_API_KEY to it. NAME stands on what is submitted with it, and in the log.
+    The client sets FARM_API_KEY to it. NAME is shown on everything submitted with it, and in the log.
     """
     with connected(url) as farm:
         quotas = {"max_open": max_open, "max_engines": max_engines}
@@ -60,13 +62,13 @@ def add(
 @url_option
 @plain_errors
 def list_keys(url: str | None) -> None:
-    """Show the keys: their scopes and quotas, who made them, and when."""
+    """List the keys: scopes, quotas, creator and date."""
     with connected(url) as farm:
         known = farm.access.keys()
     if known:
         console.print(_table(known))
     else:
-        click.echo("no keys beside the farm's own; `farm keys add NAME` makes one", err=True)
+        click.echo("no keys except the farm's own; `farm keys add NAME` creates one", err=True)
 
 
 def _table(known: Sequence[ApiKey]) -> Table:
@@ -85,26 +87,32 @@ def _table(known: Sequence[ApiKey]) -> Table:
 @url_option
 @plain_errors
 def revoke(name: str, url: str | None) -> None:
-    """End a key: every API refuses it within seconds, also where a request of it waits."""
+    """Revoke a key: every API refuses it within seconds, including waiting requests."""
     with connected(url) as farm:
         farm.access.revoke_key(name)
     click.echo(f"key {name} was revoked")
 
 
 @click.command()
-@click.option("-n", "--limit", type=click.IntRange(1, 1000), default=20, show_default=True, help="So many of them.")
-@click.option("--before", type=click.IntRange(0), help="Those before the order of this number.")
+@click.option("-n", "--limit", type=click.IntRange(1, 1000), default=20, show_default=True, help="Number of entries.")
+@click.option("--before", type=click.IntRange(0), help="Only entries before this number.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object per line, for programs.")
-@click.option("--prune", "days", type=click.FloatRange(0), metavar="DAYS", help="Remove older ones, and show nothing.")
+@click.option(
+    "--prune",
+    "days",
+    type=click.FloatRange(0),
+    metavar="DAYS",
+    help="Remove entries older than DAYS, and show nothing.",
+)
 @url_option
 @plain_errors
 def log(limit: int, before: int | None, as_json: bool, days: float | None, url: str | None) -> None:
-    """List who ordered what: submits, cancels, changes of engines, weights and keys; the newest first."""
+    """List the audit log, newest first: submits, cancels, changes of engines, weights and keys, by whom."""
     from farm.client import serialization
 
     with connected(url) as farm:
         if days is not None:
-            click.echo(f"{farm.access.prune_orders(days)} orders removed from the log")
+            click.echo(f"{farm.access.prune_orders(days)} entries removed from the log")
             return
         orders = farm.access.orders(limit, before)
     for order in orders:
@@ -113,5 +121,5 @@ def log(limit: int, before: int | None, as_json: bool, days: float | None, url: 
             continue
         at = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(order.at))
         line = f"{order.number:>7}  {at}  {order.by}  {order.verb}  {order.target}  {order.details}".rstrip()
-        # what a client named may hold anything
+        # names given by clients may hold any character
         click.echo("".join(c if c.isprintable() else "\ufffd" for c in line))

@@ -14,11 +14,11 @@ from farm.errors import InvalidRequest
 
 _TICK_S = 0.2
 _THROUGH = {"ignore_unknown_options": True, "help_option_names": []}
-"""For commands whose options another program reads."""
+"""Context settings of commands whose options another program parses."""
 
 
 class _Up(click.Command):
-    """Shows the node's options, too, as it takes them."""
+    """Adds the node's options to its help."""
 
     def format_epilog(self, context: click.Context, formatter: click.HelpFormatter) -> None:
         shown = subprocess.run([sys.executable, "-m", "workers.node", "--help"], capture_output=True, text=True)
@@ -28,8 +28,10 @@ class _Up(click.Command):
 
 
 @click.command(cls=_Up, context_settings={"ignore_unknown_options": True})
-@click.option("--flower/--no-flower", default=True, show_default=True, help="Show the jobs in a browser.")
-@click.option("--web/--no-web", default=True, show_default=True, help="Serve the API, and the page for browsers.")
+@click.option(
+    "--flower/--no-flower", default=True, show_default=True, help="Serve Flower, a view of the jobs for browsers."
+)
+@click.option("--web/--no-web", default=True, show_default=True, help="Serve the API and the page for browsers.")
 @click.argument("node_options", nargs=-1, type=click.UNPROCESSED)
 @plain_errors
 @runs_farm
@@ -48,10 +50,10 @@ def up(flower: bool, web: bool, node_options: tuple[str, ...]) -> None:
     try:
         settings().home.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        where = f"{settings().home} cannot be made ({error.strerror})"
-        raise InvalidRequest(f"{where}: set FARM_HOME to a folder of your own", field="FARM_HOME") from error
+        where = f"{settings().home} cannot be created ({error.strerror})"
+        raise InvalidRequest(f"{where}: set FARM_HOME to a folder that you own", field="FARM_HOME") from error
     if node_options:
-        # a mistake in them should not cost a start
+        # check them first, so that a mistake does not cost a start
         check = [sys.executable, "-m", "workers.node.option_check", *node_options]
         read = subprocess.run(check, start_new_session=True)
         if read.returncode:
@@ -88,7 +90,7 @@ def node(options: tuple[str, ...]) -> None:
 @click.argument("options", nargs=-1, type=click.UNPROCESSED)
 @plain_errors
 def images(options: tuple[str, ...]) -> None:
-    """Build sandbox images, name, list and prune them: alias, build, list, prune, pull."""
+    """Manage sandbox images: alias, build, list, prune, pull."""
     become("workers.cli.images", options)
 
 
@@ -96,7 +98,7 @@ def images(options: tuple[str, ...]) -> None:
 @click.argument("options", nargs=-1, type=click.UNPROCESSED)
 @plain_errors
 def tasks(options: tuple[str, ...]) -> None:
-    """Try tasks before they are submitted: `check DIR` by their solutions, `attack DIR|FILE` by cheats."""
+    """Test tasks before they are submitted: `check DIR` with their solutions, `attack DIR|FILE` with cheats."""
     become("workers.cli.harbor_tasks", options)
 
 
@@ -104,7 +106,7 @@ def tasks(options: tuple[str, ...]) -> None:
 @click.argument("options", nargs=-1, type=click.UNPROCESSED)
 @plain_errors
 def agents(options: tuple[str, ...]) -> None:
-    """Show the agents that are installed, or run one on a scripted engine, without a farm: list, check."""
+    """List the installed agents, or run one on a scripted engine, without a farm: list, check."""
     become("workers.cli.agent_check", options)
 
 
@@ -112,7 +114,7 @@ def agents(options: tuple[str, ...]) -> None:
 @click.argument("options", nargs=-1, type=click.UNPROCESSED)
 @plain_errors
 def environments(options: tuple[str, ...]) -> None:
-    """Show the environments with steps that are installed, or check that one does the same twice: list, check."""
+    """List the installed step environments, or check that one is deterministic: list, check."""
     become("workers.cli.environment_check", options)
 
 
@@ -120,22 +122,22 @@ def environments(options: tuple[str, ...]) -> None:
 @click.argument("options", nargs=-1, type=click.UNPROCESSED)
 @plain_errors
 def engine(options: tuple[str, ...]) -> None:
-    """Run a double of an LLM server, to try the farm without a GPU: --scripted."""
+    """Run a scripted LLM server, to try the farm without a GPU: --scripted."""
     if "--scripted" not in options and not {"-h", "--help"} & {*options}:
-        raise click.UsageError("only --scripted engines are the farm's own: `farm engine --scripted --help`")
+        raise click.UsageError("--scripted is required: see `farm engine --scripted --help`")
     become("workers.testing.engine", [option for option in options if option != "--scripted"])
 
 
 @click.command()
 @click.option("--port", type=click.IntRange(1, 65535), default=5555, show_default=True)
-@click.option("--address", default="127.0.0.1", show_default=True, help="Where to listen.")
+@click.option("--address", default="127.0.0.1", show_default=True, help="Address to listen on.")
 @plain_errors
 @runs_farm
 def flower(port: int, address: str) -> None:
     """Show the farm's jobs in a browser, read-only.
 
-    It requires user `farm` and the farm's key as the password: FARM_API_KEY, else the one in FARM_HOME, which is made
-    if there is none.
+    Log in as user `farm` with the farm's key as the password: FARM_API_KEY, else the one in FARM_HOME, which is created
+    if missing.
     """
     from farm.cli.doctor import store_and_broker
     from farm.cli.listening import bind
@@ -146,7 +148,7 @@ def flower(port: int, address: str) -> None:
 
     _, broker_url = store_and_broker(settings())
     check_broker(broker_url)
-    # Flower would say it by a traceback
+    # a port in use: Flower would print a traceback
     bind(address, port).close()
     os.environ |= {"FARM_BROKER_URL": broker_url, "FARM_API_KEY": own_key(settings())}
     os.execv(sys.executable, flower_command(port, address))  # noqa: S606 - no shell is wanted

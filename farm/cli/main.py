@@ -1,7 +1,7 @@
 """The command line: `farm up | node | api | engines | images | submit | watch | show | collect | doctor | …`.
 
-Here stand the names of all commands and a line on each; what a command needs is loaded when it is run, so that
-`farm --help` and a mistyped option answer at once. A command's line here and the first of its own help are the same.
+This module only holds the names and one-line help texts of the commands; each command's module is imported when it
+runs, so `farm --help` and mistyped names answer at once. The line here equals the first line of the command's own help.
 """
 
 from __future__ import annotations
@@ -32,73 +32,76 @@ COMMANDS = {
     ),
     "node": ("machine", "Run this machine's part of a farm until SIGTERM; one per node, for example under srun."),
     "head": ("cluster.head", "Run the head of a farm on a cluster until Ctrl-C: Postgres, Redis, API, page, Flower."),
-    "slurm": ("cluster.slurm", "Nodes of a farm as jobs of Slurm: script, up, ls, logs, scale, down."),
-    "ray": ("cluster.ray", "Nodes of a farm on a Ray cluster, beside the trainer that runs there: up."),
+    "slurm": ("cluster.slurm", "Run nodes of a farm as Slurm jobs: script, up, ls, logs, scale, down."),
+    "ray": ("cluster.ray", "Run nodes of a farm on a Ray cluster, next to its trainer: up."),
     "api": ("api", "Serve the farm over HTTP until Ctrl-C."),
-    "web": ("api", "Show the page with a recorded batch, without a farm, until Ctrl-C: --demo."),
+    "web": ("api", "Serve the page with a recorded batch, without a farm, until Ctrl-C: --demo."),
     "flower": ("machine", "Show the farm's jobs in a browser, read-only."),
-    "handlers": ("handlers", "The kinds of problems that can be submitted; `show NAME` has fields and an example."),
-    "submit": ("submit", "Start a batch from FILE, one problem per line, and print its id."),
+    "handlers": ("handlers", "List the kinds of problems; `show NAME` prints their fields and an example."),
+    "submit": ("submit", "Submit a batch from FILE, one problem per line, and print its id."),
     "ls": ("batches", "List the newest batches: state, size, age, mean reward, submitter."),
     "watch": ("batches", "Show a batch's progress until it has ended, then a line per group."),
-    "show": ("batches", "Print what a rollout did: its transcript, rewards, times per stage and token counts."),
-    "artefacts": ("batches", "List what a rollout's tools made and the model was not shown, or fetch one of them."),
+    "show": ("batches", "Print a rollout: transcript, rewards, times per stage and token counts."),
+    "artefacts": ("batches", "List a rollout's artefacts (outputs that the model was not shown), or fetch one."),
     "collect": (
         "collect",
         "Write a batch to a file once it has ended: arrays (.npz) or a rollout per line (.jsonl).",
     ),
     "export": (
         "upkeep.export_rollouts",
-        "Write rollouts that have ended to JSON lines, Parquet or a folder of a HF dataset.",
+        "Export ended rollouts to JSON lines, Parquet or a Hugging Face dataset folder.",
     ),
-    "eval": ("evaluate", "Play the problems of FILE k times each and report avg@k and pass@k, with intervals."),
-    "cancel": ("batches", "End a batch, a group (BATCH.GROUP) or a rollout (BATCH.GROUP.SAMPLE) now."),
-    "rescore": ("batches", "Score a batch, a group or a rollout again, without playing it again."),
-    "engines": ("engines", "The LLM servers that all nodes share."),
-    "engine": ("machine", "Run a double of an LLM server, to try the farm without a GPU: --scripted."),
+    "eval": ("evaluate", "Run the problems of FILE k times each and report avg@k and pass@k, with intervals."),
+    "cancel": ("batches", "Cancel a batch, a group (BATCH.GROUP) or a rollout (BATCH.GROUP.SAMPLE)."),
+    "rescore": ("batches", "Score a batch, a group or a rollout again, without running it again."),
+    "engines": ("engines", "Manage the LLM servers that all nodes share."),
+    "engine": ("machine", "Run a scripted LLM server, to try the farm without a GPU: --scripted."),
     "sandbox": (
         "lending.sandbox",
         "Borrow a sandbox of the farm: start, list, exec, shell, python, put, get, renew, stop.",
     ),
-    "images": ("machine", "Build sandbox images, name, list and prune them: alias, build, list, prune, pull."),
+    "images": ("machine", "Manage sandbox images: alias, build, list, prune, pull."),
     "tasks": (
         "machine",
-        "Try tasks before they are submitted: `check DIR` by their solutions, `attack DIR|FILE` by cheats.",
+        "Test tasks before they are submitted: `check DIR` with their solutions, `attack DIR|FILE` with cheats.",
     ),
     "agents": (
         "machine",
-        "Show the agents that are installed, or run one on a scripted engine, without a farm: list, check.",
+        "List the installed agents, or run one on a scripted engine, without a farm: list, check.",
     ),
     "environments": (
         "machine",
-        "Show the environments with steps that are installed, or check that one does the same twice: list, check.",
+        "List the installed step environments, or check that one is deterministic: list, check.",
     ),
-    "keys": ("keys", "Keys of the API: named, with scopes and quotas; the farm's own is always there."),
+    "keys": ("keys", "Manage named API keys with scopes and quotas; the farm's own key always exists."),
     "log": (
         "keys",
-        "List who ordered what: submits, cancels, changes of engines, weights and keys; the newest first.",
+        "List the audit log, newest first: submits, cancels, changes of engines, weights and keys, by whom.",
     ),
-    "logs": ("upkeep.logs", "Print what the farm's processes logged about a batch, a group or a rollout, by time."),
-    "drain": ("operations", "Have a node place no more rollouts, finish or hand back those that it has, and exit."),
-    "completion": ("upkeep.completion", "Print what bash, zsh or fish read to complete commands, options and batches."),
-    "config": ("upkeep.config", "Print each setting and where it comes from; --check looks for mistakes."),
-    "doctor": ("operations", "Check what a farm needs here and say how to mend what is missing."),
-    "metrics": ("operations", "Print the farm's numbers as Prometheus reads them; farm_violations is the alarm."),
+    "logs": ("upkeep.logs", "Print the farm's log lines about a batch, a group or a rollout, by time."),
+    "drain": ("operations", "Drain a node: it gets no more rollouts, finishes or releases those it has, and exits."),
+    "completion": (
+        "upkeep.completion",
+        "Print the shell completion of commands, options and batches for bash, zsh or fish.",
+    ),
+    "config": ("upkeep.config", "Print each setting and its source; --check looks for mistakes."),
+    "doctor": ("operations", "Check what a farm needs here, and print the remedy for each problem."),
+    "metrics": ("operations", "Print the farm's metrics for Prometheus; farm_violations is the alarm."),
     "prune": (
         "upkeep.prune",
-        "Remove what is left of batches that ended long ago, but for their rewards.",
+        "Remove the data of old batches, except their rewards.",
     ),
-    "backup": ("upkeep.backup", "Write all that the farm's database holds to one file, while the farm runs on."),
+    "backup": ("upkeep.backup", "Write the farm's whole database to one file, while the farm runs."),
     "restore": (
         "upkeep.backup",
-        "Make an empty database what it was when a backup was made; its farm goes on from there.",
+        "Restore a backup into an empty database; its farm continues from there.",
     ),
-    "migrate": ("operations", "Bring the database to this farm's schema."),
+    "migrate": ("operations", "Migrate the database to this farm's schema."),
 }
 
 
 class Commands(click.Group):
-    """A group whose commands are loaded one by one, and which an interrupt ends with status 130 at any moment."""
+    """A group that imports each command when it runs, and ends with status 130 on an interrupt at any moment."""
 
     def list_commands(self, context: click.Context) -> list[str]:
         return list(COMMANDS)
@@ -112,7 +115,7 @@ class Commands(click.Group):
         return command
 
     def shell_complete(self, context: click.Context, incomplete: str) -> list[CompletionItem]:
-        # of a command nothing is needed but its line, so none is loaded
+        # the one-line help is enough: no command is imported
         names = [CompletionItem(name, help=line) for name, (_, line) in COMMANDS.items() if name.startswith(incomplete)]
         return [*names, *click.Command.shell_complete(self, context, incomplete)]
 
@@ -145,10 +148,10 @@ class Commands(click.Group):
 
 @contextmanager
 def _interruptible() -> Iterator[None]:
-    """End the program with status 130 on an interrupt, also if a library swallows it and fails in another way.
+    """End the program with status 130 on an interrupt, even if a library swallows it and fails in another way.
 
-    Code that is called from Rust or C, a regular expression of pydantic for example, loses the KeyboardInterrupt: its
-    caller prints it as ignored, and goes on with what it could not make.
+    Code called from Rust or C, e.g. a regular expression of pydantic, loses the KeyboardInterrupt: its caller prints it
+    as ignored and continues with an incomplete result.
     """
     received: list[int] = []
 
@@ -161,7 +164,7 @@ def _interruptible() -> Iterator[None]:
             report_before(unraisable)
 
     report_before = sys.unraisablehook
-    # a program that ignores interrupts, in the background of a shell, keeps doing so
+    # a program that ignores interrupts, e.g. in the background of a shell, continues to do so
     is_default = signal.getsignal(signal.SIGINT) is signal.default_int_handler
     if is_default:
         sys.unraisablehook = report
@@ -189,10 +192,10 @@ def _end() -> NoReturn:
 @click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(package_name="rollout-farm", prog_name="farm")
 def main() -> None:
-    """Play rollouts of LLM agents for reinforcement learning. Settings are read from FARM_* variables and farm.toml."""
+    """Run rollouts of LLM agents for reinforcement learning. Settings are read from FARM_* variables and farm.toml."""
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
-            # a transcript may hold what a model wrote and no terminal can show
+            # a transcript may hold characters that no terminal can show
             stream.reconfigure(errors="backslashreplace")
 
 

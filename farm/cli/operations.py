@@ -1,4 +1,4 @@
-"""Commands for operating a farm: doctor, metrics, migrate."""
+"""Commands for operating a farm: doctor, metrics, drain, migrate."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ _TICK_S = 0.2
 
 
 @click.command(context_settings={"ignore_unknown_options": True})
-@click.option("--sandbox", help="Try on this kind of sandbox what every sandbox promises, for a minute or two.")
-@click.option("--engine", help="Show what the LLM server at this address can do, such as http://HOST:8000/v1.")
-@click.option("--adapter", help="Try on this trainer adapter what every one promises, on constructed rollouts.")
-@click.option("--batch", help="Check a batch: is all of it there, once, and is nothing where it must not be.")
+@click.option("--sandbox", help="Test the promises of sandboxes on this kind; takes a minute or two.")
+@click.option("--engine", help="Show the capabilities of the LLM server at this address, such as http://HOST:8000/v1.")
+@click.option("--adapter", help="Test the promises of trainer adapters on this one, with constructed rollouts.")
+@click.option("--batch", help="Check that a batch's counts add up and that no invariant is violated.")
 @url_option
 @click.argument("options", nargs=-1, type=click.UNPROCESSED)
 @plain_errors
@@ -39,12 +39,11 @@ def doctor(
     url: str | None,
     options: tuple[str, ...],
 ) -> None:
-    """Check what a farm needs here and say how to mend what is missing.
+    """Check what a farm needs here, and print the remedy for each problem.
 
-    Exit status 1 if something needed is. With --batch, exit status 1 if the numbers do not add up or an invariant is
-    broken; with --adapter, if a promise is. With --sandbox, OPTIONS are those of `python -m workers.conformance`, such
-    as --group limits or --list;
-    with --engine, those of `python -m workers.cli.engine_check`.
+    Exit status 1 if something required fails. With --batch: if the counts do not add up or an invariant is violated.
+    With --adapter: if a promise is broken. With --sandbox, OPTIONS are those of `python -m workers.conformance`, such
+    as --group limits or --list; with --engine, those of `python -m workers.cli.engine_check`.
     """
     if batch is not None:
         _check_batch(batch, url)
@@ -53,7 +52,7 @@ def doctor(
     if sandbox is not None:
         become("workers.conformance", [sandbox, *options])
     if options:
-        raise click.UsageError(f"{' '.join(options)}: only --sandbox NAME and --engine URL take more options")
+        raise click.UsageError(f"{' '.join(options)}: only --sandbox NAME and --engine URL accept further options")
     if adapter is not None:
         _check_adapter(adapter)
     from farm.address import api_url
@@ -63,14 +62,14 @@ def doctor(
         findings = _findings_of_api(of_api)
         console.print(_table(findings))
         sys.exit(1 if any(finding.needed and not finding.ok for finding in findings) else 0)
-    check_extra("a check of what is here")
+    check_extra("a check of this machine")
     from farm.cli.doctor import examine, examine_scorers, store_and_broker
 
     findings = [*examine(settings(), *store_and_broker(settings(), url)), *examine_scorers()]
     console.print(_table(findings))
     kinds = [finding.ok for finding in findings if finding.what.startswith("sandbox ")]
     if not any(kinds):
-        console.print("[red]no kind of sandbox can run on this machine[/red]")
+        console.print("[red]no kind of sandbox works on this machine[/red]")
     if not any(kinds) or any(finding.needed and not finding.ok for finding in findings):
         sys.exit(1)
 
@@ -91,7 +90,7 @@ def _findings_of_api(url: str) -> list[CheckResult]:
 
 
 def _table(findings: Sequence[CheckResult]) -> Table:
-    """Return what `farm doctor` found, a line each, and below it what to do where something is missing."""
+    """Return the results of `farm doctor`, a line each, with the remedy below each failure."""
     table = Table(box=None, pad_edge=False, show_header=False)
     table.add_column(no_wrap=True)
     table.add_column(no_wrap=True)
@@ -124,7 +123,7 @@ def _check_adapter(name: str) -> None:
         adapter = load(ADAPTERS, name)
         results = list(examine_results(adapter) if gives_results(adapter) else examine_adapter(adapter))
     except ImportError as error:
-        raise NotFound(f"adapter {name} needs its trainer's own package in this Python: {error}") from error
+        raise NotFound(f"adapter {name} needs its trainer's package in this Python: {error}") from error
     for each in results:
         mark, fault = ("[green]ok[/green] ", "") if each.ok else ("[red]bad[/red]", f"\n    {each.fault}")
         console.print(f"{mark} {escape(each.promise + fault)}", highlight=False, soft_wrap=True)
@@ -135,13 +134,14 @@ def _check_adapter(name: str) -> None:
 @click.option(
     "--port", type=click.IntRange(0, 65535), help="Serve them at this port until Ctrl-C, instead of printing them once."
 )
-@click.option("--address", default="127.0.0.1", show_default=True, help="Where to serve them.")
+@click.option("--address", default="127.0.0.1", show_default=True, help="Address to serve them on.")
 @url_option
 @plain_errors
 def metrics(port: int | None, address: str, url: str | None) -> None:
-    """Print the farm's numbers as Prometheus reads them; farm_violations is the alarm.
+    """Print the farm's metrics for Prometheus; farm_violations is the alarm.
 
-    Served, they are shown to those who send the farm's key as a bearer token: FARM_API_KEY, else the one in FARM_HOME.
+    With --port they are served to clients that send the farm's key as a bearer token: FARM_API_KEY, else the one in
+    FARM_HOME.
     """
     from farm.address import api_url
     from farm.settings import settings
@@ -152,7 +152,7 @@ def metrics(port: int | None, address: str, url: str | None) -> None:
         with contextlib.closing(_api(of_api)) as api:
             click.echo(api.data("/metrics").decode(), nl=False)
         return
-    check_extra("reading the numbers from the database")
+    check_extra("reading metrics from the database")
     from prometheus_client import generate_latest
 
     from farm import metrics as farm_metrics
@@ -181,9 +181,9 @@ def metrics(port: int | None, address: str, url: str | None) -> None:
 @url_option
 @plain_errors
 def drain(node: str, url: str | None) -> None:
-    """Have a node place no more rollouts, finish or hand back those that it has, and exit.
+    """Drain a node: it gets no more rollouts, finishes or releases those it has, and exits.
 
-    It is what SIGTERM does to its `farm node`. `farm doctor` lists the nodes with their states.
+    Same as SIGTERM to its `farm node`. `farm doctor` lists the nodes with their states.
     """
     with connected(url) as farm:
         farm.drain_node(node)
@@ -195,7 +195,7 @@ def drain(node: str, url: str | None) -> None:
 @plain_errors
 @runs_farm
 def migrate(to: str, url: str | None) -> None:
-    """Bring the database to this farm's schema."""
+    """Migrate the database to this farm's schema."""
     from farm.settings import settings
     from farm.store import migrations
     from farm.store.database import Store

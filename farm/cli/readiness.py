@@ -1,7 +1,7 @@
-"""Readiness of a farm: the reasons submitted rollouts would not be played, by its nodes and engines.
+"""Readiness of a farm: the reasons why submitted rollouts would not run, from its nodes and engines.
 
-Rule: ready is what was seen to work. A node counts while its heartbeat is fresh; an engine once it has answered a node,
-has the farm's weights and is neither paused nor out. All commands use it, so that no two of them differ.
+Rule: ready means seen to work. A node counts while its heartbeat is fresh; an engine once it has answered a node, has
+the farm's weights and is neither paused nor out. All commands use this module, so that they agree.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from farm.records.node import BROKEN, DRAINING, PROBES, Node
 from farm.settings import settings
 
 _PAUSE_S = 300.0
-"""A weight update takes less."""
+"""Longer than any weight update takes."""
 NOT_ASKED = "has not answered any node yet"
 
 
 @dataclass(frozen=True, slots=True)
 class CheckResult:
-    """One check. `mend` says what to do if it is not `ok`; `needed` whether a farm can do without."""
+    """One check. `mend` is the remedy if it is not `ok`; `needed`: a farm cannot run without it."""
 
     what: str
     ok: bool
@@ -31,21 +31,21 @@ class CheckResult:
 
 
 def unready_reason(node: Node) -> str:
-    """Return the reason a node gets no rollouts, or fewer than it has room for; empty if it is healthy."""
+    """Return why a node gets no rollouts, or fewer than it has room for; empty if it is healthy."""
     if node.heartbeat_age_s > settings().node_timeout_s:
-        return f"has said nothing for {node.heartbeat_age_s:.0f} s"
+        return f"sent no heartbeat for {node.heartbeat_age_s:.0f} s"
     if node.state == BROKEN:
-        return f"takes nothing: {node.info.get(BROKEN, 'its workers end as soon as they are started')}"
+        return f"gets no rollouts: {node.info.get(BROKEN, 'its workers exit right after their start')}"
     if node.state == DRAINING:
-        return "takes nothing more, as it is ending"
+        return "gets no more rollouts: it is draining"
     if node.out_of_service_s > 0:
         until = datetime.now(UTC) + timedelta(seconds=node.out_of_service_s)
-        return f"takes nothing until {until:%H:%M:%S} UTC: {node.out_of_service_why}"
-    return f"is given {PROBES} rollouts at a time: {node.out_of_service_why}" if node.n_trips else ""
+        return f"is out of service until {until:%H:%M:%S} UTC: {node.out_of_service_why}"
+    return f"gets {PROBES} rollouts at a time: {node.out_of_service_why}" if node.n_trips else ""
 
 
 def takes_rollouts(node: Node) -> bool:
-    """Tell whether a node is there and is not ending; one that is out for a while comes back by itself."""
+    """Return whether a node is up and not draining; one that is out of service for a while counts."""
     return node.state not in (BROKEN, DRAINING) and node.heartbeat_age_s <= settings().node_timeout_s
 
 
@@ -57,19 +57,19 @@ def engine_trouble(engine: StoredEngine) -> str:
 
 
 def missing_parts(nodes: Sequence[Node], engines: Sequence[EngineState], *, needs_engine: bool = True) -> list[str]:
-    """Return what keeps all batches waiting, a line each; empty if nothing does.
+    """Return the reasons why all batches wait, a line each; empty without any.
 
-    `needs_engine` is False for a batch that brings its own engines.
+    `needs_engine` is False for a batch with dedicated engines.
     """
     lines = []
     if not any(map(takes_rollouts, nodes)):
         last = min(nodes, key=lambda node: node.heartbeat_age_s, default=None)
         why = "" if last is None else f" ({last.node} {unready_reason(last)})"
-        lines.append(f"no node runs{why}: nothing is played until `farm up` or `farm node` is started")
+        lines.append(f"no node runs{why}: nothing runs until `farm up` or `farm node` is started")
     if not needs_engine:
         return lines
     if not engines:
-        lines.append("no engine is added: what asks a policy waits until `farm engines add http://HOST:PORT/v1`")
+        lines.append("no engine is added: rollouts with model calls wait until `farm engines add http://HOST:PORT/v1`")
     elif all(_is_out(state.engine) for state in engines):
         first = engines[0].engine
         why = engine_trouble(first) or f"is {first.state}"

@@ -1,7 +1,7 @@
-"""Batches written down in files: problems as lines of JSON, all of a request as YAML or JSON, single settings as text.
+"""Batches in files: problems as lines of JSON, a whole request as YAML or JSON, single settings as text.
 
-Rule: what a file says is taken as it stands or refused with its place (`FILE:LINE`), never read otherwise than it was
-meant: a name that stands twice in one object, another encoding and a list in place of lines are errors.
+Rule: file contents are taken literally or refused with their place (`FILE:LINE`), never reinterpreted: a duplicate key
+in an object, another encoding, and a list in place of lines are errors.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ _INDEX = re.compile(r"\binstances\[(\d+)\]")
 
 @dataclass(frozen=True, slots=True)
 class InstanceFile:
-    """The instances of a file, as they stand there, and the line of each."""
+    """The instances of a file, unchanged, and the line of each."""
 
     file: str
     instances: list[dict[str, Any]] = field(default_factory=list)
     lines: list[int] = field(default_factory=list)
 
     def placed(self, text: str) -> str:
-        """Return a message about a request in which `instances[3]` is `FILE:LINE` instead."""
+        """Return an error message with `FILE:LINE` in place of `instances[3]`."""
 
         def place(found: re.Match[str]) -> str:
             index = int(found[1])
@@ -50,18 +50,18 @@ def read_problems(path: Path) -> InstanceFile:
         place = f"{path}:{number}"
         value = parsed(line, place)
         if isinstance(value, list) and not problems.instances:
-            raise InvalidRequest(f"this is a JSON array; wanted is {WANTED}", field=place)
+            raise InvalidRequest(f"this is a JSON array; expected: {WANTED}", field=place)
         if not isinstance(value, dict):
-            raise InvalidRequest(f"this is no JSON object; wanted is {WANTED}", field=place)
+            raise InvalidRequest(f"this is not a JSON object; expected: {WANTED}", field=place)
         problems.instances.append(value)
         problems.lines.append(number)
     if not problems.instances:
-        raise InvalidRequest(f"it is empty; wanted is {WANTED}", field=str(path))
+        raise InvalidRequest(f"it is empty; expected: {WANTED}", field=str(path))
     return problems
 
 
 def for_rows(form: str, settings: Sequence[str]) -> tuple[dict[str, str], tuple[str, ...]]:
-    """Return the columns among `NAME=VALUE` texts that the rows of a form take, and the other texts: of the batch."""
+    """Split `NAME=VALUE` texts into columns that the rows of a form accept, and settings of the batch."""
     from farm.rows.row_forms import FORMS
 
     settable = FORMS[form].settable if form in FORMS else ()
@@ -77,7 +77,7 @@ def read_rows_as(
     deduplicate: bool | None,
     given: Mapping[str, str] | None = None,
 ) -> tuple[InstanceFile, str]:
-    """Read rows of a data set as `farm.rows.read_rows` does; return them and a line on how many there were.
+    """Read rows of a data set like `farm.rows.read_rows`; return them and a line with their number.
 
     `mapping` has texts `NAME=COLUMN`, `given` columns for all rows. Raises InvalidRequest that names the rows,
     NotInstalled, OSError.
@@ -101,12 +101,12 @@ def read_request(path: Path) -> dict[str, Any]:
     text = text_of(path)
     value = parsed(text, str(path)) if path.suffix == ".json" else _parsed_yaml(text, path)
     if not isinstance(value, dict):
-        raise InvalidRequest("wanted are the fields of a batch request, such as `n_samples: 8`", field=str(path))
+        raise InvalidRequest("expected the fields of a batch request, such as `n_samples: 8`", field=str(path))
     return value
 
 
 def set_fields(request: dict[str, Any], settings: tuple[str, ...]) -> None:
-    """Put `name.inner=VALUE` texts into a request; VALUE is JSON, or else a text. Raises InvalidRequest."""
+    """Set `name.inner=VALUE` texts in a request; VALUE is JSON, else a text. Raises InvalidRequest."""
     for setting in settings:
         path, sign, text = setting.partition("=")
         names = path.strip().split(".")
@@ -114,7 +114,9 @@ def set_fields(request: dict[str, Any], settings: tuple[str, ...]) -> None:
             raise InvalidRequest(f"{setting!r} is not NAME=VALUE, such as sampling.top_p=0.9", field="--set")
         if names[-1] == "engine_key":
             where = "--engine-key-file" if len(names) == 1 else "the request in a file"
-            raise InvalidRequest(f"every user sees a command line: give {where}", field=f"--set {'.'.join(names)}")
+            raise InvalidRequest(
+                f"command lines are visible to every user: use {where}", field=f"--set {'.'.join(names)}"
+            )
         if names[0] == "instances":
             raise InvalidRequest("instances come from FILE", field="--set")
         at = request
@@ -130,21 +132,21 @@ def set_fields(request: dict[str, Any], settings: tuple[str, ...]) -> None:
 
 
 def _parsed_yaml(text: str, path: Path) -> Any:
-    # a moment to load, for the few who write requests in it
+    # imported here: slow to load, and few write requests in YAML
     try:
         import yaml
     except ModuleNotFoundError as error:
-        raise not_installed(f"{path}: a request in YAML (JSON will do)", str(error.name)) from error
+        raise not_installed(f"{path}: a request in YAML (JSON works, too)", str(error.name)) from error
 
     class Loader(yaml.SafeLoader):
-        """Refuses a key that stands twice."""
+        """Refuses duplicate keys."""
 
         def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
             pairs = [(self.construct_object(key, deep=True), value) for key, value in node.value]
             seen = set()
             for (key, _), (written, _) in zip(pairs, node.value, strict=True):
                 if not isinstance(key, str) or key in seen:
-                    problem = f"{key!r} stands twice" if isinstance(key, str) else f"the name {key!r} is no text"
+                    problem = f"{key!r} occurs twice" if isinstance(key, str) else f"the name {key!r} is not text"
                     raise InvalidRequest(problem, field=f"{path}:{written.start_mark.line + 1}")
                 seen.add(key)
             return super().construct_mapping(node, deep)
@@ -153,6 +155,6 @@ def _parsed_yaml(text: str, path: Path) -> Any:
         return yaml.load(text, Loader=Loader)  # noqa: S506 - a SafeLoader
     except yaml.MarkedYAMLError as error:
         line = error.problem_mark.line + 1 if error.problem_mark is not None else 1
-        raise InvalidRequest(f"no YAML: {error.problem}", field=f"{path}:{line}") from error
+        raise InvalidRequest(f"not YAML: {error.problem}", field=f"{path}:{line}") from error
     except (yaml.YAMLError, RecursionError, ValueError) as error:
-        raise InvalidRequest(f"no YAML: {str(error).partition(chr(10))[0]}", field=str(path)) from error
+        raise InvalidRequest(f"not YAML: {str(error).partition(chr(10))[0]}", field=str(path)) from error

@@ -17,28 +17,32 @@ _PROBLEMS = click.Path(exists=True, path_type=Path)
 
 @click.command()
 @click.argument("file", type=_PROBLEMS, required=False)
-@click.option("--request", "request_file", type=_FILE, help="All of a batch request (farm.BatchRequest), YAML or JSON.")
-@click.option("--set", "fields", multiple=True, metavar="NAME=VALUE", help="A field of it, such as sampling.top_p=0.9.")
+@click.option("--request", "request_file", type=_FILE, help="A batch request (farm.BatchRequest), YAML or JSON.")
 @click.option(
-    "--as", "form", metavar="FORM", help="FILE has rows of a data set: verl, dapo, skyrl, nemo-gym, swe-bench, …"
+    "--set", "fields", multiple=True, metavar="NAME=VALUE", help="Field of the request, such as sampling.top_p=0.9."
 )
-@click.option("--map", "mapping", multiple=True, metavar="NAME=COLUMN", help="Of such rows: a field by another column.")
-@click.option("--data-source", help="Of such rows: the handler that takes them, instead of the form's choice.")
 @click.option(
-    "--deduplicate/--no-deduplicate", default=None, help="Of such rows: read repeats once.  [default: by form]"
+    "--as", "form", metavar="FORM", help="Format of data set rows in FILE: verl, dapo, skyrl, nemo-gym, swe-bench, …"
 )
-@click.option("-n", "--n-samples", type=int, help="Rollouts of each instance.  [default: 1]")
-@click.option("--model", help="Play only on engines with this model.")
-@click.option("--agent", help="Who plays it, such as mini-swe-agent. Default: the handler's own choice.")
+@click.option(
+    "--map", "mapping", multiple=True, metavar="NAME=COLUMN", help="For such rows: read a field from another column."
+)
+@click.option("--data-source", help="For such rows: the handler, instead of the form's choice.")
+@click.option(
+    "--deduplicate/--no-deduplicate", default=None, help="For such rows: skip repeated ones.  [default: by form]"
+)
+@click.option("-n", "--n-samples", type=int, help="Rollouts per instance.  [default: 1]")
+@click.option("--model", help="Use only engines with this model.")
+@click.option("--agent", help="Agent, such as mini-swe-agent. Default: the handler's choice.")
 @click.option("--sandbox", help="auto, singularity or namespace.  [default: auto]")
 @click.option("--temperature", type=float, help="[default: 1.0]")
 @click.option("--seed", type=int, help="Each call gets a seed derived from this, its instance, sample and turn.")
 @click.option("--max-turns", type=int)
 @click.option("--priority", type=int, help="[default: 0]")
-@click.option("--key", help="Idempotency key: the same key gives the same batch.")
-@click.option("--engine", help="An LLM server to add first if the farm does not have it: http://HOST:PORT/v1.")
-@click.option("--engine-url", help="The batch's own LLM server, such as a trainer's, used by it alone.")
-@click.option("--engine-key-file", type=click.File(), help="A file with its API key.")
+@click.option("--key", help="Idempotency key: submitting the same key again returns the same batch.")
+@click.option("--engine", help="LLM server to add first if the farm does not have it: http://HOST:PORT/v1.")
+@click.option("--engine-url", help="Dedicated LLM server of the batch, such as a trainer's.")
+@click.option("--engine-key-file", type=click.File(), help="A file with the API key of --engine-url.")
 @url_option
 @plain_errors
 def submit(
@@ -63,13 +67,17 @@ def submit(
     engine_key_file: TextIO | None,
     url: str | None,
 ) -> None:
-    """Start a batch from FILE, one problem per line, and print its id.
+    """Submit a batch from FILE, one problem per line, and print its id.
 
-    FILE may be a folder of tasks in the form of Harbor or terminal-bench: each is an instance, its files are uploaded.
-    A line is {"data_source": ..., "fields": {...}}; `farm handlers show NAME` has the fields and an example. With --as,
-    FILE has the rows of a data set as they are, .jsonl, .json or .parquet; all are checked before any is played. What
-    is not said here is taken from --request, and else the default of farm.BatchRequest; --set comes last. With --as,
-    --set may give all rows a column that they lack: env_class of skyrl, server of nemo-gym, data_source of verl.
+    FILE may also be a folder of tasks in the format of Harbor or terminal-bench: each task is an instance, and its
+    files are uploaded.
+
+    A line is {"data_source": ..., "fields": {...}}; `farm handlers show NAME` prints the fields and an example. With
+    --as, FILE has the unchanged rows of a data set, .jsonl, .json or .parquet; all rows are checked before any runs.
+
+    Options override --request, and --set overrides both; other fields have the defaults of farm.BatchRequest. With
+    --as, --set may also give all rows a column that they lack: env_class of skyrl, server of nemo-gym, data_source of
+    verl.
     """
     options = {
         "n_samples": n_samples,
@@ -90,14 +98,14 @@ def submit(
     problems = request_files.InstanceFile("")
     if file is not None:
         if "instances" in request:
-            raise InvalidRequest(f"{request_file} has instances too: give one of the two", field=str(file))
+            raise InvalidRequest(f"{request_file} also has instances: give only one of the two", field=str(file))
         if form is None:
             if mapping or data_source or deduplicate is not None:
                 raise click.UsageError(
                     "--map, --data-source and --deduplicate are for rows of a data set: give --as FORM"
                 )
             if file.is_dir():
-                # its tasks are read once the farm that takes their archives is there
+                # the tasks are read once the farm that gets their archives is connected
                 from farm.tasks.harbor_folder import task_paths
 
                 task_paths(file)
@@ -105,7 +113,7 @@ def submit(
             else:
                 problems = request_files.read_problems(file)
         elif file.is_dir():
-            raise click.UsageError(f"{file} is a folder of tasks, which are read as they are: leave --as out")
+            raise click.UsageError(f"{file} is a folder of tasks, which have one format: leave --as out")
         else:
             given, fields = request_files.for_rows(form, fields)
             problems, counted = request_files.read_rows_as(file, form, mapping, data_source or "", deduplicate, given)
@@ -117,7 +125,7 @@ def submit(
     request_files.set_fields(request, fields)
     with connected(url) as farm:
         if engine and normal_url(engine) not in [state.engine.url for state in farm.engines()]:
-            # one that is there has settings of its own, such as a key
+            # an engine that is registered has its own settings, such as a key
             farm.add_engine(engine, model or "")
         if file is not None and file.is_dir():
             from farm.cli.task_folders import instances_of
@@ -137,7 +145,7 @@ def submit(
 
 
 def _put(request: dict[str, Any], options: dict[str, Any]) -> None:
-    """Let what was said on the command line take the place of what the request file says."""
+    """Override the request file by the command line."""
     for path, value in options.items():
         if value is not None:
             outer, _, inner = path.partition(".")

@@ -1,4 +1,4 @@
-"""Folders of tasks as instances of a request: all are read and looked at before the first is uploaded."""
+"""Folders of tasks as instances of a request: all are read and checked before the first is uploaded."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from farm.records.variable_expansion import names_in
 from farm.tasks.harbor_folder import TaskFolder, task_folder, task_paths
 from farm.tasks.harbor_needs import needs_of
 
-_SILENT = "it says nothing of the network, so it has one by Harbor's default"
+_SILENT = "it does not mention the network, so it has one by Harbor's default"
 
 
 def instances_of(folder: Path, farm: Farm, request: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Upload the tasks of a folder and return their instances. Raises InvalidRequest, and then nothing was uploaded."""
+    """Upload the tasks of a folder and return their instances. Raises InvalidRequest before anything is uploaded."""
     complaints: list[tuple[str, str]] = []
     tasks: list[TaskFolder] = []
     with ExitStack() as stack:
@@ -36,18 +36,18 @@ def instances_of(folder: Path, farm: Farm, request: Mapping[str, Any]) -> list[d
 
 
 def _refusals(task: TaskFolder, request: Mapping[str, Any]) -> list[str]:
-    """Return what a task needs that the farm or its batch does not give."""
+    """Return the needs of a task that the farm or its batch does not meet."""
     instance = task.instance
     reasons = [f"it asks for {reason}" for reason in unsupported(needs_of(instance))]
     if request.get("network", "refuse") == "refuse" and instance.network_phases:
         phases = ", ".join(instance.network_phases)
         what = f"it asks for the network ({phases})" if instance.names_network else _SILENT
-        reasons.append(f"{what}: --set network=allow permits it, --set network=off plays it without")
+        reasons.append(f"{what}: --set network=allow permits it, --set network=off runs it without")
     secrets = request.get("secrets") or {}
     verifiers = [instance.task.verifier, *(step.verifier for step in instance.steps)]
     tables = [instance.task.environment.env, *(each.env for each in verifiers)]
     tables += [each.environment.env for each in verifiers if each.environment]
     named = names_in(instance.env).union(*(names_in(table, whole=True) for table in tables))
     if missing := sorted(named - {*secrets}):
-        reasons.append(f"it names variables that the request has no `secrets` for: {', '.join(missing)}")
+        reasons.append(f"it uses variables that the request has no `secrets` for: {', '.join(missing)}")
     return reasons

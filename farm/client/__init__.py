@@ -1,1 +1,1 @@
-"""The ways to a farm: in this process on its store, or over HTTP to its API, with one list of verbs."""
+"""Clients of a farm: directly on its store, or over HTTP to its API, with the same verbs."""

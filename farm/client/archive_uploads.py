@@ -1,4 +1,4 @@
-"""Uploads of task archives: in parts, so that none is ever held whole, and one that broke off goes on."""
+"""Uploads of task archives in parts: none is held in memory whole, and an interrupted upload continues."""
 
 from __future__ import annotations
 
@@ -11,37 +11,37 @@ from pathlib import Path
 from farm.task_archive import pack
 
 PART_BYTES = 4_000_000
-"""Of all parts but the last, which is shorter."""
+"""Size of all parts but the last, which is shorter."""
 
 
 @dataclass(frozen=True, slots=True)
 class ArchiveState:
-    """The state of an archive's upload: whole, or the numbers of the parts that are there."""
+    """The state of an upload: complete, or the numbers of the parts already stored."""
 
     whole: bool
     parts: Sequence[int] = ()
 
 
 class TaskArchives(ABC):
-    """The archives of a farm, by their digests. Raises as the verbs of `Farm` do."""
+    """The task archives of a farm, by digest. Raises like the verbs of `Farm`."""
 
     @abstractmethod
     def state(self, digest: str) -> ArchiveState:
-        """Return how much of an archive is there."""
+        """Return the state of an archive's upload."""
 
     @abstractmethod
     def put_part(self, digest: str, number: int, data: bytes) -> None:
-        """Store a part; harmless when repeated."""
+        """Store a part; safe to repeat."""
 
     @abstractmethod
     def complete(self, digest: str, n_parts: int) -> None:
-        """Check that the parts are the archive of that digest, and that it is sound; then it can be named.
+        """Check that the parts form a valid archive with this digest; from then on batches can name it.
 
-        Raises InvalidRequest, and then drops the parts.
+        Raises InvalidRequest after dropping the parts.
         """
 
     def upload(self, path: str | Path) -> str:
-        """Upload a folder or a tar; return its digest. One that is there already costs no upload."""
+        """Upload a folder or a tar; return its digest. An archive that is already stored is not uploaded again."""
         with tempfile.TemporaryFile() as archive:
             digest = pack(Path(path), archive)
             n_bytes = archive.seek(0, 2)

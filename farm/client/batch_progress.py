@@ -1,4 +1,4 @@
-"""The progress of a batch for a person: states by stage, rate, time left, mean reward; also in a notebook or a log."""
+"""A batch's progress for a person: states by stage, rate, time left, mean reward; in a terminal, notebook or log."""
 
 from __future__ import annotations
 
@@ -24,18 +24,18 @@ if TYPE_CHECKING:
 
 _PERIOD_S = 0.25
 _CHECK_INTERVAL_S = 2.0
-"""Seconds between two questions for what is out of the ordinary."""
+"""Seconds between two checks for unusual conditions."""
 _LOG_INTERVAL_S = 60.0
-"""Seconds between two lines of progress where the output is no terminal."""
+"""Seconds between two progress lines if the output is not a terminal."""
 _PAUSE_S = 1.0
 _NOTEBOOK_WIDTH = 100
 
 
 @dataclass(frozen=True, slots=True)
 class WatchedBatch:
-    """A batch while it is watched. `lines` say what is out of the ordinary, such as that the farm is away.
+    """A batch while it is watched. `lines` report unusual conditions, such as an unreachable farm.
 
-    `n_before` of its rollouts had ended when the watching began, `elapsed_s` ago.
+    `n_before` of its rollouts had ended when the watch began, `elapsed_s` ago.
     """
 
     status: BatchStatus
@@ -49,7 +49,7 @@ class WatchedBatch:
 
     @property
     def left_s(self) -> float | None:
-        """The time that the rest takes at this rate; None where none has ended yet."""
+        """The remaining time at this rate; None until a rollout has ended."""
         left = self.status.n_rollouts - self.status.n_finished
         return left / self.per_s if self.per_s else None
 
@@ -61,9 +61,9 @@ def follow(
     remarks: Callable[[], Sequence[str]] | None = None,
     is_stopped: Callable[[], bool] = lambda: False,
 ) -> Iterator[WatchedBatch]:
-    """Yield the progress of a batch whenever it changed, until it has ended; last of all, its end.
+    """Yield a batch's progress on every change, and finally its end.
 
-    A farm that does not answer once it has answered is waited for. Raises NotFound; TimeoutError after `timeout_s`.
+    Waits for a farm that stops answering after it has answered. Raises NotFound; TimeoutError after `timeout_s`.
     """
     status = farm.status(batch_id)
     n_before, started, look_at = status.n_finished, time.monotonic(), 0.0
@@ -77,8 +77,8 @@ def follow(
                 lines, look_at = status.warnings if remarks is None else remarks(), now + _CHECK_INTERVAL_S
             away = ""
         except (FarmUnreachable, StoreUnavailable) as error:
-            away = f"the farm does not answer, and is waited for: {error}"
-        # what has ended waits for nothing
+            away = f"the farm does not answer; retrying: {error}"
+        # an ended batch waits for nothing
         shown = [away] if away else [] if status.done else lines
         yield WatchedBatch(status, n_before, now - started, tuple(shown))
         if status.done and not away:
@@ -95,7 +95,7 @@ def follow(
 def watch(farm: Farm, batch_id: str, console: Console | None = None, **options: Any) -> BatchStatus:
     """Show a batch's progress until all its rollouts have ended; `options` are those of `follow`.
 
-    Where the output is no terminal and no notebook, as in a log, it is a line a minute.
+    If the output is neither a terminal nor a notebook, e.g. a log, prints a line per minute.
     """
     console = console or Console()
     show = _in_notebook() if console.is_jupyter else None
@@ -121,7 +121,7 @@ def watch(farm: Farm, batch_id: str, console: Console | None = None, **options: 
 
 
 def _in_notebook() -> Callable[[RenderableType], None]:
-    """Return what shows something in a notebook's cell, in place of what it showed before."""
+    """Return a function that displays its argument in a notebook's cell and replaces the previous output."""
     from IPython import display
 
     cell: Any = display
@@ -140,19 +140,19 @@ def _ended(status: BatchStatus) -> str:
 
 
 def _line(status: BatchStatus, n_before: int, elapsed_s: float) -> str:
-    """Return a batch in one line: how far it is, how fast, how good, and what failed."""
+    """Return a batch as one line: progress, rate, mean reward, failures."""
     per_s = (status.n_finished - n_before) / elapsed_s if elapsed_s > 0 else 0.0
     left = status.n_rollouts - status.n_finished
     eta = f", about {duration(left / per_s)} left" if per_s and left else ""
     reward = "-" if status.mean_reward is None else f"{status.mean_reward:.3f}"
     failures = ", ".join(f"{n} {kind}" for kind, n in sorted(status.failures.items())) or "none"
-    # nothing is known of how fast it was if it had ended before
+    # the rate is unknown if it had ended before the watch
     pace = f" in {elapsed_s:.1f} s, {per_s * 60:.3g} rollouts/min" if n_before < status.n_rollouts else ""
     return escape(f"batch {status.batch_id}: {_ended(status)}{pace}{eta}, mean reward {reward}, failures: {failures}")
 
 
 def duration(seconds: float) -> str:
-    """Return a time in the two largest units that it has."""
+    """Return a duration in its two largest units."""
     days, hours, minutes, rest = (
         int(seconds // 86_400),
         int(seconds // 3600 % 24),
@@ -167,9 +167,9 @@ def duration(seconds: float) -> str:
 
 
 def progress(status: BatchStatus, n_before: int, elapsed_s: float, lines: Sequence[str] = ()) -> RenderableType:
-    """Return a batch in one small table: per stage queued, active, done and failed; rate, time left, mean reward.
+    """Return a batch as a small table: per stage queued, active, done and failed; rate, time left, mean reward.
 
-    `lines` say what is out of the ordinary about the farm.
+    `lines` report unusual conditions of the farm.
     """
     n_cancelled = {stage: status.stopped.get(stage, {}).get(State.CANCELLED, 0) for stage in Stage}
     columns = ("stage", "queued", "active", "done", "failed", *(("cancelled",) if any(n_cancelled.values()) else ()))
@@ -182,7 +182,7 @@ def progress(status: BatchStatus, n_before: int, elapsed_s: float, lines: Sequen
         states, n_failed = status.stages[stage], status.stopped.get(stage, {}).get(State.FAILED, 0)
         counts = (states[State.QUEUED], states[State.ACTIVE], passed, n_failed, n_cancelled[stage])
         rows.append([stage.value, *map(str, counts)][: len(columns)])
-        # what is in a stage, and what ended in it, has passed the stages before it
+        # rollouts in a stage, or ended in it, have passed the stages before it
         passed += sum(states.values()) + n_failed + n_cancelled[stage]
     for row in reversed(rows):
         table.add_row(*row)

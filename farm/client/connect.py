@@ -1,6 +1,6 @@
-"""The connection to a farm by its address: the only place that chooses between the store and the API.
+"""Connection to a farm by its address: the only place that chooses between the store and the API.
 
-Each is loaded when it is connected to, so that a trainer with an API needs no database packages.
+Each client is imported when it is used, so a trainer with an API needs no database packages.
 """
 
 from __future__ import annotations
@@ -18,17 +18,18 @@ if TYPE_CHECKING:
 
 
 def connect(url: str | Path | None = None, *, broker_url: str | None = None, first_s: float = WAIT_TIMEOUT_S) -> Farm:
-    """Connect to a farm by its address: a database URL, the folder of an embedded farm, the `http://HOST:PORT` of its
-    API, or nothing for what FARM_STORE_URL names, a database or an API, and else FARM_HOME.
+    """Connect to a farm.
 
-    `broker_url` only carries notifications here: without it, or while the broker is unavailable, polling does
-    the same. An API is sent FARM_API_KEY, else the key in FARM_HOME; while it is unavailable it is waited for as a
-    database is, and streams go on where they were.
-    `first_s` is how long it, or the database, is waited for now, before it has ever answered.
+    `url` is a database URL, the folder of an embedded farm, or the `http://HOST:PORT` of an API. None: FARM_STORE_URL
+    (a database or an API), else FARM_HOME. `broker_url` only carries notifications: without it, or while the broker is
+    unavailable, the client polls. `first_s` is how many seconds to wait for a first answer of the API or the database.
 
-    Raises InvalidRequest for an address of no kind, NotInstalled for a database or a folder where only the client is
-    installed, FarmUnreachable for a folder without a farm or an API that does not answer, NotAllowed for one that wants
-    another key, StoreUnavailable for a database that does not answer or is at another schema revision.
+    The API gets FARM_API_KEY, else the key in FARM_HOME. While it is unavailable, calls wait as they do for a database,
+    and streams continue where they were.
+
+    Raises InvalidRequest for an invalid address, NotInstalled for a database or a folder if only the client is
+    installed, FarmUnreachable for a folder without a farm or an API that does not answer, NotAllowed for a wrong key,
+    StoreUnavailable for a database that does not answer or has another schema revision.
     """
     if (api := api_url(url, settings())) is not None:
         from farm.client.remote import RemoteFarm

@@ -1,4 +1,4 @@
-"""A consumer's stream of a batch to its end, page by page, whichever way its farm is reached."""
+"""A consumer's stream of a batch to its end, page by page, for all kinds of clients."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ log = logging.getLogger(__name__)
 CONSUMER = "trainer"
 """The default name of the consumer that streams and acknowledges."""
 MAX_WAIT_S = 20.0
-"""Seconds one request may wait for its answer; to wait longer, a client repeats it."""
+"""Seconds that one request may wait for its answer; for longer waits a client repeats it."""
 _WARN_S = 30.0
-"""Seconds between two warnings of a stream in which nothing ends, if the reason is known."""
+"""Seconds between two warnings about a stream without progress, if the reason is known."""
 CONSUMER_NAME = r"^[A-Za-z0-9._:-]{1,64}$"
 
 
 @dataclass(frozen=True, slots=True)
 class Page:
-    """Rollouts that ended after a cursor, in that order, or whole groups of them, with their training rows.
+    """Rollouts, or whole groups, that ended after a cursor, in that order, with their training rows.
 
-    `is_last` if all rollouts of the batch had ended when it was made.
+    `is_last` if all rollouts of the batch had ended when the page was made.
     """
 
     rollouts: tuple[Rollout, ...]
@@ -40,7 +40,7 @@ class Page:
 
 
 class BatchWatch(Protocol):
-    """One batch, polled repeatedly; each poll waits up to `wait_s` for results."""
+    """A batch that is polled; each poll waits up to `wait_s` for results."""
 
     def page(self, cursor: int, whole_groups: bool, wait_s: float) -> Page:
         """Return a page of rollouts that ended after a cursor."""
@@ -79,7 +79,7 @@ def pages(
 
 
 def all_ended(watch: BatchWatch, timeout_s: float | None) -> bool:
-    """Wait until all rollouts of a batch have ended; False if they have not after `timeout_s`."""
+    """Wait until all rollouts of a batch have ended; return False after `timeout_s`."""
     since = time.monotonic()
     while watch.has_open(_wait_s(since, timeout_s)):
         if timeout_s is not None and time.monotonic() - since >= timeout_s:
@@ -88,9 +88,9 @@ def all_ended(watch: BatchWatch, timeout_s: float | None) -> bool:
 
 
 def check_consumer(consumer: str) -> None:
-    """Raise InvalidRequest for a text that is no consumer's name."""
+    """Raise InvalidRequest for an invalid consumer name."""
     if not re.fullmatch(CONSUMER_NAME, consumer):
-        raise InvalidRequest("1 to 64 of A-Z, a-z, 0-9, '.', '_', ':' and '-'", field="consumer")
+        raise InvalidRequest("must have 1 to 64 of A-Z, a-z, 0-9, '.', '_', ':' and '-'", field="consumer")
 
 
 def _wait_s(since: float, timeout_s: float | None) -> float:

@@ -1,6 +1,6 @@
-"""The verbs of a farm: the one list of what a trainer may ask of it, whichever way it is reached.
+"""The verbs of a farm: the one list of operations for trainers, the same for every connection.
 
-`farm.client.local` implements them on a store, `farm.client.remote` over HTTP. What is made of other verbs is here.
+`farm.client.local` implements them on a store, `farm.client.remote` over HTTP. Verbs composed of others are here.
 """
 
 from __future__ import annotations
@@ -47,46 +47,46 @@ ADAPTERS = "farm.adapters"
 
 
 class Farm(ABC):
-    """A connection to a farm; `with` closes it. Safe to use from several threads.
+    """A connection to a farm, usable as a context manager. Safe to use from several threads.
 
-    Verbs raise StoreUnavailable if the database does not answer, and over HTTP FarmUnreachable if the API does not.
+    All verbs raise StoreUnavailable if the database does not answer, and over HTTP FarmUnreachable if the API does not.
     """
 
     orders: WeightUpdateOrders
-    """The orders to engines of which pauses and weight updates are made."""
+    """Orders to engines, used by pauses and weight updates."""
     runs: Runs
-    """The store's memory of training runs, of which `farm.collecting` is made."""
+    """Stored training runs, used by `farm.collecting`."""
     archives: TaskArchives
-    """Task archives, of which `upload_archive` is made."""
+    """Task archives, used by `upload_archive`."""
     sandboxes: Borrower
-    """Sandboxes that a client borrows: `farm.sandboxes.start()`."""
+    """Borrowed sandboxes: `farm.sandboxes.start()`."""
     access: AccessControl
-    """Keys of the API, and the log of orders."""
+    """API keys and the audit log."""
     annotations: AnnotationLog
-    """Figures of trainers about rollouts; `annotate` writes them."""
+    """Annotations of rollouts; `annotate` writes them."""
 
     @abstractmethod
     def submit(self, request: BatchRequest | Mapping[str, Any]) -> str:
-        """Start a batch: its id. The same idempotency key gives the same batch, however often it is submitted.
+        """Submit a batch and return its id. Submitting the same idempotency key again returns the same batch.
 
-        Raises InvalidRequest naming the field, UnknownHandler, Conflict, or Overloaded while as many rollouts as
-        FARM_MAX_OPEN have not ended; then nothing was started.
+        Raises InvalidRequest naming the field, UnknownHandler, Conflict if the idempotency key has another request, or
+        Overloaded while FARM_MAX_OPEN rollouts have not ended. After an error nothing was started.
         """
 
     def upload_archive(self, path: str | Path) -> str:
-        """Upload a folder, or a tar, for `Instance.archive`: its digest, which depends on its files alone.
+        """Upload a folder or a tar for `Instance.archive`; return its digest, which depends only on the files.
 
-        Harmless when repeated. It is kept while a batch names it, and for a day after its last upload. Raises
-        InvalidRequest for links out of it, devices, or more than 2 GB.
+        Safe to repeat. The archive is kept while a batch names it, and for a day after its last upload. Raises
+        InvalidRequest for links that lead out of it, devices, or more than 2 GB.
         """
         return self.archives.upload(path)
 
     @abstractmethod
     def status(self, batch_id: str) -> BatchStatus:
-        """Return a batch in numbers, now. Raises NotFound."""
+        """Return a batch's current counts, failures and mean reward. Raises NotFound."""
 
     def wait(self, batch_id: str, timeout_s: float | None = None) -> BatchStatus:
-        """Wait until every rollout of a batch has ended. Raises NotFound, TimeoutError."""
+        """Wait until every rollout of a batch has ended. Raises NotFound; TimeoutError after `timeout_s` seconds."""
         with self._watch(batch_id) as watch:
             status = self.status(batch_id)
             if not all_ended(watch, timeout_s):
@@ -96,16 +96,16 @@ class Farm(ABC):
             return status if status.done else self.status(batch_id)
 
     def watch(self, batch_id: str, timeout_s: float | None = None) -> BatchStatus:
-        """Show a batch's progress in the terminal or notebook until it has ended, and return it; waits out an outage.
+        """Show a batch's progress in the terminal or notebook until it has ended; return its status.
 
-        Raises NotFound, TimeoutError.
+        Waits through outages of the farm. Raises NotFound; TimeoutError after `timeout_s` seconds.
         """
         from farm.client.batch_progress import watch
 
         return watch(self, batch_id, timeout_s=timeout_s)
 
     async def watch_async(self, batch_id: str, timeout_s: float | None = None) -> BatchStatus:
-        """Do the same as `watch` in a thread beside an event loop; it ends when this is cancelled."""
+        """Run `watch` in a thread, for event loops; cancelling this ends it."""
         from farm.client.batch_progress import watch
 
         cancelled = threading.Event()
@@ -123,11 +123,12 @@ class Farm(ABC):
         consumer: str = CONSUMER,
         max_staleness: int | None = None,
     ) -> Iterator[Rollout]:
-        """Yield rollouts as they end, with their training rows, until all have.
+        """Yield rollouts as they end, with their training rows, until all have ended.
 
-        A consumer that comes back gets what it did not `acknowledge`, and what is scored again. `cursor` begins after a
-        `rollout.cursor` instead. With `max_staleness`, what was sampled by weights more than so many versions older
-        than the newest is left out, however late. Raises NotFound; TimeoutError when none ended for `timeout_s`.
+        A consumer that reconnects gets the rollouts that it did not `acknowledge`, and rescored ones again. `cursor`
+        starts after a `rollout.cursor` instead. `max_staleness` leaves out rollouts sampled by weights more than this
+        many versions older than the newest, even if they became stale while they waited. Raises NotFound;
+        TimeoutError when no rollout ended for `timeout_s` seconds.
         """
         for page in self._pages(batch_id, cursor, timeout_s, consumer, whole_groups=False):
             newest = self.newest_version() if max_staleness is not None else ""
@@ -142,9 +143,9 @@ class Farm(ABC):
         consumer: str = CONSUMER,
         max_staleness: int | None = None,
     ) -> Iterator[Group]:
-        """As `stream`, in whole groups as the last rollout of each ends; `acknowledge` each when it has been used.
+        """Like `stream`, but yield whole groups when their last rollout ends; `acknowledge` each group after use.
 
-        A group with a member that is too old is left out whole.
+        A group is left out if one of its members is too old.
         """
         for page in self._pages(batch_id, cursor, timeout_s, consumer, whole_groups=True):
             newest = self.newest_version() if max_staleness is not None else ""
@@ -163,13 +164,13 @@ class Farm(ABC):
 
     @abstractmethod
     def _watch(self, batch_id: str) -> AbstractContextManager[BatchWatch]:
-        """Watch a batch for as long as the block lasts."""
+        """Watch a batch for the duration of the block."""
 
     def acknowledge(self, given: Rollout | Group, consumer: str = CONSUMER) -> int:
-        """Acknowledge this and all that the consumer's stream gave before it, so that they are not delivered again.
+        """Acknowledge a rollout or group and everything that the stream gave before it; it is not delivered again.
 
-        Harmless when repeated. Returns the cursor that the consumer has come to. A consumer of groups acknowledges
-        groups, as a rollout may be older than one of an unfinished group. Raises NotFound, InvalidRequest.
+        Safe to repeat. Returns the consumer's new cursor. A consumer of `stream_groups` must acknowledge groups: a
+        rollout may be older than one of an unfinished group. Raises NotFound, InvalidRequest.
         """
         if not given.cursor:
             raise InvalidRequest("it has not ended, so no consumer has received it", field="rollout")
@@ -177,20 +178,20 @@ class Farm(ABC):
 
     @abstractmethod
     def acknowledge_up_to(self, batch_id: str, cursor: int, consumer: str) -> int:
-        """Acknowledge all that ended up to a cursor. Returns the cursor that the consumer has come to.
+        """Acknowledge everything that ended up to a cursor. Returns the consumer's new cursor.
 
-        Raises NotFound, and InvalidRequest for a cursor that was never given out.
+        Raises NotFound, and InvalidRequest for a cursor beyond the batch's last.
         """
 
     @abstractmethod
     def acknowledged(self, batch_id: str, consumer: str = CONSUMER) -> int:
-        """Return the cursor after which a consumer's streams go on; 0 if nothing is acknowledged. Raises NotFound."""
+        """Return the cursor after which a consumer's streams continue; 0 without acknowledgement. Raises NotFound."""
 
     @abstractmethod
     def collect(self, batch_id: str, timeout_s: float | None = None) -> list[Rollout]:
-        """Return all rollouts of a batch with their training rows, by group and sample, once all have ended.
+        """Wait until a batch has ended and return its rollouts with their training rows, by group and sample.
 
-        `rows` makes a trainer's rows of them. Raises NotFound, TimeoutError.
+        `rows` converts them to a trainer's rows. Raises NotFound; TimeoutError after `timeout_s` seconds.
         """
 
     def rows(
@@ -202,16 +203,16 @@ class Farm(ABC):
         max_staleness: int | None = None,
         **options: Any,
     ) -> Any:
-        """Return a batch as the rows of a trainer, once all its rollouts have ended.
+        """Wait until a batch has ended and return it as a trainer's rows.
 
-        The adapter of that name makes them, with its own `options`; `arrays` gives padded arrays (`farm.adapters`).
-        `max_staleness` leaves out rows of weights so many versions older than the newest that the farm plays with: that
-        of the batch itself holds while it is played, however late it is collected. Raises NotFound, TimeoutError.
+        `adapter` names the adapter, which takes further `options`; `arrays` returns padded arrays (`farm.adapters`).
+        `max_staleness` leaves out rows of weights more than this many versions older than the farm's newest at this
+        call; the batch's own limit applied while it ran. Raises NotFound; TimeoutError after `timeout_s` seconds.
         """
         make_rows = load(ADAPTERS, adapter)
         if not callable(make_rows):
             raise InvalidRequest(
-                f"adapter {adapter} gives its trainer a result for each rollout, no rows", field="adapter"
+                f"adapter {adapter} returns a result for each rollout instead of rows", field="adapter"
             )
         rollouts = self.collect(batch_id, timeout_s)
         newest = version_number(self.newest_version()) if max_staleness is not None else NO_VERSION
@@ -220,23 +221,23 @@ class Farm(ABC):
 
     @abstractmethod
     def cancel(self, id: str, rollout_ids: Collection[str] | None = None) -> list[str]:
-        """End a batch, a group or a rollout, by its id, or these rollouts of it. Returns the ids that had not ended.
+        """Cancel a batch, a group or a rollout by its id, or only `rollout_ids` of it. Returns the cancelled ids.
 
-        They hold what was recorded so far, which never trains; what was being scored again keeps the score that it had.
-        Harmless when repeated. Raises NotFound.
+        Cancelled rollouts keep what was recorded so far, which is never trained on. A rollout that was being rescored
+        keeps its score. Safe to repeat. Raises NotFound.
         """
 
     @abstractmethod
     def rescore(self, id: str, rollout_ids: Collection[str] | None = None) -> list[str]:
-        """Score again what was played to the end, without playing it again. Returns the ids. `id` as in `cancel`.
+        """Score completed rollouts again without running them again; `id` as in `cancel`. Returns the ids.
 
-        The score that one has can only be followed by another: it stays if this is cancelled or fails.
+        A rollout keeps its present score until the new one exists, also if rescoring fails or is cancelled.
         """
 
     def annotate(self, producer: str, step: int, annotations: Sequence[Mapping[str, Any]]) -> int:
-        """Write figures of a trainer's step about completed rollouts; return how many were not there.
+        """Write a trainer's annotations of completed rollouts for a step; return how many were new.
 
-        Each is as `farm.NewAnnotation`. All are written or none. Raises Conflict for what is there with another value.
+        Each is like `farm.NewAnnotation`. All or none are written. Raises Conflict if one exists with another value.
         """
         return self.annotations.write(producer, step, annotations)
 
@@ -250,41 +251,38 @@ class Farm(ABC):
 
     @abstractmethod
     def rollouts(self, batch_id: str) -> list[Rollout]:
-        """Return all rollouts of a batch as they are now, without training rows. Raises NotFound."""
+        """Return all rollouts of a batch in their current state, without training rows. Raises NotFound."""
 
     @abstractmethod
     def rollout(self, rollout_id: str) -> Rollout:
-        """Return one rollout as it is now, without training rows. Raises NotFound."""
+        """Return one rollout in its current state, without training rows. Raises NotFound."""
 
     @abstractmethod
     def calls(self, rollout_id: str) -> Sequence[ModelCall]:
-        """Return the model calls of a rollout's last attempt so far, also of one that was lost."""
+        """Return the model calls of a rollout's last attempt so far, even if the attempt was lost."""
 
     @abstractmethod
     def artefacts(self, rollout_id: str) -> Sequence[KeptArtefact]:
-        """Return the artefacts of a rollout, of its last attempt that has any.
-
-        Raises NotFound.
-        """
+        """Return the artefacts of the rollout's last attempt that has any, without their bytes. Raises NotFound."""
 
     @abstractmethod
     def artefact(self, rollout_id: str, name: str) -> bytes:
-        """Return the bytes of one of them. Raises NotFound."""
+        """Return the bytes of an artefact. Raises NotFound."""
 
     @abstractmethod
     def timings(self, rollout_id: str) -> Sequence[Timing]:
-        """Return every stage of every attempt of a rollout."""
+        """Return the timing of every stage of every attempt of a rollout."""
 
     def newest_version(self) -> str:
-        """Return the newest weights that were named to the engines, empty if none were.
+        """Return the newest weight version named to the engines, empty if none was.
 
-        Without any engine, those that were named last: removing engines does not make what they sampled new again.
+        Without engines it is the version named last: removing engines does not make older samples current again.
         """
         return self.orders.newest_version()
 
     @abstractmethod
     def stage_times(self, batch_id: str) -> Sequence[StageTimes]:
-        """Return queue and work times of the stages of a batch: mean, median, p99, greatest. Raises NotFound."""
+        """Return queue and work times of a batch's stages: mean, median, p99, maximum, in s. Raises NotFound."""
 
     @abstractmethod
     def rewards(self, rollout_id: str) -> Sequence[Reward]:
@@ -292,9 +290,9 @@ class Farm(ABC):
 
     @abstractmethod
     def batches(self, limit: int = 20, before: str | None = None) -> Sequence[BatchSummary]:
-        """Return the newest batches, newest first: state, size, mean reward, submitter, and when they were submitted.
+        """Return the newest batches, newest first: state, size, mean reward, submitter, and time of submission.
 
-        With `before`, those that were submitted before this batch. Raises NotFound.
+        With `before`, those submitted before that batch. Raises NotFound.
         """
 
     @abstractmethod
@@ -303,44 +301,44 @@ class Farm(ABC):
 
     @abstractmethod
     def nodes(self) -> Sequence[Node]:
-        """Return all nodes: their room, the age of their last heartbeat, and the reason they get no rollouts."""
+        """Return all nodes: their room, the age of their last heartbeat, and why they get no rollouts."""
 
     @abstractmethod
     def drain_node(self, node: str) -> None:
-        """Place no more rollouts on a node, which drains and exits within some seconds and its grace. Raises NotFound.
+        """Drain a node: it gets no more rollouts and exits after at most its grace period. Raises NotFound.
 
-        It is what SIGTERM does to `farm node`: running stages go on for the grace, and the others are requeued.
+        Same as SIGTERM to `farm node`: running stages may continue for the grace, and the others are requeued.
         """
 
     @abstractmethod
     def add_engine(
         self, url: str, model: str = "", key: str = "none", tokenizer: str = "", tool_format: str = ""
     ) -> None:
-        """Let the farm use an LLM server (`url` ends in /v1), or use it again; harmless when repeated.
+        """Add an LLM server (`url` ends in /v1), or use a drained or removed one again; safe to repeat.
 
-        Without a model, the first that it lists; `tokenizer` is a folder or a name on a hub, where the engine does not
-        say it itself. The server's capabilities are probed. Raises InvalidRequest for an address that is none.
+        Without a model, the first that it lists. `tokenizer` is a folder or a name on a hub, needed if the engine does
+        not report it. The server's capabilities are probed later. Raises InvalidRequest for an invalid address.
         """
 
     @abstractmethod
     def drain_engine(self, url: str) -> None:
-        """Send it no new rollouts; those that play there finish there. Raises NotFound."""
+        """Send no new rollouts to an engine; running ones finish there. Raises NotFound."""
 
     @abstractmethod
     def remove_engine(self, url: str) -> None:
-        """Stop using that server; rollouts that play there move to another. Raises NotFound."""
+        """Stop using an engine; its running rollouts move to others. Raises NotFound."""
 
     @abstractmethod
     def clear_engines(self, forget_weights: bool = False) -> int:
-        """Use none of the engines any more; how many there were. Calls wait until one is added.
+        """Remove all engines; return how many there were. Calls wait until one is added.
 
-        One that is added then gets no calls before it has the weights that were named last, as for an engine that is
-        added beside others. With `forget_weights` it begins with its own.
+        Engines added later get no calls until they have the weights that were named last. With `forget_weights` they
+        start with their own.
         """
 
     @abstractmethod
     def engines(self) -> Sequence[EngineState]:
-        """Return all engines, oldest first: what each can do, its orders, why it is out, what is in flight there.
+        """Return all engines, oldest first: capabilities, orders, why they are out, and calls in flight.
 
         Over HTTP their keys are left out.
         """
@@ -348,26 +346,25 @@ class Farm(ABC):
     def pause_engines(
         self, mode: PauseMode = "drain", urls: Collection[str] | None = None, timeout_s: float = 600.0
     ) -> None:
-        """Hold back new calls to all engines, or these, and return when they are paused.
+        """Pause all engines, or these: hold back new calls, and return when running calls have stopped.
 
-        Calls that run end first (`drain`), freeze (`keep`) or are cut and go on after the resume (`abort`). Raises
-        TimeoutError naming what still runs, and FarmUnreachable if no worker is alive. Engines stay paused until
-        `resume_engines`, also when this process ends; see `weight_update`.
+        Running calls end first (`drain`), freeze (`keep`), or are cut and continue after the resume (`abort`). Engines
+        stay paused until `resume_engines`, even if this process ends; see `weight_update`. Raises TimeoutError naming
+        the calls that still run after `timeout_s` seconds, and FarmUnreachable if no worker is alive.
         """
         self.orders.pause(mode, urls, timeout_s)
 
     def set_version(
         self, version: str | int, urls: Collection[str] | None = None, timeout_s: float = 60.0, path: str | Path = ""
     ) -> Sequence[str]:
-        """Name the weights that all engines, or these, have now. Raises TimeoutError.
+        """Set the weight version of all engines, or these; `path` as in `weight_update`. Raises TimeoutError.
 
-        Returns those that could not be reached: they get no calls until the version is named to them. `path` as in
-        `weight_update`.
+        Returns the engines that could not be reached: they get no calls until they confirm the version.
         """
         return self.orders.set_version(str(version), urls, timeout_s, str(path))
 
     def resume_engines(self, urls: Collection[str] | None = None, timeout_s: float = 60.0) -> None:
-        """Let calls go on. Raises TimeoutError naming engines that do not."""
+        """Resume engines after a pause. Raises TimeoutError naming those that do not."""
         self.orders.resume(urls, timeout_s)
 
     def weight_update(
@@ -378,25 +375,25 @@ class Farm(ABC):
         timeout_s: float = 600.0,
         path: str | Path = "",
     ) -> AbstractContextManager[Sequence[StoredEngine]]:
-        """Pause, let the block push new weights, name them, resume: `with farm.weight_update(7) as engines: push()`.
+        """Pause, run the block to push weights, set the version, resume: `with farm.weight_update(7) as es: push(es)`.
 
-        If the pause fails, the engines are resumed; if the block fails, they stay paused, as their weights may be half
-        written: push again, or `resume_engines`. `path` is where the servers themselves find these weights: the farm
-        has an engine load them from there if it is added later or comes back without them; see `serve_weights`.
+        If the pause fails, the engines resume. If the block fails, they stay paused, as their weights may be half
+        written: push again, or call `resume_engines`. `path` is where the servers can load these weights from: the
+        farm orders that of engines that are added later or restart without them; see `serve_weights`.
         """
         return self.orders.weight_update(str(version), mode, urls, timeout_s, str(path))
 
     def serve_weights(self, give: Callable[[StoredEngine, str], object]) -> WeightServer:
-        """Give engines that lack the farm's weights what they lack, from now until the result is closed.
+        """Push the farm's weights to engines that lack them, in a thread, until the returned server is closed.
 
-        `give(engine, version)` is called in a thread for each engine that was added later or came back with other
-        weights; it pushes that version to it, and the farm lets it play. What it raises is logged; it is called again.
+        The thread calls `give(engine, version)` for each engine that was added later or restarted with other weights.
+        It must push that version; then the engine gets calls. Its exceptions are logged, and it is called again.
         """
         return WeightServer(self.orders, give)
 
     @abstractmethod
     def close(self) -> None:
-        """Close the connection; nothing that was submitted ends by it."""
+        """Close the connection; submitted batches continue."""
 
     def __enter__(self) -> Self:
         return self

@@ -1,7 +1,7 @@
-"""Single rollouts for trainers that ask for one at a time: those that are started together make one batch.
+"""Gathers rollouts that a trainer starts one at a time into batches.
 
-A batch for each would cost a stream and a connection for each, of hundreds at a time. Rollouts with the same request
-are gathered for a moment, submitted as the instances of one batch, and handed back one by one as they end.
+A batch for each would need a stream and a connection for each of hundreds. Rollouts with the same request are gathered
+for a moment, submitted as the instances of one batch, and returned one by one as they end.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _GATHER_S = 0.05
 
 @dataclass(eq=False, slots=True)
 class StartedRollout:
-    """One rollout: `ended` is set once it has; `rollout_id` is empty until its batch is submitted."""
+    """One rollout: `ended` is set when it has ended; `rollout_id` is empty until its batch is submitted."""
 
     instance: Instance
     ended: Future[Rollout] = field(default_factory=Future)
@@ -55,14 +55,15 @@ class GatheredRollouts:
         self._closed = False
 
     def start(self, instance: Instance, request: Mapping[str, Any]) -> StartedRollout:
-        """Start a rollout of an instance; `request` has further fields of its batch. Its `ended` holds what came of it,
-        or the error for which it could not be started.
+        """Start a rollout of an instance; `request` has the other fields of its batch.
+
+        `ended` receives the rollout, or the error that prevented its start.
         """
         started = StartedRollout(instance)
         key = json.dumps(request, sort_keys=True, default=repr)
         with self._lock:
             if self._closed:
-                raise RuntimeError("the connection to the farm was closed")
+                raise RuntimeError("the connection to the farm is closed")
             self._open.add(started)
             gathered = self._gathered.setdefault(key, [])
             gathered.append(started)
@@ -74,11 +75,11 @@ class GatheredRollouts:
         return started
 
     def abandon(self, started: StartedRollout) -> None:
-        """Cancel a rollout that nothing waits for any more, in the background."""
+        """Cancel a rollout whose result is no longer needed, in the background."""
         _in_background(self._abandon, started)
 
     def close(self) -> None:
-        """Cancel what has not ended. What is waited for fails."""
+        """Cancel all unfinished rollouts. Waits for them fail."""
         with self._lock:
             self._closed = True
             left = list(self._open)
@@ -91,7 +92,7 @@ class GatheredRollouts:
         self._play(gathered, request)
 
     def _play(self, batch: Sequence[StartedRollout], request: dict[str, Any]) -> None:
-        """Submit a batch, and hand its rollouts back as they end. Each runs in a thread of its own."""
+        """Submit a batch and return its rollouts as they end. Each batch runs in its own thread."""
         try:
             instances = tuple(started.instance for started in batch)
             batch_id = self.client.submit(BatchRequest(instances=instances, **request))
@@ -99,7 +100,7 @@ class GatheredRollouts:
             if len(batch) == 1:
                 batch[0].fail(error)
             else:
-                # what is wrong with one instance is not wrong with the others
+                # one invalid instance does not affect the others
                 for started in batch:
                     _in_background(self._play, [started], request)
             return

@@ -1,7 +1,7 @@
 """HTTP requests to the API of a farm, retried while it is unavailable.
 
-An API is stateless: after a restart it serves repeated requests as before. Only a request that must not be done twice
-is an error at once if it was sent and not answered.
+The API is stateless: after a restart it serves repeated requests as before. Only a request that is not safe to repeat
+fails at once if it was sent and not answered.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ T = TypeVar("T")
 
 _CONNECT_S = 10.0
 _ANSWER_S = 300.0
-"""Seconds for an answer beyond the `wait_s` of a request: a huge batch takes its time."""
+"""Seconds for an answer beyond the `wait_s` of a request: a huge batch takes long."""
 _LIMITS = httpx2.Limits(max_connections=None, max_keepalive_connections=None, keepalive_expiry=30.0)
-# a machine that crashed without closing its connections would be waited for just as long
+# a machine that crashed without closing its connections is noticed by these, and not only after _ANSWER_S
 _TCP = (
     (socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1),
     (socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 15),
@@ -38,17 +38,17 @@ _TCP = (
     (socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, 30_000),
 )
 _RESTART_FACTOR = 10
-"""So many times as long is an API waited for that has answered, as it restarts; another may be a wrong address."""
+"""Factor of the patience once an API has answered, as it restarts; else the address may be wrong."""
 _PAUSE_S = (0.05, 1.0)
 _TOO_OFTEN = 429
-"""The status of a request that was not done, as the key's rate is used up."""
+"""The status of a request that was refused because the key's rate is used up."""
 _AWAY = {502, 503, 504}
-"""Status codes by which a proxy answers while the API is unavailable."""
+"""Status codes of a proxy while the API is unavailable."""
 
 
 @dataclass(frozen=True, slots=True)
 class _NoAnswer:
-    """The reason a request got no answer; `may_be_done`: it may have arrived all the same."""
+    """The reason why a request got no answer; `may_be_done`: it may have arrived nevertheless."""
 
     why: FarmError
     may_be_done: bool
@@ -57,9 +57,9 @@ class _NoAnswer:
 class ApiConnection:
     """A connection to one address, for any number of threads.
 
-    `patience_s` is how long an API is waited for that does not answer, ten times as long once it has answered; the
-    faults that it reports, such as a database that is away, are waited for `patience_s`. Raises InvalidRequest for an
-    address that is none.
+    `patience_s` is how long to wait for an API that does not answer, ten times as long once it has answered. Errors
+    that it reports, such as an unavailable database, are retried for `patience_s`. Raises InvalidRequest for an invalid
+    address.
     """
 
     def __init__(self, url: str, key: str = "", patience_s: float = WAIT_TIMEOUT_S) -> None:
@@ -68,22 +68,22 @@ class ApiConnection:
         self._has_answered = False
         shown = [(b"authorization", f"Bearer {key}".encode())] if key else []
         self._client = httpx2.Client(
-            # the environment's proxies are for what is far away, and reading certificates takes longer than a request
+            # no proxies from the environment for local addresses; loading certificates takes longer than a request
             trust_env=False,
             transport=httpx2.HTTPTransport(verify=_trusted(url), limits=_LIMITS, socket_options=_TCP, trust_env=False),
             headers=[*shown, (b"accept-encoding", b"identity")],
         )
 
     def get(self, kind: type[T], path: str, *, wait_s: float = 0.0, patience_s: float | None = None, **query: Any) -> T:
-        """Return the answer to a request that changes nothing. `wait_s` is how long it may take; `patience_s` in place
-        of the connection's own."""
+        """Return the answer to a read request. `wait_s` is how long it may take; `patience_s` overrides the
+        connection's."""
         result = {name: str(value) for name, value in query.items()}
         if wait_s:
             result["wait_s"] = f"{wait_s:.3f}"
         return self._read(kind, self._ask("GET", path, result, None, wait_s, patience_s=patience_s))
 
     def pages(self, kind: type[T], path: str, key: Callable[[T], object], limit: int = 1000) -> list[T]:
-        """Return a whole list, page by page, each asked for by the `key` of the last item of the one before."""
+        """Return a whole list, page by page; `key` of a page's last item asks for the next page."""
         result: list[T] = []
         while True:
             after: dict[str, Any] = {"after": key(result[-1])} if result else {}
@@ -93,13 +93,13 @@ class ApiConnection:
                 return result
 
     def data(self, path: str, **query: str) -> bytes:
-        """Return the bytes of an answer that is no JSON; otherwise as `get`."""
+        """Return the bytes of an answer that is not JSON; otherwise like `get`."""
         return self._ask("GET", path, query, None)
 
     def post(
         self, kind: type[T], path: str, body: Any = None, *, repeatable: bool = True, wait_s: float = 0.0, **query: str
     ) -> T:
-        """Send a request that makes changes; one not `repeatable` is not sent again once it may have arrived.
+        """Send a request that makes changes; unless it is `repeatable`, it is not resent once it may have arrived.
 
         `wait_s` is how long it may take.
         """
@@ -118,10 +118,10 @@ class ApiConnection:
         repeatable: bool = True,
         patience_s: float | None = None,
     ) -> bytes:
-        # what is given is all there is; else an API may first take as long as it likes for an answer
+        # an explicit patience is the total; otherwise the first answer may take longer
         deadline = None if patience_s is None else time.monotonic() + patience_s
         patience_s = self._timeout_s if patience_s is None else patience_s
-        # a request that cannot be sent is the caller's fault, and no reason to retry
+        # a request that cannot be sent is the caller's error: no retry
         try:
             request = self._client.build_request(
                 method,
@@ -148,7 +148,7 @@ class ApiConnection:
         raise AssertionError("pauses have no end")
 
     def _tried(self, request: httpx2.Request) -> bytes | _NoAnswer:
-        """Send once; return the answer, or the reason there is none now. Raises errors that a retry cannot mend."""
+        """Send once; return the answer, or why there is none now. Raises errors that a retry cannot fix."""
         try:
             response = self._client.send(request)
         except (httpx2.ConnectError, httpx2.ConnectTimeout) as error:
@@ -156,17 +156,17 @@ class ApiConnection:
                 mend = "set FARM_API_CA to the file of the authority that signed it"
                 raise FarmUnreachable(f"the certificate of {self.url} is not trusted: {mend}; {error}") from error
             if "[SSL" in str(error):
-                raise FarmUnreachable(f"what answers at {self.url} speaks no such TLS: {error}") from error
+                raise FarmUnreachable(f"the server at {self.url} does not support this TLS: {error}") from error
             return _NoAnswer(FarmUnreachable(f"no API of a farm answers at {self.url}: {error}"), False)
         except httpx2.TransportError as error:
-            why = f"the API at {self.url} gave no answer ({type(error).__name__}); it may have done what it was asked"
+            why = f"the API at {self.url} did not answer ({type(error).__name__}); the request may have been executed"
             return _NoAnswer(FarmUnreachable(why), True)
         if response.is_success:
             self._has_answered = True
             return response.content
         refusal = error_of(response.content)
         if refusal is None:
-            why = f"what answers at {self.url} is no API of a farm: status {response.status_code}"
+            why = f"the server at {self.url} is not a farm's API: status {response.status_code}"
             if response.status_code in _AWAY:
                 return _NoAnswer(FarmUnreachable(why), True)
             raise FarmUnreachable(why)
@@ -181,11 +181,13 @@ class ApiConnection:
         try:
             return serialization.read(kind, data)
         except ValueError as error:
-            raise FarmUnreachable(f"what answers at {self.url} is no API of such a farm: {error}") from error
+            raise FarmUnreachable(
+                f"the server at {self.url} is not a farm's API, or has another version: {error}"
+            ) from error
 
 
 def _trusted(url: str) -> ssl.SSLContext | bool:
-    """Return the authorities that a certificate may be of: those of FARM_API_CA, else the usual ones."""
+    """Return the trusted certificate authorities: FARM_API_CA, else the system's."""
     if not url.startswith("https:"):
         return False
     authorities = settings().api_ca
@@ -194,7 +196,7 @@ def _trusted(url: str) -> ssl.SSLContext | bool:
     try:
         return ssl.create_default_context(cafile=authorities)
     except (OSError, ssl.SSLError) as error:
-        raise InvalidRequest(f"{authorities} holds no certificate: {error}", field="FARM_API_CA") from None
+        raise InvalidRequest(f"{authorities} contains no certificate: {error}", field="FARM_API_CA") from None
 
 
 def _content(body: Any) -> bytes:
@@ -213,9 +215,9 @@ def _sound(url: str) -> str:
         sound = bool(parts.hostname) and (parts.port is None or parts.port > 0) and not (parts.query or parts.fragment)
     except ValueError:
         sound = False
-    # a password would be shown in messages, and the API wants a key
+    # a password would appear in messages, and the API expects a key
     if not sound or "@" in url:
-        raise InvalidRequest("it is no address such as http://HOST:8600", field="url")
+        raise InvalidRequest("must be an address such as http://HOST:8600", field="url")
     return url.rstrip("/")
 
 

@@ -1,4 +1,4 @@
-"""Errors on the wire: the tree of `farm.errors` as HTTP statuses with a body, and back, by one table."""
+"""Errors over HTTP: one table maps the classes of `farm.errors` to status codes and bodies, and back."""
 
 from __future__ import annotations
 
@@ -48,12 +48,12 @@ _KINDS: dict[str, type[UsageError] | type[ServiceError]] = {
         Overloaded,
     )
 }
-"""Errors sent by name; their status is that of their class, unless HTTP has a finer one."""
+"""Errors sent by name; the status is the class's, unless HTTP has a more specific one."""
 
 
 @dataclass(frozen=True, slots=True)
 class ProblemDetails:
-    """The body of an error response: `kind` is the name of one of the farm's errors."""
+    """The body of an error response: `kind` is the name of an error class."""
 
     status: int
     kind: str
@@ -68,18 +68,18 @@ class ProblemDetails:
 
 
 def problem_of(error: Exception) -> ProblemDetails:
-    """Return the error response for an exception. Details of unexpected ones go to the log only."""
+    """Return the error response for an exception. Details of unexpected ones only go to the log."""
     if isinstance(error, InvalidRequest):
         (field, message), *more = error.complaints
         return ProblemDetails(error.status, "InvalidRequest", message, field, more)
     if isinstance(error, UsageError | ServiceError):
         return ProblemDetails(error.status, type(error).__name__, str(error))
     log.error("Request handler failed", exc_info=error)
-    return ProblemDetails(500, "ServiceError", f"answering broke ({type(error).__name__}): the API's log says where")
+    return ProblemDetails(500, "ServiceError", f"request handler failed ({type(error).__name__}): see the API's log")
 
 
 def error_of(data: bytes) -> UsageError | ServiceError | None:
-    """Return the error that an answer stands for; None if no API of a farm gave it."""
+    """Return the error of a response body; None if it is not a farm's."""
     result = _told(data)
     kind = _KINDS.get(str(result.get("kind")))
     if kind is None:

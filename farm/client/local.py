@@ -1,4 +1,4 @@
-"""A farm by way of its store: the verbs as reads and writes, with their notifications, which are sent only here."""
+"""A farm through its store: the verbs as reads and writes with their notifications, which only this module sends."""
 
 from __future__ import annotations
 
@@ -48,16 +48,16 @@ T = TypeVar("T")
 log = logging.getLogger(__name__)
 
 PAGE = 256
-"""Rollouts, or groups, that are given at a time."""
+"""Rollouts, or groups, per page."""
 _POLL_S = 0.5
 _MAX_SEEN = 10_000
-"""The batches that are remembered as having been there: a service has many in its life."""
+"""Batches remembered as seen: a long-lived service sees many."""
 
 
 def open_store(
     url: str | Path | None = None, patience_s: float = WAIT_TIMEOUT_S, first_s: float | None = None
 ) -> tuple[Store, str]:
-    """Open the store of a farm; return it and its broker's URL. `first_s` as in `farm.connect`; raises as it does."""
+    """Open the store of a farm; return it and its broker's URL. `first_s` and errors as in `farm.connect`."""
     store_url, broker_url = address_of(url, settings())
     store = Store(store_url, patience_s)
     try:
@@ -69,7 +69,7 @@ def open_store(
 
 
 class LocalFarm(Farm):
-    """The verbs, on a store and its signals. `workers_s` is how long an order waits for a first sign of a worker."""
+    """The verbs on a store and its signals. `workers_s` is how long an order waits for a first sign of a worker."""
 
     def __init__(self, store: Store, signals: Signals, max_open: int, workers_s: float = 5.0) -> None:
         self.store = store
@@ -85,7 +85,7 @@ class LocalFarm(Farm):
 
     @classmethod
     def opened(cls, url: str | Path | None, broker_url: str | None, first_s: float) -> LocalFarm:
-        """Connect to the farm at an address, as `farm.connect` does."""
+        """Connect to the farm at an address; see `farm.connect`."""
         store, found_broker = open_store(url, first_s=first_s)
         return cls(store, Signals(found_broker if broker_url is None else broker_url), settings().max_open)
 
@@ -107,7 +107,7 @@ class LocalFarm(Farm):
         write = logged(create, "submit", lambda created: created[0], size, done=lambda created: created[1])
         try:
             batch_id, new = self.store.write(write)
-        except IntegrityError:  # the same key was submitted at the same moment; now it is there to be found
+        except IntegrityError:  # the same key was submitted at the same moment; now it can be read
             batch_id, new = self.store.write(write)
         if new:
             self.signals.wake()
@@ -115,7 +115,7 @@ class LocalFarm(Farm):
         return batch_id
 
     def _served(self) -> Collection[str]:
-        """Return the handlers of all nodes, installed here or not; a node checks its instances then."""
+        """Return the handlers of all nodes, installed here or not; nodes check instances of the others."""
         return {handler for node in self.nodes() for handler in node.handlers}
 
     def _are_here(self) -> bool:
@@ -137,7 +137,7 @@ class LocalFarm(Farm):
         return result
 
     def rollouts_after(self, batch_id: str, after: str | None, limit: int) -> list[Rollout]:
-        """Return the first rollouts of a batch, or those after one of them. Raises NotFound."""
+        """Return the first rollouts of a batch, or those after `after`. Raises NotFound."""
         self._progress(batch_id)
         last = None if after is None else _named(after, "rollout")
         return self.store.read(lambda connection: batches.rollouts_of(connection, batch_id, last, limit))
@@ -193,15 +193,15 @@ class LocalFarm(Farm):
         return self.store.read(lambda connection: consumers.acknowledged(connection, batch_id, consumer))
 
     def page(self, batch_id: str, cursor: int, whole_groups: bool = False, limit: int = PAGE) -> Page:
-        """Return up to `limit` of the rollouts, or whole groups, that ended after a cursor, without waiting.
+        """Return up to `limit` rollouts, or whole groups, that ended after a cursor, without waiting.
 
-        Raises NotFound, and StoreWentBack for a cursor that the batch has not given out.
+        Raises NotFound, and StoreWentBack for a cursor beyond the batch's last.
         """
         last, is_open = self._progress(batch_id)
         if cursor > last:
             raise StoreWentBack(
-                f"batch {batch_id} has given out no number beyond {last}, and {cursor} was asked for: unless that is "
-                "another batch's, the database went back in time; go on with cursor 0, or with what was acknowledged"
+                f"batch {batch_id} has no cursor beyond {last}, and {cursor} was given: unless it is "
+                "another batch's, the database went back in time; continue with cursor 0 or the acknowledged one"
             )
         if whole_groups:
             groups = self.store.read(lambda connection: batches.groups_after(connection, batch_id, cursor, limit))
@@ -216,7 +216,7 @@ class LocalFarm(Farm):
         return Page(tuple(batches.with_segments(result, rows)), not is_open)
 
     def _engine_warnings(self, batch_id: str) -> tuple[str, ...]:
-        """Return the reasons its engines get no calls without intervention; empty if it is played on none of these."""
+        """Return why the batch's engines get no calls without intervention; empty for other engines than the farm's."""
         model = str(self.store.read(lambda connection: batches.request_of(connection, batch_id)).get("model", ""))
         warnings = troubles(self.store.read(llm_engines.listing), model)
         if warnings and not self.store.read(lambda connection: batches.needs_engine(connection, batch_id)):
@@ -238,14 +238,11 @@ class LocalFarm(Farm):
         return batches.with_segments(result, rows)
 
     def has_open(self, batch_id: str) -> bool:
-        """Return whether some rollout of a batch has not ended. Called at every notification, one for each that ends.
-
-        Raises NotFound.
-        """
+        """Return whether some rollout of a batch has not ended; called for each notification. Raises NotFound."""
         return self._progress(batch_id)[1]
 
     def _progress(self, batch_id: str) -> tuple[int, bool]:
-        """Return the last number of a batch, and whether it has open rollouts; log once if the number went back."""
+        """Return the last cursor of a batch and whether it has open rollouts; log once if the cursor went back."""
         _named(batch_id, "batch")
         result = self._of_batch(batch_id, lambda connection: batches.progress(connection, batch_id))
         if result[0] < self._seen.get(batch_id, 0):
@@ -264,14 +261,14 @@ class LocalFarm(Farm):
                 self._seen.pop(old, None)
 
     def _of_batch(self, batch_id: str, ask: Work[T]) -> T:
-        """Run a query on a batch. Raises StoreWentBack if the batch was there and is no longer."""
+        """Run a query on a batch. Raises StoreWentBack if the batch existed before and no longer does."""
         try:
             return self.store.read(ask)
         except NotFound:
             if batch_id not in self._seen:
                 raise
             raise StoreWentBack(
-                f"batch {batch_id} was there, and is not known any more: the database went back in time, as by a "
+                f"batch {batch_id} existed and is gone: the database went back in time, e.g. by a "
                 "restored backup; submit the batch again"
             ) from None
 
@@ -280,14 +277,14 @@ class LocalFarm(Farm):
         chosen = None if rollout_ids is None else [str(_named(each, "rollout")) for each in rollout_ids]
         ids = self._changed("cancel", target, lambda connection: cancel_and_rescore.cancel(connection, target, chosen))
         if ids:
-            # a try that was not made after all may have named some that another process ended since
+            # a try that failed may have named rollouts that another process has ended since
             ids = self.store.read(lambda connection: cancel_and_rescore.cancelled_of(connection, ids))
             self.signals.cancelled(ids)
             self.signals.ended(target.batch_id)
         return ids
 
     def _changed(self, verb: str, target: RolloutRef, change: Work[list[str]]) -> list[str]:
-        """Write; return the changed ids, also of an earlier try whose commit was made but not answered."""
+        """Write; return the changed ids, including those of an earlier try whose commit was not answered."""
         ids: dict[str, None] = {}
         caller = current_caller()
 
@@ -321,7 +318,7 @@ class LocalFarm(Farm):
 
     def drain_node(self, node: str) -> None:
         if not self.store.write(logged(partial(nodes.drain, node=node), "drain", node, done=bool)):
-            raise NotFound(f"there is no node {node}: `farm doctor` lists those that there are")
+            raise NotFound(f"there is no node {node}: `farm doctor` lists the nodes")
         self.signals.wake()
 
     def add_engine(
@@ -340,7 +337,7 @@ class LocalFarm(Farm):
 
     def _change_engine(self, verb: str, url: str, change: Callable[..., bool]) -> None:
         if not self.store.write(logged(lambda connection: change(connection, url), f"engines {verb}", url, done=bool)):
-            raise NotFound(f"there is no engine {url}: `farm engines list` shows those that there are")
+            raise NotFound(f"there is no engine {url}: `farm engines list` lists the engines")
         self.signals.engines()
 
     def clear_engines(self, forget_weights: bool = False) -> int:
@@ -360,7 +357,7 @@ class LocalFarm(Farm):
 
 
 class _StoreWatch:
-    """A watch of a batch that reads the store at every notification that a rollout ended, and polls besides."""
+    """A watch of a batch that reads the store when notified of an ended rollout, and also polls."""
 
     def __init__(self, farm: LocalFarm, batch_id: str, listener: Listener) -> None:
         self._farm = farm
@@ -392,7 +389,7 @@ def _named(text: str, kind: str) -> RolloutRef:
     target = RolloutRef.of(text)
     if target.kind != kind:
         raise NotFound(
-            f"there is no {kind} {text}: such an id would be a {target.kind}'s, a {kind}'s is {_FORMS[kind]}"
+            f"there is no {kind} {text}: the id has the form of a {target.kind}'s; a {kind}'s is {_FORMS[kind]}"
         )
     return target
 

@@ -1,4 +1,4 @@
-"""Task archives on a store."""
+"""Task archives, on a store."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _MAX_PARTS = 2 * MAX_ARCHIVE_BYTES // PART_BYTES
 
 
 class LocalArchives(TaskArchives):
-    """The archives, on a store."""
+    """Task archives on a store."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
@@ -39,7 +39,7 @@ class LocalArchives(TaskArchives):
         write = partial(write, n_bytes=len(data))
         try:
             self._store.write(write)
-        except IntegrityError:  # another client sent the same at the same moment
+        except IntegrityError:  # another client sent the same part at the same moment
             self._store.write(write)
 
     def complete(self, digest: str, n_parts: int) -> None:
@@ -54,7 +54,7 @@ class LocalArchives(TaskArchives):
                 check(stream.buffered())
                 if stream.digest() != digest or stream.n_parts != n_parts:
                     raise InvalidRequest(
-                        f"the {stream.n_parts} parts that are here are not the archive {digest}: upload it again",
+                        f"the {stream.n_parts} stored parts are not the archive {digest}: upload it again",
                         field="digest",
                     )
             except InvalidRequest:
@@ -70,4 +70,4 @@ class LocalArchives(TaskArchives):
 
 def _check_digest(digest: str) -> None:
     if not _DIGEST.fullmatch(digest):
-        raise InvalidRequest("it is no SHA-256: 64 digits of 0-9 and a-f", field="digest")
+        raise InvalidRequest("must be a SHA-256: 64 digits of 0-9 and a-f", field="digest")

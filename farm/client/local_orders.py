@@ -1,4 +1,4 @@
-"""Orders to engines on a store, which `farm.client.weight_update` waits for."""
+"""Orders to engines, on a store; `farm.client.weight_update` waits for them."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from farm.store.database import Store
 from farm.store.llm_engines import EngineUse
 
 ALIVE_S = 20.0
-"""Seconds of silence after which a process that calls engines counts as dead; it reports at least every quarter."""
+"""Seconds of silence until a process that calls engines counts as dead; it reports at least every quarter."""
 
 
 class LocalOrders(WeightUpdateOrders):
-    """Orders, on a store and its signals. `workers_s` is how long an order waits for a first sign of a worker."""
+    """Orders on a store and its signals. `workers_s` is how long an order waits for a first sign of a worker."""
 
     def __init__(self, store: Store, signals: Signals, workers_s: float) -> None:
         self._store = store
@@ -38,7 +38,7 @@ class LocalOrders(WeightUpdateOrders):
             return [engine for engine in known.values() if not is_reserved(engine.model)]
         wanted = [normal_url(url) for url in urls]
         if missing := [url for url in wanted if url not in known]:
-            raise NotFound(f"there is no engine {missing[0]}: `farm engines list` shows those that there are")
+            raise NotFound(f"there is no engine {missing[0]}: `farm engines list` lists the engines")
         return [known[url] for url in wanted]
 
     def newest_version(self) -> str:
@@ -75,7 +75,7 @@ class LocalOrders(WeightUpdateOrders):
             return []
         if not by_owner:
             if waited_s > self._workers_s:
-                raise FarmUnreachable("no worker of this farm is alive that could tell the engines: start a node")
+                raise FarmUnreachable("no worker of this farm is alive to pass orders to the engines: start a node")
             return ["no worker is alive yet"]
         return [
             complaint
@@ -103,6 +103,6 @@ def _unacknowledged(engine: StoredEngine, order: int, by_owner: Mapping[str, Map
 
 
 def _must_be_idle(engine: StoredEngine) -> bool:
-    """Return whether its pause requires that calls end: an engine that cannot freeze them has to finish them."""
+    """Return whether the pause requires that calls end: engines that cannot freeze calls finish them."""
     freezes = engine.paused == "keep" and engine.info is not None and engine.info.control
     return bool(engine.paused) and not freezes

@@ -1,4 +1,4 @@
-"""Training runs on a store."""
+"""Training runs, on a store."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _MAX_RECORD_BYTES = 16_000_000
 
 
 class LocalRuns(Runs):
-    """The verbs, on a store."""
+    """The verbs on a store."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
@@ -41,7 +41,7 @@ class LocalRuns(Runs):
         write = partial(consumers.record_step, run=run, step=step, record=record)
         try:
             return self._store.write(write)
-        except IntegrityError:  # another wrote it at the same moment; now it is there to be found
+        except IntegrityError:  # another process wrote it at the same moment; now it can be read
             return self._store.write(write)
 
     def recorded_step(self, run: str, up_to: int | None = None) -> RecordedStep | None:

@@ -1,4 +1,4 @@
-"""A farm by way of its API: the verbs as HTTP requests, with the same types and errors."""
+"""A farm through its API: the verbs as HTTP requests, with the same types and errors."""
 
 from __future__ import annotations
 
@@ -32,22 +32,22 @@ from farm.records.trajectory import ModelCall
 
 T = TypeVar("T")
 _LISTED, _CALLS = 1000, 256
-"""The most items of a page of a list, and the most model calls."""
+"""Page sizes: items of a list, and model calls."""
 _ROLLOUTS, _GROUPS = 64, 8
-"""The most rollouts, and the most groups, of a page; a group may be large."""
+"""Page sizes: rollouts, and groups, which may be large."""
 
 
 @dataclass(frozen=True, slots=True)
 class Submitted:
-    """The answer to a submit."""
+    """The response to a submit."""
 
     batch_id: str
 
 
 class RemoteFarm(Farm):
-    """The verbs, as requests to the API at an address.
+    """The verbs as requests to the API at an address.
 
-    An unavailable API is waited for as a store waits for its database; then every method raises FarmUnreachable.
+    While the API is unavailable, methods wait like a store waits for its database; then they raise FarmUnreachable.
     """
 
     def __init__(self, url: str, key: str = "", patience_s: float = WAIT_TIMEOUT_S) -> None:
@@ -61,7 +61,7 @@ class RemoteFarm(Farm):
 
     @classmethod
     def opened(cls, url: str, key: str, first_s: float) -> RemoteFarm:
-        """Connect to an API that answers within `first_s`, as `farm.connect` does."""
+        """Connect to an API that answers within `first_s`; see `farm.connect`."""
         farm = cls(url, key)
         try:
             farm.check(first_s)
@@ -71,14 +71,14 @@ class RemoteFarm(Farm):
         return farm
 
     def check(self, patience_s: float | None = None) -> None:
-        """Raise FarmUnreachable, StoreUnavailable, or NotAllowed for a wrong key; `patience_s` in place of its own."""
+        """Raise FarmUnreachable, StoreUnavailable, or NotAllowed for a wrong key; `patience_s` overrides its own."""
         self._api.get(list[BatchSummary], "/v1/batches", patience_s=patience_s, limit=1)
 
     def submit(self, request: BatchRequest | Mapping[str, Any]) -> str:
-        # exactly one batch comes of it, also if the API ends before it has answered
+        # the key makes a resent request the same batch, even if the API stopped before it answered
         batch_request = checked_request(request)
         if batch_request.idempotency_key is None:
-            # what may have to be sent again must be known again
+            # a request that may be resent needs a key
             batch_request = batch_request.model_copy(update={"idempotency_key": f"submit-{secrets.token_hex(16)}"})
         body = batch_request.model_dump(mode="json", exclude_defaults=True)
         return self._api.post(Submitted, "/v1/batches", body).batch_id
@@ -125,17 +125,17 @@ class RemoteFarm(Farm):
         self.wait(batch_id, timeout_s)
         watch, result, cursor = _RemoteWatch(self._api, batch_id), dict[str, Rollout](), 0
         while page := watch.page(cursor, False, 0.0).rollouts:
-            # one that is scored again meanwhile comes again
+            # a rollout that is rescored meanwhile comes again
             result.update((rollout.rollout_id, rollout) for rollout in page)
             cursor = page[-1].cursor
         return sorted(result.values(), key=lambda rollout: (rollout.group_index, rollout.sample_index))
 
     def cancel(self, id: str, rollout_ids: Collection[str] | None = None) -> list[str]:
-        # if the API ends before it has answered, those cancelled until then are missing
+        # not repeatable: after a lost answer the ids cancelled so far would be missing
         return self._api.post(list[str], "/v1/cancel", _of_any(id, rollout_ids))
 
     def rescore(self, id: str, rollout_ids: Collection[str] | None = None) -> list[str]:
-        # if the API ends meanwhile, which were begun is unknown
+        # not repeatable: after a lost answer the ids that were started are unknown
         return self._api.post(list[str], "/v1/rescore", _of_any(id, rollout_ids), repeatable=False)
 
     def rollout(self, rollout_id: str) -> Rollout:
@@ -163,7 +163,7 @@ class RemoteFarm(Farm):
         return self._api.pages(Node, "/v1/nodes", lambda node: node.node)
 
     def drain_node(self, node: str) -> None:
-        # repeated, it might drain a node that was started since
+        # not repeatable: it could drain a node that was started since
         self._api.post(dict, "/v1/nodes/drain", {"node": node}, repeatable=False)
 
     def add_engine(
@@ -176,7 +176,7 @@ class RemoteFarm(Farm):
         self._api.post(dict, "/v1/engines/drain", {"url": url})
 
     def remove_engine(self, url: str) -> None:
-        # repeated, it might remove an engine that was added since
+        # not repeatable: it could remove an engine that was added since
         self._api.post(dict, "/v1/engines/remove", {"url": url}, repeatable=False)
 
     def clear_engines(self, forget_weights: bool = False) -> int:
@@ -190,7 +190,7 @@ class RemoteFarm(Farm):
 
 
 class _RemoteWatch:
-    """Long polls: the API answers when there is something, or when it has waited long enough."""
+    """Long polls: the API answers when there are results, or after the time limit."""
 
     def __init__(self, api: ApiConnection, batch_id: str) -> None:
         self._api = api
@@ -206,7 +206,7 @@ class _RemoteWatch:
 
 
 class RemoteOrders(WeightUpdateOrders):
-    """Orders by way of the API. It is this client that waits until they are followed."""
+    """Orders through the API. This client waits for them to be followed."""
 
     def __init__(self, api: ApiConnection) -> None:
         self._api = api
@@ -237,7 +237,7 @@ class RemoteOrders(WeightUpdateOrders):
 
 
 class RemoteRuns(Runs):
-    """Training runs by way of the API."""
+    """Training runs through the API."""
 
     def __init__(self, api: ApiConnection) -> None:
         self._api = api
@@ -270,7 +270,7 @@ class RemoteRuns(Runs):
 
 
 class RemoteArchives(TaskArchives):
-    """Task archives by way of the API."""
+    """Task archives through the API."""
 
     def __init__(self, api: ApiConnection) -> None:
         self._api = api
@@ -295,7 +295,7 @@ def _of_rollout(rollout_id: str, rest: str = "") -> str:
 
 
 def _sound(id: str) -> str:
-    """Return the id, to be part of a path. Raises NotFound for a text that cannot be one."""
+    """Return an id that can be part of a path. Raises NotFound for other texts."""
     RolloutRef.of(id)
     return id
 

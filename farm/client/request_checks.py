@@ -1,4 +1,4 @@
-"""Checks of a request where it comes in, before anything of it is stored: every complaint at once, by field."""
+"""Checks of a request before anything is stored: all faults at once, by field."""
 
 from __future__ import annotations
 
@@ -24,16 +24,16 @@ R = TypeVar("R", bound=Request)
 
 HANDLERS = "farm.handlers"
 WEBHOOK_FORMS = "farm.webhook_forms"
-"""The entry points of forms of webhooks: functions of the store and the id of a batch, which return a body."""
+"""Entry points of webhook formats: functions of the store and a batch id that return a body."""
 SANDBOXES = "farm.sandboxes"
 MAX_COMPLAINTS = 20
-"""The most faults of a request that are named at a time."""
+"""Faults of a request that are reported at a time."""
 _MAX_IMAGES = 32
-"""The most images that are looked for; the rest may be there."""
+"""Images that are checked per request; the others are assumed to exist."""
 
 
 def checked_request(request: BatchRequest | Mapping[str, Any]) -> BatchRequest:
-    """Return the validated request, with what is known here of its tasks. Raises InvalidRequest naming the field."""
+    """Return the validated request, with local findings about its tasks. Raises InvalidRequest naming the field."""
     if not isinstance(request, BatchRequest):
         try:
             request = BatchRequest.model_validate(request)
@@ -45,7 +45,7 @@ def checked_request(request: BatchRequest | Mapping[str, Any]) -> BatchRequest:
 
 
 def checked(kind: type[R], values: Any) -> R:
-    """Return a request of these values. Raises InvalidRequest naming the field."""
+    """Return a request with these values. Raises InvalidRequest naming the field."""
     try:
         return kind.model_validate(values)
     except ValidationError as error:
@@ -59,16 +59,16 @@ def check_plugin(group: str, name: str, field: str, any_of_them: str) -> None:
 
 
 def check_plugins(request: BatchRequest) -> None:
-    """Raise InvalidRequest for a name of a plug-in that is not installed here."""
+    """Raise InvalidRequest for a plug-in that is not installed here."""
     check_plugin("farm.agents", request.agent, "agent", "")
     check_plugin(SANDBOXES, request.sandbox, "sandbox", "auto")
     check_plugin(ROW_BUILDERS, request.row_builder, "row_builder", "")
 
 
 def check_webhook(webhook: Webhook | None, hosts: str, caller: Caller) -> None:
-    """Raise InvalidRequest or Forbidden for an address that a caller may not have told of the end of a batch.
+    """Raise InvalidRequest or Forbidden for a webhook address that the caller may not use.
 
-    The farm calls it from inside its network, so who may not do all names those alone that the farm allows.
+    The farm calls it from inside its network, so only admins may name hosts that the farm does not allow.
     """
     if webhook is None:
         return
@@ -77,21 +77,21 @@ def check_webhook(webhook: Webhook | None, hosts: str, caller: Caller) -> None:
         address = urlsplit(webhook.url)
         names = {address.netloc.lower(), (address.hostname or "").lower() if address.port is None else ""} - {""}
     except ValueError as error:
-        raise InvalidRequest(f"is no address: {error}", field="webhook.url") from None
+        raise InvalidRequest(f"must be an address: {error}", field="webhook.url") from None
     allowed = {host.strip().lower() for host in hosts.split(",")} - {""}
     if not caller.may(Scope.ADMIN) and not names & allowed:
         here = ", ".join(sorted(allowed)) or "none"
         known = f"the hosts that this farm calls (FARM_WEBHOOK_HOSTS: {here})"
-        raise Forbidden(f"webhook.url: {address.netloc} is none of {known}")
+        raise Forbidden(f"webhook.url: {address.netloc} is not one of {known}")
 
 
 def check_instances(
     request: BatchRequest, served: Callable[[], Collection[str]], engines: Callable[[], Sequence[StoredEngine]]
 ) -> None:
-    """Raise InvalidRequest with all that is wrong with its instances, or UnknownHandler.
+    """Raise InvalidRequest with all faults of the instances, or UnknownHandler.
 
-    `served` gives the handlers of all nodes, installed here or not; a node checks its instances then. `engines` gives
-    the farm's engines.
+    `served` returns the handlers of all nodes, installed here or not; nodes check instances of the others. `engines`
+    returns the farm's engines.
     """
     on_nodes: Collection[str] | None = None
     complaints: list[tuple[str, str]] = []
@@ -113,11 +113,10 @@ def check_instances(
 
 
 def check_tool_formats(request: BatchRequest, engines: Callable[[], Sequence[StoredEngine]]) -> None:
-    """Raise InvalidRequest for instances whose handler has tools, if no engine of the farm has a model whose calls of
-    tools can be read: they would be taken for answers, and scored.
+    """Raise InvalidRequest for instances with tools if no engine's tool calls can be parsed.
 
-    That is known once a node has read the models' chat templates; a batch or instance with an engine of its own is
-    checked where it is played.
+    Tool calls would be taken for answers and scored. The formats are known once a node has read the models' chat
+    templates. A batch or instance with a dedicated engine is checked where it runs.
     """
     with_tools = [
         index
@@ -131,16 +130,16 @@ def check_tool_formats(request: BatchRequest, engines: Callable[[], Sequence[Sto
         return
     names = ", ".join(sorted({str(each.info and each.info.model) for each in known}))
     reason = (
-        f"its handler has tools, and the chat template of {names} shows no format of tool calls that the farm reads: "
+        f"its handler has tools, but the chat template of {names} has no tool call format known to the farm: "
         "add the engine with its tool_format (docs/concepts/engines/tool_calls.md)"
     )
     raise InvalidRequest.of([(f"instances[{index}].data_source", reason) for index in with_tools[:MAX_COMPLAINTS]])
 
 
 def check_images(request: BatchRequest, are_here: Callable[[], bool]) -> None:
-    """Raise InvalidRequest with the instances whose image, which they name themselves, is known to be missing.
+    """Raise InvalidRequest for instances that name an image which is known to be missing.
 
-    That is known where all nodes `are_here`, on this machine and in this process's home, and if the kind can tell.
+    Known only if all nodes `are_here`, on this machine and in this process's home, and if the sandbox kind can tell.
     """
     specs: dict[str, SandboxSpec] = {}
     named: dict[str, list[int]] = {}
@@ -174,7 +173,7 @@ def check_images(request: BatchRequest, are_here: Callable[[], bool]) -> None:
 
 
 def _spec_of(instance: Instance, image: str) -> SandboxSpec | None:
-    """Return an instance's sandbox, if it is of the image that the instance names."""
+    """Return an instance's sandbox if it uses the image that the instance names."""
     handler_type = load(HANDLERS, instance.data_source)
     try:
         handler = handler_type(handler_type.instance_type.model_validate(instance.fields))
@@ -186,9 +185,10 @@ def _spec_of(instance: Instance, image: str) -> SandboxSpec | None:
 
 
 def fingerprint(request: BatchRequest) -> str:
-    """Return a hash that identifies a request, without settings left at their defaults: they may be new to the farm.
+    """Return a hash that identifies a request.
 
-    And without keys of engines, secrets and findings: with others it asks for nothing else.
+    Default values are left out, as a newer farm may add settings. Engine keys, secrets and findings are left out, too:
+    they do not change what is requested.
     """
     keys: Any = {"engine_key": True, "secrets": True, "findings": True, "instances": {"__all__": {"engine_key"}}}
     return hashlib.sha256(request.model_dump_json(exclude_defaults=True, exclude=keys).encode()).hexdigest()
@@ -197,19 +197,19 @@ def fingerprint(request: BatchRequest) -> str:
 def instance_complaints(
     handler_type: Any, fields: Mapping[str, Any], request: BatchRequest, path: str
 ) -> Sequence[tuple[str, str]]:
-    """Return what is wrong with an instance's fields, and what it asks for that the farm or its batch does not give."""
+    """Return the faults of an instance's fields, and its needs that the farm or its batch does not meet."""
     try:
         instance = handler_type.instance_type.model_validate(fields)
     except ValidationError as error:
         return invalid(error, path).complaints
     except Exception as error:
-        return [(path, f"its handler could not read it: {type(error).__name__}: {error}")]
+        return [(path, f"its handler cannot parse it: {type(error).__name__}: {error}")]
     try:
         handler = handler_type(instance)
         reasons = unsupported(handler.needs(), _known_spec(handler), request.network)
         missing = [role for role in handler.roles() if role not in request.roles]
     except Exception as error:
-        return [(path, f"its handler could not say what it needs: {type(error).__name__}: {error}")]
+        return [(path, f"its handler cannot tell what it needs: {type(error).__name__}: {error}")]
     complaints = [(path, f"it asks for {reason}") for reason in reasons]
     return [*complaints, (path, roles_missing(handler.data_source, missing))] if missing else complaints
 
@@ -224,13 +224,13 @@ def _known_spec(handler: Any) -> SandboxSpec | None:
 
 
 def invalid(error: ValidationError, path: str = "") -> InvalidRequest:
-    """Return an error with all faults, each with the field's whole path; of very many the first."""
+    """Return an error with the faults (at most MAX_COMPLAINTS), each with its full path."""
     complaints: list[tuple[str, str]] = []
     result = error.errors(include_url=False, include_input=False)
     inside = {each["loc"][:depth] for each in result for depth in range(len(each["loc"]))}
     for each in result:
         if each["loc"] in inside or len(complaints) == MAX_COMPLAINTS:
-            # what is said of the whole, such as that nothing is left, follows from what is wrong within
+            # an error about the whole, e.g. "nothing left", follows from an error inside it
             continue
         field = path
         for part in each["loc"]:

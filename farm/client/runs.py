@@ -1,4 +1,4 @@
-"""Training runs: the verbs of a farm beyond those for single batches, of which `farm.collecting` is made."""
+"""Training runs: the verbs beyond single batches, used by `farm.collecting`."""
 
 from __future__ import annotations
 
@@ -11,29 +11,29 @@ from farm.records.training_run import KeyedBatch, RecordedStep, SolveRate
 
 
 class Runs(ABC):
-    """The store's memory of training runs; `farm.collecting` is made of it. Raises as the verbs of `Farm` do."""
+    """Stored training runs, used by `farm.collecting`. Raises like the verbs of `Farm`."""
 
     @abstractmethod
     def keyed_batches(self, keys: Sequence[str]) -> Sequence[KeyedBatch]:
-        """Return the batches that were submitted with these idempotency keys, in their order; at most 1,000 keys."""
+        """Return the batches submitted with these idempotency keys, in their order; at most 1,000 keys."""
 
     @abstractmethod
     def instances(self, group_ids: Sequence[str]) -> Sequence[Instance]:
-        """Return the instances that these groups were asked for with, in their order, to be asked for again.
+        """Return the instances of these groups as they were requested, in order, to be requested again.
 
-        Raises NotFound; InvalidRequest for one with an engine's key of its own, which is shown nowhere.
+        Raises NotFound; InvalidRequest for an instance with its own engine key, which is never shown.
         """
 
     @abstractmethod
     def record_step(self, run: str, step: int, record: Mapping[str, Any]) -> RecordedStep:
-        """Write what a step of a run is, unless that was written before. Returns what is written.
+        """Record a step of a run unless it is recorded already. Returns the record that is stored.
 
-        Whoever comes second gets what the first wrote. Raises Conflict if a later step is written and this one is not.
+        A second writer gets the first one's record. Raises Conflict if a later step is recorded and this one is not.
         """
 
     @abstractmethod
     def recorded_step(self, run: str, up_to: int | None = None) -> RecordedStep | None:
-        """Return what was written for the newest step of a run, of those up to `up_to`; None if nothing was."""
+        """Return the record of the newest step of a run, at most `up_to`; None without one."""
 
     @abstractmethod
     def solve_rates(
@@ -45,9 +45,9 @@ class Runs(ABC):
         min_version: int | None = None,
         solved_at: float = 1.0,
     ) -> Sequence[SolveRate]:
-        """Return how often a run's scored rollouts solved these instances, or all that it played, by id.
+        """Return how often a run's scored rollouts solved these instances (None: all of the run), by id.
 
-        Solved is a reward of at least `solved_at`. With `min_version` only rollouts count whose newest token was
-        sampled by such weights or newer ones; those of weights without a number count without it alone. Instances
-        without a scored rollout are left out.
+        Solved is a reward of at least `solved_at`. With `min_version`, only rollouts count whose newest token was
+        sampled by that version or a newer one, and none of weights without a number. Instances without a scored
+        rollout are left out.
         """

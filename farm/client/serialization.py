@@ -1,7 +1,7 @@
-"""Serialization of records as JSON, with arrays as the bytes that are stored in the database, in base64.
+"""Serialization of records as JSON; arrays are the packed bytes of the database, in base64.
 
-Both sides use the JSON of the standard library: its floats come back as they were, and so do the texts and integers
-that models wrote, which stricter libraries refuse or round.
+Both sides use the standard library's JSON: it keeps floats exactly, and texts and integers written by models, which
+stricter libraries refuse or round.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ Reader = Callable[[Any], Any]
 
 _PLAIN = (str, int, bool, dict)
 MAX_BODY_BYTES = 128_000_000
-"""Of one request: more is refused unread."""
-TOO_LARGE = f"a request over HTTP may have {MAX_BODY_BYTES} bytes: submit several batches"
+"""Limit of one request; larger ones are refused unread."""
+TOO_LARGE = f"an HTTP request may have at most {MAX_BODY_BYTES} bytes: submit several batches"
 
 
 def written(value: Any) -> bytes:
-    """Return a value of the farm's types as JSON. Raises ValueError for what JSON cannot hold."""
+    """Return a value of the farm's types as JSON. Raises ValueError for values that JSON cannot hold."""
     try:
         return json.dumps(value, default=_plain, separators=(",", ":")).encode()
     except (TypeError, RecursionError) as error:
@@ -44,25 +44,25 @@ def _plain(value: Any) -> Any:
         return value.model_dump(mode="json")
     if is_dataclass(value) and not isinstance(value, type):
         return {each.name: getattr(value, each.name) for each in fields(value)}
-    raise TypeError(f"no JSON can hold a {type(value).__name__}")
+    raise TypeError(f"not JSON-serializable: {type(value).__name__}")
 
 
 def parsed(data: bytes) -> Any:
-    """Return the value that JSON stands for. Raises ValueError for what is no JSON, or is nested too deep."""
+    """Return the parsed JSON. Raises ValueError for invalid or too deeply nested JSON."""
     try:
         return json.loads(data.decode())
     except RecursionError as error:
-        raise ValueError("it is nested too deep") from error
+        raise ValueError("it is nested too deeply") from error
 
 
 def read(kind: type[T], data: bytes) -> T:
-    """Return the value of a type that was `written`; unknown fields are ignored. Raises ValueError."""
+    """Return the value of a type from its `written` form; unknown fields are ignored. Raises ValueError."""
     try:
         result: T = _reader(kind)(parsed(data))  # type: ignore[arg-type]
     except (TypeError, KeyError, AttributeError) as error:
-        raise ValueError(f"it is no {kind}: {error}") from error
+        raise ValueError(f"it is not a valid {kind}: {error}") from error
     if kind in _PLAIN and not isinstance(result, kind):
-        raise ValueError(f"it is no {kind.__name__}")
+        raise ValueError(f"it is not a valid {kind.__name__}")
     return result
 
 
@@ -106,6 +106,6 @@ def _of_union(parts: tuple[Any, ...]) -> Reader:
     readers = [result for part in parts if part is not type(None) and (result := _reader(part)) is not _as_it_is]
     if not readers:
         return _as_it_is
-    # at most one of a union's types is written otherwise than JSON has it
+    # at most one type of a union is written differently from plain JSON
     [one] = readers
     return lambda value: None if value is None else one(value)

@@ -1,4 +1,4 @@
-"""Push of weights to engines that lack them, by a thread of the trainer's client, for as long as it runs."""
+"""Push of weights to engines that lack them, by a thread of the trainer's client."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ log = logging.getLogger(__name__)
 
 _CHECK_INTERVAL_S = 1.0
 _AGAIN_S = 5.0
-"""An engine that could not be given its weights is tried again after this."""
+"""Seconds before an engine that did not take its weights is tried again."""
 
 
 class WeightServer:
     """A thread that looks for engines without the farm's weights; `close` ends it, and so does `with`.
 
-    A paused engine is left to the client that paused it, one that is out is skipped until it is back.
+    A paused engine is left to the client that paused it; one that is out is skipped until it is back.
     """
 
     def __init__(self, orders: WeightUpdateOrders, give: Callable[[StoredEngine, str], object]) -> None:
@@ -63,7 +63,7 @@ class WeightServer:
         log.info("Engine %s lacks weights version %s; sending it", engine.url, version)
         try:
             self._give(engine, version)
-            # newer ones may have been named meanwhile, which it does not have either
+            # a newer version may have been named meanwhile, which the engine lacks, too
             if [each.version for each in self._orders.chosen([engine.url])] == [version]:
                 self._orders.set_version(version, [engine.url])
         except Exception as error:

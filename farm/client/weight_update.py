@@ -1,13 +1,13 @@
-"""Orders to engines, and waiting until they are followed: the same for every way to reach a farm.
+"""Orders to engines and waiting for them, the same for all clients.
 
 A client only writes orders into the store. Workers carry them out (`workers.process.engine_registry`): every worker
-holds its new calls back, one of them sends the order to the engine, and each reports its calls in flight. While a
-weight update runs, its client sends heartbeats; the order to pause is the first. If it is killed, its order stands: the
-engines are `abandoned`, which lists, `farm doctor`, metrics and an alarm show, until the next weight update takes them
-over or they are resumed.
+holds back its new calls, one of them sends the order to the engine, and each reports its calls in flight. During a
+weight update the client sends heartbeats, the first with the order to pause. If the client is killed, its order stands:
+the engines are `abandoned` (shown by lists, `farm doctor`, metrics and an alarm) until the next weight update takes
+them over or they are resumed.
 
-An engine that was given to the block of a weight update and could not be sent its version is waited for: it may have
-become ready a moment ago. One that reports other weights was restarted, and its version is not named.
+If an engine of the update's block cannot be sent its version, the client waits for it: it may have become ready a
+moment ago. If it reports other weights, it was restarted, and the version is not named to it.
 """
 
 from __future__ import annotations
@@ -33,60 +33,60 @@ PATH_CHARS = 500
 _POLL_S = 0.25
 _HOLD_EVERY_S = 5.0
 _COME_BACK_S = 15.0
-"""Seconds an engine that the block of a weight update held may take to come back and have its version named."""
+"""Seconds to wait for an engine of a weight update's block to come back and have its version named."""
 
 
 class WeightUpdateOrders(ABC):
-    """Pause, name the weights, resume; subclasses add the way to reach the farm."""
+    """Pause, name the weights, resume; subclasses implement access to the farm."""
 
     @abstractmethod
     def chosen(self, urls: Collection[str] | None = None) -> list[StoredEngine]:
-        """These engines, or all of them. Raises NotFound for a URL that is no engine's."""
+        """Return these engines, or all of them. Raises NotFound for an unknown URL."""
 
     @abstractmethod
     def newest_version(self) -> str:
-        """Return what `Farm.newest_version` says."""
+        """See `Farm.newest_version`."""
 
     @abstractmethod
     def order_pause(self, paused: Paused, by: str, urls: Collection[str] | None, held: bool = False) -> dict[str, int]:
-        """Order engines to pause, or with "" to go on: URL → the number of its last order. Raises NotFound.
+        """Order engines to pause, or with "" to resume: URL → the number of its last order. Raises NotFound.
 
-        `held` says that the client `by` updates weights, and sends heartbeats from now on; see `hold`.
+        `held`: the client `by` updates weights and sends heartbeats from now on; see `hold`.
         """
 
     @abstractmethod
     def order_version(self, version: str, urls: Collection[str] | None, path: str = "") -> dict[str, int]:
-        """Order engines to call their weights this: URL → the number of its last order. Raises NotFound.
+        """Set the version of engines' weights: URL → the number of its last order. Raises NotFound.
 
-        `path` is where servers find them: one that is new or comes back without them gets the order to load them.
+        `path` is where servers can load them: an engine that is new or restarted without them gets the order to do so.
         """
 
     @abstractmethod
     def hold(self, by: str, urls: Collection[str] | None) -> None:
-        """Say that the client `by`, which paused these engines for new weights, lives."""
+        """Send a heartbeat of the client `by`, which paused these engines for new weights."""
 
     @abstractmethod
     def left(self, orders: Mapping[str, int], waited_s: float) -> list[str]:
-        """Return, in words, what these orders still wait for: to be followed, and calls that must end.
+        """Describe what these orders still wait for: to be followed, or for calls that must end.
 
-        Raises FarmUnreachable if no worker is alive, once that was waited for.
+        Raises FarmUnreachable if no worker is alive, after waiting for one.
         """
 
     @abstractmethod
     def _acknowledgements(self) -> AbstractContextManager[Callable[[float], object]]:
-        """Provide, for a block, a function that waits so many seconds, or until a worker or engine acknowledges."""
+        """Provide a function that waits so many seconds, or until a worker or engine acknowledges."""
 
     def pause(self, mode: PauseMode, urls: Collection[str] | None = None, timeout_s: float = 600.0) -> None:
-        """Order a pause and wait for it, as `Farm.pause_engines` says.
+        """Order a pause and wait for it; see `Farm.pause_engines`.
 
-        On an engine that takes no such orders, `keep` is `drain`, and calls that `abort` cuts are sent anew. The order
-        stands after a TimeoutError, and is taken back if no worker is alive.
+        On an engine without such orders, `keep` acts like `drain`, and calls cut by `abort` are sent again. The order
+        stands after a TimeoutError, and is withdrawn if no worker is alive.
         """
         self._pause(mode, urls, timeout_s, held=False)
 
     def _pause(self, mode: PauseMode, urls: Collection[str] | None, timeout_s: float, *, held: bool) -> None:
         if mode not in MODES:
-            raise InvalidRequest(f"{mode!r} is none of {', '.join(MODES)}", field="mode")
+            raise InvalidRequest(f"{mode!r} is not one of {', '.join(MODES)}", field="mode")
         chosen = self.order_pause(mode, _me(), urls, held)
         try:
             self._await(chosen, f"pause ({mode})", timeout_s)
@@ -101,11 +101,11 @@ class WeightUpdateOrders(ABC):
     def set_version(
         self, version: str, urls: Collection[str] | None = None, timeout_s: float = 60.0, path: str = ""
     ) -> list[str]:
-        """Name the weights and wait until it is done, as `Farm.set_version` says, without cutting what runs."""
+        """Name the weights and wait until done, without interrupting calls; see `Farm.set_version`."""
         if not 0 < len(version) <= VERSION_CHARS:
             raise InvalidRequest(f"must have 1 to {VERSION_CHARS} characters", field="version")
         if len(path) > PATH_CHARS:
-            raise InvalidRequest(f"may have {PATH_CHARS} characters", field="path")
+            raise InvalidRequest(f"must have at most {PATH_CHARS} characters", field="path")
         self._await(self.order_version(version, urls, path), f"take version {version!r}", timeout_s)
         return [engine.url for engine in self.chosen(urls) if engine.engine_version != version]
 
@@ -113,16 +113,16 @@ class WeightUpdateOrders(ABC):
     def weight_update(
         self, version: str, mode: PauseMode, urls: Collection[str] | None, timeout_s: float, path: str = ""
     ) -> Iterator[Sequence[StoredEngine]]:
-        """Pause, let the block push weights, name them, resume, as `Farm.weight_update` says.
+        """Pause, run the block to push weights, name them, resume; see `Farm.weight_update`.
 
-        What engines with half written weights would sample belongs to no version. They stay paused, too, if the version
-        could be named to none of them, which raises TimeoutError.
+        Engines with half-written weights would sample tokens of no version. They also stay paused if the version could
+        be named to none of them, which raises TimeoutError.
         """
         with self._held(urls):
             try:
                 self._pause(mode, urls, timeout_s, held=True)
             except BaseException:
-                # no weights have been touched yet
+                # no weights have been changed yet
                 self.order_pause("", "", urls)
                 raise
             try:
@@ -135,12 +135,12 @@ class WeightUpdateOrders(ABC):
             self.resume(urls)
 
     def _name(self, version: str, given: Sequence[StoredEngine], timeout_s: float, path: str) -> None:
-        """Name the version that the block has pushed, and wait a while for engines that were not reached at once."""
+        """Name the version that the block has pushed; wait a while for engines that were not reached at once."""
         had = {engine.url: engine.engine_version for engine in given}
         deadline = time.monotonic() + min(timeout_s, _COME_BACK_S)
         missed = self.set_version(version, list(had), path=path)
         while missed and time.monotonic() < deadline:
-            # one that says that it has others by now was started anew, and lost what was pushed
+            # an engine that reports other weights was restarted and lost the pushed ones
             silent = [engine.url for engine in self.chosen(missed) if engine.engine_version in ("", had[engine.url])]
             if not silent:
                 break
@@ -159,7 +159,7 @@ class WeightUpdateOrders(ABC):
         by = _me()
 
         def run() -> None:
-            # the order to pause is the first
+            # the order to pause is the first heartbeat
             while not over.wait(_HOLD_EVERY_S):
                 try:
                     self.hold(by, urls)
@@ -175,7 +175,7 @@ class WeightUpdateOrders(ABC):
             thread.join(_HOLD_EVERY_S)
 
     def _await(self, orders: Mapping[str, int], what: str, timeout_s: float) -> None:
-        """Wait until workers and engines follow these orders, and the calls that must end have ended."""
+        """Wait until workers and engines follow these orders and calls that must end have ended."""
         started = time.monotonic()
         with self._acknowledgements() as wait:
             while left := self.left(orders, time.monotonic() - started):
@@ -185,5 +185,5 @@ class WeightUpdateOrders(ABC):
 
 
 def _me() -> str:
-    """This client, in the orders that it gives."""
+    """The name of this client in its orders."""
     return f"{socket.gethostname()}/{os.getpid()}"

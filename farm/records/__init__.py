@@ -1,1 +1,1 @@
-"""The values that cross every edge of the farm: requests, rollouts, trajectories, engines; plain data, no database."""
+"""Plain data that crosses the farm's boundaries: requests, rollouts, trajectories, engines. No database access."""

@@ -1,6 +1,6 @@
-"""The Agent Trajectory Interchange Format, ATIF 1.8: a document per trajectory, as Harbor checks it.
+"""The Agent Trajectory Interchange Format, ATIF 1.8: one document per trajectory, validated like Harbor does.
 
-The models mirror Harbor's `models/trajectories` (0.25, Apache-2.0): the same fields, the same documents are refused.
+The models mirror Harbor's `models/trajectories` (0.25, Apache-2.0): the same fields; the same documents are refused.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class _Part(BaseModel):
 
 
 class AtifMedia(BaseModel):
-    """An image or a sound that lies in a file of its own."""
+    """An image or audio in a separate file."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -48,9 +48,9 @@ class AtifContent(BaseModel):
     @model_validator(mode="after")
     def _of_its_type(self) -> Self:
         if (self.type == "text") is not (self.text is not None and self.source is None):
-            raise ValueError("a text has `text`, anything else has `source`, and none has both")
+            raise ValueError("a text part needs `text`, any other part needs `source`, and none may have both")
         if self.source is not None and (self.type == "image") is not (self.source.media_type in _IMAGES):
-            raise ValueError(f"{self.source.media_type} is no {self.type}")
+            raise ValueError(f"{self.source.media_type} is not a media type of {self.type}")
         return self
 
 
@@ -58,7 +58,7 @@ AtifText = str | list[AtifContent]
 
 
 class AtifAgent(_Part):
-    """The program that played."""
+    """The program that ran."""
 
     name: str
     version: str
@@ -97,7 +97,7 @@ class AtifResult(_Part):
 
 
 class AtifObservation(BaseModel):
-    """The results that a step caused."""
+    """The results caused by a step."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -117,7 +117,7 @@ class AtifMetrics(_Part):
 
 
 class AtifStep(_Part):
-    """One message of the system, the user or the agent; an agent's has its tool calls and what they gave."""
+    """One message of the system, the user or the agent; an agent's has its tool calls and their results."""
 
     step_id: Annotated[int, Field(ge=1)]
     timestamp: Annotated[str, AfterValidator(_iso_8601)] | None = None
@@ -175,9 +175,9 @@ class AtifTrajectory(_Part):
                     raise ValueError(f"step {number} has a result of {result.source_call_id!r}, which it did not call")
         ids = [each.trajectory_id for each in self.subagent_trajectories or ()]
         if None in ids or len(set(ids)) < len(ids):
-            raise ValueError("each embedded trajectory needs a trajectory_id of its own")
+            raise ValueError("each embedded trajectory needs its own trajectory_id")
         return self
 
     def to_json(self) -> str:
-        """Return the document; fields that are not there are left out."""
+        """Return the document as JSON without unset fields."""
         return self.model_dump_json(exclude_none=True)

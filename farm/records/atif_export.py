@@ -1,7 +1,7 @@
-"""A rollout as an ATIF document, without loss: token ids, log-probabilities and weight versions travel with the text.
+"""A rollout as an ATIF document without loss: text with token ids, log-probabilities and weight versions.
 
-Model calls are the steps of the agent, in their order; each has its prompt's ids, so that rows can be rebuilt from
-it. What ATIF has no field for is in `extra`: weight versions, engine, sampling, the reason for a new training row.
+Model calls are the steps of the agent, in order; each has its prompt's ids, so that rows can be rebuilt from it.
+`extra` holds values without an ATIF field: weight versions, engine, sampling, the reason for a new training row.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _IMAGE = "image/png"
 def atif_trajectory(
     rollout: Rollout, calls: Sequence[ModelCall], rewards: Sequence[Reward] = (), agent: str = ""
 ) -> AtifTrajectory:
-    """Return the document of a rollout. Raises ValueError if it has no model calls: ATIF knows no empty trajectory."""
+    """Return the document of a rollout. Raises ValueError without model calls: ATIF has no empty trajectories."""
     if not calls:
         raise ValueError(f"{rollout.rollout_id} has no model calls, and an ATIF document needs a step")
     steps: list[AtifStep] = []
@@ -120,7 +120,7 @@ def _metrics(call: ModelCall) -> AtifMetrics:
         cached_tokens=call.n_cached_tokens,
         prompt_token_ids=None if call.prompt_ids is None else call.prompt_ids.tolist(),
         completion_token_ids=None if call.response_ids is None else call.response_ids.tolist(),
-        # JSON has no infinity: the least float32 stands for a probability of 0
+        # JSON has no infinity: the lowest float32 stands for a probability of 0
         logprobs=np.nan_to_num(logprobs).tolist() if logprobs is not None and sound else None,
         extra=None if sound or logprobs is None else {"logprobs": "left out: some are not numbers"},
     )
@@ -143,14 +143,14 @@ def _tool_call(call: Mapping[str, Any]) -> AtifToolCall:
 
 
 def _add(steps: list[AtifStep], message: Message) -> None:
-    """Add a message that the policy was given."""
+    """Add a message of the prompt."""
     role = message.get("role")
     if role == "tool":
         _observe(steps, message)
         return
     number, text = len(steps) + 1, _text(message.get("content"))
     if role == "assistant":
-        # an earlier answer, as the agent rewrote it
+        # an earlier answer, rewritten by the agent
         calls = [_tool_call(each) for each in message.get("tool_calls") or ()] or None
         steps.append(
             AtifStep(
@@ -168,7 +168,7 @@ def _add(steps: list[AtifStep], message: Message) -> None:
 
 
 def _observe(steps: list[AtifStep], message: Message) -> None:
-    """Add a tool's result to the newest step that called it, else to the last one, which then has no call of it."""
+    """Add a tool's result to the newest step that called it, else to the last step, without a call."""
     call_id, text = message.get("tool_call_id"), _text(message.get("content"))
     if message.get("role") != "tool":
         _add(steps, message)
@@ -201,7 +201,7 @@ def _part(part: Any) -> AtifContent:
         kind = url[5:].partition(";")[0] if url.startswith("data:") else _IMAGE
         return AtifContent(type="image", source=AtifMedia(media_type=kind, path=url))
     if isinstance(part, Mapping) and part.get("type") == "image" and part.get("sha256"):
-        # an artefact of the rollout: its turn stands before this name
+        # an artefact of the rollout: its turn precedes this name
         kind = str(part.get("media_type") or _IMAGE)
         path = f"{part['sha256']}.{kind.partition('/')[2]}"
         return AtifContent(type="image", source=AtifMedia(media_type=kind, path=path))

@@ -1,4 +1,4 @@
-"""Records of a batch's invariants: its rollouts counted, whether the counts add up, and what is violated."""
+"""Invariants of a batch: counts of its rollouts, whether they add up, and violations."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Violation:
-    """Something that must never be: the id of the rollout, group or batch, and a sentence about it."""
+    """A violated invariant: the id of the rollout, group or batch, and a sentence about it."""
 
     id: str
     what: str
@@ -18,7 +18,7 @@ class Violation:
 
 @dataclass(frozen=True, slots=True)
 class Count:
-    """Rollouts of a batch or a group, counted by how they ended; `n_in_flight` are queued or active."""
+    """Rollouts of a batch or a group by outcome; `n_in_flight` are queued or active."""
 
     id: str
     n_submitted: int
@@ -33,13 +33,13 @@ class Count:
 
     @property
     def holds(self) -> bool:
-        """True if every submitted rollout is there, once."""
+        """True if every submitted rollout is counted exactly once."""
         return self.n_submitted == self.n_found
 
 
 @dataclass(frozen=True, slots=True)
 class Conservation:
-    """The numbers of a batch and of each of its groups, in order."""
+    """The counts of a batch and of each of its groups, in order."""
 
     batch: Count
     groups: tuple[Count, ...]

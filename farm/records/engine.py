@@ -1,8 +1,7 @@
-"""Records of an LLM server: its capabilities, and the rule by which its weights are current.
+"""Records of an LLM server: its capabilities, and the rule for its weights.
 
-An engine gets calls only while the weights that it was last known to have are those that the farm plays with. An
-engine that is new, was out when they were named, or came back with others lacks them until they are pushed to it and
-named; until then it is shown so everywhere.
+An engine gets calls only if the weights that it last reported are the farm's current ones. An engine that is new, was
+out when the version was named, or came back with other weights lacks them until they are pushed to it and named.
 """
 
 from __future__ import annotations
@@ -12,15 +11,15 @@ from typing import Literal, TypeAlias
 from pydantic import BaseModel, ConfigDict
 
 PauseMode: TypeAlias = Literal["drain", "keep", "abort"]
-"""The treatment of running calls when engines pause for new weights: they end first; they freeze and go on afterwards;
-they are cut, and continued under the new weights from the tokens sampled so far."""
+"""The treatment of running calls when engines pause for new weights. `drain`: they end first. `keep`: they freeze and
+continue afterwards. `abort`: they are cut and continue under the new weights from the tokens sampled so far."""
 
 BRIDGE_OWNER = "farm-bridge"
-"""The owner of the model that the bridge to a trainer's engine lists (`farm.adapters.engine_bridge`)."""
+"""The owner of the model listed by the bridge to a trainer's engine (`farm.adapters.engine_bridge`)."""
 
 
 def lacks_weights(version: str, engine_version: str, *, to_name: bool) -> bool:
-    """Return whether an engine lacks the farm's weights `version`; `to_name`: it is about to be sent their name."""
+    """Return whether an engine lacks the farm's weights `version`; `to_name`: it is about to be sent the name."""
     return version != engine_version and not to_name
 
 
@@ -33,20 +32,20 @@ class EngineInfo(BaseModel):
     """The kind of server: the name of an entry point in `farm.engines`."""
     version: str = ""
     model: str = ""
-    """The model it lists first."""
+    """The first model that it lists."""
     root: str = ""
     """The source of its model as it reports it: a folder, or a name on a hub."""
     context_tokens: int | None = None
     token_in: str = ""
-    """The wire that takes token ids, by its name within the kind; empty if none does."""
+    """The API route for token ids, by its name within the kind; empty without one."""
     token_out: bool = False
-    """True if answers can hold the sampled ids with their log-probabilities."""
+    """True if answers can contain the sampled ids with their log-probabilities."""
     logprobs: Literal["", "raw", "processed"] = ""
-    """Log-probabilities from before (raw) or after temperature and filters (processed); empty if it gives none."""
+    """Log-probabilities before (raw) or after (processed) temperature and filters; empty if it returns none."""
     control: bool = False
-    """True if it takes pause, resume and the naming of weight versions."""
+    """True if it supports pause, resume and naming weight versions."""
     tool_format: str = ""
-    """The format in which a node reads tool calls from its text, `none` if its chat template shows none that is known;
-    empty if the engine reads them itself, or no node has said."""
+    """The format in which a node parses tool calls from its text; `none` if its chat template has no known format;
+    empty if the engine parses them itself, or no node has checked yet."""
     notes: tuple[str, ...] = ()
-    """Remarks for the operator, such as a flag that would add a capability."""
+    """Notes for the operator, such as a flag that would add a capability."""

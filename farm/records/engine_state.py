@@ -1,4 +1,4 @@
-"""An LLM server as the farm knows it: settings, orders, the weights that it has, and the load on it."""
+"""An LLM server as the farm knows it: settings, orders, its weights, and its load."""
 
 from __future__ import annotations
 
@@ -14,22 +14,21 @@ Paused: TypeAlias = PauseMode | Literal[""]
 STATUSES = ("ready", "draining", "unknown", "out", "without weights", "paused", "abandoned")
 """The values of `StoredEngine.status`."""
 HOLD_S = 20.0
-"""Seconds of silence after which a client that updates weights counts as disconnected; it reports more often."""
+"""Seconds without a heartbeat after which a client that updates weights counts as disconnected."""
 RUN_MODEL = "run:"
-"""The beginning of the models of training runs: `run:NAME`."""
+"""The prefix of the models of training runs: `run:NAME`."""
 
 
 def is_reserved(model: str) -> bool:
-    """Return whether an engine of this model is its training run's own.
+    """Return whether an engine of this model belongs to a training run.
 
-    It serves batches that name this model, and no others. Its trainer updates its weights: orders to all engines leave
-    it out.
+    It serves only batches that name this model. Its trainer updates its weights: orders to all engines skip it.
     """
     return model.startswith(RUN_MODEL)
 
 
 def serves(engine_model: str, model: str) -> bool:
-    """Return whether an engine of `engine_model` may play a batch that asks for `model`, empty for any."""
+    """Return whether an engine of `engine_model` may serve a batch that asks for `model` (empty: any)."""
     if is_reserved(engine_model) or is_reserved(model):
         return engine_model == model
     return not model or engine_model in ("", model)
@@ -40,15 +39,15 @@ class StoredEngine:
     """An LLM server. `url` ends in /v1; an empty `model` is the first that it lists.
 
     `info` is None until a node has probed its capabilities. `failure` says why it is out, empty if it is not.
-    `paused_s` is how long it has been ordered to pause, `silent_s` for how long the client whose weight update did that
-    has sent no heartbeat. `weights_path` is where servers find the weights `version`, empty if unknown.
+    `paused_s` is the time since it was ordered to pause, `silent_s` the time since the last heartbeat of the client
+    that did so for a weight update. `weights_path` is where servers can load the weights `version`, empty if unknown.
     """
 
     url: str
     model: str = ""
     key: str = field(default="none", repr=False)
     added_by: str = ""
-    """The node that was started with it and takes it along when it ends; empty if it was also added otherwise."""
+    """The node that was started with it and removes it when it ends; empty if it was also added otherwise."""
     tokenizer: str = ""
     tool_format: str = ""
     state: str = ACTIVE
@@ -74,7 +73,7 @@ class StoredEngine:
 
     @property
     def abandoned(self) -> bool:
-        """True if the client that paused it for new weights is gone and did not resume it."""
+        """True if the client that paused it for new weights disconnected without resuming it."""
         return bool(self.paused) and self.silent_s > HOLD_S
 
     @property
@@ -92,26 +91,26 @@ class StoredEngine:
 
     @property
     def trouble(self) -> str:
-        """The reason it gets no calls without intervention, and the remedy; empty if there is nothing to do."""
+        """Why it gets no calls without intervention, and the remedy; empty if no intervention is needed."""
         if self.abandoned:
             return (
                 f"paused for new weights by {self.paused_by}, which has been silent for {self.silent_s:.0f} s; "
-                "they may be half written: push them again by a weight update, or run `farm engines resume`"
+                "they may be half written: push them again with a weight update, or run `farm engines resume`"
             )
         if self.failure:
             return self.failure
         if not self.lacks_weights or self.paused:
             return ""
-        has = f"it has {self.engine_version!r}" if self.engine_version else "it says nothing of those that it has"
+        has = f"it has {self.engine_version!r}" if self.engine_version else "it reports no version"
         return (
-            f"has not version {self.version} of the weights ({has}): gets no calls; push them and name them by "
-            f"set_version, or let the farm do it: weight_update(..., path=...) or serve_weights"
+            f"lacks version {self.version} of the weights ({has}) and gets no calls; push them and name them with "
+            f"set_version, or let the farm do it with weight_update(..., path=...) or serve_weights"
         )
 
 
 @dataclass(frozen=True, slots=True)
 class EngineState:
-    """An engine, and what all workers have in flight there by their last reports, at most a few seconds old."""
+    """An engine and all workers' calls in flight there, from reports that are at most a few seconds old."""
 
     engine: StoredEngine
     n_calls: int
@@ -119,7 +118,7 @@ class EngineState:
 
 
 def troubles(engines: Sequence[StoredEngine], model: str) -> tuple[str, ...]:
-    """Return why no engine plays batches of this model without intervention; empty while one of them is usable."""
+    """Return why no engine serves batches of this model without intervention; empty while one of them is usable."""
     serving = [engine for engine in engines if serves(engine.model, model)]
     if any(engine.status in ("ready", "draining", "paused") for engine in serving):
         return ()
@@ -129,8 +128,8 @@ def troubles(engines: Sequence[StoredEngine], model: str) -> tuple[str, ...]:
 
 
 def without_engine(model: str) -> str:
-    """Return the reason why a batch of this model is not played, if no engine serves it."""
+    """Return why a batch of this model does not run if no engine serves it."""
     if is_reserved(model):
         run = model.removeprefix(RUN_MODEL)
-        return f"the training run {run} has no engine: its trainer registers them when it plays; start it again"
+        return f"the training run {run} has no engine: its trainer registers them while it runs; restart the trainer"
     return f"no engine serves {model or 'any model'}: `farm engines add` one"

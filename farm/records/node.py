@@ -1,4 +1,4 @@
-"""Records of a node: its room and state, and how many rollouts it takes."""
+"""Records of a node: its room, its state, and how many rollouts it takes."""
 
 from __future__ import annotations
 
@@ -8,19 +8,19 @@ from typing import Any
 UP = "up"
 DRAINING = "draining"
 BROKEN = "broken"
-"""The state of a node one of whose pools ends as soon as it is started; its `info` says which."""
+"""The state of a node with a pool that ends right after its start; its `info` names the pool."""
 WITHOUT_SANDBOX = "without_sandbox"
-"""In a node's `info`: the data sources whose rollouts its handlers play without a sandbox."""
+"""Key in a node's `info`: the data sources whose handlers run without a sandbox."""
 PROBES = 2
-"""Rollouts a node gets at a time after it was out of service, until one of them succeeds."""
+"""Concurrent rollouts of a node after it was out of service, until one of them succeeds."""
 
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """A node as its supervisor announced it. `room` is the number of rollouts that it takes at a time.
+    """A node as its supervisor announced it. `room` is the number of concurrent rollouts.
 
-    For `out_of_service_s` seconds no rollout is placed on it, because too many failed there (`out_of_service_why`);
-    `n_trips` counts such periods since the last rollout that succeeded there.
+    For `out_of_service_s` seconds it gets no rollouts, because too many failed there (`out_of_service_why`); `n_trips`
+    counts such periods since the last rollout that succeeded there.
     """
 
     node: str
@@ -36,25 +36,25 @@ class Node:
     out_of_service_why: str = ""
     n_trips: int = 0
     instance: str = ""
-    """The supervisor that goes by this name, one of all there ever were."""
+    """The unique id of the supervisor that uses this name."""
     up_s: float = 0.0
     """Seconds since it was announced."""
 
     @property
     def version(self) -> str:
-        """The version of its code and its schema; empty if it does not say."""
+        """The version of its code and its schema; empty if not reported."""
         said = (self.info.get("version"), self.info.get("schema"))
         return f"{said[0]} (schema {said[1]})" if all(said) else ""
 
     @property
     def lease_s(self) -> float:
-        """Seconds its workers' claims live without renewal; 0 if it does not say."""
+        """Seconds until its workers' unrenewed claims expire; 0 if not reported."""
         said = self.info.get("lease_s", 0.0)
         return float(said) if isinstance(said, int | float) else 0.0
 
     @property
     def without_sandbox(self) -> frozenset[str]:
-        """Data sources whose rollouts begin with the run stage on it."""
+        """Data sources whose rollouts start with the run stage on this node."""
         said = self.info.get(WITHOUT_SANDBOX)
         return frozenset(filter(lambda name: isinstance(name, str), said)) if isinstance(said, list) else frozenset()
 
@@ -64,7 +64,7 @@ class Node:
         return isinstance(self.info.get("job_left_s"), int | float)
 
     def lasts_for(self, seconds: float) -> bool:
-        """Return whether its job goes on for so long; or for half of what it had, as no other would be better then."""
+        """Return whether its job lasts that long, or for half of its limit: no other node would be better then."""
         if not self.ends:
             return True
         said = float(self.info["job_left_s"])
@@ -72,7 +72,7 @@ class Node:
 
     @property
     def takes(self) -> int:
-        """Number of rollouts to place on it, those it has included."""
+        """The number of rollouts to place on it, including those it has."""
         if self.out_of_service_s > 0:
             return 0
         return min(self.room, PROBES) if self.n_trips else self.room

@@ -1,4 +1,4 @@
-"""Numeric arrays in a compressed binary form, in which token ids, log-probabilities and masks are stored and sent.
+"""Compressed binary form of numeric arrays: token ids, log-probabilities and masks are stored and sent in it.
 
 Layout of a value, all numbers little-endian:
 
@@ -7,7 +7,7 @@ Layout of a value, all numbers little-endian:
     bytes 2-5    the number of elements, uint32
     bytes 6-     one zstandard frame holding the elements, back to back
 
-JSON lists of numbers would take five times the room and a hundred times the time.
+JSON lists of numbers would take 5 times the space and 100 times the time.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _LEVEL = 1
 
 
 def pack(array: NDArray[Any]) -> bytes:
-    """Return the binary form of a one-dimensional array of one of these types. Raises ValueError for any other."""
+    """Return the binary form of a one-dimensional array of one of these types. Raises ValueError for others."""
     code = _CODES.get(array.dtype.newbyteorder("<") if array.dtype.itemsize > 1 else array.dtype)
     if code is None or array.ndim != 1:
         raise ValueError(f"cannot pack a {array.ndim}-dimensional array of {array.dtype}")
@@ -41,7 +41,7 @@ def pack(array: NDArray[Any]) -> bytes:
 
 
 def unpack(data: bytes) -> NDArray[Any]:
-    """Return the array, read-only. Raises ValueError for bytes that `pack` did not make."""
+    """Return the array, read-only. Raises ValueError for invalid bytes."""
     try:
         version, code, count = _HEADER.unpack_from(data)
         dtype = _TYPES[code]

@@ -1,8 +1,8 @@
-"""Search for the longest of many sequences of token ids that a prompt begins with.
+"""Search for the longest of many sequences of token ids that is a prefix of a prompt.
 
-The longest candidates are compared as they are: one of them is nearly always right. Where an agent rewrites its history
-every turn none is, and all differ in a few places only; then hashes of all the prompt's beginnings, made once, decide
-which to compare. So a call costs a few passes over its ids, however many calls were before it.
+The longest candidates are compared directly: one of them nearly always matches. If an agent rewrites its history every
+turn, none does, and all differ in only a few places; then hashes of all prefixes of the prompt, computed once, select
+the candidates to compare. So a call costs a few passes over its ids, however many calls came before it.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ _N_DIRECT = 4
 
 
 class Prefixes:
-    """Sequences of ids by number, and the digests of the images in each, in order.
+    """Sequences of ids by number, each with the digests of its images in order.
 
-    Images of one size have equal ids: a prompt begins with a sequence only if its first images are those of it, too.
+    Images of one size have equal placeholder ids: a prefix must also match in its images.
     """
 
     def __init__(self) -> None:
@@ -28,20 +28,20 @@ class Prefixes:
         self._images: dict[int, tuple[str, ...]] = {}
 
     def put(self, number: int, ids: NDArray[np.int32], images: tuple[str, ...] = ()) -> None:
-        """Add a sequence, or replace one."""
+        """Add or replace a sequence."""
         self._ids[number] = ids
         self._images[number] = images
         self._hashes.pop(number, None)
 
     def share(self, number: int, whole: NDArray[np.int32]) -> None:
-        """Replace a sequence that is the beginning of `whole` by a view of that, to save memory."""
+        """Replace a sequence that is a prefix of `whole` by a view of it, to save memory."""
         self._ids[number] = whole[: len(self._ids[number])]
 
     def length(self, number: int) -> int:
         return len(self._ids[number])
 
     def longest(self, prompt: NDArray[np.int32], before: int | None = None, images: tuple[str, ...] = ()) -> int | None:
-        """Return the number of the longest that the prompt begins with, the highest of equals, below `before`."""
+        """Return the number of the longest prefix of the prompt, the highest of equals, below `before`."""
         known = [
             (len(ids), number)
             for number, ids in self._ids.items()
@@ -72,7 +72,7 @@ def _begin_with(images: tuple[str, ...], known: tuple[str, ...]) -> bool:
 
 
 def prefix_hashes(ids: NDArray[np.int32]) -> NDArray[np.uint64]:
-    """Return the hash of the ids up to and including each, [n]; arithmetic is modulo 2**64."""
+    """Return the hash of the ids up to and including each one, [n]; arithmetic is modulo 2**64."""
     scrambled = (ids.astype(np.uint64) + np.uint64(1)) * _FACTOR
     scrambled ^= scrambled >> np.uint64(29)
     scrambled *= _powers((len(ids) + 1).bit_length())[: len(ids)]
@@ -80,7 +80,7 @@ def prefix_hashes(ids: NDArray[np.int32]) -> NDArray[np.uint64]:
 
 
 def last_hash(hashes: NDArray[np.uint64]) -> int:
-    """Return the hash of all the ids; 0 of none."""
+    """Return the hash of all the ids; 0 for none."""
     return int(hashes[-1]) if len(hashes) else 0
 
 

@@ -1,4 +1,4 @@
-"""The request for a batch: instances, sampling parameters, limits of a rollout. Plain values, validated on entry."""
+"""The request for a batch: instances, sampling parameters, limits. Plain values, validated on construction."""
 
 from __future__ import annotations
 
@@ -21,22 +21,22 @@ from farm.records.sandbox_spec import SandboxSpec as SandboxSpec
 from farm.records.values import size_of
 
 MAX_INSTANCES = 100_000
-"""In one batch."""
+"""Limit per batch."""
 MAX_INSTANCE_BYTES = 16_000_000
-"""The most bytes of one instance's fields as JSON: 16 MB."""
+"""Limit of one instance's fields as JSON: 16 MB."""
 MAX_REQUEST_BYTES = 512_000_000
-"""The most bytes of the fields of all instances of a batch: 512 MB."""
+"""Limit of the fields of all instances of a batch: 512 MB."""
 MAX_ENGINES = 10_000
-"""The most different engines that the instances of a batch may bring along."""
+"""Limit of distinct dedicated engines of a batch's instances."""
 
 
 class EngineEndpoint(Request):
     """The address of an LLM server and its key."""
 
     engine_url: Annotated[Name, Field(max_length=2000)] = ""
-    """Its address, `http://HOST:PORT/v1`, as the nodes reach it."""
+    """Its address, `http://HOST:PORT/v1`, as reachable from the nodes."""
     engine_key: Annotated[Name, Field(repr=False)] = ""
-    """Its API key, a secret: stored with the batch, sent to `engine_url` alone, and shown nowhere."""
+    """Its API key, a secret: stored with the batch, sent only to `engine_url`, and never shown."""
 
     @field_validator("engine_url")
     @classmethod
@@ -50,7 +50,7 @@ class EngineEndpoint(Request):
 
     @model_validator(mode="after")
     def _have_address(self) -> Self:
-        """Refuse settings of an engine that is not named."""
+        """Refuse engine settings without an engine."""
         if not self.engine_url:
             for name, field in type(self).model_fields.items():
                 if name.startswith("engine_") and getattr(self, name) != field.default:
@@ -59,26 +59,26 @@ class EngineEndpoint(Request):
 
 
 class EngineSettings(EngineEndpoint):
-    """A dedicated engine: an LLM server that a batch or an instance brings along for its rollouts, such as a trainer's.
+    """A dedicated engine: an LLM server for the rollouts of one batch or instance, such as a trainer's.
 
-    It is used by these rollouts alone, which use no other; it is not registered with the farm, and has nothing to do
-    with the farm's weights. Without `engine_url` the farm's engines are used.
+    These rollouts use no other engine, and no others use it. It is not registered with the farm, and the farm's weight
+    versions do not apply to it. Without `engine_url` the farm's engines are used.
     """
 
     engine_model: Annotated[Name, Field(max_length=200)] = ""
-    """The model to ask it for; empty: the batch's `model`, else the first that it lists."""
+    """The model to request from it; empty: the batch's `model`, else the first that it lists."""
     engine_tokenizer: Annotated[Name, Field(max_length=1000)] = ""
-    """A folder or a name on a hub, where the engine does not say it itself."""
+    """A folder or a name on a hub, if the engine does not report it."""
     engine_tool_format: Annotated[Name, Field(max_length=64)] = ""
-    """The format in which its model writes tool calls, where the chat template does not show it."""
+    """The format of its model's tool calls, if the chat template does not show it."""
     engine_route: Literal["detect", "chat"] = "detect"
-    """`detect`: its capabilities are probed by sampling two tokens, and the best wire for token ids is used. `chat`: it
-    is sent the rollout's own requests alone, as plain chat completions that ask for no token ids, as where the server
-    itself keeps every call as data to train on; its rollouts have rewards and no training rows."""
+    """`detect`: its capabilities are probed by sampling two tokens, and the best route for token ids is used. `chat`:
+    it only gets the rollout's own requests, as plain chat completions without token ids, e.g. if the server records
+    every call as training data; such rollouts have rewards but no training rows."""
 
     @property
     def engine_settings(self) -> EngineSettings:
-        """The settings of the engine alone."""
+        """The settings of the engine without the instance's other fields."""
         return EngineSettings(**{name: getattr(self, name) for name in EngineSettings.model_fields})
 
 
@@ -90,27 +90,27 @@ def _checked(check: Callable[[str], str], given: str) -> str:
 
 
 class Instance(EngineSettings):
-    """One problem. `fields` are the handler's own; it checks them when the batch is submitted.
+    """One problem. `fields` belong to the handler, which checks them at submit.
 
-    With an `engine_url`, its samples are played on that engine, and none of the batch's own settings of one are used.
+    With an `engine_url`, its samples run on that engine, and the batch's engine settings do not apply.
     """
 
     data_source: Annotated[Name, Field(min_length=1, max_length=64)]
     fields: dict[str, Any]
-    """At most MAX_INSTANCE_BYTES of JSON: finite numbers, integers of 64 bits, text without NUL, 64 levels."""
+    """At most MAX_INSTANCE_BYTES of JSON: finite numbers, 64-bit integers, text without NUL, 64 levels."""
     instance_id: Annotated[Name, Field(max_length=200)] = ""
     archive: Annotated[str, Field(pattern=r"^([0-9a-f]{64})?$")] = ""
-    """The digest of an uploaded task archive (`Farm.upload_archive`), which any number of instances may share."""
+    """The digest of an uploaded task archive (`Farm.upload_archive`); instances may share one."""
 
     @property
     def digest(self) -> str:
-        """A hash of the problem, whatever its name: 64 hexadecimal digits."""
+        """A hash of the problem without its name: 64 hexadecimal digits."""
         parts = [self.data_source, self.fields, *([self.archive] if self.archive else [])]
         text = json.dumps(parts, sort_keys=True, separators=(",", ":"))
         return hashlib.sha256(text.encode()).hexdigest()
 
     def named(self) -> Instance:
-        """Return it with a name, for want of one a hash of its fields: by that it is found again in other batches."""
+        """Return it with a name, by default a hash of its fields, which identifies it across batches."""
         if self.instance_id:
             return self
         return self.model_copy(update={"instance_id": self.digest[:16]})
@@ -123,41 +123,41 @@ class Instance(EngineSettings):
 
 
 class Limits(Request):
-    """Limits of one attempt. A limit the policy reaches is an outcome; its score counts.
+    """Limits of one attempt. A limit reached by the policy is an outcome; its score counts.
 
-    The clocks run while the stage works; waiting in a queue costs nothing.
+    Only the time of running stages counts, not the time in queues.
     """
 
     max_turns: Count = 32
     max_repeats: Annotated[int, Field(ge=2, le=1000)] | None = None
-    """Turns in a row that call the same tools with the same arguments and get the same results; so many end the
-    rollout, and so do six that alternate between two such turns. None: no limit."""
+    """Consecutive turns with the same tool calls, arguments and results that end the rollout; so do six turns that
+    alternate between two. None: no limit."""
     max_tokens: Count = 32_768
     """Sampled tokens over all turns."""
     max_row_tokens: Count | None = None
-    """Tokens of a training row: its prompt, what was sampled and what tools returned between. A row that is full ends
-    the rollout as a full context does. Engines that take no token ids do not keep it."""
+    """Tokens of a training row: its prompt, sampled tokens and tool results. A full row ends the rollout like a full
+    context. Not enforced on engines without token ids."""
     max_response_tokens: Count | None = None
-    """Tokens of a training row after its first prompt, likewise."""
+    """Tokens of a training row after its first prompt; as `max_row_tokens`."""
     max_prompt_tokens: Count | None = None
-    """Tokens of a call's prompt, likewise."""
+    """Tokens of a call's prompt; as `max_row_tokens`."""
     init_s: Seconds = 300.0
     run_s: Seconds = 900.0
     eval_s: Seconds = 600.0
     tool_s: Seconds = 60.0
-    """One tool call; its partial output goes to the model."""
+    """Seconds for one tool call; its partial output goes to the model."""
     max_observation_chars: Count = 16_000
-    """The most characters a tool call may return to the model; the middle is cut out."""
+    """Characters that a tool call may return to the model; the middle of longer results is cut out."""
     task_time_factor: Annotated[float, Field(gt=0, le=1000)] = 1.0
-    """The factor of a time limit that a task states itself; see `with_task_times`."""
+    """Factor for the time limits stated by tasks; see `with_task_times`."""
     task_time_cap_s: Seconds = 14_400.0
-    """The most that such a limit may come to."""
+    """Maximum of such a limit, in seconds."""
 
     def with_task_times(self, times: TaskTimes) -> Limits:
-        """Return the limits of a task that states time limits of its own.
+        """Return the limits for a task that states its own time limits.
 
-        The one rule: a limit that the task states replaces the batch's, as the task's value times `task_time_factor`,
-        at most `task_time_cap_s`; one that it leaves out is the batch's.
+        A limit stated by the task replaces the batch's: the task's value times `task_time_factor`, at most
+        `task_time_cap_s`. A limit that it does not state is the batch's.
         """
         stated = {name: value for name, value in times if value is not None}
         return self.model_copy(
@@ -166,10 +166,10 @@ class Limits(Request):
 
 
 class TaskTimes(Request):
-    """Time limits that a task states itself, in seconds; None where it states none."""
+    """Time limits stated by a task, in seconds; None if not stated."""
 
     init_s: Seconds | None = None
-    """To start and prepare its sandbox. Building an image has a limit of its own, off the clock."""
+    """To start and prepare its sandbox. Image builds have a separate limit and do not count."""
     run_s: Seconds | None = None
     """For the agent."""
     eval_s: Seconds | None = None
@@ -182,63 +182,62 @@ Secret = Annotated[str, Field(max_length=65_536), AfterValidator(plain)]
 VerificationRule = Literal["guarded", "as_authors"]
 
 Role = Literal["judge", "user", "helper"]
-"""A part that a model other than the policy plays: it scores answers, is the user that the policy talks to, or helps an
-agent program, which asks for it by this name."""
+"""The role of a model other than the policy: `judge` scores answers, `user` simulates the user that the policy talks
+to, `helper` serves an agent program that requests it by this name."""
 
 
 class AgentRequests(Request):
-    """The rule for requests of agent programs that not every engine can answer."""
+    """The rule for requests of agent programs that not every engine supports."""
 
     forms: Literal["guide", "require", "ignore"] = "guide"
-    """A tool that must be called, or a JSON schema for the answer: `guide` holds the decoding to it where the engine
-    can, and samples freely elsewhere, or where it refuses the schema; `require` refuses the request there; `ignore`
-    never holds it."""
+    """For forced tool calls and JSON schemas. `guide`: constrain the decoding if the engine can, else (or if it refuses
+    the schema) sample freely. `require`: refuse the request if the engine cannot. `ignore`: never constrain."""
     images: Literal["refuse", "text", "engine"] = "refuse"
-    """Images, audio and files: `text` shows the policy a line in their place. `engine` sends images (PNG, JPEG, WebP,
-    GIF) to an engine whose model takes them, by its chat route, and refuses the rest."""
+    """Images, audio and files. `text`: the policy sees a line of text instead. `engine`: images (PNG, JPEG, WebP, GIF)
+    go to an engine whose model takes them, by its chat route; the rest is refused."""
 
 
 class TrainCalls(Request):
-    """The model calls of a rollout that train: those that every condition takes. Tokens of the others have mask 0."""
+    """The model calls of a rollout that train: those that meet every condition. Tokens of the others have mask 0."""
 
     last: Count | None = None
-    """Of those that the other conditions take, only so many of the last."""
+    """Only this many of the last calls that meet the other conditions."""
     labels: dict[Name, Name] = Field(default_factory=dict)
-    """Label → a pattern such as `claude-*`, which the call's label matches."""
+    """Label → a pattern such as `claude-*` that the call's label must match."""
     without: dict[Name, Name] = Field(default_factory=dict)
-    """Label → a pattern that the call's label, if it has it, does not match."""
+    """Label → a pattern that the call's label, if it has one, must not match."""
 
 
 class RoleEngine(EngineEndpoint):
-    """The LLM of a role: a server of its own by `engine_url`, or else the engines of the farm that serve `model`.
+    """The LLM of a role: a server given by `engine_url`, or else the farm's engines that serve `model`.
 
-    It is sent plain chat requests. What it says is recorded apart from the policy's calls, and never trained on.
+    It gets plain chat requests. Its calls are recorded separately from the policy's, and never trained on.
     """
 
     model: Annotated[Name, Field(max_length=200)] = ""
-    """The model to ask for; may be empty with an `engine_url`: then the first that the server lists."""
+    """The model to request; optional with an `engine_url`: by default the first that the server lists."""
     sampling: SamplingParams | None = None
-    """In place of the sampling parameters that the role's plug-in would use; the seed stays the plug-in's."""
+    """Overrides the sampling parameters of the role's plug-in, except the seed."""
     timeout_s: Seconds = 180.0
-    """One answer, with the retries of a server that fails."""
+    """Seconds for one answer, including retries of a failing server."""
     n_parallel: Annotated[int, Field(ge=1, le=4096)] = 32
-    """The most calls at a time that each worker process makes; the others wait for their turn."""
+    """Limit of concurrent calls of each worker process; others wait."""
 
     @model_validator(mode="after")
     def _is_named(self) -> Self:
         """Refuse a role without a server and without a model."""
         if not self.engine_url and not self.model:
-            raise ValueError("name the server, engine_url, or the model of the farm's engines that plays the role")
+            raise ValueError("the role needs a server (engine_url) or the model of the farm's engines (model)")
         if self.sampling is not None and self.sampling.routed_experts is not None:
-            raise ValueError("routed_experts of its sampling: they are recorded of the policy alone")
+            raise ValueError("routed_experts of its sampling: they are only recorded for the policy")
         return self
 
 
 def roles_missing(data_source: str, roles: Iterable[str]) -> str:
-    """Return what to say of an instance whose batch names no LLM for these roles."""
+    """Return the error for an instance whose batch has no LLM for these roles."""
     names = " and ".join(f"{role!r}" for role in roles)
     return (
-        f"data source {data_source!r} needs an LLM of the role {names}, and the batch names none: set "
+        f"data source {data_source!r} needs an LLM for the role {names}, and the batch has none: set "
         'roles = {"ROLE": {"engine_url": "http://HOST:PORT/v1", "model": "NAME"}}'
     )
 
@@ -247,7 +246,7 @@ _CONVERSATION = frozenset({"messages", "tools", "add_generation_prompt", "genera
 
 
 class BatchSettings(Request):
-    """The part of a batch's request that its stages and plug-ins see, without instances and engines.
+    """The settings of a batch that its stages and plug-ins see: its request without instances and engines.
 
     Handlers have it as `TaskContext.batch`.
     """
@@ -257,45 +256,45 @@ class BatchSettings(Request):
     limits: Limits = Limits()
     model: Annotated[Name, Field(max_length=200)] = ""
     roles: dict[Role, RoleEngine] = Field(default_factory=dict)
-    """The LLMs of the roles besides the policy. Refused if an instance needs a role that is not named here."""
+    """The LLMs of the roles other than the policy. A batch that lacks a role needed by an instance is refused."""
     agent: Annotated[Name, Field(max_length=64)] = ""
-    """The agent that plays it, an entry point of `farm.agents`; empty takes the handler's choice."""
+    """The agent, an entry point of `farm.agents`; empty: the handler's choice."""
     agent_requests: AgentRequests = AgentRequests()
     train_calls: TrainCalls = TrainCalls()
-    """A handler may narrow it by a rule of its own."""
+    """A handler may restrict it further."""
     row_builder: Annotated[Name, Field(min_length=1, max_length=64)] = "prefix"
-    """The maker of rows from the calls that train, an entry point of `farm.row_builders`: `prefix` joins calls
-    that continue each other, `per_call` makes a row of each."""
+    """The builder of rows from the calls that train, an entry point of `farm.row_builders`: `prefix` joins calls that
+    continue each other, `per_call` makes a row of each."""
     chat_template_kwargs: Json = Field(default_factory=dict)
-    """Given to the model's chat template, such as `enable_thinking`."""
+    """Variables of the model's chat template, such as `enable_thinking`."""
     rewritten_history: Literal["segment", "keep"] = "segment"
-    """If a chat template rewrites earlier turns, such as by dropping their reasoning: `segment` prompts as the
-    template does, which begins a new training row; `keep` goes on from the ids as they were sampled."""
+    """If a chat template rewrites earlier turns, e.g. drops their reasoning: `segment` prompts as the template does,
+    which starts a new training row; `keep` continues from the ids as sampled."""
     max_staleness: Annotated[int, Field(ge=0)] | None = None
-    """Weight versions that may lie between a rollout's oldest sampled token and the newest weights; None: any.
-    Checked before and after each call; a version that is no number is never too old."""
+    """Maximum of weight versions between a rollout's oldest sampled token and the newest weights; None: any. Checked
+    before and after each call; a version that is not a number is never too old."""
     on_stale: Literal["restart", "drop"] = "drop"
-    """A rollout beyond `max_staleness` is restarted, which is no failed attempt, or ends as `stale`.
+    """For a rollout beyond `max_staleness`: `restart` it (not counted as a failed attempt), or end it as `stale`.
 
-    It ends so, too, once it was restarted `max_attempts` times."""
+    After `max_attempts` restarts it also ends as `stale`."""
     sandbox: Annotated[Name, Field(max_length=64)] = "auto"
     """The kind of sandbox: `auto`, `singularity` or `namespace`."""
     network: Literal["refuse", "allow", "off"] = "refuse"
-    """The answer to an instance that asks for the network: it is refused at submit, gets it, or is played without."""
+    """For instances that ask for the network: `refuse` them at submit, `allow` it, or run them with it `off`."""
     verification: VerificationRule = "guarded"
-    """The rule for tests that run in what the policy left: `guarded` brings back what the image runs by itself;
-    `as_authors` runs them in all of it."""
+    """For tests that run in the files left by the policy: `guarded` restores what the image runs by itself;
+    `as_authors` runs them in everything it left."""
     reward: Annotated[Name, Field(max_length=200)] | dict[str, float] = ""
-    """The reward that counts of scores that have several by name: the name of one, or weights by name, of which the
-    weighted sum counts. Empty: the evaluator's own choice."""
+    """The score that counts if an evaluator returns several by name: one name, or weights by name for a weighted sum.
+    Empty: the evaluator's choice."""
     secrets: Annotated[dict[SecretName, Secret], Field(repr=False, max_length=1000)] = Field(default_factory=dict)
-    """Values for the variables that tasks name in their environment tables, and the only source of these: stored with
-    the batch as keys of engines are, shown nowhere, and blotted out of what is recorded."""
+    """Values of the variables in tasks' environment tables, and the only source of these: stored with the batch like
+    engine keys, never shown, and redacted in everything recorded."""
 
     @field_validator("reward")
     @classmethod
     def _has_weights(cls, given: str | dict[str, float]) -> str | dict[str, float]:
-        """Refuse weights that are none, or not finite."""
+        """Refuse empty and non-finite weights."""
         if isinstance(given, dict) and not (given and all(map(math.isfinite, given.values()))):
             raise ValueError("weights must be finite numbers, at least one")
         return given
@@ -303,49 +302,48 @@ class BatchSettings(Request):
     @field_validator("chat_template_kwargs")
     @classmethod
     def _beside_the_conversation(cls, given: dict[str, Any]) -> dict[str, Any]:
-        """Refuse template variables that are the conversation itself, which a batch may not set."""
+        """Refuse template variables that hold the conversation, which a batch may not set."""
         if taken := _CONVERSATION & given.keys():
-            raise ValueError(f"{', '.join(sorted(taken))} cannot be set: the farm gives it to the template")
+            raise ValueError(f"{', '.join(sorted(taken))} cannot be set: the farm passes it to the template")
         return given
 
 
 class BatchRequest(BatchSettings, EngineSettings):
-    """One submit: every instance is played `n_samples` times.
+    """One submit: every instance is run `n_samples` times.
 
-    Instances with one `instance_id` must be equal, as they are one problem: repeats are allowed, two problems of one
-    name are not. All together have at most MAX_REQUEST_BYTES of fields.
+    Repeated instances are allowed: instances with the same `instance_id` must be equal. All together have at most
+    MAX_REQUEST_BYTES of fields.
 
-    The same `idempotency_key` names the same batch however often it is submitted.
-    `model` picks among the farm's engines; empty takes any. With an `engine_url`, all of it is played on that engine,
-    but for instances that have one of their own.
+    Submitting the same `idempotency_key` again returns the same batch. `model` selects among the farm's engines; empty
+    takes any. With an `engine_url`, everything runs on that engine, except instances with their own.
     """
 
     instances: Annotated[tuple[Instance, ...], Field(min_length=1, max_length=MAX_INSTANCES)]
     priority: Annotated[int, Field(ge=-100, le=100)] = 0
-    """A higher one is placed first, and while any of it waits a lower one gets nothing. Batches of one priority take
-    turns, whatever their sizes. What has been placed is not taken back: it is played first."""
+    """Higher priorities are placed first, and lower ones get nothing while they wait. Batches of equal priority take
+    turns, whatever their sizes. Rollouts that are placed already are not preempted."""
     max_attempts: Annotated[int, Field(ge=1, le=100)] = 3
-    """Attempts that may fail through the farm's fault before a rollout is given up."""
+    """Attempts of a rollout that may fail through the farm's fault before it is given up."""
     max_losses: Annotated[int, Field(ge=0, le=1000)] = 10
-    """Times it may be lost with a worker or a node and be played again, which does not count as a failure."""
+    """Times a rollout may be lost with a worker or a node and run again, not counted as failures."""
     quarantine_after: Annotated[int, Field(ge=0, le=10_000)] = 6
-    """After so many failed attempts at an instance, none of whose samples was ever scored, those of its samples that
-    wait to be played fail at once; 0: never. A sample must have failed twice, and on two nodes where there are two."""
+    """After this many failed attempts at an instance without any scored sample, its waiting samples fail at once; 0:
+    never. A sample must have failed twice, and on two nodes if there are two."""
     webhook: Webhook | None = None
-    """Told when the batch has ended. Its host must be one of FARM_WEBHOOK_HOSTS, unless who submits may do all."""
+    """Called when the batch has ended. Its host must be in FARM_WEBHOOK_HOSTS unless the submitter is an admin."""
     idempotency_key: Annotated[Name, Field(min_length=1, max_length=200)] | None = None
     run: Annotated[str, Field(pattern=r"^[A-Za-z0-9._:-]{0,64}$")] = ""
-    """The training run that asks for it, by which solve rates are counted; `farm.collecting` sets it."""
+    """The training run of the batch, by which solve rates are counted; set by `farm.collecting`."""
     metadata: Json = Field(default_factory=dict)
-    """The trainer's own; the farm stores it and does not read it. Up to 1 MB."""
+    """The trainer's own data; stored but not read by the farm. Up to 1 MB."""
     findings: Annotated[tuple[Annotated[Name, Field(max_length=2000)], ...], Field(max_length=20)] = ()
-    """Lines on what `farm tasks attack` found of its instances, which are shown with the batch and change nothing.
-    `submit` writes them from the reports in FARM_HOME if there are none."""
+    """Lines about findings of `farm tasks attack` on its instances, shown with the batch without any effect. By default
+    `submit` takes them from the reports in FARM_HOME."""
 
     def stored(self) -> dict[str, Any]:
-        """Return it as JSON without its instances, but with the engines that they bring along, each once in `engines`.
+        """Return it as JSON without its instances but with their distinct dedicated engines in `engines`.
 
-        `engine` is the place of the batch's own there, `engine_of_instance` those of instances by their place.
+        `engine` is the index there of the batch's own, `engine_of_instance` maps instances by index.
         """
         request = self.model_dump(mode="json", exclude={"instances", *EngineSettings.model_fields})
         numbers: dict[EngineSettings, int] = {}
@@ -365,15 +363,15 @@ class BatchRequest(BatchSettings, EngineSettings):
     @field_validator("instances", mode="before")
     @classmethod
     def _not_too_many(cls, given: Any) -> Any:
-        """Check their number before each is validated."""
+        """Check the number of instances before each is validated."""
         if isinstance(given, Sized) and len(given) > MAX_INSTANCES:
-            raise ValueError(f"there are {len(given)}; {MAX_INSTANCES} may be: submit several batches")
+            raise ValueError(f"there are {len(given)}; at most {MAX_INSTANCES} are allowed: submit several batches")
         return given
 
     @field_validator("instances")
     @classmethod
     def _of_one_name(cls, given: tuple[Instance, ...]) -> tuple[Instance, ...]:
-        """Refuse instances of one name with different fields, and more than MAX_REQUEST_BYTES of fields in all."""
+        """Refuse instances with the same name and different fields, and more than MAX_REQUEST_BYTES of fields."""
         named: dict[tuple[str, str], int] = {}
         for index, instance in enumerate(given):
             first = named.setdefault((instance.data_source, instance.instance_id), index)
@@ -385,18 +383,22 @@ class BatchRequest(BatchSettings, EngineSettings):
                 )
         n_engines = len({instance.engine_settings for instance in given if instance.engine_url})
         if n_engines > MAX_ENGINES:
-            raise ValueError(f"they bring {n_engines} engines; {MAX_ENGINES} may be: submit several batches")
+            raise ValueError(
+                f"they have {n_engines} engines; at most {MAX_ENGINES} are allowed: submit several batches"
+            )
         n_bytes = sum(size_of(instance.fields, MAX_INSTANCE_BYTES) for instance in given)
         if n_bytes > MAX_REQUEST_BYTES:
-            raise ValueError(f"their fields have {n_bytes} bytes; {MAX_REQUEST_BYTES} may be: submit several batches")
+            raise ValueError(
+                f"their fields have {n_bytes} bytes; the limit is {MAX_REQUEST_BYTES}: submit several batches"
+            )
         return given
 
     @model_validator(mode="after")
     def _have_ids(self) -> Self:
-        """Refuse routed experts of an engine that is asked for no token ids."""
+        """Refuse routed experts of an engine that returns no token ids."""
         settings: tuple[EngineSettings, ...] = (self, *self.instances)
         if self.sampling.routed_experts is not None and any(each.engine_route == "chat" for each in settings):
-            raise ValueError("routed_experts of its sampling: an engine with engine_route `chat` gives none")
+            raise ValueError("routed_experts of its sampling: an engine with engine_route `chat` returns none")
         if self.sampling.routed_experts is not None and self.agent_requests.images == "engine":
             raise ValueError(
                 "routed_experts of its sampling: calls with images, which agent_requests.images allows, have none"

@@ -1,4 +1,4 @@
-"""The base of all request types, and the values that they have in common."""
+"""The base of all request types, and their common value types."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ def _some_json(value: dict[str, Any]) -> dict[str, Any]:
 
 
 def plain(text: str) -> str:
-    """Return a text if it is at most 1 MB of what may be stored. Raises ValueError."""
+    """Return a text of at most 1 MB that can be stored. Raises ValueError."""
     size_of(text, _MAX_EXTRA_BYTES)
     return text
 
 
 Json = Annotated[dict[str, Any], AfterValidator(_some_json)]
-"""Up to 1 MB of what `farm.records.values` lets pass."""
+"""Up to 1 MB of JSON that `farm.records.values` accepts."""
 Name = Annotated[str, AfterValidator(plain)]
 Seconds = Annotated[float, Field(gt=0, le=7 * 86_400)]
 Count = Annotated[int, Field(ge=1, le=2**31 - 1)]
@@ -36,7 +36,7 @@ HttpUrl = Annotated[str, Field(pattern=r"^https?://[A-Za-z0-9._:\[\]-]+([/?][^\s
 
 
 class Request(BaseModel):
-    """Common settings of all request types: unknown fields are refused, values do not change.
+    """Base settings of all request types: immutable, unknown fields are refused.
 
     Errors show no values, as one may be a key.
     """
@@ -46,7 +46,7 @@ class Request(BaseModel):
     @field_validator("*", mode="before")
     @classmethod
     def _is_no_other_type(cls, value: Any, info: ValidationInfo) -> Any:
-        # Python takes true for 1, and JSON does not
+        # Python takes true for 1, JSON does not
         if isinstance(value, _SCALARS_AND_LISTS) and info.field_name is not None:
             annotation: Any = cls.model_fields[info.field_name].annotation
             if isinstance(value, bool | int | float):
@@ -70,7 +70,7 @@ def _check_scalar(taken: frozenset[str], value: Any) -> None:
 
 @cache
 def _scalars_of(annotation: Any) -> frozenset[str]:
-    """Return which of `number` and `boolean` a type has among its forms, and `other` for what has neither or both."""
+    """Return the scalars among a type's alternatives: `number`, `boolean`, and `other` if neither or both."""
     parts = get_args(annotation)
     if get_origin(annotation) is Literal:
         kinds: list[Any] = [type(each) for each in parts]
@@ -88,7 +88,7 @@ def _scalars_of(annotation: Any) -> frozenset[str]:
 
 @cache
 def _items_of(annotation: Any) -> frozenset[str]:
-    """Return the scalars of a list's or a dictionary's values; nothing where they are of other types."""
+    """Return the scalars of a list's or a dictionary's values; nothing for other types."""
     if get_origin(annotation) in (Union, UnionType):
         return frozenset[str]().union(*(_items_of(each) for each in get_args(annotation)))
     if get_origin(annotation) not in (list, tuple, dict):
@@ -99,8 +99,8 @@ def _items_of(annotation: Any) -> frozenset[str]:
 
 
 class Webhook(Request):
-    """The address that is told of a batch's end, by a POST, signed if the farm has a key for it. `form` makes its body,
-    for systems with one of their own: an entry point of `farm.webhook_forms`."""
+    """An address that gets a POST when a batch ends, signed if the farm has a key. `form` is the format of its body, an
+    entry point of `farm.webhook_forms`."""
 
     url: HttpUrl
     form: Annotated[Name, Field(min_length=1, max_length=64)] = "batch_ended"
@@ -109,9 +109,9 @@ class Webhook(Request):
 class SamplingParams(Request):
     """Sampling parameters of the policy. None leaves a value to the engine.
 
-    `seed` makes draws reproducible and independent: each call is sent a hash of it with the instance, its place in the
-    batch, the sample, the number of the call and the tokens before it (`farm.seeds`). Values that no engine takes are
-    refused.
+    `seed` makes draws reproducible and independent: each call gets a hash of it with the instance, its index in the
+    batch, the sample, the call's number and the tokens before it (`farm.seeds`). Values outside the ranges of all
+    engines are refused.
     """
 
     temperature: Annotated[float, Field(ge=0, le=2)] | None = 1.0
@@ -124,15 +124,15 @@ class SamplingParams(Request):
     max_tokens: Count | None = None
     """Of one call; `Limits` has those of a rollout."""
     min_tokens: Annotated[int, Field(ge=0, le=2**31 - 1)] | None = None
-    """Of one call: the tokens before which it may not end by itself."""
+    """Of one call: it may not end by itself before so many tokens."""
     stop: Annotated[tuple[Annotated[Name, Field(min_length=1)], ...], Field(max_length=64)] = ()
     stop_token_ids: Annotated[tuple[Annotated[int, Field(ge=0, le=2**31 - 1)], ...], Field(max_length=64)] | None = None
-    """Tokens that end a call as the end-of-sequence token does; a call holds the one that ended it."""
+    """Tokens that end a call like the end-of-sequence token; the response includes the one that ended it."""
     cache_salt: Annotated[Name, Field(min_length=1, max_length=128)] | None = None
-    """Divides the engine's prefix cache: a call finds what calls of the same salt left there. A trainer that keeps the
-    cache across updates of weights sends the weights' name."""
+    """Partitions the engine's prefix cache: calls only share entries with the same salt. A trainer that keeps the cache
+    across weight updates sends the version of the weights."""
     routed_experts: Annotated[int, Field(strict=True, ge=1, le=256)] | None = None
-    """Record the experts that each token was routed to, for a trainer that replays them: the number is how many of them
-    a layer of the model uses for a token, its `num_experts_per_tok`. Only of engines that were started with
+    """Record the experts of each token for a trainer that replays the routing. The value is the model's
+    `num_experts_per_tok`, its experts per layer and token. Needs engines that were started with
     `--enable-return-routed-experts`; others are refused."""
     seed: Annotated[int, Field(ge=0, lt=2**63 - 1024)] | None = None

@@ -34,7 +34,7 @@ FINAL_STATES = frozenset({State.COMPLETED, State.FAILED, State.CANCELLED})
 class Outcome(StrEnum):
     """The end of a rollout. The first group is caused by the policy, the second by the farm, the third by neither.
 
-    A stale rollout was dropped because newer weights had overtaken it: it is not scored, and trains nothing.
+    A stale rollout was dropped because its weights were too old: it is not scored, and never trains.
     """
 
     SUBMITTED = "submitted"
@@ -72,7 +72,7 @@ POLICY_OUTCOMES = frozenset(
 
 
 STEP_ENDS = frozenset({Outcome.ANSWERED, Outcome.SUBMITTED})
-"""Outcomes by which the policy itself ends a step of a task that has several; any other ends its play."""
+"""Outcomes by which the policy itself ends one step of a task with several; others end the whole rollout."""
 
 
 def trainable(outcome: Outcome | None, reward: float | None) -> bool:
@@ -83,8 +83,8 @@ def trainable(outcome: Outcome | None, reward: float | None) -> bool:
 def is_too_old(version_min: int | None, newest: str, max_staleness: int | None) -> bool:
     """Return whether tokens of `version_min` are too old to train on, with `newest` as the current version.
 
-    The rule applies to playing and collecting alike: more versions than `max_staleness` lie in between. Versions
-    without a number are never too old, nor is anything if `max_staleness` is None.
+    The same rule applies to running and collecting: the difference must not exceed `max_staleness`. Versions without a
+    number are never too old, and nothing is if `max_staleness` is None.
     """
     now = version_number(newest)
     if max_staleness is None or version_min is None or now == NO_VERSION:
@@ -102,7 +102,7 @@ class Failure:
 
 @dataclass(frozen=True, slots=True)
 class Timing:
-    """One stage of one attempt. Instants are seconds since the epoch, UTC; None where it did not get so far."""
+    """One stage of one attempt. Times are seconds since the epoch, UTC; None if it did not get that far."""
 
     attempt: int
     stage: Stage
@@ -124,7 +124,7 @@ class Timing:
 
 @dataclass(frozen=True, slots=True)
 class Spread:
-    """Mean, median, 99th percentile and greatest of some times, in seconds."""
+    """Mean, median, 99th percentile and maximum, in seconds."""
 
     mean_s: float
     p50_s: float
@@ -134,7 +134,7 @@ class Spread:
 
 @dataclass(frozen=True, slots=True)
 class StageTimes:
-    """Queue and work times of one stage of a batch, over its `n` attempts that ended."""
+    """Queue and work times of one stage of a batch, over its `n` ended attempts."""
 
     stage: Stage
     n: int
@@ -144,7 +144,7 @@ class StageTimes:
 
 @dataclass(frozen=True, slots=True)
 class Reward:
-    """A score an evaluator gave; `details` say how it came about. `rewards` are all that it gave by name."""
+    """A score from an evaluator; `details` explain it. `rewards` are all its scores by name."""
 
     value: float
     details: dict[str, Any]
@@ -155,14 +155,13 @@ class Reward:
 
 @dataclass(frozen=True, slots=True)
 class Rollout:
-    """One sample, as the store knows it now.
+    """One sample in its current state.
 
-    `n_turns`, `n_response_tokens` and `n_segments` are of a play that came to its end: they are 0 of one that was
-    cancelled before that, although its `segments` hold what was recorded till then. `n_mismatches` counts model calls
-    whose prompt an engine saw otherwise than it was sent, `n_restarts` plays given up because their weights had become
-    too old, `n_failures` attempts that failed by the farm's doing and `n_lost` those that were lost with a worker or a
-    node. `version_min` and `version_max` are the oldest and the newest weights that sampled it, where they have
-    numbers.
+    `n_turns`, `n_response_tokens` and `n_segments` describe a completed run: they are 0 for a rollout that was
+    cancelled before, although its `segments` hold what was recorded. `n_mismatches` counts model calls whose prompt the
+    engine saw differently, `n_restarts` the runs discarded because their weights became too old, `n_failures` the
+    attempts that failed through the farm's fault, and `n_lost` those lost with a worker or a node. `version_min` and
+    `version_max` are the oldest and newest weights that sampled it, if they have numbers.
     """
 
     rollout_id: str
@@ -199,7 +198,7 @@ class Rollout:
 
     @property
     def cursor(self) -> int:
-        """The position at which a stream of rollouts goes on after this one; 0 while it has not ended."""
+        """The position after which a stream of rollouts continues; 0 until it has ended."""
         return self.finish_seq or 0
 
     @property
@@ -209,20 +208,20 @@ class Rollout:
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """All samples of one instance, every one ended."""
+    """All samples of one instance; all have ended."""
 
     group_id: str
     rollouts: tuple[Rollout, ...]
 
     @property
     def cursor(self) -> int:
-        """The position at which a stream of groups goes on after this one."""
+        """The position after which a stream of groups continues."""
         return max(rollout.cursor for rollout in self.rollouts)
 
 
 @dataclass(frozen=True, slots=True)
 class KeptArtefact:
-    """One artefact, without its bytes: `n_bytes` are as many as it had, `n_stored` as many as it takes up."""
+    """An artefact without its bytes: `n_bytes` is its original size, `n_stored` its size in the store."""
 
     name: str
     media_type: str
@@ -234,11 +233,11 @@ class KeptArtefact:
 
 @dataclass(frozen=True, slots=True)
 class BatchStatus:
-    """A batch in numbers. `stages[stage][state]` counts rollouts that have not ended, `failures[kind]` the failed.
+    """Counts of a batch. `stages[stage][state]` counts unfinished rollouts, `failures[kind]` the failed ones.
 
-    `stopped[stage][state]` counts those that failed or were cancelled in a stage, and so never came to the next.
-    `n_mismatches` and `n_invalid_actions` are those of all its rollouts that have been played. `warnings` say why it
-    may not go on: engines that get no calls without intervention; only of a batch that is not done.
+    `stopped[stage][state]` counts rollouts that failed or were cancelled in a stage, and never reached the next.
+    `n_mismatches` and `n_invalid_actions` are sums over its completed rollouts. `warnings` say why an unfinished batch
+    may be stuck: engines that get no calls without intervention.
     """
 
     batch_id: str
@@ -255,9 +254,9 @@ class BatchStatus:
     stopped: dict[Stage, dict[State, int]] = field(default_factory=dict)
     warnings: tuple[str, ...] = ()
     submitter: str = ""
-    """The key that it was submitted with, or the user who has the database."""
+    """The key that it was submitted with, or the user with database access."""
     findings: tuple[str, ...] = ()
-    """Lines on what `farm tasks attack` found of its tasks before it was submitted."""
+    """Lines about findings of `farm tasks attack` on its tasks, from before it was submitted."""
 
     @property
     def n_finished(self) -> int:
@@ -270,9 +269,9 @@ class BatchStatus:
 
 @dataclass(frozen=True, slots=True)
 class BatchSummary:
-    """A batch in one line. `age_s` is by the store's clock, `mean_reward` over what was completed, None before that.
+    """A batch as one line. `age_s` is by the store's clock; `mean_reward` is over completed rollouts, None without any.
 
-    `state` is `queued` until a rollout has begun, `active` until all have ended, and then `completed`, or `failed` or
+    `state` is `queued` until a rollout has started, `active` until all have ended, and then `completed`, or `failed` or
     `cancelled` if none was completed.
     """
 

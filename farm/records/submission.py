@@ -1,6 +1,6 @@
-"""Parts of what is kept of a play for its scoring: files with their bytes and modes, the layer, a score given early.
+"""What a rollout keeps for scoring: files with bytes and modes, the layer, an early score.
 
-In the store all of it is JSON, with bytes as base64.
+In the store all of it is JSON, with bytes in base64.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ MAX_TREE_FILES = 10_000
 
 
 class SubmittedFile(BaseModel):
-    """A file, a folder or a symbolic link that the policy left, under its path in `Submission.tree`.
+    """A file, a folder or a symbolic link left by the policy, under its path in `Submission.tree`.
 
-    Of a file `data` are its bytes, of a link `target` is its text as it stands; a folder has neither.
+    `data` are the bytes of a file, `target` is the unchanged text of a link; a folder has neither.
     """
 
     model_config = ConfigDict(frozen=True, ser_json_bytes="base64", val_json_bytes="base64")
@@ -30,12 +30,12 @@ class SubmittedFile(BaseModel):
 
 
 class KeptLayer(BaseModel):
-    """The writable layer that the policy left: where it is kept, and whether scoring can be repeated with it.
+    """The writable layer left by the policy: where it is kept, and whether scoring can be repeated with it.
 
-    On the node that played, it lies in the folder of layers as `name` until it is scored. `stored` says that it is an
-    artefact of the rollout's `attempt`, too, so that any node can have it, at any time; else it was beyond
-    FARM_LAYER_MB. `n_restored` paths were left out of it, as the image's own are to be found there; `restored` is a
-    summary of them, in which a `/` at the end stands for all below a folder.
+    On the rollout's node it is in the folder of layers as `name` until it is scored. `stored`: it is also an artefact
+    of the rollout's `attempt`, available to any node at any time; else it exceeded FARM_LAYER_MB. `n_restored` paths
+    were left out because the image has them; `restored` summarizes them, where a final `/` means everything in a
+    folder.
     """
 
     model_config = ConfigDict(frozen=True)
@@ -59,9 +59,9 @@ class EarlyScore(BaseModel):
 
 
 class Submission(BaseModel):
-    """The part of a rollout that is scored; kept in the store, so that scoring can be repeated without a new play.
+    """The scored part of a rollout; kept in the store, so that scoring can be repeated without another run.
 
-    The last five are the farm's: no handler sets them (`workers/plugins/handler.py`).
+    The farm sets the last five fields, no handler does (`workers/plugins/handler.py`).
     """
 
     model_config = ConfigDict(ser_json_bytes="base64", val_json_bytes="base64")
@@ -76,6 +76,6 @@ class Submission(BaseModel):
     """The records of the steps before the last one, in order."""
     early_score: EarlyScore | None = None
     rewards: tuple[float, ...] | None = None
-    """Rewards of an environment's steps, as its agent kept them. None if none was played."""
+    """Rewards of an environment's steps, recorded by its agent. None without an environment."""
     calls: tuple[PlayedCall, ...] = ()
     """The model calls, for handlers with `scores_calls = True`."""

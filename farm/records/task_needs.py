@@ -1,6 +1,6 @@
-"""Requirements of a task that no sandbox of the farm meets, and the one function that refuses them, by name.
+"""Requirements of a task that no sandbox of the farm meets, and the function that refuses them.
 
-Asked at submit, so that nothing starts which cannot be played as its authors meant.
+Checked at submit, so that no task starts that cannot run as its authors meant.
 """
 
 from __future__ import annotations
@@ -18,36 +18,35 @@ NetworkRule: TypeAlias = Literal["refuse", "allow", "off"]
 
 
 class TaskNeeds(Request):
-    """A task's demands on its place beyond a `SandboxSpec`, as its own format states them; the defaults demand nothing.
+    """A task's requirements beyond a `SandboxSpec`, as its own format states them; the defaults require nothing.
 
-    Lists name what is asked for, such as the services of a compose file beside the policy's own.
+    Lists name the required items, such as the other services of a compose file.
     """
 
     os: str = "linux"
     sidecars: tuple[str, ...] = ()
-    """Services that run beside the sandbox, by name: those of a compose file, servers of tools, simulated users."""
+    """Services that run next to the sandbox, by name: of a compose file, tool servers, simulated users."""
     gpus: Annotated[int, Field(ge=0)] = 0
     accelerators: tuple[str, ...] = ()
     """Other devices, such as a TPU's type."""
     virtual_machine: bool = False
-    """It needs a kernel or a desktop of its own."""
+    """It needs its own kernel or desktop."""
     privileged: bool = False
     """It needs rights over the node, such as a container's `privileged` or added capabilities."""
     allowed_hosts: tuple[str, ...] = ()
-    """The hosts that alone it may reach: the farm's sandboxes reach all that the node does, or nothing."""
+    """The only hosts that it may reach: the farm's sandboxes reach everything that the node does, or nothing."""
     network_in: tuple[Literal["init", "run", "eval"], ...] = ()
-    """Phases in which it needs the network, where its spec is not known at submit; see `SandboxSpec.network_in`."""
+    """Phases in which it needs the network, if its spec is not known at submit; see `SandboxSpec.network_in`."""
     host_mounts: tuple[str, ...] = ()
     """Folders of the host outside the task's own."""
     other: tuple[str, ...] = ()
-    """Anything else, in words that end the sentence "it asks for ..."."""
+    """Anything else, in words that complete the sentence "it asks for ..."."""
 
 
 def unsupported(needs: TaskNeeds, spec: SandboxSpec | None = None, network: NetworkRule = "refuse") -> Sequence[str]:
-    """Return what of it the farm cannot give or the batch does not permit, in words; empty if it can be played.
+    """Return the requirements that the farm cannot meet or the batch does not permit, in words.
 
-    `spec` is the sandbox that it is played in, `network` the rule of its batch. Each reason ends the sentence
-    "it asks for ...".
+    `spec` is the task's sandbox, `network` the rule of its batch. Each reason completes the sentence "it asks for ...".
     """
     return [reason for reason in (*_of_needs(needs), _of_network(needs, spec, network)) if reason]
 
@@ -55,12 +54,12 @@ def unsupported(needs: TaskNeeds, spec: SandboxSpec | None = None, network: Netw
 def _of_needs(needs: TaskNeeds) -> Sequence[str]:
     return [
         f"the operating system {needs.os}: sandboxes are Linux" if needs.os.lower() != "linux" else "",
-        f"sidecar services ({_listed(needs.sidecars)}): a sandbox has none beside it" if needs.sidecars else "",
+        f"sidecar services ({_listed(needs.sidecars)}): a sandbox has no services next to it" if needs.sidecars else "",
         f"{needs.gpus} GPUs: a sandbox has none" if needs.gpus else "",
         f"accelerators ({_listed(needs.accelerators)}): a sandbox has none" if needs.accelerators else "",
         "a virtual machine: a sandbox shares its node's kernel" if needs.virtual_machine else "",
         "privileges over its node: a sandbox has none" if needs.privileged else "",
-        f"a network to these hosts alone ({_listed(needs.allowed_hosts)}): a sandbox has the node's whole network or "
+        f"a network to these hosts only ({_listed(needs.allowed_hosts)}): a sandbox has the node's whole network or "
         "none"
         if needs.allowed_hosts
         else "",
@@ -74,7 +73,7 @@ def _of_network(needs: TaskNeeds, spec: SandboxSpec | None, network: NetworkRule
     if network != "refuse" or not (phases or (spec and spec.network)):
         return ""
     named = "all phases" if spec and spec.network else "phases " + ", ".join(phases)
-    return f'the network ({named}): submit with network="allow" to permit it, or network="off" to play it without'
+    return f'the network ({named}): submit with network="allow" to permit it, or network="off" to run it without'
 
 
 def _listed(names: Sequence[str]) -> str:

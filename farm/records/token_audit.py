@@ -1,9 +1,8 @@
-"""An audit that training rows hold exactly the sampled tokens; run wherever rows are stored.
+"""Audit that training rows hold exactly the sampled tokens; runs wherever rows are stored.
 
-It does not follow how `farm.records.trajectory.segments` makes them. Every sampled token is known by all ids up to it,
-its log-probability and its version; the tokens of the calls and those that the rows would train on must be the same
-ones, each as often. So mask 1 stands exactly on sampled ids, after exactly the ids that they were sampled after, and
-what branches share trains once.
+It is independent of `farm.records.trajectory.segments`. Every sampled token is identified by all ids up to it, its
+log-probability and its version; the tokens of the calls and those trained on in the rows must be the same ones, each
+as often. So mask 1 stands exactly on sampled ids with exactly their history, and shared branches train once.
 """
 
 from __future__ import annotations
@@ -19,13 +18,13 @@ from farm.records.prefixes import last_hash, prefix_hashes
 from farm.records.trajectory import NO_VERSION, LogProbs, ModelCall, Segment, TokenIds, token_versions
 
 _TOKEN = np.dtype([("position", "<u8"), ("history", "<u8"), ("logprob", "<u4"), ("version", "<i4")])
-"""A sampled token: how many ids come before it, a hash of these and itself, its log-probability's bits, its version."""
+"""A sampled token: the number of ids before it, a hash of these and itself, its log-probability's bits, its version."""
 
 
 def check(rows: Sequence[Segment], calls: Sequence[ModelCall], *, whole: bool = True) -> None:
-    """Raise ValueError, naming the row, unless the rows are those of the token-exact calls: a bug of the farm.
+    """Raise ValueError, naming the row, unless the rows match the token-exact calls. A mismatch is a bug of the farm.
 
-    If they are not the `whole`, tokens that were sampled may be missing.
+    Unless `whole`, sampled tokens may be missing.
     """
     for index, row in enumerate(rows):
         if wrong := _wrong(row):
@@ -39,7 +38,7 @@ def check(rows: Sequence[Segment], calls: Sequence[ModelCall], *, whole: bool = 
     starts, ends = {each.start for each in exact}, {each.end for each in exact}
     for index, each in enumerate(made):
         if each.start not in starts:
-            raise ValueError(f"training row {index}: its prompt is that of no call")
+            raise ValueError(f"training row {index}: its prompt is not the prompt of any call")
         if each.end not in ends:
             raise ValueError(f"training row {index}: it does not end where a call ended")
 
@@ -50,7 +49,7 @@ def _check_tokens(sampled: NDArray[np.void], trained: NDArray[np.void]) -> None:
     if not np.array_equal(sampled, trained):
         first = int(np.flatnonzero(sampled != trained)[0])
         raise ValueError(
-            f"the training rows hold a token that was not sampled so: {trained[first]} where {sampled[first]} was "
+            f"the training rows hold a token that was not sampled there: {trained[first]} where {sampled[first]} was "
             "(position, hash of the history, bits of the log-probability, version)"
         )
 
@@ -60,12 +59,12 @@ def _check_among(sampled: Sequence[_Print], made: Sequence[_Print]) -> None:
     for index, row in enumerate(made):
         for token in row.tokens:
             if not known[token.tobytes()]:
-                raise ValueError(f"training row {index} holds a token that was not sampled so, or more than once")
+                raise ValueError(f"training row {index} holds a token that was not sampled there, or more than once")
             known[token.tobytes()] -= 1
 
 
 def _wrong(row: Segment) -> str:
-    """Return the first inconsistency within a row; empty if there is none."""
+    """Return the first inconsistency within a row; empty without one."""
     sampled = row.response_mask == 1
     put_there = row.response_mask == 0
     if not np.all(sampled | put_there):
@@ -113,7 +112,7 @@ class _Print:
         tokens = np.empty(len(places), _TOKEN)
         tokens["position"] = places + len(prompt)
         tokens["history"] = hashes[places + len(prompt)]
-        # a log-probability of -0.0 is the number 0.0
+        # -0.0 and 0.0 are the same log-probability
         tokens["logprob"] = (logprobs.astype(np.float32) + np.float32(0.0)).view(np.uint32)
         tokens["version"] = versions
         return cls(tokens, _last(hashes[: len(prompt)]), _last(hashes))

@@ -1,4 +1,4 @@
-"""Records of a training run: its batches by key, what each of its steps collected, how often instances were solved."""
+"""Records of a training run: its batches by key, the groups of each step, the solve rates of instances."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ RUN_NAME = r"^[A-Za-z0-9._:-]{1,64}$"
 
 
 def check_run(run: str) -> None:
-    """Raise InvalidRequest for a text that is no training run's name."""
+    """Raise InvalidRequest for an invalid name of a training run."""
     if not isinstance(run, str) or not re.fullmatch(RUN_NAME, run):
-        raise InvalidRequest("1 to 64 of A-Z, a-z, 0-9, '.', '_', ':' and '-'", field="run")
+        raise InvalidRequest("must have 1 to 64 of A-Z, a-z, 0-9, '.', '_', ':' and '-'", field="run")
 
 
 def check_own_key(instance_id: str, engine_key: str) -> None:
-    """Raise InvalidRequest for an engine's key that an instance brings along: none can be read to be asked for again.
+    """Raise InvalidRequest for an instance with its own engine key: it cannot be read to request the instance again.
 
-    One that is the name of a variable of the nodes can.
+    A key given as the name of a variable of the nodes can.
     """
     if engine_key not in ("", "none") and not engine_key.startswith("env:"):
         raise InvalidRequest(
-            f"instance {instance_id!r} has one, which is shown nowhere, so it cannot be asked for again: "
+            f"instance {instance_id!r} has one, which is never shown, so it cannot be requested again: "
             "name the engine in the request of the batch, or the key as env:NAME",
             field="engine_key",
         )
@@ -32,9 +32,9 @@ def check_own_key(instance_id: str, engine_key: str) -> None:
 
 @dataclass(frozen=True, slots=True)
 class KeyedBatch:
-    """A batch, by the idempotency key that it was submitted with.
+    """A batch with the idempotency key that it was submitted with.
 
-    `cursor` is the number of the rollout that ended last, 0 before one has: it rises with each that ends.
+    `cursor` is the number of the rollout that ended last, 0 without one: it increases with each.
     """
 
     key: str
@@ -56,7 +56,7 @@ class RecordedStep:
 
 @dataclass(frozen=True, slots=True)
 class SolveRate:
-    """The scored rollouts of an instance, those of them that solved it, and their mean reward."""
+    """Numbers of an instance's scored and solved rollouts, and their mean reward."""
 
     instance_id: str
     n_scored: int

@@ -1,8 +1,8 @@
 """Trajectories in tokens: model calls, and the training rows (segments) built from them.
 
 Token ids are the trajectory; text is for people. A call whose prompt begins with all the ids of an earlier call
-continues that call's segment: the ids in between were put there (mask 0). A call that continues nothing starts a new
-segment. So a rollout is 0..N training rows, and nothing sampled is ever tokenised again.
+continues that call's segment: the ids in between were not sampled (mask 0). A call that continues nothing starts a new
+segment. So a rollout has 0..N training rows, and sampled text is never tokenised again.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from farm.records.experts.routed_experts import CallExperts, RowExperts
 from farm.records.prefixes import Prefixes
 
 Message: TypeAlias = dict[str, Any]
-"""A chat message as the OpenAI API writes it: role, content, and tool_calls or tool_call_id. In a recorded one an image
-is a part `{"type": "image", "sha256", "media_type", "n_bytes"}`."""
+"""A chat message in the form of the OpenAI API: role, content, and tool_calls or tool_call_id. In a recorded message an
+image is a part `{"type": "image", "sha256", "media_type", "n_bytes"}`."""
 
 ToolSchema: TypeAlias = dict[str, Any]
-"""A tool as the OpenAI API writes it: type, and function with name, description and parameters."""
+"""A tool in the form of the OpenAI API: type, and function with name, description and parameters."""
 
 TokenIds: TypeAlias = NDArray[np.int32]
 LogProbs: TypeAlias = NDArray[np.float32]
@@ -32,7 +32,7 @@ Mask: TypeAlias = NDArray[np.uint8]
 _MAX_DIGITS = 10
 _MAX_NUMBER = int(np.iinfo(np.int32).max)
 ROLE = "role"
-"""The label of calls that a model other than the policy answered: they have no ids, and never train."""
+"""The label of calls answered by a model other than the policy: they have no ids, and never train."""
 UNTRAINED = "trains"
 """The label, `no`, of calls of the policy that do not train."""
 NO_VERSION = -1
@@ -46,7 +46,7 @@ def token_ids(values: Sequence[int] | TokenIds) -> TokenIds:
 
 @dataclass(frozen=True, slots=True)
 class ToolCall:
-    """One tool call of the policy; `arguments` is the raw text it sampled, which may not be JSON."""
+    """One tool call of the policy; `arguments` is the raw sampled text, which may not be JSON."""
 
     call_id: str
     name: str
@@ -64,13 +64,13 @@ class VersionSpan:
 
 @dataclass(slots=True, kw_only=True)
 class SampledTokens:
-    """The tokens of an answer, and how sampling ended: the part of it that every wire gives in the same form.
+    """The tokens of an answer and how sampling ended: the part that all routes return in the same form.
 
-    `prompt_ids` [n_prompt], `response_ids` and `response_logprobs` [n_response]; None where the engine does not give
-    them. The end-of-turn token and a stop string are among the ids where they were sampled. `versions` cover
-    [0, n_response) where the weights are known. `routed_experts` are there where they were asked for; they need not
-    begin at the prompt's first token. `finish_reason` is `stop`, `length`, `abort` (ended from outside, with
-    the tokens so far) or the engine's own; `stop_reason` is the stop string or the token that ended it, if any.
+    `prompt_ids` [n_prompt], `response_ids` and `response_logprobs` [n_response]; None if the engine does not return
+    them. The end-of-turn token and a stop string are included if they were sampled. `versions` cover [0, n_response) if
+    the weights are known. `routed_experts` are present if requested; they need not start at the prompt's first token.
+    `finish_reason` is `stop`, `length`, `abort` (ended from outside, with the tokens so far) or the engine's own;
+    `stop_reason` is the stop string or the token that ended it, if any.
     """
 
     finish_reason: str
@@ -85,13 +85,13 @@ class SampledTokens:
 
 @dataclass(slots=True, kw_only=True)
 class Completion(SampledTokens):
-    """One answer of an LLM: the assistant message `response`, and the tokens that it was made of.
+    """One answer of an LLM: the assistant message `response`, and its tokens.
 
-    A tool call that could not be parsed is among the message's tool calls, with the text it was made of as its
-    arguments; `n_invalid` counts them. A stop string is never in the message. `policy_version` is the first of
-    `versions`. `begins` says why the call starts a segment, empty if it continues one. `mismatch` is the first position
-    at which the prompt that the engine saw differs from the one it was sent, `prompt_ids`; None if they are equal or
-    the engine does not say. `labels` say what the call is for, by names such as `model`, the one that was asked for.
+    Tool calls that could not be parsed are in the message with their raw text as arguments; `n_invalid` counts them. A
+    stop string is never in the message. `policy_version` is the first of `versions`. `begins` says why the call starts
+    a segment, empty if it continues one. `mismatch` is the first position at which the prompt seen by the engine
+    differs from the `prompt_ids` sent; None if they are equal or the engine does not report it. `labels` describe the
+    call, by names such as `model`, the requested one.
     """
 
     response: Message
@@ -109,11 +109,11 @@ class Completion(SampledTokens):
 class ModelCall(Completion):
     """One request to an LLM and its completion, recorded as it happens.
 
-    `messages` are only those added since the call that it continues; `observations` are the tool results, or messages
-    of an environment, that answered it, and `reward` is what that environment gave for it; None if it gave none.
-    `tools` are those that the policy was shown, as the chat API writes them, [] if there were none. As a call is read
-    they are None where its prompt continues another call's, which was shown the same ones: see `tools_by_call`.
-    `images` are the digests of the images in its prompt, in order, one for each place that an image has there.
+    `messages` are only those added since the call that it continues; `observations` are the tool results, or the
+    environment's messages, that answered it, and `reward` is the environment's reward for it, or None. `tools` are the
+    ones offered to the policy, in the form of the chat API, [] if none. In a call read from the store they are None if
+    its prompt continues another call's, which had the same ones: see `tools_by_call`. `images` are the digests of the
+    images in its prompt, in order of their positions, with repetitions.
     """
 
     index: int
@@ -128,7 +128,7 @@ class ModelCall(Completion):
 
     @property
     def token_exact(self) -> bool:
-        """True if ids and log-probabilities are all there and of one length."""
+        """True if ids and log-probabilities are complete and have one length."""
         return (
             self.prompt_ids is not None
             and self.response_ids is not None
@@ -138,22 +138,21 @@ class ModelCall(Completion):
 
 
 def field_values(record: SampledTokens, kind: type[SampledTokens]) -> dict[str, Any]:
-    """Return the fields of a record that are those of `kind`, as keyword arguments for a record of a wider kind."""
+    """Return the fields of a record that `kind` has, as keyword arguments for a subclass."""
     return {each.name: getattr(record, each.name) for each in fields(kind)}
 
 
 @dataclass(frozen=True, slots=True)
 class Segment:
-    """One training row. All but `prompt_ids` [n_prompt] have one length [n_response].
+    """One training row. All arrays but `prompt_ids` [n_prompt] have one length [n_response].
 
-    `response_mask` is 1 exactly where the policy sampled the token; elsewhere the log-probability is 0.0 and the
-    policy version NO_VERSION. `mismatch` is the first position in the row, counted from the beginning of its prompt, at
-    which an engine saw another token than it was sent; None if all saw what they were sent. `turn_rewards` are what an
-    environment or an evaluator gave for single turns, each with the index in the response of the last token of its
-    turn. `reward` is the row's own, where an evaluator gave it one; None stands for that of its rollout.
-    `routed_experts` are of prompt and response, [n_prompt + n_response]; None where none were recorded, or asked for.
-    `images` are the digests (SHA-256) of its images in the order of their places in prompt and response, where the
-    engine's placeholder ids stand; one that stands there twice is named twice. The artefacts of its rollout hold them.
+    `response_mask` is 1 exactly where the policy sampled the token; elsewhere the log-probability is 0.0 and the policy
+    version NO_VERSION. `mismatch` is the first position in the row, counted from the start of its prompt, at which an
+    engine saw another token than it was sent; None without one. `turn_rewards` are rewards of single turns, from an
+    environment or an evaluator, each with the index in the response of the turn's last token. `reward` is the row's own
+    reward from an evaluator; None: the rollout's. `routed_experts` are of prompt and response, [n_prompt + n_response];
+    None if not recorded. `images` are the digests (SHA-256) of its images in the order of their placeholder ids in
+    prompt and response, with repetitions. The rollout's artefacts hold them.
     """
 
     prompt_ids: TokenIds
@@ -173,14 +172,14 @@ class Segment:
             raise ValueError(f"a segment's response arrays differ in length: {sorted(lengths)}")
         n = len(self.prompt_ids) + len(self.response_ids)
         if self.routed_experts is not None and len(self.routed_experts) != n:
-            raise ValueError(f"a segment of {n} tokens has experts of {len(self.routed_experts)}")
+            raise ValueError(f"a segment of {n} tokens has experts for {len(self.routed_experts)}")
 
     @property
     def untrainable(self) -> str:
         """The reason it may not train; empty if it may."""
         if self.mismatch is not None:
             return f"an engine saw another token than it was sent at position {self.mismatch}"
-        return "" if self.response_mask.any() else "nothing in it was sampled"
+        return "" if self.response_mask.any() else "it has no sampled tokens"
 
     @property
     def trainable(self) -> bool:
@@ -188,12 +187,12 @@ class Segment:
 
     @property
     def version_span(self) -> tuple[int, int]:
-        """The oldest and the newest weights that sampled it; NO_VERSION where they are not known."""
+        """The oldest and the newest weights that sampled it; NO_VERSION if unknown."""
         sampled = self.policy_versions[self.response_mask == 1]
         return (int(sampled.min()), int(sampled.max())) if len(sampled) else (NO_VERSION, NO_VERSION)
 
     def masked(self) -> Segment:
-        """Return the row with nothing of it to train."""
+        """Return the row with mask 0 everywhere."""
         n = len(self.response_ids)
         return replace(
             self,
@@ -205,7 +204,7 @@ class Segment:
     def cut(self, n_tokens: int) -> Segment:
         """Return the row with only the first `n_tokens` of its response.
 
-        Raises InvalidRequest for a row with images that is longer: which of them are left is not known.
+        Raises InvalidRequest for a longer row with images: it is unknown which of them would be left.
         """
         if len(self.response_ids) <= n_tokens:
             return self
@@ -231,7 +230,7 @@ class Segment:
 
 
 def version_number(version: str) -> int:
-    """Return an engine's weight version as a number; NO_VERSION where it is none, or none that an int32 holds."""
+    """Return an engine's weight version as a number; NO_VERSION if it is not one, or not an int32."""
     if not (version.isascii() and version.isdecimal()) or len(version) > _MAX_DIGITS:
         return NO_VERSION
     number = int(version)
@@ -248,35 +247,36 @@ def token_versions(call: ModelCall) -> TokenIds:
 
 
 def version_range(calls: Sequence[ModelCall]) -> tuple[int | None, int | None]:
-    """Return the oldest and the newest weights that sampled a token of these calls, as far as they have numbers."""
+    """Return the oldest and the newest weights that sampled a token of these calls; only versions with numbers
+    count."""
     known = np.concatenate([np.empty(0, np.int32), *map(token_versions, calls)])
     known = known[known != NO_VERSION]
     return (int(known.min()), int(known.max())) if len(known) else (None, None)
 
 
 def segments(calls: Sequence[ModelCall]) -> tuple[Segment, ...]:
-    """Return the training rows of a rollout's token-exact model calls, in the order in which they began.
+    """Return the training rows of a rollout's token-exact model calls, in the order in which they start.
 
-    A call continues the row that reaches furthest into its prompt, the newest of several. Where calls branch, the
-    tokens that they share are sampled in the first row and stand in the prompts of the others, so each trains once.
+    A call continues the row that matches the longest part of its prompt, the newest of several. Where calls branch,
+    shared tokens are sampled in the first row and stand in the prompts of the others, so each trains once.
     """
     return tuple(row.segment() for row in _rows(calls))
 
 
 def segments_per_call(calls: Sequence[ModelCall]) -> tuple[Segment, ...]:
-    """Return a training row for each token-exact model call of a rollout, in their order: its prompt and its answer."""
+    """Return a training row for each token-exact model call of a rollout, in order: its prompt and its answer."""
     return tuple(row.segment() for call in calls for row in _rows([call]))
 
 
 def calls_of_segments(calls: Sequence[ModelCall]) -> tuple[tuple[ModelCall, ...], ...]:
-    """Return for each of `segments` the model calls that sampled it, in their order."""
+    """Return, for each row of `segments`, the model calls that sampled it, in order."""
     return tuple(row.calls for row in _rows(calls))
 
 
 def tools_by_call(calls: Sequence[ModelCall]) -> dict[int, list[ToolSchema]]:
-    """Return the tools that the policy was shown in each of a rollout's calls, by its index; [] of none, or unknown.
+    """Return the tools offered to the policy in each of a rollout's calls, by index; [] if none or unknown.
 
-    A training row was sampled with those of its first call.
+    The tools of a training row are those of its first call.
     """
     result: dict[int, list[ToolSchema]] = {}
     known = Prefixes()
@@ -292,7 +292,7 @@ def tools_by_call(calls: Sequence[ModelCall]) -> dict[int, list[ToolSchema]]:
 
 
 def all_tools(calls: Sequence[ModelCall]) -> list[ToolSchema]:
-    """Return the tools that the policy was shown in any of these calls, each once, in their order."""
+    """Return the distinct tools offered to the policy in any of these calls, in order."""
     result: list[ToolSchema] = []
     for call in calls:
         result += [tool for tool in call.tools or () if tool not in result]
@@ -316,7 +316,7 @@ def _rows(calls: Sequence[ModelCall]) -> list[_Row]:
 
 
 class _Row:
-    """A segment while it grows: all ids so far, and which stretches of them were sampled."""
+    """A segment while it grows: all ids so far, and the ranges that were sampled."""
 
     def __init__(self, n_prompt: int) -> None:
         self.ids = token_ids([])

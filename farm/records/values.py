@@ -1,7 +1,7 @@
-"""Values that a request may carry: what JSON and both databases hold without a loss, and no more of it than is wise.
+"""Values that a request may carry: those that JSON and both databases store without loss, within sane limits.
 
-Python's own JSON takes NaN, integers of any size and halves of surrogate pairs; Postgres refuses the first, other
-readers lose the second, and no file can hold the third. They are refused where they come in, by name.
+Python's JSON accepts NaN, integers of any size and unpaired surrogates; Postgres refuses the first, other readers lose
+the second, and files cannot hold the third. They are refused on entry, with their path.
 """
 
 from __future__ import annotations
@@ -14,21 +14,21 @@ from typing import Any
 import orjson
 
 MAX_DEPTH = 64
-"""Lists and objects within each other; Python's readers give up at a few hundred."""
+"""Nesting of lists and objects; Python's readers give up at a few hundred."""
 _LARGEST = 2**63 - 1
 _OVERHEAD = 4
 """Quotes, comma and colon around a value."""
 _KEYS: tuple[type[Any], ...] = (str, int, float, type(None))
 _WANTED = "give a text, a number, a list or an object"
 _SUSPICIOUS = re.compile(rb"\\u0000|null|[0-9]{19}|[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}")
-"""In the JSON of a value that may hold what it cannot carry: NaN is written as null, a UUID as its text."""
+"""Matches JSON that may stand for a refused value: NaN is written as null, a UUID as its text."""
 _STRICT = orjson.OPT_PASSTHROUGH_DATACLASS | orjson.OPT_PASSTHROUGH_DATETIME | orjson.OPT_PASSTHROUGH_SUBCLASS
 
 
 def size_of(value: Any, most: int) -> int:
-    """Return about how many bytes a value takes as JSON.
+    """Return the approximate size of a value as JSON, in bytes.
 
-    Raises ValueError naming the place of what a request cannot carry, or saying that it is of more than `most` bytes.
+    Raises ValueError with the path of a value that a request cannot carry, or for more than `most` bytes.
     """
     try:
         written = orjson.dumps(value, option=_STRICT)
@@ -40,24 +40,24 @@ def size_of(value: Any, most: int) -> int:
 
 
 def storable(value: Any, most: int) -> None:
-    """Raise ValueError naming the place of what JSON has not, or saying that it is of more than `most` bytes.
+    """Raise ValueError with the path of a value that is not JSON, or for more than `most` bytes.
 
-    More lenient than `size_of` is with requests: texts and floats may be any, as the store replaces what it cannot
+    More lenient than `size_of` for requests: any text and float is accepted, as the store replaces those that it cannot
     hold, and keys may be numbers, which become texts.
     """
     n_bytes = 0
     for path, part, depth in _parts(value, _KEYS):
         if depth > MAX_DEPTH:
-            raise ValueError(f"{_at(path)[:40]}... is nested more than {MAX_DEPTH} deep, or holds itself")
+            raise ValueError(f"{_at(path)[:40]}... is nested more than {MAX_DEPTH} deep, or contains itself")
         n_bytes += _OVERHEAD
         if isinstance(part, str):
             n_bytes += len(part)
         elif isinstance(part, Mapping) and not isinstance(part, dict):
-            raise ValueError(f"{_at(path)} is a {type(part).__name__}, which JSON has not: {_WANTED}")
+            raise ValueError(f"{_at(path)} is a {type(part).__name__}, which is not JSON-serializable: {_WANTED}")
         elif not isinstance(part, float):
             n_bytes += _own_size(path, part)
         if n_bytes > most:
-            raise ValueError(f"it has more than {most} bytes, as many as it may have")
+            raise ValueError(f"it has more than the {most} bytes allowed")
 
 
 def _size_by_parts(value: Any, most: int) -> int:
@@ -67,12 +67,12 @@ def _size_by_parts(value: Any, most: int) -> int:
             raise ValueError(f"{path[:40]}… is nested more than {MAX_DEPTH} deep")
         n_bytes += _OVERHEAD + _own_size(path, part)
         if n_bytes > most:
-            raise ValueError(f"it has more than {most} bytes, as many as it may have")
+            raise ValueError(f"it has more than the {most} bytes allowed")
     return n_bytes
 
 
 def _parts(value: Any, keys: tuple[type[Any], ...] = (str,)) -> Iterator[tuple[str, Any, int]]:
-    """Yield every value within a value and where it lies, without recursion, which depth would break."""
+    """Yield every nested value with its path and depth, without recursion, which deep values would break."""
     waiting: list[tuple[str, Any, int]] = [("", value, 0)]
     while waiting:
         path, part, depth = waiting.pop()
@@ -80,7 +80,7 @@ def _parts(value: Any, keys: tuple[type[Any], ...] = (str,)) -> Iterator[tuple[s
         if isinstance(part, Mapping):
             for name, inner in part.items():
                 if not isinstance(name, keys):
-                    raise ValueError(f"{path or 'it'} has the key {name!r:.200}, which is no string")
+                    raise ValueError(f"{path or 'it'} has the key {name!r:.200}, which is not a string")
                 place = f"{path}.{name}" if path else name
                 waiting += [(place, name, depth + 1), (place, inner, depth + 1)]
         elif isinstance(part, list | tuple):
@@ -98,9 +98,9 @@ def _own_size(path: str, part: Any) -> int:
         return 8
     if isinstance(part, float):
         if not math.isfinite(part):
-            raise ValueError(f"{_at(path)} is {part}, which JSON has not")
+            raise ValueError(f"{_at(path)} is {part}, which is not a JSON number")
         return 8
-    raise ValueError(f"{_at(path)} is a {type(part).__name__}, which JSON has not: {_WANTED}")
+    raise ValueError(f"{_at(path)} is a {type(part).__name__}, which is not JSON-serializable: {_WANTED}")
 
 
 def _text_size(path: str, text: str) -> int:
@@ -109,7 +109,7 @@ def _text_size(path: str, text: str) -> int:
     try:
         return len(text.encode())
     except UnicodeEncodeError as error:
-        raise ValueError(f"{_at(path)} has half a surrogate pair at {error.start}, which is no text") from None
+        raise ValueError(f"{_at(path)} has an unpaired surrogate at {error.start}, which is not text") from None
 
 
 def _at(path: str) -> str:

@@ -1,4 +1,4 @@
-"""Variables in a task's environment tables, `${NAME}` and `${NAME:-default}`, from the secrets of its batch alone."""
+"""Variables in a task's environment tables, `${NAME}` and `${NAME:-default}`, set only from its batch's secrets."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ _WHOLE = re.compile(r"\$\{([^}:]+)(:-(.*))?\}")
 
 
 def names_in(table: Mapping[str, str], *, whole: bool = False) -> set[str]:
-    """Return the variables without a default that the values of a table name, `whole` as in `expanded`."""
+    """Return the variables without a default in the values of a table; `whole` as in `expanded`."""
     return {match[1] for value in table.values() for match in _matches(value, whole) if match[2] is None}
 
 
 def expanded(table: Mapping[str, str], secrets: Mapping[str, str], *, whole: bool = False) -> dict[str, str]:
-    """Return a table with the variables of its values replaced, once: what a secret contains is left as it is.
+    """Return a table with the variables in its values replaced, once: secrets are not expanded again.
 
-    An environment of this process is never read. `${NAME:-default}` takes its default for a name that is missing or
-    empty. With `whole`, as in Harbor, only a value that is nothing but a variable is replaced, and an empty secret is
-    taken. Raises InvalidRequest with all names that are missing and have no default.
+    The environment of this process is never read. `${NAME:-default}` is the default if the name is missing or empty.
+    With `whole`, as in Harbor, only a value that consists of one variable is replaced, and an empty secret counts.
+    Raises InvalidRequest with all missing names without a default.
     """
     if missing := sorted(names_in(table, whole=whole) - secrets.keys()):
         names = ", ".join(missing)
-        raise InvalidRequest(f"a task names variables that its batch has no secret for: {names}", field="secrets")
+        raise InvalidRequest(f"a task uses variables that its batch has no secret for: {names}", field="secrets")
     if whole:
         return {name: _whole(value, secrets) for name, value in table.items()}
     return {name: _VARIABLE.sub(lambda match: _value(match, secrets), value) for name, value in table.items()}

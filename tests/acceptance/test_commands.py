@@ -104,7 +104,7 @@ def engine(farm: _Shell) -> Iterator[str]:
     """A double of an LLM server that this farm uses."""
     with serving(EngineDouble(Script([ANSWER])).app()) as url:
         added = farm.at_once("engines", "add", f"{url}/v1")
-        assert "yes (generate)" in added or "no node has asked it yet" in added, "a slow machine takes longer"
+        assert "yes (generate)" in added or "no node has probed it yet" in added, "a slow machine takes longer"
         until(lambda: "yes (generate)" in farm.at_once("engines", "list"), "a node has asked it")
         yield url
         farm.at_once("engines", "clear")
@@ -173,7 +173,7 @@ def test_a_wrong_option_of_a_node_starts_nothing(farm: _Shell) -> None:
 
 def test_an_engine_that_does_not_answer_is_added_with_a_warning(farm: _Shell) -> None:
     url = "http://127.0.0.1:9/v1"
-    assert f"{url} is added, but it does not answer from here" in farm.at_once("engines", "add", url)
+    assert f"{url} was added, but it does not answer from here" in farm.at_once("engines", "add", url)
     assert "no engine can be used" in until(lambda: warned(farm, url), "a node has found out", 30)
     farm.at_once("engines", "clear")
 

@@ -80,7 +80,7 @@ def test_rows_exports_and_commands_name_the_images(here: tuple[Embedded, Farm], 
     rollout = played(client, "engine")
     arrays = client.rows(rollout.batch_id, "arrays")
     assert arrays.images.tolist() == [[DIGEST, DIGEST]]
-    with pytest.raises(InvalidRequest, match="2 images, and this trainer's rows have no place"):
+    with pytest.raises(InvalidRequest, match="2 images, but this trainer's rows have no field"):
         client.rows(rollout.batch_id, "trl")
     file = tmp_path / "rollouts.jsonl"
     said(main, "export", rollout.batch_id, str(file), "--url", started.store_url)

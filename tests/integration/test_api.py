@@ -281,7 +281,7 @@ RUBBISH: dict[str, tuple[str, str, dict[str, str], bytes, int, str]] = {
         JSON,
         json.dumps({"instances": [NOOP | {"fields": {"seconds": float("nan")}}]}).encode(),
         400,
-        r"InvalidRequest seconds is nan, which JSON has not .*instances\[0\]\.fields",
+        r"InvalidRequest seconds is nan, which is not a JSON number .*instances\[0\]\.fields",
     ),
     "a form": ("POST", "/v1/batches", {"content-type": "text/plain"}, b"{}", 415, "InvalidRequest .*json"),
     "a number for ids": ("POST", "/v1/cancel", JSON, b'{"id": 3}', 400, "InvalidRequest .*string id"),
@@ -293,7 +293,7 @@ RUBBISH: dict[str, tuple[str, str, dict[str, str], bytes, int, str]] = {
         JSON,
         b'{"mode": "x"}',
         400,
-        "InvalidRequest 'x' is none of .*mode",
+        "InvalidRequest 'x' is not one of .*mode",
     ),
     "a NUL": ("POST", "/v1/engines", JSON, b'{"url": "http://a\\u0000"}', 400, "InvalidRequest .*NUL .*url"),
     "a cursor of no number": ("GET", "/v1/batches/b/ended?cursor=x", {}, b"", 400, "InvalidRequest .*integer.* cursor"),
@@ -469,7 +469,7 @@ def test_an_answer_that_is_lost_makes_nothing_twice(sqlite_store: Store) -> None
         assert client.cancel(f"{batch_id}.1") == []
         assert client.rollout(f"{batch_id}.1.0").state is State.CANCELLED
         api.n = 1
-        with pytest.raises(FarmUnreachable, match="may have done"):
+        with pytest.raises(FarmUnreachable, match="may have been executed"):
             client.rescore(f"{batch_id}.0.0")
         assert client.rollout(f"{batch_id}.0.0").state is State.QUEUED
 
@@ -491,7 +491,7 @@ def test_what_is_no_api_is_said_to_be_none(sqlite_store: Store) -> None:
     away = Route("/away/v1/batches", lambda request: Response("<html>", 503))
     with serving(Starlette(routes=[page, away])) as url:
         for path in ("", "/ok", "/away"):
-            with pytest.raises(FarmUnreachable, match="is no API"):
+            with pytest.raises(FarmUnreachable, match="is not a farm's API"):
                 RemoteFarm(url + path, patience_s=0.2).check()
     without.close()
 

@@ -84,7 +84,7 @@ def refused_requests() -> dict[str, tuple[Any, str]]:
         "a NUL in a key": (fields({"a\0": 1}), r"instances\[1\]\.fields: .*NUL"),
         "half a surrogate pair": (
             fields({"fail": ["\ud800"]}),
-            r"instances\[1\]\.fields: fail\[0\] has half a surrogate",
+            r"instances\[1\]\.fields: fail\[0\] has an unpaired surrogate",
         ),
         "no number": (fields({"seconds": float("nan")}), r"instances\[1\]\.fields: seconds is nan"),
         "an infinite number": (fields({"seconds": float("inf")}), r"instances\[1\]\.fields: seconds is inf"),

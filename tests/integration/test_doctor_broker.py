@@ -40,5 +40,5 @@ def test_a_redis_without_a_password_is_named(options: tuple[str, ...], login: st
         until(lambda: broker(url, tmp_path).detail.startswith("answers"), "it answers")
         check_result = broker(url, tmp_path)
         assert (check_result.ok, check_result.needed) == (ok, ok)
-        assert ("asks for no password" in check_result.detail) is not ok
+        assert ("requires no password" in check_result.detail) is not ok
         assert "abc" not in check_result.detail + check_result.mend

@@ -90,7 +90,7 @@ def test_two_evaluations_are_compared(sqlite_store: Store, scripted: ScriptedRol
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (("--name", "a name"), "name: 1 to 64 of"),
+        (("--name", "a name"), "name: must have 1 to 64 of"),
         (("--set", "n_sample=3"), "n_sample: Extra inputs"),
         (("--compare", "b0"), "there is no batch b0"),
         (("--compare", "problems.jsonl"), "problems.jsonl"),

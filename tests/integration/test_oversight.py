@@ -139,11 +139,11 @@ def all_nodes(store: Store) -> None:
 
 
 SAID = (
-    "broken takes nothing: its run workers end",
-    "ending takes nothing more, as it is ending",
-    "sick takes nothing until",
-    "doubtful is given 2 rollouts at a time: init: no [space]",
-    "silent has said nothing for 10",
+    "broken gets no rollouts: its run workers end",
+    "ending gets no more rollouts: it is draining",
+    "sick is out of service until",
+    "doubtful gets 2 rollouts at a time: init: no [space]",
+    "silent sent no heartbeat for 10",
 )
 
 

@@ -95,7 +95,7 @@ def test_the_example_of_code_is_scored(bench: JudgedFarm) -> None:
 
 
 def test_a_batch_without_the_judge_that_a_row_needs_is_refused(bench: JudgedFarm) -> None:
-    with pytest.raises(InvalidRequest, match="needs an LLM of the role 'judge'") as refusal:
+    with pytest.raises(InvalidRequest, match="needs an LLM for the role 'judge'") as refusal:
         bench.client.submit({"instances": [{"data_source": "answer", "fields": SHORT}]})
     assert refusal.value.field == "instances[0].fields"
 

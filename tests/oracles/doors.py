@@ -46,7 +46,7 @@ _GIVEN = (
     (r"^a test.bat of Windows: ours: .*no tests/test.sh", "sandboxes are Linux"),
     (_ASKS + r"sidecar services", "a sandbox has no services beside it, and no MCP servers"),
     (_ASKS + r"\d+ GPUs", "a sandbox has no GPU"),
-    (_ASKS + r"a network to these hosts alone", "a sandbox has the node's whole network or none"),
+    (_ASKS + r"a network to these hosts only", "a sandbox has the node's whole network or none"),
     (_ASKS + r"another user in a step", "a sandbox has one user for the agent"),
     (_ASKS + r"another network in one step", "a sandbox has one network for the agent"),
     (_ASKS + r"an earlier conversation", "a conversation begins with the task's instruction"),

@@ -159,7 +159,7 @@ def test_mistakes_are_one_line(folder: Path, cluster: Any, client: farm.Farm) ->
         return done.stderr
 
     assert "has 64 CPUs" in refused("--cpus", "64")
-    assert f"no head runs in {folder / 'other'}: first `farm head" in refused("--at", str(folder / "other"))
+    assert f"no head runs in {folder / 'other'}: first run `farm head" in refused("--at", str(folder / "other"))
     assert "no Ray cluster answers at 127.0.0.1:1" in refused("--address", "127.0.0.1:1", RAY_ADDRESS="")
     assert "no Ray cluster answers at nowhere.invalid:6379" in refused(RAY_ADDRESS="nowhere.invalid:6379")
     assert "no Ray cluster answers at http://x" in refused("--address", "http://x")

@@ -1,1 +1,1 @@
-"""The promises of trainer adapters, tried on constructed rollouts: `farm doctor --adapter NAME`."""
+"""Tests of the promises of trainer adapters on constructed rollouts: `farm doctor --adapter NAME`."""

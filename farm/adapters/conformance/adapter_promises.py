@@ -1,7 +1,7 @@
-"""The promises of trainer adapters, tried on constructed rollouts of every kind: `farm doctor --adapter NAME`.
+"""Tests of the promises of trainer adapters on constructed rollouts of every kind: `farm doctor --adapter NAME`.
 
-Nothing here knows a trainer's format: an adapter reads its own rows back (`farm.adapters.protocol`), and they are
-compared with the segments that they were made of.
+They know no trainer's format: an adapter reads its own rows back (`farm.adapters.protocol`), and these are compared
+with the segments that they were made from.
 """
 
 from __future__ import annotations
@@ -42,12 +42,12 @@ class Broken(Exception):
 
 
 def examine_adapter(adapter: TrainerAdapter[Any]) -> Iterator[AdapterResult]:
-    """Try every promise on an adapter. What it raises breaks the promise that it is raised in, but for ImportError."""
+    """Test every promise on an adapter. Its errors break the tested promise, except ImportError."""
     return tried(_PROMISES, adapter)
 
 
 def tried(promises: Mapping[str, Callable[[T], None]], adapter: T) -> Iterator[AdapterResult]:
-    """Try promises on an adapter, as `examine_adapter` does. Raises ImportError where its trainer is not installed."""
+    """Test promises on an adapter; see `examine_adapter`. Raises ImportError if its trainer is not installed."""
     for promise, check in promises.items():
         try:
             check(adapter)
@@ -64,7 +64,7 @@ def tried(promises: Mapping[str, Callable[[T], None]], adapter: T) -> Iterator[A
 def _sources(
     adapter: TrainerAdapter[Any], rollouts: Sequence[Rollout], min_version: int | None = None
 ) -> list[list[Source]]:
-    """Return, for each row that there is to be, the segments that it may be made of."""
+    """Return, for each expected row, the segments that it may be made from."""
     may_train = list(training_rows(rollouts, min_version))
     if adapter.rows_per_rollout == "every":
         return [[source] for source in may_train]
@@ -74,12 +74,12 @@ def _sources(
 def _pairs(
     adapter: TrainerAdapter[Any], rollouts: Sequence[Rollout] | None = None, min_version: int | None = None
 ) -> list[tuple[TrainingRow, Source]]:
-    """Return each row with the segment that it was made of. Raises Broken if they do not correspond."""
+    """Return each row with the segment that it was made from. Raises Broken if they do not correspond."""
     rollouts = every_kind() if rollouts is None else rollouts
     rows = adapter.read(adapter(rollouts, min_version=min_version))
     expected = _sources(adapter, rollouts, min_version)
     if len(rows) != len(expected):
-        raise Broken(f"there are {len(rows)} rows where {len(expected)} may train")
+        raise Broken(f"there are {len(rows)} rows, but {len(expected)} may train")
     return [
         (row, _source(index, row, sources)) for index, (row, sources) in enumerate(zip(rows, expected, strict=True))
     ]
@@ -89,7 +89,7 @@ def _source(index: int, row: TrainingRow, sources: Sequence[Source]) -> Source:
     for source in sources:
         if [*row.prompt_ids, *row.response_ids] == [*source[1].prompt_ids.tolist(), *source[1].response_ids.tolist()]:
             return source
-    raise Broken(f"row {index} has other tokens than {sources[0][0].rollout_id}, which it is to be made of")
+    raise Broken(f"row {index} has other tokens than {sources[0][0].rollout_id}, its source")
 
 
 def _rows_correspond(adapter: TrainerAdapter[Any]) -> None:
@@ -97,7 +97,7 @@ def _rows_correspond(adapter: TrainerAdapter[Any]) -> None:
         if row.prompt_ids and list(row.prompt_ids) != made_of.prompt_ids.tolist():
             raise Broken(f"row {index} has another prompt than {played.rollout_id}")
         if row.rollout_id and row.rollout_id != played.rollout_id:
-            raise Broken(f"row {index} names {row.rollout_id}, and is of {played.rollout_id}")
+            raise Broken(f"row {index} names {row.rollout_id}, but is of {played.rollout_id}")
 
 
 def _masks(adapter: TrainerAdapter[Any]) -> None:
@@ -108,7 +108,7 @@ def _masks(adapter: TrainerAdapter[Any]) -> None:
 def _logprobs(adapter: TrainerAdapter[Any]) -> None:
     pairs = _pairs(adapter)
     if len({row.logprobs is None for row, _ in pairs}) > 1:
-        raise Broken("some rows have log-probabilities and others have none")
+        raise Broken("some rows have log-probabilities and others do not")
     for index, (row, (_, made_of)) in enumerate(pairs):
         if row.logprobs is not None:
             _equal(index, "log-probability", row.logprobs, _aligned(row, made_of, made_of.response_logprobs, 0.0))
@@ -121,7 +121,7 @@ def _versions(adapter: TrainerAdapter[Any]) -> None:
 
 
 def _aligned(row: TrainingRow, made_of: Segment, values: Any, of_prompt: float) -> list[float]:
-    """Return the values of a segment's response, after as many as its prompt is long where a row has both in one."""
+    """Return the values of a segment's response, preceded by the prompt's if the row has both in one array."""
     expected: list[float] = values.tolist()
     return [of_prompt] * (0 if row.prompt_ids else len(made_of.prompt_ids)) + expected
 
@@ -131,13 +131,13 @@ def _equal(index: int, noun: str, values: Sequence[float], expected: Sequence[fl
         raise Broken(f"row {index} has {len(values)} values of its {noun} for {len(expected)} tokens")
     for position, (value, wanted) in enumerate(zip(values, expected, strict=True)):
         if np.float32(value) != np.float32(wanted):
-            raise Broken(f"row {index} has {noun} {value} at {position}, and not {wanted}")
+            raise Broken(f"row {index} has {noun} {value} at {position} instead of {wanted}")
 
 
 def _rewards(adapter: TrainerAdapter[Any]) -> None:
     for index, (row, (played, _)) in enumerate(_pairs(adapter)):
         if row.reward is None or np.float32(row.reward) != np.float32(played.reward):
-            raise Broken(f"row {index} has reward {row.reward}, and not {played.reward} of {played.rollout_id}")
+            raise Broken(f"row {index} has reward {row.reward} instead of {played.reward} of {played.rollout_id}")
 
 
 def _broken_make_no_rows(adapter: TrainerAdapter[Any]) -> None:
@@ -155,7 +155,7 @@ def _nothing_makes_no_rows(adapter: TrainerAdapter[Any]) -> None:
     if adapter.read(adapter([])):
         raise Broken("no rollouts make rows")
     if adapter.read(adapter([rollout(0, [])])):
-        raise Broken("a rollout in which nothing was sampled makes rows")
+        raise Broken("a rollout without sampled tokens makes rows")
 
 
 def _rollouts_stay(adapter: TrainerAdapter[Any]) -> None:
@@ -166,7 +166,7 @@ def _rollouts_stay(adapter: TrainerAdapter[Any]) -> None:
         same = replace(one, segments=()) == replace(other, segments=()) and len(one.segments) == len(other.segments)
         pairs = zip(one.segments, other.segments, strict=False)
         if not same or not all(_same(*pair) for pair in pairs):
-            raise Broken(f"{one.rollout_id} is changed by it")
+            raise Broken(f"{one.rollout_id} is changed by the adapter")
 
 
 def _same(one: Segment, other: Segment) -> bool:

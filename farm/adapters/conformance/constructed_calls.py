@@ -1,4 +1,4 @@
-"""The model calls that constructed rollouts would have been recorded from: one for each stretch that was sampled."""
+"""The model calls of constructed rollouts: one for each sampled stretch."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _ANSWER: Message = {"role": "assistant", "content": "I do."}
 
 
 def calls_of(rollout: Rollout) -> tuple[ModelCall, ...]:
-    """Return calls whose `segments` are those of the rollout in which anything was sampled."""
+    """Return calls whose `segments` are those of the rollout with any sampled token."""
     numbers = count()
     return tuple(call for segment in rollout.segments for call in _calls(segment, numbers))
 
@@ -25,7 +25,7 @@ def _calls(segment: Segment, numbers: Iterator[int]) -> Iterator[ModelCall]:
         index = next(numbers)
         yield ModelCall(
             index=index,
-            # each conversation begins with this message, so a row is one
+            # each conversation begins with this message, so each row is one
             messages=[_USER] if begin == 0 else [],
             observations=[_USER] if end < len(segment.response_mask) else [],
             response=_ANSWER,
@@ -44,7 +44,7 @@ def _calls(segment: Segment, numbers: Iterator[int]) -> Iterator[ModelCall]:
 
 
 def _stretches(mask: Sequence[int]) -> Iterator[tuple[int, int]]:
-    """Yield begin and end of each stretch that was sampled."""
+    """Yield begin and end of each sampled stretch."""
     begin = 0
     for value, members in groupby(mask):
         end = begin + len(list(members))

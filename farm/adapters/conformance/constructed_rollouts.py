@@ -1,4 +1,4 @@
-"""Rollouts made without a farm, of every kind that an adapter may be handed: what its promises are tried on."""
+"""Rollouts constructed without a farm, of every kind that an adapter may receive, to test its promises."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ N_SAMPLES = 2
 LONG = 4_096
 """The tokens of the longest response."""
 OBSERVED = 0
-"""In the place of a version: a token that was put there."""
+"""In place of a version: a token that was not sampled."""
 
 
 def segment(n_prompt: int, versions: Sequence[int], mismatch: int | None = None, first_id: int = 100) -> Segment:
-    """Return a row of which each token was sampled by one of these weights; OBSERVED for one that was put there.
+    """Return a row whose tokens were sampled by these weights, one for each; OBSERVED for a token that was not sampled.
 
-    NO_VERSION is sampled by weights not known. No two tokens near each other are equal, nor are log-probabilities.
+    NO_VERSION means unknown weights. Nearby tokens differ, and so do log-probabilities.
     """
     n = len(versions)
     mask = np.array([version != OBSERVED for version in versions], np.uint8)
@@ -38,7 +38,7 @@ def segment(n_prompt: int, versions: Sequence[int], mismatch: int | None = None,
 
 
 def rollout(number: int, segments: Sequence[Segment], **changed: Any) -> Rollout:
-    """Return the rollout of this number, in groups of N_SAMPLES: played to its end and scored, unless `changed`."""
+    """Return the rollout with this number, in groups of N_SAMPLES: completed and scored, unless `changed`."""
     group, sample = divmod(number, N_SAMPLES)
     played = Rollout(
         rollout_id=str(RolloutRef(BATCH, group, sample)),
@@ -66,28 +66,28 @@ def rollout(number: int, segments: Sequence[Segment], **changed: Any) -> Rollout
 
 
 def broken(number: int, outcome: Outcome, segments: Sequence[Segment]) -> Rollout:
-    """Return one that the farm broke, or that was cancelled: no reward, and the rows recorded till then."""
+    """Return a rollout that failed or was cancelled: no reward, and the rows recorded so far."""
     cancelled = outcome is Outcome.CANCELLED
     state, failure = (State.CANCELLED, None) if cancelled else (State.FAILED, Failure(str(outcome), "constructed"))
     return rollout(number, segments, outcome=outcome, state=state, reward=None, failure=failure)
 
 
 def every_kind(n_long: int = LONG) -> list[Rollout]:
-    """Return rollouts of every kind, whole groups of them; the longest response has `n_long` tokens."""
+    """Return whole groups of rollouts of every kind; the longest response has `n_long` tokens."""
     return [
         rollout(0, [segment(2, [7, 7, 7])]),
         # branched: several rows, one of two versions
         rollout(1, [segment(3, [7, 7]), segment(4, [7, OBSERVED, OBSERVED, 8, 8], first_id=200), segment(1, [8])]),
-        # a zero that the policy earned
+        # a zero earned by the policy
         rollout(2, [segment(2, [7])], reward=0.0, outcome=Outcome.DEADLINE),
         broken(3, Outcome.ENGINE_ERROR, [segment(2, [7])]),
         broken(4, Outcome.CANCELLED, [segment(2, [7])]),
-        # an engine saw other tokens, nothing was sampled, and a row that may train
+        # an engine saw other tokens; nothing was sampled; and a row that may train
         rollout(5, [segment(2, [7, 7], mismatch=3), segment(2, [OBSERVED] * 2), segment(9, [6, 7], first_id=300)]),
         # ended before its first token
         rollout(6, [], outcome=Outcome.DEADLINE),
         rollout(7, [segment(2, [NO_VERSION, 7])]),
-        # dropped for newer weights: a score that it had does not count
+        # dropped as stale: an earlier score does not count
         rollout(8, [segment(2, [7])], reward=1.0, outcome=Outcome.STALE, state=State.FAILED),
         # untrusted as a whole
         rollout(9, [segment(2, [7, 7], mismatch=2)]),

@@ -1,6 +1,6 @@
-"""The promises of adapters that give a trainer one result for each rollout, tried on constructed rollouts.
+"""Tests of the promises of adapters that return one result for each rollout, on constructed rollouts.
 
-What such a trainer is told decides what it trains on: a reward that nothing gave, or an end told as another, is learnt.
+A trainer learns from these results: an invented reward, or an end reported as another, would be learnt.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from farm.records.trajectory import ModelCall, Segment, segments, version_range
 
 Adapter: TypeAlias = ResultAdapter[Any]
 _LONG = 64
-"""The tokens of the longest response: each stretch of it is a call."""
+"""The tokens of the longest response: each sampled stretch is a call."""
 _LIMITS = frozenset({Outcome.MAX_TURNS, Outcome.MAX_TOKENS, Outcome.CONTEXT_FULL, Outcome.DEADLINE})
-"""Ends by a limit that cut the policy short, and not by what it did."""
+"""Outcomes by a limit that cut the policy short."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Given:
-    """A rollout with its model calls, and the training rows that follow from them."""
+    """A rollout with its model calls, and the resulting training rows."""
 
     rollout: Rollout
     calls: tuple[ModelCall, ...]
@@ -40,12 +40,12 @@ class _Given:
 
 
 def examine_results(adapter: Adapter) -> Iterator[AdapterResult]:
-    """Try every promise on an adapter. What it raises breaks the promise that it is raised in, but for ImportError."""
+    """Test every promise on an adapter. Its errors break the tested promise, except ImportError."""
     return tried(_PROMISES, adapter)
 
 
 def _given(made: Rollout) -> _Given:
-    """Return it as the farm would have it, had its calls been made."""
+    """Return the rollout as the farm would have recorded it from its calls."""
     calls = calls_of(made)
     oldest, newest = version_range(calls)
     rows = segments(calls)
@@ -57,13 +57,13 @@ def _all() -> list[_Given]:
 
 
 def _policy_ends() -> list[Rollout]:
-    """Return a rollout for every end that the policy caused, of zeros and others."""
+    """Return a rollout for every outcome caused by the policy, with zero and other rewards."""
     ends = sorted(POLICY_OUTCOMES)
     return [rollout(20 + n, [segment(2, [7])], outcome=each, reward=float(n % 2)) for n, each in enumerate(ends)]
 
 
 def _without_reward() -> list[Rollout]:
-    """Return rollouts of which none may train; some were scored before they broke."""
+    """Return rollouts of which none may train; some were scored before they failed."""
     scored = [
         replace(broken(20, outcome, [segment(2, [7])]), reward=reward)
         for outcome in (Outcome.EVALUATOR_ERROR, Outcome.CANCELLED, Outcome.LOST)
@@ -90,16 +90,16 @@ def _rewards(adapter: Adapter) -> None:
         if not played.trainable:
             continue
         if result.error or not result.ended:
-            raise Broken(f"{played.rollout_id} ended as {played.outcome}, and is told as broken: {result.error!r}")
+            raise Broken(f"{played.rollout_id} ended as {played.outcome}, but its result is broken: {result.error!r}")
         if result.reward is None or np.float32(result.reward) != np.float32(played.reward or 0.0):
-            raise Broken(f"{played.rollout_id} has reward {result.reward}, and not {played.reward}")
+            raise Broken(f"{played.rollout_id} has reward {result.reward} instead of {played.reward}")
 
 
 def _broken_have_no_reward(adapter: Adapter) -> None:
     for given in map(_given, _without_reward()):
         played, result = given.rollout, _read(adapter, given)
         if result.reward is not None or result.ended:
-            raise Broken(f"{played.outcome} is told as an end with reward {result.reward}")
+            raise Broken(f"{played.outcome} is reported as an end with reward {result.reward}")
         if played.rollout_id not in result.error:
             raise Broken(
                 f"{played.outcome} of {played.rollout_id} has an error that does not name it: {result.error!r}"
@@ -114,13 +114,13 @@ def _stop_reasons(adapter: Adapter) -> None:
     own = {reason: outcome for outcome, reason in reasons.items() if outcome not in _LIMITS}
     for outcome, reason in reasons.items():
         if reason in of_broken:
-            raise Broken(f"{outcome} and {of_broken[reason]}, which the farm broke, have one stop reason: {reason}")
+            raise Broken(f"{outcome} and {of_broken[reason]}, a failure, have the same stop reason: {reason}")
         if outcome in _LIMITS and reason in own:
-            raise Broken(f"{outcome} and {own[reason]}, an end by itself, have one stop reason: {reason}")
+            raise Broken(f"{outcome} and {own[reason]}, an end without a limit, have the same stop reason: {reason}")
 
 
 def _pairs(adapter: Adapter) -> Iterator[tuple[str, TrainingRow, Segment]]:
-    """Yield each row of a result with the segment that it is to be; none if the trainer keeps tokens of its own."""
+    """Yield each row of a result with its segment; none if the trainer keeps the tokens itself."""
     results = [(given, _read(adapter, given).rows) for given in _all() if given.rollout.trainable]
     if len({rows is None for _, rows in results}) > 1:
         raise Broken("some results have tokens and others leave them to the trainer")
@@ -128,7 +128,7 @@ def _pairs(adapter: Adapter) -> Iterator[tuple[str, TrainingRow, Segment]]:
         if rows is None:
             continue
         if len(rows) != len(given.rows):
-            raise Broken(f"{given.rollout.rollout_id} has {len(rows)} rows where {len(given.rows)} may train")
+            raise Broken(f"{given.rollout.rollout_id} has {len(rows)} rows, but {len(given.rows)} may train")
         yield from ((given.rollout.rollout_id, row, made_of) for row, made_of in zip(rows, given.rows, strict=True))
 
 
@@ -143,7 +143,7 @@ def _tokens(adapter: Adapter) -> None:
 def _logprobs(adapter: Adapter) -> None:
     pairs = list(_pairs(adapter))
     if len({row.logprobs is None for _, row, _ in pairs}) > 1:
-        raise Broken("some rows have log-probabilities and others have none")
+        raise Broken("some rows have log-probabilities and others do not")
     for name, row, made_of in pairs:
         if row.logprobs is not None:
             _equal(name, "log-probability", row.logprobs, _aligned(row, made_of, made_of.response_logprobs, 0.0))
@@ -157,7 +157,7 @@ def _versions(adapter: Adapter) -> None:
 
 
 def _aligned(row: TrainingRow, made_of: Segment, values: Any, of_prompt: float) -> list[float]:
-    """Return the values of a response, after as many as its prompt is long where a row has both in one."""
+    """Return the values of a response, preceded by the prompt's if the row has both in one array."""
     expected: list[float] = values.tolist()
     return [of_prompt] * (0 if row.prompt_ids else len(made_of.prompt_ids)) + expected
 
@@ -174,7 +174,7 @@ def _given_stays(adapter: Adapter) -> None:
         before = deepcopy(given)
         adapter.result(given.rollout, given.calls)
         if repr(before) != repr(given):
-            raise Broken(f"{given.rollout.rollout_id} is changed by it")
+            raise Broken(f"{given.rollout.rollout_id} is changed by the adapter")
 
 
 _PROMISES: dict[str, Callable[[Adapter], None]] = {

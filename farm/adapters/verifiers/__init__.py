@@ -1,1 +1,1 @@
-"""verifiers and prime-rl: their env server with the farm behind it, in an environment that has verifiers."""
+"""verifiers and prime-rl: their env server on the farm, for an environment that has verifiers installed."""

@@ -1,4 +1,4 @@
-"""The command `python -m farm.adapters.verifiers`, which a trainer starts in an environment of its own."""
+"""The command `python -m farm.adapters.verifiers`, which a trainer starts in a separate environment."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from farm.errors import InvalidRequest
 
 
 def _loaded(name: str) -> InstanceOf:
-    """Return the function of a name, `package.module:function`. Raises InvalidRequest."""
+    """Return the function with a name `package.module:function`. Raises InvalidRequest."""
     module, _, attribute = name.partition(":")
     try:
         function: InstanceOf = getattr(import_module(module), attribute)
     except (ImportError, AttributeError, ValueError) as error:
-        raise InvalidRequest(f"{error}; wanted is package.module:function", field="--instance") from error
+        raise InvalidRequest(f"{error}; expected package.module:function", field="--instance") from error
     return function
 
 
@@ -31,9 +31,9 @@ def _fields(path: Path) -> dict[str, Any]:
     try:
         fields = json.loads(path.read_text())
     except ValueError as error:
-        raise InvalidRequest(f"{path} is no JSON: {error}", field="--request") from error
+        raise InvalidRequest(f"{path} is not JSON: {error}", field="--request") from error
     if not isinstance(fields, dict):
-        raise InvalidRequest(f"{path} is no JSON object", field="--request")
+        raise InvalidRequest(f"{path} is not a JSON object", field="--request")
     return fields
 
 

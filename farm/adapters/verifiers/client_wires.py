@@ -1,15 +1,15 @@
-"""The wires of verifiers' env server, of which a client speaks one; nothing here needs verifiers.
+"""The wire formats of verifiers' env server, one per version of a client; this module does not need verifiers.
 
-A client sends frames `[request id, method, payload]`, alike in all of them. What it reads differs:
+A client of any version sends frames `[request id, method, payload]`. The expected reply differs:
 
-* `WHOLE`, of verifiers at a60a606, which prime-rl 559b447 brings: `[request id, payload]`. The reply of a run has the
-  episode. A message of more frames ends the client's reading for good.
+* `WHOLE`, of verifiers at a60a606, used by prime-rl 559b447: `[request id, payload]`. The reply of a run has the
+  episode. A message with more frames makes the client stop reading for good.
 * `STREAMED`, of verifiers 0.4.0: `[request id, kind, payload]`. An episode's traces come in messages of the kind
-  `delta`, the rest of it in that of the kind `reply`. A message of other frames is passed over.
+  `delta`, the rest of it in one of the kind `reply`. A message with other frames is skipped.
 
-A run says which one: the endpoint in it has fields in 0.4.0 that a60a606 lacks. Health, which a client asks for first,
-does not, as its payload is empty. A client that nothing is known of is answered in two frames, which harms neither; one
-that asks again and again has not understood them. Probes that were sent before the server was there come all at once.
+A run shows the version: its endpoint has fields in 0.4.0 that a60a606 lacks. Health, which a client asks for first,
+does not, as its payload is empty. An unknown client is answered in two frames, which harms neither; one that asks
+repeatedly has not understood them. Probes that were sent before the server started arrive all at once.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ _APART_S = 0.5
 _N_CLIENTS = 10_000
 """Clients that are remembered; each connection is one."""
 _OWN_ERROR = "error"
-"""a60a606's stop condition of a trace that broke; 0.4.0 names the kind of the error."""
+"""a60a606's stop condition of a failed trace; 0.4.0 names the kind of the error."""
 
 
 class ClientWire(StrEnum):
-    """A wire, by the version of verifiers that speaks it."""
+    """A wire format, by the version of verifiers that uses it."""
 
     WHOLE = "a60a606"
     STREAMED = "0.4.0"
@@ -45,7 +45,7 @@ class ClientWire(StrEnum):
         return [payload] if self is ClientWire.WHOLE else [kind.encode(), payload]
 
     def messages(self, episode: Mapping[str, Any]) -> list[tuple[str, dict[str, Any]]]:
-        """Return the messages that a run is answered with, as kinds and payloads; the episode is a dumped one."""
+        """Return the reply messages of a run as kinds and payloads; the episode is a dumped one."""
         traces = episode["traces"]
         if self is ClientWire.WHOLE:
             whole = {**episode, "traces": [_with_own_error(trace) for trace in traces]}
@@ -56,12 +56,12 @@ class ClientWire(StrEnum):
 
 
 def reply(error: str | None = None, **fields: Any) -> dict[str, Any]:
-    """Return the payload of a reply: one that has an error did not succeed."""
+    """Return the payload of a reply; one with an error did not succeed."""
     return {"success": error is None, "error": error, **fields}
 
 
 def _delta(trace: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the one delta that a trace is sent in."""
+    """Return the single delta for a trace."""
     lists = {name: trace[name] for name in _LISTS if name in trace}
     known = {*_HEADER, *_LISTS}
     return {
@@ -77,9 +77,9 @@ def _with_own_error(trace: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def plain_request(request: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a run's payload in the fields that both versions have: headers and sampling parameters in one place each.
+    """Return a run's payload in the fields of both versions: headers and sampling parameters in one place each.
 
-    Headers that a client names by variables are those of this server's environment. Timeouts of the endpoint are left
+    Headers that a client names by variables are read from this server's environment. Timeouts of the endpoint are left
     out, as the farm has its own.
     """
     plain = dict(request)
@@ -97,7 +97,7 @@ def plain_request(request: Mapping[str, Any]) -> dict[str, Any]:
 
 @dataclass(slots=True)
 class _Client:
-    """A connection: the wire that its runs told, or how often it asked for health."""
+    """A connection: the wire shown by its runs, or the number of its health probes."""
 
     told: ClientWire | None = None
     n_probes: int = 0
@@ -105,27 +105,27 @@ class _Client:
 
 
 class ClientWires:
-    """The wires of a server's clients, by the identities of their connections. Not for several threads."""
+    """The wires of a server's clients, by the identities of their connections. Not thread-safe."""
 
     def __init__(self) -> None:
         self._clients: dict[bytes, _Client] = {}
 
     def of(self, client: bytes) -> ClientWire:
-        """Return the wire that a client's runs told, or the one that its probes let expect."""
+        """Return the wire shown by a client's runs, or the one guessed from its probes."""
         known = self._clients.get(client, _Client())
         if known.told is not None:
             return known.told
         return ClientWire.WHOLE if known.n_probes <= _N_PROBES else ClientWire.STREAMED
 
     def of_run(self, client: bytes, request: Any) -> ClientWire:
-        """Return the wire of a run by its payload, and remember it for its client; without an endpoint none is told."""
+        """Return the wire of a run by its payload, and remember it for its client; needs an endpoint in the payload."""
         endpoint = request.get("client") if isinstance(request, Mapping) else None
         if isinstance(endpoint, Mapping):
             self._known(client).told = ClientWire.STREAMED if _TELLING & endpoint.keys() else ClientWire.WHOLE
         return self.of(client)
 
     def of_probe(self, client: bytes, at: float) -> ClientWire:
-        """Return the wire to answer a client's request for health in; `at` are seconds of a clock that only rises."""
+        """Return the wire for the answer to a health probe; `at` is in seconds of a monotonic clock."""
         known = self._known(client)
         if not known.n_probes or at - known.probed_at >= _APART_S:
             known.n_probes += 1

@@ -1,9 +1,9 @@
 """verifiers and prime-rl: their env server (`verifiers.v1.serve`) with the farm in the place of an environment.
 
-The loop that receives is verifiers' own code, by inheritance; each client is answered in the wire of its own version
-(`client_wires`), whichever of the two is installed here. A `run` becomes a rollout of the farm on the endpoint that the
-request names, which is the trainer's; what comes back is an episode with one trace. A rollout that broke is an episode
-with its error, which verifiers' consumers drop.
+The receive loop is verifiers' own, by inheritance; each client is answered in the wire format of its version
+(`client_wires`), whichever of the two is installed here. A `run` becomes a rollout of the farm on the trainer's
+endpoint in the request; the reply is an episode with one trace. A failed rollout is an episode with its error, which
+verifiers' consumers drop.
 
 `python -m farm.adapters.verifiers` serves it.
 """
@@ -49,13 +49,13 @@ _NO_KEY = "EMPTY"
 _LIMITS = {"setup": "init_s", "agent": "run_s", "scoring": "eval_s"}
 """The farm's limit for each of a task's timeouts."""
 _OF_CALLER = frozenset({"idx", "id", "name", "description", "timeout"})
-"""Fields of a task that say nothing of how it is played, or are mapped."""
+"""Fields of a task that do not affect how it runs, or are mapped."""
 _LATER: Mapping[str, Any] = {"agent_user": None, "skills": []}
 """Fields of a task in 0.4.0 that a60a606 lacks, with their defaults."""
 
 
 def run_of(payload: Mapping[str, Any]) -> RunRequest:
-    """Return the run of a request's payload, as a client of either version sends it. Raises ValidationError."""
+    """Return the run in a request's payload, from a client of either version. Raises ValidationError."""
     return RunRequest.model_validate(plain_request(payload))
 
 
@@ -65,23 +65,23 @@ def _pack(payload: Any) -> bytes:
 
 
 def instance_of(task_data: dict[str, Any]) -> Instance:
-    """Return the instance of a task that has `data_source` and `fields`, as `farm.Instance` has.
+    """Return the instance of a task with `data_source` and `fields`, like `farm.Instance`.
 
-    Raises InvalidRequest if one is missing, or if another field says how the task is to be played.
+    Raises InvalidRequest if one is missing, or if another field changes how the task is to run.
     """
     defaults = {**_LATER, **TaskData().model_dump(mode="json")}
     for name in sorted((defaults.keys() & task_data.keys()) - _OF_CALLER):
         if task_data[name] != defaults[name]:
             raise InvalidRequest("the farm's handler decides that: leave it out, or give --instance", field=name)
     if missing := {"data_source", "fields"} - task_data.keys():
-        raise InvalidRequest("it is missing: a task has data_source and fields, or give --instance", field=min(missing))
+        raise InvalidRequest("is missing: a task needs data_source and fields, or give --instance", field=min(missing))
     return Instance(data_source=task_data["data_source"], fields=task_data["fields"])
 
 
 def engine_of(run: RunRequest) -> dict[str, Any]:
-    """Return the settings of the engine that a request names. Raises InvalidRequest for what cannot be sent to it.
+    """Return the settings of the engine named by a request. Raises InvalidRequest for unsupported headers.
 
-    A training client's endpoint takes and gives token ids; any other is a plain chat server.
+    A training client's endpoint takes and returns token ids; any other is a plain chat server.
     """
     # a60a606 has all of them in the client's configuration
     resolve_headers = getattr(client_configs, "resolve_headers", lambda client: client.headers)
@@ -99,19 +99,19 @@ def engine_of(run: RunRequest) -> dict[str, Any]:
 
 
 def sampling_of(run: RunRequest, ignored: Collection[str] = ()) -> dict[str, Any]:
-    """Return the fields of a batch for a request's sampling. Raises InvalidRequest for a parameter it cannot have."""
+    """Return the fields of a batch for a request's sampling. Raises InvalidRequest for unsupported parameters."""
     asked = {name: value for name, value in run.sampling.model_dump().items() if value is not None}
     template = asked.pop("chat_template_kwargs", {})
-    # what a request leaves out is the engine's to choose
+    # the engine chooses what a request leaves out
     sampling = {"temperature": None} | TrainerSampling("sampling", ignored, "--ignore leaves it out").fields(asked)
     return {"sampling": sampling, "chat_template_kwargs": template}
 
 
 class FarmEnvServer(EnvServer):  # type: ignore[misc, unused-ignore]
-    """verifiers' env server on a farm. `request` has further fields of the batches that are made of its rollouts.
+    """verifiers' env server on a farm. `request` has further fields of the batches made of its rollouts.
 
-    `routed_experts` are those of a token in each layer of the model, for a trainer that replays routing: rollouts of a
-    training client have them then.
+    `routed_experts` is the number of experts per token and layer, for a trainer that replays routing: then rollouts of
+    a training client record them.
     """
 
     def __init__(
@@ -124,7 +124,7 @@ class FarmEnvServer(EnvServer):  # type: ignore[misc, unused-ignore]
         ignored: Collection[str] = (),
         routed_experts: int | None = None,
     ) -> None:
-        # not that of EnvServer, which loads an environment
+        # not EnvServer's, which would load an environment
         self.taskset_id = "farm"
         self.env = self
         self._gate = None
@@ -140,7 +140,7 @@ class FarmEnvServer(EnvServer):  # type: ignore[misc, unused-ignore]
         if fixed & self._request.keys():
             raise InvalidRequest("each request sets it", field=min(fixed & self._request.keys()))
         if known := SamplingParams.model_fields.keys() & set(ignored):
-            raise InvalidRequest("the farm sends it on, and samples would be others without it", field=min(known))
+            raise InvalidRequest("the farm sends it on, and samples would differ without it", field=min(known))
         BatchRequest.model_validate({"instances": [{"data_source": "none", "fields": {}}]} | self._request)
         self.ctx = zmq.asyncio.Context()
         self.frontend = self.ctx.socket(zmq.ROUTER)
@@ -152,11 +152,11 @@ class FarmEnvServer(EnvServer):  # type: ignore[misc, unused-ignore]
 
     @asynccontextmanager
     async def serving(self) -> AsyncIterator[None]:
-        """Keep what serves all requests; the farm keeps its own."""
+        """Keep verifiers' resources for all requests open; the farm has its own."""
         yield
 
     async def _handle(self, client_id: bytes, request_id: bytes, method: bytes, payload: bytes) -> None:
-        """Answer one request in its client's wire; one that fails has an error for a reply."""
+        """Answer one request in its client's wire; the reply to a failed one has an error."""
         wire = self._wires.of(client_id)
         try:
             raw = msgpack.unpackb(payload, raw=False)
@@ -189,7 +189,7 @@ class FarmEnvServer(EnvServer):  # type: ignore[misc, unused-ignore]
             log.warning("Answer not sent: its client has disconnected (%s)", error)
 
     async def _run(self, req: RunRequest) -> dict[str, Any]:
-        """Play one rollout, and return its dumped episode. Raises InvalidRequest for what the farm cannot do."""
+        """Run one rollout, and return its dumped episode. Raises InvalidRequest for unsupported requests."""
         request = self._request | sampling_of(req, self._ignored)
         if self._routed_experts is not None and isinstance(req.client, TrainClientConfig):
             request["sampling"].setdefault("routed_experts", self._routed_experts)
@@ -213,14 +213,14 @@ class FarmEnvServer(EnvServer):  # type: ignore[misc, unused-ignore]
         trace = trace_of(self._played(rollout), task, req.model, req.sampling)
         episode = WireEpisode(env=EnvInfo(id="farm"), task=task, ok=trace.ok, traces=[trace])
         dumped: dict[str, Any] = episode.model_dump(mode="python", serialize_as_any=True)
-        # a version refuses fields of an agent that it lacks, and has its own of a task
+        # a version refuses unknown fields of an agent, and has its own fields of a task
         dumped["traces"][0]["agent"]["config"] = {"model": req.model, "sampling": req.sampling.model_dump()}
         for each in (dumped, *dumped["traces"]):
             each["task"]["data"] = req.task_data
         return dumped
 
     def _limits(self, task_data: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the limits of a task: the server's, with the task's own timeouts in their place."""
+        """Return the limits of a task: the server's, overridden by the task's own timeouts."""
         timeouts = task_data.get("timeout") or {}
         unknown = {name for name, value in timeouts.items() if value is not None} - _LIMITS.keys()
         if unknown:

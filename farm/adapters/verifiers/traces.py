@@ -2,10 +2,10 @@
 
 Each training row of the farm is one branch of the graph, from a root to a leaf. A node holds the tokens that it adds:
 on the path of a row they give the row's prompt and response, its mask and its log-probabilities. Branches share no
-nodes: what two rows have in common was sampled in the first and stands in the prompt of the second, as in the farm's
-rows, so each token trains once. The tokens between two calls are on the last message between them, as the farm does not
-keep where each message ends. A row that may not train, and a call without ids, are nodes without tokens. Routed experts
-of a row are on its nodes, those of its last token as verifiers has them: those of the token before.
+nodes: shared tokens were sampled in the first row and stand in the prompt of the second, as in the farm's rows, so each
+token trains once. The tokens between two calls are on the last message between them, as the farm does not record where
+each message ends. A row that may not train, and a call without ids, are nodes without tokens. Routed experts of a row
+are on its nodes; the last token has those of the token before, as in verifiers.
 
 The types are those of the installed version, 0.4.0 or a60a606, which has no tools of a node and no timeouts of a trace.
 """
@@ -46,7 +46,7 @@ _STOPS = {
     Outcome.MAX_TOKENS: "max_output_tokens",
     Outcome.CONTEXT_FULL: "max_total_tokens",
 }
-"""verifiers' stop condition for an end that the policy caused; else `agent_completed`."""
+"""verifiers' stop condition for an outcome caused by the policy; by default `agent_completed`."""
 _ERRORS = {
     Outcome.ENGINE_ERROR: errors.ProviderError,
     Outcome.SANDBOX_ERROR: errors.SandboxError,
@@ -55,13 +55,13 @@ _ERRORS = {
     Outcome.HANDLER_ERROR: errors.TaskError,
     Outcome.EVALUATOR_ERROR: errors.TaskError,
 }
-"""verifiers' type of error for what the farm broke; else `EnvError`."""
+"""verifiers' type of error for a failure of the farm; by default `EnvError`."""
 _REASONS = frozenset({"stop", "length", "tool_calls"})
 
 
 @dataclass(frozen=True, slots=True)
 class PlayedRollout:
-    """A rollout that has ended, with all that a trace shows of it."""
+    """An ended rollout with everything that a trace shows of it."""
 
     rollout: Rollout
     calls: Sequence[ModelCall]
@@ -72,13 +72,13 @@ class PlayedRollout:
 def trace_task(task_data: Mapping[str, Any]) -> TraceTask[WireTaskData]:
     """Return the task of a request as traces name it."""
     data = WireTaskData.model_validate(dict(task_data))
-    # as the client has it: without defaults of fields that it lacks
+    # in the client's form: without defaults of fields that it lacks
     key = task_key(data.model_dump(mode="json", exclude_none=True, exclude_unset=True))
     return TraceTask[WireTaskData](type="FarmTask", data=data, key=key, hash=key)
 
 
 def trace_of(played: PlayedRollout, task: TraceTask[WireTaskData], model: str, sampling: SamplingConfig) -> WireTrace:
-    """Return the trace of a rollout. One that broke has its error and no reward: `ok` is False."""
+    """Return the trace of a rollout. A failed one has its error and no reward: `ok` is False."""
     rollout = played.rollout
     agent = AgentInfo[WireAgentConfig](config=WireAgentConfig(model=model, sampling=sampling))
     trace = WireTrace(task=task, agent=agent, info={"farm": _details(rollout)}, timing=_timing(played.timings))
@@ -105,7 +105,7 @@ def trace_of(played: PlayedRollout, task: TraceTask[WireTaskData], model: str, s
 
 
 def _set(model: Any, name: str, value: Any) -> None:
-    """Set a field that not each version has."""
+    """Set a field that not every version has."""
     if name in type(model).model_fields:
         setattr(model, name, value)
 
@@ -150,7 +150,7 @@ def _ids(row: Segment) -> bytes:
 
 
 def _experts(row: Segment) -> ExpertIds | None:
-    """Return the experts of all tokens of a row; None if it has none, or not those of each."""
+    """Return the experts of all tokens of a row; None if any are missing."""
     experts = row.routed_experts
     if experts is None or len(experts) < 2 or experts.first_unknown < len(experts) - 1:
         return None
@@ -158,7 +158,7 @@ def _experts(row: Segment) -> ExpertIds | None:
 
 
 class _Graph:
-    """The message graph of a trace while it is made."""
+    """The message graph of a trace while it is built."""
 
     def __init__(self, trace: WireTrace, calls: Sequence[ModelCall], model: str) -> None:
         self._trace = trace
@@ -167,7 +167,7 @@ class _Graph:
         self._tools = tools_by_call(calls)
 
     def add_row(self, calls: Sequence[ModelCall], *, with_tokens: bool, experts: ExpertIds | None = None) -> None:
-        """Add a branch: the calls that continue each other. `experts` are of all its tokens."""
+        """Add a branch: calls that continue each other. `experts` are those of all its tokens."""
         first = len(self._trace.nodes)
         parent: int | None = None
         before: ModelCall | None = None
@@ -185,14 +185,14 @@ class _Graph:
             self._route(first, experts)
 
     def _show(self, root: int, call: ModelCall) -> None:
-        """Give a branch, at its root, and the trace the tools that its first call was shown."""
+        """Add the tools of a branch's first call to its root and to the trace."""
         tools = parse_tools(self._tools[call.index]) or []
         _set(self._trace.nodes[root], "tools", tools)
         known = {_identity(tool): tool for tool in [*self._trace.tools, *tools]}
         self._trace.tools = list(known.values())
 
     def _route(self, first: int, experts: ExpertIds) -> None:
-        """Give the nodes from `first` on the experts of their tokens."""
+        """Add the experts of their tokens to the nodes from `first` on."""
         at = 0
         for node in self._trace.nodes[first:]:
             begin, at = at, at + len(node.token_ids)
@@ -233,9 +233,9 @@ def _identity(tool: Any) -> tuple[Any, ...]:
 
 
 def _histories(calls: Sequence[ModelCall]) -> dict[int, list[Message]]:
-    """Return the messages before each call, by its index: as recorded, they are those since the call before.
+    """Return the messages before each call, by index; calls record only those since the call before.
 
-    A call whose messages begin with the first message of all began its conversation anew.
+    A call whose messages begin with the very first message started its conversation again.
     """
     histories: dict[int, list[Message]] = {}
     history: list[Message] = []
@@ -248,7 +248,7 @@ def _histories(calls: Sequence[ModelCall]) -> dict[int, list[Message]]:
 
 
 def _put(before: ModelCall | None, call: ModelCall) -> list[int]:
-    """Return the tokens that were put between a call's answer and the next one."""
+    """Return the unsampled tokens between a call's answer and the next one."""
     assert call.prompt_ids is not None
     if before is None:
         ids: list[int] = call.prompt_ids.tolist()
@@ -260,7 +260,7 @@ def _put(before: ModelCall | None, call: ModelCall) -> list[int]:
 
 
 def _unnamed(ids: list[int]) -> list[Message]:
-    """Return a message to hold tokens for which none was recorded."""
+    """Return a message for tokens without a recorded one."""
     return [{"role": "user", "content": ""}] if ids else []
 
 
@@ -280,7 +280,7 @@ def _usage(call: ModelCall) -> Usage:
 
 
 class VerifiersResults:
-    """See `farm.adapters.protocol.ResultAdapter`: the traces that the env server answers with."""
+    """A `farm.adapters.protocol.ResultAdapter`: the traces in the env server's replies."""
 
     def result(self, rollout: Rollout, calls: Sequence[ModelCall], /) -> WireTrace:
         task = trace_task({"data_source": rollout.data_source, "fields": {}})
@@ -301,7 +301,7 @@ class VerifiersResults:
 
 
 def _row(branch: Any) -> TrainingRow:
-    """Return a branch as a row that does not say where its prompt ends."""
+    """Return a branch as a row that does not show where its prompt ends."""
     mask, logprobs = tuple(map(int, branch.sampled_mask)), tuple(branch.logprobs)
     return TrainingRow((), tuple(branch.token_ids), mask, logprobs, None)
 

@@ -15,17 +15,19 @@ _TICK_S = 0.2
 
 @click.command()
 @click.option("--dir", "folder", type=click.Path(path_type=Path), help="The shared folder. Default: FARM_HOME.")
-@click.option("--host", default="", help="How other machines reach this one. Default: the address of its name.")
-@click.option("--standby", is_flag=True, help="While there is another head, wait to take its place.")
-@click.option("--flower/--no-flower", default=True, show_default=True, help="Show the jobs in a browser.")
-@click.option("--of-node", is_flag=True, hidden=True, help="Leave SIGTERM to the node that has started this.")
+@click.option("--host", default="", help="This machine's address for other machines. Default: from its host name.")
+@click.option("--standby", is_flag=True, help="While another head runs, wait to take its place.")
+@click.option(
+    "--flower/--no-flower", default=True, show_default=True, help="Serve Flower, a view of the jobs for browsers."
+)
+@click.option("--of-node", is_flag=True, hidden=True, help="Leave SIGTERM to the node that started this.")
 @plain_errors
 @runs_farm
 def head(folder: Path | None, host: str, standby: bool, flower: bool, of_node: bool) -> None:
     """Run the head of a farm on a cluster until Ctrl-C: Postgres, Redis, API, page, Flower.
 
-    Its data, its address and its keys are in a folder that all machines share, for its owner alone; `farm node --at
-    DIR` follows it there. FARM_STORE_URL and FARM_BROKER_URL name servers of the site to use instead.
+    Its data, address and keys are in a folder that all machines share, private to its owner; `farm node --at DIR` finds
+    the head there. Set FARM_STORE_URL and FARM_BROKER_URL to use existing servers instead.
     """
     from farm.embedded.embedded_farm import FLOWER_USER
     from farm.errors import Conflict
@@ -37,7 +39,7 @@ def head(folder: Path | None, host: str, standby: bool, flower: bool, of_node: b
 
     received = signals()
     if of_node:
-        # Slurm sends it to all processes of a step, and the node still needs its head to hand back
+        # Slurm signals all processes of a step, and the node needs its head to release its rollouts
         signal.signal(signal.SIGTERM, lambda number, frame: None)
     options = settings()
     process_log.set_up(options, "head")

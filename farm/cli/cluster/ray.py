@@ -14,21 +14,23 @@ _POLL_S = 1.0
 
 @click.group()
 def ray() -> None:
-    """Nodes of a farm on a Ray cluster, beside the trainer that runs there: up."""
+    """Run nodes of a farm on a Ray cluster, next to its trainer: up."""
 
 
 @ray.command()
 @click.option("--at", "shared", type=click.Path(path_type=Path), help="The shared folder. Default: FARM_HOME.")
-@click.option("--address", default="auto", show_default=True, help="The Ray cluster, as ray.init takes it.")
+@click.option("--address", default="auto", show_default=True, help="The Ray cluster, as for ray.init.")
 @click.option(
-    "--nodes", "n_nodes", type=click.IntRange(min=1), help="So many Ray nodes. Default: those that have room."
+    "--nodes", "n_nodes", type=click.IntRange(min=1), help="Number of Ray nodes. Default: those that have room."
 )
-@click.option("--cpus", type=click.FloatRange(min=0), default=1.0, show_default=True, help="CPUs that each is given.")
-@click.option("--init", "init_slots", type=click.IntRange(min=1), help="As of `farm node`.")
-@click.option("--run", "run_slots", type=click.IntRange(min=1), help="As of `farm node`.")
-@click.option("--eval", "eval_slots", type=click.IntRange(min=1), help="As of `farm node`.")
-@click.option("--grace", "grace_s", type=click.FloatRange(min=0), default=15.0, show_default=True, help="As there.")
-@click.option("--head-on-first", is_flag=True, help="One of them is the head, too, while no other is.")
+@click.option("--cpus", type=click.FloatRange(min=0), default=1.0, show_default=True, help="CPUs per node.")
+@click.option("--init", "init_slots", type=click.IntRange(min=1), help="As for `farm node`.")
+@click.option("--run", "run_slots", type=click.IntRange(min=1), help="As for `farm node`.")
+@click.option("--eval", "eval_slots", type=click.IntRange(min=1), help="As for `farm node`.")
+@click.option(
+    "--grace", "grace_s", type=click.FloatRange(min=0), default=15.0, show_default=True, help="As for `farm node`."
+)
+@click.option("--head-on-first", is_flag=True, help="One of them is also the head while there is no other.")
 @plain_errors
 @runs_farm
 def up(
@@ -42,10 +44,10 @@ def up(
     grace_s: float,
     head_on_first: bool,
 ) -> None:
-    """Run a node of the farm on each Ray node until Ctrl-C; then they hand back what they play.
+    """Run a node of the farm on each Ray node until Ctrl-C; then they release their rollouts.
 
-    They end with this process, however it ends. The farm has to be installed on the Ray nodes, and the folder to be
-    shared with them.
+    They end with this process, however it ends. The farm must be installed on the Ray nodes, and they must share the
+    folder.
     """
     from farm.errors import InvalidRequest, NotAllowed
     from farm.launch.head_claim import is_led
@@ -56,9 +58,9 @@ def up(
     loaded_ray()
     folder = (shared or settings().home).absolute()
     if not head_on_first and not is_led(folder):
-        raise InvalidRequest(f"no head runs in {folder}: first `farm head --dir {folder}`, or say --head-on-first")
+        raise InvalidRequest(f"no head runs in {folder}: first run `farm head --dir {folder}`, or add --head-on-first")
     library = connected_ray(address)
-    # after Ray's own
+    # installed after Ray's own handlers
     received = signals()
     have = [each for each in library.nodes() if each["Alive"] and each["Resources"].get("CPU", 0.0) >= cpus]
     wanted = n_nodes or len(have)
@@ -67,12 +69,12 @@ def up(
     slots = {"--init": init_slots, "--run": run_slots, "--eval": eval_slots}
     options = [str(word) for name, n in slots.items() if n is not None for word in (name, n)]
     options += ["--head-on-first"] if head_on_first else []
-    say(f"{wanted} nodes on Ray, of which {len(have)} now have {cpus:g} CPUs")
+    say(f"{wanted} nodes on Ray; {len(have)} have {cpus:g} CPUs now")
     told: set[str] = set()
     with RayNodes(folder, wanted, cpus=cpus, options=options, settings=passed_settings(), grace_s=grace_s) as nodes:
         while not received:
             for node in nodes.look():
-                ended = f" has ended with status {node.status}, and is started again; see" if node.status else ", log"
+                ended = f" has ended with status {node.status} and is restarted; see" if node.status else ", log"
                 if (text := f"node {node.name}{ended} {node.log}") not in told or node.status:
                     told.add(text)
                     say(text)

@@ -1,4 +1,4 @@
-"""The commands of a farm's jobs on Slurm: `farm slurm script | up | ls | logs | scale | down`."""
+"""The commands for a farm's Slurm jobs: `farm slurm script | up | ls | logs | scale | down`."""
 
 from __future__ import annotations
 
@@ -19,31 +19,35 @@ if TYPE_CHECKING:
 
 _POLL_S = 0.5
 _PATIENCE_S = 30.0
-"""Seconds in which the head is to say which job a node has."""
+"""Seconds to wait for the head's answer about the nodes of jobs."""
 _ONE_POOL = "node"
 _HEAD_SIZE = {"cpus": 1, "min": 2, "max": 2}
-"""One, and one that stands by to take its place."""
+"""One head, and one on standby."""
 
 _dir = click.option("--dir", "folder", type=click.Path(path_type=Path), help="The shared folder. Default: FARM_HOME.")
 
 
 def _pool_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Add the options that say what the jobs are like; they go before the tables of farm.toml."""
+    """Add the options that describe the jobs; they override the tables of farm.toml."""
     options = [
         _dir,
-        click.option("--pool", help="Of the tables [slurm.NAME] in farm.toml, this one alone."),
+        click.option("--pool", help="Only this one of the tables [slurm.NAME] in farm.toml."),
         click.option("--partition", help="Slurm's partition."),
         click.option("--account", help="Slurm's account."),
-        click.option("--time", help="The time limit of each job, such as 4:00:00."),
-        click.option("--cpus", type=click.IntRange(min=1), help="CPUs of a job."),
-        click.option("--mem", help="Memory of a job, such as 32G."),
-        click.option("--nodes", type=click.IntRange(min=0), help="So many jobs: --min and --max at once."),
-        click.option("--min", "least", type=click.IntRange(min=0), help="The fewest jobs at a time."),
-        click.option("--max", "most", type=click.IntRange(min=0), help="The most, while rollouts wait."),
-        click.option("--setup", help="Shell before the node is started, such as 'module load apptainer'."),
-        click.option("--sbatch", multiple=True, help="One more option of sbatch, such as --constraint=ssd."),
-        click.option("--run", "run_slots", type=click.IntRange(min=1), help="Agents that play at a time on a node."),
-        click.option("--head/--no-head", default=None, help="A job for the head; by default, if none runs elsewhere."),
+        click.option("--time", help="Time limit of each job, such as 4:00:00."),
+        click.option("--cpus", type=click.IntRange(min=1), help="CPUs per job."),
+        click.option("--mem", help="Memory per job, such as 32G."),
+        click.option("--nodes", type=click.IntRange(min=0), help="Number of jobs: sets --min and --max."),
+        click.option("--min", "least", type=click.IntRange(min=0), help="Minimum number of jobs."),
+        click.option("--max", "most", type=click.IntRange(min=0), help="Maximum number of jobs, while rollouts wait."),
+        click.option("--setup", help="Shell commands before the node starts, such as 'module load apptainer'."),
+        click.option(
+            "--sbatch", multiple=True, help="Additional sbatch option, such as --constraint=ssd; may be repeated."
+        ),
+        click.option("--run", "run_slots", type=click.IntRange(min=1), help="Agents that run at a time on a node."),
+        click.option(
+            "--head/--no-head", default=None, help="Submit a job for the head. Default: if none runs elsewhere."
+        ),
     ]
     for option in reversed(options):
         command = option(command)
@@ -52,7 +56,7 @@ def _pool_options(command: Callable[..., Any]) -> Callable[..., Any]:
 
 @click.group()
 def slurm() -> None:
-    """Nodes of a farm as jobs of Slurm: script, up, ls, logs, scale, down."""
+    """Run nodes of a farm as Slurm jobs: script, up, ls, logs, scale, down."""
 
 
 @slurm.command()
@@ -60,7 +64,7 @@ def slurm() -> None:
 @plain_errors
 @runs_farm
 def script(folder: Path | None, **given: Any) -> None:
-    """Print the scripts that would be submitted, one for each pool."""
+    """Print the scripts that would be submitted, one per pool."""
     from farm.launch.job_script import job_script
     from farm.launch.slurm_commands import kill_wait_s
 
@@ -76,13 +80,13 @@ def script(folder: Path | None, **given: Any) -> None:
     "scripts",
     multiple=True,
     metavar="POOL=FILE",
-    help="Submit this script, as `farm slurm script` prints it and you changed it, for a pool.",
+    help="Submit this script for a pool, e.g. an edited one of `farm slurm script`.",
 )
-@click.option("--wait/--no-wait", default=True, show_default=True, help="Return once the first node is ready.")
+@click.option("--wait/--no-wait", default=True, show_default=True, help="Wait until the first node is ready.")
 @plain_errors
 @runs_farm
 def up(folder: Path | None, scripts: tuple[str, ...], wait: bool, **given: Any) -> None:
-    """Submit the jobs of a farm, its head among them, which keeps their number from then on."""
+    """Submit the jobs of a farm, including its head, which maintains their number from then on."""
     from farm.embedded.node_folder import locked
     from farm.errors import InvalidRequest
     from farm.home import own_home, write_own
@@ -99,14 +103,14 @@ def up(folder: Path | None, scripts: tuple[str, ...], wait: bool, **given: Any) 
     led = is_led(shared)
     if HEAD not in pools and not led:
         raise InvalidRequest(
-            f"no head runs in {shared}, and it is what keeps the jobs: first `farm head --dir {shared}`, on a machine "
+            f"no head runs in {shared} to maintain the jobs: first run `farm head --dir {shared}` on a machine "
             "that can submit jobs, or leave --no-head out"
         )
     farm_id, kill_wait_s = _farm_id(shared), slurm_commands.kill_wait_s()
     for sub in ("slurm", "logs"):
         (shared / sub).mkdir(mode=0o700, exist_ok=True)
     # two at once would submit two heads
-    with locked(shared / "slurm" / "lock", f"another `farm slurm up` is at work for {shared}"):
+    with locked(shared / "slurm" / "lock", f"another `farm slurm up` is running for {shared}"):
         for name, pool in pools.items():
             text = Path(own[name]).read_text() if name in own else job_script(shared, farm_id, name, pool, kill_wait_s)
             write_own(script_path(shared, name), text)
@@ -116,7 +120,7 @@ def up(folder: Path | None, scripts: tuple[str, ...], wait: bool, **given: Any) 
             head_id = slurm_commands.submit(script_path(shared, HEAD), max(1, pools[HEAD].min))
             say(f"job {head_id}: {HEAD}")
             for name, pool in pools.items():
-                # they load while the head makes its database
+                # they start loading while the head creates its database
                 if name != HEAD and pool.min and not slurm_commands.jobs_named([job_name(farm_id, name)]):
                     say(f"job {slurm_commands.submit(script_path(shared, name), pool.min, after=head_id)}: {name}")
     if wait:
@@ -128,7 +132,7 @@ def up(folder: Path | None, scripts: tuple[str, ...], wait: bool, **given: Any) 
 @plain_errors
 @runs_farm
 def ls(folder: Path | None) -> None:
-    """List the jobs of a farm, with their nodes and what these play."""
+    """List the jobs of a farm with their nodes and numbers of rollouts."""
     from farm.errors import ServiceError
     from farm.launch.job_script import job_name
     from farm.launch.slurm_commands import jobs_named
@@ -144,7 +148,7 @@ def ls(folder: Path | None) -> None:
     except ServiceError as error:
         node_of, occupied, fault = {}, {}, str(error)
     table = Table(box=None, pad_edge=False)
-    for column in ("job", "pool", "state", "left", "on", "node", "plays"):
+    for column in ("job", "pool", "state", "left", "on", "node", "rollouts"):
         table.add_column(column, no_wrap=True)
     for job in jobs:
         node = node_of.get(job.job_id, "")
@@ -164,7 +168,7 @@ def ls(folder: Path | None) -> None:
 
 @slurm.command()
 @click.argument("node")
-@click.option("-f", "follow", is_flag=True, help="Go on with what comes.")
+@click.option("-f", "follow", is_flag=True, help="Follow the log.")
 @_dir
 @plain_errors
 @runs_farm
@@ -194,12 +198,12 @@ def logs(node: str, follow: bool, folder: Path | None) -> None:
 
 @slurm.command()
 @click.argument("n", type=click.IntRange(min=0))
-@click.option("--pool", help="The pool, where there are several.")
+@click.option("--pool", help="The pool, if there are several.")
 @_dir
 @plain_errors
 @runs_farm
 def scale(n: int, pool: str | None, folder: Path | None) -> None:
-    """Have N jobs of a pool, however much waits: more are submitted, and fewer are left as they become idle."""
+    """Set the number of jobs of a pool to N regardless of load: submits more, or lets idle ones end."""
     from farm.errors import InvalidRequest
     from farm.launch.slurm_pool import HEAD, store_pools, stored_pools
 
@@ -208,7 +212,7 @@ def scale(n: int, pool: str | None, folder: Path | None) -> None:
     names = [name for name in pools if name != HEAD]
     name = pool or names[0]
     if (pool is None and len(names) > 1) or name not in names:
-        raise InvalidRequest(f"name one of {', '.join(names)}", field="pool")
+        raise InvalidRequest(f"give one of {', '.join(names)}", field="pool")
     store_pools(shared, pools | {name: pools[name].model_copy(update={"min": n, "max": n})})
 
 
@@ -228,7 +232,7 @@ def down(folder: Path | None) -> None:
     replace_pools(shared, {})
     for names in ([name for name in pools if name != HEAD], [HEAD]):
         of_pools = [job_name(farm_id, name) for name in names]
-        # they hand back to the head, which so outlives them; and it may just have submitted one more
+        # nodes release their rollouts to the head, so it must outlive them; it may also just have submitted another
         while of_pools and slurm_commands.any_left(of_pools):
             slurm_commands.cancel(slurm_commands.jobs_named(of_pools))
             time.sleep(_POLL_S)
@@ -241,14 +245,14 @@ def _shared(folder: Path | None) -> Path:
 
 
 def _farm_id(shared: Path) -> str:
-    """Return the id of the farm in a folder, which is made with its first address."""
+    """Return the id of the farm in a folder; it is created with the first address."""
     from farm.launch.shared_address import first_address
 
     return first_address(shared).farm_id
 
 
 def _pools(shared: Path, given: dict[str, Any]) -> Pools:
-    """Return the pools of farm.toml, or one of the options alone, which go before it."""
+    """Return the pools of farm.toml, or one from the options only; options override the file."""
     from farm.errors import InvalidRequest
     from farm.launch.head_claim import is_led
     from farm.launch.slurm_pool import HEAD, checked, keeps_head, pools_of_file
@@ -280,7 +284,7 @@ def _pools(shared: Path, given: dict[str, Any]) -> Pools:
 
 
 def _nodes(shared: Path, patience_s: float) -> tuple[dict[str, str], dict[str, int]]:
-    """Return job → node and node → rollouts on it; nothing without a head. Raises StoreUnavailable."""
+    """Return job → node and node → number of its rollouts; nothing without a head. Raises StoreUnavailable."""
     from farm.launch.shared_address import read_address
     from farm.launch.slurm_keeper import demand
     from farm.store.database import Store
@@ -297,7 +301,7 @@ def _nodes(shared: Path, patience_s: float) -> tuple[dict[str, str], dict[str, i
 
 
 def _log_words(job: str) -> set[str]:
-    """Return the words by which a job's log may be known: its own id, and that of its array with its place there."""
+    """Return the words that identify a job's log: its own id, and its array's with the index."""
     from farm.errors import FarmError
     from farm.launch.slurm_commands import array_place
 
@@ -308,7 +312,7 @@ def _log_words(job: str) -> set[str]:
 
 
 def _await_node(shared: Path, head_jobs: str, has_nodes: bool) -> None:
-    """Return once there is a head, and a node if there is to be one. Raises NotAllowed if the head's job has ended."""
+    """Wait for the head, and for a node if there should be one. Raises NotAllowed if the head's job has ended."""
     from farm.errors import NotAllowed, ServiceError
     from farm.launch.head_claim import is_led
     from farm.launch.shared_address import read_address
@@ -332,8 +336,8 @@ def _await_node(shared: Path, head_jobs: str, has_nodes: bool) -> None:
             text = f"waiting for the head, job {jobs[0].place}: {jobs[0].state} {jobs[0].reason}"
         elif not is_led(shared):
             raise NotAllowed(
-                f"the head's job has ended before it was ready, see `farm slurm logs head --dir {shared}`; "
-                f"`farm slurm down --dir {shared}` cancels what is left"
+                f"the head's job ended before it was ready: see `farm slurm logs head --dir {shared}`; "
+                f"`farm slurm down --dir {shared}` cancels the rest"
             )
         if text and text not in told:
             told.add(text)

@@ -1,4 +1,4 @@
-"""The command line's part for borrowed sandboxes: `farm sandbox start | list | exec | shell | python | put | …`."""
+"""The commands for borrowed sandboxes: `farm sandbox start | list | exec | shell | python | put | …`."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from farm.records.lending.sandbox_calls import CommandResult, ShellOutput
 
 _TIMED_OUT = 124
-"""The exit status of a command that reached its time limit, as `timeout` has it."""
+"""The exit status of a command that reached its time limit, as for `timeout`."""
 
 _timeout = click.option(
     "--timeout",
@@ -26,9 +26,9 @@ _timeout = click.option(
     type=click.FloatRange(min=0, min_open=True, max=3600),
     default=120.0,
     show_default=True,
-    help="Seconds that it may take.",
+    help="Time limit in seconds.",
 )
-_session = click.option("--session", default="default", show_default=True, help="Which of its shells.")
+_session = click.option("--session", default="default", show_default=True, help="Name of the shell.")
 
 
 @click.group()
@@ -37,18 +37,27 @@ def sandbox() -> None:
 
 
 @sandbox.command()
-@click.option("--image", default="host", show_default=True, help="As in a handler's SandboxSpec.")
-@click.option("--spec", type=click.File(), help="A file with a whole SandboxSpec, as JSON; then --image is not taken.")
+@click.option("--image", default="host", show_default=True, help="Image, as in a handler's SandboxSpec.")
+@click.option("--spec", type=click.File(), help="A file with a whole SandboxSpec, as JSON; --image is ignored then.")
 @click.option("--network", is_flag=True, help="Give it the node's network.")
-@click.option("--lease", "lease_s", type=float, default=600.0, show_default=True, help="Seconds without a call.")
-@click.option("--name", default="", help="A name of yours; asked for again, it is the same sandbox.")
-@click.option("--wait-room", "wait_s", type=click.FloatRange(min=0), default=300.0, show_default=True, help="Seconds.")
+@click.option(
+    "--lease",
+    "lease_s",
+    type=float,
+    default=600.0,
+    show_default=True,
+    help="Seconds without a call after which it ends.",
+)
+@click.option("--name", default="", help="A name; starting it again returns the same sandbox.")
+@click.option(
+    "--wait-room", "wait_s", type=click.FloatRange(min=0), default=300.0, show_default=True, help="Seconds to wait."
+)
 @url_option
 @plain_errors
 def start(
     image: str, spec: TextIO | None, network: bool, lease_s: float, name: str, wait_s: float, url: str | None
 ) -> None:
-    """Start a sandbox and print its id. It ends with `stop`, or when it is not called for as long as its lease."""
+    """Start a sandbox and print its id. It ends with `stop`, or when no call came for the time of its lease."""
     body = _read_spec(spec) if spec is not None else {"image": image, "network": network}
     with connected(url) as farm:
         handle = farm.sandboxes.start(
@@ -61,15 +70,15 @@ def _read_spec(file: TextIO) -> Any:
     try:
         return json.loads(file.read())
     except ValueError as error:
-        raise InvalidRequest(f"{file.name} holds no JSON: {error}", field="--spec") from None
+        raise InvalidRequest(f"{file.name} is not JSON: {error}", field="--spec") from None
 
 
 @sandbox.command(name="list")
-@click.option("--ended", is_flag=True, help="Those of the last day that have ended, too.")
+@click.option("--ended", is_flag=True, help="Include sandboxes that ended in the last day.")
 @url_option
 @plain_errors
 def list_sandboxes(ended: bool, url: str | None) -> None:
-    """Show the sandboxes that are borrowed."""
+    """List the borrowed sandboxes."""
     from farm.cli.display import print_whole
 
     with connected(url) as farm:
@@ -110,7 +119,7 @@ def exec_command(reference: str, argv: tuple[str, ...], timeout_s: float, url: s
 @url_option
 @plain_errors
 def shell(reference: str, command: str, session: str, timeout_s: float, url: str | None) -> None:
-    """Run COMMAND in a shell of SANDBOX that is kept: directory, variables and functions live from call to call."""
+    """Run COMMAND in a persistent shell of SANDBOX: directory, variables and functions stay between calls."""
     with connected(url) as farm:
         result: ShellOutput = farm.sandboxes.attach(reference).shell(command, session, timeout_s=timeout_s)
     click.echo(result.output, nl=False)
@@ -125,7 +134,7 @@ def shell(reference: str, command: str, session: str, timeout_s: float, url: str
 @url_option
 @plain_errors
 def python(reference: str, code: str, timeout_s: float, url: str | None) -> None:
-    """Run CODE in the IPython of SANDBOX, which is kept; `-` reads it from standard input."""
+    """Run CODE in the persistent IPython of SANDBOX; `-` reads it from standard input."""
     with connected(url) as farm:
         handle = farm.sandboxes.attach(reference)
         click.echo(handle.python(sys.stdin.read() if code == "-" else code, timeout_s).text)
@@ -164,7 +173,7 @@ def get(reference: str, path: str, target: Path, folder: bool, url: str | None) 
 
 @sandbox.command()
 @click.argument("reference", metavar="SANDBOX")
-@click.option("--lease", "lease_s", type=float, help="Seconds without a call, from now on.")
+@click.option("--lease", "lease_s", type=float, help="New length of the lease in seconds.")
 @url_option
 @plain_errors
 def renew(reference: str, lease_s: float | None, url: str | None) -> None:

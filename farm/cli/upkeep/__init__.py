@@ -1,1 +1,1 @@
-"""The command that shows the settings of a farm, and where each stands."""
+"""Commands for a farm's settings, logs and stored data."""

@@ -21,10 +21,10 @@ _FILE = click.Path(dir_okay=False, path_type=Path)
 @plain_errors
 @runs_farm
 def backup(file: Path, url: str | None) -> None:
-    """Write all that the farm's database holds to one file, while the farm runs on.
+    """Write the farm's whole database to one file, while the farm runs.
 
-    It is a SQLite file, also of Postgres, as of the moment when this began. It holds the farm's keys, too, so it is
-    made for its owner alone. A backup that is there is replaced once the new one is whole.
+    The file is SQLite, also for Postgres, with the state at the start of this command. It includes the farm's keys, so
+    it is private to its owner. An existing backup is replaced once the new one is complete.
     """
     from farm.address import is_http
     from farm.cli.export import check_writable
@@ -33,7 +33,7 @@ def backup(file: Path, url: str | None) -> None:
     from farm.store.backups.backup import back_up
 
     if is_http(url):
-        raise InvalidRequest("an API makes no backups: name the database, or leave --url out", field="url")
+        raise InvalidRequest("an API makes no backups: give the database's URL, or leave --url out", field="url")
     check_writable(file)
     with contextlib.closing(open_store(url, first_s=first_s())[0]) as store:
         received = signals()
@@ -46,20 +46,22 @@ def backup(file: Path, url: str | None) -> None:
         size_mb = file.stat().st_size / 1e6
         click.echo(f"{file}: {made.n_batches} batches, {made.n_rollouts} rollouts, {size_mb:,.1f} MB")
         if "secret_key" not in made.files and store.read(has_secrets):
-            click.echo("keep FARM_SECRET_KEY with it: without that, keys of engines in it cannot be read", err=True)
+            click.echo(
+                "keep FARM_SECRET_KEY with it: without that key, engines' keys in the backup cannot be read", err=True
+            )
 
 
 @click.command()
 @click.argument("file", type=click.Path(exists=True, dir_okay=False, path_type=Path))
-@click.option("--replace", is_flag=True, help="Remove all that is in the database now.")
+@click.option("--replace", is_flag=True, help="Remove everything that is in the database now.")
 @url_option
 @plain_errors
 @runs_farm
 def restore(file: Path, replace: bool, url: str | None) -> None:
-    """Make an empty database what it was when a backup was made; its farm goes on from there.
+    """Restore a backup into an empty database; its farm continues from there.
 
-    It may be one of another kind than the backup is of. All or nothing is restored. What was open then is played again
-    once nodes start; what came after is gone, and clients that saw it are told so.
+    The database may be of another kind than the backed-up one. Either everything is restored or nothing. Rollouts that
+    were open then run again once nodes start; later data is lost, and clients that saw it are told so.
     """
     from farm.address import is_http
     from farm.store.backups.backup import restore as restored
@@ -67,7 +69,7 @@ def restore(file: Path, replace: bool, url: str | None) -> None:
     from farm.store.database import Store
 
     if is_http(url):
-        raise InvalidRequest("an API restores nothing: name the database, or leave --url out", field="url")
+        raise InvalidRequest("an API restores nothing: give the database's URL, or leave --url out", field="url")
     found = read_backup(file)
     with contextlib.closing(Store(_target(url))) as store:
         written = restored(store, found, replace)
@@ -78,7 +80,7 @@ def restore(file: Path, replace: bool, url: str | None) -> None:
 
 
 def _target(url: str | None) -> str:
-    """Return the database of an address at which there need be no farm yet."""
+    """Return the database of an address, which may have no farm yet."""
     from farm.address import ADDRESS_FILE, address_of
     from farm.home import own_home
     from farm.settings import DATABASE_FILE, settings

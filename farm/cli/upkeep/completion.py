@@ -12,7 +12,7 @@ _SHELLS = ("bash", "zsh", "fish")
 @click.command()
 @click.argument("shell", type=click.Choice(_SHELLS))
 def completion(shell: str) -> None:
-    """Print what bash, zsh or fish read to complete commands, options and batches.
+    """Print the shell completion of commands, options and batches for bash, zsh or fish.
 
     bash: `eval "$(farm completion bash)"` in ~/.bashrc; zsh: the same with zsh in ~/.zshrc; fish: `farm completion fish
     > ~/.config/fish/completions/farm.fish`.
@@ -21,5 +21,5 @@ def completion(shell: str) -> None:
     kind = get_completion_class(shell)
     assert kind is not None
     made = kind(group.command, {}, "farm", _VARIABLE)
-    # its `source` would start a bash to ask for the version
+    # its `source` would start a bash to ask for its version
     click.echo(made.source_template % made.source_vars())

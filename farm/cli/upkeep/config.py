@@ -19,13 +19,13 @@ _OF_TESTS = "FARM_TEST"
 
 
 @click.command()
-@click.option("--check", is_flag=True, help="Look for mistakes in the file and the variables; exit status 1 if any.")
+@click.option("--check", is_flag=True, help="Check the file and the variables; exit status 1 on mistakes.")
 @one_line_errors
 def config(check: bool) -> None:
-    """Print each setting and where it comes from; --check looks for mistakes.
+    """Print each setting and its source; --check looks for mistakes.
 
-    A variable FARM_NAME goes before the file, and the file before the default. The file is the one that FARM_CONFIG
-    names, else ./farm.toml, else farm.toml in FARM_HOME. Secrets are not shown.
+    A variable FARM_NAME overrides the file, and the file the default. The file is FARM_CONFIG, else ./farm.toml, else
+    farm.toml in FARM_HOME. Secrets are not shown.
     """
     if check:
         sys.exit(_report(_complaints()))
@@ -38,11 +38,11 @@ def config(check: bool) -> None:
     width = max(map(len, shown))
     for name, value in shown.items():
         click.echo(f"{name:{width}} = {value}  # {place_of(name)}")
-    click.echo(f"# each may be set as {PREFIX}NAME, too; docs/reference/settings.md says what each means")
+    click.echo(f"# each can also be set as {PREFIX}NAME; docs/reference/settings.md explains them")
 
 
 def _shown(name: str, value: Any) -> str:
-    """Return a value as it would stand in the file, without passwords."""
+    """Return a value in the notation of the file, without passwords."""
     from farm.settings import Settings
 
     if value is None:
@@ -60,7 +60,7 @@ def _shown(name: str, value: Any) -> str:
 
 
 def _text(value: str) -> str:
-    """Return a string as TOML has it."""
+    """Return a string in TOML notation."""
     escaped = value.replace("\\", "\\\\").replace('"', '\\"')
     return '"' + "".join(f"\\u{ord(each):04x}" if each < " " or each == "\x7f" else each for each in escaped) + '"'
 
@@ -75,12 +75,12 @@ def _report(complaints: list[tuple[str, str]]) -> int:
 
 
 def _complaints() -> list[tuple[str, str]]:
-    """Return (place, text) of everything that is wrong with the file and the variables."""
+    """Return (place, text) for every fault of the file and the variables."""
     from farm.settings import PREFIX, Settings, settings
 
     known = {f"{PREFIX}{name}".upper(): name for name in Settings.model_fields}
     result = [
-        (variable, f"is no setting; {config_file.nearest(variable, Settings.model_fields)}")
+        (variable, f"is not a setting; {config_file.nearest(variable, Settings.model_fields)}")
         for variable in sorted(map(str.upper, os.environ))
         if variable.startswith(PREFIX)
         and variable not in {*known, config_file.VARIABLE}
@@ -96,7 +96,7 @@ def _complaints() -> list[tuple[str, str]]:
 
 
 def _open_secrets(file: config_file.ConfigFile) -> list[tuple[str, str]]:
-    """Return a complaint if the file holds secrets that other users can read."""
+    """Return a complaint if other users can read a file with secrets."""
     from farm.settings import Settings
 
     secret = [

@@ -1,4 +1,4 @@
-"""The command that writes rollouts of any number of batches for other programs: `farm export`."""
+"""The command that exports rollouts of batches for other programs: `farm export`."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ _FORMATS = ("jsonl", "parquet", "hf")
 @click.command()
 @click.argument("batch_ids", metavar="[BATCH]...", nargs=-1, shell_complete=completed_ids)
 @click.argument("output", type=click.Path(path_type=Path))
-@click.option("--format", "form", type=click.Choice(_FORMATS), help="Default: as OUTPUT ends, hf for a folder.")
+@click.option("--format", "form", type=click.Choice(_FORMATS), help="Default: by OUTPUT's suffix, hf for a folder.")
 @click.option(
     "--filter",
     "conditions",
     metavar="NAME=VALUE",
     multiple=True,
-    help="As the page's: outcome, state, data_source, min_reward, max_tokens, version, ...; may be repeated.",
+    help="As on the page: outcome, state, data_source, min_reward, max_tokens, version, ...; may be repeated.",
 )
 @url_option
 @plain_errors
@@ -40,18 +40,18 @@ _FORMATS = ("jsonl", "parquet", "hf")
 def export(
     batch_ids: tuple[str, ...], output: Path, form: str | None, conditions: tuple[str, ...], url: str | None
 ) -> None:
-    """Write rollouts that have ended to JSON lines, Parquet or a folder of a HF dataset.
+    """Export ended rollouts to JSON lines, Parquet or a Hugging Face dataset folder.
 
-    Of the batches named, or without any of all that are kept. Each rollout has its messages, training rows (ids, mask,
-    log-probabilities, versions) and scores. hf is a folder that datasets.load_dataset reads. OUTPUT appears once it is
-    whole. The page of an API gives the same of one batch.
+    Exports the given batches, or all that are kept. Each rollout has its messages, training rows (ids, mask,
+    log-probabilities, versions) and scores. `datasets.load_dataset` reads a folder of the format hf. OUTPUT appears
+    when it is complete. The API's page offers the same for one batch.
     """
     from farm.address import is_http
     from farm.client.exports.rollout_export import all_batches, exported
     from farm.client.local import LocalFarm
 
     if is_http(url):
-        raise InvalidRequest("an API exports by its page, at .../web/batches/BATCH/rollouts.jsonl", field="url")
+        raise InvalidRequest("an API exports on its page, at .../web/batches/BATCH/rollouts.jsonl", field="url")
     form = form or {".jsonl": "jsonl", ".parquet": "parquet"}.get(output.suffix, "hf")
     wanted = _filter_of(conditions)
     _check(output, form)
@@ -67,7 +67,7 @@ def _filter_of(conditions: tuple[str, ...]) -> RolloutFilter:
     pairs = [each.partition("=") for each in conditions]
     for name, equals, _ in pairs:
         if not equals:
-            raise click.BadParameter(f"{name!r} is no NAME=VALUE", param_hint="--filter")
+            raise click.BadParameter(f"{name!r} is not NAME=VALUE", param_hint="--filter")
     try:
         return RolloutFilter.model_validate({name.strip(): value.strip() for name, _, value in pairs})
     except ValidationError as error:
@@ -76,13 +76,13 @@ def _filter_of(conditions: tuple[str, ...]) -> RolloutFilter:
 
 
 def _check(output: Path, form: str) -> None:
-    """Raise InvalidRequest, before anything is read, unless it can be written."""
+    """Raise InvalidRequest, before anything is read, if the output cannot be written."""
     from farm.cli.export import check_writable
 
     if form != "hf":
         check_writable(output)
     elif output.exists() and (not output.is_dir() or any(output.iterdir())):
-        raise InvalidRequest(f"{output} is there already: name a new folder", field="output")
+        raise InvalidRequest(f"{output} already exists: give a new folder", field="output")
     else:
         check_writable(output.absolute().parent / f".{output.name}")
 

@@ -1,4 +1,4 @@
-"""The command that removes what ended long ago: `farm prune`."""
+"""The command that removes old batches: `farm prune`."""
 
 from __future__ import annotations
 
@@ -15,15 +15,21 @@ from farm.errors import InvalidRequest
 
 @click.command()
 @click.argument("batch_ids", metavar="[BATCH]...", nargs=-1, shell_complete=completed_ids)
-@click.option("--older-than", "older_s", metavar="AGE", callback=seconds, help="Those that ended so long ago, as 14d.")
+@click.option(
+    "--older-than",
+    "older_s",
+    metavar="AGE",
+    callback=seconds,
+    help="Batches that ended at least this long ago, such as 14d.",
+)
 @click.option(
     "--keep",
     type=click.Choice(["trajectories", "rewards", "nothing"]),
-    help="The most to keep of them.  [default: rewards]",
+    help="Data to keep.  [default: rewards]",
 )
-@click.option("--dry-run", is_flag=True, help="Only say what would go.")
-@click.option("--pin", is_flag=True, help="Keep all of these batches, whatever their age.")
-@click.option("--unpin", is_flag=True, help="Keep them no longer than others.")
+@click.option("--dry-run", is_flag=True, help="Only print what would be removed.")
+@click.option("--pin", is_flag=True, help="Keep these batches whatever their age.")
+@click.option("--unpin", is_flag=True, help="Undo --pin.")
 @url_option
 @plain_errors
 @runs_farm
@@ -36,13 +42,13 @@ def prune(
     unpin: bool,
     url: str | None,
 ) -> None:
-    """Remove what is left of batches that ended long ago, but for their rewards.
+    """Remove the data of old batches, except their rewards.
 
-    A running farm plays on. --keep rewards leaves each rollout's rewards, counts and failures; trajectories leaves what
-    trains and drops artefacts, files and earlier attempts; nothing leaves nothing. Never touched: what has not ended or
-    is pinned, and what a consumer or a training run still used within that age. Without --older-than it does what a
-    farm does by itself each hour, by FARM_KEEP_TRAJECTORIES_DAYS and FARM_KEEP_REWARDS_DAYS. An interrupted one is gone
-    on with.
+    Safe while a farm runs. --keep rewards keeps each rollout's rewards, counts and failures; --keep trajectories keeps
+    the training data and removes artefacts, files and earlier attempts; --keep nothing removes everything. Never
+    removed: unfinished or pinned batches, and batches that a consumer or a training run used within that age. Without
+    --older-than it does what a farm does every hour, by FARM_KEEP_TRAJECTORIES_DAYS and FARM_KEEP_REWARDS_DAYS. After
+    an interrupt the next run continues.
     """
     from farm.address import is_http
     from farm.client.local import open_store
@@ -52,11 +58,11 @@ def prune(
     from farm.store.retention.pruning import pin as change
 
     if is_http(url):
-        raise InvalidRequest("an API does not prune: name the database, or leave --url out", field="url")
+        raise InvalidRequest("an API does not prune: give the database's URL, or leave --url out", field="url")
     if (pin or unpin) and (not batch_ids or pin == unpin or older_s is not None or keep):
-        raise click.UsageError("--pin and --unpin take batches, and nothing else")
+        raise click.UsageError("--pin and --unpin need batches, and allow no other options")
     if keep and older_s is None:
-        raise click.UsageError("--keep goes with --older-than: how old may what goes be?")
+        raise click.UsageError("--keep needs --older-than AGE")
     received: list[int] = []
 
     def say(batch: PrunedBatch) -> None:
@@ -86,4 +92,4 @@ def prune(
         n = sum(each.n_rollouts for each in found.values())
         click.echo(f"{len(found)} batches, {n} rollouts{' would be pruned' if dry_run else ' pruned'}")
         if received:
-            raise click.ClickException("interrupted; the next run goes on")
+            raise click.ClickException("interrupted; the next run continues")

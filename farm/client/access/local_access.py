@@ -1,4 +1,4 @@
-"""Keys and the log of orders on a store."""
+"""API keys and the audit log, on a store."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from farm.store.database import Store
 
 
 class LocalAccess(AccessControl):
-    """The verbs, on a store."""
+    """The verbs on a store."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
@@ -32,7 +32,7 @@ class LocalAccess(AccessControl):
         write = logged(add, "keys add", key.name, details)
         try:
             self._store.write(write)
-        except IntegrityError:  # another made one of that name at the same moment; now it is there to be found
+        except IntegrityError:  # another process created the name at the same moment; now it can be read
             self._store.write(write)
         return text
 
@@ -42,11 +42,11 @@ class LocalAccess(AccessControl):
     def revoke_key(self, name: str) -> None:
         revoke = partial(api_keys.revoke, name=name)
         work = logged(revoke, "keys revoke", name, done=bool)
-        # one of several tries, as the answer to a commit may be lost
+        # an earlier try may have done it already: the answer to a commit can be lost
         was_there: list[bool] = []
         self._store.write(lambda connection: was_there.append(work(connection)))
         if not any(was_there):
-            raise NotFound(f"there is no key {name!r}: `farm keys list` shows those that there are")
+            raise NotFound(f"there is no key {name!r}: `farm keys list` lists the existing ones")
 
     def orders(self, limit: int = 100, before: int | None = None) -> Sequence[LoggedOrder]:
         return self._store.read(lambda connection: audit_log.page(connection, limit, before))

@@ -1,4 +1,4 @@
-"""Keys and the log of orders by way of the API."""
+"""API keys and the audit log, through the API."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ from farm.client.http_connection import ApiConnection
 
 @dataclass(frozen=True, slots=True)
 class MadeKey:
-    """The answer to a new key: its text, which is shown this once."""
+    """The response to a new key: its text, which is shown only once."""
 
     key: str
 
 
 class RemoteAccess(AccessControl):
-    """The verbs, as requests to the API."""
+    """The verbs as requests to the API."""
 
     def __init__(self, api: ApiConnection) -> None:
         self._api = api
 
     def add(self, new: NewKey) -> str:
-        # a key whose text was lost on the way has to be revoked
+        # not repeatable: a key whose text was lost on the way has to be revoked
         return self._api.post(MadeKey, "/v1/keys", new.model_dump(mode="json"), repeatable=False).key
 
     def keys(self) -> Sequence[ApiKey]:

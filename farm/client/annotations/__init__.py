@@ -1,1 +1,1 @@
-"""Figures of trainers about rollouts: written, and read again."""
+"""Annotations of rollouts, written and read by trainers."""

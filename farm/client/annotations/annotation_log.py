@@ -1,4 +1,4 @@
-"""The figures that trainers write back about rollouts."""
+"""Annotations of rollouts, written back by trainers."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from farm.records.scoring.annotation import Annotation, NewAnnotation
 
 
 class AnnotationLog(ABC):
-    """Figures about rollouts, each written once. Raises as the verbs of `Farm` do."""
+    """Values about rollouts, each written once. Raises like the verbs of `Farm`."""
 
     @abstractmethod
     def write(self, producer: str, step: int, annotations: Sequence[NewAnnotation | Mapping[str, Any]]) -> int:
-        """Write figures of a producer's step, all or none; return how many were not there. See `Farm.annotate`."""
+        """Write a producer's annotations for a step, all or none; return how many were new. See `Farm.annotate`."""
 
     @abstractmethod
     def of(self, rollout_id: str) -> Sequence[Annotation]:
-        """Return the figures about a rollout, as they were written. Raises NotFound."""
+        """Return the annotations of a rollout as they were written. Raises NotFound."""

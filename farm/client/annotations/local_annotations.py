@@ -1,4 +1,4 @@
-"""Figures of trainers on a store."""
+"""Annotations of rollouts, on a store."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from farm.store.database import Store
 
 
 class LocalAnnotations(AnnotationLog):
-    """The verbs, on a store."""
+    """The verbs on a store."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
@@ -29,7 +29,7 @@ class LocalAnnotations(AnnotationLog):
         write = partial(stored_annotations.write, new=new, caller=current_caller())
         try:
             return self._store.write(write)
-        except IntegrityError:  # another wrote some at the same moment; now they are there to be compared with
+        except IntegrityError:  # another process wrote some at the same moment; now they can be compared
             return self._store.write(write)
 
     def of(self, rollout_id: str) -> Sequence[Annotation]:

@@ -1,4 +1,4 @@
-"""Figures of trainers by way of the API."""
+"""Annotations of rollouts, through the API."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from farm.records.scoring.annotation import Annotation, NewAnnotation, NewAnnota
 
 
 class RemoteAnnotations(AnnotationLog):
-    """The verbs, over HTTP."""
+    """The verbs over HTTP."""
 
     def __init__(self, api: ApiConnection) -> None:
         self._api = api

@@ -1,1 +1,1 @@
-"""Rollouts that have ended as files of other programs: JSON lines, Parquet, folders of HF datasets."""
+"""Export of ended rollouts to other formats: JSON lines, Parquet, folders of HF datasets."""

@@ -1,4 +1,4 @@
-"""A folder that `datasets.load_dataset` reads: Parquet files of a bounded size, and a card that names them."""
+"""Export to a folder that `datasets.load_dataset` reads: Parquet files of bounded size and a dataset card."""
 
 from __future__ import annotations
 

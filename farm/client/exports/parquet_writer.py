@@ -1,4 +1,4 @@
-"""Rollouts as a Parquet file: a row each, with messages, training rows and scores, written some rows at a time."""
+"""Export to Parquet: one row per rollout with messages, training rows and scores, written in row groups."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import IO, Any, Self
 from farm.errors import NotInstalled
 
 _GROUP_BYTES = 16_000_000
-"""Bytes of tokens and texts, about, that are held before they are written."""
+"""Approximate bytes of tokens and texts per row group, which are held in memory."""
 _MESSAGE = ("role", "content", "parts", "reasoning_content", "tool_calls", "tool_call_id", "name")
 _ARRAYS = {
     **{"prompt_ids": "int32", "response_ids": "int32", "response_mask": "uint8"},
@@ -20,12 +20,12 @@ _ARRAYS = {
 
 
 class ParquetWriter:
-    """Writes rollouts into a file that may be a stream; complete once the block ends. Raises NotInstalled."""
+    """Writes rollouts into a file, which may be a stream; complete after the block. Raises NotInstalled."""
 
     def __init__(self, file: IO[bytes]) -> None:
         if find_spec("pyarrow") is None:
             raise NotInstalled("Parquet needs pyarrow, which is not installed here: pip install 'rollout-farm[rows]'")
-        # takes a moment to load, for files of this kind alone
+        # imported here: slow to load, and only needed for Parquet
         import pyarrow
         from pyarrow import parquet
 
@@ -37,11 +37,11 @@ class ParquetWriter:
         self.n_rows = 0
 
     def write(self, values: dict[str, Any]) -> None:
-        """Add a rollout, as `rollout_values` has it."""
+        """Add a rollout in the form of `rollout_values`."""
         row = _row(values)
         self._rows.append(row)
         self.n_rows += 1
-        # a number is twice its size as an object of Python, and more
+        # as Python objects, numbers take more than twice their size
         texts = sum(len(text) for each in row["messages"] for text in each.values() if text)
         self._n_bytes += texts + sum(16 * array.size for each in row["segments"] for array in _arrays(each))
         if self._n_bytes > _GROUP_BYTES:
@@ -51,7 +51,7 @@ class ParquetWriter:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *rest: object) -> None:
-        # one that is left open complains when it is collected
+        # an unclosed writer complains when it is garbage-collected
         try:
             if kind is None:
                 self._flush()
@@ -69,7 +69,7 @@ def _arrays(segment: dict[str, Any]) -> list[Any]:
 
 
 class Drained(io.RawIOBase):
-    """A file to write that keeps what nobody took yet."""
+    """A writable file that keeps its data until `take`."""
 
     def __init__(self) -> None:
         self._parts: list[bytes] = []
@@ -87,13 +87,13 @@ class Drained(io.RawIOBase):
         return self._n
 
     def take(self) -> bytes:
-        """Return what was written since the last call."""
+        """Return the data written since the last call."""
         parts, self._parts = self._parts, []
         return b"".join(parts)
 
 
 def parquet_parts(rollouts: Iterator[dict[str, Any]]) -> Iterator[bytes]:
-    """Yield a Parquet file as it is made, in parts that may be empty."""
+    """Yield a Parquet file in parts as it is written; parts may be empty."""
     file = Drained()
     with ParquetWriter(file) as writer:  # type: ignore[arg-type]
         for each in rollouts:
@@ -152,7 +152,7 @@ def _segment(segment: dict[str, Any]) -> dict[str, Any]:
 
 
 def _message(message: dict[str, Any]) -> dict[str, str | None]:
-    """Return a message as texts: `parts` is the JSON of a content that is none, `content` the texts in it."""
+    """Return a message as texts: `content` has its texts, `parts` the JSON of a content that is not a string."""
     content = message.get("content")
     values = {name: _text(message.get(name)) for name in _MESSAGE}
     if content is not None and not isinstance(content, str):
@@ -172,5 +172,5 @@ def _json(value: Any) -> str:
 
 
 def _fit(text: str) -> str:
-    """Return a text without halves of surrogate pairs, which Arrow refuses."""
+    """Return a text without unpaired surrogates, which Arrow refuses."""
     return text.encode("utf-8", "replace").decode()

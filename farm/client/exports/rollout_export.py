@@ -1,4 +1,4 @@
-"""Rollouts that have ended and meet a filter, with all that was said and trains, read a page at a time."""
+"""Ended rollouts that match a filter, with their messages and training rows, read a page at a time."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from farm.store.retention.kept import check_kept
 from farm.store.rollouts import batches as batch_rows
 
 PAGE = 32
-"""Rollouts that are held at a time."""
+"""Rollouts held in memory at a time."""
 
 
 def exported(farm: LocalFarm, batch_id: str, wanted: RolloutFilter) -> Iterator[dict[str, Any]]:
-    """Yield the values of each rollout, as `rollout_values` has them. Raises NotFound, Pruned before the first."""
+    """Yield the values of each rollout in the form of `rollout_values`. Raises NotFound, Pruned before the first."""
     farm.status(batch_id)
     farm.store.read(lambda connection: check_kept(connection, batch_id))
     after = ""
@@ -39,7 +39,7 @@ def exported(farm: LocalFarm, batch_id: str, wanted: RolloutFilter) -> Iterator[
 
 
 def all_batches(connection: Connection) -> list[str]:
-    """Return the batches whose trajectories are kept, the oldest first."""
+    """Return the batches whose trajectories still exist, oldest first."""
     kept = batch_rows.c.pruned.not_in(["rewards", "nothing"])
     return list(
         connection.execute(select(batch_rows.c.batch_id).where(kept).order_by(batch_rows.c.created_at)).scalars().all()

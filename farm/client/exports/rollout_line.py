@@ -1,6 +1,6 @@
-"""A rollout as one line of JSON: what was said, its training rows, scores and times.
+"""A rollout as one line of JSON: messages, training rows, scores and times.
 
-A line is strict JSON in ASCII: what no JSON number can say (NaN, infinity) is null.
+Lines are strict JSON in ASCII: values without a JSON number (NaN, infinity) are null.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ def rollout_line(
     rewards: Sequence[Reward],
     annotations: Sequence[Annotation] = (),
 ) -> bytes:
-    """Return one line that holds a rollout as it ended: what was said, its training rows, scores and times."""
+    """Return an ended rollout as one line: messages, training rows, scores and times."""
     return written(rollout_values(rollout, calls, timings, rewards, annotations))
 
 
@@ -40,7 +40,7 @@ def rollout_values(
     rewards: Sequence[Reward],
     annotations: Sequence[Annotation] = (),
 ) -> dict[str, Any]:
-    """Return what a line holds; arrays are arrays."""
+    """Return the values of a line; arrays stay NumPy arrays."""
     failure = rollout.failure
     return {
         "rollout_id": rollout.rollout_id,
@@ -90,7 +90,7 @@ def _segment(segment: Segment) -> dict[str, Any]:
 
 
 def _plain(value: Any) -> Any:
-    """Return a value as JSON has it: arrays as lists, and null for floats that are no numbers."""
+    """Return a value for JSON: arrays as lists, NaN and infinity as null."""
     if isinstance(value, np.ndarray | np.generic):
         return _plain(value.tolist())
     if isinstance(value, float):

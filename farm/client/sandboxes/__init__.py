@@ -1,1 +1,1 @@
-"""The client's side of borrowed sandboxes: verbs, on a store or over HTTP, and the line to the node that has one."""
+"""The client side of borrowed sandboxes: verbs, on a store or over HTTP, and the connection to their nodes."""

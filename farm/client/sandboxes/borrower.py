@@ -1,4 +1,4 @@
-"""The verbs of borrowed sandboxes, and one sandbox as its borrower holds it."""
+"""The verbs of borrowed sandboxes, and the handle of one sandbox."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ _POLL_S = 10.0
 
 
 class Borrower(ABC):
-    """The verbs. A sandbox is referred to by its id, or by the name that its borrower gave."""
+    """The verbs. A sandbox is referenced by its id, or by the name that its borrower gave."""
 
     def start(
         self,
@@ -65,10 +65,11 @@ class Borrower(ABC):
         labels: Mapping[str, str] | None = None,
         wait_s: float = ROOM_S,
     ) -> LentHandle:
-        """Borrow a sandbox and wait until it runs; one of the same `name` that has not ended is that one.
+        """Borrow a sandbox and wait until it runs; an unfinished one with the same `name` is reused.
 
-        It ends `lease_s` after the last call. Raises InvalidRequest for a spec that cannot be met, SandboxEnded if it
-        does not start, and Overloaded if there is no room within `wait_s` or too many are open; then none is left.
+        It ends `lease_s` seconds after the last call. Raises InvalidRequest for a spec that cannot be met, SandboxEnded
+        if it does not start, and Overloaded if there is no room within `wait_s` or too many are open; then none is
+        left.
         """
         request = checked(
             BorrowRequest,
@@ -76,7 +77,7 @@ class Borrower(ABC):
                 "spec": spec if spec is not None else SandboxSpec(),
                 "network": network,
                 "lease_s": lease_s,
-                # what may have to be sent again must be known again
+                # a request that may be resent needs a name
                 "name": name or f"start-{secrets.token_hex(16)}",
                 "priority": priority,
                 "labels": dict(labels or {}),
@@ -88,14 +89,12 @@ class Borrower(ABC):
             while state.state in (SandboxState.WAITING, SandboxState.STARTING):
                 left_s = deadline - time.monotonic()
                 if not left_s > 0:
-                    raise Overloaded(
-                        f"no sandbox runs after {wait_s:g} s, as it was {state.state} still: try again later"
-                    )
+                    raise Overloaded(f"no sandbox started in {wait_s:g} s (still {state.state}): try again later")
                 state = self.watched(state.sandbox_id, min(left_s, _POLL_S, request.lease_s / 3))
                 if not state.ended:
                     self.renew(state.sandbox_id)
         except BaseException:
-            # also one who was interrupted has no use for it
+            # also after an interrupt: nobody would use it
             with suppress(FarmError):
                 self.stop(state.sandbox_id)
             raise
@@ -112,34 +111,34 @@ class Borrower(ABC):
 
     @abstractmethod
     def begin(self, request: BorrowRequest) -> BorrowedSandbox:
-        """Ask for a sandbox without waiting for it. Raises InvalidRequest, Conflict, Overloaded."""
+        """Request a sandbox without waiting for it. Raises InvalidRequest, Conflict, Overloaded."""
 
     @abstractmethod
     def watched(self, reference: str, wait_s: float) -> BorrowedSandbox:
-        """Return a sandbox once it runs or has ended, or as it is after `wait_s`. Raises NotFound."""
+        """Return a sandbox's state when it runs or has ended, at the latest after `wait_s`. Raises NotFound."""
 
     def get(self, reference: str) -> BorrowedSandbox:
-        """Return a sandbox as it is now. Raises NotFound."""
+        """Return a sandbox's current state. Raises NotFound."""
         return self.watched(reference, 0.0)
 
     @abstractmethod
     def list(self, limit: int = 100, ended: bool = False, before: str | None = None) -> Sequence[BorrowedSandbox]:
-        """Return the newest sandboxes that are borrowed, newest first, and with `ended` those that were.
+        """Return borrowed sandboxes, newest first; with `ended` also those that have ended.
 
-        With `before`, those that were asked for before this one, by its id. At most 1,000 at a time. Raises NotFound.
+        With `before`, a sandbox's id, those requested before it. At most 1,000 at a time. Raises NotFound.
         """
 
     @abstractmethod
     def renew(self, reference: str, lease_s: float | None = None) -> BorrowedSandbox:
-        """Renew a lease, for `lease_s` each time from now on if that is given. Raises NotFound, SandboxEnded."""
+        """Renew a lease, and set its length to `lease_s` if given. Raises NotFound, SandboxEnded."""
 
     @abstractmethod
     def stop(self, reference: str) -> BorrowedSandbox:
-        """End a sandbox. Harmless when repeated. Raises NotFound."""
+        """End a sandbox. Safe to repeat. Raises NotFound."""
 
     @abstractmethod
     def call(self, reference: str, call: Request) -> Any:
-        """Return the result of a call, which is made once. Raises InvalidRequest, NotFound, SandboxEnded."""
+        """Return the result of a call, executed once. Raises InvalidRequest, NotFound, SandboxEnded."""
 
 
 class LentHandle:
@@ -164,26 +163,26 @@ class LentHandle:
     def shell(
         self, command: str, session: str = "default", *, timeout_s: float = CALL_S, interactive: bool = False
     ) -> ShellOutput:
-        """Run a command in a persistent shell, which its first command opens."""
+        """Run a command in a persistent shell, which is opened on first use."""
         values = {"command": command, "session": session, "timeout_s": timeout_s, "interactive": interactive}
         return cast(ShellOutput, self._call(ShellCall, values))
 
     def keys(self, keys: str, session: str = "default", *, timeout_s: float = 5.0) -> ShellOutput:
-        """Type keys to the program that runs interactively in a shell; "" only waits for more output."""
+        """Type keys to the interactive program in a shell; "" only waits for more output."""
         return cast(ShellOutput, self._call(ShellCall, {"keys": keys, "session": session, "timeout_s": timeout_s}))
 
     def close_shell(self, session: str = "default") -> None:
-        """Close a shell, with what runs in it."""
+        """Close a shell and end its programs."""
         self._call(CloseShellCall, {"session": session})
 
     def tool(self, name: str, timeout_s: float = CALL_S, **arguments: Any) -> ToolResult:
-        """Call one of the farm's tools, such as `bash` or `edit`, whose state is kept from call to call."""
+        """Call one of the farm's tools, such as `bash` or `edit`, whose state persists between calls."""
         return cast(
             ToolResult, self._call(SandboxToolCall, {"name": name, "arguments": arguments, "timeout_s": timeout_s})
         )
 
     def python(self, code: str, timeout_s: float = CALL_S) -> ToolResult:
-        """Run code in the sandbox's IPython, which is kept from call to call."""
+        """Run code in the sandbox's IPython, whose state persists between calls."""
         return self.tool("python", timeout_s, code=code)
 
     def read(self, path: str) -> bytes:
@@ -191,11 +190,11 @@ class LentHandle:
         return cast(FileContent, self._call(ReadCall, {"path": path})).contents
 
     def write(self, path: str, data: bytes) -> None:
-        """Write a file, making its folders."""
+        """Write a file and create its folders."""
         self._call(WriteCall, {"path": path, "data": b64encode(data).decode()})
 
     def upload(self, source: str | Path, path: str) -> None:
-        """Copy a file or a folder of this machine into the sandbox, as `path`."""
+        """Copy a local file or folder into the sandbox, as `path`."""
         if Path(source).is_dir():
             packed = io.BytesIO()
             task_archive.pack(Path(source), packed)
@@ -204,7 +203,7 @@ class LentHandle:
             self.write(path, Path(source).read_bytes())
 
     def download(self, path: str, target: str | Path) -> None:
-        """Copy a folder of the sandbox to this machine as `target`, which must not exist."""
+        """Copy a folder of the sandbox to the local path `target`, which must not exist."""
         data = cast(FileContent, self._call(ReadCall, {"path": path, "packed": True})).contents
         with tempfile.SpooledTemporaryFile() as archive:
             archive.write(data)
@@ -212,19 +211,19 @@ class LentHandle:
             task_archive.unpack(cast(Any, archive), Path(target))
 
     def list_files(self, path: str, depth: int = 1) -> Sequence[FileEntry]:
-        """Return the files of a folder, and of those in it down to a depth; of depth 0, the file or folder itself."""
+        """Return the files of a folder down to a depth; with depth 0, the file or folder itself."""
         return cast(FileList, self._call(ListFilesCall, {"path": path, "depth": depth})).files
 
     def move_file(self, path: str, target: str) -> None:
-        """Move a file or a folder, making the folders above its new path."""
+        """Move a file or a folder; creates the parent folders of the new path."""
         self._call(MoveFileCall, {"path": path, "target": target})
 
     def remove_file(self, path: str) -> None:
-        """Remove a file, or a folder with all that is in it."""
+        """Remove a file, or a folder with its contents."""
         self._call(RemoveFileCall, {"path": path})
 
     def make_folder(self, path: str) -> None:
-        """Make a folder that is not there yet, and those above it."""
+        """Make a new folder and its parents."""
         self._call(MakeFolderCall, {"path": path})
 
     def start_process(
@@ -237,25 +236,25 @@ class LentHandle:
         limit_s: float | None = None,
         label: str = "",
     ) -> RunningProcess:
-        """Start a program that runs on, with an input that is written to, or with a terminal, if that is wanted."""
+        """Start a background program, optionally with a writable input or a terminal."""
         values = {"argv": list(argv), "env": env, "cwd": cwd, "stdin": stdin, "terminal": terminal}
         started = self._call(StartProcessCall, values | {"limit_s": limit_s, "label": label})
         return RunningProcess(self._borrower, self.sandbox_id, started.process_id, started.pid)
 
     def processes(self) -> Sequence[ProcessState]:
-        """Return the processes that were started and run."""
+        """Return the started processes that still run."""
         return cast(ProcessList, self._call(ListProcessesCall, {})).processes
 
     def renew(self, lease_s: float | None = None) -> BorrowedSandbox:
-        """Renew its lease without a call."""
+        """Renew the lease without a call."""
         return self._borrower.renew(self.sandbox_id, lease_s)
 
     def state(self) -> BorrowedSandbox:
-        """Return its state."""
+        """Return the sandbox's state."""
         return self._borrower.get(self.sandbox_id)
 
     def stop(self) -> None:
-        """End it. Harmless when repeated."""
+        """End the sandbox. Safe to repeat."""
         self._borrower.stop(self.sandbox_id)
 
     def _call(self, kind: type[Request], values: Mapping[str, Any]) -> Any:

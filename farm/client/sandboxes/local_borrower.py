@@ -1,4 +1,4 @@
-"""Borrowed sandboxes by way of the store, and of the nodes for their calls."""
+"""Borrowed sandboxes through the store; calls go to the nodes."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ _STOPPED = "it was stopped"
 
 
 class LocalBorrower(Borrower):
-    """The verbs, on a store and its signals."""
+    """The verbs on a store and its signals."""
 
     def __init__(self, store: Store, signals: Signals, max_open: int) -> None:
         self._store = store
@@ -52,7 +52,7 @@ class LocalBorrower(Borrower):
         self._loop: asyncio.AbstractEventLoop | None = None
 
     def check(self, request: BorrowRequest) -> None:
-        """Raise InvalidRequest for a sandbox that the farm does not have, or that the request does not permit."""
+        """Raise InvalidRequest for a sandbox that the farm cannot provide or the request does not permit."""
         check_plugin(_SANDBOXES, request.spec.kind, "kind of sandbox", "auto")
         if is_borrowed(request.name):
             raise InvalidRequest("a name must not look like an id", field="name")
@@ -74,7 +74,7 @@ class LocalBorrower(Borrower):
         )
         try:
             state, new = self._store.write(write)
-        except IntegrityError:  # another borrowed by that name at the same moment; now it is there to be found
+        except IntegrityError:  # another client borrowed by that name at the same moment; now it can be read
             state, new = self._store.write(write)
         if new:
             self._signals.wake()
@@ -101,23 +101,23 @@ class LocalBorrower(Borrower):
         return self._store.read(lambda connection: borrowed_sandboxes.one(connection, reference, caller))
 
     def _own(self, reference: str) -> BorrowedSandbox:
-        """As `_read`. Raises Forbidden for one that the caller may not change."""
+        """Like `_read`. Raises Forbidden for a sandbox that the caller may not change."""
         state = self._read(reference)
         check_borrower(current_caller(), state.sandbox_id, state.borrower)
         return state
 
     def newest_named(self, name: str) -> BorrowedSandbox | None:
-        """Return the newest sandbox of a name, ended or not; None if none is remembered."""
+        """Return the newest sandbox with a name, ended or not; None if none is remembered."""
         caller = current_caller()
         return self._store.read(lambda connection: borrowed_sandboxes.newest_named(connection, name, caller))
 
     def finish_named(self, name: str) -> None:
-        """End the sandbox of a name, as its borrower's doing; one that ended before counts as finished from now on."""
+        """End the sandbox with a name as if its borrower did; one that has ended counts as finished from now on."""
         finish = partial(borrowed_sandboxes.finish_named, name=name, why=_STOPPED, caller=current_caller())
         self._tell(self._store.write(logged(finish, "sandbox stop", name, done=bool)))
 
     def counts(self, prefix: str = "") -> dict[SandboxState, int]:
-        """Return how many sandboxes, of names that begin so, are in each state but the last."""
+        """Return the number of sandboxes whose names have this prefix, by state, without the ended ones."""
         return dict(self._store.read(lambda connection: borrowed_sandboxes.counts(connection, prefix)))
 
     def list(self, limit: int = 100, ended: bool = False, before: str | None = None) -> Sequence[BorrowedSandbox]:
@@ -168,7 +168,7 @@ class LocalBorrower(Borrower):
             return self._loop
 
     def close(self) -> None:
-        """Close the line to the nodes; what is borrowed stays."""
+        """Close the connections to the nodes; borrowed sandboxes stay."""
         with self._lock:
             if self._loop is not None:
                 asyncio.run_coroutine_threadsafe(self._line.aclose(), self._loop).result()

@@ -1,7 +1,7 @@
-"""The line to the nodes: calls to borrowed sandboxes, sent to the worker that holds each, found by the id alone.
+"""Calls to borrowed sandboxes, sent to the worker that holds each; the store gives the address for an id.
 
-Addresses are remembered for as long as they are right: a worker that is not there, or has not that sandbox, means that
-the row is read again. A call that was sent and not answered is sent again under its id, and is not done twice.
+Addresses are cached while they work: if a worker does not answer or does not hold the sandbox, the row is read again. A
+call that was sent and not answered is resent with its id and executed only once.
 """
 
 from __future__ import annotations
@@ -21,31 +21,31 @@ from farm.errors import Overloaded, ServiceError
 from farm.records.lending.borrowed_sandbox import BorrowedSandbox, SandboxAddress, check_borrower
 
 NOT_HERE = 421
-"""The status of a worker's answer if it does not hold the sandbox, or the token is another's."""
+"""The status if the worker does not hold the sandbox, or the token belongs to another one."""
 NEEDS_STATE = "x-needs-state"
-"""The header of a call that the state of earlier calls, as a shell's, is needed for."""
+"""The header of a call that depends on the state of earlier calls, such as a shell's."""
 _MOST_KNOWN = 10_000
 _CONNECT_S = 60.0
-"""Seconds for a connection: the farm notices a node that is away as soon. A shorter time takes a busy machine for one,
-and has all of its calls begin again at one moment."""
+"""Connect timeout in seconds: the farm notices an unreachable node about as fast. With a shorter timeout a busy machine
+counts as unreachable, and all of its calls start again at once."""
 _SLACK_S = 60.0
-"""Seconds beyond its time limit that the answer of a call is waited for."""
+"""Seconds to wait for an answer beyond the time limit of a call."""
 _PATIENCE_S = 30.0
-"""Seconds for which a worker that does not answer is asked again; one that is restarted is back within a few."""
+"""Seconds of retries to a worker that does not answer; a restart takes a few seconds."""
 _ROOM_S = 20.0
 _PAUSE_S = (0.05, 0.5)
 _LIMITS = httpx2.Limits(max_connections=None, max_keepalive_connections=1000, keepalive_expiry=60.0)
 
 FindAddress = Callable[[str], Awaitable[tuple[BorrowedSandbox, SandboxAddress | None]]]
-"""A function that reads a sandbox, by id or name, and its address from the store."""
+"""Reads a sandbox, by id or name, and its address from the store."""
 
 
 @dataclass(frozen=True, slots=True)
 class SentCall:
-    """A call as it is sent: its verb, the JSON of its body, and how long it may take.
+    """A call as it is sent: its verb, its JSON body, and its time limit.
 
-    One with a `call_id` is done once however often it is sent. One that `needs_state` is refused as after the sandbox's
-    end where its shells and tools began anew, since another worker holds it.
+    With a `call_id` it is executed once however often it is sent. If it `needs_state` and another worker now holds the
+    sandbox, whose shells and tools are new, it is refused as after the sandbox's end.
     """
 
     verb: str
@@ -56,7 +56,7 @@ class SentCall:
 
 
 class NodeLine:
-    """Sends calls, on the event loop of the first."""
+    """Sends calls, on the event loop of the first call."""
 
     def __init__(self, find: FindAddress) -> None:
         self._find = find
@@ -66,7 +66,7 @@ class NodeLine:
     async def call(self, reference: str, call: SentCall) -> bytes:
         """Return the JSON of the result.
 
-        Raises SandboxEnded, NotFound, Forbidden, what the sandbox complains of, and ServiceError if its node gives no
+        Raises SandboxEnded, NotFound, Forbidden, the sandbox's own errors, and ServiceError if its node does not
         answer.
         """
         loop = asyncio.get_running_loop()
@@ -74,13 +74,13 @@ class NodeLine:
         call_id = call.call_id or secrets.token_hex(16)
         sent_to = why = ""
         while True:
-            # read again before it is given up: by then the farm may know that the sandbox has ended, and why
+            # read again before giving up: by now the farm may know that the sandbox has ended, and why
             address = await self._address(reference)
             if sent_to not in ("", address.url):
-                # the worker that remembers whether it was done is not there any more
+                # the worker that knew if it was executed is gone
                 raise ServiceError(
                     f"sandbox {address.sandbox_id}: its worker on node {address.node} ended during the call, which may "
-                    "have been done; its shells begin anew"
+                    "have been executed; its shells start again"
                 )
             if why and loop.time() > deadline:
                 raise ServiceError(f"sandbox {address.sandbox_id}: {why}; set FARM_NODE_ADDRESS there if it never did")
@@ -95,7 +95,7 @@ class NodeLine:
                 if response.is_success:
                     return response.content
                 if response.status_code != NOT_HERE:
-                    raise error_of(response.content) or ServiceError(f"{address.url} is no node of this farm")
+                    raise error_of(response.content) or ServiceError(f"{address.url} is not a node of this farm")
                 why = f"its node {address.node} does not have it"
             self._known.pop(address.sandbox_id, None)
             await asyncio.sleep(pause_s * random.uniform(0.5, 1.0))  # noqa: S311 - no secret
@@ -117,7 +117,7 @@ class NodeLine:
             if asyncio.get_running_loop().time() > deadline:
                 raise Overloaded(f"sandbox {state.sandbox_id} is {state.state}: it cannot be called yet")
             await asyncio.sleep(_PAUSE_S[1])
-        # a name may come to stand for another sandbox
+        # by id: a name may later belong to another sandbox
         self._known[address.sandbox_id] = address
         if len(self._known) > _MOST_KNOWN:
             self._known.popitem(last=False)

@@ -1,4 +1,4 @@
-"""Borrowed sandboxes by way of the API."""
+"""Borrowed sandboxes through the API."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ _PATH = "/v1/sandboxes"
 
 
 class RemoteBorrower(Borrower):
-    """The verbs, as requests to an API. A call has an id, so it is made once however often it is sent."""
+    """The verbs as requests to an API. Calls have ids, so each is executed once however often it is sent."""
 
     def __init__(self, api: ApiConnection) -> None:
         self._api = api
 
     def begin(self, request: BorrowRequest) -> BorrowedSandbox:
         body = request.model_dump(mode="json", exclude_defaults=True)
-        # without a name, the same request sent twice would be two sandboxes
+        # without a name, a resent request would start a second sandbox
         return self._api.post(BorrowedSandbox, _PATH, body, repeatable=bool(request.name))
 
     def watched(self, reference: str, wait_s: float) -> BorrowedSandbox:

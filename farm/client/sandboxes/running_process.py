@@ -1,4 +1,4 @@
-"""A process in a borrowed sandbox that runs on, as its borrower holds it."""
+"""The handle of a background process in a borrowed sandbox."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class WrittenBytes:
 
 
 class RunningProcess:
-    """Its output is kept while it is read; unread, its last million bytes. It runs on if this object is dropped."""
+    """A background process; it runs on if this object is dropped. Of unread output the last million bytes are kept."""
 
     def __init__(self, borrower: Borrower, sandbox_id: str, process_id: str, pid: int) -> None:
         self.process_id = process_id
@@ -45,12 +45,12 @@ class RunningProcess:
         self._end: ProcessOutput | None = None
 
     def output(self) -> Iterator[WrittenBytes]:
-        """Return what it writes as it writes it, to its end, from where an earlier iterator stopped."""
+        """Yield output as it is written, to the end of the process; continues where an earlier iterator stopped."""
         while self._end is None:
             yield from self._watched(_WATCH_S)
 
     def wait(self, timeout_s: float | None = None) -> ProcessOutput:
-        """Return its end; what it writes meanwhile is passed over. Raises TimeoutError."""
+        """Wait for the end of the process and return it; skips output. Raises TimeoutError."""
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
         while self._end is None:
             left_s = _WATCH_S if deadline is None else min(_WATCH_S, deadline - time.monotonic())
@@ -70,12 +70,12 @@ class RunningProcess:
             yield WrittenBytes(cast(Literal["stdout", "stderr", "terminal"], piece.stream), b64decode(piece.data))
 
     def write(self, data: bytes, close: bool = False) -> None:
-        """Write to its input, and then `close` it. Raises Conflict if it does not take it."""
+        """Write to its input; `close` closes the input afterwards. Raises Conflict if it has no open input."""
         values = {"process": self.process_id, "data": b64encode(data).decode(), "close": close}
         self._borrower.call(self._sandbox_id, checked(WriteProcessCall, values))
 
     def signal(self, name: str) -> None:
-        """Send it a signal by name, as `INT`; `KILL` ends all that it started."""
+        """Send a signal by name, such as `INT`; `KILL` also ends all processes that it started."""
         self._borrower.call(self._sandbox_id, checked(SignalProcessCall, {"process": self.process_id, "signal": name}))
 
     def resize(self, rows: int, columns: int) -> None:

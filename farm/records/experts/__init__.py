@@ -1,1 +1,1 @@
-"""Routed experts: which experts of a mixture-of-experts model a token was sent to."""
+"""Routed experts: which experts of a mixture-of-experts model processed a token."""

@@ -1,8 +1,8 @@
-"""The experts of a training row, as places in those of its rollout's calls.
+"""The experts of a training row, as references to those of its rollout's calls.
 
-The experts of a token depend on all tokens up to it. So those of a call at some position are those of a row where both
-have the same ids up to there. Of several such calls the first counts that ran the token in the row's own history: for
-a sampled token that is the call that sampled it, or the next, which first had the call's last token as an input.
+The experts of a token depend on all tokens up to it. So a call's experts at a position are the row's where both have
+the same ids up to there. Of several such calls, the first counts that ran the token in the row's own history: for a
+sampled token that is the call that sampled it, or the next one, which had the call's last token as its first new input.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _NONE = -1
 
 @dataclass(frozen=True, slots=True)
 class ExpertStretch:
-    """The positions [begin, end) of a row have the experts of call `call`, of its recorded ones from `at` on."""
+    """The positions [begin, end) of a row have the experts recorded for call `call`, from index `at` on."""
 
     begin: int
     end: int
@@ -30,7 +30,7 @@ class ExpertStretch:
 
 
 def places_of(row: Segment, calls: Sequence[ModelCall]) -> tuple[ExpertStretch, ...]:
-    """Return the stretches of a row of which its rollout's calls have experts, in order; none if no call has any."""
+    """Return the stretches of a row with experts in its rollout's calls, in order; none if no call has any."""
     if all(call.routed_experts is None for call in calls):
         return ()
     ids = np.concatenate([row.prompt_ids, row.response_ids])
@@ -46,7 +46,7 @@ def places_of(row: Segment, calls: Sequence[ModelCall]) -> tuple[ExpertStretch, 
         starts[call.index] = call.routed_experts.start
         stretch = (call.index, slice(call.routed_experts.start, min(call.routed_experts.end, n)))
         (of_its_own if n == len(whole) else of_others).append(stretch)
-    # those that are to count come last
+    # stretches that take precedence come last
     for index, taken in (*reversed(of_others), *reversed(of_its_own)):
         owner[taken] = index
     edges = [0, *(np.flatnonzero(np.diff(owner)) + 1).tolist(), len(owner)]
@@ -64,9 +64,9 @@ def _n_common(one: TokenIds, other: TokenIds) -> int:
 
 
 def assembled(n_tokens: int, places: Sequence[ExpertStretch], of_calls: Mapping[int, ExpertIds]) -> RowExperts | None:
-    """Return the experts of a row of `n_tokens`, from those of its calls; None if no call has any.
+    """Return the experts of a row of `n_tokens` from those of its calls; None if no call has any.
 
-    A call whose experts are not there, or are of another model, leaves its stretch unknown.
+    The stretch of a call without experts, or with those of another model, stays unknown.
     """
     found = [(each, of_calls[each.call]) for each in places if each.call in of_calls]
     if not found:

@@ -1,8 +1,8 @@
-"""The experts that tokens were routed to, as an engine recorded them, of a model call and of a training row.
+"""The experts that tokens were routed to, as recorded by an engine, for model calls and for training rows.
 
-A model with a mixture of experts sends each token, in each layer, to `top_k` of its experts. The engine records which
-when the token is an input of the model; so the last token that a call samples has none, until a later call has it in
-its prompt. Row i of an array is of the token at position i of prompt and response, not of the token sampled after it.
+A mixture-of-experts model sends each token, in each layer, to `top_k` of its experts. The engine records them when the
+token is an input of the model; so the last token sampled by a call has none until a later call has it in its prompt.
+Row i of an array belongs to the token at position i of prompt and response, not to the token sampled after it.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 ExpertIds: TypeAlias = NDArray[np.unsignedinteger[Any]]
-"""uint8, or uint16 for a model of more than 256 experts."""
+"""uint8, or uint16 for a model with more than 256 experts."""
 
 
 @dataclass(frozen=True, slots=True)
 class CallExperts:
     """The experts of the positions [start, end) of a call's prompt and response: `ids` [end - start, n_layers, top_k].
 
-    `ids` is None once they have been written to the store, where they lie beside the call.
+    `ids` is None once they are written to the store, next to the call.
     """
 
     start: int
@@ -37,13 +37,13 @@ class CallExperts:
         return replace(self, ids=None)
 
     def then(self, after: CallExperts) -> CallExperts:
-        """Return both as one. Raises ValueError unless `after` goes on where this ends, for the same layers."""
+        """Return both joined. Raises ValueError unless `after` continues where this ends, for the same layers."""
         assert self.ids is not None
         assert after.ids is not None
         if self.end != after.start or self.ids.shape[1:] != after.ids.shape[1:]:
             raise ValueError(
-                f"experts of positions {self.start} to {self.end} in the form {self.ids.shape[1:]}, and then from "
-                f"{after.start} in the form {after.ids.shape[1:]}"
+                f"experts of positions {self.start} to {self.end} have the shape {self.ids.shape[1:]}, and those from "
+                f"{after.start} on have the shape {after.ids.shape[1:]}"
             )
         return CallExperts(self.start, after.end, np.concatenate([self.ids, after.ids]))
 
@@ -52,8 +52,8 @@ class CallExperts:
 class RowExperts:
     """The experts of a training row, over its prompt and its response, [n].
 
-    `known` is 1 where they were recorded; elsewhere, as at the last sampled token, all expert ids are 0. `flat` are the
-    ids back to back: `ids` has them as [n, n_layers, top_k].
+    `known` is 1 where they were recorded; elsewhere, as at the last sampled token, all expert ids are 0. `flat` has the
+    ids back to back; `ids` has them as [n, n_layers, top_k].
     """
 
     flat: ExpertIds
@@ -76,10 +76,10 @@ class RowExperts:
 
     @property
     def first_unknown(self) -> int:
-        """The first position without experts; its length if there is none."""
+        """The first position without experts; the length if there is none."""
         unknown = np.flatnonzero(self.known == 0)
         return int(unknown[0]) if len(unknown) else len(self.known)
 
     def cut(self, n_tokens: int) -> RowExperts:
-        """Return those of the first `n_tokens`."""
+        """Return the experts of the first `n_tokens`."""
         return replace(self, flat=self.flat[: n_tokens * self.n_layers * self.top_k], known=self.known[:n_tokens])

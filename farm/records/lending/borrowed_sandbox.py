@@ -1,6 +1,6 @@
-"""A sandbox that a client borrows: what it asks for, and its state, as both sides see it.
+"""A borrowed sandbox: the request for it, and its state, as both sides see it.
 
-It is leased: used or renewed within `lease_s` it stays, otherwise it ends.
+It is leased: it ends `lease_s` after its last use or renewal.
 """
 
 from __future__ import annotations
@@ -27,24 +27,24 @@ LeaseSeconds = Annotated[float, Field(ge=LEAST_LEASE_S, le=MAX_LEASE_S)]
 SandboxName = Annotated[Name, Field(max_length=200)]
 _Label = Annotated[Name, Field(max_length=1000)]
 Labels = Annotated[dict[_Label, _Label], Field(max_length=64)]
-"""Words by which a borrower finds its sandboxes."""
+"""Labels by which a borrower finds its sandboxes."""
 
 
 class BorrowRequest(Request):
-    """A request for a sandbox. One of the same `name` that has not ended is given again, if it is the same in all."""
+    """A request for a sandbox. An unfinished sandbox with the same `name` and an equal request is reused."""
 
     spec: SandboxSpec = SandboxSpec()
     network: NetworkRule = "refuse"
-    """As of a batch: a spec with the network is refused unless this is `allow`."""
+    """As in a batch: a spec with network access is refused unless this is `allow`."""
     lease_s: LeaseSeconds = LEASE_S
     name: SandboxName = ""
     priority: Annotated[int, Field(ge=-1000, le=1000)] = 0
-    """As of a batch: what has a higher one gets room first."""
+    """As in a batch: higher priorities get room first."""
     labels: Labels = Field(default_factory=dict)
 
 
 class RenewOrder(Request):
-    """`lease_s` from now on, each time, if it is given."""
+    """Renews a lease; `lease_s`, if given, is its length from now on."""
 
     lease_s: LeaseSeconds | None = None
 
@@ -60,7 +60,7 @@ class SandboxState(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class BorrowedSandbox:
-    """The state of a borrowed sandbox; `ended_why` says who or what ended it, `finished` that its borrower did."""
+    """The state of a borrowed sandbox; `ended_why` says who or what ended it; `finished`: its borrower ended it."""
 
     sandbox_id: str
     state: SandboxState
@@ -83,13 +83,13 @@ class BorrowedSandbox:
         return self.state is SandboxState.ENDED
 
     def ended_error(self) -> SandboxEnded:
-        """Return the error of a call to it after its end."""
+        """Return the error for a call after its end."""
         return SandboxEnded(f"sandbox {self.sandbox_id} has ended: {self.ended_why}; start another")
 
 
 @dataclass(frozen=True, slots=True)
 class SandboxAddress:
-    """The address of a running sandbox: its worker's URL, and the token that this worker wants for it."""
+    """The address of a running sandbox: its worker's URL, and the token that the worker requires for it."""
 
     sandbox_id: str
     borrower: str
@@ -101,9 +101,9 @@ class SandboxAddress:
 def check_borrower(caller: Caller, sandbox_id: str, borrower: str) -> None:
     """Raise Forbidden unless the caller may use a sandbox: its own, or with `operate` anybody's."""
     if borrower != caller.name and not caller.may(Scope.OPERATE):
-        raise Forbidden(f"{borrower!r} borrowed sandbox {sandbox_id}, and key {caller.name!r} may use its own alone")
+        raise Forbidden(f"{borrower!r} borrowed sandbox {sandbox_id}, and key {caller.name!r} may only use its own")
 
 
 def lease_left(left_s: float | None) -> float:
-    """Return the seconds left of a lease, 0 once it is over."""
+    """Return the seconds left of a lease, 0 after its end."""
     return 0.0 if left_s is None or math.isnan(left_s) else max(0.0, left_s)

@@ -1,6 +1,6 @@
-"""Calls to a borrowed sandbox and their results: one wire from client to API and from API to the node.
+"""Calls to a borrowed sandbox and their results, in the same form from client to API and from API to node.
 
-Bytes cross in base64; output that is shown as text has its undecodable bytes replaced.
+Bytes are sent in base64; in output shown as text, undecodable bytes are replaced.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from farm.records.values import size_of
 MAX_CALL_S = 3600.0
 CALL_S = 120.0
 MAX_FILE_BYTES = 64_000_000
-"""Of a file, or of an archive of files, that crosses in one call."""
+"""Limit of a file, or of an archive of files, per call."""
 _MAX_BASE64 = MAX_FILE_BYTES * 4 // 3 + 4
 _MAX_TEXT = 2_000_000
 
@@ -34,12 +34,12 @@ def _is_base64(text: str) -> str:
 
 
 Text = Annotated[str, AfterValidator(_some_text)]
-"""Up to 2 MB of what may be stored."""
+"""Text of up to 2 MB that the store accepts."""
 AS_BASE64: dict[str, Any] = {
     "contentEncoding": "base64",
     "pattern": "^([A-Za-z0-9+/]{4})*([A-Za-z0-9+/]{2}==|[A-Za-z0-9+/]{3}=)?$",
 }
-"""The form of bytes in base64, for the API's description."""
+"""The type of base64 bytes in the API's description."""
 Base64 = Annotated[str, Field(max_length=_MAX_BASE64, json_schema_extra=AS_BASE64), AfterValidator(_is_base64)]
 CallSeconds = Annotated[float, Field(gt=0, le=MAX_CALL_S)]
 FilePath = Annotated[Name, Field(min_length=1, max_length=4096)]
@@ -49,11 +49,11 @@ ExpectedText = Annotated[Text, Field(min_length=1, max_length=1000)]
 MAX_EXPECTED = 64
 """Texts that one call may wait for."""
 ProcessName = Annotated[Name, Field(min_length=1, max_length=200)]
-"""The id of a process; or the pid, or the label, of one that runs."""
+"""The id of a process; for a running one also its pid or label."""
 
 
 class ExecCall(Request):
-    """One command to its end, by its words."""
+    """Run one command, given as its words, to its end."""
 
     argv: Annotated[list[Text], Field(min_length=1, max_length=10_000)]
     timeout_s: CallSeconds = CALL_S
@@ -63,11 +63,11 @@ class ExecCall(Request):
 
 
 class ShellCall(Request):
-    """A command in a persistent shell, or keys for the program that runs there with the terminal.
+    """Run a command in a persistent shell, or type keys to the program that has its terminal.
 
-    `session` names the shell, which is opened by its first command if it `opens`. With `interactive` the call returns
-    as soon as the program waits for its user; `keys` goes on with it. With `expect` it returns once the program has
-    written one of these texts, or has ended.
+    `session` names the shell; its first command opens it if `opens`. With `interactive` the call returns as soon as the
+    program waits for input; `keys` continues it. With `expect` it returns once the program has written one of these
+    texts, or has ended.
     """
 
     command: Text = ""
@@ -80,7 +80,7 @@ class ShellCall(Request):
 
 
 class OpenShellCall(Request):
-    """A new shell, of a name that none has."""
+    """Open a new shell with an unused name."""
 
     session: SessionName = "default"
 
@@ -90,14 +90,14 @@ class CloseShellCall(Request):
 
 
 class ReadCall(Request):
-    """A file; or, `packed`, a folder as a tar."""
+    """Read a file; with `packed`, a folder as a tar."""
 
     path: FilePath
     packed: bool = False
 
 
 class WriteCall(Request):
-    """A file; or, `packed`, a folder with the contents of a tar. Folders above it are made."""
+    """Write a file; with `packed`, a folder from a tar. Creates parent folders."""
 
     path: FilePath
     data: Base64
@@ -105,33 +105,33 @@ class WriteCall(Request):
 
 
 class ListFilesCall(Request):
-    """The files of a folder, and of those in it down to a `depth`; of depth 0, the file or folder itself."""
+    """List the files of a folder down to a `depth`; with depth 0, the file or folder itself."""
 
     path: FilePath
     depth: Annotated[int, Field(ge=0, le=100)] = 1
 
 
 class MoveFileCall(Request):
-    """A file or folder, to a new path. Folders above that are made."""
+    """Move a file or folder to a new path. Creates parent folders."""
 
     path: FilePath
     target: FilePath
 
 
 class RemoveFileCall(Request):
-    """A file, or a folder with all that is in it."""
+    """Remove a file, or a folder with its contents."""
 
     path: FilePath
 
 
 class MakeFolderCall(Request):
-    """A folder that is not there yet. Those above it are made."""
+    """Make a new folder and its parents."""
 
     path: FilePath
 
 
 class SandboxToolCall(Request):
-    """A call of one of the farm's tools, whose state, as the Python of `python`, is kept in between."""
+    """Call one of the farm's tools; its state, such as the interpreter of `python`, persists between calls."""
 
     name: Annotated[Name, Field(max_length=64)]
     arguments: Json = Field(default_factory=dict)
@@ -139,7 +139,7 @@ class SandboxToolCall(Request):
 
 
 class ForgetCall(Request):
-    """Forget the results of calls that their caller has: the same ids are other calls from now on."""
+    """Forget the results of calls that their caller has received: from now on the same ids are new calls."""
 
     call_ids: Annotated[list[_CallId], Field(max_length=1000)]
 
@@ -150,10 +150,10 @@ class TerminalSize(Request):
 
 
 class StartProcessCall(Request):
-    """A program that runs on after the call, until it ends or, with all that it started, is killed after `limit_s`.
+    """Start a background program, which runs until it ends, or is killed with its children after `limit_s`.
 
-    It reads what `write_process` sends with `stdin`, and nothing without. With `terminal`, a terminal of that size is
-    its input and output. `label` is a name of the caller's for it.
+    With `stdin`, its input is what `write_process` sends; without, it has none. With `terminal`, a terminal of that
+    size is its input and output. `label` is a name chosen by the caller.
     """
 
     argv: Annotated[list[Text], Field(min_length=1, max_length=10_000)]
@@ -166,7 +166,7 @@ class StartProcessCall(Request):
 
 
 class WatchProcessCall(Request):
-    """The output of a process from byte `after` of it, or from now on; returns at the first, at the end, or in time."""
+    """Return a process's output from byte `after` on, or from now on: at the first bytes, its end, or a timeout."""
 
     process: ProcessName
     after: Annotated[int, Field(ge=0, le=2**62)] | None = None
@@ -174,7 +174,7 @@ class WatchProcessCall(Request):
 
 
 class WriteProcessCall(Request):
-    """Bytes for the input of a process, which is closed after them with `close`."""
+    """Write bytes to the input of a process; `close` closes it afterwards."""
 
     process: ProcessName
     data: Base64 = ""
@@ -183,21 +183,21 @@ class WriteProcessCall(Request):
 
 
 class SignalProcessCall(Request):
-    """A signal for a process; KILL ends all that it started as well."""
+    """Send a signal to a process; KILL also ends all processes that it started."""
 
     process: ProcessName
     signal: Literal["TERM", "KILL", "INT", "HUP", "QUIT", "USR1", "USR2", "STOP", "CONT"] = "TERM"
 
 
 class ResizeProcessCall(Request):
-    """A new size for the terminal of a process."""
+    """Resize the terminal of a process."""
 
     process: ProcessName
     terminal: TerminalSize
 
 
 class ListProcessesCall(Request):
-    """The processes that were started and have not ended."""
+    """List the started processes that have not ended."""
 
 
 SandboxCall = (
@@ -235,9 +235,9 @@ class CommandResult:
 
 @dataclass(frozen=True, slots=True)
 class ShellOutput:
-    """The result of a command in a shell, as `workers.plugins.interfaces.ShellResult` has it.
+    """The result of a command in a shell, like `workers.plugins.interfaces.ShellResult`.
 
-    `expected` is the text with which the output ends, of those that the call waited for.
+    `expected` is the one of the expected texts with which the output ends.
     """
 
     code: int | None
@@ -260,7 +260,7 @@ class FileContent:
 
     @classmethod
     def of(cls, data: bytes) -> FileContent:
-        """Return the content of these bytes."""
+        """Return the content for these bytes."""
         return cls(b64encode(data).decode())
 
     @property
@@ -270,7 +270,7 @@ class FileContent:
 
 @dataclass(frozen=True, slots=True)
 class FileEntry:
-    """A `kind` of `file`, `folder`, `link` or `other`; `target` is what a link leads to, `modified_at` in seconds."""
+    """`kind` is `file`, `folder`, `link` or `other`; `target` is the target of a link, `modified_at` in seconds."""
 
     name: str
     path: str
@@ -285,16 +285,16 @@ class FileEntry:
 
 @dataclass(frozen=True, slots=True)
 class FileList:
-    """Files, in order of depth and name."""
+    """Files, sorted by depth and name."""
 
     files: tuple[FileEntry, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class ToolResult:
-    """The text that a model is shown; `refused` if the tool complained instead of doing it.
+    """The text for the model; `refused` if the tool reported an error instead.
 
-    `artefacts` are what it made besides, by name: (media type, bytes in base64).
+    `artefacts` are additional outputs by name: (media type, bytes in base64).
     """
 
     text: str
@@ -306,7 +306,7 @@ class ToolResult:
 
 @dataclass(frozen=True, slots=True)
 class ProcessState:
-    """A process that was started: an id that no other has, its number in the sandbox, what it was started with."""
+    """A started process: its unique id, its pid in the sandbox, and its command."""
 
     process_id: str
     pid: int
@@ -318,7 +318,7 @@ class ProcessState:
 
 @dataclass(frozen=True, slots=True)
 class ProcessList:
-    """Processes of a sandbox that run, the oldest first."""
+    """Running processes of a sandbox, oldest first."""
 
     processes: tuple[ProcessState, ...]
 
@@ -333,10 +333,10 @@ class OutputPiece:
 
 @dataclass(frozen=True, slots=True)
 class ProcessOutput:
-    """The output of a process up to byte `next` of it; `n_dropped` bytes before it are not kept any more.
+    """The output of a process up to byte `next`; `n_dropped` bytes before it were discarded.
 
-    Once it has `ended` and all is told, `code` is its exit code, negative for a signal, and `limit` says which limit
-    ended it; `timed_out` if that was its own.
+    Once it has `ended` and all output is returned, `code` is its exit code, negative for a signal, and `limit` says
+    which limit ended it; `timed_out` if that was its own.
     """
 
     process_id: str
@@ -352,7 +352,7 @@ class ProcessOutput:
 
 @dataclass(frozen=True, slots=True)
 class Done:
-    """The result of a call that has none."""
+    """The result of calls without a result."""
 
     done: bool = True
 
@@ -377,5 +377,5 @@ CALLS: Mapping[str, tuple[type[Request], type[Any]]] = {
     "list_processes": (ListProcessesCall, ProcessList),
     "forget": (ForgetCall, Done),
 }
-"""The verb of each call with the types of its body and of its result."""
+"""The verb of each call with the types of its body and its result."""
 VERBS: Mapping[type[Request], str] = {body: verb for verb, (body, _) in CALLS.items()}

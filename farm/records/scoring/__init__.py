@@ -1,1 +1,1 @@
-"""Scores: the rewards of single rows and turns."""
+"""Scores: rewards of rollouts, rows and turns."""

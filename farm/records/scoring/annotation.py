@@ -1,4 +1,5 @@
-"""Figures that a trainer writes back about rollouts, whole or by token: an advantage, a loss, a mismatch, a mask."""
+"""Annotations that a trainer writes back about rollouts, whole or per token: an advantage, a loss, a mismatch, a
+mask."""
 
 from __future__ import annotations
 
@@ -24,15 +25,15 @@ from farm.records.packed_array import pack, unpack
 from farm.records.request_values import Name, Request
 
 MOST_ANNOTATIONS = 10_000
-"""Of one call."""
+"""Limit of one call."""
 _MAX_TOKENS = 10_000_000
 
 
 @dataclass(frozen=True, slots=True)
 class Annotation:
-    """A figure about a rollout, or about its training row `row`: one `value`, or `tokens`, float32 [n_response] of it.
+    """An annotation of a rollout, or of its training row `row`: one `value`, or `tokens`, float32 [n_response].
 
-    `producer` wrote it at its `step`; `created_at` are seconds since 1970.
+    `producer` wrote it at its `step`; `created_at` is in seconds since 1970.
     """
 
     rollout_id: str
@@ -46,7 +47,7 @@ class Annotation:
 
 
 def _tokens(value: Any) -> Any:
-    """Return the array of base64 of a packed one, or of a list of numbers. Raises ValueError."""
+    """Return the array given as a base64 packed array or as a list of numbers. Raises ValueError."""
     if isinstance(value, str):
         value = unpack(b64decode(value, validate=True))
     if not isinstance(value, np.ndarray | Sequence):
@@ -56,9 +57,9 @@ def _tokens(value: Any) -> Any:
     except (TypeError, ValueError, OverflowError):
         raise ValueError("must be a list of numbers, or a packed array in base64") from None
     if wide.ndim != 1 or len(wide) > _MAX_TOKENS:
-        raise ValueError(f"must have one dimension, and up to {_MAX_TOKENS} numbers")
+        raise ValueError(f"must have one dimension, and at most {_MAX_TOKENS} numbers")
     if (np.isfinite(wide) & (np.abs(wide) > np.finfo(np.float32).max)).any():
-        raise ValueError("must be numbers that float32 holds")
+        raise ValueError("must be numbers in the range of float32")
     return wide.astype(np.float32)
 
 
@@ -73,12 +74,12 @@ _Label = Annotated[Name, Field(min_length=1, max_length=64)]
 
 def _finite(value: float) -> float:
     if not np.isfinite(value):
-        raise ValueError("must be finite: leave out what is not, or write it as a token's")
+        raise ValueError("must be finite: leave out other values, or write them as those of tokens")
     return value
 
 
 class NewAnnotation(Request):
-    """A figure to be written: a `value`, of the rollout or of a training row, or `tokens`, of a row."""
+    """An annotation to write: a `value` of the rollout or of a training row, or `tokens` of a row."""
 
     model_config = ConfigDict(arbitrary_types_allowed=True)
 
@@ -87,19 +88,19 @@ class NewAnnotation(Request):
     value: Annotated[float, AfterValidator(_finite)] | None = None
     row: Annotated[int, Field(ge=0, le=2**31 - 1)] | None = None
     tokens: _Tokens | None = None
-    """A number for each token of the row's response, put there or sampled."""
+    """A number for each token of the row's response, sampled or not."""
 
     @model_validator(mode="after")
     def _is_one_figure(self) -> NewAnnotation:
         if (self.value is None) == (self.tokens is None):
             raise ValueError("needs either a `value` or `tokens`")
         if self.tokens is not None and self.row is None:
-            raise ValueError("`tokens` need the `row` that they are of, from 0 on")
+            raise ValueError("`tokens` need a `row`, counted from 0")
         return self
 
 
 class NewAnnotations(Request):
-    """Figures of one step of a producer. Written again, they stay as they are."""
+    """Annotations of one step of a producer. Safe to write again."""
 
     producer: _Label
     step: Annotated[int, Field(ge=0, le=2**31 - 1)]

@@ -1,5 +1,6 @@
-"""Rewards of single training rows and turns, where an evaluator gives them: with which calls it is shown, and how they
-are kept with the score that they came with, so that scoring again replaces them.
+"""Rewards of single training rows and turns, if an evaluator returns them: the calls it gets, and the stored form.
+
+They are stored with their score, so that rescoring replaces them.
 """
 
 from __future__ import annotations
@@ -15,10 +16,10 @@ from farm.records.trajectory import ModelCall, Segment
 
 
 class PlayedCall(BaseModel):
-    """A model call as an evaluator is shown it.
+    """A model call as passed to an evaluator.
 
-    `row` is the training row in which it was sampled, `place` that of its last token in the row's response; None for a
-    call that does not train.
+    `row` is the training row in which it was sampled, `place` the index of its last token in the row's response; None
+    for a call that does not train.
     """
 
     model_config = ConfigDict(frozen=True)
@@ -33,7 +34,7 @@ class PlayedCall(BaseModel):
 
 
 class RowRewards(BaseModel):
-    """The rewards of rows, by their index, and of turns: row, place in its response, reward."""
+    """The rewards of rows, by index, and of turns: row, index in its response, reward."""
 
     model_config = ConfigDict(frozen=True)
 
@@ -41,7 +42,7 @@ class RowRewards(BaseModel):
     turns: tuple[tuple[int, int, float], ...] = ()
 
     def applied(self, segments: Sequence[Segment]) -> list[Segment]:
-        """Return the rows with these rewards; a turn's takes the place of what an environment gave for that turn."""
+        """Return the rows with these rewards; a turn's replaces the reward from an environment for that turn."""
         return [self._applied(index, segment) for index, segment in enumerate(segments)]
 
     def _applied(self, index: int, segment: Segment) -> Segment:
@@ -50,12 +51,12 @@ class RowRewards(BaseModel):
 
 
 def played_calls(calls: Sequence[ModelCall], rows: Sequence[Segment]) -> tuple[PlayedCall, ...]:
-    """Return the calls of a rollout, each with its place in the training rows, whichever builder made those."""
+    """Return the calls of a rollout with their positions in the training rows, for any row builder."""
     result: list[PlayedCall] = []
     taken: set[tuple[int, int]] = set()
     for call in calls:
         places = list(_places(call, rows))
-        # calls of the same prompt that sampled the same are told apart by their order
+        # calls with the same prompt and the same samples are distinguished by their order
         row, place = next((each for each in places if each not in taken), places[0] if places else (None, None))
         if row is not None and place is not None:
             taken.add((row, place))
@@ -74,7 +75,7 @@ def played_calls(calls: Sequence[ModelCall], rows: Sequence[Segment]) -> tuple[P
 def row_rewards(
     calls: Sequence[PlayedCall], of_calls: Mapping[int, float], of_rows: Mapping[int, float]
 ) -> RowRewards | None:
-    """Return the rewards that an evaluator gave; None if it gave none. Raises ValueError for what is not there."""
+    """Return the rewards from an evaluator; None if it returned none. Raises ValueError for unknown calls or rows."""
     known = {call.index: call for call in calls}
     rows = {call.row for call in calls if call.row is not None}
     if unknown := [f"call {index}" for index in of_calls if index not in known]:
@@ -89,7 +90,7 @@ def row_rewards(
 
 
 def _places(call: ModelCall, rows: Sequence[Segment]) -> Iterator[tuple[int, int]]:
-    """Yield each row that this call may have sampled, and the place of the call's last token in its response."""
+    """Yield each row that this call may have sampled, and the index of the call's last token in its response."""
     if not call.token_exact:
         return
     assert call.prompt_ids is not None
@@ -102,7 +103,7 @@ def _places(call: ModelCall, rows: Sequence[Segment]) -> Iterator[tuple[int, int
             and len(call.response_ids)
             and np.array_equal(row.response_ids[stretch], call.response_ids)
             and row.response_mask[stretch].all()
-            # last, as it is long
+            # last, because it is slow for long rows
             and np.array_equal(np.concatenate([row.prompt_ids, row.response_ids[:start]]), call.prompt_ids)
         ):
             yield index, stretch.stop - 1

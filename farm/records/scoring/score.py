@@ -1,4 +1,4 @@
-"""The score of a submission, as an evaluator gives it."""
+"""The score of a submission, as returned by an evaluator."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True)
 class Score:
-    """A reward and how it came about; `details` is JSON.
+    """A reward with its explanation; `details` is JSON.
 
-    `rewards` are several by name, of which the batch says which counts (`BatchRequest.reward`); where it says nothing,
-    `value` does, and where that is left out `rewards["reward"]`, or the only one.
+    `rewards` are several scores by name; the batch selects the one that counts (`BatchRequest.reward`). By default it
+    is `value`, else `rewards["reward"]`, else the only one.
 
-    `call_rewards` and `row_rewards` are those of single model calls, which are turns, and of single training rows, by
-    their index in `Submission.calls`: for evaluators of a handler with `scores_calls = True`.
+    `call_rewards` and `row_rewards` are rewards of single model calls (turns) and of single training rows, by their
+    index in `Submission.calls`: for evaluators of a handler with `scores_calls = True`.
     """
 
     value: float = math.nan

@@ -79,7 +79,7 @@ def test_a_node_on_which_everything_fails_is_taken_out_and_comes_back(
     assert known(store)["one"].n_trips == 0
     check_result = _nodes(store.url)
     assert not check_result.ok
-    assert "two takes nothing until" in check_result.detail
+    assert "two is out of service until" in check_result.detail
     assert "Node two is out of service for" in (folder / "two.log").read_text() + (folder / "one.log").read_text()
     # what was wrong there is mended, and its time is over
     for mark in range(14):

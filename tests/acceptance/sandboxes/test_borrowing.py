@@ -243,7 +243,7 @@ def test_one_who_is_interrupted_while_it_waits_leaves_none(client: Farm, monkeyp
     with pytest.raises(KeyboardInterrupt):
         client.sandboxes.start(name="interrupted")
     assert client.sandboxes.get("interrupted").ended
-    with pytest.raises(Overloaded, match="no sandbox runs after 0 s"):
+    with pytest.raises(Overloaded, match="no sandbox started in 0 s"):
         client.sandboxes.start(name="no-time", wait_s=0)
     assert client.sandboxes.get("no-time").ended
 

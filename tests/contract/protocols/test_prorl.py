@@ -172,7 +172,7 @@ _REFUSED: list[tuple[str, Any, int, str]] = [
     ("/cancel", {"job_id": 1}, 422, "job_id"),
     ("/add_llm_server", {"address": "nowhere"}, 422, "address"),
     ("/add_llm_server", {"address": "http://127.0.0.1:9/\r\nX: y"}, 422, "control characters"),
-    ("/add_llm_server", {"address": "http://169.254.169.254/latest"}, 422, "one network link"),
+    ("/add_llm_server", {"address": "http://169.254.169.254/latest"}, 422, "link-local address"),
     ("/add_llm_server", {}, 422, "address"),
     ("/a.b/start", None, 404, "name in the path"),
     ("/nope", None, 404, "there is no"),

@@ -194,7 +194,7 @@ def test_nothing_dangerous_is_tried_on_the_node_itself(run: Run) -> None:
         (["--group", "surface", "--list"], 0, "62 of "),
         ([LOCAL, "--group", "networks", "--only", "a_signal*"], 1, "Promised: "),
         ([LOCAL, "--only", "a_signal*"], 0, "1 kept, 0 broken, 0 not tried"),
-        (["no-such-kind"], 1, "installed are: "),
+        (["no-such-kind"], 1, "installed: "),
         (["no.such:Kind"], 1, "No module named"),
         ([LOCAL, "--group", "none"], 1, "there are: commands, "),
         ([LOCAL, "--only", "none"], 1, "--list shows them"),
@@ -209,7 +209,10 @@ def test_the_command(words: list[str], code: int, said: str) -> None:
 
 def test_more_options_are_for_a_sandbox_only() -> None:
     result = CliRunner().invoke(farm, ["doctor", "--list"])
-    assert (result.exit_code, "only --sandbox NAME and --engine URL take more options" in result.output) == (2, True)
+    assert (result.exit_code, "only --sandbox NAME and --engine URL accept further options" in result.output) == (
+        2,
+        True,
+    )
 
 
 def test_the_doctor_tries_promises() -> None:

@@ -115,7 +115,7 @@ class TestClientEpoch:
         again = {"state": "queued", "stage": "init", "finish_seq": None, "finished_at": None, "outcome": None}
         store.write(lambda c: c.execute(update(rollouts).values(reward=None, **again)) and None)
         store.write(lambda c: c.execute(update(batches).values(last_seq=0)) and None)
-        with pytest.raises(StoreWentBack, match="no number beyond 0, and 2 was asked for"):
+        with pytest.raises(StoreWentBack, match="no cursor beyond 0, and 2 was given"):
             service.page(batch_id, cursor)
         with pytest.raises(StoreWentBack):
             next(service.stream(batch_id, cursor=cursor))

@@ -216,7 +216,7 @@ def test_api_is_served_encrypted(sqlite_store: Store, files: Certificates, monke
 def test_plain_api_is_no_encrypted_one(sqlite_store: Store) -> None:
     with (
         served(LocalFarm(sqlite_store, Signals(""), 10)) as url,
-        pytest.raises(FarmUnreachable, match="speaks no such TLS"),
+        pytest.raises(FarmUnreachable, match="does not support this TLS"),
     ):
         farm.connect(url.replace("http", "https"), first_s=60)
 

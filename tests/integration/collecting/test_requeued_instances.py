@@ -149,7 +149,7 @@ def test_an_instance_with_a_key_of_its_own_is_refused_before_it_is_played(sqlite
     run = PlayedRun(sqlite_store, {})
     engine = {"engine_url": "http://engine/v1"}
     run.sampler = ShuffledInstances([each | engine | {"engine_key": "a-secret-key"} for each in problems(3)])
-    with pytest.raises(InvalidRequest, match="shown nowhere") as error:
+    with pytest.raises(InvalidRequest, match="never shown") as error:
         run.collector().collect(1)
     assert error.value.field == "engine_key"
     assert run.scripted.queued() == []

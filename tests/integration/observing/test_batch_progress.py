@@ -52,7 +52,7 @@ def test_it_goes_on_until_the_end_through_an_outage(here: Unsteady) -> None:
     first = next(followed)
     assert (first.status.n_finished, first.left_s, first.lines) == (0, None, ())
     play(here.store, f"{batch_id}.0.0", reward=0.5)
-    assert "is waited for: the database does not answer" in next(followed).lines[0]
+    assert "retrying: the database does not answer" in next(followed).lines[0]
     play(here.store, f"{batch_id}.0.1", reward=1.0)
     *_, last = followed
     assert (last.status.done, last.status.mean_reward, last.lines, last.left_s) == (True, 0.75, (), 0.0)

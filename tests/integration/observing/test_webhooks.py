@@ -199,7 +199,7 @@ def test_whatever_is_wrong_with_one_message_it_is_kept_and_the_others_are_sent(
     refused = {each.url: each.error for each in sqlite_store.read(outbox.undelivered)}
     assert set(refused) == {slow, "http://a..b/", too_long, "http://nobody.invalid/"}
     assert refused[slow] == "no answer within 10 s"
-    assert "installed are: batch_ended, polar" in refused["http://nobody.invalid/"]
+    assert "installed: batch_ended, polar" in refused["http://nobody.invalid/"]
 
 
 def test_no_address_waits_for_all_messages_to_another(store: Store) -> None:

@@ -132,4 +132,4 @@ def test_the_doctor_says_which_scorer_fails_and_what_to_do() -> None:
     assert "-m workers.proofs 'code'" in code.mend
     assert (math.ok, math.detail) == (True, "tells known submissions apart, in 2.0 s")
     assert (swe.ok, swe.needed, swe.detail) == (False, False, "not proven: no pytest")
-    assert (end.ok, end.what, end.detail) == (False, "scorers", "the proofs ended early: oops")
+    assert (end.ok, end.what, end.detail) == (False, "scorers", "the proofs stopped early: oops")

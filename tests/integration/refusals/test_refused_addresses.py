@@ -72,7 +72,7 @@ REDIS = [
     ("redis://:wrong@127.0.0.1:{port}/0", LOGIN),
     ("redis://127.0.0.1:{port}/0", LOGIN),
     ("redis://nobody:s3cret@127.0.0.1:{port}/0", LOGIN),
-    (f"redis://:{PASSWORD}@127.0.0.1:{{port}}/99", "no database of that number"),
+    (f"redis://:{PASSWORD}@127.0.0.1:{{port}}/99", "no database with that number"),
     ("redis://reader:p@127.0.0.1:{port}/0", "too few rights"),
 ]
 
@@ -90,7 +90,7 @@ def test_a_redis_that_refuses(redis_port: int, url: str, said: str) -> None:
 @pytest.mark.parametrize(
     ("options", "url", "said"),
     [
-        (["--cluster-enabled", "yes"], "redis://127.0.0.1:{port}/1", "a cluster of Redis"),
+        (["--cluster-enabled", "yes"], "redis://127.0.0.1:{port}/1", "a Redis cluster"),
         (["--sentinel"], "redis://127.0.0.1:{port}/1", "perhaps a Sentinel"),
     ],
 )

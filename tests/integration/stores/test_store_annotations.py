@@ -80,11 +80,11 @@ def test_figures_are_read_as_they_were_written_and_written_once(store: Store, cl
             InvalidRequest,
             "has 2 numbers, and the response of .* 1 to",
         ),
-        ({"value": None, "tokens": [1.0]}, InvalidRequest, "need the `row`"),
+        ({"value": None, "tokens": [1.0]}, InvalidRequest, "need a `row`"),
         ({"value": None, "tokens": "none", "row": 0}, InvalidRequest, "packed array|base64|Incorrect padding"),
         ({"value": None, "tokens": [["x"]], "row": 0}, InvalidRequest, "must be a list of numbers"),
         ({"value": None, "tokens": [10**400], "row": 0}, InvalidRequest, "list of numbers|between -9"),
-        ({"value": None, "tokens": [1e39], "row": 0}, InvalidRequest, "numbers that float32 holds"),
+        ({"value": None, "tokens": [1e39], "row": 0}, InvalidRequest, "numbers in the range of float32"),
         ({"value": None, "tokens": [[1.0]], "row": 0}, InvalidRequest, "must have one dimension"),
         ({"value": None}, InvalidRequest, "needs either a `value` or `tokens`"),
         ({"value": float("inf")}, InvalidRequest, "must be finite"),
@@ -122,7 +122,7 @@ def test_what_has_not_ended_and_what_is_named_twice_is_refused(store: Store, cli
 def test_a_key_writes_about_what_it_submitted_alone(store: Store) -> None:
     rollout_id = f"{played(store)}.0.0"
     local = farm_of(store)
-    with acting_for(Caller("somebody", (Scope.SUBMIT,))), pytest.raises(Forbidden, match="its own alone"):
+    with acting_for(Caller("somebody", (Scope.SUBMIT,))), pytest.raises(Forbidden, match="only use its own"):
         local.annotate("trainer", 0, figures(rollout_id))
     with acting_for(Caller("head", (Scope.OPERATE,))):
         assert local.annotate("trainer", 0, figures(rollout_id)) == 3

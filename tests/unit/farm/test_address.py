@@ -27,7 +27,7 @@ def test_the_address_of_a_folder_is_read(tmp_path: Path) -> None:
 )
 def test_rubbish_is_no_address(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "address.json").write_bytes(content)
-    with pytest.raises(FarmUnreachable, match=r"address\.json is no address of a farm"):
+    with pytest.raises(FarmUnreachable, match=r"address\.json does not hold a farm's address"):
         address_of(tmp_path, Settings())
 
 

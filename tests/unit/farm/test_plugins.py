@@ -25,7 +25,7 @@ GROUP = "farm.tests"
 
 def test_what_is_installed_later_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(tmp_path))
-    with pytest.raises(NotFound, match=r"no farm\.tests plug-in is called 'later'.*restart a node"):
+    with pytest.raises(NotFound, match=r"no farm\.tests plug-in 'later'.*restart a node"):
         load(GROUP, "later")
     with pytest.raises(InvalidRequest, match="there is no agent 'later'"):
         check_plugin(GROUP, "later", "agent", "")
@@ -36,7 +36,7 @@ def test_what_is_installed_later_is_found(tmp_path: Path, monkeypatch: pytest.Mo
     (info / "entry_points.txt").write_text(f"[{GROUP}]\nlater = later_plugin:PLUGIN\n")
     check_plugin(GROUP, "later", "agent", "")
     assert load(GROUP, "later") == 7
-    with pytest.raises(NotFound, match="installed are: later"):
+    with pytest.raises(NotFound, match="installed: later"):
         load(GROUP, "never")
 
 

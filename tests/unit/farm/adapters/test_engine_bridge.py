@@ -15,6 +15,6 @@ def test_what_a_trainers_engine_does_not_need_is_dropped() -> None:
 
 def test_a_form_of_answers_is_refused_by_name() -> None:
     sampling = {"temperature": 1.0, "structured_outputs": {"json": {"type": "object"}}}
-    with pytest.raises(ValueError, match="takes no structured_outputs"):
+    with pytest.raises(ValueError, match="does not support structured_outputs"):
         known_parameters(sampling, (), ("structured_outputs",))
     assert known_parameters(sampling, (), ()) == sampling

@@ -186,7 +186,7 @@ def test_ids_beyond_the_vocabulary_are_refused() -> None:
 
 
 def test_a_scored_rollout_without_ids_is_refused() -> None:
-    with pytest.raises(InvalidRequest, match=r"constructed\.0\.1 was scored, and has no training row"):
+    with pytest.raises(InvalidRequest, match=r"constructed\.0\.1 was scored, but has no training row"):
         rows_of_step([rollout(0, [segment(2, [7])]), rollout(1, [], n_response_tokens=12)])
 
 

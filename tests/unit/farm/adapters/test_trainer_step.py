@@ -61,7 +61,7 @@ def test_a_row_without_an_instance_is_refused_by_column_and_field() -> None:
         instance_of({"prompt": "x", "label": "y"})
     with pytest.raises(InvalidRequest, match=r"^farm_instance\.fields: "):
         instance_of({"farm_instance": {"data_source": "noop"}})
-    with pytest.raises(InvalidRequest, match=r"^farm_instance: it is no JSON"):
+    with pytest.raises(InvalidRequest, match=r"^farm_instance: it is not JSON"):
         instance_of({"farm_instance": "{"})
 
 
@@ -79,7 +79,7 @@ def test_a_request_is_counted_in_its_step_though_steps_overlap() -> None:
 
 def test_experts_are_refused_where_the_trainer_has_no_place_for_them() -> None:
     run = TrainerRun(None, "run", {"sampling": {"routed_experts": 8}}, takes_experts=False)  # type: ignore[arg-type]
-    with pytest.raises(InvalidRequest, match="no place for them") as caught:
+    with pytest.raises(InvalidRequest, match="no field for them") as caught:
         run.submit([Instance(data_source="noop", fields={})], 0)
     assert caught.value.field == "sampling.routed_experts"
 
@@ -101,7 +101,7 @@ def test_engines_without_ids_and_of_two_tokenizers_are_refused() -> None:
     check_engines([engine("http://a/v1", "m", tokenizer="t"), engine("http://b/v1", "n", tokenizer="t")])
     check_engines([engine("http://a/v1", "m"), engine("http://b/v1", "n", token_out=False)], "m")
     check_engines([EngineState(StoredEngine(url="http://new/v1"), 0, 0)])
-    with pytest.raises(InvalidRequest, match=r"http://b/v1 gives no token ids .*it is old") as caught:
+    with pytest.raises(InvalidRequest, match=r"http://b/v1 returns no token ids .*it is old") as caught:
         check_engines([engine("http://a/v1", "m"), engine("http://b/v1", "m", token_out=False)])
     assert caught.value.field == "model"
     with pytest.raises(InvalidRequest, match=r"several tokenizers .*m at http://a/v1, n at http://b/v1"):
@@ -112,7 +112,7 @@ def test_engines_of_a_training_run_are_its_own() -> None:
     shared, own = engine("http://a/v1", "m"), engine("http://b/v1", "run:exp-1", token_out=False)
     check_engines([shared, own])
     check_engines([shared, own], "m")
-    with pytest.raises(InvalidRequest, match=r"http://b/v1 gives no token ids"):
+    with pytest.raises(InvalidRequest, match=r"http://b/v1 returns no token ids"):
         check_engines([shared, own], "run:exp-1")
 
 
@@ -141,5 +141,5 @@ def test_which_engine_serves_which_batch(engine_model: str, model: str, expected
 
 def test_as_many_rollouts_as_samples() -> None:
     check_count(4, 4)
-    with pytest.raises(InvalidRequest, match="listed 5 samples, and there are 4 rollouts"):
+    with pytest.raises(InvalidRequest, match="listed 5 samples, but there are 4 rollouts"):
         check_count(4, 5)

@@ -28,7 +28,7 @@ def test_none_is_needed() -> None:
         ("cgroup.controllers", "cpu memory pids\n", True, "version 2"),
         ("cgroup.controllers", "cpu pids\n", False, "no memory controller"),
         ("memory.limit_in_bytes", "1\n", True, "version 1"),
-        ("readme", "", False, "is no control group"),
+        ("readme", "", False, "is not a control group"),
     ],
 )
 def test_one_must_have_the_memory_controller(tmp_path: Path, file: str, text: str, ok: bool, detail: str) -> None:
@@ -48,7 +48,7 @@ def stores(tmp_path: Path, store_url: str = "") -> list[CheckResult]:
 def test_before_the_first_farm_there_is_nothing_to_mend(tmp_path: Path) -> None:
     (check_result,) = stores(tmp_path)
     assert (check_result.ok, check_result.needed) == (False, False)
-    assert (check_result.detail, check_result.mend) == (f"no farm yet in {tmp_path / 'home'}", "`farm up` makes one")
+    assert (check_result.detail, check_result.mend) == (f"no farm yet in {tmp_path / 'home'}", "`farm up` creates one")
     assert not (tmp_path / "home").exists()
 
 
@@ -87,7 +87,7 @@ def test_a_farm_of_this_machine_that_was_ended_is_not_broken(sqlite_store: Store
     options = Settings(home=home, scratch=tmp_path)
     result = {each.what: each for each in examine(options, *store_and_broker(options))}
     assert (result["redis"].ok, result["redis"].needed) == (False, False)
-    assert (result["redis"].detail, result["redis"].mend) == ("the farm here does not run now", "`farm up` starts it")
+    assert (result["redis"].detail, result["redis"].mend) == ("the farm here is not running", "`farm up` starts it")
     elsewhere = Settings(home=home, scratch=tmp_path, broker_url="redis://127.0.0.1:9/0")
     result = {each.what: each for each in examine(elsewhere, sqlite_store.url, elsewhere.broker_url)}
     assert (result["redis"].ok, result["redis"].needed) == (False, True)
@@ -117,9 +117,9 @@ def test_an_adapter_is_held_to_its_promises(tmp_path: Path) -> None:
         broken = CliRunner().invoke(main, ["doctor", "--adapter", "forgetful"])
     assert broken.exit_code == 1
     assert "bad" in broken.output
-    assert "there are 0 rows where 9 may train" in broken.output
-    assert "installed are: arrays," in CliRunner().invoke(main, ["doctor", "--adapter", "none-such"]).output
+    assert "there are 0 rows, but 9 may train" in broken.output
+    assert "installed: arrays," in CliRunner().invoke(main, ["doctor", "--adapter", "none-such"]).output
     # one that gives results, whose trainer is not here
     absent = CliRunner().invoke(main, ["doctor", "--adapter", "rllm"])
     assert absent.exit_code
-    assert "adapter rllm needs its trainer's own package in this Python: No module named 'rllm'" in absent.output
+    assert "adapter rllm needs its trainer's package in this Python: No module named 'rllm'" in absent.output

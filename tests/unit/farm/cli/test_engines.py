@@ -95,10 +95,10 @@ def web_page() -> Iterator[str]:
 def test_an_engine_that_is_added_is_asked_once(farm_url: str, tmp_path: Path, keyed: str, web_page: str) -> None:
     (tmp_path / "key").write_text("secret\n")
     key = ("--key-file", str(tmp_path / "key"))
-    assert "answers with status 401: does it want a key (--key-file)?" in run(farm_url, "add", keyed)
-    assert "answers here; no node has asked it yet" in run(farm_url, "add", keyed, *key)
+    assert "answers with status 401: does it need a key (--key-file)?" in run(farm_url, "add", keyed)
+    assert "answers here; no node has probed it yet" in run(farm_url, "add", keyed, *key)
     assert "it does not serve 'huge', but tiny" in run(farm_url, "add", keyed, *key, "--model", "huge")
-    assert "is no OpenAI-compatible server: does the address end in /v1?" in run(farm_url, "add", web_page)
+    assert "is not OpenAI-compatible: does the address end in /v1?" in run(farm_url, "add", web_page)
     assert "does not answer from here" in run(farm_url, "add", "http://127.0.0.1:9/v1")
     assert "secret" not in run(farm_url, "list")
 
@@ -120,9 +120,9 @@ def test_the_table_says_what_they_are_and_what_is_wrong_and_no_key() -> None:
     with console.capture() as capture:
         print_engines([EngineState(paused, 3, 4096), EngineState(broken, 0, 0)])
     shown = capture.get()
-    for words in ("vllm 0.32.0", "found", "yes (generate)", "3", "4096", "7 (told none)", "does not answer [/]"):
+    for words in ("vllm 0.32.0", "found", "yes (generate)", "3", "4096", "7 (has none)", "does not answer [/]"):
         assert words in shown
-    assert "active, paused (drain) for 340 s by host/7, not told yet" in shown
+    assert "active, paused (drain) for 340 s by host/7, not ordered yet" in shown
     assert "draining" in shown
     assert "secret" not in shown
 

@@ -171,8 +171,8 @@ def test_a_file_keeps_its_rights_and_a_link_leads_where_it_led(tmp_path: Path) -
         ("missing/deeper/b.npz", "there is no folder"),
         ("file/b.npz", "there is no folder"),
         ("folder.npz", "is a folder"),
-        (r"C:\out\b.npz", "is a path of Windows"),
-        ("/proc/b.npz", "no file can be made in /proc"),
+        (r"C:\out\b.npz", "is a Windows path"),
+        ("/proc/b.npz", "no file can be created in /proc"),
     ],
 )
 def test_a_place_that_cannot_be_written_is_refused_at_once(tmp_path: Path, name: str, why: str) -> None:

@@ -38,4 +38,4 @@ def test_all_kinds_are_listed() -> None:
 def test_an_unknown_kind_is_refused_with_those_there_are() -> None:
     shown = CliRunner().invoke(handlers, ["show", "parchment"])
     assert shown.exit_code != 0
-    assert "no handler is called 'parchment'; installed here are: " in shown.output
+    assert "there is no handler 'parchment'; installed here: " in shown.output

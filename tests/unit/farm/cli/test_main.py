@@ -109,7 +109,7 @@ MISTAKES: dict[str, tuple[list[str], int, str]] = {
     ),
     "a database of another kind": (["ls", "--url", "mysql://h/d"], 1, "InvalidRequest: store_url: "),
     "a file as a farm": (["ls", "--url", "{file}"], 1, "FarmUnreachable: no farm was ever started in"),
-    "an address that is none": (["ls", "--url", "http://"], 1, "InvalidRequest: url: it is no address"),
+    "an address that is none": (["ls", "--url", "http://"], 1, "InvalidRequest: url: must be an address"),
     "an API that is not there": (
         ["ls", "--wait", "0", "--url", "http://127.0.0.1:9/"],
         1,
@@ -118,11 +118,11 @@ MISTAKES: dict[str, tuple[list[str], int, str]] = {
     "a negative wait": (["ls", "--wait", "-1"], 2, "-1.0 is not in the range"),
     "a port that is none": (["metrics", "--port", "99999"], 2, "99999 is not in the range"),
     "an option of doctor with a typo": (["doctor", "--bach", "b0"], 2, "--bach b0: only --sandbox NAME"),
-    "an engine that is no double": (["engine"], 2, "only --scripted engines are the farm's own"),
+    "an engine that is no double": (["engine"], 2, "--scripted is required"),
     "no such handler": (
         ["handlers", "show", "maths"],
         1,
-        "NotFound: no handler is called 'maths'; installed here are:",
+        "NotFound: there is no handler 'maths'; installed here:",
     ),
 }
 
@@ -178,7 +178,7 @@ def test_the_example_of_a_handler_can_be_submitted(store_url: str, tmp_path: Pat
     (tmp_path / "example.jsonl").write_text(example.splitlines()[-1])
     submitted = said(main, "submit", str(tmp_path / "example.jsonl"), "--url", store_url).splitlines()
     assert re.fullmatch("b[0-9a-f]{10}", submitted[0])
-    assert "no node runs: nothing is played until `farm up` or `farm node` is started" in submitted
+    assert "no node runs: nothing runs until `farm up` or `farm node` is started" in submitted
     assert any(line.startswith("no engine is added") for line in submitted)
 
 
@@ -191,7 +191,7 @@ def test_a_batch_with_its_own_engine_waits_for_none_of_the_farms(store_url: str,
     output = said(main, "submit", str(problems), *own, "--url", store_url)
     assert "no engine is added" not in output
     refused = said(main, "submit", str(problems), "--engine-url", "ftp://trainer", "--url", store_url, code=1)
-    assert "engine_url: 'ftp://trainer' is no address" in refused
+    assert "engine_url: 'ftp://trainer' is not an engine's address" in refused
     with farm.connect(store_url) as client:
         batch_id, of_farm = output.split()[0], client.submit({"instances": [chat]})
         half = client.submit({"instances": [chat, chat | {"engine_url": "http://trainer/v1"}]})
@@ -264,7 +264,7 @@ def test_a_whole_request_may_stand_in_a_file(store_url: str, tmp_path: Path) -> 
     (tmp_path / "request.yaml").write_text("instances: [{data_source: noop, fields: {}}]")
     assert said(main, "submit", "--request", str(tmp_path / "request.yaml"), "--url", store_url).startswith("b")
     both = said(main, "submit", str(tmp_path / "problems.jsonl"), *words[:2], "--url", store_url, code=1)
-    assert "has instances too: give one of the two" in both
+    assert "also has instances: give only one of the two" in both
 
 
 @pytest.mark.parametrize(
@@ -272,8 +272,8 @@ def test_a_whole_request_may_stand_in_a_file(store_url: str, tmp_path: Path) -> 
     [
         ("watch", "b0", "there is no batch b0\n"),
         ("show", "b0.1.2", "there is no rollout b0.1.2\n"),
-        ("show", "b0", "there is no rollout b0: such an id would be a batch's, a rollout's is BATCH.GROUP.SAMPLE"),
-        ("watch", "b0.1", "there is no batch b0.1: such an id would be a group's"),
+        ("show", "b0", "there is no rollout b0: the id has the form of a batch's; a rollout's is BATCH.GROUP.SAMPLE"),
+        ("watch", "b0.1", "there is no batch b0.1: the id has the form of a group's"),
         ("show", "no such", "there is no batch, group or rollout 'no such'"),
         ("cancel", "b0.1", "there is no group b0.1"),
     ],
@@ -310,7 +310,7 @@ def test_a_farm_that_has_no_place_says_which_variable_sets_it(tmp_path: Path) ->
         (f"{tmp_path}/file/a", "Not a"),
     ):
         output = said(main, "up", code=1, env={"FARM_HOME": place})
-        assert f"FARM_HOME: {place} cannot be made ({why}" in output
+        assert f"FARM_HOME: {place} cannot be created ({why}" in output
         assert output.count("\n") == 1
 
 

@@ -14,8 +14,8 @@ from farm.records.node import BROKEN, DRAINING, Node
 NODE = Node("n1", 8, 1, 4, 1, [], {})
 KNOWN = StoredEngine("http://a/v1", info=EngineInfo(model="m"))
 _LACKS = (
-    "has not version 18 of the weights ({}): gets no calls; push them and name them by set_version, or let the farm do "
-    "it: weight_update(..., path=...) or serve_weights"
+    "lacks version 18 of the weights ({}) and gets no calls; push them and name them with set_version, or let the farm "
+    "do it with weight_update(..., path=...) or serve_weights"
 )
 TROUBLED: dict[str, tuple[StoredEngine, str]] = {
     "nobody has asked it": (StoredEngine("http://a/v1"), "has not answered any node yet"),
@@ -28,7 +28,7 @@ TROUBLED: dict[str, tuple[StoredEngine, str]] = {
         replace(KNOWN, version="18", engine_version="17"),
         _LACKS.format("it has '17'"),
     ),
-    "it has other weights": (replace(KNOWN, version="18"), _LACKS.format("it says nothing of those that it has")),
+    "it has other weights": (replace(KNOWN, version="18"), _LACKS.format("it reports no version")),
 }
 WELL: dict[str, StoredEngine] = {
     "it was asked": KNOWN,
@@ -65,12 +65,12 @@ def test_a_node_takes_rollouts_while_it_lives_and_stays(node: Node, takes: bool)
 
 def test_what_is_missing_is_said_with_what_to_do() -> None:
     assert missing_parts([], []) == [
-        "no node runs: nothing is played until `farm up` or `farm node` is started",
-        "no engine is added: what asks a policy waits until `farm engines add http://HOST:PORT/v1`",
+        "no node runs: nothing runs until `farm up` or `farm node` is started",
+        "no engine is added: rollouts with model calls wait until `farm engines add http://HOST:PORT/v1`",
     ]
     silent = replace(NODE, heartbeat_age_s=1e6)
     assert missing_parts([silent, replace(silent, node="n2", heartbeat_age_s=2e6)], [EngineState(KNOWN, 0, 0)]) == [
-        "no node runs (n1 has said nothing for 1000000 s): nothing is played until `farm up` or `farm node` is started"
+        "no node runs (n1 sent no heartbeat for 1000000 s): nothing runs until `farm up` or `farm node` is started"
     ]
     out = EngineState(TROUBLED["it is out"][0], 0, 0)
     draining = EngineState(replace(KNOWN, state="draining"), 0, 0)

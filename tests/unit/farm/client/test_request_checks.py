@@ -27,7 +27,7 @@ def check(engines: list[StoredEngine], *instances: dict[str, Any], **more: Any) 
 
 @pytest.mark.parametrize("engines", [[engine("none")], [engine("none"), engine("none")]])
 def test_tools_are_refused_where_no_models_calls_can_be_read(engines: list[StoredEngine]) -> None:
-    with pytest.raises(InvalidRequest, match=r"instances\[1\].data_source: .*glm-9 shows no format of tool calls"):
+    with pytest.raises(InvalidRequest, match=r"instances\[1\].data_source: .*glm-9 has no tool call format"):
         check(engines, WITHOUT, WITH_TOOLS)
 
 

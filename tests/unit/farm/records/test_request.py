@@ -75,7 +75,7 @@ def test_experts_are_refused_of_an_engine_that_is_asked_for_no_ids(of_batch: boo
     one, engine = {"data_source": "math", "fields": {}}, {"engine_url": "http://own/v1"}
     chat = engine | {"engine_route": "chat"}
     asked = {"sampling": {"routed_experts": 8}}
-    with pytest.raises(InvalidRequest, match="an engine with engine_route `chat` gives none"):
+    with pytest.raises(InvalidRequest, match="an engine with engine_route `chat` returns none"):
         checked_request({"instances": [one | ({} if of_batch else chat)], **asked, **(chat if of_batch else {})})
     checked_request({"instances": [one | engine], **asked})
 
@@ -100,7 +100,7 @@ def test_the_address_of_a_dedicated_engine_is_in_the_form_of_registered_ones() -
 @pytest.mark.parametrize(
     ("values", "field", "message"),
     [
-        ({"engine_url": "ftp://h/v1"}, "engine_url", "is no address"),
+        ({"engine_url": "ftp://h/v1"}, "engine_url", "is not an engine's address"),
         ({"engine_url": f"http://user:{SECRET}@h/v1"}, "engine_url", "must not hold a password"),
         ({"engine_url": "http://h/v1", "engine_key": f"{SECRET} \n"}, "engine_key", "printable ASCII"),
         ({"engine_key": SECRET}, "request", "engine_key is set, and no engine_url"),
@@ -155,7 +155,7 @@ def test_engines_are_stored_once_each_and_an_instances_own_comes_before_the_batc
         ({"judge": {}}, "roles.judge", "name the server"),
         ({"judge": {"engine_key": SECRET, "model": "m"}}, "roles.judge", "and no engine_url"),
         ({"user": {"engine_url": f"http://u:{SECRET}@h/v1"}}, "roles.user.engine_url", "must not hold a password"),
-        ({"user": {"model": "m", "sampling": {"routed_experts": 8}}}, "roles.user", "of the policy alone"),
+        ({"user": {"model": "m", "sampling": {"routed_experts": 8}}}, "roles.user", "only recorded for the policy"),
         ({"critic": {"model": "m"}}, "roles.critic", "'judge', 'user' or 'helper'"),
     ],
 )

@@ -16,7 +16,7 @@ REFUSED: dict[str, dict[str, Any]] = {
     r"accelerators \(v5e\)": {"accelerators": ("v5e",)},
     "virtual machine": {"virtual_machine": True},
     "privileges": {"privileged": True},
-    r"hosts alone \(example.org\)": {"allowed_hosts": ("example.org",)},
+    r"hosts only \(example.org\)": {"allowed_hosts": ("example.org",)},
     r"folders of the host \(/data\)": {"host_mounts": ("/data",)},
     r"the network \(phases run\)": {"network_in": ("run",)},
     "a healthcheck": {"other": ("a healthcheck",)},

@@ -158,7 +158,7 @@ def test_a_mismatch_makes_its_row_untrainable_and_no_other() -> None:
 
 def test_a_row_in_which_nothing_was_sampled_does_not_train() -> None:
     (row,) = segments([called(0, [1, 2], [])])
-    assert row.untrainable == "nothing in it was sampled"
+    assert row.untrainable == "it has no sampled tokens"
 
 
 CALLS = [called(0, [1, 2], [3, 4]), called(1, [1, 2, 3, 4, 5], [6]), called(2, [7], [8, 9])]
@@ -178,19 +178,19 @@ def first(change: Callable[[Segment], Segment]) -> list[Segment]:
 TAMPERED: dict[str, tuple[list[Segment], str]] = {
     "a row is missing": (list(segments(CALLS))[1:], "5 tokens were sampled"),
     "a row twice": ([*segments(CALLS), segments(CALLS)[1]], "rows hold 7"),
-    "another id": (first(lambda row: replace(row, response_ids=changed(row.response_ids, 0, 5))), "not sampled so"),
+    "another id": (first(lambda row: replace(row, response_ids=changed(row.response_ids, 0, 5))), "not sampled there"),
     "another id between": (
         first(lambda row: replace(row, response_ids=changed(row.response_ids, 2, 0))),
-        "not sampled so",
+        "not sampled there",
     ),
-    "another prompt": (first(lambda row: replace(row, prompt_ids=changed(row.prompt_ids, 0, 0))), "not sampled so"),
+    "another prompt": (first(lambda row: replace(row, prompt_ids=changed(row.prompt_ids, 0, 0))), "not sampled there"),
     "another log-probability": (
         first(lambda row: replace(row, response_logprobs=changed(row.response_logprobs, 0, -9.0))),
-        "not sampled so",
+        "not sampled there",
     ),
     "another version": (
         first(lambda row: replace(row, policy_versions=changed(row.policy_versions, 0, 9))),
-        "not sampled so",
+        "not sampled there",
     ),
     "a mask of 2": (first(lambda row: replace(row, response_mask=row.response_mask * 2)), "neither 0 nor 1"),
     "too little mask": (
@@ -253,7 +253,7 @@ TAMPERED: dict[str, tuple[list[Segment], str]] = {
                 np.insert(row.policy_versions, 0, NO_VERSION),
             )
         ),
-        "its prompt is that of no call",
+        "its prompt is not the prompt of any call",
     ),
 }
 

@@ -137,7 +137,7 @@ def test_packages_that_are_exact_are_taken(packages: str) -> None:
 @pytest.mark.parametrize(
     ("fields", "why"),
     [
-        ({"kind": "npm", "name": "agent", "source": "/l.json"}, "give it another name"),
+        ({"kind": "npm", "name": "agent", "source": "/l.json"}, "use another name"),
         ({"kind": "npm", "name": "../x", "source": "/l.json"}, "pattern"),
         ({"kind": "folder", "name": "x", "source": "relative"}, "absolute path"),
         ({"kind": "archive", "name": "x", "source": "https://example.org/x.tgz"}, "needs the sha256"),

@@ -166,5 +166,5 @@ def test_every_end_of_the_policy_is_tried() -> None:
 
 
 def test_rows_of_such_an_adapter_are_refused_by_name() -> None:
-    with pytest.raises(InvalidRequest, match="adapter rllm gives its trainer a result for each rollout"):
+    with pytest.raises(InvalidRequest, match="adapter rllm returns a result for each rollout"):
         Farm.rows(cast(Any, None), "b", "rllm")

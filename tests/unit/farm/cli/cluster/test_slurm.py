@@ -32,7 +32,7 @@ def up(*words: str) -> str:
 
 def test_without_a_head_there_is_none_to_keep_jobs(lab: FakeSlurm, tmp_path: Path) -> None:
     told = said(slurm, "up", "--no-head", code=1)
-    assert f"no head runs in {tmp_path / 'shared'}, and it is what keeps the jobs" in told
+    assert f"no head runs in {tmp_path / 'shared'} to maintain the jobs" in told
     assert lab.jobs() == []
     assert not (tmp_path / "shared" / "slurm.json").exists()
     claim = HeadClaim(tmp_path / "shared", beat_s=0.05)
@@ -54,7 +54,7 @@ def test_a_head_that_ends_before_it_is_ready_is_not_waited_for(lab: FakeSlurm) -
     assert "sbatch: error: Invalid account" in said(slurm, "up", code=1)
     lab.accept()
     lab.lose()
-    assert "the head's job has ended before it was ready, see `farm slurm logs head" in said(slurm, "up", code=1)
+    assert "the head's job ended before it was ready: see `farm slurm logs head" in said(slurm, "up", code=1)
 
 
 def test_a_second_up_keeps_the_head_and_ends_pools_that_are_left_out(lab: FakeSlurm, tmp_path: Path) -> None:
@@ -83,7 +83,7 @@ def test_logs_are_found_by_job_and_machine_without_a_head(lab: FakeSlurm, tmp_pa
 
 def test_two_at_once_submit_one_head(lab: FakeSlurm, tmp_path: Path) -> None:
     with locked(tmp_path / "shared" / "slurm" / "lock", ""):
-        assert "another `farm slurm up` is at work" in said(slurm, "up", "--no-wait", code=1)
+        assert "another `farm slurm up` is running" in said(slurm, "up", "--no-wait", code=1)
     assert lab.jobs() == []
     up()
     assert jobs(lab) == ["head", "head", "node"]

@@ -149,7 +149,7 @@ def test_a_path_that_no_file_can_have_and_a_key_that_no_line_can_show(tmp_path: 
         ('home = "~no-such-user/x"', "home: there is no such home: ~no-such-user/x"),
         ('log_dir = "a\\u0000b"', "log_dir: a path has no NUL"),
         ('build_files = { "/etc/a" = "~no-such-user/a" }', "build_files: there is no such home: ~no-such-user/a"),
-        ('"" = 1', "'' is no setting; `farm config` lists all"),
+        ('"" = 1', "'' is not a setting; `farm config` lists all"),
     ):
         path.write_text(text)
         assert (
@@ -158,7 +158,7 @@ def test_a_path_that_no_file_can_have_and_a_key_that_no_line_can_show(tmp_path: 
         )
     path.write_text('"a\\nb\\u202e" = 1')
     assert said(config, "--check", env={**CLEAR, "FARM_CONFIG": str(path)}, code=1) == (
-        f"{path}: 'a\\nb\\u202e' is no setting; `farm config` lists all\n"
+        f"{path}: 'a\\nb\\u202e' is not a setting; `farm config` lists all\n"
     )
 
 
@@ -201,11 +201,11 @@ def test_all_mistakes_are_named_by_line(tmp_path: Path) -> None:
     keys_at = {1: "leas_s", 2: "warm_pool", 3: "audit_s", 4: "retry_s", 5: "tick_s", 6: "node", 7: "swe_images.a"}
     assert {n: text.split(":")[0].split()[0] for n, text in named.items()} == {**keys_at, 8: "sandboxes"}
     assert "did you mean lease_s?" in named[1]
-    assert "FARM_LEASES: is no setting; did you mean lease_s?" in shown
+    assert "FARM_LEASES: is not a setting; did you mean lease_s?" in shown
     # and no command goes on without them
     for command in (ls, keys):
         refused = said(command, *(["list"] if command is keys else []), env=env, code=1)
-        assert "leas_s is no setting" in refused
+        assert "leas_s is not a setting" in refused
         assert "Traceback" not in refused
 
 
@@ -214,7 +214,7 @@ def test_a_variable_that_is_wrong_is_named_though_the_file_is_right(tmp_path: Pa
     path.write_text("warm_pool = 3\n")
     env = {**CLEAR, "FARM_CONFIG": str(path)}
     assert "FARM_WARM_POOL: Input should be a valid integer" in said(config, env={**env, "FARM_WARM_POOL": "x"}, code=1)
-    assert "FARM_BUILD_ENV: is no JSON" in said(config, env={**env, "FARM_BUILD_ENV": "x"}, code=1)
+    assert "FARM_BUILD_ENV: must be JSON" in said(config, env={**env, "FARM_BUILD_ENV": "x"}, code=1)
     assert said(config, "--check", env=env) == f"ok: {path}\n"
 
 
@@ -254,6 +254,6 @@ def test_a_node_does_not_start_by_a_file_with_mistakes(tmp_path: Path) -> None:
     path = tmp_path / "farm.toml"
     path.write_text("run_slot = 7\n")
     env = {**CLEAR, "FARM_CONFIG": str(path)}
-    assert f"{path}:1: run_slot is no setting; did you mean run_slots?" in said(node, env=env, code=1)
+    assert f"{path}:1: run_slot is not a setting; did you mean run_slots?" in said(node, env=env, code=1)
     path.write_text("run_slots = 7\n")
     assert "FARM_BROKER_URL is not set" in said(node, env=env, code=1)

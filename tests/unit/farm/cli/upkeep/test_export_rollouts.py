@@ -90,12 +90,12 @@ def test_a_filter_and_what_is_kept_of_all_batches(sqlite_store: Store, batch_ids
     ("words", "text"),
     [
         (("OUT", "--filter", "reward=1"), "--filter reward: Extra inputs"),
-        (("OUT", "--filter", "min_reward"), "is no NAME=VALUE"),
+        (("OUT", "--filter", "min_reward"), "is not NAME=VALUE"),
         (("OUT", "--filter", "outcome=solved"), "--filter outcome: Input should be"),
         (("OUT/there/x.jsonl",), "there is no folder"),
         (("OUT/there/x",), "there is no folder"),
-        (("OUT/..",), "is there already: name a new folder"),
-        (("OUT", "--url", "http://127.0.0.1:1"), "an API exports by its page"),
+        (("OUT/..",), "already exists: give a new folder"),
+        (("OUT", "--url", "http://127.0.0.1:1"), "an API exports on its page"),
         (("b0123456789", "OUT", "--url", "OUT/none"), "no farm was ever started"),
     ],
 )

@@ -116,7 +116,7 @@ def test_parts_of_one_call_go_on_where_those_before_end() -> None:
     whole = first.then(second)
     assert (whole.start, whole.end) == (2, 6)
     for wrong in (CallExperts.of(6, np.ones((1, 2, 2), np.uint8)), CallExperts.of(5, np.ones((1, 3, 2), np.uint8))):
-        with pytest.raises(ValueError, match="and then from"):
+        with pytest.raises(ValueError, match="and those from"):
             first.then(wrong)
 
 
@@ -134,7 +134,7 @@ def test_a_row_is_cut_with_its_experts() -> None:
     assert cut.ids.tolist() == experts.ids[:2].tolist()
     assert cut.known.tolist() == [1, 1]
     assert row.masked().routed_experts is experts
-    with pytest.raises(ValueError, match="4 tokens has experts of 3"):
+    with pytest.raises(ValueError, match="4 tokens has experts for 3"):
         replace(row, routed_experts=experts.cut(3))
     with pytest.raises(ValueError, match="24 expert ids of 3 tokens"):
         RowExperts(experts.flat, 3, 2, experts.known[:3])
