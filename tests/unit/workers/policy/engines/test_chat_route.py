@@ -198,7 +198,7 @@ def test_too_large_a_max_tokens_is_made_to_fit() -> None:
 
 @pytest.mark.parametrize("body", ["<html>busy</html>", '{"choices": []}', "[]", "null"])
 def test_no_completion_is_an_engine_error(body: str) -> None:
-    with pytest.raises(EngineError, match="gave an (unreadable )?answer"):
+    with pytest.raises(EngineError, match=r"gave an (unreadable )?answer"):
         ask(Misbehaving(lambda _: PlainTextResponse(body, media_type="application/json")))
 
 
