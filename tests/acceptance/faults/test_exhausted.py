@@ -72,7 +72,7 @@ def test_it_is_replaced_and_nothing_fails(client: farm.Farm, folder: Path, limit
     until(lambda: worker_of(folder, Stage.RUN) not in (0, first), "it was replaced")
     logs = [path.read_text().removeprefix(known) for path, known in zip(paths, before, strict=True)]
     assert "Worker exits: no threads, descriptors or memory left" in logs[0], logs[0]
-    assert "no stage message" not in logs[0]
+    assert "not a stage message" not in logs[0]
     assert "exit status 75" in logs[1]
 
 

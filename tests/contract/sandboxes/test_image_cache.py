@@ -341,7 +341,7 @@ def test_commands(sif: Path, define: Callable[[str], Path]) -> None:
 
 def test_mistakes(sif: Path) -> None:
     assert "give one of" in farm("prune", code=2)
-    assert "say 30m, 12h or 7d" in farm("prune", "--older-than", "soon", code=2)
+    assert "is not a duration such as 30m, 12h or 7d" in farm("prune", "--older-than", "soon", code=2)
     assert "NAME=VALUE" in farm("build", "x.def.j2", "--value", "x", code=2)
 
 
