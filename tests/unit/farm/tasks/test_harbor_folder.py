@@ -183,7 +183,7 @@ def test_an_earlier_conversation_is_refused_by_name(task: Callable[..., Path]) -
 
 
 def test_a_folder_without_tasks_says_so(tmp_path: Path) -> None:
-    with pytest.raises(InvalidRequest, match="it holds no tasks"):
+    with pytest.raises(InvalidRequest, match="contains no tasks"):
         task_paths(tmp_path)
 
 
@@ -237,9 +237,9 @@ def test_a_task_of_terminal_bench_1_becomes_harbor_s(tmp_path: Path) -> None:
     [
         ("task.yaml", "instruction: x\nparser_name: mlebench", "'mlebench', not by pytest or swebench"),
         ("docker-compose.yaml", _MOUNTED.format("./out:/data"), "mounts './out', which is not in the task"),
-        ("task.yaml", "instruction: [", "no YAML"),
+        ("task.yaml", "instruction: [", "not YAML"),
         ("task.yaml", "difficulty: easy", "instruction"),
-        ("docker-compose.yaml", "services:\n  client:\n    build: {context: ../..}", "lies outside of the task"),
+        ("docker-compose.yaml", "services:\n  client:\n    build: {context: ../..}", "lies outside the task"),
     ],
 )
 def test_what_cannot_be_converted_is_named(tmp_path: Path, name: str, text: str, named: str) -> None:
