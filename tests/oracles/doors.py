@@ -137,7 +137,7 @@ DOORS = (
             *_GIVEN,
             *_STRICTER,
             (
-                r"^a compose file for a Dockerfile: ours: .*neither environment/Dockerfile",
+                r"^a compose file for a Dockerfile: ours: .*needs an image: environment/Dockerfile",
                 "no image is taken from a compose file",
             ),
             (r"^a step's solution that lacks its script: .*solution", "the task's own solution is tried then"),

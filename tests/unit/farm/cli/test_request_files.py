@@ -31,7 +31,7 @@ REFUSED: dict[str, tuple[bytes, str]] = {
     "a JSON array": (b"[" + ONE + b"]", "f:1: this is a JSON array; expected: one JSON object per line"),
     "a JSON array over many lines": (b"[\n" + ONE + b"\n]", "f:1: not JSON: .*one JSON object per line"),
     "an object over many lines": (b'{\n"data_source": "noop"\n}', "f:1: not JSON: .*one JSON object per line"),
-    "nonsense": (ONE + b"\nnonsense", "f:2: no JSON"),
+    "nonsense": (ONE + b"\nnonsense", "f:2: not JSON"),
     "two objects in a line": (ONE + b" " + ONE, "f:1: not JSON: Extra data"),
     "a number": (ONE + b"\n3", "f:2: this is not a JSON object"),
     "null": (b"null", "f:1: this is not a JSON object"),
@@ -43,8 +43,8 @@ REFUSED: dict[str, tuple[bytes, str]] = {
     "half a gzip file": (gzip.compress(ONE * 100)[:30], "f: it has a gzip header but cannot be unpacked"),
     "a name twice": (b'{"data_source": "a", "fields": {"x": 1, "x": 2}}', "f:1: 'x' occurs twice in one object"),
     "deep nesting": (b"[" * 100_000, "f:1: it is nested too deep"),
-    "YAML": (b"- data_source: noop\n", "f:1: no JSON"),
-    "CSV": (b"data_source,fields\nnoop,{}\n", "f:1: no JSON"),
+    "YAML": (b"- data_source: noop\n", "f:1: not JSON"),
+    "CSV": (b"data_source,fields\nnoop,{}\n", "f:1: not JSON"),
 }
 
 
@@ -101,7 +101,7 @@ def test_a_request_is_read_from_yaml_and_json(tmp_path: Path, name: str, text: s
         ("r.yaml", "a: !!python/object/apply:os.system ['true']\n", "r.yaml:1: not YAML"),
         ("r.yaml", "1: 2\n", "r.yaml:1: the name 1 is not text"),
         ("r.yaml", "\tn_samples: 8\n", "r.yaml:1: not YAML"),
-        ("r.json", "n_samples: 8\n", "r.json: no JSON"),
+        ("r.json", "n_samples: 8\n", "r.json: not JSON"),
         ("r.json", '{"n_samples": 8, "n_samples": 9}', "r.json: 'n_samples' occurs twice"),
         ("r.json", "[1]", "r.json: expected the fields"),
     ],

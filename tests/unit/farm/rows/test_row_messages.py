@@ -17,7 +17,7 @@ from farm.rows import read_rows
 GOOD = json.dumps({"problem": "one", "answer": "1"})
 VERL = {"prompt": [{"role": "user", "content": "q"}], "reward_model": {"ground_truth": "1"}, "data_source": "x"}
 FILES: dict[str, tuple[str, bytes, str, str]] = {
-    "a cut line": ("f.jsonl", f'{GOOD}\n{{"a": 1'.encode(), "answer", r"f.jsonl:2: not JSON: .* at character 8; expected"),
+    "a cut line": ("f.jsonl", f'{GOOD}\n{{"a": 1'.encode(), "answer", r"f.jsonl:2: not JSON: .* character 8; expected"),
     "Python's quotes": ("f.jsonl", b"{'a': 1}", "answer", r"f.jsonl:1: not JSON: .*double quotes at character 2"),
     "a cut array": ("f.json", b'[{"a": 1},\n {"a": ]', "answer", r"f.json: not JSON: .* at line 2, character 8"),
     "a list in a line": (
@@ -26,8 +26,8 @@ FILES: dict[str, tuple[str, bytes, str, str]] = {
         "answer",
         r"f.jsonl:2: this is not a JSON object, but a list",
     ),
-    "a text in a line": ("f.jsonl", f'{GOOD}\n"x"'.encode(), "answer", r"f.jsonl:2: .*but a text; wanted"),
-    "null in a line": ("f.jsonl", f"{GOOD}\nnull".encode(), "answer", r"f.jsonl:2: .*but null; wanted"),
+    "a text in a line": ("f.jsonl", f'{GOOD}\n"x"'.encode(), "answer", r"f.jsonl:2: .*but a text; expected"),
+    "null in a line": ("f.jsonl", f"{GOOD}\nnull".encode(), "answer", r"f.jsonl:2: .*but null; expected"),
     "a name twice": ("f.jsonl", b'{"a": 1, "a": 2}', "answer", r"f.jsonl:1: 'a' occurs twice .*: keep one of them"),
     "Latin-1": ("f.jsonl", f'{GOOD}\n{{"a": "'.encode() + b"\xe9", "answer", r"f.jsonl:2: .*byte 8 .*\(0xe9\).*iconv"),
     "nothing": ("f.jsonl", b"\n\n", "answer", r"f.jsonl: it has no rows; expected"),
