@@ -129,7 +129,7 @@ def test_the_command_prints_findings_and_knows_them_the_next_time(place: Path, t
     ("text", "options", "message"),
     [
         ('{"question": "q", "gold": "1"}\n', (), "it has no `data_source` and `fields`"),
-        ('{"question": "q"}\n', ("--as", "verl"), "a row of verl has `reward_model`"),
+        ('{"question": "q"}\n', ("--as", "verl"), "a row of verl needs `reward_model`"),
     ],
 )
 def test_a_file_that_cannot_be_read_ends_the_command_with_2(

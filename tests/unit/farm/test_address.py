@@ -33,7 +33,7 @@ def test_rubbish_is_no_address(tmp_path: Path, content: bytes) -> None:
 
 def test_a_head_that_has_not_come_up_yet_is_waited_for_by_its_user(tmp_path: Path) -> None:
     write_address(tmp_path, SharedAddress("ab12", password="p"))
-    with pytest.raises(FarmUnreachable, match=f"the head of {tmp_path} is not ready yet"):
+    with pytest.raises(FarmUnreachable, match=f"the head of {tmp_path} is not ready"):
         address_of(tmp_path, Settings())
 
 

@@ -147,7 +147,7 @@ def test_a_path_that_no_file_can_have_and_a_key_that_no_line_can_show(tmp_path: 
     path = tmp_path / "farm.toml"
     for text, fault in (
         ('home = "~no-such-user/x"', "home: there is no such home: ~no-such-user/x"),
-        ('log_dir = "a\\u0000b"', "log_dir: a path has no NUL"),
+        ('log_dir = "a\\u0000b"', "log_dir: a path cannot contain NUL"),
         ('build_files = { "/etc/a" = "~no-such-user/a" }', "build_files: there is no such home: ~no-such-user/a"),
         ('"" = 1', "'' is not a setting; `farm config` lists all"),
     ):
