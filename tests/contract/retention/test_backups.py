@@ -150,7 +150,7 @@ def test_what_would_be_lost_is_kept_unless_told(used: Store, other: Store, tmp_p
     refused(used, made, Conflict, "has 2 batches and is not empty")
     announce(used)
     for replace in (False, True):
-        with pytest.raises(Conflict, match="node n1 said something within"):
+        with pytest.raises(Conflict, match="node n1 sent a heartbeat within"):
             backups.restore(used, made, replace)
     other.write(lambda connection: None) if other.is_there else None
     backups.restore(other, made)
@@ -179,7 +179,7 @@ def test_one_that_breaks_half_way_leaves_all_as_it_was(used: Store, other: Store
     key = sealed_secrets.secret_key_file(other.engine.url)
     assert not key.exists()
     key.write_text("another key of another farm")
-    with pytest.raises(NotAllowed, match="another secret key than the backup's"):
+    with pytest.raises(NotAllowed, match="differs from the backup's secret key"):
         backups.restore(other, made)
     with pytest.raises(OSError, match="the disk is gone"):
         backups.restore(other, torn, replace=True)
@@ -195,7 +195,7 @@ def test_what_is_no_backup_or_damaged_is_said(sqlite_store: Store, tmp_path: Pat
     path = tmp_path / "kept"
     backups.back_up(sqlite_store, path)
     path.write_bytes(DAMAGES[damage](path.read_bytes()))
-    with pytest.raises(InvalidRequest, match=r"kept is (no backup of a farm|damaged)"):
+    with pytest.raises(InvalidRequest, match=r"kept is (not a backup of a farm|damaged)"):
         read_backup(path)
 
 
@@ -234,7 +234,7 @@ def test_one_that_is_killed_leaves_the_backup_before_it(used: Store, tmp_path: P
     try:
         assert maker.stdout is not None
         assert maker.stdout.readline() == b"in the middle\n"
-        with pytest.raises(Conflict, match="another process is making"):
+        with pytest.raises(Conflict, match="another process is writing"):
             backups.back_up(used, path)
     finally:
         maker.send_signal(signal.SIGKILL)
@@ -252,7 +252,7 @@ def test_the_commands_and_a_farm_that_goes_on_where_it_was(sqlite_store: Store, 
     file = str(tmp_path / "kept")
     assert "1 batches, 3 rollouts" in said(backup, file, "--url", sqlite_store.url)
     database = str(sqlite_store.engine.url.database)
-    assert "is there and is no backup" in said(backup, database, "--url", sqlite_store.url, code=1)
+    assert "exists and is not a backup" in said(backup, database, "--url", sqlite_store.url, code=1)
     assert "an API makes no backups" in said(backup, file, "--url", "http://127.0.0.1:1", code=1)
     assert "an API restores nothing" in said(restore, file, "--url", "http://127.0.0.1:1", code=1)
     with farm_folder() as folder:

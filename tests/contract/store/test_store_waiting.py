@@ -84,7 +84,7 @@ def test_whole_groups_come_first_also_after_some_are_placed(store: Store) -> Non
 
 def test_a_batch_beyond_what_may_be_open_is_refused_until_some_have_ended(store: Store) -> None:
     first = new_batch(store, 4, max_open=6)
-    with pytest.raises(Overloaded, match="4 rollouts have not ended; 3 more would be beyond 6"):
+    with pytest.raises(Overloaded, match="4 rollouts are open; 3 more would exceed 6"):
         new_batch(store, 3, max_open=6)
     assert store.read(lambda connection: batches.recent(connection, 10)) == [first]
     second = new_batch(store, 2, max_open=6)

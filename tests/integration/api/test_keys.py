@@ -221,7 +221,7 @@ def test_a_trainers_key_changes_engines_of_its_own_runs_alone(api: _Api) -> None
                 one.add_engine(url, model)
         one.add_engine(own, "run:a")
         one.add_engine(own, "run:a", tokenizer="t")
-        with pytest.raises(Forbidden, match=r"env:SECRET: needs operate"):
+        with pytest.raises(Forbidden, match=r"env:SECRET: reading variables of nodes needs scope operate"):
             one.add_engine(other, "run:a", key="env:SECRET")
         with pytest.raises(Forbidden, match="needs operate"):
             one.add_engine(own, "m")

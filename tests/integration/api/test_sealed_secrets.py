@@ -160,7 +160,7 @@ def test_a_part_without_the_key_ends_at_its_start(
     log = tmp_path / "part.log"
     code = farm_command([part, *(["--port", "0"] if part == "api" else [])], env, log).wait(120)
     assert code == 1, log.read_text()
-    assert "node node-8 has another secret key than the farm" in log.read_text()
+    assert "node node-8 has a different secret key than the farm" in log.read_text()
     assert "Traceback" not in log.read_text()
 
 
