@@ -22,7 +22,7 @@ from farm.store.sql.clock import db_now
 _SPENT: Mapping[Budget, tuple[str, str, str]] = {
     Budget.FAILURES: ("n_failures", "max_attempts", "no attempt of {most} is left"),
     Budget.LOSSES: ("n_lost", "max_losses", "it was lost {n} times, and its batch allows {most}"),
-    Budget.RESTARTS: ("n_restarts", "max_attempts", "it was played anew {most} times, which is as often as it may be"),
+    Budget.RESTARTS: ("n_restarts", "max_attempts", "it was restarted {most} times, which is the limit"),
 }
 """For each budget: its counter, its limit, and the message when it is used up."""
 

@@ -196,8 +196,8 @@ def test_a_key_outlives_a_new_setting_that_is_left_alone(service: LocalFarm) -> 
 def test_a_database_of_another_revision_is_refused_with_the_mend(store_url: str, tmp_path: Path) -> None:
     store = Store(store_url)
     migrations.migrate(store)
-    older = "at schema revision none, this farm needs .*farm migrate"
-    newer = "at schema revision 9999, which this farm does not know: .*newer"
+    older = "at schema revision none, this version needs .*farm migrate"
+    newer = "at schema revision 9999, unknown to this version: .*newer"
     changes = {
         "none": ("DELETE FROM alembic_version", older),
         "9999": ("INSERT INTO alembic_version VALUES ('9999')", newer),

@@ -1,8 +1,8 @@
-"""Invariants of a batch, checked in the database: nothing lost, nothing twice, nothing broken scored.
+"""The invariants of a batch, checked in the database: nothing lost, nothing doubled, no broken rollout scored.
 
 Each check is one statement, so it sees one snapshot on SQLite and on Postgres: concurrent transitions raise no false
-alarm, and any connection will do. The rules of a rollout are columns of one statement that reads a part of the batch
-once, so that the dispatcher can check all the time: part by part, as it shares its connection with others.
+alarm, and any connection will do. The rules for rollouts are columns of one statement that reads a part of the batch
+once. The dispatcher checks all the time, part by part, because it shares its connection with other work.
 """
 
 from __future__ import annotations
@@ -44,15 +44,15 @@ _deliveries = cast(Table, DeliveryRow.__table__)
 
 _RECENT_S = 600.0
 LIMIT = 1000
-"""So many violations of a batch are enough."""
+"""The maximum number of violations reported per batch."""
 _PART = 256
-"""Rollouts that are audited at a time: some 50 ms."""
+"""Rollouts audited per statement: about 50 ms."""
 _LARGEST = 1.7e308
-"""Between this and its negative lies every number that is neither infinite nor no number, on both databases."""
+"""Every finite number lies between this and its negative, in both databases; infinity and NaN do not."""
 
 
 def conservation(connection: Connection, batch_id: str) -> Conservation:
-    """Return the counts of submitted and ended or in-flight rollouts at one moment. Raises NotFound."""
+    """Return the submitted, ended and in-flight counts at one moment. Raises NotFound."""
 
     def counted(*states: State) -> ColumnElement[int]:
         return func.sum(case((rollouts.c.state.in_(states), 1), else_=0))
@@ -69,7 +69,7 @@ def conservation(connection: Connection, batch_id: str) -> Conservation:
             counted(State.COMPLETED),
             counted(State.FAILED),
             counted(State.CANCELLED),
-            # whatever else a row may say it has not ended
+            # whatever else its row says, it has not ended
             func.count(rollouts.c.rollout_id) - counted(*FINAL_STATES),
         )
         .select_from(batches)
@@ -95,7 +95,7 @@ def violations(connection: Connection, batch_id: str) -> list[Violation]:
 
 
 def parts(numbers: Conservation) -> Iterator[range]:
-    """Yield ranges of the groups of a batch that have some hundred rollouts each."""
+    """Yield ranges of a batch's groups, each with some hundred rollouts."""
     n_groups = len(numbers.groups)
     n_samples = max(1, numbers.batch.n_submitted // n_groups)
     step = max(1, _PART // n_samples)
@@ -114,8 +114,8 @@ def of_batch(connection: Connection, batch_id: str) -> tuple[Conservation, list[
 
 
 def open_batches(connection: Connection) -> list[str]:
-    """Return the batches with rollouts that have not ended or did so a short while ago, oldest first."""
-    # each reads an index: of what has not ended, and one entry of each batch, however large they are
+    """Return the batches with rollouts that are open or ended a short while ago, oldest first."""
+    # each reads an index: of open rollouts, and one entry per batch, however large the tables are
     live = batches.c.batch_id.in_(select(rollouts.c.batch_id).where(rollouts.c.finish_seq.is_(None)))
     last = (rollouts.c.batch_id == batches.c.batch_id, rollouts.c.finish_seq == batches.c.last_seq)
     lately = select(literal(1)).where(*last, rollouts.c.finished_at > db_now() - _RECENT_S).exists()
@@ -183,10 +183,10 @@ def _any(table: Table, *conditions: ColumnElement[bool]) -> ColumnElement[bool]:
 
 
 def _one_by_one(found: Select[Any]) -> Select[Any]:
-    """Return a query that Postgres runs for each row by itself, instead of reading the whole table for all at once.
+    """Return a query that Postgres runs separately for each row, instead of reading the whole table at once.
 
-    Most of a table belongs to ended rollouts, and the cost of a batch's audit must not grow with them. Only an OFFSET
-    keeps the planner from that.
+    Most rows belong to ended rollouts, and the cost of a batch's audit must not grow with them. Only an OFFSET prevents
+    the planner from reading them all.
     """
     return found.offset(0)
 
@@ -198,7 +198,7 @@ def _count(table: Table, *conditions: ColumnElement[bool]) -> ColumnElement[int]
 
 
 def _without(table: Table, other: Table, *conditions: ColumnElement[bool]) -> ColumnElement[bool]:
-    """Return the condition that a row of a table has no such row of the same attempt in another."""
+    """Return the condition that a row has no matching row of the same attempt in another table."""
     same = (other.c.rollout_id == table.c.rollout_id, other.c.attempt == table.c.attempt, *conditions)
     return ~_one_by_one(select(literal(1)).where(*same).correlate(table)).exists()
 
