@@ -59,9 +59,7 @@ def add(connection: Connection, engine: StoredEngine, caller: Caller | None = No
             api_keys.lock(connection, caller.name)
             n = connection.execute(select(func.count()).where(engines.c.registrant == registrant)).scalar_one()
             if n >= caller.max_engines:
-                raise Forbidden(
-                    f"key {registrant!r} has added {n} engines, which is its quota: remove one first"
-                )
+                raise Forbidden(f"key {registrant!r} has added {n} engines, which is its quota: remove one first")
         expected = _expected(connection, engine.model) | {"registrant": registrant}
         new = insert(engines).values(url=url, added_at=db_now(), added_by=engine.added_by, **result, **expected)
         connection.execute(new)

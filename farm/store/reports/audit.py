@@ -222,15 +222,15 @@ _played = and_(attempts.c.stage == Stage.RUN.value, attempts.c.result == "advanc
 _scoring = and_(attempts.c.stage == Stage.EVAL.value, attempts.c.result == "completed")
 
 _RULES: Sequence[tuple[str, ColumnElement[bool]]] = (
-    ("its state or its stage is none", or_(_row.state.not_in(sorted(State)), _row.stage.not_in(sorted(Stage)))),
-    ("it has ended without number, instant or outcome", and_(_final, or_(*(each.is_(None) for each in _ended)))),
+    ("its state or its stage is unknown", or_(_row.state.not_in(sorted(State)), _row.stage.not_in(sorted(Stage)))),
+    ("it has ended without number, time or outcome", and_(_final, or_(*(each.is_(None) for each in _ended)))),
     (
-        "it has not ended, but has a number, an instant or an outcome",
+        "it has not ended, but has a number, a time or an outcome",
         and_(not_(_final), or_(*(each.is_not(None) for each in _ended))),
     ),
-    ("its number was never given out", or_(_row.finish_seq < 1, _row.finish_seq > batches.c.last_seq)),
+    ("its number was never assigned", or_(_row.finish_seq < 1, _row.finish_seq > batches.c.last_seq)),
     ("it is completed without a reward", and_(_completed, _row.reward.is_(None))),
-    ("its reward is no finite number", not_(_row.reward.between(-_LARGEST, _LARGEST))),
+    ("its reward is not finite", not_(_row.reward.between(-_LARGEST, _LARGEST))),
     (
         "its reward is not its newest score",
         and_(
@@ -239,7 +239,7 @@ _RULES: Sequence[tuple[str, ColumnElement[bool]]] = (
         ),
     ),
     (
-        "it is completed, but the policy did not end it so",
+        "it is completed, but its outcome is not one of the policy",
         and_(
             _completed,
             or_(_row.outcome.not_in(_policys), _row.policy_outcome.is_(None), _row.outcome != _row.policy_outcome),
@@ -252,9 +252,9 @@ _RULES: Sequence[tuple[str, ColumnElement[bool]]] = (
         and_(not_(_completed), _any(rewards, rewards.c.attempt == _row.attempt)),
     ),
     ("it was scored once, and ended without a score", and_(_final, not_(_completed), _any(rewards))),
-    ("it was scored in an attempt that never was", _any(rewards, rewards.c.attempt > _row.attempt)),
+    ("it was scored in an attempt that does not exist", _any(rewards, rewards.c.attempt > _row.attempt)),
     (
-        "it has a score that was not given, or was given one that it has not",
+        "its scores and its scoring attempts do not match",
         and_(
             _whole,
             or_(
@@ -264,14 +264,14 @@ _RULES: Sequence[tuple[str, ColumnElement[bool]]] = (
         ),
     ),
     (
-        "it has failed, but not by a fault that has a name",
+        "it has failed without a known kind of failure",
         and_(
             _row.state == State.FAILED.value,
             or_(_row.failure_kind.is_(None), _row.outcome != _row.failure_kind, _row.outcome.not_in(_ours)),
         ),
     ),
     (
-        "it is cancelled and not, at once",
+        "its state and its outcome disagree on whether it is cancelled",
         (_row.state == State.CANCELLED.value) != (func.coalesce(_row.outcome, "") == Outcome.CANCELLED.value),
     ),
     (
@@ -279,27 +279,30 @@ _RULES: Sequence[tuple[str, ColumnElement[bool]]] = (
         and_(_active, or_(_row.owner.is_(None), _row.lease_expires_at.is_(None), _row.node.is_(None))),
     ),
     (
-        "it is not active, but somebody owns it",
+        "it is not active, but has an owner",
         and_(not_(_active), or_(_row.owner.is_not(None), _row.lease_expires_at.is_not(None))),
     ),
     (
-        "it is active, but its owner's is not the one attempt under way",
+        "it is active, but its owner does not have the only open attempt",
         and_(_active, or_(not_(_any(attempts, _under_way, _owners)), _count(attempts, _under_way) > 1)),
     ),
-    ("it is not active, but an attempt is under way", and_(not_(_active), _any(attempts, _under_way))),
-    ("it has an attempt that never was", or_(_row.attempt < 1, _any(attempts, attempts.c.attempt > _row.attempt))),
+    ("it is not active, but has an open attempt", and_(not_(_active), _any(attempts, _under_way))),
     (
-        "it has failed, was lost or was played anew more often than its batch allows",
+        "it has an attempt beyond its number of attempts",
+        or_(_row.attempt < 1, _any(attempts, attempts.c.attempt > _row.attempt)),
+    ),
+    (
+        "it has failed, was lost or was restarted more often than its batch allows",
         or_(
             _row.n_failures > batches.c.max_attempts,
             _row.n_lost > batches.c.max_losses + 1,
             _row.n_restarts > batches.c.max_attempts + 1,
         ),
     ),
-    ("it has failed or was lost less often than never", or_(_row.n_failures < 0, _row.n_lost < 0)),
-    ("it is to be played where no sandbox is", and_(not_(_final), _row.stage == Stage.RUN.value, _row.node.is_(None))),
+    ("it has a negative count of failures or losses", or_(_row.n_failures < 0, _row.n_lost < 0)),
+    ("it is to be run, but has no node", and_(not_(_final), _row.stage == Stage.RUN.value, _row.node.is_(None))),
     (
-        "it is to be scored, but was not played to the end, once",
+        "it is to be scored, but does not have exactly one completed run",
         and_(
             _whole,
             _in_eval,
@@ -307,13 +310,13 @@ _RULES: Sequence[tuple[str, ColumnElement[bool]]] = (
         ),
     ),
     (
-        "it was not played to the end, but has what comes of that",
+        "it has the results of a run, but no completed run",
         and_(
             not_(_in_eval),
             or_(_row.policy_outcome.is_not(None), _row.submission.is_not(None), _any(attempts, _played)),
         ),
     ),
-    ("it has another number of training rows than it says", and_(_whole, _count(_segments) != _row.n_segments)),
+    ("its number of training rows differs from its count", and_(_whole, _count(_segments) != _row.n_segments)),
     (
         "it has training rows of an attempt that does not count",
         _any(_segments, _without(_segments, attempts, _played)),

@@ -118,7 +118,7 @@ def test_a_server_that_is_none_of_them() -> None:
         port = server.server_address[1]
         with pytest.raises(InvalidRequest, match="no Redis"):
             check_broker(f"redis://127.0.0.1:{port}/0")
-        with pytest.raises(InvalidRequest, match="no Postgres"):
+        with pytest.raises(InvalidRequest, match="not a Postgres"):
             connect(f"postgresql://127.0.0.1:{port}/farm")
         server.shutdown()
 
