@@ -168,7 +168,7 @@ def celery_app(broker_url: str, name: str = "farm") -> Celery:
 
 
 def rabbitmq_version(broker_url: str) -> str:
-    """Connect to a RabbitMQ once and return its version. Raises BrokerUnavailable, InvalidRequest for a final refusal."""
+    """Connect to a RabbitMQ once and return its version. Raises BrokerUnavailable, or InvalidRequest if refused."""
     try:
         with celery_app(broker_url, "farm-doctor").connection_for_write() as connection:
             return str(connection.connection.server_properties.get("version", "of unknown version"))
@@ -196,7 +196,7 @@ def _rabbitmq_refusal(error: BaseException | None) -> str:
     while error is not None:
         code = getattr(error, "reply_code", None)
         if code == _ACCESS_REFUSED:
-            return "the broker refuses the user or the password: check them in its address, and percent-encode special characters"
+            return "the broker refuses the user or the password: correct them in its address, percent-encoded"
         if code == _NOT_ALLOWED:
             return (
                 "the broker does not admit the user to that virtual host, or the virtual host does not exist: use "

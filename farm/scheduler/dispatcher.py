@@ -269,7 +269,7 @@ class Dispatcher:
             self._lost(held, 0.0 if spared else now, longest_s)
 
     def _spares_leases(self) -> bool:
-        """Return whether expired leases are still ignored, so that only workers known to have ended lose their claims."""
+        """Return whether expired leases are still ignored: then only workers known to have ended lose claims."""
         return time.monotonic() < self._leases_count_at
 
     def _lost(self, held: Claim, now: float, longest_s: float) -> None:

@@ -53,8 +53,8 @@ def create(
         if known is not None:
             if known.fingerprint != fingerprint:
                 raise Conflict(
-                    f"idempotency key {request.idempotency_key!r} belongs to batch {known.batch_id} with a different request: "
-                    "use a new key, or submit the same request"
+                    f"idempotency key {request.idempotency_key!r} belongs to batch {known.batch_id} with another "
+                    "request: use a new key, or submit the same request"
                 )
             return known.batch_id, False
     n_rollouts = len(request.instances) * request.n_samples

@@ -24,8 +24,8 @@ def cancel(connection: Connection, target: RolloutRef, rollout_ids: Collection[s
     """Cancel the open rollouts of a batch, a group or a rollout, or only `rollout_ids` of it. Returns their ids.
 
     One that is being scored again is completed with its earlier score. Raises NotFound, and cancels nothing, if any of
-    the rollouts does not exist. If a process ends a rollout of the batch at the same moment, one of the two waits for the
-    other: the first wins, and the second does nothing.
+    the rollouts does not exist. If a process ends a rollout of the batch at the same moment, one of the two waits for
+    the other: the first wins, and the second does nothing.
     """
     # no rollout of the batch ends in between: that takes a number, and numbers are assigned under this lock
     batch = update(batches).where(batches.c.batch_id == target.batch_id)

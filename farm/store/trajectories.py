@@ -48,7 +48,7 @@ _OBSERVED = ("observations", "n_invalid", "reward")
 
 
 def _put_call(insert_into: Any) -> Any:
-    """Return the statement, in one dialect, that inserts a call's row or updates the observations of an existing one."""
+    """Return the statement, in one dialect, that inserts a call's row or updates the observations of the old one."""
     add = insert_into(model_calls)
     return add.on_conflict_do_update(index_elements=_CALL_KEY, set_={name: add.excluded[name] for name in _OBSERVED})
 

@@ -19,7 +19,7 @@ def check_room(connection: Connection, n_new: int, most: int, submitter: str = "
     who, setting = (f"key {submitter!r}", "its quota") if submitter else ("the farm", "FARM_MAX_OPEN")
     if n_new > most:
         raise InvalidRequest(
-            f"{n_new} rollouts in one batch exceed the limit of {who}, {most}: submit several batches, or set {setting}",
+            f"{n_new} rollouts in a batch exceed the limit of {who}, {most}: submit several batches, or set {setting}",
             field="instances",
         )
     n_now = n_open(connection, submitter) - n_written

@@ -31,8 +31,8 @@ _Key: TypeAlias = tuple[str, str, int]
 def write(connection: Connection, new: NewAnnotations, caller: Caller) -> int:
     """Store annotations, all or none; return how many were new.
 
-    Raises NotFound for a rollout that does not exist, InvalidRequest for one that has not ended or if the number of token
-    values differs from the row's tokens, Conflict for one that was written with another value, and Forbidden for
+    Raises NotFound for a rollout that does not exist, InvalidRequest for one that has not ended or if the number of
+    token values differs from the row's tokens, Conflict for one that was written with another value, and Forbidden for
     rollouts of another key.
     """
     by_key = _by_key(new)
@@ -132,8 +132,8 @@ def _check_same(row: Row[Any], each: NewAnnotation, new: NewAnnotations) -> None
     )
     if row.value != each.value or not same_tokens:
         raise Conflict(
-            f"{new.producer} has already written {each.name} of {each.rollout_id} for step {new.step} with another value: "
-            "use another step or another name"
+            f"{new.producer} has already written {each.name} of {each.rollout_id} for step {new.step} with another "
+            "value: use another step or another name"
         )
 
 

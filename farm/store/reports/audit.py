@@ -288,7 +288,7 @@ _RULES: Sequence[tuple[str, ColumnElement[bool]]] = (
     ),
     ("it is not active, but has an open attempt", and_(not_(_active), _any(attempts, _under_way))),
     (
-        "it has an attempt beyond its number of attempts",
+        "it has an attempt after its last",
         or_(_row.attempt < 1, _any(attempts, attempts.c.attempt > _row.attempt)),
     ),
     (

@@ -13,10 +13,12 @@ def protocol_of(idempotency_key: str | None) -> str | None:
     name, colon, _ = (idempotency_key or "").partition(":")
     return f"{name}:" if colon and len(name) < 64 else None
 
-    class AwaitsPlace:
-        """The column of a batch that names its protocol until its end has a place, so that waiting ones
-        are found by an index, however many batches there ever were.
-        """
+
+class AwaitsPlace:
+    """The column of a batch that names its protocol until its end has a place.
+
+    An index on it finds the waiting ones, however many batches there ever were.
+    """
 
     awaits_place: Mapped[str | None] = mapped_column(short_text(), index=True)
 

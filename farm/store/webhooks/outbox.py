@@ -31,7 +31,7 @@ _DAY_S = 86_400.0
 
 @dataclass(frozen=True, slots=True)
 class Outgoing:
-    """A message that is due. `form` names the function that makes its body, `subject` is the batch or the alarm's text."""
+    """A message that is due. `form` names the maker of its body, `subject` is the batch or the alarm's text."""
 
     message_id: str
     form: str

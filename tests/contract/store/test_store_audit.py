@@ -107,7 +107,7 @@ BROKEN: list[tuple[str, int, dict[str, Any], str]] = [
     ("a queued one of somebody", 5, {"owner": "w"}, "not active, but has an owner"),
     ("another's attempt", 1, {"owner": "x"}, "does not have the only open attempt"),
     ("queued under way", 1, {"state": "queued", "owner": None, "lease_expires_at": None}, "has an open attempt"),
-    ("the past again", 2, {"attempt": 0}, "beyond its number of attempts"),
+    ("the past again", 2, {"attempt": 0}, "an attempt after its last"),
     ("too many failures", 2, {"n_failures": 3}, "more often than its batch allows"),
     ("too many losses", 2, {"n_lost": 12}, "more often than its batch allows"),
     ("less than none", 2, {"n_failures": -1}, "a negative count"),
