@@ -43,7 +43,7 @@ class Askers:
         self._renewing: threading.Thread | None = None
 
     async def claim(self, job: str) -> str:
-        """Claim a rollout of a job, and return its key: an abandoned one whose answer is still due, or else another one.
+        """Claim a rollout of a job, an abandoned one whose answer is still due or else another one; return its key.
 
         If another process has a claim on one, this waits until it is known whether that process is alive or has ended.
         """
