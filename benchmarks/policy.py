@@ -341,7 +341,7 @@ async def _until(reached: Callable[[], bool]) -> None:
     deadline = time.monotonic() + _START_S
     while not reached():
         if time.monotonic() > deadline:
-            raise TimeoutError("the engine still samples")
+            raise TimeoutError("the engine does not do what is expected")
         await asyncio.sleep(0.001)
 
 

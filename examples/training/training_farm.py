@@ -109,5 +109,7 @@ def _use_engine(embedded: Embedded, url: str) -> None:
         while not any(each.engine.info for each in client.engines()):
             embedded.check()
             if time.monotonic() > deadline:
-                raise farm.ServiceError(f"the farm took more than {_ENGINE_S:g} s to probe the engine at {url}")
+                raise farm.ServiceError(
+                    f"the farm took over {_ENGINE_S:g} s to probe the engine at {url} for its abilities"
+                )
             time.sleep(0.1)
