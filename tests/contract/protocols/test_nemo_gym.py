@@ -1,4 +1,4 @@
-"""NeMo Gym's agent server on a store: a recorded conversation for each endpoint, and what is refused."""
+"""NeMo Gym's agent server on a store: a recorded conversation for each endpoint, and refused requests."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Polar's rollout server on a store: a recorded conversation for each endpoint, and what is refused without a trace."""
+"""Polar's rollout server on a store: a recorded conversation for each endpoint, and refusals without a trace."""
 
 from __future__ import annotations
 

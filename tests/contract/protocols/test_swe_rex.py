@@ -1,4 +1,4 @@
-"""SWE-ReX's server on a store without a node: each request that is none, and sandboxes that do not run."""
+"""SWE-ReX's server on a store without a node: invalid requests, and sandboxes that do not run."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Backups of every kind of database and restores into every kind: the same rows, all or none, whoever is killed."""
+"""Backups of every kind of database and restores to every kind: the same rows, all or none, even if killed."""
 
 from __future__ import annotations
 
@@ -48,13 +48,13 @@ CHANGED = {"last_seq", "heartbeat_at", "lease_expires_at", "expires_at"}
 
 
 def silence(store: Store) -> None:
-    """Have all nodes be gone for a day."""
+    """Age the heartbeats of all nodes by a day."""
     store.write(lambda connection: connection.execute(update(nodes).values(heartbeat_at=db_now() - 86_400)))
 
 
 @pytest.fixture
 def used(store: Store) -> Store:
-    """A store with batches that have ended, one that is open, and a secret."""
+    """Return a store with ended batches, an open one, and a secret."""
     announce(store)
     played(store, n=3, n_samples=2)
     open_id = new_batch(store, 2, idempotency_key="mine")
@@ -66,7 +66,7 @@ def used(store: Store) -> Store:
 
 @pytest.fixture
 def other(tmp_path: Path) -> Iterator[Store]:
-    """A database that nobody made yet."""
+    """Yield a database that does not exist yet."""
     folder = tmp_path / "other"
     folder.mkdir()
     store = Store(f"sqlite:///{folder}/farm.db")
@@ -75,7 +75,7 @@ def other(tmp_path: Path) -> Iterator[Store]:
 
 
 def contents(store: Store) -> dict[str, list[Any]]:
-    """All rows, as text; without what a restore is to change: who lives, who holds what until when."""
+    """Return all rows, as text, without what a restore changes: heartbeats and leases."""
 
     def rows(table: Table) -> list[str]:
         columns = [each for each in table.columns if each.name not in CHANGED]
@@ -121,7 +121,7 @@ def test_a_backup_is_of_one_moment_while_others_write(store: Store, tmp_path: Pa
     n_seen: list[int] = []
 
     def check() -> None:
-        # the copy goes on once something was written beside it
+        # the copy continues after another process has written
         n = len(last)
         while len(last) == n and writer.is_alive():
             stop.wait(0.001)

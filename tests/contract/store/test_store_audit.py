@@ -1,4 +1,4 @@
-"""The audit of a batch: silent about whatever the transitions make of it, loud about each thing that must never be."""
+"""The audit of a batch: no violations after any transitions, and a violation for each broken invariant."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def wrongs(store: Store, batch_id: str) -> list[str]:
 
 
 def one_of_each(store: Store) -> str:
-    """A batch of ten groups of two with a rollout in each place where one may be; `.0.0` completed, with a row."""
+    """Write ten groups of two, with a rollout in each possible state; `.0.0` is completed, with a row."""
     batch_id = new_batch(store, 10, 2, max_attempts=2)
     place(store, batch_id)
     _played_with_a_row(store, batch_id)

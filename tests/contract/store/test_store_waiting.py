@@ -1,4 +1,4 @@
-"""Queued rollouts are read in order and no further than requested, and no more are accepted than the farm may have."""
+"""Queued rollouts are read in order and only as far as requested, and the limit of open rollouts is enforced."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def new_batch(
 
     def create(connection: Connection) -> str:
         batch_id = batches.create(connection, request, f"{n}", max_open)[0]
-        # two within a millisecond would be of one age in SQLite
+        # in SQLite, two within a millisecond would have the same age
         n_seconds = connection.execute(select(func.count()).select_from(table)).scalar_one()
         later = update(table).where(table.c.batch_id == batch_id).values(created_at=table.c.created_at + n_seconds)
         connection.execute(later)

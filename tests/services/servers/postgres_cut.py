@@ -36,7 +36,7 @@ class PostgresProxy:
         self.back()
 
     def cut_commits(self, n: int, made: bool) -> None:
-        """Cut the connections of the next `n` commits: before, or once they are `made`, so that only the answer is lost."""
+        """Cut the connections of the next `n` commits: after they are `made`, so only the answer is lost, or before."""
         self._commits, self._made = n, made
 
     def away(self) -> None:
