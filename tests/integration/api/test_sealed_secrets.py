@@ -1,4 +1,4 @@
-"""Secrets are encrypted in the store: whoever has the farm's key opens them, and whoever has not is told so at once."""
+"""Secrets are encrypted in the store: processes with the farm's key decrypt them, and others fail at once."""
 
 from __future__ import annotations
 

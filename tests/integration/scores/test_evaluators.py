@@ -80,7 +80,7 @@ def test_a_program_that_hangs_is_worth_zero() -> None:
 
 
 async def scored(edit: str, instance: SweInstance = SWE) -> Score:
-    """Play a command in a sandbox as a policy would, collect, and score in another."""
+    """Run a command in a sandbox as a policy would, collect, and score in another."""
     handler = SweHandler()
     fresh = opening(handler.sandbox(instance))
     async with fresh() as sandbox:
@@ -92,7 +92,7 @@ async def scored(edit: str, instance: SweInstance = SWE) -> Score:
     return await handler.evaluator(instance).evaluate(submission, fresh, 300.0)
 
 
-# each has packages of its own, which take longer than its tests
+# each has its own packages, whose installation takes longer than its tests
 @pytest.mark.soak
 @pytest.mark.parametrize("instance", at_length(FIXES[:3:2], FIXES), ids=lambda instance: instance.instance_id)
 def test_the_gold_patch_passes(instance: SweInstance) -> None:

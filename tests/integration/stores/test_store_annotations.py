@@ -1,4 +1,4 @@
-"""Figures that trainers write about rollouts: on every kind of database, by the store and over HTTP."""
+"""Annotations of trainers about rollouts: on every kind of database, by the store and over HTTP."""
 
 from __future__ import annotations
 
