@@ -1,4 +1,4 @@
-"""Results that all viewers of something share for a moment: many of them cost no more than one."""
+"""Results that all viewers share for a moment, so that many viewers cost no more than one."""
 
 from __future__ import annotations
 
@@ -10,13 +10,19 @@ from typing import Any, Generic, TypeVar
 T = TypeVar("T")
 
 _MOST = 200
+<<<<<<< HEAD
 """Results of one kind that are kept."""
 _SHARE = 50
 """A result is kept for so many times as long as it took, at least: each costs 2 % of a processor at most."""
+=======
+"""The number of results of one kind that are kept."""
+_SHARE = 10
+"""A result is kept at least so many times as long as it took, so that expensive ones are made less often."""
+>>>>>>> eng-store
 
 
 class SharedResults(Generic[T]):
-    """Results by key, each kept for `kept_s` or longer; one that is being made is waited for, not made twice."""
+    """Results by key, each kept for `kept_s` or longer; concurrent requests wait for one computation."""
 
     def __init__(self, kept_s: float) -> None:
         self._kept_s = kept_s
@@ -24,7 +30,7 @@ class SharedResults(Generic[T]):
         self._locks: dict[Any, asyncio.Lock] = {}
 
     async def get(self, key: Any, make: Callable[[], Awaitable[T]], is_final: Callable[[T], bool] | None = None) -> T:
-        """Return the kept result of a key, or make it; one that `is_final` is kept thirty times as long."""
+        """Return the kept result of a key, or compute it; one that `is_final` is kept thirty times as long."""
         if (kept := self._fresh(key)) is not None:
             return kept[1]
         lock = self._locks.setdefault(key, asyncio.Lock())

@@ -1,7 +1,7 @@
-"""Attribution of each end and its consequences: a row for every failure that can be induced, run by a real farm.
+"""Attribution of each end and its consequences: a row for every failure that can be induced, on a real farm.
 
-Each row is one rollout. What the policy did keeps its score; any other end has no number anywhere: no reward on the
-rollout, none in the store, and no row that trains.
+Each row is one rollout. An end caused by the policy keeps its score; any other end has no number anywhere: no reward on
+the rollout, none in the store, and no row that trains.
 """
 
 from __future__ import annotations
@@ -70,9 +70,9 @@ def chat(question: str = QUESTION) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class _Row:
-    """One rollout and what must come of it. `engine` are the options of an engine of its own; `says` is in its failure.
+    """One rollout and its expected result. `engine` are the options of a separate engine; `says` is in its failure.
 
-    Scored is what ended by the policy's doing, and nothing else; `trains` says whether its rows train, too.
+    Exactly the ends caused by the policy are scored; `trains` tells whether its rows train, too.
     """
 
     name: str
@@ -94,7 +94,7 @@ class _Row:
 
 
 def struck(fault: str, outcome: Outcome, budget: Budget, says: str = "", **more: Any) -> _Row:
-    """An engine that does this to every call."""
+    """Return a row with an engine that does this to every call."""
     return _Row(f"engine-{fault}", chat(), outcome, budget, says, engine={"slow_s": 0.5}, fault=fault, **more)
 
 
@@ -118,6 +118,7 @@ THE_POLICYS = [
 THE_ENGINES = [
     struck("500", Outcome.ENGINE_ERROR, FAILURES, "500"),
     struck("502", Outcome.ENGINE_ERROR, FAILURES, "502"),
+<<<<<<< HEAD
     # they end while the engine is left alone, or at the moment of a retry
     struck(
         "429",
@@ -133,6 +134,11 @@ THE_ENGINES = [
         "its 5 s ended while it waited for engines: .*(busy|answered 503)",
         **DEADLINE,
     ),
+=======
+    # they end while the engine is not called, or at the moment of a retry
+    struck("429", Outcome.ENGINE_ERROR, FAILURES, "its 5 s ended while it waited: .*(busy|answered 429)", **DEADLINE),
+    struck("503", Outcome.ENGINE_ERROR, FAILURES, "its 5 s ended while it waited: .*(busy|answered 503)", **DEADLINE),
+>>>>>>> eng-store
     struck("close", Outcome.ENGINE_ERROR, FAILURES, "tries failed"),
     struck("reset", Outcome.ENGINE_ERROR, FAILURES, "tries failed"),
     struck("hang", Outcome.ENGINE_ERROR, FAILURES, max_attempts=1),
@@ -140,7 +146,7 @@ THE_ENGINES = [
     struck("garbage", Outcome.ENGINE_ERROR, FAILURES, "tries failed"),
     struck("slow", Outcome.ANSWERED, NEVER),
     struck("echo", Outcome.ANSWERED, NEVER, trains=False),
-    # the same deadline as that of `slow-policy`, and no score
+    # the same deadline as that of `slow-policy`, but no score
     _Row(
         "engine-dead",
         chat(),
@@ -187,7 +193,7 @@ THE_PLUGINS = [
 ]
 ROWS = [*THE_POLICYS, *THE_ENGINES, *THE_SANDBOXS, *THE_PLUGINS]
 APART = {Outcome.LOST, Outcome.CANCELLED, Outcome.STALE}
-"""Outcomes that take something away from all running rollouts, or are ordered of all engines: run alone, below."""
+"""Outcomes that affect all running rollouts, or that are ordered of all engines: run separately, below."""
 
 
 @pytest.fixture(scope="module")
@@ -197,7 +203,7 @@ def client() -> Iterator[farm.Farm]:
     with farm_folder() as folder:
         settings = Settings(home=folder / "home", scratch=folder / "scratch", store_url="", broker_url="")
         env = QUICK | {"FARM_SANDBOX": "namespace", "FARM_POLICY_TIMEOUT_S": "10", "FARM_WARM_POOL": "0"}
-        # on a busy machine nothing is to be lost but what is killed
+        # on a busy machine only killed rollouts may be lost
         env |= {"FARM_LEASE_S": "60", "FARM_NODE_TIMEOUT_S": "60"}
         options = ("--init", "8", "--run", "60", "--eval", "16")
         here = PreloadedFarm(settings, node_options=options, flower=False, env=env | installed_in(folder))
@@ -207,7 +213,7 @@ def client() -> Iterator[farm.Farm]:
 
 @pytest.fixture(scope="module")
 def played(client: farm.Farm) -> Iterator[dict[str, Rollout]]:
-    """Every row, all of them at once."""
+    """Run every row, all of them at once."""
     doubles: dict[str, EngineDouble] = {}
     with ExitStack() as serves:
         for row in ROWS:
@@ -246,12 +252,17 @@ def test_what_follows_from_each_cause(client: farm.Farm, played: dict[str, Rollo
     if rollout.failure is not None:
         assert re.search(row.says, rollout.failure.message), rollout.failure.message
     timings = client.timings(rollout.rollout_id)
+<<<<<<< HEAD
     # of a neighbour's kills for lack of memory
     n_short = sum("the node ran short" in str(timing.failure) for timing in timings)
+=======
+    # a neighbour's kills for lack of memory
+    n_short = sum("node that ran short" in str(timing.failure) for timing in timings)
+>>>>>>> eng-store
     n = row.max_attempts if row.budget is FAILURES else n_short
     failures = [str(timing.failure) for timing in timings if timing.failure is not None]
     assert (rollout.n_failures, rollout.n_lost, rollout.n_restarts) == (n, 0, 0), failures
-    # only what is counted is tried again, and only the scoring of what was played
+    # only counted failures are retried, and after the run only the scoring
     assert rollout.attempt == max(1, n if row.budget is FAILURES else 1 + n_short)
     runs = [timing for timing in timings if timing.stage is Stage.RUN]
     assert len(runs) <= (1 if rollout.stage is Stage.EVAL else rollout.attempt)
@@ -292,7 +303,7 @@ def test_what_is_cancelled_has_no_score(client: farm.Farm, played: dict[str, Rol
 def test_what_new_weights_have_overtaken_has_no_score(
     client: farm.Farm, played: dict[str, Rollout], on_stale: str, n_restarts: int, attempt: int
 ) -> None:
-    """Played anew, it is overtaken again and again, until that has been often enough."""
+    """Restarted, it is overtaken again and again, up to the limit."""
     client.clear_engines(forget_weights=True)
     double = EngineDouble(BOOK, weight_version="1", tokens_per_s=50)
     with serving(double.app()) as url:

@@ -80,9 +80,15 @@ def test_a_program_that_hangs_is_worth_zero() -> None:
 
 
 async def scored(edit: str, instance: SweInstance = SWE) -> Score:
+<<<<<<< HEAD
     """Play a command in a sandbox as a policy would, collect, and score in another."""
     handler = SweHandler(instance)
     fresh = opening(handler.sandbox())
+=======
+    """Run a command in a sandbox as a policy would, collect, and score in another."""
+    handler = SweHandler()
+    fresh = opening(handler.sandbox(instance))
+>>>>>>> eng-store
     async with fresh() as sandbox:
         await handler.prepare(sandbox)
         await sandbox.write_file("/tmp/gold.patch", (instance.patch or "").encode())
@@ -92,7 +98,7 @@ async def scored(edit: str, instance: SweInstance = SWE) -> Score:
     return await handler.evaluator().evaluate(submission, fresh, 300.0)
 
 
-# each has packages of its own, which take longer than its tests
+# each has its own packages, whose installation takes longer than its tests
 @pytest.mark.soak
 @pytest.mark.parametrize("instance", at_length(FIXES[:3:2], FIXES), ids=lambda instance: instance.instance_id)
 def test_the_gold_patch_passes(instance: SweInstance) -> None:

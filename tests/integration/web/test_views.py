@@ -1,4 +1,4 @@
-"""The views of the page over HTTP on a real store: what is stored, exports, live numbers, content that means harm."""
+"""The views of the page over HTTP on a real store: stored data, exports, live numbers, hostile content."""
 
 from __future__ import annotations
 
@@ -268,8 +268,13 @@ def test_many_who_load_the_list_of_batches_at_one_time_count_it_once(
     def counted(*arguments: Any) -> Any:
         nonlocal n_asked
         n_asked += 1
+<<<<<<< HEAD
         # as long as it takes where batches are large
         time.sleep(0.05)
+=======
+        # as long as it takes for large batches
+        time.sleep(0.2)
+>>>>>>> eng-store
         return ask(*arguments)
 
     monkeypatch.setattr(farm, "batches", counted)
