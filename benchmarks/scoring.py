@@ -79,15 +79,9 @@ async def _answers(report: Report, n: int) -> None:
 
 
 async def _symbols(report: Report, n: int) -> None:
-<<<<<<< HEAD
     """Of an answer that only algebra shows to be right."""
     kind = registry.handler("answer")
     handler = kind(kind.instance_type.model_validate({"question": "Expand or factor.", "gold": _SYMBOLS[0]}))
-=======
-    """Measure an answer that only algebra shows to be right."""
-    handler = registry.handler("answer")
-    instance = handler.instance_type.model_validate({"question": "Expand or factor.", "gold": _SYMBOLS[0]})
->>>>>>> eng-store
 
     @asynccontextmanager
     async def none(*_: object, **__: object) -> AsyncIterator[Sandbox]:

@@ -91,11 +91,7 @@ class StoredEngine:
 
     @property
     def trouble(self) -> str:
-<<<<<<< HEAD
-        """The reason why it gets no calls without intervention, and the remedy; empty if no intervention is needed."""
-=======
         """The reason it gets no calls without intervention, and the remedy; empty if no intervention is needed."""
->>>>>>> eng-farm
         if self.abandoned:
             return (
                 f"paused for new weights by {self.paused_by}, which has been silent for {self.silent_s:.0f} s; "

@@ -1,8 +1,4 @@
-<<<<<<< HEAD
-"""The parts of a rollout that are kept for scoring: files with bytes and modes, the layer, an early score.
-=======
 """The parts of a rollout kept for scoring: files with bytes and modes, the layer, an early score.
->>>>>>> eng-farm
 
 In the store all of it is JSON, with bytes in base64.
 """

@@ -102,7 +102,6 @@ class BatchViews:
         )
 
     async def failures(self, request: Request) -> Response:
-<<<<<<< HEAD
         """Show the failures of a batch by kind and first line, and how its policy ended rollouts."""
         return await self._kept_page(request, self._failures)
 
@@ -121,11 +120,6 @@ class BatchViews:
         return page(await self._pages.get(key, partial(make, batch_id, shared)))
 
     async def _failures(self, batch_id: str, shared: dict[str, Any]) -> str:
-=======
-        """Show the failures of a batch by kind and first line, and the outcomes of its policy."""
-        batch_id = request.path_params["id"]
-        shared = _shared_filter(request)
->>>>>>> eng-store
         progress = await self._progress(batch_id)
         wanted = _unordered(shared["wanted"])
         read = partial(rollout_table.failure_groups, batch_id=batch_id, wanted=wanted)
@@ -146,13 +140,7 @@ class BatchViews:
         values: dict[str, Any] = {"figures": made, "stage_times": times, "newest": NEWEST, "is_whole": wanted == EVERY}
         return rendered("figures.html", status=progress.status, **values, **shared)
 
-<<<<<<< HEAD
     async def _selection(self, batch_id: str, shared: dict[str, Any]) -> str:
-=======
-    async def selection(self, request: Request) -> Response:
-        """Show which rollouts of a batch train, which do not and why, and the cost of both."""
-        batch_id = request.path_params["id"]
->>>>>>> eng-store
         progress = await self._progress(batch_id)
         wanted = _unordered(shared["wanted"])
         made = await self._endpoints.run(self._select, batch_id, wanted)

@@ -30,7 +30,6 @@ HEADERS = {
 
 
 def html(name: str, code: int = 200, **values: Any) -> Response:
-<<<<<<< HEAD
     """Return the page of a template."""
     return page(rendered(name, **values), code)
 
@@ -38,10 +37,6 @@ def html(name: str, code: int = 200, **values: Any) -> Response:
 def page(text: str, code: int = 200) -> Response:
     """Return a page whose HTML is rendered."""
     return Response(text, code, HEADERS, "text/html; charset=utf-8")
-=======
-    """Return the response with a rendered template."""
-    return Response(rendered(name, **values), code, HEADERS, "text/html; charset=utf-8")
->>>>>>> eng-store
 
 
 def rendered(name: str, **values: Any) -> str:

@@ -10,15 +10,9 @@ from typing import Any, Generic, TypeVar
 T = TypeVar("T")
 
 _MOST = 200
-<<<<<<< HEAD
 """Results of one kind that are kept."""
 _SHARE = 50
 """A result is kept for so many times as long as it took, at least: each costs 2 % of a processor at most."""
-=======
-"""The number of results of one kind that are kept."""
-_SHARE = 10
-"""A result is kept at least so many times as long as it took, so that expensive ones are made less often."""
->>>>>>> eng-store
 
 
 class SharedResults(Generic[T]):

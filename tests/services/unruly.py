@@ -380,13 +380,8 @@ class WorkingInstance(BaseModel):
     question: str
 
 
-<<<<<<< HEAD
 class WorkingHandler(Handler[WorkingInstance]):
     """A policy with a shell in a small sandbox; whatever it submits is worth 1."""
-=======
-class WorkingHandler:
-    """A policy with a shell in a small sandbox; any submission is worth 1."""
->>>>>>> eng-store
 
     data_source: ClassVar[str] = "working"
     instance_type: ClassVar[type[BaseModel]] = WorkingInstance

@@ -69,15 +69,9 @@ class FollowFilesHandler(Handler[FollowFilesInstance]):
     def messages(self) -> list[Message]:
         return [{"role": "user", "content": f"follow {self.instance.start} hops {self.instance.hops}"}]
 
-<<<<<<< HEAD
     async def prepare(self, sandbox: Sandbox) -> None:
         """Write all files by one command, as each command is a process."""
         script = "\n".join(f"printf %s {shlex.quote(text)} >{name}" for name, text in self.instance.files.items())
-=======
-    async def prepare(self, instance: FollowFilesInstance, sandbox: Sandbox) -> None:
-        """Write all files with one command, as each command is a process."""
-        script = "\n".join(f"printf %s {shlex.quote(text)} >{name}" for name, text in instance.files.items())
->>>>>>> eng-store
         result = await sandbox.exec(["bash", "-ec", script], timeout_s=30.0)
         if result.code != 0:
             raise RuntimeError(f"the files could not be written: {result.stderr.decode(errors='replace')[-500:]}")

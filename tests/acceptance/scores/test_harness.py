@@ -124,13 +124,8 @@ def context_of(
 
 
 async def mini(policy: Policy, records: _Records, **limits: Any) -> tuple[AgentResult, float]:
-<<<<<<< HEAD
     """Play the issue by mini-swe-agent and score what it leaves."""
     handler, agent = SweHandler(SWE), registered("mini-swe-agent")
-=======
-    """Run the issue with mini-swe-agent and score the result."""
-    handler, agent = SweHandler(), registered("mini-swe-agent")
->>>>>>> eng-store
     assert isinstance(agent, HarnessAgent)
     async with started(agent.sandbox(SWE.spec())) as sandbox:
         await handler.prepare(sandbox)

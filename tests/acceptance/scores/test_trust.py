@@ -118,7 +118,6 @@ THE_POLICYS = [
 THE_ENGINES = [
     struck("500", Outcome.ENGINE_ERROR, FAILURES, "500"),
     struck("502", Outcome.ENGINE_ERROR, FAILURES, "502"),
-<<<<<<< HEAD
     # they end while the engine is left alone, or at the moment of a retry
     struck(
         "429",
@@ -134,11 +133,6 @@ THE_ENGINES = [
         "its 5 s ended while it waited for engines: .*(busy|answered 503)",
         **DEADLINE,
     ),
-=======
-    # they end while the engine is not called, or at the moment of a retry
-    struck("429", Outcome.ENGINE_ERROR, FAILURES, "its 5 s ended while it waited: .*(busy|answered 429)", **DEADLINE),
-    struck("503", Outcome.ENGINE_ERROR, FAILURES, "its 5 s ended while it waited: .*(busy|answered 503)", **DEADLINE),
->>>>>>> eng-store
     struck("close", Outcome.ENGINE_ERROR, FAILURES, "tries failed"),
     struck("reset", Outcome.ENGINE_ERROR, FAILURES, "tries failed"),
     struck("hang", Outcome.ENGINE_ERROR, FAILURES, max_attempts=1),
@@ -252,13 +246,8 @@ def test_what_follows_from_each_cause(client: farm.Farm, played: dict[str, Rollo
     if rollout.failure is not None:
         assert re.search(row.says, rollout.failure.message), rollout.failure.message
     timings = client.timings(rollout.rollout_id)
-<<<<<<< HEAD
     # of a neighbour's kills for lack of memory
     n_short = sum("the node ran short" in str(timing.failure) for timing in timings)
-=======
-    # a neighbour's kills for lack of memory
-    n_short = sum("node that ran short" in str(timing.failure) for timing in timings)
->>>>>>> eng-store
     n = row.max_attempts if row.budget is FAILURES else n_short
     failures = [str(timing.failure) for timing in timings if timing.failure is not None]
     assert (rollout.n_failures, rollout.n_lost, rollout.n_restarts) == (n, 0, 0), failures

@@ -80,15 +80,9 @@ def test_a_program_that_hangs_is_worth_zero() -> None:
 
 
 async def scored(edit: str, instance: SweInstance = SWE) -> Score:
-<<<<<<< HEAD
     """Play a command in a sandbox as a policy would, collect, and score in another."""
     handler = SweHandler(instance)
     fresh = opening(handler.sandbox())
-=======
-    """Run a command in a sandbox as a policy would, collect, and score in another."""
-    handler = SweHandler()
-    fresh = opening(handler.sandbox(instance))
->>>>>>> eng-store
     async with fresh() as sandbox:
         await handler.prepare(sandbox)
         await sandbox.write_file("/tmp/gold.patch", (instance.patch or "").encode())

@@ -122,11 +122,7 @@ def test_what_has_not_ended_and_what_is_named_twice_is_refused(store: Store, cli
 def test_a_key_writes_about_what_it_submitted_alone(store: Store) -> None:
     rollout_id = f"{played(store)}.0.0"
     local = farm_of(store)
-<<<<<<< HEAD
-    with acting_for(Caller("somebody", (Scope.SUBMIT,))), pytest.raises(Forbidden, match="only use its own"):
-=======
     with acting_for(Caller("somebody", (Scope.SUBMIT,))), pytest.raises(Forbidden, match="may only change its own"):
->>>>>>> eng-store
         local.annotate("trainer", 0, figures(rollout_id))
     with acting_for(Caller("head", (Scope.OPERATE,))):
         assert local.annotate("trainer", 0, figures(rollout_id)) == 3

@@ -87,13 +87,8 @@ def _spec(instance: TaskInstance, env: dict[str, str] | None = None) -> SandboxS
     )
 
 
-<<<<<<< HEAD
 class TaskHandler(Handler[TaskInstance]):
     """Scored by its files alone, in a fresh sandbox of another working directory."""
-=======
-class TaskHandler:
-    """Scored only by its files, in a fresh sandbox with another working directory."""
->>>>>>> eng-store
 
     data_source: ClassVar[str] = "plain"
     instance_type: ClassVar[type[BaseModel]] = TaskInstance

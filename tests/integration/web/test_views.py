@@ -268,13 +268,8 @@ def test_many_who_load_the_list_of_batches_at_one_time_count_it_once(
     def counted(*arguments: Any) -> Any:
         nonlocal n_asked
         n_asked += 1
-<<<<<<< HEAD
         # as long as it takes where batches are large
         time.sleep(0.05)
-=======
-        # as long as it takes for large batches
-        time.sleep(0.2)
->>>>>>> eng-store
         return ask(*arguments)
 
     monkeypatch.setattr(farm, "batches", counted)
