@@ -293,7 +293,7 @@ RUBBISH: dict[str, tuple[str, str, dict[str, str], bytes, int, str]] = {
         JSON,
         b'{"mode": "x"}',
         400,
-        "InvalidRequest 'x' is not one of .*mode",
+        "InvalidRequest 'x' must be one of .*mode",
     ),
     "a NUL": ("POST", "/v1/engines", JSON, b'{"url": "http://a\\u0000"}', 400, "InvalidRequest .*NUL .*url"),
     "a cursor of no number": ("GET", "/v1/batches/b/ended?cursor=x", {}, b"", 400, "InvalidRequest .*integer.* cursor"),
