@@ -168,7 +168,7 @@ def test_an_engine_that_comes_back_with_other_weights_says_so_and_is_given_them(
         until(lambda: client.engines()[0].engine.status == "without weights", "it is seen that it lacks them")
         batch_id = here.submit(20)
         [warning] = client.status(batch_id).warnings
-        assert "has not version 2" in warning
+        assert "lacks version 2" in warning
         result: list[tuple[str, str]] = []
         with client.serve_weights(lambda engine, version: result.append((engine.url, version))):
             assert here.versions(batch_id) == [{2}] * N

@@ -164,11 +164,11 @@ def test_engines_without_the_farms_weights_are_counted_alarmed_once_and_told_by_
     has("default")
     assert n_lacking() == 1
     [alarm] = invariant_checker.look_at_engines()
-    assert "has not version 7" in alarm
+    assert "lacks version 7" in alarm
     assert invariant_checker.look_at_engines() == [], "once each time"
     finding = doctor._engines(sqlite_store.url)
     assert not finding.ok
-    assert "has not version 7" in finding.detail
+    assert "lacks version 7" in finding.detail
     has("7")
     assert invariant_checker.look_at_engines() == []
     assert doctor._engines(sqlite_store.url).ok

@@ -203,7 +203,7 @@ class TestWeights:
         write(both, llm_engines.carried_out, A, listed(both)[A].n_done, "", "default")
         engine = listed(both)[A]
         assert engine.status == "without weights"
-        assert "has not version 7" in engine.trouble
+        assert "lacks version 7" in engine.trouble
         assert "'default'" in engine.trouble
         assert listed(both)[B].status == "ready"
 
