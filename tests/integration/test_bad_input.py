@@ -71,7 +71,10 @@ def refused_requests() -> dict[str, tuple[Any, str]]:
         "an empty batch": ({"instances": []}, "instances: "),
         "a text for instances": ({"instances": "abc"}, "instances: "),
         "a number for an instance": ({"instances": [NOOP, 3]}, r"instances\[1\]: "),
-        "too many instances": ({"instances": [NOOP] * 100_001}, "instances: there are 100001; 100000 may be"),
+        "too many instances": (
+            {"instances": [NOOP] * 100_001},
+            "instances: there are 100001; at most 100000 are allowed",
+        ),
         "no fields": ({"instances": [{"data_source": "noop"}]}, r"instances\[0\]\.fields: "),
         "an unknown key": (one(foo=1), "foo: "),
         "a malformed instance": (fields({"seconds": -1}), r"instances\[1\]\.fields\.seconds: "),

@@ -179,7 +179,7 @@ def test_a_sandbox_outlives_its_worker_and_not_its_lease(
     [worker] = [each for each in processes_of(Path(started.home).parent) if "workers.queue -n run@" in each]
     os.kill(int(worker.partition(":")[0]), signal.SIGKILL)
     waiting.join()
-    assert "may have been done" in str(stuck[0])
+    assert "may have been executed" in str(stuck[0])
     assert handle.read("/tmp/kept") == b"here\n"
     assert handle.shell("echo ${x:-anew}").output == "anew\n"
     until(lambda: handle.state().ended, "its lease has run out")

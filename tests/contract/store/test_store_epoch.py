@@ -97,7 +97,7 @@ class TestClientEpoch:
             lambda: list(service.stream(batch_id)),
         ]
         for ask in asks:
-            with pytest.raises(StoreWentBack, match=f"{batch_id} was there"):
+            with pytest.raises(StoreWentBack, match=f"{batch_id} existed"):
                 ask()
         with pytest.raises(NotFound):
             service.status("b0123456789")

@@ -228,7 +228,7 @@ def test_a_store_that_went_back_is_said(sqlite_store: Store) -> None:
     def go_back(seconds: float) -> None:
         sqlite_store.write(lambda connection: connection.execute(batches.delete()) and None)
 
-    with pytest.raises(StoreWentBack, match="of run r was there"):
+    with pytest.raises(StoreWentBack, match="of run r existed"):
         run.collector(wait=go_back).collect(1)
 
 

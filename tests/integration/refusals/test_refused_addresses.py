@@ -116,7 +116,7 @@ def test_a_server_that_is_none_of_them() -> None:
     with ThreadingHTTPServer(("127.0.0.1", 0), Page) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
         port = server.server_address[1]
-        with pytest.raises(InvalidRequest, match="no Redis"):
+        with pytest.raises(InvalidRequest, match="not Redis"):
             check_broker(f"redis://127.0.0.1:{port}/0")
         with pytest.raises(InvalidRequest, match="not a Postgres"):
             connect(f"postgresql://127.0.0.1:{port}/farm")
