@@ -31,7 +31,7 @@ _WAIT_S = 86_400.0
 _CONSUMER = "nemo-gym"
 _HEALTH = ("/", "/health", "/healthz", "/livez", "/readyz")
 _UNSCORED = (
-    "a play without a score is no rollout of the farm: send a row to /run, whose answer has the response and the reward"
+    "an unscored run is not a rollout of the farm: send a row to /run, whose answer has the response and the reward"
 )
 
 
