@@ -1,11 +1,11 @@
-# What scripts do that make an environment of other packages: sourced, with DIR as its argument.
+# Common functions of the scripts that make environments of other packages: sourced, with DIR as its argument.
 #
-# Sets `folder`, DIR as an absolute path, `python`, that of DIR/.venv, and `log`; gives `fail`, `is_whole`, `begin`,
+# Sets `folder`, DIR as an absolute path, `python`, that of DIR/.venv, and `log`; defines `fail`, `is_whole`, `begin`,
 # `install`, `install_all` and `finish`. uv installs where it is on PATH, pip where it is not or uv fails.
 #
-# A script may be stopped at any moment, by kill -9 too, and goes on when it is called again: an environment is whole when
-# `finish` has written its mark, and packages of which only a part is there are installed anew. Of two scripts for one DIR
-# the second waits. A process that kill -9 left behind counts as the first.
+# A script may be stopped at any moment, also by kill -9, and resumes at its next call: an environment is complete when
+# `finish` has written its mark, and partially installed packages are reinstalled. Of two scripts for one DIR the second
+# waits. A process that kill -9 left behind counts as the first.
 
 sources=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 child=
@@ -23,7 +23,7 @@ stopped() {
 }
 trap stopped INT TERM HUP
 
-run() {  # in the background and a group of its own, so that a signal stops all of it at once
+run() {  # in the background and a separate process group, so that a signal stops all of it at once
   setsid "$@" >>"$log" 2>&1 &
   child=$!
   local rc=0
@@ -42,11 +42,11 @@ uv=$(command -v uv || true)
 exec 9>"$folder/.lock"
 flock -n 9 || { echo "environment.sh: another one works on $folder: waiting for its end"; flock 9; }
 
-is_whole() {  # is_whole SUM: an environment of this content is there
+is_whole() {  # is_whole SUM: a complete environment with this content exists
   [ -e "$folder/.venv/installed-$1" ]
 }
 
-begin() {  # begin WHAT PYTHON...: makes DIR/.venv with the first Python that can, or goes on with a half-made one
+begin() {  # begin WHAT PYTHON...: makes DIR/.venv with the first Python that can, or continues an incomplete one
   echo "environment.sh: installing $1 into $folder, by ${uv:-pip}; what that says is in $log"
   shift
   : >"$log"
@@ -69,13 +69,13 @@ begin() {  # begin WHAT PYTHON...: makes DIR/.venv with the first Python that ca
   fail "none of $* makes environments here (Debian: apt-get install python3 python3-venv)"
 }
 
-leave_whole_ones() {  # what was half installed is installed no longer
+leave_whole_ones() {  # uninstalls partially installed packages
   "$python" "$sources/whole_packages.py" --mend || fail "cannot read $folder/.venv: remove it"
 }
 
-install() {  # install ARGUMENT...: of `pip install`, but for what uv lacks
+install() {  # install ARGUMENT...: those of `pip install`, except those that uv lacks
   if [ -n "$uv" ] && [[ " $* " != *" --ignore-requires-python "* ]]; then
-    # the further index of pip, and as pip the best version of all indexes
+    # pip's extra index, and like pip the best version of all indexes
     run env UV_INDEX_STRATEGY="${UV_INDEX_STRATEGY:-unsafe-best-match}" \
       UV_EXTRA_INDEX_URL="${UV_EXTRA_INDEX_URL:-${PIP_EXTRA_INDEX_URL:-}}" \
       "$uv" pip install --python "$python" "$@" && return
@@ -89,7 +89,7 @@ install() {  # install ARGUMENT...: of `pip install`, but for what uv lacks
     || { tail -5 "$log" >&2; fail "pip failed, see $log"; }
 }
 
-install_all() {  # install_all FILE: its packages, as they are listed, a few at a time, as what is installed stays
+install_all() {  # install_all FILE: its packages, in order, a few at a time, so that progress is kept
   local wanted=() some n_done=0 began=$SECONDS
   mapfile -t wanted < <(sed 's/ *#.*//; /^$/d' "$1")
   while [ "$n_done" -lt ${#wanted[@]} ]; do

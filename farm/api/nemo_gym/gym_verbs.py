@@ -94,7 +94,9 @@ def _submitted(farm: LocalFarm, request: ApiRequest) -> PlayedRow:
     except InvalidRequest as error:
         raise named_as_sent(error) from None
     except Conflict:
-        message = f"_ng_rollout_id {names.rollout_id!r} asked for something else: give another, or a new attempt"
+        message = (
+            f"_ng_rollout_id {names.rollout_id!r} belongs to a different request: use another one, or a new attempt"
+        )
         raise Conflict(message) from None
 
 

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # RabbitMQ and its Erlang under one prefix, without root, for machines that have none: rabbitmq.sh PREFIX
 #
-# Erlang's start script has its place written into it, and is told the new one.
+# Erlang's start script contains its path, which is replaced.
 set -euo pipefail
 
 fail() {
@@ -13,7 +13,7 @@ fail() {
 mkdir -p "$1" || fail "cannot make $1"
 prefix=$(cd "$1" && pwd)
 
-works() { # prints the version of Erlang's library; the place is in the script, so a moved prefix does not
+works() { # prints the version of Erlang's library; the script contains the path, so a moved prefix fails
   [ -x "$prefix/rabbitmq/sbin/rabbitmq-server" ] &&
     "$prefix/usr/bin/erl" -noshell -eval 'io:format("~s~n", [erlang:system_info(otp_release)]), halt().' 2>/dev/null
 }
