@@ -23,7 +23,7 @@ stopped() {
 }
 trap stopped INT TERM HUP
 
-run() {  # in the background and a separate process group, so that a signal stops all of it at once
+run() {  # in the background and a group of its own, so that a signal stops all of it at once
   setsid "$@" >>"$log" 2>&1 &
   child=$!
   local rc=0
@@ -42,11 +42,11 @@ uv=$(command -v uv || true)
 exec 9>"$folder/.lock"
 flock -n 9 || { echo "environment.sh: another one works on $folder: waiting for its end"; flock 9; }
 
-is_whole() {  # is_whole SUM: a complete environment with this content exists
+is_whole() {  # is_whole SUM: an environment of this content is there
   [ -e "$folder/.venv/installed-$1" ]
 }
 
-begin() {  # begin WHAT PYTHON...: makes DIR/.venv with the first Python that can, or continues an incomplete one
+begin() {  # begin WHAT PYTHON...: makes DIR/.venv with the first Python that can, or goes on with a half-made one
   echo "environment.sh: installing $1 into $folder, by ${uv:-pip}; what that says is in $log"
   shift
   : >"$log"
@@ -69,11 +69,11 @@ begin() {  # begin WHAT PYTHON...: makes DIR/.venv with the first Python that ca
   fail "none of $* makes environments here (Debian: apt-get install python3 python3-venv)"
 }
 
-leave_whole_ones() {  # uninstalls partially installed packages
+leave_whole_ones() {  # what was half installed is installed no longer
   "$python" "$sources/whole_packages.py" --mend || fail "cannot read $folder/.venv: remove it"
 }
 
-install() {  # install ARGUMENT...: those of `pip install`, except those that uv lacks
+install() {  # install ARGUMENT...: of `pip install`, but for what uv lacks
   if [ -n "$uv" ] && [[ " $* " != *" --ignore-requires-python "* ]]; then
     # pip's extra index, and like pip the best version of all indexes
     run env UV_INDEX_STRATEGY="${UV_INDEX_STRATEGY:-unsafe-best-match}" \
@@ -89,7 +89,7 @@ install() {  # install ARGUMENT...: those of `pip install`, except those that uv
     || { tail -5 "$log" >&2; fail "pip failed, see $log"; }
 }
 
-install_all() {  # install_all FILE: its packages, in order, a few at a time, so that progress is kept
+install_all() {  # install_all FILE: its packages, as they are listed, a few at a time, as what is installed stays
   local wanted=() some n_done=0 began=$SECONDS
   mapfile -t wanted < <(sed 's/ *#.*//; /^$/d' "$1")
   while [ "$n_done" -lt ${#wanted[@]} ]; do

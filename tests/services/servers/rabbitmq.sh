@@ -13,7 +13,7 @@ fail() {
 mkdir -p "$1" || fail "cannot make $1"
 prefix=$(cd "$1" && pwd)
 
-works() { # prints the version of Erlang's library; the script contains the path, so a moved prefix fails
+works() { # prints the version of Erlang's library; the place is in the script, so a moved prefix does not
   [ -x "$prefix/rabbitmq/sbin/rabbitmq-server" ] &&
     "$prefix/usr/bin/erl" -noshell -eval 'io:format("~s~n", [erlang:system_info(otp_release)]), halt().' 2>/dev/null
 }
