@@ -104,7 +104,7 @@ def test_a_visitor_changes_nothing_and_the_api_stays_shut(running: tuple[subproc
 def test_without_demo_it_names_what_serves_the_page_of_a_farm(tmp_path: Path) -> None:
     output, errors = command(tmp_path).communicate(timeout=60)
     assert output == ""
-    assert "Error: name --demo; `farm api` serves the page of a farm" in errors
+    assert "Error: --demo is required; `farm api` serves the page of a farm" in errors
 
 
 def test_the_recording_is_small_and_holds_no_key(tmp_path: Path) -> None:
