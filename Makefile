@@ -2,26 +2,26 @@
 
 FARM_HOME ?= $(CURDIR)/.farm
 export FARM_HOME
-# Else each of the thousands of processes that tests start would compile all that it imports.
+# Otherwise each of the thousands of processes that tests start would compile all its imports.
 unexport PYTHONDONTWRITEBYTECODE
-# A distribution's own Apptainer comes first; ours is the fallback that `make apptainer` unpacks.
+# A distribution's own Apptainer has priority over the one that `make apptainer` unpacks.
 export PATH := $(PATH):$(FARM_HOME)/apptainer/usr/bin
 
 BIN := .venv/bin
 PYTHONS := python3.11 python3.12 python3.13 python3
-# Named by content and place, so an unchanged clone installs nothing twice and a moved one starts afresh.
+# Named by content and path, so that an unchanged clone installs nothing twice and a moved one starts over.
 RUNTIME := .venv/runtime-$(shell (pwd; cat requirements-runtime.lock pyproject.toml) | sha256sum | cut -c1-16)
 STAMP := .venv/installed-$(shell (pwd; cat requirements.lock requirements-runtime.lock pyproject.toml) | sha256sum | cut -c1-16)
 PIP := $(BIN)/python -m pip --disable-pip-version-check --no-input
 
-# The one package without a wheel that needs a C compiler; reasoning-gym imports it always and uses it for one family.
+# The only package without a wheel, which needs a C compiler; reasoning-gym always imports it, for one family.
 COMPILED := pycosat
 
 .DEFAULT_GOAL := help
 .PHONY: help runtime venv home apptainer rabbitmq promtool rpm demo train test test-unit test-changed soak test-vllm test-trainers test-environments test-agents test-protocols test-oracles test-web test-slurm test-helm test-ray test-pooler test-installers screenshots check docs reference lock clean
 
-# What a lock pins, wheels alone, with a line for every ten packages; by uv where that is, which is much faster.
-# Hashes are checked either way. uv reads no configuration of pip's, so where it finds no packages pip has its turn.
+# Installs the pinned wheels of a lock, with one line per ten packages; by uv if it exists, which is much faster.
+# Hashes are checked either way. uv does not read pip's configuration, so pip is tried if uv finds no packages.
 define install
 	@sed '/^$(COMPILED)==/,/[^\\]$$/d' $(1) >.venv/wheels.lock
 	@n=$$(grep -c '^[A-Za-z0-9]' .venv/wheels.lock); echo "installing $(1) ($$n packages)"; \
@@ -34,19 +34,19 @@ define install
 	if [ "$$(tail -n 1 .venv/install.log)" = failed ]; then tail -n 20 .venv/install.log >&2; exit 1; fi
 endef
 
-# Says which folder its user may not write into, and whose it is, before anything fails for it with words of its own.
+# Names an unwritable folder and its owner, before a tool fails on it with a message of its own.
 closed = $(shell path='$(1)'; while ! [ -e "$$path" ]; do path=$$(dirname "$$path"); done; \
   shut=$$(find "$$path" $(2) -type d ! -writable -print -quit); [ -z "$$shut" ] || stat -c '%n belongs to %U' "$$shut")
 writable = $(if $(call closed,$(1),$(2)),$(error $(call closed,$(1),$(2)), and $(shell id -un) may not write to it: $(3)))
 own_venv = $(call writable,$(CURDIR)/.venv,,run make as that user or in a clone of your own)
 
-help:  ## what there is
+help:  ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## /  make \1\t/p' Makefile | expand -t 20
 
-runtime: $(RUNTIME)  ## .venv with every package of requirements-runtime.lock, and the farm itself: enough to run it
+runtime: $(RUNTIME)  ## make .venv with the packages of requirements-runtime.lock and the farm: enough to run it
 	@:
 
-venv: $(STAMP)  ## the same with requirements.lock, which has what tests and checks need, too
+venv: $(STAMP)  ## the same with requirements.lock, which adds the packages for tests and checks
 	@:
 
 $(RUNTIME):
@@ -80,7 +80,7 @@ $(STAMP): | $(RUNTIME)
 home:
 	$(call writable,$(FARM_HOME),-maxdepth 0,set FARM_HOME to a folder of your own)
 
-apptainer: home  ## Apptainer under $(FARM_HOME)/apptainer, where the machine has none
+apptainer: home  ## unpack Apptainer under $(FARM_HOME)/apptainer, if the machine has none
 	@if apptainer --version >/dev/null 2>&1 || singularity --version >/dev/null 2>&1; then :; \
 	else \
 	  mkdir -p '$(FARM_HOME)' && log='$(FARM_HOME)/apptainer.log'; echo "fetching Apptainer into $(FARM_HOME)/apptainer"; \
@@ -88,8 +88,8 @@ apptainer: home  ## Apptainer under $(FARM_HOME)/apptainer, where the machine ha
 	    || echo "no Apptainer here (see $$log): the namespace sandbox is used instead"; \
 	fi
 
-# What a distribution installs only root may start, but its files will do.
-rabbitmq: home  ## RabbitMQ under $(FARM_HOME)/rabbitmq for the tests, where the machine has none
+# Only root may start an installed RabbitMQ, but its unpacked files work.
+rabbitmq: home  ## unpack RabbitMQ under $(FARM_HOME)/rabbitmq for the tests, if the machine has none
 	@if ls -d /usr/lib/rabbitmq/lib/rabbitmq_server-* >/dev/null 2>&1 && command -v erl >/dev/null && command -v epmd >/dev/null; then :; \
 	else \
 	  mkdir -p '$(FARM_HOME)' && log='$(FARM_HOME)/rabbitmq.log'; \
@@ -98,135 +98,135 @@ rabbitmq: home  ## RabbitMQ under $(FARM_HOME)/rabbitmq for the tests, where the
 	    || echo "no RabbitMQ here (see $$log): its tests are left out"; \
 	fi
 
-promtool: home  ## Prometheus's promtool under $(FARM_HOME)/prometheus for the tests, where the machine has none
+promtool: home  ## unpack Prometheus's promtool under $(FARM_HOME)/prometheus for the tests, if the machine has none
 	@command -v promtool >/dev/null || [ -x '$(FARM_HOME)/prometheus/usr/bin/promtool' ] || { \
 	  mkdir -p '$(FARM_HOME)' && log='$(FARM_HOME)/prometheus.log'; echo "fetching promtool into $(FARM_HOME)/prometheus"; \
 	  bash tests/services/servers/debian_packages.sh '$(FARM_HOME)/prometheus' prometheus >"$$log" 2>&1 \
 	    || echo "no promtool here (see $$log): its test is left out"; }
 
-rpm: home  ## rpm under $(FARM_HOME)/rpm for the tests, where the machine has none
+rpm: home  ## unpack rpm under $(FARM_HOME)/rpm for the tests, if the machine has none
 	@command -v rpmbuild >/dev/null || [ -x '$(FARM_HOME)/rpm/usr/bin/rpmbuild' ] || { \
 	  mkdir -p '$(FARM_HOME)' && log='$(FARM_HOME)/rpm.log'; echo "fetching rpm into $(FARM_HOME)/rpm"; \
 	  bash tests/services/servers/debian_packages.sh '$(FARM_HOME)/rpm' rpm rpm-common librpm9 librpmbuild9 librpmio9 librpmsign9 \
 	    liblua5.3-0 libfsverity0 libpopt0 libdw1 libelf1 libmagic1 libmagic-mgc >"$$log" 2>&1 || echo "no rpm here (see $$log): its tests are left out"; }
 
-demo: runtime apptainer  ## a farm on this machine plays a batch of rollouts; ARGS="..." goes to examples/demo.py
+demo: runtime apptainer  ## run a batch of rollouts on a farm on this machine; ARGS="..." goes to examples/demo.py
 	@$(BIN)/python -m examples.demo $(ARGS)
 
-train: runtime apptainer home  ## a tiny policy learns through a farm, on a real vLLM on the CPU (3.4 GB once); ARGS="..." goes to examples/training
+train: runtime apptainer home  ## train a tiny policy with a farm and a real vLLM on the CPU (3.4 GB once); ARGS="..." goes to examples/training
 	@bash examples/training/environment.sh '$(FARM_HOME)/vllm'
 	@$(BIN)/python -m examples.training --python '$(FARM_HOME)/vllm/.venv/bin/python' $(ARGS)
 
-# Tests wait for processes much of their time, so more run than there are cores; ARGS="-n 0" is one after the other.
-# RERUN=0: a failed test is not run once more at the end. LONG=1: attacks on rewards and on whole farms are run, too, as in CI.
+# Tests mostly wait for processes, so more run than there are cores; ARGS="-n 0" runs one after the other.
+# RERUN=0: failed tests are not rerun at the end. LONG=1: also runs attacks on rewards and on whole farms, as in CI.
 RERUN ?= 1
 SIDE_BY_SIDE := -n $$((2 * $$(nproc) + 1)) --maxprocesses 8
-test: venv apptainer rabbitmq promtool rpm  ## unit, contract and integration tests; LONG=1 adds acceptance tests; ARGS="..." goes to pytest
+test: venv apptainer rabbitmq promtool rpm  ## run unit, contract and integration tests; LONG=1 adds acceptance tests; ARGS="..." goes to pytest
 	@RERUN=$(RERUN) $(BIN)/python -m pytest $(SIDE_BY_SIDE) $(if $(LONG)$(findstring tests/,$(ARGS)),,--ignore tests/acceptance) $(ARGS)
 
-test-unit: venv  ## the tests that need no server and no sandbox; ARGS="..." goes to pytest
+test-unit: venv  ## run the tests that need no server and no sandbox; ARGS="..." goes to pytest
 	@RERUN=$(RERUN) $(BIN)/python -m pytest $(SIDE_BY_SIDE) tests/unit $(ARGS)
 
 BASE ?= main
-test-changed: venv apptainer rabbitmq promtool rpm  ## what a change since BASE=main can reach; ARGS="--list" only names the test files
+test-changed: venv apptainer rabbitmq promtool rpm  ## run the tests that a change since BASE=main can affect; ARGS="--list" only lists the files
 	@RERUN=$(RERUN) $(BIN)/python -m tests.changed --base $(BASE) $(SIDE_BY_SIDE) $(ARGS)
 
-# One after the other, as they are to find what time brings out, not what a full machine does.
+# One after the other, as they look for faults over time, not for faults under load.
 SOAK_MINUTES ?= 10
-soak: venv apptainer rabbitmq  ## the long forms of tests, each for about SOAK_MINUTES=10; ARGS="..." goes to pytest
+soak: venv apptainer rabbitmq  ## run the long forms of tests, each for about SOAK_MINUTES=10; ARGS="..." goes to pytest
 	@FARM_SOAK_MINUTES=$(SOAK_MINUTES) $(BIN)/python -m pytest -n 0 -m soak --timeout 0 $(ARGS)
 
-# One server for all its tests, so no workers; FARM_VLLM_PYTHON is what lets pytest see them at all. TRL trains on it, too,
-# where `make test-trainers` has installed it. A busy machine takes its time: an hour a test.
+# One server for all its tests, so no workers; FARM_VLLM_PYTHON lets pytest collect them. TRL also trains on it, if
+# `make test-trainers` has installed it. The timeout is for busy machines: an hour per test.
 TRAINERS_PYTHON := $(FARM_HOME)/trainers/.venv/bin/python
-test-vllm: venv home  ## the engine contract and more on a real vLLM on the CPU (3.4 GB once); ARGS="..." goes to pytest
+test-vllm: venv home  ## run the engine contract and more on a real vLLM on the CPU (3.4 GB once); ARGS="..." goes to pytest
 	@bash examples/training/environment.sh '$(FARM_HOME)/vllm'
 	@FARM_VLLM_PYTHON='$(FARM_HOME)/vllm/.venv/bin/python' FARM_TRAINERS_PYTHON='$(wildcard $(TRAINERS_PYTHON))' \
 	  $(BIN)/python -m pytest -n 0 --timeout 3600 tests/vllm $(ARGS)
 
-# Their packages clash with ours and each other's pins; FARM_TRAINERS_PYTHON is what lets pytest see the tests at all.
-test-trainers: venv home  ## the trainer adapters on the trainers' own packages, on the CPU (2 GB once); ARGS="..." goes to pytest
+# Their packages conflict with our pins and with each other; FARM_TRAINERS_PYTHON lets pytest collect the tests.
+test-trainers: venv home  ## test the trainer adapters with the trainers' own packages, on the CPU (2 GB once); ARGS="..." goes to pytest
 	@bash tests/trainers/environment.sh '$(FARM_HOME)/trainers'
 	@FARM_TRAINERS_PYTHON='$(TRAINERS_PYTHON)' $(BIN)/python -m pytest -n 0 --timeout 900 tests/trainers $(ARGS)
 
-# Each package in an environment of its own, in the cache of $(FARM_HOME); FARM_TEST_ENVIRONMENTS lets pytest see the tests.
-test-environments: venv apptainer  ## the adapters of environments on the packages themselves (1 GB once); ARGS="..." goes to pytest
+# Each package in its own environment, in the cache of $(FARM_HOME); FARM_TEST_ENVIRONMENTS lets pytest collect the tests.
+test-environments: venv apptainer  ## test the environment adapters with the real packages (1 GB once); ARGS="..." goes to pytest
 	@FARM_TEST_ENVIRONMENTS=1 $(BIN)/python -m pytest -n 0 --timeout 3600 tests/environments $(ARGS)
 
-# Each program as its package, in the cache of $(FARM_HOME); FARM_TEST_AGENTS lets pytest see the tests.
-test-agents: venv apptainer  ## the shipped agents on the programs themselves (4 GB once); ARGS="..." goes to pytest
+# Each program as its package, in the cache of $(FARM_HOME); FARM_TEST_AGENTS lets pytest collect the tests.
+test-agents: venv apptainer  ## test the shipped agents with the real programs (4 GB once); ARGS="..." goes to pytest
 	@bash tests/agents/environment.sh '$(BIN)/farm'
 	@FARM_TEST_AGENTS=1 $(BIN)/python -m pytest -n 0 --timeout 3600 tests/agents $(ARGS)
 
-# Each system in an environment of its own; FARM_TEST_PROTOCOLS, their folder, is what lets pytest see the tests at all.
-test-protocols: venv home  ## the protocols of other systems with their own clients (3 GB once); ARGS="..." goes to pytest
+# Each system in its own environment; FARM_TEST_PROTOCOLS, their folder, lets pytest collect the tests.
+test-protocols: venv home  ## test the protocols of other systems with their own clients (3 GB once); ARGS="..." goes to pytest
 	@bash tests/protocols/environment.sh '$(FARM_HOME)/protocols'
 	@FARM_TEST_PROTOCOLS='$(FARM_HOME)/protocols' $(BIN)/python -m pytest -n 0 --timeout 900 tests/protocols $(ARGS)
 
-# Each package in an environment of its own; FARM_TEST_ORACLES, their folder, is what lets pytest see the tests at all.
-test-oracles: venv home apptainer  ## what the farm reads, beside the code of the formats' own projects (4.3 GB once); ARGS="..." goes to pytest
+# Each package in its own environment; FARM_TEST_ORACLES, their folder, lets pytest collect the tests.
+test-oracles: venv home apptainer  ## compare the farm's parsers with the code of the formats' own projects (4.3 GB once); ARGS="..." goes to pytest
 	@bash tests/oracles/environment.sh '$(FARM_HOME)/oracles'
 	@bash tests/oracles/tool_calls_environment.sh '$(FARM_HOME)/oracles/tool_calls'
 	@bash tests/oracles/judges_environment.sh '$(FARM_HOME)/oracles/judges'
 	@FARM_TEST_ORACLES='$(abspath $(FARM_HOME))/oracles' $(BIN)/python -m pytest -n 0 --timeout 3600 tests/oracles $(ARGS)
 
-# A browser is no package of Python's: apt-get install chromium. FARM_WEB_PACKAGES is what lets pytest see the tests at all.
-test-web: venv home apptainer  ## the page in a real Chromium: views, live numbers, keys, accessibility (150 MB once); ARGS="..." goes to pytest
+# The browser is not a Python package: apt-get install chromium. FARM_WEB_PACKAGES lets pytest collect the tests.
+test-web: venv home apptainer  ## test the page in a real Chromium: views, live numbers, keys, accessibility (150 MB once); ARGS="..." goes to pytest
 	@bash tests/web/environment.sh '$(FARM_HOME)/web'
 	@FARM_WEB_PACKAGES='$(FARM_HOME)/web/packages' $(BIN)/python -m pytest -n 0 --timeout 900 tests/web $(ARGS)
 
-test-slurm: venv home  ## a farm on a real Slurm of four node daemons, started for it; needs slurmctld, slurmd, slurm-client, munge; ARGS="..."
+test-slurm: venv home  ## test a farm on a real Slurm of four node daemons; needs slurmctld, slurmd, slurm-client, munge; ARGS="..."
 	@FARM_TEST_SLURM=1 $(BIN)/python -m pytest -n 0 --timeout 3600 tests/slurm $(ARGS)
 
-test-pooler: venv  ## the store and a farm behind a real PgBouncer in transaction mode; needs pgbouncer; ARGS="..." goes to pytest
+test-pooler: venv  ## test the store and a farm behind a real PgBouncer in transaction mode; needs pgbouncer; ARGS="..." goes to pytest
 	@FARM_TEST_POOLER=1 $(BIN)/python -m pytest -n 0 --timeout 900 tests/pooler $(ARGS)
 
-test-helm: venv home  ## the Helm chart, by Helm's own engine and the schemas of Kubernetes (350 MB once); ARGS="..."
+test-helm: venv home  ## test the Helm chart with Helm's own engine and the schemas of Kubernetes (350 MB once); ARGS="..."
 	@bash tests/helm/environment.sh '$(FARM_HOME)/helm'
 	@FARM_HELM_PACKAGES='$(FARM_HOME)/helm/packages' $(BIN)/python -m pytest -n 0 --timeout 900 tests/helm $(ARGS)
 
-test-ray: venv home  ## nodes of a farm on a local Ray cluster of two nodes (260 MB once); ARGS="..."
+test-ray: venv home  ## test nodes of a farm on a local Ray cluster of two nodes (260 MB once); ARGS="..."
 	@bash tests/ray/environment.sh '$(FARM_HOME)/ray'
 	@FARM_RAY_PACKAGES='$(abspath $(FARM_HOME))/ray/packages' $(BIN)/python -m pytest -n 0 --timeout 3600 tests/ray $(ARGS)
 
-# Base trees of Debian, and of Ubuntu if UBUNTU_ARCHIVE is the address of its packages, as this machine reaches them.
-test-installers: venv home apptainer  ## real packages of Debian and Ubuntu on real bases: apt, postgres, sshd, sudo, npm; needs mmdebstrap (1 GB each once); ARGS="..."
+# Base trees of Debian, and of Ubuntu if UBUNTU_ARCHIVE is the reachable address of its packages.
+test-installers: venv home apptainer  ## test real packages of Debian and Ubuntu on real bases: apt, postgres, sshd, sudo, npm; needs mmdebstrap (1 GB each once); ARGS="..."
 	@bash tests/installers/environment.sh '$(FARM_HOME)/installers'
 	@FARM_TEST_INSTALLERS='$(abspath $(FARM_HOME))/installers' $(BIN)/python -m pytest -n 0 --timeout 3600 tests/installers $(ARGS)
 
-screenshots: venv home apptainer  ## pictures of each view of the page in docs/screenshots
+screenshots: venv home apptainer  ## make screenshots of each view of the page in docs/screenshots
 	@bash tests/web/environment.sh '$(FARM_HOME)/web'
 	@mkdir -p docs/screenshots
 	@FARM_SCREENSHOTS='$(CURDIR)/docs/screenshots' FARM_WEB_PACKAGES='$(FARM_HOME)/web/packages' \
 	  $(BIN)/python -m pytest -q -n 0 --timeout 900 tests/web -k everyone
 
-check: venv docs  ## formatting, lint, types, import contracts, links of the documentation
+check: venv docs  ## check formatting, lint, types, import contracts, links of the documentation
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 	$(BIN)/python -m tests.sizes
 
-# Not --quiet: what is not printed is not counted, and a dead link would pass.
-docs: venv  ## docs/ as pages in build/docs; fails where a link or an anchor leads nowhere
+# Not --quiet: warnings that are not printed are not counted, and a dead link would pass.
+docs: venv  ## build docs/ as pages in build/docs; fails on a dead link or anchor
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
-reference: venv  ## the generated parts of docs/reference, from the code
+reference: venv  ## write the generated parts of docs/reference from the code
 	@$(BIN)/python -m testkit.reference_pages
 
-# Hashes come from the package index alone: a wheel that only one machine has would not install on the next.
+# Hashes come only from the package index: a wheel that only one machine has would not install on the next.
 COMPILE = env -u PIP_FIND_LINKS -u PIP_EXTRA_INDEX_URL PIP_CONFIG_FILE=/dev/null CUSTOM_COMPILE_COMMAND='make lock' \
 	$(BIN)/pip-compile pyproject.toml - --extra farm --quiet --no-config --generate-hashes --allow-unsafe --strip-extras --no-annotate \
 	--no-emit-index-url --no-emit-find-links --no-emit-trusted-host
-# These of the group `dev` put the farm itself into an environment, or are wanted by Pythons that the lock is not made with.
+# Those of the group `dev` that install the farm itself, or that only other Python versions require.
 BUILD := async-timeout editables hatchling
 
-lock: venv  ## both locks from pyproject.toml; ARGS="--upgrade" takes newer versions
+lock: venv  ## write both locks from pyproject.toml; ARGS="--upgrade" takes newer versions
 	$(BIN)/python -c 'import tomllib; print(*tomllib.load(open("pyproject.toml", "rb"))["dependency-groups"]["dev"], sep="\n")' \
 	  | $(COMPILE) --output-file requirements.lock $(ARGS)
 	sed -n 's/^\([A-Za-z0-9._-]*==[^ ]*\).*/\1/p' requirements.lock >.venv/pins.txt
 	printf '%s\n' $(BUILD) | $(COMPILE) --constraint .venv/pins.txt --output-file requirements-runtime.lock
 
-clean:  ## removes what was built here; keeps $(FARM_HOME)
+clean:  ## remove everything built here; keep $(FARM_HOME)
 	rm -rf .venv build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis
 	find . -name __pycache__ -type d -not -path './.git/*' -prune -exec rm -rf {} +

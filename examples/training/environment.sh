@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
-# A trainer and a real vLLM for a CPU, in an environment of their own: environment.sh DIR makes DIR/.venv, 3.4 GB, unless
-# it is there. It has what the client of the farm needs, too; the farm itself is found by PYTHONPATH.
+# A trainer and a real vLLM for the CPU, in a separate environment: environment.sh DIR makes DIR/.venv, 3.4 GB, unless it
+# exists. It includes the requirements of the farm's client; the farm itself is found by PYTHONPATH.
 #
-# Nothing of it is ever a dependency of the farm. Its requirements are pinned and installed as they are listed, as those
-# that the package names would bring CUDA libraries.
+# None of these packages is a dependency of the farm. They are pinned and installed exactly as listed, as the declared
+# requirements would bring CUDA libraries.
 set -euo pipefail
 
 here=$(cd "$(dirname "$0")" && pwd)
@@ -17,7 +17,7 @@ begin "vLLM and what a trainer needs (3.4 GB)" python3.11 python3.12 python3.13 
 install --no-deps setuptools==78.1.1
 install_all "$here/requirements.txt"
 
-# Building leaves files beside the sources.
+# Building leaves files next to the sources.
 copy=$(mktemp -d)
 trap 'rm -rf "$copy"' EXIT
 cp "$here"/vllm_plugin/*.* "$copy"

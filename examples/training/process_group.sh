@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# process_group.sh COMMAND...: runs a command that has processes of its own, as the first of a process group. With the
-# command, or on SIGTERM, all of the group ends: a vLLM whose server is killed leaves its engine running.
+# process_group.sh COMMAND...: runs a command with child processes as the leader of a process group. The whole group ends
+# with the command, or on SIGTERM: a vLLM whose server is killed would leave its engine running.
 trap : TERM
 "$@" &
 command=$!

@@ -1,11 +1,11 @@
-# What scripts do that make an environment of other packages: sourced, with DIR as its argument.
+# Common functions of the scripts that make environments of other packages: sourced, with DIR as its argument.
 #
-# Sets `folder`, DIR as an absolute path, `python`, that of DIR/.venv, and `log`; gives `fail`, `is_whole`, `begin`,
+# Sets `folder`, DIR as an absolute path, `python`, that of DIR/.venv, and `log`; defines `fail`, `is_whole`, `begin`,
 # `install`, `install_all` and `finish`. uv installs where it is on PATH, pip where it is not or uv fails.
 #
-# A script may be stopped at any moment, by kill -9 too, and goes on when it is called again: an environment is whole when
-# `finish` has written its mark, and packages of which only a part is there are installed anew. Of two scripts for one DIR
-# the second waits. A process that kill -9 left behind counts as the first.
+# A script may be stopped at any moment, also by kill -9, and resumes at its next call: an environment is complete when
+# `finish` has written its mark, and partially installed packages are reinstalled. Of two scripts for one DIR the second
+# waits. A process that kill -9 left behind counts as the first.
 
 sources=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 child=
@@ -75,7 +75,7 @@ leave_whole_ones() {  # what was half installed is installed no longer
 
 install() {  # install ARGUMENT...: of `pip install`, but for what uv lacks
   if [ -n "$uv" ] && [[ " $* " != *" --ignore-requires-python "* ]]; then
-    # the further index of pip, and as pip the best version of all indexes
+    # pip's extra index, and like pip the best version of all indexes
     run env UV_INDEX_STRATEGY="${UV_INDEX_STRATEGY:-unsafe-best-match}" \
       UV_EXTRA_INDEX_URL="${UV_EXTRA_INDEX_URL:-${PIP_EXTRA_INDEX_URL:-}}" \
       "$uv" pip install --python "$python" "$@" && return

@@ -14,14 +14,14 @@ from farm.client.access.remote_access import MadeKey
 
 ENDPOINTS: Described = {
     ("GET", "/v1/keys"): EndpointDescription(
-        "The keys, without their texts.", list[ApiKey], AfterQuery, scope=Scope.ADMIN
+        "List the keys, without their texts.", list[ApiKey], AfterQuery, scope=Scope.ADMIN
     ),
     ("POST", "/v1/keys"): EndpointDescription(
-        "Make a key; its text is shown this once.", MadeKey, body=NewKey, scope=Scope.ADMIN
+        "Create a key; its text is only shown once.", MadeKey, body=NewKey, scope=Scope.ADMIN
     ),
-    ("POST", "/v1/keys/revoke"): EndpointDescription("End a key.", dict[str, str], body=OneKey, scope=Scope.ADMIN),
+    ("POST", "/v1/keys/revoke"): EndpointDescription("Revoke a key.", dict[str, str], body=OneKey, scope=Scope.ADMIN),
     ("GET", "/v1/log"): EndpointDescription(
-        "The newest orders: who, what, when.", list[LoggedOrder], LogQuery, scope=Scope.ADMIN
+        "List the newest orders: who, what, when.", list[LoggedOrder], LogQuery, scope=Scope.ADMIN
     ),
     ("POST", "/v1/log/prune"): EndpointDescription("Remove old orders.", int, body=LogPruning, scope=Scope.ADMIN),
 }

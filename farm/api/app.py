@@ -34,20 +34,20 @@ ENDPOINTS: Described = {
     ("GET", "/"): EndpointDescription("Name and version.", dict[str, str], scope=Scope.READ),
     ("GET", "/openapi.json"): EndpointDescription("This description.", dict[str, Any], scope=Scope.READ),
     ("GET", "/healthz"): EndpointDescription(
-        "Whether this process lives; asked without a key, too.", dict[str, str], scope=None
+        "Tells that this process is alive; needs no key.", dict[str, str], scope=None
     ),
     ("GET", "/readyz"): EndpointDescription(
-        "Whether the database and the broker answer; asked without a key, too.", dict[str, str], scope=None
+        "Tells if the database and the broker answer; needs no key.", dict[str, str], scope=None
     ),
     ("GET", "/metrics"): EndpointDescription(
         "The farm's numbers for Prometheus.", str, media_type=TEXT, scope=Scope.READ
     ),
     ("GET", "/v1/doctor"): EndpointDescription(
-        "What is missing in the farm, as `farm doctor` says it.", list[dict[str, Any]], scope=Scope.READ
+        "The findings of `farm doctor`.", list[dict[str, Any]], scope=Scope.READ
     ),
     ("GET", "/v1/nodes"): EndpointDescription("The nodes.", list[Node], AfterQuery, scope=Scope.READ),
     ("POST", "/v1/nodes/drain"): EndpointDescription(
-        "Have a node drain and exit.", dict[str, str], body=OneNode, scope=Scope.OPERATE
+        "Drain a node, which then exits.", dict[str, str], body=OneNode, scope=Scope.OPERATE
     ),
     **batches.ENDPOINTS,
     **rollouts.ENDPOINTS,

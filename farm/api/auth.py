@@ -28,7 +28,7 @@ from farm.store.access import api_keys
 
 _PLAIN_HEADERS = (b"x-api-key", b"x-access-token")
 _NO_KEY = ProblemDetails(
-    401, "NotAllowed", "the API wants its key: set FARM_API_KEY or FARM_HOME, or send `Authorization: Bearer KEY`"
+    401, "NotAllowed", "the API needs a key: set FARM_API_KEY or FARM_HOME, or send `Authorization: Bearer KEY`"
 )
 _FRESH_S = 1.0
 """Seconds for which the keys read from the store are trusted."""

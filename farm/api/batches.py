@@ -33,29 +33,29 @@ from farm.records.request import BatchRequest
 from farm.records.rollout import BatchStatus, BatchSummary, Rollout, StageTimes
 
 ENDPOINTS: Described = {
-    ("POST", "/v1/batches"): EndpointDescription("Start a batch.", Submitted, body=BatchRequest, scope=Scope.SUBMIT),
+    ("POST", "/v1/batches"): EndpointDescription("Submit a batch.", Submitted, body=BatchRequest, scope=Scope.SUBMIT),
     ("GET", "/v1/batches"): EndpointDescription(
         "The newest batches.", list[BatchSummary], query=RecentQuery, scope=Scope.READ
     ),
-    ("GET", "/v1/batches/{id}"): EndpointDescription("A batch in numbers.", BatchStatus, scope=Scope.READ),
+    ("GET", "/v1/batches/{id}"): EndpointDescription("The progress of a batch.", BatchStatus, scope=Scope.READ),
     ("GET", "/v1/batches/{id}/rollouts"): EndpointDescription(
         "Its rollouts, without training rows, page by page.", list[Rollout], AfterQuery, scope=Scope.READ
     ),
     ("GET", "/v1/batches/{id}/events"): EndpointDescription(
-        "Its rollouts, or whole groups, as they end, as server-sent events; Last-Event-ID goes on after one.",
+        "Its rollouts, or complete groups, as they end, as server-sent events; Last-Event-ID resumes after an event.",
         str,
         EventQuery,
         media_type=EVENTS,
         scope=Scope.READ,
     ),
     ("GET", "/v1/batches/{id}/ended"): EndpointDescription(
-        "A page of rollouts, or of whole groups, that ended after a cursor, with training rows.",
+        "A page of rollouts, or of complete groups, that ended after a cursor, with training rows.",
         Page,
         EndedQuery,
         scope=Scope.READ,
     ),
     ("GET", "/v1/batches/{id}/open"): EndpointDescription(
-        "Whether some have not ended.", bool, OpenQuery, scope=Scope.READ
+        "Tells if a batch has open rollouts.", bool, OpenQuery, scope=Scope.READ
     ),
     ("GET", "/v1/batches/{id}/acknowledged"): EndpointDescription(
         "A consumer's cursor.", int, ConsumerQuery, scope=Scope.READ
@@ -64,19 +64,19 @@ ENDPOINTS: Described = {
         "Move a consumer's cursor on.", int, body=Acknowledgement, scope=Scope.SUBMIT
     ),
     ("GET", "/v1/batches/{id}/conservation"): EndpointDescription(
-        "Submitted against ended and in flight.", Conservation, scope=Scope.READ
+        "Counts of submitted, ended and in-flight rollouts.", Conservation, scope=Scope.READ
     ),
     ("GET", "/v1/batches/{id}/violations"): EndpointDescription(
-        "Invariants that are broken.", list[Violation], scope=Scope.READ
+        "The violated invariants of a batch.", list[Violation], scope=Scope.READ
     ),
     ("GET", "/v1/batches/{id}/stage_times"): EndpointDescription(
         "Queueing and working times by stage.", list[StageTimes], scope=Scope.READ
     ),
     ("POST", "/v1/cancel"): EndpointDescription(
-        "End a batch, a group or a rollout.", list[str], body=RolloutSelection, scope=(Scope.SUBMIT, Scope.OPERATE)
+        "Cancel a batch, a group or a rollout.", list[str], body=RolloutSelection, scope=(Scope.SUBMIT, Scope.OPERATE)
     ),
     ("POST", "/v1/rescore"): EndpointDescription(
-        "Score again what was played.", list[str], body=RolloutSelection, scope=(Scope.SUBMIT, Scope.OPERATE)
+        "Score rollouts again.", list[str], body=RolloutSelection, scope=(Scope.SUBMIT, Scope.OPERATE)
     ),
 }
 

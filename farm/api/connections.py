@@ -39,7 +39,7 @@ class ConnectionLimits:
     max_connections: int = field(default_factory=lambda: max(64, min(8192, _descriptors() - 256)))
 
 
-_TOO_MUCH = ProblemDetails(503, "Overloaded", "too many large requests at once: try again")
+_TOO_MUCH = ProblemDetails(503, "Overloaded", "too many large requests at once: retry")
 
 
 class TimedConnection(H11Protocol):

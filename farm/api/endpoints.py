@@ -187,7 +187,7 @@ class Endpoints:
             except asyncio.CancelledError:
                 if not self.is_closed:
                     raise
-                ends = "this process of the API ends and may have done what it was asked: ask again"
+                ends = "this API process ends and may have executed the request: send it again"
                 return self.refuse(problem_of(FarmUnreachable(ends)), {"retry-after": "1"})
             except Exception as error:
                 again = {"retry-after": "1"} if isinstance(error, ServiceError) else None

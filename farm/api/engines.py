@@ -34,30 +34,32 @@ ENDPOINTS: Described = {
         "The engines, without their keys.", list[EngineState], AfterQuery, scope=Scope.READ
     ),
     ("POST", "/v1/engines"): EndpointDescription(
-        "Use an engine; with `submit` alone, one of a training run.", dict[str, str], body=NewEngine, scope=_OF_RUNS
+        "Add an engine; with only `submit`, one of a training run.", dict[str, str], body=NewEngine, scope=_OF_RUNS
     ),
     ("POST", "/v1/engines/chosen"): EndpointDescription(
-        "The engines of an order.", list[StoredEngine], body=SomeEngines, scope=Scope.READ
+        "The engines that an order applies to.", list[StoredEngine], body=SomeEngines, scope=Scope.READ
     ),
     ("POST", "/v1/engines/drain"): EndpointDescription(
-        "Send it no new rollouts.", dict[str, str], body=OneEngine, scope=Scope.OPERATE
+        "Drain an engine: it gets no new rollouts.", dict[str, str], body=OneEngine, scope=Scope.OPERATE
     ),
     ("POST", "/v1/engines/remove"): EndpointDescription(
-        "Use it no more.", dict[str, str], body=OneEngine, scope=_OF_RUNS
+        "Remove an engine.", dict[str, str], body=OneEngine, scope=_OF_RUNS
     ),
-    ("POST", "/v1/engines/clear"): EndpointDescription("Use none any more.", int, body=ClearOrder, scope=Scope.OPERATE),
+    ("POST", "/v1/engines/clear"): EndpointDescription(
+        "Remove all engines.", int, body=ClearOrder, scope=Scope.OPERATE
+    ),
     ("POST", "/v1/engines/pause"): EndpointDescription(
-        "Order a pause, or its end.", dict[str, int], body=PauseOrder, scope=Scope.OPERATE
+        "Pause or resume engines.", dict[str, int], body=PauseOrder, scope=Scope.OPERATE
     ),
     ("POST", "/v1/engines/hold"): EndpointDescription(
-        "Say that a weight update goes on.", dict[str, str], body=HoldOrder, scope=Scope.OPERATE
+        "Send a heartbeat during a weight update.", dict[str, str], body=HoldOrder, scope=Scope.OPERATE
     ),
-    ("GET", "/v1/engines/version"): EndpointDescription("The newest weights that were named.", str, scope=Scope.READ),
+    ("GET", "/v1/engines/version"): EndpointDescription("The newest named weights.", str, scope=Scope.READ),
     ("POST", "/v1/engines/version"): EndpointDescription(
-        "Name their weights.", dict[str, int], body=VersionOrder, scope=Scope.OPERATE
+        "Name the weights of engines.", dict[str, int], body=VersionOrder, scope=Scope.OPERATE
     ),
     ("POST", "/v1/engines/left"): EndpointDescription(
-        "Who has not followed orders.", list[str], body=OrdersQuery, scope=Scope.READ
+        "The processes that have not followed orders.", list[str], body=OrdersQuery, scope=Scope.READ
     ),
 }
 

@@ -76,17 +76,17 @@ _PROBLEM = {
     },
 }
 _REFUSALS = {
-    400: "The request is wrong; `field` says where.",
-    401: "No key was shown, or one that is none.",
-    403: "The key's scopes or quotas, or the state of what is named, do not allow it.",
-    404: "There is no such thing.",
+    400: "The request is invalid; `field` names the place.",
+    401: "The key is missing or unknown.",
+    403: "The key's scopes or quotas, or the state of the object, do not allow it.",
+    404: "The object does not exist.",
     408: "The body did not come in time.",
-    409: "It contradicts what is there.",
-    410: "It was there, and was removed.",
+    409: "It conflicts with the present state.",
+    410: "The object was removed.",
     413: "The body is too large.",
     415: "The body is not declared to be JSON.",
     429: "The key's rate is used up: wait for `Retry-After`.",
-    503: "The farm cannot answer now: try again.",
+    503: "The farm cannot answer now: retry.",
 }
 _WITH_BODY = (408, 413, 415)
 

@@ -30,13 +30,13 @@ ENDPOINTS: Described = {
         "Its scores, newest last.", list[Reward], scope=Scope.READ
     ),
     ("GET", "/v1/rollouts/{id}/annotations"): EndpointDescription(
-        "Figures that trainers wrote about it.", list[Annotation], scope=Scope.READ
+        "The annotations that trainers wrote about it.", list[Annotation], scope=Scope.READ
     ),
     ("POST", "/v1/annotations"): EndpointDescription(
-        "Write a trainer's figures about rollouts.", int, body=NewAnnotations, scope=(Scope.SUBMIT, Scope.OPERATE)
+        "Write a trainer's annotations of rollouts.", int, body=NewAnnotations, scope=(Scope.SUBMIT, Scope.OPERATE)
     ),
     ("GET", "/v1/rollouts/{id}/artefacts"): EndpointDescription(
-        "Artefacts that are kept.", list[KeptArtefact], scope=Scope.READ
+        "Its stored artefacts.", list[KeptArtefact], scope=Scope.READ
     ),
     ("GET", "/v1/rollouts/{id}/artefact"): EndpointDescription(
         "The bytes of an artefact.", bytes, ArtefactQuery, media_type=BYTES, scope=Scope.READ

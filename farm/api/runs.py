@@ -13,28 +13,28 @@ from farm.records.training_run import KeyedBatch, RecordedStep, SolveRate
 
 ENDPOINTS: Described = {
     ("POST", "/v1/keyed_batches"): EndpointDescription(
-        "The batches that were submitted with these idempotency keys.",
+        "The batches with these idempotency keys.",
         list[KeyedBatch],
         body=BatchKeys,
         scope=Scope.READ,
     ),
     ("POST", "/v1/instances"): EndpointDescription(
-        "The instances that these groups were asked for with, to be asked for again.",
+        "The submitted instances of these groups, for submitting them again.",
         list[Instance],
         body=GroupIds,
         scope=Scope.SUBMIT,
     ),
     ("GET", "/v1/steps"): EndpointDescription(
-        "What the newest step of a training run collected: a list of one, or of none.",
+        "The record of a training run's newest step: a list of at most one.",
         list[RecordedStep],
         StepQuery,
         scope=Scope.READ,
     ),
     ("POST", "/v1/steps"): EndpointDescription(
-        "Write what a step is, unless that was written before.", RecordedStep, body=StepRecord, scope=Scope.SUBMIT
+        "Record a step, unless it is recorded.", RecordedStep, body=StepRecord, scope=Scope.SUBMIT
     ),
     ("POST", "/v1/solve_rates"): EndpointDescription(
-        "How often instances were solved in a training run.", list[SolveRate], body=RatesQuery, scope=Scope.READ
+        "The solve rates of instances in a training run.", list[SolveRate], body=RatesQuery, scope=Scope.READ
     ),
 }
 

@@ -25,23 +25,23 @@ _USES = (Scope.SUBMIT, Scope.OPERATE)
 _ONE = _PATH + "/{reference}"
 _SUMMARIES = {
     "exec": "Run one command to its end.",
-    "shell": "Run a command in a persistent shell, or type to what runs there.",
-    "open_shell": "Open a shell of a name that none has.",
+    "shell": "Run a command in a persistent shell, or type to its running program.",
+    "open_shell": "Open a shell with an unused name.",
     "close_shell": "Close a shell.",
     "read": "Read a file; or, packed, a folder as a tar.",
     "write": "Write a file; or, packed, a folder from a tar.",
     "list_files": "List the files of a folder.",
     "move_file": "Move a file or a folder.",
-    "remove_file": "Remove a file, or a folder with all that is in it.",
+    "remove_file": "Remove a file, or a folder with its contents.",
     "make_folder": "Make a folder.",
-    "start_process": "Start a program that runs on.",
+    "start_process": "Start a program in the background.",
     "watch_process": "Wait for output of a process, or its end.",
     "write_process": "Write to the input of a process.",
     "signal_process": "Send a signal to a process.",
     "resize_process": "Set the size of the terminal of a process.",
-    "list_processes": "List the processes that run.",
+    "list_processes": "List the running processes.",
     "tool": "Call one of the farm's tools, such as python.",
-    "forget": "Forget results of calls by their call_id, so that these ids are other calls from now on.",
+    "forget": "Forget results of calls by their call_id, so that these ids mean new calls from now on.",
 }
 
 ENDPOINTS: Described = {
@@ -50,7 +50,10 @@ ENDPOINTS: Described = {
         "The newest borrowed sandboxes.", list[BorrowedSandbox], query=SandboxesQuery, scope=Scope.READ
     ),
     ("GET", _ONE): EndpointDescription(
-        "One, once it runs or has ended, or after wait_s.", BorrowedSandbox, query=OpenQuery, scope=Scope.READ
+        "A borrowed sandbox, once it runs or has ended, or after wait_s.",
+        BorrowedSandbox,
+        query=OpenQuery,
+        scope=Scope.READ,
     ),
     ("POST", f"{_ONE}/renew"): EndpointDescription("Renew its lease.", BorrowedSandbox, body=RenewOrder, scope=_USES),
     ("POST", f"{_ONE}/stop"): EndpointDescription("End it.", BorrowedSandbox, body=NoOrder, scope=_USES),

@@ -41,7 +41,7 @@ class TlsFiles:
         try:
             ssl.create_default_context(ssl.Purpose.CLIENT_AUTH).load_cert_chain(self.certificate, self.key, "")
         except (OSError, ssl.SSLError) as error:
-            files = f"{self.certificate} and {self.key} are no certificate and its key without a passphrase"
+            files = f"{self.certificate} and {self.key} are not a certificate and its key without a passphrase"
             raise InvalidRequest(f"{files}: {error}", field="--tls-cert") from None
 
 

@@ -15,14 +15,14 @@ from farm.store.reports.rollout_costs import RolloutCost
 TRAINS = "trains"
 REASONS = {
     TRAINS: "its rows have an advantage",
-    "broken": "the farm, or what it uses, failed",
-    "cancelled": "it was cancelled, as where a batch is stopped early",
-    "stale": "newer weights had overtaken it",
-    "not scored": "it has no reward, or did not end by its policy",
-    "no rows": "no training row came of it",
+    "broken": "the farm, or a service that it uses, failed",
+    "cancelled": "it was cancelled, for example when its batch was stopped early",
+    "stale": "its weights had become too old",
+    "not scored": "it has no reward, or was not ended by its policy",
+    "no rows": "it has no training row",
     "short group": "fewer than two samples of its group can train",
-    "equal rewards": "all samples of its group have one reward, so no advantage",
-    "left out": "its trainer wrote so",
+    "equal rewards": "all samples of its group have the same reward, so no advantage",
+    "left out": "its trainer left it out",
 }
 """The reasons why a rollout trains or does not, in order of precedence."""
 _MEASURES = ("sampled tokens", "seconds", "turns", "reward")

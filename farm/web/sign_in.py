@@ -47,7 +47,7 @@ class SignedIn:
         headers = Headers(scope=scope)
         path = scope["path"]
         if scope["method"] not in _SAFE and not _is_own(headers):
-            await html("message.html", 403, title="Not from here", text="only pages of the farm give orders")(
+            await html("message.html", 403, title="Not from here", text="orders must come from a page of the farm")(
                 scope, receive, send
             )
             return

@@ -90,9 +90,9 @@ def test_api_is_found_and_asked_by_clients_of_the_same_home_alone(
             with farm.connect(api.url) as client:
                 assert len(client.recent()) == 1
             as_user(folder / "of-somebody-else")
-            with pytest.raises(NotAllowed, match="wants its key"):
+            with pytest.raises(NotAllowed, match="needs a key"):
                 farm.connect(api.url)
-            assert "wants its key" in said(main, "cancel", "b0", "--url", api.url, code=1)
+            assert "needs a key" in said(main, "cancel", "b0", "--url", api.url, code=1)
     finally:
         monkeypatch.undo()
         settings.cache_clear()

@@ -135,7 +135,7 @@ def tab(chromium: Any, url: str) -> Iterator[Tab]:
     with chromium.new_context(viewport={"width": 1400, "height": 900}) as context:
         made = Tab(context.new_page())
         made.page.goto(f"{url}/cluster")
-        made.page.get_by_label("A key of the farm").fill(KEY)
+        made.page.get_by_label("API key of the farm").fill(KEY)
         made.page.get_by_role("button", name="Sign in").click()
         made.page.wait_for_url(f"{url}/cluster")
         yield made
@@ -179,7 +179,7 @@ def test_a_view_fits_a_narrow_window_in_both_schemes(
     with chromium.new_context(viewport=size, color_scheme=scheme) as context:
         page = context.new_page()
         page.goto(f"{url}/sign-in")
-        page.get_by_label("A key of the farm").fill(KEY)
+        page.get_by_label("API key of the farm").fill(KEY)
         page.get_by_role("button", name="Sign in").click()
         page.goto(url + VIEWS[name].format(b=long_named))
         assert not str(page.title()).isdigit(), "a script of a name ran"
@@ -209,11 +209,11 @@ def test_an_order_asks_first_and_is_carried_out(tab: Tab, url: str, client: Loca
         dialog.dismiss()
 
     tab.page.once("dialog", refuse)
-    tab.page.get_by_role("button", name="Cancel what has not ended").click()
+    tab.page.get_by_role("button", name="Cancel open rollouts").click()
     assert len(asked) == 1
     assert not client.status(batch_id).n_cancelled
     tab.page.once("dialog", lambda dialog: dialog.accept())
-    tab.page.get_by_role("button", name="Cancel what has not ended").click()
+    tab.page.get_by_role("button", name="Cancel open rollouts").click()
     tab.page.wait_for_url(f"{url}/batches/{batch_id}")
     assert client.wait(batch_id, 120).n_cancelled
 

@@ -211,7 +211,7 @@ def _dropped(n_bytes: int) -> bytes:
 def _end(output: ProcessOutput) -> dict[str, Any]:
     code = output.code
     if code is None:
-        return {"exitCode": -1, "exited": False, "status": "unknown", "error": "what watched the process was killed"}
+        return {"exitCode": -1, "exited": False, "status": "unknown", "error": "the monitor of the process was killed"}
     by_signal = code < 0
     status = f"signal: {-code}" if by_signal else f"exit status {code}"
     error = output.limit or (status if code else "")

@@ -27,7 +27,7 @@ class AgentSandbox:
             raise ConnectError(ConnectCode.INVALID_ARGUMENT, f"the request must have the header {SANDBOX_HEADER}")
         user = _user_of(request)
         if user not in _OWN_USERS:
-            wrong = f"there is no user {user!r:.100} here: leave it out, and the sandbox's own is taken"
+            wrong = f"there is no user {user!r:.100} here: leave it out for the sandbox's own user"
             raise ConnectError(ConnectCode.UNAUTHENTICATED, wrong)
 
     async def check(self) -> None:

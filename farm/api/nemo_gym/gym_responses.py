@@ -42,10 +42,10 @@ def run_result(row: Mapping[str, Any], names: RowNames, rollout: Rollout, calls:
     differs = any(call.mismatch is not None for call in played)
     result |= {"mask_sample": differs, "failure_kind": None, "failure_reason": None}
     if differs:
-        reason = "an engine saw other tokens than it was sent"
+        reason = "the engine saw other tokens than it was sent"
         result |= {"failure_kind": "farm:token_mismatch", "failure_reason": reason}
     elif rollout.outcome is Outcome.DEADLINE:
-        result |= {"failure_kind": "agent_timeout", "failure_reason": "the time limit of the play was reached"}
+        result |= {"failure_kind": "agent_timeout", "failure_reason": "the time limit of the run was reached"}
     tools = tools_by_call(calls)[played[0].index] if played else []
     return result | {"reward": rollout.reward, "response": _response(names, rollout, played, tools)}
 

@@ -31,7 +31,7 @@ _WAIT_S = 86_400.0
 _CONSUMER = "nemo-gym"
 _HEALTH = ("/", "/health", "/healthz", "/livez", "/readyz")
 _UNSCORED = (
-    "a play without a score is no rollout of the farm: send a row to /run, whose answer has the response and the reward"
+    "an unscored run is not a rollout of the farm: send a row to /run, whose answer has the response and the reward"
 )
 
 
@@ -94,7 +94,9 @@ def _submitted(farm: LocalFarm, request: ApiRequest) -> PlayedRow:
     except InvalidRequest as error:
         raise named_as_sent(error) from None
     except Conflict:
-        message = f"_ng_rollout_id {names.rollout_id!r} asked for something else: give another, or a new attempt"
+        message = (
+            f"_ng_rollout_id {names.rollout_id!r} belongs to a different request: use another one, or a new attempt"
+        )
         raise Conflict(message) from None
 
 

@@ -69,7 +69,7 @@ class _Routes:
         began = loop.time()
         while left := await endpoints.run(self._left, orders, loop.time() - began):
             if loop.time() - began > limit_s:
-                late = f"the engines are paused, and after {limit_s:.0f} s this is waited for: {'; '.join(left)[:1000]}"
+                late = f"the engines are paused, and after {limit_s:.0f} s these still block: {'; '.join(left)[:1000]}"
                 raise RequestRejected(ProblemDetails(504, "ServiceError", late))
             await asyncio.sleep(_POLL_S)
         return await endpoints.run(self._inference)

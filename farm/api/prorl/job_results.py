@@ -18,7 +18,7 @@ _ERRORS = {
     Outcome.CONTEXT_FULL: "length: the context window is full",
     Outcome.INVALID_ACTION: "tool_call: the policy's calls could not be read",
     Outcome.REPEATING: "AgentStuckInLoopError: Agent got stuck in a loop",
-    Outcome.DEADLINE: "timeout: the time limit of the play was reached",
+    Outcome.DEADLINE: "timeout: the time limit of the run was reached",
     Outcome.STALE: "its weights were too old",
     Outcome.CANCELLED: "cancelled",
 }

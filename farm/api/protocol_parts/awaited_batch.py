@@ -29,7 +29,7 @@ async def await_batch(
     if not is_open:
         return
     if asyncio.get_running_loop().time() < deadline:
-        ends = f"this API ends, and batch {batch_id} goes on: send the same request again"
+        ends = f"this API ends, and batch {batch_id} continues: send the same request again"
         raise RequestRejected(ProblemDetails(503, "ServiceError", ends))
-    late = f"Processing timed out: batch {batch_id} goes on; send the same request again, or cancel it"
+    late = f"Processing timed out: batch {batch_id} continues; send the same request again, or cancel it"
     raise RequestRejected(ProblemDetails(504, "ServiceError", late))

@@ -102,7 +102,7 @@ class RexSandbox:
             await self._check_syntax(command)
         output = _text(shown.output.removesuffix(shown.expected or ""))
         if action.check == "raise" and shown.code is None:
-            why = shown.limit or "it goes on"
+            why = shown.limit or "it is still running"
             raise RexError(rex_errors.NO_CODE, f"command {command!r} has no exit code ({why}); its output:\n{output!r}")
         if action.check == "raise" and shown.code != 0:
             failed = f"command {command!r} failed with exit code {shown.code}; its output:\n{output!r}"
@@ -248,7 +248,7 @@ def _observation(output: str, code: int | None, shown: ShellOutput | None = None
         if shown.limit:
             reasons.append(shown.limit)
         if shown.restarted:
-            reasons.append("the shell had ended and was started anew")
+            reasons.append("the shell had ended and was restarted")
         if shown.note:
             reasons.append(shown.note)
     return {

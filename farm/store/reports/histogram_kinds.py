@@ -31,16 +31,18 @@ class HistogramKind:
     values: Sequence[str] = ("",)
 
 
-REWARDS = HistogramKind("farm_reward", "Rewards that were given", _REWARDS)
-TOKENS = HistogramKind("farm_response_tokens", "Tokens that the policy sampled in a played rollout", _TOKENS)
-TURNS = HistogramKind("farm_turns", "Turns of a played rollout", (1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0))
-CALLS = HistogramKind("farm_model_call_seconds", "Seconds that an engine took for one call", _SECONDS)
+REWARDS = HistogramKind("farm_reward", "Rewards of scored rollouts", _REWARDS)
+TOKENS = HistogramKind("farm_response_tokens", "Tokens that the policy sampled in a completed run", _TOKENS)
+TURNS = HistogramKind("farm_turns", "Turns of a completed run", (1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0))
+CALLS = HistogramKind("farm_model_call_seconds", "Seconds of one model call", _SECONDS)
 WORK = HistogramKind("farm_stage_seconds", "Seconds of work on a stage", _SECONDS, "stage", [*map(str, Stage)])
-QUEUED = HistogramKind("farm_stage_queue_seconds", "Seconds a stage waited", _SECONDS, "stage", [*map(str, Stage)])
-ROLLOUTS = HistogramKind("farm_rollout_seconds", "Seconds from the submit of a rollout to its end", _SECONDS)
-ENDED = HistogramKind("farm_rollouts_ended", "Rollouts that have ended", (), "outcome", [*map(str, Outcome)])
+QUEUED = HistogramKind(
+    "farm_stage_queue_seconds", "Seconds that a stage was queued", _SECONDS, "stage", [*map(str, Stage)]
+)
+ROLLOUTS = HistogramKind("farm_rollout_seconds", "Seconds from submit to end of a rollout", _SECONDS)
+ENDED = HistogramKind("farm_rollouts_ended", "Ended rollouts", (), "outcome", [*map(str, Outcome)])
 ATTEMPTS = HistogramKind(
-    "farm_attempts_ended", "Stages of attempts that have ended", (), "result", ["advanced", "completed", *CAUSES]
+    "farm_attempts_ended", "Ended stages of attempts", (), "result", ["advanced", "completed", *CAUSES]
 )
 
 KINDS = {kind.name: kind for kind in (REWARDS, TOKENS, TURNS, CALLS, WORK, QUEUED, ROLLOUTS, ENDED, ATTEMPTS)}

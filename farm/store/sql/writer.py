@@ -33,7 +33,7 @@ CLOSE_S = 5.0
 _END_S = 30.0
 _PAUSE_S = (0.02, 1.0)
 _N_ALONE = 10
-"""How often a write is tried that breaks its connection while the database answers others."""
+"""The maximum number of tries of a write that breaks its connection while the database answers others."""
 
 
 @dataclass(slots=True, eq=False)

@@ -1,4 +1,4 @@
-// Small things that a page does by itself: search and folds in a transcript, keys, charts, confirmations, replay.
+// Client-side functions of the page: search and folds in a transcript, keys, charts, confirmations, replay.
 "use strict";
 
 function all(selector, within = document) {
@@ -68,7 +68,7 @@ function colourOf(index) {
 }
 
 function draw(place, names, series, isTime) {
-  if (!series.length || !series[0].length) { place.textContent = "nothing to draw yet"; return; }
+  if (!series.length || !series[0].length) { place.textContent = "no data yet"; return; }
   place.textContent = "";
   const quiet = getComputedStyle(document.body).getPropertyValue("color");
   const axis = { stroke: quiet, grid: { stroke: "#8884" } };

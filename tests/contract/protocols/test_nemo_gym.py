@@ -177,6 +177,6 @@ def test_one_rollout_id_asks_for_one_thing(client: WireClient, service: LocalFar
     [batch_id] = submitted(service)
     status, answer = client.said("/run", {**NAMED, "seconds": 1.0})
     assert (status, len(service.recent())) == (409, 1)
-    assert "'step7-3-1' asked for something else" in answer["detail"]
+    assert "'step7-3-1' belongs to a different request" in answer["detail"]
     service.cancel(batch_id)
     first.result(60)

@@ -240,8 +240,8 @@ def _api(*words: str) -> Iterator[str]:
     ("cert", "key_of", "complaint"),
     [
         ("certificate", "nowhere", "No such file"),
-        ("key", "key", "no certificate and its key"),
-        ("certificate", "other", "no certificate and its key"),
+        ("key", "key", "not a certificate and its key"),
+        ("certificate", "other", "not a certificate and its key"),
         ("certificate", "", "go together"),
     ],
 )

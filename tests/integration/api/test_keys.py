@@ -198,7 +198,7 @@ def test_quota_of_open_rollouts_holds_beside_others(api: _Api) -> None:
         batch_id = small.submit({"instances": [NOOP], "n_samples": 3})
         with pytest.raises(Overloaded, match="small"):
             small.submit({"instances": [NOOP]})
-        with pytest.raises(InvalidRequest, match="takes 3"):
+        with pytest.raises(InvalidRequest, match="exceed the limit of key 'small', 3"):
             small.submit({"instances": [NOOP], "n_samples": 4})
         small.cancel(batch_id)
 
@@ -368,7 +368,7 @@ def test_commands_make_list_and_revoke(api: _Api, sqlite_store: Store) -> None:
 
     key = said("keys", "add", "cli", "--scope", "read", "--scope", "submit", "--max-rate", "100").strip()
     assert api.status(key, "GET", "/v1/nodes") == 200
-    assert "there is a key 'cli' already" in said("keys", "add", "cli", code=1)
+    assert "key 'cli' already exists" in said("keys", "add", "cli", code=1)
     with api.client(key) as client:
         client.submit({"instances": [NOOP]})
     assert "cli" in said("ls")

@@ -13,7 +13,7 @@ from tests.integration.web.hostile_pages import HOSTILE, ParsedPage
 def test_figures_are_listed_and_shade_the_tokens_of_their_row(sqlite_store: Store, browser: httpx2.Client) -> None:
     rollout_id = f"{played(sqlite_store)}.0.0"
     path = f"/rollouts/{rollout_id}/tokens"
-    assert "Figures of trainers" not in browser.get(path).text
+    assert "Annotations of trainers" not in browser.get(path).text
     name = f"loss {HOSTILE}"[:64]
     farm_of(sqlite_store).annotate(
         name,

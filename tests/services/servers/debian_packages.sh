@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Packages of this machine's own distribution under one prefix, without root: debian_packages.sh PREFIX PACKAGE...
+# Installs packages of this machine's distribution under one prefix, without root: debian_packages.sh PREFIX PACKAGE...
 #
 # They are unpacked instead of installed: an installed server would also be started as a service.
 set -euo pipefail

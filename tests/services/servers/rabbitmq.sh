@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # RabbitMQ and its Erlang under one prefix, without root, for machines that have none: rabbitmq.sh PREFIX
 #
-# Erlang's start script has its place written into it, and is told the new one.
+# Erlang's start script contains its path, which is replaced.
 set -euo pipefail
 
 fail() {

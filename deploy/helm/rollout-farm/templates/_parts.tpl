@@ -20,7 +20,7 @@ valueFrom: {secretKeyRef: {name: {{ .root.Values.secret }}, key: {{ .key }}}}
 {{- if eq .Values.postgres.kind "statefulset" }}
   value: postgresql://farm:$(PASSWORD)@{{ include "farm.name" (dict "root" . "part" "postgres") }}/farm
 {{- else if eq .Values.postgres.kind "cloudnativepg" }}
-  # the operator makes this Secret
+  # the operator creates this Secret
   valueFrom: {secretKeyRef: {name: {{ include "farm.name" (dict "root" . "part" "postgres") }}-app, key: uri}}
 {{- else }}
   {{ include "farm.key" (dict "root" . "key" "store-url") }}
