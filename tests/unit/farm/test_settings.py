@@ -10,7 +10,7 @@ import pytest
 from farm.settings import Settings, default_home
 
 
-def test_the_environment_that_make_made_in_a_clone_knows_its_farm(
+def test_environment_made_in_a_clone_uses_the_farm_of_the_clone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     environment = tmp_path / "clone" / ".venv"

@@ -1,4 +1,4 @@
-"""Task events go to a Redis only while somebody listens to them; the worker's own go always."""
+"""Task events are sent to a Redis only while a listener is subscribed; the worker's own are always sent."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def received(pubsub: Any) -> str:
     return base64.b64decode(json.loads(message["data"])["body"]).decode()
 
 
-def test_task_events_are_sent_while_somebody_listens(broker_url: str) -> None:
+def test_task_events_are_sent_while_a_listener_is_subscribed(broker_url: str) -> None:
     with celery_app(broker_url) as app, app.connection_for_write() as connection, redis_client(broker_url) as client:
         dispatcher = app.events.Dispatcher(connection, hostname="here", buffer_group=["task"])
         listeners.wait_for(dispatcher)
@@ -43,7 +43,7 @@ def test_task_events_are_sent_while_somebody_listens(broker_url: str) -> None:
         assert dispatcher.groups == {"worker"}
 
 
-def test_a_broker_that_does_not_count_gets_all_events(broker_url: str) -> None:
+def test_broker_without_listener_counts_gets_all_events(broker_url: str) -> None:
     with celery_app(broker_url) as app, app.connection_for_write() as connection:
         dispatcher = app.events.Dispatcher(connection, hostname="here")
         EventListeners().wait_for(dispatcher)
