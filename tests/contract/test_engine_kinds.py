@@ -235,9 +235,7 @@ def test_an_answer_of_prorls_trainer_that_does_not_add_up_is_none(answer: dict[s
 
 
 def test_a_kind_that_is_not_installed_here_says_so() -> None:
-    with pytest.raises(
-        EngineUnfit, match=r"no farm.engines plug-in 'missing'; installed: bridge, llamacpp"
-    ):
+    with pytest.raises(EngineUnfit, match=r"no farm.engines plug-in 'missing'; installed: bridge, llamacpp"):
         open_engine(EngineAddress("http://e/v1"), EngineInfo(kind="missing", token_in="x"))
 
 

@@ -13,7 +13,7 @@ from tests.services.api import KEY, RestartableApi
 N = 3
 
 
-def test_its_manager_gets_triplets_and_rewards(
+def test_manager_gets_triplets_and_rewards(
     here: tuple[Embedded, RestartableApi], double: EngineDouble, engine: str, start: Start, tmp_path: Path
 ) -> None:
     started, api = here

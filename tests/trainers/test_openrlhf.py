@@ -1,4 +1,4 @@
-"""OpenRLHF makes its experience of what the farm plays, and gives a rollout that broke no advantage."""
+"""OpenRLHF makes its experience from the farm's rollouts, and gives a broken rollout no advantage."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import pytest
 from tests.trainers.conftest import Program
 
 
-def test_openrlhfs_own_code_makes_its_experience(run: Program) -> None:
+def test_openrlhf_makes_its_experience_from_the_farms_rows(run: Program) -> None:
     facts = run("openrlhf_rows")
     scored = facts["rewards"][:4] + facts["rewards"][8:]
     assert set(scored) <= {0.0, 1.0}

@@ -48,19 +48,19 @@ def engine() -> Iterator[str]:
 
 
 def unequal(cases: dict[str, Any]) -> dict[str, Any]:
-    """Return the cases that differ: arrays that are not equal, and what the trainer's loop did otherwise."""
+    """Return the cases that differ: unequal arrays, and other differences of the trainer's loop."""
     found = {name: (case["differing"], case["faults"]) for name, case in cases.items()}
     return {name: faults for name, faults in found.items() if any(faults)}
 
 
-def test_verls_own_loops_make_the_same_batches(run: Program, engine: str, model_text: Path) -> None:
+def test_agent_loops_of_verl_make_the_same_batches(run: Program, engine: str, model_text: Path) -> None:
     cases = run("own_loops/verl_own_loops", engine, model_text, path=PROGRAMS)
     assert len(cases) == 9
     assert unequal(cases) == {}
     arrays = {"prompts", "responses", "input_ids", "attention_mask", "position_ids", "response_mask"}
     assert {*cases["tool"]["names"]} == arrays | {"rollout_log_probs", "rm_scores", "advantages"}
     assert [case["turns"][0] for case in cases.values()] == [case["turns"][1] for case in cases.values()]
-    # the cases are what they are called: sampled, said by the tool, sampled
+    # the cases are what their names say: sampled, from the tool, sampled
     turn, observation, last = cases["tool"]["lengths"][0]
     assert cases["cut_in_second_turn"]["lengths"][0] == [turn, observation, last - 3]
     assert cases["one_left_after_tool"]["lengths"][0] == [turn, observation, 1]
@@ -69,7 +69,7 @@ def test_verls_own_loops_make_the_same_batches(run: Program, engine: str, model_
     assert cases["cut_in_first_turn"]["lengths"][0] == [turn - 1]
 
 
-def test_skyrls_own_generator_makes_the_same_output(run: Program, engine: str, model_text: Path) -> None:
+def test_generator_of_skyrl_makes_the_same_output(run: Program, engine: str, model_text: Path) -> None:
     cases = run("own_loops/skyrl_own_loops", engine, model_text, path=PROGRAMS)
     assert len(cases) == 9
     different, faults = unequal(cases).pop("cut_call")
@@ -87,7 +87,7 @@ def test_skyrls_own_generator_makes_the_same_output(run: Program, engine: str, m
     assert cases["input_too_long"]["lengths"] == cases["one_turn"]["lengths"] == cases["tool"]["lengths"][:1]
 
 
-def test_trls_own_loop_makes_the_same_batch(run: Program, engine: str, model_text: Path) -> None:
+def test_loop_of_trl_makes_the_same_batch(run: Program, engine: str, model_text: Path) -> None:
     cases = run("own_loops/trl_own_loops", engine, model_text, path=PROGRAMS)
     assert len(cases) == 11
     different, faults = unequal(cases).pop("exactly_full_after_tool")
@@ -108,7 +108,7 @@ def test_trls_own_loop_makes_the_same_batch(run: Program, engine: str, model_tex
     assert any(len(set(case["rewards"])) == 2 for case in cases.values()), "advantages are of different rewards"
 
 
-def test_openrlhfs_own_executors_make_the_same_experience(run: Program, engine: str, model_text: Path) -> None:
+def test_executors_of_openrlhf_make_the_same_experience(run: Program, engine: str, model_text: Path) -> None:
     cases = run("own_loops/openrlhf_own_loops", engine, model_text, path=PROGRAMS)
     assert len(cases) == 9
     full = {"exactly_full_after_tool", "full_after_tool"}
@@ -116,7 +116,7 @@ def test_openrlhfs_own_executors_make_the_same_experience(run: Program, engine: 
         "OpenRLHF keeps an answer that fills the row, as docs/reference/oracles.md says"
     )
     assert all(cases[name]["faults"] == [] for name in full)
-    # OpenRLHF's own loop of several turns does not look at it
+    # OpenRLHF's own loop of several turns ignores it
     bounded = cases["limit_of_turns"]
     assert bounded["allowed"] == [[96], [512 - bounded["n_prompt"]]]
     truncated = {name: case["truncated"] for name, case in cases.items()}
@@ -128,7 +128,7 @@ def test_openrlhfs_own_executors_make_the_same_experience(run: Program, engine: 
     assert all(cases[name]["lengths"] == [turn] for name in full)
 
 
-def test_slimes_own_generation_makes_the_same_samples(
+def test_generation_of_slime_makes_the_same_samples(
     run: Program, engine: str, model_text: Path, trainers: Path
 ) -> None:
     source = trainers / "slime"
@@ -141,7 +141,7 @@ def test_slimes_own_generation_makes_the_same_samples(
     assert cases["cut"]["masks"] == [[[1] * 4] * 4] * 2
 
 
-def test_trls_own_async_worker_makes_the_same_samples(run: Program, engine: str, model_text: Path) -> None:
+def test_async_worker_of_trl_makes_the_same_samples(run: Program, engine: str, model_text: Path) -> None:
     cases = run("own_loops/trl_async_own_loops", engine, model_text, path=PROGRAMS)
     assert len(cases) == 12
     own = {"cut_call": "1 calls and not 2", "spaced": "prompt"}
@@ -149,13 +149,13 @@ def test_trls_own_async_worker_makes_the_same_samples(run: Program, engine: str,
         different, faults = unequal({name: cases[name]})[name]
         assert all(fault in each for each in faults), "as docs/reference/oracles.md says"
         assert {"input_ids", "completion_mask", "packed token_index"} <= {*different}
-        # neither of them is of another reward
+        # neither of them has another reward
         assert not {"advantage", "reward", "model_version", "group_id"} & {*different}
     assert unequal({name: case for name, case in cases.items() if name not in own}) == {}
-    # what TRL writes anew it does not train
+    # TRL does not train text that it rewrites
     assert cases["spaced"]["n_trained"][0] > cases["spaced"]["n_trained"][1] > 0
     for case in cases.values():
-        # vLLM takes both for no limit
+        # vLLM takes both as no limit
         assert case["sampling"] in ([], ["top_k 0 and not -1"])
     assert cases["sampled"]["sampling"] == []
     packed = {name for name in cases["stop_packed"]["names"] if name.startswith("packed ")}
@@ -170,7 +170,7 @@ def test_trls_own_async_worker_makes_the_same_samples(run: Program, engine: str,
 
 
 @pytest.mark.parametrize("version", VERIFIERS)
-def test_verifiers_own_environment_makes_the_same_samples_of_prime_rl(
+def test_environment_of_verifiers_makes_the_same_samples_of_prime_rl(
     run: Program, engine: str, model_text: Path, trainers: Path, version: str
 ) -> None:
     source = trainers / "prime-rl"
@@ -198,13 +198,13 @@ def test_verifiers_own_environment_makes_the_same_samples_of_prime_rl(
     assert all(case["samples"] == [4, 4] for case in cases.values())
 
 
-def test_rllms_own_engine_makes_the_same_batch(run: Program, engine: str, model_text: Path, trainers: Path) -> None:
+def test_engine_of_rllm_makes_the_same_batch(run: Program, engine: str, model_text: Path, trainers: Path) -> None:
     source = trainers / "rllm"
     if not (source / "rllm").exists():
         absent(f"the source of rLLM is not in {source}: tests/trainers/environment.sh could not fetch it")
     cases = run("own_loops/rllm_own_loops", engine, model_text, path=source)
     assert len(cases) == 7
-    # rLLM's engine says of each flow that returns that it is done
+    # rLLM's engine marks each flow that returns as done
     assert unequal(cases) == {name: (["termination"], []) for name in ("cut", "cut_call", "one_turn")}
     for name in ("cut", "cut_call"):
         assert cases[name]["ends"] == [["MAX_RESPONSE_LENGTH_EXCEEDED"], ["ENV_DONE"]]

@@ -1,11 +1,11 @@
-"""SkyRL takes the farm's generator output: its own validation, tensors and advantages, plain and step-wise."""
+"""SkyRL accepts the farm's generator output: its own validation, tensors and advantages, plain and step-wise."""
 
 from __future__ import annotations
 
 from tests.trainers.conftest import Program, are_of
 
 
-def test_skyrls_own_checks_take_the_farms_rows(run: Program) -> None:
+def test_skyrl_accepts_the_farms_rows(run: Program) -> None:
     facts = run("skyrl_rows")
     # rollouts of every kind, plain and step-wise, and faults that those checks find
     assert facts["constructed"] == {"rows": 12, "steps": 14, "broken": 0.0}

@@ -1,4 +1,4 @@
-"""slime and miles take the farm's samples: both functions that their options name, and their own checks."""
+"""slime and miles accept the farm's samples: both functions that their options name, and their own checks."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tests.trainers.conftest import Program, are_of
 
 
 @pytest.mark.parametrize("package", ["slime", "miles"])
-def test_their_own_checks_take_the_farms_samples(run: Program, trainers: Path, package: str) -> None:
+def test_checks_of_slime_and_miles_accept_the_farms_samples(run: Program, trainers: Path, package: str) -> None:
     source = trainers / package
     if not (source / package).exists():
         absent(f"the source of {package} is not in {source}: tests/trainers/environment.sh could not fetch it")
@@ -51,7 +51,7 @@ def test_their_own_checks_take_the_farms_samples(run: Program, trainers: Path, p
     }
 
 
-def test_its_own_evaluation_loop_draws_by_the_evaluations_parameters(
+def test_evaluation_loop_of_slime_samples_with_the_evaluations_parameters(
     run: Program, trainers: Path, model_text: Path
 ) -> None:
     source = trainers / "slime"

@@ -1,4 +1,4 @@
-"""E2B's own client, unchanged, on the farm: each check is a function; what fails is said by name."""
+"""E2B's own client, unchanged, on the farm: each check is a function; failures are reported by name."""
 
 import asyncio
 import io
@@ -35,7 +35,7 @@ Check = Callable[[Sandbox], None]
 
 
 def error_of(call: Callable[..., Any], *arguments: Any, **values: Any) -> Any:
-    """Return what a call raises."""
+    """Return the exception of a call."""
     try:
         result = call(*arguments, **values)
     except Exception as error:
@@ -44,7 +44,7 @@ def error_of(call: Callable[..., Any], *arguments: Any, **values: Any) -> Any:
 
 
 def raised(kind: type[Exception], call: Callable[..., Any], *arguments: Any, **values: Any) -> str:
-    """Return the words of the error of a call, which must be of this class itself."""
+    """Return the message of a call's exception, which must be of exactly this class."""
     error = error_of(call, *arguments, **values)
     assert type(error) is kind, f"{type(error).__name__}: {error}"
     return str(error)
