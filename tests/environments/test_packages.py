@@ -149,7 +149,7 @@ def test_textarena_gives_its_reward_at_the_end() -> None:
     steps = play("textarena", *guesses, id="GuessTheNumber-v0", seed=3)
     assert "between 1 and 20" in steps[0].messages[0]["content"]
     assert "higher" in steps[1].messages[0]["content"]
-    assert "Player 0" not in steps[1].messages[0]["content"], "only what is new"
+    assert "Player 0" not in steps[1].messages[0]["content"], "only new messages"
     assert [reward for reward in rewards(steps) if reward] == rewards(steps)[-1:]
 
 

@@ -97,12 +97,12 @@ def test_referenced_objects_exist(values: dict[str, Any]) -> None:
     options = {each for option in cast(Any, node).params for each in option.opts}
     for name, pod in found.items():
         spec = pod["spec"]
-        assert spec["automountServiceAccountToken"] is False, "policies have no business with the cluster"
+        assert spec["automountServiceAccountToken"] is False, "policies must not reach the cluster"
         volumes = {each["name"] for each in spec.get("volumes", [])} | {"data"}
         for container in [*spec["containers"], *spec.get("initContainers", [])]:
             assert {each["name"] for each in container.get("volumeMounts", [])} <= volumes
             env = {each["name"]: each for each in container.get("env", [])}
-            assert len(env) == len(container.get("env", [])), "no variable twice"
+            assert len(env) == len(container.get("env", [])), "no duplicate variables"
             ours = {each.removeprefix("FARM_").lower() for each in env if each.startswith("FARM_")}
             assert ours <= set(Settings.model_fields) | {"log"}
             urls = " ".join(str(each.get("value", "")) for each in env.values())
@@ -114,7 +114,9 @@ def test_referenced_objects_exist(values: dict[str, Any]) -> None:
     words = found["a-node"]["spec"]["containers"][0]["args"]
     assert {word for word in words if word.startswith("-")} <= options
     grace_s = int(words[words.index("--grace") + 1])
-    assert found["a-node"]["spec"]["terminationGracePeriodSeconds"] >= grace_s + 25, "it hands back before it is killed"
+    assert found["a-node"]["spec"]["terminationGracePeriodSeconds"] >= grace_s + 25, (
+        "it releases its work before it is killed"
+    )
     for service in services.values():
         selected = [
             pod for pod in found.values() if service["spec"]["selector"].items() <= pod["metadata"]["labels"].items()
@@ -127,7 +129,7 @@ def test_referenced_objects_exist(values: dict[str, Any]) -> None:
 def test_nodes_scale_with_the_queue() -> None:
     manifests = rendered({"scaling": {"enabled": True}, "nodes": {"init": 2, "run": 30, "eval": 3}})
     deployment = of_kind(manifests, "Deployment")["farm-node"]
-    assert "replicas" not in deployment["spec"], "or each upgrade would undo the scaling"
+    assert "replicas" not in deployment["spec"], "otherwise each upgrade would undo the scaling"
     scaled = of_kind(manifests, "ScaledObject")["farm-node"]["spec"]
     assert scaled["scaleTargetRef"]["name"] == "farm-node"
     (trigger,) = scaled["triggers"]

@@ -364,7 +364,7 @@ def compared(door: Door, theirs: Mapping[str, Any]) -> Agreement:
         except FarmError as error:
             ours[name], refusals[name] = REFUSED, " ".join(str(error).split())
     ours = json.loads(json.dumps(_compact(ours) if door.compact else ours))
-    assert list(cases) == list(theirs), "the cases are others than those that were recorded"
+    assert list(cases) == list(theirs), "the cases differ from the recorded ones"
     for name in cases:
         if ours[name] == theirs[name]:
             result.refused += ours[name] == REFUSED

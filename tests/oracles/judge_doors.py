@@ -118,7 +118,7 @@ def answers() -> dict[str, str]:
 def recorded() -> dict[str, str]:
     """Return the recorded results, of cases that are unchanged."""
     content = json.loads(RECORDED.read_text())
-    assert content["cases"] == digest(), "the cases are others than those that were recorded"
+    assert content["cases"] == digest(), "the cases differ from the recorded ones"
     found: dict[str, str] = content["answers"]
     return found
 

@@ -14,4 +14,4 @@ def test_results_of_the_oracle_equal_the_farms(door: Door) -> None:
     answers = asked(door)
     assert compared(door, answers).faults == []
     recorded = json.loads(door.recorded.read_text())
-    assert answers == recorded, "python -m tests.oracles.record DIR records what the oracle answers now"
+    assert answers == recorded, "python -m tests.oracles.record DIR records the oracle's new results"

@@ -80,7 +80,7 @@ def test_client_that_is_idle_in_a_transaction_is_ended(pooled_url: str) -> None:
     assert begun.wait(60)
     place(other, batch_id)
     play(other, f"{batch_id}.0.0")
-    assert status(other, batch_id).n_completed == 1, "its lock was not waited for without end"
+    assert status(other, batch_id).n_completed == 1, "the wait for its lock was limited"
     ended.set()
     writing.result(60)
     silent.close()

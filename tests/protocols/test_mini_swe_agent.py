@@ -54,7 +54,7 @@ def test_command_fixes_an_issue_in_a_borrowed_sandbox(
             ],
         }
         said = result_of(start("mini-swe-agent", "mini_swe_loop", given), tmp_path / "mini_swe_loop.err")
-        assert not client.sandboxes.list(), "it was given back"
+        assert not client.sandboxes.list(), "it was released"
     assert said["end"] == "Submitted"
     added = [line for line in str(SWE.patch).splitlines() if line.startswith("+") and not line.startswith("+++")]
     assert added

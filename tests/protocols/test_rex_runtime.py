@@ -144,7 +144,7 @@ def test_client_gets_the_results_of_the_packages_own_runtime(
     assert "DeploymentStartupError" in said["refused"]
     assert "/nowhere.sif" in said["refused"]
     with farm.connect(here[0].home) as client:
-        assert not client.sandboxes.list(), "all were given back"
+        assert not client.sandboxes.list(), "all were released"
 
 
 def test_sandbox_of_a_killed_client_is_found_by_the_next_one(
@@ -159,7 +159,7 @@ def test_sandbox_of_a_killed_client_is_found_by_the_next_one(
         handle = client.sandboxes.attach(left.sandbox_id)
         until(lambda: handle.exec("test", "-e", "/tmp/begun").code == 0, "its command has begun")
         killed.kill()
-        assert not handle.state().ended, "a command that goes on is a use"
+        assert not handle.state().ended, "a running command counts as use"
         handle.write("/tmp/go", b"")
         handle.renew(5)
         until(lambda: handle.state().ended, "its lease has run out")

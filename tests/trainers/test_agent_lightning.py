@@ -57,4 +57,4 @@ def test_official_example_trains_on_tokens_sampled_by_the_farm(run: Program, tra
         assert loop["n_updates"] == 4
         assert loop["validation"]
     assert facts["in_steps"]["carried"] == [0, 0, 0]
-    assert max(facts["asynchronous"]["carried"]) > 0, "some went on while a step was trained"
+    assert max(facts["asynchronous"]["carried"]) > 0, "some continued while a step was trained"

@@ -68,7 +68,7 @@ def test_rollouts_use_the_trainers_own_engine(
     run: Program, engine: tuple[str, str], model_text: Path, trainer: str, version: int | None
 ) -> None:
     facts = run("own_engines", trainer, *engine, model_text)
-    assert facts["same"] == [True] * 4, "the rows are what the trainer's own client handed over"
+    assert facts["same"] == [True] * 4, "the rows are those that the trainer's own client returned"
     assert set(facts["rewards"]) <= {0.0, 1.0}
     assert facts["versions"] == [version]
     assert facts["exact"]

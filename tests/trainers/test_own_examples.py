@@ -30,9 +30,9 @@ def test_asynchronous_trainer_of_trl_trains_through_the_farm(run: Program, model
     assert facts["finite"]
     assert any(0 < reward < 1 for reward in facts["rewards"])
     first, *later = facts["pushed"]
-    assert first["engines"] == 1, "the weights that it begins with are pushed before the first rollout"
+    assert first["engines"] == 1, "the initial weights are pushed before the first rollout"
     assert later
-    assert later[-1]["sum"] != first["sum"], "the weights that it trained are pushed"
+    assert later[-1]["sum"] != first["sum"], "the trained weights are pushed"
     assert facts["version"] == str(facts["model_version"])
 
 

@@ -73,7 +73,7 @@ def test_generator_of_skyrl_makes_the_same_output(run: Program, engine: str, mod
     cases = run("own_loops/skyrl_own_loops", engine, model_text, path=PROGRAMS)
     assert len(cases) == 9
     different, faults = unequal(cases).pop("cut_call")
-    assert faults, "SkyRL goes on after a turn that was cut without closing it, as docs/reference/oracles.md says"
+    assert faults, "SkyRL continues after a cut turn without closing it, see docs/reference/oracles.md"
     assert unequal({name: case for name, case in cases.items() if name != "cut_call"}) == {}
     assert "stop_reasons" not in different
     ends = {name: case["stop_reasons"][0] for name, case in cases.items()}
@@ -91,7 +91,7 @@ def test_loop_of_trl_makes_the_same_batch(run: Program, engine: str, model_text:
     cases = run("own_loops/trl_own_loops", engine, model_text, path=PROGRAMS)
     assert len(cases) == 11
     different, faults = unequal(cases).pop("exactly_full_after_tool")
-    assert "2 calls and not 1" in faults, "TRL samples where no token is left, as docs/reference/oracles.md says"
+    assert "2 calls and not 1" in faults, "TRL samples with no token left, see docs/reference/oracles.md"
     assert {"completion_ids", "completion_mask", "tool_mask"} <= {*different}
     assert unequal({name: case for name, case in cases.items() if name != "exactly_full_after_tool"}) == {}
     assert {*cases["tool"]["names"]} == {
@@ -105,16 +105,14 @@ def test_loop_of_trl_makes_the_same_batch(run: Program, engine: str, model_text:
         assert cases[name]["lengths"] == [turn]
     assert cases["one_tool_turn"]["lengths"][:2] == [turn, observation]
     assert cases["cut_in_first_turn"]["lengths"] == [turn - 1]
-    assert any(len(set(case["rewards"])) == 2 for case in cases.values()), "advantages are of different rewards"
+    assert any(len(set(case["rewards"])) == 2 for case in cases.values()), "advantages need different rewards"
 
 
 def test_executors_of_openrlhf_make_the_same_experience(run: Program, engine: str, model_text: Path) -> None:
     cases = run("own_loops/openrlhf_own_loops", engine, model_text, path=PROGRAMS)
     assert len(cases) == 9
     full = {"exactly_full_after_tool", "full_after_tool"}
-    assert unequal(cases).keys() == full, (
-        "OpenRLHF keeps an answer that fills the row, as docs/reference/oracles.md says"
-    )
+    assert unequal(cases).keys() == full, "OpenRLHF keeps an answer that fills the row, see docs/reference/oracles.md"
     assert all(cases[name]["faults"] == [] for name in full)
     # OpenRLHF's own loop of several turns ignores it
     bounded = cases["limit_of_turns"]
@@ -147,7 +145,7 @@ def test_async_worker_of_trl_makes_the_same_samples(run: Program, engine: str, m
     own = {"cut_call": "1 calls and not 2", "spaced": "prompt"}
     for name, fault in own.items():
         different, faults = unequal({name: cases[name]})[name]
-        assert all(fault in each for each in faults), "as docs/reference/oracles.md says"
+        assert all(fault in each for each in faults), "see docs/reference/oracles.md"
         assert {"input_ids", "completion_mask", "packed token_index"} <= {*different}
         # neither of them has another reward
         assert not {"advantage", "reward", "model_version", "group_id"} & {*different}
@@ -180,7 +178,7 @@ def test_environment_of_verifiers_makes_the_same_samples_of_prime_rl(
     cases = run("own_loops/prime_rl_own_loops", engine, model_text, source, path=PROGRAMS, release=release)
     assert len(cases) == 8
     different, faults = unequal(cases).pop("cut_call")
-    assert {*faults} == {"1 calls and not 2"}, "the farm answers a call without its end, as docs/reference/oracles.md"
+    assert {*faults} == {"1 calls and not 2"}, "the farm answers a call without an end, see docs/reference/oracles.md"
     assert {"sample token_ids", "sample mask", "trace num_turns"} <= {*different}
     assert not {"trace reward", "trace ok", "trace is_truncated", "sample env_name"} & {*different}
     called = {"call_without_end", "one_turn", "spaced", "tool"}

@@ -78,7 +78,7 @@ def test_verifiers_runs_rollouts_on_the_farm(
             assert branch["mask"] == [False] * len(segment.prompt_ids) + segment.response_mask.astype(bool).tolist()
             assert branch["logprobs"][len(segment.prompt_ids) :] == segment.response_logprobs.tolist()
             assert are_of(branch["experts"][:-1], branch["token_ids"])
-            assert branch["experts"][-1] == branch["experts"][-2], "as verifiers has those of the last token"
+            assert branch["experts"][-1] == branch["experts"][-2], "as in verifiers for the last token"
             assert (episode["ok"], episode["completed"], episode["stop"]) == (True, True, "agent_completed")
             assert episode["rewards"] == {"contains": rollout.reward}
             calls = client.calls(rollout.rollout_id)
@@ -111,7 +111,7 @@ def test_verifiers_runs_rollouts_on_the_farm(
         for command in result["commands"]:
             assert (command["ok"], [len(branch["token_ids"]) > 0 for branch in command["branches"]]) == (True, [True])
             assert all(are_of(branch["experts"][:-1], branch["token_ids"]) for branch in command["branches"])
-            assert "temperature" not in client.calls(_id(command))[0].sampling, "that is the engine's to choose"
+            assert "temperature" not in client.calls(_id(command))[0].sampling, "that is the engine's choice"
         # a rollout that a client cancels ends on the farm
         *played_last, cancelled = client.recent(3)
         assert [_batch(command) for command in result["commands"]] == played_last[::-1]
@@ -154,7 +154,7 @@ def test_each_training_row_is_a_branch_of_the_trace(run: Program, trainers: Path
         # a60a606 keeps for the last token of a turn the experts of the one before; the next call has the right ones
         assert routed["theirs"][1][-1] == routed["theirs"][1][-2] != routed["ours"][1][-1]
         routed["theirs"][1][-1] = routed["ours"][1][-1]
-    assert routed["ours"] == routed["theirs"], "as verifiers itself gives a turn's experts to its nodes"
+    assert routed["ours"] == routed["theirs"], "as verifiers itself assigns a turn's experts to its nodes"
     assert (routed["n_tokens"], routed["n_rows"]) == (7, 7)
     assert result["lost"] == [False, True, "sandbox_error", "SandboxError", {"reward": None}]
 
@@ -169,7 +169,7 @@ def test_configuration_of_prime_rl_is_followed_or_refused(run: Program, trainers
     drawn = {"temperature": 1.0, "top_p": 1.0, "top_k": -1, "min_p": 0.0, "max_tokens": 128, "cache_salt": "3"}
     assert facts["train"] == drawn
     assert facts["default"] == {"temperature": 1.0, "top_p": 1.0}
-    assert facts["evaluation"] == {"temperature": None}, "what is not set is the engine's to choose"
+    assert facts["evaluation"] == {"temperature": None}, "an unset parameter is the engine's choice"
     of_evaluation = {"temperature": 0.5, "top_p": 0.9, "top_k": 9, "min_p": 0.1, "max_tokens": 7}
     assert facts["set"] == of_evaluation | {"repetition_penalty": 1.1}
     assert facts["refused"] == ["sampling.reasoning_effort", "sampling.logit_bias"]

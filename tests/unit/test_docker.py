@@ -151,7 +151,7 @@ def test_dockerfile_ends_as_an_ordinary_user(instructions: list[tuple[str, str]]
     users = [arguments for name, arguments in instructions if name == "USER"]
     assert users
     assert users[-1] not in {"root", "0"}
-    assert instructions[-3][0] == "USER", "what follows USER only says what to start"
+    assert instructions[-3][0] == "USER", "instructions after USER only set the command"
 
 
 def test_dockerfile_copies_what_exists(instructions: list[tuple[str, str]]) -> None:

@@ -82,7 +82,7 @@ def test_vllm_accepts_a_format_that_follows_open_reasoning(vllm: RealVllm, tmp_p
     assert answer.labels == {GUIDED: "yes"}
     assert answer.response["reasoning_content"]
     if answer.finish_reason == "length":
-        assert not answer.response["content"], "a model that knows nothing thinks for long"
+        assert not answer.response["content"], "an untrained model thinks for long"
     else:
         text = answer.response["tool_calls"][0]["function"]["arguments"] if tool_choice else answer.response["content"]
         assert is_of_the_schema(text)

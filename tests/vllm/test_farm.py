@@ -66,7 +66,7 @@ def test_tokens_have_the_log_probabilities_of_the_weights_they_name(
     rows = [row for rollout in rollouts for row in rollout.segments]
     assert len(rows) == N
     crossed = [row for row in rows if set(row.policy_versions.tolist()) == {1, 2}]
-    assert crossed, "no answer was under way when the weights came"
+    assert crossed, "no call was in flight when the weights came"
     for row in crossed:
         new = row.policy_versions == 2
         under_new = scored(vllm, row)

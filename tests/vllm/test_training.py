@@ -98,7 +98,7 @@ def check_curve(run: FinishedRun) -> None:
         assert all(rollout.trainable for rollout in step)
         rewards = [rollout.reward for rollout in step if rollout.reward is not None]
         assert row["reward"] == pytest.approx(sum(rewards) / len(step))
-    assert any(0 < row["reward"] < 1 for row in run.curve), "nothing was learned, so no version differs from another"
+    assert any(0 < row["reward"] < 1 for row in run.curve), "nothing was learned, so the versions do not differ"
     assert (run.folder / "curve.png").read_bytes().startswith(b"\x89PNG")
 
 

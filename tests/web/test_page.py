@@ -145,7 +145,7 @@ def tab(chromium: Any, url: str) -> Iterator[Tab]:
 def test_view_is_shown_without_an_error_and_is_accessible(tab: Tab, url: str, batch_id: str, name: str) -> None:
     tab.page.goto(url + VIEWS[name].format(b=batch_id))
     tab.page.get_by_role("heading", level=1).wait_for()
-    assert not str(tab.page.title()).isdigit(), "a script of the policy's ran"
+    assert not str(tab.page.title()).isdigit(), "a script of the policy ran"
     assert _inaccessible(tab.page) == "[]"
     assert tab.complaints == []
     if folder := os.environ.get("FARM_SCREENSHOTS"):
@@ -180,9 +180,9 @@ def test_view_fits_a_narrow_window_in_both_colour_schemes(
         page.get_by_label("A key of the farm").fill(KEY)
         page.get_by_role("button", name="Sign in").click()
         page.goto(url + VIEWS[name].format(b=long_named))
-        assert not str(page.title()).isdigit(), "a script of a name ran"
+        assert not str(page.title()).isdigit(), "a script in a name ran"
         wide = page.evaluate("document.documentElement.scrollWidth - document.documentElement.clientWidth")
-        assert wide <= 1, f"{wide} pixels are beside the window"
+        assert wide <= 1, f"{wide} pixels are outside the window"
         back = page.evaluate("getComputedStyle(document.body).backgroundColor")
         assert (sum(map(int, back[4:-1].split(",")[:3])) < 200) == (scheme == "dark")
         assert _inaccessible(page) == "[]"

@@ -107,7 +107,7 @@ def test_partial_environment_is_completed_and_a_complete_one_is_left_unchanged(f
     shutil.rmtree(folder / ".venv/bin")
     (folder / ".venv/installed-one").unlink()
     (folder / ".venv/made").unlink()
-    assert "going on" not in ended(started(folder)), "an environment without its first mark is made anew"
+    assert "going on" not in ended(started(folder)), "an environment without its first mark is built again"
     assert installed(folder) == NAMES
 
 

@@ -53,7 +53,7 @@ def test_files_are_closed_to_others_with_any_umask(tmp_path: Path, umask: int) -
     finally:
         os.umask(before)
     assert {mode(path) for path in tmp_path.iterdir()} == {0o600}
-    assert (tmp_path / "old").read_text() == "x", "what was in it is kept"
+    assert (tmp_path / "old").read_text() == "x", "its contents are kept"
     assert (tmp_path / "text").read_text() == "again"
 
 

@@ -119,7 +119,7 @@ def test_pauses_double_up_to_a_minute_with_jitter(budget: Budget, first: int) ->
         drawn = {pause_s(budget, n, 2.0) for _ in range(100)}
         assert longest_s / 2 <= min(drawn)
         assert max(drawn) <= longest_s
-        assert len(drawn) > 50, "a hundred that failed together do not come back together"
+        assert len(drawn) > 50, "a hundred that failed together do not return together"
     assert pause_s(budget, 100_000, 2.0) <= 60
 
 

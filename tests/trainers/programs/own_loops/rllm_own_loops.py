@@ -178,7 +178,7 @@ def calls_of(answers: Answers, episodes: Sequence[Any]) -> list[list[Any]]:
                 place = next(n for n, pair in enumerate(left) if tokens(pair[1]) == (step.response_ids, step.logprobs))
                 calls.append(left.pop(place))
         found.append(calls)
-    assert not left, "each call is of an episode"
+    assert not left, "each call belongs to an episode"
     return found
 
 

@@ -61,7 +61,7 @@ def test_entirely_broken_group_can_be_masked() -> None:
     assert [row.masked for row in rows] == [True, True, False]
     assert rows[0].segments[0].response_mask.sum() == 0
     assert len(rows[0].segments[0].response_ids) == 2
-    assert step[0].segments[0].response_mask.sum() == 2, "the rollout itself stays as it was"
+    assert step[0].segments[0].response_mask.sum() == 2, "the rollout itself is unchanged"
 
 
 def test_policy_that_ended_before_its_first_token_keeps_its_reward() -> None:
@@ -162,7 +162,7 @@ def test_too_long_rows_are_cut_or_masked_by_option() -> None:
     prompt = rows_of_step(step, limits=RowLimits(prompt_tokens=2, too_long="cut"))[1]
     assert (prompt.masked, len(prompt.segments[0].prompt_ids), prompt.reward) == (True, 1, step[0].reward)
     of_group = rows_of_step(step, broken="mask_group", limits=RowLimits(response_tokens=4, too_long="mask"))
-    assert [row.masked for row in of_group] == [False, True], "only what broke masks its group"
+    assert [row.masked for row in of_group] == [False, True], "only broken rollouts mask their group"
 
 
 def test_groups_are_those_of_the_trainer_if_it_has_its_own() -> None:

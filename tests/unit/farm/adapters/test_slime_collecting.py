@@ -54,7 +54,7 @@ def test_same_state_gives_the_same_instances() -> None:
     numbers, state = drawn(sampler, 4, {})
     assert (numbers, state) == ([0, 1, 2, 0], {"drawn": 4})
     assert drawn(sampler, 2, state) == ([1, 2], {"drawn": 6})
-    assert drawn(sampler, 2, state) == ([1, 2], {"drawn": 6}), "a wave that was not taken is drawn again"
+    assert drawn(sampler, 2, state) == ([1, 2], {"drawn": 6}), "a wave that was not used is drawn again"
     assert len(sampler) == 3
 
 
@@ -94,7 +94,7 @@ def test_options_of_slime_decide_if_groups_are_selected(changed: dict[str, Any],
     assert is_collected(SimpleNamespace(rollout_batch_size=8, **changed)) is wanted
 
 
-def test_options_are_read_from_slimes_and_from_the_environment() -> None:
+def test_options_are_slimes_with_additional_ones_of_the_farm() -> None:
     args = SimpleNamespace(rollout_batch_size=8, over_sampling_batch_size=12)
     options = collecting_options(args, {"leftovers": "carry_over", "max_staleness": 1})
     assert (options.train_batch_size, options.max_inflight_groups, options.filter_groups) == (8, 12, "keep")

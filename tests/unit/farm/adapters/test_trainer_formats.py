@@ -220,7 +220,7 @@ def test_unsupported_options_of_slime_are_named(option: str, value: Any) -> None
 def test_placeholder_of_openrlhf_trains_one_token() -> None:
     step = rows_of_step([rollout(0, [segment(2, [7])]), broken(1, Outcome.LOST, [segment(3, [7, 7])])], pad_id=5)
     fields = openrlhf.placeholder_fields(step[1])
-    assert fields["scores"] == fields["reward"], "one of its group was scored"
+    assert fields["scores"] == fields["reward"], "one rollout of its group was scored"
     assert fields["observation_tokens"] == [100, 101, 102, 5]
     assert fields["action_ranges"] == [(3, 4)]
     assert fields["reward"] == step[0].reward
@@ -240,4 +240,4 @@ def test_advantages_are_over_scored_members_and_equal_for_all_rows_of_a_rollout(
         ("0.1", -0.5),
         ("0.1", -0.5),
     ]
-    assert group_rows(group[1:]) == [], "one alone compares with nothing"
+    assert group_rows(group[1:]) == [], "a single rollout has no comparison"

@@ -49,7 +49,7 @@ def test_callers_during_an_outage_wait_for_one_read(monkeypatch: Any) -> None:
         endpoints.is_away = True
         monkeypatch.setattr("farm.api.auth._FRESH_S", -1.0)
         for n in range(1, 3):
-            assert {type(each) for each in await _ask(keys, 20)} == {StoreUnavailable}, "what is known is too old"
+            assert {type(each) for each in await _ask(keys, 20)} == {StoreUnavailable}, "the known key is too old"
             assert endpoints.n_reads == 1 + n
         assert await keys.caller(b"own") == (Caller("admin"), 0.0)
         endpoints.is_away = False

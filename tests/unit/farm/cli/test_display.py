@@ -192,6 +192,6 @@ def test_only_inexact_tokens_are_mentioned() -> None:
     assert "2 mismatched calls, 3 invalid tool calls" in shown(progress(status, 0, 1.0))
 
 
-def test_artefacts_are_listed_by_the_name_to_fetch_them() -> None:
+def test_artefacts_are_listed_with_name_type_and_size() -> None:
     text = shown(display.artefact_table([KeptArtefact("3-[bash].txt", "text/plain", 4_000_000, 1234, 1, 0.0)]))
     assert [line.split() for line in text.splitlines()[-1:]] == [["3-[bash].txt", "text/plain", "4000000", "1234"]]

@@ -70,7 +70,7 @@ def test_unreachable_store_is_one_finding_without_sql(tmp_path: Path, url: str, 
     assert "\n" not in check_result.detail
     for word in ("SELECT", "PRAGMA", "secret"):
         assert word not in check_result.detail + check_result.mend
-    assert not (tmp_path / "none.db").exists(), "to look makes nothing"
+    assert not (tmp_path / "none.db").exists(), "the check creates nothing"
 
 
 def test_without_nodes_and_engines_neither_is_ok(sqlite_store: Store, tmp_path: Path) -> None:

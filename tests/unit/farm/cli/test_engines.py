@@ -135,7 +135,7 @@ def test_doctor_reports_engines_that_are_out_and_long_pauses(farm_url: str) -> N
     try:
         assert "farm engines add" in finding().mend
         store.write(lambda connection: llm_engines.add(connection, StoredEngine(URL)))
-        assert not finding().ok, "nobody has asked it"
+        assert not finding().ok, "it has not been probed"
         assert "has not answered any node yet" in finding().detail
         store.write(lambda connection: llm_engines.set_info(connection, URL, EngineInfo(model="m")))
         assert finding().ok

@@ -143,7 +143,7 @@ def test_every_mistake_is_one_line(tmp_path: Path, words: list[str], code: int, 
     assert filled(expected) in output
     assert "Traceback" not in output
     assert len([line for line in output.splitlines() if line.startswith("Error: ")]) == 1
-    assert not (tmp_path / "home").exists(), "nothing is made by a mistake"
+    assert not (tmp_path / "home").exists(), "a mistake creates nothing"
 
 
 @pytest.mark.parametrize(
@@ -327,7 +327,7 @@ def test_command_waits_briefly_for_a_farm_that_does_not_answer(
     monkeypatch.setattr("farm.client.connect.connect", connect)
     assert "nobody answers" in said(main, "ls", "--url", "http://127.0.0.1:9/", *words, code=1)
     assert waited[0] == pytest.approx(expected, abs=0.1)
-    assert (len(waited) > 1) == bool(words), "it tries again only if it was told how long to wait"
+    assert (len(waited) > 1) == bool(words), "it retries only with a given timeout"
 
 
 def test_wait_covers_a_farm_that_is_starting_in_the_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ def test_defaults_are_derived_from_the_size_of_a_step() -> None:
     assert (options.wave_size, options.most_in_flight, options.most_requested) == (4, 32, 960)
     assert CollectingOptions(train_batch_size=4).wave_size == 1
     assert CollectingOptions(train_batch_size=4, gen_batch_size=6).most_in_flight == 6
-    # otherwise none would ever fit
+    # otherwise no wave would ever fit
     assert CollectingOptions(train_batch_size=64, max_inflight_groups=3).wave_size == 3
     assert CollectingOptions(train_batch_size=64, max_inflight_groups=9).wave_size == 8
     assert CollectingOptions(train_batch_size=4, max_num_gen_batches=0).most_requested is None

@@ -34,7 +34,7 @@ def test_first_of_three_locations_is_read(places: tuple[Path, Path, Path], monke
     here.write_text("")
     assert path_in_use() == here
     monkeypatch.setenv("FARM_CONFIG", str(named))
-    assert path_in_use() == named, "which must be there, and whose absence is an error"
+    assert path_in_use() == named, "which must exist, and is an error if missing"
     with pytest.raises(InvalidRequest, match=r"FARM_CONFIG: .*named\.toml cannot be read \(No such file"):
         ConfigFile(named)
     monkeypatch.chdir(named.parent)
@@ -79,7 +79,7 @@ def test_file_that_others_can_change_is_refused(
     here.chmod(0o644)
     monkeypatch.setattr(os, "getuid", lambda: 4711 if here.stat().st_uid != 4711 else 4712)
     if here.stat().st_uid == 0:
-        assert path_in_use() == here, "root's"
+        assert path_in_use() == here, "the file belongs to root"
     else:
         with pytest.raises(InvalidRequest, match="belongs to another user"):
             path_in_use()

@@ -50,7 +50,7 @@ def test_result_is_a_line_without_quotes(result: str, shown: str) -> None:
 def test_exception_is_shown_as_the_result_of_a_failed_task(exception: str, shown: str) -> None:
     made = row(state="FAILURE", exception=exception, args=ARGUMENTS)
     assert made.result == shown
-    assert made.exception == exception, "the task's own page has it in full"
+    assert made.exception == exception, "the task's own page shows it completely"
 
 
 def test_arguments_show_only_the_attempt_and_foreign_ones_are_kept() -> None:

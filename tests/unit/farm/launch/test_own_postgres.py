@@ -20,7 +20,7 @@ def test_partial_copy_of_the_binaries_is_replaced(tmp_path: Path, monkeypatch: p
     for file in (binaries / "initdb", binaries / "postgres", libraries / "libpq.so"):
         file.write_text(file.name)
     monkeypatch.setattr(own_postgres, "_runs", lambda binary, user: False)
-    assert binaries_for(None, binaries, folder) == binaries, "the present user's need no copy"
+    assert binaries_for(None, binaries, folder) == binaries, "the current user's need no copy"
 
     whole = shutil.copytree
 

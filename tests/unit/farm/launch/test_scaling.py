@@ -39,8 +39,8 @@ def test_job_that_ends_soon_has_exactly_one_successor() -> None:
     assert plan(POOL, 1, [ends], {}) == Plan(n_submit=1)
     assert plan(POOL, 1, [ends, job("2", "PENDING")], {}) == Plan()
     assert plan(POOL, 1, [ends, job("2")], {}) == Plan()
-    assert plan(POOL, 1, [ends, job("2", "PENDING")], {"1": 1e9}) == Plan(), "it may yet be needed"
-    assert plan(POOL, 1, [ends, job("2")], {"1": 1e9}) == Plan(cancel=("1",)), "not once its successor runs"
+    assert plan(POOL, 1, [ends, job("2", "PENDING")], {"1": 1e9}) == Plan(), "it may still be needed"
+    assert plan(POOL, 1, [ends, job("2")], {"1": 1e9}) == Plan(cancel=("1",)), "not after its successor runs"
 
 
 def test_job_whose_node_takes_no_more_rollouts_has_a_successor() -> None:

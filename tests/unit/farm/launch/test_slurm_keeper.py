@@ -59,23 +59,23 @@ def submit(store: Store, n: int) -> None:
 
 def test_jobs_grow_with_the_queue_and_shrink_when_nodes_are_idle(lab: Lab) -> None:
     assert lab.round() == 1
-    assert lab.round() == 1, "one that is pending counts"
+    assert lab.round() == 1, "a pending job counts"
     lab.slurm.run_all()
     lab.node_of("1")
     submit(lab.store, 9)
     assert lab.round() == 3, "nine rollouts, four to a node"
     submit(lab.store, 100)
-    assert lab.round() == 4, "no more than the most"
+    assert lab.round() == 4, "at most the maximum"
     assert status(lab.folder) == {"node": {"wanted": 4, "fault": ""}}
     lab.pool(POOL.model_copy(update={"max": 2}))
-    assert lab.round() == 2, "those that had not begun are cancelled"
+    assert lab.round() == 2, "pending jobs are cancelled"
     lab.slurm.run_all()
     for job in lab.slurm.jobs()[1:]:
         lab.node_of(job.partition("|")[0])
     lab.pool(POOL.model_copy(update={"min": 0, "max": 0}))
     assert lab.round() == 2
     assert lab.round(61.0) == 0, "idle for a minute"
-    assert status(lab.folder)["node"]["fault"] == "", "what is cancelled has not failed"
+    assert status(lab.folder)["node"]["fault"] == "", "a cancelled job has not failed"
 
 
 def test_successor_is_submitted_once_waiting_rollouts_may_outlast_the_job(lab: Lab) -> None:

@@ -94,7 +94,7 @@ def test_connections_go_to_the_current_head(tmp_path: Path) -> None:
         until(lambda: answer() == b"two", "the next goes to the other")
         held.settimeout(60)
         with suppress(ConnectionResetError):
-            assert held.recv(10) == b"", "what was connected with the first is closed"
+            assert held.recv(10) == b"", "connections to the first head are closed"
     assert "host=10.0.0.22" in service.read_text()
     assert "password=p@ss" not in service.read_text()
 

@@ -142,7 +142,7 @@ def test_engines_are_stored_once_and_an_instances_engine_overrides_the_batchs() 
     assert engines == [
         EngineAddress("http://batch/v1", "m"),
         *[EngineAddress("http://own/v1", "m", SECRET)] * 2,
-    ], "the batch's key would be another's"
+    ], "the batch's key must not be used for another engine"
     assert SECRET not in repr(stored)
     mixed = StoredRequest.model_validate(BatchRequest.model_validate({"instances": [plain, plain | own]}).stored())
     assert [mixed.engine_for(index) is None for index in range(2)] == [True, False]

@@ -43,7 +43,7 @@ def test_rollouts_that_do_not_fit_give_their_turn_to_those_that_do(sqlite_store:
     n_placed = placed(sqlite_store, admissions, ENDS_SOON, ENDLESS)
     assert n_placed.total() == 17, "no slot is left empty"
     assert n_placed[long, "short"] == 0
-    assert n_placed[long, "long"] >= 8, "what fits there alone is not driven out by what fits anywhere"
+    assert n_placed[long, "long"] >= 8, "rollouts that fit only there are not displaced by those that fit anywhere"
 
 
 def test_higher_priority_goes_first_without_job_time_limits(sqlite_store: Store) -> None:

@@ -22,7 +22,7 @@ def dispatcher_on(store: Store) -> Dispatcher:
 
 def test_ended_rollout_is_a_reason_only_while_another_waits(sqlite_store: Store) -> None:
     dispatcher = dispatcher_on(sqlite_store)
-    assert dispatcher.is_due(ENDED, "b"), "it has not looked yet"
+    assert dispatcher.is_due(ENDED, "b"), "it has not queried the store yet"
     dispatcher._admit()
     assert not dispatcher.is_due(ENDED, "b")
     assert dispatcher.is_due(WAKE, "")

@@ -280,7 +280,7 @@ def test_artefact_of_a_tool_is_kept_and_named() -> None:
     image = Artefact("plot.png", "image/png", b"\x89PNG")
     turns = [calling(("echo", {"text": "x" * 900})), calling(("echo", {"text": "y"})), answering("bye")]
     _, calls = play(ScriptedPolicy(*turns), Making(full, image), record=record, max_observation_chars=500)
-    assert list(record.artefacts) == ["0-bash.txt", "0-plot.png", "1-bash.txt", "1-plot.png"], "no text is kept twice"
+    assert list(record.artefacts) == ["0-bash.txt", "0-plot.png", "1-bash.txt", "1-plot.png"], "no text is stored twice"
     assert observed(calls)[1] == "y\n[kept with the rollout, outside the sandbox: 1-bash.txt, 1-plot.png]"
     assert len(observed(calls)[0]) == 500
 

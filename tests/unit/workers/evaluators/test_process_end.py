@@ -174,8 +174,8 @@ def test_scorer_that_passes_nothing_gives_no_zero(monkeypatch: pytest.MonkeyPatc
             EvaluatorError, match="r1: it ended with exit code 1, and a control that must pass did not: no"
         ):
             scored(False, "no", "broken")
-    assert [scored(False, "", "whole"), scored(False, "no", "whole")] == [1, 0], "it is asked for once"
-    assert [scored(True, "no", "passed"), scored(False, "no", "passed")] == [0, 0], "a pass is enough"
+    assert [scored(False, "", "whole"), scored(False, "no", "whole")] == [1, 0], "the control runs once"
+    assert [scored(True, "no", "passed"), scored(False, "no", "passed")] == [0, 0], "one pass is enough"
     later = time.monotonic() + 601.0
     monkeypatch.setattr(time, "monotonic", lambda: later)
     with pytest.raises(EvaluatorError, match="did not: no"):

@@ -46,7 +46,7 @@ def test_running_call_is_never_forgotten() -> None:
         may_end.set()
         await goes_on
         await ended(memory, "one more")
-        assert memory.get("goes on") is goes_on, "it has ended just now"
+        assert memory.get("goes on") is goes_on, "it has just ended"
         memory.forget(["goes on"])
         assert memory.get("goes on") is None
 

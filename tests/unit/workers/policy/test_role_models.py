@@ -70,7 +70,7 @@ def test_failures_are_retried_and_sampling_is_that_of_the_batch() -> None:
             assert await models["judge"].complete(HELLO, SamplingParams(temperature=0, seed=7)) == "m 0.5 7"
         async with models_of(server, judge=judge(server)) as models:
             assert await models["judge"].complete(HELLO, SamplingParams(temperature=0, seed=7)) == "m 0.0 7"
-        assert server.n_detected == 0, "it is sent its chat requests alone"
+        assert server.n_detected == 0, "it is sent only its chat requests"
 
     run(main())
 

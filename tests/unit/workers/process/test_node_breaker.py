@@ -63,7 +63,7 @@ def test_retried_node_is_out_again_sooner_and_back_after_one_success() -> None:
     assert breaker.record_failure("i2", "x")
     assert breaker.record_success("i3") == "init: why"
     assert not breaker.record_failure("i1", "x")
-    assert not breaker.record_failure("i2", "x"), "something went well"
+    assert not breaker.record_failure("i2", "x"), "one stage succeeded"
     breaker.learn("init: why", "")
     assert breaker.record_success("i4") == ""
 

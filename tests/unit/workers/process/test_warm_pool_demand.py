@@ -103,4 +103,4 @@ def test_rollouts_placed_on_the_node_are_seen_at_the_next_query(sqlite_store: St
     clock.now += 2.0
     assert list(starts.first(8)) == [UpcomingStart(batch_id, 0, 1), UpcomingStart(batch_id, 0, 1)]
     clock.now += 0.5
-    assert list(starts.first(1)) == [UpcomingStart(batch_id, 0, 1)], "it looks again and again while there is any"
+    assert list(starts.first(1)) == [UpcomingStart(batch_id, 0, 1)], "it queries repeatedly while there is demand"

@@ -35,7 +35,7 @@ def test_task_events_are_sent_while_a_listener_is_subscribed(broker_url: str) ->
             send("unheard")
             dispatcher.send("worker-heartbeat")
             send("heard")
-            assert "worker-heartbeat" in received(pubsub), "what was sent before is not on its way"
+            assert "worker-heartbeat" in received(pubsub), "earlier events are not in transit"
             assert '"uuid": "heard"' in received(pubsub)
             pubsub.punsubscribe()
             assert pubsub.get_message(timeout=TIMEOUT_S)["type"] == "punsubscribe"

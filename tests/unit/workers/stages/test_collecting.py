@@ -61,7 +61,7 @@ def test_submission_in_time_is_accepted_at_once() -> None:
 def test_submission_that_the_policy_made_slow_is_scored_only_by_its_answer() -> None:
     submission, on_clock_s = run(Collecting([1e4, 1e4], 1.0).submission())
     assert submission == Submission(answer="said")
-    assert on_clock_s == pytest.approx(LIMIT_S), "finding out whose doing it was is not on its clock"
+    assert on_clock_s == pytest.approx(LIMIT_S), "finding the cause is not on its clock"
 
 
 def test_submission_in_time_at_the_second_attempt_is_accepted() -> None:

@@ -296,7 +296,7 @@ def test_history_is_limited() -> None:
     assert history.last("/9") is None
     assert history.n_bytes == 95
     history.add(change("/big", 101))
-    assert history.last("/big") is None, "a change before one that is forgotten cannot be undone either"
+    assert history.last("/big") is None, "changes before a forgotten one cannot be undone either"
     assert history.n_bytes == 0
 
 

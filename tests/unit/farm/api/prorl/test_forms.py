@@ -157,7 +157,7 @@ def test_tool_calls_in_the_prompt_are_refused_only_by_text() -> None:
     job_requests.sampling_of(asked(sampling_params={"native_tool_calling": False, "token_level_generation": True}))
 
 
-def test_job_key_consists_of_its_name_and_its_parameters() -> None:
+def test_job_key_depends_on_its_name_and_its_parameters() -> None:
     assert job_requests.job_of(asked()) == job_requests.job_of(asked())
     assert job_requests.job_of(asked()) != job_requests.job_of(asked(sampling_params={}))
     named = job_requests.job_of(asked(job_id="a"))

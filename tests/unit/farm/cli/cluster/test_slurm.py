@@ -62,7 +62,7 @@ def test_second_up_keeps_the_head_and_ends_omitted_pools(lab: FakeSlurm, tmp_pat
     assert jobs(lab) == ["head", "head", "node"]
     (tmp_path / "farm.toml").write_text("[slurm.big]\nmax = 2\n")
     up()
-    assert jobs(lab) == ["head", "head", "node"], "those that were submitted are enough"
+    assert jobs(lab) == ["head", "head", "node"], "the submitted jobs are enough"
     pools = {name: (pool.min, pool.max) for name, pool in stored_pools(tmp_path / "shared").items()}
     assert pools == {"head": (2, 2), "big": (1, 2), "node": (0, 0)}
     said(slurm, "down")
@@ -76,7 +76,7 @@ def test_logs_are_found_by_job_and_machine_without_a_head(lab: FakeSlurm, tmp_pa
         (tmp_path / "shared" / "logs" / name).write_text(f"{name}\n")
     assert "node-4_1" in said(slurm, "logs", "4_1")
     assert "node-1_2" in said(slurm, "logs", "n1")
-    assert "node-1_2" in said(slurm, "logs", "3"), "the id of a job of an array"
+    assert "node-1_2" in said(slurm, "logs", "3"), "the id of an array's job"
     assert "head-9_1" in said(slurm, "logs", "head")
     assert "there is no log of n2 in" in said(slurm, "logs", "n2", code=1)
 

@@ -140,7 +140,9 @@ def test_paths_are_relative_to_the_file(tmp_path: Path, monkeypatch: pytest.Monk
     for url in ("sqlite:////abs/f.db", "sqlite:///:memory:", "postgresql://u@h/db"):
         path.write_text(f'store_url = "{url}"')
         assert Settings().store_url == url
-    assert Settings(store_url="sqlite:///mine.db").store_url == "sqlite:///mine.db", "what the caller says is no file's"
+    assert Settings(store_url="sqlite:///mine.db").store_url == "sqlite:///mine.db", (
+        "arguments of the caller override the file"
+    )
 
 
 def test_impossible_path_and_unprintable_key_are_reported(tmp_path: Path) -> None:

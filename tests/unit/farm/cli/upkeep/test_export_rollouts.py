@@ -80,10 +80,10 @@ def test_filters_apply_to_all_batches(sqlite_store: Store, batch_ids: list[str],
     old = played(sqlite_store, n=1)
     assert pruned(sqlite_store) == [old]
     assert "was pruned" in said(export, old, str(output), "--format", "parquet", *here, code=1)
-    assert output.read_bytes() == b"", "what was there stays"
+    assert output.read_bytes() == b"", "existing files are kept"
     assert said(export, str(tmp_path / "all.parquet"), *here).startswith(f"{PAGE + 4} rollouts of 2 batches")
     assert "there is no batch b0000000000" in said(export, "b0000000000", str(tmp_path / "x"), *here, code=1)
-    assert not list(tmp_path.glob(".*")), "nothing half made"
+    assert not list(tmp_path.glob(".*")), "no partial file"
 
 
 @pytest.mark.parametrize(
@@ -140,7 +140,7 @@ def test_written_rollouts_are_released(tmp_path: Path) -> None:
     for part in parquet_writer.parquet_parts(rollouts(80, alive)):
         n_bytes.append(len(part))
     assert max(alive) <= 3
-    assert sum(n > 0 for n in n_bytes) > 3, "it is given part by part"
+    assert sum(n > 0 for n in n_bytes) > 3, "it is passed on part by part"
     for _ in map(written, rollouts(8, alive)):
         pass
     assert max(alive) <= 3

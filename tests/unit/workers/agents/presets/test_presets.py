@@ -44,7 +44,9 @@ def test_preset_is_a_plug_in_of_its_name(preset: Harness) -> None:
 
 @each_preset
 def test_any_task_is_passed_completely_and_never_as_an_argument(preset: Harness) -> None:
-    assert not any(HARD in word for word in preset.command(TASK)), "a word has a limit, and may look like an option"
+    assert not any(HARD in word for word in preset.command(TASK)), (
+        "an argument has a length limit, and may look like an option"
+    )
     told = [preset.stdin(TASK), *preset.files(TASK).values()]
     assert any(HARD in each or json.dumps(HARD)[1:-1] in each for each in told)
 
@@ -62,7 +64,7 @@ def test_lock_of_npm_packages_is_complete(path: Path) -> None:
     names = {place.rpartition("node_modules/")[2] for place in lock["packages"]}
     wanted = {name for each in lock["packages"].values() for name in each.get("optionalDependencies", ())}
     assert wanted <= names, "npm refuses a lock that names what it does not list"
-    assert not any("resolved" in each for each in lock["packages"].values()), "each node has a registry of its own"
+    assert not any("resolved" in each for each in lock["packages"].values()), "each node has its own registry"
 
 
 @pytest.mark.parametrize(

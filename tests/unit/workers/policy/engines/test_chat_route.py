@@ -117,7 +117,7 @@ def test_busy_engine_has_its_retry_delay(status: int) -> None:
     with pytest.raises(EngineBusy, match=rf"http://127.0.0.1:\d+/v1 answered {status}.*busy") as busy:
         ask(server)
     assert busy.value.retry_after_s == 7.0
-    assert len(server.bodies) == 1, "who waits is the pool's to say"
+    assert len(server.bodies) == 1, "the pool decides about waiting"
 
 
 def test_broken_engine_is_an_error() -> None:

@@ -243,7 +243,7 @@ def test_concurrent_requests_have_a_connection_each_and_all_are_closed() -> None
             assert server.n_connections == n_requests
             for _ in range(2):
                 assert await connection.get("/") == {"x": 1}
-            assert server.n_connections == n_requests, "one that is idle is used again"
+            assert server.n_connections == n_requests, "an idle connection is reused"
             await connection.aclose()
             await asyncio.wait_for(server.empty.wait(), 60.0)
 

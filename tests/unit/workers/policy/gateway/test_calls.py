@@ -129,7 +129,7 @@ def test_failed_role_model_is_not_scored_as_an_answer(retryable: bool) -> None:
             assert (await gateway.post(CHAT, body)).status_code >= 400
             assert (gateway.calls.failure is broken) is retryable
             assert "a title" in (await gateway.post(CHAT, body)).text
-            assert gateway.calls.failure is None, "it was answered at another try"
+            assert gateway.calls.failure is None, "it was answered at another attempt"
 
     asyncio.run(main())
 
@@ -143,7 +143,7 @@ def test_request_cannot_exclude_its_call_from_training() -> None:
             await gateway.http.post(gateway.url + CHAT, json={**BODY, "metadata": spoilt | crowd}, headers=headers)
             (call,) = gateway.records.calls
             assert {"role", "trains", "guided"}.isdisjoint(call.labels)
-            assert (call.labels["model"], call.labels["depth"]) == ("m", "0"), "nor crowds out its own labels"
+            assert (call.labels["model"], call.labels["depth"]) == ("m", "0"), "its own labels are not displaced"
             assert chosen_calls(TrainCalls(), [call]) == [call]
 
     asyncio.run(main())

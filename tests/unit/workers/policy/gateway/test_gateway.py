@@ -130,7 +130,7 @@ def test_client_that_disconnects_cancels_its_call(path: str, stream: bool) -> No
             assert gateway.calls.failure is None
             policy.gate.set()
             response = await gateway.post(path, HELLO)
-            assert response.status_code == 200, "what was cut is no turn"
+            assert response.status_code == 200, "a cancelled call is no turn"
 
     asyncio.run(main())
 
@@ -168,7 +168,7 @@ def test_full_context_is_returned_and_remembered(path: str) -> None:
             assert gateway.calls.limit is FULL
             assert not gateway.calls.over.is_set()
             assert (await gateway.post(path, HELLO)).status_code == 200
-            assert gateway.calls.limit is None, "the agent went on with a shorter one"
+            assert gateway.calls.limit is None, "the agent continued with a shorter one"
             await gateway.post(path, HELLO)
             assert gateway.calls.limit is FULL
 
@@ -187,7 +187,7 @@ def test_engine_failure_is_returned_and_remembered(path: str, stream: bool) -> N
             assert gateway.calls.failure is BUSY
             assert gateway.calls.n_answered == 0
             again = await gateway.post(path, {**HELLO, "stream": stream})
-            assert again.status_code == 200, "what failed is no turn"
+            assert again.status_code == 200, "a failed call is no turn"
             assert gateway.calls.failure is None, "the same request was answered later"
 
     asyncio.run(main())

@@ -60,7 +60,7 @@ def test_calls_of_roles_count_against_the_limits() -> None:
             codes = [(await gateway.post(CHAT, ask)).status_code for _ in range(2)]
             codes.append((await gateway.post(CHAT, HELLO)).status_code)
             codes += [(await gateway.post(CHAT, ask)).status_code for _ in range(2)]
-            assert codes == [200, 503, 200, 200, 403], "one that was not answered is no turn"
+            assert codes == [200, 503, 200, 200, 403], "an unanswered call is no turn"
             assert gateway.calls.limit is not None
         assert [sampling.max_tokens for _, sampling in helper.requests] == [1000, 990, 980]
 

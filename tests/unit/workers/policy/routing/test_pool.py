@@ -140,7 +140,7 @@ class TestChoice:
                 mine = seat(pool, "r", model="run:exp-1")
                 asked = asyncio.ensure_future(routed(mine, N, asking(N, "r")))
                 await asyncio.sleep(600)
-                assert not asked.done(), "its trainer may be started again"
+                assert not asked.done(), "its trainer may be restarted"
                 assert mine.blocked.startswith("the training run exp-1 has no engine")
                 servers.add(own, reserved_for="run:exp-1")
                 assert await asked == own.url
@@ -253,7 +253,7 @@ class TestFailover:
                 first.failures = 1
                 second = await routed(mine, N, asking(N, "r"))
                 assert second != first.url
-                assert await routed(mine, N, asking(N, "r")) == second, "there its prefix is now"
+                assert await routed(mine, N, asking(N, "r")) == second, "its prefix is there now"
 
         run(main())
 
@@ -422,7 +422,7 @@ class TestFailover:
                 pool.changed()
                 changed_at = pool.now()
                 assert await call == [server.url]
-                assert pool.now() - changed_at < 5, "not only when it would have been asked again"
+                assert pool.now() - changed_at < 5, "before the next regular probe"
 
         run(main())
 
@@ -487,7 +487,7 @@ class TestFailover:
                 assert mine.blocked == ""
                 await call
                 assert server.n_started() == 1
-                assert server.n_detected >= 10, "it was asked to sample every now and then"
+                assert server.n_detected >= 10, "it was probed from time to time"
 
         run(main())
 
@@ -857,7 +857,7 @@ class TestOrders:
                 pool.sync()
                 n_failures = len(notes.failures)
                 await asyncio.sleep(60)
-                assert len(notes.failures) == n_failures, "who gives orders to what is gone"
+                assert len(notes.failures) == n_failures, "no orders are sent to a removed engine"
                 server.disobeys = False
                 servers.change(server, paused="drain", n_orders=1)
                 pool.sync()
@@ -904,7 +904,7 @@ class TestOrders:
                 servers.change(server, paused="", n_orders=3, n_done=2)
                 pool.changed()
                 await when(lambda: (server.url, 3, "", "6") in notes.orders)
-                assert server.told == [], "to be told of weights that it never got"
+                assert server.told == [], "it must not be sent the version of weights that it never got"
 
         run(main())
 
@@ -921,7 +921,7 @@ class TestOrders:
                 mine = seat(pool, "r")
                 call = asyncio.create_task(routed(mine, N, asking(N, "r")))
                 await when(lambda: mine.paused_s > 5.0)
-                assert mine.blocked == "", "what waits for weights is on nobody's clock"
+                assert mine.blocked == "", "a wait for weights is not charged"
                 missed.weights = "7"
                 servers.change(missed, n_orders=2, n_done=2, engine_version="7")
                 pool.changed()

@@ -155,7 +155,7 @@ def test_downloaded_archive_is_checked(tmp_path: Path) -> None:
     with serving(Starlette(routes=[Route("/tool.tgz", answer)])) as url:
         for _ in range(2):
             assert (folder_of("archive", f"{url}/tool.tgz", sha256(path)) / "run").read_text() == "x"
-        assert n_asked == ["/tool.tgz"], "it is fetched once"
+        assert n_asked == ["/tool.tgz"], "it is downloaded once"
         with pytest.raises(AgentMissing, match=f"has the digest {sha256(path)}, not {'0' * 64}"):
             folder_of("archive", f"{url}/tool.tgz", "0" * 64)
     with pytest.raises(SandboxError, match="could not be fetched"):
@@ -288,7 +288,7 @@ def test_killed_installation_leaves_nothing_partial(tmp_path: Path) -> None:
     process.wait()
     until = time.monotonic() + 120
     while alive(pid):
-        assert time.monotonic() < until, "npm goes on"
+        assert time.monotonic() < until, "npm continues"
         time.sleep(0.02)
     folder = folder_of("npm", lock)
     assert [each.name for each in (folder / "node_modules").iterdir() if not each.name.startswith(".")] == ["tiny"]

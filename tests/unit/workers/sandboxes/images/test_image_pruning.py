@@ -56,8 +56,8 @@ def test_old_entries_are_removed_and_used_ones_are_kept(home: Path, tmp_path: Pa
     with pytest.raises(SandboxError, match=f"programs/{old.name} has just been removed from the cache"), held(old):
         pass
     assert [path.name for path in old.parent.iterdir() if old.name in path.name] == [f"{old.name}.lock"]
-    assert program(tmp_path, "a") == old, "it is made again when it is needed"
-    assert prune_by_itself(0.0, 0) == [], "0 bounds nothing"
+    assert program(tmp_path, "a") == old, "it is made again on demand"
+    assert prune_by_itself(0.0, 0) == [], "0 means no limit"
 
 
 def test_least_recently_used_are_removed_first(home: Path, tmp_path: Path) -> None:

@@ -76,7 +76,7 @@ def test_holder_without_a_heartbeat_is_not_waited_for(tmp_path: Path) -> None:
     with held_elsewhere(lock) as process:
         process.send_signal(signal.SIGSTOP)
         with alone(lock, dead_s=0.2) as held:
-            assert not held, "it goes ahead without"
+            assert not held, "it continues without the lock"
 
 
 def test_holder_with_a_heartbeat_is_waited_for(tmp_path: Path) -> None:

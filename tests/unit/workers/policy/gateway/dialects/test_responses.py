@@ -77,7 +77,7 @@ def test_items_of_one_message_are_joined_again() -> None:
                 {"role": "tool", "tool_call_id": "call_0", "content": "one"},
                 {"role": "tool", "tool_call_id": "call_1", "content": "two"},
             ]
-            assert gateway.records.calls[1].messages == policy.asked[1][0][2:], "only what is new is recorded"
+            assert gateway.records.calls[1].messages == policy.asked[1][0][2:], "only new messages are recorded"
 
     asyncio.run(main())
 
@@ -263,7 +263,7 @@ def test_functions_of_a_namespace_are_mapped_both_ways(stream: bool) -> None:
             calls = [item.model_dump(exclude_none=True) for item in items]
             await ask(gateway, tools=tools, input=[{"role": "user", "content": "hello"}, *calls, *results])
             assert [call["function"]["name"] for call in policy.asked[1][0][1]["tool_calls"]] == ["crew__look", "look"]
-            assert len(gateway.records.calls[1].messages) == 2, "the conversation goes on"
+            assert len(gateway.records.calls[1].messages) == 2, "the conversation continues"
 
     asyncio.run(main())
 
