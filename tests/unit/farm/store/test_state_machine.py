@@ -289,11 +289,11 @@ class _Farm(RuleBasedStateMachine):
         assert self.write(consumers.acknowledge, self.batch_id, "trainer", cursor) == self.acknowledged
 
     @invariant()
-    def nothing_is_where_it_should_not_be(self) -> None:
+    def audit_finds_nothing(self) -> None:
         assert self.store.read(lambda connection: audit.violations(connection, self.batch_id)) == []
 
     @invariant()
-    def the_database_agrees(self) -> None:
+    def database_agrees_with_the_model(self) -> None:
         result = self.store.read(lambda connection: batches.rollouts_of(connection, self.batch_id))
         assert {
             each.rollout_id: (

@@ -160,7 +160,7 @@ def test_git_that_is_made_to_wait_finishes_or_ends_at_the_time_limit(edit: str, 
     assert "+a = 2" in files[PATCH]
 
 
-def stand_still() -> None:
+def block_the_process() -> None:
     time.sleep(0.8)
 
 
@@ -174,7 +174,7 @@ def test_time_limit_passed_while_this_process_was_blocked_is_an_error() -> None:
     class Frozen(FakeSandbox):
         async def exec(self, argv, *, timeout_s, stdin=b"", env=None, cwd=None, limits=None):  # type: ignore[no-untyped-def]
             await asyncio.sleep(0.05)
-            stand_still()
+            block_the_process()
             return ExecResult(None, b"", b"", timed_out=True)
 
     async def frozen() -> Submission:

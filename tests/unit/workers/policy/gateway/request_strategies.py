@@ -87,12 +87,12 @@ def _later(hint: Any, depth: int) -> Callable[[], st.SearchStrategy[Any]]:
 def _spoilt(body: st.SearchStrategy[Body]) -> st.SearchStrategy[Body]:
     """Return a strategy for bodies in which one field in four has a value of any kind."""
 
-    def with_rubbish(given: tuple[Body, str, Any, int]) -> Body:
+    def with_garbage(given: tuple[Body, str, Any, int]) -> Body:
         whole, name, rubbish, roll = given
         return whole if roll else {**whole, (name if name in whole else next(iter(whole), name)): rubbish}
 
     names = st.sampled_from(["messages", "input", "contents", "tools", "tool_choice", "stream", "generationConfig"])
-    return st.tuples(body, names, RUBBISH, st.integers(0, 3)).map(with_rubbish)
+    return st.tuples(body, names, RUBBISH, st.integers(0, 3)).map(with_garbage)
 
 
 def _request(base: Any, field: str, member: Any, simple: Any) -> st.SearchStrategy[Body]:

@@ -41,13 +41,13 @@ async def pool_of(
     assert [server.n_clients for server in servers.by_url.values()] == [0] * len(servers.by_url)
 
 
-def seat(pool: EnginePool, name: str, group: str = "", model: str = "") -> StickyRouter:
+def router_of(pool: EnginePool, name: str, group: str = "", model: str = "") -> StickyRouter:
     return StickyRouter(pool, RoutingKey(name, group or name, model))
 
 
 async def play(pool: EnginePool, name: str, n_turns: int = 1, n_tokens: int = N, group: str = "") -> list[str]:
     """Run a rollout of some turns; return the engines that answered them."""
-    mine = seat(pool, name, group)
+    mine = router_of(pool, name, group)
     return [await routed(mine, n_tokens, asking(n_tokens, name)) for _ in range(n_turns)]
 
 
@@ -125,9 +125,9 @@ class TestChoice:
                 servers.add(server, address=type(address)(address.url, model=model))
             async with pool_of(servers, none_s=5) as pool:
                 for _ in range(5):
-                    assert await routed(seat(pool, "r", model="o"), N, asking(N, "r")) == other.url
+                    assert await routed(router_of(pool, "r", model="o"), N, asking(N, "r")) == other.url
                 with pytest.raises(EngineError, match="no engine serves missing"):
-                    await routed(seat(pool, "r", model="missing"), N, asking(N, "r"))
+                    await routed(router_of(pool, "r", model="missing"), N, asking(N, "r"))
 
         run(main())
 
@@ -137,7 +137,7 @@ class TestChoice:
             servers = Servers(shared)
             servers.change(shared, version="4", engine_version="4")
             async with pool_of(servers, none_s=5) as pool:
-                mine = seat(pool, "r", model="run:exp-1")
+                mine = router_of(pool, "r", model="run:exp-1")
                 asked = asyncio.ensure_future(routed(mine, N, asking(N, "r")))
                 await asyncio.sleep(600)
                 assert not asked.done(), "its trainer may be restarted"
@@ -201,7 +201,7 @@ class TestNewEngines:
             servers = Servers()
             servers.add(server, info=None)
             async with pool_of(servers, notes) as pool:
-                mine = seat(pool, "r")
+                mine = router_of(pool, "r")
                 call = asyncio.create_task(routed(mine, N, asking(N, "r")))
                 await when(lambda: "cannot be reached" in mine.blocked)
                 assert server.url in mine.blocked
@@ -248,7 +248,7 @@ class TestFailover:
         async def main() -> None:
             servers = Servers(Server("a"), Server("b"))
             async with pool_of(servers) as pool:
-                mine = seat(pool, "r")
+                mine = router_of(pool, "r")
                 first = servers.by_url[await routed(mine, N, asking(N, "r"))]
                 first.failures = 1
                 second = await routed(mine, N, asking(N, "r"))
@@ -321,7 +321,7 @@ class TestFailover:
             async with pool_of(servers) as pool:
                 for server in servers.by_url.values():
                     server.dead = True
-                mine = seat(pool, "r")
+                mine = router_of(pool, "r")
                 call = asyncio.create_task(routed(mine, N, asking(N, "r")))
                 await asyncio.sleep(600)
                 assert not call.done()
@@ -389,7 +389,7 @@ class TestFailover:
 
             async with pool_of(Servers(Server("a"), Server("b"))) as pool:
                 with pytest.raises(type(error)):
-                    await routed(seat(pool, "r"), N, ask)
+                    await routed(router_of(pool, "r"), N, ask)
             assert n_asked == 1
 
         run(main())
@@ -439,7 +439,7 @@ class TestFailover:
 
             async with pool_of(servers) as pool:
                 with pytest.raises(EngineUnfit, match="401"):
-                    await routed(seat(pool, "r"), N, ask)
+                    await routed(router_of(pool, "r"), N, ask)
             assert sorted(result) == sorted(servers.by_url)
 
         run(main())
@@ -465,7 +465,7 @@ class TestFailover:
             server = Server("a")
             server.hangs = True
             async with pool_of(Servers(server)) as pool:
-                mine = seat(pool, "r")
+                mine = router_of(pool, "r")
                 call = asyncio.create_task(routed(mine, N, asking(N, "r")))
                 await when(lambda: "did not answer in time" in mine.blocked)
                 assert pool.now() < 40
@@ -481,7 +481,7 @@ class TestFailover:
         async def main() -> None:
             server = Server("a")
             async with pool_of(Servers(server)) as pool:
-                mine = seat(pool, "r")
+                mine = router_of(pool, "r")
                 call = asyncio.create_task(routed(mine, N, asking(1000 * N, "r")))
                 await asyncio.sleep(900)
                 assert mine.blocked == ""
@@ -495,7 +495,7 @@ class TestFailover:
         async def main() -> None:
             servers = Servers(Server("a"), Server("b"))
             async with pool_of(servers) as pool:
-                mine = seat(pool, "r")
+                mine = router_of(pool, "r")
                 call = asyncio.create_task(routed(mine, N, asking(N, "r")))
                 await when(lambda: any(server.n_running for server in servers.by_url.values()))
                 first = next(server for server in servers.by_url.values() if server.n_running)
@@ -511,7 +511,7 @@ class TestFailover:
 def test_call_whose_answer_trickles_blocks_its_rollout() -> None:
     async def main() -> None:
         async with pool_of(Servers(Server("a"))) as pool:
-            mine = seat(pool, "r")
+            mine = router_of(pool, "r")
 
             async def drip(engine: Engine) -> None:
                 # as if bytes had arrived for a minute, without an end
@@ -558,7 +558,7 @@ class TestSilence:
     ) -> None:
         async def main() -> None:
             async with pool_of(Servers(Server("a"))) as pool:
-                mine = seat(pool, "r")
+                mine = router_of(pool, "r")
                 if warm:
                     await routed(mine, N, asking(N, "r"))
                 await asyncio.sleep(idle_s)
@@ -574,7 +574,7 @@ class TestSilence:
     def test_call_whose_answer_has_begun_is_not_silent(self) -> None:
         async def main() -> None:
             async with pool_of(Servers(Server("a"))) as pool:
-                mine = seat(pool, "r")
+                mine = router_of(pool, "r")
 
                 async def streams(engine: Engine) -> None:
                     current().token()
@@ -592,14 +592,14 @@ class TestSilence:
         async def main() -> None:
             async with pool_of(Servers(Server("a", room=1000))) as pool:
                 await play(pool, "r", n_turns=4)
-                seats = [seat(pool, f"r{i}") for i in range(100)]
-                calls = [asyncio.create_task(routed(each, N, self.lost, 10 * N)) for each in seats]
+                routers = [router_of(pool, f"r{i}") for i in range(100)]
+                calls = [asyncio.create_task(routed(each, N, self.lost, 10 * N)) for each in routers]
                 await asyncio.sleep(150)
-                assert not any(each.blocked for each in seats)
+                assert not any(each.blocked for each in routers)
                 for call in calls[9:]:
                     call.cancel()
                 await asyncio.sleep(1)
-                assert all(each.blocked for each in seats[:9])
+                assert all(each.blocked for each in routers[:9])
                 for call in calls:
                     call.cancel()
                 await asyncio.gather(*calls, return_exceptions=True)
@@ -613,7 +613,7 @@ class TestBusy:
             server = Server("a")
             server.busy = [7.0]
             async with pool_of(Servers(server)) as pool:
-                mine = seat(pool, "r")
+                mine = router_of(pool, "r")
                 call = asyncio.create_task(routed(mine, N, asking(N, "r")))
                 await when(lambda: "is busy" in mine.blocked)
                 assert "429" in mine.blocked
@@ -664,10 +664,10 @@ class TestDrain:
             servers = Servers(Server("a"), Server("b"))
             a = servers.by_url["http://a/v1"]
             async with pool_of(servers) as pool:
-                seats = [seat(pool, f"r{i}") for i in range(12)]
-                homes = [await routed(mine, N, asking(N, "old")) for mine in seats]
+                routers = [router_of(pool, f"r{i}") for i in range(12)]
+                homes = [await routed(mine, N, asking(N, "old")) for mine in routers]
                 servers.change(a, state="draining")
-                assert [await routed(mine, N, asking(N, "old")) for mine in seats] == homes
+                assert [await routed(mine, N, asking(N, "old")) for mine in routers] == homes
                 assert a.url in homes
                 assert all(turns == ["http://b/v1"] for turns in await many(pool, 12))
 
@@ -680,7 +680,7 @@ class TestPause:
             server = Server("a")
             servers = Servers(server)
             async with pool_of(servers) as pool:
-                mine = seat(pool, "r")
+                mine = router_of(pool, "r")
                 running = asyncio.create_task(routed(mine, N, asking(N, "r")))
                 await when(lambda: server.n_running)
                 servers.change(server, paused="drain", n_orders=1)
@@ -703,7 +703,7 @@ class TestPause:
             server = Server("a", info=CONTROLLED)
             servers = Servers(server)
             async with pool_of(servers, RecordingReporter(leading=True)) as pool:
-                mine = seat(pool, "r")
+                mine = router_of(pool, "r")
                 calls = [asyncio.create_task(routed(mine, N, asking(N, "r"))) for _ in range(2)]
                 await when(lambda: server.n_running == 2)
                 server.hangs = True
@@ -725,7 +725,7 @@ class TestPause:
             a, b = Server("a", info=CONTROLLED), Server("b")
             servers = Servers(a)
             async with pool_of(servers, RecordingReporter(leading=True)) as pool:
-                mine = seat(pool, "r")
+                mine = router_of(pool, "r")
                 call = asyncio.create_task(routed(mine, N, asking(N, "r")))
                 await when(lambda: a.n_running)
                 a.hangs = True
@@ -918,7 +918,7 @@ class TestOrders:
             async with pool_of(servers) as pool:
                 assert all(turns == [has.url] for turns in await many(pool, 10))
                 has.dead = True
-                mine = seat(pool, "r")
+                mine = router_of(pool, "r")
                 call = asyncio.create_task(routed(mine, N, asking(N, "r")))
                 await when(lambda: mine.paused_s > 5.0)
                 assert mine.blocked == "", "a wait for weights is not charged"
@@ -936,7 +936,7 @@ class TestOrders:
             servers = Servers(server)
             servers.change(server, version="7", version_order=1, n_orders=1, engine_version="default")
             async with pool_of(servers) as pool:
-                mine = seat(pool, "r")
+                mine = router_of(pool, "r")
                 call = asyncio.create_task(routed(mine, N, asking(N, "r")))
                 await when(lambda: mine.paused_s > 5.0)
                 server.weights = "7"
@@ -953,7 +953,7 @@ class TestOrders:
             servers.change(server, version="7", version_order=1, n_orders=1, engine_version="6")
             async with pool_of(servers, weights_s=60.0) as pool:
                 with pytest.raises(WeightsMissing, match="has not yet been sent its weights' version 7"):
-                    await routed(seat(pool, "r"), N, asking(N, "r"))
+                    await routed(router_of(pool, "r"), N, asking(N, "r"))
 
         run(main())
 
@@ -976,7 +976,7 @@ class TestOrders:
             for server in servers.by_url.values():
                 servers.change(server, version="7", n_orders=1, n_done=1, engine_version="default")
             async with pool_of(servers, weights_s=60.0) as pool:
-                mine = seat(pool, "r")
+                mine = router_of(pool, "r")
                 with pytest.raises(WeightsMissing, match="does not have the weights 7"):
                     await routed(mine, N, asking(N, "r"))
                 assert 59.0 < mine.paused_s < 70.0
@@ -1105,7 +1105,7 @@ class TestOrders:
                 await when(lambda: any(why for _, why in notes.failures))
                 server.weights, server.dead = "default", False
                 await when(lambda: (server.url, 1, "", "default") in notes.orders)
-                mine = seat(pool, "r")
+                mine = router_of(pool, "r")
                 call = asyncio.create_task(routed(mine, N, asking(N, "r")))
                 await when(lambda: mine.paused_s > 5.0)
                 call.cancel()
