@@ -1,8 +1,9 @@
-"""The verbs, and calls to a borrowed sandbox, over HTTP against the same by database: requests per second, and how late
-an answer is; commands in shells by our own verb and as SWE-ReX sends them; then 500 requests of two protocols of other
-systems at a time, with the memory of the API's process.
+"""HTTP compared with direct database access: requests per second and latencies.
 
-Both clients ask the same SQLite farm in turns, from as many threads; rollouts are empty, and the node that plays them
+Measures the verbs and calls to a borrowed sandbox; commands in shells by our own verb and as SWE-ReX sends them; then
+500 concurrent requests of two protocols of other systems, with the memory of the API's process.
+
+Both clients use the same SQLite farm in turns, from as many threads. Rollouts are empty, and the node that runs them
 takes its share of the machine from both.
 """
 
@@ -44,7 +45,7 @@ def main() -> None:
     os.environ["FARM_API_KEY"] = KEY
     settings.cache_clear()
     with tempfile.TemporaryDirectory(prefix="farm-api-") as folder, ExitStack() as stack:
-        # its home is closed to the user that sandboxes run as, who passes through the folder to the scratch beside it
+        # its home is closed to the sandboxes' user, who must pass through the folder to reach the scratch next to it
         Path(folder).chmod(0o755)
         home, scratch = Path(folder) / "home", Path(folder) / "scratch"
         options_of = Settings(home=home, scratch=scratch, broker_url="", sandbox="namespace")
@@ -66,7 +67,7 @@ def _compare(report: Report, clients: Mapping[str, Farm], batch_id: str, sandbox
     verbs: dict[str, tuple[Callable[[Farm], object], int]] = {
         "submit": (lambda client: client.submit({"instances": [NOOP]}), n),
         "status": (lambda client: client.status(batch_id), n),
-        # each shell takes one call at a time, so it is a command of its own
+        # each shell takes one call at a time, so each command is separate
         "tool": (lambda client: LentHandle(client.sandboxes, sandbox_id).exec("true"), n),
         "stream": (lambda client: list(client.stream(batch_id, cursor=0)), n // 4),
     }
@@ -84,7 +85,7 @@ def _compare(report: Report, clients: Mapping[str, Farm], batch_id: str, sandbox
 
 
 def _compare_shells(report: Report, url: str, lent: LentHandle, n: int, n_turns: int) -> None:
-    """Run `echo hi` in a shell of each thread's own, by both ways in turns."""
+    """Run `echo hi` in a shell per thread, both ways in turns."""
     shells: queue.SimpleQueue[str] = queue.SimpleQueue()
     for number in range(THREADS):
         lent.shell("true", f"shell-{number}")

@@ -1,9 +1,9 @@
 """Time from the cancel of a batch until its calls are closed and its sandboxes are removed.
 
 Two nodes as `farm node` runs them by default, on one Postgres and one Redis. Most rollouts of the batch are running,
-each in a sandbox of its own and in a call to the scripted engine that never ends; the others are queued for an agent,
-their sandboxes started. The client reaches the workers' Redis, or has the database alone. A call counts as closed when
-the engine has noticed it, a sandbox as gone when its folder is.
+each in its own sandbox and in a call to the scripted engine that never ends; the others are queued for an agent, with
+their sandboxes started. The client can reach the workers' Redis, or only the database. A call counts as closed when
+the engine has noticed it, a sandbox as removed when its folder is gone.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ N_INIT, N_RUN, N_EVAL = 4, 64, 8
 N_PLAYING = len(NODES) * N_RUN
 N_QUEUED = len(NODES) * (N_INIT + N_EVAL)
 AT_MOST_MS = 1000.0
-"""Limit promised for each percentile, in milliseconds."""
+"""The promised limit for each percentile, in milliseconds."""
 _ANSWER = "answer"
 _BOOK = Script([ScriptedProblem(match=_ANSWER, plays=(Branch(name="answer", turns=(ScriptedTurn(content=_ANSWER),)),))])
 _PROBLEM = {
@@ -51,7 +51,7 @@ _LOOK_S = 0.005
 
 @dataclass(slots=True)
 class Falling:
-    """A count on its way from `n` to nothing; `falls` are the seconds after which it was seen one lower."""
+    """A count falling from `n` to 0; `falls` are the seconds after which it was seen one lower."""
 
     n: int
     falls: list[float] = field(default_factory=list)
@@ -84,7 +84,7 @@ def main() -> None:
         for node in NODES:
             stack.enter_context(_node(folder, node, store_url, broker_url))
         clients["redis"].collect(clients["redis"].submit({"instances": [_PROBLEM]}), timeout_s=_DEADLINE_S)
-        # the farm has tried the engine and uses it; from now on, no call there comes to its end
+        # the farm has probed the engine and uses it; from now on, no call there ends
         engine.scheduler.speed = replace(engine.scheduler.speed, latency_s=_NEVER_S)
         for _ in range(1 if result.quick else 5):
             for kind, client in clients.items():
@@ -96,7 +96,7 @@ def main() -> None:
 
 
 def cancelled(client: farm.Farm, engine: ScriptedEngine, folder: Path) -> dict[str, list[float]]:
-    """Seconds until each call was closed, each sandbox of what played was gone, and each of what was queued."""
+    """Return the seconds until calls were closed, and until the sandboxes of running and queued rollouts were gone."""
     batch_id = client.submit({"instances": [_PROBLEM] * (N_PLAYING + N_QUEUED), "limits": _LIMITS})
     _until(
         lambda: engine.n_running == N_PLAYING and _all_wait(client, batch_id),
@@ -123,12 +123,12 @@ def cancelled(client: farm.Farm, engine: ScriptedEngine, folder: Path) -> dict[s
 
 
 def _all_wait(client: farm.Farm, batch_id: str) -> bool:
-    """Return whether every rollout that is not being run has been submitted and is queued."""
+    """Return whether every rollout that is not running has been submitted and is queued."""
     return client.status(batch_id).stages[Stage.RUN][State.QUEUED] == N_QUEUED
 
 
 def _sandboxes(folder: Path) -> list[str]:
-    """Return the names of the sandboxes that are not in the warm pool."""
+    """Return the names of the sandboxes outside the warm pool."""
     return [each.name for each in folder.glob("scratch/*/sandboxes/[!.]*")]
 
 
@@ -150,7 +150,7 @@ def _until(reached: Callable[[], bool], what: str, pause_s: float = 0.2) -> None
     deadline = time.monotonic() + _DEADLINE_S
     while not reached():
         if time.monotonic() > deadline:
-            raise TimeoutError(f"the farm does not do what it should: {what}")
+            raise TimeoutError(f"the farm does not do what is expected: {what}")
         time.sleep(pause_s)
 
 

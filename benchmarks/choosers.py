@@ -1,6 +1,6 @@
 """Routers that choose an engine as other systems do: ProRL Agent's counter, and round-robin per call.
 
-Both know only what they assigned, never what came back. When an engine fails, they go on to the next in their order.
+Both know only their assignments, not the ends of calls. When an engine fails, they use the next in their order.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class LoadBalancer(Protocol):
 
 
 class PeerRouter:
-    """One rollout's way to the engines, as a `StickyRouter`."""
+    """One rollout's access to the engines, with the interface of `StickyRouter`."""
 
     blocked = ""
     newest_version = ""
@@ -60,7 +60,7 @@ class PeerRouter:
 
 
 class Counter:
-    """A heap of [assignments ever made, engine]: each rollout takes the smallest and stays there."""
+    """A heap of [total assignments, engine]: each rollout takes the smallest and stays there."""
 
     def __init__(self, engines: Sequence[Engine]) -> None:
         self._numbers = count()

@@ -1,9 +1,9 @@
-"""From one node to a thousand: the share of run slots in use, and what the database and the dispatcher spend on it.
+"""One to a thousand nodes: utilization of run slots, and the cost for the database and the dispatcher.
 
-The store, the dispatcher and the messages are real, nodes are simulated (`benchmarks.simulation`) in virtual time: 64
-run slots each, always more waiting than there is room for. Efficiency is the share of slot time in use, times what a
-database of 16 cores can keep up with: that is extrapolated from its CPU time, not from a cluster.
-`--real N` plays on N real nodes of this machine instead, beside one, with rollouts that wait as for a slow policy.
+The store, the dispatcher and the messages are real; nodes are simulated (`benchmarks.simulation`) in virtual time, with
+64 run slots each and always more rollouts waiting than slots. Efficiency is the utilization of slot time, limited by
+what a database of 16 cores can process: that is extrapolated from its CPU time, not measured on a cluster.
+`--real N` instead runs N real nodes on this machine, compared with one, with rollouts that wait as for a slow policy.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from testkit.report import Report
 from workers.testing import plugin_path
 
 CORES = 16
-"""Cores of the database that the efficiency is stated for."""
+"""Cores of the database for which the efficiency is stated."""
 _OF_LIFE = {"claim": 3, "advance": 2, "finish": 1}
 """Transitions of one rollout."""
 _N_SAMPLES = 8
@@ -130,7 +130,7 @@ def _add(report: Report, cluster: SimulatedCluster, n_nodes: int, rollout_s: flo
 
 
 def _cores(costs: Mapping[str, Cost], lasted_s: float, wanted_per_s: float, n_nodes: int) -> dict[str, float]:
-    """Return how many cores of the database each part keeps busy at the wanted rate."""
+    """Return how many cores of the database each part uses at the wanted rate."""
     life_s = sum(costs[kind].of_one_in_database_s * n for kind, n in _OF_LIFE.items())
     polls_s = sum(costs[kind].of_one_in_database_s * per_s for kind, per_s in PERIODIC.items())
     return {

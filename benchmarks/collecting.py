@@ -1,21 +1,21 @@
 """Wasted rollouts of several ways to collect groups with variance, on one seeded workload in simulated time.
 
-A step wants so many groups whose rewards differ. Instances have a rate at which they are solved, many of them never or
-always, and rollouts have long tails; so many are played at a time. Every way plays the same instances in the same
-order, and a sample of an instance has the same reward and length in all of them, the n-th time that it is played:
+A step needs a number of groups whose rewards differ. Instances have a solve rate, often 0 or 1, and rollouts have long
+tails; a fixed number of them runs at a time. Every way uses the same instances in the same order, and a sample of an
+instance has the same reward and length in all of them, the n-th time that it runs:
 
-* naive: whole batches, one after the other, until enough of their groups differ (verl's DAPO recipe); what is beyond
-  the step is thrown away. Over-sampled by half, so that one batch mostly is enough.
-* ProRL: places are refilled at once, what is left is ended when the step is full, and unfinished instances are put
-  back into the queue: their finished samples are thrown away and played again (its trainer's rule, simulated).
-* farm: `farm.collecting.StepCollector` on a SQLite store, as it is; only time and rollouts are simulated. By default it
-  is on-policy, and cancels what is left; one step behind, it carries that over. With 24 groups in flight no place stays
-  free, as a group waits long for the slowest of its samples; `cancel` then keeps what has finished for the next step.
+* naive: whole batches, one after the other, until enough of their groups differ (verl's DAPO recipe); groups beyond the
+  step are discarded. Over-sampled by half, so that one batch mostly is enough.
+* ProRL: places are refilled at once; when the step is full, running rollouts are cancelled, and unfinished instances
+  are queued again: their finished samples are discarded and repeated (its trainer's rule, simulated).
+* farm: the real `farm.collecting.StepCollector` on a SQLite store; only time and rollouts are simulated. By default it
+  is on-policy, and cancels leftover rollouts; one step behind, it carries them over. With 24 groups in flight no place
+  stays free, as a group waits long for its slowest sample; `cancel` then keeps finished samples for the next step.
 
-A rollout is wasted if its group trains nothing, but not for equal rewards, which no way knows beforehand. Seconds are
-those that rollouts hold a place. Between two steps the trainer trains for a while: engines then stand still, but for
-what is carried over. Lengths are those of the groups that train, beside those of all groups requested whose rewards
-differ, as they were first played: a way that trains shorter ones prefers what is short.
+A rollout is wasted if its group trains nothing, except for equal rewards, which no way can know beforehand. Seconds are
+the times that rollouts hold a place. Between two steps the trainer trains for a while: engines are idle then, except
+for rollouts that are carried over. Lengths are those of the groups that train, compared with those of all requested
+groups whose rewards differ, at their first run: a way that trains shorter ones has a bias towards short rollouts.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ _SEED = 14
 
 @cache
 def solve_rate(instance: int) -> float:
-    """Return the rate at which samples of an instance are right: 0 for a quarter, 1 for a fifth."""
+    """Return the solve rate of an instance: 0 for a quarter of them, 1 for a fifth."""
     drawn = random.Random(f"{_SEED}:{instance}")
     kind = drawn.random()
     return 0.0 if kind < 0.25 else 1.0 if kind > 0.8 else drawn.betavariate(1.0, 1.5)
@@ -66,14 +66,14 @@ def solve_rate(instance: int) -> float:
 
 @cache
 def sample_of(instance: int, sample: int, play: int) -> tuple[float, float]:
-    """Return the reward and the seconds of a sample, the `play`th time that it is played."""
+    """Return the reward and the seconds of a sample, the `play`th time that it runs."""
     drawn = random.Random(f"{_SEED}:{instance}:{sample}:{play}")
     return float(drawn.random() < solve_rate(instance)), drawn.lognormvariate(3.7, 0.8)
 
 
 @dataclass(slots=True)
 class Totals:
-    """The counts of one way. Rollouts that were ended before they had finished count in seconds only."""
+    """The counts of one way. Rollouts that were cancelled count only in seconds."""
 
     n_finished: int = 0
     n_equal: int = 0
@@ -87,7 +87,7 @@ class Totals:
     steps_behind: list[int] = field(default_factory=list)
 
     def ends(self, samples: list[Sample], trains: bool) -> None:
-        """Count a whole group that is chosen, has equal rewards, or is thrown away."""
+        """Count a complete group that trains, has equal rewards, or is discarded."""
         seconds = [seconds for _, seconds in samples]
         if trains:
             self.n_trained += len(samples)
@@ -122,11 +122,11 @@ Sample = tuple[float, float]
 """Its reward and its seconds."""
 
 Member = tuple[int, int, int]
-"""A sample on its way: instance, number of the sample, number of the play."""
+"""A running sample: instance, number of the sample, number of the run."""
 
 
 class Places:
-    """Places in which samples are played, first come first served; `now` is simulated time."""
+    """Places in which samples run, first come first served; `now` is simulated time."""
 
     def __init__(self, totals: Totals) -> None:
         self.now = 0.0
@@ -140,7 +140,7 @@ class Places:
             heapq.heappush(self.running, (self.now + sample_of(*member)[1], self.now, member))
 
     def next_end(self) -> Member:
-        """Go on to the next end of a sample."""
+        """Advance to the next end of a sample."""
         self.now, started, member = heapq.heappop(self.running)
         self._totals.n_finished += 1
         self._totals.played_s += self.now - started
@@ -148,7 +148,7 @@ class Places:
         return member
 
     def end_all(self) -> None:
-        """End what is played, and forget what is queued."""
+        """Cancel running and queued samples."""
         self._totals.played_s += sum(self.now - started for _, started, _ in self.running)
         self.running.clear()
         self.queue.clear()
@@ -167,7 +167,7 @@ def _differ(samples: list[Sample]) -> bool:
 
 
 def naive(n_steps: int, factor: float) -> Totals:
-    """Play whole batches of `factor` times a step until enough of their groups differ."""
+    """Run whole batches of `factor` times a step until enough of their groups differ."""
     totals = Totals()
     places, fresh = Places(totals), iter(range(N_INSTANCES))
     for _ in range(n_steps):
@@ -190,7 +190,7 @@ def naive(n_steps: int, factor: float) -> Totals:
 
 
 def prorl(n_steps: int) -> Totals:
-    """Refill places at once, end what is left, and play unfinished instances again from their beginning."""
+    """Refill places at once, cancel leftover samples, and repeat unfinished instances from their beginning."""
     totals = Totals()
     places, fresh = Places(totals), iter(range(N_INSTANCES))
     waiting: deque[tuple[int, int]] = deque()
@@ -221,7 +221,7 @@ def prorl(n_steps: int) -> Totals:
 
 
 class SimulatedFarm:
-    """A store whose rollouts are played in simulated time, in as many places, whenever the collector waits."""
+    """A store whose rollouts run in simulated time, in the same number of places, whenever the collector waits."""
 
     def __init__(self, store: Store, totals: Totals) -> None:
         self._totals = totals
@@ -236,7 +236,7 @@ class SimulatedFarm:
         return sample_of(*self.member_of[rollout_id])
 
     def take(self) -> None:
-        """Take what was submitted, and leave what was cancelled."""
+        """Start submitted rollouts, and drop cancelled ones."""
         fresh = []
         queued = self.scripted.queued()
         for each in queued:
@@ -262,7 +262,7 @@ class SimulatedFarm:
         return instance, rollout.sample_index, len(self._batches[instance]) - 1
 
     def until_a_group_ends(self, seconds: float = 0.0) -> None:
-        """Play until some group has ended: nothing else makes a difference to a collector."""
+        """Run until some group has ended: nothing else matters to a collector."""
         self.take()
         ended: list[QueuedRollout] = []
         while self.places.running and not (ended and self._ends(ended[-1])):
@@ -270,12 +270,12 @@ class SimulatedFarm:
         self.scripted.finish(ended)
 
     def _ends(self, rollout: QueuedRollout) -> bool:
-        """Count a rollout that ended, and return whether its group did."""
+        """Count an ended rollout, and return whether its group has ended."""
         self._n_left[rollout.batch_id, rollout.group_index] -= 1
         return self._n_left[rollout.batch_id, rollout.group_index] == 0
 
     def trains(self) -> None:
-        """Let the trainer train: what is in flight goes on."""
+        """Simulate the trainer's training: rollouts in flight continue."""
         self.take()
         until = self.places.now + TRAIN_S
         ended: list[QueuedRollout] = []
@@ -287,7 +287,7 @@ class SimulatedFarm:
 
 
 def ours(n_steps: int, collecting: CollectingOptions) -> Totals:
-    """Collect by the farm's own collector."""
+    """Collect with the farm's own collector."""
     totals = Totals()
     problems = [{"data_source": "simulated", "instance_id": f"i-{i}", "fields": {}} for i in range(N_INSTANCES)]
     with tempfile.TemporaryDirectory(prefix="farm-collecting-") as folder:
@@ -323,7 +323,7 @@ def ours(n_steps: int, collecting: CollectingOptions) -> Totals:
 
 
 def _waves(client: Farm) -> Iterator[Wave]:
-    """Yield all waves of the run, each with its groups that have ended."""
+    """Yield all waves of the run, each with its ended groups."""
     for number in count():
         for batch in (known := client.runs.keyed_batches([wave_key("r", number)])):
             wave = Wave.of(number, batch)
@@ -338,7 +338,7 @@ def ways(n_steps: int) -> Iterator[tuple[str, Callable[[], Totals]]]:
     yield "naive", lambda: naive(n_steps, 1.0)
     yield "naive, over-sampled", lambda: naive(n_steps, 1.5)
     yield "ProRL", lambda: prorl(n_steps)
-    # of a group's samples the slowest is played for long: with three times as many groups no place stays free
+    # the slowest sample of a group runs for long: with three times as many groups no place stays free
     full: dict[str, Any] = {"gen_batch_size": 1, "max_inflight_groups": 3 * N_PLACES // N_SAMPLES}
     of: dict[str, dict[str, Any]] = {
         "farm": {},

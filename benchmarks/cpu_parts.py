@@ -1,4 +1,4 @@
-"""CPU time by part, exact: control groups of version 1, which also count processes that have ended and single threads.
+"""Exact CPU time by part, by control groups of version 1, which include ended processes and single threads.
 
 Sums over /proc miss the processes of sandboxes: nobody waits for them, so their time goes to no parent.
 """
@@ -18,7 +18,7 @@ _MAIN = "main"
 
 
 class CpuParts:
-    """Parts by name, each a control group: what is put into one takes along all that it starts from then on."""
+    """Parts by name, each a control group: it includes all that its processes start from then on."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -29,7 +29,7 @@ class CpuParts:
         self._write(part, "cgroup.procs", pids)
 
     def put_threads(self, part: str, thread_ids: Iterable[int]) -> None:
-        """Count these threads as a part, apart from the rest of their processes."""
+        """Count these threads as a part, separately from their processes."""
         self._write(part, "tasks", thread_ids)
 
     def _write(self, part: str, file: str, ids: Iterable[int]) -> None:
@@ -38,17 +38,17 @@ class CpuParts:
             group.mkdir()
             self._names.append(part)
         for number in ids:
-            # it may have ended
+            # the process may have ended
             with contextlib.suppress(ProcessLookupError):
                 (group / file).write_text(str(number))
 
     def used_s(self) -> dict[str, float]:
-        """Return CPU seconds of each part so far."""
+        """Return the CPU seconds of each part so far."""
         usage = ((name, self._folder / name.replace(" ", "_") / "cpuacct.usage") for name in self._names)
         return {name: int(path.read_text()) / 1e9 for name, path in usage}
 
     def close(self) -> None:
-        """Remove the groups; what is still in them goes back to where this process was."""
+        """Remove the groups; processes in them return to the group of this process."""
         for group in [*self._folder.iterdir(), self._folder]:
             if group.is_dir():
                 for pid in (group / "cgroup.procs").read_text().split():
@@ -60,7 +60,7 @@ class CpuParts:
 
 @contextmanager
 def cpu_parts() -> Iterator[CpuParts | None]:
-    """Parts until the block ends; None where there are no such control groups, or only root may make them."""
+    """Yield parts until the block ends; None without such control groups, or without root, which may create them."""
     folder = _ROOT / f"farm-benchmark-{os.getpid()}"
     try:
         folder.mkdir()
@@ -100,7 +100,7 @@ def put_farm(parts: CpuParts, root: int) -> None:
 
 
 def _put_worker(parts: CpuParts, pid: int, part: str, named: dict[str, str]) -> None:
-    """Put a worker's threads: the first takes messages, the store's write; `part` has those that are not named."""
+    """Put a worker's threads into parts: the main thread, the store's writer; all others into `part`."""
     known = {_MAIN: "messages", "store-writer": "store", "store-urgent": "store", **named}
     for number, name in threads(pid).items():
         parts.put_threads(known.get(name, part), [number])

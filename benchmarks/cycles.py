@@ -1,6 +1,6 @@
-"""Starting sandboxes and ending them in every way there is: stop, and kill -9 of any of their processes at any moment.
+"""Start and end sandboxes in every way: stop, and kill -9 of any of their processes at any moment.
 
-`python -m benchmarks.cycles KIND IMAGE N` starts N sandboxes and waits: a worker to be killed.
+`python -m benchmarks.cycles KIND IMAGE N` starts N sandboxes and waits, as a worker that is to be killed.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _WORK = (None, "true", "sleep 1000 & (setsid sleep 1000 &) ; echo > /tmp/file")
 
 
 class Cycles:
-    """Many cycles, `WIDTH` at a time; `ended` counts them by how they did."""
+    """Many cycles, `WIDTH` at a time; `ended` counts them by kind of end."""
 
     def __init__(self, provider: SandboxProvider, spec: SandboxSpec, seed: int) -> None:
         self.ended: Counter[str] = Counter()
@@ -44,7 +44,7 @@ class Cycles:
         self._wanted: set[str] = set()
 
     async def run(self, n: int) -> None:
-        """n cycles, with a sweep now and then while others are under way, and one at the end."""
+        """Run n cycles, with a sweep now and then during others, and one at the end."""
         todo = iter(range(n))
 
         async def some() -> None:
@@ -59,7 +59,7 @@ class Cycles:
     async def _cycle(self) -> None:
         sandbox_id = f"cycle-{uuid4().hex[:12]}"
         way = self._random.choice(_ENDS)
-        # before it is there, or a sweep would take it for abandoned
+        # registered before it exists, or a sweep would treat it as abandoned
         self._wanted.add(sandbox_id)
         start = asyncio.ensure_future(self._provider.start(sandbox_id, self._spec))
         try:
@@ -74,7 +74,7 @@ class Cycles:
                 _kill_one(sandbox_id, way)
             self.ended[way] += 1
         except FarmError:
-            # killed while it started or worked, as is the purpose
+            # killed during its start or work, on purpose
             self.ended[f"{way}_and_failed"] += 1
         finally:
             self._wanted.discard(sandbox_id)
@@ -98,7 +98,7 @@ def _kill_one(sandbox_id: str, way: str) -> None:
 
 
 def _processes_of(sandbox_id: str) -> list[int]:
-    """Of our descendants those that work in the sandbox's folder: its monitor, and what that has started so far."""
+    """Return our descendants in the sandbox's folder: its monitor, and the processes that it has started so far."""
     place, result = folder(sandbox_id), []
     for pid in tree(os.getpid()):
         with contextlib.suppress(OSError):
@@ -114,7 +114,7 @@ def _kill(pids: list[int], chance: random.Random) -> None:
 
 
 def killed_worker(kind: str, image: str, n: int, seed: int) -> int:
-    """A worker that starts n sandboxes and is killed -9 at some moment. Returns how many had come up. Blocks."""
+    """Start a worker with n sandboxes and kill it -9 at some moment. Returns how many had started. Blocks."""
     after = random.Random(seed).randint(1, n)
     worker = subprocess.Popen(
         [sys.executable, "-m", "benchmarks.cycles", kind, image, str(n)],

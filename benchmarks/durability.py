@@ -1,9 +1,9 @@
-"""Cost of durability: rollouts per second through the farm's three stages, against the same three stages as a plain
-Celery chain without a store, on pools as wide and on the same Redis, in turns.
+"""Cost of durability: rollouts per second through the farm's three stages, compared with the same stages as a plain
+Celery chain without a store, on pools of the same width and on the same Redis, in turns.
 
 A rollout of the farm is claimed and leased in each stage, its attempts and its reward are rows, and it ends exactly
-once whatever fails. A plain chain writes nothing: what was running in a killed worker is lost, or runs twice. It is
-measured with Celery's defaults, and with the farm's own transport settings, which are faster and would lose more.
+once whatever fails. A plain chain writes nothing: the work of a killed worker is lost, or runs twice. It is measured
+with Celery's defaults, and with the farm's own transport settings, which are faster but would lose more.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def main() -> None:
             print(f"no Postgres: {missing}", file=sys.stderr)
         players: dict[str, Callable[[int], float]] = {}
         for early in (False, True):
-            # only one of the two kinds of workers may listen to the queues of the chain: each has a database of its own
+            # only one of the two kinds of workers may listen to the queues of the chain: each has its own database
             url = f"{broker_url}?virtual_host={1 + early}"
             stack.enter_context(plain.workers(url, folder / "plain.log", early))
             players["plain_early" if early else "plain"] = partial(plain.play, url, early=early)

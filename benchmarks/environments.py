@@ -1,10 +1,10 @@
-"""Cost of environments with steps: a start, a rollout and a step, beside the package's own loop in one process.
+"""Cost of environments with steps: a start, a rollout and a step, compared with the package's own loop in one process.
 
-reasoning-gym and the guessing game of `examples` are played by the farm's servers in sandboxes, with the connections
-that a worker has and no LLM. Beside them: the same calls of the same class in one process, without server and sandbox.
-The verdict of the node's grader on an answer is compared with a direct call of the library's verifier, and a start in a
-shared server with one in a sandbox of the rollout's own. Steps of GEM and TextArena, one rollout at a time, stand
-beside a loop of the packages' calls alone, in the Python of the same environment.
+reasoning-gym and the guessing game of `examples` run on the farm's servers in sandboxes, with a worker's connections
+and no LLM; for comparison, the same calls of the same class in one process, without server and sandbox. The verdict of
+the node's grader on an answer is compared with a direct call of the library's verifier, and a start in a shared server
+with one in a sandbox of the rollout's own. Steps of GEM and TextArena, one rollout at a time, are compared with a loop
+of only the packages' calls, in the Python of the same environment.
 A cold start installs nothing: packages are installed before.
 """
 
@@ -85,7 +85,7 @@ def play(seed):
 """,
     ),
 }
-"""Of an environment: the id, and a function that plays N steps at most and returns their number."""
+"""For each environment: the id, and a function that makes at most N steps and returns their number."""
 _TIMED = """
 import contextlib, io, time
 with contextlib.redirect_stdout(io.StringIO()):
@@ -118,7 +118,7 @@ async def _measure(report: Report, asked: argparse.Namespace) -> None:
 
 
 async def _beside_own_loop(report: Report, provider: SandboxProvider, program: EnvironmentProgram, n: int) -> None:
-    """Measure steps of a package per second, through the farm and by the package's own loop."""
+    """Measure steps of a package per second, with the farm and with the package's own loop."""
     episode_id, source = _OWN_LOOPS[program.name]
     await _installed(provider, program.spec())
     own_rate = _own_rate(program, source, n)
@@ -140,7 +140,7 @@ async def _beside_own_loop(report: Report, provider: SandboxProvider, program: E
             connection.drop()
             spent_s += time.perf_counter() - started
             if seed < 0:
-                # the first has started the server
+                # the first episode has started the server
                 took, spent_s = [], 0.0
     finally:
         await servers.aclose()
@@ -151,8 +151,8 @@ async def _beside_own_loop(report: Report, provider: SandboxProvider, program: E
 
 
 async def _verdicts(report: Report, family: str, n: int) -> None:
-    """Measure verdicts on the reference answer by the grader, one after another, and by direct calls."""
-    # imported late: it takes a second
+    """Measure verdicts on the reference answer, by the grader one after another, and by direct calls."""
+    # imported here, as it takes a second
     from reasoning_gym import create_dataset
 
     dataset = create_dataset(family, size=1, seed=1)
@@ -173,7 +173,7 @@ async def _verdicts(report: Report, family: str, n: int) -> None:
 async def _one(
     report: Report, provider: SandboxProvider, program: EnvironmentProgram, episode_id: str, n: int, n_steps: int
 ) -> None:
-    """Measure one environment: starts, rollouts one after another and at once."""
+    """Measure one environment: starts, rollouts one after another and concurrently."""
     await _installed(provider, program.spec())
     imported_s, alone_s = _alone(program, episode_id, n, n_steps)
     servers = EnvironmentServers()

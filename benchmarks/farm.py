@@ -1,7 +1,9 @@
-"""Overhead of the farm: rollouts per second, CPU and latency of an empty rollout, memory of a waiting one, and
-how fast a batch comes back. The empty rollout has no sandbox and no LLM; it goes through all three stages, with claims,
-leases, attempts, rewards and the finish, on both databases; and once more as one whose handler declares that it needs
-no sandbox, which has no init stage. Beside it: a plain Celery chain of three empty tasks.
+"""Overhead of the farm: rollouts per second, CPU time and latency of an empty rollout, memory of a waiting one, and the
+time to collect a batch.
+
+The empty rollout has no sandbox and no LLM; it passes all three stages, with claims, leases, attempts, rewards and the
+finish, on both databases; and again as one whose handler needs no sandbox, which has no init stage. For comparison: a
+plain Celery chain of three empty tasks.
 """
 
 from __future__ import annotations
@@ -67,7 +69,7 @@ def _settings(home: Path, url: str = "") -> Settings:
 
 
 def empty_rollouts(report: Report, name: str, here: Embedded, asked: argparse.Namespace, raw: float) -> None:
-    """Latency of one at a time, then the rate and the CPU time of many."""
+    """Measure latencies one at a time, then the rate and the CPU time of many."""
     with farm.connect(here.store_url, broker_url=here.broker_url) as client:
         play(client, 40)  # the workers' first tasks import and connect
         latencies = sorted(play(client, 1) for _ in range(15 if asked.quick else 300))
@@ -96,7 +98,7 @@ def _rate(
 
 
 def play(client: farm.Farm, n: int, instance: Instance = NOOP) -> float:
-    """Seconds from submit until n empty rollouts have ended."""
+    """Return the seconds from submit until n empty rollouts have ended."""
     started = time.perf_counter()
     batch_id = client.submit({"instances": [instance] * n})
     status = client.wait(batch_id, 300)
@@ -107,7 +109,7 @@ def play(client: farm.Farm, n: int, instance: Instance = NOOP) -> float:
 
 
 def plain_chain(folder: Path, n: int) -> float:
-    """Chains per second of plain Celery, with its defaults, on the same kind of pools."""
+    """Return the chains per second of plain Celery, with its defaults, on the same kind of pools."""
     redis, url = start_redis(folder / "plain", folder / "redis.log")
     try:
         with plain.workers(url, folder / "plain.log"):
@@ -118,7 +120,7 @@ def plain_chain(folder: Path, n: int) -> float:
 
 
 def collecting(report: Report, name: str, url: str, asked: argparse.Namespace) -> None:
-    """1,024 rollouts of 8k response tokens, from the store into numpy arrays."""
+    """Read 1,024 rollouts of 8k response tokens from the store into numpy arrays."""
     store = Store(url)
     try:
         migrations.migrate(store)
@@ -144,7 +146,7 @@ def collecting(report: Report, name: str, url: str, asked: argparse.Namespace) -
 
 
 def _stored_batch(store: Store) -> tuple[str, list[np.ndarray]]:
-    """A finished batch with random tokens, written through the store's own transitions; and its arrays."""
+    """Return a finished batch with random tokens, written through the store's own transitions, and its arrays."""
     request = farm.BatchRequest(instances=(farm.Instance(data_source="noop", fields={}),) * 128, n_samples=8)
     batch_id, _ = store.write(lambda connection: batches.create(connection, request, "benchmark"))
     random = np.random.default_rng(0)
@@ -179,7 +181,7 @@ def _finish(connection, batch_id: str, message: placement.StageMessage, segment:
 
 
 def waiting_rollouts(report: Report, home: Path, asked: argparse.Namespace) -> None:
-    """Memory of a run worker while 256 rollouts wait for a slow policy, beyond what it has when idle."""
+    """Measure the memory of a run worker while 256 rollouts wait for a slow policy, beyond its idle memory."""
     n = 256
     policy = ScriptedEngine(Script([]))
     with serving(policy.app()) as url:
@@ -190,7 +192,7 @@ def waiting_rollouts(report: Report, home: Path, asked: argparse.Namespace) -> N
             farm.connect(here.store_url, broker_url=here.broker_url) as client,
         ):
             client.wait(client.submit({"instances": [{"data_source": "chat", "fields": {"question": "warm up"}}]}), 60)
-            # only now that the farm has tried it, which takes minutes with one that is so slow
+            # only after the farm has probed it, which takes minutes with such a slow one
             policy.scheduler.speed = replace(policy.scheduler.speed, latency_s=6.0 if asked.quick else 15.0)
             worker = named(tree(os.getpid()), "-n run@")
             before = memory_mb(worker)

@@ -1,12 +1,12 @@
-"""Cost of the recording gateway for a call of an agent program, beside a bare reverse proxy to the same engine.
+"""Cost of the recording gateway for a call of an agent program, compared with a bare reverse proxy to the same engine.
 
-The engine is a double that answers after a fixed time. Agents talk in conversations that grow, one rollout each, all
-gateways in one process as in a run worker; nothing is recorded in a store. The proxy, and the engine alone, are asked
-in token ids. What is *added* is the time beyond that of the calls to the engine itself in the same run.
+The engine is a double that answers after a fixed time. Agents have growing conversations, one rollout each, with all
+gateways in one process as in a run worker; nothing is recorded in a store. The proxy, and the engine itself, are called
+with token ids. The *added* time is the time beyond that of direct calls to the engine in the same run.
 
 `in flight` are calls that the engine holds for 8 s each, as a long answer takes, and that begin at any time: up to
-2,048 at once, of which none may be late by half a minute. `in flight within 100 ms` is the most calls of which the 99th
-of a hundred waits no longer than that.
+2,048 at once, and none may be late by half a minute. `in flight within 100 ms` is the most calls with a 99th percentile
+of the added time below that.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ N_AGENTS = (1, 64, 256)
 HELD_S = 8.0
 N_IN_FLIGHT = (64, 128, 256, 512, 1024, 2048)
 _N_CALLS = {256: 10}
-"""Calls of an agent where they are not 3: of 768 calls, those at a garbage collection, one a minute, can be 1 %."""
+"""Calls per agent if not 3: of 768 calls, those during a garbage collection, one a minute, can be 1 %."""
 AT_256_MS = 25.0
 BENT_MS = 100.0
 _LATE_S = 30.0
@@ -56,7 +56,7 @@ def main() -> None:
     report = Report("the recording gateway")
     most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
-    # the clients of 2,048 conversations must not stop for their own garbage while they measure
+    # the clients of 2,048 conversations must not stop for their own garbage collection while they measure
     limit_full_collections()
     asyncio.run(_all(report, result.quick))
     report.show(result.json)
@@ -79,14 +79,14 @@ async def _all(report: Report, quick: bool) -> None:
 
 @contextmanager
 def _served(n: int, *words: str) -> Iterator[tuple[str, tuple[str, ChildProcess], tuple[list[str], ChildProcess]]]:
-    """An engine, a proxy to it, and the gateways of n rollouts."""
+    """Yield an engine, a proxy to it, and the gateways of n rollouts."""
     with double(*_DOUBLE, *words) as (engine, _), proxy(engine) as beside, gateways(engine, n) as ours:
         yield engine, beside, ours
 
 
 @dataclass(slots=True)
 class _Play:
-    """The times of all calls, how long they took together, and how many had no answer in time."""
+    """The times of all calls, their total time, and the number of calls without an answer in time."""
 
     times: list[float] = field(default_factory=list)
     seconds: float = 0.0
@@ -111,7 +111,7 @@ async def _row(
     ours: tuple[Sequence[str], ChildProcess],
 ) -> None:
     n, name = len(direct), "stream" if stream else "whole"
-    # the first calls read tokenizers and open connections
+    # the first calls load tokenizers and open connections
     await _played([direct[0], proxy[0], *ours[0][:n]], 1, stream)
     alone = await _played(direct, n_calls, stream)
     spent = cpu_s([proxy[1].process.pid])
@@ -154,7 +154,7 @@ async def _in_flight(report: Report, quick: bool) -> None:
 
 
 async def _huge_bodies(report: Report, urls: Sequence[str], n_calls: int) -> None:
-    """A rollout sends bodies of 15 MB all the while; how long do the calls of the others take?"""
+    """Measure the calls of other rollouts while one rollout sends bodies of 15 MB."""
     others, (sender, *_) = urls[1:], urls
     without = await _played(others, n_calls, False)
     bodies = asyncio.ensure_future(_sends_huge_bodies(sender))
@@ -175,7 +175,7 @@ async def _sends_huge_bodies(url: str) -> None:
 
 
 async def _memory(report: Report) -> None:
-    """Memory of the gateways' process with 256 calls that wait, beyond what it had before."""
+    """Measure the memory of the gateways' process with 256 waiting calls, beyond its memory before."""
     with (
         double("--mean-tokens", "10000", "--tokens-per-s", _HELD_TOKENS_PER_S) as (engine, _),
         gateways(engine, 256) as (ours, process),
@@ -192,7 +192,7 @@ async def _memory(report: Report) -> None:
 
 
 async def _steady(measure: Callable[[], float]) -> None:
-    """Wait until a figure grows no more."""
+    """Wait until a figure no longer grows."""
     last, same = measure(), 0
     while same < 5:
         await asyncio.sleep(1.0)
@@ -221,7 +221,7 @@ async def _conversation(play: _Play, url: str, n_calls: int, stream: bool, begin
 
 
 class _Client:
-    """A client on one connection, as cheap as can be: two cores have the engine, the gateway and all clients."""
+    """A minimal client on one connection: two cores run the engine, the gateway and all clients."""
 
     def __init__(self, url: str, path: str, may_fail: bool = False) -> None:
         self._host, _, prefix = url.removesuffix("/v1").removeprefix("http://").partition("/")
@@ -270,7 +270,7 @@ class _Agent:
 
 
 class _ByHand:
-    """The same with the engine, or with a proxy to it, in ids: a prompt of about as many, and no template."""
+    """The same with the engine, or with a proxy to it, with ids: a prompt of about the same length, and no template."""
 
     def __init__(self, url: str, stream: bool) -> None:
         self.client = _Client(url, _GENERATE)
@@ -306,7 +306,7 @@ def gateways(engine: str, n: int) -> Iterator[tuple[list[str], ChildProcess]]:
 
 @contextmanager
 def _process(module: str, *words: str) -> Iterator[tuple[str, ChildProcess]]:
-    """Run a module until the block ends; give the first line that it prints."""
+    """Run a module until the block ends; yield the first line that it prints."""
     with tempfile.TemporaryDirectory(prefix="farm-benchmark-") as folder:
         log = Path(folder) / "log"
         child = ChildProcess([sys.executable, "-u", "-m", module, *words], log=log)

@@ -1,4 +1,4 @@
-"""A process that serves the gateways of many rollouts, as a run worker does, without a store to record in.
+"""A process that serves the gateways of many rollouts, as a run worker does, without a store.
 
     python -m benchmarks.gateway_host ENGINE N
 
@@ -61,7 +61,7 @@ def _calls(pool: EnginePool, index: int) -> GatewayCalls:
 
 
 async def _forget(call: ModelCall) -> None:
-    """Record nothing: what the store costs is in the figures of `benchmarks.farm`."""
+    """Record nothing: the cost of the store is measured by `benchmarks.farm`."""
 
 
 async def _keep_nothing(index: int, artefact: Artefact) -> str:

@@ -1,8 +1,8 @@
-"""Images of Dockerfiles: built cold, with one line changed, from the cache, and eight at once; beside buildah.
+"""Images of Dockerfiles: built cold, with one line changed, from the cache, and eight at once; compared with buildah.
 
-The context has two stages and copied files; its base is one root file system, for both builders. Cold is
-without any layer, but with the base. buildah keeps its own layers (`--layers`), in a store that has the base already;
-where it is not installed, or cannot run, its column says why.
+The context has two stages and copied files; its base is one root file system, for both builders. Cold means without any
+layer, but with the base. buildah keeps its own layers (`--layers`), in a store that already has the base; where it is
+not installed, or cannot run, its column says why.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from workers.sandboxes.remove_tree import remove
 
 NAME = "bench/system:1"
 N_AT_ONCE = 8
-"""Builds at a time, of different contexts and of one."""
+"""Concurrent builds, of different contexts and of one."""
 DOCKERFILE = """\
 FROM bench/system:1 AS build
 ARG VERSION=2
@@ -77,7 +77,7 @@ def main() -> None:
 
 
 def base_folder(folder: Path) -> Path:
-    """Make a root file system of this system's shell, core programs and libraries."""
+    """Make a root file system from this system's shell, core programs and libraries."""
     for name in ("usr/bin", "etc", "tmp", "opt", "var/tmp", "root"):
         (folder / name).mkdir(parents=True)
     for name in ("bin", "lib", "lib64"):
@@ -99,7 +99,7 @@ def base_folder(folder: Path) -> Path:
 
 
 def write_context(folder: Path, marker: str) -> Path:
-    """Write a build context, of which the marker is one line in the middle."""
+    """Write a build context with the marker as a line in the middle."""
     (folder / "files").mkdir(parents=True, exist_ok=True)
     for number in range(N_FILES):
         (folder / f"files/f-{number}").write_text(f"{folder.name} {number}\n" * 20)
@@ -112,7 +112,7 @@ def own_build(folder: Path) -> None:
 
 
 class Buildah:
-    """The same builds by buildah, each layer kept, in a store that has the base."""
+    """The same builds by buildah, keeping each layer, in a store that has the base."""
 
     def __init__(self, place: Path, base: Path) -> None:
         place.mkdir()
@@ -159,7 +159,7 @@ def measure(report: Report, place: Path, own: Build, peer: Buildah | None, n: in
 
 
 def at_once(report: Report, place: Path, own: Build, peer: Buildah | None) -> None:
-    """Measure eight different contexts built at a time, and eight requests for one."""
+    """Measure eight concurrent builds of different contexts, and eight requests for one."""
     folders = [write_context(place / f"many-{number}", "one") for number in range(N_AT_ONCE)]
     ours = seconds(own, folders)
     against = {"buildah_s": seconds(peer.build, folders)} if peer else {}
@@ -171,7 +171,7 @@ def at_once(report: Report, place: Path, own: Build, peer: Buildah | None) -> No
 
 
 def seconds(build: Build, folders: Sequence[Path]) -> float:
-    """Return how long it takes to build all of them at a time."""
+    """Return the seconds that concurrent builds of all of them take."""
     started = time.perf_counter()
     with ThreadPoolExecutor(len(folders)) as threads:
         list(threads.map(build, folders))
@@ -179,7 +179,7 @@ def seconds(build: Build, folders: Sequence[Path]) -> float:
 
 
 async def starts(folder: Path, n: int) -> list[float]:
-    """Return how long sandboxes on a built image take to be ready, without a warm pool."""
+    """Return the seconds until sandboxes on a built image are ready, without a warm pool."""
     os.environ["FARM_WARM_POOL"] = "0"
     settings.cache_clear()
     provider, times = NamespaceProvider(), []
@@ -189,7 +189,7 @@ async def starts(folder: Path, n: int) -> list[float]:
         sandbox = await provider.start(f"bench-{number}", spec)
         times.append(time.perf_counter() - started)
         await sandbox.stop()
-    # the first makes what all sandboxes need
+    # the first start prepares what all sandboxes need
     return times[1:]
 
 

@@ -1,7 +1,7 @@
 """20,000 rollouts at once: submission rate, cost while they are queued, and delay of other batches.
 
-Every figure stands beside the same one with a short queue, taken in the same run, on both databases. The rollouts
-that run are empty: no sandbox, no LLM.
+Every figure is compared with the same one with a short queue, in the same run, on both databases. The rollouts are
+empty: no sandbox, no LLM.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ with farm.connect(sys.argv[1], broker_url=sys.argv[2]) as client:
 class Sizes:
     """Sizes of a run: `many` rollouts submitted at once, `rated` for the rate, `few` in a small backlog.
 
-    `repeats` and `small` are how often each is measured.
+    `repeats` and `small` are the numbers of measurements.
     """
 
     many: int
@@ -99,14 +99,14 @@ def _measure(report: Report, name: str, home: Path, url: str, sizes: Sizes) -> N
 
 
 def _problems(n: int) -> list[dict[str, Any]]:
-    """Questions as long as those of a coding problem."""
+    """Return questions as long as those of a coding problem."""
     return [
         {"data_source": "chat", "fields": {"question": f"{index} " + "What does this do? " * 160}} for index in range(n)
     ]
 
 
 def submitting(report: Report, name: str, url: str, sizes: Sizes) -> None:
-    """From the call of `submit`, as a trainer makes it, to its return; and how long it takes to take it back."""
+    """Measure `submit` from a trainer's call to its return, and the cancel of the same batch."""
     n = sizes.many
     problems = _problems(n // 8)
     with farm.connect(url, broker_url="") as client:
@@ -158,7 +158,7 @@ def _median_s(ask: Callable[[], object]) -> float:
 
 
 def playing(report: Report, name: str, client: farm.Farm, sizes: Sizes) -> None:
-    """The rate of the farm, its CPU and its memory, with many that wait and with few, in turns."""
+    """Measure the rate of the farm, its CPU time and its memory, with many waiting rollouts and with few, in turns."""
     processes = tree(os.getpid())
     supervisor = named(processes, "-m workers.node")
     watched = {"client": os.getpid(), "supervisor": supervisor}
@@ -174,7 +174,7 @@ def playing(report: Report, name: str, client: farm.Farm, sizes: Sizes) -> None:
     report.add(f"{name}_supervisor_cpu_per_rollout", many["cpu_ms"], "ms", with_few=few["cpu_ms"])
     report.add(f"{name}_cpu_of_a_streaming_client", many["client_ms"], "ms", with_few=few["client_ms"])
     for part in watched:
-        # the first round of many begins with processes that have never had many
+        # processes in the first round of many have never had many before
         with_few = result["few"][0].peaks_mb[part]
         report.add(
             f"{name}_peak_memory_{part}", max(each.peaks_mb[part] for each in result["many"]), "MB", with_few=with_few
@@ -194,7 +194,7 @@ def _medians(played: Sequence[_Played], key: str) -> float:
 
 
 def _played(client: farm.Farm, n: int, rated: int, watched: dict[str, int]) -> _Played:
-    """Submit n, stream the first `rated` as a trainer would, take the rest back."""
+    """Submit n, stream the first `rated` as a trainer would, cancel the rest."""
     for pid in watched.values():
         forget_peak(pid)
     supervisor = [watched["supervisor"]]
@@ -216,7 +216,7 @@ def _played(client: farm.Farm, n: int, rated: int, watched: dict[str, int]) -> _
 
 
 def small_batches(report: Report, name: str, client: farm.Farm, sizes: Sizes) -> None:
-    """Measure a batch of 64 on an idle farm, and beside a huge one of equal and of lower priority."""
+    """Measure a batch of 64 on an idle farm, and next to a huge one of equal and of lower priority."""
     times: dict[str, float] = {"alone": _small(client, 0, sizes.small)}
     with _crowded(client, sizes.many):
         times["equal"] = _small(client, 0, sizes.small)
@@ -245,7 +245,7 @@ def _small(client: farm.Farm, priority: int, repeats: int) -> float:
 
 
 def many_clients(report: Report, name: str, here: Embedded, client: farm.Farm, sizes: Sizes) -> None:
-    """Many processes submit batches of 200 at the same moment; then how evenly those are played."""
+    """Measure many processes that submit batches of 200 at once, and how evenly these progress."""
     each = 5
     command = [sys.executable, "-c", _CLIENT, here.store_url, here.broker_url, str(each)]
     with ExitStack() as stack:

@@ -1,7 +1,7 @@
 """Episodes of "follow the files" without the farm: a loop on the engine's own API, with or without sandboxes.
 
-It samples what the farm samples: the same prompts, parameters and seeds on the same engine. Nothing is stored, nothing
-is tried again, and nothing is checked.
+It samples the same as the farm: the same prompts, parameters and seeds on the same engine. Nothing is stored, retried
+or checked.
 """
 
 from __future__ import annotations
@@ -26,20 +26,20 @@ from workers.sandboxes.provider import NodeSandboxProvider
 from workers.tools.bash import BashArguments, BashTool
 
 WIDTH = 64
-"""Episodes at a time: as many as a node plays by default."""
+"""Concurrent episodes: the default number of a node."""
 STARTS = 4
-"""Sandboxes that are started at a time: as many as a node starts by default."""
+"""Concurrent starts of sandboxes: the default number of a node."""
 MAX_TURNS = 7
 MAX_TOKENS = 12
 _TOOL_S = 60.0
 _IDLE_S = 2.0
 _TRIES = 3
-"""A server may close an idle connection at the moment that it is used."""
+"""A server may close an idle connection at the moment of its next use."""
 
 
 @dataclass(frozen=True, slots=True)
 class PlainEpisode:
-    """The result of one."""
+    """The result of one episode."""
 
     reward: float
     n_turns: int
@@ -48,14 +48,14 @@ class PlainEpisode:
 
 @dataclass(slots=True)
 class PlainLoop:
-    """Plays episodes on the engine at `url`; with a `provider`, each in a sandbox of its own, started by hand."""
+    """Runs episodes on the engine at `url`; with a `provider`, each in its own sandbox, started directly."""
 
     url: str
     tokenizer: Tokenizer
     provider: NodeSandboxProvider | None = None
 
     async def play(self, chains: Sequence[FileChain], n_samples: int, seed: int) -> list[PlainEpisode]:
-        """Play each problem `n_samples` times, WIDTH episodes at a time."""
+        """Run each problem `n_samples` times, WIDTH episodes at a time."""
         slots, starts = asyncio.Semaphore(WIDTH), asyncio.Semaphore(STARTS)
         limits = httpx2.Limits(max_connections=WIDTH, keepalive_expiry=_IDLE_S)
         headers = {"content-type": "application/json"}
@@ -75,7 +75,7 @@ class PlainLoop:
 
     @asynccontextmanager
     async def _files(self, chain: FileChain, starts: asyncio.Semaphore) -> AsyncIterator[BashTool | None]:
-        """Provide a shell in a sandbox with the files, if there are sandboxes."""
+        """Yield a shell in a sandbox with the files, if there are sandboxes."""
         if self.provider is None:
             yield None
             return

@@ -1,5 +1,5 @@
-"""Overhead and gains of the policy side: farm time per model call, drift of re-tokenising, choice of engines,
-prefix-cache hits, time from a cancel to an idle engine. The engines are test doubles with a known latency; only the
+"""Overhead and gains of the policy side: the farm's time per model call, drift of re-tokenizing, choice of engines,
+prefix-cache hits, time from a cancel to an idle engine. The engines are test doubles with a known latency, so only the
 farm's own time is measured.
 """
 
@@ -65,7 +65,7 @@ async def _all(report: Report, asked: argparse.Namespace) -> None:
 
 @contextmanager
 def double(*words: str) -> Iterator[tuple[str, ChildProcess]]:
-    """A double in a process of its own: its URL, ending in /v1."""
+    """Run a double in a separate process; yield its URL, ending in /v1."""
     with tempfile.TemporaryDirectory(prefix="farm-benchmark-") as folder:
         log = Path(folder) / "log"
         child = ChildProcess([sys.executable, "-u", "-m", "workers.testing.engine", "--random", *words], log=log)
@@ -92,14 +92,14 @@ def _observation(n_chars: int, number: int) -> Message:
 
 
 def _after(completion: Completion, number: int, n_chars: int = 600) -> list[Message]:
-    """The completion as it goes back into the history, and the results of its calls, or a word of the user's."""
+    """Return the messages after a completion: the completion, and the results of its calls, or a user's message."""
     calls = completion.response.get("tool_calls") or []
     results = [{**_observation(n_chars, number), "tool_call_id": call["id"]} for call in calls]
     return [completion.response, *(results or [{"role": "user", "content": _observation(n_chars, number)["content"]}])]
 
 
 async def call_times(report: Report, asked: argparse.Namespace) -> None:
-    """A model call through the farm, against the same request sent by hand and its answer not even read as JSON."""
+    """Compare a model call through the farm with a direct request whose answer is not even parsed."""
     with double("--mean-tokens", "32") as (url, _):
         pool = EnginePool(_Fleet([await listed(url)]))
         async with AsyncExitStack() as stack:
@@ -122,7 +122,7 @@ def _p99(seconds: Sequence[float]) -> float:
 async def _turns(
     pool: EnginePool, client: httpx2.AsyncClient, url: str, n_context: int, n_turns: int
 ) -> tuple[list[float], list[float]]:
-    """Times of calls on a conversation of about so many tokens, one by the farm and one by hand in turn."""
+    """Return the times of calls with a conversation of about so many tokens, through the farm and directly in turn."""
     policy = RolloutPolicy(StickyRouter(pool, RoutingKey(f"bench-{n_context}")), f"bench-{n_context}")
     messages: list[Message] = [{"role": "user", "content": _observation(1000, 0)["content"]}]
     completion = await policy.complete(messages, TOOLS, SAMPLING, 64)
@@ -158,7 +158,7 @@ def _body(ids: TokenIds) -> bytes:
 
 
 async def drift(report: Report, asked: argparse.Namespace) -> None:
-    """Measure how often a turn's text, encoded again, differs from its ids; and how often a prompt of ours does."""
+    """Measure how often a turn's re-encoded text differs from its ids, and how often a prompt of ours does."""
     n_turns = 1_000 if asked.quick else 10_000
     with double("--mean-tokens", "24") as (url, _):
         engine = await listed(url)
@@ -180,7 +180,7 @@ class _Drift:
 
 
 async def _drifting(pool: EnginePool, encode: tokenizer.Tokenizer, index: int, n_turns: int) -> _Drift:
-    """Rollouts of 20 turns, until there are enough turns."""
+    """Run rollouts of 20 turns, until there are enough turns."""
     result = _Drift()
     while result.n_turns < n_turns:
         name = f"drift-{index}-{result.n_turns}"
@@ -203,7 +203,7 @@ async def _drifting(pool: EnginePool, encode: tokenizer.Tokenizer, index: int, n
 
 @dataclass(slots=True)
 class _Fleet:
-    """The engines that there are now, for the pool and for its peers."""
+    """The present engines, for the pool and for its peers."""
 
     listed: list[EngineRecord]
 
@@ -229,7 +229,7 @@ async def choice(report: Report, asked: argparse.Namespace) -> None:
 
 
 async def _makespan(name: str, n_groups: int, n_turns: int) -> tuple[float, int]:
-    """Seconds for all rollouts, and how many failed."""
+    """Return the seconds for all rollouts, and the number of failed ones."""
     fast = ("--tokens-per-s", "200", "--max-running", "4", "--mean-tokens", "24")
     slow = ("--tokens-per-s", "50", "--max-running", "4", "--mean-tokens", "24")
     with ExitStack() as stack:
@@ -282,7 +282,7 @@ async def _rollout(chooser: LoadBalancer, group: str, sample: int, n_turns: int)
 
 
 async def prefix_hits(report: Report, asked: argparse.Namespace) -> None:
-    """Prompt tokens that an engine had in its cache, of those one engine alone would have had."""
+    """Compare the cached prompt tokens of several engines with those of a single engine."""
     n_groups, n_turns = (8, 4) if asked.quick else (32, 6)
     hits = {}
     for name, n_engines in (("possible", 1), ("ours", 4), ("round_robin", 4)):
@@ -297,7 +297,7 @@ async def prefix_hits(report: Report, asked: argparse.Namespace) -> None:
 
 
 async def _hits(name: str, n_engines: int, n_groups: int, n_turns: int) -> float:
-    """The share of prompt tokens that were cached."""
+    """Return the share of cached prompt tokens."""
     with ExitStack() as stack:
         doubles = [ScriptedEngine(tokens_per_s=2_000, mean_tokens=24) for _ in range(n_engines)]
         urls = [stack.enter_context(serving(each.app())) for each in doubles]
@@ -306,7 +306,7 @@ async def _hits(name: str, n_engines: int, n_groups: int, n_turns: int) -> float
         pool = EnginePool(fleet)
         chooser, opened = _chooser(name, engines, fleet, pool)
         for start in range(0, n_groups, 8):
-            # the first sample of a group goes ahead, as it does where sandboxes start one after another
+            # the first sample of a group starts first, as it does when sandboxes start one after another
             groups = [f"g{group}" for group in range(start, min(start + 8, n_groups))]
             await asyncio.gather(*[_rollout(chooser, group, 0, n_turns) for group in groups])
             rest = [_rollout(chooser, group, sample, n_turns) for group in groups for sample in range(1, 8)]
@@ -318,7 +318,7 @@ async def _hits(name: str, n_engines: int, n_groups: int, n_turns: int) -> float
 
 
 async def cancelling(report: Report, asked: argparse.Namespace) -> None:
-    """From the cancel of a rollout to the moment its engine samples nothing."""
+    """Measure the time from the cancel of a rollout until its engine samples nothing."""
     times = []
     engine = ScriptedEngine(tokens_per_s=50, mean_tokens=10_000)
     with serving(engine.app()) as url:
@@ -341,7 +341,7 @@ async def _until(reached: Callable[[], bool]) -> None:
     deadline = time.monotonic() + _START_S
     while not reached():
         if time.monotonic() > deadline:
-            raise TimeoutError("the engine does not do what it should")
+            raise TimeoutError("the engine does not do what is expected")
         await asyncio.sleep(0.001)
 
 

@@ -1,9 +1,9 @@
-"""Hundreds of requests of another system's protocol at a time: memory of the API, and how late its answers are.
+"""Hundreds of concurrent requests of another system's protocol: memory of the API, and latencies of its answers.
 
-Each protocol is a `ProtocolLoad`: orders before a round and after it, and the turns of a round, in each of which all
-requests are in flight at one time. The rollouts are empty, and so are the commands of trajectories, whose sandboxes all
-run at one time, so what is measured is the API's. Memory is the most that the process had in a round: that of the first
-is of code and connections, and what later rounds add is not given back.
+Each protocol is a `ProtocolLoad`: orders before and after a round, and the turns of a round, in each of which all
+requests are in flight at the same time. The rollouts are empty, and so are the commands of trajectories, whose
+sandboxes all run at the same time, so only the API is measured. Memory is the maximum of the process in a round: in the
+first round for code and connections; growth in later rounds is memory that is not freed.
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ NODE_OPTIONS = ("--init", "16", "--run", "64", "--eval", "16")
 _ROOM = ("--init", "16", "--run", "512", "--eval", "16")
 _PATIENT = {"FARM_VERL_TOOL_WAIT_S": "600", "FARM_VERL_TOOL_ACTION_S": "300"}
 _PLAY_S = 0.5
-"""Seconds that an empty rollout sleeps, so that all requests of a round wait at one time."""
+"""Seconds that an empty rollout sleeps, so that all requests of a round wait at the same time."""
 
 
 @dataclass(frozen=True, slots=True)
 class ProtocolLoad:
-    """The form of one protocol: (path, body) of the orders around a round, and of a client's requests in its turns."""
+    """One protocol: (path, body) of the orders around a round, and of a client's requests in its turns."""
 
     before: tuple[tuple[str, Any], ...]
     turns: tuple[Callable[[int], tuple[str, Any]], ...]
@@ -89,10 +89,10 @@ def main() -> None:
 
 
 def measure(report: Report, name: str, n: int, n_rounds: int) -> None:
-    """Play rounds of a protocol on a farm of its own."""
+    """Run rounds of a protocol on a new farm."""
     load = LOADS[name]
     with tempfile.TemporaryDirectory(prefix="farm-load-") as folder:
-        # its home is closed to the user that sandboxes run as, who passes through the folder to the scratch beside it
+        # its home is closed to the sandboxes' user, who must pass through the folder to reach the scratch next to it
         Path(folder).chmod(0o755)
         home, scratch = Path(folder) / "home", Path(folder) / "scratch"
         settings = Settings(home=home, scratch=scratch, broker_url="", sandbox="namespace")
@@ -105,7 +105,7 @@ def measure(report: Report, name: str, n: int, n_rounds: int) -> None:
 
 @contextmanager
 def api_process(home: Path, name: str) -> Iterator[tuple[str, subprocess.Popen[str]]]:
-    """A process of the API that speaks a protocol."""
+    """Run an API process that serves a protocol."""
     command = [str(Path(sys.executable).parent / "farm"), "api", "--url", str(home), "--port", "0", "--speak", name]
     env = os.environ | {"FARM_HOME": str(home), "FARM_API_KEY": KEY, **_PATIENT}
     process = subprocess.Popen(command, env=env, stdout=subprocess.PIPE, text=True)
@@ -118,7 +118,7 @@ def api_process(home: Path, name: str) -> Iterator[tuple[str, subprocess.Popen[s
 
 
 async def play_rounds(report: Report, name: str, load: ProtocolLoad, url: str, pid: int, n: int, n_rounds: int) -> None:
-    """Play rounds of `n` requests at a time, and add their figures."""
+    """Run rounds of `n` concurrent requests, and add their figures."""
     memory: list[float] = []
     late: list[float] = []
     limits = httpx2.Limits(max_connections=None, max_keepalive_connections=None)

@@ -1,8 +1,8 @@
-"""`farm prune` of 200,000 rollouts that have ended, on SQLite and Postgres, beside a farm that plays and audits.
+"""`farm prune` of 200,000 ended rollouts, on SQLite and Postgres, next to a farm that runs and audits batches.
 
-Each rollout has three stages, two model calls, a training row, a score, and each fourth an artefact. Beside the pruning
-another process submits batches, claims, advances and finishes their rollouts, reads them and audits; the same first
-without any pruning.
+Each rollout has three stages, two model calls, a training row and a score, and each fourth an artefact. During the
+pruning another process submits batches, claims, advances and finishes their rollouts, reads them and audits; for
+comparison, it does the same without pruning.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ def main() -> None:
 
 
 def measure(report: Report, name: str, url: str, n: int) -> None:
-    """Fill a database, and prune it beside another process that works on it."""
+    """Fill a database, and prune it while another process works on it."""
     store = TimedStore(url)
     store.times = []
     try:
@@ -102,7 +102,7 @@ def measure(report: Report, name: str, url: str, n: int) -> None:
 
 
 class Beside:
-    """Another process that works on the store while the block runs; `times` are the seconds of each verb then."""
+    """Another process that works on the store while the block runs; `times` are its seconds by operation."""
 
     def __init__(self, url: str) -> None:
         context = multiprocessing.get_context("spawn")
@@ -122,7 +122,7 @@ class Beside:
 
 
 def work(url: str, parent: Pipe) -> None:
-    """Submit, play, read and audit batches one after the other, until the parent says a word."""
+    """Submit, run, read and audit batches one after the other, until the parent sends a message."""
     store = Store(url)
     farm = LocalFarm(store, Signals(""), 10**9)
     node = Node(_NODE, 64, 64, 64, 64, ["noop"], {})

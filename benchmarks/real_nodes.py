@@ -1,4 +1,4 @@
-"""Real nodes of one farm on this machine: the share of their run slots in use, beside that of one node."""
+"""Real nodes of one farm on this machine: the utilization of their run slots, compared with one node."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _READY_S = 300.0
 
 
 def compare_real_nodes(report: Report, folder: Path, store_url: str, broker_url: str, n_nodes: int) -> None:
-    """Play the same number of rollouts a slot on one node and on many, and add the efficiency of both."""
+    """Run the same number of rollouts per slot on one node and on many, and report the efficiency of both."""
     store = Store(store_url)
     migrations.migrate(store)
     store.close()
@@ -60,7 +60,7 @@ def _nodes(folder: Path, store_url: str, broker_url: str, n: int) -> Iterator[No
 
 
 def _share_in_use(store_url: str, broker_url: str, n_nodes: int) -> float:
-    """Play a few rollouts for each slot; return the share of slot time in use from the first until none waits."""
+    """Run a few rollouts per slot; return the utilization of slots from the first start until none waits."""
     n_slots = n_nodes * _SLOTS
     instances = [
         {"data_source": "noop", "fields": {"seconds": _ROLLOUT_S * (0.8 + 0.4 * (index * 7 % 16) / 15)}}

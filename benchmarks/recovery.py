@@ -1,10 +1,10 @@
 """Recovery time of a rollout when a part of the farm fails: from the signal to the start of its next stage.
 
-Nodes as `farm node` runs them, on one Postgres and one Redis, everything at its defaults (`--quick`: leases and
-heartbeats of 6 s instead of 60). The failures: a run worker killed by -9; a node by SIGTERM without grace; Redis by -9,
-started again at once, empty; a node by -9, started again at once as by a service manager; a node by -9 for good, and a
-run worker by SIGSTOP, both of which are only detected when their leases expire, here right after they were renewed: the
-longest it can take.
+Nodes as `farm node` runs them, on one Postgres and one Redis, with all defaults (`--quick`: leases and heartbeats of
+6 s instead of 60). The failures: a run worker killed by -9; a node ended by SIGTERM without grace; Redis killed by -9
+and restarted at once, empty; a node killed by -9 and restarted at once as by a service manager; a node killed by -9 for
+good, and a run worker stopped by SIGSTOP, both of which are only detected when their leases expire. Their leases were
+just renewed, so this is the longest possible time.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _SHORT = {"FARM_LEASE_S": "6", "FARM_NODE_TIMEOUT_S": "6", "FARM_STALL_S": "6"}
 
 @dataclass(slots=True)
 class Machines:
-    """Nodes of one farm on this machine, each as on one of its own."""
+    """Nodes of one farm on this machine, each as if on a machine of its own."""
 
     folder: Path
     store_url: str
@@ -47,7 +47,7 @@ class Machines:
     nodes: dict[str, ChildProcess] = field(default_factory=dict)
 
     def start(self, name: str) -> None:
-        """Start a node, or start it again; it may not be ready yet."""
+        """Start or restart a node; it may not be ready yet."""
         env = os.environ | self.env | {"FARM_NODE": name, "FARM_SANDBOX": "namespace"}
         env |= {"FARM_STORE_URL": self.store_url, "FARM_BROKER_URL": self.broker_url}
         env |= {"FARM_HOME": str(self.folder / "home"), "FARM_SCRATCH": str(self.folder / "scratch")}
@@ -103,7 +103,7 @@ def main() -> None:
 
 
 class Redis:
-    """A private Redis that can die and come back at its address, having forgotten everything."""
+    """A private Redis that can be killed and restarted at its address, without its data."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -137,7 +137,7 @@ def drained_node(client: farm.Farm, machines: Machines) -> list[float]:
 
 
 def restarted_node(client: farm.Farm, machines: Machines) -> list[float]:
-    """As by a service manager: the new node knows at once that what the old one held is lost."""
+    """Measure a restart by a service manager: the new node knows at once that the old one's work is lost."""
     with _long_ones(client, ("one", "two", "three")) as batch_id:
         held = _held_by(client, batch_id, "one")
         at = time.time()
@@ -160,7 +160,7 @@ def killed_redis(client: farm.Farm, redis: Redis) -> list[float]:
 
 
 def held_by_leases(client: farm.Farm, machines: Machines) -> tuple[list[float], list[float]]:
-    """A killed node and a frozen worker of another at the same time, as each takes a whole lease."""
+    """Measure a killed node and a frozen worker of another at the same time, as each takes a whole lease."""
     with _long_ones(client, ("one", "two", "three")) as batch_id:
         on_node, by_frozen = _held_by(client, batch_id, "one"), _held_by(client, batch_id, "two")
         frozen = machines.run_worker("two")
@@ -170,14 +170,14 @@ def held_by_leases(client: farm.Farm, machines: Machines) -> tuple[list[float], 
         try:
             return _waits(client, on_node, at), _waits(client, by_frozen, at)
         finally:
-            # unless its node has noticed by then, and killed it
+            # unless its node has noticed it and killed it
             with suppress(ProcessLookupError):
                 os.kill(frozen, signal.SIGCONT)
 
 
 @contextmanager
 def _long_ones(client: farm.Farm, nodes: Collection[str]) -> Iterator[str]:
-    """A batch whose agents all play, on each of the nodes."""
+    """Submit a batch whose agents all run, some on each of the nodes."""
     play = {"data_source": "noop", "fields": {"seconds": 3600.0}}
     deadline = time.monotonic() + _DEADLINE_S
     while time.monotonic() < deadline:
@@ -191,7 +191,7 @@ def _long_ones(client: farm.Farm, nodes: Collection[str]) -> Iterator[str]:
         finally:
             client.cancel(batch_id)
         time.sleep(1.0)
-    raise TimeoutError(f"{', '.join(nodes)} do not all play")
+    raise TimeoutError(f"{', '.join(nodes)} do not all run rollouts")
 
 
 def _all_play(client: farm.Farm, batch_id: str) -> bool:
@@ -203,7 +203,7 @@ def _held_by(client: farm.Farm, batch_id: str, node: str) -> list[str]:
 
 
 def _waits(client: farm.Farm, rollout_ids: Collection[str], since: float) -> list[float]:
-    """Seconds from `since` until an agent played each of these anew, once all do."""
+    """Return the seconds from `since` until an agent ran each of these again, once all do."""
     result: dict[str, float] = {}
 
     def all_found() -> bool:
@@ -221,7 +221,7 @@ def _until(reached: Callable[[], bool]) -> None:
     deadline = time.monotonic() + _DEADLINE_S
     while not reached():
         if time.monotonic() > deadline:
-            raise TimeoutError("the farm does not do what it should")
+            raise TimeoutError("the farm does not do what is expected")
         time.sleep(0.05)
 
 

@@ -1,16 +1,16 @@
-"""Cost of a sandbox: time to ready, idle memory, time to stop; how many at once; what they leave behind.
+"""Cost of a sandbox: time to ready, idle memory, time to stop; how many at once; leftovers.
 
-Of a small image, a .sif that is unpacked in the farm's cache, as it is after its first sandbox. `cold`: started on
-request, by Apptainer and by namespaces alone. `warm`: handed over from the warm pool, of either kind. `forked`: of
-files that were prepared once for a group, against preparing them for each. Beside them, as the same user: `instance
-start` of the container runtime, isolated in the same way but without a writable layer, from the unpacked image (from
-the file, it mounts it with FUSE, where that is allowed).
+Measured with a small image, a .sif that is unpacked in the farm's cache, as after its first sandbox. `cold`: started on
+request, by Apptainer and by namespaces only. `warm`: taken from the warm pool, of either kind. `forked`: copied from
+files that were prepared once for a group, compared with preparing them for each. For comparison, as the same user:
+`instance start` of the container runtime, with the same isolation but without a writable layer, from the unpacked image
+(an image file is mounted by FUSE, where that is allowed).
 
-Memory is the sum of proportional set sizes of all processes that came with the sandboxes, their monitors included.
+Memory is the sum of proportional set sizes of all processes of the sandboxes, including their monitors.
 
-In the cycles sandboxes of both kinds are started, used, and stopped; or their monitor, their first process, the process
-between the two or all of them are killed -9, also while they start; and whole workers are killed -9. Then the node is
-swept. If anything is left, it is printed, and the exit code is 1.
+In the cycles, sandboxes of both kinds are started, used, and stopped; or their monitor, their first process, the
+process between the two or all of them are killed -9, also during their start; and whole workers are killed -9. Then the
+node is swept. Leftovers are printed, and the exit code is then 1.
 """
 
 from __future__ import annotations
@@ -72,14 +72,14 @@ def main() -> None:
 
 @dataclass(slots=True)
 class Instances:
-    """The runtime's own `instance start`, by what it starts from: the median in ms, and starts a second of many."""
+    """The runtime's own `instance start`, by source: the median in ms, and starts per second of many."""
 
     ms: dict[str, float] = field(default_factory=dict)
     per_s: dict[str, float] = field(default_factory=dict)
 
 
 def _instances(folder: Path, image: Path, asked: argparse.Namespace) -> Instances:
-    """Measure it, from the unpacked image and from the file, where that is possible."""
+    """Measure it, from the unpacked image and from the file, where possible."""
     raw, instances = RawApptainer(folder / "raw"), Instances()
     n = 8 if asked.quick else 40
     for name, source in (("instance_start", unpacked(str(image)).folder), ("instance_start_from_file", image)):
@@ -121,7 +121,7 @@ async def _measure(
 
 
 async def _start(provider: NodeSandboxProvider, spec: SandboxSpec) -> tuple[Sandbox, float]:
-    """A sandbox, and the seconds until it is ready."""
+    """Return a sandbox, and the seconds until it was ready."""
     started = time.perf_counter()
     sandbox = await provider.start(f"benchmark-{uuid4().hex[:12]}", spec)
     return sandbox, time.perf_counter() - started
@@ -148,7 +148,7 @@ async def _cold(
 
 
 async def _warm(report: Report, kind: str, provider: NodeSandboxProvider, spec: SandboxSpec, n: int) -> None:
-    """Measure a start from the warm pool, which is filled first. The first command is part of the second figure."""
+    """Measure a start from the warm pool, which is filled first. The second figure includes the first command."""
     parts = prepare(spec)
     for _ in range(n):
         await asyncio.to_thread(provider.recipe(spec).fill_warm_pool, parts)
@@ -164,7 +164,7 @@ async def _warm(report: Report, kind: str, provider: NodeSandboxProvider, spec: 
 
 
 async def _forked(report: Report, kind: str, provider: NodeSandboxProvider, spec: SandboxSpec, n: int) -> None:
-    """Siblings that begin with the same files."""
+    """Measure siblings that begin with the same files."""
 
     async def stage(sandbox: Sandbox) -> None:
         for number in range(N_FILES):
@@ -186,7 +186,7 @@ async def _forked(report: Report, kind: str, provider: NodeSandboxProvider, spec
 
 
 async def _all(action: Callable[[Any], Awaitable[Any]], subjects: Sequence[Any]) -> list[Any]:
-    """The action on all, `WIDTH` at a time, in order."""
+    """Run the action on all, `WIDTH` at a time, in order."""
     width = asyncio.Semaphore(WIDTH)
 
     async def one(subject: Any) -> Any:
@@ -199,7 +199,7 @@ async def _all(action: Callable[[Any], Awaitable[Any]], subjects: Sequence[Any])
 async def _many(
     report: Report, kind: str, provider: NodeSandboxProvider, spec: SandboxSpec, raw: Instances, n: int
 ) -> None:
-    """n live sandboxes: the rate of starts, memory of each, how many have a shell that answers, the rate of stops."""
+    """Measure n live sandboxes: the rate of starts, memory of each, number of working shells, the rate of stops."""
     before_mb = _memory_mb()
     started = time.perf_counter()
     sandboxes = [sandbox for sandbox, _ in await _all(lambda _: _start(provider, spec), range(n))]
@@ -230,8 +230,8 @@ def _memory_mb() -> float:
 async def _cycles(
     report: Report, folder: Path, kinds: list[str], spec: SandboxSpec, asked: argparse.Namespace
 ) -> dict[str, list[str]]:
-    """Counts what is left of many sandboxes that ended in any way."""
-    # what this process needs for good is there from now on
+    """Count the leftovers of many sandboxes that ended in any way."""
+    # permanent parts of this process exist from now on
     for kind in kinds:
         await Cycles(PROVIDERS[kind](), spec, 0).run(8)
     leftovers = Leftovers(folder)

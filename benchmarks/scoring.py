@@ -1,9 +1,9 @@
-"""Cost of scoring: an answer by its verifier in a separate process, one in symbols, and a program beside its judge.
+"""Cost of scoring: an answer by its verifier in a separate process, a symbolic one, and a program with its judge.
 
-Each is compared, in the same run, with its cost without isolation: the verifier called directly in this process, that
-of symbols without a time limit; and the program with its checks in one interpreter, which is how HumanEval's own script
-does it. Programs run in a sandbox that is started already, so that the figure is of the processes alone; evaluating
-starts one for each.
+Each is compared, in the same run, with its cost without isolation: the verifier called directly in this process, the
+symbolic one without a time limit; and the program with its checks in one interpreter, as in HumanEval's own script.
+Programs run in a sandbox that is already started, so that only the processes are measured; a real evaluation starts one
+for each.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from workers.plugins.registry import sandbox as provider
 _SCORE_S = 120.0
 _N_AT_ONCE = 16
 _SYMBOLS = "a^2+2ab+b^2", "(a+b)^2"
-"""A reference answer, and one that is equal to it."""
+"""A reference answer, and an equal one."""
 
 
 def main() -> None:
@@ -115,7 +115,7 @@ def _algebra_ms(n: int) -> float:
 
 
 def _busy_s() -> float:
-    """Return the CPU seconds that the machine has worked: those of processes that have ended are in no other count."""
+    """Return the machine's CPU seconds: processes that have ended are in no other count."""
     user, nice, system = Path("/proc/stat").read_text().split(maxsplit=4)[1:4]
     return (int(user) + int(nice) + int(system)) / os.sysconf("SC_CLK_TCK")
 

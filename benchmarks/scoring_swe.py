@@ -1,6 +1,6 @@
-"""Cost of a trustworthy score of a patch, against the tests alone, one after the other in one run.
+"""Cost of a trustworthy score of a patch, compared with only the tests, one after the other in one run.
 
-The tests alone are a fresh sandbox, both patches and the instance's command: the least cost of scoring in a sandbox.
+Only the tests means a fresh sandbox, both patches and the instance's command: the minimum cost of scoring in a sandbox.
 """
 
 from __future__ import annotations
@@ -52,15 +52,15 @@ async def scored(instance: SweInstance, patch: str, value: float) -> None:
 
 
 def _unreadable(patch: str) -> str:
-    """Return the patch with a line that is no Python, so that no test can be collected."""
+    """Return the patch with a line that is not Python, so that no test can be collected."""
     lines = patch.split("\n")
     at = next(n for n, line in enumerate(lines) if line.startswith("+") and not line.startswith("+++"))
     return "\n".join([*lines[:at], "+(((", *lines[at + 1 :]])
 
 
 async def without_outcomes(instance: SweInstance, times: dict[str, list[float]]) -> None:
-    """Score a patch that leaves no outcomes, as the first of its instance and once more."""
-    # another command is another instance to the evaluator
+    """Score a patch that produces no outcomes, as the first of its instance and once more."""
+    # for the evaluator, another command means another instance
     environment = instance.environment
     command = environment.test_cmd + " " * (len(times.get("without_outcomes", ())) + 1)
     first = instance.model_copy(update={"environment": environment.model_copy(update={"test_cmd": command})})
@@ -71,7 +71,7 @@ async def without_outcomes(instance: SweInstance, times: dict[str, list[float]])
 
 
 async def planted(instance: SweInstance, copied: list[str]) -> float:
-    """Return the time for which the tests run over the right patch, with canaries and copies among them."""
+    """Return the time of the tests with the right patch, with canaries and copies among them."""
     files = [test.partition("::")[0] for test in (*instance.FAIL_TO_PASS, *instance.PASS_TO_PASS)]
     env = {**GIT_ENV, "PYTHONPATH": f"{_TREE}/{instance.environment.pythonpath}", "PYTHONDONTWRITEBYTECODE": "1"}
     async with fresh(instance) as sandbox:
@@ -82,7 +82,7 @@ async def planted(instance: SweInstance, copied: list[str]) -> float:
         tree = PatchedTree(sandbox, _TREE, _FOLDER, _LIMIT_S, instance.environment.pythonpath)
         await tree.plant(files, copied)
         started = time.perf_counter()
-        # as the evaluator's plug-in sets it
+        # as set by the evaluator's plug-in
         command = f"{instance.environment.test_cmd} --tb=no"
         result = await sandbox.exec(["bash", "-c", command], timeout_s=_LIMIT_S, env=env, cwd=_TREE)
         # canaries and copies fail
@@ -91,7 +91,7 @@ async def planted(instance: SweInstance, copied: list[str]) -> float:
 
 
 async def parts(instance: SweInstance, times: dict[str, list[float]]) -> None:
-    """The parts of what comes on top, by themselves."""
+    """Measure the additional parts separately."""
     files = [test.partition("::")[0] for test in instance.FAIL_TO_PASS]
     async with fresh(instance) as sandbox:
         await sandbox.exec(["bash", "-c", script("commit_baseline")], timeout_s=_LIMIT_S, env=GIT_ENV, cwd=_TREE)

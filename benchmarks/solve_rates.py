@@ -1,8 +1,8 @@
 """Solve rates of instances counted from a million rollouts: how long a sampler waits for them.
 
-A run of 17,000 instances with 750,000 scored rollouts, and another run of 250,000 of the same instances beside it, on
-SQLite and on Postgres. Asked are 16 and 256 instances, drawn anew each time, over all weights and over the last 50
-versions; then all instances at once.
+A run of 17,000 instances with 750,000 scored rollouts, and another run of 250,000 with the same instances, on SQLite
+and on Postgres. Queries for 16 and 256 instances, drawn anew each time, over all weights and over the last 50 versions;
+then for all instances at once.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def main() -> None:
 
 
 def measure(report: Report, name: str, url: str, n_batches: int) -> None:
-    """Fill a database and ask it."""
+    """Fill a database and query it."""
     store = Store(url)
     try:
         migrations.migrate(store)
@@ -61,7 +61,7 @@ def measure(report: Report, name: str, url: str, n_batches: int) -> None:
 
 
 def times(store: Store, n_chosen: int | None, min_version: int | None, n: int) -> Iterator[float]:
-    """Yield the seconds that some random instances take."""
+    """Yield the seconds of queries for some random instances."""
     drawn = random.Random(2)
     for _ in range(n):
         names = None if n_chosen is None else [_name(i) for i in drawn.sample(range(N_INSTANCES), n_chosen)]
@@ -71,7 +71,7 @@ def times(store: Store, n_chosen: int | None, min_version: int | None, n: int) -
 
 
 def fill(store: Store, n_batches: int) -> None:
-    """Write batches that have ended, of which every fourth is of another run."""
+    """Write ended batches; every fourth belongs to another run."""
     drawn = random.Random(1)
     for number in range(n_batches):
         batch = {
@@ -96,7 +96,7 @@ def _rollouts(number: int, batch_id: str, drawn: random.Random) -> Iterator[dict
     for group, instance in enumerate(drawn.sample(range(N_INSTANCES), N_OF_A_BATCH // N_SAMPLES)):
         for sample in range(N_SAMPLES):
             yield {
-                # ids that are as long as real ones, and unlike them need no parsing
+                # ids as long as real ones, which need no parsing
                 "rollout_id": f"{number:010x}-{group:04d}-{sample}",
                 "batch_id": batch_id,
                 "group_index": group,

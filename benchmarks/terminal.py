@@ -1,6 +1,6 @@
-"""Cost of showing what a command wrote as a terminal does, beside the raw operation: decoding its bytes.
+"""Cost of rendering a command's output as a terminal does, compared with the raw operation: decoding its bytes.
 
-PYTE_PYTHON names a Python that has pyte, which draws the same texts on a `HistoryScreen`; it is no part of the farm.
+PYTE_PYTHON names a Python with pyte, which draws the same texts on a `HistoryScreen`; it is not part of the farm.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A simulated cluster plays rollouts through the real store and dispatcher, and its figures add up."""
+"""A simulated cluster runs rollouts with the real store and dispatcher, and its figures add up."""
 
 from __future__ import annotations
 

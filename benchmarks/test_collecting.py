@@ -1,4 +1,4 @@
-"""The simulated ways to collect play what they say: every finished rollout is trained, equal, or wasted."""
+"""The simulated ways to collect do as documented: every finished rollout is trained, equal, or wasted."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def test_finished_rollouts_add_up(collect: Callable[[], Totals], plays_again: bo
     assert totals.n_trained == 2 * N_GROUPS * N_SAMPLES
     wasted = totals.n_finished - totals.n_trained - totals.n_equal
     assert wasted >= 0
-    # ProRL throws nothing away but what it plays again; whole batches play nothing again
+    # ProRL discards only rollouts that it repeats; whole batches repeat nothing
     assert (totals.n_replayed == wasted) is plays_again
     assert totals.played_s >= sum(map(sum, totals.trained)) + totals.equal_s - 1e-6
 
@@ -43,7 +43,7 @@ def test_the_farms_own_collector_adds_up_and_wastes_less_than_what_throws_away(o
     assert max(totals.steps_behind) <= options.get("max_staleness", 0)
     assert totals.played_s >= sum(map(sum, totals.trained)) + totals.equal_s - 1e-6
     if "max_inflight_groups" not in options:
-        # by default nothing short is preferred
+        # by default there is no bias towards short rollouts
         row = totals.row()
         assert row["seconds of a sample that trains"] > 0.95 * row["of one that was requested"]
         assert row["seconds of the slowest of a group that trains"] > 0.9 * row["of one that was requested, slowest"]

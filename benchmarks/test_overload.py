@@ -1,4 +1,4 @@
-"""The benchmarks of overload, durability and recovery can be started, and what they measure with measures."""
+"""The benchmarks of overload, durability and recovery start, and their measurements work."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
-"""The weights that sampled a token, by its log-probability; runs in a Python that has torch and transformers.
+"""Finds the weights that sampled a token, by its log-probability; runs in a Python with torch and transformers.
 
-`python -m benchmarks.token_weights shift POLICY OTHER` writes a second set of weights into OTHER, some noise beside
-those of POLICY, with the same tokenizer. `python -m benchmarks.token_weights judge EVEN ODD ROWS` reads training rows
-from a file of numpy, computes the log-probability of each sampled token under the weights of EVEN, if its version is an
-even number, or ODD, and prints a JSON object: the largest gap to those recorded, and the median gap under the others.
+`python -m benchmarks.token_weights shift POLICY OTHER` writes a second set of weights to OTHER: those of POLICY with
+some noise, and the same tokenizer. `python -m benchmarks.token_weights judge EVEN ODD ROWS` reads training rows from a
+file of numpy, computes the log-probability of each sampled token under the weights of EVEN, if its version is an even
+number, or ODD, and prints a JSON object: the largest gap to those recorded, and the median gap under the other weights.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from examples.training.grpo import log_probabilities
 
 _NOISE = 0.02
 _ROWS = 64
-"""Rows that are computed at a time."""
+"""Rows per computation."""
 
 
 def shift(policy: Path, other: Path) -> None:
@@ -37,7 +37,7 @@ def shift(policy: Path, other: Path) -> None:
 
 
 def judge(even: Path, odd: Path, rows: Path) -> dict[str, float]:
-    """Return the gaps of all sampled tokens, and how many were looked at."""
+    """Return the gaps of all sampled tokens, and their number."""
     tensors = {name: torch.from_numpy(value) for name, value in np.load(rows).items()}
     models = [AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32) for folder in (even, odd)]
     own, other = [], []

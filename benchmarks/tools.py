@@ -1,12 +1,13 @@
 """Cost of a tool call: shell actions, cells, edits and files, in sandboxes by Apptainer, as the worker calls them.
 
-Shells and files are measured in a sandbox of a small image of its own, Python in one of the node's system with the
-packages of the peers: ipykernel and SWE-ReX, which are fetched from the package index once and are no part of the farm.
+Shells and files are measured in a sandbox with its own small image, Python in one with the node's system and the
+packages of the peers: ipykernel and SWE-ReX, which are downloaded from the package index once and are not part of the
+farm.
 
-"Busy" is 32 more sandboxes, each with a shell that is given `echo hi` and `ls /usr` in turn, 50 ms after the last one's
-end, driven by the same process and event loop as the measured one. "Saturated" is 32 shells that are given `echo hi`
-again at once. Beside them: the container runtime's own `exec` in an instance of the same image, unpacked, which is
-faster than from the file; tmux with a bash in such an instance, looked at every 0.5 s; SWE-ReX's bash session inside a
+"Busy" means 32 more sandboxes, each with a shell that runs `echo hi` and `ls /usr` in turn, 50 ms after the end of the
+last one, driven by the same process and event loop as the measured one. "Saturated" means 32 shells that run `echo hi`
+again at once. For comparison: the container runtime's own `exec` in an instance of the same image, unpacked, which is
+faster than from the file; tmux with a bash in such an instance, polled every 0.5 s; SWE-ReX's bash session inside a
 sandbox, without its HTTP server; jupyter_client and ipykernel over TCP inside a sandbox; a fresh `python3 -c`.
 """
 
@@ -65,7 +66,7 @@ def main() -> None:
 
 
 def _peers_of_the_shell(folder: Path, image: Path, asked: argparse.Namespace) -> dict[str, float]:
-    """The median of an action by the raw command and by tmux, in ms."""
+    """Return the median of an action with the raw command and with tmux, in ms."""
     peers = {}
     try:
         raw = RawApptainer(folder / "raw")
@@ -113,7 +114,7 @@ async def _measure(
 
 
 async def _with_packages(provider: SingularityProvider, spec: SandboxSpec) -> Sandbox | None:
-    """A sandbox with the packages of the peers; None if they cannot be had."""
+    """Return a sandbox with the packages of the peers; None if they are unavailable."""
     try:
         return await provider.start(f"peers-{uuid4().hex[:8]}", spec)
     except FarmError as error:
@@ -122,7 +123,7 @@ async def _with_packages(provider: SingularityProvider, spec: SandboxSpec) -> Sa
 
 
 async def _inside(sandbox: Sandbox, peer: str, n: int) -> list[float]:
-    """The seconds that a peer's program measures inside."""
+    """Return the seconds that a peer's program measures inside."""
     program = Path(__file__).with_name("peers").joinpath(f"peer_{peer}.py").read_bytes()
     done = await sandbox.exec(["python3", "-", str(n)], timeout_s=120, stdin=program)
     if done.code:
@@ -141,7 +142,7 @@ async def _sandbox(provider: SingularityProvider, spec: SandboxSpec) -> AsyncIte
 
 
 async def _times(action: Callable[[], Awaitable[Any]], n: int, warm_up: int = 5) -> list[float]:
-    """Seconds of each of n calls, one after the other."""
+    """Return the seconds of each of n calls, one after the other."""
     times = []
     for _ in range(n + warm_up):
         started = time.perf_counter()
@@ -171,7 +172,7 @@ async def _shell(report: Report, sandbox: Sandbox, peers: dict[str, float], aske
 async def _shell_among_others(
     report: Report, provider: SingularityProvider, spec: SandboxSpec, asked: argparse.Namespace
 ) -> None:
-    """In one sandbox, while 32 others have their own work; and in all 32 at once."""
+    """Measure in one sandbox, while 32 others have their own work; and in all 32 at once."""
     async with contextlib.AsyncExitStack() as stack:
         width = asyncio.Semaphore(START_WIDTH)
 
@@ -198,7 +199,7 @@ async def _shell_among_others(
 
 
 async def _be_busy(tool: BashTool, enough: asyncio.Event) -> None:
-    """Until it is enough, and not cancelled: a shell whose command is cancelled is started anew."""
+    """Run until `enough` is set, without cancelling a command: that would restart the shell."""
     while not enough.is_set():
         for command in (ECHO, LS):
             assert (await tool.call(command, _CALL_S)).text
@@ -232,7 +233,7 @@ async def _cells(
     with_peers: Sandbox | None,
     asked: argparse.Namespace,
 ) -> None:
-    """IPython by the tool, and Jupyter's kernel through the same interface, against what is usual."""
+    """Compare IPython by the tool, and Jupyter's kernel through the same interface, with the usual ways."""
     first = await _first_cells(provider, spec, 5 if asked.quick else 30)
     against = {}
     async with _sandbox(provider, spec) as sandbox:
@@ -263,7 +264,7 @@ async def _cells(
 
 
 async def _first_cells(provider: SingularityProvider, spec: SandboxSpec, n: int) -> list[float]:
-    """From the tool's first call to its end, on n fresh sandboxes; the very first of this process comes before them."""
+    """Measure the tool's first call, on n fresh sandboxes; the very first of this process is before them."""
     times = []
     for _ in range(n + 1):
         async with _sandbox(provider, spec) as sandbox:

@@ -1,8 +1,8 @@
-"""Cost of the farm where it weighs most: short episodes of a tiny policy, by a real vLLM on the same processors.
+"""Cost of the farm where it is relatively largest: short episodes of a tiny policy, by a real vLLM on the same CPUs.
 
-Three ways to play the same episodes (the same problems, seeds and engine) take turns in one run: the farm; a plain loop
-on the engine's API, in which a dictionary stands for the sandbox; and that loop with the same sandboxes, started by
-hand. Before each the engine's prefix cache is emptied. CPU time is that of all processes, by part.
+Three ways to run the same episodes (the same problems, seeds and engine) take turns in one run: the farm; a plain loop
+on the engine's API, with a dictionary in place of the sandbox; and that loop with the same sandboxes, started directly.
+Before each, the engine's prefix cache is emptied. CPU time is that of all processes, by part.
 
 Needs the environment of `make train`: `python -m benchmarks.training --python .farm/vllm/.venv/bin/python`.
 """
@@ -46,22 +46,22 @@ _END_S = 600.0
 
 @dataclass(slots=True)
 class Rounds:
-    """Measurements of each way: seconds, CPU seconds by part, and what was played, round by round."""
+    """Measurements of each way: seconds, CPU seconds by part, and episodes, round by round."""
 
     times_s: dict[str, list[float]] = field(default_factory=lambda: defaultdict(list))
     cpu_s: dict[str, list[dict[str, float]]] = field(default_factory=lambda: defaultdict(list))
     episodes: dict[str, list[list[PlainEpisode]]] = field(default_factory=lambda: defaultdict(list))
 
     def ratio(self, way: str) -> float:
-        """Return the median over all rounds of the farm's time to that of another way."""
+        """Return the median over all rounds of the farm's time divided by that of another way."""
         return statistics.median(a / b for a, b in zip(self.times_s[FARM], self.times_s[way], strict=True))
 
     def cpu_ms(self, way: str, part: str, n: int) -> float:
-        """Return the median of a part's CPU time an episode."""
+        """Return the median of a part's CPU time per episode."""
         return statistics.median(used.get(part, 0.0) for used in self.cpu_s[way]) / n * 1000
 
     def same(self, way: str) -> float:
-        """Return the share of episodes that went as they went in the farm, by reward, turns and tokens."""
+        """Return the share of episodes with the same reward, turns and tokens as in the farm."""
         pairs = [
             (ours, theirs)
             for one, other in zip(self.episodes[FARM], self.episodes[way], strict=True)
@@ -107,7 +107,7 @@ def measured(
     parts: CpuParts | None,
     options: argparse.Namespace,
 ) -> Rounds:
-    """Play all rounds; the ways take turns, and each begins one as often as the others. The first round warms up."""
+    """Run all rounds; the ways take turns, and each is equally often the first. The first round is a warm-up."""
     rounds, names = Rounds(), list(ways)
     for number in range(options.rounds + 1):
         chains = file_chains(SEED, number, options.groups)
@@ -123,7 +123,7 @@ def measured(
                 rounds.cpu_s[name].append({part: used - before.get(part, 0.0) for part, used in after.items()})
                 rounds.episodes[name].append(episodes)
         if not number and parts is not None:
-            # not before all that is started once, by the first that needs it, is there
+            # only after everything that the first user starts is running
             put_farm(parts, os.getpid())
             forkers = [pid for pid in tree(os.getpid())[1:] if _is_own_fork_server(pid)]
             parts.put("sandboxes", forkers)
@@ -132,13 +132,13 @@ def measured(
 
 
 def _is_own_fork_server(pid: int) -> bool:
-    """Return whether a process is the fork server of this one's sandboxes, or was forked by it."""
+    """Return whether a process is the fork server of this process's sandboxes, or was forked by it."""
     stat = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     return int(stat[1]) == os.getpid() and b"fork_server" in Path(f"/proc/{pid}/cmdline").read_bytes()
 
 
 def farm_episodes(client: farm.Farm, chains: Sequence[FileChain], options: argparse.Namespace) -> list[PlainEpisode]:
-    """Play them by the farm."""
+    """Run the episodes with the farm."""
     request = farm.BatchRequest(
         instances=tuple(farm.Instance(data_source=DATA_SOURCE, fields=chain.fields) for chain in chains),
         n_samples=options.samples,

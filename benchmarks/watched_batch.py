@@ -1,10 +1,10 @@
-"""The cost of the page to a running batch: the same batch alone, and with the page open in 20 browsers.
+"""The cost of the page for a running batch: the same batch alone, and with the page open in 20 browsers.
 
-Each browser holds the batch's server-sent events open, as the page does, and loads another view every 10 s. They run in
-a process of their own on this machine, so what they use of its processors counts against the page, too; their CPU time
-is given apart. Batches are of two kinds: empty rollouts, which use all processors, and rollouts that wait 1 s for an
+Each browser keeps the batch's server-sent events open, as the page does, and loads another view every 10 s. They run in
+a separate process on this machine, so their CPU use counts against the page, too; their CPU time is also given
+separately. There are two kinds of batches: empty rollouts, which use all processors, and rollouts that wait 1 s for an
 engine, which leave some idle. Alone and watched take turns, in both orders, and the cost is the median of the pairs.
-Take figures on a quiet machine: two runs of one batch differ by more than 2 % where anything else runs.
+Measure on a quiet machine: two runs of one batch differ by more than 2 % where anything else runs.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ _START_S = 60.0
 
 @dataclass(frozen=True, slots=True)
 class WatchedRun:
-    """One run of a batch: its seconds, and the CPU seconds of all processes of the farm, and of its API alone."""
+    """One run of a batch: its seconds, and the CPU seconds of all processes of the farm, and of only its API."""
 
     took_s: float
     farm_cpu_s: float
@@ -80,10 +80,10 @@ def main() -> None:
 def measure(
     report: Report, name: str, here: Embedded, client: farm.Farm, instance: dict[str, Any], n: int, n_pairs: int
 ) -> None:
-    """Play pairs of batches and add their medians to the report."""
+    """Run pairs of batches and add their medians to the report."""
     runs: dict[int, list[WatchedRun]] = {0: [], N_BROWSERS: []}
     for pair in range(n_pairs):
-        # whatever drifts, such as the size of the database, is against each of the two in turn
+        # drift, such as the growth of the database, affects each of the two in turn
         for n_browsers in (0, N_BROWSERS) if pair % 2 == 0 else (N_BROWSERS, 0):
             runs[n_browsers].append(played(here, client, instance, n, n_browsers))
     alone, watched = runs[0], runs[N_BROWSERS]
@@ -104,7 +104,7 @@ def measure(
 
 
 def played(here: Embedded, client: farm.Farm, instance: dict[str, Any], n: int, n_browsers: int) -> WatchedRun:
-    """Play a batch, with some browsers that watch it from submit to end. Raises RuntimeError if they did not."""
+    """Run a batch, with some browsers that watch it from submit to end. Raises RuntimeError if they did not."""
     processes = tree(os.getpid())
     api = [named(processes, "farm.cli.main api")]
     with _browsers(here.api_url, n_browsers) as watching:
@@ -123,7 +123,7 @@ def played(here: Embedded, client: farm.Farm, instance: dict[str, Any], n: int, 
 
 
 class _Watching:
-    """The process of the browsers, and what it was told and tells."""
+    """The process of the browsers, and the messages to and from it."""
 
     def __init__(self, url: str, n: int) -> None:
         self._n = n
@@ -180,13 +180,13 @@ async def _browse(url: str, n: int, line: Any) -> None:
         (await client.get("/")).raise_for_status()
         line.send("ready")
         batch_id = await asyncio.to_thread(line.recv)
-        # what opens its page at one time asks for it at one time; people do not
+        # pages opened at the same time would also send their requests at the same time; people do not
         counts = await asyncio.gather(*(_watched(client, batch_id, at / n) for at in range(n)))
     line.send(counts)
 
 
 async def _watched(client: httpx2.AsyncClient, batch_id: str, after_s: float) -> int:
-    """Hold a batch's events open to its end, and load other views meanwhile. Return the number of parts."""
+    """Keep a batch's events open until its end, and load other views meanwhile. Return the number of parts."""
     await asyncio.sleep(after_s)
     (await client.get(f"/batches/{batch_id}")).raise_for_status()
     loads = asyncio.create_task(_load_views(client, batch_id, after_s * LOAD_EVERY_S))
@@ -199,7 +199,7 @@ async def _watched(client: httpx2.AsyncClient, batch_id: str, after_s: float) ->
     finally:
         loads.cancel()
     if loads.done():
-        # it ends only by a view that could not be loaded
+        # it ends early only if a view could not be loaded
         loads.result()
     return n_parts
 

@@ -1,8 +1,8 @@
 """The page with 100 and with 100,000 rollouts in a batch: server time and bytes of each view, on SQLite and Postgres.
 
-A tenth of the rollouts have failed, and 2,000 of the large batch have not ended. Each view is asked five times over
-loopback, signed in; the first time of a batch is given apart, as numbers of a batch are shared for a second by all
-who look at it. Beside them, in the same run, the database alone: one row by its key, and a count of the batch.
+A tenth of the rollouts have failed, and 2,000 of the large batch have not ended. Each view is requested five times over
+loopback, signed in; the first time is given separately, as all viewers share the numbers of a batch for a second. For
+comparison, in the same run, the database itself: one row by its key, and a count of the batch.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ def main() -> None:
 
 
 def measure(report: Report, name: str, url: str, sizes: tuple[int, ...]) -> None:
-    """Fill a database and look at it."""
+    """Fill a database and measure its views."""
     store = Store(url)
     try:
         migrations.migrate(store)
@@ -126,7 +126,7 @@ def _served(store: Store) -> Iterator[str]:
 
 
 def fill(store: Store, n: int) -> str:
-    """Write a batch of which all but 2 % have ended, and one rollout of 40 turns in it. Returns its id."""
+    """Write a batch with 98 % ended rollouts, one of them with 40 turns. Returns its id."""
     batch_id = f"b{n:010x}"
     drawn = np.random.default_rng(n)
     n_live = n // 50

@@ -1,11 +1,11 @@
-"""Weight updates of a real vLLM with some 30 calls in flight: what each mode takes, and whose tokens come of it.
+"""Weight updates of a real vLLM with some 30 calls in flight: the time of each mode, and the versions of tokens.
 
-Rollouts of several turns, in sandboxes with a bash tool, are played all the time. Meanwhile two sets of weights take
-turns, ten updates in each mode (`drain`, `keep`, `abort`). In the same run, before the farm knows the engine, the same
-orders are sent to the server by hand with nothing in flight: pause, reload, name, resume.
+Rollouts of several turns, in sandboxes with a bash tool, run all the time. Meanwhile two sets of weights alternate,
+with ten updates in each mode (`drain`, `keep`, `abort`). In the same run, before the farm knows the engine, the same
+orders are sent to the server directly with nothing in flight: pause, reload, name, resume.
 
-Afterwards every sampled token is scored again by the weights that it names, and calls and tokens are counted on both
-sides. Needs the environment of `make train`:
+Afterwards the log-probability of every sampled token is recomputed with the weights that it names, and calls and tokens
+are counted on both sides. Needs the environment of `make train`:
 `python -m benchmarks.weight_updates --python .farm/vllm/.venv/bin/python`.
 """
 
@@ -43,11 +43,11 @@ from testkit.place import conditions, scratch
 from testkit.report import Report
 
 N_RUN = 48
-"""Rollouts that the node plays at a time; some are at their tools."""
+"""Rollouts that run on the node at a time; some are in tool calls."""
 N_CALLS = 30
 _GROUPS, _SAMPLES = 16, 4
 _MAX_GAP = 1e-4
-"""Rounding of float32, with room; weights that differ give gaps of tenths."""
+"""Rounding of float32, with a margin; different weights give gaps of tenths."""
 _BUSY_S, _END_S = 120.0, 300.0
 _LOOK_S = 0.05
 _PHASE_S = 0.2
@@ -61,9 +61,11 @@ _COUNTERS = {
 
 @dataclass(frozen=True, slots=True)
 class Update:
-    """One update, in s: all of it, and its parts. `silent_s` is the longest time without a sampled token around it.
+    """One update, in s: its total time, and its parts.
 
-    `began_at` is a time of the clock, as those of recorded calls are.
+    `silent_s` is the longest time without a sampled token around it.
+
+    `began_at` is wall-clock time, like those of recorded calls.
     """
 
     version: int
@@ -78,7 +80,7 @@ class Update:
 
 @dataclass(slots=True)
 class ModeRun:
-    """The updates in one mode, and all that was played meanwhile."""
+    """The updates in one mode, and the rollouts during them."""
 
     updates: list[Update] = field(default_factory=list)
     rollouts: list[Rollout] = field(default_factory=list)
@@ -89,7 +91,7 @@ class ModeRun:
 
 
 class DirectServer:
-    """The engine, spoken to past the farm."""
+    """The engine, called directly instead of through the farm."""
 
     def __init__(self, url: str, weights: Sequence[Path]) -> None:
         self.url = url
@@ -143,7 +145,7 @@ def main() -> None:
 
 
 def idle_update(server: DirectServer, mode: PauseMode, number: int) -> tuple[float, float]:
-    """Update the server by hand, with nothing in flight; return the seconds, and those without the reload."""
+    """Update the server directly, with nothing in flight; return the seconds, and those without the reload."""
     began = time.perf_counter()
     server.post(f"/pause?mode={_VLLM_MODES[mode]}")
     paused = time.perf_counter()
@@ -158,7 +160,7 @@ def idle_update(server: DirectServer, mode: PauseMode, number: int) -> tuple[flo
 def play(
     client: farm.Farm, server: DirectServer, mode: PauseMode, version: int, options: argparse.Namespace
 ) -> ModeRun:
-    """Keep rollouts in flight and update the weights under them; the engine has `version` at first."""
+    """Keep rollouts in flight during the updates; the engine has `version` at first."""
     played, before = ModeRun(), server.counters()
     batch_ids: list[str] = []
     for number in range(version + 1, version + options.updates + 1):
@@ -190,7 +192,7 @@ def busy(client: farm.Farm, server: DirectServer, batch_ids: list[str]) -> int:
 
 
 def submit(client: farm.Farm, number: int) -> str:
-    """Submit rollouts of up to three turns, with answers long enough for an update to come while they are sampled."""
+    """Submit rollouts of up to three turns, with answers long enough for an update during their sampling."""
     request = farm.BatchRequest(
         instances=tuple(
             farm.Instance(data_source=DATA_SOURCE, fields=chain.fields) for chain in file_chains(0, number, _GROUPS)
@@ -204,7 +206,7 @@ def submit(client: farm.Farm, number: int) -> str:
 
 
 def update(client: farm.Farm, server: DirectServer, mode: PauseMode, version: int, n_in_flight: int) -> Update:
-    """Update the weights under the calls that are in flight."""
+    """Update the weights during the calls in flight."""
     with silences(server) as longest:
         began, began_at = time.perf_counter(), time.time()
         with client.weight_update(version, mode=mode):
@@ -218,7 +220,7 @@ def update(client: farm.Farm, server: DirectServer, mode: PauseMode, version: in
 
 @contextmanager
 def silences(server: DirectServer) -> Iterator[list[float]]:
-    """Look at the engine's tokens while the block runs, and until there are more; yields the longest time without."""
+    """Poll the engine's tokens while the block runs, and until there are more; yields the longest time without."""
     longest, over = [0.0], threading.Event()
 
     def look() -> None:
@@ -240,7 +242,7 @@ def silences(server: DirectServer) -> Iterator[list[float]]:
 
 
 def gaps(python: Path, weights: Sequence[Path], played: ModeRun, file: Path) -> dict[str, float]:
-    """Score all sampled tokens again; see `benchmarks/token_weights.py`."""
+    """Recompute the log-probabilities of all sampled tokens; see `benchmarks/token_weights.py`."""
     made = arrays(played.rollouts).as_dict()
     numbers: dict[str, Any] = {name: value for name, value in made.items() if value.dtype.kind in "iuf"}
     np.savez(file, **numbers)
@@ -284,7 +286,7 @@ def tell_times(report: Report, mode: PauseMode, played: ModeRun, by_hand: Sequen
 
 
 def last_end(one: Update, calls: Sequence[ModelCall]) -> float:
-    """Return when the last call ended that was in flight as an update began."""
+    """Return when the last call ended that was in flight when an update began."""
     ends = (call.started_at + call.latency_s for call in calls if call.started_at < one.began_at)
     paused = one.began_at + one.pause_s
     return max((end for end in ends if one.began_at < end <= paused), default=one.began_at)
@@ -329,7 +331,7 @@ def tell_tokens(report: Report, mode: PauseMode, played: ModeRun, gap: dict[str,
 
 
 def agrees(call: ModelCall, updates: Sequence[Update]) -> bool:
-    """Return whether each token of a call names one version, the later the newer, that was served while it ran."""
+    """Return whether each token of a call names one version, in ascending order, that was served while it ran."""
     end_at = call.started_at + call.latency_s
     first = updates[0].version - 1
     oldest = max([first, *(each.version for each in updates if each.began_at + each.whole_s <= call.started_at)])

@@ -1,7 +1,7 @@
-"""`make demo`: a whole farm on this machine plays real problems, then shows what it has.
+"""`make demo`: a complete farm on this machine runs real problems and shows the results.
 
-The policy is FARM_POLICY_URL (any OpenAI-compatible server) if that is set. Else it is the scripted engine, a test
-double that plays reference solutions, wrong ones and tool use in a seeded mix. Nothing else is a double.
+The policy is the server at FARM_POLICY_URL (any OpenAI-compatible server), if set. Else it is the scripted engine, a
+test double with a seeded mix of reference solutions, wrong solutions and tool use. Nothing else is a double.
 """
 
 from __future__ import annotations
@@ -110,7 +110,7 @@ def run(options: argparse.Namespace) -> None:
 
 
 def show_one(client: farm.Farm, rollouts: list[farm.Rollout]) -> None:
-    """The full transcript of the scored rollout with the most turns."""
+    """Print the full transcript of the scored rollout with the most turns."""
     scored = [rollout for rollout in rollouts if rollout.reward is not None]
     if scored:
         chosen = max(scored, key=lambda rollout: (rollout.n_turns, rollout.reward or 0.0))
@@ -120,7 +120,7 @@ def show_one(client: farm.Farm, rollouts: list[farm.Rollout]) -> None:
 
 @contextmanager
 def policy(instances: list[farm.Instance], seed: int) -> Iterator[tuple[str, str]]:
-    """(URL, what it is) of the server that plays; a server that was started here ends here."""
+    """Yield (URL, description) of the policy's server; a server that was started here is ended."""
     result = settings().policy_url
     if result:
         yield result, "from FARM_POLICY_URL"

@@ -1,7 +1,7 @@
-"""Plays of the example problems for the scripted engine: right ones and wrong ones, with real tool use.
+"""Scripts of the example problems for the scripted engine: right and wrong solutions, with real tool use.
 
-Right and wrong plays weigh about the same, so that the rewards within a group differ, as a trainer needs them to.
-`python -m examples.plays FILE` writes the book of all example problems.
+Right and wrong scripts have about equal weights, so that rewards differ within a group, as a trainer needs.
+`python -m examples.plays FILE` writes the scripts of all example problems.
 """
 
 from __future__ import annotations
@@ -43,11 +43,11 @@ while n:
 print(digits or 0)""",
 }
 _LOOK = "question = {question!r}\nprint(len(question.split()), 'words')"
-"""For families without a short way to work it out."""
+"""For families without a short calculation."""
 
 
 def example_script(instances: Iterable[Instance], seed: int = 0) -> list[ScriptedProblem]:
-    """The plays of each instance. Raises KeyError for a data_source there are no plays for."""
+    """Return the scripts of each instance. Raises KeyError for a data_source without scripts."""
     plays = {"math": _math, "code": _code, "swe": _swe}
     return [
         plays[instance.data_source](instance.fields, random.Random(f"{seed}/{index}"))
@@ -56,7 +56,7 @@ def example_script(instances: Iterable[Instance], seed: int = 0) -> list[Scripte
 
 
 def write_script(problems: Sequence[ScriptedProblem], path: Path) -> Path:
-    """JSON lines, as `farm engine --scripted --book` reads them."""
+    """Write JSON lines for `farm engine --scripted --book`."""
     path.write_text("".join(f"{problem.model_dump_json()}\n" for problem in problems), encoding="utf-8")
     return path
 
@@ -79,7 +79,7 @@ def _math(fields: dict[str, Any], draw: random.Random) -> ScriptedProblem:
 
 
 def _program(fields: dict[str, Any]) -> str:
-    """Python that works the problem out and prints it."""
+    """Return a Python program that computes and prints the answer."""
     return _PROGRAMS.get(fields["family"], _LOOK).format(**(fields["metadata"] | {"question": fields["question"]}))
 
 

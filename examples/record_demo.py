@@ -1,7 +1,7 @@
 """Record a batch for `farm web --demo`: `python -m examples.record_demo`, after `make demo`.
 
-It backs up the store of the demo's farm, keeps the batch alone, writes the advantages of GRPO back as a trainer does,
-and compresses the result. Keys, the log of orders and the addresses of nodes and engines are left out.
+It backs up the store of the demo's farm, keeps only the batch, adds GRPO advantages as a trainer's annotations, and
+compresses the result. Keys, the audit log and the addresses of nodes and engines are removed.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from farm.web.recorded_batch import FILE
 PRODUCER = "grpo"
 _KEPT = frozenset({"batches", "instances", "rollouts", "attempts", "model_calls", "rewards", "segments", "artefacts"})
 _WITH_IT = frozenset({"epochs", "measured_batches"})
-"""Tables that are kept as they are."""
+"""Tables that are kept unchanged."""
 
 
 def main() -> None:
@@ -46,7 +46,7 @@ def main() -> None:
 
 
 def record(url: str | None, batch_id: str | None, output: Path) -> None:
-    """Write the recording of a batch that has ended. Raises FarmError."""
+    """Write the recording of an ended batch. Raises FarmError."""
     with tempfile.TemporaryDirectory(prefix="farm-record-") as folder:
         copy = Path(folder) / "copy.db"
         with contextlib.closing(open_store(url)[0]) as store:
@@ -54,7 +54,7 @@ def record(url: str | None, batch_id: str | None, output: Path) -> None:
         with contextlib.closing(LocalFarm(Store(sqlite_url(copy)), Signals(""), settings().max_open)) as client:
             recorded = batch_id or client.recent(1)[0]
             if not client.status(recorded).done:
-                raise farm.InvalidRequest(f"{recorded} has not ended: record it once it has", field="batch")
+                raise farm.InvalidRequest(f"{recorded} has not ended: record it after its end", field="batch")
             n_figures = client.annotate(PRODUCER, 1, _advantages(client, recorded))
         _reduce(copy, recorded)
         with output.open("wb") as file, gzip.GzipFile("", "wb", 9, file, mtime=0) as packed:
@@ -63,7 +63,7 @@ def record(url: str | None, batch_id: str | None, output: Path) -> None:
 
 
 def _advantages(client: LocalFarm, batch_id: str) -> list[dict[str, Any]]:
-    """Return each scored rollout's advantage in its group, whole and for each token that was sampled."""
+    """Return each scored rollout's advantage in its group, for the rollout and for each sampled token."""
     scored = [each for each in client.collect(batch_id, timeout_s=0) if each.reward is not None]
     rewards: dict[str, list[float]] = {}
     for rollout in scored:
@@ -80,7 +80,7 @@ def _advantages(client: LocalFarm, batch_id: str) -> list[dict[str, Any]]:
 
 
 def _reduce(path: Path, batch_id: str) -> None:
-    """Remove all but a batch from a backup, and the files of its farm."""
+    """Remove everything but one batch from a backup, and the files of its farm."""
     with contextlib.closing(sqlite3.connect(path, isolation_level=None)) as connection:
         for table in reversed(TABLES):
             if table.name in _WITH_IT:
@@ -90,7 +90,7 @@ def _reduce(path: Path, batch_id: str) -> None:
                 of_batch = "batch_id = ?" if "batch_id" in table.columns else "rollout_id GLOB ? || '.*'"
                 where = f" WHERE NOT ({of_batch})"
             connection.execute(f'DELETE FROM "{table.name}"{where}', (batch_id,) if where else ())
-        # files of a submission are for scoring again, which a recording is not
+        # files of a submission are only needed for scoring again
         connection.execute("UPDATE rollouts SET submission = json_set(submission, '$.files', json('{}'))")
         connection.execute("DELETE FROM backup_files")
         connection.execute("PRAGMA journal_mode = DELETE")

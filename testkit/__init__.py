@@ -1,1 +1,1 @@
-"""Shared by tests and benchmarks: private servers, measures of processes, leftovers of sandboxes, tables of figures."""
+"""Shared code of tests and benchmarks: private servers, process metrics, leftovers of sandboxes, tables of figures."""

@@ -1,4 +1,4 @@
-"""Leaks of sandboxes on a node, counted: processes, FUSE daemons, mounts, sockets, folders, descriptors."""
+"""Leaks of sandboxes on a node: processes, FUSE daemons, mounts, sockets, folders, descriptors."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _PATIENCE_S = 20.0
 
 
 class Leftovers:
-    """Everything that was not there when this was made and has to do with a scratch folder, or descends from us."""
+    """Finds everything newer than this object that belongs to a scratch folder, or descends from this process."""
 
     def __init__(self, scratch: Path) -> None:
         self._mark = str(scratch).encode()
@@ -23,7 +23,7 @@ class Leftovers:
         self._n_descriptors = _n_descriptors()
 
     def leftovers(self) -> dict[str, list[str]]:
-        """Whatever is left now, by its kind; zombies too."""
+        """Return what is left now, by kind; zombies too."""
         pids = self._processes()
         names = [f"{pid} {_command(pid)}" for pid in pids]
         more = _n_descriptors() - self._n_descriptors
@@ -49,7 +49,7 @@ class Leftovers:
         return sorted(pid for pid in new if pid in descendants or self._is_marked(pid))
 
     def _is_marked(self, pid: int) -> bool:
-        """By its command line, environment, working folder or mounts; a sandbox's processes all have its mounts."""
+        """Check command line, environment, working folder and mounts; all processes of a sandbox have its mounts."""
         for name in ("cmdline", "environ", "mountinfo"):
             with contextlib.suppress(OSError):
                 if self._mark in Path(f"/proc/{pid}/{name}").read_bytes():
@@ -63,7 +63,7 @@ class Leftovers:
 
 
 def _everyone() -> set[tuple[int, int]]:
-    """All processes of the machine, each with its start: a pid is given again."""
+    """Return all processes of the machine, each with its start time, as pids are reused."""
     result = set()
     for folder in Path("/proc").iterdir():
         if folder.name.isdecimal():

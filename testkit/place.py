@@ -1,4 +1,4 @@
-"""The scratch folder, small image and conditions of a benchmark of sandboxes.
+"""The scratch folder, small image and conditions of a sandbox benchmark.
 
 The caches of images and Python environments stay in FARM_HOME, so a second run prepares nothing.
 """
@@ -27,9 +27,9 @@ PROGRAMS = ("bash", "cat", "echo", "env", "ls", "mkdir", "rm", "sed", "sh", "sle
 
 @contextmanager
 def scratch() -> Iterator[Path]:
-    """A scratch folder for the farm in this process and those it starts, empty, removed at the end."""
+    """Yield an empty scratch folder for the farm in this process and its children, removed at the end."""
     folder = Path(tempfile.mkdtemp(prefix="farm-benchmark-"))
-    # started by root, sandboxes run as an ordinary user, which must be able to enter
+    # sandboxes started by root run as an ordinary user, who must be able to enter
     folder.chmod(0o755)
     before = os.environ.get("FARM_SCRATCH")
     os.environ["FARM_SCRATCH"] = str(folder)
@@ -46,7 +46,7 @@ def scratch() -> Iterator[Path]:
 
 
 def _allow_descriptors() -> None:
-    """200 shells need more than the 1,024 that a login gives."""
+    """Raise the limit of descriptors: 200 shells need more than the 1,024 of a login."""
     hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
@@ -64,7 +64,10 @@ def conditions() -> str:
 
 
 def small_image() -> Path:
-    """A .sif with bash and a handful of programs, built from this machine's own: no network. Cached in FARM_HOME."""
+    """Return a .sif with bash and a few programs, built from this machine's own without a network.
+
+    Cached in FARM_HOME.
+    """
     image = settings().cache / "benchmarks" / "small.sif"
     if not image.exists():
         image.parent.mkdir(parents=True, exist_ok=True)
@@ -105,5 +108,5 @@ def _build(folder: Path) -> None:
 
 
 def _search_path() -> str:
-    """The runtime's folder, and where `mksquashfs` may be."""
+    """Return the runtime's folder, and the folder where `mksquashfs` may be."""
     return ":".join([str(Path(str(runtime.program())).parent), os.defpath, "/usr/sbin", "/sbin"])

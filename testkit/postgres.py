@@ -1,4 +1,4 @@
-"""A private Postgres on a Unix socket, and a fresh database in it for each test that asks."""
+"""A private Postgres on a Unix socket, and a fresh database in it for each test that needs one."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from farm.launch.own_postgres import binaries_for, postgres_binaries
 from testkit.private_server import ORDINARY_USER, Missing, private_folder, running
 
 _USER = "farm"
-# a test database may lose everything when the machine goes down
+# a test database may lose everything when the machine crashes
 _OPTIONS = {
     "listen_addresses": "",
     "fsync": "off",
@@ -29,13 +29,13 @@ _OPTIONS = {
 
 @contextmanager
 def postgres_server() -> Iterator[str]:
-    """The SQLAlchemy URL of the maintenance database of a new Postgres. Raises Missing."""
+    """Yield the SQLAlchemy URL of the maintenance database of a new Postgres. Raises Missing."""
     with mortal_postgres() as server:
         yield server.url
 
 
 class RestartablePostgres:
-    """A Postgres that can be cut down and started again. `url` is that of its maintenance database."""
+    """A Postgres that can be shut down and started again. `url` is that of its maintenance database."""
 
     def __init__(self, command: Sequence[str | Path], folder: Path, user: str | None) -> None:
         self.url = _url(folder, "postgres")
@@ -46,13 +46,13 @@ class RestartablePostgres:
         self._process: subprocess.Popen[bytes] | None = None
 
     def start(self) -> None:
-        # SIGINT is Postgres' fast shutdown: it ends the sessions that a failed test left open
+        # SIGINT is Postgres' fast shutdown: it ends sessions that a failed test left open
         log = self._folder / "postgres.log"
         server = running(self._command, lambda: _answers(self._folder), log, stop=signal.SIGINT, user=self._user)
         self._process = self._stack.enter_context(server)
 
     def cut_down(self) -> None:
-        """End it at once, as if the machine had failed: what was not committed is gone."""
+        """End it at once, as if the machine had crashed: uncommitted data is lost."""
         assert self._process is not None
         self._process.send_signal(signal.SIGQUIT)
         self._process.wait(30)
@@ -63,7 +63,7 @@ class RestartablePostgres:
 
 @contextmanager
 def mortal_postgres(**options: str) -> Iterator[RestartablePostgres]:
-    """A new Postgres, with options of its configuration besides those of all test servers. Raises Missing."""
+    """Yield a new Postgres, with options in addition to those of all test servers. Raises Missing."""
     user = ORDINARY_USER if os.getuid() == 0 else None  # Postgres refuses to run as root
     with private_folder(user, in_memory=True) as folder:
         binaries = binaries_for(user, _binaries(), folder)
@@ -82,9 +82,9 @@ def mortal_postgres(**options: str) -> Iterator[RestartablePostgres]:
 
 @contextmanager
 def postgres_database(server_url: str, template_url: str = "") -> Iterator[str]:
-    """The URL of a new database on a server of `postgres_server`, dropped at the end.
+    """Yield the URL of a new database on a server of `postgres_server`, dropped at the end.
 
-    It is empty, or a copy of another there, to which no session may be connected.
+    It is empty, or a copy of another one there, to which no session may be connected.
     """
     folder = Path(server_url.split("?host=", 1)[1])
     name = f"test_{secrets.token_hex(6)}"

@@ -1,4 +1,4 @@
-"""Private servers: run in their own session, ended with the test process, and stopped at the end of the block."""
+"""Private servers: each runs in its own session, ends with the test process, and stops at the end of the block."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ _START_S = 180.0
 _STOP_S = 20.0
 _MEMORY = Path("/dev/shm")
 _MEMORY_MB = 2048
-"""Free space below which nothing is put there: a server of all of a worker's tests comes to a tenth of it."""
+"""The minimum of free space for `in_memory`: a server of all of a worker's tests takes a tenth of it."""
 
 
 class Missing(Exception):
-    """The machine lacks what a service needs; the message says what, and how to get it."""
+    """The machine lacks a requirement of a service; the message says what, and how to get it."""
 
 
 @contextmanager
 def private_folder(user: str | None = None, *, in_memory: bool = False) -> Iterator[Path]:
-    """A new folder with a path short enough for a Unix socket, removed at the end; `user` owns it.
+    """Yield a new folder with a path short enough for a Unix socket, removed at the end; `user` owns it.
 
-    `in_memory`, if there is room: for many small files that come and go. For a minute after each that was deleted, a
-    disk's file system searches longer for the place of any new one.
+    `in_memory`, if there is space, is for many short-lived small files: for a minute after each deletion, a disk's file
+    system takes longer to allocate a new file.
     """
     folder = Path(tempfile.mkdtemp(prefix="farm-test-", dir=_MEMORY if in_memory and _is_roomy(_MEMORY) else "/tmp"))
     try:
@@ -43,7 +43,7 @@ def private_folder(user: str | None = None, *, in_memory: bool = False) -> Itera
 
 
 def _is_roomy(folder: Path) -> bool:
-    """Return whether a file system in memory has room, and runs programs."""
+    """Return whether a file system in memory has space, and allows programs to run."""
     try:
         status = os.statvfs(folder)
     except OSError:
@@ -62,13 +62,13 @@ def running(
     user: str | None = None,
     start_s: float = _START_S,
 ) -> Iterator[subprocess.Popen[bytes]]:
-    """Run a server until the block ends. Returns once `ready()`; raises RuntimeError with its log if that never comes.
+    """Run a server until the block ends. Yields once `ready()`; raises RuntimeError with its log if that never happens.
 
     The kernel sends `stop` when the thread that started it ends: not even kill -9 of the tests leaves it behind.
     """
     guarded = ["setpriv", "--pdeathsig", stop.name.removeprefix("SIG"), "--", *map(str, command)]
     with log.open("wb") as output:
-        # a session of its own keeps Ctrl-C at the terminal from reaching it before the fixtures are done
+        # in its own session, so that Ctrl-C at the terminal does not reach it before the fixtures are done
         process = subprocess.Popen(
             guarded, stdin=subprocess.DEVNULL, stdout=output, stderr=output, start_new_session=True, user=user, cwd="/"
         )

@@ -10,7 +10,7 @@ _TICKS = os.sysconf("SC_CLK_TCK")
 
 
 def tree(root: int) -> list[int]:
-    """A process and all its descendants."""
+    """Return a process and all its descendants."""
     children: dict[int, list[int]] = {}
     for folder in Path("/proc").iterdir():
         if folder.name.isdecimal():
@@ -27,7 +27,7 @@ def tree(root: int) -> list[int]:
 
 
 def cpu_s(pids: list[int]) -> float:
-    """CPU seconds used so far by these processes and their children that have ended."""
+    """Return the CPU seconds so far of these processes and their ended children."""
     total = 0
     for pid in pids:
         try:
@@ -38,7 +38,7 @@ def cpu_s(pids: list[int]) -> float:
 
 
 def memory_mb(pid: int) -> float:
-    """Proportional set size of one process, MB."""
+    """Return the proportional set size of one process, MB."""
     for line in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines():
         if line.startswith("Pss:"):
             return int(line.split()[1]) / 1024
@@ -46,12 +46,12 @@ def memory_mb(pid: int) -> float:
 
 
 def forget_peak(pid: int) -> None:
-    """Let `peak_mb` begin anew, from what the process has now."""
+    """Reset `peak_mb` to the present memory of the process."""
     Path(f"/proc/{pid}/clear_refs").write_text("5")
 
 
 def peak_mb(pid: int) -> float:
-    """The most memory that a process had at a time since `forget_peak`, MB, resident, shared pages included."""
+    """Return the maximum memory of a process since `forget_peak`, MB, resident, shared pages included."""
     for line in Path(f"/proc/{pid}/status").read_text().splitlines():
         if line.startswith("VmHWM:"):
             return int(line.split()[1]) / 1024
@@ -59,7 +59,7 @@ def peak_mb(pid: int) -> float:
 
 
 def memory_of_all_mb(pids: list[int]) -> float:
-    """Of several, what they share counted once; those that have ended have none."""
+    """Return the memory of several processes, shared memory counted once; ended ones count 0."""
     total = 0.0
     for pid in pids:
         with contextlib.suppress(OSError):
@@ -68,7 +68,7 @@ def memory_of_all_mb(pids: list[int]) -> float:
 
 
 def named(pids: list[int], words: str) -> int:
-    """The one of these processes whose command line holds `words`."""
+    """Return the one of these processes whose command line contains `words`."""
     for pid in pids:
         if words in Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode():
             return pid
@@ -76,5 +76,5 @@ def named(pids: list[int], words: str) -> int:
 
 
 def _fields(pid: int) -> list[str]:
-    """The fields of /proc/PID/stat after the command's name."""
+    """Return the fields of /proc/PID/stat after the command's name."""
     return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()

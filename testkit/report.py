@@ -1,4 +1,4 @@
-"""A benchmark's rows: a table for people, and JSON for machines."""
+"""A benchmark's results: a table for people, and JSON for programs."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from rich.table import Table
 
 @dataclass(slots=True)
 class Report:
-    """`add` a row for each figure; `against` are figures of the same run to hold it against."""
+    """Collects rows by `add`, one per figure; `against` are figures of the same run for comparison."""
 
     title: str
     rows: dict[str, dict[str, Any]] = field(default_factory=dict)
@@ -31,7 +31,7 @@ class Report:
         at_least: float | None = None,
         **against: float,
     ) -> None:
-        """`at_most` or `at_least` is what the figure is to be."""
+        """Add a row; `at_most` or `at_least` is the target of the figure."""
         self.rows[row] = {"value": value, "unit": unit, "against": against}
         if at_most is not None or at_least is not None:
             good = value <= at_most if at_most is not None else value >= (at_least or 0)
@@ -40,7 +40,7 @@ class Report:
         Console(stderr=True).print(f"{row}: {value:.4g} {unit}", highlight=False)
 
     def times(self, row: str, seconds: Sequence[float], *, at_most: float | None = None, **against: float) -> float:
-        """Add the median of many times, in ms, with the percentiles 95 and 99. Returns the median."""
+        """Add the median of some times, in ms, with the 95th and 99th percentiles. Returns the median."""
         ordered = sorted(value * 1000 for value in seconds)
         median = statistics.median(ordered)
         self.add(row, median, "ms", at_most=at_most, **against)
@@ -82,7 +82,7 @@ def _against(figure: dict[str, Any]) -> str:
 
 
 def options(description: str | None) -> argparse.Namespace:
-    """`--quick` (within 50 s) and `--json FILE`."""
+    """Parse `--quick` (within 50 s) and `--json FILE`."""
     parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="fewer repetitions, within 50 s")
     parser.add_argument("--json", type=Path, metavar="FILE", help="also write the figures there")

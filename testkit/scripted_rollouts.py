@@ -1,4 +1,4 @@
-"""Rollouts that are played by a table: the store's own transitions, without sandboxes, engines or workers."""
+"""Rollouts with scripted results: the store's own transitions, without sandboxes, engines or workers."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _LEASE_S = 600.0
 
 @dataclass(frozen=True, slots=True)
 class QueuedRollout:
-    """A rollout that nobody plays yet."""
+    """A rollout that nobody runs yet."""
 
     rollout_id: str
     batch_id: str
@@ -33,11 +33,11 @@ class QueuedRollout:
 
 
 Rewards = Callable[[QueuedRollout], float | None]
-"""The reward of a rollout; None if the farm breaks it."""
+"""A function that returns the reward of a rollout; None to break it by a fault of the farm."""
 
 
 class ScriptedRollouts:
-    """Plays what is queued in a store, with rewards of a function and weights of `version`; counts what it played."""
+    """Runs queued rollouts of a store, with rewards from a function and weights of `version`; counts them."""
 
     def __init__(self, store: Store, rewards: Rewards, data_sources: Sequence[str], version: int = NO_VERSION) -> None:
         self._store = store
@@ -48,17 +48,17 @@ class ScriptedRollouts:
         store.write(lambda connection: nodes.announce(connection, node))
 
     def queued(self) -> list[QueuedRollout]:
-        """Return the rollouts that nobody plays, batch by batch as they were submitted."""
+        """Return the rollouts that nobody runs, by batch in order of submission."""
         return self._store.read(_queued)
 
     def play(self, n: int | None = None) -> int:
-        """Play the next `n` of them, or all, each to its end. Returns how many were there."""
+        """Run the next `n` of them, or all, each to its end. Returns how many there were."""
         some = self.queued()[:n]
         self.finish(some)
         return len(some)
 
     def finish(self, some: Sequence[QueuedRollout]) -> None:
-        """Play these, in one transaction."""
+        """Run these, in one transaction."""
         rewards = [self._rewards(each) for each in some]
 
         def work(connection: Connection) -> None:
@@ -81,7 +81,7 @@ def _queued(connection: Connection) -> list[QueuedRollout]:
 
 
 def play(connection: Connection, rollout: QueuedRollout, reward: float | None, version: int = NO_VERSION) -> None:
-    """Take one rollout through all its stages, with one training row; without a reward its sandbox breaks."""
+    """Run one rollout through all its stages, with one training row; without a reward its sandbox breaks."""
     rollout_id = rollout.rollout_id
     placement.place(connection, [placement.StageMessage(rollout_id, 1, Stage.INIT, NODE)], _LEASE_S)
     held = _claimed(connection, rollout_id, Stage.INIT)

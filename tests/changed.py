@@ -1,8 +1,8 @@
-"""Runs the tests that a change can reach, as `make test-changed` does.
+"""Runs the tests that a change can affect, as `make test-changed` does.
 
-The change is what differs from the commit at which the branch left its base, uncommitted files included. A test file is
-reached if it imports a changed module, directly or not, or if a row of `BY_PROCESSES` names it: tests start workers,
-the API and the command line as processes, of which imports say nothing.
+The change is the difference from the commit at which the branch left its base, including uncommitted files. A test file
+is affected if it imports a changed module, directly or not, or if a row of `BY_PROCESSES` names it: tests start
+workers, the API and the command line as processes, which imports do not show.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ PACKAGES = ("farm", "workers", "testkit", "tests", "benchmarks")
 SUITES = ("tests/unit", "tests/contract", "tests/integration", "tests/acceptance", "benchmarks")
 ALWAYS = ("tests/test_architecture.py", "tests/test_layout.py", "tests/test_words.py")
 EVERYTHING = ("pyproject.toml", "requirements.lock", "requirements-runtime.lock", "tests/conftest.py")
-"""A change of these can reach every test."""
+"""A change of these can affect every test."""
 
 _FARMS = ("tests/integration/test_farm.py", "tests/acceptance/test_commands.py", "tests/acceptance/faults/test_kill.py")
 _STORE = ("tests/contract/store", "tests/contract/reports", "tests/contract/retention", "tests/integration/stores")
@@ -105,7 +105,7 @@ BY_PROCESSES: Mapping[str, tuple[str, ...]] = {
     "tests.services": _FARMS,
     "examples": ("tests/unit/examples", "tests/acceptance/test_demo.py", "tests/acceptance/test_docs_examples.py"),
 }
-"""Packages and modules, and the tests that exercise them in processes of their own: the longest name counts."""
+"""Packages and modules, and the tests that run them in separate processes: the longest name counts."""
 
 BY_FOLDER: Mapping[str, tuple[str, ...]] = {
     ".ci": ("tests/unit/test_makefile.py",),
@@ -119,7 +119,7 @@ BY_FOLDER: Mapping[str, tuple[str, ...]] = {
     "docs": (*_DOCS, "tests/acceptance/test_docs_examples.py"),
     "mkdocs.yml": _DOCS,
 }
-"""Files that are no part of a package, and the tests that read or run them."""
+"""Files outside packages, and the tests that read or run them."""
 
 
 @dataclass
@@ -137,7 +137,7 @@ class Selection:
 def changed_files(base: str, root: Path = ROOT) -> list[str]:
     """Return the files that differ from where HEAD left `base`, untracked ones included, relative to the root.
 
-    Exits with git's words where git fails, as for a base that does not exist.
+    Exits with git's message if git fails, for example for an unknown base.
     """
     start = _git(root, "merge-base", "HEAD", base).strip()
     listed = _git(root, "diff", "--name-only", "--no-renames", "-z", start)
@@ -146,7 +146,7 @@ def changed_files(base: str, root: Path = ROOT) -> list[str]:
 
 
 def selected(changed: Iterable[str]) -> Selection:
-    """Return the test files that a change of these files can reach."""
+    """Return the test files that a change of these files can affect."""
     result = Selection()
     modules: set[str] = set()
     for path in changed:
@@ -169,7 +169,7 @@ def selected(changed: Iterable[str]) -> Selection:
 
 
 def _modules_of(path: str) -> set[str]:
-    """Return the modules that a changed file is or that read it: those of its folder that name it, else all of them."""
+    """Return the module that a changed file is, or those of its folder that mention its name, else all of them."""
     file = Path(path)
     if file.parts[0] not in (*PACKAGES, "examples") or _is_test_file(file):
         return set()
@@ -202,7 +202,7 @@ def importing(module: str) -> Iterator[str]:
 @cache
 def _graph() -> grimp.ImportGraph:
     graph = grimp.build_graph(*PACKAGES, exclude_type_checking_imports=True, cache_dir=None)
-    # their names are loaded when they are first used
+    # their names are loaded at their first use
     for module in _imports("farm/__init__.py"):
         graph.add_import(importer="farm", imported=module)
     return graph
@@ -253,7 +253,7 @@ def _git(root: Path, *words: str) -> str:
 
 
 def main(arguments: list[str]) -> int:
-    """Print what was selected and why, then run it; return pytest's exit status."""
+    """Print the selection with its reasons, then run it; return pytest's exit status."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
     parser.add_argument("--base", default="main", help="the branch or commit that the change is compared with")
     parser.add_argument("--list", action="store_true", help="print the test files, and run none")

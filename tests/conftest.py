@@ -1,4 +1,4 @@
-"""Fixtures that all tests may ask for: real servers, each private to this run, and what decides when one is missing."""
+"""Fixtures for all tests: real servers, private to this run, and the policy for missing ones."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ _APART = tuple(
     f"tests/acceptance/{name}.py::"
     for name in ("faults/test_killed_nodes", "test_drain", "test_demo", "faults/test_chaos")
 )
-"""Tests of these files share nothing and play whole farms for many seconds each: they are given out one by one."""
+"""Tests of these files share nothing and run whole farms for many seconds each: they are distributed one by one."""
 
 _LONGEST = (
     *(f"tests/acceptance/{name}.py::" for name in ("test_wheel", "faults/test_hangs", "faults/test_sleeping")),
@@ -44,7 +44,7 @@ _LONGEST = (
     *(f"tests/acceptance/{name}.py::" for name in ("test_head", "test_weight_updates")),
     *(f"tests/acceptance/faults/{name}.py::" for name in ("test_store_faults", "test_broker_faults")),
 )
-"""These files take longest, the last of them most of all. At the end of a run each would keep one worker alone."""
+"""These files take longest, the last of them most of all. At the end of a run each would keep one worker busy."""
 
 _TOGETHER = tuple(
     f"tests/integration/answers/test_{name}.py::" for name in ("answer", "answer_hacks", "example_answers")
@@ -56,18 +56,18 @@ _BY_PARAMETER = "tests/acceptance/faults/test_broker_faults.py::"
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Give this process, and so all that tests start, the signals and environment of a terminal, and our plug-ins.
+    """Set up signals and environment as at a terminal, for this process and all that tests start, and our plug-ins.
 
-    A shell lets what it runs in the background ignore SIGINT, which would be inherited: nothing could be interrupted.
-    And without the bytecode of the farm each of the thousand processes would compile all that it imports.
+    A shell makes its background processes ignore SIGINT, which would be inherited: nothing could be interrupted.
+    Without the bytecode of the farm each of a thousand processes would compile all its imports.
     """
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
     os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
     sys.dont_write_bytecode = False
-    # else NumPy starts a thread for each core in each of them
+    # else NumPy starts a thread for each core in each process
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
-    # how long an example takes says how busy the machine is
+    # the time that an example takes depends on the load of the machine
     examples.register_profile("farm", deadline=None, suppress_health_check=[HealthCheck.too_slow])
     examples.load_profile("farm")
     plugin_path.install()
@@ -81,13 +81,13 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.hookimpl(hookwrapper=True)
 def pytest_collection() -> Iterator[None]:
-    """Keep the thousands of tests out of garbage collections: to collect amid them takes as long as to make them."""
+    """Keep the thousands of tests out of garbage collections: collections between them would double the time."""
     with frozen_imports():
         yield
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Cheap tests first, so that a broken function is not first seen as a broken farm."""
+    """Run cheap tests first, so that a broken function is not first seen as a broken farm."""
     left_out = [] if SOAK_MINUTES else [item for item in items if _is_for_a_soak_alone(item)]
     if left_out:
         config.hook.pytest_deselected(items=left_out)
@@ -100,7 +100,7 @@ def _is_for_a_soak_alone(item: pytest.Item) -> bool:
 
 
 def _rank(item: pytest.Item) -> tuple[int, int]:
-    """Within a suite the longest files come last."""
+    """Return a test's rank: within a suite the longest files come last."""
     length = next((at for at, file in enumerate(_LONGEST, 1) if item.nodeid.startswith(file)), 0)
     return _suite(item.nodeid), length
 
@@ -111,10 +111,10 @@ def _suite(nodeid: str) -> int:
 
 
 class SideBySide(LoadScopeScheduling):  # type: ignore[misc]
-    """Gives each worker a file of tests at a time, as its tests share what is dear to make.
+    """Gives each worker a file of tests at a time, as tests of a file share expensive fixtures.
 
     Unit tests come first. Then every second worker takes files from the end of our order, the others from its start:
-    whole farms, which wait for much of their time, run beside tests that compute, and what is left at the end is short.
+    whole farms, which mostly wait, run next to tests that compute, and the rest at the end is short.
     """
 
     def _assign_work_unit(self, node: Any) -> None:
@@ -131,22 +131,22 @@ class SideBySide(LoadScopeScheduling):  # type: ignore[misc]
         return file + name[name.rfind("[") :] if nodeid.startswith(_BY_PARAMETER) else file
 
     def _reschedule(self, node: Any) -> None:
-        """A worker has one test ahead of it, no more: what waits for one worker is taken by no other that is idle."""
+        """Keep at most one test queued per worker: no idle worker can take what is queued for another."""
         if not self.workqueue or self._pending_of(self.assigned_work[node]) < 2:
             super()._reschedule(node)
 
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> SideBySide:
-    """The slow ones come last, one at a time: sorted by their number they would keep one worker long after the rest."""
+    """Schedule the slow tests last, one at a time: sorted by number they would keep one worker busy at the end."""
     config.option.loadscopereorder = False
     return SideBySide(config, log)
 
 
 def absent(reason: str) -> NoReturn:
-    """End the test because its service is missing: a laptop skips, CI fails.
+    """End the test because its service is missing: skipped on a laptop, failed in CI.
 
-    Where its user lacks a right, of root or of ids in /etc/subuid, nothing could be installed: that is a plain skip.
+    If the user lacks a right, for root or for ids in /etc/subuid, nothing could be installed: that is a plain skip.
     """
     if os.environ.get("CI"):
         pytest.fail(f"CI must have every service: {reason}", pytrace=False)
@@ -155,14 +155,14 @@ def absent(reason: str) -> NoReturn:
 
 @pytest.fixture(autouse=True)
 def _read_settings_again() -> Iterator[None]:
-    """Leave to no test the settings of another, whose variables have gone by then even if it failed."""
+    """Reread the settings for each test, as the variables of an earlier test are gone, even if it failed."""
     yield
     settings.cache_clear()
 
 
 @pytest.fixture(scope="session")
 def redis_url() -> Iterator[str]:
-    """The broker URL of this run's Redis (`redis+socket://…`), for Celery and for `farm.notifications`."""
+    """Yield the broker URL of this run's Redis (`redis+socket://…`), for Celery and for `farm.notifications`."""
     try:
         with redis_server() as url:
             yield url
@@ -172,7 +172,7 @@ def redis_url() -> Iterator[str]:
 
 @pytest.fixture
 def broker_url(redis_url: str) -> str:
-    """The same Redis, emptied for this test."""
+    """Return the same Redis, emptied for this test."""
     with redis_client(redis_url) as client:
         client.flushall()
     return redis_url
@@ -180,7 +180,7 @@ def broker_url(redis_url: str) -> str:
 
 @pytest.fixture(scope="session")
 def postgres_url() -> Iterator[str]:
-    """The SQLAlchemy URL of this run's Postgres; tests want `postgres_database`."""
+    """Yield the SQLAlchemy URL of this run's Postgres; tests use `postgres_database`."""
     try:
         with postgres_server() as url:
             yield url
@@ -190,26 +190,26 @@ def postgres_url() -> Iterator[str]:
 
 @pytest.fixture
 def postgres_database(postgres_url: str) -> Iterator[str]:
-    """The URL of a database of this test's own, empty."""
+    """Yield the URL of this test's own empty database."""
     with new_postgres_database(postgres_url) as url:
         yield url
 
 
 @pytest.fixture
 def sqlite_url(tmp_path: Path) -> str:
-    """The URL of a SQLite file of this test's own, not made yet."""
+    """Return the URL of this test's own SQLite file, not created yet."""
     return f"sqlite:///{tmp_path / 'farm.db'}"
 
 
 @pytest.fixture(params=["sqlite_url", "postgres_database"], ids=["sqlite", "postgres"])
 def store_url(request: pytest.FixtureRequest) -> str:
-    """Each kind of database in turn, empty."""
+    """Return each kind of database in turn, empty."""
     return str(request.getfixturevalue(request.param))
 
 
 @pytest.fixture(scope="session")
 def migrated_sqlite(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A SQLite file with the farm's tables, to be copied."""
+    """Return a SQLite file with the farm's tables, to be copied."""
     path = tmp_path_factory.mktemp("migrated") / "farm.db"
     _migrate(f"sqlite:///{path}")
     return path
@@ -217,7 +217,7 @@ def migrated_sqlite(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def migrated_postgres(postgres_url: str) -> Iterator[str]:
-    """The URL of a database with the farm's tables, to be copied."""
+    """Yield the URL of a database with the farm's tables, to be copied."""
     with new_postgres_database(postgres_url) as url:
         _migrate(url)
         yield url
@@ -233,7 +233,7 @@ def _migrate(url: str) -> None:
 
 @pytest.fixture
 def sqlite_store(migrated_sqlite: Path, tmp_path: Path) -> Iterator[Store]:
-    """A SQLite file of this test's own, with the farm's tables."""
+    """Yield this test's own SQLite file, with the farm's tables."""
     path = tmp_path / "farm.db"
     shutil.copy(migrated_sqlite, path)
     yield from _opened(f"sqlite:///{path}")
@@ -241,7 +241,7 @@ def sqlite_store(migrated_sqlite: Path, tmp_path: Path) -> Iterator[Store]:
 
 @pytest.fixture
 def postgres_store(postgres_url: str, migrated_postgres: str) -> Iterator[Store]:
-    """A Postgres database of this test's own, with the farm's tables."""
+    """Yield this test's own Postgres database, with the farm's tables."""
     with new_postgres_database(postgres_url, migrated_postgres) as url:
         yield from _opened(url)
 
@@ -254,14 +254,14 @@ def _opened(url: str) -> Iterator[Store]:
 
 @pytest.fixture(params=["sqlite_store", "postgres_store"], ids=["sqlite", "postgres"])
 def store(request: pytest.FixtureRequest) -> Store:
-    """Each kind of database in turn, with the farm's tables."""
+    """Return each kind of database in turn, with the farm's tables."""
     result: Store = request.getfixturevalue(request.param)
     return result
 
 
 @pytest.fixture(scope="session")
 def apptainer() -> Iterator[Path]:
-    """The Apptainer or Singularity to use, with its helpers on PATH; the machine's own comes first."""
+    """Yield the Apptainer or Singularity to use, with its helpers on PATH; the machine's own has priority."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PATH", f"{os.environ.get('PATH', '')}{os.pathsep}{unpacked_binaries()}")
         try:

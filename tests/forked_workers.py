@@ -1,8 +1,8 @@
 """Workers of pytest-xdist, forked from a process that has imported all tests.
 
-Each would take as long as that for itself; in a new clone, where there is no bytecode yet, they would all compile the
-same modules at once. xdist starts a worker by a command that gets the worker's first line of code as its input: ours
-hands its pipes to the process that forks, and lasts as long as the worker.
+Otherwise each worker would take the time of that import; in a new clone, without bytecode, they would all compile the
+same modules at once. xdist starts a worker by a command that gets the worker's first line of code as its input: our
+command hands its pipes to the forking process, and lives as long as the worker.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _PIPES = 3
 
 
 def fork_workers(config: pytest.Config, folder: Path, suites: tuple[str, ...]) -> None:
-    """Have the workers of this run forked, where they are processes of this machine."""
+    """Make this run fork its workers, if they are processes of this machine."""
     specs = config.getoption("tx", [])
     if not specs or set(specs) != {"popen"}:
         return
@@ -47,12 +47,12 @@ def _end(pid: int) -> None:
 
 
 def _serve(listening: socket.socket, config: pytest.Config, suites: tuple[str, ...]) -> NoReturn:
-    """Import the tests, then fork a worker for each that asks, until this process is killed."""
+    """Import the tests, then fork a worker for each request, until this process is killed."""
     from farm.startup import frozen_imports
     from workers.sandboxes.isolation.linux import die_with_parent
 
     try:
-        # a terminal's Ctrl-C is for the workers, and for xdist
+        # Ctrl-C at a terminal is for the workers, and for xdist
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         signal.signal(signal.SIGCHLD, signal.SIG_IGN)
         die_with_parent(signal.SIGKILL)
@@ -72,11 +72,11 @@ def _serve(listening: socket.socket, config: pytest.Config, suites: tuple[str, .
 
 
 def _import_tests(config: pytest.Config, suites: tuple[str, ...]) -> None:
-    """Import the tests of this run as pytest would, which finds them there afterwards."""
+    """Import the tests of this run as pytest would; pytest then finds them imported."""
     from _pytest.pathlib import import_path
 
     for path in _test_files(config, suites):
-        # whoever collects it tells what is wrong with it
+        # the worker that collects it reports its error
         with suppress(BaseException):
             import_path(path, root=config.rootpath, mode="importlib", consider_namespace_packages=False)
 
@@ -94,7 +94,7 @@ def _test_files(config: pytest.Config, suites: tuple[str, ...]) -> list[Path]:
 
 
 def _work(pipes: list[int]) -> NoReturn:
-    """Be a worker as if started by the command, and end with it. The connection ends with this process."""
+    """Act as a worker started by the command, and end with it. The connection ends with this process."""
     from types import ModuleType
 
     from farm.startup import end_process
@@ -115,7 +115,7 @@ def _work(pipes: list[int]) -> NoReturn:
 
 
 def main(address: str) -> None:
-    """Ask for a worker, and last as long as it does."""
+    """Request a worker, and live as long as it does."""
     with socket.socket(socket.AF_UNIX) as server:
         server.connect(address)
         socket.send_fds(server, [b"-"], list(range(_PIPES)))

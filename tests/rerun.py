@@ -1,9 +1,9 @@
-"""Runs each failed test of a run once more, when all others have ended, with nothing beside it.
+"""Reruns each failed test of a run once, after all others have ended, without parallel tests.
 
 A test that passes then is counted as `flaky`, with the text of its failure, and leaves the run green; one that fails
-twice leaves it red. Tests of a module whose common set-up failed are one failure, and run again together. `make test`
-asks for it by RERUN=1 in the environment. pytest-rerunfailures repeats a test at once, beside the others, whose load is
-the usual cause.
+twice leaves it red. Tests of a module whose common set-up failed are one failure, and are rerun together. `make test`
+enables it by RERUN=1 in the environment. pytest-rerunfailures repeats a test at once, in parallel with the others,
+whose load is the usual cause.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from xml.etree import ElementTree
 import pytest
 
 MOST_FLAKY = 5
-"""With more failures than these nothing is run again: the change is wrong, not a test."""
+"""With more failures nothing is rerun: then the change is wrong, not a test."""
 
 _FLAKY = "flaky"
 _WORKER = re.compile(r"^\[gw\d+\].*\n")
@@ -32,11 +32,11 @@ def is_asked_for(config: pytest.Config) -> bool:
 
 
 class Rerun:
-    """The plug-in of pytest that does it."""
+    """The pytest plug-in for reruns."""
 
     @pytest.hookimpl(wrapper=True)
     def pytest_runtestloop(self, session: pytest.Session) -> Generator[None, object, object]:
-        """Rerun what failed, unless the run was interrupted or tests could not be collected."""
+        """Rerun failed tests, unless the run was interrupted or tests could not be collected."""
         result = yield
         terminal: pytest.TerminalReporter | None = session.config.pluginmanager.get_plugin("terminalreporter")
         if terminal is None:
@@ -72,7 +72,7 @@ class Rerun:
 
 
 def _groups(failed: Sequence[pytest.TestReport]) -> list[list[str]]:
-    """Return the names of failed tests, each by itself but for those of a module whose set-up failed alike."""
+    """Return the names of failed tests, each separately except those of a module whose set-up failed alike."""
     groups: dict[tuple[str, str], list[str]] = {}
     grouped: set[str] = set()
     for report in failed:
@@ -86,7 +86,7 @@ def _groups(failed: Sequence[pytest.TestReport]) -> list[list[str]]:
 
 
 def _run(root: Path, names: Sequence[str]) -> tuple[bool, str]:
-    """Run these tests in a process of their own; return whether all passed (a skip is none), and what was printed."""
+    """Run these tests in a separate process; return whether all passed (a skip is no pass), and the output."""
     with tempfile.TemporaryDirectory() as folder:
         results = Path(folder) / "results.xml"
         options = ["-n", "0", "-p", "no:cacheprovider", "-q", f"--junitxml={results}"]

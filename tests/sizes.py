@@ -1,6 +1,6 @@
 """Hints on size: `python -m tests.sizes` lists long modules and full folders. It never fails.
 
-A long module may hold two nouns, and a full folder may hold two topics. Split them for that reason only.
+A long module may contain two concepts, and a full folder two topics. Split them only for that reason.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ FOLDER_FILES = 20
 
 
 def hints(root: Path = ROOT) -> list[str]:
-    """Return one line for each module of the product, and for each folder, that is beyond a hint."""
+    """Return one line for each module of the product, and for each folder, beyond the limits of the hints."""
     product = sorted(path for package in ("farm", "workers") for path in (root / package).rglob("*.py"))
     lengths = {path: len(path.read_text().splitlines()) for path in product}
     folders = Counter(path.parent for path in [*product, *(root / "tests").rglob("*.py")])

@@ -10,12 +10,12 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 MODULES = sorted(path for package in ("farm", "workers") for path in (ROOT / package).rglob("*.py"))
 CONFIG_FILE = ROOT / "farm" / "configuration" / "config_file.py"
-"""It finds the file of the settings, so it comes before them."""
+"""It finds the settings file, so it runs before the settings."""
 VAGUE = {"utils", "util", "helpers", "helper", "common", "base", "manager", "managers", "misc"}
 
 
 def _without(keeps_it: Callable[[Path], bool]) -> list[str]:
-    """The modules of the farm that do not keep a rule."""
+    """Return the modules of the farm that break a rule."""
     return [str(path.relative_to(ROOT)) for path in MODULES if not keeps_it(path)]
 
 
@@ -72,7 +72,7 @@ def _runs_outside_the_farm(tree: ast.Module) -> bool:
 
 
 def _variables_read(node: ast.AST) -> list[str]:
-    """The names of the environment variables that this expression reads, where they are written out."""
+    """Return the names of the environment variables that an expression reads, if they are literals."""
     if isinstance(node, ast.Subscript) and isinstance(node.ctx, ast.Load) and _is_environ(node.value):
         return _texts([node.slice])
     if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):

@@ -1,4 +1,4 @@
-"""The layout of the tree: what may not be imported where, and where ids are built."""
+"""The layout of the tree: forbidden imports, and the places where ids are built."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def test_ids_are_built_and_parsed_in_one_place() -> None:
 
 
 def _builds_an_id(node: ast.expr) -> bool:
-    """Return whether a dot and more follows an id in a text; a dot alone may end a sentence."""
+    """Return whether a dot and more follows an id in a text; only a dot may end a sentence."""
     if not isinstance(node, ast.JoinedStr):
         return False
     return any(
@@ -89,7 +89,7 @@ def test_a_sentence_about_an_id_is_none(text: str) -> None:
 
 
 def _imported(node: ast.AST) -> Iterator[str]:
-    """Yield the modules that are imported at run time, not those for type checkers alone."""
+    """Yield the modules that are imported at run time, not those only for type checkers."""
     if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test):
         return
     if isinstance(node, ast.ImportFrom):

@@ -1,4 +1,4 @@
-"""Names in standard terms: one name for one thing, none of our own making; docstrings say what a thing is or does.
+"""Names in standard terms: one name per concept, none of our own making; docstrings say what a thing is or does.
 
 A failure prints the place and the term to use; a term that is missing here goes into docs/concepts/glossary.md first.
 """
@@ -66,7 +66,7 @@ TERMS = {
     "wish": "requested_params, routing_key",
     "wishes": "requested_params",
 }
-"""Words of our own making, and the field's terms."""
+"""Words of our own making, and the standard terms."""
 
 ALLOWED = {
     ("question", "field"): "the name of a data set's field",
@@ -80,21 +80,21 @@ ALLOWED = {
     ("store", "gone"): "the same",
     ("n", "found"): "a count",
 }
-"""Parts of names that are as they should be, and why."""
+"""Parts of names that are allowed, and why."""
 
 SENTENCES = ("workers/conformance/",)
-"""Here names of functions are statements of what a sandbox promises, which are shown as such."""
+"""Here names of functions are statements of a sandbox's promises, and are shown as such."""
 
 OPENINGS = {"What", "Whether", "How", "Where", "Why", "Who", "Which", "Those", "Whose", "That", "When"}
 NAMED_AFTER_OTHERS = ("farm/cli/", "workers/conformance/promises/")
-"""Commands, and promises, of something that has a module of that name elsewhere."""
+"""Commands, and promises, about something with a module of that name elsewhere."""
 REPEATED_FILES = {
     "__init__": "a package",
     "__main__": "what `python -m` runs",
     "app": "the application of a server, of which there are several",
     "conftest": "pytest's",
     "env": "Alembic's",
-    # a folder for each of several vendors or protocols, with the same parts under the same names
+    # one folder per vendor or protocol, with the same parts under the same names
     "chat": "the chat endpoint, of one protocol",
     "control": "the control endpoints, of one vendor",
     "generate": "the generate endpoint, of one vendor",
@@ -109,7 +109,7 @@ REPEATED_FILES = {
     "images": "one resource",
     "runs": "one resource",
 }
-"""Names of files that may stand in several folders, and why."""
+"""Names of files that may exist in several folders, and why."""
 
 
 def _files(*packages: str) -> list[Path]:
@@ -118,7 +118,7 @@ def _files(*packages: str) -> list[Path]:
 
 @cache
 def _tree(path: Path) -> ast.Module:
-    """Return a module with its definitions and docstrings alone: whole trees of all files take a gigabyte."""
+    """Return a module with only its definitions and docstrings: whole trees of all files take a gigabyte."""
     tree = ast.parse(path.read_text())
     tree.body = list(_outline(tree.body))
     return tree
@@ -152,7 +152,7 @@ def _forbidden(name: str) -> Iterator[str]:
 
 
 def _named(tree: ast.Module) -> Iterator[tuple[int, str]]:
-    """The public classes, functions and methods of a module."""
+    """Yield the public classes, functions and methods of a module."""
     classes = [node for node in tree.body if isinstance(node, ast.ClassDef)]
     for body in [tree.body, *(node.body for node in classes)]:
         for node in body:
@@ -167,7 +167,7 @@ def _at(path: Path, line: int) -> str:
 
 
 def words_of_our_own() -> list[str]:
-    """Return the names of the product's modules, classes and functions, and of all classes, that hold such words."""
+    """Return the names of the product's modules, classes and functions, and of all classes, that contain such words."""
     faults = [
         f"{_at(path, 1)}: {fault}"
         for path in _files(*PACKAGES)
@@ -186,7 +186,7 @@ def words_of_our_own() -> list[str]:
 
 
 def riddles() -> list[str]:
-    """Return the docstrings that begin with a word that puts off what they are about."""
+    """Return the docstrings that begin with a word that defers their subject."""
     faults = []
     for path in _files(*PACKAGES):
         for node in ast.walk(_tree(path)):
@@ -199,7 +199,7 @@ def riddles() -> list[str]:
 
 
 def _docstrings(node: ast.AST) -> Iterator[tuple[int, str]]:
-    """The lines and texts that describe a module, class or function, or the constant or attribute above them."""
+    """Yield the lines and texts that describe a module, class or function, or the constant or attribute above them."""
     body = getattr(node, "body", None)
     if not isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef) or not isinstance(
         body, list

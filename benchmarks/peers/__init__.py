@@ -1,1 +1,1 @@
-"""Peers and raw operations that the farm is measured beside, in the same run."""
+"""Peers and raw operations that the farm is compared with, in the same run."""

@@ -1,7 +1,7 @@
-"""Runs in a sandbox: the time of a cell by jupyter_client and ipykernel over TCP, as notebooks and most tools do it.
+"""Runs in a sandbox: measures cells with jupyter_client and ipykernel over TCP, as notebooks and most tools use them.
 
-Prints a JSON list of seconds, the first of them from the kernel's start to the first cell's end; the argument says how
-many cells.
+Prints a JSON list of seconds, the first from the kernel's start to the end of the first cell; the argument is the
+number of cells.
 """
 
 from __future__ import annotations

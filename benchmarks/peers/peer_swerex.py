@@ -1,4 +1,4 @@
-"""Runs in a sandbox: the time of an action in SWE-ReX's bash session, without the HTTP server it usually has in front.
+"""Runs in a sandbox: measures actions in SWE-ReX's bash session, without its usual HTTP server.
 
 Prints a JSON list of seconds; the number of actions is the argument.
 """

@@ -1,7 +1,7 @@
-"""The baseline for the farm: a plain Celery chain of three empty tasks, no store, no record.
+"""The baseline for the farm: a plain Celery chain of three empty tasks, without a store.
 
-With `PLAIN_EARLY` set it runs with the farm's own transport settings, three times as fast as Celery's defaults, and may
-lose a task, as nothing sends it again.
+With `PLAIN_EARLY` set it uses the farm's own transport settings, three times as fast as Celery's defaults, but may lose
+a task, as nothing sends it again.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def third() -> None:
 
 @contextmanager
 def workers(url: str, log: Path, early: bool = False) -> Iterator[None]:
-    """Three pools, as wide as those of `benchmarks.farm`, on the Redis at `url`."""
+    """Run three pools, as wide as those of `benchmarks.farm`, on the Redis at `url`."""
     env = os.environ | {"PLAIN_BROKER": url, "PLAIN_EARLY": "1" if early else ""}
     command = [sys.executable, "-m", "celery", "-A", "benchmarks.peers.plain", "worker", "-P", "threads", "-l", "ERROR"]
     command += ["--without-gossip", "--without-mingle", "-E"]
@@ -70,7 +70,7 @@ def workers(url: str, log: Path, early: bool = False) -> Iterator[None]:
 
 
 def play(url: str, n: int, early: bool = False) -> float:
-    """Seconds until n chains have run."""
+    """Return the seconds until n chains have run."""
     client = redis_client(url)
     assert client is not None
     client.set(DONE, 0)

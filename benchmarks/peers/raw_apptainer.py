@@ -1,4 +1,4 @@
-"""The raw operation to hold sandboxes against: the container runtime's own instances, as the same ordinary user."""
+"""The raw operation for comparison with sandboxes: the container runtime's own instances, as the same ordinary user."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ _END_S = 20.0
 
 
 class RawApptainer:
-    """The runtime's command with its bookkeeping in a folder of its own."""
+    """The runtime's command with its state in a private folder."""
 
     def __init__(self, folder: Path) -> None:
         if runtime.exposure()[0]:
-            raise RuntimeError(f"{runtime.program()} lies where user {sandbox_user()} cannot get: move it")
+            raise RuntimeError(f"{runtime.program()} is not accessible to user {sandbox_user()}: move it")
         folder.mkdir()
         give(folder)
         drop = drop_privileges() if sandbox_user() else ()
@@ -36,7 +36,7 @@ class RawApptainer:
         self.folder = folder
 
     def run(self, *words: str) -> str:
-        """Run the command and give its output. RuntimeError if it fails."""
+        """Run the command and return its output. Raises RuntimeError if it fails."""
         done = subprocess.run(
             [*self.words, *words],
             env=self.env,
@@ -50,9 +50,9 @@ class RawApptainer:
         return done.stdout
 
     def start(self, image: Path) -> str:
-        """Start an instance and give its name."""
+        """Start an instance and return its name."""
         name = f"instance-{uuid4().hex[:12]}"
-        # to a file: the instance keeps its standard error, and a pipe would not end
+        # to a file: the instance keeps its standard error open, so a pipe would not end
         with (self.folder / "log").open("a") as log:
             done = subprocess.run(
                 [*self.words, "instance", "start", *ISOLATED, str(image), name],
@@ -67,7 +67,7 @@ class RawApptainer:
         return name
 
     def pids(self) -> dict[str, int]:
-        """The first process of each instance, by the instance's name."""
+        """Return the first process of each instance, by the instance's name."""
         return {one["instance"]: one["pid"] for one in json.loads(self.run("instance", "list", "--json"))["instances"]}
 
     def kill_all(self) -> None:
@@ -84,7 +84,7 @@ class RawApptainer:
 
 @contextmanager
 def instance(raw: RawApptainer, image: Path) -> Iterator[str]:
-    """A running instance's name."""
+    """Yield the name of a running instance."""
     name = raw.start(image)
     try:
         yield name

@@ -1,7 +1,7 @@
-"""A shell action as many agent frameworks play it: `send-keys` into tmux, and `capture-pane` until a prompt is seen.
+"""A shell action as in many agent frameworks: `send-keys` to tmux, and `capture-pane` until a prompt appears.
 
-After OpenHands, https://github.com/OpenHands/OpenHands, openhands/runtime/utils/bash.py: a prompt that carries the exit
-code, the screen cleared before each command, and a look at the pane every half second.
+After OpenHands, https://github.com/OpenHands/OpenHands, openhands/runtime/utils/bash.py: a prompt with the exit code,
+the screen cleared before each command, and the pane polled every half second.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _PROMPT = "###PS1:0###"
 
 
 class Tmux:
-    """A tmux server with one pane, in which a command, to be a bash, runs."""
+    """A tmux server with one pane, which runs a command that starts a bash."""
 
     def __init__(self, folder: Path, command: Sequence[str], env: Mapping[str, str]) -> None:
         self._socket = str(folder / "tmux")
@@ -42,7 +42,7 @@ class Tmux:
         return self._tmux("capture-pane", "-J", "-p", "-S", "-")
 
     def run(self, command: str) -> str:
-        """Run it, and give what the pane shows."""
+        """Run a command, and return the contents of the pane."""
         self._tmux("send-keys", "C-l")
         time.sleep(_CLEAR_S)
         self._tmux("clear-history")

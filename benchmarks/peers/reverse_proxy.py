@@ -1,4 +1,4 @@
-"""A bare reverse proxy to an engine: bytes there and back as they come, by the same server and client as the gateway's.
+"""A bare reverse proxy to an engine: it passes bytes on unchanged, with the same server and client as the gateway.
 
     python -m benchmarks.peers.reverse_proxy ENGINE
 

@@ -1,1 +1,1 @@
-"""A simulated cluster in virtual time: the real store and dispatcher, with nodes that only pretend to play."""
+"""A simulated cluster in virtual time: the real store and dispatcher, with nodes that only simulate rollouts."""

@@ -20,7 +20,7 @@ _SESSIONS = text("SELECT pid FROM pg_stat_activity WHERE datname = current_datab
 
 @dataclass(slots=True)
 class Cost:
-    """CPU seconds of all operations of one kind: their number, those of the client's side, those of the database."""
+    """CPU seconds of all operations of one kind: their number, the client's seconds, the database's seconds."""
 
     n: int = 0
     client_s: float = 0.0
@@ -32,7 +32,7 @@ class Cost:
 
 
 class CostMeter:
-    """Runs operations one after the other and adds up what each kind costs. Postgres on this machine only."""
+    """Runs operations one after the other and sums their cost by kind. Only for Postgres on this machine."""
 
     def __init__(self, store: Store) -> None:
         self._store = store

@@ -1,9 +1,8 @@
 """A cluster of simulated nodes on a real Postgres, a real Redis and the farm's own dispatcher.
 
-Time is virtual: an operation lasts as long as the CPU time that it costs, of the side that asks and of the database,
-so the figures are those of a machine whose cores are like this one's and never short. The dispatcher is one server:
-its next round begins after the last has ended, and no sooner than a real one would begin it. The database has as many
-cores as it needs; how many that is, is a figure.
+Time is virtual: an operation lasts as long as its CPU time, of the client and of the database, so the figures are those
+of a machine with unlimited cores like this one's. The dispatcher is one server: its next round begins after the last
+has ended, and not earlier than a real one. The database has as many cores as it needs; their number is a result.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ from farm.store.rollouts import Claim
 
 _TICK_S = 0.5
 _SAMPLED = 8
-"""Nodes on which the cost of what nodes do by the clock is measured."""
+"""Nodes on which the cost of periodic operations is measured."""
 _PLACE_ALL = text(
     """
     UPDATE rollouts SET node = 'n' || lpad((place / :room)::text, 4, '0'), stage = 'run', n_sends = 1,
@@ -55,13 +54,13 @@ _BEGUN = text(
 )
 _PLACED = text(
     "SELECT rollout_id, owner, batch_id, group_index, sample_index, node, state FROM rollouts WHERE node IS NOT NULL"
-    # the slots that are in use first
+    # running slots first
     " ORDER BY state"
 )
 
 
 class SimulatedCluster:
-    """`n_nodes` nodes, full from the start, with rollouts of a mean length. What waits was submitted before."""
+    """`n_nodes` nodes, full from the start, with rollouts of a mean length. Waiting rollouts were submitted before."""
 
     def __init__(self, store_url: str, broker_url: str, n_nodes: int, rollout_s: float) -> None:
         self.n_finished = 0
@@ -89,7 +88,7 @@ class SimulatedCluster:
         self._n_rests = 0
 
     def fill(self) -> None:
-        """Announce the nodes, and fill each: its run slots in the middle of their work, the rest of its room queued."""
+        """Announce the nodes, and fill each: its run slots in the middle of their work, the rest with queued ones."""
         for node in self.nodes.values():
             self._store.write(partial(_announce, node=node))
         n = ROOM * len(self.nodes)
@@ -107,8 +106,8 @@ class SimulatedCluster:
                 node.receive(StageMessage(row.rollout_id, 1, Stage.RUN, row.node))
 
     def run(self, virtual_s: float, wall_s: float) -> None:
-        """Go on for so many virtual seconds, or seconds by the wall; then do what nodes do by the clock on some."""
-        # connections are made, and statements are prepared
+        """Run for so many virtual or real seconds; then run the periodic operations of some nodes."""
+        # first, connections are made and statements are prepared
         self._dispatcher.run_round()
         self._wake()
         deadline = time.monotonic() + wall_s
@@ -157,7 +156,7 @@ class SimulatedCluster:
             self._wake()
 
     def _sent(self) -> Iterator[StageMessage]:
-        """Take what the dispatcher has sent since the last time out of the broker."""
+        """Take the messages that the dispatcher has sent since the last time out of the broker."""
         queues = list(self._broker.scan_iter(match=queue_name(Stage.INIT, "*"), count=10_000))
         with self._broker.pipeline(transaction=False) as pipeline:
             for queue in queues:
@@ -176,6 +175,6 @@ def _announce(connection: Connection, node: SimulatedNode) -> None:
 
 
 def _arguments(envelope: dict[str, Any]) -> tuple[str, int]:
-    """Return the rollout and the attempt that a message in the broker names."""
+    """Return the rollout and the attempt of a message in the broker."""
     arguments, _, _ = json.loads(base64.b64decode(envelope["body"]))
     return arguments[0], arguments[1]

@@ -1,4 +1,4 @@
-"""A node of a simulated cluster: it does to the store what a real one does, and only pretends to play."""
+"""A node of a simulated cluster: it makes the same store operations as a real one, and only simulates rollouts."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ from farm.store.rollouts import Claim, RunSummary
 T = TypeVar("T")
 
 SLOTS = {Stage.INIT: 4, Stage.RUN: 64, Stage.EVAL: 8}
-"""The slots of a node's pools, as `farm node` has by default."""
+"""The slots of a node's pools, the defaults of `farm node`."""
 ROOM = sum(SLOTS.values())
 LEASE_S = 1e6
-"""A simulation takes longer than it lasts, and no lease is to run out meanwhile."""
+"""Simulations take longer than their virtual time, and no lease may expire during one."""
 _INIT_S, _EVAL_S = 0.3, 0.5
 _SPREAD = 0.2
-"""Rollouts last so much more or less than their mean."""
+"""The relative variation of rollout lengths around their mean."""
 RESEND_AFTER_S = 60.0
 _PLAYED = RunSummary("submitted", {}, n_turns=20, n_response_tokens=8000)
 PERIODIC: dict[str, float] = {
@@ -42,12 +42,12 @@ PERIODIC: dict[str, float] = {
     "heartbeat": 0.2,
     "renew leases": 0.1,
 }
-"""Queries a second of a busy node by the clock, of its run worker and another that holds something."""
+"""Periodic queries per second of a busy node, by its run worker and another worker with claims."""
 
 
 @dataclass(slots=True)
 class Shared:
-    """All that the nodes of a cluster share. `ended` is called when a rollout has."""
+    """The shared state of a cluster's nodes. `ended` is called when a rollout has ended."""
 
     store: Store
     meter: CostMeter
@@ -58,7 +58,7 @@ class Shared:
 
 
 class SimulatedNode:
-    """One node, with the slots of its pools; `busy_s` is the time of its run slots in use so far."""
+    """One node, with the slots of its pools; `busy_s` is the used time of its run slots so far."""
 
     def __init__(self, name: str, shared: Shared) -> None:
         self.name = name
@@ -79,19 +79,19 @@ class SimulatedNode:
         return Node(self.name, ROOM, *slots, ["noop"], {"lease_s": LEASE_S})
 
     def receive(self, message: StageMessage) -> None:
-        """Take a message of the dispatcher's."""
+        """Receive a message of the dispatcher."""
         self._queued[message.stage].append((message.rollout_id, message.attempt))
         self._claim_waiting(message.stage)
 
     def resume(self, held: Claim) -> None:
-        """Go on with a rollout whose run stage has been going on for some time."""
+        """Continue a rollout whose run stage began some time ago."""
         left_s = self._shared.chance.uniform(0.0, self._shared.rollout_s)
         self._free[held.stage] -= 1
         self._running[held.rollout_id] = self._shared.time()
         self._shared.time.at(self._shared.time() + left_s, partial(self._end, held))
 
     def stop_counting(self) -> None:
-        """Add what still runs to `busy_s`."""
+        """Add the time of running stages to `busy_s`."""
         now = self._shared.time()
         self.busy_s += sum(now - since for since in self._running.values())
         self._running = dict.fromkeys(self._running, now)
@@ -113,7 +113,7 @@ class SimulatedNode:
             tries=[],
         )
         held, took_s = self._write("claim", work)
-        if held is None:  # its message came twice
+        if held is None:  # a duplicate message
             return
         self._free[stage] -= 1
         began = self._shared.time() + took_s
@@ -151,7 +151,7 @@ class SimulatedNode:
         return self._shared.meter.measure(kind, lambda: self._shared.store.write(work))
 
     def ask_by_the_clock(self) -> None:
-        """Do once what a node does by the clock, each of `PERIODIC`."""
+        """Run each periodic operation of a node (`PERIODIC`) once."""
         store, measure = self._shared.store, self._shared.meter.measure
         ids = set(self._running)
         reads: dict[str, Callable[[Connection], object]] = {

@@ -1,4 +1,4 @@
-"""Virtual time: a queue of events, each at its instant, with a clock that stands still while one is handled."""
+"""Virtual time: a queue of timed events, with a clock that stands still while one is handled."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class VirtualTime:
         return self._now
 
     def at(self, instant: float, event: Callable[[], None]) -> None:
-        """Have an event handled at an instant; those of the same instant in the order in which they were added."""
+        """Schedule an event; events at the same time are handled in the order of their addition."""
         heapq.heappush(self._events, (instant, next(self._order), event))
 
     def step(self) -> bool:

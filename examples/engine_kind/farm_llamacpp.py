@@ -1,11 +1,11 @@
-"""llama.cpp's server as a kind of engine: `/completion` takes token ids, and gives ids with log-probabilities.
+"""llama.cpp's server as an engine kind: `/completion` takes token ids, and returns ids with log-probabilities.
 
 https://github.com/ggml-org/llama.cpp/blob/master/tools/server/README.md (POST /completion, GET /props)
 
-It is always asked for a stream. A whole answer lacks the log-probabilities of a stop string, a stream has them. Neither
-has a token after which the text ends within a UTF-8 character: such an answer does not add up with the number of tokens
-that were sampled, so it is refused and sampled again. Log-probabilities are of the model itself, before temperature and
-filters. It takes neither a pause nor a name of its weights: the farm holds its own calls back, and counts its own
+It is always called with a stream: a non-streamed answer lacks the log-probabilities of a stop string. Both forms lack a
+token after which the text ends within a UTF-8 character: then the ids do not match the number of sampled tokens, so the
+answer is refused and sampled again. Log-probabilities are those of the model itself, before temperature and filters.
+The server supports neither a pause nor naming its weights: the farm holds its own calls back, and counts its own
 version.
 """
 
@@ -21,12 +21,12 @@ from workers.policy.engines.kind import EngineKind, Identity
 from workers.policy.engines.wire import SHORT_SEED, GenerationRequest, Wire, sampling_fields
 
 _NEUTRAL = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0, "repeat_penalty": 1.0}
-"""The sampling of the model itself: the server's defaults cut its tail, which the log-probabilities do not show."""
+"""Sampling from the model itself: the server's defaults cut its tail, which the log-probabilities do not reflect."""
 _FINISH_REASONS = {"eos": "stop", "word": "stop", "limit": "length"}
 
 
 class CompletionWire(Wire):
-    """`/completion`, the server's own route; `/v1/completions` gives no ids."""
+    """`/completion`, the server's own route; `/v1/completions` returns no ids."""
 
     name = "completion"
     path = "/completion"
@@ -36,14 +36,14 @@ class CompletionWire(Wire):
     ends_with_done = False
 
     def body(self, ask: GenerationRequest) -> dict[str, Any]:
-        """Return the body. The model is not named: the server has one."""
+        """Return the body. It names no model, as the server has only one."""
         sampling = _NEUTRAL | sampling_fields(ask.sampling, ask.max_tokens, repetition_penalty="repeat_penalty")
         if "seed" in sampling:
             sampling["seed"] &= SHORT_SEED
         return {"prompt": ask.prompt, "n_predict": ask.max_tokens, "n_probs": 1, "stream": True} | sampling
 
     def take(self, event: dict[str, Any], intake: GenerationBuilder) -> list[int]:
-        """Add the ids of an event; the last one has none, and says how many there were."""
+        """Add the ids of an event; the last event has none, but their total number."""
         entries = event.get("completion_probabilities") or []
         new = intake.add(event["tokens"], [each["logprob"] for each in entries], [each["id"] for each in entries])
         if event["stop"]:
@@ -54,7 +54,7 @@ class CompletionWire(Wire):
 
 
 class LlamaCppKind(EngineKind):
-    """llama.cpp's server, by the owner that its list of models names."""
+    """llama.cpp's server, recognized by the owner in its list of models."""
 
     async def identify(self, connection: EngineConnection, card: Mapping[str, Any]) -> Identity | None:
         if card.get("owned_by") != "llamacpp":

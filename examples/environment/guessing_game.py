@@ -1,4 +1,4 @@
-"""An environment that needs nothing but Python: guess a number, with a hint and a small reward for each guess."""
+"""An environment that needs only Python: guess a number, with a hint and a small reward for each guess."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from workers.environments.environment import Action, AskModel, Begin, Episode, S
 
 
 class GuessingGame:
-    """Guess the number from 1 to `most`; each guess that narrows it down is worth 0.1, the right one 1."""
+    """Guess the number from 1 to `most`; a guess that narrows the range is worth 0.1, the right one 1."""
 
     def __init__(self, ask: AskModel) -> None:
         self._low, self._high = 1, 1

@@ -1,4 +1,4 @@
-"""An environment with tools and a simulated user: the user is another LLM, of the batch's role `user`."""
+"""An environment with tools and a simulated user: the user is another LLM, in the batch's role `user`."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ _TOOLS = [
 
 
 class Shop:
-    """A clerk, who is the policy, is to cancel the order that the customer means; the reward is for the final orders.
+    """The policy is a clerk who must cancel the order that the customer means; the reward is for the final orders.
 
-    The customer is told the number and the clerk is not, so that they have to talk.
+    Only the customer knows the order's number, so they have to talk.
     """
 
     roles = ("user",)
@@ -63,7 +63,7 @@ class Shop:
         return None
 
     def _said(self) -> str:
-        """Return what the customer says; to its model the clerk is the user."""
+        """Return the customer's next message; for its model, the clerk is the user."""
         said = self._ask("user", self._heard)
         self._heard.append({"role": "assistant", "content": said})
         return said

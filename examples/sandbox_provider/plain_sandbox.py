@@ -1,8 +1,8 @@
-"""A kind of sandbox of a third party: plain processes in a folder of the node, as an example of a provider.
+"""An example of a third-party sandbox provider: plain processes in a folder of the node.
 
-It isolates nothing. Commands are the node's, with the rights of the worker: they see its files, its processes and its
-network, and meet no limits. So `auto` never takes it, and it must not be given a model's commands. What a worker that
-was killed leaves is not swept: its processes go on.
+It isolates nothing. Commands run with the rights of the worker: they see the node's files, processes and network, and
+have no limits. So `auto` never chooses it, and it must not run a model's commands. Nothing is swept after a killed
+worker: its processes keep running.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _REFUSED = (
     "agent_programs",
     "fake_root",
 )
-"""Fields of a spec that mean something else than the node as it is."""
+"""Fields of a spec for which plain processes differ from a sandbox."""
 
 
 class PlainProvider:
@@ -36,7 +36,7 @@ class PlainProvider:
 
     kind: ClassVar[str] = "plain"
     priority: ClassVar[int] = -1
-    """Below 0: it is taken by its name alone."""
+    """Negative: it is chosen only by name."""
 
     def missing(self) -> str:
         return "" if shutil.which("bash") else "there is no bash on PATH: install it"
@@ -51,12 +51,12 @@ class PlainProvider:
 
 
 def _check(sandbox_id: str, spec: SandboxSpec) -> None:
-    """Raise SandboxError for a spec that cannot be met: ignoring a part of it would play something else."""
+    """Raise SandboxError for a spec that cannot be met: ignoring a part of it would change the task."""
     if "/" in sandbox_id or sandbox_id.startswith("."):
         raise SandboxError(f"sandbox {sandbox_id!r}: the id must be a plain name")
     usual = SandboxSpec()
     if refused := [name for name in _REFUSED if getattr(spec, name) != getattr(usual, name)]:
-        raise SandboxError(f"sandbox {sandbox_id}: a plain sandbox has no {', '.join(refused)}")
+        raise SandboxError(f"sandbox {sandbox_id}: a plain sandbox does not support {', '.join(refused)}")
 
 
 def _folder(sandbox_id: str) -> Path:
@@ -67,11 +67,11 @@ def _start(sandbox_id: str, spec: SandboxSpec) -> LocalSandbox:
     try:
         _folder(sandbox_id).mkdir(mode=0o700, parents=True)
     except FileExistsError:
-        raise SandboxError(f"sandbox {sandbox_id}: there is one of this id already") from None
+        raise SandboxError(f"sandbox {sandbox_id}: a sandbox with this id already exists") from None
     return LocalSandbox(sandbox_id, spec, _folder(sandbox_id))
 
 
 def _attach(sandbox_id: str, spec: SandboxSpec) -> LocalSandbox:
     if not _folder(sandbox_id).is_dir():
-        raise SandboxError(f"sandbox {sandbox_id}: no plain sandbox of this id runs on this node")
+        raise SandboxError(f"sandbox {sandbox_id}: no plain sandbox with this id runs on this node")
     return LocalSandbox(sandbox_id, spec, _folder(sandbox_id))

@@ -1,4 +1,4 @@
-"""A deployment of SWE-ReX whose sandboxes are borrowed from a farm; whatever takes a deployment takes this one.
+"""A SWE-ReX deployment whose sandboxes are borrowed from a farm; use it wherever a deployment is expected.
 
 pip install swe-rex aiohttp
 farm api --host 0.0.0.0 --port 8600 --speak swe-rex
@@ -26,7 +26,7 @@ _POLL_S = 10.0
 class FarmDeployment(AbstractDeployment):  # type: ignore[misc]
     """One sandbox of the API at `url`. It ends with `stop`, or if its client is silent for `lease_s`.
 
-    While a sandbox of `name` is open, it is taken; without a name each start borrows another one.
+    With a `name`, the open sandbox of that name is reused; without a name each start borrows a new one.
     """
 
     def __init__(
@@ -51,7 +51,10 @@ class FarmDeployment(AbstractDeployment):  # type: ignore[misc]
         self._hooks.add_hook(hook)
 
     async def start(self) -> None:
-        """Borrow a sandbox, and return once it runs. Raises DeploymentStartupError, and then leaves none."""
+        """Borrow a sandbox, and return once it runs.
+
+        Raises DeploymentStartupError, and then leaves no sandbox behind.
+        """
         self._hooks.on_custom_step("Borrowing a sandbox")
         deadline = time.monotonic() + self._start_s
         state = await self._ask("POST", "", json=self._borrow)
@@ -62,18 +65,18 @@ class FarmDeployment(AbstractDeployment):  # type: ignore[misc]
         try:
             while state["state"] in ("waiting", "starting") and time.monotonic() < deadline:
                 state = await self._ask("GET", f"/{sandbox_id}", params={"wait_s": _POLL_S})
-                # which renews the lease
+                # this also renews the lease
                 await runtime.is_alive()
             if state["state"] != "running":
                 why = state["ended_why"] or f"it is {state['state']} after {self._start_s:g} s"
-                raise DeploymentStartupError(f"sandbox {sandbox_id} does not run: {why}")
+                raise DeploymentStartupError(f"sandbox {sandbox_id} did not start: {why}")
         except BaseException:
             await runtime.close()
             raise
         self._runtime = runtime
 
     async def stop(self) -> None:
-        """End the sandbox. Harmless when repeated."""
+        """End the sandbox. Idempotent."""
         if self._runtime is not None:
             runtime, self._runtime = self._runtime, None
             await runtime.close()
@@ -96,5 +99,5 @@ class FarmDeployment(AbstractDeployment):  # type: ignore[misc]
             said: dict[str, Any] = await answer.json()
             if answer.status >= 400:
                 error = said["error"]
-                raise DeploymentStartupError(f"the farm refuses it: {error['field']} {error['message']}")
+                raise DeploymentStartupError(f"the farm refused the request: {error['field']} {error['message']}")
             return said

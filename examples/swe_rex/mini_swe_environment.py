@@ -1,4 +1,4 @@
-"""mini-swe-agent's loop in a sandbox that is borrowed from a farm, by its own environment for SWE-ReX.
+"""mini-swe-agent's loop in a sandbox that is borrowed from a farm, through its own environment for SWE-ReX.
 
 pip install mini-swe-agent swe-rex aiohttp
 farm api --host 0.0.0.0 --port 8600 --speak swe-rex
@@ -25,19 +25,19 @@ _SYSTEM = ("system", "release", "version", "machine")
 
 
 class MiniSweConfig(BaseModel):
-    """A sandbox of the API at `url`. The key is in the variable FARM_API_KEY, so that no saved trajectory has it."""
+    """A sandbox of the API at `url`. The key is read from FARM_API_KEY, so that no saved trajectory contains it."""
 
     url: str
     spec: dict[str, Any] = Field(default_factory=dict)
     name: str = ""
-    """While a sandbox of this name is open, it is taken."""
+    """If a sandbox of this name is open, it is reused."""
     lease_s: float = 1800.0
     cwd: str = "/workspace"
     timeout: int = 30
 
 
 class MiniSweEnvironment(SwerexDockerEnvironment):  # type: ignore[misc]
-    """Commands run in a sandbox of the farm, which ends with `stop` or with this object."""
+    """Runs commands in a sandbox of the farm, which ends with `stop` or with this object."""
 
     def __init__(self, **values: Any) -> None:
         self.config = MiniSweConfig(**values)
@@ -57,7 +57,7 @@ class MiniSweEnvironment(SwerexDockerEnvironment):  # type: ignore[misc]
         return variables
 
     def stop(self) -> None:
-        """End the sandbox. Harmless when repeated."""
+        """End the sandbox. Idempotent."""
         self._end()
 
 

@@ -1,6 +1,6 @@
-"""Training rows end to end in flat arrays, without padding, as attention over sequences of any length takes them.
+"""Training rows concatenated in flat arrays, without padding, for attention over variable-length sequences.
 
-Row k is `[row_starts[k], row_starts[k + 1])` of every array of tokens; FlashAttention's name for it is `cu_seqlens`.
+Row k is `[row_starts[k], row_starts[k + 1])` of every array of tokens; FlashAttention calls this `cu_seqlens`.
 """
 
 from __future__ import annotations
@@ -40,14 +40,14 @@ class PackedRows:
 
 
 class PackedAdapter:
-    """Packed rows of rollouts; `packed` is the one that the entry point names."""
+    """Packed rows of rollouts; the entry point names its instance `packed`."""
 
     rows_per_rollout: RowsPerRollout = "every"
 
     def __call__(
         self, rollouts: Sequence[Rollout], /, *, min_version: int | None = None, max_row_tokens: int | None = None
     ) -> PackedRows:
-        """Return the rows of these rollouts; those with more than `max_row_tokens` are left out."""
+        """Return the rows of these rollouts; rows longer than `max_row_tokens` are left out."""
         rows = [
             (rollout, segment)
             for rollout, segment in training_rows(rollouts, min_version)
@@ -68,7 +68,7 @@ class PackedAdapter:
         )
 
     def read(self, rows: PackedRows, /) -> list[TrainingRow]:
-        """Return each row by itself; the prompt is in the response, as the format does not say where it ends."""
+        """Return each row separately; the response includes the prompt, as the format does not store where it ends."""
         bounds = zip(rows.row_starts[:-1], rows.row_starts[1:], rows.rewards, strict=True)
         return [
             TrainingRow(
@@ -87,6 +87,6 @@ packed = PackedAdapter()
 
 
 def _joined(prompts: Sequence[NDArray[Any]], responses: Sequence[NDArray[Any]], dtype: Any) -> NDArray[Any]:
-    """Return prompt and response of each row in turn, as one array."""
+    """Return the prompt and response of each row in turn, as one array."""
     parts = [part for row in zip(prompts, responses, strict=True) for part in row]
     return np.concatenate([np.empty(0, dtype), *parts]).astype(dtype)

@@ -1,4 +1,4 @@
-"""OpenRLHF with a farm for its agent: the file that its option names, which also writes a data set for it.
+"""OpenRLHF with a farm as its agent: the file for its option, which also writes a data set for it.
 
     python examples/trainers/openrlhf_farm.py examples/problems.jsonl train.jsonl   # writes the data set
     python -m openrlhf.cli.train_ppo_ray --train.agent_func_path examples/trainers/openrlhf_farm.py \
@@ -18,7 +18,7 @@ from farm.adapters.openrlhf_executor import FarmAgentExecutor
 
 
 class AgentExecutor(FarmAgentExecutor):
-    """Plays the instance that is a prompt's label."""
+    """Runs the instance that is a prompt's label."""
 
     connect = staticmethod(farm.connect)
     run = "openrlhf-example"
@@ -27,7 +27,7 @@ class AgentExecutor(FarmAgentExecutor):
 
 
 def write_data_set(problems: Path, target: Path) -> None:
-    """Write instances, a line of JSON each, as lines of OpenRLHF's data set."""
+    """Convert instances, one JSON object per line, to OpenRLHF's data set."""
     with target.open("w") as file:
         for line in problems.read_text().splitlines():
             instance = farm.Instance.model_validate_json(line)

@@ -1,4 +1,4 @@
-"""SkyRL with a farm for its generator: an entry point, and a data set for it.
+"""SkyRL with a farm as its generator: an entry point, and a data set for it.
 
     python examples/trainers/skyrl_farm.py examples/problems.jsonl train.parquet   # writes the data set
     python examples/trainers/skyrl_farm.py data.train_data="['train.parquet']" generator.max_turns=8 ...
@@ -41,7 +41,7 @@ def main() -> None:
 
 
 def farm_generator(cfg: Any, tokenizer: Any, inference_engine_client: Any) -> FarmGenerator:
-    """Return the generator for a configuration of SkyRL's."""
+    """Return the generator for a SkyRL configuration."""
     return FarmGenerator(
         farm.connect(),
         cfg.generator,
@@ -54,7 +54,7 @@ def farm_generator(cfg: Any, tokenizer: Any, inference_engine_client: Any) -> Fa
 
 
 def write_data_set(problems: Path, parquet: Path) -> None:
-    """Write instances, a line of JSON each, as rows of SkyRL's data set."""
+    """Convert instances, one JSON object per line, to SkyRL's data set."""
     import pandas  # type: ignore[import-untyped, unused-ignore]
 
     instances = [farm.Instance.model_validate_json(line) for line in problems.read_text().splitlines()]

@@ -1,4 +1,4 @@
-"""slime, or miles, with a farm for its rollouts: the functions that its options name, and a data set for them.
+"""slime, or miles, with a farm for its rollouts: the functions for its options, and a data set for them.
 
     python examples/trainers/slime_farm.py examples/problems.jsonl train.jsonl   # writes the data set
     PYTHONPATH=examples/trainers python train.py --prompt-data train.jsonl --input-key prompt --metadata-key metadata \
@@ -28,7 +28,7 @@ generate = generate_function(farm.connect, "slime-example-eval", **OPTIONS)
 
 
 def write_data_set(problems: Path, target: Path) -> None:
-    """Write instances, a line of JSON each, as lines of slime's data set."""
+    """Convert instances, one JSON object per line, to slime's data set."""
     with target.open("w") as file:
         for line in problems.read_text().splitlines():
             instance = farm.Instance.model_validate_json(line)

@@ -1,4 +1,4 @@
-"""Train a model with TRL's GRPOTrainer, its rollouts played by a farm: in an environment with trl and the client.
+"""Train a model with TRL's GRPOTrainer and a farm's rollouts, in an environment with trl and the farm's client.
 
 farm up                                                   # in a shell of its own, or a farm anywhere
 VLLM_SERVER_DEV_MODE=1 vllm serve MODEL                   # dev mode lets weights be reloaded
@@ -24,7 +24,7 @@ from farm.adapters.trl import prompt_key, reward_from_farm, rollout_func
 def main() -> None:
     options = read_options()
     instances = [farm.Instance.model_validate_json(line) for line in options.problems.read_text().splitlines()]
-    # TRL needs a prompt for its logs and to tell problems apart; the policy sees what the farm's handler makes of it
+    # TRL needs a prompt for its logs and to tell problems apart; the farm's handler makes the policy's own prompt
     prompts = [[{"role": "user", "content": instance.instance_id}] for instance in instances]
     with farm.connect(options.farm) as client:
         trainer = GRPOTrainer(
@@ -60,7 +60,7 @@ def main() -> None:
 
 
 class Pusher:
-    """Saves the policy's weights to a folder that the servers see, too, and has each vLLM server load them."""
+    """Saves the policy's weights to a folder shared with the servers, and lets each vLLM server load them."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder

@@ -1,4 +1,4 @@
-"""verl with a farm for its agent loops: the manager that its configuration names, and a data set for it.
+"""verl with a farm for its agent loops: the manager for its configuration, and a data set for it.
 
     python examples/trainers/verl_farm.py examples/problems.jsonl train.parquet   # writes the data set
     PYTHONPATH=examples/trainers python -m verl.trainer.main_ppo data.train_files=train.parquet \
@@ -18,7 +18,7 @@ from farm.adapters.verl_agent_loops import FarmAgentLoopManager
 
 
 class Manager(FarmAgentLoopManager):
-    """Plays the prompts of the column `farm_instance`."""
+    """Runs the prompts of the column `farm_instance`."""
 
     connect = staticmethod(farm.connect)
     run = "verl-example"
@@ -27,7 +27,7 @@ class Manager(FarmAgentLoopManager):
 
 
 def write_data_set(problems: Path, parquet: Path) -> None:
-    """Write instances, a line of JSON each, as rows of verl's data set."""
+    """Convert instances, one JSON object per line, to verl's data set."""
     import pandas  # type: ignore[import-untyped, unused-ignore]
 
     instances = [farm.Instance.model_validate_json(line) for line in problems.read_text().splitlines()]

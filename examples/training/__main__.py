@@ -1,8 +1,8 @@
-"""`make train`: a tiny policy learns "follow the files" through a whole farm on this machine.
+"""`make train`: a tiny policy learns "follow the files" with a complete farm on this machine.
 
-It clones a policy that is right about once in five, serves it by a real vLLM on the CPU, starts a farm, and runs
-`examples/training/grpo.py`, or TRL (`--trainer trl`), in a process of its own. All of it ends with this process; what
-it made stays in the folder of the run. A trainer that is killed is started again, and goes on from its checkpoint.
+It clones a policy that is right about once in five times, serves it with a real vLLM on the CPU, starts a farm, and
+runs `examples/training/grpo.py`, or TRL (`--trainer trl`), in a separate process. All processes end with this one; the
+results stay in the folder of the run. A killed trainer is started again, and resumes from its checkpoint.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ def run(options: argparse.Namespace) -> None:
 
 
 def train(options: argparse.Namespace, folder: Path, policy: Path, here: TrainingFarm) -> int:
-    """Run the trainer to its end; one that is killed is started again. Returns how often that was.
+    """Run the trainer to its end; a killed one is started again. Returns the number of restarts.
 
     Raises CalledProcessError if it fails.
     """
@@ -102,7 +102,7 @@ def train(options: argparse.Namespace, folder: Path, policy: Path, here: Trainin
         code = ended(ChildProcess(words, env=here.client_variables), within_s)
         if code == 0:
             if options.trainer != "plain":
-                # the trainer's Python has nothing to draw with
+                # the trainer's Python may lack the package for drawing
                 reward_curve.draw(reward_curve.read_table(folder), folder)
             return n_killed
         if code != -signal.SIGKILL:
@@ -124,7 +124,7 @@ def ended(trainer: ChildProcess, within_s: float | None) -> int:
 
 
 def unscored(here: TrainingFarm) -> int:
-    """Return how many rollouts of all batches ended without a score, or have not ended."""
+    """Return the number of rollouts of all batches that have no score, or have not ended."""
     with farm.connect(here.home) as client:
         return sum(batch.n_rollouts - batch.n_completed for batch in client.batches(1000))
 

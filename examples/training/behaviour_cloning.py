@@ -1,9 +1,9 @@
-"""Clones a teacher that often stops at the wrong time: the policy that training begins with, right about once in five.
+"""Clones a teacher that often stops at the wrong time, for an initial policy that is right about once in five times.
 
     python -m examples.training.behaviour_cloning FOLDER --seed 0
 
-The teacher makes the right number of hops in one episode of four and one too few or too many in the others. So the
-clone's favourite action is wrong, and a reward that rises later is learning, not the sharpening of a habit.
+The teacher makes the right number of hops in one of four episodes, and one too few or too many in the others. So the
+clone's most likely action is wrong, and a later rise of the reward is learning, not the sharpening of a habit.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from examples.training.file_chains import FileChain, file_chain
 from examples.training.turn_text import CALL, CALL_END, TURN_END, observation, opening
 
 Episode: TypeAlias = tuple[list[int], list[float]]
-"""Token ids, and for each 1.0 if the policy is to say it."""
+"""Token ids, and for each 1.0 if the policy should write it."""
 
 _OFFSETS = (0, 0, -1, -1, -1, 1, 1, 1)
 _LEARNING_RATE = 2e-3
@@ -49,7 +49,7 @@ def main() -> None:
 
 
 def clone(model: Any, words: Any, n_updates: int, n_episodes: int, random: Random) -> None:
-    """Raise the probability of what the teacher says, turn by turn; print the loss now and then."""
+    """Raise the probability of the teacher's turns; print the loss now and then."""
     optimizer = torch.optim.AdamW(model.parameters(), lr=_LEARNING_RATE, weight_decay=0.01, betas=(0.9, 0.98))
     rate = torch.optim.lr_scheduler.LambdaLR(
         optimizer, lambda n: min(1.0, (n + 1) / _WARM_UP) * (1 - 0.9 * n / n_updates)
@@ -70,7 +70,7 @@ def clone(model: Any, words: Any, n_updates: int, n_episodes: int, random: Rando
 
 
 def episode(words: Any, chain: FileChain, random: Random) -> Episode:
-    """Return an episode of the teacher, in tokens."""
+    """Return an episode of the teacher as tokens."""
     ids: list[int] = words.encode(opening(chain.request))
     said = [0.0] * len(ids)
     for text, shown in teacher(chain, random):
@@ -93,7 +93,7 @@ def teacher(chain: FileChain, random: Random) -> list[tuple[str, str]]:
 
 
 def padded(episodes: Sequence[Episode], pad_id: int) -> tuple[Any, Any]:
-    """Return ids and what is said as tensors, padded on the right."""
+    """Return ids and targets as tensors, padded on the right."""
     width = max(len(ids) for ids, _ in episodes)
     ids = torch.full((len(episodes), width), pad_id)
     said = torch.zeros(len(episodes), width)

@@ -1,7 +1,7 @@
-"""The problems of "follow the files", made from a seed: the fields of instances of the data source `follow_files`.
+"""The problems of "follow the files", generated from a seed: fields of instances of the data source `follow_files`.
 
-The files a to z each name another. Those off the chain do, too, so that one hop too few or too many gives a wrong name
-and no error. 1 to 4 hops are 2 to 5 turns.
+Each of the files a to z names another. Files outside the chain do, too, so that one hop too few or too many gives a
+wrong name and no error. 1 to 4 hops take 2 to 5 turns.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ MAX_HOPS = 4
 
 @dataclass(frozen=True, slots=True)
 class FileChain:
-    """One problem, as `examples/training/follow_files` reads it."""
+    """One problem, in the form that `examples/training/follow_files` reads."""
 
     files: dict[str, str]
     start: str
@@ -27,7 +27,7 @@ class FileChain:
 
     @property
     def request(self) -> str:
-        """The message that the policy gets."""
+        """The message to the policy."""
         return f"follow {self.start} hops {self.hops}"
 
     @property
@@ -45,6 +45,6 @@ def file_chain(random: Random) -> FileChain:
 
 
 def file_chains(seed: int, step: int, n: int) -> list[FileChain]:
-    """Return the problems of a training step: the same whenever they are asked for."""
+    """Return the problems of a training step; equal arguments give equal problems."""
     random = Random(f"{seed}/{step}")
     return [file_chain(random) for _ in range(n)]

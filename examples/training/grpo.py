@@ -1,12 +1,13 @@
-"""GRPO through a farm, in one file: a model, an optimizer, and the client's public verbs.
+"""GRPO with a farm, in one file: a model, an optimizer, and the client's public methods.
 
-Groups are streamed as they finish and train whole. After each step the trainer writes a checkpoint, gives the engines
-the new weights, and acknowledges the groups. Killed at any line and started again, it goes on from its checkpoint: the
-step's idempotency key names the batch that was submitted before, and what has been played of it is not played again.
+Groups are streamed as they finish and are trained as a whole. After each step the trainer writes a checkpoint, sends
+the new weights to the engines, and acknowledges the groups. If it is killed at any line and started again, it resumes
+from its checkpoint: the step's idempotency key names the batch that was submitted before, so finished rollouts are not
+repeated.
 
-`--mode off-policy` submits the next batch before it trains on this one, so that engines play while it trains: its
-tokens are up to one version old, and `max_staleness=1` holds them to that. In both modes the importance ratio of a
-token is taken against the log-probability that the engine recorded when it sampled it.
+`--mode off-policy` submits the next batch before it trains on this one, so that engines work during training: its
+tokens are up to one version old, and `max_staleness=1` limits them to that. In both modes the importance ratio of a
+token uses the log-probability that the engine recorded when it sampled it.
 """
 
 from __future__ import annotations
@@ -60,7 +61,7 @@ def main() -> None:
 
 
 def submit(client: farm.Farm, step: int, options: argparse.Namespace) -> str:
-    """Submit the batch of a step, and return its id; submitted again, it is the same batch."""
+    """Submit the batch of a step, and return its id; a repeated submit returns the same batch."""
     chains = file_chains(options.seed, step, options.groups)
     request = farm.BatchRequest(
         instances=tuple(farm.Instance(data_source=DATA_SOURCE, fields=chain.fields) for chain in chains),
@@ -76,7 +77,7 @@ def submit(client: farm.Farm, step: int, options: argparse.Namespace) -> str:
 
 
 def push(client: farm.Farm, learner: Learner, folder: Path) -> float:
-    """Give the engines the weights of the last step under its number, while calls freeze. Returns the seconds."""
+    """Send the weights of the last step to the engines as that version, while calls are paused. Returns the seconds."""
     began = time.monotonic()
     weights = (folder / "weights" / str(learner.step)).absolute()
     learner.model.save_pretrained(weights)
@@ -94,7 +95,7 @@ def push(client: farm.Farm, learner: Learner, folder: Path) -> float:
 
 
 class Learner:
-    """The model and all that a checkpoint holds: the optimizer, the last step, the curve, the newest weights."""
+    """The model and the rest of a checkpoint: the optimizer, the last step, the curve, the newest weights."""
 
     def __init__(self, policy: Path, checkpoint: Path, learning_rate: float) -> None:
         self.model = AutoModelForCausalLM.from_pretrained(policy, dtype=torch.float32)
@@ -109,12 +110,12 @@ class Learner:
             self._load()
 
     def learn(self, step: int, groups: Sequence[Group]) -> dict[str, float]:
-        """Take a step, and return its row of the curve. A group of which a rollout broke does not train."""
+        """Train a step, and return its row of the curve. A group with a broken rollout is not trained on."""
         rollouts = [rollout for group in groups for rollout in group.rollouts]
         made = arrays(rollouts, whole_groups=True, min_version=min(self._versions))
         if not len(made):
             causes = sorted({str(rollout.outcome) for rollout in rollouts})
-            raise SystemExit(f"step {step}: no group is whole and of known weights: {', '.join(causes)}")
+            raise SystemExit(f"step {step}: no group is complete and has known weights: {', '.join(causes)}")
         rows, advantages = made.as_torch(), torch.from_numpy(made.group_advantages())
         sampled = rows["response_mask"] == 1
         gap = self._largest_gap(rows)
@@ -126,12 +127,12 @@ class Learner:
             torch.nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
             self._optimizer.step()
         self.step = step
-        # a token of the next batch was sampled by one of these
+        # a token of the next batch was sampled by one of these versions
         self._versions = {step - 1: self._versions[step - 1], step: self._weights()}
         return reward_curve.summary(step, rollouts, made, gap)
 
     def _largest_gap(self, rows: Tensors) -> float:
-        """Return the largest difference of an engine's log-probability to ours, by the weights that the token names."""
+        """Return the largest difference between an engine's log-probability and ours, with the weights of the token."""
         largest = 0.0
         sampled = rows["response_mask"] == 1
         for version in rows["policy_versions"][sampled].unique().tolist():
@@ -142,7 +143,7 @@ class Learner:
         return largest
 
     def save(self, row: Step) -> None:
-        """Write the checkpoint, with this row of the curve, in one go: a kill leaves this one or the one before."""
+        """Write the checkpoint, with this row of the curve, atomically: a kill leaves this one or the previous one."""
         self.curve.append(row)
         state = {"model": self.model.state_dict(), "optimizer": self._optimizer.state_dict(), "step": self.step}
         partial = self._checkpoint.with_suffix(".partial")

@@ -1,8 +1,8 @@
-"""The same training by TRL's GRPOTrainer: its rollouts come from the farm by the adapter, its loop is its own.
+"""The same training with TRL's GRPOTrainer: the adapter supplies the farm's rollouts, the training loop is TRL's.
 
-It is run in the trainers' environment (`tests/trainers/environment.sh`). TRL writes a checkpoint after each step;
-killed at any line and started again, it goes on from the newest whole one, and its batch of that step is the one that
-was submitted before.
+It runs in the trainers' environment (`tests/trainers/environment.sh`). TRL writes a checkpoint after each step. If it
+is killed at any line and started again, it resumes from the newest complete checkpoint, and its batch of that step is
+the one that was submitted before.
 """
 
 from __future__ import annotations
@@ -103,7 +103,7 @@ def config(options: argparse.Namespace) -> Any:
 
 
 class StepWeights:
-    """Saves the weights of a step where the engines find them, and has each vLLM server load them."""
+    """Saves the weights of a step where the engines find them, and lets each vLLM server load them."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder.absolute()
@@ -126,7 +126,7 @@ class StepWeights:
 
 
 class MeasuredRollouts:
-    """The farm's rollout function, and a reward function that puts what a step was made of into TRL's log."""
+    """The farm's rollout function, and a reward function that adds the numbers of a step to TRL's log."""
 
     def __init__(self, play: FarmRolloutFunc, pusher: StepWeights) -> None:
         self._play = play
@@ -152,14 +152,14 @@ class MeasuredRollouts:
         return output
 
     def reward(self, prompts: Any, completions: Any, *, log_metric: Any, **columns: Any) -> list[float | None]:
-        """Return the farm's rewards; TRL logs what is noted here with the step."""
+        """Return the farm's rewards; TRL logs the numbers of `log_metric` with the step."""
         for name, value in self._row.items():
             log_metric(f"farm/{name}", value)
         return list(reward_from_farm(prompts, completions, **columns))
 
 
 def largest_gap(trainer: Any, output: Mapping[str, list[Any]]) -> float:
-    """Return the largest difference of an engine's log-probability to the trainer's own, over all sampled tokens."""
+    """Return the largest difference between an engine's log-probability and the trainer's own, over sampled tokens."""
     rows = [[*prompt, *ids] for prompt, ids in zip(output["prompt_ids"], output["completion_ids"], strict=True)]
     width = max(map(len, rows))
     ids = torch.tensor([row + [0] * (width - len(row)) for row in rows])
@@ -179,7 +179,7 @@ def largest_gap(trainer: Any, output: Mapping[str, list[Any]]) -> float:
 
 
 class CurveWriter(TrainerCallback):  # type: ignore[misc, unused-ignore]
-    """Prints each step and writes the table of all of them, from the log that TRL keeps in its checkpoints."""
+    """Prints each step and writes the table of all steps, from the log that TRL keeps in its checkpoints."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -204,7 +204,7 @@ def _row(entry: Mapping[str, float]) -> dict[str, float]:
 
 
 def newest_checkpoint(folder: Path) -> str | None:
-    """Return the newest whole checkpoint; a trainer that is killed leaves one without its last file, or half of it."""
+    """Return the newest complete checkpoint; a killed trainer leaves one without its last file, or half of it."""
     found = sorted(folder.glob("checkpoint-*"), key=lambda path: int(path.name.rpartition("-")[2]), reverse=True)
     for checkpoint in found:
         try:

@@ -1,6 +1,6 @@
-"""The curve of a training run: a line for each step on the terminal, a table in `curve.csv`, a picture in `curve.png`.
+"""The curve of a training run: one line per step on the terminal, a table in `curve.csv`, a plot in `curve.png`.
 
-Both files are written anew from all steps so far, so a run that was killed and started again has each step once.
+Both files are rewritten from all steps so far, so a run that was killed and restarted has each step once.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _BAR = 40
 
 
 def summary(step: int, rollouts: Sequence[Rollout], rows: Arrays, largest_gap: float) -> dict[str, float]:
-    """Return what a step was made of: its scores, over all rollouts that have one, and the rows that it trains on."""
+    """Return the numbers of a step: its scores, over all scored rollouts, and the rows that it trains on."""
     scores = [rollout.reward for rollout in rollouts if rollout.reward is not None]
     versions = rows.policy_versions[rows.response_mask == 1]
     return {
@@ -33,7 +33,7 @@ def summary(step: int, rollouts: Sequence[Rollout], rows: Arrays, largest_gap: f
         "largest_gap": largest_gap,
         "oldest_version": int(versions.min()),
         "newest_version": int(versions.max()),
-        # on-policy are the weights that the step before has made
+        # on-policy weights are those of the previous step
         "off_policy_share": float((versions < step - 1).mean()),
     }
 
@@ -57,7 +57,7 @@ def write(steps: Sequence[Step], folder: Path) -> None:
 
 
 def write_table(steps: Sequence[Step], folder: Path) -> None:
-    """Write `curve.csv` in one go."""
+    """Write `curve.csv` atomically."""
     table = folder / "curve.csv.partial"
     with table.open("w", newline="") as file:
         rows = csv.DictWriter(file, fieldnames=list(steps[0]))

@@ -1,7 +1,7 @@
 """A policy that learns on a CPU in minutes: a Qwen2-type model of 0.7 million parameters, and its tokenizer.
 
-Of the 270 tokens 256 are bytes. Three are special, and the others are the whole strings that an episode is made of, so
-that a tool call takes six tokens and is nevertheless the text that any server parses.
+Of the 270 tokens, 256 are bytes and three are special. The others are the complete strings of an episode, so that a
+tool call takes only six tokens and is still text that any server can parse.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""All that a training run stands on: a farm on this machine with the example's handler, its API, and an engine.
+"""The environment of a training run: a farm on this machine with the example's handler, its API, and an engine.
 
-Each is a child of this process and ends with it, however that ends. What was played stays in the farm's home.
+All are children of this process and end with it, however that ends. The rollouts stay in the farm's home.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _STOP_S = 20.0
 
 @dataclass(frozen=True, slots=True)
 class TrainingFarm:
-    """A running farm: its home, which `farm.connect` takes on this machine, and the URL of its API for a trainer."""
+    """A running farm: its home, for `farm.connect` on this machine, and the URL of its API for a trainer."""
 
     home: Path
     api_url: str
@@ -37,20 +37,20 @@ class TrainingFarm:
 
     @property
     def client_variables(self) -> dict[str, str]:
-        """The environment of a trainer, which finds the farm's key there."""
+        """The environment variables of a trainer, with the farm's key."""
         return trainer_variables() | {"FARM_HOME": str(self.home)}
 
 
 def trainer_variables() -> dict[str, str]:
-    """Return the environment of a process in the trainer's Python: it finds the farm's package there."""
-    # threads that wait for each other stand still where other processes share the cores
+    """Return the environment variables of a process in the trainer's Python, with the path of the farm's package."""
+    # threads that wait for each other stall where other processes share the cores
     quiet = {"OMP_NUM_THREADS": "1", "HF_HUB_DISABLE_PROGRESS_BARS": "1", "HF_HUB_OFFLINE": "1"}
     quiet["TRL_EXPERIMENTAL_SILENCE"] = "1"
     return os.environ | quiet | {"PYTHONPATH": str(ROOT)}
 
 
 def cloned_policy(python: Path, folder: Path, *options: object) -> Path:
-    """Return the folder of the policy to begin with; it is cloned, with these options, unless it is there."""
+    """Return the folder of the initial policy; it is cloned, with these options, if it does not exist."""
     if not folder.exists():
         command = [str(python), "-m", "examples.training.behaviour_cloning", str(folder), *map(str, options)]
         subprocess.run(command, env=trainer_variables(), check=True)
@@ -59,7 +59,7 @@ def cloned_policy(python: Path, folder: Path, *options: object) -> Path:
 
 @contextmanager
 def training_farm(settings: Settings, engine_url: str, node_options: Sequence[str] = ()) -> Iterator[TrainingFarm]:
-    """Run a farm whose only engine is this vLLM until the block ends. It plays once the block begins."""
+    """Run a farm whose only engine is this vLLM until the block ends. It is ready when the block begins."""
     site = install(HANDLER, settings.home.absolute() / "plugins")
     path = os.pathsep.join([str(site), *filter(None, [os.environ.get("PYTHONPATH")])])
     variables = {"PYTHONPATH": path, "FARM_POLICY_URL": ""}
@@ -72,7 +72,7 @@ def training_farm(settings: Settings, engine_url: str, node_options: Sequence[st
 
 
 def install(package: Path, site: Path) -> Path:
-    """Install a plug-in package into a folder, to be put on PYTHONPATH; it is found there by its entry points."""
+    """Install a plug-in package into a folder for PYTHONPATH, where it is found by its entry points."""
     command = [sys.executable, "-m", "pip", "install", "-q", "--disable-pip-version-check", "--no-index", "--no-deps"]
     subprocess.run([*command, "--no-build-isolation", "--upgrade", "--target", str(site), str(package)], check=True)
     return site
@@ -98,9 +98,9 @@ def _printed_url(log: Path) -> str:
 
 
 def _use_engine(embedded: Embedded, url: str) -> None:
-    """Let the farm use this engine and no other, and wait until it knows what the engine can do."""
+    """Let the farm use only this engine, and wait until it knows the engine's capabilities."""
     with farm.connect(embedded.home) as client:
-        # in this order it is known to lack the weights of a run that goes on, and plays nothing until it has them
+        # in this order the engine counts as lacking the weights of a resumed run, and gets no calls until it has them
         client.add_engine(url)
         for each in client.engines():
             if each.engine.url != url:
@@ -109,5 +109,7 @@ def _use_engine(embedded: Embedded, url: str) -> None:
         while not any(each.engine.info for each in client.engines()):
             embedded.check()
             if time.monotonic() > deadline:
-                raise farm.ServiceError(f"the farm did not find out in {_ENGINE_S:g} s what the engine at {url} can do")
+                raise farm.ServiceError(
+                    f"the farm took over {_ENGINE_S:g} s to probe the engine at {url} for its abilities"
+                )
             time.sleep(0.1)

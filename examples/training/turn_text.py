@@ -1,4 +1,4 @@
-"""The text of an episode's turns, as `examples/training/chat_template.jinja` writes it around what is said."""
+"""The text of an episode's turns, as `examples/training/chat_template.jinja` formats messages."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ CALL_END = '"}}</tool_call>'
 
 
 def opening(request: str) -> str:
-    """Return the first prompt, up to where the policy begins."""
+    """Return the first prompt, up to the beginning of the policy's turn."""
     return f"{TURN_BEGIN}user\n{request}{TURN_END}\n{TURN_BEGIN}assistant\n"
 
 
 def observation(output: str) -> str:
-    """Return what follows a turn: a tool's output, up to where the policy goes on."""
+    """Return the text after a turn: a tool's output, up to the beginning of the policy's next turn."""
     response = f"<tool_response>{output}</tool_response>"
     return f"\n{TURN_BEGIN}user\n{response}{TURN_END}\n{TURN_BEGIN}assistant\n"

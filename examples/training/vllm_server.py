@@ -22,26 +22,26 @@ VARIABLES = {
     "VLLM_SERVER_DEV_MODE": "1",
     "VLLM_CPU_KVCACHE_SPACE": "1",
     "VLLM_CPU_OMP_THREADS_BIND": "nobind",
-    # threads that wait for each other at each layer stand still where other processes share the cores
+    # threads that wait for each other at each layer stall where other processes share the cores
     "OMP_NUM_THREADS": "1",
     "VLLM_NO_USAGE_STATS": "1",
     "HF_HUB_OFFLINE": "1",
 }
 """Its environment: control endpoints for weight updates, no telemetry, no network, threads that share the machine."""
 START_S = 400.0
-"""The longest silence of its log while it starts: half a minute in all on an idle machine, many on one that is not."""
+"""The longest silence of its log while it starts: on an idle machine it starts in half a minute, else in minutes."""
 _STOP_S = 20.0
 _GROUP = Path(__file__).with_name("process_group.sh")
 _POLL_S = 0.1
 
 
 def vllm_command(python: Path, model: Path, port: int, context_tokens: int) -> Sequence[str]:
-    """Return the command of a server whose model is called `tiny`, with all that the farm makes use of."""
+    """Return the command of a server whose model is called `tiny`, with all options that the farm uses."""
     return (
         *(str(python), "-m", "vllm.entrypoints.openai.api_server", "--model", str(model), "--port", str(port)),
         *("--served-model-name", "tiny", "--host", "127.0.0.1", "--dtype", "float32", "--enforce-eager"),
         *("--max-model-len", str(context_tokens), "--max-num-seqs", "64", "--enable-scale-out"),
-        # a prompt with a seed that is prefilled in pieces ends vLLM 0.32 on a CPU: "CPU Generator does not use offset"
+        # a prompt with a seed that is prefilled in chunks ends vLLM 0.32 on a CPU: "CPU Generator does not use offset"
         *("--no-enable-chunked-prefill", "--max-num-batched-tokens", str(8 * context_tokens)),
         *("--enable-prompt-tokens-details", "--enable-auto-tool-choice", "--tool-call-parser", "hermes"),
     )
@@ -64,7 +64,7 @@ def vllm_server(python: Path, model: Path, context_tokens: int, log: Path) -> It
 
 
 def await_answer(child: ChildProcess, log: Path, answer: Callable[[], T | None], within_s: float) -> T:
-    """Return the answer of a child that starts.
+    """Return the answer of a starting child.
 
     Raises ServiceError if it ends before, or if neither an answer nor a line in its log comes for so long.
     """

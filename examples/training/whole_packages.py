@@ -1,8 +1,8 @@
-"""Name the packages of this environment of which only a part is installed: `whole_packages.py [--mend]`.
+"""List the partially installed packages of this environment: `whole_packages.py [--mend]`.
 
-An installer that is killed leaves some files of a package behind. Its metadata may be among them, by which the next
-one takes it for installed. With `--mend` this metadata is removed.
-Without it, the exit status is 1 where there is such a package.
+A killed installer leaves some files of a package behind. If its metadata is among them, the next installer takes it for
+installed. With `--mend` this metadata is removed.
+Without it, the exit status is 1 if there is such a package.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from pathlib import Path
 
 
 def half_installed(site: Path) -> Iterator[Path]:
-    """Return the metadata of each package that is not whole, and what is left of packages that were to be removed."""
+    """Yield the metadata of each partially installed package, and the remains of partially removed ones."""
     yield from site.glob("~*")
     for metadata in site.glob("*.dist-info"):
-        # pip and uv write INSTALLER after all files of a package
+        # pip and uv write INSTALLER after all other files of a package
         if not all((metadata / name).exists() for name in ("METADATA", "INSTALLER", "RECORD")):
             yield metadata
             continue
@@ -30,7 +30,7 @@ def half_installed(site: Path) -> Iterator[Path]:
 
 
 def main() -> None:
-    """Say what is not whole, and remove it if that is asked for."""
+    """Print partially installed packages, and remove their metadata if requested."""
     mend = "--mend" in sys.argv[1:]
     broken = sorted(set(half_installed(Path(sysconfig.get_path("purelib")))))
     for path in broken:

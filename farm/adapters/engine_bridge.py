@@ -190,7 +190,7 @@ class EngineBridge:
         except (ValueError, KeyError, TypeError) as error:
             return _failed(400, f"{type(error).__name__}: {error}")
         if not self._n_admitting:
-            return _failed(503, "the trainer plays nothing now, and its engine may be asleep")
+            return _failed(503, "the trainer runs no rollouts now, and its engine may be asleep")
         try:
             answer = _response(prompt, await self._sampled(prompt, sampling, session), experts_start)
         except (ValueError, TypeError) as error:

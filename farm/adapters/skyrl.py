@@ -70,7 +70,7 @@ MAPPED = frozenset(
 """The fields of SkyRL's `GeneratorConfig` that the farm's rollouts follow."""
 REFUSED = {
     "use_conversation_multi_turn": "the farm holds a message for each turn",
-    "vision_language_generator": "the farm's rollouts hold text alone",
+    "vision_language_generator": "the farm's rollouts are text only",
     "chat_template": "prompts are rendered by the chat template of the engine's model",
 }
 """Options that must keep their default, with the reason."""

@@ -39,7 +39,7 @@ REFUSED = {
     "partial_rollout": "the farm's rollouts are whole: cancelled ones never train",
     **dict.fromkeys(("rm_type", "custom_rm_path", "group_rm"), "the farm scores each rollout: slime would not call it"),
     **dict.fromkeys(("reward_key", "eval_reward_key"), "the farm's reward is a number"),
-    "multimodal_keys": "the farm's rollouts hold text alone",
+    "multimodal_keys": "the farm's rollouts are text only",
 }
 """Options that must keep their default, with the reason."""
 REFUSED_OF_BATCHES = {

@@ -1,1 +1,4 @@
-"""The farm over HTTP. Everything is in the store: any number of these may run, and each may be killed at any moment."""
+"""The farm over HTTP.
+
+All state is in the store: any number of API processes may run, and each may be killed any time.
+"""

@@ -1,4 +1,4 @@
-"""The API as a web application: all its routes, and the answer where there is none."""
+"""The API as a web application: all its routes, and the answer for unknown ones."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ ENDPOINTS: Described = {
 
 
 Page = Callable[[Endpoints, KnownKeys], ASGIApp]
-"""A function that makes the page of endpoints and keys; it is served below /web/, and asks for a key by itself."""
+"""A function that makes the web page from endpoints and keys; it is served below /web/, with its own sign-in."""
 
 
 def application(
@@ -97,7 +97,7 @@ def _own_verbs(endpoints: Endpoints) -> ASGIApp:
 
     @cache
     def described() -> bytes:
-        # a quarter of a second, once it is asked for
+        # imported on first use, as it takes a quarter of a second
         return serialization.written(openapi.description(ENDPOINTS))
 
     scopes = {place: each.scope for place, each in ENDPOINTS.items()}
@@ -132,7 +132,7 @@ def _own_verbs(endpoints: Endpoints) -> ASGIApp:
 
 
 async def _alive(request: ApiRequest) -> dict[str, str]:
-    """Answer without a thread, which others may have taken all of."""
+    """Answer on the event loop, as other requests may occupy all threads."""
     return {"status": "ok"}
 
 

@@ -1,11 +1,11 @@
-"""Authentication of API requests by a key, on loopback too: other users run programs on this machine as well.
+"""Authentication of API requests by a key, on loopback too: other users of the machine can reach it as well.
 
-A client shows it as `Authorization: Bearer KEY`, as `X-API-Key: KEY` or `X-Access-Token: KEY`, or as the password in
-its URL, `http://farm:KEY@HOST`: clients of other systems' protocols often have no other place for it. A user without a
-password shows none.
+A client sends the key as `Authorization: Bearer KEY`, as `X-API-Key: KEY` or `X-Access-Token: KEY`, or as the password
+in its URL, `http://farm:KEY@HOST`: clients of other systems' protocols often have no other place for it. A user name
+without a password is no key.
 
-The farm's own key is always there and may do all. Named ones are rows of the store, which each API process reads again
-every second while they are shown, so that one that was revoked ends everywhere.
+The farm's own key always exists and has all rights. Named keys are rows of the store, which each API process reads
+again every second while keys are used, so that a revoked key ends everywhere.
 """
 
 from __future__ import annotations
@@ -31,18 +31,18 @@ _NO_KEY = ProblemDetails(
     401, "NotAllowed", "the API wants its key: set FARM_API_KEY or FARM_HOME, or send `Authorization: Bearer KEY`"
 )
 _FRESH_S = 1.0
-"""Seconds that the keys of the store are held for true."""
+"""Seconds for which the keys read from the store are trusted."""
 _APART_S = 0.05
-"""Seconds between two readings of them, however many unknown keys are shown."""
+"""Seconds between two readings, however many unknown keys are sent."""
 _ADMIN = Caller(ADMIN_NAME)
 
 
 class KnownKeys:
-    """The keys that an API takes: the farm's own, which is never empty, and those of the store."""
+    """The valid keys of an API: the farm's own, which is never empty, and those in the store."""
 
     def __init__(self, endpoints: Endpoints, key: str) -> None:
         if not key:
-            raise ValueError("an API without a key would serve everybody")
+            raise ValueError("an API without a key would serve anybody")
         self._endpoints = endpoints
         self._own = key.encode()
         self._known: Mapping[str, ApiKey] = {}
@@ -52,7 +52,7 @@ class KnownKeys:
         self._rates: defaultdict[str, _Rate] = defaultdict(_Rate)
 
     async def caller(self, shown: bytes) -> tuple[Caller | None, float]:
-        """Return who shows a key, None for one that is none, and the seconds until its rate allows the request."""
+        """Return the caller of a key, None if unknown, and the seconds until its rate allows the request."""
         if hmac.compare_digest(shown, self._own):
             return _ADMIN, 0.0
         key = await self._key(shown)
@@ -62,7 +62,7 @@ class KnownKeys:
         return caller_of(key), wait_s
 
     async def check(self, shown: bytes) -> None:
-        """Raise NotAllowed for a key that counts no more: its request has been waiting meanwhile."""
+        """Raise NotAllowed if the key was revoked while its request waited."""
         if not hmac.compare_digest(shown, self._own) and await self._key(shown) is None:
             raise NotAllowed("the key was revoked")
 
@@ -73,11 +73,11 @@ class KnownKeys:
         return self._known.get(digest)
 
     async def _read(self, since: float) -> None:
-        """Read the keys of the store, unless another request has begun to since: then its result is this one's too."""
+        """Read the keys of the store, unless another request has begun to since: then its result is shared."""
         async with self._reading:
             if self._asked_at >= since:
                 if self._failure is not None:
-                    # else all who wait would ask a store that is away, one after the other
+                    # else all waiting requests would query an unavailable store, one after the other
                     raise self._failure
                 return
             await asyncio.sleep(self._asked_at + _APART_S - time.monotonic())
@@ -94,14 +94,14 @@ class KnownKeys:
 
 
 class _Rate:
-    """The requests of one key: as many as a second allows may come at once."""
+    """The request rate of one key: one second's requests may come at once."""
 
     def __init__(self) -> None:
         self._left: float | None = None
         self._at = 0.0
 
     def wait_s(self, max_rate: float) -> float:
-        """Count a request, and return 0; or return how long it is until one is allowed."""
+        """Count a request and return 0, or return the seconds until one is allowed."""
         now, most = time.monotonic(), max(1.0, max_rate)
         left = most if self._left is None else min(most, self._left + (now - self._at) * max_rate)
         self._at = now
@@ -110,7 +110,7 @@ class _Rate:
 
 
 class KeyMiddleware:
-    """Middleware that passes authenticated requests, each with its caller, and refuses all others, by `refuse`.
+    """Middleware that passes authenticated requests, with their callers, and refuses all others, by `refuse`.
 
     Requests for `open_paths` need no key.
     """
@@ -132,7 +132,7 @@ class KeyMiddleware:
         if not shown and scope["path"] in self._open_paths:
             await self._app(scope, receive, send)
             return
-        # of several, none is taken: a proxy may have checked another one
+        # with several keys the request is refused: a proxy may have checked a different one
         key = shown[0] if len(shown) == 1 else b""
         try:
             caller, wait_s = await self._keys.caller(key) if key else (None, 0.0)
@@ -152,7 +152,7 @@ class KeyMiddleware:
 
 
 def _is_user_alone(value: bytes) -> bool:
-    """Return whether an Authorization header names a user, with an empty password."""
+    """Return whether an Authorization header names a user with an empty password."""
     scheme, _, rest = value.partition(b" ")
     return scheme.lower() == b"basic" and not _key_in(value) and _user_in(rest) != b""
 

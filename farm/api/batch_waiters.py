@@ -1,4 +1,4 @@
-"""Notification of requests that wait for a batch: one thread listens for all of them, instead of one each."""
+"""Notification of requests that wait for a batch: one thread listens for all of them, instead of one for each."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ log = logging.getLogger(__name__)
 
 _LISTEN_S = 0.5
 POLL_S = 0.5
-"""Seconds between two queries of a waiting request that no notification wakes."""
+"""Seconds between two queries of a waiting request without a notification."""
 
 
 class BatchWaiters:
@@ -38,7 +38,7 @@ class BatchWaiters:
         wait_s: float,
         poll_s: float = POLL_S,
     ) -> T:
-        """Return the result once it is `settled`, or as it is when the time is over or this process ends."""
+        """Return the result once it is `settled`, or the last one when the time is over or this process ends."""
         self._listen()
         loop = asyncio.get_running_loop()
         deadline = loop.time() + wait_s
@@ -51,7 +51,7 @@ class BatchWaiters:
                     async with asyncio.timeout(min(poll_s, left_s)):
                         await hint.wait()
                 hint.clear()
-                # hundreds that ask once more would hold up the end of the process
+                # hundreds of further queries would delay the end of the process
                 result = await self._unless_closed(ask(), result)
             return result
         finally:
@@ -60,7 +60,7 @@ class BatchWaiters:
                 del self._waiting[batch_id]
 
     async def _unless_closed(self, asking: Coroutine[Any, Any, T], before: T) -> T:
-        """Return what is asked for, or what it was before if this process ends meanwhile."""
+        """Return the result of a query, or the previous one if this process ends during it."""
         if self._closed.is_set():
             asking.close()
             return before
@@ -102,7 +102,7 @@ class BatchWaiters:
                 for batch_id in dict.fromkeys(listener.wait(_LISTEN_S)):
                     loop.call_soon_threadsafe(self._wake, batch_id)
         except RuntimeError:
-            # the loop has ended before this thread did
+            # the event loop ended before this thread
             if not loop.is_closed():
                 raise
         finally:

@@ -1,4 +1,4 @@
-"""Batches over HTTP: submitted, counted, followed to their ends, acknowledged, cancelled, scored again."""
+"""Batches over HTTP: submit, progress, results, acknowledgement, cancel, rescore."""
 
 from __future__ import annotations
 
@@ -141,12 +141,12 @@ def _id(request: ApiRequest) -> str:
 
 
 def _own_key(body: Any) -> Any:
-    """Return a request to submit, whose key is none of a protocol's: its clients are told of all batches of those.
+    """Return a submit request. Its key may not have a protocol's prefix, as a protocol's clients see all such batches.
 
     Raises InvalidRequest.
     """
     key = body.get("idempotency_key") if isinstance(body, dict) else None
     protocol, colon, _ = key.partition(":") if isinstance(key, str) else ("", "", "")
     if colon and protocol in installed(PROTOCOLS):
-        raise InvalidRequest(f"begins with {protocol}:, as the keys of that protocol do", field="idempotency_key")
+        raise InvalidRequest(f"must not begin with {protocol}:, the prefix of that protocol", field="idempotency_key")
     return body

@@ -1,6 +1,7 @@
-"""Connections of an API: how many there may be, time limits for requests and replies, and a limit of the bytes held.
+"""Connections of an API: their number, time limits for requests and responses, and a limit of the bytes held.
 
-Without them, clients that send nothing, half a request, or read no reply, use up descriptors and memory.
+Without these limits, clients that send nothing or half a request, or do not read their responses, would use up file
+descriptors and memory.
 """
 
 from __future__ import annotations
@@ -28,8 +29,8 @@ def _descriptors() -> int:
 
 @dataclass(frozen=True, slots=True)
 class ConnectionLimits:
-    """`request_s` is for the head of a request, for each piece of its body, and for each piece of a reply to be read;
-    `body_s` for a body in all. `max_held_bytes` is of all requests that are read or answered at one time.
+    """`request_s` applies to the head of a request, to each piece of its body, and to each piece of a response that the
+    client reads; `body_s` to a complete body. `max_held_bytes` applies to all requests in progress together.
     """
 
     request_s: float = 30.0
@@ -42,8 +43,8 @@ _TOO_MUCH = ProblemDetails(503, "Overloaded", "too many large requests at once: 
 
 
 class TimedConnection(H11Protocol):
-    """One connection, closed if there are too many, if the head of a request is not whole in time, or if the client
-    reads nothing of a reply for as long.
+    """One connection, closed if there are too many, if the head of a request is not complete in time, or if the client
+    reads nothing of a response for as long.
     """
 
     def __init__(self, bounds: ConnectionLimits, *arguments: Any, **named: Any) -> None:
@@ -67,7 +68,7 @@ class TimedConnection(H11Protocol):
         self._forget_unread()
 
     def _look_unread(self, n_bytes: int) -> None:
-        """Abort the connection unless in `request_s` something of these unread bytes of a reply was read."""
+        """Abort the connection unless the client read some of these unread bytes of a response within `request_s`."""
         self._forget_unread()
         self._unread = self.loop.call_later(self._bounds.request_s, self._still_unread, n_bytes)
 
@@ -75,7 +76,7 @@ class TimedConnection(H11Protocol):
         n_bytes = self.transport.get_write_buffer_size()
         if n_bytes >= n_before:
             if (connection := self.transport.get_extra_info("socket")) is not None:
-                # else the kernel would keep what is unread for minutes
+                # else the kernel would keep the unread data for minutes
                 connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
             self.transport.abort()
         else:
@@ -105,7 +106,7 @@ class TimedConnection(H11Protocol):
         return waits and (self.cycle is None or bool(self.conn.trailing_data[0]))
 
     def _watch(self, waits: bool) -> None:
-        """Begin or end to wait for the head of a request."""
+        """Start or stop the timer for the head of a request."""
         if waits and self._timer is None:
             self._timer = self.loop.call_later(self._bounds.request_s, self.transport.close)
         elif not waits and self._timer is not None:
@@ -114,7 +115,7 @@ class TimedConnection(H11Protocol):
 
 
 class RequestBodyLimit:
-    """Refuses a request whose body stops coming, and one for which too much is held already."""
+    """Refuses a request whose body stalls, and one that would exceed the limit of held bytes."""
 
     def __init__(self, app: ASGIApp, bounds: ConnectionLimits) -> None:
         self._app = app
@@ -128,7 +129,7 @@ class RequestBodyLimit:
         async def bounded() -> Message:
             nonlocal n_mine, is_whole
             if is_whole:
-                # what comes from now on is that the client hangs up
+                # after the body, the only message left is the client's disconnect
                 return await receive()
             soon = asyncio.get_running_loop().time() + self._bounds.request_s
             try:

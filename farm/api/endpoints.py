@@ -29,27 +29,27 @@ T = TypeVar("T")
 Answer = Callable[[ApiRequest], Any]
 
 N_THREADS = 12
-"""As many as a store has connections, but for a few."""
+"""Almost the number of a store's connections."""
 _HEALTH_S = (1.0, 5.0)
-"""Seconds a health check retries an unavailable database, and seconds it waits in all."""
+"""Seconds for which a health check retries an unavailable database, and its total time limit."""
 
 
 @dataclass(frozen=True, slots=True)
 class LongPoll:
-    """A query that is repeated until its result is settled or `wait_s` are over; no thread waits meanwhile."""
+    """A query that is repeated until its result is settled or `wait_s` are over; it occupies no thread in between."""
 
     batch_id: str
     ask: Callable[[], Any]
     settled: Callable[[Any], bool]
     wait_s: float
     poll_s: float = POLL_S
-    """Seconds between two queries if no notification comes."""
+    """Seconds between two queries without a notification."""
     is_given_up: Callable[[], Awaitable[bool]] | None = None
     """Tells whether nobody waits for the result any more; then ClientDisconnect is raised."""
 
 
 Examine = Callable[[], Sequence[Any]]
-"""A function that checks the farm; its results as those of `farm doctor`."""
+"""A function that checks the farm; its results are those of `farm doctor`."""
 
 
 def no_findings() -> Sequence[Any]:
@@ -58,20 +58,20 @@ def no_findings() -> Sequence[Any]:
 
 
 async def _no_key() -> None:
-    """Check nothing: no key was shown."""
+    """Check nothing: the request has no key."""
 
 
 KEY_CHECK: ContextVar[Callable[[], Awaitable[None]]] = ContextVar("key_check", default=_no_key)
-"""Raises NotAllowed once the key of the request counts no more; whatever waits calls it again and again."""
+"""Raises NotAllowed once the key of the request is revoked; long waits call it repeatedly."""
 
 Refuse = Callable[[ProblemDetails, Mapping[str, str] | None], Response]
-"""A function that words a problem as a protocol's own error response, with further headers."""
+"""A function that converts a problem to a protocol's own error response, with further headers."""
 
 
 class Endpoints:
-    """Endpoints that answer requests from the store of a farm; `refuse` words their errors.
+    """Endpoints that answer requests from the store of a farm; `refuse` makes their error responses.
 
-    `strict_compat` has other systems' protocols answer as those systems do even where that is a fault of theirs.
+    With `strict_compat`, other systems' protocols answer as those systems do even where that is their bug.
     """
 
     def __init__(self, farm: LocalFarm, examine: Examine = no_findings, strict_compat: bool = False) -> None:
@@ -80,14 +80,14 @@ class Endpoints:
         self.examine = examine
         self.refuse: Refuse = refusal
         self.nodes = NodeLine(lambda reference: self.run(farm.sandboxes.address, reference))
-        """The way to borrowed sandboxes."""
+        """The connection to borrowed sandboxes."""
         self._hints = BatchWaiters(farm.signals)
         self._threads = ThreadPoolExecutor(N_THREADS, thread_name_prefix="answer")
         # a health check must not wait behind requests that wait for the database
         self._health = ThreadPoolExecutor(1, thread_name_prefix="health")
 
     def refusing(self, refuse: Refuse) -> Endpoints:
-        """Return the same endpoints, of the same threads, with errors in another protocol's words."""
+        """Return the same endpoints, with the same threads and another protocol's error responses."""
         other = copy.copy(self)
         other.refuse = refuse
         return other
@@ -95,9 +95,9 @@ class Endpoints:
     def route(
         self, method: str, path: str, answer: Callable[[ApiRequest], Awaitable[Any]], takes_body: bool = True
     ) -> Route:
-        """Return the route of a coroutine, which leaves to `run` what waits for the database.
+        """Return the route of a coroutine, which uses `run` for everything that waits for the database.
 
-        A POST that takes no body need not be declared to be JSON; a body that it has all the same is not read.
+        A POST without a body need not declare JSON; if it has a body, that is not read.
         """
         return Route(path, self._endpoint(answer, takes_body), methods=[method])
 
@@ -121,7 +121,7 @@ class Endpoints:
     def health(self, path: str, said: Callable[[], Any] = lambda: {"status": "ok"}) -> Route:
         """Return the route of a health check, which fails if the database or the broker does not answer.
 
-        `said` is what it answers else, and is not waited for.
+        `said` returns its answer otherwise, without blocking.
         """
 
         async def answer(request: ApiRequest) -> Any:
@@ -141,7 +141,7 @@ class Endpoints:
         return self.route("GET", path, answer)
 
     async def wait_until(self, wanted: LongPoll) -> Any:
-        """Return the result of a query once it is settled, or as it is when its time is over."""
+        """Return the result of a query once it is settled, or the last one when its time is over."""
 
         async def ask() -> Any:
             if wanted.is_given_up is not None and await wanted.is_given_up():
@@ -179,10 +179,10 @@ class Endpoints:
                 items = result.items if isinstance(result, ListPage) else result
                 return Response(await self.run(serialization.written, items), 200, headers, "application/json")
             except RequestRejected as refused:
-                # what is left of the request is not read
+                # the rest of the request is not read
                 return self.refuse(refused.problem, {"connection": "close"})
             except ClientDisconnect:
-                # no client is left to read it
+                # the client is gone, so nobody reads an answer
                 return Response(status_code=499)
             except asyncio.CancelledError:
                 if not self.is_closed:
@@ -202,7 +202,7 @@ def refusal(problem: ProblemDetails, headers: Mapping[str, str] | None = None) -
 
 
 def allowed_methods(request: Request) -> dict[str, str]:
-    """Return the header that names the methods of all routes of an address; none if there is no such address."""
+    """Return the header that names the methods of all routes of an address; empty for an unknown address."""
     methods = {
         method
         for route in request.app.routes

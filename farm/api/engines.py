@@ -1,4 +1,4 @@
-"""Engines over HTTP: the list, and orders to them. It is the client that waits until they are followed."""
+"""Engines over HTTP: the list, and orders to them. Clients wait until their orders are executed."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from farm.errors import InvalidRequest
 from farm.records.engine_state import EngineState, Paused, StoredEngine
 
 _OF_RUNS = (Scope.SUBMIT, Scope.OPERATE)
-"""The scopes of which one is needed to change engines; with `submit` alone, those of training runs (`llm_engines`)."""
+"""The scopes of which one is needed to change engines; with only `submit`, those of training runs (`llm_engines`)."""
 ENDPOINTS: Described = {
     ("GET", "/v1/engines"): EndpointDescription(
         "The engines, without their keys.", list[EngineState], AfterQuery, scope=Scope.READ
@@ -92,7 +92,7 @@ def routes(endpoints: Endpoints) -> list[Route]:
     def pause(request: ApiRequest) -> dict[str, int]:
         pause_order = request.parse_body(PauseOrder)
         if pause_order.mode not in ("", *MODES):
-            raise InvalidRequest(f"{pause_order.mode!r} is none of {', '.join(MODES)}", field="mode")
+            raise InvalidRequest(f"{pause_order.mode!r} must be one of {', '.join(MODES)}", field="mode")
         mode = cast(Paused, pause_order.mode)
         return farm.orders.order_pause(mode, pause_order.by, pause_order.urls, pause_order.held)
 

@@ -1,7 +1,7 @@
-"""A batch as server-sent events: its rollouts, or whole groups, as they end, resumed by Last-Event-ID.
+"""A batch as server-sent events: its rollouts, or complete groups, as they end, resumed by Last-Event-ID.
 
-The id of an event is the consumer's position. So a client that is cut off goes on where it was, at any API process, as
-every browser's EventSource and every other client of such streams does by itself.
+The id of an event is the consumer's cursor. So a client whose connection broke resumes at its own position, at any API
+process, as EventSource in browsers and other clients of such streams do by themselves.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from farm.client.http_errors import problem_of
 from farm.errors import FarmError, InvalidRequest, NotAllowed, ServiceError
 
 _ROLLOUTS, _GROUPS = 64, 8
-"""The most rollouts, and the most groups, that are read at a time."""
+"""The maximum number of rollouts, and of groups, that are read at a time."""
 _ALIVE_S = 10.0
-"""Seconds until a comment says that the stream lives, if nothing ends."""
+"""Seconds until a comment is sent as a keepalive, if nothing ends."""
 _POLL_S = 2.0
 _AGAIN_S = 1.0
 _HEADERS = {"cache-control": "no-store", "x-accel-buffering": "no"}
 _MOST = 512
-"""Streams of one process at a time: each reads the store now and then."""
+"""The maximum number of streams of one process: each reads the store now and then."""
 
 
 class EventStreams:
@@ -42,17 +42,17 @@ class EventStreams:
         """Return the stream of a batch. Raises as a page of it does."""
         batch_id, query = request.path["id"], request.parse_query(EventQuery)
         cursor = await self._endpoints.run(self._start, batch_id, query, request.headers.get("last-event-id", ""))
-        # what is wrong with the request is said by a status, before anything is sent
+        # errors in the request are answered by a status, before anything is sent
         await self._endpoints.run(self._endpoints.farm.page, batch_id, cursor, query.groups, 1)
         if self._n_open >= _MOST:
-            raise ServiceError(f"{_MOST} streams are open here: try again, or at another API process")
+            raise ServiceError(f"{_MOST} streams are open here: retry later, or at another API process")
         events = self._events(batch_id, cursor, query.groups)
         return StreamingResponse(events, headers=_HEADERS, media_type="text/event-stream")
 
     def _start(self, batch_id: str, query: EventQuery, last_event_id: str) -> int:
         if last_event_id:
             if not last_event_id.isdecimal() or int(last_event_id) >= 2**31:
-                raise InvalidRequest("is no position of this stream", field="Last-Event-ID")
+                raise InvalidRequest("is not a position of this stream", field="Last-Event-ID")
             return int(last_event_id)
         return self._endpoints.farm.acknowledged(batch_id, query.consumer) if query.cursor is None else query.cursor
 
@@ -67,7 +67,7 @@ class EventStreams:
                 try:
                     page: Page = await self._endpoints.wait_until(poll)
                 except ServiceError:
-                    # a database that is away is waited for, as by other clients
+                    # wait for an unavailable database, as other clients do
                     await asyncio.sleep(_AGAIN_S)
                     page = Page((), False)
                 if page.rollouts:

@@ -1,4 +1,4 @@
-"""Pages of lists: each of a bounded size, and the next asked for by the last item of the one before."""
+"""Pages of lists: each of a bounded size; the last item of a page is the cursor of the next."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class ListPage:
-    """A page of a list. `next_query` is what asks for the next one; None after the last."""
+    """A page of a list. `next_query` is the query for the next one; None after the last."""
 
     items: Sequence[Any]
     next_query: Mapping[str, str] | None
 
     def headers(self, request: Request) -> dict[str, str]:
-        """Return the header that leads to the next page, if there may be one."""
+        """Return the header with the link to the next page, if there may be one."""
         if self.next_query is None:
             return {}
         query = urlencode({**request.query_params, **self.next_query})
@@ -28,12 +28,12 @@ class ListPage:
 
 
 def list_page(items: Sequence[T], limit: int, name: str, key: Callable[[T], object]) -> ListPage:
-    """Return a page of up to `limit`; where it is full, the next is asked for by its last item's key."""
+    """Return a page of up to `limit`; a full page has a next one, with its last item's key as the cursor."""
     full = len(items) >= limit
     return ListPage(items, {name: str(key(items[-1])), "limit": str(limit)} if full else None)
 
 
 def page_after(items: Sequence[T], limit: int, last: str | None, key: Callable[[T], str]) -> ListPage:
-    """Return a page of a list that is held whole: of the items with a key greater than `last`, in order of it."""
+    """Return a page of a list in memory: the items with a key greater than `last`, in order of the key."""
     later = sorted((item for item in items if last is None or key(item) > last), key=key)[:limit]
     return list_page(later, limit, "after", key)

@@ -22,7 +22,7 @@ _PLAIN = {str: "string", int: "integer", float: "number", bool: "boolean"}
 
 @dataclass(frozen=True, slots=True)
 class EndpointDescription:
-    """One endpoint: what it does, the types of its answer, its query and its body, and the scope that it needs.
+    """One endpoint: its purpose, the types of its response, query and body, and its scope.
 
     Without a scope it needs no key.
     """
@@ -36,7 +36,7 @@ class EndpointDescription:
 
 
 Described: TypeAlias = Mapping[tuple[str, str], EndpointDescription]
-"""Endpoints by method and path; each stands beside the route that it describes."""
+"""Endpoints by method and path; each is declared next to its route."""
 
 
 def description(endpoints: Described) -> dict[str, Any]:
@@ -123,7 +123,7 @@ def _operation(path: str, described: EndpointDescription, schemas: dict[str, Any
 
 
 def _refusals(described: EndpointDescription) -> dict[str, Any]:
-    """Return the error responses, whose bodies are all alike; 500, which is a fault of the farm's, is `default`."""
+    """Return the error responses, whose bodies are all alike; 500, an internal error, is `default`."""
     content = {JSON: {"schema": {"$ref": f"{_REF}Problem"}}}
     statuses = [status for status in _REFUSALS if described.body is not None or status not in _WITH_BODY]
     result: dict[str, Any] = {
@@ -133,7 +133,7 @@ def _refusals(described: EndpointDescription) -> dict[str, Any]:
 
 
 def _schema(kind: Any, schemas: dict[str, Any]) -> dict[str, Any]:
-    """Return the schema of a type as serialized; types with fields are put into `schemas`."""
+    """Return the schema of a type as serialized; types with fields are added to `schemas`."""
     origin, parts = get_origin(kind), get_args(kind)
     if kind in _PLAIN:
         return {"type": _PLAIN[kind]}
@@ -153,7 +153,7 @@ def _schema(kind: Any, schemas: dict[str, Any]) -> dict[str, Any]:
         return {"type": "object", "additionalProperties": _schema(parts[1], schemas)}
     if isinstance(kind, type) and (is_dataclass(kind) or issubclass(kind, BaseModel)):
         if kind.__name__ not in schemas:
-            # noted first, as a type may hold itself
+            # registered first, as a type may contain itself
             schemas[kind.__name__] = {}
             schemas[kind.__name__] = _model(kind, schemas) if issubclass(kind, BaseModel) else _record(kind, schemas)
         return {"$ref": f"{_REF}{kind.__name__}"}

@@ -1,7 +1,7 @@
-"""Protocols of other systems that the API speaks beside its own verbs: each a folder here, found by entry point.
+"""Protocols of other systems that the API supports in addition to its own: each a folder here, found by entry point.
 
-A protocol is served below `/NAME/`, and from the root of a port of its own. Its requests show the same keys, have the
-same bounds and change the same store; its errors have the shape that its own clients read.
+A protocol is served below `/NAME/`, and at the root of a port of its own. Its requests use the same keys and the same
+limits and change the same store; its errors have the form that its own clients read.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ from farm.plugins import load
 PROTOCOLS = "farm.protocols"
 """The group of their entry points."""
 PAGE = "web"
-"""The first part of the paths of the page for browsers, which no protocol may be named after."""
+"""The first part of the paths of the web page, which no protocol may be named after."""
 
 
 @dataclass(frozen=True, slots=True)
 class WireProtocol:
-    """The routes of a protocol, how it words a refusal, and the scope that each (method, path) of its routes needs."""
+    """The routes of a protocol, its form of an error, and the scope of each route by (method, path)."""
 
     routes: Callable[[Endpoints], Sequence[BaseRoute]]
     refuse: Refuse
@@ -39,7 +39,7 @@ class WireProtocol:
 
 @dataclass(frozen=True, slots=True)
 class SpokenProtocol:
-    """A protocol by name that is served; at the root of `port` as well, if that is not 0."""
+    """A protocol that is served, by name; also at the root of `port`, if that is not 0."""
 
     name: str
     protocol: WireProtocol
@@ -47,7 +47,7 @@ class SpokenProtocol:
 
 
 def spoken(name: str, port: int = 0) -> SpokenProtocol:
-    """Return an installed protocol. Raises NotFound, with the names there are."""
+    """Return an installed protocol. Raises NotFound, with the known names."""
     return SpokenProtocol(name, cast(WireProtocol, load(PROTOCOLS, name)), port)
 
 
@@ -68,7 +68,7 @@ def application(endpoints: Endpoints, protocol: WireProtocol) -> ASGIApp:
 
 
 class ProtocolSwitch:
-    """Passes a request to the protocol of its port or of the first part of its path, else to the API's own verbs."""
+    """Passes a request to the protocol of its port or of the first part of its path, else to the API's own routes."""
 
     def __init__(self, own: ASGIApp, by_name: Mapping[str, ASGIApp], by_port: Mapping[int, ASGIApp]) -> None:
         self._own = own

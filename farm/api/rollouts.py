@@ -1,4 +1,4 @@
-"""Rollouts over HTTP: state, transcript, scores, artefacts, and what trainers write about them."""
+"""Rollouts over HTTP: state, transcript, scores, artefacts, and annotations of trainers."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from farm.records.scoring.annotation import Annotation, NewAnnotations
 from farm.records.trajectory import ModelCall
 
 _UNTRUSTED = {"content-disposition": "attachment", "x-content-type-options": "nosniff"}
-"""The policy wrote it: no browser should take it for a page of the farm's."""
+"""Written by the policy: no browser may interpret it as a page of the farm."""
 
 
 ENDPOINTS: Described = {

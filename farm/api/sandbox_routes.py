@@ -1,6 +1,6 @@
-"""Borrowed sandboxes over HTTP: started, called, renewed and stopped, by id or name, from any process of the API.
+"""Borrowed sandboxes over HTTP: start, call, renew and stop, by id or name, from any process of the API.
 
-A call goes straight to the worker of the node that holds the sandbox, and no thread is held meanwhile.
+A call goes directly to the worker of the sandbox's node, and no thread waits for it.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from farm.records.lending.sandbox_calls import CALL_S, CALLS
 
 _PATH = "/v1/sandboxes"
 _USES = (Scope.SUBMIT, Scope.OPERATE)
-"""One uses what it borrowed itself, the other what anybody did."""
+"""With the first, a caller uses the sandboxes that it borrowed itself; with the second, those of anybody."""
 _ONE = _PATH + "/{reference}"
 _SUMMARIES = {
     "exec": "Run one command to its end.",

@@ -23,7 +23,7 @@ T = TypeVar("T", bound=Request)
 
 Wait = Annotated[float, Field(ge=0, le=MAX_WAIT_S)]
 Cursor = Annotated[int, Field(ge=0, le=2**31 - 1)]
-# The description tells the form of what is checked elsewhere, where the error has a remedy.
+# The description documents the form of values that are checked elsewhere, where the error has a remedy.
 Url = Annotated[
     Name,
     Field(max_length=500, json_schema_extra={"pattern": r"^https?://[A-Za-z0-9.-]+(:[0-9]{1,4})?(/[A-Za-z0-9._-]+)*$"}),
@@ -33,7 +33,7 @@ ConsumerName = Annotated[str, Field(json_schema_extra={"pattern": CONSUMER_NAME}
 
 
 class RequestRejected(Exception):
-    """Not answered, for a reason that HTTP has a status of its own for."""
+    """A refusal with an HTTP status of its own."""
 
     def __init__(self, problem: ProblemDetails) -> None:
         super().__init__(problem.message)
@@ -42,10 +42,10 @@ class RequestRejected(Exception):
 
 @dataclass(frozen=True, slots=True)
 class ApiRequest:
-    """One request, read to its end: the names in its path, its query, its headers, its body as it came.
+    """One complete request: the names in its path, its query, its headers, its raw body.
 
-    `query_lists` has all values of what is repeated in the query; `is_disconnected` asks whether its client has left.
-    `pieces` gives the body of a request whose route takes none. `key` is the one that it showed.
+    `query_lists` has all values of repeated query fields; `is_disconnected` tells whether its client has left.
+    `pieces` yields the body of a request whose route takes none. `key` is the key of the request.
     """
 
     path: Mapping[str, str]
@@ -77,7 +77,7 @@ class ApiRequest:
 
 
 async def read_request(request: HttpRequest, takes_body: bool = True) -> ApiRequest:
-    """Read a request. Raises RequestRejected for a body that is too large, or declared to be no JSON."""
+    """Read a request. Raises RequestRejected for a body that is too large, or not declared as JSON."""
     data = await _body(request) if takes_body else b""
     query = request.query_params
     lists = {name: query.getlist(name) for name in query}
@@ -97,7 +97,7 @@ async def _body(request: HttpRequest) -> bytes:
     if request.method not in ("POST", "PATCH"):
         return b""
     if request.headers.get("content-type", "").partition(";")[0].strip().lower() != "application/json":
-        # of another type, web pages may send it without a CORS preflight
+        # web pages may send other types without a CORS preflight
         raise RequestRejected(ProblemDetails(415, "InvalidRequest", "must be of content-type application/json", "body"))
     n_bytes = request.headers.get("content-length", "0")
     data = bytearray()
@@ -115,28 +115,28 @@ Limit = Annotated[int, Field(ge=1, le=1000)]
 
 
 class RecentQuery(Request):
-    """The newest, or the newest before one: the last of the page before."""
+    """The newest, or the newest before one: the last of the previous page."""
 
     limit: Limit = 20
     before: Name | None = None
 
 
 class AfterQuery(Request):
-    """The first of a list, or those after one: the last of the page before."""
+    """The first of a list, or those after one: the last of the previous page."""
 
     limit: Limit = 1000
     after: Name | None = None
 
 
 class CallsQuery(Request):
-    """The first calls, or those after the one of that number."""
+    """The first calls, or those after the call of that number."""
 
     limit: Annotated[int, Field(ge=1, le=256)] = 256
     after: Annotated[int, Field(ge=0, le=2**31 - 1)] | None = None
 
 
 class EndedQuery(Request):
-    """`limit` is of rollouts, or of whole `groups`."""
+    """`limit` counts rollouts, or complete `groups`."""
 
     cursor: Cursor = 0
     groups: bool = False
@@ -145,7 +145,7 @@ class EndedQuery(Request):
 
 
 class EventQuery(Request):
-    """Begins after `cursor`, or where the `consumer` has come to."""
+    """Begins after `cursor`, or at the cursor of `consumer`."""
 
     groups: bool = False
     consumer: ConsumerName = CONSUMER
@@ -180,7 +180,7 @@ class GroupIds(Request):
 
 
 class SandboxesQuery(Request):
-    """The newest borrowed sandboxes, with those that have `ended` if so; or the newest before one, by its id."""
+    """The newest borrowed sandboxes, including those that have `ended` if set; or the newest before one, by its id."""
 
     limit: Limit = 100
     ended: bool = False
@@ -188,17 +188,17 @@ class SandboxesQuery(Request):
 
 
 class CallQuery(Request):
-    """`call_id` is the same where the same call is sent again."""
+    """`call_id` is the same for repeats of the same call."""
 
     call_id: Annotated[Name, Field(max_length=200)] = ""
 
 
 class NoOrder(Request):
-    """A request with nothing to say."""
+    """A request without content."""
 
 
 class StepQuery(Request):
-    """The newest step of a training run, of those up to one."""
+    """The newest step of a training run, up to a given one."""
 
     run: RunName
     up_to: int | None = None
@@ -213,7 +213,7 @@ class StepRecord(Request):
 
 
 class RatesQuery(Request):
-    """Some instances of a data source, or all that a training run played."""
+    """Some instances of a data source, or all of a training run."""
 
     run: RunName
     data_source: Name
@@ -246,7 +246,7 @@ class OneEngine(Request):
 
 
 class ClearOrder(Request):
-    """A request without a body is one that forgets nothing."""
+    """A request without a body forgets nothing."""
 
     forget_weights: bool = False
 
@@ -265,7 +265,7 @@ class SomeEngines(Request):
 
 
 class PauseOrder(SomeEngines):
-    """`mode` is "" to go on, `by` who it is that wants it, `held` that it sends heartbeats until it resumes them."""
+    """`mode` is "" to resume, `by` is who wants it, `held` tells that it sends heartbeats until it resumes them."""
 
     mode: Annotated[str, Field(json_schema_extra={"enum": ["", *MODES]})]
     by: Annotated[Name, Field(max_length=200)] = "over HTTP"
@@ -273,7 +273,7 @@ class PauseOrder(SomeEngines):
 
 
 class HoldOrder(SomeEngines):
-    """`by` who gave the order to pause."""
+    """`by` is who gave the order to pause."""
 
     by: Annotated[Name, Field(max_length=200)]
 
@@ -295,7 +295,7 @@ class OneKey(Request):
 
 
 class LogQuery(Request):
-    """The newest orders, or the newest before one of that number."""
+    """The newest orders, or the newest before the order of that number."""
 
     limit: Limit = 100
     before: Annotated[int, Field(ge=0, le=2**31 - 1)] | None = None

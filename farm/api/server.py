@@ -19,25 +19,25 @@ from farm.client.local import LocalFarm
 from farm.errors import InvalidRequest
 
 WAIT_TIMEOUT_S = 5.0
-"""Seconds to wait for an unavailable database, as it holds a thread; then the client gets an error and retries."""
+"""Seconds to wait for an unavailable database, as it blocks a thread; then the client gets an error and retries."""
 _GRACE_PERIOD_S = 10
-"""Seconds that requests in flight get to finish when the process ends."""
+"""Seconds for requests in flight to finish when the process ends."""
 _LAST_ANSWERS_S = 2
-"""Seconds that the answers of those that did not finish get to be written."""
-# longer than clients keep a connection that they do not use, or they find it closed when they ask
+"""Seconds to write the answers of those that did not finish."""
+# longer than clients keep an unused connection, else they find it closed at their next request
 _KEEP_ALIVE_S = 75
 _BOUNDS = ConnectionLimits()
 
 
 @dataclass(frozen=True, slots=True)
 class TlsFiles:
-    """A certificate, with those that lead to its authority, and its key, as PEM files."""
+    """A certificate with its chain, and its key, as PEM files."""
 
     certificate: str
     key: str
 
     def check(self) -> None:
-        """Raise InvalidRequest unless they are readable, and one is the other's."""
+        """Raise InvalidRequest unless they are readable and belong together."""
         try:
             ssl.create_default_context(ssl.Purpose.CLIENT_AUTH).load_cert_chain(self.certificate, self.key, "")
         except (OSError, ssl.SSLError) as error:
@@ -63,9 +63,9 @@ class ApiServer(uvicorn.Server):
             http=partial(TimedConnection, bounds),  # type: ignore[arg-type]
             ws="none",
             lifespan="off",
-            # of each request that is none it would say so
+            # uvicorn would log each malformed request
             log_level="error",
-            # they go the way of all lines of this process
+            # the process's own handlers log them
             log_config=None,
             access_log=False,
             server_header=False,
@@ -85,7 +85,7 @@ class ApiServer(uvicorn.Server):
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         self._endpoints.close()
         await super().shutdown(sockets)
-        # requests that were cancelled are answered, too, and uvicorn does not wait for that
+        # cancelled requests are answered, too, and uvicorn does not wait for that
         if cancelled := set(self.server_state.tasks):
             await asyncio.wait(cancelled, timeout=_LAST_ANSWERS_S)
 
@@ -103,8 +103,7 @@ def serve(
 ) -> None:
     """Serve until a signal stops it; requests in flight are still answered.
 
-    `examine` is what `/v1/doctor` answers with; `listeners` are those of `speak` as well. `strict_compat` as in
-    Endpoints.
+    `examine` makes the answer of `/v1/doctor`; `listeners` include those of `speak`. `strict_compat` as in Endpoints.
     """
     ApiServer(Endpoints(farm, examine, strict_compat), key, listening, speak=speak, tls=tls, page=page).run(
         sockets=list(listeners)

@@ -1,4 +1,4 @@
-"""A curriculum: instances that the run always or never solves are left out for a while."""
+"""A curriculum: leaves out instances that the run always or never solves, for a while."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from farm.records.trajectory import NO_VERSION, version_number
 
 
 class Curriculum:
-    """The instances of a sampler without those that the run solved too often or too seldom, by what the store counts.
+    """The instances of a sampler without those that the run solved too often or too seldom, as counted by the store.
 
-    Left out is an instance of which at least `min_scored` rollouts were scored, at a solve rate of at least
+    An instance is left out if at least `min_scored` of its rollouts were scored, with a solve rate of at least
     `easy_threshold` or at most `hard_threshold` (prime-rl's names); solved is a reward of at least `solved_at`. Only
-    rollouts of the last `last_versions` versions of the weights count, so one that was left out so long is tried
-    again; without it, or where weights have no numbers, it is left out for good.
+    rollouts of the last `last_versions` weight versions count, so an instance comes back after that time; without
+    `last_versions`, or if weights have no numbers, it is left out for good.
 
-    Raises InvalidRequest when nothing is left: two epochs in a row without one instance to play.
+    Raises InvalidRequest if nothing is left: two epochs in a row without an instance.
     """
 
     def __init__(
@@ -44,7 +44,7 @@ class Curriculum:
             )
         for name, value in (("min_scored", min_scored), ("last_versions", last_versions)):
             if value is not None and value < 1:
-                raise InvalidRequest(f"1 at least, not {value}", field=name)
+                raise InvalidRequest(f"must be at least 1, not {value}", field=name)
         self._sampler = sampler
         self._client = client
         self._run = run
@@ -58,7 +58,7 @@ class Curriculum:
 
     def draw(self, n: int, state: SamplerState) -> tuple[list[Instance], SamplerState]:
         if state and not {"skipped", "of"} <= state.keys():
-            raise InvalidRequest("the run was begun with another sampler; a new name begins a new run", field="sampler")
+            raise InvalidRequest("the run was started with another sampler; use a new run name", field="sampler")
         inner, n_skipped, in_a_row = state.get("of", {}), state.get("skipped", 0), 0
         drawn: list[Instance] = []
         while len(drawn) < n:
@@ -70,7 +70,7 @@ class Curriculum:
             if in_a_row > 2 * len(self):
                 raise InvalidRequest(
                     f"all {len(self)} instances of run {self._run} are solved at a rate of {self._easy:g} or more, or "
-                    f"of {self._hard:g} or less: widen easy_threshold and hard_threshold, or bring other instances",
+                    f"of {self._hard:g} or less: widen easy_threshold and hard_threshold, or add other instances",
                     field="easy_threshold",
                 )
         return drawn, {"skipped": n_skipped, "of": inner}

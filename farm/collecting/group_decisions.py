@@ -1,4 +1,4 @@
-"""The decision on a whole group: accepted, dropped and why, or requeued."""
+"""The decision on a whole group: accepted, dropped with a reason, or requeued."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from farm.records.rollout import Group, Outcome, Rollout, State, is_too_old
 from farm.records.trajectory import NO_VERSION, version_number
 
 AcceptGroup: TypeAlias = Callable[[Group], bool]
-"""A rule of a trainer's own (slime's `dynamic_sampling_filter_path`): True to accept what nothing else drops."""
+"""A trainer's own rule (slime's `dynamic_sampling_filter_path`): True accepts a group that nothing else drops."""
 
 
 class GroupDecision(StrEnum):
-    """The fate of a whole group: accepted, dropped for what its samples are, or, the last two, requeued."""
+    """The fate of a whole group: accepted, dropped because of its samples, or (the last two) requeued."""
 
     ACCEPTED = "accepted"
     EQUAL_REWARDS = "equal_rewards"
@@ -25,7 +25,7 @@ class GroupDecision(StrEnum):
 
     @property
     def is_final(self) -> bool:
-        """False for a group that says nothing about its instance, which is requeued."""
+        """False for a requeued group, which says nothing about its instance."""
         return self not in (GroupDecision.UNFINISHED, GroupDecision.STALE)
 
 
@@ -35,9 +35,9 @@ def usable(rollout: Rollout) -> bool:
 
 
 def decide(group: Group, least: int, *, filtered: bool, accept: AcceptGroup | None = None) -> GroupDecision:
-    """Decide on a whole group, whatever its age. `least` is the usable samples it must have.
+    """Decide on a whole group, whatever its age. `least` is the required number of usable samples.
 
-    `filtered` drops groups all of whose usable samples have exactly one reward: their advantages are 0.
+    `filtered` drops groups whose usable samples all have the same reward: their advantages are 0.
     """
     rewards = [rollout.reward for rollout in group.rollouts if usable(rollout)]
     if len(rewards) < least:
@@ -50,10 +50,10 @@ def decide(group: Group, least: int, *, filtered: bool, accept: AcceptGroup | No
 
 
 def stopped(group: Group, least: int, enough: int | None) -> GroupDecision | None:
-    """Return why the instance of a group is to be requeued, if the farm or the collector stopped samples that it needs.
+    """Return why a group must be requeued, if the farm or the collector stopped samples that it needs.
 
-    A group of which some were cancelled must have `enough` usable samples, None stands for all; one of which some
-    became too old while they were played, `least`.
+    A group with cancelled samples needs `enough` usable samples (None: all); one with samples that became too old while
+    they ran needs `least`.
     """
     n_usable = sum(usable(rollout) for rollout in group.rollouts)
     is_cancelled = any(rollout.state is State.CANCELLED for rollout in group.rollouts)
@@ -67,7 +67,7 @@ def stopped(group: Group, least: int, enough: int | None) -> GroupDecision | Non
 def too_old(rollout: Rollout, newest: str, steps_behind: int, max_staleness: int | None) -> bool:
     """Return whether a sample is more than `max_staleness` versions behind the newest weights.
 
-    Where weights have no numbers, the steps that lie between the one it was played for and now are counted instead.
+    If weights have no numbers, the steps since its request count instead.
     """
     if max_staleness is None:
         return False

@@ -1,4 +1,4 @@
-"""Samplers of instances: the next ones of a data set, from a state that is plain JSON and kept in the store."""
+"""Samplers of instances: the next ones of a data set for a state that is plain JSON, kept in the store."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from farm.errors import InvalidRequest
 from farm.records.request import Instance
 
 SamplerState: TypeAlias = dict[str, Any]
-"""The place that a sampler has come to, as JSON; an empty one is its beginning."""
+"""The position of a sampler, as JSON; an empty one is its start."""
 
 
 class InstanceSampler(Protocol):
@@ -24,18 +24,18 @@ class InstanceSampler(Protocol):
     def draw(self, n: int, state: SamplerState) -> tuple[list[Instance], SamplerState]:
         """Return the next `n` instances after a state, and the state after them.
 
-        Raises InvalidRequest naming the option, also for a state that is another sampler's.
+        Raises InvalidRequest naming the option, also for a state of another sampler.
         """
 
     def __len__(self) -> int:
-        """Return how many different instances there are."""
+        """Return the number of distinct instances."""
 
 
 class ShuffledInstances:
-    """A data set, epoch by epoch: every instance once, in an order that follows from the seed and the epoch.
+    """A data set in epochs: every instance once, in an order determined by the seed and the epoch.
 
-    An instance without an `instance_id` gets one, a hash of its fields, so that what is known of it can be found.
-    Raises InvalidRequest that names the instance for an empty data set, and for two problems of one name.
+    An instance without an `instance_id` gets a hash of its fields, so that its results can be found. Raises
+    InvalidRequest for an empty data set, and for two different problems with one name.
     """
 
     def __init__(
@@ -49,7 +49,7 @@ class ShuffledInstances:
             other = first.setdefault((instance.data_source, instance.instance_id), index)
             if self._instances[other].fields != instance.fields:
                 raise InvalidRequest(
-                    f"{instance.instance_id!r} is the name of instances[{other}] too, whose fields are others",
+                    f"{instance.instance_id!r} is also the name of instances[{other}], which has other fields",
                     field=f"instances[{index}].instance_id",
                 )
         self._seed = seed
@@ -64,7 +64,7 @@ class ShuffledInstances:
         start = state.get("drawn", 0)
         if not isinstance(start, int) or state.get("data", self._digest) != self._digest:
             raise InvalidRequest(
-                "the run was begun with other instances, another order or another seed; a new name begins a new run",
+                "the run was started with other instances, another order or another seed; use a new run name",
                 field="sampler",
             )
         drawn = [self._at(place) for place in range(start, start + n)]
@@ -75,7 +75,7 @@ class ShuffledInstances:
         return self._instances[self._order(epoch)[index]]
 
     def _order_of(self, epoch: int) -> list[int]:
-        """Return the order of an epoch by hashes, which no version of Python or NumPy draws otherwise."""
+        """Return the order of an epoch by hashes, which do not depend on versions of Python or NumPy."""
         places = list(range(len(self._instances)))
         if self._shuffle:
             places.sort(key=lambda place: hashlib.sha256(f"{self._seed}:{epoch}:{place}".encode()).digest())

@@ -13,9 +13,9 @@ from farm.records.request import Instance
 class Mixture:
     """Instances of several samplers, in the ratio of their weights (prime-rl's `env_ratios`), evenly spread.
 
-    Not by chance, but by smooth weighted round robin: each draw gives every sampler credit by its weight, and the one
-    with the most pays 1 and is drawn from; of equal ones the first. So any n draws in a row hold each about n times
-    its share. Changed weights hold from the next draw on.
+    Not random, but smooth weighted round robin: each draw gives every sampler credit by its weight; the one with the
+    most (the first of equals) pays 1 and is drawn from. So any n consecutive draws contain each about n times its
+    share. Changed weights apply from the next draw on.
     """
 
     def __init__(self, samplers: Mapping[str, InstanceSampler], weights: Mapping[str, float]) -> None:
@@ -25,7 +25,7 @@ class Mixture:
             raise InvalidRequest(f"{name!r} is in only one of samplers and weights", field="weights")
         for name, weight in weights.items():
             if isinstance(weight, bool) or not isinstance(weight, int | float) or not 0 < weight < math.inf:
-                raise InvalidRequest(f"a number above 0 is wanted, not {weight!r}", field=f"weights[{name!r}]")
+                raise InvalidRequest(f"must be a number above 0, not {weight!r}", field=f"weights[{name!r}]")
         self._samplers = dict(samplers)
         total = sum(weights.values())
         self._shares = {name: weights[name] / total for name in samplers}
@@ -37,12 +37,12 @@ class Mixture:
         credit = {name: state.get("credit", {}).get(name, 0.0) for name in self._samplers}
         inner = {name: state.get("of", {}).get(name, {}) for name in self._samplers}
         if state and not {"credit", "of"} <= state.keys():
-            raise InvalidRequest("the run was begun with another sampler; a new name begins a new run", field="sampler")
+            raise InvalidRequest("the run was started with another sampler; use a new run name", field="sampler")
         chosen = [self._next(credit) for _ in range(n)]
         drawn: dict[str, list[Instance]] = {}
         for name, sampler in self._samplers.items():
             drawn[name], inner[name] = sampler.draw(chosen.count(name), inner[name])
-        # one that is left out of the mixture for a while goes on where it was
+        # a sampler that is left out for a while continues where it was
         of = state.get("of", {}) | inner
         rest = {name: iter(instances) for name, instances in drawn.items()}
         return [next(rest[name]) for name in chosen], {"credit": credit, "of": of}

@@ -1,4 +1,4 @@
-"""The options of collecting, named as verl, SkyRL, slime and the farm's own requests name them."""
+"""The options of collecting, with the names of verl, SkyRL, slime and the farm's own requests."""
 
 from __future__ import annotations
 
@@ -14,38 +14,36 @@ _WAVES_OF_A_STEP = 8
 
 @dataclass(frozen=True, slots=True)
 class CollectingOptions:
-    """The rules by which a step's groups are collected. Raises InvalidRequest that names each option that is wrong.
+    """The rules for collecting a step's groups. Raises InvalidRequest that names each wrong option.
 
-    `train_batch_size`: the groups of a step (verl's `data.train_batch_size`).
+    `train_batch_size`: groups of a step (verl's `data.train_batch_size`).
 
-    `gen_batch_size`: the instances asked for at a time, in one batch (verl's `data.gen_batch_size`); by default an
-    eighth of a step, or what may be in flight. The smaller it is, the sooner a place that became free is used.
+    `gen_batch_size`: instances requested at a time, in one batch (verl's `data.gen_batch_size`). Default: an eighth of
+    a step, or the number allowed in flight. A smaller value refills free places sooner.
 
-    `max_inflight_groups`: the groups in flight at a time (slime's `over_sampling_batch_size`). By default
-    `train_batch_size`, and where what is left over is cancelled no more than the step still lacks, by the share of
-    groups that was accepted. A number that is given is kept to the end: it over-samples, the first groups to end make
-    the step, and more is cancelled.
+    `max_inflight_groups`: groups in flight (slime's `over_sampling_batch_size`). Default: `train_batch_size`; if
+    leftovers are cancelled, no more than the step still lacks at the present rate of acceptance. A given number applies
+    until the end of the step: it over-samples, the first groups to end make the step, and the rest is cancelled.
 
-    `max_num_gen_batches`: the most instances that one step asks for, in units of `train_batch_size` (SkyRL's
-    `max_sample_batches`, verl's option of this name); then `StepCollector.collect` raises. 0 or less: no limit.
+    `max_num_gen_batches`: limit of instances requested by one step, in units of `train_batch_size` (SkyRL's
+    `max_sample_batches`, verl's option of this name); beyond it `StepCollector.collect` raises. 0 or less: no limit.
 
     `filter_groups`: `drop` leaves out groups whose scored samples all have one reward, `keep` takes them (verl's
     `filter_groups.enable`, SkyRL's `dynamic_sampling.type`).
 
-    `min_samples`: the scored samples that a group must have; by default all. A group with fewer is dropped, and one
-    with more keeps its broken members, which have no reward and make no rows.
+    `min_samples`: scored samples that a group must have; default: all. A group with fewer is dropped. An accepted group
+    keeps its failed members, which have no reward and make no rows.
 
-    `early_stop_samples`: a group is whole with so many scored samples, and what is left of it is cancelled (ProRL's
-    `early_stop_min_usable_sessions`); by default it waits for all. It favours samples that end soon: see the docs.
+    `early_stop_samples`: a group is complete with this many scored samples, and its others are cancelled (ProRL's
+    `early_stop_min_usable_sessions`); default: wait for all. It favours samples that end soon: see the docs.
 
-    `leftovers`: when a step has its groups, `carry_over` lets go on what is still in flight, and takes it into later
-    steps; `cancel` ends it, and the next step requests its instances again, before fresh ones. Samples that had
-    finished and are not too old are kept then, and only the others are played. By default `carry_over`, or `cancel`
-    where `max_staleness` is 0.
+    `leftovers`: when a step has its groups, `carry_over` lets those in flight continue into later steps; `cancel` ends
+    them, and the next step requests their instances again, before fresh ones. Then finished samples that are not too
+    old are kept, and only the others run. Default: `carry_over`, or `cancel` if `max_staleness` is 0.
 
-    `max_staleness`: how many versions of the weights any sample may be behind when its group is given to the trainer;
-    None: any. Where weights have no numbers, steps are counted instead. 0 is on-policy, and leaves nothing to carry
-    over. The instance of a group that is too old is requested again; samples that are not too old are kept.
+    `max_staleness`: weight versions that any sample may be behind when its group is given to the trainer; None: any. If
+    weights have no numbers, steps count instead. 0 is on-policy, and leaves nothing to carry over. The instance of a
+    group that is too old is requested again; samples that are not too old are kept.
     """
 
     train_batch_size: int
@@ -64,13 +62,13 @@ class CollectingOptions:
 
     @property
     def carries_over(self) -> bool:
-        """True if what is in flight goes on when a step has its groups."""
+        """True if groups in flight continue when a step is complete."""
         return self.max_staleness != 0 if self.leftovers is None else self.leftovers == "carry_over"
 
     @property
     def wave_size(self) -> int:
         eighth = max(1, self.train_batch_size // _WAVES_OF_A_STEP)
-        # a wave that does not fit would never be asked for
+        # a larger wave would never fit
         return self.gen_batch_size or min(eighth, self.max_inflight_groups or eighth)
 
     @property
@@ -78,18 +76,18 @@ class CollectingOptions:
         return self.max_inflight_groups or max(self.train_batch_size, self.wave_size)
 
     def most_wanted(self, n_missing: int, accepted_share: float) -> int:
-        """Return the most groups in flight while a step lacks `n_missing`, and so large a share of groups is accepted.
+        """Return the limit of groups in flight for a step that lacks `n_missing`, at this rate of acceptance.
 
-        What is in flight at the end of a step is lost where it is cancelled.
+        If leftovers are cancelled, groups in flight at the end of a step are lost.
         """
         if self.carries_over or self.max_inflight_groups is not None:
             return self.most_in_flight
         return min(self.most_in_flight, math.ceil(n_missing / accepted_share))
 
     def most_ahead(self, *, collects: bool) -> int | None:
-        """Return how many groups, in flight or waiting, can still train in time, as AReaL counts; None: any number.
+        """Return how many groups, in flight or waiting, can still train in time (AReaL's rule); None: any number.
 
-        A trainer that `collects` takes the next of them before its weights change, and else only after that.
+        A trainer that `collects` takes the next of them before its weights change, others only after that.
         """
         if not self.carries_over or self.max_staleness is None:
             return None
@@ -97,20 +95,20 @@ class CollectingOptions:
 
     @property
     def most_requested(self) -> int | None:
-        """The most instances that one step asks for; None: any number."""
+        """Limit of instances requested by one step; None: any number."""
         return self.max_num_gen_batches * self.train_batch_size if self.max_num_gen_batches > 0 else None
 
     def check_samples(self, n_samples: int) -> int:
-        """Return the scored samples that a group of so many must have. Raises InvalidRequest naming the option."""
+        """Return the scored samples that a group of this size must have. Raises InvalidRequest naming the option."""
         least = self.early_stop_samples if self.min_samples is None else self.min_samples
         least = n_samples if least is None else least
         for name in ("min_samples", "early_stop_samples"):
             if (value := getattr(self, name)) is not None and value > n_samples:
-                raise InvalidRequest(f"{value}, and a group has n_samples={n_samples}", field=name)
+                raise InvalidRequest(f"{value}, but a group has n_samples={n_samples}", field=name)
         if self.filter_groups == "drop" and least < 2:
             given = "early_stop_samples" if self.min_samples is None else "min_samples"
             name = "n_samples" if n_samples < 2 else given
-            raise InvalidRequest("one sample has no variance: 2 at least, or filter_groups='keep'", field=name)
+            raise InvalidRequest("one sample has no variance: set 2 or more, or filter_groups='keep'", field=name)
         return least
 
     def _complaints(self) -> Iterator[tuple[str, str]]:

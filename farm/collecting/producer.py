@@ -14,18 +14,18 @@ log = logging.getLogger(__name__)
 
 
 class Producer:
-    """Keeps a run's waves in flight, from now until it is closed: `with Producer(collector):` around the training.
+    """Keeps a run's waves in flight until it is closed: `with Producer(collector):` around the training.
 
-    A thread takes what has ended and asks for more, so that `max_inflight_groups` are in flight at any time. It stops
-    where the groups in flight and those that wait are all that the next `max_staleness` steps can train: more would be
-    too old before its turn. What it meets is logged, and tried again; the trainer's own `collect` raises it.
-    Raises InvalidRequest where the options leave nothing to carry over.
+    A thread takes ended groups and requests more, so that `max_inflight_groups` are always in flight. It stops when the
+    groups in flight and waiting suffice for the next `max_staleness` steps: more would become too old. Its errors are
+    logged, and it retries; the trainer's own `collect` raises them. Raises InvalidRequest if the options leave nothing
+    to carry over.
     """
 
     def __init__(self, collector: StepCollector, *, poll_s: float = 0.5) -> None:
         if not collector.options.carries_over:
             raise InvalidRequest(
-                "'carry_over' is wanted: what was produced ahead would be cancelled", field="leftovers"
+                "must be 'carry_over': groups produced in advance would be cancelled", field="leftovers"
             )
         self._collector = collector
         self._poll_s = poll_s
@@ -34,7 +34,7 @@ class Producer:
         self._thread.start()
 
     def close(self) -> None:
-        """End the thread. What is in flight goes on, and is carried over."""
+        """End the thread. Groups in flight continue, and are carried over."""
         self._closed.set()
         self._thread.join()
 
@@ -46,7 +46,7 @@ class Producer:
                 said = ""
             except Exception as error:
                 if str(error) != said:
-                    # of a sampler or a rule of the trainer's own, it is a bug to be found
+                    # errors of a sampler or of the trainer's own rule are bugs
                     is_bug = not isinstance(error, FarmError)
                     log.warning("Production ahead of the trainer is paused: %s", error, exc_info=is_bug)
                 said = str(error)

@@ -1,4 +1,4 @@
-"""Lengths of samples: sampled tokens, of what trains and of what was requested."""
+"""Lengths of samples in sampled tokens: of those that train and of those that were requested."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ class Lengths:
 
     @classmethod
     def of_trained(cls, groups: Iterable[Group]) -> Lengths:
-        """Return those of the samples of groups that can train."""
+        """Return the lengths of the samples of groups that can train."""
         lengths = [[rollout.n_response_tokens for rollout in group.rollouts if usable(rollout)] for group in groups]
         samples = [n for group in lengths for n in group]
         return cls(len(samples), sum(samples), len(lengths), sum(max(group, default=0) for group in lengths))
 
     @classmethod
     def of_requested(cls, groups: Iterable[Group], kept: Collection[str] = ()) -> Lengths:
-        """Return those of the samples of groups, also of samples that were stopped: their tokens count, they do not.
+        """Return the lengths of the samples of groups. Of stopped samples, the tokens count but not the samples.
 
-        So the mean is the tokens for each sample that finished, as total time on test is divided by failures. A stopped
-        sample counts for the longest of its group as far as it came. Samples that are `kept` count where they train.
+        So the mean is the tokens per finished sample, like total time on test divided by failures. A stopped sample
+        counts for the longest of its group with its tokens so far. Samples in `kept` count where they train.
         """
         total = cls()
         for group in groups:
@@ -46,16 +46,16 @@ class Lengths:
 
     @property
     def mean_tokens(self) -> float:
-        """The tokens for each sample; 0 of none."""
+        """Tokens per sample; 0 without any."""
         return self.n_tokens / max(1, self.n_samples)
 
     @property
     def mean_longest_tokens(self) -> float:
-        """The tokens of the longest sample of a group, in the mean; 0 of none."""
+        """The mean over groups of the tokens of the longest sample; 0 without any."""
         return self.n_longest / max(1, self.n_groups)
 
     def record(self) -> list[int]:
-        """Return what a record holds of them."""
+        """Return the values for a record."""
         return [self.n_samples, self.n_tokens, self.n_groups, self.n_longest]
 
 
@@ -64,5 +64,5 @@ def _was_stopped(rollout: Rollout) -> bool:
 
 
 def _tokens_so_far(rollout: Rollout) -> int:
-    # of one that did not come to its end, only its rows know
+    # a sample that did not end has its tokens only in its rows
     return rollout.n_response_tokens or sum(int(segment.response_mask.sum()) for segment in rollout.segments)

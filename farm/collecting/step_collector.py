@@ -1,4 +1,4 @@
-"""The collector of a training run: asks for fresh instances until a step has its groups, and records what they are."""
+"""The collector of a training run: requests fresh instances until a step has its groups, and records them."""
 
 from __future__ import annotations
 
@@ -28,25 +28,25 @@ log = logging.getLogger(__name__)
 
 _POLL_S = 0.2
 _LOOK_AHEAD = 32
-"""Waves that are looked up at a time where a predecessor may have submitted some."""
+"""Waves looked up at a time if a predecessor may have submitted some."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Look:
-    """The groups that wait, oldest wave first: those accepted, and those whose instances are to be requeued."""
+    """The waiting groups, oldest wave first: those accepted, and those whose instances are to be requeued."""
 
     accepted: Sequence[tuple[Wave, Group]] = ()
     to_requeue: Sequence[tuple[Wave, Group, RequeuedGroup]] = ()
 
 
 class StepCollector:
-    """Collects the steps of a run, one after the other; the package says how.
+    """Collects the steps of a run, one after the other; see `farm.collecting`.
 
-    `request` are the other fields of `farm.BatchRequest`: `n_samples`, `sampling`, `limits`, `model` … `accept` is a
-    rule of the trainer's own for groups. `wait` is called between two looks at the store.
+    `request` are the other fields of `farm.BatchRequest`: `n_samples`, `sampling`, `limits`, `model` … `accept` is the
+    trainer's own rule for groups. `wait` is called between two reads of the store.
 
-    Weights of a step are named to the farm (`weight_update`) before it is collected. Safe to use from several threads,
-    of which one collects at a time. Raises InvalidRequest that names the option.
+    Set the weight version of a step (`weight_update`) before it is collected. Safe to use from several threads, but one
+    collects at a time. Raises InvalidRequest that names the option.
     """
 
     def __init__(
@@ -82,14 +82,14 @@ class StepCollector:
         self._n_dropped: Counter[str] = Counter()
 
     def collect(self, step: int, timeout_s: float | None = None) -> CollectedStep:
-        """Return the groups of a step: those that it was given before, or the first that are accepted now.
+        """Return the groups of a step: the recorded ones, or the first that are accepted now.
 
-        Raises InvalidRequest when it asked for `max_num_gen_batches` and found too few, or for a step before one that
-        is collected; TimeoutError when the groups are not there after `timeout_s`. Nothing is lost by either: what was
-        played counts when the step is collected again.
+        Raises InvalidRequest if it requested `max_num_gen_batches` and found too few groups, or for a step before a
+        collected one; TimeoutError if the groups are not complete after `timeout_s` seconds. Nothing is lost then:
+        finished rollouts count when the step is collected again.
         """
         if isinstance(step, bool) or not isinstance(step, int) or step < 0:
-            raise InvalidRequest(f"a whole number, 0 or more, is wanted, not {step!r}", field="step")
+            raise InvalidRequest(f"must be a whole number, 0 or more, not {step!r}", field="step")
         with self._collecting:
             return self._collect(step, timeout_s)
 
@@ -118,12 +118,12 @@ class StepCollector:
             self._wait(_POLL_S)
 
     def keep_ahead(self) -> None:
-        """Ask for what the step after the last can still train in time: what a `Producer` does now and then."""
+        """Request groups for the steps after the last one, as far as they can train in time; see `Producer`."""
         with self._lock:
             if not self._is_resumed:
                 base = self._client.runs.recorded_step(self._run)
                 if base is None:
-                    # the trainer says with which step the run begins
+                    # the trainer determines the first step of a run
                     return
                 self._resume(base)
             self._ask(self._look(self._due))
@@ -133,17 +133,17 @@ class StepCollector:
         if newest is not None and newest.step > step:
             raise InvalidRequest(
                 f"run {self._run} has collected step {newest.step}, and nothing is recorded for {step}: steps go up; "
-                "a new name begins a new run",
+                "use a new run name",
                 field="step",
             )
 
     def _resume(self, base: RecordedStep | None) -> None:
-        """Go on from a step's record, and from the waves that were submitted after it; or from memory if that is it."""
+        """Continue from a step's record and the waves submitted after it, or from memory if it has that record."""
         if self._is_resumed and (self._base and self._base.step) == (base and base.step):
             return
         record = base.record if base is not None else {}
         for batch_id in record.get("cancelled", ()):
-            # whoever recorded it may have been killed before it did so
+            # the process that recorded it may have been killed before this
             self._client.cancel(batch_id)
         self._base = base
         if base is not None:
@@ -155,7 +155,7 @@ class StepCollector:
         self._is_resumed = True
 
     def _adopt(self) -> None:
-        """Take over the waves that were submitted, by a predecessor or another, after those that are known."""
+        """Take over waves submitted by a predecessor or another trainer after the known ones."""
         while True:
             numbers = {wave_key(self._run, number): number for number in range(self._next, self._next + _LOOK_AHEAD)}
             known = self._client.runs.keyed_batches(list(numbers))
@@ -183,15 +183,15 @@ class StepCollector:
                 wave.settle(index)
 
     def _look(self, step: int) -> _Look:
-        """Take what has ended, and drop what its samples speak against."""
+        """Take ended groups, and drop those whose samples say so."""
         by_key = {wave_key(self._run, wave.number): wave for wave in self._waves}
         for some in _chunks(list(by_key)):
             known = {batch.key: batch for batch in self._client.runs.keyed_batches(some)}
             for key in some:
                 if key not in known:
                     raise StoreWentBack(
-                        f"batch {by_key[key].batch_id} of run {self._run} was there, and is not known any more: the "
-                        "database went back in time; go on from an older step"
+                        f"batch {by_key[key].batch_id} of run {self._run} existed and is gone: the "
+                        "database went back in time; continue from an older step"
                     )
                 if (enough := self.options.early_stop_samples) is not None:
                     by_key[key].cut(self._client, known[key].cursor, enough)
@@ -228,7 +228,7 @@ class StepCollector:
         return is_stopped or decide(group, self._least, filtered=filtered, accept=self._accept)
 
     def _ask(self, found: _Look) -> None:
-        """Submit waves as long as there is room for them: of requeued instances first."""
+        """Submit waves while there is room: first those of requeued instances."""
         n_accepted, waiting = len(found.accepted), list(found.to_requeue)
         while True:
             n_kept = len(waiting[0][2].kept) if waiting else 0
@@ -244,7 +244,7 @@ class StepCollector:
         record = self._base.record if self._base is not None else {"groups": (), "n_dropped": {}}
         n_before, n_dropped = len(record["groups"]), sum(record["n_dropped"].values())
         n_decided = n_accepted + n_before + n_dropped + sum(self._n_dropped.values())
-        # as if two groups had been decided before the first, one of them accepted
+        # prior: two decided groups, one of them accepted
         share = (n_accepted + n_before + 1) / (n_decided + 2)
         return self.options.most_wanted(max(1, self.options.train_batch_size - n_accepted), share)
 
@@ -256,7 +256,7 @@ class StepCollector:
             return False
         collects = self._due == self._step
         most = self.options.most_ahead(collects=collects)
-        # a wave that is larger than what is allowed ahead is played when nothing else is
+        # a wave larger than the limit in advance runs when nothing else does
         return most is None or n_accepted + n_inflight + size <= most or (collects and n_inflight == 0)
 
     @property
@@ -278,13 +278,13 @@ class StepCollector:
         values: dict[str, Any] = {"idempotency_key": wave_key(self._run, self._next), "run": self._run}
         values |= {"metadata": self._request.metadata | {METADATA: own}, "n_samples": n_samples}
         if (seed := self._request.sampling.seed) is not None:
-            # else an instance that comes again at the same place of a wave would be drawn alike
+            # else an instance that returns at the same index of a wave would get the same draws
             values["sampling"] = self._request.sampling.model_copy(update={"seed": step_seed(seed, self._next)})
         request = self._request.model_copy(update={"instances": tuple(instances), **values}).model_dump()
         try:
             batch_id = self._client.submit(request)
         except Conflict:
-            # a predecessor's, or that of another trainer of this run, which drew otherwise
+            # submitted by a predecessor or another trainer of this run, which drew other instances
             self._adopt()
             return True
         except Overloaded as error:
@@ -298,14 +298,14 @@ class StepCollector:
     def _check_can_go_on(self, n_accepted: int) -> None:
         if self._is_exhausted and not any(wave.n_inflight for wave in self._waves):
             raise InvalidRequest(
-                f"step {self._step} of run {self._run} asked for {self._n_requested} instances and has {n_accepted} "
-                f"of {self.options.train_batch_size} groups; dropped: {dict(self._n_dropped)}. Raise it, or bring "
+                f"step {self._step} of run {self._run} requested {self._n_requested} instances and has {n_accepted} "
+                f"of {self.options.train_batch_size} groups; dropped: {dict(self._n_dropped)}. Raise it, or add "
                 "instances that are neither too easy nor too hard",
                 field="max_num_gen_batches",
             )
 
     def _decide(self, step: int, chosen: Sequence[tuple[Wave, Group]]) -> CollectedStep:
-        """Write down what the step is, and cancel what is not to go on."""
+        """Record the step, and cancel groups that must not continue."""
         first_fresh = self._base.record["next_wave"] if self._base is not None else 0
         n_carried = sum(wave.number < first_fresh for wave, _ in chosen)
         for wave, group in chosen:
@@ -334,7 +334,7 @@ class StepCollector:
             "sampler": self._state,
             "by": secrets.token_hex(8),
         }
-        # from here on until it is known who wrote it, memory is not to be gone on from
+        # until it is known who wrote the record, memory is not valid
         self._is_resumed = False
         recorded = self._client.runs.record_step(self._run, step, record)
         if recorded.record["by"] != record["by"]:
@@ -354,7 +354,7 @@ class StepCollector:
 
 def _collected(step: RecordedStep, groups: tuple[Group, ...]) -> CollectedStep:
     record = step.record
-    # records of earlier versions lack what is not read by its name
+    # records of earlier versions lack fields read with a default
     numbers = (record["n_dropped"], record["n_cancelled"], record.get("n_requeued", 0), record["n_carried"])
     lengths = (Lengths(*record.get("trained", ())), Lengths(*record.get("requested", ())))
     return CollectedStep(step.run, step.step, groups, *numbers, record["n_open"], *lengths)

@@ -1,4 +1,4 @@
-"""The request of a wave: what a run asks for with every instance, checked before anything is played."""
+"""The request of a wave: a run's request for every instance, checked before anything runs."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _PLACE = re.compile(r"^instances\[(\d+)\]")
 
 
 def checked_fields(request: Mapping[str, Any], options: CollectingOptions) -> BatchRequest:
-    """Return the request of a wave, with one instance in place of its own. Raises InvalidRequest naming the field."""
+    """Return the request of a wave, with one placeholder instance. Raises InvalidRequest naming the field."""
     fields = dict(request)
     for name in _OWN:
         if name in fields:
@@ -26,14 +26,14 @@ def checked_fields(request: Mapping[str, Any], options: CollectingOptions) -> Ba
         raise InvalidRequest("the collector sets it", field=f"request.metadata.{METADATA}")
     if fields.setdefault("max_staleness", options.max_staleness) != options.max_staleness:
         raise InvalidRequest(
-            f"{fields['max_staleness']}, and the options have max_staleness={options.max_staleness}",
+            f"{fields['max_staleness']}, but the options have max_staleness={options.max_staleness}",
             field="request.max_staleness",
         )
     return checked_request({**fields, "instances": [{"data_source": "any", "fields": {}}]})
 
 
 def of_instance(complaint: tuple[str, str], instances: Sequence[Instance]) -> tuple[str, str]:
-    """Return a complaint about a wave with the name of the instance in place of its number in the wave."""
+    """Return a complaint about a wave with the instance's name in place of its index."""
 
     def name(found: re.Match[str]) -> str:
         instance = instances[int(found[1])]

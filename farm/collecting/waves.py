@@ -1,4 +1,4 @@
-"""Waves: the batches of a run, found by their keys, each with the groups of it that wait to be chosen."""
+"""Waves: the batches of a run, found by their keys, each with its groups that wait to be chosen."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ from farm.records.training_run import KeyedBatch
 
 T = TypeVar("T")
 METADATA = "collecting"
-"""The name under which a wave's own metadata stand in its batch's."""
+"""The key of a wave's own metadata in its batch's."""
 
 
 @dataclass(frozen=True, slots=True)
 class CollectedStep:
     """The groups of one step of a run, in the order in which they were chosen.
 
-    `n_dropped` counts whole groups that were left out, by the reason; `n_cancelled` those that were in flight and were
-    cancelled, `n_requeued` those whose instances were requeued, `n_carried` those of `groups` that an earlier
-    step had asked for, `n_open` those that wait or go on, without those that were cancelled.
+    `n_dropped` counts dropped groups by reason; `n_cancelled` those that were cancelled in flight; `n_requeued` those
+    whose instances were requeued; `n_carried` those of `groups` requested by an earlier step; `n_open` those that wait
+    or continue, without the cancelled ones.
 
-    `trained` are the lengths of the samples of `groups`, `requested` those of these and of the groups whose instances
-    were requeued: if `trained` is less, the step prefers what is short.
+    `trained` are the lengths of the samples of `groups`, `requested` those of these and of requeued groups: if
+    `trained` is less, the step favours short samples.
     """
 
     run: str
@@ -46,7 +46,7 @@ class CollectedStep:
 
     @property
     def rollouts(self) -> tuple[Rollout, ...]:
-        """All samples of all groups, the broken ones too: what an adapter takes."""
+        """All samples of all groups, including failed ones: the input for an adapter."""
         return tuple(rollout for group in self.groups for rollout in group.rollouts)
 
 
@@ -57,9 +57,9 @@ def wave_key(run: str, number: int) -> str:
 
 @dataclass(frozen=True, slots=True)
 class RequeuedGroup:
-    """A group whose instance is requeued: its samples that are kept, each with the step that it was played for.
+    """A group whose instance is requeued: its kept samples, each with the step for which it was requested.
 
-    The group that stands for it plays only what is missing, and has these, too. `lengths` are those of the old one.
+    The new group runs only the missing ones, and has these, too. `lengths` are those of the old group.
     """
 
     group_id: str
@@ -82,12 +82,11 @@ class RequeuedGroup:
 
 @dataclass(slots=True)
 class Wave:
-    """One batch of a run. `whole` are its groups that have ended and wait, by index, in the order in which they did;
+    """One batch of a run. `whole` are its ended groups that wait, by index, in the order in which they ended;
     `decisions` are those on them, whatever their age.
 
-    `settled` are the indices of those that were chosen, dropped or requeued. `step` is the one that was being
-    collected when it was submitted. `requeued` are the groups that its own stand for, of each index; of fresh
-    instances there are none.
+    `settled` are the indices of chosen, dropped or requeued groups. `step` is the step that was being collected when it
+    was submitted. `requeued` are the groups that its own replace, by index; empty for fresh instances.
     """
 
     number: int
@@ -106,10 +105,10 @@ class Wave:
 
     @classmethod
     def of(cls, number: int, batch: KeyedBatch) -> Wave:
-        """Return the wave that a batch is. Raises InvalidRequest for one that only has the key of a wave."""
+        """Return the wave of a batch. Raises InvalidRequest for a batch that only has the key of a wave."""
         if METADATA not in batch.metadata:
             raise InvalidRequest(
-                f"batch {batch.batch_id} has the idempotency key {batch.key!r}, and no collector submitted it: choose "
+                f"batch {batch.batch_id} has the idempotency key {batch.key!r}, but no collector submitted it: choose "
                 "another name",
                 field="run",
             )
@@ -124,7 +123,7 @@ class Wave:
         return cls(*numbers, requeued, set(values["settled"]))
 
     def record(self) -> dict[str, Any]:
-        """Return what a step's record holds of it."""
+        """Return the values for a step's record."""
         plain = {name: getattr(self, name) for name in ("number", "step", "batch_id", "n_groups")}
         return plain | {"settled": sorted(self.settled), "requeued": [each.record() for each in self.requeued]}
 
@@ -137,7 +136,7 @@ class Wave:
         return len(self.settled) >= self.n_groups
 
     def kept(self, index: int) -> list[str]:
-        """Return the rollouts of earlier groups that count in one of its own."""
+        """Return the rollouts of earlier groups that count in the group with this index."""
         return self.requeued[index].rollout_ids if self.requeued else []
 
     def played_for(self, rollout: Rollout) -> int:
@@ -146,22 +145,22 @@ class Wave:
         return dict(kept).get(rollout.rollout_id, self.step)
 
     def poll(self, client: Farm, cursor: int) -> None:
-        """Take the groups that have become whole, if anything ended since `cursor` was less."""
+        """Take the groups that have become whole; does nothing if no rollout has ended since `cursor`."""
         if cursor <= self.seen:
             return
         for group in ended_groups(client, self.batch_id, self._cursor):
             self._cursor = max(self._cursor, group.cursor)
             index = group.rollouts[0].group_index
             if index not in self.settled:
-                # one that is scored again comes again
+                # a rescored group comes again
                 self.whole[index] = with_kept(client, group, self.kept(index))
                 self.decisions.pop(index, None)
         self.seen = cursor
 
     def cut(self, client: Farm, cursor: int, enough: int) -> None:
-        """Cancel what is left of groups that have `enough` usable samples, if anything ended since `cursor` was less.
+        """Cancel the rest of groups with `enough` usable samples; does nothing if no rollout has ended since `cursor`.
 
-        They become whole by it. Cancelled again after a crash, nothing more is cancelled.
+        That makes them whole. Repeating it after a crash cancels nothing more.
         """
         if cursor <= self._ended_cursor:
             return
@@ -198,15 +197,15 @@ def ended_rollouts(client: Farm, batch_id: str, cursor: int) -> Iterator[Rollout
 
 
 def with_kept(client: Farm, group: Group, rollout_ids: Collection[str]) -> Group:
-    """Return a group with samples of earlier ones: they have its batch, its index and its last places, and their ids.
+    """Return a group with samples of earlier ones added: they get its batch, its index and its last sample indices.
 
-    One that is being scored again is waited for.
+    They keep their ids. Waits for one that is being rescored.
     """
     if not rollout_ids:
         return group
     found = _by_batch(rollout_ids, lambda batch_id: client.stream(batch_id, cursor=0), lambda each: each.rollout_id)
     first, n = group.rollouts[0], len(group.rollouts)
-    # positions in a stream are those of a batch: of an earlier one they mean nothing here
+    # stream positions belong to one batch: those of an earlier one mean nothing here
     place = {"batch_id": first.batch_id, "group_index": first.group_index, "finish_seq": first.finish_seq}
     kept = [
         replace(found[rollout_id], sample_index=n + index, **place)  # type: ignore[arg-type]
@@ -216,9 +215,9 @@ def with_kept(client: Farm, group: Group, rollout_ids: Collection[str]) -> Group
 
 
 def chosen_groups(client: Farm, group_ids: list[str], kept: Mapping[str, list[str]]) -> tuple[Group, ...]:
-    """Return these groups with their training rows, in this order, and with what is kept of earlier ones, by id.
+    """Return these groups with their training rows, in this order, with kept samples of earlier ones, by id.
 
-    One that is being scored again is waited for.
+    Waits for one that is being rescored.
     """
     known = _by_batch(
         group_ids, lambda batch_id: client.stream_groups(batch_id, cursor=0), lambda group: group.group_id
@@ -227,7 +226,7 @@ def chosen_groups(client: Farm, group_ids: list[str], kept: Mapping[str, list[st
 
 
 def _by_batch(ids: Collection[str], stream: Callable[[str], Iterable[T]], id_of: Callable[[T], str]) -> dict[str, T]:
-    """Return groups or rollouts by their ids, read from the streams of their batches as far as need be."""
+    """Return groups or rollouts by id, read from the streams of their batches as far as needed."""
     wanted_of: dict[str, set[str]] = {}
     for each in ids:
         wanted_of.setdefault(batch_of(each), set()).add(each)
@@ -242,7 +241,7 @@ def _by_batch(ids: Collection[str], stream: Callable[[str], Iterable[T]], id_of:
 
 
 def wave_metadata(step: int, number: int, state: SamplerState, requeued: Iterable[RequeuedGroup]) -> dict[str, Any]:
-    """Return what the batch of a wave remembers for whoever goes on after it."""
+    """Return the metadata that a wave's batch stores for its successors."""
     own = {"step": step, "wave": number, "sampler": state}
-    # a wave of fresh instances is the same request as ever
+    # the request of a wave of fresh instances does not change
     return own | ({"requeued": records} if (records := [each.record() for each in requeued]) else {})

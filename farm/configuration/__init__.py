@@ -1,1 +1,1 @@
-"""The file of settings, farm.toml: where it is looked for, and what may stand in it."""
+"""The settings file farm.toml: its location and contents."""

@@ -1,6 +1,6 @@
-"""farm.toml: the file that FARM_CONFIG names, else ./farm.toml, else the one in FARM_HOME; one of them is read.
+"""farm.toml: the file named by FARM_CONFIG, else ./farm.toml, else the one in FARM_HOME; only one of them is read.
 
-It is found and read without pydantic, as every command looks for it and most farms have none.
+Read without pydantic, as every command looks for it and most farms have none.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ from farm.errors import InvalidRequest
 NAME = "farm.toml"
 VARIABLE = "FARM_CONFIG"
 OWN_TABLES: tuple[str, ...] = ("slurm",)
-"""Tables of the file that hold no settings, and that another part of the farm reads by `ConfigFile.values`."""
+"""Tables of the file that are not settings; other parts of the farm read them from `ConfigFile.values`."""
 _PROBE = "farm-probe"
 _MAX_BYTES = 1_000_000
 _PLACES = {errno.ENOENT, errno.ENOTDIR, errno.EACCES, errno.EPERM}
-"""The errors of a look for a file by which it is not there, or in a folder that is none of ours."""
+"""Errors that mean that there is no file, or that its folder is not accessible."""
 
 
 def default_home() -> Path:
-    """Return the clone's `.farm`, if this runs in the environment that `make` made there, and else `~/.farm`.
+    """Return the clone's `.farm` if this runs in the environment that `make` created there, else `~/.farm`.
 
-    The commands of its `.venv` so find what `make demo` played, from whatever folder.
+    So the commands of its `.venv` find the results of `make demo` from any folder.
     """
     environment = Path(sys.prefix)
     with contextlib.suppress(OSError):
@@ -42,9 +42,9 @@ def default_home() -> Path:
 
 
 def places() -> list[Path]:
-    """Return where the file is looked for: the first that is there is read, and one that FARM_CONFIG names must be.
+    """Return the candidate paths: the first existing file is read; one named by FARM_CONFIG must exist.
 
-    Raises InvalidRequest if that is no path.
+    Raises InvalidRequest if that is not a valid path.
     """
     named = os.environ.get(VARIABLE, "")
     if named:
@@ -54,15 +54,15 @@ def places() -> list[Path]:
             raise InvalidRequest(str(error), field=VARIABLE) from None
     home = os.environ.get("FARM_HOME", "")
     with contextlib.suppress(OSError):
-        # a working folder that was removed has no file
+        # the working folder may have been removed
         return [Path.cwd() / NAME, (Path(home) if home else default_home()).absolute() / NAME]
     return [Path(home) / NAME] if home.startswith("/") else []
 
 
 def path_in_use() -> Path | None:
-    """Return the file to read; None if there is none. Raises InvalidRequest for one that should not be read.
+    """Return the file to read; None if there is none. Raises InvalidRequest for an untrusted one.
 
-    The working folder may be anybody's, such as /tmp, and a setting can name what a command is sent to.
+    The working folder may be anybody's, such as /tmp, and a setting can redirect what a command sends.
     """
     if os.environ.get(VARIABLE):
         return places()[0]
@@ -76,19 +76,19 @@ def path_in_use() -> Path | None:
             raise _unreadable(path, error) from error
         if n == 0 and (owners - {os.getuid(), 0} or open_to_all):
             why = "can be changed by other users" if open_to_all else "belongs to another user"
-            raise InvalidRequest(f"{path} {why}: if you trust it, say {VARIABLE}={path}", field=VARIABLE)
+            raise InvalidRequest(f"{path} {why}: if you trust it, set {VARIABLE}={path}", field=VARIABLE)
         return path
     return None
 
 
 def pinned() -> dict[str, str]:
-    """Return the variable by which another process reads the file that this one does, whatever its own home is."""
+    """Return the variable that makes another process read the same file, whatever its home is."""
     path = path_in_use()
     return {} if path is None else {VARIABLE: str(path)}
 
 
 class ConfigFile:
-    """A file of settings that was read: its values by key, as they stand there. Raises InvalidRequest.
+    """A parsed settings file: its unchanged values by key. Raises InvalidRequest.
 
     `path` is absolute.
     """
@@ -106,12 +106,12 @@ class ConfigFile:
             raise _unreadable(path, error) from error
         except UnicodeDecodeError as error:
             raise InvalidRequest(f"{path} is not in UTF-8: {error.reason}", field=_named()) from None
-        # also numbers of thousands of digits, and brackets in brackets in brackets
+        # also for numbers of thousands of digits and deeply nested brackets
         except (ValueError, RecursionError) as error:
-            raise InvalidRequest(f"{path} is no TOML: {error}", field=_named()) from None
+            raise InvalidRequest(f"{path} is not TOML: {error}", field=_named()) from None
 
     def place_of(self, key: str) -> str:
-        """Return file:line of a key of the first level, or the file alone if its line cannot be told."""
+        """Return file:line of a top-level key, or only the file if its line is unknown."""
         starts = re.compile(rf"""\s*(\[+\s*)?["']?{re.escape(key)}["']?\s*[]=.]""")
         lines = self._text.splitlines()
         for n, line in enumerate(lines):
@@ -122,7 +122,7 @@ class ConfigFile:
 
 
 def nearest(key: str, known: Iterable[str]) -> str:
-    """Return a sentence with the setting whose name is nearest to a key."""
+    """Return a sentence with the setting whose name is closest to a key."""
     plain = re.sub(r"[^a-z0-9]+", "_", key.lower()).strip("_").removeprefix("farm_")
     by_letters = {name.replace("_", ""): name for name in sorted(known)}
     close = get_close_matches(plain.replace("_", ""), by_letters, n=1, cutoff=0.6)
@@ -131,16 +131,16 @@ def nearest(key: str, known: Iterable[str]) -> str:
 
 
 def from_file(value: str, folder: Path) -> str:
-    """Return a path of the file: `~` is the user's home, and what is relative is so to the file's folder.
+    """Return a path in the file as an absolute path: `~` is the user's home; relative paths start at the file's folder.
 
-    Raises ValueError for one that no file can have.
+    Raises ValueError for an invalid path.
     """
     return str(folder / _of_user(value))
 
 
 def _of_user(value: str) -> Path:
     if "\0" in value:
-        raise ValueError("a path has no NUL")
+        raise ValueError("a path cannot contain NUL")
     try:
         return Path(value).expanduser()
     except RuntimeError:
@@ -148,7 +148,7 @@ def _of_user(value: str) -> Path:
 
 
 def _is_statement(before: list[str], is_header: bool) -> bool:
-    """Return whether what follows these lines begins a statement of the first level: not within a string or a table."""
+    """Return whether a top-level statement begins after these lines, not inside a string or a table."""
     try:
         parsed = tomllib.loads("\n".join([*before, f"{_PROBE} = 1"]))
     except tomllib.TOMLDecodeError:
@@ -157,7 +157,7 @@ def _is_statement(before: list[str], is_header: bool) -> bool:
 
 
 def _named() -> str:
-    """Return the variable that names the file, if it does."""
+    """Return the name of the variable that names the file, if it does."""
     return VARIABLE if os.environ.get(VARIABLE) else ""
 
 

@@ -1,4 +1,4 @@
-"""Secrets among settings, variables and addresses, and texts that are shown without them."""
+"""Secrets in settings, variables and addresses, and texts with secrets removed."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from urllib.parse import unquote, urlsplit
 
 HIDDEN = "***"
 _LOGIN = re.compile(r"(://[^/@\s:]*:)(?!\d+/)(\S+)(?=@)")
-"""The password of an address: unescaped, it may have a slash or an @ in it."""
+"""The password of an address: unescaped, it may contain a slash or an @."""
 _VALUE = re.compile(r"([?&][\w-]*(?:password|passwd|token|secret|signature|sig|key)=)([^&\s\"']+)", re.IGNORECASE)
-"""A value in an address that lets whoever has it in."""
+"""A value in an address that grants access."""
 _HEADER = re.compile(r"(\b(?i:Basic|Bearer) +)(?=[\w+/.~-]*(?:[\d=]|[a-z][A-Z]))([\w+/=.~-]{8,})")
-"""The credentials of a request that somebody repeats, which look like no words of a sentence."""
+"""The credentials of a quoted request; must not match words of a sentence."""
 _SECRET_NAME = re.compile(r"(^|_)(PASSWORD|PASSWD|TOKEN|SECRET|(API|ACCESS|SECRET)_?KEY)$", re.IGNORECASE)
 
 
@@ -29,20 +29,20 @@ def has_credentials(text: str) -> bool:
 
 
 def shown_host(url: str) -> str:
-    """Return the scheme and host of an address whose path may be a secret, such as that of a chat's webhook."""
+    """Return the scheme and host of an address whose path may be a secret, such as a chat's webhook."""
     parts = urlsplit(url)
     return f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}" + ("/..." if parts.path.strip("/") else "")
 
 
 def secrets_in(text: str) -> Iterator[str]:
-    """Yield the passwords and tokens of a text's addresses, as they stand there and as their servers get them."""
+    """Yield the passwords and tokens in a text's addresses, both as written and decoded."""
     for pattern in (_LOGIN, _VALUE):
         for match in pattern.finditer(text):
             yield from {match[2], unquote(match[2])}
 
 
 def secret_variables(variables: Mapping[str, str]) -> Iterator[str]:
-    """Yield the secrets among environment variables: by what they are called, and in addresses."""
+    """Yield the secrets among environment variables: by their names, and in addresses."""
     for name, value in variables.items():
         if _SECRET_NAME.search(name):
             yield value
@@ -50,7 +50,7 @@ def secret_variables(variables: Mapping[str, str]) -> Iterator[str]:
 
 
 def secret_settings(secret: Iterable[object], others: Iterable[object]) -> Iterator[str]:
-    """Yield the secrets of settings: those that are secret as a whole, and what is in the addresses of others."""
+    """Yield the secrets of settings: whole secret values, and those in the addresses of others."""
     for value in secret:
         if isinstance(value, Mapping):
             yield from secret_variables({str(name): str(each) for name, each in value.items()})

@@ -1,4 +1,4 @@
-"""Checks of the addresses of servers: what is not encoded in them would be read as a host, a port or a path."""
+"""Checks of servers' addresses: an unencoded character could be read as part of the host, port or path."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ _BLANK = re.compile(r"[\s\x00-\x1f\x7f]")
 
 
 def sqlite_url(path: Path | str) -> str:
-    """Return the address of a SQLite file, in whose path `%` and `?` stand for themselves."""
+    """Return the address of a SQLite file; `%` and `?` in its path are literal."""
     return "sqlite:///" + str(path).replace("%", "%25").replace("?", "%3F")
 
 
 def sqlite_path(url: str) -> Path:
-    """Return the file of an address of SQLite."""
+    """Return the file of an SQLite address."""
     return Path(unquote(url.removeprefix("sqlite:///").partition("?")[0]))
 
 
 def url_fault(url: str) -> str:
-    """Return what is wrong with the address of a server, and how to mend it; empty if it can be read.
+    """Return the fault of a server's address, and the remedy; empty if it is valid.
 
-    Nothing of the address is in it, as any part may be one of a password. Several addresses have `;` between them.
+    The text never quotes the address, as any part may belong to a password. Several addresses are separated by `;`.
     """
     parts = url.split(";")
     if all("://" in part for part in parts):
@@ -53,7 +53,7 @@ def _fault(url: str) -> str:
     try:
         parts = urlsplit(url)
     except ValueError:
-        # a character that is another one to a host
+        # a character that normalizes to a delimiter of the host
         return _UNENCODED
     if port == 0:
         return _PORT

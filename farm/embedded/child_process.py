@@ -1,4 +1,4 @@
-"""A child process that ends with its parent, however that ends, and does not get the parent's Ctrl-C."""
+"""A child process that ends with its parent, however that ends, and does not receive the parent's Ctrl-C."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _KILL_S = 5.0
 
 
 class ChildProcess:
-    """A running command. Start it from a thread that lives as long as it shall: the kernel watches that thread."""
+    """A running command. It ends with the thread that started it, because the kernel watches that thread."""
 
     def __init__(
         self,
@@ -28,13 +28,13 @@ class ChildProcess:
         on_parent_death: signal.Signals = signal.SIGKILL,
     ) -> None:
         parent = os.getpid()
-        # looked up now: what is forked by a process with threads must not wait for a lock, and a look-up may
+        # looked up before the fork: a forked child of a threaded process must not wait for a lock
         prctl = ctypes.CDLL(None).prctl
         number = int(on_parent_death)
 
         def die_with_parent() -> None:
             prctl(_PR_SET_PDEATHSIG, number)
-            if os.getppid() != parent:  # it ended before the line above
+            if os.getppid() != parent:  # the parent ended before the line above
                 os._exit(1)
 
         with contextlib.ExitStack() as stack:
@@ -66,18 +66,18 @@ class ChildProcess:
         self.send(signal.SIGTERM)
 
     def send(self, number: int) -> None:
-        """Send it a signal, unless it has ended."""
+        """Send it a signal unless it has ended."""
         if self.running:
             self.process.send_signal(number)
 
     def end(self, grace_s: float) -> bool:
-        """Wait for it to end, and kill its whole session if it has not after `grace_s`; whether it ended by itself."""
+        """Wait for it to end; after `grace_s` kill its whole session. Returns whether it ended by itself."""
         try:
             self.process.wait(grace_s)
         except subprocess.TimeoutExpired:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(self.pid, signal.SIGKILL)
-            # a process that hangs in the kernel ends when that returns; it is not waited for
+            # a process that hangs in the kernel ends when that returns; do not wait for it
             with contextlib.suppress(subprocess.TimeoutExpired):
                 self.process.wait(_KILL_S)
             return False

@@ -1,7 +1,7 @@
 """A farm on one machine with nothing installed: SQLite, a private Redis on a Unix socket, one node, API and Flower.
 
-All of it are children of the process that starts it, and end with it, however it ends. One that ends before is
-restarted at its address. Results stay in the farm's home; `farm.connect(home)` finds it, also when nothing runs.
+All parts are children of the process that starts it, and end with it, however it ends. A part that ends earlier is
+restarted at its address. Results stay in the farm's home; `farm.connect(home)` finds them even when nothing runs.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from farm.store.database import Store
 log = logging.getLogger(__name__)
 
 API_PORT = 8600
-"""The port of an API, if it is free."""
+"""The port of the API, if free."""
 FLOWER_USER = "farm"
 """Flower's user; the password is the farm's key."""
 _START_S = 120.0
@@ -46,9 +46,9 @@ _POLL_S = 0.1
 class Embedded(StartedFarm):
     """The farm of one home folder. `with Embedded(settings) as farm:` runs it; nothing is left running afterwards.
 
-    `node_options` are those of `farm node`, such as `["--run", "64"]`. What it plays when it is stopped goes back to
-    the queue at once, unless they say `--grace`, or the settings do. A separate thread restarts a part that ends, at
-    the same address; `check` raises if that failed. Raises Conflict if it runs already.
+    `node_options` are those of `farm node`, such as `["--run", "64"]`. When it is stopped, running rollouts go back to
+    the queue at once, unless `--grace` or the settings allow time. A separate thread restarts a part that ends, at the
+    same address; `check` raises if that failed. Raises Conflict if the farm runs already.
     """
 
     def __init__(
@@ -119,7 +119,7 @@ class Embedded(StartedFarm):
         return ["--log-dir", str(self.logs), *self._node_options]
 
     def _own_database(self) -> None:
-        """Make the database's file for its owner alone; SQLite gives its other files the same mode."""
+        """Create the database's file for its owner only; SQLite gives its other files the same mode."""
         if not self._settings.store_url:
             own_file(self.home / DATABASE_FILE)
 
@@ -138,7 +138,7 @@ class Embedded(StartedFarm):
             "FARM_BROKER_URL": self.broker_url,
             "FARM_SCRATCH": str(self._settings.scratch.absolute()),
         }
-        # a part's home is this farm's, and might have another file
+        # a part uses this farm's home, which may have another file
         return os.environ | pinned() | self._own_env | address
 
     def _await_node(self, child: ChildProcess) -> None:
@@ -153,7 +153,7 @@ class Embedded(StartedFarm):
             store.close()
 
     def stop(self) -> None:
-        """End everything: the node hands back what it plays, its sandboxes go, then the rest. May be repeated."""
+        """End everything: the node releases its rollouts and removes its sandboxes, then the rest. May be repeated."""
         self._processes.stop(_STOP_S + _grace_s(self._node_options))
         if self._redis is not None:
             shutil.rmtree(self._redis, ignore_errors=True)
@@ -163,13 +163,13 @@ class Embedded(StartedFarm):
 
 
 def _grace_s(node_options: Sequence[str]) -> float:
-    """Return the grace period of the node's options: seconds it may finish work in once it is stopped."""
+    """Return the grace period in the node's options, in seconds."""
     result = re.findall(r"--grace[= ](\d+(?:\.\d+)?)", " ".join(node_options))
     return float(result[-1]) if result else 0.0
 
 
 def flower_command(port: int, address: str = "127.0.0.1") -> list[str]:
-    """Flower on the farm's broker, read-only, to FLOWER_USER with the key that FARM_API_KEY must hold as a password."""
+    """Return the command for a read-only Flower on the farm's broker; user FLOWER_USER, password FARM_API_KEY."""
     # the last one opens a task's page
     columns = "name,args,state,result,runtime,worker,received,uuid"
     return [

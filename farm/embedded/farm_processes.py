@@ -1,4 +1,4 @@
-"""The processes that one process of a farm starts: restarted at their address when they end, taken along at its end."""
+"""The child processes of a farm's process: restarted at their address when they end, and stopped at its end."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _WITHIN_S = 60.0
 
 
 class FarmProcess:
-    """One process of the farm, and how to start it, the first time and again."""
+    """One process of the farm, and the function that starts it."""
 
     def __init__(self, name: str, start: Callable[[], ChildProcess], log_file: Path) -> None:
         self.name = name
@@ -36,13 +36,13 @@ class FarmProcess:
         self.child = start()
 
     def mend(self) -> None:
-        """Restart it if it has ended. Raises ServiceError if it does so too often."""
+        """Restart it if it has ended. Raises ServiceError if it ends too often."""
         if self.child.running:
             return
         how = f"The {self.name} of the farm has exited (status {self.child.process.returncode}); see {self.log_file}"
         self._deaths.append(time.monotonic())
         if len(self._deaths) == _MAX_DEATHS and self._deaths[-1] - self._deaths[0] < _WITHIN_S:
-            raise ServiceError(f"{how}: {_MAX_DEATHS} times within a minute, so it is not started again")
+            raise ServiceError(f"{how}: {_MAX_DEATHS} times within a minute, so it is not restarted")
         log.warning("%s; restarting", how)
         try:
             self.child = self._start()
@@ -51,9 +51,9 @@ class FarmProcess:
 
 
 class FarmProcesses:
-    """Starts processes, and keeps them up in a thread of its own from `keep_up` until `stop`.
+    """Starts processes, and restarts them in a separate thread from `keep_up` until `stop`.
 
-    What that thread starts ends with it, by the kernel's doing; what is started before ends with the caller's thread.
+    The kernel ends processes started by that thread with it, and earlier ones with the caller's thread.
     """
 
     def __init__(self, logs: Path) -> None:
@@ -73,15 +73,15 @@ class FarmProcesses:
         return part
 
     def port(self, preferred: int = 0, host: str = "127.0.0.1") -> int:
-        """Return a port at which nothing listens, the preferred one if that is free, and claim it until `stop`.
+        """Return a free port, the preferred one if possible, and reserve it until `stop`.
 
-        A process takes some time to listen: another farm of this machine that starts meanwhile gets another port.
+        A process takes some time to listen: another farm on this machine that starts meanwhile gets another port.
         """
         while True:
             port = free_port(preferred, host)
             claim = self._ports.enter_context(socket.socket(socket.AF_UNIX))
             try:
-                # the name is of the network namespace, as the port is, and goes with this process
+                # the name belongs to the network namespace, like the port, and disappears with this process
                 claim.bind(f"\0farm-port-{port}")
             except OSError:
                 preferred = 0
@@ -89,7 +89,7 @@ class FarmProcesses:
                 return port
 
     def keep_up(self) -> None:
-        """Restart from now on those that end."""
+        """Restart ended processes from now on."""
         self._keeper = threading.Thread(target=self._keep_up, name="farm-processes", daemon=True)
         self._keeper.start()
 
@@ -98,7 +98,7 @@ class FarmProcesses:
             self.mend()
 
     def mend(self) -> None:
-        """Restart what has ended."""
+        """Restart ended processes."""
         with self._mending:
             if self._stopping or self._given_up:
                 return
@@ -110,14 +110,14 @@ class FarmProcesses:
                     self._given_up = error
 
     def check(self) -> None:
-        """Raise ServiceError if one has ended so often that it is not restarted."""
+        """Raise ServiceError if a process ended too often to be restarted."""
         if self._given_up is not None:
             raise self._given_up
 
     def stop(self, patience_s: float, signals: Mapping[str, int] | None = None) -> None:
-        """End all, the last that was started first, by SIGTERM or the signal that `signals` has for its name.
+        """End all processes, the last started first, by SIGTERM or by the signal in `signals` for its name.
 
-        One that does not end within `patience_s` is killed. May be repeated.
+        A process that does not end within `patience_s` is killed. May be repeated.
         """
         with self._mending:
             self._stopping = True
@@ -137,7 +137,7 @@ class FarmProcesses:
 
 
 class StartedFarm(ABC):
-    """A farm whose processes this one starts: `with` ends them, and also what a start that fails has started."""
+    """A farm whose processes this one starts: `with` ends them, including those of a failed start."""
 
     def __init__(self, logs: Path) -> None:
         self._processes = FarmProcesses(logs)
@@ -164,12 +164,12 @@ class StartedFarm(ABC):
         """End everything. May be repeated."""
 
     def check(self) -> None:
-        """Raise ServiceError if a process has ended so often that it is not restarted."""
+        """Raise ServiceError if a process ended too often to be restarted."""
         self._processes.check()
 
 
 def last_lines(log_file: Path, n: int = 5) -> str:
-    """Return how a log ends, as the end of a message that names it."""
+    """Return the last lines of a log, as the end of a message that names it."""
     with contextlib.suppress(OSError):
         if lines := [line for line in log_file.read_text(errors="replace").splitlines() if line.strip()]:
             return f"; {log_file} ends with:\n" + "\n".join(f"  {line[:500]}" for line in lines[-n:])
@@ -177,7 +177,7 @@ def last_lines(log_file: Path, n: int = 5) -> str:
 
 
 def free_port(preferred: int = 0, host: str = "127.0.0.1") -> int:
-    """Return a port at which nothing listens: the preferred one if that is free."""
+    """Return a free port: the preferred one if possible."""
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:

@@ -1,5 +1,5 @@
-"""Flower's configuration, a file that Flower executes: authentication, also of the metrics, which are open by default,
-what holds its tasks to the store, and the text of its rows.
+"""Flower's configuration, a file that Flower executes: authentication (also for metrics, which are open by default),
+reconciliation of its tasks with the store, and the text of its rows.
 
 Only `/healthcheck` stays open, for the probes of containers, which have no key: it says OK and nothing else.
 """

@@ -1,7 +1,7 @@
-"""The task list of a Flower, held to the store: what the events of a task do not tell is asked there.
+"""Reconciles Flower's task list with the store, which knows what task events did not report.
 
-A worker that is killed sends no event, and events are lost while the broker is away. Flower would show such tasks as
-running for ever. So each task that has not ended there is looked up, and ends as its stage did.
+A killed worker sends no event, and events are lost while the broker is down. Flower would show such tasks as running
+forever. So each open task is looked up, and ends like its stage did.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from farm.store.reports.stage_ends import AttemptStage, StageEnd, stage_ends
 log = logging.getLogger(__name__)
 
 PERIOD_MS = 3000
-"""Milliseconds between two looks."""
+"""Milliseconds between two checks."""
 _OPEN = frozenset({"PENDING", "RECEIVED", "STARTED"})
 _EVENTS_S = 5.0
 """Seconds that the events of a task may take; then they count as lost."""
@@ -35,21 +35,21 @@ _EVENT_TYPES: Mapping[State, tuple[str, str]] = {
 
 
 class TaskEvents(Protocol):
-    """Flower's `Events`, as far as it is used: its tasks by id, and the loop that alone may touch them."""
+    """The used part of Flower's `Events`: its tasks by id, and the only loop that may touch them."""
 
     state: Any
     io_loop: Any
 
 
 class FlowerReconciler:
-    """Asks the store about tasks that are open in a Flower, and gives it the events that it did not get."""
+    """Looks up open tasks of a Flower in the store, and sends it the missing events."""
 
     def __init__(self, events: TaskEvents) -> None:
         self._events = events
         self._store: Store | None = None
 
     async def reconcile(self) -> None:
-        """Look once. A store that does not answer is asked again by the next look."""
+        """Check once. If the store does not answer, the next check retries."""
         tasks = self._events.state.tasks
         opened = {task_id: task for task_id, task in list(tasks.items()) if task.state in _OPEN}
         named = {task_id: stage for task_id, task in opened.items() if (stage := named_stage(task.args)) is not None}

@@ -1,7 +1,7 @@
-"""Rows of Flower's task list, as a person reads them: the rollout and its attempt, and one line on how the stage ended.
+"""Readable rows of Flower's task list: the rollout and its attempt, and one line about the end of the stage.
 
 Celery's events hold representations of Python objects: a result in quotes, an exception as its constructor, arguments
-with the batch and the stage that the rollout and the task name already. Flower shows no exception in its list at all.
+with the batch and the stage, which the rollout and the task name already. Flower's list shows no exceptions at all.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _ESCAPED = re.compile(r"\\(n|r|t|['\"\\])")
 
 
 def format_task(task: Any) -> Any:
-    """Change a task's arguments and result to what its row shows, and return it. Flower passes a copy."""
+    """Change a task's arguments and result to the text of its row, and return it. Flower passes a copy."""
     stage = named_stage(task.args)
     if stage is not None:
         task.args = f"{stage.rollout_id} attempt {stage.attempt}"
@@ -31,7 +31,7 @@ def format_task(task: Any) -> Any:
 
 
 def _unquoted(text: str) -> str:
-    """Return the text of a string literal; any other text as it is."""
+    """Return the text of a string literal; other texts unchanged."""
     if len(text) < 2 or text[0] not in "'\"" or text[-1] != text[0]:
         return text
     return _ESCAPED.sub(lambda found: {"n": "\n", "r": "\n", "t": " "}.get(found[1], found[1]), text[1:-1])

@@ -1,4 +1,4 @@
-"""The node-local folder of a farm's process: ours alone, and named so that two farms on one machine do not meet."""
+"""The node-local folder of a farm's process: private, and named so that two farms on one machine do not collide."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from farm.errors import Conflict, NotAllowed
 
 
 def own_folder(scratch: Path, name: str, identity: str) -> Path:
-    """`scratch/NAME-DIGEST`, made if need be; `identity` is what keeps it apart, such as the store's URL.
+    """Return `scratch/NAME-DIGEST`, creating it; `identity` distinguishes it, e.g. the store's URL.
 
     Others may pass through it, since sandboxes run as another user when the farm is root's; they cannot list it.
-    Raises NotAllowed if another user made the folder first, as anyone can in a shared /tmp.
+    Raises NotAllowed if another user created the folder first, as anyone can in a shared /tmp.
     """
     folder = scratch.absolute() / f"{name}-{hashlib.sha256(identity.encode()).hexdigest()[:8]}"
     for each in (scratch.absolute(), folder):
@@ -30,7 +30,7 @@ def own_folder(scratch: Path, name: str, identity: str) -> Path:
 
 
 def locked(path: Path, what: str) -> IO[str]:
-    """Hold a lock file until the returned file is closed or this process ends, however it does. Raises Conflict."""
+    """Hold a lock file until the returned file is closed or this process ends, however it ends. Raises Conflict."""
     path.parent.mkdir(parents=True, exist_ok=True)
     file = path.open("a+")
     try:

@@ -1,4 +1,4 @@
-"""A Redis of the farm's own, without persistence: on a Unix socket for one machine, or on TCP with a password."""
+"""The farm's own Redis, without persistence: on a Unix socket for one machine, or on TCP with a password."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def _started(folder: Path, where: Mapping[str, str], url: str, log_file: Path | 
         "daemonize": "no",
         "loglevel": "warning",
     }
-    # in a file, as every user of the machine sees the words of a command
+    # in a file, as command lines are visible to every user of the machine
     config = folder / "redis.conf"
     write_own(config, "".join(f"{name} {_quoted(name, value)}\n" for name, value in options.items()))
     child = ChildProcess([redis_server(), str(config)], log=log_file, on_parent_death=signal.SIGTERM)

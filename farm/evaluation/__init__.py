@@ -1,14 +1,14 @@
-"""Evaluation: problems played k times each, and what follows from the scores.
+"""Evaluation: runs problems k times each, and computes statistics of the scores.
 
     problems ──submit──► batch `eval:NAME` ──ends──► scores of instances ──► avg@k, pass@k, intervals by data source
                                                            └── two of them ──► differences, and a paired test
 
-The same evaluation submitted again is the same batch, so one that was interrupted goes on and plays nothing twice.
-Instances are what is sampled: all means are over instances, and intervals come from drawing instances again.
+Submitting an evaluation again returns the same batch, so an interrupted one continues and runs nothing twice. The
+sampling unit is the instance: all means are over instances, and intervals come from resampling instances.
 
-A rollout that the farm broke has no score. It is counted by what broke it and named, never a zero: an instance's mean
-is over its scored samples, and it is left out where it has none. pass@j is the estimate over the n samples that were
-scored, and an instance with n < j is left out of it; both are counted in the report.
+A rollout that failed through the farm's fault has no score. It is reported with its cause, never as a zero: an
+instance's mean is over its scored samples, and an instance without any is left out. pass@j is the estimate over the n
+scored samples, and an instance with n < j is left out of it; the report counts both.
 """
 
 from farm.evaluation.comparison import Comparison, compare

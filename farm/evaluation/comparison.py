@@ -1,4 +1,4 @@
-"""Two evaluations of the same instances held against each other: differences with intervals, and a paired test."""
+"""Comparison of two evaluations of the same instances: differences with intervals, and a paired test."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ class Difference:
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """Differences of avg@k and of pass@k by data source; k is the smaller of the two. None where nothing is paired.
+    """Differences of avg@k and of pass@k by data source; k is the smaller of the two. None without pairs.
 
-    `only_here` and `only_there` are instances that one of the two lacks, or has no score of: they are not compared.
+    `only_here` and `only_there` are instances without a score in one of the two: they are not compared.
     """
 
     name: str

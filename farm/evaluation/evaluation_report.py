@@ -1,4 +1,4 @@
-"""The report of an evaluation: avg@k and pass@k with their intervals, by data source, and what has no score."""
+"""The report of an evaluation: avg@k and pass@k with their intervals, by data source, and rollouts without a score."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ ALL = "all"
 class SourceReport:
     """One data source. `n_short` of its instances have fewer than k scored samples, `n_unscored` of these none.
 
-    `average` is the mean over instances of their mean reward, and `passed` pass@j by j, over instances with j scored
-    samples or more; None where there is no such instance. `named` has the average of each reward by name, where
-    evaluators give several.
+    `average` is the mean over instances of their mean reward; `passed` is pass@j by j, over instances with at least j
+    scored samples; None without such an instance. `named` has the average of each named reward, if evaluators return
+    several.
     """
 
     n_instances: int
@@ -38,7 +38,7 @@ class SourceReport:
 
 
 class _StoredScores(BaseModel):
-    """An instance of a report that was written."""
+    """An instance of a stored report."""
 
     data_source: str
     instance_id: str
@@ -48,7 +48,7 @@ class _StoredScores(BaseModel):
 
 
 class _StoredReport(BaseModel):
-    """The fields of a report that was written which a comparison needs; the rest follows from them."""
+    """The fields of a stored report that a comparison needs; the rest follows from them."""
 
     name: str
     batch_id: str
@@ -63,9 +63,9 @@ class _StoredReport(BaseModel):
 
 @dataclass(frozen=True, slots=True)
 class EvaluationReport:
-    """An evaluation: `n_samples` is k, `unscored` the ids of rollouts without a score by what ended them.
+    """An evaluation: `n_samples` is k; `unscored` has the ids of rollouts without a score, by cause.
 
-    `model` is the name that was asked for, `versions` the oldest and the newest weights that sampled, by number.
+    `model` is the requested name, `versions` the oldest and the newest weights that sampled, by number.
     """
 
     name: str
@@ -80,7 +80,7 @@ class EvaluationReport:
     instances: list[InstanceScores] = field(default_factory=list)
 
     def as_json(self) -> dict[str, Any]:
-        """Return it as plain values for JSON; `from_json` reads what a comparison needs of them."""
+        """Return it as plain values for JSON; `from_json` reads the part needed for a comparison."""
         values = asdict(self)
         values["versions"] = list(self.versions)
         for source in values["sources"].values():
@@ -89,13 +89,13 @@ class EvaluationReport:
 
     @classmethod
     def from_json(cls, values: Any, place: str) -> EvaluationReport:
-        """Read a report again, from its instances. Raises InvalidRequest, naming the place, for what is none."""
+        """Read a stored report from its instances. Raises InvalidRequest, naming the place, for an invalid one."""
         try:
             stored = _StoredReport.model_validate(values, strict=True)
         except ValidationError as error:
             first = error.errors(include_url=False, include_input=False)[0]
             where = ".".join(map(str, first["loc"])) or "it"
-            raise InvalidRequest(f"it is no report of `farm eval`: {where}: {first['msg']}", field=place) from None
+            raise InvalidRequest(f"not a report of `farm eval`: {where}: {first['msg']}", field=place) from None
         instances = [
             InstanceScores(
                 each.data_source,
@@ -125,7 +125,7 @@ def report_of(
     solved_at: float = 1.0,
     named: NamedRewards = NO_NAMES,
 ) -> EvaluationReport:
-    """Return the report of rollouts that have ended; `n_samples` is the k of avg@k, `named` are rewards by name."""
+    """Return the report of ended rollouts; `n_samples` is the k of avg@k, `named` are rewards by name."""
     instances = scores_of(rollouts, named)
     unscored: defaultdict[str, list[str]] = defaultdict(list)
     for rollout in rollouts:
@@ -170,12 +170,12 @@ def _source(instances: Sequence[InstanceScores], k: int, solved_at: float) -> So
 
 
 def powers_up_to(k: int) -> list[int]:
-    """Return the j of which pass@j is reported: 1, 2, 4 … below k, and k."""
+    """Return the reported j of pass@j: 1, 2, 4 … below k, and k."""
     return sorted({*(2**power for power in range(k.bit_length()) if 2**power < k), k})
 
 
 def short_instances(report: EvaluationReport) -> Mapping[str, int]:
-    """Return the scored samples of instances that have fewer than k, by their names."""
+    """Return the number of scored samples of instances that have fewer than k, by name."""
     return {
         f"{each.data_source} {each.instance_id}": len(each.rewards)
         for each in report.instances

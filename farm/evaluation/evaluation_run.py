@@ -1,4 +1,4 @@
-"""The batch of an evaluation: named by what it plays, so that one that was interrupted goes on."""
+"""The batch of an evaluation: its key derives from its contents, so that an interrupted one continues."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ def evaluation_request(
 ) -> BatchRequest:
     """Return the request of an evaluation; `request` are the other fields of a batch.
 
-    Its idempotency key is `eval:NAME`; without a name, a hash of all that is asked for and of the `version` of the
-    weights. So what has weights without a number needs a name of its own whenever they change. Instances without a
-    name get one by their contents, by which evaluations are compared. Raises InvalidRequest naming the field.
+    Its idempotency key is `eval:NAME`; without a name, a hash of the whole request and of the weights' `version`. So
+    weights without a number need a new name whenever they change. Instances without a name get one from their contents,
+    by which evaluations are compared. Raises InvalidRequest naming the field.
     """
     if request.get("idempotency_key") is not None:
         raise InvalidRequest("the name of the evaluation sets it", field="idempotency_key")
@@ -54,9 +54,9 @@ def evaluate(
     solved_at: float = 1.0,
     timeout_s: float | None = None,
 ) -> EvaluationReport:
-    """Play problems `n_samples` times each, or go on where that was interrupted, and return the report.
+    """Run problems `n_samples` times each, or continue an interrupted run, and return the report.
 
-    Raises InvalidRequest, Conflict for a name that stands for another evaluation, TimeoutError.
+    Raises InvalidRequest, Conflict for a name that another evaluation has, TimeoutError.
     """
     fields = {**(request or {}), "n_samples": n_samples}
     asked = evaluation_request(problems, fields, name=name, version=client.newest_version())

@@ -1,4 +1,4 @@
-"""The scores of instances: what an evaluation counts."""
+"""The scores of instances, which an evaluation counts."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ NO_NAMES: NamedRewards = {}
 class InstanceScores:
     """The rewards of an instance's scored samples, by sample; `n_unscored` more have none.
 
-    `named` are those by name of samples whose evaluator gives several.
+    `named` are the named rewards of samples whose evaluator returns several.
     """
 
     data_source: str
@@ -40,9 +40,9 @@ class InstanceScores:
 
 
 def scores_of(rollouts: Iterable[Rollout], named: NamedRewards = NO_NAMES) -> list[InstanceScores]:
-    """Return the scores of each instance, in the order in which they come first.
+    """Return the scores of each instance, in the order of first occurrence.
 
-    Groups of one instance count as one, with all their samples; a group without a name stands for itself.
+    Groups of one instance count as one, with all their samples; a group without a name is separate.
     """
     members: defaultdict[tuple[str, str], list[Rollout]] = defaultdict(list)
     for rollout in rollouts:

@@ -1,4 +1,4 @@
-"""The rewards by name of an evaluation's rollouts, where its evaluators give several."""
+"""The named rewards of an evaluation's rollouts, if its evaluators return several."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ NamedRewards: TypeAlias = Mapping[str, Mapping[str, float]]
 
 
 class HasRewards(Protocol):
-    """The part of a client that is asked."""
+    """The needed part of a client."""
 
     def rewards(self, rollout_id: str) -> Sequence[Reward]:
-        """Return the scores of a rollout, the one that counts last."""
+        """Return the scores of a rollout; the last one counts."""
         ...
 
 
 def named_rewards(client: HasRewards, rollouts: Sequence[Rollout]) -> dict[str, dict[str, float]]:
-    """Return the rewards by name of scored rollouts, of data sources whose scores have them.
+    """Return the named rewards of scored rollouts, for data sources whose scores have them.
 
-    A source is asked about by one of its rollouts first, since each rollout is a request.
+    Checks one rollout of each source first, since each rollout is a request.
     """
     has_names: dict[str, bool] = {}
     result = {}

@@ -1,4 +1,4 @@
-"""pass@k: the chance that at least one of k samples is right, from n of which c are."""
+"""pass@k: the probability that at least one of k samples is correct, estimated from c correct ones of n."""
 
 from __future__ import annotations
 

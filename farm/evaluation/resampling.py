@@ -1,4 +1,4 @@
-"""Intervals and tests by drawing again: the percentile bootstrap, and the sign-flip permutation test of pairs.
+"""Resampling: the percentile bootstrap for intervals, and the sign-flip permutation test for pairs.
 
 Both are seeded, so that one evaluation always reports the same numbers.
 """
@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 N_RESAMPLES = 10_000
 CONFIDENCE = 0.95
 _MOST_EXACT = 14
-"""Up to so many differences that are not 0, all their 2^n signs are tried."""
+"""Up to this many non-zero differences, all 2^n signs are enumerated."""
 _CELLS = 4_000_000
 _SEED = 20_210_707
 
@@ -30,7 +30,7 @@ class Estimate:
 
 
 def estimate(values: Sequence[float]) -> Estimate | None:
-    """Return the mean of values, one for each instance, with its 95 % percentile bootstrap interval; None of none."""
+    """Return the mean of values, one for each instance, with its 95 % percentile bootstrap interval; None for none."""
     if not values:
         return None
     given = np.asarray(values, np.float64)
@@ -51,10 +51,10 @@ def _resampled_means(values: NDArray[np.float64]) -> NDArray[np.float64]:
 
 
 def sign_flip_test(differences: Sequence[float]) -> float:
-    """Return the two-sided p-value of paired differences: the share of sign flips with a mean as far from 0 as theirs.
+    """Return the two-sided p-value of paired differences: the share of sign flips with a mean at least as far from 0.
 
-    If the pairs do not differ, each difference is as likely to be the other way round. Few are flipped in all ways;
-    many in 10,000 random ones, of which the one seen is counted as one (Phipson and Smyth 2010), so it is never 0.
+    Under the null hypothesis each difference is equally likely with either sign. Few differences are flipped in all
+    ways; many in 10,000 random ones, which include the observed one (Phipson and Smyth 2010), so p is never 0.
     """
     moved = np.asarray([value for value in differences if value != 0.0], np.float64)
     if not len(moved):

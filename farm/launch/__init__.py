@@ -1,1 +1,1 @@
-"""A farm on a cluster: its head, the way of nodes to it, and its nodes as jobs of Slurm or actors of Ray."""
+"""A farm on a cluster: its head, the nodes' connection to it, and nodes as Slurm jobs or Ray actors."""

@@ -1,7 +1,7 @@
-"""The head of a farm on a cluster: Postgres, Redis, API, page and Flower of one machine, as children of one process.
+"""The head of a farm on a cluster: Postgres, Redis, API, page and Flower on one machine, as children of one process.
 
-What must last is in the shared folder, so any machine that mounts it can be the head. A head that has ended, in
-whatever way, is followed by another: with the same data, at a new address, which nodes read from the folder.
+Persistent data are in the shared folder, so any machine that mounts it can be the head. After a head has ended, however
+it ended, another can follow: with the same data, at a new address, which nodes read from the folder.
 """
 
 from __future__ import annotations
@@ -43,16 +43,16 @@ _STOP_S = 8.0
 
 
 class ClusterHead(StartedFarm):
-    """`with ClusterHead(...)` once `claim` is held; `address` says where it is. Raises what its parts raise.
+    """`with ClusterHead(...)` once `claim` is held; `address` is where it listens. Raises the errors of its parts.
 
-    `host` is the name or address at which other machines reach this one; empty takes the machine's own.
+    `host` is this machine's name or address as reachable from others; empty: detected.
     """
 
     def __init__(self, settings: Settings, folder: Path, claim: HeadClaim, host: str = "", flower: bool = True) -> None:
         self.folder = folder
         self.address = SharedAddress("")
         self.store_name = ""
-        """The address of the database, for people."""
+        """The address of the database, for display."""
         self._settings = settings
         self._claim = claim
         self._host = host or own_address()
@@ -65,7 +65,7 @@ class ClusterHead(StartedFarm):
     def _start(self) -> None:
         known = first_address(self.folder)
         self.address = replace(known, head="", own=(), flower_url="")
-        # nobody is to go to where a head that was killed has been
+        # clients must not connect to the address of a killed head
         write_address(self.folder, self.address)
         address = replace(
             self.address, api_key=own_key(self._settings), secret_key=self._secret_key(), head=secrets.token_hex(8)
@@ -86,7 +86,7 @@ class ClusterHead(StartedFarm):
             self._keeper.start()
 
     def _with_store(self, address: SharedAddress, known: SharedAddress) -> SharedAddress:
-        """Return the address with that of the database: the site's, or the head's own, which is started."""
+        """Return the address with the database's: the site's, or the head's own, which is started."""
         if self._settings.store_url:
             address = replace(address, store_url=self._settings.store_url)
         else:
@@ -118,7 +118,7 @@ class ClusterHead(StartedFarm):
         return replace(address, broker_url=url, own=(*address.own, "broker"))
 
     def _secret_key(self) -> str:
-        """Return the key that secrets are encrypted with, which nodes read with the address."""
+        """Return the key for stored secrets, which nodes read with the address."""
         return self._settings.secret_key or written_once(self.folder / SECRET_KEY_FILE, secrets.token_urlsafe(32))
 
     def _start_api(self, port: int) -> ChildProcess:
@@ -131,7 +131,7 @@ class ClusterHead(StartedFarm):
         return ChildProcess(argv, env=self._env(), log=self._processes.logs / "flower.log")
 
     def _port(self, known_url: str, usual: int) -> int:
-        """Return a free port: the one it had before, so that clients find it again, else the usual one."""
+        """Return a free port: the previous one, so that clients find it again, else the usual one."""
         try:
             before = urlsplit(known_url).port if known_url else None
         except ValueError:

@@ -1,8 +1,8 @@
-"""The right to be the head of a folder, which one process has at a time, also among several machines.
+"""The claim to be the head of a folder, held by one process at a time, across machines.
 
-It is a lock of the file system, which the head's Postgres inherits: it is free when both have ended, however they did.
-Some network file systems keep such locks to each machine. So the head also counts on in a file, and another takes over
-only if that head said that it ended, its process is known to be gone, or its file did not change for a while.
+It is a file lock, inherited by the head's Postgres: it is free when both have ended, however they ended. Some network
+file systems keep such locks per machine. So the head also increments a counter in a file, and another head takes over
+only if the previous one said that it ended, its process is known to be gone, or the file did not change for a while.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ from farm.store.node_names import is_gone, this_process
 log = logging.getLogger(__name__)
 
 SILENT_S = 20.0
-"""Seconds without a sign of life after which the head of another machine counts as dead."""
+"""Seconds without a change of the counter until the head of another machine counts as dead."""
 _ENDING_S = 60.0
-"""Seconds that the Postgres of a head that is gone gets to end; then what holds the lock is another farm."""
+"""Seconds that the Postgres of a gone head gets to end; after that the lock belongs to another farm."""
 _BEAT_S = 2.0
 _POLL_S = 0.5
 
 
 def is_led(folder: Path, silent_s: float = SILENT_S) -> bool:
-    """Return whether a folder has a head that lives, as far as can be told: one of another machine, by its counting."""
+    """Return whether a folder has a live head, as far as known; for another machine's, by its counter."""
     claim = HeadClaim(folder)
     before = claim.said()
     if not before or claim.has_ended():
@@ -47,7 +47,7 @@ def is_led(folder: Path, silent_s: float = SILENT_S) -> bool:
 
 
 class HeadClaim:
-    """`acquire`, then `release`; meanwhile a thread counts on. `lost` is true once another head has taken over."""
+    """`acquire`, then `release`; meanwhile a thread increments the counter. `lost`: another head has taken over."""
 
     def __init__(
         self, folder: Path, silent_s: float = SILENT_S, beat_s: float = _BEAT_S, ending_s: float = _ENDING_S
@@ -63,16 +63,16 @@ class HeadClaim:
         self._thread: threading.Thread | None = None
         self.lost = False
         self.from_elsewhere = False
-        """True if the head before this one was one of another machine, or of another container of it."""
+        """True if the previous head was on another machine, or in another container of it."""
 
     @property
     def lock_fd(self) -> int:
-        """The descriptor of the lock, which keeps it as long as any process has it."""
+        """The descriptor of the lock, which holds it while any process has it open."""
         assert self._lock is not None
         return self._lock.fileno()
 
     def acquire(self, waits: bool, going_on: Callable[[], bool]) -> bool:
-        """Become the head; with `waits` once there is no other. False if `going_on` ended before.
+        """Become the head; with `waits`, as soon as there is no other. False if `going_on` became false before.
 
         Raises Conflict if there is another and it does not wait.
         """
@@ -99,12 +99,13 @@ class HeadClaim:
         return False
 
     def has_ended(self) -> bool:
-        """Return whether the head before said that it ended, or its process is known to be gone: not its Postgres."""
+        """Return whether the previous head said that it ended, or its process (not its Postgres) is known to be
+        gone."""
         before = self.said()
         return bool(before) and bool(before.get("ended") or is_gone(before.get("process")))
 
     def _is_free(self, going_on: Callable[[], bool]) -> bool:
-        """Return whether there is no head: none was, it has ended, or its silence shows it."""
+        """Return whether there is no head: there was none, it has ended, or it is silent."""
         before = self.said()
         if not before or self.has_ended():
             return True
@@ -141,7 +142,7 @@ class HeadClaim:
                 log.warning("Claim file %s not written: %s", self._file, error)
 
     def release(self) -> None:
-        """Say that it has ended, and give up the lock; once the Postgres has ended, too."""
+        """Say that it has ended, and release the lock; once the Postgres has ended, too."""
         self._ended.set()
         try:
             if self._thread is not None:
@@ -157,7 +158,7 @@ class HeadClaim:
             self._lock = None
 
     def said(self) -> dict[str, Any]:
-        """Return what a head has said; nothing if there is none, or what is there is nothing that a head says."""
+        """Return the last status written by a head; empty if missing or invalid."""
         try:
             result = json.loads(self._file.read_bytes())
         except (OSError, ValueError, RecursionError):

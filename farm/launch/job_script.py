@@ -1,4 +1,4 @@
-"""The scripts of a farm's jobs, from the template `job_script.sh.j2`, which one can print and own."""
+"""The scripts of a farm's Slurm jobs, from the template `job_script.sh.j2`; users can print and edit them."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from farm.launch.slurm_pool import HEAD, SlurmPool
 from farm.settings import Settings
 
 SIGNAL_S = 60
-"""Seconds before its time limit at which Slurm tells a node to end; it may be a minute more."""
+"""Seconds before its time limit at which Slurm signals a node to end; it may be a minute more."""
 _CLEAN_UP_S = 15
-"""Of the time between SIGTERM and SIGKILL: what a node needs to hand back, and to clean up."""
+"""Part of the time between SIGTERM and SIGKILL that a node needs to release its rollouts and clean up."""
 _GRACE_S = 15
 _TEMPLATE = Path(__file__).with_name("job_script.sh.j2")
 _OWN = {"FARM_HOME", "FARM_NODE"}
@@ -33,7 +33,7 @@ def job_script(folder: Path, farm_id: str, name: str, pool: SlurmPool, kill_wait
     """Return the script of a pool's jobs, with the present PATH and FARM_* settings."""
     from jinja2 import Environment, StrictUndefined
 
-    template = Environment(  # noqa: S701 - what is no HTML needs no escapes of it
+    template = Environment(  # noqa: S701 - not HTML, so no escaping
         trim_blocks=True, lstrip_blocks=True, undefined=StrictUndefined, keep_trailing_newline=True
     ).from_string(_TEMPLATE.read_text())
     farm = [sys.executable, "-m", "farm.cli.main"]
@@ -56,13 +56,13 @@ def job_script(folder: Path, farm_id: str, name: str, pool: SlurmPool, kill_wait
 
 
 def passed_settings() -> dict[str, str]:
-    """Return the FARM_* variables of this process that its nodes elsewhere get, too."""
+    """Return the FARM_* variables of this process that its remote nodes get, too."""
     own = {name: value for name, value in os.environ.items() if name.startswith("FARM_")}
     return pinned() | {name: value for name, value in own.items() if name not in _OWN | _OF_HEAD}
 
 
 def job_keys(name: str) -> str:
-    """Return the settings of a pool's jobs that are nobody's to see, as lines of shell: its script has the others."""
+    """Return the secret settings of a pool's jobs as lines of shell; the script has the others."""
     passed = passed_settings() | {variable: os.environ[variable] for variable in _OF_HEAD if variable in os.environ}
     kept = {variable for variable in passed if _is_secret(variable, passed[variable])}
     kept -= set() if name == HEAD else _OF_HEAD
@@ -70,7 +70,7 @@ def job_keys(name: str) -> str:
 
 
 def keys_path(folder: Path, pool: str) -> Path:
-    """Return where the keys of a pool's jobs lie, for their owner alone."""
+    """Return the path of the keys of a pool's jobs, private to their owner."""
     return folder / "slurm" / f"{pool}.keys"
 
 
@@ -85,5 +85,5 @@ def _is_secret(variable: str, value: str) -> bool:
 
 
 def script_path(folder: Path, pool: str) -> Path:
-    """Return where a pool's script lies."""
+    """Return the path of a pool's script."""
     return folder / "slurm" / f"{pool}.sh"

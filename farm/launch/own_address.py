@@ -1,4 +1,4 @@
-"""The address at which other machines reach this one."""
+"""This machine's address as reachable from others."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from collections.abc import Callable
 
 
 def own_address() -> str:
-    """Return an address of this machine that others reach: that of its name, else that of its way outwards."""
+    """Return this machine's address for others: that of its host name, else the source address of its default route."""
     return _beyond_loopback(_of_name) or _beyond_loopback(_outwards) or "127.0.0.1"
 
 
 def bracketed(host: str) -> str:
-    """Return a host as it stands in a URL."""
+    """Return a host in the notation of URLs."""
     return f"[{host}]" if ":" in host else host
 
 
@@ -31,6 +31,6 @@ def _of_name() -> list[str]:
 
 def _outwards() -> list[str]:
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        # nothing is sent: the kernel only says which address it would use
+        # sends nothing: the kernel only selects the address
         probe.connect(("192.0.2.1", 9))
         return [str(probe.getsockname()[0])]

@@ -1,4 +1,4 @@
-"""A Postgres of the farm's own: its binaries, its data folder, and the server as a child process."""
+"""The farm's own Postgres: its binaries, its data folder, and the server as a child process."""
 
 from __future__ import annotations
 
@@ -24,18 +24,18 @@ from farm.launch.own_address import bracketed
 USER = "farm"
 _DATABASE = "postgres"
 _START_S = 300.0
-"""Seconds in which it comes up; after a crash it repeats what was written since its last checkpoint."""
+"""Seconds until it answers; after a crash it replays everything since its last checkpoint."""
 _POLL_S = 0.05
 _SUBSTITUTES = ("postgres", "daemon")
-"""Users that the server runs as when the farm is root's, as it refuses root; the first that there is."""
+"""Users to run the server as if the farm is root's, as it refuses root; the first that exists."""
 _OPTIONS = {
     "unix_socket_directories": "",
     "listen_addresses": "*",
-    # a node has four; one that is not used costs nothing
+    # a node uses four; unused ones cost nothing
     "max_connections": "1000",
     "shared_buffers": "256MB",
     "max_wal_size": "4GB",
-    # a node that comes back after a failure of the network finds its old sessions gone
+    # a node that comes back after a network failure finds its old sessions gone
     "tcp_keepalives_idle": "15",
 }
 _ACCESS = "host all all all scram-sha-256\n"
@@ -46,7 +46,7 @@ def postgres_binaries() -> Path | None:
     on_path = shutil.which("initdb")
     folders = [Path(on_path).resolve().parent] if on_path else []
     folders += sorted(Path("/usr/lib/postgresql").glob("*/bin"), key=_major, reverse=True)
-    # found without importing it: its Python layer starts servers of its own
+    # found without importing it: its Python layer starts servers itself
     spec = find_spec("pgserver")
     if spec is not None and spec.origin is not None:
         folders.append(Path(spec.origin).parent / "pginstall" / "bin")
@@ -59,16 +59,16 @@ def _major(folder: Path) -> int:
 
 
 def binaries_for(user: str | None, binaries: Path, folder: Path) -> Path:
-    """Return the binaries, copied into `folder` if they lie where `user` may not look, such as below /root."""
+    """Return the binaries, copied into `folder` if `user` cannot read them, such as below /root."""
     if user is None or _runs(binaries / "postgres", user):
         return binaries
     install = binaries.parent
     copied = folder / "package" / install.name
     if not copied.is_dir():
         libraries = install.parent.parent / "pgserver.libs"
-        if libraries.is_dir():  # the wheel's binaries look for these beside their package
+        if libraries.is_dir():  # the wheel's binaries look for these next to their package
             shutil.copytree(libraries, folder / libraries.name, dirs_exist_ok=True)
-        # under another name first, so that half of them are none
+        # renamed when complete, so that a partial copy is never used
         partial = folder / "package.partial"
         shutil.rmtree(partial, ignore_errors=True)
         shutil.copytree(install, partial, symlinks=True)
@@ -98,27 +98,27 @@ def _substitute() -> str | None:
 
 
 class OwnPostgres:
-    """The Postgres whose data is in `folder`/postgres. Raises StoreUnavailable without binaries, NotAllowed as root."""
+    """The Postgres with its data in `folder`/postgres. Raises StoreUnavailable without binaries, NotAllowed as root."""
 
     def __init__(self, folder: Path, scratch: Path, password: str, log_file: Path) -> None:
         binaries = postgres_binaries()
         if binaries is None:
             raise StoreUnavailable(
                 "there is no Postgres here: install the pgserver package or Debian's postgresql, or set FARM_STORE_URL "
-                "to the database of the site"
+                "to an existing database"
             )
         self.data = folder / "postgres"
         self._password = password
         self._log = log_file
         self._user = _substitute()
-        # others may pass through it, and list nothing
+        # others may pass through it, but not list it
         self._local = own_folder(scratch, "postgres", str(folder))
         self._binaries = binaries_for(self._user, binaries, self._local)
 
     def make(self, lock_fd: int) -> None:
-        """Make the data folder, unless there is one: under another name first, so that half of one is none.
+        """Create the data folder unless it exists; renamed when complete, so that a partial one is never used.
 
-        What makes it inherits the descriptor of the lock, and ends with this process.
+        The creating program inherits the descriptor of the lock, and ends with this process.
         """
         if self.data.exists():
             return
@@ -138,22 +138,22 @@ class OwnPostgres:
         finally:
             secret.unlink()
         if child.process.returncode:
-            raise StoreUnavailable(f"Postgres could not make its data in {self.data}{last_lines(self._log)}")
+            raise StoreUnavailable(f"Postgres could not create its data in {self.data}{last_lines(self._log)}")
         with (partial / "pg_hba.conf").open("a") as access:
             access.write(_ACCESS)
         partial.rename(self.data)
 
     def forget_other_machine(self) -> None:
-        """Remove the lock file that the server of a machine that is gone has left; only for who holds the claim."""
+        """Remove the lock file left by the server of a gone machine; only for the holder of the claim."""
         (self.data / "postmaster.pid").unlink(missing_ok=True)
 
     def url(self, host: str, port: int) -> str:
         return f"postgresql+psycopg://{USER}:{quote(self._password)}@{bracketed(host)}:{port}/{_DATABASE}"
 
     def start(self, port: int, lock_fd: int, going_on: Callable[[], bool]) -> ChildProcess:
-        """Start the server and wait until it answers. It inherits the descriptor of the lock: who lives, holds it.
+        """Start the server and wait until it answers. It inherits the descriptor of the lock, and so holds it.
 
-        Raises StoreUnavailable if it does not come up, or `going_on` is not true any more.
+        Raises StoreUnavailable if it does not start, or `going_on` becomes false.
         """
         options = [
             part for name, value in {**_OPTIONS, "port": str(port)}.items() for part in ("-c", f"{name}={value}")
@@ -172,15 +172,15 @@ class OwnPostgres:
         return child
 
     def _child(self, words: Sequence[str], lock_fd: int, on_parent_death: signal.Signals) -> ChildProcess:
-        """Start a program of Postgres as the user that it runs as."""
+        """Start a program of Postgres as the server's user."""
         if self._user is not None:
-            # a change of user drops the signal of the parent's death, which is set again
+            # a change of user clears the parent-death signal, so it is set again
             as_user = [f"--reuid={self._user}", f"--regid={_group(self._user)}", "--clear-groups"]
             words = ["setpriv", *as_user, f"--pdeathsig={on_parent_death.name.removeprefix('SIG')}", "--", *words]
         return ChildProcess(words, log=self._log, pass_fds=[lock_fd], on_parent_death=on_parent_death)
 
     def _let_pass(self) -> None:
-        """Let another user that the server runs as pass through the folder; it reads nothing there."""
+        """Let the server's user pass through the folder; it reads nothing there."""
         if self._user is not None:
             self.data.parent.chmod(stat.S_IMODE(self.data.parent.stat().st_mode) | 0o011)
 

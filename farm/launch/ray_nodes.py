@@ -1,7 +1,7 @@
-"""Nodes of a farm on a Ray cluster: an actor on each of several Ray nodes, which keeps a `farm node --at DIR` there.
+"""Nodes of a farm on a Ray cluster: an actor on each of several Ray nodes keeps a `farm node --at DIR` running.
 
-The actors end with the driver that made them, however it ends, and their nodes hand back what they play. An actor whose
-Ray node is lost is started again by Ray where its placement group finds room.
+The actors end with the driver that created them, however it ends, and their nodes release their rollouts. If a Ray node
+is lost, Ray restarts its actor where the placement group finds room.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ from farm.extras import not_installed
 
 _PAUSE_S = (5.0, 300.0)
 _STEADY_S = 60.0
-"""Seconds after which a node that ends is started again at once."""
+"""A node that ran longer than this is restarted at once when it ends, in seconds."""
 _HAND_BACK_S = 25.0
-"""Beyond its grace: what handing back and cleaning up take on a busy machine."""
+"""Seconds beyond its grace for releasing rollouts and cleaning up on a busy machine."""
 _ANSWER_S = 5.0
 
 
 @dataclass(frozen=True, slots=True)
 class RayNode:
-    """A node as its actor sees it; `status` is its exit status once it has ended, and is about to be started again."""
+    """A node as its actor sees it; `status` is its exit status once it has ended and is to be restarted."""
 
     name: str
     pid: int
@@ -41,7 +41,7 @@ class RayNode:
 
 
 class NodeKeeper:
-    """The actor: `keep` starts its node, and again where it has ended; `stop` lets it hand back."""
+    """The actor: `keep` starts its node and restarts it; `stop` lets it release its rollouts."""
 
     def __init__(self, shared: str, options: Sequence[str], settings: Mapping[str, str], grace_s: float) -> None:
         ray = import_module("ray")
@@ -57,7 +57,7 @@ class NodeKeeper:
         self._began = self._not_before = 0.0
 
     def keep(self) -> RayNode:
-        """Return the node, which is started unless it runs; one that ends soon after, ever later."""
+        """Return the node, starting it unless it runs; one that ends early is restarted ever later."""
         status = None
         if self._process is not None and not self._process.running:
             status = self._process.process.returncode
@@ -67,12 +67,12 @@ class NodeKeeper:
             self._not_before, self._process = now + pause_s, None
         if self._process is None and not self._stopped and time.monotonic() >= self._not_before:
             self._began = time.monotonic()
-            # from the actor's main thread, which lasts as long as it does
+            # from the actor's main thread, which lives as long as the actor
             self._process = ChildProcess(self._command, env=self._env, log=self._log)
         return RayNode(self._name, 0 if self._process is None else self._process.pid, status, str(self._log))
 
     def stop(self) -> None:
-        """End the node, which hands back what it plays."""
+        """End the node, which releases its rollouts."""
         self._stopped = True
         if self._process is not None:
             self._process.terminate()
@@ -80,9 +80,9 @@ class NodeKeeper:
 
 
 class RayNodes:
-    """`with RayNodes(shared, 4) as nodes`, in a process that is connected to Ray; `look` now and then.
+    """`with RayNodes(shared, 4) as nodes`, in a process that is connected to Ray; call `look` regularly.
 
-    Each takes `cpus` of a Ray node of its own (a placement group, STRICT_SPREAD). Raises NotInstalled without Ray.
+    Each takes `cpus` of a separate Ray node (a placement group, STRICT_SPREAD). Raises NotInstalled without Ray.
     """
 
     def __init__(
@@ -118,7 +118,7 @@ class RayNodes:
         return self
 
     def look(self) -> list[RayNode]:
-        """Return the nodes that have a Ray node, each started again if it has ended; those that are lost left out."""
+        """Return the nodes that have a Ray node, restarting ended ones; lost ones are left out."""
         for n, keeper in enumerate(self._keepers):
             if n not in self._asked:
                 self._asked[n] = keeper.keep.remote()
@@ -148,13 +148,13 @@ class RayNodes:
 
 
 def connected_ray(address: str) -> Any:
-    """Return Ray, connected to the cluster at an address, as `ray.init` takes it. Raises NotInstalled, NotAllowed."""
+    """Return Ray, connected to the cluster at an address, as for `ray.init`. Raises NotInstalled, NotAllowed."""
     ray = loaded_ray()
     named = os.environ.get("RAY_ADDRESS") or "auto" if address == "auto" else address
     where = re.fullmatch(r"(?:ray://)?\[?([^/]+?)\]?:(\d+)", named)
     try:
         if where is not None:
-            # Ray itself would go on asking for minutes
+            # Ray itself would retry for minutes
             socket.create_connection((where[1], int(where[2])), _ANSWER_S).close()
         ray.init(address=address, log_to_driver=False)
     except (OSError, OverflowError, ValueError) as error:
@@ -163,7 +163,7 @@ def connected_ray(address: str) -> Any:
 
 
 def loaded_ray() -> Any:
-    """Return Ray, which is loaded only where it is used. Raises NotInstalled."""
+    """Return Ray, which is imported only where it is used. Raises NotInstalled."""
     try:
         return import_module("ray")
     except ModuleNotFoundError:

@@ -1,7 +1,7 @@
 """The program between a Ray actor and its node: `python -m farm.launch.ray_watch COMMAND…`.
 
-Ray kills the children of an actor that it ends. This is one, and its own child gets SIGTERM by its death: a node then
-hands back what it plays, as when this gets SIGTERM itself.
+Ray kills the children of an actor that it ends. This is one, and its own child gets SIGTERM through its death: a node
+then releases its rollouts, as when this gets SIGTERM itself.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The number of jobs that each pool is to have, and those to submit and to end: plain functions of what is."""
+"""The target number of jobs of each pool, and the jobs to submit and to cancel: pure functions."""
 
 from __future__ import annotations
 
@@ -11,21 +11,21 @@ from farm.launch.slurm_commands import SlurmJob, seconds
 from farm.launch.slurm_pool import HEAD, Pools, SlurmPool
 
 IDLE_S = 60.0
-"""Seconds without a rollout after which a node that is not needed ends."""
+"""Seconds without a rollout after which an unneeded node ends."""
 _AHEAD_S = 600.0
-"""The least seconds before its time limit at which a job has a successor; a quarter of the limit if less."""
+"""Minimum of seconds before its time limit at which a job gets a successor; a quarter of the limit if less."""
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """The jobs of one pool to submit, and those to cancel, by their ids."""
+    """The number of jobs of one pool to submit, and the ids of those to cancel."""
 
     n_submit: int = 0
     cancel: tuple[str, ...] = ()
 
 
 def wanted(pools: Pools, n_rollouts: int) -> dict[str, int]:
-    """Return how many jobs each pool is to have for so many rollouts that wait or play: the first pools first."""
+    """Return the number of jobs of each pool for this many waiting or running rollouts: the first pools first."""
     result, left = {}, n_rollouts
     for name, pool in pools.items():
         result[name] = pool.min if name == HEAD else max(pool.min, min(pool.max, math.ceil(max(0, left) / pool.room)))
@@ -34,9 +34,9 @@ def wanted(pools: Pools, n_rollouts: int) -> dict[str, int]:
 
 
 def ahead_s(pool: SlurmPool, longest_s: float = 0.0) -> float:
-    """Return how long before its end a job does not count any more: its node is given nothing of what waits then.
+    """Return how long before its end a job no longer counts: its node gets no waiting rollouts then.
 
-    `longest_s` is how long what waits may take; the first half of a job takes everything.
+    `longest_s` is how long waiting rollouts may take; the first half of a job takes everything.
     """
     limit_s = seconds(pool.time if ":" in pool.time or "-" in pool.time else f"{pool.time}:00")
     return max(min(_AHEAD_S, limit_s / 4), min(longest_s + SIGNAL_S, limit_s / 2) if longest_s else 0.0)
@@ -45,10 +45,10 @@ def ahead_s(pool: SlurmPool, longest_s: float = 0.0) -> float:
 def plan(
     pool: SlurmPool, n_wanted: int, jobs: Sequence[SlurmJob], idle_s: Mapping[str, float], longest_s: float = 0.0
 ) -> Plan:
-    """Return what to do so that a pool has so many jobs that last; `idle_s` is of the jobs whose nodes play nothing.
+    """Return how to reach a pool's number of lasting jobs; `idle_s` is for jobs with idle nodes.
 
-    Pending jobs count, so none is submitted while they suffice, and they are the first to be cancelled. Of those that
-    run, only one that has been idle for a while is ended; one that ends soon, once it has a successor.
+    Pending jobs count, so none is submitted while they suffice, and they are cancelled first. Of the running jobs, only
+    one that has been idle for a while is ended, or one near its end that has a successor.
     """
     lasting = [job for job in jobs if job.pending or job.left_s > ahead_s(pool, longest_s)]
     lasts = {job.job_id for job in lasting if not job.pending}
@@ -64,7 +64,7 @@ def plan(
 
 
 def idle_jobs(jobs: Collection[SlurmJob], node_of: Mapping[str, str], occupied: Mapping[str, int]) -> set[str]:
-    """Return the running jobs whose node is known and plays nothing."""
+    """Return the running jobs whose node is known and idle."""
     return {
         job.job_id
         for job in jobs

@@ -25,7 +25,7 @@ _POLL_S = 0.5
 
 @dataclass(frozen=True, slots=True)
 class SharedAddress:
-    """Addresses and keys of a farm with a head. `own` names what the head itself serves, and moves with it."""
+    """Addresses and keys of a farm with a head. `own` names the parts that the head serves, which move with it."""
 
     farm_id: str
     store_url: str = ""
@@ -37,14 +37,14 @@ class SharedAddress:
     password: str = field(default="", repr=False)
     own: tuple[str, ...] = ()
     head: str = ""
-    """The head's own mark; empty while there is none."""
+    """The head's unique mark; empty without a head."""
 
 
 _stored = TypeAdapter(SharedAddress)
 
 
 def read_address(folder: Path) -> SharedAddress | None:
-    """Return the address that a folder holds; None if there was never a head."""
+    """Return the address in a folder; None if there was never a head."""
     try:
         return _stored.validate_json((folder / ADDRESS_FILE).read_bytes())
     except (OSError, ValidationError):
@@ -52,10 +52,10 @@ def read_address(folder: Path) -> SharedAddress | None:
 
 
 def first_address(folder: Path) -> SharedAddress:
-    """Return the address of a folder, where there is none a new one; its password is what the data was made with.
+    """Return the address in a folder, or a new one with the password that the data was created with.
 
-    The farm's id is made of the password, which has a file of its own: an address is written anew, also by others, such
-    as `farm up`.
+    The farm's id derives from the password, which has a separate file: the address file can be rewritten, also by
+    others such as `farm up`.
     """
     known = read_address(folder) or SharedAddress("")
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -64,14 +64,14 @@ def first_address(folder: Path) -> SharedAddress:
 
 
 def write_address(folder: Path, address: SharedAddress) -> None:
-    """Write the address for its owner alone, all of it at once."""
+    """Write the address atomically, private to its owner."""
     write_own(folder / ADDRESS_FILE, json.dumps(asdict(address), indent=1))
 
 
 def await_address(
     folder: Path, say: Callable[[str], None], *, going_on: Callable[[], bool] = lambda: True
 ) -> SharedAddress | None:
-    """Return the address of a folder once it has a head; None once `going_on` is false before."""
+    """Return the address of a folder once it has a head; None if `going_on` becomes false before."""
     said = False
     while going_on():
         address = read_address(folder)
@@ -85,7 +85,7 @@ def await_address(
 
 
 def environment(address: SharedAddress) -> dict[str, str]:
-    """Return this process's environment with the settings of a farm at an address."""
+    """Return this process's environment with the settings for a farm at an address."""
     return {
         **os.environ,
         **pinned(),

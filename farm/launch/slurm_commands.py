@@ -1,4 +1,4 @@
-"""The commands of Slurm that the farm uses: sbatch, squeue, scancel, scontrol."""
+"""The Slurm commands used by the farm: sbatch, squeue, scancel, scontrol."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ _TIMEOUT_S = 60.0
 _FORMAT = "%A|%F|%i|%T|%L|%P|%N|%j|%r"
 _ENDED = {"COMPLETING", "COMPLETED", "CANCELLED", "FAILED", "TIMEOUT", "NODE_FAIL", "PREEMPTED", "OUT_OF_MEMORY"}
 _FOR_JOB = ("SLURM_", "SBATCH_", "SRUN_", "SLURMD_", "PMI")
-"""Beginnings of variables that a job has, and that would say what a job submitted from it is like."""
+"""Prefixes of variables of a job that would affect jobs submitted from it."""
 _KILL_WAIT_S = 30
 
 
 class SlurmFailed(ServiceError):
-    """A command of Slurm failed; the message has what it said."""
+    """A Slurm command failed; the message has its output."""
 
 
 @dataclass(frozen=True, slots=True)
 class SlurmJob:
-    """One job as squeue shows it; `left_s` until its time limit.
+    """One job as squeue shows it; `left_s` is the time until its limit.
 
-    `job_id` is what it knows itself by. Others name it by its `place`, `ARRAY_N`: the id of one of an array's jobs is
-    also that of the array, and by the other ids nothing can be cancelled.
+    `job_id` is the id that the job itself sees. Others refer to it by its `place`, `ARRAY_N`: the id of one job of an
+    array is also the array's, and the other ids cannot be cancelled.
     """
 
     job_id: str
@@ -44,7 +44,7 @@ class SlurmJob:
 
     @property
     def pending(self) -> bool:
-        """True if it has not begun, or has been requeued."""
+        """True if it has not started, or has been requeued."""
         return self.state in {"PENDING", "CONFIGURING", "REQUEUED", "REQUEUE_HOLD", "SPECIAL_EXIT", "RESV_DEL_HOLD"}
 
     @property
@@ -61,33 +61,33 @@ def has_slurm() -> bool:
 def submit(script: Path, n: int, after: str = "") -> str:
     """Submit an array of `n` jobs, each of which starts when there is room for it. Returns the array's id.
 
-    None starts before the first of the array `after`.
+    None starts before the first job of the array `after`.
     """
     more = (f"--dependency=after:{after}_1",) if after else ()
     return _said("sbatch", "--parsable", f"--array=1-{n}", *more, str(script)).strip().partition(";")[0]
 
 
 def jobs_named(names: Sequence[str]) -> list[SlurmJob]:
-    """Return the jobs of this user with these names that have not ended."""
+    """Return this user's unfinished jobs with these names."""
     text = _said("squeue", "--noheader", "--array", "--me", f"--name={','.join(names)}", f"--format={_FORMAT}")
     return [job for line in text.splitlines() if line.strip() and not (job := _job(line)).ended]
 
 
 def any_left(names: Sequence[str]) -> bool:
-    """Return whether jobs with these names are still there, be it that they end."""
+    """Return whether jobs with these names still exist, including ones that are ending."""
     return bool(_said("squeue", "--noheader", "--array", "--me", f"--name={','.join(names)}", "--format=%A").strip())
 
 
 def array_place(job_id: str) -> str:
-    """Return the `ARRAY_PLACE` of a job, as its log is named; of one that has ended, as Slurm still knows it."""
-    # by the id of an array all its jobs are shown
+    """Return the `ARRAY_PLACE` of a job, as in its log's name; for an ended job, while Slurm remembers it."""
+    # the id of an array shows all its jobs
     own = rf"^JobId={re.escape(job_id)} ArrayJobId=(\d+) ArrayTaskId=(\d+)"
     said = re.search(own, _said("scontrol", "show", "job", job_id), re.MULTILINE)
     return f"{said[1]}_{said[2]}" if said else job_id
 
 
 def cancel(jobs: Sequence[SlurmJob]) -> None:
-    """Cancel jobs; those that have ended are none of its concern."""
+    """Cancel jobs; ended ones are ignored."""
     if jobs:
         _said("scancel", "--quiet", *(job.place for job in jobs))
 
@@ -95,19 +95,19 @@ def cancel(jobs: Sequence[SlurmJob]) -> None:
 def job_left_s(job_id: str) -> float:
     """Return the seconds until a job's time limit; infinite if it has none."""
     text = _said("squeue", "--noheader", "--array", f"--jobs={job_id}", "--format=%A|%L")
-    # by the id of an array all its jobs are shown
+    # the id of an array shows all its jobs
     left = dict(line.strip().split("|", 1) for line in text.splitlines() if "|" in line)
     return seconds(left.get(job_id, ""))
 
 
 def kill_wait_s() -> int:
-    """Return the seconds between the SIGTERM and the SIGKILL of a job that is to end."""
+    """Return the seconds between SIGTERM and SIGKILL when Slurm ends a job."""
     said = re.search(r"^KillWait\s*=\s*(\d+)", _said("scontrol", "show", "config"), re.MULTILINE)
     return int(said[1]) if said else _KILL_WAIT_S
 
 
 def seconds(text: str) -> float:
-    """Return the seconds of a time as Slurm shows it, `D-HH:MM:SS`; infinite if it has no end or is not known."""
+    """Return the seconds of a time in Slurm's format, `D-HH:MM:SS`; infinite if unlimited or unknown."""
     parts = re.fullmatch(r"(?:(\d+)-)?(?:(?:(\d+):)?(\d+):)?(\d+)", text.strip())
     if parts is None:
         return float("inf")
@@ -121,12 +121,12 @@ def _job(line: str) -> SlurmJob:
 
 
 def _said(*words: str) -> str:
-    """Return a command's output. Raises NotAllowed where there is no Slurm, SlurmFailed with what it said."""
+    """Return a command's output. Raises NotAllowed without Slurm, SlurmFailed with its error output."""
     env = {name: value for name, value in os.environ.items() if name == "SLURM_CONF" or not name.startswith(_FOR_JOB)}
     try:
         done = subprocess.run(words, capture_output=True, text=True, env=env, timeout=_TIMEOUT_S, check=False)
     except FileNotFoundError:
-        raise NotAllowed(f"there is no {words[0]} on PATH: this machine does not submit to a Slurm") from None
+        raise NotAllowed(f"there is no {words[0]} on PATH: this machine cannot submit Slurm jobs") from None
     except subprocess.TimeoutExpired:
         raise SlurmFailed(f"{words[0]} did not answer within {_TIMEOUT_S:g} s") from None
     if done.returncode:

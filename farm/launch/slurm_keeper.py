@@ -1,4 +1,4 @@
-"""Keeps as many jobs of a farm on Slurm as its pools want: in the head's process, by a lease in the store."""
+"""Keeps the number of a farm's Slurm jobs at its pools' targets, in the head's process, by a lease in the store."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _STATUS = "slurm_status.json"
 
 
 class SlurmKeeper:
-    """Keeps them in a thread from `start` to `stop`. A pool whose jobs end in vain is tried ever later."""
+    """Runs in a thread from `start` to `stop`. A pool whose jobs end early is retried ever later."""
 
     def __init__(
         self, folder: Path, farm_id: str, store_url: str, owner: str, clock: Callable[[], float] = time.monotonic
@@ -48,7 +48,7 @@ class SlurmKeeper:
         self._stopped = threading.Event()
         self._idle_since: dict[str, float] = {}
         self._awaited: dict[str, str] = {}
-        """Array → pool, of those that no node is known of yet."""
+        """Array → pool, for arrays without a known node yet."""
         self._n_vain: dict[str, int] = {}
         self._not_before: dict[str, float] = {}
         self._faults: dict[str, str] = {}
@@ -71,13 +71,13 @@ class SlurmKeeper:
             log.warning("Lease of the job keeper not released; it will expire: %s", error)
 
     def stop(self) -> None:
-        """Give up the lease, and close the store."""
+        """Release the lease, and close the store."""
         self._stopped.set()
         self._thread.join(_STOP_S)
         self._store.close()
 
     def round(self) -> None:
-        """Look once, and submit and cancel what is to be."""
+        """Check once, and submit and cancel jobs as needed."""
         try:
             pools = stored_pools(self._folder)
         except NotFound:
@@ -99,7 +99,7 @@ class SlurmKeeper:
                 slurm_commands.cancel([job for job in own if job.job_id in todo.cancel])
                 left = {job.array_id for job in own if job.job_id not in todo.cancel}
                 for array_id in {job.array_id for job in own} - left:
-                    # it ends by this, not in vain
+                    # cancelled, so its end is not a failure
                     self._awaited.pop(array_id, None)
             if todo.n_submit and self._clock() >= self._not_before.get(name, 0.0):
                 self._submit(name, todo.n_submit)
@@ -115,7 +115,7 @@ class SlurmKeeper:
         log.info("Pool %s: submitted %d jobs as array %s", pool, n, array_id)
 
     def _note_vain(self, jobs: list[SlurmJob], node_of: Mapping[str, str]) -> None:
-        """Slow down a pool whose jobs end before they have a node of the farm; at once again when one has."""
+        """Slow down a pool whose jobs end before they have a node of the farm; normal again when one has."""
         for array_id, pool in list(self._awaited.items()):
             own = [job for job in jobs if job.array_id == array_id]
             if any(job.job_id in node_of for job in own) or (pool == HEAD and own):
@@ -146,7 +146,7 @@ class SlurmKeeper:
 
 
 def demand(connection: Connection) -> tuple[dict[str, int], int, dict[str, str]]:
-    """Return node → rollouts on it, how many slots are wanted in all, and job → its node, of those that live."""
+    """Return node → rollouts on it, the wanted number of slots, and job → its node, for live nodes."""
     occupied = placement.occupied(connection)
     timeout_s = settings().node_timeout_s
     known = {
@@ -158,7 +158,7 @@ def demand(connection: Connection) -> tuple[dict[str, int], int, dict[str, str]]
 
 
 def status(folder: Path) -> dict[str, dict[str, str | int]]:
-    """Return for each pool what its keeper last wanted and found; empty before its first round."""
+    """Return the last target and fault of each pool from its keeper; empty before the first round."""
     try:
         result: dict[str, dict[str, str | int]] = json.loads((folder / _STATUS).read_text())
     except (OSError, ValueError):

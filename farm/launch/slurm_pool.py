@@ -1,4 +1,4 @@
-"""The pools of a farm on Slurm: nodes of one size each, how many there may be, and where that is written down."""
+"""The pools of a farm on Slurm: nodes of one size each, the limits of their number, and where these are stored."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ HEAD = "head"
 _FILE = "slurm.json"
 _UNITS = {"K": 1 / 1024, "M": 1, "G": 1024, "T": 1024 * 1024}
 _RUN_MB = 256
-"""Memory that a rollout which runs is counted with, where that is what a node has least of."""
+"""Memory per running rollout, for nodes that have little memory per CPU."""
 Word = Annotated[str, Field(pattern=r"^[^\s\x00-\x1f\x7f]*$", max_length=255)]
 Line = Annotated[str, Field(pattern=r"^[^\x00-\x1f\x7f]*$", max_length=1000)]
 
@@ -31,20 +31,20 @@ class SlurmPool(BaseModel):
     partition: Word = ""
     account: Word = ""
     time: Annotated[str, Field(pattern=r"^(\d+-)?\d+(:\d+){0,2}$")] = "4:00:00"
-    """The time limit of a job, as Slurm writes it."""
+    """The time limit of a job in Slurm's format."""
     cpus: int = Field(default=4, ge=1)
     mem: Annotated[str, Field(pattern=r"^(\d+[KMGT]?)?$")] = ""
-    """Memory of a job; empty takes the partition's default."""
+    """Memory of a job; empty: the partition's default."""
     min: int = Field(default=1, ge=0)
     max: int = Field(default=1, ge=0, le=10_000)
     setup: str = ""
     """Lines of shell before the node is started, such as `module load apptainer`."""
     sbatch: tuple[Line, ...] = ()
-    """More options of sbatch, such as `--constraint=ssd`."""
+    """Additional options of sbatch, such as `--constraint=ssd`."""
     init_slots: int | None = Field(default=None, ge=1)
     run_slots: int | None = Field(default=None, ge=1)
     eval_slots: int | None = Field(default=None, ge=1)
-    """Rollouts that a node starts, plays and scores at a time; by default as its CPUs and memory allow."""
+    """Rollouts that a node starts, runs and scores at a time; by default from its CPUs and memory."""
 
     @model_validator(mode="after")
     def _in_order(self) -> SlurmPool:
@@ -54,7 +54,7 @@ class SlurmPool(BaseModel):
 
     @property
     def slots(self) -> tuple[int, int, int]:
-        """Numbers of rollouts that a node starts, plays and scores at a time."""
+        """Numbers of rollouts that a node starts, runs and scores at a time."""
         run = 8 * self.cpus
         if self.mem:
             run = max(1, min(run, math.floor(_megabytes(self.mem) / _RUN_MB)))
@@ -62,7 +62,7 @@ class SlurmPool(BaseModel):
 
     @property
     def room(self) -> int:
-        """Number of rollouts that a node takes in all."""
+        """Number of rollouts that a node holds in all."""
         return sum(self.slots)
 
 
@@ -76,7 +76,7 @@ def _megabytes(text: str) -> float:
 
 
 def checked(tables: object, place: str) -> Pools:
-    """Return pools as they were written. Raises InvalidRequest that names each fault."""
+    """Return validated pools. Raises InvalidRequest that names each fault."""
     try:
         result = _pools.validate_python(tables)
     except ValidationError as error:
@@ -84,7 +84,7 @@ def checked(tables: object, place: str) -> Pools:
         raise InvalidRequest.of([(".".join([place, *map(str, each["loc"])]), each["msg"]) for each in faults]) from None
     for name in result:
         if not _NAME.fullmatch(name):
-            raise InvalidRequest("a pool's name is of letters, digits and _", field=f"{place}.{name}")
+            raise InvalidRequest("a pool's name may have letters, digits and _", field=f"{place}.{name}")
     return result
 
 
@@ -96,7 +96,7 @@ def pools_of_file() -> Pools:
 
 
 def stored_pools(folder: Path) -> Pools:
-    """Return the pools that a farm's jobs are kept by. Raises NotFound if it has none."""
+    """Return the stored pools of a farm's jobs. Raises NotFound if it has none."""
     try:
         return _pools.validate_json((folder / _FILE).read_bytes())
     except FileNotFoundError:
@@ -104,12 +104,12 @@ def stored_pools(folder: Path) -> Pools:
 
 
 def store_pools(folder: Path, pools: Pools) -> None:
-    """Write down the pools that the farm's head is to keep."""
+    """Store the pools that the farm's head maintains."""
     write_own(folder / _FILE, _pools.dump_json(pools, indent=1, exclude_defaults=True).decode())
 
 
 def replace_pools(folder: Path, pools: Pools) -> None:
-    """Have the head keep these pools, and none of the jobs of those before that are left out."""
+    """Make the head maintain these pools, and no jobs of earlier ones that are left out."""
     try:
         before = stored_pools(folder)
     except NotFound:

@@ -1,7 +1,7 @@
-"""The way of a node to its head, which may move: the node's own settings stay, and lead to wherever the head is.
+"""A node's connection to its head, which may move: the node's settings stay the same and lead to the current head.
 
-Postgres is found by libpq, which reads a service file at each new connection. Redis has nothing like it, so it is
-reached through a port of this machine's loopback, from which a thread forwards to the head: little goes that way.
+libpq finds Postgres through a service file, which it reads at each new connection. Redis has no such mechanism, so it
+is reached through a port on this machine's loopback, from which a thread forwards to the head: there is little traffic.
 """
 
 from __future__ import annotations
@@ -29,15 +29,15 @@ _SERVICE_BYTES = 4096
 
 
 class WayToHead:
-    """Made while the process has one thread; `environment` is the environment of the node, `follow` begins to forward.
+    """Create it while the process has one thread; `environment` is the node's environment, `follow` starts forwarding.
 
-    `descriptors` are those that this process alone has open for it.
+    `descriptors` are those that only this process has open for it.
     """
 
     def __init__(self, folder: Path, address: SharedAddress) -> None:
         self._folder = folder
         self._address = address
-        # in memory, under a path that lasts as long as this process does
+        # in memory, under a path that exists as long as this process
         self._service = os.memfd_create("head", os.MFD_CLOEXEC)
         self._listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP)
         self._listener.bind(("127.0.0.1", 0))
@@ -62,14 +62,14 @@ class WayToHead:
         return result
 
     def follow(self) -> None:
-        """Forward from now on, in a thread, and go with the head."""
+        """Forward from now on, in a thread, and follow the head."""
         loop = asyncio.new_event_loop()
         threading.Thread(target=self._run, args=(loop,), name="way-to-head", daemon=True).start()
-        # of its own, as a file system that hangs must not hold up what is forwarded
+        # a separate thread, as a hanging file system must not delay forwarding
         threading.Thread(target=self._watch, args=(loop,), name="head-watch", daemon=True).start()
 
     def _write_service(self) -> None:
-        """Write where Postgres is: at one length, so that who reads meanwhile has the one or the other."""
+        """Write the location of Postgres, padded to one length, so that a concurrent reader gets the old or the new."""
         if "store" not in self._address.own:
             return
         url = urlsplit(self._address.store_url)
@@ -105,7 +105,7 @@ class WayToHead:
         self._address = address
         self._write_service()
         for writer in self._lines:
-            # its peer may be a machine that is gone, which would be waited for
+            # its peer may be a machine that is gone, which would never answer
             writer.transport.abort()
 
     async def _line(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

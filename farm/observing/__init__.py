@@ -1,1 +1,1 @@
-"""Consequences of the end of rollouts and batches, for those who watch a farm from outside."""
+"""Outputs for observers of a farm: logs, metrics, traces, webhooks, alarms."""

@@ -1,4 +1,4 @@
-"""The alarms of a process, taken from its log: lines that begin with ALARM are what a person is to be told."""
+"""The alarms of a process: its log lines that begin with ALARM."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from contextlib import contextmanager
 
 
 class AlarmLog(logging.Handler):
-    """A log handler that keeps the newest alarms until somebody takes them."""
+    """A log handler that keeps the newest alarms until they are taken."""
 
     _MOST = 100
 

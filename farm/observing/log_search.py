@@ -1,6 +1,6 @@
-"""Lines about a batch, a group or a rollout, of the logs that a farm's processes wrote into a folder.
+"""Search of the log files of a farm's processes for lines about a batch, a group or a rollout.
 
-Logs of several nodes, in a shared folder, are read as one, in the order of time.
+Logs of several nodes in a shared folder are merged by time.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _SUFFIXES = (".log", ".out", ".err")
 
 @dataclass(frozen=True, slots=True)
 class LoggedLine:
-    """An event of a log, with the traceback that follows it. `at` are seconds since 1970, `path` is the file's."""
+    """An event of a log, with its traceback. `at` is in seconds since 1970, `path` is the file."""
 
     at: float
     path: Path
@@ -26,7 +26,7 @@ class LoggedLine:
 
 
 def lines_about(ref: str, folders: Sequence[Path]) -> list[LoggedLine]:
-    """Return what the logs below the folders say of an id, by time. Files that cannot be read are passed over."""
+    """Return the log lines about an id, by time. Unreadable files are skipped."""
     wanted = re.compile(rb"(?<![\w.-])" + re.escape(ref.encode()) + rb"(?!\w)")
     files = sorted({path for folder in folders for path in folder.rglob("*") if path.suffix in _SUFFIXES})
     found = [line for path in files for line in _lines_of(path, ref.encode(), wanted)]
@@ -40,7 +40,7 @@ def _lines_of(path: Path, ref: bytes, wanted: re.Pattern[bytes]) -> Iterator[Log
             for line in lines:
                 began = _time(line)
                 if began is None:
-                    # a line of the event before
+                    # a continuation line of the previous event
                     event += line if event else b""
                     continue
                 if event:

@@ -1,6 +1,6 @@
-"""A thread of the leading dispatcher beside its rounds, which looks at what ended.
+"""A thread of the leading dispatcher that processes ended rollouts outside the dispatch rounds.
 
-It counts it into histograms, sends its traces, and puts ends of batches and alarms into the outbox of webhooks.
+It adds them to histograms, sends their traces, and queues webhooks for ended batches and alarms.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ log = logging.getLogger(__name__)
 _PERIOD_S = 2.0
 _COLLECTOR_AWAY_S = 60.0
 _TRACES_S = 30.0
-"""Seconds of one look for traces: a slow collector is not to hold up what is counted and told."""
+"""The time limit for traces per pass: a slow collector must not delay histograms and webhooks."""
 
 
 class Observer:
-    """Looks every few seconds while `leads` returns True."""
+    """Runs every few seconds while `leads` returns True."""
 
     def __init__(
         self,
@@ -69,7 +69,7 @@ class Observer:
             self.look()
 
     def look(self) -> None:
-        """Count what ended since the last look, and put what webhooks are to tell into the outbox."""
+        """Count the rollouts that ended since the last pass, and queue webhooks."""
         self._put_alarms()
         self._traces_until = time.monotonic() + self._traces_s
         for batch_id, after, last in self._store.read(histograms.uncounted):
@@ -104,7 +104,7 @@ class Observer:
         return True
 
     def _send_traces(self, batch_id: str, after: int, last: int) -> None:
-        """Send the traces of rollouts; a collector that is away gets none for a while, and those are lost."""
+        """Send the traces of rollouts; an unavailable collector gets none for a while, and those are lost."""
         if time.monotonic() < self._traces_at:
             return
         try:

@@ -1,4 +1,4 @@
-"""A thread beside the leading dispatcher that does one kind of work again and again."""
+"""A thread of the leading dispatcher that repeats one kind of work."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ class PeriodicThread:
 
     @property
     def closed(self) -> bool:
-        """True once it is to end: work that takes long looks now and then."""
+        """True once it should end: long work checks this now and then."""
         return self._closed.is_set()
 
     def start(self) -> None:
         self._thread.start()
 
     def close(self) -> None:
-        """End; work that goes on is waited for, but not for long."""
+        """End; wait for running work, but not for long."""
         self._closed.set()
         if self._thread.is_alive():
             self._thread.join(timeout=_JOIN_S)

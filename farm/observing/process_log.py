@@ -1,6 +1,6 @@
-"""The log of the farm's processes: a line an event, with the ids that it is about, as text or as objects of JSON.
+"""Logging of the farm's processes: one line per event, with the ids that it is about, as text or as JSON objects.
 
-A traceback is part of its line in JSON. No secret of the farm is in a line, whoever wrote it into a message.
+In JSON a traceback is part of its event's line. Secrets of the farm are redacted from all messages.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from farm.settings import Settings, settings
 
 @dataclass(slots=True)
 class _About:
-    """The fields of the lines of a block. The mapping is replaced, never changed, as other threads read it."""
+    """The fields of the log lines of a block. The mapping is replaced, never changed, as other threads read it."""
 
     fields: Mapping[str, object]
 
@@ -36,7 +36,7 @@ _BLOT = "[secret]"
 
 @contextmanager
 def log_about(rollout_id: str, **more: object) -> Iterator[None]:
-    """Have lines that are logged in the block, and in tasks that it starts, say that they are about a rollout."""
+    """Add a rollout's id to lines that are logged in the block, and in tasks that it starts."""
     token = _ABOUT.set(_About({**ids_of(RolloutRef.of(rollout_id)), **more}))
     try:
         yield
@@ -45,7 +45,7 @@ def log_about(rollout_id: str, **more: object) -> Iterator[None]:
 
 
 def log_also(**more: object) -> None:
-    """Add fields to all later lines of the block of `log_about` that this runs in; without one it does nothing."""
+    """Add fields to all later lines of the enclosing block of `log_about`; without one it does nothing."""
     about = _ABOUT.get()
     if about is not None:
         about.fields = {**about.fields, **more}
@@ -57,13 +57,13 @@ def _fields() -> Mapping[str, object]:
 
 
 def ids_of(ref: RolloutRef) -> dict[str, object]:
-    """Return the ids that a line about a batch, or one of its rollouts, has."""
+    """Return the id fields of a line about a batch or one of its rollouts."""
     ids: dict[str, object] = {"batch_id": ref.batch_id}
     return ids | {"rollout_id": str(ref)} if ref.kind == "rollout" else ids
 
 
 class JsonLines(logging.Formatter):
-    """Objects of JSON, one a line. `known` are the same in each."""
+    """JSON objects, one per line. `known` are fields of every line."""
 
     def __init__(self, known: Mapping[str, object], redacted: Callable[[str], str]) -> None:
         super().__init__()
@@ -79,7 +79,7 @@ class JsonLines(logging.Formatter):
         line: dict[str, Any] = {"at": at, "level": record.levelname, **self._known}
         line |= {name: self._redacted(each) if isinstance(each, str) else each for name, each in about.items()}
         line["logger"] = record.name
-        # before JSON writes them in other characters
+        # before JSON escapes characters
         line["message"] = self._redacted(message)
         if record.exc_info:
             line["exception"] = self._redacted(self.formatException(record.exc_info))
@@ -89,7 +89,7 @@ class JsonLines(logging.Formatter):
 
 
 class TextLines(logging.Formatter):
-    """Plain lines, with the same fields in brackets at the end of the message; the batch is a part of the rollout."""
+    """Plain lines, with the same fields in brackets at the end. The batch is left out: rollout ids contain it."""
 
     def __init__(self, where: str, redacted: Callable[[str], str]) -> None:
         super().__init__(f"%(asctime)s %(levelname)s {where.replace('%', '%%')} %(name)s: %(message)s")
@@ -108,12 +108,12 @@ def _message(record: logging.LogRecord) -> str:
     try:
         return record.getMessage()
     except Exception:
-        # a line of a library whose words do not fit is a line, too
+        # a message of a library whose arguments do not match is logged, too
         return f"{record.msg!r} {record.args!r}"
 
 
 def own_redacted(text: str) -> str:
-    """Return a text without the secrets of this process's settings and variables."""
+    """Return a text without the secrets of this process's settings and environment variables."""
     secrets = {*settings().secrets, *secret_variables(os.environ)}
     for secret in sorted(secrets, key=len, reverse=True):
         if len(secret) >= _LEAST_CHARS:
@@ -122,7 +122,7 @@ def own_redacted(text: str) -> str:
 
 
 def set_up(options: Settings, process: str, where: str = "", redacted: Callable[[str], str] = own_redacted) -> None:
-    """Write this process's log to standard error from now on: warnings and what is graver."""
+    """Log to standard error from now on, level warning and above."""
     handler = logging.StreamHandler()
     if options.log == "json":
         handler.setFormatter(JsonLines({"node": options.node, "process": process}, redacted))
@@ -136,7 +136,7 @@ def set_up(options: Settings, process: str, where: str = "", redacted: Callable[
 
 
 def _log_what_nobody_caught() -> None:
-    """Have the traceback that ends the process, or one of its threads, be a line as well."""
+    """Log uncaught exceptions of the process and of its threads as events."""
     log = logging.getLogger(__name__)
 
     def ended(kind: type[BaseException], error: BaseException, trace: Any) -> None:

@@ -1,8 +1,8 @@
-"""The room for processes and threads on this machine, beside what its sandboxes may have.
+"""The limits for processes and threads on this machine, compared with the needs of its sandboxes.
 
-A sandbox has a pid namespace of its own, and a limit by which the kernel counts its processes (`n_processes`; with a
-control group that has the pids controller, that too). Nothing bounds those of all sandboxes together: each takes an
-id of the node, so that many sandboxes at their limits leave the node, and its workers, without any.
+A sandbox has a pid namespace of its own, and the kernel limits its processes (`n_processes`; also by a control group if
+that has the pids controller). Nothing limits all sandboxes together: each process takes an id of the node, so that many
+sandboxes at their limits leave none for the node and its workers.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from farm.settings import Settings
 
 @dataclass(frozen=True, slots=True)
 class ProcessRoom:
-    """The processes that there may be, `n_needed`, and the most there can be; in words, and how to make room."""
+    """The number of processes needed, `n_needed`, and the most there can be; as text, with the remedy."""
 
     n_needed: int
     most: int
@@ -32,10 +32,10 @@ class ProcessRoom:
 
 
 def process_bounds(proc: Path = Path("/proc"), groups: Path = Path("/sys/fs/cgroup")) -> dict[str, int]:
-    """Return what bounds processes and threads of the machine, of this user and of this control group, by name."""
+    """Return the limits for processes and threads of the machine, this user and this control group, by name."""
     bounds = {f"kernel.{name}": int((proc / "sys/kernel" / name).read_text()) for name in ("pid_max", "threads-max")}
     soft = resource.getrlimit(resource.RLIMIT_NPROC)[0]
-    # of all sandboxes of an ordinary user; those of root have users of their own
+    # applies to all sandboxes of an ordinary user; those of root have users of their own
     if os.getuid() and soft != resource.RLIM_INFINITY:
         bounds["`ulimit -u`"] = soft
     for line in (proc / "self/cgroup").read_text().splitlines():
@@ -50,7 +50,7 @@ def process_bounds(proc: Path = Path("/proc"), groups: Path = Path("/sys/fs/cgro
 
 
 def process_room(settings: Settings, bounds: Mapping[str, int], proc: Path = Path("/proc")) -> ProcessRoom:
-    """Return whether as many sandboxes as the node has slots could each have as many processes as one may have."""
+    """Return whether each of the node's sandboxes could have its maximum number of processes."""
     n_sandboxes = settings.room or settings.init_slots + settings.run_slots + settings.eval_slots
     n_each = SandboxLimits().n_processes
     n_there = int((proc / "loadavg").read_text().split()[3].partition("/")[2])

@@ -1,8 +1,8 @@
-"""Traces of rollouts that have ended, for an OpenTelemetry collector: a span for each stage, model call and tool use.
+"""Traces of ended rollouts for an OpenTelemetry collector: a span for each stage, model call and tool use.
 
-Every id is derived from what it stands for, so nothing has to travel along a rollout's way: whichever workers played
-its stages, and however often it was tried, all is one trace, and a span that is sent twice is the same span.
-The packages of `rollout-farm[otel]` are loaded by the first exporter that is made, and by nothing else.
+Every id is derived from what it identifies, so no trace context has to be passed along. Whichever workers ran the
+stages, and however many attempts there were, a rollout is one trace, and a span that is sent twice is the same span.
+The packages of `rollout-farm[otel]` are imported only by the first exporter.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ def trace_id_of(rollout_id: str) -> int:
 
 
 def span_id_of(rollout_id: str, *names: object) -> int:
-    """Return the id of a span of a rollout; without names, of the rollout's own."""
+    """Return the id of a span of a rollout; without names, of the root span."""
     return int.from_bytes(hashlib.sha256("/".join(map(str, (rollout_id, *names))).encode()).digest()[16:24], "big")
 
 
 class TraceExporter:
-    """A sender of traces to a collector that speaks OTLP over HTTP; OTEL_EXPORTER_OTLP_HEADERS and its like are read.
+    """Sends traces to a collector by OTLP over HTTP, configured by OTEL_EXPORTER_OTLP_HEADERS and similar variables.
 
     Raises NotInstalled without the packages.
     """
@@ -49,7 +49,7 @@ class TraceExporter:
         self._exporter.shutdown()
 
     def export(self, rollout: Rollout, timings: Sequence[Timing], calls: Mapping[int, Sequence[ModelCall]]) -> bool:
-        """Send the trace of a rollout that has ended; `calls` are those of each attempt. False if it was not taken."""
+        """Send the trace of an ended rollout; `calls` are those of each attempt. False if it was not accepted."""
         from opentelemetry.sdk.trace.export import SpanExportResult
 
         return self._exporter.export(list(self._spans(rollout, timings, calls))) is SpanExportResult.SUCCESS
@@ -120,7 +120,7 @@ class TraceExporter:
         values: Mapping[str, Any],
         failure: str | None = None,
     ) -> Any:
-        """Return one span; its id is that of its path, and so is its parent's."""
+        """Return a span; its id and its parent's are derived from its path."""
         from opentelemetry.sdk.trace import ReadableSpan
         from opentelemetry.trace import SpanContext, Status, StatusCode, TraceFlags
 

@@ -1,7 +1,7 @@
-"""A rollout on the line of time: its stages by attempt, its model calls, the tools between two calls.
+"""The timeline of a rollout: its stages by attempt, its model calls, the tools between two calls.
 
-The page draws these stretches, `trace_events` is the same for Perfetto and chrome://tracing (Trace Event Format,
-complete events, microseconds), and `rollout_traces` sends them to a collector: all by the same names.
+The page draws these spans, `trace_events` converts them for Perfetto and chrome://tracing (Trace Event Format, complete
+events, microseconds), and `rollout_traces` sends them to a collector, all with the same names.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from farm.records.rollout import Rollout, Timing
 from farm.records.trajectory import Message, ModelCall
 
 CALLS, TOOLS = "model calls", "tools"
-"""The lanes of calls, and of what lies between two."""
+"""The lanes of model calls, and of the tools between them."""
 
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """A stretch of time, in seconds since the rollout was submitted. `lane` says in which line it is drawn."""
+    """A span of time, in seconds since the rollout was submitted. `lane` is the line in which it is drawn."""
 
     lane: str
     kind: str
@@ -29,7 +29,7 @@ class Span:
     start_s: float
     end_s: float
     origin: Timing | ModelCall
-    """The stage it is of, or waits for; the call it is, or follows."""
+    """The stage that it belongs to or waits for, or the call that it is or follows."""
 
     @property
     def length_s(self) -> float:
@@ -37,12 +37,12 @@ class Span:
 
 
 def spans(rollout: Rollout, timings: Sequence[Timing], calls: Sequence[ModelCall], now: float) -> list[Span]:
-    """Return all stretches of a rollout; one that goes on ends `now`."""
+    """Return all spans of a rollout; an open one ends `now`."""
     return stage_spans(rollout, timings, now) + call_spans(rollout, calls)
 
 
 def stage_spans(rollout: Rollout, timings: Sequence[Timing], now: float) -> list[Span]:
-    """Return the stretches of stages, and of the waiting for each."""
+    """Return the spans of stages, and of the wait for each."""
     zero = rollout.submitted_at
     result = []
     for timing in timings:
@@ -58,7 +58,7 @@ def stage_spans(rollout: Rollout, timings: Sequence[Timing], now: float) -> list
 
 
 def call_spans(rollout: Rollout, calls: Sequence[ModelCall]) -> list[Span]:
-    """Return the stretches of an attempt's model calls, and of the tools between them."""
+    """Return the spans of an attempt's model calls, and of the tools between them."""
     zero = rollout.submitted_at
     result = []
     before: ModelCall | None = None
@@ -74,7 +74,7 @@ def call_spans(rollout: Rollout, calls: Sequence[ModelCall]) -> list[Span]:
 
 
 def _tools(message: Message) -> list[str]:
-    """Return the names of the tools that a message calls; `?` for what is no call."""
+    """Return the names of the tools that a message calls; `?` for a malformed call."""
     made = message.get("tool_calls") or ()
     functions = [
         each.get("function") if isinstance(each, dict) else None
@@ -89,7 +89,7 @@ def _label(timing: Timing) -> str:
 
 
 def trace_events(rollout: Rollout, drawn: Sequence[Span]) -> dict[str, Any]:
-    """Return the document that Perfetto opens; each lane is a thread of the rollout."""
+    """Return the document for Perfetto; each lane is a thread of the rollout."""
     lanes = {name: number for number, name in enumerate(dict.fromkeys(span.lane for span in drawn), 1)}
     names = [
         {"name": "process_name", "ph": "M", "pid": 1, "tid": 0, "args": {"name": rollout.rollout_id}},

@@ -1,4 +1,4 @@
-"""The bodies of webhooks: what a receiver is told of the end of a batch, and of an alarm. A protocol may add a form."""
+"""The bodies of webhooks about the end of a batch and about alarms. A protocol may add a form."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _FORMS = "farm.webhook_forms"
 
 
 def body_of(store: Store, message: Outgoing) -> Mapping[str, Any] | None:
-    """Return what a message tells; None if its batch is gone. Raises NotFound for a form that is not installed here."""
+    """Return the body of a message; None if its batch is gone. Raises NotFound for an unknown form."""
     if message.form == ALARM:
         return {"event": ALARM, "alarm": message.subject, "at": message.created_at}
     form = load(_FORMS, message.form)
@@ -28,7 +28,7 @@ def body_of(store: Store, message: Outgoing) -> Mapping[str, Any] | None:
 
 
 def batch_ended(store: Store, batch_id: str) -> Mapping[str, Any]:
-    """Return a batch in numbers, as it is now. Raises NotFound."""
+    """Return the present numbers of a batch. Raises NotFound."""
     status = store.read(partial(batches.status, batch_id=batch_id))
     names = ("batch_id", "n_rollouts", "n_completed", "n_failed", "n_cancelled", "failures", "mean_reward")
     return {"event": "batch_ended", **{name: getattr(status, name) for name in names}, "submitter": status.submitter}

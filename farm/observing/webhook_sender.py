@@ -1,8 +1,8 @@
-"""The sender of webhooks, a thread of the leading dispatcher: it empties the outbox, each message at least once.
+"""The sender of webhooks, a thread of the leading dispatcher that delivers the outbox, each message at least once.
 
-A message is signed: `farm-signature: sha256=HEX` is the HMAC of `farm-timestamp`, a dot and the body, by
-FARM_WEBHOOK_SECRET. `farm-delivery` is its id, the same whenever it is sent again. Redirects are not followed, and
-nothing of an answer but its status is read.
+A message is signed: `farm-signature: sha256=HEX` is the HMAC of `farm-timestamp`, a dot and the body, with
+FARM_WEBHOOK_SECRET. `farm-delivery` is its id, the same for every retry. Redirects are not followed, and only the
+status of an answer is read.
 """
 
 from __future__ import annotations
@@ -32,16 +32,16 @@ log = logging.getLogger(__name__)
 _PERIOD_S = 1.0
 _AT_A_TIME = 8
 _TIMEOUT_S = 10.0
-"""Seconds for one message, from the look-up of its host to the status, however slowly a receiver drips its answer."""
+"""Seconds for one message, from the DNS lookup to the status, however slowly a receiver sends its answer."""
 
 
 def signature(secret: str, timestamp: str, body: bytes) -> str:
-    """Return the signature of a message, as its receiver computes it."""
+    """Return the signature of a message, which its receiver can recompute."""
     return "sha256=" + hmac.new(secret.encode(), f"{timestamp}.".encode() + body, hashlib.sha256).hexdigest()
 
 
 class WebhookSender:
-    """Sends what is due every second while `leads` returns True, a few at a time: one that hangs delays few others."""
+    """Sends due messages every second while `leads` returns True, a few at a time, so that a hanging one delays few."""
 
     def __init__(
         self, store: Store, leads: Callable[[], bool], secret: str = "", timeout_s: float = _TIMEOUT_S
@@ -64,7 +64,7 @@ class WebhookSender:
             self.send()
 
     def send(self) -> None:
-        """Send what is due now."""
+        """Send the messages that are due."""
         messages = self._store.read(partial(outbox.due_messages, limit=4 * _AT_A_TIME))
         if not messages:
             return
@@ -81,7 +81,7 @@ class WebhookSender:
         except StoreUnavailable:
             raise
         except Exception as broken:
-            # whatever is wrong with one message, the others have their turn, and the doctor tells of it
+            # a failing message does not stop the others, and `farm doctor` reports it
             error = f"{type(broken).__name__}: {broken}"
         if error:
             log.warning("Webhook to %s was not accepted: %s", shown_host(message.url), error)
@@ -90,7 +90,7 @@ class WebhookSender:
             self._store.write(partial(outbox.taken, message=message))
 
     def _refusal(self, message: Outgoing, body: bytes) -> str:
-        """Post a body; return why its receiver did not take it, empty if it did. Raises what httpx does."""
+        """Post a body; return why the receiver did not accept it, "" if it did. Raises the errors of httpx."""
         timestamp = str(int(time.time()))
         headers = {"content-type": "application/json", "farm-delivery": message.message_id, "farm-timestamp": timestamp}
         if self._secret:

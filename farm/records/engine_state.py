@@ -91,7 +91,7 @@ class StoredEngine:
 
     @property
     def trouble(self) -> str:
-        """Why it gets no calls without intervention, and the remedy; empty if no intervention is needed."""
+        """The reason it gets no calls without intervention, and the remedy; empty if no intervention is needed."""
         if self.abandoned:
             return (
                 f"paused for new weights by {self.paused_by}, which has been silent for {self.silent_s:.0f} s; "

@@ -1,4 +1,4 @@
-"""What a rollout keeps for scoring: files with bytes and modes, the layer, an early score.
+"""The parts of a rollout kept for scoring: files with bytes and modes, the layer, an early score.
 
 In the store all of it is JSON, with bytes in base64.
 """

@@ -1,4 +1,4 @@
-"""Rows of data sets as trainers have them, read into instances: `read_rows(path, form)`."""
+"""Reads data set rows in trainers' formats into instances: `read_rows(path, form)`."""
 
 from farm.rows.loaded_rows import LoadedRows, read_rows
 

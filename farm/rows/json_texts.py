@@ -1,4 +1,4 @@
-"""Files of JSON, read as they stand or refused with their place, never read otherwise than they were meant."""
+"""JSON files, taken literally or refused with their place, never reinterpreted."""
 
 from __future__ import annotations
 
@@ -22,38 +22,36 @@ _KINDS = {
     ".feather": ("Arrow", "write it as parquet: `pandas.read_feather(FILE).to_parquet(FILE)`"),
     ".pkl": ("a pickle", "write it as lines of JSON or parquet; no pickle is ever loaded"),
 }
-"""Kinds of files that are not read, by their names' ends: what they are, and what to do."""
+"""Unsupported kinds of files by suffix: the name, and the remedy."""
 _GZIP = b"\x1f\x8b"
 _UTF_8_MARK = b"\xef\xbb\xbf"
 
 
 def text_of(path: Path) -> str:
-    """Return the text of a file, packed by gzip or not. Raises InvalidRequest, OSError."""
+    """Return the text of a file, possibly gzipped. Raises InvalidRequest, OSError."""
     data = path.read_bytes()
     check_kind(path, data[:_HEAD])
     if data.startswith(_GZIP):
         try:
             data = gzip.decompress(data)
         except (EOFError, OSError, zlib.error) as error:
-            raise InvalidRequest(
-                f"it begins as a gzip file and cannot be unpacked: {error}", field=str(path)
-            ) from error
+            raise InvalidRequest(f"it has a gzip header but cannot be unpacked: {error}", field=str(path)) from error
     if b"\0" in data[:4096]:
-        raise InvalidRequest(f"it is no UTF-8, but UTF-16 or no text; wanted is {WANTED}", field=str(path))
+        raise InvalidRequest(f"it is not UTF-8, but UTF-16 or binary; expected: {WANTED}", field=str(path))
     try:
-        # the mark that some editors put before UTF-8
+        # the byte order mark that some editors write
         return data.removeprefix(_UTF_8_MARK).decode()
     except UnicodeDecodeError as error:
         line = data.count(b"\n", 0, error.start) + 1
         at = error.start - (data.rfind(b"\n", 0, error.start) + 1) + 1
-        reason = f"it is no UTF-8 at byte {at} of the line (0x{data[error.start]:02x}); wanted is {WANTED}"
+        reason = f"it is not UTF-8 at byte {at} of the line (0x{data[error.start]:02x}); expected: {WANTED}"
         raise InvalidRequest(
             f"{reason}: `iconv -f latin1 -t utf-8` converts Latin-1", field=f"{path}:{line}"
         ) from error
 
 
 def check_kind(path: Path, head: bytes) -> None:
-    """Raise InvalidRequest if a file, by its name or the bytes that it begins with, is of a kind that is not read."""
+    """Raise InvalidRequest if a file's suffix or first bytes show an unsupported kind."""
     begins = head.removeprefix(_UTF_8_MARK).lstrip().lower()
     kind, remedy = _KINDS.get(path.suffix.lower(), ("", ""))
     if begins.startswith(b"version https://git-lfs"):
@@ -69,24 +67,24 @@ def check_kind(path: Path, head: bytes) -> None:
 
 
 def parsed(text: str, place: str) -> Any:
-    """Return the value of a JSON text in which no name stands twice. Raises InvalidRequest, of `place`."""
+    """Return the value of a JSON text without duplicate keys. Raises InvalidRequest with `place` as its field."""
     try:
         return json.loads(text, object_pairs_hook=_once)
     except _TwiceError as error:
         raise InvalidRequest(str(error), field=place) from None
     except json.JSONDecodeError as error:
-        # of a line, the place has its number
+        # the place of a single line has its number already
         of_line = f"line {error.lineno}, " if "\n" in text.strip("\n") else ""
         at = f"{of_line}character {error.colno}"
-        raise InvalidRequest(f"no JSON: {error.msg} at {at}; wanted is {WANTED}", field=place) from error
+        raise InvalidRequest(f"not JSON: {error.msg} at {at}; expected: {WANTED}", field=place) from error
     except ValueError as error:
-        raise InvalidRequest(f"no JSON: {error}; wanted is {WANTED}", field=place) from error
+        raise InvalidRequest(f"not JSON: {error}; expected: {WANTED}", field=place) from error
     except RecursionError as error:
-        raise InvalidRequest("it is nested too deep: leave out what is not needed", field=place) from error
+        raise InvalidRequest("it is nested too deeply: leave out what is not needed", field=place) from error
 
 
 class _TwiceError(Exception):
-    """A name stands twice in one object: JSON readers differ in which they take."""
+    """A duplicate key in one object, which JSON readers resolve differently."""
 
 
 def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -94,5 +92,5 @@ def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     if len(values) < len(pairs):
         seen: set[str] = set()
         twice = next(name for name, _ in pairs if name in seen or seen.add(name))  # type: ignore[func-returns-value]
-        raise _TwiceError(f"{twice!r} stands twice in one object: keep one of them")
+        raise _TwiceError(f"{twice!r} occurs twice in one object: keep one of them")
     return values

@@ -19,15 +19,15 @@ from farm.rows.row_forms import FORMS, Row, RowForm, known_by, prompt_text
 from farm.rows.row_sources import SWE
 
 MAX_COMPLAINTS = 20
-"""The most faulty rows that are named at a time."""
+"""Faulty rows that are reported at a time."""
 _MOST_COLUMNS = 20
 COLUMNS = "columns"
-"""The form of rows whose columns become the fields of a data source by a mapping."""
+"""The form of rows whose columns are mapped to the fields of a data source."""
 
 
 @dataclass(frozen=True, slots=True)
 class LoadedRows:
-    """The instances of a file and the number of each row; `n_rows` were read, `n_repeats` of them left out."""
+    """The instances of a file and the number of each row; `n_rows` were read, `n_repeats` of them skipped."""
 
     file: str
     instances: list[Instance] = field(default_factory=list)
@@ -45,20 +45,20 @@ def read_rows(
     deduplicate: bool | None = None,
     given: Mapping[str, str] | None = None,
 ) -> LoadedRows:
-    """Return the rows of a `.jsonl`, `.json` or `.parquet` file as instances of the handlers that they are for.
+    """Return the rows of a `.jsonl`, `.json` or `.parquet` file as instances for their handlers.
 
     `form` is one of FORMS, or `columns`: then `data_source` names the handler, and the row's columns are its fields.
-    `columns` gives fields another name, `{"question": "problem"}`: with `columns` as form only these are taken; a dot
-    reaches into a column. `deduplicate` reads rows of one index, and those of one prompt, once; None leaves it to the
-    form. `given` are columns for rows that lack them, of those that the form takes: `{"env_class": "gsm8k"}`. Raises
-    InvalidRequest with all rows that are wrong, up to MAX_COMPLAINTS; NotInstalled; OSError.
+    `columns` maps fields to columns, `{"question": "problem"}`: with the form `columns` only these are taken; a dot
+    selects inside a column. `deduplicate` skips rows with a repeated index or prompt; None: as the form says. `given`
+    are columns for rows that lack them, if the form allows it: `{"env_class": "gsm8k"}`. Raises InvalidRequest with up
+    to MAX_COMPLAINTS wrong rows; NotInstalled; OSError.
     """
     path = Path(path)
     rule = _form(form, data_source)
     columns, given = columns or {}, given or {}
     for name in given:
         if name not in rule.settable:
-            raise InvalidRequest(f"{form} takes {' and '.join(rule.settable) or 'none'} for all rows", field=name)
+            raise InvalidRequest(f"{form} accepts {' and '.join(rule.settable) or 'none'} for all rows", field=name)
     once = _Repeats(rule.deduplicate if deduplicate is None else deduplicate)
     result = LoadedRows(str(path))
     complaints: list[tuple[str, str]] = []
@@ -85,22 +85,22 @@ def read_rows(
     if complaints:
         raise InvalidRequest.of(complaints)
     if not n_rows:
-        raise InvalidRequest(f"it has no rows; wanted is {WANTED}, or parquet", field=str(path))
+        raise InvalidRequest(f"it has no rows; expected: {WANTED}, or parquet", field=str(path))
     return LoadedRows(str(path), _named(result), result.numbers, n_rows, once.n_repeats)
 
 
 def _form(form: str, data_source: str) -> RowForm:
     if form == COLUMNS:
         if not data_source:
-            raise InvalidRequest("name the handler that takes the columns, such as answer", field="data_source")
+            raise InvalidRequest("name the handler for the columns, such as answer", field="data_source")
         return RowForm(lambda row: data_source, "")
     if form not in FORMS:
-        raise InvalidRequest(f"there is no form {form!r}; known are: {', '.join([*FORMS, COLUMNS])}", field="as")
+        raise InvalidRequest(f"there is no form {form!r}; known: {', '.join([*FORMS, COLUMNS])}", field="as")
     return FORMS[form]
 
 
 def _renamed(row: Row, columns: Mapping[str, str], *, only: bool) -> dict[str, Any]:
-    """Return a row with its columns under their new names. Raises ValueError for one that is not there."""
+    """Return a row with its columns under their new names. Raises ValueError for a missing column."""
     result = {} if only and columns else {name: value for name, value in row.items() if name not in columns.values()}
     for name, column in columns.items():
         value: Any = row
@@ -120,13 +120,13 @@ def _instance(rule: RowForm, row: Row, data_source: str) -> Instance:
     except (ValueError, TypeError, KeyError, AttributeError) as error:
         remedy = "read it as another form (--as), or name a column (--map NAME=COLUMN)"
         raise ValueError(f"{_words(error)}; its columns are {_columns(row)}: {remedy}") from error
-    # a row within a row has the name of the problem
+    # a nested row has the name of the problem
     name = known_by(fields) if handler == SWE else ""
     return Instance(data_source=handler, fields=fields, instance_id=name or known_by(row))
 
 
 def _named(result: LoadedRows) -> list[Instance]:
-    """Return the instances; without a name, or with one that means several problems, each is named by its content."""
+    """Return the instances; those without a name, or with an ambiguous one, are named by their content."""
     contents: dict[tuple[str, str], str] = {}
     ambiguous: set[tuple[str, str]] = set()
     for instance in result.instances:
@@ -142,7 +142,7 @@ def _named(result: LoadedRows) -> list[Instance]:
 
 
 class _Repeats:
-    """The rows that were read, by index and by prompt; `n_repeats` counts those that came again."""
+    """The rows read so far, by index and by prompt; `n_repeats` counts repeated ones."""
 
     def __init__(self, wanted: bool) -> None:
         self._wanted = wanted
@@ -150,7 +150,7 @@ class _Repeats:
         self.n_repeats = 0
 
     def seen(self, row: Row, number: int) -> bool:
-        """Return whether a row repeats an earlier one. ValueError if it differs from one of its index."""
+        """Return whether a row repeats an earlier one. ValueError if it differs from one with the same index."""
         if not self._wanted:
             return False
         content = _digest(row)

@@ -1,4 +1,4 @@
-"""NeMo Gym's resource servers: whose rows can be played here, and what for, by the server that scores them."""
+"""NeMo Gym's resource servers: which servers' rows can run here, and their data sources."""
 
 from __future__ import annotations
 
@@ -22,15 +22,16 @@ _SERVERS: Mapping[str, tuple[str, str]] = {
     "code_gen": (PROGRAMS, ""),
     "swebench": (SWE, ""),
 }
-"""The data source for the rows of each server, and what they are: a choice, for a judge, or for a library's rule."""
+"""Data source and kind of the rows of each server: multiple choice, judged, or scored by a library's rule."""
 _HARNESS = r"(?:_(?:simple|gymnasium|cline|codex|hermes|kilocode|openclaw|opencode|pi))?_agent"
 _STRICT = "strict_single_letter_boxed"
 
 
 def server_of(row: Mapping[str, Any]) -> str:
-    """Return the server that scores a row. Raises ValueError if it names none that is known, and no column shows it.
+    """Return the server that scores a row. Raises ValueError without a known server.
 
-    It is named by `server`, or by `agent_ref`, whose agents are called by their server and their harness.
+    It is named by `server`, or by `agent_ref`, whose agents are named after their server and their harness, or is
+    recognized by a column.
     """
     parameters = row.get("responses_create_params") or {}
     if "instance_dict" in (parameters.get("metadata") or {}) or ("FAIL_TO_PASS" in row and "base_commit" in row):
@@ -47,17 +48,17 @@ def server_of(row: Mapping[str, Any]) -> str:
         return "mcqa"
     if not named:
         raise ValueError(
-            "it names no agent in `agent_ref`, by which its server is known: give the server, as in "
+            "it has no agent in `agent_ref`, which identifies its server: give the server, as in "
             "--set server=math_with_judge"
         )
     raise ValueError(
-        f"its agent is {named!r}, and only that agent's server knows the score. Servers whose rows are read: "
-        f"{', '.join(_SERVERS)}; play others as data source `environment`"
+        f"its agent is {named!r}, and only that agent's server can score it. Servers whose rows are supported: "
+        f"{', '.join(_SERVERS)}; use data source `environment` for others"
     )
 
 
 def data_source_of(row: Mapping[str, Any]) -> str:
-    """Return the data source that plays a row. Raises ValueError for one that would lack tools or its server's rule."""
+    """Return the data source for a row. Raises ValueError for a row that would lack tools or its server's rule."""
     server = server_of(row)
     if (row.get("responses_create_params") or {}).get("tools"):
         raise ValueError(f"it has tools of the server {server!r}, which the policy would lack: leave such rows out")
@@ -65,12 +66,12 @@ def data_source_of(row: Mapping[str, Any]) -> str:
 
 
 def fields_of(row: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the columns of a row for its handler, with what its server has by default."""
+    """Return the columns of a row for its handler, with the defaults of its server."""
     data_source, kind = _SERVERS[server_of(row)]
     if data_source == MATH:
         metadata = row.get("metadata") or {}
         if "source_dataset" not in metadata:
-            raise ValueError("a row of reasoning_gym names its family in `metadata.source_dataset`; this one does not")
+            raise ValueError("a row of reasoning_gym needs its family in `metadata.source_dataset`; this one has none")
         return {
             "family": metadata["source_dataset"],
             **{name: row.get(name) for name in ("question", "answer")},

@@ -16,10 +16,10 @@ _ROWS_AT_A_TIME = 1024
 
 
 def rows_of(path: Path) -> Iterator[tuple[int, dict[str, Any] | InvalidRequest]]:
-    """Yield the rows of a file, and errors in place of those that are none.
+    """Yield the rows of a file, with errors in place of invalid ones.
 
-    Raises InvalidRequest if the file itself is broken, NotInstalled for parquet without pyarrow, OSError. A null
-    in parquet is a column that the row does not have: files of columns cannot tell the two apart.
+    Raises InvalidRequest if the file itself is broken, NotInstalled for parquet without pyarrow, OSError. A null in
+    parquet counts as a missing column: columnar files cannot distinguish the two.
     """
     if path.suffix in PARQUET:
         yield from _parquet(path)
@@ -42,7 +42,7 @@ def rows_of(path: Path) -> Iterator[tuple[int, dict[str, Any] | InvalidRequest]]
 def _row(value: Any, place: str) -> dict[str, Any] | InvalidRequest:
     if isinstance(value, dict):
         return value
-    return InvalidRequest(f"this is no JSON object, but {_kind(value)}; wanted is {WANTED}", field=place)
+    return InvalidRequest(f"this is not a JSON object, but {_kind(value)}; expected: {WANTED}", field=place)
 
 
 def _kind(value: Any) -> str:
@@ -57,7 +57,7 @@ def _parquet(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
         )
     with path.open("rb") as opened:
         check_kind(path, opened.read(256))
-    # takes a moment to load, for files of this kind alone
+    # imported here: slow to load, and only needed for parquet
     import pyarrow
     import pyarrow.parquet
 
@@ -75,7 +75,7 @@ def _parquet(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
 
 
 def _plain(value: Any) -> Any:
-    """Return a value of pyarrow as JSON has it; what has no JSON form stays, and is refused with its place later."""
+    """Return a value of pyarrow in JSON's types; others stay, and are refused with their place later."""
     if isinstance(value, dict):
         return {name: _plain(inner) for name, inner in value.items() if inner is not None}
     if isinstance(value, list):

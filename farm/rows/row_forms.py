@@ -1,6 +1,6 @@
-"""Forms of rows by name: to which handler a row goes, what its fields are there, and by what it is known again.
+"""Row formats by name: the handler of a row, its fields there, and the columns that identify it.
 
-Handlers take rows of their kind as they are, so a form is mostly a choice of the handler, by what the row holds.
+Handlers take rows of their kind unchanged, so a form mostly chooses the handler, by the row's contents.
 """
 
 from __future__ import annotations
@@ -49,10 +49,10 @@ _IDS = ("instance_id", "question_id", "problem_id", "task_id", "uuid", "id", "un
 
 @dataclass(frozen=True, slots=True)
 class RowForm:
-    """A form: `handler` names the data source of a row, `fields` makes the instance's fields; both raise ValueError.
+    """A form: `handler` returns the data source of a row, `fields` the instance's fields; both raise ValueError.
 
-    With `deduplicate`, rows of one index, or of one prompt, are read once if no one says otherwise. `settable` are
-    columns that the user may give for all rows that lack them, as the trainer's configuration does.
+    `deduplicate`: by default skip rows with a repeated index or prompt. `settable` are columns that the user may set
+    for all rows that lack them, like the trainer's configuration does.
     """
 
     handler: Callable[[Row], str]
@@ -64,7 +64,7 @@ class RowForm:
 
 def _verl(row: Row) -> str:
     if "reward_model" not in row and "ground_truth" not in row:
-        raise ValueError("a row of verl has `reward_model` with the `ground_truth`; this one has not")
+        raise ValueError("a row of verl needs `reward_model` with the `ground_truth`; this one has none")
     source = str(row.get("data_source", "")).lower()
     if any(name in source for name in _SWE_SOURCES) or "instance" in _extra(row):
         return SWE
@@ -81,16 +81,16 @@ def _swe_row(row: Row) -> dict[str, Any]:
     inner = row.get("instance") or _extra(row).get("instance") or row
     inner = json.loads(inner) if isinstance(inner, str) else inner
     if not isinstance(inner, Mapping) or "instance_id" not in inner:
-        raise ValueError("a row for a SWE data set has its row in `instance` or `extra_info.instance`")
+        raise ValueError("a row for a SWE data set needs its row in `instance` or `extra_info.instance`")
     return dict(inner)
 
 
 def _skyrl(row: Row) -> str:
     name = str(row.get("env_class") or row.get("env_id") or "")
     if not name:
-        raise ValueError("a row of SkyRL has an `env_class`; this one has not: give it, as in --set env_class=gsm8k")
+        raise ValueError("a row of SkyRL needs an `env_class`; this one has none: give it, as in --set env_class=gsm8k")
     if "instance" in row and name == "null":
-        # as its example of mini-swe-agent has them, which brings a loop of its own
+        # rows of SkyRL's mini-swe-agent example, which has its own loop
         return SWE
     if name in _SKYRL_ANSWERS:
         return ANSWER
@@ -102,7 +102,7 @@ def _skyrl(row: Row) -> str:
     if name in _SKYRL_SERVED:
         raise ValueError(f"its env_class {name!r} needs {_SKYRL_SERVED[name]}, which no sandbox reaches: {own}")
     known = ", ".join((*_SKYRL_ANSWERS, *_SKYRL_CODE, *_SKYRL_ENVIRONMENTS))
-    raise ValueError(f"its env_class {name!r} is a class of the trainer's own, and none of {known}: {own}")
+    raise ValueError(f"its env_class {name!r} is the trainer's own class, not one of {known}: {own}")
 
 
 def _skyrl_fields(row: Row) -> dict[str, Any]:
@@ -123,7 +123,7 @@ def _skyrl_fields(row: Row) -> dict[str, Any]:
 
 def _nemo_gym(row: Row) -> str:
     if not isinstance(row.get("responses_create_params"), Mapping) and "FAIL_TO_PASS" not in row:
-        raise ValueError("a row of NeMo Gym has `responses_create_params`; this one has not")
+        raise ValueError("a row of NeMo Gym needs `responses_create_params`; this one has none")
     return nemo_gym_servers.data_source_of(row)
 
 
@@ -158,7 +158,7 @@ FORMS: Mapping[str, RowForm] = {
 
 
 def ground_truth(row: Row) -> Any:
-    """Return the gold answer of a row in verl's form, of JSON text its value where that is no plain number or text."""
+    """Return the gold answer of a row in verl's form; JSON text is parsed unless it is a plain number or text."""
     reward = row.get("reward_model")
     reward = json.loads(reward) if isinstance(reward, str) else reward
     value = reward.get("ground_truth") if isinstance(reward, Mapping) else row.get("ground_truth")
@@ -171,19 +171,19 @@ def ground_truth(row: Row) -> Any:
 
 
 def known_by(row: Row) -> str:
-    """Return the name by which a row is known: its index or its id, with its own data source; empty if it has none."""
+    """Return the name that identifies a row: its index or id, with its own data source; empty without one."""
     extra = _extra(row)
     for value in (extra.get("index"), row.get("index"), *(row.get(name) for name in _IDS)):
         if isinstance(value, str | int) and not isinstance(value, bool) and str(value).strip():
             source = row.get("data_source")
             plain = isinstance(value, int) and isinstance(source, str)
-            # a number is counted anew in each source that a file mixes
+            # numbers restart in each source that a file mixes
             return f"{source}-{value}"[:200] if plain else str(value)[:200]
     return ""
 
 
 def prompt_text(row: Row) -> str:
-    """Return what a row asks, for telling repeats; empty if it has none of the usual columns."""
+    """Return the prompt of a row, to find repeats; empty if it has none of the usual columns."""
     for name in ("prompt", "question", "problem", "responses_create_params"):
         if row.get(name):
             return json.dumps(row[name], sort_keys=True)

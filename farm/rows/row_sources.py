@@ -1,4 +1,4 @@
-"""Names of the data sources that rows of data sets go to."""
+"""Names of the data sources for rows of data sets."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""Placement of rollouts on nodes, delivery of their messages by Celery, and the check of what must always be true."""
+"""Placement of rollouts on nodes, delivery of their messages by Celery, and the check of invariants."""

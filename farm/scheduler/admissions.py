@@ -17,12 +17,12 @@ from farm.store import borrowed_sandboxes, placement
 from farm.store.placement import WaitingBatch
 
 _LENT = "sandboxes "
-"""The name, with their priority, by which waiting sandboxes take turns with batches; no batch has a space in its id."""
+"""The prefix, before a priority, of the name under which waiting sandboxes take turns. Batch ids have no space."""
 
 
 @dataclass(frozen=True, slots=True)
 class Admission:
-    """One thing that takes a slot of a node: a rollout's stage, (id, attempt, stage), or a borrowed sandbox."""
+    """A user of one slot of a node: a rollout's stage, (id, attempt, stage), or a borrowed sandbox."""
 
     node: str = ""
     stage_of_attempt: tuple[str, int, Stage] | None = None
@@ -30,7 +30,7 @@ class Admission:
 
 
 class Admissions:
-    """Remembers whose turn it was. `choose` is of one round, with the nodes that are up and the room that they have."""
+    """Remembers whose turn it was. `choose` works for one round, with the nodes that are up and their free slots."""
 
     def __init__(self) -> None:
         self._served: dict[str, int] = {}
@@ -40,12 +40,12 @@ class Admissions:
     def choose(
         self, connection: Connection, up: Sequence[Node], room: Mapping[str, int], recently_failed: Collection[str]
     ) -> tuple[list[Admission], float]:
-        """Return what to place, each with its node, and how much waits; without any room that is not counted."""
+        """Return the admissions, each with its node, and how much waits, which is not counted without free slots."""
         n_free = sum(room.values())
         if not n_free:
             # a full farm: the waiting rollouts are not read, however many there are
             return [], math.inf
-        # one more than there is room for, to know whether any is left
+        # one more than there are free slots, to know whether any is left
         waits = [*placement.waiting(connection, n_free + 1), *_waiting_sandboxes(connection, n_free + 1)]
         if not waits:
             return [], 0
@@ -56,13 +56,13 @@ class Admissions:
             for wait in waits
         }
         fitting = [wait if fits_all[wait.batch_id] else self._fitting(connection, wait, room) for wait in waits]
-        # what fits on some nodes alone goes first: the rest takes any
+        # rollouts that fit only on some nodes go first: the rest fits on any
         shares = sorted(self._shares(fitting, n_free).items(), key=lambda share: fits_all[share[0]])
         slots = FreeSlots(room, recently_failed)
         return list(self._placed(connection, shares, slots)), sum(wait.n_waiting for wait in waits)
 
     def _fitting(self, connection: Connection, wait: WaitingBatch, room: Mapping[str, int]) -> WaitingBatch:
-        """Return a batch with no more than fits on nodes whose jobs last long enough: the others' turn is not its."""
+        """Limit a batch to what fits on nodes whose jobs last long enough, so that other batches keep their turns."""
         name = wait.batch_id
         for queued in placement.next_of(connection, name, 1):
             fits = self._job_ends.fits(connection, name, queued.stage)
@@ -70,9 +70,9 @@ class Admissions:
         return wait
 
     def _shares(self, waits: Sequence[WaitingBatch], room: int) -> dict[str, int]:
-        """Return how much of what waits has a turn. Without room for all, of equals the least recently served go first.
+        """Return the share of each waiting batch. If not all fit, the least recently served of equals go first.
 
-        All of `_LENT` is one of them for each priority.
+        All borrowed sandboxes (`_LENT`) of one priority count as one batch.
         """
         in_turn = sorted(waits, key=lambda wait: self._served.get(wait.batch_id, 0))
         result = fair_shares(in_turn, room)
@@ -103,7 +103,7 @@ class Admissions:
 
 
 def _waiting_sandboxes(connection: Connection, limit: int) -> list[WaitingBatch]:
-    """Return the borrowed sandboxes that wait, those of one priority as a batch of their own among the others."""
+    """Return the waiting borrowed sandboxes, those of each priority as one batch."""
     return [
         WaitingBatch(f"{_LENT}{wait.priority}", wait.priority, wait.n_waiting, wait.n_placed)
         for wait in borrowed_sandboxes.waiting(connection, limit)

@@ -1,8 +1,7 @@
 """Names of queues and Celery tasks, and the sending of messages: the only file of `farm` that imports Celery.
 
-A message only names a rollout and its attempt; the database says what to do. So a lost message is sent again, and one
-that comes twice does nothing the second time.
-It may be Redis or RabbitMQ, and all that differs between them is here.
+A message only names a rollout and its attempt; the database says what to do. So a lost message is sent again, and a
+duplicate does nothing. The broker may be Redis or RabbitMQ, and all differences between them are handled here.
 """
 
 from __future__ import annotations
@@ -44,8 +43,9 @@ _SHOWN_ARGUMENTS = re.compile(
     rf"\(rollout=(?P<rollout_id>\S+), attempt=(?P<attempt>\d+), batch=\S+, stage=(?P<stage>{'|'.join(_STAGES)})\)"
 )
 _QUEUE_EXPIRES_S = 7200
-"""Seconds until a queue without consumers is removed with its messages, as that of a removed node. These do not expire
-by themselves: one that is read late starts nothing, and Celery would read a date from each.
+"""Seconds until a queue without consumers is removed with its messages, such as that of a removed node.
+
+Messages have no expiry of their own: a late one starts nothing, and Celery would parse a date in each.
 """
 _AT_A_TIME = 100
 _ACCESS_REFUSED, _NOT_ALLOWED = 403, 530
@@ -56,27 +56,27 @@ _ANSWERS_S = 1.0
 SETTINGS: dict[str, Any] = {
     "broker_connection_retry_on_startup": True,
     "broker_connection_max_retries": None,
-    # what a broker refuses for now, such as a Redis out of memory, is retried as if it were unavailable
+    # a temporary refusal, such as by a Redis out of memory, is retried as if the broker were unavailable
     "broker_channel_error_retry": True,
-    # by it consumers notice a RabbitMQ that vanished without closing connections; Redis has its own check
+    # heartbeats let consumers notice a RabbitMQ that vanished without closing connections; Redis has its own check
     "broker_heartbeat": 10,
     "broker_pool_limit": 8,
     "broker_pool_acquire_timeout": 10,
-    # a publish that fails is not repeated: the row stays queued and its message is sent again
+    # a failed publish is not repeated: the row stays queued and its message is sent again
     "task_publish_retry": False,
     "task_ignore_result": True,
     "task_serializer": "json",
     "accept_content": ["json"],
-    # no worker serves this queue: a task without one of ours shows there instead of running somewhere
+    # no worker serves this queue: a task sent without one of our queues shows up there instead of running somewhere
     "task_default_queue": "unrouted",
     "task_send_sent_event": False,
     "timezone": "UTC",
 }
 REDIS = {
     # without emulated acknowledgements there is no visibility timeout, no redelivery on reconnect, and three times the
-    # throughput; that makes the broker deliver at most once, which suffices
+    # throughput; the broker then delivers at most once, which suffices
     "ack_emulation": False,
-    # a list for each queue instead of four
+    # one list per queue instead of four
     "priority_steps": [0],
     "socket_timeout": 5,
     "socket_connect_timeout": 2,
@@ -84,19 +84,19 @@ REDIS = {
     "health_check_interval": 10,
 }
 RABBITMQ = {
-    # a frozen server must not hold the dispatcher; messages are rarely confirmed, as the store shows if one was lost
+    # a frozen server must not block the dispatcher; publishes are rarely confirmed, as the store shows lost messages
     "read_timeout": 5,
     "write_timeout": 5,
 }
 
 
 def queue_name(stage: Stage, node: str) -> str:
-    """Return the name of the queue that one node's pool for one stage serves."""
+    """Return the name of the queue of one node's pool for one stage."""
     return f"{stage}.{node}"
 
 
 def is_rabbitmq(broker_url: str) -> bool:
-    """Return whether a broker's address is that of a RabbitMQ: `amqp://`, or `amqps://` for TLS."""
+    """Return whether an address is that of a RabbitMQ: `amqp://`, or `amqps://` for TLS."""
     return broker_url.startswith(("amqp://", "amqps://", "pyamqp://"))
 
 
@@ -106,9 +106,9 @@ _NAMELESS = Exchange("")  # type: ignore[no-untyped-call]
 class _Queues(Queues):  # type: ignore[misc]
     """Queues, declared the same way by workers and senders.
 
-    There is no exchange but the nameless one that each queue has: nothing to bind, hence nothing that a Redis without
-    persistence forgets while it is down, nor that stays when a node and its queues are gone. `x-queue-type` is for
-    RabbitMQ, whose quorum queues survive the loss of a server; Redis takes no notice.
+    The only exchange is the nameless default one: there are no bindings that a Redis without persistence could lose
+    while it is down, and none that remain when a node and its queues are gone. `x-queue-type` is for RabbitMQ, whose
+    quorum queues survive the loss of a server; Redis ignores it.
     """
 
     def new_missing(self, name: str) -> Queue:
@@ -117,10 +117,10 @@ class _Queues(Queues):  # type: ignore[misc]
 
 
 class _Lines(ConnectionPool):
-    """Senders' connections to a RabbitMQ, which would not notice by themselves that one is dead.
+    """Senders' connections to a RabbitMQ, which do not notice by themselves that they are dead.
 
-    A network may go on acknowledging what it no longer delivers. So a connection that has not answered for `_TRUSTED_S`
-    is probed before it is used, and closed if it does not answer within `_ANSWERS_S`; kombu then opens another.
+    A network may acknowledge packets that it no longer delivers. So a connection that has not answered for `_TRUSTED_S`
+    is probed before its next use, and closed if it does not answer within `_ANSWERS_S`; kombu then opens another.
     """
 
     def __init__(self, connection: Connection, limit: int) -> None:
@@ -139,9 +139,9 @@ class _Lines(ConnectionPool):
 def _answers(line: Connection) -> bool:
     try:
         with line.connection.transport.having_timeout(_ANSWERS_S):
-            # of all requests with an answer, this one changes nothing for a connection without consumers
+            # a request with an answer that changes nothing for a connection without consumers
             line.default_channel.basic_qos(0, 0, False)  # type: ignore[no-untyped-call]
-    except Exception as error:  # the transport raises anything from OSError to its own
+    except Exception as error:  # the transport raises anything from OSError to its own errors
         log.info("Broker connection was dead (%s)", error)
         return False
     return True
@@ -168,18 +168,18 @@ def celery_app(broker_url: str, name: str = "farm") -> Celery:
 
 
 def rabbitmq_version(broker_url: str) -> str:
-    """Connect to a RabbitMQ once and return its version. Raises BrokerUnavailable, InvalidRequest if it never will."""
+    """Connect to a RabbitMQ once and return its version. Raises BrokerUnavailable, or InvalidRequest if refused."""
     try:
         with celery_app(broker_url, "farm-doctor").connection_for_write() as connection:
             return str(connection.connection.server_properties.get("version", "of unknown version"))
-    except Exception as error:  # anything from OSError to what its protocol calls a wrong password
+    except Exception as error:  # anything from OSError to the protocol's error for a wrong password
         if refused := _rabbitmq_refusal(error):
             raise InvalidRequest(refused, field="broker_url") from error
         raise BrokerUnavailable(f"{broker_url.split('@')[-1]}: {error}") from error
 
 
 def check_broker(broker_url: str) -> None:
-    """Raise InvalidRequest if a broker refuses the address for good; one that is away is no error."""
+    """Raise InvalidRequest if a broker permanently refuses the address; an unavailable broker is no error."""
     try:
         if is_rabbitmq(broker_url):
             rabbitmq_version(broker_url)
@@ -192,14 +192,14 @@ def check_broker(broker_url: str) -> None:
 
 
 def _rabbitmq_refusal(error: BaseException | None) -> str:
-    """Return why a RabbitMQ will never serve a connection, and how to mend it; empty if it may."""
+    """Return why a RabbitMQ permanently refuses connections, and the remedy; empty if it may accept one."""
     while error is not None:
         code = getattr(error, "reply_code", None)
         if code == _ACCESS_REFUSED:
-            return "the broker refuses the user or the password: check them in its address, percent-encoded"
+            return "the broker refuses the user or the password: correct them in its address, percent-encoded"
         if code == _NOT_ALLOWED:
             return (
-                "the broker does not let the user into that virtual host, or has none of that name: "
+                "the broker does not admit the user to that virtual host, or the virtual host does not exist: use "
                 "`rabbitmqctl add_vhost` and `set_permissions`, or name another in its address (/ is %2F)"
             )
         error = error.__cause__ or error.__context__
@@ -207,9 +207,9 @@ def _rabbitmq_refusal(error: BaseException | None) -> str:
 
 
 def enqueue(app: Celery, stage_messages: Sequence[StageMessage]) -> int:
-    """Send messages for the stages left of each rollout on its node, many at a time where the broker takes that.
+    """Send messages for the remaining stages of each rollout on its node, many at a time where the broker allows it.
 
-    Returns how many were sent without an error, of which a RabbitMQ may still lose some; a broker outage is no error.
+    Returns how many were sent without an error, though a RabbitMQ may still lose some. A broker outage is no error.
     """
     n_sent = 0
     try:
@@ -221,15 +221,15 @@ def enqueue(app: Celery, stage_messages: Sequence[StageMessage]) -> int:
                         task_ids = [uuid() for _ in _stages_left(message.stage)]
                         _publish(app, producer, message, task_ids)
                 n_sent += len(some)
-    except Exception as error:  # the transports raise anything from OSError to their own
+    except Exception as error:  # the transports raise anything from OSError to their own errors
         log.warning("Broker does not answer (%s); queued messages will be sent again", error)
     return n_sent
 
 
 def enqueue_next(app: Celery, message: StageMessage, task_ids: Sequence[str], root_id: str, parent_id: str) -> None:
-    """Send the message that follows another in its chain, by the ids that its tasks were given there.
+    """Send the next message of a chain, with the ids that its tasks have in that chain.
 
-    Raises whatever the transport raises.
+    Raises the errors of the transport.
     """
     with app.producer_or_acquire() as producer:
         _publish(app, producer, message, task_ids, root_id, parent_id)
@@ -243,7 +243,7 @@ def _publish(
     root_id: str | None = None,
     parent_id: str | None = None,
 ) -> None:
-    """Send one message as Celery would, which takes ten times as long to make it: a chain of the stages left."""
+    """Send one message, a chain of the remaining stages, as Celery would, which takes ten times as long to build it."""
     links = [
         _link(message, stage, task_id) for stage, task_id in zip(_stages_left(message.stage), task_ids, strict=True)
     ]
@@ -280,7 +280,7 @@ def _stages_left(stage: Stage) -> Sequence[Stage]:
 
 
 def _link(message: StageMessage, stage: Stage, task_id: str) -> dict[str, Any]:
-    """Return the link of a chain for one stage, as Celery's signatures are in a message."""
+    """Return one stage's link of a chain, in the form of Celery's signatures."""
     shown = (
         f"(rollout={message.rollout_id}, attempt={message.attempt},"
         f" batch={batch_of(message.rollout_id)}, stage={stage})"
@@ -296,6 +296,6 @@ def _link(message: StageMessage, stage: Stage, task_id: str) -> dict[str, Any]:
 
 
 def named_stage(shown: str | None) -> AttemptStage | None:
-    """Return the stage that a message names, of its arguments as Celery's events show them; None if it is not ours."""
+    """Return the stage of a message from its arguments in Celery's events; None if it is not one of ours."""
     found = _SHOWN_ARGUMENTS.fullmatch(shown or "")
     return found and AttemptStage(found["rollout_id"], int(found["attempt"]), Stage(found["stage"]))

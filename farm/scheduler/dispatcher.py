@@ -1,12 +1,12 @@
-"""The dispatcher: admits rollouts to nodes with room, sends lost messages again, takes work back from dead workers.
+"""The dispatcher: admits rollouts to nodes with capacity, resends lost messages, requeues the work of dead workers.
 
-Borrowed sandboxes take slots as rollouts do: those that wait take turns with batches, and end with their lease.
+Borrowed sandboxes take slots as rollouts do: waiting ones take turns with batches, and they end with their lease.
 
-One leads at a time, by a lease; every node supervisor runs one. Two at once would do no harm, since all they write is
-guarded. Admission here keeps the broker's queues short, so that losing the broker costs nothing, and keeps rollouts
-that wait from holding a sandbox. While the store does not answer, no process can send heartbeats: so none is declared
-dead after that until there was time to. The same holds after the store's clock has jumped: leases are compared with a
-time that was read in the same round and found to agree with this process's own clock.
+One process leads at a time, by a lease; every node supervisor runs a dispatcher. Two leaders would do no harm, since
+all their writes are guarded. Admission here keeps the broker's queues short, so that losing the broker costs nothing,
+and waiting rollouts hold no sandbox. While the store does not answer, no process can send heartbeats. So after an
+outage, nodes and workers get a full timeout before they count as dead. The same holds after a jump of the store's
+clock: leases are compared with a time that was read in the same round and agrees with this process's own clock.
 
 A standby only reads, now and then, whether another leads.
 """
@@ -50,29 +50,29 @@ log = logging.getLogger(__name__)
 ROLE = "dispatcher"
 _LEASE_S = 10.0
 _STANDBY_S = 2.0
-"""Seconds between two checks of a standby whether another leads."""
+"""Seconds between a standby's checks whether another leads."""
 _LEASES = 2.0
-"""No lease is further ahead than so many times the longest that a node of the farm gives."""
+"""The limit of a lease's end, as a multiple of the longest lease that a node of the farm gives."""
 _LIMIT = 1000
 _RECENTLY_FAILED_S = 10.0
 _SWEEP_S = 3600.0
-"""Seconds between looks for what nobody needs: task archives that no batch names, sandboxes that ended long ago."""
+"""Seconds between cleanups: of task archives that no batch uses, and of sandboxes that ended long ago."""
 _MOST_SKIPPED = 100
 _PACE_S = 0.02
-"""The least time between rounds of a busy farm: what ends within it is placed together. A lone rollout never waits."""
+"""The minimum time between rounds of a busy farm: ends within it are handled together. A single rollout never waits."""
 
 
 def rest_s(took_s: float, tick_s: float) -> float:
-    """Return the seconds between rounds of a busy farm, after one that took so long.
+    """Return the pause between rounds of a busy farm, after a round that took `took_s`.
 
-    They are as many, so that a thousand nodes, whose room lasts for seconds, leave half a processor; but no more than a
-    tick: a round that waited for the database is to be followed by another at once.
+    It is as long as the round, so that a thousand nodes, whose free slots last for seconds, leave half a processor
+    free; but at most a tick: a round that waited for the database must be followed by another at once.
     """
     return max(_PACE_S, min(took_s, tick_s))
 
 
 class Dispatcher:
-    """`run` until `stop`. `owner` names the process in the leader's lease; `clock` is in seconds."""
+    """`run` until `stop`. `owner` is the process's name in the leader's lease; `clock` is in seconds."""
 
     def __init__(
         self,
@@ -106,7 +106,7 @@ class Dispatcher:
         self._lost_at: dict[str, float] = {}
         self._admissions = Admissions()
         self._invariant_checker = InvariantChecker(store, settings.audit_s, self._is_leading)
-        # an unsigned word of the farm's own would be believed of anybody
+        # without a signature, anybody's message would be accepted as one of the farm's own
         webhook_url = settings.webhook_url if settings.webhook_secret else ""
         self._observer = Observer(store, self._is_leading, settings.otel_endpoint, webhook_url)
         self._webhooks = WebhookSender(store, self._is_leading, settings.webhook_secret)
@@ -115,7 +115,7 @@ class Dispatcher:
     def run(self) -> None:
         """Dispatch until stopped; wait for an unavailable database."""
         listener = self._signals.listen(WAKE, ENDED)
-        # it has not seen whether the store answered until now
+        # it does not know yet whether the store answered until now
         self._leases_count_at = time.monotonic() + self._settings.lease_s
         self._heartbeats_count_at = time.monotonic() + self._settings.node_timeout_s
         self._invariant_checker.start()
@@ -152,9 +152,9 @@ class Dispatcher:
         return self._leads_until > self._clock()
 
     def is_due(self, channel: str, _: str) -> bool:
-        """Return whether a hint is a reason for a round: that a rollout has ended is none while no other waits."""
+        """Return whether a hint is a reason for a round: the end of a rollout is none while no other waits."""
         self._n_hints += 1
-        # a listener that is sent too many at a time takes it for a flood
+        # a listener treats too many messages at once as a flood
         return channel != ENDED or self._waits or self._n_hints % _MOST_SKIPPED == 0
 
     def stop(self) -> None:
@@ -187,8 +187,8 @@ class Dispatcher:
     def _answered(self, ask: Callable[[Work[T]], T], work: Work[T]) -> T:
         """Return the store's answer; after a slow one, extend leases and heartbeats, which could not be renewed.
 
-        Only the store is timed, whatever else makes a round slow: otherwise no worker would ever be declared lost. A
-        query that failed counts as the start of the next one.
+        Only the store is timed, not other slow parts of a round: otherwise no worker would ever be declared lost. After
+        a failed query, timing begins with the next one.
         """
         self._unanswered_since = self._unanswered_since or time.monotonic()
         answer = ask(work)
@@ -207,7 +207,7 @@ class Dispatcher:
             led = self._leads_until < now and self._read(self._is_led)
             leads = not led and self._answered(partial(self._store.write, urgent=True), self._lead)
             self._leads_until = now + _LEASE_S if leads else 0.0
-            # only what is committed was seen
+            # only committed data was seen
             self._seen.note(self._read(epoch.current))
             self._ask_at = 0.0 if leads else now + _STANDBY_S
         return self._leads_until > now
@@ -237,7 +237,7 @@ class Dispatcher:
                 log.warning("Requeued %d queued rollouts of dead nodes: %s", moved, ", ".join(sorted(dead)))
 
     def _end_borrowed(self, dead: Collection[str]) -> None:
-        """End the borrowed sandboxes of dead nodes, and those whose lease has run out: their borrowers may be dead."""
+        """End borrowed sandboxes of dead nodes, and those with an expired lease: their borrowers may be dead."""
         ended: list[str] = []
         if dead:
             lost = f"its node was lost: {', '.join(sorted(dead))}"
@@ -264,12 +264,12 @@ class Dispatcher:
         expired = self._read(lambda connection: leases.expired(connection, _LIMIT, spared, now, longest_s))
         for held in expired:
             if self._spares_leases() != spared:
-                # the store was just unavailable, so its earlier answer does not count: the next round reads anew
+                # the store was unavailable just now, so its earlier answer is outdated: the next round reads it again
                 return
             self._lost(held, 0.0 if spared else now, longest_s)
 
     def _spares_leases(self) -> bool:
-        """Return whether expired leases are still spared, so only workers known to have ended lose their claims."""
+        """Return whether expired leases are still ignored: then only workers known to have ended lose claims."""
         return time.monotonic() < self._leases_count_at
 
     def _lost(self, held: Claim, now: float, longest_s: float) -> None:
@@ -307,7 +307,7 @@ class Dispatcher:
             self._write(lambda connection: placement.mark_unsent(connection, in_vain, again_s))
 
     def _admit(self) -> bool:
-        """Place waiting rollouts on nodes with room; return whether more than one is under way."""
+        """Place waiting rollouts on nodes with free slots; return whether more than one is under way."""
         self._waits = True
         chosen, n_waiting = self._read(self._choose)
         self._waits = n_waiting > 0
@@ -332,16 +332,16 @@ class Dispatcher:
         return self._admissions.choose(connection, up, self._room(connection, up), self._recently_failed_nodes())
 
     def _room(self, connection: Connection, up: Sequence[Node]) -> dict[str, int]:
-        """Return node → how many more rollouts it takes."""
+        """Return node → free slots."""
         placed = placement.occupied(connection)
         self._log_breakers(up)
-        # if no healthy node is left, the others are tried again before their time
+        # if no healthy node is left, the others are tried early
         none_takes = not any(node.takes for node in up)
         takes = {node.node: min(node.room, PROBES) if none_takes else node.takes for node in up}
         return {name: max(0, n - placed.get(name, 0)) for name, n in takes.items()}
 
     def _log_breakers(self, up: Sequence[Node]) -> None:
-        """Log once each time that a node is taken out of service, and that it is back."""
+        """Log once when a node is taken out of service, and when it is back."""
         out_of_service = {node.node: (node.n_trips, node.out_of_service_why) for node in up if node.n_trips}
         for node in up:
             if node.n_trips and out_of_service[node.node] != self._open_breakers.get(node.node):
@@ -356,14 +356,14 @@ class Dispatcher:
         self._open_breakers = out_of_service
 
     def _note_versions(self, known: Sequence[Node]) -> None:
-        """Say once of each mixture that the nodes do not all have the same code."""
+        """Log once for each mixture if the nodes do not all have the same version."""
         versions = {node.version for node in known if node.version}
         if len(versions) > 1 and versions != self._versions:
             log.warning("Nodes have different versions: %s", ", ".join(sorted(versions)))
         self._versions = versions
 
     def _recently_failed_nodes(self) -> set[str]:
-        """Return nodes that just lost a worker, which restarts or hangs; that very loss makes them the emptiest."""
+        """Return nodes that just lost a worker, which restarts or hangs: the loss itself makes them the emptiest."""
         since = time.monotonic() - _RECENTLY_FAILED_S
         self._lost_at = {node: at for node, at in self._lost_at.items() if at > since}
         return set(self._lost_at)

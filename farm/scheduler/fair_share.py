@@ -1,4 +1,4 @@
-"""Shares of the batches in free room, and the nodes that take them: plain functions of what waits and what is free."""
+"""Shares of the batches in the free slots, and the nodes that take them: pure functions of demand and capacity."""
 
 from __future__ import annotations
 
@@ -39,14 +39,14 @@ def _level(waits: Sequence[WaitingBatch], room: int) -> dict[str, int]:
 
 
 class FreeSlots:
-    """The free slots of nodes, taken one by one: of the emptiest node first, of those that `recently_failed` last."""
+    """The free slots of nodes, taken one by one: from the emptiest node first, from `recently_failed` nodes last."""
 
     def __init__(self, room: Mapping[str, int], recently_failed: Collection[str] = ()) -> None:
         self._left = [(node in recently_failed, -n, node) for node, n in room.items() if n > 0]
         heapq.heapify(self._left)
 
     def take(self, fits: Callable[[str], bool] = lambda node: True) -> str | None:
-        """Return the node of the next free slot, of those that fit; None if there is none."""
+        """Return the node of the next free slot among those that fit; None if there is none."""
         passed_over = []
         taken = None
         while self._left and taken is None:

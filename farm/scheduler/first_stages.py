@@ -1,4 +1,4 @@
-"""The stage that a rollout begins with on a node: run, if none of its kind needs a sandbox there, so init none."""
+"""The first stage of a rollout on a node: run, if its kind needs no sandbox there, else init."""
 
 from __future__ import annotations
 
@@ -13,22 +13,22 @@ from farm.store.placement import QueuedStage
 
 
 class FirstStages:
-    """Knows which data sources the nodes play without a sandbox, and the batches whose agent may want one."""
+    """Knows which data sources the nodes run without a sandbox, and the batches whose agent may need one."""
 
     def __init__(self) -> None:
         self._without: dict[str, frozenset[str]] = {}
         self._agents: dict[str, str] = {}
 
     def note(self, up: Sequence[Node]) -> None:
-        """Take note of the nodes that are up."""
+        """Update the nodes that are up."""
         self._without = {node.node: node.without_sandbox for node in up if node.without_sandbox}
 
     def forget(self, but: Collection[str]) -> None:
-        """Forget the batches that do not wait any more."""
+        """Forget batches that no longer wait."""
         self._agents = {batch_id: agent for batch_id, agent in self._agents.items() if batch_id in but}
 
     def of(self, connection: Connection, batch_id: str, queued: QueuedStage, node: str) -> Stage:
-        """Return the stage that a rollout is placed in. One that was tried before goes the long way."""
+        """Return the stage that a rollout begins with. A retried one always begins with init."""
         if queued.stage is not Stage.INIT or queued.attempt > 1:
             return queued.stage
         if queued.data_source not in self._without.get(node, ()):

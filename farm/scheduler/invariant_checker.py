@@ -1,8 +1,8 @@
-"""A background audit of a farm's batches, at a low pace, which raises one alarm about each violation.
+"""A background audit of a farm's batches, at a low rate, which raises one alarm per violation.
 
-So it does about engines that get no calls, as they lack the farm's weights or were left paused.
+It also raises alarms about engines that get no calls because they lack the farm's weights or were left paused.
 
-Batches that were never checked come first, so that none ends unchecked while large ones are checked in turn.
+Batches that were never checked come first, so that none ends unchecked while large ones are checked.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from farm.store.reports import audit
 log = logging.getLogger(__name__)
 
 _SHARE = 0.05
-"""The part of a period for which it may go on after the first batch, as far as there are others."""
+"""The part of a period in which it may check further batches after the first."""
 
 
 class InvariantChecker:
     """Checks one batch each `period_s`, or a few small ones, in turn, while `leads` returns True.
 
-    The dispatcher's process has one, in a separate thread: a large batch would block its rounds for half a second.
+    It runs in the dispatcher's process, in a thread of its own: a large batch would block a round for half a second.
     """
 
     def __init__(self, store: Store, period_s: float, leads: Callable[[], bool] = lambda: True) -> None:
@@ -42,7 +42,7 @@ class InvariantChecker:
         self._thread = PeriodicThread("auditor", period_s, self.look_around, log, "the audit could not look")
 
     def start(self) -> None:
-        """Begin; a period of 0 s audits nothing."""
+        """Start the thread; a period of 0 s turns audits off."""
         if self._period_s > 0:
             self._thread.start()
 
@@ -50,7 +50,7 @@ class InvariantChecker:
         self._thread.close()
 
     def look_around(self) -> None:
-        """Check the engines, then one batch, and others for as long as a period has room for them."""
+        """Check the engines, then one batch, and further ones while the period's share lasts."""
         began = time.monotonic()
         if self._leads():
             self.look_at_engines()
@@ -62,7 +62,7 @@ class InvariantChecker:
                 return
 
     def look_at_engines(self) -> list[str]:
-        """Log engines that get no calls without intervention, each once until it is over. Returns the messages."""
+        """Log engines that get no calls without intervention, once per incident. Returns the messages."""
         result = [
             engine
             for engine in self._store.read(llm_engines.listing)
@@ -96,7 +96,7 @@ class InvariantChecker:
         return new
 
     def _violations(self, batch_id: str) -> list[Violation]:
-        """As `audit.violations`, but each part by itself: others of this process have the connection in between."""
+        """Return `audit.violations`, part by part: other work of this process uses the connection in between."""
         numbers, result = self._store.read(partial(audit.of_batch, batch_id=batch_id))
         for groups in audit.parts(numbers):
             if self._thread.closed:

@@ -1,4 +1,4 @@
-"""The ends of the jobs that nodes run in: nothing is placed on a node that may take longer than its job."""
+"""The end times of the jobs that nodes run in: a node gets no rollout that may take longer than its job."""
 
 from __future__ import annotations
 
@@ -13,27 +13,27 @@ from farm.store import batches
 
 
 class JobEnds:
-    """Knows the nodes whose jobs have a time limit, and the limits of the batches that wait."""
+    """Knows the nodes whose jobs have a time limit, and the limits of the waiting batches."""
 
     def __init__(self) -> None:
         self._limited: dict[str, Node] = {}
         self._limits: dict[str, Limits] = {}
 
     def note(self, up: Sequence[Node]) -> None:
-        """Take note of the nodes that are up."""
+        """Update the nodes that are up."""
         self._limited = {node.node: node for node in up if node.ends}
 
     def forget(self, but: Collection[str]) -> None:
-        """Forget the batches that do not wait any more."""
+        """Forget batches that no longer wait."""
         self._limits = {batch_id: limits for batch_id, limits in self._limits.items() if batch_id in but}
 
     def lasts(self, connection: Connection, batch_id: str, room: Mapping[str, int]) -> bool:
-        """Return whether all nodes that have room last for any rollout of a batch."""
+        """Return whether all nodes with free slots last long enough for any rollout of a batch."""
         fits = self.fits(connection, batch_id, Stage.INIT)
         return all(fits(node) for node in self._limited if room.get(node))
 
     def fits(self, connection: Connection, batch_id: str, stage: Stage | None) -> Callable[[str], bool]:
-        """Return the condition of a node's name that its job lasts for a stage and those after it."""
+        """Return a predicate on node names: the node's job lasts for a stage and the stages after it."""
         limited = self._limited
         if not limited or stage is None:
             return lambda node: True

@@ -1,6 +1,6 @@
-"""A thread beside the leading dispatcher that removes what has been kept for as long as the settings say.
+"""A thread of the leading dispatcher that prunes batches by the age limits of the settings.
 
-A clock that jumped is not believed for a day: what it calls old may have been written today.
+After a clock jump it waits for a day: with a wrong clock, new data would look old.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _DAY_S = 86_400.0
 _FIRST_S = 300.0
 _PERIOD_S = 3600.0
 _LOOK_S = 60.0
-"""Seconds between looks at the clock."""
+"""Seconds between readings of the clock."""
 
 
 class RetentionKeeper:
@@ -43,7 +43,7 @@ class RetentionKeeper:
         self._thread.close()
 
     def look(self) -> None:
-        """Look at the clock, and prune if it is time to."""
+        """Read the clock, and prune if it is time to."""
         if not self._leads():
             return
         _, jump_s = self._timekeeper.read(lambda: self._store.read(store_time))
@@ -55,7 +55,7 @@ class RetentionKeeper:
             self.prune()
 
     def prune(self) -> list[PrunedBatch]:
-        """Remove what is older than the settings say. Returns the batches."""
+        """Prune by the settings. Returns the batches."""
         known = self._settings
         pruner = Pruner(self._store, lambda: self._leads() and not self._thread.closed)
         done = []

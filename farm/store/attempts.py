@@ -1,7 +1,7 @@
-"""Closing of attempts that failed or were lost: retry, give-up, or quarantine of the instance.
+"""Closing of failed or lost attempts: retry, give up, or quarantine the instance.
 
-Workers and the dispatcher close attempts only here, each with the retry decision for its cause. Budgets are read in
-the same transaction, so no decision uses outdated numbers.
+Workers and the dispatcher close attempts only here, with the retry decision for each cause. Budgets are read in the
+same transaction, so no decision uses outdated numbers.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from farm.store.sql.clock import db_now
 _SPENT: Mapping[Budget, tuple[str, str, str]] = {
     Budget.FAILURES: ("n_failures", "max_attempts", "no attempt of {most} is left"),
     Budget.LOSSES: ("n_lost", "max_losses", "it was lost {n} times, and its batch allows {most}"),
-    Budget.RESTARTS: ("n_restarts", "max_attempts", "it was played anew {most} times, which is as often as it may be"),
+    Budget.RESTARTS: ("n_restarts", "max_attempts", "it was restarted {most} times, which is the limit"),
 }
-"""Of each budget: its counter, its bound, and the message when it is spent."""
+"""For each budget: its counter, its limit, and the message when it is used up."""
 
 
 @dataclass(frozen=True, slots=True)
 class RetrySettings:
-    """The settings that matter when an attempt has failed; as of `Settings`."""
+    """The settings for failed attempts; as in `Settings`."""
 
     retry_s: float
     node_timeout_s: float
@@ -37,9 +37,9 @@ class RetrySettings:
 
 @dataclass(frozen=True, slots=True)
 class AttemptEnd:
-    """The result of closing an attempt: another follows after `again_in_s`, or none if that is None, for `failure`.
+    """The result of closing an attempt: it is retried after `again_in_s`, or not at all if that is None, for `failure`.
 
-    `n_quarantined` other samples of its instance were given up with it.
+    `n_quarantined` other samples of its instance were failed with it.
     """
 
     failure: Failure
@@ -56,9 +56,9 @@ class AttemptEnd:
 def end_attempt(
     connection: Connection, held: Claim, failure: Failure, decision: RetryDecision, retry_settings: RetrySettings
 ) -> AttemptEnd | None:
-    """Close an attempt that ended by `failure`; None if the claim is gone."""
+    """Close an attempt that ended with `failure`; None if the claim is gone."""
     if decision.of_instance:
-        # samples that fail at the same moment must see each other; and the batch is locked before its rollouts
+        # the batch is locked before its rollouts, so that samples that fail at the same moment see each other
         connection.execute(
             update(batches).where(batches.c.batch_id == held.batch_id).values(last_seq=batches.c.last_seq)
         )
@@ -82,7 +82,7 @@ def end_attempt(
 
 
 def _budgets(connection: Connection, held: Claim) -> dict[str, int] | None:
-    """Return the counters of a rollout and their bounds; None if the attempt is over."""
+    """Return the counters of a rollout and their limits; None if the attempt is over."""
     statement = (
         select(
             rollouts.c.n_failures,
@@ -104,7 +104,7 @@ def _counter(budget: Budget) -> str:
 
 
 def _counted(budgets: Mapping[str, int], budget: Budget) -> tuple[bool, dict[str, Any], str]:
-    """Return whether another attempt is left, the counter including this one, and the reason if none is left."""
+    """Return whether another attempt is left, the counter with this one, and the reason if none is left."""
     if budget not in _SPENT:
         return is_left(budget, 0, 0), {}, ""
     counter, bound, words = _SPENT[budget]

@@ -1,4 +1,4 @@
-"""Batches: written once at submit, then read: their numbers, their rollouts in the order in which they ended."""
+"""Batches: submitted in one write, then read: their progress, and their rollouts in the order of their ends."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from farm.store.sql.terminal_table import protocol_of
 
 instances = cast(Table, InstanceRow.__table__)
 _CHUNK = 1000
-"""Rows written, or keys looked up, by one statement: a huge batch takes no more memory than a small one."""
+"""Rows written, or keys looked up, by one statement, so that a huge batch takes no more memory than a small one."""
 
 
 def create(
@@ -39,9 +39,9 @@ def create(
     batch_id: str = "",
     caller: Caller | None = None,
 ) -> tuple[str, bool]:
-    """Write a batch and all its rollouts: (batch id, whether it is new). One of a `batch_id` is written only once.
+    """Write a batch and all its rollouts; return (batch id, whether it is new). The same `batch_id` is written once.
 
-    Raises Conflict if its key names another request, by its fingerprint; Overloaded if then more than `max_open`
+    Raises Conflict if its key belongs to a different request, by fingerprint; Overloaded if then more than `max_open`
     rollouts would be open.
     """
     if batch_id and connection.execute(select(batches.c.batch_id).filter_by(batch_id=batch_id)).first() is not None:
@@ -53,8 +53,8 @@ def create(
         if known is not None:
             if known.fingerprint != fingerprint:
                 raise Conflict(
-                    f"idempotency key {request.idempotency_key!r} names batch {known.batch_id}, which asks for "
-                    "something else: use a new key, or submit the same request"
+                    f"idempotency key {request.idempotency_key!r} belongs to batch {known.batch_id} with another "
+                    "request: use a new key, or submit the same request"
                 )
             return known.batch_id, False
     n_rollouts = len(request.instances) * request.n_samples
@@ -109,7 +109,7 @@ def create(
 
 
 def needs_engine(connection: Connection, batch_id: str) -> bool:
-    """Return whether some of a batch is played on the farm's engines. Raises NotFound."""
+    """Return whether a batch has rollouts that use the farm's engines. Raises NotFound."""
     stored = request_of(connection, batch_id)
     n_groups = select(func.count(literal(1))).where(instances.c.batch_id == batch_id)
     n_own = len(stored.get("engine_of_instance", ()))
@@ -117,7 +117,7 @@ def needs_engine(connection: Connection, batch_id: str) -> bool:
 
 
 def _check_archives(connection: Connection, request: BatchRequest) -> None:
-    """Keep the archives that instances name. Raises InvalidRequest for the first that is not there."""
+    """Keep the archives that instances name. Raises InvalidRequest for the first missing one."""
     named = {instance.archive: index for index, instance in reversed(list(enumerate(request.instances)))}
     named.pop("", None)
     missing = stored_archives.keep(connection, named) if named else ()
@@ -157,7 +157,7 @@ def _new_rollouts(request: BatchRequest, batch_id: str, now: float) -> Iterator[
 
 
 def has_open(connection: Connection, batch_id: str) -> bool:
-    """Return whether some rollout of a batch has not ended; unlike `status` it reads them only if all ended once.
+    """Return whether a batch has open rollouts; unlike `status` it reads rollouts only if all have ended once.
 
     Raises NotFound.
     """
@@ -165,7 +165,7 @@ def has_open(connection: Connection, batch_id: str) -> bool:
 
 
 def progress(connection: Connection, batch_id: str) -> tuple[int, bool]:
-    """Return the last number of a batch's ended rollouts, and whether it has open ones. Raises NotFound."""
+    """Return the last end number of a batch, and whether it has open rollouts. Raises NotFound."""
     numbers = select(batches.c.last_seq, batches.c.n_rollouts).where(batches.c.batch_id == batch_id)
     result = connection.execute(numbers).one_or_none()
     if result is None:
@@ -177,7 +177,7 @@ def progress(connection: Connection, batch_id: str) -> tuple[int, bool]:
 
 
 def keyed(connection: Connection, keys: Sequence[str]) -> list[KeyedBatch]:
-    """Return the batches that were submitted with these idempotency keys, in the order of the keys."""
+    """Return the batches with these idempotency keys, in the order of the keys."""
     columns = (batches.c.idempotency_key, batches.c.batch_id, batches.c.n_rollouts, batches.c.n_samples)
     known: dict[str, KeyedBatch] = {}
     for start in range(0, len(keys), _CHUNK):
@@ -217,7 +217,7 @@ def recent(connection: Connection, limit: int) -> list[str]:
 
 
 def status(connection: Connection, batch_id: str) -> BatchStatus:
-    """Return a batch in numbers. Raises NotFound."""
+    """Return the progress of a batch in numbers. Raises NotFound."""
     columns = (batches.c.n_rollouts, batches.c.created_at, batches.c.submitter, batches.c.request["findings"])
     batch = connection.execute(select(*columns).where(batches.c.batch_id == batch_id)).one_or_none()
     if batch is None:
@@ -256,7 +256,7 @@ def status(connection: Connection, batch_id: str) -> BatchStatus:
 
 
 def ended_after(connection: Connection, batch_id: str, cursor: int, limit: int) -> list[Rollout]:
-    """Return the rollouts of a batch that ended after a cursor, in that order, without their segments."""
+    """Return the rollouts of a batch that ended after a cursor, in order of their ends, without their segments."""
     statement = (
         select(rollouts)
         .where(rollouts.c.batch_id == batch_id, rollouts.c.finish_seq > cursor)
@@ -267,9 +267,9 @@ def ended_after(connection: Connection, batch_id: str, cursor: int, limit: int) 
 
 
 def groups_after(connection: Connection, batch_id: str, cursor: int, limit: int) -> list[list[Rollout]]:
-    """Return the whole groups of a batch whose last rollout ended after a cursor, in that order."""
+    """Return the complete groups of a batch whose last rollout ended after a cursor, in that order."""
     n_samples = select(batches.c.n_samples).where(batches.c.batch_id == batch_id).scalar_subquery()
-    # of a group that became whole after the cursor, some rollout ended after it: only such groups are checked
+    # a group that was completed after the cursor has a rollout that ended after it: only such groups are checked
     lately = select(rollouts.c.group_index).where(rollouts.c.batch_id == batch_id, rollouts.c.finish_seq > cursor)
     last = func.max(rollouts.c.finish_seq).label("last")
     whole = (
@@ -281,7 +281,7 @@ def groups_after(connection: Connection, batch_id: str, cursor: int, limit: int)
         .limit(limit)
         .subquery()
     )
-    # one statement sees one moment: a number given meanwhile, to what is scored again, would pass over others
+    # one statement, one snapshot: a number assigned in between, to a rescored rollout, would skip others
     members = (
         select(rollouts)
         .join(whole, whole.c.group_index == rollouts.c.group_index)
@@ -294,7 +294,7 @@ def groups_after(connection: Connection, batch_id: str, cursor: int, limit: int)
 def rollouts_of(
     connection: Connection, batch_id: str, after: RolloutRef | None = None, limit: int | None = None
 ) -> list[Rollout]:
-    """Return the rollouts of a batch, by group and sample, without their segments; those after one, up to a number."""
+    """Return rollouts of a batch, by group and sample, without segments; at most a page that follows a given one."""
     statement = select(rollouts).where(rollouts.c.batch_id == batch_id)
     if after is not None:
         same = (rollouts.c.group_index == after.group_index) & (rollouts.c.sample_index > after.sample_index)
@@ -339,7 +339,7 @@ def rewards_of(connection: Connection, rollout_id: str) -> list[Reward]:
 
 
 def with_segments(found: Sequence[Rollout], segments: dict[str, tuple[Segment, ...]]) -> list[Rollout]:
-    """Return the same rollouts, holding their training rows."""
+    """Return the same rollouts with their training rows."""
     return [_replace_segments(each, segments.get(each.rollout_id, ())) for each in found]
 
 
@@ -349,12 +349,12 @@ def _replace_segments(rollout: Rollout, segments: tuple[Segment, ...]) -> Rollou
 
 
 def rollouts_by(connection: Connection, statement: Select[Any]) -> list[Rollout]:
-    """Return the rollouts that a statement selects whole, without their segments."""
+    """Return the rollouts of a statement that selects all columns, without their segments."""
     return [rollout_record(row) for row in connection.execute(statement)]
 
 
 def rollout_record(row: Row[Any]) -> Rollout:
-    """Return the rollout of a row that has all columns of the table."""
+    """Return the rollout of a row with all columns of the table."""
     return Rollout(
         rollout_id=row.rollout_id,
         batch_id=row.batch_id,

@@ -1,8 +1,9 @@
-"""Sandboxes that clients borrow: their requests, their nodes and addresses, their leases, their end.
+"""Borrowed sandboxes: their requests, nodes, addresses, leases and ends.
 
-A row says it all: without a node it waits for room; with one and without an address that node's worker starts it; with
-an address it runs; and `ended_at` is final. Every change is one UPDATE guarded by what it expects. Rows that another
-transaction holds are left for the next time, so no two ever wait for each other; but a borrower that ends its own does.
+The state follows from the row: without a node it waits for room; with a node and no address its worker starts it; with
+an address it runs; `ended_at` is final. Every change is one UPDATE guarded by the expected values. Rows that another
+transaction holds are skipped until the next time, so no two transactions ever wait for each other; only a borrower
+that ends its own sandboxes does wait.
 """
 
 from __future__ import annotations
@@ -36,14 +37,14 @@ from farm.store.sql.schema import BorrowedSandboxRow
 borrowed = cast(Table, BorrowedSandboxRow.__table__)
 
 _KEPT_S = 86_400.0
-"""Seconds that the end of a sandbox is remembered."""
+"""Seconds that ended sandboxes are remembered."""
 _live = borrowed.c.ended_at.is_(None)
 _CHUNK = 500
 
 
 @dataclass(frozen=True, slots=True)
 class NodeSandboxRow:
-    """A borrowed sandbox as its node's worker needs it; without an address it is to be started."""
+    """A borrowed sandbox for the worker of its node; without an address it is to be started."""
 
     sandbox_id: str
     request: BorrowRequest
@@ -54,7 +55,7 @@ class NodeSandboxRow:
 
 @dataclass(frozen=True, slots=True)
 class WaitingSandboxes:
-    """The number of sandboxes of one priority that wait for room; `n_placed` others of it have some."""
+    """The sandboxes of one priority that wait for room; `n_placed` others of that priority have a node."""
 
     priority: int
     n_waiting: int
@@ -64,12 +65,12 @@ class WaitingSandboxes:
 def create(
     connection: Connection, request: BorrowRequest, sandbox_id: str, token: str, max_open: int, caller: Caller
 ) -> tuple[BorrowedSandbox, bool]:
-    """Return the sandbox of a request, and whether it is new: its caller's of the same name, if it is open, is that.
+    """Return (sandbox, whether it is new); an open one of the same caller and name is returned again.
 
-    Raises Conflict if that was another request, Overloaded if as many are open as are taken, of all or of one caller.
+    Raises Conflict if that had a different request, Overloaded at the limit of open sandboxes, of all or of one caller.
     """
     if connection.execute(select(borrowed.c.sandbox_id).where(borrowed.c.sandbox_id == sandbox_id)).first() is not None:
-        # an earlier try, whose commit was made and not answered
+        # an earlier try was committed, but its answer was lost
         return one(connection, sandbox_id, caller), True
     body = request.model_dump(mode="json")
     fingerprint = hashlib.sha256(json.dumps(body, sort_keys=True).encode()).hexdigest()
@@ -79,7 +80,7 @@ def create(
         ).one_or_none()
         if row is not None:
             if row.fingerprint != fingerprint:
-                raise Conflict(f"sandbox {row.sandbox_id} has the name {request.name!r} and was asked for otherwise")
+                raise Conflict(f"sandbox {row.sandbox_id} has the name {request.name!r} and a different request")
             renew(connection, [row.sandbox_id])
             return one(connection, row.sandbox_id, caller), False
     _check_room(connection, max_open, caller)
@@ -106,9 +107,9 @@ def _check_room(connection: Connection, max_open: int, caller: Caller) -> None:
     n_own = n_open.filter(borrowed.c.borrower == caller.name)
     n, own = connection.execute(select(n_open, n_own).select_from(borrowed).where(_live)).tuples().one()
     if n >= max_open:
-        raise Overloaded(f"{n} sandboxes are borrowed, as many as FARM_MAX_SANDBOXES allows: stop some first")
+        raise Overloaded(f"{n} sandboxes are borrowed, which is the limit FARM_MAX_SANDBOXES: stop some first")
     if caller.max_open is not None and own >= caller.max_open:
-        raise Overloaded(f"key {caller.name!r} has borrowed {own} sandboxes, as many as its quota: stop some first")
+        raise Overloaded(f"key {caller.name!r} has borrowed {own} sandboxes, which is its quota: stop some first")
 
 
 def _named(name: str, caller: Caller) -> tuple[ColumnElement[bool], ColumnElement[bool]]:
@@ -140,7 +141,7 @@ def _state_of(row: Any) -> BorrowedSandbox:
         age_s=max(0.0, row.age_s),
         ended_why=row.ended_why,
         finished=bool(row.finished),
-        # of rows that an earlier release wrote there is less
+        # rows that an earlier release wrote have fewer fields
         labels=row.request.get("labels", {}),
         cpus=spec.get("cpus"),
         memory_mb=spec["limits"]["memory_mb"],
@@ -149,7 +150,7 @@ def _state_of(row: Any) -> BorrowedSandbox:
 
 
 def one(connection: Connection, reference: str, caller: Caller) -> BorrowedSandbox:
-    """Return a sandbox by its id, or by its name the newest of that name, the caller's own first. Raises NotFound."""
+    """Return a sandbox by its id, or the newest by its name, the caller's own first. Raises NotFound."""
     is_it = (borrowed.c.sandbox_id if is_borrowed(reference) else borrowed.c.name) == reference
     own_first = case((borrowed.c.borrower == caller.name, 0), else_=1)
     found = _select_states().where(is_it).order_by(own_first, borrowed.c.created_at.desc())
@@ -160,7 +161,7 @@ def one(connection: Connection, reference: str, caller: Caller) -> BorrowedSandb
 
 
 def newest_named(connection: Connection, name: str, caller: Caller) -> BorrowedSandbox | None:
-    """Return the caller's newest sandbox of a name, ended or not; None if none is remembered."""
+    """Return the caller's newest sandbox of a name, ended or open; None if there is none."""
     own = _select_states().where(*_named(name, caller)).order_by(borrowed.c.created_at.desc())
     row = connection.execute(own.limit(1)).first()
     return None if row is None else _state_of(row)
@@ -180,7 +181,7 @@ def address(connection: Connection, reference: str, caller: Caller) -> tuple[Bor
 def listing(
     connection: Connection, limit: int, with_ended: bool = False, before: str | None = None
 ) -> list[BorrowedSandbox]:
-    """Return the newest sandboxes, newest first, or those before one, by its id. Raises NotFound for that."""
+    """Return the newest sandboxes, newest first, or those before the id `before`. Raises NotFound for that id."""
     created_at, sandbox_id = borrowed.c.created_at, borrowed.c.sandbox_id
     statement = _select_states().order_by(created_at.desc(), sandbox_id).limit(limit)
     if before is not None:
@@ -192,7 +193,7 @@ def listing(
 
 
 def counts(connection: Connection, prefix: str = "") -> Mapping[SandboxState, int]:
-    """Return how many sandboxes, of names that begin so, are in each state but the last."""
+    """Return the number of sandboxes, whose names begin with `prefix`, in each state but the last."""
     statement = select(borrowed.c.node, borrowed.c.url).where(
         _live, borrowed.c.name.startswith(prefix, autoescape=True)
     )
@@ -204,7 +205,7 @@ def counts(connection: Connection, prefix: str = "") -> Mapping[SandboxState, in
 
 
 def renew(connection: Connection, sandbox_ids: Collection[str], lease_s: float | None = None) -> int:
-    """Renew the leases of these, for `lease_s` from now on if that is given. Returns how many are still open."""
+    """Renew these leases, with a new length if `lease_s` is given. Returns how many sandboxes are still open."""
     n, ids = 0, sorted(sandbox_ids)
     for start in range(0, len(ids), _CHUNK):
         some = select(borrowed.c.sandbox_id).where(borrowed.c.sandbox_id.in_(ids[start : start + _CHUNK]), _live)
@@ -219,12 +220,12 @@ def renew(connection: Connection, sandbox_ids: Collection[str], lease_s: float |
 
 
 def end(connection: Connection, sandbox_ids: Collection[str], why: str, *, finished: bool = False) -> list[str]:
-    """End these, unless they have ended. Returns the ids of those that it ended."""
+    """End these sandboxes, unless they have ended. Returns the ids of those that it ended."""
     return _end(connection, why, borrowed.c.sandbox_id.in_(sorted(sandbox_ids)), finished=finished)
 
 
 def _end(connection: Connection, why: str, *conditions: ColumnElement[bool], finished: bool = False) -> list[str]:
-    # for a borrower there is no next time
+    # a borrower does not come back to try again, so this waits for locked rows
     some = select(borrowed.c.sandbox_id).where(_live, *conditions).with_for_update(skip_locked=not finished)
     statement = (
         update(borrowed)
@@ -236,7 +237,7 @@ def _end(connection: Connection, why: str, *conditions: ColumnElement[bool], fin
 
 
 def finish_named(connection: Connection, name: str, why: str, caller: Caller) -> list[str]:
-    """End the caller's sandbox of a name as its own doing, and note so of those that have ended before.
+    """End the caller's sandboxes of a name as finished by the borrower, and mark ended ones so, too.
 
     Returns the ids of those that it ended.
     """
@@ -247,7 +248,7 @@ def finish_named(connection: Connection, name: str, why: str, caller: Caller) ->
 
 
 def occupied(connection: Connection) -> Counter[str]:
-    """Return node → borrowed sandboxes that it has or starts."""
+    """Return node → number of borrowed sandboxes that run or start there."""
     statement = (
         select(borrowed.c.node, func.count(literal(1)))
         .where(_live, borrowed.c.node.is_not(None))
@@ -257,7 +258,7 @@ def occupied(connection: Connection) -> Counter[str]:
 
 
 def waiting(connection: Connection, limit: int) -> list[WaitingSandboxes]:
-    """Return the sandboxes that wait for room, by priority; `limit` at most of each are counted."""
+    """Return the sandboxes that wait for room, by priority; at most `limit` of each are counted."""
     n_waits = func.count(literal(1)).filter(borrowed.c.node.is_(None))
     statement = (
         select(borrowed.c.priority, n_waits.label("n_waiting"), func.count(literal(1)).label("n"))
@@ -283,7 +284,7 @@ def next_of(connection: Connection, priority: int, limit: int) -> Sequence[str]:
 
 
 def place(connection: Connection, nodes_of: Mapping[str, str]) -> None:
-    """Give sandboxes to nodes, by id. One that has ended meanwhile is left alone."""
+    """Assign sandboxes to nodes, by id; ended ones are skipped."""
     for sandbox_id, node in sorted(nodes_of.items()):
         unplaced = (borrowed.c.sandbox_id == sandbox_id, borrowed.c.node.is_(None), _live)
         connection.execute(update(borrowed).where(*unplaced).values(node=node))
@@ -304,7 +305,7 @@ def ids_of_node(connection: Connection, node: str) -> set[str]:
 
 
 def note_address(connection: Connection, sandbox_id: str, node: str, url: str) -> bool:
-    """Note that a sandbox runs and is reached at an address. False if it has ended."""
+    """Store the address of a sandbox that runs. False if it has ended."""
     own = (borrowed.c.sandbox_id == sandbox_id, borrowed.c.node == node, _live)
     return connection.execute(update(borrowed).where(*own).values(url=url)).rowcount == 1
 
@@ -315,7 +316,7 @@ def end_on(connection: Connection, nodes: Collection[str], why: str) -> list[str
 
 
 def give_up_unstarted(connection: Connection, node: str) -> int:
-    """Take off a node what it was given and has not started. Returns how many."""
+    """Take sandboxes that have not started off a node. Returns how many."""
     unstarted = (_live, borrowed.c.node == node, borrowed.c.url == "")
     return connection.execute(update(borrowed).where(*unstarted).values(node=None)).rowcount
 
@@ -329,11 +330,11 @@ _expired = (_live, due(borrowed.c.lease_expires_at, MAX_LEASE_S))
 
 
 def end_expired(connection: Connection) -> list[str]:
-    """End those that were not used within their lease. Returns their ids."""
+    """End the sandboxes whose lease expired without use. Returns their ids."""
     return _end(connection, "its lease ran out without a call", *_expired[1:])
 
 
 def forget_ended(connection: Connection) -> int:
-    """Forget those that ended long ago. Returns how many."""
+    """Delete the rows of sandboxes that ended long ago. Returns how many."""
     long_ago = age_of(borrowed.c.ended_at) > _KEPT_S
     return connection.execute(delete(borrowed).where(borrowed.c.ended_at.is_not(None), long_ago)).rowcount

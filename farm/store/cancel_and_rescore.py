@@ -1,4 +1,4 @@
-"""Cancelling and rescoring of rollouts by a client."""
+"""Cancel and rescore of rollouts by a client."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ from farm.store.rollouts import CHUNK, LEASE_CLEARED, attempts, batches, ended_u
 from farm.store.sql.clock import db_now
 
 Some: TypeAlias = Sequence[str] | None
-"""Ids of rollouts of a target, few enough for one statement; None are all of them."""
+"""Ids of rollouts of a target, few enough for one statement; None for all of them."""
 
 
 def cancel(connection: Connection, target: RolloutRef, rollout_ids: Collection[str] | None = None) -> list[str]:
-    """End what has not ended of a batch, a group or a rollout, or of these rollouts of it. Returns the ids.
+    """Cancel the open rollouts of a batch, a group or a rollout, or only `rollout_ids` of it. Returns their ids.
 
-    One that is being scored again ends as it had ended before: completed, with the score that it had. Raises NotFound
-    if any of that does not exist; then nothing is cancelled. If a process ends a rollout of the batch at
-    the same moment, one of the two waits for the other: the first wins, and the second does nothing.
+    One that is being scored again is completed with its earlier score. Raises NotFound, and cancels nothing, if any of
+    the rollouts does not exist. If a process ends a rollout of the batch at the same moment, one of the two waits for
+    the other: the first wins, and the second does nothing.
     """
-    # no rollout of the batch can end meanwhile: that takes a number, and numbers are assigned under this lock
+    # no rollout of the batch ends in between: that takes a number, and numbers are assigned under this lock
     batch = update(batches).where(batches.c.batch_id == target.batch_id)
     result = connection.execute(batch.values(last_seq=batches.c.last_seq).returning(batches.c.last_seq)).scalar()
     ended: list[str] = []
@@ -42,7 +42,7 @@ def cancel(connection: Connection, target: RolloutRef, rollout_ids: Collection[s
 
 
 def _end(connection: Connection, target: RolloutRef, some: Some, given: int) -> list[str]:
-    """End rollouts that have not ended, with numbers after `given`, in order; return their ids."""
+    """End open rollouts, with numbers after `given`, in order; return their ids."""
     order = func.row_number().over(order_by=(rollouts.c.group_index, rollouts.c.sample_index))
     lock_rollouts(connection, *_conditions(target, some), rollouts.c.finish_seq.is_(None))
     live = _of(target, some, rollouts.c.rollout_id, order.label("n")).where(rollouts.c.finish_seq.is_(None)).subquery()
@@ -69,7 +69,7 @@ def _close(connection: Connection, ids: Sequence[str]) -> None:
 
 
 def rescore(connection: Connection, target: RolloutRef, rollout_ids: Collection[str] | None = None) -> list[str]:
-    """Queue played rollouts for scoring again, with all their budgets. Returns the ids. Raises NotFound, Pruned."""
+    """Queue rollouts that have run for scoring again, with fresh budgets. Returns the ids. Raises NotFound, Pruned."""
     scored = (
         rollouts.c.state.in_([State.COMPLETED.value, State.FAILED.value]),
         rollouts.c.stage == Stage.EVAL.value,
@@ -83,7 +83,7 @@ def rescore(connection: Connection, target: RolloutRef, rollout_ids: Collection[
         lock_rollouts(connection, *_conditions(target, some), *scored)
         queued = (
             update(rollouts)
-            # repeated: Postgres evaluates the second again on a row that has changed since the first found it
+            # repeated: Postgres evaluates only the second again on a row that changed after the first
             .where(rollouts.c.rollout_id.in_(_of(target, some, rollouts.c.rollout_id).where(*scored)), *scored)
             .values(
                 state=State.QUEUED.value,
@@ -119,7 +119,7 @@ def _parts(rollout_ids: Collection[str] | None) -> Iterator[Some]:
 
 
 def _of(target: RolloutRef, some: Some, *columns: Any) -> Select[Any]:
-    """Select columns of the rollouts that a target names, one or many; of them only `some`."""
+    """Select columns of the rollouts that a target names, or only of `some` of them."""
     return select(*columns).where(*_conditions(target, some))
 
 
@@ -134,7 +134,7 @@ def _conditions(target: RolloutRef, some: Some) -> Iterator[ColumnElement[bool]]
 
 
 def _check(connection: Connection, target: RolloutRef, some: Some) -> None:
-    """Raise NotFound unless the target is there, and each of those named in it."""
+    """Raise NotFound unless the target and each of the named rollouts exist."""
     if connection.execute(_of(target, None, rollouts.c.rollout_id).limit(1)).first() is None:
         raise NotFound(f"there is no {target.kind} {target}")
     if some is not None:
@@ -144,9 +144,9 @@ def _check(connection: Connection, target: RolloutRef, some: Some) -> None:
 
 
 def cancelled_of(connection: Connection, rollout_ids: Sequence[str]) -> list[str]:
-    """Return those that are cancelled, or completed by a score older than their attempt, in the order given.
+    """Return the rollouts that are cancelled, or completed with a score older than their attempt, in the order given.
 
-    The latter are what remains when scoring again is cancelled.
+    The latter remain when a rescore is cancelled.
     """
     scored_now = select(literal(1)).where(
         rewards.c.rollout_id == rollouts.c.rollout_id, rewards.c.attempt == rollouts.c.attempt

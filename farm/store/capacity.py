@@ -1,4 +1,4 @@
-"""The connections that a farm needs of its Postgres, and those that it gets."""
+"""The Postgres connections that a farm needs, and those that the server allows."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from farm.store.nodes import nodes
 from farm.store.sql.database_sessions import POOLED
 
 PROCESS_CONNECTIONS = 1
-"""Of each process of a node: all that it reads, writes and renews takes turns on it (`connection_slots`)."""
+"""Per process of a node: all its reads, writes and renewals take turns on it (`connection_slots`)."""
 N_PROCESSES = 4
-"""Of a node: a supervisor, and a worker for each stage."""
+"""Per node: a supervisor, and a worker for each stage."""
 NODE_CONNECTIONS = N_PROCESSES * PROCESS_CONNECTIONS
 _CLIENTS = 15
 """Connections for a client, an API and tools."""
@@ -35,7 +35,7 @@ class Capacity:
 
 
 def capacity(connection: Connection) -> Capacity | None:
-    """Return what the server allows and the nodes need; None for SQLite or behind a pooler, without such a bound."""
+    """Return the server's limit and the nodes' need; None for SQLite or behind a pooler, without such a limit."""
     n_nodes = connection.execute(select(func.count(literal(1))).select_from(nodes)).scalar_one()
     if connection.dialect.name != "postgresql" or connection.get_execution_options().get(POOLED):
         return None

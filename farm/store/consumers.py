@@ -1,9 +1,9 @@
-"""Acknowledgements of each consumer of a batch, a cursor that only ever grows, and records of what trainers collected.
+"""The acknowledgements of each consumer of a batch, a cursor that only grows, and the recorded steps of training runs.
 
-Rollouts are numbered as they end, in the order of commits, so one number says which of them a consumer has dealt with.
-Rollouts that it did not acknowledge are delivered again: delivery is at least once.
+Rollouts are numbered as they end, in the order of commits, so one number says how far a consumer has come. Rollouts
+that it did not acknowledge are delivered again: delivery is at least once.
 
-A training run records each of its steps once, before it gets the step's groups: asked again, it gets the same.
+A training run records each step once, before it gets the step's groups; a repeated request gets the same groups.
 """
 
 from __future__ import annotations
@@ -27,17 +27,17 @@ steps = cast(Table, CollectedStepRow.__table__)
 
 
 def acknowledge(connection: Connection, batch_id: str, consumer: str, cursor: int) -> int:
-    """Note that a consumer has dealt with all that ended up to a cursor; the furthest that it acknowledged so far.
+    """Move a consumer's cursor on; return its furthest cursor so far.
 
-    Raises NotFound if there is no such batch, InvalidRequest if nothing ended there with that number.
+    Raises NotFound without such a batch, InvalidRequest for a cursor beyond the batch's last number.
     """
-    # of one consumer that acknowledges twice at once, the second waits here
+    # two acknowledgements of one consumer at the same time take turns here
     batch = update(batches).where(batches.c.batch_id == batch_id).values(last_seq=batches.c.last_seq)
     last = connection.execute(batch.returning(batches.c.last_seq)).scalar_one_or_none()
     if last is None:
         raise NotFound(f"there is no batch {batch_id}")
     if not 0 <= cursor <= last:
-        raise InvalidRequest(f"{cursor} was never given out; batch {batch_id} is at {last}", field="cursor")
+        raise InvalidRequest(f"{cursor} was never assigned as a cursor; batch {batch_id} is at {last}", field="cursor")
     mine = (deliveries.c.batch_id == batch_id, deliveries.c.consumer == consumer)
     known = connection.execute(select(deliveries.c.cursor).where(*mine)).scalar_one_or_none()
     if known is None:
@@ -55,9 +55,9 @@ def acknowledged(connection: Connection, batch_id: str, consumer: str) -> int:
 
 
 def instances_of(connection: Connection, group_ids: Sequence[str]) -> list[Instance]:
-    """Return the instances that groups were asked for with, in this order.
+    """Return the instances that groups were submitted with, in this order.
 
-    Raises NotFound; InvalidRequest for one that has an engine's key of its own.
+    Raises NotFound; InvalidRequest for one that has an engine key of its own.
     """
     found = []
     for each in group_ids:
@@ -76,23 +76,23 @@ def instances_of(connection: Connection, group_ids: Sequence[str]) -> list[Insta
 
 
 def record_step(connection: Connection, run: str, step: int, record: Mapping[str, Any]) -> RecordedStep:
-    """Write the record of a step, unless that was written before. Returns what is written.
+    """Record a step, unless it is recorded. Returns the record in the store.
 
-    Raises Conflict if a later step is written and this one is not, and IntegrityError if another writes it at the same
-    moment: then it is there to be found.
+    Raises Conflict if a later step is recorded and this one is not, and IntegrityError if another process records it at
+    the same moment: then it can be read.
     """
     known = connection.execute(select(steps.c.record).where(steps.c.run == run, steps.c.step == step)).one_or_none()
     if known is not None:
         return RecordedStep(run, step, known.record)
     newest = connection.execute(select(func.max(steps.c.step)).where(steps.c.run == run)).scalar_one()
     if newest is not None and newest > step:
-        raise Conflict(f"run {run} has recorded step {newest}, which goes on from those before it: {step} is too late")
+        raise Conflict(f"run {run} has already recorded step {newest}: step {step} can no longer be recorded")
     connection.execute(insert(steps).values(run=run, step=step, record=dict(record), created_at=db_now()))
     return RecordedStep(run, step, dict(record))
 
 
 def recorded_step(connection: Connection, run: str, up_to: int | None = None) -> RecordedStep | None:
-    """Return the record of a run's newest step, of those up to `up_to`; None if there is none."""
+    """Return a run's newest recorded step, up to step `up_to` if given; None without one."""
     statement = select(steps.c.step, steps.c.record).where(steps.c.run == run)
     if up_to is not None:
         statement = statement.where(steps.c.step <= up_to)

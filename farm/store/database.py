@@ -1,16 +1,16 @@
 """The database of a farm: reads on pooled connections, writes grouped by one writer thread per process.
 
-Many rollouts end a stage at the same time, and a commit costs more than its statements. So whatever waits to be
-written while one transaction runs goes into the next together. It also leaves SQLite one writer per process to
-contend with, not hundreds of threads.
+Many rollouts end a stage at the same time, and a commit costs more than its statements. So all writes that wait while
+one transaction runs go into the next one together. SQLite then has one writer per process to contend with, not hundreds
+of threads.
 
-An unavailable database is waited for, by a worker without end: a played stage is worth more than a slot.
-A commit whose answer is lost may have been made all the same; so whatever is written may be written twice, and every
-write must know its own work when it finds it done.
+If the database is unavailable, callers wait for it, and a worker without limit: a finished stage is worth more than a
+slot. A commit whose answer is lost may still have been made. So every write may run twice, and must recognize its own
+earlier result.
 
-A sign of life, such as a heartbeat or a lease, is `urgent`: a separate thread writes it, so that it
-never waits for a row that other work of the process waits for. In a process with a bounded number of connections it
-comes before all other work, and takes the connection from what does not end (`connection_slots`).
+A heartbeat or a lease renewal is `urgent`: a separate thread writes it, so that it never waits for a row that other
+work of the process waits for. In a process with a limited number of connections it goes before all other work, and
+takes the connection from work that does not end (`connection_slots`).
 """
 
 from __future__ import annotations
@@ -49,11 +49,10 @@ _PROBE_S = 5
 class Store:
     """A database, by URL. Work given to `write` may run more than once and must be guarded accordingly.
 
-    What the database does not answer for `patience_s` seconds raises StoreUnavailable; `math.inf` waits without end.
-    One that refuses the first connection, for a wrong password or name, raises InvalidRequest from `read` at once. A
-    process has `n_connections` to Postgres at most, and an urgent write waits for one of them for `urgent_s` at most.
-    Raises InvalidRequest for a URL it cannot use, and StoreGone from all its methods once the file of a SQLite store is
-    not there any more.
+    If the database does not answer for `patience_s` seconds, StoreUnavailable is raised; `math.inf` waits without
+    limit. If it refuses the first connection, for a wrong password or name, `read` raises InvalidRequest at once. A
+    process has at most `n_connections` to Postgres, and an urgent write waits at most `urgent_s` for one of them.
+    Raises InvalidRequest for an unusable URL, and all methods raise StoreGone once the file of a SQLite store is gone.
     """
 
     def __init__(
@@ -61,14 +60,14 @@ class Store:
     ) -> None:
         self.url = url
         self.engine, self._file = engine_of(url, n_connections)
-        # a file has as many readers as there are, and one writer at a time by itself
+        # a file may have any number of readers, and SQLite itself allows one writer at a time
         bounded = n_connections is not None and self._file is None
         self._slots = ConnectionSlots(n_connections, urgent_s) if bounded and n_connections is not None else None
         self._lock_wait_s = lock_wait_s(n_connections)
         self._blocked_said_at = -math.inf
         self._timeout_s = patience_s
         self._has_answered = False
-        # a lone query needs no transaction, which would cost Postgres two round trips
+        # a single query needs no transaction, which would cost Postgres two round trips
         self._reading = self.engine.execution_options(isolation_level="AUTOCOMMIT")
         self._writer = Writer("store-writer", self._transaction, self._answers)
         self._urgent = Writer("store-urgent", partial(self._transaction, urgent=True), self._answers)
@@ -78,16 +77,16 @@ class Store:
 
     @property
     def name(self) -> str:
-        """The URL without its password, for people."""
+        """The URL without its password, for display."""
         return self.engine.url.render_as_string(hide_password=True)
 
     @property
     def is_there(self) -> bool:
-        """True if the store's file exists, or the store is no file."""
+        """True if the store's file exists, or the store is not a file."""
         return self._file is None or self._file.path.exists()
 
     def read(self, work: Work[T], patience_s: float | None = None) -> T:
-        """Run queries; each sees what is committed when it runs. `patience_s` in place of the store's own."""
+        """Run queries; each sees what is committed when it runs. `patience_s` overrides the store's own."""
         deadline = time.monotonic() + (self._timeout_s if patience_s is None else patience_s)
         for pause_s in pauses():
             try:
@@ -109,21 +108,21 @@ class Store:
         raise AssertionError("pauses have no end")
 
     def write(self, work: Work[T], *, urgent: bool = False, batch_id: str = "", rollout_id: str = "") -> T:
-        """Run statements in a transaction and wait until they are committed. The rest is as for `submit`."""
+        """Run statements in a transaction and wait until they are committed. See `submit` for the rest."""
         return self.submit(work, urgent=urgent, batch_id=batch_id, rollout_id=rollout_id).result()
 
     def submit(self, work: Work[T], *, urgent: bool = False, batch_id: str = "", rollout_id: str = "") -> Future[T]:
         """Queue a write without waiting for it. It is not made if its future is cancelled before.
 
-        Writes of a process go together, in order of the rollouts that they change: so each names its own, and if that
-        may end by it, its batch. An `urgent` one changes rows that none keeps locked for long, and waits for no other.
+        Writes of a process are grouped, in the order of the rollouts that they change. So each names its rollout, and
+        its batch if the rollout may end. An `urgent` one changes only rows that no other write locks for long.
         """
         write = PendingWrite(work, Future(), time.monotonic() + self._timeout_s, batch_id, rollout_id)
         (self._urgent if urgent else self._writer).put(write)
         return write.future
 
     def close(self) -> None:
-        """Write pending writes and close the connections. Writes that an unavailable database delays are given up."""
+        """Write pending writes and close the connections. Writes that an unavailable database delays are dropped."""
         self._closes_at = time.monotonic() + CLOSE_S
         self._writer.close()
         self._urgent.close()
@@ -132,7 +131,7 @@ class Store:
 
     @contextmanager
     def _connected(self, left_s: float, *, reading: bool, urgent: bool = False) -> Iterator[Connection]:
-        """Yield a connection; if a frozen server blocks it, it is broken well before the time is over."""
+        """Yield a connection; if a frozen server blocks it, it is broken well before the time limit."""
         if self._file is not None:
             self._file.check()
         with ExitStack() as stack:
@@ -145,7 +144,7 @@ class Store:
             yield connection
 
     def _transaction(self, group: Sequence[PendingWrite], *, urgent: bool = False) -> list[Any]:
-        """Run a group of writes and commit. Returns the result of each, in the order given."""
+        """Run a group of writes and commit. Returns their results in order."""
         in_order = sorted(range(len(group)), key=lambda n: group[n].rollout_id)
         results: dict[int, Any] = {}
         try:
@@ -163,7 +162,7 @@ class Store:
         return [results[n] for n in range(len(group))]
 
     def _tell_who_blocks(self) -> None:
-        """Say it, but not each time that the lock is tried again."""
+        """Log the holder of the lock, but not at each retry."""
         if time.monotonic() - self._blocked_said_at < LOCK_WAIT_S:
             return
         try:
@@ -180,7 +179,7 @@ class Store:
             log.warning("%s %s", waits, holder or "another transaction")
 
     def _answers(self) -> bool:
-        """Return whether a new query is answered: then the failed statement broke its connection, not the database."""
+        """Return whether a new query is answered: then the failed statement broke only its own connection."""
         try:
             with self._connected(_PROBE_S, reading=True) as connection:
                 connection.exec_driver_sql("SELECT 1")

@@ -1,8 +1,8 @@
-"""The store's epoch, by which a store that went back in time is noticed: a backup that was restored, a failed disk.
+"""The store's epoch, which shows that a store went back in time: a backup was restored, or a disk failed.
 
-The leading dispatcher raises a counter every few seconds, and standbys read it. A process that finds it lower than it
-has seen begins another epoch: all that remember the old one report it, and rollouts get numbers from then on that were
-never used before, so that a stream that goes on with its own cursor misses none that end again.
+The leading dispatcher raises a counter every few seconds, and standbys read it. A process that finds the counter lower
+than before begins another epoch. Every process that remembers the old epoch reports it, and rollouts get unused numbers
+from then on, so that a stream that continues from its own cursor misses no rollout that ends again.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ log = logging.getLogger(__name__)
 epochs = cast(Table, EpochRow.__table__)
 
 _SKIPPED = 1_000_000
-"""More numbers than a batch gives out between two backups."""
+"""More numbers than a batch assigns between two backups."""
 
 
 @dataclass(frozen=True, slots=True)
 class Epoch:
-    """A store's history, and how far it has come."""
+    """An epoch and its counter."""
 
     epoch: str
     counter: int
@@ -39,7 +39,7 @@ def current(connection: Connection) -> Epoch:
 
 
 def go_on(connection: Connection, last: Epoch | None) -> Epoch:
-    """Count on, or begin another epoch if the store has not come as far as the `last` that was seen of this one."""
+    """Raise the counter, or begin another epoch if the store is behind `last`, the newest state seen of this epoch."""
     epoch = current(connection)
     if last is None or epoch.epoch != last.epoch or epoch.counter >= last.counter:
         connection.execute(update(epochs).values(counter=epochs.c.counter + 1))
@@ -49,7 +49,7 @@ def go_on(connection: Connection, last: Epoch | None) -> Epoch:
 
 
 def begin(connection: Connection, last: Epoch) -> None:
-    """Begin another epoch of a store that went back, beyond the `last` that was seen; once, whoever does."""
+    """Begin another epoch, beyond `last`, for a store that went back; only the first caller's change applies."""
     anew = update(epochs).where(epochs.c.epoch == last.epoch)
     if connection.execute(anew.values(epoch=secrets.token_hex(8), counter=last.counter + 1)).rowcount:
         connection.execute(
@@ -66,7 +66,7 @@ class EpochTracker:
         self.last: Epoch | None = None
 
     def note(self, found: Epoch) -> None:
-        """Remember it; say so if the store went back since the last time."""
+        """Remember it; log an alarm if the store went back since the last time."""
         last, self.last = self.last, found
         if last is not None and (found.epoch != last.epoch or found.counter < last.counter):
             log.error(

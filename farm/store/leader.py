@@ -1,7 +1,7 @@
-"""Leader election by a lease in the database, for work that one process of the farm does at a time.
+"""Leader election by a lease in the database, for work that only one process of the farm does at a time.
 
-A claim is a role, too, held for as long as its owner's own lease lasts, which is the role of the owner's name: a
-process renews one lease for any number of claims, and all of them are free once it has ended.
+A claim is a role, too. It is held as long as its owner's lease, which is the role of the owner's name: a process renews
+one lease for any number of claims, and all of them are free once it has ended.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from farm.store.sql.schema import LeaderRow
 leaders = cast(Table, LeaderRow.__table__)
 
 CLAIM_KEPT_S = 86_400.0
-"""Seconds for which a claim that nobody holds is remembered."""
+"""Seconds that an unheld claim is remembered."""
 
 
 @dataclass(frozen=True, slots=True)
 class ClaimedRole:
-    """A claim and its owner, "" if that left it. `lease_end` is when the owner's lease ends, None if it has ended."""
+    """A claim and its owner, "" once released. `lease_end` is the end of the owner's lease, None if it has ended."""
 
     role: str
     owner: str
@@ -38,7 +38,7 @@ class ClaimedRole:
 def acquire_leadership(connection: Connection, role: str, owner: str, lease_s: float) -> bool:
     """Become or stay the leader of `role`, for `lease_s` more. False if another leads.
 
-    It waits for no lock: a lease that another is taking at this moment is not taken.
+    It waits for no lock: if another process is taking the lease at this moment, this one does not get it.
     """
     free = due(leaders.c.expires_at, 2 * lease_s)
     mine = select(leaders.c.role).where(leaders.c.role == role, (leaders.c.owner == owner) | free)
@@ -56,13 +56,13 @@ def acquire_leadership(connection: Connection, role: str, owner: str, lease_s: f
     try:
         with connection.begin_nested():
             connection.execute(insert(leaders).values(role=role, owner=owner, expires_at=db_now() + lease_s))
-    except IntegrityError:  # another began to lead at the same moment
+    except IntegrityError:  # another process became leader at the same moment
         return False
     return True
 
 
 def is_led_by_other(connection: Connection, role: str, owner: str, lease_s: float) -> bool:
-    """Return whether another leads: a read, which is all that a standby does."""
+    """Return whether another leads; a read, which is all that a standby does."""
     others = (leaders.c.role == role, leaders.c.owner != owner, ~due(leaders.c.expires_at, 2 * lease_s))
     return connection.execute(select(leaders.c.owner).where(*others)).first() is not None
 
@@ -73,12 +73,12 @@ def release_leadership(connection: Connection, role: str, owner: str) -> None:
 
 
 def claims_of(connection: Connection, begin: str, lease_s: float) -> list[ClaimedRole]:
-    """Return the claims whose roles begin so."""
+    """Return the claims whose roles have this prefix."""
     return _claims(connection, leaders.c.role.startswith(begin, autoescape=True), lease_s)
 
 
 def claims_named(connection: Connection, roles: Collection[str], lease_s: float) -> list[ClaimedRole]:
-    """Return the claims of these roles, as far as there are any."""
+    """Return the existing claims of these roles."""
     return _claims(connection, leaders.c.role.in_(roles), lease_s)
 
 
@@ -93,23 +93,23 @@ def _claims(connection: Connection, condition: ColumnElement[bool], lease_s: flo
 
 
 def add_claim(connection: Connection, role: str, owner: str) -> None:
-    """ClaimedRole a role that nobody has claimed."""
+    """Create an unclaimed role's claim."""
     values = {"role": role, "owner": owner, "expires_at": db_now() + CLAIM_KEPT_S}
     connection.execute(insert(leaders).values(values))
 
 
 def pass_claim(connection: Connection, role: str, owner: str, to: str) -> bool:
-    """Give a claim of one owner to another, "" for nobody. False if it has another owner by now, or is dropped."""
+    """Pass a claim to another owner, "" for nobody. False if its owner has changed, or it was dropped."""
     held = (leaders.c.role == role, leaders.c.owner == owner)
     passed = update(leaders).where(*held).values(owner=to, expires_at=db_now() + CLAIM_KEPT_S)
     return bool(connection.execute(passed).rowcount)
 
 
 def drop_claim(connection: Connection, role: str, owner: str) -> bool:
-    """Forget a claim. False if it has another owner by now, or is dropped."""
+    """Delete a claim. False if its owner has changed, or it was dropped."""
     return bool(connection.execute(delete(leaders).where(leaders.c.role == role, leaders.c.owner == owner)).rowcount)
 
 
 def forget_ended(connection: Connection) -> None:
-    """Forget claims that were left, and leases that ended, long ago."""
+    """Delete claims that were released, and leases that ended, long ago."""
     connection.execute(delete(leaders).where(due(leaders.c.expires_at + CLAIM_KEPT_S, 3 * CLAIM_KEPT_S)))

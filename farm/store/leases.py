@@ -1,4 +1,4 @@
-"""Leases on rollouts: renewal by workers, detection of lost claims, expiry of those of dead workers."""
+"""Leases on rollouts: renewal by workers, detection of lost claims, expiry of dead workers' leases."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from farm.store.rollouts import CHUNK, Claim, held_by_worker, lease_params, roll
 from farm.store.sql.clock import db_now, due
 
 _ENDED = 0.0
-"""As a lease: of a worker that is known to be dead."""
+"""The lease end of a worker that is known to be dead."""
 _held = (rollouts.c.finish_seq.is_(None), rollouts.c.node.is_not(None), rollouts.c.state == State.ACTIVE.value)
 
 
 def renew(connection: Connection, owner: str, held: Collection[str], lease_s: float) -> set[str]:
-    """Renew the leases of an owner on these rollouts. Returns those it still holds; the others it has lost.
+    """Renew the leases of an owner on these rollouts. Returns those it still holds; the others are lost.
 
-    It waits for no lock: a row that another transaction holds at this moment is renewed the next time.
+    It waits for no lock: a row that another transaction holds is renewed the next time.
     """
     kept: set[str] = set()
     ids = sorted(held)
@@ -43,7 +43,7 @@ def renew(connection: Connection, owner: str, held: Collection[str], lease_s: fl
 
 
 _kept = select(rollouts.c.rollout_id).where(
-    # as the index of live rollouts words it; a list of all that is held would cost Postgres ten times as much
+    # worded as the index of live rollouts; a list of all held ids would cost Postgres ten times as much
     rollouts.c.finish_seq.is_(None),
     rollouts.c.node == bindparam("b_node"),
     rollouts.c.owner == bindparam("b_owner"),
@@ -67,10 +67,10 @@ def taken(connection: Connection, owner: str, node: str, held: Collection[str]) 
 def expired(
     connection: Connection, limit: int, known_dead: bool = False, now: float | None = None, longest_s: float = math.inf
 ) -> Sequence[Claim]:
-    """Return claims whose lease has expired `now`; or only those of workers that are `known_dead`.
+    """Return claims whose lease has expired at `now`, or only those of workers that are `known_dead`.
 
-    A lease that is further ahead than the `longest_s` that any is given was given before the clock went back, and was
-    not renewed since.
+    `longest_s` is the longest lease that is ever given. A lease that ends later was given before the clock jumped back
+    and was not renewed since, so it counts as expired.
     """
     columns = (
         rollouts.c.rollout_id,
@@ -114,7 +114,7 @@ def is_expired(connection: Connection, held: Claim, now: float | None = None, lo
 
 
 def expire_owner(connection: Connection, owner: str) -> int:
-    """Let the leases of a worker that is known to be dead run out now. Returns how many it held."""
+    """Expire the leases of a worker that is known to be dead. Returns how many it held."""
     lock_rollouts(connection, *_held, rollouts.c.owner == owner)
     statement = update(rollouts).where(*_held, rollouts.c.owner == owner).values(lease_expires_at=_ENDED)
     return connection.execute(statement).rowcount

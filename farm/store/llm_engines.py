@@ -1,11 +1,11 @@
-"""The LLM servers that the farm may use, and what they are ordered to do: pause, resume, name their weights.
+"""The LLM servers of the farm, and their orders: pause, resume, name their weights.
 
-A row has what was ordered (`paused`, `version`) and what the engine was sent last (`engine_paused`,
-`engine_version`). Every order is counted in `n_orders`; the process that carries it out writes that number to `n_done`.
-So a client that waits for an order knows when it took effect, and an order of a process that crashed half way is
-carried out by another. An engine that was out when its weights were named is not sent their name with a later order: it
-does not have them. One that is added later is expected to have the weights that were last named for its model, also if
-those that had them were removed, and gets no calls before they were pushed to it and named.
+A row has the order (`paused`, `version`) and the last state sent to the engine (`engine_paused`, `engine_version`).
+Orders are counted in `n_orders`; the process that executes one writes its number to `n_done`. So a client that waits
+for an order knows when it took effect, and if a process crashes half way, another executes its order. An engine that
+was out when its weights were named does not have them, so a later order does not send it their name. An engine that is
+added later is expected to have the weights that were last named for its model, even if the engines that had them were
+removed. It gets no calls before those weights were pushed to it and named.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ named = cast(Table, NamedWeightsRow.__table__)
 
 _FAILURE_CHARS = 1000
 _SHARED: ColumnElement[bool] = ~engines.c.model.startswith(RUN_MODEL, autoescape=True)
-"""The condition that an engine is none of a training run's own (`is_reserved`)."""
+"""The condition that an engine is shared, not reserved by a training run (`is_reserved`)."""
 
 
 def add(connection: Connection, engine: StoredEngine, caller: Caller | None = None) -> None:
-    """Use a server from now on. The same URL again makes it active, with the new settings, and probed anew.
+    """Add a server. The same URL again makes it active, with the new settings, and probes it again.
 
-    Raises Forbidden if the caller may not change this engine, or has as many engines as its quota says.
+    Raises Forbidden if the caller may not change this engine, or has reached its quota of engines.
     """
     url = normal_url(engine.url)
     _check_right(connection, url, caller, engine.model)
@@ -59,16 +59,14 @@ def add(connection: Connection, engine: StoredEngine, caller: Caller | None = No
             api_keys.lock(connection, caller.name)
             n = connection.execute(select(func.count()).where(engines.c.registrant == registrant)).scalar_one()
             if n >= caller.max_engines:
-                raise Forbidden(
-                    f"key {registrant!r} has added {n} engines, as many as its quota says: remove one first"
-                )
+                raise Forbidden(f"key {registrant!r} has added {n} engines, which is its quota: remove one first")
         expected = _expected(connection, engine.model) | {"registrant": registrant}
         new = insert(engines).values(url=url, added_at=db_now(), added_by=engine.added_by, **result, **expected)
         connection.execute(new)
 
 
 def _expected(connection: Connection, model: str) -> dict[str, str]:
-    """Return the weights that the farm plays a model with, as last named to engines of that model."""
+    """Return the weights that engines of a model must have, as last named."""
     found = _of_engines(connection, model)
     if found is None:
         kept = select(named.c.version, named.c.weights_path).where(named.c.model == model)
@@ -77,7 +75,7 @@ def _expected(connection: Connection, model: str) -> dict[str, str]:
 
 
 def _of_engines(connection: Connection, model: str) -> Row[Any] | None:
-    """Return the newest version that was named to the present engines of a model, and its path."""
+    """Return the newest version, and its path, that was named to the present engines of a model."""
     like = select(engines.c.version, engines.c.weights_path).where(engines.c.model == model, engines.c.version != "")
     values = connection.execute(like.order_by(engines.c.version_order.desc(), engines.c.added_at)).all()
     newest = max(values, key=lambda row: version_number(row.version), default=None)
@@ -85,7 +83,7 @@ def _of_engines(connection: Connection, model: str) -> Row[Any] | None:
 
 
 def newest_version(connection: Connection) -> str:
-    """Return the newest version that shared engines were ordered; with none, the one that was named last."""
+    """Return the newest version ordered for shared engines; without any, the last one that was named."""
     versions = connection.execute(select(engines.c.version).where(_SHARED)).scalars().all()
     if versions:
         return str(max(versions, key=version_number))
@@ -95,13 +93,13 @@ def newest_version(connection: Connection) -> str:
 
 
 def drain(connection: Connection, url: str) -> bool:
-    """Send no new rollouts to a server; those that play there finish there. False if it is not known."""
+    """Send no new rollouts to a server; its present ones finish there. False if it is not known."""
     statement = update(engines).where(_is(url)).values(state=DRAINING)
     return connection.execute(statement).rowcount == 1
 
 
 def _check_right(connection: Connection, url: str, caller: Caller | None, model: str) -> None:
-    """Raise Forbidden for a caller who may submit alone, unless this is an engine of a training run, and its own."""
+    """Raise Forbidden for a caller with only `submit`, unless this is its own engine of a training run."""
     if caller is None or caller.may(Scope.OPERATE):
         return
     known = connection.execute(select(engines.c.model, engines.c.registrant).where(engines.c.url == url)).one_or_none()
@@ -109,11 +107,11 @@ def _check_right(connection: Connection, url: str, caller: Caller | None, model:
     if not all(map(is_reserved, models)):
         caller.check(Scope.OPERATE)
     if known is not None and known.registrant != caller.name:
-        raise Forbidden(f"the engine {url} of {known.model} was added by {known.registrant or 'an operator'}")
+        raise Forbidden(f"engine {url} of {known.model} was added by {known.registrant or 'an operator'}")
 
 
 def remove(connection: Connection, url: str, caller: Caller | None = None) -> bool:
-    """Stop using a server. False if it was not known. Raises Forbidden if the caller may not change it."""
+    """Remove a server. False if it was not known. Raises Forbidden if the caller may not change it."""
     model = connection.execute(select(engines.c.model).where(_is(url))).scalar_one_or_none()
     if model is not None:
         _check_right(connection, normal_url(url), caller, model)
@@ -121,13 +119,13 @@ def remove(connection: Connection, url: str, caller: Caller | None = None) -> bo
 
 
 def remove_of(connection: Connection, node: str, but: str = "") -> None:
-    """Stop using the engine a node was started with, unless it is `but`, its present URL: that keeps its orders."""
+    """Remove the engine that a node was started with, unless its URL is still `but`: that one keeps its orders."""
     kept = normal_url(but) if but else ""
     connection.execute(delete(engines).where(engines.c.added_by == node, engines.c.url != kept))
 
 
 def clear(connection: Connection, forget_weights: bool = False) -> int:
-    """Use none of the servers any more; how many there were. Their weights stay named unless they are forgotten."""
+    """Remove all servers; return how many. Their weights stay named unless `forget_weights`."""
     if forget_weights:
         connection.execute(delete(named))
     return connection.execute(delete(engines)).rowcount
@@ -173,7 +171,7 @@ def set_info(connection: Connection, url: str, info: EngineInfo) -> None:
 
 
 def set_failure(connection: Connection, url: str, failure: str) -> None:
-    """Write down why a server is out; empty if it is back."""
+    """Store the reason a server is out; empty if it is back."""
     statement = update(engines).where(engines.c.url == url).values(failure=failure[:_FAILURE_CHARS])
     connection.execute(statement)
 
@@ -181,7 +179,7 @@ def set_failure(connection: Connection, url: str, failure: str) -> None:
 def set_paused(
     connection: Connection, paused: Paused, by: str, urls: Collection[str] | None, held: bool = False
 ) -> None:
-    """Order all shared servers, or these, to pause in a way, or with "" to go on. Repeating it orders nothing new.
+    """Order all shared servers, or these, to pause in a way, or with "" to resume. Repeating it is no new order.
 
     `held` is the first heartbeat of a client that updates their weights; see `hold`.
     """
@@ -189,21 +187,21 @@ def set_paused(
     values = {"paused": paused, "paused_at": since}
     changed = update(engines).where(engines.c.paused != paused, _among(urls))
     connection.execute(changed.values(n_orders=engines.c.n_orders + 1, **values))
-    # a client that orders it again has taken it over from one that may be gone
+    # a client that repeats the order takes it over from one that may be gone
     owner = {"paused_by": by if paused else "", "held_at": db_now() if paused and held else None}
     connection.execute(update(engines).where(_among(urls)).values(**owner))
 
 
 def hold(connection: Connection, by: str, urls: Collection[str] | None) -> None:
-    """Say that the client which paused these servers for new weights lives."""
+    """Record a heartbeat of the client that paused these servers for new weights."""
     mine = update(engines).where(engines.c.paused != "", engines.c.paused_by == by, _among(urls))
     connection.execute(mine.values(held_at=db_now()))
 
 
 def set_version(connection: Connection, version: str, urls: Collection[str] | None, path: str = "") -> None:
-    """Order all shared servers, or these, to call their weights this. Repeating it to those that do orders nothing new.
+    """Order all shared servers, or these, to name their weights `version`. Repeating it is no new order.
 
-    `path` is where servers find these weights; that of another version is forgotten.
+    `path` is where servers find these weights; the path of another version is dropped.
     """
     known = path or case((engines.c.version == version, engines.c.weights_path), else_="")
     connection.execute(update(engines).where(_among(urls)).values(weights_path=known))
@@ -216,7 +214,7 @@ def set_version(connection: Connection, version: str, urls: Collection[str] | No
 
 
 def _remember(connection: Connection, model: str) -> None:
-    """Keep the weights of a model for engines that are added when the present ones are gone."""
+    """Store the weights of a model for engines that are added after the present ones are gone."""
     newest = _of_engines(connection, model)
     if newest is None:
         return
@@ -233,18 +231,18 @@ def carried_out(connection: Connection, url: str, order: int, paused: Paused, ve
 
 
 def _is(url: str) -> ColumnElement[bool]:
-    """Return the condition that a row is of this URL."""
+    """Return the condition on the URL of a row."""
     return engines.c.url == normal_url(url)
 
 
 def _among(urls: Collection[str] | None) -> Any:
-    """Return the condition that a row is of one of these URLs; None: of an engine that no training run has reserved."""
+    """Return the condition that a row has one of these URLs; for None, that it is a shared engine."""
     return _SHARED if urls is None else engines.c.url.in_([normal_url(url) for url in urls])
 
 
 @dataclass(frozen=True, slots=True)
 class EngineUse:
-    """The calls that a process has in flight on an engine, and the last order for it that the process follows."""
+    """The calls of a process in flight on an engine, and the last order that the process follows."""
 
     n_orders: int
     n_calls: int = 0
@@ -260,7 +258,7 @@ def report(connection: Connection, owner: str, uses: Mapping[str, EngineUse]) ->
 
 
 def forget_user(connection: Connection, owner: str) -> None:
-    """Remove a process that has ended: it has nothing in flight."""
+    """Remove a process that has ended, with its calls in flight."""
     connection.execute(delete(users).where(users.c.owner == owner))
 
 

@@ -1,9 +1,9 @@
-"""The order in which all transactions lock rows: batches by id first, then rollouts by id.
+"""The lock order of all transactions: batches by id first, then rollouts by id.
 
 Two transactions that lock several rows in different orders wait for each other until Postgres ends one of them, a
-second later. So a change of more than one batch or rollout locks them here first: an UPDATE of many rows locks them in
-the order in which it finds them. On SQLite there is one writer at a time, and nothing to order. Heartbeats wait for
-no lock: they skip rows that are locked.
+second later. So a change of more than one batch or rollout locks them here first, because an UPDATE of many rows locks
+them in the order in which it finds them. SQLite has one writer at a time and needs no order. Heartbeats wait for no
+lock: they skip locked rows.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from sqlalchemy import ColumnElement, Connection, bindparam, collate, func, sele
 from farm.store.rollouts import batches, rollouts
 
 _POSTGRES = "postgresql"
-# as Python sorts, whatever the language of the database
+# in Python's sort order, whatever the collation of the database
 _batches = (
     select(batches.c.batch_id)
     .where(batches.c.batch_id.in_(bindparam("b_ids", expanding=True)))
@@ -27,15 +27,15 @@ _batches = (
 
 
 def lock_batches(connection: Connection, batch_ids: Collection[str]) -> None:
-    """Lock the rows of these batches until the transaction ends: no other ends a rollout of theirs meanwhile."""
+    """Lock these batches until the transaction ends: no other transaction ends one of their rollouts before."""
     if batch_ids and connection.dialect.name == _POSTGRES:
         connection.execute(_batches, {"b_ids": sorted(batch_ids)}).all()
 
 
 def lock_room(connection: Connection, of: str) -> bool:
-    """Have all that a limit of the whole farm is checked for go one after the other until the transaction ends.
+    """Serialize the transactions that check a limit of the whole farm.
 
-    Returns whether others may have written meanwhile.
+    Returns whether others may have written since the transaction began.
     """
     if connection.dialect.name != _POSTGRES:
         return False
@@ -44,7 +44,7 @@ def lock_room(connection: Connection, of: str) -> bool:
 
 
 def lock_rollouts(connection: Connection, *conditions: ColumnElement[bool] | Any) -> None:
-    """Hold the rows of these rollouts until the transaction ends."""
+    """Lock these rollouts until the transaction ends."""
     if connection.dialect.name == _POSTGRES:
         some = select(rollouts.c.rollout_id).where(*conditions).order_by(collate(rollouts.c.rollout_id, "C"))
         connection.execute(some.with_for_update(key_share=True)).all()

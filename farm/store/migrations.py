@@ -1,6 +1,6 @@
-"""Migration of a database to the schema of this code, by Alembic: the only way tables are created.
+"""Migration of a database to the schema of this code, by Alembic: the only way that tables are created.
 
-Every process checks the schema, few change it, and Alembic takes long to load: so only `migrate` loads it.
+Every process checks the schema, but few migrate it, and Alembic loads slowly. So only `migrate` imports it.
 """
 
 from __future__ import annotations
@@ -16,23 +16,23 @@ _PACKAGE = Path(__file__).parent.parent
 
 
 def scripts() -> Path:
-    """Return the folder of the migrations: inside the installed package, or at the top of a checkout."""
+    """Return the folder of the migrations: in the installed package, or at the top of a checkout."""
     packaged = _PACKAGE / "migrations"
     return packaged if packaged.is_dir() else _PACKAGE.parent / "alembic"
 
 
 def head() -> str:
-    """Return the newest revision that this code has."""
+    """Return the newest revision of this code."""
     return revisions()[-1]
 
 
 def revisions() -> list[str]:
-    """Return the revisions that this code has, the oldest first, by the numbers that begin their files' names."""
+    """Return the revisions of this code, oldest first, by the numbers in their file names."""
     return sorted(path.name.partition("_")[0] for path in (scripts() / "versions").glob("*.py"))
 
 
 def revision(store: Store, patience_s: float | None = None) -> str | None:
-    """Return the revision the database is at; None when it is empty. `patience_s` in place of the store's own."""
+    """Return the revision of the database; None when it is empty. `patience_s` overrides the store's own."""
     return store.read(_revision, patience_s)
 
 
@@ -45,16 +45,16 @@ def _revision(connection: Connection) -> str | None:
 
 def check(store: Store, patience_s: float | None = None) -> None:
     """Raise StoreUnavailable unless the database is at this code's revision. `patience_s` as in `revision`."""
-    # to look into a file that is not there would make one
+    # opening a missing file would create it
     current = revision(store, patience_s) if store.is_there else None
     if current is not None and current not in revisions():
         raise StoreUnavailable(
-            f"{store.name} is at schema revision {current}, which this farm does not know: a newer one has brought it "
-            f"there, so install that version here; this one needs {head()}"
+            f"{store.name} is at schema revision {current}, unknown to this version: a newer one migrated it; "
+            f"install that version here; this one needs {head()}"
         )
     if current != head():
         raise StoreUnavailable(
-            f"{store.name} is at schema revision {current or 'none'}, this farm needs {head()}: run `farm migrate`"
+            f"{store.name} is at schema revision {current or 'none'}, this version needs {head()}: run `farm migrate`"
         )
 
 
@@ -65,7 +65,7 @@ def migrate(store: Store, to: str = "head") -> None:
 
     def work(connection: Connection) -> None:
         config = Config()
-        # a value there may refer to others
+        # rows of a table may refer to each other
         config.set_main_option("script_location", str(scripts()).replace("%", "%%"))
         config.attributes["connection"] = connection
         if _is_older(connection, to):
@@ -73,7 +73,7 @@ def migrate(store: Store, to: str = "head") -> None:
         else:
             command.upgrade(config, to)
 
-    # a database that refuses the connection says so to a read, at once
+    # if the database refuses the connection, a read raises that at once
     revision(store)
     store.write(work)
 

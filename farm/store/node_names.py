@@ -1,8 +1,8 @@
-"""The name of a node, which one supervisor has at a time.
+"""The name of a node, held by one supervisor at a time.
 
-A supervisor has the name until it gives it back, or is known to be dead: its process is gone from this machine, or it
-has sent no heartbeat for `timeout_s`. Its claims are left alone before that, so a second node of one name does no harm:
-it is refused.
+A supervisor holds the name until it releases it or is known to be dead: its process is gone from this machine, or it
+has sent no heartbeat for `timeout_s`. Until then its claims are untouched. So a second node of the same name does no
+harm: it is refused.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ from farm.store.sql.clock import age_of, db_now
 log = logging.getLogger(__name__)
 
 STARTING = "starting"
-"""A node that has its name, and takes nothing yet."""
+"""The state of a node that holds its name but takes no rollouts yet."""
 _CHECK_INTERVAL_S = 0.5
 _ROOT = Path("/proc")
 
 
 def about() -> dict[str, Any]:
-    """Return what a node announces of its process, its machine, and the version and schema of its code."""
+    """Return what a node announces about its process, its machine, and the version and schema of its code."""
     try:
         code = version("rollout-farm")
     except PackageNotFoundError:
@@ -47,7 +47,7 @@ def about() -> dict[str, Any]:
 
 
 def is_here(node: Node) -> bool:
-    """Return whether a node runs on this machine, in the home that this process has: both see the same files."""
+    """Return whether a node runs on this machine with the same home, so that both see the same files."""
     process = node.info.get("process") or {}
     same_machine = (process.get("boot"), process.get("pids")) == (_boot(), _namespace())
     return same_machine and node.info.get("home") == str(settings().home.absolute())
@@ -59,16 +59,16 @@ def this_process() -> dict[str, Any]:
 
 
 def is_gone(process: Any) -> bool:
-    """Return whether a process, as `this_process` had it there, is known to have ended: it was one of this machine."""
+    """Return whether the process with this identifier is known to have ended: it ran on this machine and is gone."""
     if not isinstance(process, dict) or (process.get("boot"), process.get("pids")) != (_boot(), _namespace()):
         return False
     return _began(int(process.get("pid", 0))) != process.get("began")
 
 
 def take(store: Store, node: Node, timeout_s: float) -> None:
-    """Acquire the name of a node. Raises Conflict if a live supervisor has it; waits until a silent one counts as dead.
+    """Acquire a node's name; waits until a silent holder counts as dead. Raises Conflict if a live supervisor has it.
 
-    What is announced so far takes no rollouts.
+    The node that is announced so far takes no rollouts.
     """
     starting = replace(node, room=0, handlers=[], info={"process": node.info.get("process")}, state=STARTING)
     said, last_age_s = False, 0.0
@@ -87,7 +87,7 @@ def take(store: Store, node: Node, timeout_s: float) -> None:
 
 
 def _taken(connection: Connection, node: Node, timeout_s: float) -> float | None:
-    """Take the name: None, or for how many seconds another supervisor that may live has been silent."""
+    """Take the name: None, or for how many seconds its present holder, which may be alive, has been silent."""
     age = age_of(nodes.c.heartbeat_at).label("age")
     row = connection.execute(
         select(nodes.c.instance, nodes.c.info, age).where(nodes.c.node == node.node).with_for_update(key_share=True)
@@ -98,7 +98,7 @@ def _taken(connection: Connection, node: Node, timeout_s: float) -> float | None
         try:
             with connection.begin_nested():
                 connection.execute(insert(nodes).values(started_at=db_now(), heartbeat_at=db_now(), **values))
-        except IntegrityError:  # another took it at the same moment
+        except IntegrityError:  # another supervisor took it at the same moment
             return 0.0
         return None
     if row.instance == node.instance:
@@ -134,7 +134,7 @@ def _namespace() -> str:
 
 
 def _began(pid: int) -> str:
-    """Return when a process began, in ticks since the machine did; empty if there is none, or it is a zombie."""
+    """Return the start time of a process, in ticks since boot; empty if it does not exist or is a zombie."""
     try:
         fields = (_ROOT / str(pid) / "stat").read_text().rpartition(")")[2].split()
     except OSError:
@@ -143,7 +143,7 @@ def _began(pid: int) -> str:
 
 
 def give_back(connection: Connection, node: Node, owners: Sequence[str]) -> int:
-    """Take a node that ends off everything: how many rollouts were handed back. Nothing if its name is another's."""
+    """Release everything that an ending node holds; return how many rollouts were requeued, 0 if it lost its name."""
     if not has(connection, node):
         return 0
     n = placement.requeue_all(connection, node.node)

@@ -1,4 +1,4 @@
-"""The nodes of the farm: heartbeats, room, drain, circuit breaker."""
+"""The nodes of the farm: heartbeats, capacity, drain, circuit breaker."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ nodes = cast(Table, NodeRow.__table__)
 
 MAX_OUT_OF_SERVICE_S = 600.0
 _OUT_OF_SERVICE_S = (30.0, MAX_OUT_OF_SERVICE_S)
-"""Seconds, first and most, that a node is out of service after failures; doubles each time in a row."""
+"""Seconds, first and most, that a node is out of service after failures; doubled each time in a row."""
 _DOUBLINGS = 16
 
 
 def announce(connection: Connection, node: Node) -> None:
     """Add a node, or replace its earlier row. Raises Conflict if another supervisor has the name (`node_names`).
 
-    A restart rarely mends the cause of failures, so its circuit breaker stays as it was until a rollout succeeds there.
+    A restart rarely fixes the cause of failures, so the circuit breaker keeps its state until a rollout succeeds there.
     """
     out_of_service = connection.execute(
         select(nodes.c.out_of_service_until, nodes.c.out_of_service_why, nodes.c.n_trips).where(
@@ -48,20 +48,20 @@ def announce(connection: Connection, node: Node) -> None:
 
 
 def _is_of(node: Node) -> ColumnElement[bool]:
-    """Return the condition that a row is of this very supervisor."""
+    """Return the condition that a row belongs to this supervisor."""
     return and_(nodes.c.node == node.node, nodes.c.instance == node.instance)
 
 
 def name_is_taken(name: str) -> Conflict:
-    """Return the error of a second node of one name."""
+    """Return the error for a second node of the same name."""
     return Conflict(f"another node is called {name} and lives: set FARM_NODE to a name of its own for this one")
 
 
 def heartbeat(connection: Connection, node: Node) -> str:
-    """Record a node's heartbeat, with what it announced. Returns its state; an empty string if it has been removed.
+    """Record a node's heartbeat with its announcement. Returns the node's state; "" if it has been removed.
 
     The state is `draining` if that was ordered (`drain`), whatever the node announces. A heartbeat waits for no lock:
-    if another transaction holds the row, the next one will do. Raises Conflict if another supervisor has the name now.
+    if another transaction holds the row, it is skipped. Raises Conflict if another supervisor has the name now.
     """
     own = select(nodes.c.node).where(_is_of(node)).with_for_update(skip_locked=True, key_share=True)
     state = case((nodes.c.state == DRAINING, DRAINING), else_=node.state)
@@ -75,13 +75,13 @@ def heartbeat(connection: Connection, node: Node) -> str:
 
 
 def drain(connection: Connection, node: str) -> bool:
-    """Place nothing more on a node, which drains and exits once it reads that. False if there is no such node."""
+    """Order a node to drain: it gets no more rollouts, and exits when done. False if there is no such node."""
     ordered = update(nodes).where(nodes.c.node == node).values(state=DRAINING)
     return connection.execute(ordered).rowcount > 0
 
 
 def change(connection: Connection, node: Node) -> None:
-    """Give a node that is not draining another state and info."""
+    """Set state and info of a node, unless it is draining."""
     changed = update(nodes).where(nodes.c.node == node.node, nodes.c.state != DRAINING)
     connection.execute(changed.values(state=node.state, info=node.info))
 
@@ -117,7 +117,7 @@ def listing(connection: Connection) -> list[Node]:
 
 
 def _healthy(node_timeout_s: float) -> tuple[Any, ...]:
-    """Return the conditions that a node is up, sends heartbeats and is not out of service."""
+    """Return the conditions that a node is up, sends heartbeats and is in service."""
     lives = age_of(nodes.c.heartbeat_at) < node_timeout_s
     return (
         nodes.c.state == UP,
@@ -132,18 +132,18 @@ def n_healthy(connection: Connection, node_timeout_s: float) -> int:
 
 
 def open_breaker(connection: Connection, node: str, why: str, node_timeout_s: float) -> float | None:
-    """Take a node out of service after failures. Returns for how many seconds; 0 if out otherwise or ending.
+    """Take a node out of service after failures. Returns for how many seconds; 0 if it was already out, or is ending.
 
-    None if it is the last that is not, which goes on: a farm without nodes mends nothing.
+    None if it is the last healthy node, which stays in service: a farm without nodes makes no progress.
     """
-    # two that go out at the same moment must see each other
+    # locked, so that two nodes that fail at the same moment see each other
     connection.execute(select(nodes.c.node).order_by(nodes.c.node).with_for_update(key_share=True)).all()
     others = select(func.count(literal(1))).where(*_healthy(node_timeout_s), nodes.c.node != node)
     n_trips = connection.execute(
         select(nodes.c.n_trips).where(nodes.c.node == node, *_healthy(node_timeout_s))
     ).scalar_one_or_none()
     if n_trips is None:
-        # maybe this very write took it out, and was not answered
+        # maybe this write took it out before, and only the answer was lost
         left = select(left_until(nodes.c.out_of_service_until, MAX_OUT_OF_SERVICE_S)).where(
             nodes.c.node == node, nodes.c.out_of_service_why == why
         )
@@ -165,7 +165,7 @@ def breaker_reason(connection: Connection, node: str) -> str:
 def close_breaker(connection: Connection, node: str, why: str) -> bool:
     """Close the circuit breaker of a node that was out for this reason: a rollout has succeeded there.
 
-    False if it is still out, or for another.
+    False if it is still out, or out for another reason.
     """
     statement = (
         update(nodes)

@@ -19,12 +19,12 @@ from farm.store.rollouts import CHUNK, LEASE_CLEARED, attempt_ends, attempts, ba
 from farm.store.sql.clock import db_now, due
 
 _live = rollouts.c.finish_seq.is_(None)
-"""The condition of rollouts that have not ended, in the words of the index of live rollouts."""
+"""The condition that a rollout has not ended, worded as the index of live rollouts."""
 
 
 @dataclass(frozen=True, slots=True)
 class WaitingBatch:
-    """A batch with rollouts that no node has yet, as many as were counted; `n_placed` others of it are under way."""
+    """A batch with unplaced rollouts, counted up to a limit; `n_placed` others of it are on nodes."""
 
     batch_id: str
     priority: int
@@ -44,7 +44,7 @@ class StageMessage:
 
 @dataclass(frozen=True, slots=True)
 class QueuedStage:
-    """A stage of a rollout that no node has yet."""
+    """A stage of a rollout that has no node yet."""
 
     rollout_id: str
     attempt: int
@@ -67,7 +67,7 @@ _plays = (
     .exists()
 )
 _may_play = rollouts.c.failure_kind.is_(None) | (rollouts.c.failure_kind != WITHOUT_WEIGHTS) | _plays
-"""The condition that a rollout may be placed: one handed back for want of weights waits until an engine has them."""
+"""The condition that a rollout may be placed: one requeued for lack of weights waits until an engine has them."""
 _waits = (
     _live,
     rollouts.c.state == State.QUEUED.value,
@@ -75,13 +75,13 @@ _waits = (
     due(rollouts.c.ready_at, MAX_PAUSE_S),
     _may_play,
 )
-# `node` is null in all of what is sorted by these; with it they are the order of the index of live rollouts, of which
-# Postgres then reads no more than the limit
+# `node` is null in all rows sorted by these; including it makes this the order of the index of live rollouts, so that
+# Postgres reads only `limit` rows
 _in_order = (rollouts.c.node, rollouts.c.group_index, rollouts.c.sample_index)
 
 
 def _statement_of_waiting() -> Select[str, int, int]:
-    """Select waiting batches: step from batch to batch through the index, and count up to `b_limit` in each."""
+    """Select waiting batches: step from batch to batch in the index, and count up to `b_limit` in each."""
     unplaced = (
         select(rollouts.c.batch_id)
         .where(_live, rollouts.c.node.is_(None))
@@ -110,14 +110,14 @@ _waiting = _statement_of_waiting()
 
 
 def waiting(connection: Connection, limit: int) -> list[WaitingBatch]:
-    """Return the batches that wait for room, oldest first; of each, `limit` rollouts at most are counted.
+    """Return the batches that wait for capacity, oldest first; at most `limit` rollouts of each are counted.
 
-    So what it costs follows from how many batches are open and how much room there is, not from how much waits.
+    So the cost depends on the number of open batches and on the capacity, not on the number of waiting rollouts.
     """
     open_batches = [row for row in connection.execute(_waiting, {"b_limit": limit}).tuples() if row[2]]
     if not open_batches:
         return []
-    # by node first, as the index of live rollouts is sorted
+    # by node first, the sort order of the index of live rollouts
     by_node = (
         select(rollouts.c.node, rollouts.c.batch_id, func.count(literal(1)))
         .where(_live, rollouts.c.node.is_not(None))
@@ -130,7 +130,7 @@ def waiting(connection: Connection, limit: int) -> list[WaitingBatch]:
 
 
 def occupied(connection: Connection) -> dict[str, int]:
-    """Return node → rollouts placed on it that have not ended, and sandboxes that are borrowed there."""
+    """Return node → number of live rollouts placed on it, and sandboxes borrowed there."""
     statement = (
         select(rollouts.c.node, func.count(literal(1)))
         .where(_live, rollouts.c.node.is_not(None))
@@ -140,7 +140,7 @@ def occupied(connection: Connection) -> dict[str, int]:
 
 
 def next_of(connection: Connection, batch_id: str, limit: int) -> list[QueuedStage]:
-    """Return the next rollouts of a batch to place, whole groups first."""
+    """Return the next rollouts of a batch to place, complete groups first."""
     statement = (
         select(rollouts.c.rollout_id, rollouts.c.attempt, rollouts.c.stage, rollouts.c.data_source)
         .where(rollouts.c.batch_id == batch_id, *_waits)
@@ -152,7 +152,7 @@ def next_of(connection: Connection, batch_id: str, limit: int) -> list[QueuedSta
 
 
 def next_groups_of(connection: Connection, batch_id: str, limit: int) -> list[UpcomingStart]:
-    """Return the groups of the rollouts `next_of` would return that still need a sandbox to be played in."""
+    """Return the groups of the rollouts that `next_of` returns which still need a sandbox."""
     nearest = (
         select(rollouts.c.group_index)
         .where(rollouts.c.batch_id == batch_id, rollouts.c.stage == Stage.INIT.value, *_waits)
@@ -167,7 +167,7 @@ def next_groups_of(connection: Connection, batch_id: str, limit: int) -> list[Up
 
 
 def assigned_starts(connection: Connection, node: str) -> list[UpcomingStart]:
-    """Return the starts that are assigned to a node and not begun, the longest queued first."""
+    """Return the starts that are assigned to a node and have not begun, longest queued first."""
     statement = (
         select(rollouts.c.batch_id, rollouts.c.group_index, func.count(literal(1)))
         .where(
@@ -185,12 +185,12 @@ def assigned_starts(connection: Connection, node: str) -> list[UpcomingStart]:
 
 
 def _in_order_of_id(stage_messages: Sequence[StageMessage]) -> Sequence[StageMessage]:
-    """Sort messages in the order of `locks`."""
+    """Sort messages in the lock order of `locks`."""
     return sorted(stage_messages, key=lambda message: message.rollout_id)
 
 
 def place(connection: Connection, stage_messages: Sequence[StageMessage], resend_after_s: float) -> None:
-    """Give rollouts to nodes, one that needs no sandbox in run in place of init. What was cancelled is left alone."""
+    """Assign rollouts to nodes; one that needs no sandbox starts at stage run. Cancelled ones are skipped."""
     statement = (
         update(rollouts)
         .where(
@@ -234,7 +234,7 @@ def any_undelivered(connection: Connection) -> bool:
 
 
 def _statement_of_late() -> Select[str, int, str, str, int]:
-    """Select stages that are still queued after their message was sent, the oldest first, at most a pool's idle slots.
+    """Select stages that are still queued after their message was sent, oldest first, at most a pool's idle slots.
 
     A pool without idle slots may take no messages for hours: they wait in the broker, and more of them would fill it.
     """
@@ -264,7 +264,7 @@ _late = _statement_of_late()
 
 
 def undelivered(connection: Connection, resend_after_s: float, limit: int) -> list[StageMessage]:
-    """Return stages still queued although their message was sent; the pause before the next message of each doubles."""
+    """Return stages still queued although their message was sent; each message doubles the pause before the next."""
     rows = connection.execute(_late.limit(limit)).all()
     if rows:
         connection.execute(
@@ -283,7 +283,7 @@ def undelivered(connection: Connection, resend_after_s: float, limit: int) -> li
 
 
 def mark_unsent(connection: Connection, stage_messages: Sequence[StageMessage], resend_after_s: float) -> None:
-    """Reset the pauses of messages that an unavailable broker did not take: no worker is to blame for them."""
+    """Reset the pauses of messages that the broker did not take: the workers did not cause that."""
     statement = (
         update(rollouts)
         .where(
@@ -300,7 +300,7 @@ def mark_unsent(connection: Connection, stage_messages: Sequence[StageMessage], 
 
 
 def requeue_of_dead_nodes(connection: Connection, dead: Collection[str]) -> int:
-    """Requeue what is queued on dead nodes. Sandboxes there are lost, so these start over. Returns how many."""
+    """Requeue the stages queued on dead nodes, from the start, as their sandboxes are lost. Returns how many."""
     queued = (_live, rollouts.c.state == State.QUEUED.value, rollouts.c.node.in_(sorted(dead)))
     lock_rollouts(connection, *queued)
     statement = (
@@ -314,7 +314,7 @@ def requeue_of_dead_nodes(connection: Connection, dead: Collection[str]) -> int:
 
 
 def requeue_unstarted(connection: Connection, node: str) -> int:
-    """Take off a node what it has been given and has not begun, borrowed sandboxes too; no attempt is over.
+    """Take rollouts and borrowed sandboxes that have not started off a node; no attempt is counted.
 
     Returns how many.
     """
@@ -332,7 +332,7 @@ def requeue_unstarted(connection: Connection, node: str) -> int:
 
 
 def requeue_all(connection: Connection, node: str) -> int:
-    """Requeue all rollouts of a node that has stopped, active or queued; none of it counts as a failed attempt.
+    """Requeue all rollouts of a stopped node, active or queued, without counting a failed attempt.
 
     Only for callers that know that no worker of the node is left. Returns how many.
     """
@@ -345,14 +345,14 @@ def requeue_all(connection: Connection, node: str) -> int:
     ).all()
     if active:
         held = [{"b_id": row.rollout_id, "b_attempt": row.attempt, "b_stage": row.stage} for row in active]
-        why = f"node {node} was drained, and its worker did not hand it back in time"
+        why = f"node {node} was drained, and its worker did not release the rollout in time"
         connection.execute(_unhold.values(failure_message=why), held)
         connection.execute(attempt_ends, [{**each, "b_result": DRAINED, "b_error": why} for each in held])
     return requeue_of_dead_nodes(connection, [node])
 
 
 def start_anew(connection: Connection, node: str) -> int:
-    """Expire the leases of a node's killed predecessor and requeue what was queued there. Returns how many."""
+    """Expire the leases of a node's killed predecessor and requeue its queued rollouts. Returns how many."""
     held = (_live, rollouts.c.node == node, rollouts.c.state == State.ACTIVE.value)
     lock_rollouts(connection, _live, rollouts.c.node == node)
     lost = connection.execute(update(rollouts).where(*held).values(lease_expires_at=0.0)).rowcount
@@ -360,16 +360,16 @@ def start_anew(connection: Connection, node: str) -> int:
 
 
 def live_sandboxes(connection: Connection, node: str) -> set[tuple[str, int]]:
-    """Return (rollout id, attempt) of all live rollouts on a node, whose sandboxes must be left alone."""
+    """Return (rollout id, attempt) of all live rollouts on a node, whose sandboxes must stay."""
     statement = select(rollouts.c.rollout_id, rollouts.c.attempt).where(rollouts.c.node == node, _live)
     return {(row.rollout_id, row.attempt) for row in connection.execute(statement)}
 
 
 def ended_or_requeued(connection: Connection, rollout_ids: Collection[str]) -> set[tuple[str, int]]:
-    """Return (rollout id, attempt) of these rollouts' attempts whose sandboxes are to be ended at once.
+    """Return (rollout id, attempt) of those attempts at these rollouts whose sandboxes must be ended at once.
 
-    These are attempts that have ended since, such as by a cancel, even if a worker plays them; and those that were
-    requeued after their start and before they were played, as no worker holds their sandboxes.
+    These are attempts that have ended, for example by a cancel, even if a worker still runs them; and attempts that
+    were requeued after their start and before their run, as no worker holds their sandboxes.
     """
     played = attempts.alias()
     nobody_played = ~(

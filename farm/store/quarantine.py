@@ -1,8 +1,8 @@
-"""Quarantine of an instance in its batch: attempt after attempt failed, and no sample was ever scored.
+"""Quarantine of an instance in its batch, after repeated failed attempts without any scored sample.
 
-Decided in the transaction of a failure, from the stored attempts, so it needs no state of its own and every process
-decides alike. Samples that wait to be played then fail at once; those being played, or played and waiting to be
-scored, may still end and are scored if they do, but get no other attempt.
+Decided in the transaction of a failure, from the stored attempts. So it needs no state of its own, and every process
+decides alike. Samples that wait for their run then fail at once; those that are running, or wait to be scored, may
+still end with a score, but are not retried.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ from farm.store.sql.schema import InstanceRow
 instances = cast(Table, InstanceRow.__table__)
 
 _TRIES = 2
-"""One sample at least must have failed as often: a moment in which all fail together is the moment's doing."""
+"""One sample must have failed this often: if all samples fail once at the same moment, the moment is the cause."""
 
 
 @dataclass(frozen=True, slots=True)
 class QuarantineGroup:
-    """All samples of one instance, and its batch's bounds."""
+    """All samples of one instance, and the limits of its batch."""
 
     batch_id: str
     group_index: int
@@ -43,7 +43,7 @@ class QuarantineGroup:
     def suspicion(
         self, connection: Connection, ending: Claim, failure: Failure, node_timeout_s: float
     ) -> Failure | None:
-        """Return the reason to quarantine it, now that an attempt ends by this failure; None if there is none."""
+        """Return the reason for a quarantine, given that an attempt ends with this failure; None without a reason."""
         if not self.quarantine_after:
             return None
         suspects = self._failed(connection)
@@ -65,7 +65,7 @@ class QuarantineGroup:
         return Failure(first.kind, sentence)
 
     def fail_queued(self, connection: Connection, failure: Failure) -> int:
-        """End its samples that wait to be played. Returns how many. The batch's row must be locked."""
+        """Fail its samples that wait for their run. Returns how many. The batch's row must be locked."""
         ids = self._waiting(connection)
         if not ids:
             return 0
@@ -80,7 +80,7 @@ class QuarantineGroup:
             update(rollouts)
             .where(rollouts.c.rollout_id == bindparam("b_id"))
             .values(
-                # a late message finds another attempt
+                # so that a late message finds another attempt number
                 attempt=rollouts.c.attempt + 1,
                 finish_seq=bindparam("b_seq"),
                 **ended_unscored(State.FAILED, failure),
@@ -90,8 +90,8 @@ class QuarantineGroup:
         return len(ids)
 
     def _waiting(self, connection: Connection) -> list[str]:
-        """Return its samples that are queued and have not begun this attempt; one between two stages has."""
-        # what a worker is just about to claim is waited for, and is not among them then
+        """Return its samples that are queued and have not begun this attempt; a sample between two stages has begun."""
+        # waits for rows that a worker is just claiming; these are then not among the result
         lock_rollouts(connection, *self._members, rollouts.c.state == State.QUEUED.value)
         begun = select(attempts.c.attempt).where(
             attempts.c.rollout_id == rollouts.c.rollout_id, attempts.c.attempt == rollouts.c.attempt
@@ -106,7 +106,7 @@ class QuarantineGroup:
     def _failed(self, connection: Connection) -> list[tuple[str, str, Failure]]:
         """Return (rollout, node, failure) of each attempt whose failure the instance may have caused, in order.
 
-        Of a rollout that is scored again only those since then.
+        For a rollout that is scored again, only failures since the rescore.
         """
         statement = (
             select(
@@ -114,7 +114,7 @@ class QuarantineGroup:
                 attempts.c.node,
                 attempts.c.result,
                 attempts.c.error,
-                # the last one may be counted against no budget
+                # the last one may not be counted in any budget
                 (rollouts.c.n_failures + case((rollouts.c.finish_seq.is_(None), 0), else_=1)).label("n_counted"),
             )
             .join(rollouts, rollouts.c.rollout_id == attempts.c.rollout_id)

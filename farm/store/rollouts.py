@@ -1,13 +1,13 @@
 """Every transition of a rollout, each one guarded UPDATE: claim, advance, finish, fail, requeue.
 
-The functions take a connection inside a transaction and say whether they applied. A worker names its claim
+The functions take a connection inside a transaction and return whether they applied. A worker names its claim
 (id, attempt, stage, owner); if the row no longer matches it, nothing happens. `attempt` rises whenever a rollout is
-taken away from a worker, so one that was presumed dead writes nothing when it wakes up. A transition whose commit was
-made, but not answered, is repeated: it finds itself made, and says that it applied.
+taken away from a worker, so a worker that was presumed dead writes nothing when it wakes up. A transition whose commit
+was made but not answered is repeated: it finds its own result, and returns that it applied.
 
-A score that was once given is never taken away: it can only be followed by another score. So whatever ends a rollout
-without one, be it a failure, a cancel or a quarantine, writes the values of `ended_unscored`, which complete a rollout
-that was being scored again with the newest score it has.
+A score is never taken away; only another score can follow. So every end without a score, by a failure, a cancel or a
+quarantine, writes the values of `ended_unscored`, which complete a rollout that was being scored again with its newest
+score.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ CHUNK = 400
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """A stage of a rollout that one worker holds, until it advances or finishes it or its lease runs out."""
+    """A stage of a rollout that one worker holds, until the stage ends or its lease expires."""
 
     rollout_id: str
     attempt: int
@@ -53,7 +53,7 @@ class Claim:
 
 @dataclass(frozen=True, slots=True)
 class RunSummary:
-    """The result of a run stage that was played to its end, without its calls and rows; as of `schema.RolloutRow`."""
+    """The result of a completed run stage, without its calls and rows; as in `schema.RolloutRow`."""
 
     policy_outcome: str
     submission: dict[str, Any]
@@ -75,8 +75,8 @@ _claimed = (
     rollouts.c.queued_at,
     rollouts.c.lease_expires_at,
 )
-# The statements of the hot path are built once: building one costs more than running it, and it would happen while the
-# write lock is held.
+# The statements of the hot path are built once: building one costs more than running it, and would happen under the
+# write lock.
 _hold = (
     update(rollouts)
     .where(
@@ -122,10 +122,10 @@ def claim(
     lease_s: float,
     tries: list[float] | None = None,
 ) -> Claim | None:
-    """Claim a queued stage. None if it is not this node's to claim: a message may come late, twice or for nothing.
+    """Claim a queued stage. None if this node cannot claim it: messages may come late, twice or without reason.
 
-    `tries` is the caller's memory of the leases that this claim was given so far. If the answer to a commit was lost,
-    it distinguishes this claim from one that another, perhaps in the same process, made meanwhile.
+    `tries` is the caller's list of the leases that it tried for this claim. If the answer to a commit was lost, it
+    distinguishes this claim from one that another task, perhaps in the same process, made in between.
     """
     names = {"b_id": rollout_id, "b_attempt": attempt, "b_stage": stage.value, "b_node": node}
     names |= {"b_owner": owner, "b_lease": lease_s}
@@ -194,7 +194,7 @@ _finish = (
         state=State.COMPLETED.value,
         outcome=rollouts.c.policy_outcome,
         reward=bindparam("b_reward"),
-        # what went wrong on the way is in the attempts
+        # earlier failures are in the attempts
         failure_kind=None,
         failure_message=None,
         finished_at=db_now(),
@@ -213,12 +213,12 @@ _newest_score = (
 
 
 def ended_unscored(state: State, failure: Failure | None = None) -> dict[str, Any]:
-    """Return values of a rollout that ends now without a new score: failed for a reason, or cancelled.
+    """Return the values of a rollout that ends now without a new score: failed for a reason, or cancelled.
 
-    One that was scored before, and was to be scored again, is completed with that score instead, as it was.
+    A rollout that was being scored again is completed with its earlier score instead.
     """
     kind, message = (failure.kind, failure.message) if failure is not None else (None, None)
-    # a text of another column's type would be written as it came, fit for the database or not
+    # a literal of another column's type would skip the type that makes text fit for the database
     why = literal(message, rollouts.c.failure_message.type)
     never_scored = _newest_score.is_(None)
     return {
@@ -270,7 +270,7 @@ def _close_attempt(connection: Connection, rollout_id: str, attempt: int, stage:
 
 
 def _ended_before(connection: Connection, held: Claim, result: str) -> bool:
-    """Return whether this very claim already ended so: the write was committed, and only the answer was lost."""
+    """Return whether this claim already ended with this result: the write was committed, and its answer was lost."""
     key = {"rollout_id": held.rollout_id, "attempt": held.attempt, "stage": held.stage.value, "worker": held.owner}
     return connection.execute(select(attempts.c.result).filter_by(**key)).scalar() == result
 
@@ -299,11 +299,11 @@ def finish(
     named: Mapping[str, float] | None = None,
     of_rows: RowRewards | None = None,
 ) -> bool:
-    """End a rollout as completed with its reward, `value`; `named` are all that it has, `of_rows` those of single rows.
+    """Complete a rollout with its reward, `value`; `named` are all its rewards, `of_rows` those of single rows.
 
     False if the claim is gone.
 
-    Raises EvaluatorError for details that no database takes.
+    Raises EvaluatorError for details that no database can store.
     """
     names = lease_params(held) | {"b_reward": value}
     score: dict[str, Any] = {"value": value, "details": details, "evaluator": evaluator, "rewards": dict(named or {})}
@@ -331,12 +331,12 @@ def _finish_one_by_one(connection: Connection, held: Claim, names: Mapping[str, 
 
 
 def _next_seq(connection: Connection, batch_id: str) -> int:
-    """Return the number of the rollout that ends next. The row's lock makes the order of numbers that of commits."""
+    """Return the next end number of a batch. Its row is locked, so numbers are in the order of commits."""
     return int(connection.execute(_number_one, {"b_batch": batch_id}).scalar_one())
 
 
 def _give_seq_back(connection: Connection, batch_id: str) -> None:
-    """Undo `_next_seq` in the same transaction: the row is still locked, so the number is unseen."""
+    """Undo `_next_seq` in the same transaction: the row is still locked, so nobody has seen the number."""
     connection.execute(update(batches).where(batches.c.batch_id == batch_id).values(last_seq=batches.c.last_seq - 1))
 
 
@@ -345,7 +345,7 @@ def fail(
 ) -> bool:
     """End a rollout as failed; one that was being scored again keeps its score. False if the claim is gone.
 
-    `cause` is what ended its last attempt, if the failure says more than that.
+    `cause` is the failure of its last attempt, if `failure` is a more general one.
     """
     seq = _next_seq(connection, held.batch_id)
     end = ended_unscored(State.FAILED, failure) | {"finish_seq": seq}
@@ -359,7 +359,7 @@ def fail(
 
 
 def requeue(connection: Connection, held: Claim, failure: Failure, values: Mapping[str, Any]) -> bool:
-    """Give a rollout back for another attempt, on any node. After the run stage only the scoring starts over."""
+    """Queue a rollout for another attempt, on any node. After the run stage only the scoring starts over."""
     stage = Stage.EVAL if held.stage is Stage.EVAL else Stage.INIT
     back: dict[str, Any] = {
         "stage": stage.value,

@@ -1,7 +1,7 @@
-"""Model calls as they happen, and the training rows that follow from them.
+"""Model calls as they happen, and the training rows built from them.
 
-A call's prompt repeats the whole conversation, so only the ids beyond those of the longest call it continues are
-stored, with that call's number, and its tools only if they are others than that call's. Storage grows with the
+A call's prompt repeats the whole conversation. So only the ids beyond those of the longest call that it continues are
+stored, with that call's number, and its tools only if they differ from that call's. Storage grows with the
 conversation, not with its square.
 """
 
@@ -40,15 +40,15 @@ segment_rows = cast(Table, SegmentRow.__table__)
 _AS_THEY_ARE = tuple(
     {each.name for each in fields(ModelCall)} - {"index", "prompt_ids", "versions", "routed_experts", "images"}
 )
-"""The fields of a call that are stored as they are, in columns of their names."""
+"""The fields of a call that are stored unchanged, in columns of the same names."""
 
-# Built once, as those of `farm.store.rollouts`: each turn of each rollout executes both.
+# Built once, like those of `farm.store.rollouts`: each turn of each rollout executes both.
 _CALL_KEY = tuple(model_calls.primary_key.columns)
 _OBSERVED = ("observations", "n_invalid", "reward")
 
 
 def _put_call(insert_into: Any) -> Any:
-    """Return the statement of one dialect that adds a call's row, or changes what is observed in the one there is."""
+    """Return the statement, in one dialect, that inserts a call's row or updates the observations of the old one."""
     add = insert_into(model_calls)
     return add.on_conflict_do_update(index_elements=_CALL_KEY, set_={name: add.excluded[name] for name in _OBSERVED})
 
@@ -66,11 +66,11 @@ _ANEW = "rendered anew: the engine's prompt goes on from the ids of no earlier c
 
 
 class CallLog:
-    """Turns the model calls of one attempt into rows; remembers the ids so far to store only what is new.
+    """Turns the model calls of one attempt into rows; remembers the ids so far to store only new ones.
 
-    It makes the ids of the calls views of one array for each branch, and has calls with equal tools share one list, so
-    that memory does not grow with the square of the conversation either: a rollout of a hundred turns would take tens
-    of megabytes, and a worker has hundreds.
+    It makes the ids of the calls views of one array per branch, and calls with equal tools share one list, so that
+    memory does not grow with the square of the conversation either: a rollout of a hundred turns would take tens of
+    megabytes, and a worker has hundreds of rollouts.
     """
 
     def __init__(self, rollout_id: str, attempt: int) -> None:
@@ -106,10 +106,10 @@ class CallLog:
         prompt, response = call.prompt_ids, call.response_ids
         prefix = None if prompt is None else self._known.longest(prompt, call.index, call.images)
         if prompt is not None and prefix is None and not call.begins:
-            # only known now, for an engine that renders conversations itself
+            # known only now, for an engine that renders conversations itself
             call.begins = _ANEW if self._prefix else "first"
         if call.tools is not None:
-            # by their text: the order of a schema's keys is part of the prompt
+            # compared as text: the order of a schema's keys is part of the prompt
             call.tools = self._tools.setdefault(written(call.tools), call.tools)
         self._calls[call.index], self._prefix[call.index] = call, prefix
         if prompt is not None and response is not None:
@@ -118,7 +118,7 @@ class CallLog:
             self._share(call.index, whole)
 
     def _share(self, index: int | None, whole: TokenIds) -> None:
-        """Let a call and all the calls that it continues share one array of ids."""
+        """Let a call and all calls that it continues share one array of ids."""
         while index is not None:
             call, end = self._calls[index], self._known.length(index)
             self._known.share(index, whole)
@@ -128,13 +128,13 @@ class CallLog:
 
 
 def record_call(connection: Connection, row: dict[str, Any], experts: CallExperts | None = None) -> None:
-    """Write a call's row; if it is there, only what followed: observations, invalid tool calls among them, a reward.
+    """Write a call's row; of an existing row, update observations, invalid tool calls among them, and reward.
 
-    `experts` are written beside it. Raises EngineError for what no database takes.
+    `experts` are written with it. Raises EngineError for unstorable values.
     """
     changed = {f"b_{name}": row[name] for name in (*(column.name for column in _CALL_KEY), *_OBSERVED)}
     with fitting(EngineError, f"{row['rollout_id']}: call {row['call_index']} of engine {row['engine']}"):
-        # what has been observed is mostly of a row that is there; packing its arrays again would cost more
+        # observations mostly belong to an existing row; packing its arrays again would cost more
         if not row["observations"] or not connection.execute(_observe_call, changed).rowcount:
             connection.execute(_PUT_CALL[connection.dialect.name], row)
     if experts is not None:
@@ -142,7 +142,7 @@ def record_call(connection: Connection, row: dict[str, Any], experts: CallExpert
 
 
 def calls(connection: Connection, rollout_id: str, attempt: int | None = None) -> list[ModelCall]:
-    """Return the model calls of an attempt, by default of the last that has any, in order. Raises Pruned."""
+    """Return the model calls of an attempt, by default of the last with any, in order. Raises Pruned."""
     mine = model_calls.c.rollout_id == rollout_id
     which = select(func.max(model_calls.c.attempt)).where(mine).scalar_subquery() if attempt is None else attempt
     statement = select(model_calls).where(mine, model_calls.c.attempt == which).order_by(model_calls.c.call_index)
@@ -168,7 +168,7 @@ def _call(row: Any, whole: dict[int, TokenIds]) -> ModelCall:
 
 
 def mark_untrained(connection: Connection, rollout_id: str, attempt: int, calls: Sequence[ModelCall]) -> None:
-    """Give these calls of an attempt the label that they do not train."""
+    """Label these calls of an attempt as not to be trained on."""
     for call in calls:
         connection.execute(
             update(model_calls)
@@ -189,9 +189,9 @@ def store_segments(
     rows: Sequence[Segment],
     places: Sequence[Sequence[ExpertStretch]] = (),
 ) -> None:
-    """Make these the training rows of a rollout, in place of any from an earlier attempt.
+    """Store the training rows of a rollout, in place of those of an earlier attempt.
 
-    `places` has for each row where the calls of the attempt have its experts; empty if they have none.
+    `places` says for each row where the calls of the attempt have its experts; empty if they have none.
     """
     connection.execute(_delete_segments, {"b_id": rollout_id})
     if rows:
@@ -221,10 +221,10 @@ def store_segments(
 def segments_of(
     connection: Connection, batch_id: str, rollout_ids: Sequence[str] | None = None, *, experts: bool = False
 ) -> dict[str, tuple[Segment, ...]]:
-    """Rollout id → its training rows, for rollouts of a batch that have ended; with `experts` where they have any.
+    """Return rollout id → training rows, for ended rollouts of a batch; with `experts` where they have any.
 
-    Those of a rollout that was cancelled while it was played follow from the calls that were recorded till then.
-    Raises Pruned if they are not kept.
+    Rows of a rollout that was cancelled during its run are built from the calls recorded until then. Raises Pruned if
+    they are not kept.
     """
     check_kept(connection, batch_id)
     statement = (
@@ -263,7 +263,7 @@ def segments_of(
 def _rewards_of_rows(
     connection: Connection, batch_id: str, rollout_ids: Sequence[str] | None
 ) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yield the rewards of rows of each rollout whose newest score has any."""
+    """Yield the rewards of rows for each rollout whose newest score has any."""
     newer = rewards.alias()
     statement = (
         select(rewards.c.rollout_id, rewards.c.of_rows)
@@ -288,7 +288,7 @@ def _cut_short(connection: Connection, batch_id: str, rollout_ids: Sequence[str]
             rollouts.c.batch_id == batch_id,
             rollouts.c.state == State.CANCELLED.value,
             rollouts.c.stage == Stage.RUN.value,
-            # cancelling took it from the attempt that was under way
+            # the cancel raised the attempt number above that of the attempt under way
             model_calls.c.attempt == rollouts.c.attempt - 1,
         )
         .order_by(model_calls.c.rollout_id, model_calls.c.call_index)
@@ -303,7 +303,7 @@ def _cut_short(connection: Connection, batch_id: str, rollout_ids: Sequence[str]
         return {}
     asked = connection.scalar(select(batches.c.request).where(batches.c.batch_id == batch_id)) or {}
     rule, builder = TrainCalls.model_validate(asked.get("train_calls") or {}), asked.get("row_builder")
-    # that of a plug-in is called by workers alone: who reads need not have it, and no row of these is trained on
+    # only workers call a plug-in's: readers may not have it installed, and no row of these is trained on
     name = builder if builder in WHOLE else "prefix"
     return {rollout_id: list(build_rows(name, chosen_calls(rule, calls), calls)) for rollout_id, calls in played}
 

@@ -1,1 +1,1 @@
-"""Tasks in the folder forms that users have: read, checked against what the farm can give, and made into instances."""
+"""Task folders in common formats: read, checked against the farm's capabilities, and converted to instances."""

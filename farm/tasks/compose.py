@@ -1,7 +1,7 @@
-"""Compose files of tasks: the service that the policy plays in, and what else they ask for, by name.
+"""Compose files of tasks: the service that the policy runs in, and their further requirements, by name.
 
-A task of one service needs no compose: its image, variables and directory are taken from the file, all else in it is
-named, so that it can be refused. Fields of how Docker itself would run a service change nothing here.
+A task with one service needs no compose: its image, variables and directory are taken from the file, and everything
+else is reported, so that it can be refused. Fields about how Docker itself would run a service have no effect.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _OF_DOCKER = {
 _READ = {"environment", "working_dir", "volumes", "privileged", "cap_add", "shm_size"}
 _BUILD = {"context", "dockerfile", "args", "tags", "labels", "cache_from", "cache_to", "no_cache", "pull", "platforms"}
 SHM_BYTES = 64 << 20
-"""The size of /dev/shm in a sandbox, which is Docker's own where a compose file names none."""
+"""The size of /dev/shm in a sandbox; also Docker's default."""
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([kmgt]?)i?b?")
 _UNITS = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}
 _WAITS = re.compile(
@@ -53,7 +53,7 @@ _HARNESS_MARKS = ("T_BENCH_", "HOST_VERIFIER_LOGS_PATH", "HOST_AGENT_LOGS_PATH",
 
 @dataclass(frozen=True, slots=True)
 class OwnMount:
-    """A path below the compose file's folder that is mounted, and where; `read_only` is not to be changed there."""
+    """A mounted path below the compose file's folder, and its target; `read_only` must not be changed there."""
 
     source: str
     target: str
@@ -62,14 +62,14 @@ class OwnMount:
 
 @dataclass(frozen=True, slots=True)
 class ComposeFile:
-    """The demands of a compose file. `sidecars` are its services beside the main one."""
+    """The requirements in a compose file. `sidecars` are its services other than the main one."""
 
     main: str = "main"
     sidecars: tuple[str, ...] = ()
     environment: tuple[tuple[str, str], ...] = ()
     workdir: str = ""
     mounts: tuple[str, ...] = ()
-    """Sources outside of the file's folder, and named volumes."""
+    """Sources outside the file's folder, and named volumes."""
     own_mounts: tuple[OwnMount, ...] = ()
     privileged: bool = False
     other: tuple[str, ...] = ()
@@ -77,7 +77,7 @@ class ComposeFile:
     command: tuple[str, ...] = ()
     """The words of the main service's command; empty for one that only waits."""
     context: str = ""
-    """The build context of the main service, relative to the file's folder; empty if it has none."""
+    """The build context of the main service, relative to the file's folder; empty without one."""
     dockerfile: str = ""
     """The Dockerfile in that context; empty if none is named."""
     arguments: tuple[tuple[str, str], ...] = ()
@@ -85,7 +85,7 @@ class ComposeFile:
 
 
 def read_compose(path: Path, main: str) -> ComposeFile:
-    """Read a compose file. Raises InvalidRequest with its path if it is none."""
+    """Read a compose file. Raises InvalidRequest with its path if it is invalid."""
     content = read_yaml(path)
     services = content.get("services")
     if not isinstance(services, dict) or not services:
@@ -93,7 +93,7 @@ def read_compose(path: Path, main: str) -> ComposeFile:
     name = main if main in services else next(iter(services))
     service = services[name] or {}
     if not isinstance(service, dict):
-        raise InvalidRequest(f"service {name} is no table", field=str(path))
+        raise InvalidRequest(f"service {name} is not a table", field=str(path))
     build = service.get("build", "")
     building = build if isinstance(build, dict) else {"context": build}
     mounts = list(_mounts(service.get("volumes")))
@@ -121,7 +121,7 @@ def read_compose(path: Path, main: str) -> ComposeFile:
 
 
 def read_yaml(path: Path) -> dict[str, Any]:
-    """Read a table of YAML. Raises InvalidRequest with the path, NotInstalled without the package for it."""
+    """Read a table in YAML. Raises InvalidRequest with the path, NotInstalled without the YAML package."""
     try:
         import yaml
     except ModuleNotFoundError as error:
@@ -131,14 +131,14 @@ def read_yaml(path: Path) -> dict[str, Any]:
     except OSError as error:
         raise InvalidRequest(f"it cannot be read: {error}", field=str(path)) from error
     except (yaml.YAMLError, ValueError, RecursionError) as error:
-        raise InvalidRequest(f"no YAML: {str(error).splitlines()[0]}", field=str(path)) from error
+        raise InvalidRequest(f"not YAML: {str(error).splitlines()[0]}", field=str(path)) from error
     if not isinstance(content, dict):
-        raise InvalidRequest("wanted is a table of names and values", field=str(path))
+        raise InvalidRequest("expected a table of names and values", field=str(path))
     return content
 
 
 def _environment(given: Any) -> dict[str, str]:
-    """Return variables; those that name a variable of the harness itself are left out."""
+    """Return variables without those that refer to variables of the harness."""
     if isinstance(given, Mapping):
         pairs = {str(name): "" if value is None else str(value) for name, value in given.items()}
     else:
@@ -147,7 +147,7 @@ def _environment(given: Any) -> dict[str, str]:
 
 
 def _program(given: Any) -> tuple[str, ...]:
-    """Return the words of a program, of which Compose splits a text as a shell does; none of one that only waits."""
+    """Return the words of a program, splitting a text like a shell; none for one that only waits."""
     try:
         words = shlex.split(given) if isinstance(given, str) else [str(each) for each in given or ()]
     except (ValueError, TypeError):
@@ -156,7 +156,7 @@ def _program(given: Any) -> tuple[str, ...]:
 
 
 def _mounts(given: Any) -> Iterator[OwnMount]:
-    """Yield volumes, but for those of the harness itself."""
+    """Yield volumes without those of the harness."""
     for each in given or ():
         if isinstance(each, Mapping):
             if _is_tmpfs(each):
@@ -171,7 +171,7 @@ def _mounts(given: Any) -> Iterator[OwnMount]:
 
 
 def _in_memory(given: Any) -> Iterator[str]:
-    """Yield the targets of volumes of memory."""
+    """Yield the targets of tmpfs volumes."""
     yield from (str(each.get("target")) for each in given or () if isinstance(each, Mapping) and _is_tmpfs(each))
 
 
@@ -180,18 +180,18 @@ def _is_tmpfs(volume: Mapping[str, Any]) -> bool:
 
 
 def _n_bytes(written: Any) -> float:
-    """Return the bytes that a size of a compose file stands for; infinite if it is none."""
+    """Return the bytes of a size in a compose file; infinite if it is invalid."""
     match = _SIZE.fullmatch(str(written).strip().lower())
     return float(match[1]) * _UNITS[match[2]] if match else math.inf
 
 
 def _is_own(source: str) -> bool:
-    """Return whether a source of a mount is a path below the folder of the compose file."""
+    """Return whether the source of a mount is a path below the folder of the compose file."""
     return source.startswith(".") and ".." not in PurePosixPath(source).parts
 
 
 def _of_harness(text: str) -> bool:
-    """Return whether a text names a place of the harness, such as its folder of logs, which the farm gives itself."""
+    """Return whether a text names a folder of the harness, such as its logs, which the farm provides itself."""
     return any(mark in text for mark in _HARNESS_MARKS)
 
 

@@ -1,8 +1,7 @@
-"""The model of a Harbor `task.toml`, schemas 1.0 to 1.4, as Harbor 0.25 reads it (Apache-2.0; nothing of it is needed).
+"""The model of a Harbor `task.toml`, schemas 1.0 to 1.4, as Harbor 0.25 reads it (Apache-2.0; Harbor is not needed).
 
-Keys that are not known are ignored, as Harbor does; fields and defaults are Harbor's. Deprecated fields (`version`,
-`memory = "2G"`, `storage`, `allow_internet`) are read as their successors. The source of the rules is
-`harbor/models/task/config.py`.
+Unknown keys are ignored, as in Harbor; fields and defaults are Harbor's. Deprecated fields (`version`, `memory = "2G"`,
+`storage`, `allow_internet`) are read as their successors. The source of the rules is `harbor/models/task/config.py`.
 """
 
 from __future__ import annotations
@@ -37,7 +36,7 @@ _SIZES = {"G": 1024.0, "M": 1.0, "K": 1 / 1024}
 
 def _finite(value: float) -> float:
     if not math.isfinite(value) or value <= 0:
-        raise ValueError(f"{value} is no positive number of seconds")
+        raise ValueError(f"{value} is not a positive number of seconds")
     return value
 
 
@@ -51,13 +50,13 @@ def _destination(path: str | None) -> str | None:
     if not path:
         return None
     if "\\" in path or path.startswith("/") or not PurePosixPath(path).parts or path.rstrip("/") == "manifest.json":
-        raise ValueError(f"{path!r} is no relative path of an artefact")
+        raise ValueError(f"{path!r} is not a relative path of an artefact")
     return _without_parents(path)
 
 
 def _service(name: str | None) -> str | None:
     if name is not None and not _SERVICE.fullmatch(name.strip()):
-        raise ValueError(f"{name!r} is no name of a service")
+        raise ValueError(f"{name!r} is not a name of a service")
     return name and name.strip()
 
 
@@ -68,7 +67,7 @@ NetworkMode = Literal["public", "no-network", "allowlist"]
 
 
 class _Table(BaseModel):
-    """A table of task.toml: what is not known in it is ignored."""
+    """A table of task.toml; unknown keys are ignored."""
 
     model_config = ConfigDict(extra="ignore", frozen=True)
 
@@ -133,7 +132,7 @@ class HealthcheckTable(_Table):
 
 
 def _size_mb(table: dict[str, Any], name: str) -> None:
-    """Read `memory = "2G"` as `memory_mb = 2048`; raise ValueError if both are there and differ."""
+    """Read `memory = "2G"` as `memory_mb = 2048`; raise ValueError if both are given and differ."""
     text = table.pop(name, None)
     if not isinstance(text, str):
         return
@@ -142,14 +141,14 @@ def _size_mb(table: dict[str, Any], name: str) -> None:
         raise ValueError(f"{name} = {text!r} has no unit: write '1G' or '512M'")
     amount = float(number) * _SIZES[unit]
     if not math.isfinite(amount):
-        raise ValueError(f"{name} = {text!r} is no size")
+        raise ValueError(f"{name} = {text!r} is not a size")
     size = int(amount)
     if table.setdefault(f"{name}_mb", size) != size:
         raise ValueError(f"{name} = {text!r} and {name}_mb = {table[f'{name}_mb']} differ")
 
 
 class EnvironmentTable(_Network):
-    """The table `[environment]`, and that of a verifier of its own."""
+    """The table `[environment]`, or that of a separate verifier."""
 
     build_timeout_sec: Seconds = 600.0
     docker_image: str | None = None
@@ -185,7 +184,7 @@ class EnvironmentTable(_Network):
 
 
 class CollectHook(_Table):
-    """A command that is run after the agent ended, before artefacts are taken."""
+    """A command that runs after the agent ended, before artefacts are taken."""
 
     command: str = Field(min_length=1)
     service: Annotated[str, AfterValidator(_service)] = MAIN_SERVICE
@@ -194,7 +193,7 @@ class CollectHook(_Table):
 
 
 class ArtefactEntry(_Table):
-    """A file or a folder that is kept, and that a separate verifier sees. `exclude` are patterns of names or paths."""
+    """A file or folder that is kept and visible to a separate verifier. `exclude` are patterns of names or paths."""
 
     source: Annotated[str, AfterValidator(_without_parents), Field(min_length=1)]
     destination: Annotated[str | None, AfterValidator(_destination)] = None
@@ -204,7 +203,7 @@ class ArtefactEntry(_Table):
     @model_validator(mode="after")
     def _of_a_service(self) -> Self:
         if self.service not in (None, MAIN_SERVICE) and not re.match(r"/|[A-Za-z]:[/\\]", self.source):
-            raise ValueError(f"{self.source!r} of the service {self.service} is no absolute path")
+            raise ValueError(f"{self.source!r} of the service {self.service} is not an absolute path")
         return self
 
 
@@ -233,7 +232,7 @@ class VerifierTable(_NetworkPhase):
 
     @property
     def mode(self) -> Literal["shared", "separate"] | None:
-        """The mode that is said here, or follows from an environment; None if neither is there."""
+        """The mode given here, or implied by an environment; None without either."""
         return self.environment_mode or ("separate" if self.environment is not None else None)
 
 
@@ -252,7 +251,7 @@ class StepTable(_Table):
     def _of_a_folder(cls, name: str) -> str:
         is_portable = _STEP.fullmatch(name) and not _DEVICE.fullmatch(name.partition(".")[0])
         if not is_portable or not name.strip() or name.endswith((".", " ")) or len(name.encode()) > _MOST_BYTES:
-            raise ValueError(f"{name!r} is no name of a folder")
+            raise ValueError(f"{name!r} is not a name of a folder")
         return name
 
 
@@ -289,11 +288,11 @@ class TaskConfig(_Table):
     def _of_different_names(cls, steps: tuple[StepTable, ...]) -> tuple[StepTable, ...]:
         names = [unicodedata.normalize("NFC", step.name).casefold() for step in steps]
         if len(set(names)) < len(names):
-            raise ValueError("two steps have one name")
+            raise ValueError("two steps have the same name")
         return steps
 
     def mode(self, step: StepTable | None = None) -> Literal["shared", "separate"]:
-        """Return where a step is verified: the step's word first, then the task's, else shared."""
+        """Return how a step is verified: as the step says, else as the task says, else shared."""
         return (step.verifier.mode if step else None) or self.verifier.mode or "shared"
 
     def verifier_environment(self, step: StepTable | None = None) -> EnvironmentTable:

@@ -1,4 +1,4 @@
-"""Folders of Harbor tasks on disk: found, read, and refused with the file that is wrong."""
+"""Folders of Harbor tasks on disk: found, read, or refused with the faulty file."""
 
 from __future__ import annotations
 
@@ -32,31 +32,31 @@ _MOST_DEPTH = 4
 
 @dataclass(frozen=True, slots=True)
 class TaskFolder:
-    """A task that can be submitted: its folder, which is to be archived as it stands, and its fields."""
+    """A task that can be submitted: its folder, which is archived unchanged, and its fields."""
 
     path: Path
     instance: HarborInstance
 
     @property
     def name(self) -> str:
-        """The name by which its instance is known."""
+        """The name of its instance."""
         return self.instance.name
 
     def request(self, archive: str) -> dict[str, Any]:
-        """Return its instance as `BatchRequest.instances` has it, with the digest of its archive.
+        """Return its instance for `BatchRequest.instances`, with the digest of its archive.
 
-        With the evidence that `farm tasks check` kept here for that archive.
+        Includes the evidence that `farm tasks check` stored here for that archive.
         """
         fields = self.instance.model_dump(mode="json", exclude_unset=True) | evidence_of(archive).fields
         return {"data_source": DATA_SOURCE, "instance_id": self.name, "fields": fields, "archive": archive}
 
 
 def task_paths(folder: Path) -> list[Path]:
-    """Return the folders of tasks: the one that is given, or those below it, by name. Raises InvalidRequest if none."""
+    """Return the folders of tasks: the given one, or those below it, by name. Raises InvalidRequest if none."""
     tasks = list(_below(folder, _MOST_DEPTH))
     if not tasks:
         wanted = f"no {CONFIG} and no {TERMINAL_BENCH} in it or in {_MOST_DEPTH} levels of folders below"
-        raise InvalidRequest(f"it holds no tasks: there is {wanted}", field=str(folder))
+        raise InvalidRequest(f"contains no tasks: there is {wanted}", field=str(folder))
     return tasks
 
 
@@ -70,7 +70,7 @@ def _below(folder: Path, depth: int) -> list[Path]:
 
 
 def read_task(path: Path) -> TaskFolder:
-    """Read a folder with a `task.toml`. Raises InvalidRequest that names the file that is wrong."""
+    """Read a folder with a `task.toml`. Raises InvalidRequest that names the faulty file."""
     config = _config(path / CONFIG)
     compose = read_compose(path / _COMPOSE, MAIN_SERVICE) if (path / _COMPOSE).is_file() else ComposeFile()
     steps = [f"steps/{step.name}" for step in config.steps]
@@ -97,7 +97,7 @@ def read_task(path: Path) -> TaskFolder:
 
 
 def _check_ignored(task: TaskFolder) -> None:
-    """Refuse a `.harborignore` that cannot be read, or that leaves out the script of tests that are put there."""
+    """Refuse a `.harborignore` that cannot be read, or that leaves out a test script."""
     ignored, instance = IgnoredFiles(task.path), task.instance
     for place in ("", *(f"steps/{step.name}" for step in instance.steps)):
         for folder in ("tests", "solution"):
@@ -107,7 +107,7 @@ def _check_ignored(task: TaskFolder) -> None:
         script = instance.script(step, "tests", TEST)
         if script and instance.verifier_image(step) is None and ignored.has(task.path / script):
             where = str(task.path / script)
-            raise InvalidRequest(f"a {IGNORE_FILE} leaves it out, so no tests would be run", field=where)
+            raise InvalidRequest(f"a {IGNORE_FILE} leaves it out, so no tests would run", field=where)
 
 
 def _of_compose(compose: ComposeFile) -> dict[str, Any]:
@@ -124,7 +124,7 @@ def _of_compose(compose: ComposeFile) -> dict[str, Any]:
 
 
 def _of_build(compose: ComposeFile) -> Iterator[str]:
-    """Yield how a compose file wants the task's image built otherwise than of its Dockerfile alone."""
+    """Yield the ways in which a compose file's build of the image differs from its plain Dockerfile."""
     if compose.dockerfile not in ("", "Dockerfile", "./Dockerfile"):
         yield f"another Dockerfile, {compose.dockerfile}, of its compose file"
     if compose.arguments:
@@ -146,13 +146,13 @@ def _instruction(path: Path) -> str:
     except (ValueError, OSError) as error:
         raise InvalidRequest(f"there is no instruction to read: {error}", field=str(path)) from error
     lines = text.split("\n")
-    # marks by which a task is found in training data stand first, and are not for the policy
+    # canary marks, which identify tasks in training data, come first and are not for the policy
     while lines and _CANARY.fullmatch(lines[0].strip()):
         del lines[0]
     while lines and not lines[0].strip():
         del lines[0]
     if not lines:
-        raise InvalidRequest("it is empty: the policy would be told nothing", field=str(path))
+        raise InvalidRequest("it is empty: the policy would get no instruction", field=str(path))
     return "\n".join(lines)
 
 
@@ -166,7 +166,7 @@ def _refused(path: Path, error: ValidationError) -> InvalidRequest:
 
 @contextmanager
 def task_folder(path: Path) -> Iterator[TaskFolder]:
-    """Yield the task of a folder, one of terminal-bench 1 converted in a temporary folder. Raises InvalidRequest."""
+    """Yield the task of a folder; terminal-bench 1 is converted in a temporary folder. Raises InvalidRequest."""
     if (path / CONFIG).is_file():
         yield read_task(path)
         return
@@ -176,7 +176,7 @@ def task_folder(path: Path) -> Iterator[TaskFolder]:
         try:
             task = read_task(converted)
         except InvalidRequest as error:
-            # the folder is gone when it is read
+            # the temporary folder is gone when the error is read
             complaints = [(place.replace(folder, str(path)), text) for place, text in error.complaints]
             raise InvalidRequest.of(complaints) from None
         yield task

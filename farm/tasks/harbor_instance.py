@@ -1,6 +1,6 @@
-"""One Harbor task as the fields of an instance: its `task.toml`, its instructions, and which of its files are there.
+"""One Harbor task as the fields of an instance: its `task.toml`, its instructions, and the list of its files.
 
-The files themselves are in the task's archive, which the instance names by its digest.
+The files themselves are in the task's archive; the instance has its digest.
 """
 
 from __future__ import annotations
@@ -23,44 +23,44 @@ _PUBLIC: NetworkMode = "public"
 
 @dataclass(frozen=True, slots=True)
 class VerifierImage:
-    """The image of a verifier: a name, or a folder in the task's archive, which beside a name has a Dockerfile too."""
+    """The image of a verifier: a name, or a folder in the task's archive; both if the folder has a Dockerfile, too."""
 
     name: str = ""
     folder: str = ""
 
 
 class HarborInstance(BaseModel):
-    """The fields of the data source `harbor`. `farm submit DIR` writes them from a folder."""
+    """The fields of the data source `harbor`. `farm submit DIR` creates them from a folder."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     name: str = Field(min_length=1, max_length=200)
     task: TaskConfig
     instructions: tuple[str, ...] = Field(min_length=1)
-    """The policy's messages: one, or one of each step."""
+    """The policy's messages: one, or one for each step."""
     files: tuple[str, ...] = ()
-    """The paths in it that decide how it is played, such as environment/Dockerfile and the scripts."""
+    """The paths in the archive that affect the run, such as environment/Dockerfile and the scripts."""
     env: dict[str, str] = Field(default_factory=dict)
-    """Variables beside those of task.toml, of a compose file."""
+    """Variables of a compose file, in addition to those of task.toml."""
     entrypoint: tuple[str, ...] = ()
-    """The program that a container begins with, of a compose file; the image's own if it is empty."""
+    """The entrypoint in a compose file; empty: the image's own."""
     command: tuple[str, ...] = ()
-    """The command of a compose file, which that program is given; empty for one that only waits."""
+    """The command in a compose file, passed to the entrypoint; empty for one that only waits."""
     sidecars: tuple[str, ...] = ()
     mounts: tuple[str, ...] = ()
     privileged: bool = False
     other_needs: tuple[str, ...] = ()
     restore: Literal["programs", "nothing"] = "programs"
-    """`programs`: before it is scored in the tree that the policy left, programs of the image that tests stand on have
-    their own form again. `nothing`: for tasks that are about such a program."""
+    """`programs`: before tests run in the tree that the policy left, programs of the image that they depend on are
+    restored. `nothing`: for tasks about such a program."""
     footprint: tuple[Annotated[str, Field(pattern=r"^/[^/\x00][^\x00]*$", max_length=4096)], ...] = Field(
         (), max_length=100
     )
-    """Absolute paths that the policy may change whatever they are, as the task's own solution changes them; a `/` at
-    the end stands for all below a folder. `farm tasks check` finds them, `TaskFolder.request` puts them here."""
+    """Absolute paths that the policy may change in any case, as the task's own solution changes them; a final `/` means
+    everything in a folder. `farm tasks check` finds them, `TaskFolder.request` adds them here."""
     safe_path: bool = False
-    """True to run shared tests with PYTHONSAFEPATH=1, so that no module is found where they run; `farm tasks check`
-    says so of tests that pass then."""
+    """Run shared tests with PYTHONSAFEPATH=1, so that no module is found in their working directory; `farm tasks check`
+    sets it if the tests pass then."""
 
     @model_validator(mode="after")
     def _is_complete(self) -> Self:
@@ -69,7 +69,7 @@ class HarborInstance(BaseModel):
         if len(self.instructions) != len(self.steps or (None,)):
             raise ValueError(f"{len(self.instructions)} instructions for {len(self.steps) or 1} steps")
         if not self.task.environment.docker_image and DOCKERFILE not in self.files:
-            raise ValueError(f"neither {DOCKERFILE} nor [environment].docker_image says what it is played in")
+            raise ValueError(f"needs an image: {DOCKERFILE} or [environment].docker_image")
         for step in self.steps or (None,):
             if not self.script(step, "tests", TEST) and self.verifier_image(step) is None:
                 raise ValueError(f"there is no tests/{TEST}" + (f" for step {step.name}" if step else ""))
@@ -77,17 +77,17 @@ class HarborInstance(BaseModel):
 
     @property
     def steps(self) -> tuple[StepTable, ...]:
-        """The steps; none of a task that has one instruction."""
+        """The steps; none for a task with one instruction."""
         return self.task.steps
 
     @property
     def network_phases(self) -> tuple[Phase, ...]:
-        """The phases in which the task has a network, in some of its steps."""
+        """The phases in which the task has a network, in any of its steps."""
         modes = [self.network_modes(step) for step in self.steps or (None,)]
         return tuple(phase for phase in PHASES if any(each[phase] == _PUBLIC for each in modes))
 
     def network_modes(self, step: StepTable | None) -> dict[Phase, NetworkMode]:
-        """Return the network of each phase of a step, as in Harbor: one of a task that says nothing of it is public."""
+        """Return the network of each phase of a step, as in Harbor: by default it is public."""
         task = self.task
         base = task.environment.network_mode or _PUBLIC
         verifier = base
@@ -101,7 +101,7 @@ class HarborInstance(BaseModel):
 
     @property
     def names_network(self) -> bool:
-        """True if the task itself says something of the network."""
+        """True if the task itself mentions the network."""
         task = self.task
         verifiers = [task.verifier, *(step.verifier for step in self.steps)]
         environments = [each.environment for each in verifiers if each.environment]
@@ -109,14 +109,14 @@ class HarborInstance(BaseModel):
         return any(table.network_mode is not None for table in tables)
 
     def script(self, step: StepTable | None, folder: Literal["tests", "solution"], name: str) -> str:
-        """Return the path of a script in the archive, the step's own first; empty if there is none."""
+        """Return the path of a script in the archive, preferably the step's own; empty without one."""
         places = ([f"steps/{step.name}/{folder}/{name}"] if step else []) + [f"{folder}/{name}"]
         return next((place for place in places if place in self.files), "")
 
     def verifier_image(self, step: StepTable | None) -> VerifierImage | None:
-        """Return the image of its own that a separate verifier has, with its tests in it; None for the environment's.
+        """Return the own image, including the tests, of a separate verifier; None for the environment's.
 
-        The step's comes before the task's, and of each the name of an image before a Dockerfile.
+        The step's precedes the task's, and an image's name precedes a Dockerfile.
         """
         if self.task.mode(step) != "separate":
             return None
@@ -130,17 +130,17 @@ class HarborInstance(BaseModel):
         return None
 
     def agent_user(self, step: StepTable | None) -> str | int | None:
-        """Return the user that the policy acts as; None for the image's."""
+        """Return the user of the policy; None for the image's."""
         return step.agent.user if step and step.agent.user is not None else self.task.agent.user
 
     def verifier_user(self, step: StepTable | None) -> str | int | None:
-        """Return the user that tests run as; None for the image's."""
+        """Return the user of the tests; None for the image's."""
         return step.verifier.user if step and step.verifier.user is not None else self.task.verifier.user
 
     def verifier_s(self, step: StepTable | None) -> float:
-        """Return the seconds that the tests of a step may take: a step that states none has the default's."""
+        """Return the time limit of a step's tests in seconds; the default's for a step that states none."""
         return (step.verifier if step else self.task.verifier).timeout_sec
 
     def verifier_env(self, step: StepTable | None) -> dict[str, str]:
-        """Return the variables of the tests of a step, as they are written."""
+        """Return the variables of a step's tests, unexpanded."""
         return {**self.task.verifier.env, **(step.verifier.env if step else {})}

@@ -1,4 +1,4 @@
-"""The demands of a Harbor task on its place: what sandboxes cannot give is named, and refused at submit."""
+"""The requirements of a Harbor task: those that sandboxes cannot meet are refused at submit, by name."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from farm.tasks.harbor_instance import COMPOSE, HarborInstance
 
 
 def needs_of(instance: HarborInstance) -> TaskNeeds:
-    """Return all that a task asks for beyond an image, a network and limits."""
+    """Return everything that a task requires beyond an image, a network and limits."""
     tables = list(_environments(instance))
     return TaskNeeds(
         os=next((table.os for table in tables if table.os != "linux"), "linux"),
@@ -53,7 +53,7 @@ def _hosts(instance: HarborInstance, tables: list[EnvironmentTable]) -> Iterator
 
 
 def _other(instance: HarborInstance) -> Iterator[str]:
-    """Yield what changes between steps: a sandbox has one user and one network, from its start to its end."""
+    """Yield requirements that change between steps: a sandbox has one user and one network throughout."""
     task = instance.task
     if any(step.agent.user not in (None, task.agent.user) for step in instance.steps):
         yield "another user in a step than in the task: a sandbox has one for the agent"
@@ -62,5 +62,5 @@ def _other(instance: HarborInstance) -> Iterator[str]:
     for step in instance.steps or (None,):
         own = instance.verifier_image(step)
         if own is not None and not own.name and f"{own.folder}/{COMPOSE}" in instance.files:
-            yield f"the services of {own.folder}/{COMPOSE}: a verifier has none beside it"
+            yield f"the services of {own.folder}/{COMPOSE}: a verifier has no services next to it"
             break

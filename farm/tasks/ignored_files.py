@@ -1,8 +1,8 @@
-"""Files of a task's tests and solutions that its `.harborignore` files leave out, as Harbor does.
+"""Files of a task's tests and solutions that its `.harborignore` files leave out, as in Harbor.
 
-Each folder of tests or of a solution, and each folder below one, may have such a file, with patterns of `.gitignore`
-for all below. The last pattern that matches decides, and the innermost file is the last; nothing in a folder that is
-left out comes back. A link is left out with what it leads to. The files themselves are left out, too.
+Each folder of tests or of a solution, and each folder below one, may have such a file with `.gitignore` patterns for
+everything below. The last matching pattern decides, and the innermost file comes last; nothing in a folder that is left
+out comes back. A link is left out together with its target. The ignore files themselves are left out, too.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ _FOLDERS = ("tests", "solution")
 
 
 class IgnoredFiles:
-    """The files that one task folder leaves out. Its methods raise InvalidRequest, with the file that is no text."""
+    """The files that one task folder leaves out. Its methods raise InvalidRequest, with the file, if it is not text."""
 
     def __init__(self, task: Path) -> None:
-        self._task = Path(os.path.abspath(task))  # noqa: PTH100 - links stay as they are named
+        self._task = Path(os.path.abspath(task))  # noqa: PTH100 - links keep their names
         self._patterns: dict[Path, GitIgnoreSpec | None] = {}
 
     def has(self, path: Path) -> bool:
@@ -38,7 +38,7 @@ class IgnoredFiles:
         return path.is_symlink() and real.is_relative_to(root) and self._is_left_out(real.relative_to(root))
 
     def among(self, folder: str, names: Sequence[str]) -> set[str]:
-        """Return those of the names in a folder that are left out, as `shutil.copytree` wants it."""
+        """Return the ignored names in a folder, as `shutil.copytree` expects."""
         parent = Path(os.path.abspath(folder))  # noqa: PTH100
         return {name for name in names if self.has(parent / name)}
 
@@ -57,7 +57,7 @@ class IgnoredFiles:
         return top > 0 and any(self._is_matched(parts[:n], top) for n in range(top + 1, len(parts) + 1))
 
     def _is_matched(self, parts: tuple[str, ...], top: int) -> bool:
-        """Return what the patterns say of one path, without the folders above it; `top` has the first of them."""
+        """Return whether the patterns match one path, ignoring its parents; the first ones are in `top`."""
         mark = "/" if self._task.joinpath(*parts).is_dir() else ""
         result = False
         for n in range(top, len(parts)):
@@ -73,7 +73,7 @@ class IgnoredFiles:
 
 
 def _top(parts: Sequence[str]) -> int:
-    """Return how many names lead to the folder of tests or solution that a path lies in; 0 if it lies in none."""
+    """Return the number of names up to the folder of tests or solution that contains a path; 0 without one."""
     if parts[:1] and parts[0] in _FOLDERS:
         return 1
     return 3 if len(parts) >= 3 and parts[0] == "steps" and parts[2] in _FOLDERS else 0

@@ -1,4 +1,4 @@
-"""Evidence and findings of tasks, which `farm tasks check` and `attack` keep in FARM_HOME by the digest of a task."""
+"""Evidence and findings of tasks, which `farm tasks check` and `attack` store in FARM_HOME by a task's digest."""
 
 from __future__ import annotations
 
@@ -12,22 +12,22 @@ from farm.records.request import Instance
 from farm.settings import settings
 
 ATTACKS = "task_attacks"
-"""The folder of reports: `DIGEST.PLAN.json`, by `Instance.digest` and the digest of what the task was attacked with."""
+"""The folder of reports: `DIGEST.PLAN.json`, by `Instance.digest` and the digest of the attack plan."""
 CHECKS = "task_checks"
 """The folder of checks, by the digest of a task's files: `DIGEST.json` is its evidence, `DIGEST.log` the last output,
-`DIGEST.KEY.json` a result, by what else decided about it."""
+`DIGEST.KEY.json` a result, by its other inputs."""
 FINDINGS = ("vacuous", "flaky", "skippable", "hackable", "unsolvable")
 _N_NAMED = 5
-"""Instances that a line of findings names."""
+"""Instances listed in a line of findings."""
 
 
 def kept_in(folder: str) -> Path:
-    """Return a folder of FARM_HOME, which need not be there."""
+    """Return a folder of FARM_HOME, which may not exist."""
     return settings().home.absolute() / folder
 
 
 def keep_text(folder: str, name: str, text: str) -> Path:
-    """Keep a file in such a folder, for its owner alone; return its path. Raises NotAllowed, OSError."""
+    """Write a file into such a folder, for its owner only; return its path. Raises NotAllowed, OSError."""
     own_home(settings().home)
     path = kept_in(folder) / name
     path.parent.mkdir(mode=0o700, exist_ok=True)
@@ -37,10 +37,10 @@ def keep_text(folder: str, name: str, text: str) -> Path:
 
 @dataclass(frozen=True, slots=True)
 class TaskEvidence:
-    """The facts of a task that its solution showed in a check, by which its verification can be strict.
+    """Facts that a task's solution showed in a check, which allow stricter verification.
 
-    `footprint` are the paths that the solution changes beyond what any policy may, as in `HarborInstance`. `safe_path`:
-    the tests pass with PYTHONSAFEPATH=1.
+    `footprint` are the paths that the solution changes beyond those that any policy may, as in `HarborInstance`.
+    `safe_path`: the tests pass with PYTHONSAFEPATH=1.
     """
 
     footprint: tuple[str, ...] = ()
@@ -48,19 +48,19 @@ class TaskEvidence:
 
     @property
     def fields(self) -> dict[str, object]:
-        """The fields of a `HarborInstance` that say it."""
+        """The resulting fields of a `HarborInstance`."""
         return {
             name: value for name, value in (("footprint", list(self.footprint)), ("safe_path", self.safe_path)) if value
         }
 
 
 def keep_evidence(archive: str, evidence: TaskEvidence) -> None:
-    """Keep the evidence of a task by the digest of its archive. Raises NotAllowed, OSError."""
+    """Store the evidence of a task by the digest of its archive. Raises NotAllowed, OSError."""
     keep_text(CHECKS, f"{archive}.json", json.dumps(evidence.fields))
 
 
 def evidence_of(archive: str) -> TaskEvidence:
-    """Return the evidence that was kept for a task; that of none if there is none that can be read."""
+    """Return the stored evidence of a task; empty evidence if none can be read."""
     try:
         known = json.loads((kept_in(CHECKS) / f"{archive}.json").read_text(encoding="utf-8"))
         return TaskEvidence(tuple(map(str, known.get("footprint", ()))), known.get("safe_path") is True)
@@ -69,9 +69,9 @@ def evidence_of(archive: str) -> TaskEvidence:
 
 
 def findings_of(instances: Iterable[Instance]) -> tuple[str, ...]:
-    """Return a line for each finding of `farm tasks attack` that some of these instances have: how many, and which.
+    """Return a line for each finding of `farm tasks attack` on these instances: how many, and which.
 
-    Reports of one task that was attacked in several ways are taken together. Looks at FARM_HOME alone.
+    Reports of several attacks on one task are combined. Only reads FARM_HOME.
     """
     try:
         reports = [path for path in kept_in(ATTACKS).iterdir() if path.suffix == ".json"]

@@ -1,8 +1,8 @@
-"""Tasks of terminal-bench 1 (`task.yaml`), converted into Harbor's form when they are read; terminal-bench 2 has it.
+"""Tasks of terminal-bench 1 (`task.yaml`), converted to Harbor's format on reading; terminal-bench 2 uses that itself.
 
-The result is 1 if the summary of `pytest -rA` names tests and none that failed or passed against its mark, or, of the
-parser `swebench`, if the block between its marks says PASSED; else 0, as terminal-bench's own parsers and harness
-count. The rules of the conversion are those of Harbor's `mappers/terminal_bench.py`.
+The result is 1 if the summary of `pytest -rA` has tests, and none that failed or unexpectedly passed; with the parser
+`swebench`, if the block between its marks says PASSED; else 0, like terminal-bench's own parsers and harness. The
+conversion follows Harbor's `mappers/terminal_bench.py`.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class TerminalBenchTask(BaseModel):
 
 
 def convert(source: Path, target: Path) -> None:
-    """Write a Harbor task into `target`, an empty folder. Raises InvalidRequest that names what cannot be converted."""
+    """Write a Harbor task into `target`, an empty folder. Raises InvalidRequest for parts that cannot be converted."""
     try:
         task = TerminalBenchTask.model_validate(read_yaml(source / "task.yaml"))
     except ValidationError as error:
@@ -56,7 +56,7 @@ def convert(source: Path, target: Path) -> None:
         ) from None
     if task.parser_name not in _PARSERS:
         known = " or ".join(_PARSERS)
-        raise InvalidRequest(f"its results are read by {task.parser_name!r}, not by {known}", field=str(source))
+        raise InvalidRequest(f"its results need the parser {task.parser_name!r}, not {known}", field=str(source))
     if not (source / "run-tests.sh").is_file():
         raise InvalidRequest("there is no run-tests.sh", field=str(source))
     compose = read_compose(source / _COMPOSE, "client") if (source / _COMPOSE).is_file() else ComposeFile(main="client")
@@ -68,7 +68,7 @@ def convert(source: Path, target: Path) -> None:
 
 
 def _config(task: TerminalBenchTask, compose: ComposeFile, name: str) -> str:
-    """Return the task.toml, for which a JSON text is a TOML text too."""
+    """Return the task.toml; JSON texts are also TOML texts."""
     lines = [
         'schema_version = "1.4"',
         "[task]",
@@ -91,18 +91,18 @@ def _config(task: TerminalBenchTask, compose: ComposeFile, name: str) -> str:
 
 
 def _plain(name: str) -> str:
-    """Return the name of a folder with what no name of a task has replaced: `001. hello` is `001.-hello`."""
+    """Return a folder's name with characters replaced that a task name cannot have: `001. hello` is `001.-hello`."""
     return _OUTSIDE_A_NAME.sub("-", name).lstrip("._-") or "task"
 
 
 def _environment(source: Path, target: Path, compose: ComposeFile) -> None:
-    """Copy the build context: all of the task but what only its harness needs, unless the Dockerfile copies that."""
+    """Copy the build context: the whole task without files of the harness, unless the Dockerfile copies these."""
     context = source / compose.context if compose.context not in ("", ".") else source
     if not context.resolve().is_relative_to(source.resolve()):
-        raise InvalidRequest(f"its build context {compose.context!r} lies outside of the task", field=str(source))
+        raise InvalidRequest(f"its build context {compose.context!r} lies outside the task", field=str(source))
     dockerfile = context / (compose.dockerfile or _DOCKERFILE)
     if compose.dockerfile and not (dockerfile.is_file() and dockerfile.resolve().is_relative_to(source.resolve())):
-        raise InvalidRequest(f"its compose file builds {compose.dockerfile!r}, which is not there", field=str(source))
+        raise InvalidRequest(f"its compose file builds {compose.dockerfile!r}, which does not exist", field=str(source))
     text = dockerfile.read_text(encoding="utf-8", errors="replace") if dockerfile.is_file() else ""
     lines = _CONTINUED.sub(" ", text).splitlines()
     copies = " ".join(line for line in lines if line.strip().upper().startswith(("COPY", "ADD", "RUN --MOUNT")))
@@ -126,10 +126,10 @@ def _environment(source: Path, target: Path, compose: ComposeFile) -> None:
             file.write(f"\nCOPY {line}\n")
         for ignore in (target / ".dockerignore", target / f"{_DOCKERFILE}.dockerignore"):
             if ignore.is_file():
-                # a mount has what a build leaves out, too
+                # a mount includes files that a build leaves out
                 with ignore.open("a", encoding="utf-8") as file:
                     file.write(f"\n!{copy.rstrip('/')}\n")
-    # the file as Harbor reads it: what is beside the main service is to be seen there
+    # in the form that Harbor reads, which shows the other services
     if compose.sidecars or compose.mounts or compose.privileged or compose.other:
         shutil.copy(source / _COMPOSE, target / _COMPOSE)
     elif compose.entrypoint or compose.command:
@@ -138,7 +138,7 @@ def _environment(source: Path, target: Path, compose: ComposeFile) -> None:
 
 
 def _with_arguments(dockerfile: str, arguments: Sequence[tuple[str, str]]) -> str:
-    """Return a Dockerfile whose declared arguments have the values of a compose file as their defaults."""
+    """Return a Dockerfile whose declared arguments default to the values in a compose file."""
     for name, value in arguments:
         declared = re.compile(rf"^([ \t]*ARG[ \t]+{re.escape(name)})(=.*)?[ \t]*$", re.MULTILINE | re.IGNORECASE)
         quoted = json.dumps(value, ensure_ascii=False).replace("$", "\\$")
@@ -147,10 +147,10 @@ def _with_arguments(dockerfile: str, arguments: Sequence[tuple[str, str]]) -> st
 
 
 def _copy_mount(source: Path, mount: OwnMount, target: Path) -> str:
-    """Copy a part of the task that its compose file mounts, so that every sandbox has a copy of its own.
+    """Copy a mounted part of the task, so that every sandbox has its own copy. Return the copy's name in `target`.
 
-    What belongs to the harness, such as the solution, is left out of a mount of the whole task. What is not there is an
-    empty folder, as Docker makes one. Return the name of the copy in `target`, which ends with a slash for a folder.
+    Files of the harness, such as the solution, are left out of a mount of the whole task. A missing source becomes an
+    empty folder, as in Docker. The name ends with a slash for a folder.
     """
     mounted = source / mount.source
     if not mounted.resolve().is_relative_to(source.resolve()):
@@ -202,4 +202,4 @@ def _commands(path: Path) -> list[str]:
         steps: Any = yaml.safe_load(path.read_text(encoding="utf-8"))
         return [str(step["command"] if isinstance(step, dict) else step) for step in steps]
     except (ValueError, TypeError, KeyError) as error:
-        raise InvalidRequest(f"it is no list of commands: {error}", field=str(path)) from error
+        raise InvalidRequest(f"it is not a list of commands: {error}", field=str(path)) from error

@@ -1,1 +1,1 @@
-"""The page of a farm: batches, rollouts, transcripts and nodes in a browser, rendered on the server."""
+"""The web page of a farm: batches, rollouts, transcripts and nodes, rendered on the server."""

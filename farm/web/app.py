@@ -1,6 +1,6 @@
-"""The page as a web application: its routes, and answers in HTML where something is wrong.
+"""The web application of the page: its routes, and its error pages.
 
-It reads the store as the API does, in the same process, and shows nothing to a browser that has not signed in.
+It reads the store in the API's process, and shows nothing to a browser that has not signed in.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ View = Callable[[Request], Awaitable[Response]]
 
 
 def application(endpoints: Endpoints, keys: KnownKeys, visitor_key: str = "") -> ASGIApp:
-    """Return the page's ASGI application, served below `farm.web.rendering.ROOT`, with that removed from its paths.
+    """Return the page's ASGI application, served below `farm.web.rendering.ROOT`, with that prefix removed from paths.
 
-    With a `visitor_key` nobody signs in: every browser has that key's rights.
+    With a `visitor_key` there is no sign-in: every browser has that key's rights.
     """
     batches, rollouts = BatchViews(endpoints), RolloutViews(endpoints)
     cluster, exports, orders = ClusterViews(endpoints), Exports(endpoints), Orders(endpoints)
@@ -86,7 +86,7 @@ def _get(path: str, view: View) -> Route:
 
 
 def _answered(view: View) -> View:
-    """Return the same view, with a page for each error."""
+    """Return the view with error pages instead of exceptions."""
 
     async def answer(request: Request) -> Response:
         try:
@@ -94,7 +94,7 @@ def _answered(view: View) -> View:
         except HTTPException:
             raise
         except ClientDisconnect:
-            # no client is left to read it
+            # the client is gone, so nobody reads an answer
             return Response(status_code=499)
         except Exception as error:
             problem = error.problem if isinstance(error, RequestRejected) else problem_of(error)
@@ -109,7 +109,7 @@ async def _no_page(request: Request, error: Exception) -> Response:
 
 
 class _StaticFiles(StaticFiles):
-    """Files of the package, which a browser may keep for an hour."""
+    """Files of the package, which a browser may cache for an hour."""
 
     async def get_response(self, path: str, scope: Scope) -> Response:
         response = await super().get_response(path, scope)

@@ -1,4 +1,4 @@
-"""Views of batches: the list, one while it is played, its rollouts, its failures, its figures."""
+"""Views of batches: the list, a running batch, its rollouts, its failures, its figures."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ _PageMaker = Callable[[str, dict[str, Any]], Awaitable[str]]
 
 @dataclass(frozen=True, slots=True)
 class BatchProgress:
-    """A batch in numbers, with its pace: rollouts per second over the last that ended, and seconds left."""
+    """The numbers of a batch and its pace: rollouts per second over the last that ended, and seconds left."""
 
     status: BatchStatus
     per_s: float | None
@@ -47,7 +47,7 @@ class BatchProgress:
 
 
 class BatchViews:
-    """The views; numbers of a batch are shared by all who look at it."""
+    """The views; all viewers of a batch share its numbers."""
 
     def __init__(self, endpoints: Endpoints) -> None:
         self._endpoints = endpoints
@@ -66,14 +66,14 @@ class BatchViews:
         return html("batches.html", batches=listed, limit=N_BATCHES, before=before)
 
     async def batch(self, request: Request) -> Response:
-        """Show a batch in numbers, which change while they are looked at."""
+        """Show the numbers of a batch, updated live."""
         progress = await self._progress(request.path_params["id"])
         shared = _shared_filter(request)
         request_of = shown_request(await self._endpoints.run(self._request_of, progress.status.batch_id))
         return html("batch.html", progress=progress, status=progress.status, request_of=request_of, **shared)
 
     async def live(self, request: Request) -> Response:
-        """Send those numbers whenever they have changed."""
+        """Stream those numbers whenever they change."""
         batch_id = request.path_params["id"]
         await self._progress(batch_id)
 
@@ -84,7 +84,7 @@ class BatchViews:
         return self._updates.stream(lambda: self._parts.get(batch_id, part, lambda made: made[1]))
 
     async def rollouts(self, request: Request) -> Response:
-        """Show a page of the rollouts that meet the filter in the URL."""
+        """Show a page of the rollouts that match the filter in the URL."""
         batch_id = request.path_params["id"]
         after = request.query_params.get("after", "")
         shared = _shared_filter(request)
@@ -131,7 +131,7 @@ class BatchViews:
         wanted = _unordered(shared["wanted"])
         progress = await self._progress(batch_id)
         made = await self._figures(batch_id, wanted)
-        # these are of the whole batch
+        # the numbers below are of the whole batch
         times = (
             await self._endpoints.run(self._endpoints.farm.stage_times, batch_id)
             if progress.status.n_rollouts <= NEWEST and wanted == EVERY
@@ -184,7 +184,7 @@ class BatchViews:
 
 
 def _shared_filter(request: Request) -> dict[str, Any]:
-    """Return the filter in a URL, which the views of a batch share, for their templates. Raises InvalidRequest."""
+    """Return the filter in a URL, for the templates of all views of a batch. Raises InvalidRequest."""
     values = {name: value for name, value in request.query_params.items() if name != "after"}
     return {"values": values, "wanted": filter_of(values), "states": list(State), "outcomes": list(Outcome)}
 
@@ -195,7 +195,7 @@ def _unordered(wanted: RolloutFilter) -> RolloutFilter:
 
 
 def filter_of(values: Mapping[str, str]) -> RolloutFilter:
-    """Return the filter in a query. Fields of a form that were left empty are none. Raises InvalidRequest."""
+    """Return the filter in a query. Empty fields of a form are ignored. Raises InvalidRequest."""
     try:
         return RolloutFilter.model_validate({name: value for name, value in values.items() if value != ""})
     except ValidationError as error:

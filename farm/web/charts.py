@@ -1,4 +1,4 @@
-"""Figures of a batch as numbers: histograms, and means over time. Templates draw them."""
+"""The data of a batch's charts: histograms, and means over time. Templates draw them."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ _POLICYS = {outcome.value for outcome in POLICY_OUTCOMES}
 
 @dataclass(frozen=True, slots=True)
 class Bar:
-    """One bar of a histogram: counts of values in [low, high), of the last bar in [low, high]."""
+    """One bar of a histogram: the count of values in [low, high), for the last bar in [low, high]."""
 
     low: float
     high: float
     n: int
     share: float
-    """Its height, as a part of the highest."""
+    """Its height, as a part of the highest bar."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +40,7 @@ class Histogram:
 
 
 def histogram(title: str, values: Sequence[float]) -> Histogram | None:
-    """Return the histogram of some finite values; None if there are none. Few different values are a bar each."""
+    """Return the histogram of finite values; None without any. If there are few different values, each gets a bar."""
     if not values:
         return None
     array = np.asarray(values, dtype=np.float64)
@@ -58,7 +58,7 @@ def histogram(title: str, values: Sequence[float]) -> Histogram | None:
 
 @dataclass(frozen=True, slots=True)
 class SourceFigures:
-    """The figures of one data source of a batch."""
+    """The charts of one data source of a batch."""
 
     data_source: str
     n: int
@@ -68,9 +68,9 @@ class SourceFigures:
 
 @dataclass(frozen=True, slots=True)
 class Figures:
-    """The figures of the newest rollouts of a batch that ended.
+    """The charts of the newest ended rollouts of a batch.
 
-    `outcomes` are counts by outcome; `groups_equal` of `groups_whole` have one reward for all their samples, and so no
+    `outcomes` are counts by outcome. `groups_equal` of `groups_whole` have the same reward for all samples, and so no
     gradient. `lags` are weight versions between the oldest token of a rollout and the newest weights. `times` and
     `rewards` are one line over time: seconds since the epoch, and the mean reward of the rollouts that ended then.
     """
@@ -88,7 +88,7 @@ class Figures:
 
 
 def figures(numbers: Sequence[EndedNumbers], n_samples: int, newest_version: str = "") -> Figures:
-    """Return the figures of some rollouts."""
+    """Return the charts of some rollouts."""
     by_source: defaultdict[str, list[EndedNumbers]] = defaultdict(list)
     for each in numbers:
         by_source[each.data_source].append(each)
@@ -125,7 +125,7 @@ def _source(name: str, rows: Sequence[EndedNumbers]) -> SourceFigures:
 
 
 def _groups(numbers: Sequence[EndedNumbers], n_samples: int) -> tuple[int, int]:
-    """Return how many groups have all their samples scored, and how many of those have equal rewards."""
+    """Return the number of completely scored groups, and how many of them have equal rewards."""
     rewards: defaultdict[int, list[float]] = defaultdict(list)
     for each in numbers:
         if each.reward is not None:

@@ -1,4 +1,4 @@
-"""The last hour of the nodes and engines, kept in the memory of this process since it was first asked for them."""
+"""The last hour of nodes and engines, kept in the memory of this process since the first request for it."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ PERIOD_S = 15.0
 
 @dataclass(frozen=True, slots=True)
 class HistorySample:
-    """Numbers at one instant, by name."""
+    """Numbers at one time, by name."""
 
     at: float
     values: dict[str, float]
 
 
 class ClusterHistory:
-    """Samples that `look` takes every PERIOD_S, until nobody has asked for them for KEPT_S."""
+    """Samples that `look` takes every PERIOD_S, until nobody has requested them for KEPT_S."""
 
     def __init__(self, look: Callable[[], dict[str, float]]) -> None:
         self._look = look
@@ -33,14 +33,14 @@ class ClusterHistory:
         self._thread: threading.Thread | None = None
 
     def keep(self) -> None:
-        """Go on taking samples, or begin to."""
+        """Begin or continue to take samples."""
         self._asked_at = time.monotonic()
         if self._thread is None or not self._thread.is_alive():
             self._thread = threading.Thread(target=self._run, name="history", daemon=True)
             self._thread.start()
 
     def series(self, names: list[str]) -> list[list[float | None]]:
-        """Return the times, and the values of each name at them; None where it had none."""
+        """Return the times, and the values of each name at these times; None where it had none."""
         samples = list(self._samples)
         times: list[float | None] = [sample.at for sample in samples]
         return [times, *([sample.values.get(name) for sample in samples] for name in names)]
@@ -51,7 +51,7 @@ class ClusterHistory:
 
     def _run(self) -> None:
         while time.monotonic() - self._asked_at < KEPT_S:
-            # while the database is away, there is nothing to know
+            # no samples while the database is unavailable
             with suppress(ServiceError):
                 self._samples.append(HistorySample(time.time(), self._look()))
             time.sleep(PERIOD_S)

@@ -28,12 +28,12 @@ class ClusterViews:
         self._alarms: SharedResults[dict[str, Any]] = SharedResults(15.0)
 
     async def nodes_and_engines(self, request: Request) -> Response:
-        """Show all nodes and engines, which change while they are looked at."""
+        """Show all nodes and engines, updated live."""
         self._history.keep()
         return html("cluster.html", **await self._endpoints.run(self._state))
 
     async def live(self, request: Request) -> Response:
-        """Send them whenever they have changed."""
+        """Stream them whenever they change."""
 
         async def part() -> tuple[str, bool]:
             return rendered("_cluster.html", **await self._endpoints.run(self._state)), False
@@ -41,13 +41,13 @@ class ClusterViews:
         return self._updates.stream(lambda: self._parts.get("", part))
 
     async def history(self, request: Request) -> Response:
-        """Return the history of nodes and engines since this process began to keep it, for the chart."""
+        """Return the history of nodes and engines in this process, for the chart."""
         self._history.keep()
         names = self._history.names()
         return JSONResponse({"names": names, "series": self._history.series(names)}, headers=HEADERS)
 
     async def alarms(self, request: Request) -> Response:
-        """Show what is wrong with the farm, and with its newest batches."""
+        """Show the problems of the farm, and of its newest batches."""
 
         def look() -> dict[str, Any]:
             farm = self._endpoints.farm
@@ -70,7 +70,7 @@ class ClusterViews:
         return {"nodes": farm.nodes(), "busy": dict(busy), "engines": farm.engines(), "stages": list(Stage)}
 
     def _numbers(self) -> dict[str, float]:
-        """Return the numbers that history keeps: busy slots of each node, calls in flight at each engine."""
+        """Return the numbers of the history: busy slots of each node, calls in flight at each engine."""
         farm = self._endpoints.farm
         values: defaultdict[str, float] = defaultdict(float)
         for name, _, state, n in farm.store.read(live_by_node):

@@ -1,4 +1,4 @@
-"""Exports of the page: a rollout as a page of its own or as a trace, rollouts of a filter as JSONL or Parquet."""
+"""Exports of the page: a rollout as a standalone page or as a trace, filtered rollouts as JSONL or Parquet."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ from farm.web.rendering import HEADERS, rendered
 from farm.web.transcript import conversation
 
 Form = Callable[[Iterator[dict[str, Any]]], Iterator[bytes]]
-"""A function that writes rollouts, part by part."""
+"""A function that writes rollouts, chunk by chunk."""
 _IMAGES = {
     re.compile(rb"\x89PNG\r\n\x1a\n"): "image/png",
     re.compile(rb"\xff\xd8\xff"): "image/jpeg",
     re.compile(rb"GIF8"): "image/gif",
     re.compile(rb"RIFF....WEBP", re.DOTALL): "image/webp",
 }
-"""The media types of images by how their bytes begin."""
+"""The media types of images by the first bytes of their data."""
 
 
 class Exports:
@@ -51,7 +51,7 @@ class Exports:
         return _attached(await self._endpoints.run(made), "application/json", _file_name(rollout_id, "trace.json"))
 
     async def static_page(self, request: Request) -> Response:
-        """Return a rollout's transcript as one file that needs nothing else and runs no scripts."""
+        """Return a rollout's transcript as one standalone file without scripts."""
         rollout_id = request.path_params["id"]
 
         def made() -> bytes:
@@ -70,28 +70,28 @@ class Exports:
         return _attached(await self._endpoints.run(made), "text/html; charset=utf-8", _file_name(rollout_id, "html"))
 
     async def artefact(self, request: Request) -> Response:
-        """Return an artefact: an image to be shown, anything else as a file."""
+        """Return an artefact: an image for display, anything else as a download."""
         rollout_id, name = request.path_params["id"], request.query_params.get("name", "")
         data = await self._endpoints.run(self._endpoints.farm.artefact, rollout_id, name)
         kind = next((kind for start, kind in _IMAGES.items() if start.match(data)), None)
-        # an image is no document, whatever it holds; the sandbox makes sure
+        # an image is never interpreted as a document, whatever its contents; the sandbox directive makes sure of it
         sandboxed = {**HEADERS, "content-security-policy": "default-src 'none'; sandbox"}
         if kind is None:
             return Response(data, 200, {**sandboxed, "content-disposition": "attachment"}, "application/octet-stream")
         return Response(data, 200, sandboxed, kind)
 
     async def lines(self, request: Request) -> Response:
-        """Return the rollouts of a filter as JSONL, with messages, scores and training rows, as they are read."""
+        """Stream filtered rollouts as JSONL, with messages, scores and training rows."""
         return await self._streamed(request, "application/jsonl", "jsonl", lambda rollouts: map(written, rollouts))
 
     async def parquet(self, request: Request) -> Response:
-        """Return the rollouts of a filter as a Parquet file, as they are read."""
+        """Stream filtered rollouts as a Parquet file."""
         return await self._streamed(request, "application/vnd.apache.parquet", "parquet", parquet_parts)
 
     async def _streamed(self, request: Request, media_type: str, ending: str, form: Form) -> Response:
         batch_id, wanted = request.path_params["id"], filter_of(dict(request.query_params))
         parts = form(exported(self._endpoints.farm, batch_id, wanted))
-        # what is wrong is said before anything is sent
+        # errors are raised before anything is sent
         first = await self._endpoints.run(next, parts, b"")
 
         async def content() -> AsyncIterator[bytes]:

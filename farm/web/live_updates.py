@@ -1,4 +1,4 @@
-"""Server-sent events for what changes while it is looked at: a part of a page, rendered again when it is another."""
+"""Server-sent events for live parts of a page: a part is rendered again and sent when it has changed."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from farm.errors import ServiceError, UsageError
 from farm.web.rendering import HEADERS
 
 PERIOD_S = 1.0
-"""Seconds between two looks of one viewer."""
+"""Seconds between two checks for one viewer."""
 LONGEST_S = 600.0
-"""Seconds after which a stream ends; the browser begins another one."""
+"""Seconds after which a stream ends; the browser opens another one."""
 MOST = 64
-"""Streams of one process; further ones are told to come back later."""
+"""The maximum number of streams of one process; further clients are told to retry later."""
 
 Look = Callable[[], Awaitable[tuple[str, bool]]]
-"""A coroutine function that returns a part of a page as it is now, and whether it will not change again."""
+"""A coroutine function that returns the present state of a part, and whether it is final."""
 
 
 class LiveUpdates:
@@ -30,7 +30,7 @@ class LiveUpdates:
         self._n_open = 0
 
     def stream(self, look: Look) -> StreamingResponse:
-        """Return an answer that sends the part as event `part` whenever it has changed, and `end` when it is final."""
+        """Return a response that sends the part as event `part` whenever it changes, and `end` when it is final."""
         return StreamingResponse(
             self._events(look), headers={**HEADERS, "x-accel-buffering": "no"}, media_type="text/event-stream"
         )
@@ -48,12 +48,12 @@ class LiveUpdates:
                     await KEY_CHECK.get()()
                     part, is_final = await look()
                 except ServiceError:
-                    # a database that is away is waited for
+                    # wait until the database is available again
                     part, is_final = before, False
                 except UsageError:
-                    # the key was revoked, or the batch is gone: the page, asked for again, says so
+                    # the key was revoked, or the batch is gone: the page shows it when it is loaded again
                     return
-                # a line that is sent now and then lets a viewer who has gone be noticed
+                # a line is sent now and then, so that a viewer who has gone is noticed
                 yield _event("part", part) if part != before else ": \n\n"
                 before = part
                 if is_final:

@@ -24,26 +24,26 @@ _ORDERS: Mapping[str, tuple[tuple[Scope, ...], Order]] = {
     "pause-engine": (_OPERATORS, lambda farm, id: farm.orders.order_pause("drain", _who(), [id])),
     "resume-engine": (_OPERATORS, lambda farm, id: farm.orders.order_pause("", _who(), [id])),
 }
-"""The orders, and the scopes of which a key needs one."""
+"""The orders, each with the scopes of which a key needs one."""
 
 
 class Orders:
-    """Carries orders out, and leads back to where they were given."""
+    """Executes orders, and redirects to the page they were given on."""
 
     def __init__(self, endpoints: Endpoints) -> None:
         self._endpoints = endpoints
 
     async def carry_out(self, request: Request) -> Response:
-        """Carry out one order, named in the path, for the `id` in the form."""
+        """Execute one order, named in the path, for the `id` in the form."""
         name = request.path_params["name"]
         if name not in _ORDERS:
-            raise NotFound(f"there is no order {name!r}: there are {', '.join(_ORDERS)}")
+            raise NotFound(f"there is no order {name!r}: use one of {', '.join(_ORDERS)}")
         scopes, order = _ORDERS[name]
         current_caller().check(*scopes)
         form = await read_form(request)
         id = form.get("id", "")
         if not id:
-            raise InvalidRequest("names what the order is for", field="id")
+            raise InvalidRequest("the form must name the target of the order", field="id")
         await self._endpoints.run(order, self._endpoints.farm, id)
         back = form.get("back", "/")
         if not back.startswith("/") or back.startswith(("//", "/\\")) or not back.isprintable():

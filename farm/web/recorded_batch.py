@@ -1,6 +1,6 @@
-"""The recorded batch that comes with the package: a backup of a farm that ran `make demo`, compressed.
+"""The recorded batch in the package: a compressed backup of a farm that ran `make demo`.
 
-`examples/record_demo.py` makes it. It holds no key, and the farm that it is of has ended.
+`examples/record_demo.py` makes it. It contains no key, and its farm no longer exists.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ FILE = Path(__file__).with_name("recorded_batch.db.gz")
 
 
 def recorded_store(folder: Path, file: Path = FILE) -> Store:
-    """Unpack a recording into a folder and open it as a store, which the caller closes.
+    """Unpack a recording into a folder and open it as a store, which the caller must close.
 
     Raises StoreUnavailable if the recording has another schema than this version of the farm.
     """

@@ -1,4 +1,4 @@
-"""Pages made of templates, and the headers that keep what a policy wrote from doing anything in a browser."""
+"""Rendering of pages from templates, and the headers that prevent a policy's text from acting in a browser."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from starlette.responses import Response
 from farm.web.untrusted_text import LONG, visible
 
 ROOT = "/web"
-"""The path below which the page is served."""
+"""The path prefix of the page."""
 POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; font-src 'self'; "
     "form-action 'self'; base-uri 'none'; frame-ancestors 'none'"
@@ -40,7 +40,7 @@ def page(text: str, code: int = 200) -> Response:
 
 
 def rendered(name: str, **values: Any) -> str:
-    """Return the text of a template with its values; what it cannot encode is replaced."""
+    """Render a template; characters that cannot be encoded are replaced."""
     text = _environment().get_template(name).render(**values)
     return text.encode("utf-8", "replace").decode()
 
@@ -67,7 +67,7 @@ def _environment() -> jinja2.Environment:
 
 
 def query(*parts: Mapping[str, Any], **changes: Any) -> str:
-    """Return a query string of some values, of which later ones replace earlier ones; empty ones are left out."""
+    """Return a query string of some values; later values replace earlier ones, and empty ones are left out."""
     values: dict[str, Any] = {}
     for part in (*parts, changes):
         values |= part
@@ -82,7 +82,7 @@ def _plain(value: Any) -> str:
 
 
 def duration(seconds: float | None) -> str:
-    """Return a time in a unit that a person reads."""
+    """Return a duration in a readable unit."""
     if seconds is None:
         return "-"
     if seconds < 0.001:
@@ -99,7 +99,7 @@ def duration(seconds: float | None) -> str:
 
 
 def number(value: float | None) -> str:
-    """Return a number in at most four digits, or a dash."""
+    """Return a number with at most four digits, or a dash."""
     if value is None:
         return "-"
     if isinstance(value, int):

@@ -25,7 +25,7 @@ from farm.web.token_view import MOST, TokenRow, token_row
 from farm.web.transcript import conversation
 
 MOST_SIBLINGS = 16
-"""Samples of a group that are shown side by side."""
+"""The maximum number of samples of a group that are shown side by side."""
 
 
 class RolloutViews:
@@ -35,7 +35,7 @@ class RolloutViews:
         self._endpoints = endpoints
 
     async def transcript(self, request: Request) -> Response:
-        """Show what was said and done, turn by turn, with scores and artefacts."""
+        """Show the conversation, turn by turn, with scores and artefacts."""
         rollout_id = request.path_params["id"]
         rollout = await self._rollout(rollout_id)
         farm = self._endpoints.farm
@@ -73,14 +73,14 @@ class RolloutViews:
         return html("tokens.html", rollout=rollout, rows=shown_rows, most=MOST, figures=figures, chosen=chosen)
 
     async def terminal(self, request: Request) -> Response:
-        """Show the commands of the rollout and their outputs, as a terminal session to be replayed."""
+        """Show the commands of the rollout and their outputs, as a terminal session for replay."""
         rollout_id = request.path_params["id"]
         rollout = await self._rollout(rollout_id)
         steps = terminal_steps(await self._endpoints.run(self._endpoints.farm.calls, rollout_id))
         return html("terminal.html", rollout=rollout, steps=steps)
 
     async def timeline(self, request: Request) -> Response:
-        """Show stages, model calls and what lies between them on the line of time."""
+        """Show stages, model calls and the tools between them on a timeline."""
         rollout_id = request.path_params["id"]
         rollout = await self._rollout(rollout_id)
         farm = self._endpoints.farm
@@ -102,7 +102,7 @@ class RolloutViews:
         return html("group.html", group_id=str(place), batch_id=place.batch_id, siblings=made, most=MOST_SIBLINGS)
 
     async def find(self, request: Request) -> Response:
-        """Go to the batch, group or rollout of an id."""
+        """Redirect to the batch, group or rollout of an id."""
         place = RolloutRef.of(request.query_params.get("id", "").strip())
         folder = {"batch": "batches", "group": "groups", "rollout": "rollouts"}[place.kind]
         return RedirectResponse(f"{ROOT}/{folder}/{place}", 303, HEADERS)

@@ -24,16 +24,16 @@ REASONS = {
     "equal rewards": "all samples of its group have one reward, so no advantage",
     "left out": "its trainer wrote so",
 }
-"""The reasons for which a rollout trains or does not, in the order in which they count."""
+"""The reasons why a rollout trains or does not, in order of precedence."""
 _MEASURES = ("sampled tokens", "seconds", "turns", "reward")
 
 
 @dataclass(frozen=True, slots=True)
 class RankedMeasure:
-    """A measure of the rollouts of one reason: its median, and how it compares with those that train.
+    """A measure of the rollouts of one reason: its median, and its comparison with the rollouts that train.
 
-    `larger` is the share of pairs in which it is larger than that of one that trains, half of the equal ones; `p` the
-    two-sided probability of a share as far from a half by chance (Mann and Whitney's test). None without both kinds.
+    `larger` is the share of pairs in which it is larger than that of a trained one, plus half of the equal pairs; `p`
+    is the two-sided probability of a share as far from a half by chance (Mann-Whitney test). None without both kinds.
     """
 
     measure: str
@@ -44,7 +44,7 @@ class RankedMeasure:
 
 @dataclass(frozen=True, slots=True)
 class ReasonShare:
-    """The rollouts of one reason: how many, as a share of all, and their measures."""
+    """The rollouts of one reason: their number, their share of all, and their measures."""
 
     reason: str
     n: int
@@ -54,10 +54,10 @@ class ReasonShare:
 
 @dataclass(frozen=True, slots=True)
 class CostShare:
-    """The cost of the rollouts of one data source or reason: means of one rollout, in seconds and sampled tokens.
+    """The cost of the rollouts of one data source or reason: means per rollout, in seconds and sampled tokens.
 
-    `lost_share` is the part of its work that went into attempts that did not count. `per_trained_s` is all work for
-    each rollout that trains; None without one.
+    `lost_share` is the part of its work in attempts that did not count. `per_trained_s` is all work divided by the
+    number of rollouts that train; None without one.
     """
 
     name: str
@@ -73,7 +73,7 @@ class CostShare:
 
 @dataclass(frozen=True, slots=True)
 class BatchSelection:
-    """The rollouts of a batch by whether they train, of the newest that ended."""
+    """The newest ended rollouts of a batch by whether they train."""
 
     n: int
     reasons: Sequence[ReasonShare]
@@ -82,9 +82,9 @@ class BatchSelection:
 
 
 def selection(costs: Sequence[RolloutCost], n_samples: int, shown: Collection[str] | None = None) -> BatchSelection:
-    """Return what trains of some rollouts, of groups of `n_samples`.
+    """Return which rollouts train, among rollouts in groups of `n_samples`.
 
-    `shown` are the ids of those to be counted, if not all are; the reasons of these depend on their whole groups.
+    `shown` are the ids of those to be counted, by default all. Their reasons still depend on the complete groups.
     """
     reasons = _reasons(costs, n_samples)
     costs = [each for each in costs if shown is None or each.rollout_id in shown]
@@ -124,7 +124,7 @@ def _reasons(costs: Sequence[RolloutCost], n_samples: int) -> dict[str, str]:
         if not result[each.rollout_id]:
             groups[each.group_index].append(each)
     for index, members in groups.items():
-        # of a group that goes on, or that is older than what is looked at, more is not known
+        # nothing more is known of a group that is still open, or that is partly older than the newest rollouts
         is_whole = n_seen[index] == n_samples
         reason = ""
         if n_samples > 1 and is_whole and len(members) < 2:
@@ -137,7 +137,7 @@ def _reasons(costs: Sequence[RolloutCost], n_samples: int) -> dict[str, str]:
 
 
 def _own_reason(each: RolloutCost) -> str:
-    """Return the reason that lies in a rollout itself; empty if there is none."""
+    """Return the reason that depends only on the rollout itself; empty if there is none."""
     if each.outcome == Outcome.STALE:
         return "stale"
     if each.state == State.CANCELLED:
@@ -169,9 +169,9 @@ def _difference(measure: str, some: Sequence[RolloutCost], training: Sequence[Ro
 
 
 def rank_test(values: Sequence[float], others: Sequence[float]) -> tuple[float, float]:
-    """Return the share of pairs in which a value is larger, half of the equal ones, and its two-sided probability.
+    """Return the share of pairs in which a value is larger, plus half the equal pairs, and its two-sided probability.
 
-    It is that of Mann and Whitney's U by its normal distribution, with ties and a correction for continuity.
+    The probability is that of Mann and Whitney's U by the normal approximation, with ties and continuity correction.
     """
     n, m = len(values), len(others)
     everything = np.asarray([*values, *others], dtype=np.float64)

@@ -1,4 +1,4 @@
-"""Results that all viewers of something share for a moment: many of them cost no more than one."""
+"""Results that all viewers share for a moment, so that many viewers cost no more than one."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _SHARE = 50
 
 
 class SharedResults(Generic[T]):
-    """Results by key, each kept for `kept_s` or longer; one that is being made is waited for, not made twice."""
+    """Results by key, each kept for `kept_s` or longer; concurrent requests wait for one computation."""
 
     def __init__(self, kept_s: float) -> None:
         self._kept_s = kept_s
@@ -24,7 +24,7 @@ class SharedResults(Generic[T]):
         self._locks: dict[Any, asyncio.Lock] = {}
 
     async def get(self, key: Any, make: Callable[[], Awaitable[T]], is_final: Callable[[T], bool] | None = None) -> T:
-        """Return the kept result of a key, or make it; one that `is_final` is kept thirty times as long."""
+        """Return the kept result of a key, or compute it; one that `is_final` is kept thirty times as long."""
         if (kept := self._fresh(key)) is not None:
             return kept[1]
         lock = self._locks.setdefault(key, asyncio.Lock())

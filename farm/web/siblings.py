@@ -1,4 +1,4 @@
-"""The samples of one instance side by side: rewards, and where they part from each other."""
+"""The samples of one instance side by side: their rewards, and where they diverge."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from farm.web.untrusted_text import reasoning_of, text_of
 
 @dataclass(frozen=True, slots=True)
 class SiblingTurn:
-    """One turn of a sample: what the policy said. `parts` is True for the first that differs from the reference's."""
+    """One turn of a sample: the policy's message. `parts` is True for the first that differs from the reference's."""
 
     index: int
     text: str
@@ -24,7 +24,7 @@ class SiblingTurn:
 
 @dataclass(frozen=True, slots=True)
 class Sibling:
-    """One sample. `common_tokens` first tokens are those of the reference, None where there are no tokens."""
+    """One sample. Its first `common_tokens` tokens equal those of the reference; None without tokens."""
 
     rollout: Rollout
     turns: Sequence[SiblingTurn]
@@ -35,7 +35,7 @@ class Sibling:
 def siblings(
     rollouts: Sequence[Rollout], calls: Sequence[Sequence[ModelCall]], rows: Sequence[Sequence[Segment]]
 ) -> list[Sibling]:
-    """Return the samples of a group; the first that has a model call is the one that the others are compared with."""
+    """Return the samples of a group; the reference is the first one with a model call."""
     reference = next((at for at, made in enumerate(calls) if made), None)
     result = []
     for at, rollout in enumerate(rollouts):
@@ -55,7 +55,7 @@ def siblings(
 
 
 def said(call: ModelCall) -> str:
-    """Return what the policy said in a model call, in a few lines: thoughts, text, tool calls."""
+    """Return the policy's answer in a model call, in a few lines: thoughts, text, tool calls."""
     message = call.response
     lines = [f"({reasoning})" for reasoning in [reasoning_of(message).strip()] if reasoning]
     lines += [text for text in [text_of(message.get("content")).strip()] if text]
@@ -66,7 +66,7 @@ def said(call: ModelCall) -> str:
 
 
 def _common(mine: Segment, other: Segment) -> int:
-    """Return how many tokens two rows have in common from the beginning of their responses."""
+    """Return the number of tokens that two responses have in common from their beginning."""
     if len(mine.prompt_ids) != len(other.prompt_ids) or not np.array_equal(mine.prompt_ids, other.prompt_ids):
         return 0
     n = min(len(mine.response_ids), len(other.response_ids))

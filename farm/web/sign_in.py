@@ -1,7 +1,7 @@
-"""Signing in: a browser shows a key of the API in a cookie, which no script can read and no other site can send.
+"""Sign-in: a browser sends a key of the API in a cookie that scripts cannot read and other sites cannot send.
 
-Any API process knows the keys, so a session belongs to none of them. A request that changes something has to come from
-a page of the farm's own.
+Any API process knows the keys, so a session is not bound to one of them. A request that changes something must come
+from a page of the farm.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ _SAFE = {"GET", "HEAD"}
 
 
 class SignedIn:
-    """Middleware that passes requests of who has signed in, and shows the form to all others.
+    """Middleware that passes requests of signed-in users, and shows the sign-in form for all others.
 
-    With a `visitor_key` that key counts for every request: cookies are ignored, and the form is not shown.
+    With a `visitor_key` every request has that key's rights: cookies are ignored, and the form is not shown.
     """
 
     def __init__(self, app: ASGIApp, keys: KnownKeys, visitor_key: str = "") -> None:
@@ -52,7 +52,7 @@ class SignedIn:
             )
             return
         if self._visitor_key and path in _SESSIONS:
-            # a cookie of this address may be that of a farm at another port
+            # a cookie of this address may belong to a farm on another port
             await RedirectResponse(f"{ROOT}/", 303, HEADERS)(scope, receive, send)
             return
         if path.startswith(_OPEN):
@@ -82,7 +82,7 @@ class SignedIn:
 
 
 async def signed_in(request: Request, keys: KnownKeys) -> Response:
-    """Return the answer to the form: where one wanted to go, with the cookie, or the form again. Raises FarmError."""
+    """Answer the form: redirect to the requested page, with the cookie, or show the form again. Raises FarmError."""
     form = await read_form(request)
     then = form.get("then", "/")
     key = form.get("key", "").strip()
@@ -103,14 +103,14 @@ async def signed_in(request: Request, keys: KnownKeys) -> Response:
 
 
 def signed_out() -> Response:
-    """Return the answer that ends a session in the browser."""
+    """Return the response that ends a session in the browser."""
     response = RedirectResponse(f"{ROOT}/sign-in", 303, HEADERS)
     response.delete_cookie(COOKIE, path=ROOT)
     return response
 
 
 async def read_form(request: Request) -> dict[str, str]:
-    """Return the fields of a form; of a field that comes twice the last. A form that is too large has none."""
+    """Return the fields of a form, of a repeated field the last. A form that is too large has none."""
     data = bytearray()
     async for piece in request.stream():
         data += piece
@@ -121,12 +121,12 @@ async def read_form(request: Request) -> dict[str, str]:
 
 
 def _is_place(path: str) -> bool:
-    """Return whether a path leads to a page here, not to another site."""
+    """Return whether a path leads to a page of the farm, not to another site."""
     return path.startswith("/") and not path.startswith(("//", "/\\")) and path.isprintable()
 
 
 def _is_own(headers: Headers) -> bool:
-    """Return whether a request comes from a page of the same address. Browsers say it in one of these headers."""
+    """Return whether a request comes from a page of the same address, by one of the headers that browsers send."""
     if site := headers.get("sec-fetch-site"):
         return site in ("same-origin", "none")
     origin = headers.get("origin")

@@ -40,7 +40,7 @@ def terminal_steps(calls: Sequence[ModelCall]) -> list[TerminalStep]:
     """Return the tool calls of some model calls in order, with the outputs that the policy was shown."""
     results: defaultdict[str, list[tuple[int, str]]] = defaultdict(list)
     for number, call in enumerate(calls):
-        # an agent program sends results with its next call; ids may be used again
+        # an agent program sends results with its next call; ids may be reused
         for after, messages in ((number - 1, call.messages), (number, call.observations)):
             for id, text in _results(messages):
                 results[id].append((after, text))
@@ -56,7 +56,7 @@ def terminal_steps(calls: Sequence[ModelCall]) -> list[TerminalStep]:
 
 
 def _results(messages: Sequence[Message]) -> Iterator[tuple[str, str]]:
-    """Yield the id, empty for none, and the text of each result of a tool."""
+    """Yield the id, empty if there is none, and the text of each tool result."""
     for message in messages:
         if message.get("role") == "tool":
             yield str(message.get("tool_call_id") or ""), text_of(message.get("content"))
@@ -69,7 +69,7 @@ def _ids(message: Message) -> list[str]:
 
 
 def _command(made: ShownCall) -> str:
-    """Return what a call types: the argument that holds a command, or all arguments by name."""
+    """Return the command line of a call: the argument that holds a command, or all arguments by name."""
     arguments = dict(made.arguments)
     name = next((each for each in _COMMANDS if each in arguments), None)
     if name is not None:

@@ -1,4 +1,4 @@
-"""Token ids of training rows in stretches that look alike: by mask, weights, log-probability, or a trainer's figure."""
+"""Token ids of training rows in stretches of the same look: by mask, weights, log-probability, or a trainer's value."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from numpy.typing import NDArray
 from farm.records.trajectory import NO_VERSION, Segment
 
 MOST = 20_000
-"""Tokens of a row that a page shows."""
+"""The number of tokens of a row that a page shows."""
 _LEVELS = (-0.05, -0.5, -1.5, -3.0)
-"""Log-probabilities below which a token has the next darker level."""
+"""Log-probabilities below which a token gets the next darker level."""
 
 
 @dataclass(frozen=True, slots=True)
 class Token:
-    """A token: its position in the row, its id, `level` 0 to 4 of how unlikely it was; -1 if it was not sampled.
+    """A token: its position in the row, its id, and `level`, 0 to 4 by how unlikely it was; -1 if it was not sampled.
 
-    `figure` is a trainer's, None where there is none; `shade` is -3 to 3 of it, by the largest of the row.
+    `figure` is a trainer's value, None without one; `shade` is -3 to 3 of it, relative to the largest of the row.
     """
 
     position: int
@@ -34,7 +34,7 @@ class Token:
 
 @dataclass(frozen=True, slots=True)
 class Stretch:
-    """Tokens of one kind that follow each other. `version` are the weights that sampled them, None if none did."""
+    """Consecutive tokens of one kind. `version` are the weights that sampled them, None if none did."""
 
     kind: str
     """`prompt`, `sampled` or `observed`."""
@@ -44,7 +44,7 @@ class Stretch:
 
 @dataclass(frozen=True, slots=True)
 class TokenRow:
-    """One training row to be shown. `n_left_out` tokens at its end are not."""
+    """One training row for display, without `n_left_out` tokens at its end."""
 
     index: int
     n_prompt: int
@@ -60,7 +60,7 @@ class TokenRow:
 
 
 def token_row(index: int, segment: Segment, figures: NDArray[np.float32] | None = None) -> TokenRow:
-    """Return a training row in stretches; `figures` are a trainer's, one for each token of the response."""
+    """Return a training row in stretches; `figures` are a trainer's values, one for each token of the response."""
     mask = np.concatenate([np.full(len(segment.prompt_ids), 2, np.uint8), segment.response_mask])
     ids = np.concatenate([segment.prompt_ids, segment.response_ids])
     n_prompt = len(segment.prompt_ids)
@@ -105,7 +105,7 @@ def token_row(index: int, segment: Segment, figures: NDArray[np.float32] | None 
 
 
 def _shades(figures: NDArray[np.float32]) -> NDArray[np.int8]:
-    """Return -3 to 3 for each figure, by its share of the largest; 0 for what is no finite number."""
+    """Return -3 to 3 for each value, by its share of the largest; 0 for values that are not finite."""
     finite = np.where(np.isfinite(figures), figures, np.float32(0.0))
     largest = float(np.abs(finite).max(initial=0.0)) or 1.0
     return (np.sign(finite) * np.ceil(np.abs(finite) / largest * 3)).astype(np.int8)

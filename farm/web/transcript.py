@@ -1,4 +1,4 @@
-"""The conversation of a rollout as turns to be shown: messages of any shape, as whoever wrote them is not trusted."""
+"""The conversation of a rollout as turns for display. Messages may have any shape, as their authors are not trusted."""
 
 from __future__ import annotations
 
@@ -25,10 +25,9 @@ class ShownCall:
 
 @dataclass(frozen=True, slots=True)
 class ShownTurn:
-    """A message. `style` is one of the four roles; `at_s` when it was there, in seconds from the first call.
+    """A message. `style` is one of the four roles; `at_s` is its time, in seconds from the first call.
 
-    `call` is the model call whose answer it is, if it is one. `images` are the names of the artefacts that its parts
-    stand for.
+    `call` is the model call that it answers, if any. `images` are the names of the artefacts of its image parts.
     """
 
     role: str
@@ -72,7 +71,7 @@ def _shown(message: Mapping[str, Any], at_s: float, call: ModelCall | None = Non
 
 
 def _images(content: object) -> list[str]:
-    """Return the names of the artefacts of a content's images, as recorded messages have their digests."""
+    """Return the names of the artefacts of a content's images; recorded messages contain their digests."""
     parts = content if isinstance(content, list) else ()
     return [
         f"{part['sha256']}.{part['media_type'].partition('/')[2]}"
@@ -86,7 +85,7 @@ def _images(content: object) -> list[str]:
 
 
 def tool_calls(message: Mapping[str, Any]) -> list[ShownCall]:
-    """Return the tool calls of a message; what is none is shown as its text."""
+    """Return the tool calls of a message; a malformed one is shown as its text."""
     made = message.get("tool_calls") or ()
     result = []
     for each in made if isinstance(made, list | tuple) else (made,):

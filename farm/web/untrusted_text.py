@@ -1,7 +1,7 @@
-"""Text that a policy wrote, made fit to be shown: what a browser or a reader could be misled by is visible.
+"""Text of a policy made safe for display: characters that could mislead a browser or a reader become visible.
 
-HTML is escaped by the templates. Here go characters that are no text: control characters, terminal escapes, marks that
-turn the direction of writing, letters and tags without a shape, and halves of surrogate pairs, which no page can carry.
+Templates escape HTML. This module handles characters that are no text: control characters, terminal escapes, marks that
+change the direction of writing, invisible letters and tags, and unpaired surrogates, which no page can contain.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ _HIDDEN = re.compile(
 )
 _PICTURES = 0x2400
 LONG = 2_000
-"""Characters of a text that is shown folded."""
+"""Texts longer than this number of characters are shown folded."""
 LONGEST = 200_000
-"""Characters of one text that a page shows; the rest is in the exports."""
+"""The number of characters of a text that a page shows; the rest is in the exports."""
 
 
 def visible(text: object) -> str:
-    """Return a text with every character that has no shape of its own written out."""
+    """Return a text in which every invisible character is written out."""
     whole = str(text).replace("\r\n", "\n")
     cut = len(whole) - LONGEST
     if cut > 0:
@@ -41,7 +41,7 @@ def _written_out(match: re.Match[str]) -> str:
 
 
 def text_of(content: object) -> str:
-    """Return the text of a message's content; what is no text is named."""
+    """Return the text of a message's content; parts other than text are named."""
     if isinstance(content, list):
         return "".join(_part(part) for part in content)
     return "" if content is None else str(content)
@@ -56,7 +56,7 @@ def _part(part: object) -> str:
 
 
 def reasoning_of(message: Message) -> str:
-    """Return what a policy thought before it answered; empty if it says nothing of it."""
+    """Return the reasoning of a policy before its answer; empty without any."""
     return text_of(message.get("reasoning_content") or message.get("reasoning"))
 
 

@@ -1,4 +1,4 @@
-"""An agent program that shows its model an image in two messages, and how a farm has it installed."""
+"""An agent program that shows its model an image in two messages, and its installation in a farm."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Artefacts hold the output that the model was not shown: from a command in a sandbox to the trainer's machine."""
+"""Artefacts contain the output that the model did not see: from a command in a sandbox to the trainer's machine."""
 
 from __future__ import annotations
 
@@ -62,10 +62,10 @@ def test_long_outputs_are_kept_in_full_up_to_the_cap_of_a_rollout() -> None:
         (rollout,) = client.collect(client.submit({"instances": [INSTANCE]}), timeout_s=600)
         assert rollout.outcome == farm.Outcome.SUBMITTED, rollout.failure
         kept = {each.name: each for each in client.artefacts(rollout.rollout_id)}
-        # random bytes do not get smaller, so the second three megabytes are beyond the cap
+        # random bytes do not compress, so the second three megabytes are beyond the limit
         assert list(kept) == ["0-bash.txt", "1-bash.txt", "2-bash.txt"]
         assert client.artefact(rollout.rollout_id, "0-bash.txt") == sequence(200_000)
-        # cut by the agent alone, so this is what the tool said, which ends without the last line break
+        # cut only by the agent, so this is the tool's output, which ends without the last line break
         assert client.artefact(rollout.rollout_id, "1-bash.txt") == sequence(20_000).rstrip(b"\n")
         assert kept["2-bash.txt"].n_bytes == 3_000_000
         assert kept["0-bash.txt"].n_stored < kept["0-bash.txt"].n_bytes / 3

@@ -1,4 +1,4 @@
-"""Cancelling a rollout, a group or a batch: wherever it is on whichever node, it ends, and so does all it had going."""
+"""Cancel of a rollout, a group or a batch: wherever it is on whichever node, it ends with everything it started."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ QUEUED = {"data_source": "noop", "fields": {"seconds": 600}}
 
 @dataclass
 class Two:
-    """A farm of two nodes; `slow` is an engine that never comes to the end of a call."""
+    """A farm of two nodes; `slow` is an engine whose calls never end."""
 
     client: farm.Farm
     slow: EngineDouble
@@ -56,11 +56,11 @@ class Two:
 
 @pytest.fixture(scope="module")
 def nodes_of_two(postgres_url: str, migrated_postgres: str) -> Iterator[tuple[Store, str, EngineDouble, Path]]:
-    """Their store, their broker, the engine that never comes to the end of a call, and their folder."""
+    """Yield their store, their broker, the engine whose calls never end, and their folder."""
     slow = EngineDouble(BOOK, model="slow")
     with ExitStack() as stack:
         store = Store(stack.enter_context(postgres_database(postgres_url, migrated_postgres)))
-        # one of their own: the one of the run is emptied for each test
+        # a separate Redis: the one of the run is emptied for each test
         broker_url = stack.enter_context(redis_server())
         folder = stack.enter_context(farm_folder())
         engines = {
@@ -75,7 +75,7 @@ def nodes_of_two(postgres_url: str, migrated_postgres: str) -> Iterator[tuple[St
             client.add_engine(f"{url}/v1", model)
         stack.callback(store.close)
         until(lambda: [each.state for each in store.read(nodes.listing)] == [UP] * 2, "both nodes are up", 120)
-        # the farm has tried the engine and uses it; from now on, no call there comes to its end
+        # the farm has probed the engine and uses it; from now on, no call there ends
         client.collect(client.submit({"instances": [IN_ENGINE], "model": "slow"}), timeout_s=LONG_S)
         slow.scheduler.speed = replace(slow.scheduler.speed, latency_s=600.0)
         yield store, broker_url, slow, folder
@@ -84,7 +84,7 @@ def nodes_of_two(postgres_url: str, migrated_postgres: str) -> Iterator[tuple[St
 
 @pytest.fixture(params=["told", "untold"])
 def two(request: pytest.FixtureRequest, nodes_of_two: tuple[Store, str, EngineDouble, Path]) -> Iterator[Two]:
-    """Workers always reach a Redis. The client does, too, or has the database alone: then it sends no notification."""
+    """Workers always reach a Redis. The client does, too, or has only the database: then it sends no notification."""
     store, broker_url, slow, folder = nodes_of_two
     with farm.connect(store.url, broker_url=broker_url if request.param == "told" else "") as client:
         yield Two(client, slow, folder)
@@ -104,7 +104,7 @@ def test_what_is_cancelled_ends_wherever_it_is(two: Two) -> None:
     waited_for = {"sandbox": (2, Stage.RUN), "engine": (4, Stage.RUN), "init": (2, Stage.INIT), "eval": (2, Stage.EVAL)}
     for name, (n, stage) in waited_for.items():
         until(partial(two.plays, ids[name], stage, n), partial(two.told, name, ids[name]), 120)
-    # these take all the room that is left, and more
+    # these take all free slots, and more
     ids["queued"] = client.submit({"instances": [QUEUED] * 60})
     until(lambda: two.slow.n_running == 4, lambda: f"the engine is at work, not {two.slow.n_running}", 120)
     until(lambda: all(client.calls(f"{ids['sandbox']}.0.{k}") for k in range(2)), "the first calls are recorded", 120)
@@ -129,6 +129,6 @@ def test_what_is_cancelled_ends_wherever_it_is(two: Two) -> None:
         assert client.violations(batch_id) == []
     assert all(len(each.segments) == 1 for each in client.collect(ids["sandbox"])), "what was recorded comes with them"
     assert not any(each.segments for each in client.collect(ids["engine"]))
-    # every place that was taken is free again
+    # every slot is free again
     freed = client.submit({"instances": [NOOP] * 64})
     assert {each.state for each in client.collect(freed, timeout_s=LONG_S)} == {State.COMPLETED}

@@ -31,7 +31,7 @@ FARM = str(Path(sys.executable).parent / "farm")
 
 
 class _Shell:
-    """Runs `farm` with one home: as a process, or `at_once` in this one, as to start takes most commands' time."""
+    """Runs `farm` with one home: as a process, or `at_once` in this one, as most of a command's time is its start."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -49,7 +49,7 @@ class _Shell:
 
 @pytest.fixture(scope="module")
 def farm() -> Iterator[_Shell]:
-    """`farm up` runs while the tests of this module do."""
+    """Run `farm up` for the tests of this module."""
     with farm_folder() as folder:
         shell = _Shell(folder)
         with (folder / "up.log").open("wb") as log:
@@ -73,7 +73,7 @@ def problems(farm: _Shell, *lines: dict[str, Any]) -> str:
 
 
 def batch(farm: _Shell, *lines: dict[str, Any]) -> str:
-    """Its id, which is the first thing that is said."""
+    """Return the id of a new batch, which is the first output."""
     return farm.at_once("submit", problems(farm, *lines)).split()[0]
 
 
@@ -166,7 +166,7 @@ def test_watch_tells_scripts_whether_all_went_well(farm: _Shell) -> None:
 
 
 def test_a_wrong_option_of_a_node_starts_nothing(farm: _Shell) -> None:
-    """Also beside a farm that runs, which another start would have found."""
+    """Also next to a running farm, which another start would have found."""
     for words, expected in ((("--runn", "3"), "Did you mean '--run'?"), (("--run", "x"), "'x' is not a valid integer")):
         assert expected in farm("up", *words, code=2)
 
@@ -273,7 +273,7 @@ def test_flower_shows_the_three_tasks_of_a_rollout(farm: _Shell) -> None:
 
 
 def test_a_node_that_does_not_start_says_why_at_once(tmp_path: Path) -> None:
-    """Also where a program starts the farm, which no command line has checked."""
+    """Also where a program starts the farm, without the checks of the command line."""
     options = Settings(home=tmp_path / "home", scratch=tmp_path / "scratch")
     with pytest.raises(
         ServiceError, match=r"node.log ends with:(.|\n)*No such option '--runn'. Did you mean '--run'\?"

@@ -1,4 +1,4 @@
-"""A trainer that is killed and restarted receives again what it had not acknowledged, and nothing runs twice."""
+"""A trainer that is killed and restarted receives its unacknowledged groups again, and nothing runs twice."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def here() -> Iterator[Embedded]:
 
 
 def trained_on(here: Embedded, batch_id: str, n_acknowledged: int) -> list[str]:
-    """Return what a trainer received until it was killed, holding one group that it has not acknowledged."""
+    """Return the groups that a trainer received until it was killed, with one of them unacknowledged."""
     command = [sys.executable, "-c", TRAINER, str(here.home), batch_id, str(n_acknowledged)]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as trainer:
         assert trainer.stdout is not None

@@ -1,4 +1,4 @@
-"""`make demo` as a process: it plays real problems to the end, and however it is ended nothing is left."""
+"""`make demo` as a process: it runs real problems to the end, and however it is ended nothing is left."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ def policy_url() -> Iterator[str]:
 
 
 def connected(folder: Path, process: subprocess.Popen[str]) -> list[farm.Farm]:
-    """To the farm of a demo: a connection, once there is one."""
+    """Return the connection to a demo's farm, once there is one."""
     assert process.poll() is None, process.communicate()[0]
     with suppress(farm.FarmError, ValueError):
         return [farm.connect(folder / "home")]
@@ -103,9 +103,9 @@ def connected(folder: Path, process: subprocess.Popen[str]) -> list[farm.Farm]:
 
 
 SLOW, CODE = ("--math", "0", "--code", "4"), ("--math", "0", "--code", "9", "-n", "2")
-"""More rollouts than end until it is seen that some have, fewer where the engine takes seconds.
+"""More rollouts than can end before some are seen to have ended; fewer where the engine takes seconds.
 
-They are programs, scored in a sandbox: answers would be by a grader, which loads all of reasoning-gym.
+They are programs, scored in a sandbox: answers would need a grader, which loads all of reasoning-gym.
 """
 
 
@@ -113,7 +113,7 @@ They are programs, scored in a sandbox: answers would be by a grader, which load
     ("number", "given", "words"),
     [
         (signal.SIGINT, True, SLOW),
-        # by the same handler as SIGINT
+        # handled like SIGINT
         pytest.param(signal.SIGTERM, False, CODE, marks=ONLY),
         (signal.SIGKILL, False, CODE),
     ],
@@ -122,7 +122,7 @@ They are programs, scored in a sandbox: answers would be by a grader, which load
 def test_ended_half_way_it_leaves_nothing(
     folder: Path, number: signal.Signals, given: bool, words: Sequence[str], policy_url: str
 ) -> None:
-    """With either engine: its own double, or the server that it is given."""
+    """With either engine: its own double, or a given server."""
     process = demo(folder, *words, "--swe", "0", "--no-flower", policy_url=policy_url if given else "")
     (client,) = until(lambda: connected(folder, process), "there is a farm", 90)
     with client:

@@ -1,4 +1,4 @@
-"""The examples for trainers, and those of the pages on tasks, run as they stand, on a farm with a scripted engine."""
+"""The examples for trainers, and those of the pages on tasks, run unchanged, on a farm with a scripted engine."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ SUBMIT = ScriptedTurn(tool_calls=(ScriptedCall(name="submit", arguments={"answer
 
 
 def mended() -> ScriptedProblem:
-    """The play of the first bug: the gold patch is applied, and submitted."""
+    """Return the script of the first bug: apply the gold patch, and submit."""
     row = json.loads((ROOT / "examples/data/swe/swebench_5_form.jsonl").read_text().splitlines()[0])
     command = f"git apply - <<'PATCH'\n{row['patch']}PATCH"
     turn = ScriptedTurn(tool_calls=(ScriptedCall(name="bash", arguments={"command": command}),))
@@ -64,7 +64,7 @@ def home() -> Iterator[Path]:
 
 
 def example(page: str, *words: str) -> str:
-    """Return the blocks of Python of a page that contain these words, in that order, as one program."""
+    """Return the Python blocks of a page that contain these words, in that order, as one program."""
     blocks = re.findall(r"^```python\n(.*?)^```$", (ROOT / page).read_text(), re.MULTILINE | re.DOTALL)
     return "\n".join(next(block for block in blocks if word in block) for word in words)
 
@@ -102,7 +102,7 @@ def test_example_for_trainers_acknowledges_and_collects_arrays(home: Path) -> No
 
 
 def ran_page(home: Path, folder: Path, page: str) -> Any:
-    """Run the Python of a page in a folder that has the examples; return its `rewards`."""
+    """Run the Python of a page in a folder with the examples; return its `rewards`."""
     (folder / "examples").symlink_to(ROOT / "examples")
     program = "\n".join(re.findall(r"^```python\n(.*?)^```$", (ROOT / page).read_text(), re.MULTILINE | re.DOTALL))
     done = subprocess.run(

@@ -1,4 +1,4 @@
-"""SIGTERM to a node: what has begun plays on for a grace, the rest goes back to the queue, and no attempt is lost."""
+"""SIGTERM to a node: running stages continue for a grace, the rest is requeued, and no attempt is lost."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from workers.testing.scripted_model import Script
 from workers.testing.serving import serving
 
 PATIENT = {"FARM_LEASE_S": "60", "FARM_NODE_TIMEOUT_S": "60"}
-"""On a machine that is busy a worker may be silent for as long as the short ones last."""
+"""On a busy machine a worker may be silent for as long as the short timeouts."""
 FOR_EVER = {"data_source": "noop", "fields": {"seconds": 600.0}}
 
 
@@ -53,7 +53,7 @@ def draining(store: Store) -> bool:
 
 
 def family(pid: int) -> list[int]:
-    """A process and all that descend from it, sandboxes too: what Slurm calls a job step."""
+    """Return a process and all its descendants, sandboxes too: what Slurm calls a job step."""
     parents = {}
     for process in Path("/proc").iterdir():
         if process.name.isdecimal():
@@ -73,7 +73,7 @@ def worker_of(supervisor: int, stage: str) -> int:
 def test_what_has_begun_plays_on_and_the_rest_goes_to_others(folder: Path, store: Store, broker_url: str) -> None:
     with farm.connect(store.url, broker_url=broker_url) as client:
         with node(folder, "one", store.url, broker_url, grace_s=1200, **PATIENT) as one:
-            # sixteen fit on the node, of which eight play at a time
+            # the node takes sixteen, of which eight run at a time
             batch_id = client.submit({"instances": [{"data_source": "noop", "fields": {"seconds": 2.0}}] * 30})
             playing(client, batch_id, 8)
             n_ended = client.status(batch_id).n_finished
@@ -109,7 +109,7 @@ def test_an_order_drains_a_node_as_a_signal_does(folder: Path, store: Store, bro
             assert one.wait(600) == 0
         assert store.read(nodes.listing) == []
         assert any(rollout.node is None for rollout in client.rollouts(batch_id)), "it did not begin the rest"
-        # a node of that name that is started later is not drained
+        # a node of that name that is started later is not draining
         with node(folder, "one", store.url, broker_url):
             ended = client.collect(batch_id, timeout_s=600)
         assert all(rollout.reward is not None and rollout.attempt == 1 for rollout in ended)
@@ -214,6 +214,6 @@ def test_a_node_whose_workers_die_at_once_is_given_nothing(folder: Path, store: 
         batch_id = client.submit({"instances": [FOR_EVER] * 4})
         (result,) = store.read(nodes.listing)
         assert "run workers" in result.info[BROKEN]
-        # the dispatcher has looked at the batch by then
+        # the dispatcher has seen the batch by then
         until(lambda: state() and "3 times in a row" in (folder / "one.log").read_text(), "it is written down")
         assert {rollout.node for rollout in client.rollouts(batch_id)} == {None}

@@ -1,4 +1,4 @@
-"""The head of a cluster: nodes wait for it and follow it where it goes; killed, it costs no rollout an attempt."""
+"""The head of a cluster: nodes wait for it and follow it to a new address; killing it costs no rollout an attempt."""
 
 from __future__ import annotations
 
@@ -127,7 +127,7 @@ def test_the_first_node_is_the_head_too_and_a_signal_to_all_lets_it_hand_back_fi
                 os.kill(pid, signal.SIGTERM)
         assert alone.process.wait(600) == 0, said_by(folder, "alone")
     assert left_of(folder) == []
-    # what was handed back waits for the next
+    # requeued rollouts wait for the next node
     with head(folder, "next") as following:
         until(lambda: leads(folder, following), lambda: f"there is a head: {said_by(folder, 'next')}", 600)
         with farm.connect(folder / "shared") as client:

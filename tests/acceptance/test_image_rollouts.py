@@ -63,7 +63,7 @@ def test_an_image_that_is_shown_twice_is_kept_once_and_named_twice(here: tuple[E
     assert not any("base64" in json.dumps(call.messages) for call in calls)
     reference = {"type": "image", "sha256": DIGEST, "media_type": "image/png", "n_bytes": len(IMAGE)}
     assert [call.messages[-1]["content"][place] for call, place in zip(calls, (1, 0), strict=True)] == [reference] * 2
-    # the answers are read back as they were sampled, so all of it is one row
+    # the answers are read back as they were sampled, so everything is one row
     (row,) = rollout.segments
     assert row.images == (DIGEST, DIGEST)
     placeholder = EngineDouble().machine.vocabulary.id_of(PLACEHOLDER)

@@ -1,4 +1,4 @@
-"""The log lines of a rollout's processes: each stage ends with one that has its ids, and `farm logs` prints them."""
+"""The log lines of a rollout's processes: each stage ends with a line with its ids, and `farm logs` prints them."""
 
 from __future__ import annotations
 

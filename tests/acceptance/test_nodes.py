@@ -1,4 +1,4 @@
-"""Startup of a node: what it refuses, its name, when it is announced, and what it logs then."""
+"""Start of a node: what it refuses, its name, when it is announced, and its log lines."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Thousands of rollouts at once: they are taken in bulk, a small batch passes them by, and batches take turns."""
+"""Thousands of rollouts at once: they are admitted in bulk, a small batch overtakes them, and batches take turns."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from testkit.processes import forget_peak, named, peak_mb, tree
 from tests.services.farms import NOOP, QUICK, PreloadedFarm, farm_folder, until
 
 SLOTS = (2, 4, 2)
-"""Slots of the pools of a small farm: a large one would need as many more rollouts to be full."""
+"""Slots of the pools of a small farm: a large one would need more rollouts to be full."""
 ROOM = sum(SLOTS)
 """Its capacity, in rollouts at a time."""
 HUGE = 3000
@@ -42,14 +42,14 @@ def client(here: Embedded) -> Iterator[farm.Farm]:
 
 @pytest.fixture
 def huge(client: farm.Farm) -> str:
-    """A batch that has begun, and that takes far longer than a test."""
+    """Return a running batch that takes far longer than a test."""
     batch_id = client.submit({"instances": [NOOP] * (HUGE // 8), "n_samples": 8})
     until(lambda: client.status(batch_id).n_finished >= ROOM, "it plays")
     return batch_id
 
 
 def ended_during(client: farm.Farm, batch_id: str, others: list[Rollout]) -> int:
-    """Of a batch, how many rollouts ended between the submit of the others and the end of the last of them."""
+    """Return how many rollouts of a batch ended between the submit of the others and the end of the last of them."""
     since = others[0].submitted_at
     until_then = max(other.finished_at or 0.0 for other in others)
     ends = [rollout.finished_at for rollout in client.rollouts(batch_id)]
@@ -58,13 +58,13 @@ def ended_during(client: farm.Farm, batch_id: str, others: list[Rollout]) -> int
 
 def test_a_small_batch_passes_a_huge_one(client: farm.Farm, huge: str) -> None:
     small = client.collect(client.submit({"instances": [NOOP] * 24}), timeout_s=LONG_S)
-    # it has half of the room for itself; in a queue it would have waited for all of them
+    # it has half of the slots for itself; in a queue it would have waited for all of them
     assert ended_during(client, huge, small) < 4 * len(small)
 
 
 def test_a_higher_priority_has_all_the_room(client: farm.Farm, huge: str) -> None:
     small = client.collect(client.submit({"instances": [NOOP] * 50, "priority": 1}), timeout_s=LONG_S)
-    # what was placed before it, and what took its place while the last of it played; of equals it were as many
+    # those placed before it, and those that took their slots while its last ones ran: equals get the same number
     assert ended_during(client, huge, small) < 33
 
 

@@ -1,4 +1,4 @@
-"""docs/quickstart.md runs as it stands, in a fresh folder: its programs are saved, its commands run in one shell."""
+"""docs/quickstart.md runs unchanged in a fresh folder: its programs are saved, its commands run in one shell."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from tests.services.servers.broker import free_ports
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = ROOT / "docs" / "quickstart.md"
 PORT = "8901"
-"""The page's port of the scripted engine; the test takes a free one, as farms run side by side."""
+"""The page's port of the scripted engine; the test takes a free one, as farms run in parallel."""
 
 
 def script_of(text: str) -> str:
-    """Return the blocks of a page, in order, as one shell script, which saves programs by the names on the page."""
+    """Return the blocks of a page, in order, as one shell script, which saves programs under the names on the page."""
     script = ["set -euo pipefail"]
     for before, language, block in re.findall(r"([^\n]*\n)\n```(\w+)\n(.*?)^```$", text, re.MULTILINE | re.DOTALL):
         if language == "bash":

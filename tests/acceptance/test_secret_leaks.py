@@ -1,7 +1,7 @@
-"""Secrets of a farm and of its batches appear nowhere but where they are used.
+"""Secrets of a farm and of its batches appear only where they are used.
 
-One farm with a distinctive secret in each place that has one; it breaks in many ways, before servers that repeat what
-they were sent. Then everything is searched that it shows, answers, logs, exports and stores.
+One farm has a distinctive secret in each possible place. It fails in many ways, with servers that repeat what they were
+sent. Then everything that it shows, answers, logs, exports and stores is searched.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ SECRET = {name: f"leak{name.replace('_', '')}{secrets.token_hex(6)}" for name in
 
 
 class _Repeating(BaseHTTPRequestHandler):
-    """Refuses everything, and repeats all that it was sent."""
+    """Refuses everything, and repeats what it was sent."""
 
     protocol_version = "HTTP/1.1"
 
@@ -71,7 +71,7 @@ class _Repeating(BaseHTTPRequestHandler):
 
 @contextmanager
 def repeating() -> Iterator[str]:
-    """The host and port of a server that repeats what it is sent."""
+    """Yield the host and port of a server that repeats what it is sent."""
     server = ThreadingHTTPServer(("127.0.0.1", 0), _Repeating)
     thread = threading.Thread(target=server.serve_forever, daemon=True)
     thread.start()
@@ -87,7 +87,7 @@ def login(name: str, place: str) -> str:
 
 
 def settings_of(peer: str) -> dict[str, str]:
-    """Every setting and variable of a node that holds a secret."""
+    """Return every setting and variable of a node that holds a secret."""
     of_farm = {name: SECRET[name] for name in ("api_key", "secret_key", "policy_key", "search_key", "webhook_secret")}
     return {f"FARM_{name.upper()}": value for name, value in of_farm.items()} | {
         "FARM_SEARCH": f"http:{login('search_login', peer)}/search",
@@ -115,7 +115,7 @@ class SearchedFarm:
 
 
 def requests(peer: str) -> dict[str, dict[str, Any]]:
-    """Rollouts that show their secrets, and others that break, each in a place of its own."""
+    """Return rollouts that print their secrets, and others that fail, each in a different place."""
     shown = {"commands": ["env; cat /proc/*/environ; echo $TOKEN"], "env": {"TOKEN": "${ROW}"}}
     url = f"http://{peer}/v1"
     secret = {"secrets": {"ROW": SECRET["row_secret"]}}
@@ -188,7 +188,7 @@ def here(postgres_url: str, apptainer: Path) -> Iterator[SearchedFarm]:
 
 
 def seen_by_others() -> list[str]:
-    """Every command line of the machine, and the variables of processes that run as another user than the farm."""
+    """Return every command line of the machine, and the variables of processes of other users than the farm's."""
     result = []
     for process in Path("/proc").iterdir():
         if process.name.isdecimal() and process.name != str(os.getpid()):
@@ -202,7 +202,7 @@ def seen_by_others() -> list[str]:
 
 
 def leaks(text: str, but: tuple[str, ...] = ()) -> dict[str, str]:
-    """The secrets in a text, with what is around them."""
+    """Return the secrets in a text, with their surroundings."""
     return {
         name: text[max(0, at - 300) : at + 60]
         for name, value in SECRET.items()
@@ -218,17 +218,17 @@ def test_each_broke_or_showed_as_it_was_meant_to(here: SearchedFarm) -> None:
 
 
 def test_other_users_see_none_in_the_list_of_processes(here: SearchedFarm) -> None:
-    # what a row gives its own sandbox is in that sandbox
+    # a row's variables for its own sandbox are in that sandbox
     assert leaks(here.processes, but=("row_secret",)) == {}
 
 
 def test_files_of_the_farm_have_none(here: SearchedFarm) -> None:
-    # files that are there to hold them, and for their owner alone
+    # files that are meant to hold them, readable only by their owner
     private = {"address.json", "redis.conf"}
     found = {}
     for parent, _, names in os.walk(here.folder):
         for path in (Path(parent, name) for name in names):
-            # the farm runs on, and removes sandboxes meanwhile
+            # the farm still runs, and removes sandboxes in between
             with suppress(FileNotFoundError):
                 if stat.S_ISREG(path.lstat().st_mode) and path.name not in private and "cache" not in path.parts:
                     found[str(path.relative_to(here.folder))] = leaks(path.read_bytes().decode(errors="replace"))
@@ -246,7 +246,7 @@ def test_the_store_and_the_broker_hold_none(here: SearchedFarm) -> None:
     finally:
         store.close()
     assert len(rows) > 50
-    # the outbox has to know where to
+    # the outbox must have the address
     assert leaks("\n".join(rows), but=("hook_token", "webhook_token")) == {}
     redis = redis_client(here.env["FARM_BROKER_URL"])
     assert redis is not None

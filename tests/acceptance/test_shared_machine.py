@@ -1,4 +1,4 @@
-"""A farm on a machine that others use too: nothing of it is read, commanded or seen in `ps` by them."""
+"""A farm on a shared machine: other users cannot read it, command it or see its secrets in `ps`."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from tests.services.farms import NOOP, embedded, farm_folder, flower_request, pr
 def folder() -> Iterator[Path]:
     with farm_folder() as made:
         (made / "home").mkdir(exist_ok=True)
-        # as a umask of a team left it
+        # as with the umask of a team
         (made / "home").chmod(0o777)
         yield made
 
@@ -41,7 +41,7 @@ def here(folder: Path) -> Iterator[Embedded]:
 
 
 def answer_to(request: urllib.request.Request | str) -> tuple[int, bytes]:
-    """Status and body; 0 while nothing listens."""
+    """Return status and body; 0 while nothing listens."""
     try:
         with urllib.request.urlopen(request, timeout=30) as answer:
             return answer.status, answer.read()

@@ -1,4 +1,4 @@
-"""Shared preparation stops the clocks of the rollouts that wait for it, and of the one that makes it."""
+"""Shared preparation pauses the clocks of the rollouts that wait for it, and of the one that makes it."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def test_slow_installation_is_on_no_rollouts_clock() -> None:
             "max_attempts": 1,
         }
         with embedded(folder, **env) as here, farm.connect(here.store_url, broker_url=here.broker_url) as client:
-            # what a worker does once is over
+            # one-time work of a worker is over
             client.collect(client.submit({"instances": [{"data_source": "unruly", "fields": {"where": "host"}}]}))
             batch_id = client.submit(request)
             until(lambda: package.n_builds, "the installation has begun")

@@ -1,4 +1,4 @@
-"""New weights while a farm plays, through real workers: pause, name, resume; what may cross an update, and what not."""
+"""New weights on a running farm, with real workers: pause, name, resume; what may span an update, and what may not."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ QUESTION = {"data_source": "chat", "fields": {"question": "What do you make of i
 
 
 class _Bench:
-    """One slow engine that plays random turns, and a client of its farm."""
+    """One slow engine with random turns, and a client of its farm."""
 
     def __init__(self, client: farm.Farm, double: EngineDouble) -> None:
         self.client = client
@@ -39,7 +39,7 @@ class _Bench:
         until(lambda: self.double.n_running == n, lambda: f"{n} calls sample; {self.double.n_running} do")
 
     def versions(self, batch_id: str) -> list[set[int]]:
-        """The weights that sampled each rollout."""
+        """Return the weights that sampled each rollout."""
         rows = [rollout.segments for rollout in self.client.collect(batch_id, timeout_s=90)]
         assert all(len(row) == 1 for row in rows)
         return [set(np.unique(row.policy_versions[row.response_mask == 1]).tolist()) for [row] in rows]
@@ -59,7 +59,7 @@ def client(here: Embedded) -> Iterator[farm.Farm]:
 
 @contextmanager
 def engine(client: farm.Farm, **options: Any) -> Iterator[_Bench]:
-    """An engine of the test's own on the farm that all share."""
+    """Yield a separate engine on the shared farm."""
     double = EngineDouble(weight_version="1", mean_tokens=100_000, **options)
     with serving(double.app()) as url:
         client.add_engine(f"{url}/v1")
@@ -163,12 +163,12 @@ def test_an_engine_that_is_there_only_now_is_named_by_the_first_update(client: f
 def test_an_engine_that_comes_back_with_other_weights_says_so_and_is_given_them(client: farm.Farm) -> None:
     with engine(client) as here:
         client.set_version("2")
-        # as if it had been started anew
+        # as if it had been restarted
         here.double.scheduler.version = "default"
         until(lambda: client.engines()[0].engine.status == "without weights", "it is seen that it lacks them")
         batch_id = here.submit(20)
         [warning] = client.status(batch_id).warnings
-        assert "has not version 2" in warning
+        assert "lacks version 2" in warning
         result: list[tuple[str, str]] = []
         with client.serve_weights(lambda engine, version: result.append((engine.url, version))):
             assert here.versions(batch_id) == [{2}] * N

@@ -1,6 +1,6 @@
-"""The wheel in environments of its own: alone it is a light client, with its extra a whole farm; none needs a clone.
+"""The wheel in separate environments: by itself a light client, with its extra a complete farm, both without a clone.
 
-Nothing is downloaded: an environment holds links to exactly those packages of this one that the wheel asks for.
+Nothing is downloaded: an environment links exactly those packages of this one that the wheel requires.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ except farm.UsageError as error:
 
 
 class WheelEnvironment:
-    """An environment of Python with the wheel, and folders of its own to run in."""
+    """A Python environment with the wheel, and separate folders to run in."""
 
     def __init__(self, folder: Path, wheel: Path, extras: Sequence[str]) -> None:
         self.folder = folder
@@ -79,7 +79,7 @@ class WheelEnvironment:
 
     @contextmanager
     def running(self, *words: str) -> Iterator[Path]:
-        """The log of a program that runs until the block ends."""
+        """Yield the log of a program that runs until the block ends."""
         log = self.folder / f"{words[1]}.log"
         with log.open("wb") as output:
             process = subprocess.Popen(
@@ -100,9 +100,9 @@ class WheelEnvironment:
 
 
 def _asked_for(wheel: Path, extras: Sequence[str]) -> set[str]:
-    """The names of all packages that the wheel wants with its extras, by their own requirements in turn."""
+    """Return the names of all packages that the wheel requires with its extras, with their own requirements."""
     with zipfile.ZipFile(wheel) as archive:
-        # a folder of plug-ins that it carries has one, too
+        # a folder of plug-ins inside it has one, too
         [metadata] = [name for name in archive.namelist() if re.fullmatch(r"[^/]+\.dist-info/METADATA", name)]
         own = Parser().parsestr(archive.read(metadata).decode()).get_all("Requires-Dist", [])
     names: set[str] = set()
@@ -123,12 +123,12 @@ def _asked_for(wheel: Path, extras: Sequence[str]) -> set[str]:
 
 
 def _files_of(names: set[str]) -> dict[str, Path]:
-    """The files and folders of these packages at the top of site-packages here, by name."""
+    """Return the files and folders of these packages at the top of site-packages here, by name."""
     found: dict[str, Path] = {}
     for name in names:
         package: Any = distribution(name)
         if package._path.suffix == ".egg-info":
-            # how an older pip installs what it compiles, with a list of its source files
+            # an older pip installs compiled packages so, with a list of its source files
             tops = (package.read_text("top_level.txt") or "").split()
             found |= {path.name: path for top in tops for path in package._path.parent.glob(f"{top}*")}
             continue

@@ -1,9 +1,10 @@
 """`python -m tests.chaos --seed S --minutes M [--json FILE]`: chaos tests of a whole farm.
 
-Starts a whole farm of its own (database, broker, nodes, scripted engines, trainers) in a temporary folder, keeps it
-busy with problems whose rewards are known, and kills, freezes, cuts and restarts its parts by a seeded plan. Then
+Starts a whole farm (database, broker, nodes, scripted engines, trainers) in a temporary folder, keeps it busy with
+problems whose rewards are known, and kills, freezes, disconnects and restarts its parts by a seeded plan. Then
 everything is restored, every batch must end, and the promises are checked one by one: exactly one result for each
-rollout, nothing lost, nothing doubled, nothing broken scored, nothing left behind. Exit code 1 names what was broken.
+rollout, nothing lost, nothing doubled, no broken rollout scored, nothing left behind. With exit code 1 it names the
+broken promises.
 """
 
 from __future__ import annotations
@@ -55,7 +56,7 @@ def _interrupt(number: int, frame: FrameType | None) -> None:
 
 
 def chaos(asked: argparse.Namespace, folder: Path) -> bool:
-    """One run in a folder; whether every promise was kept."""
+    """Run once in a folder; return whether every promise was kept."""
     events = plan(asked.seed, asked.minutes, asked.pace, deck(asked.store, asked.broker))[: asked.faults]
     about = {"seed": asked.seed, "minutes": asked.minutes, "plan": digest(events), "faults": len(events)}
     print(", ".join(f"{name} {value}" for name, value in about.items()), conditions(), sep="\n", file=sys.stderr)
@@ -89,7 +90,7 @@ def chaos(asked: argparse.Namespace, folder: Path) -> bool:
 
 
 def _keep(folder: Path, logs: Path) -> None:
-    """The logs of all parts, and what the clients wrote down."""
+    """Keep the logs of all parts, and the clients' journals."""
     for name in ("logs", "clients"):
         if not (folder / name).exists():
             continue
@@ -99,7 +100,7 @@ def _keep(folder: Path, logs: Path) -> None:
 
 
 def _left(before: Leftovers, folder: Path) -> list[str]:
-    """Return the resources that were not there before, once what has just ended had time to release them."""
+    """Return the new resources, after ended processes had time to release theirs."""
     deadline = time.monotonic() + _PATIENCE_S
     while (result := _left_now(before, folder)) and time.monotonic() < deadline:
         time.sleep(0.2)
@@ -107,7 +108,7 @@ def _left(before: Leftovers, folder: Path) -> list[str]:
 
 
 def _left_now(before: Leftovers, folder: Path) -> list[str]:
-    """Without descriptors: those would be of this process, which is no part of the farm."""
+    """Return them without descriptors, which belong to this process and not to the farm."""
     kinds = {kind: names for kind, names in before.leftovers().items() if kind != "descriptors"}
     kinds["mounts"] = [line for line in kinds["mounts"] if not is_disk(line)]
     paths = (folder / "scratch").rglob("*")

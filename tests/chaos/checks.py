@@ -1,4 +1,4 @@
-"""The promises, held against what is in the store and what the clients were given."""
+"""The promises, checked against the store and the clients' journals."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class Evidence:
 
 
 def all_of(seen: Evidence) -> list[BrokenPromise]:
-    """Everything that is wrong, by promise."""
+    """Return all broken promises."""
     every = _rows(seen.store)
     result = list(_audited(seen.store))
     result += _poisoned([row for row in every if row.batch_id in seen.done.poisoned])
@@ -65,7 +65,7 @@ def all_of(seen: Evidence) -> list[BrokenPromise]:
 
 
 def _poisoned(rows: list[Any]) -> Iterator[BrokenPromise]:
-    """A plug-in that ends its process fails for good, as its own failure, or was cancelled."""
+    """Check that a plug-in that ends its process failed for good, with its own failure, or was cancelled."""
     for row in rows:
         if row.state not in (State.FAILED.value, State.CANCELLED.value):
             yield BrokenPromise("a poisonous plug-in fails", row.rollout_id, f"it is {row.state}")
@@ -76,7 +76,7 @@ def _poisoned(rows: list[Any]) -> Iterator[BrokenPromise]:
 
 
 def _failed(rows: list[Any]) -> Iterator[BrokenPromise]:
-    """Yield the rollouts that failed by an error of the farm's own code, not by a fault injected from outside."""
+    """Yield the rollouts that failed by an error of the farm's own code, not by an injected fault."""
     for row in rows:
         if row.state == State.FAILED.value and row.failure_kind not in _FROM_OUTSIDE:
             yield BrokenPromise(
@@ -101,14 +101,14 @@ _COLUMNS = (
 
 
 def _audited(store: Store) -> Iterator[BrokenPromise]:
-    """The farm's own audit finds nothing."""
+    """Check that the farm's own audit finds nothing."""
     for batch_id in store.read(lambda connection: batches.recent(connection, 1_000_000)):
         for each in store.read(lambda connection, batch_id=batch_id: audit.violations(connection, batch_id)):  # type: ignore[misc]
             yield BrokenPromise("audit", each.id, each.what)
 
 
 def _asked(orders: Sequence[Order]) -> dict[str, tuple[int, int]]:
-    """Batch → (instances, samples of each), as its request says."""
+    """Return batch → (instances, samples of each), from its request."""
     result = {}
     for order in orders:
         numbers = {line["batch_id"]: line["batch"] for line in client.read(order.journal) if "batch" in line}
@@ -119,7 +119,7 @@ def _asked(orders: Sequence[Order]) -> dict[str, tuple[int, int]]:
 
 
 def _ended_once(rows: list[Any], asked: dict[str, tuple[int, int]]) -> Iterator[BrokenPromise]:
-    """Yield what is missing, duplicated, unfinished or not submitted: each rollout is there once, and has ended."""
+    """Yield missing, duplicated, unfinished and unsubmitted rollouts: each exists once, and has ended."""
     by_batch: defaultdict[str, Counter[tuple[int, int]]] = defaultdict(Counter)
     for row in rows:
         by_batch[row.batch_id][(row.group_index, row.sample_index)] += 1
@@ -136,7 +136,7 @@ def _ended_once(rows: list[Any], asked: dict[str, tuple[int, int]]) -> Iterator[
 
 
 def _scored_right(rows: list[Any], seen: Evidence) -> Iterator[BrokenPromise]:
-    """Completed with the one right reward, or without any."""
+    """Check that rollouts are completed with the only right reward, or have none."""
     worth = ExpectedScore(seen.seed)
     seeds = {
         row.batch_id: row.request["sampling"]["seed"]
@@ -155,7 +155,7 @@ def _scored_right(rows: list[Any], seen: Evidence) -> Iterator[BrokenPromise]:
 
 
 def _cancelled(rows: list[Any], done: Interventions) -> Iterator[BrokenPromise]:
-    """Cancelled are those that were cancelled."""
+    """Check that exactly the cancelled rollouts are cancelled."""
     cancelled = {row.rollout_id for row in rows if row.state == State.CANCELLED.value}
     for rollout_id in sorted(done.cancelled - cancelled):
         yield BrokenPromise("cancelled stays cancelled", rollout_id, "it was cancelled, and is not")
@@ -167,7 +167,7 @@ def _cancelled(rows: list[Any], done: Interventions) -> Iterator[BrokenPromise]:
 
 
 def _scores(rows: list[Any], store: Store) -> Iterator[BrokenPromise]:
-    """A score for each scoring that ended, and none besides; the same each time."""
+    """Check that there is a score for each completed scoring, no other, and the same each time."""
     scored = select(attempts.c.rollout_id, attempts.c.attempt).where(attempts.c.result == "completed")
     statement = select(rewards.c.rollout_id, rewards.c.attempt, rewards.c.value)
     scorings = Counter(tuple(row) for row in store.read(lambda connection: connection.execute(scored).all()))
@@ -188,7 +188,7 @@ def _scores(rows: list[Any], store: Store) -> Iterator[BrokenPromise]:
 
 
 def _exact(rows: list[Any], store: Store) -> Iterator[BrokenPromise]:
-    """Training rows hold what was sampled, token by token."""
+    """Check that training rows contain the sampled tokens."""
     kept = select(segment_rows.c.rollout_id, func.max(segment_rows.c.attempt)).group_by(segment_rows.c.rollout_id)
     of_attempt = dict(tuple(row) for row in store.read(lambda connection: connection.execute(kept).all()))
     by_batch: defaultdict[str, list[Any]] = defaultdict(list)
@@ -213,7 +213,7 @@ def _exact_one(store: Store, rollout_id: str, made: Any, attempt: int | None) ->
 
 
 def _delivered(rows: list[Any], orders: Sequence[Order], done: Interventions) -> Iterator[BrokenPromise]:
-    """Every group was given to its client, whole each time, and as it is if it has not been scored again since."""
+    """Check that every group was delivered to its client, complete each time, and unchanged unless rescored since."""
     by_group: defaultdict[str, dict[str, Any]] = defaultdict(dict)
     for row in rows:
         by_group[f"{row.batch_id}.{row.group_index}"][row.rollout_id] = row
@@ -223,7 +223,7 @@ def _delivered(rows: list[Any], orders: Sequence[Order], done: Interventions) ->
             if "group_id" in line:
                 value[line["group_id"]].append(line["rollouts"])
     for group in by_group.keys() - value.keys():
-        # one that has not ended is reported elsewhere, and is not lost
+        # an open one is reported elsewhere, and is not lost
         if all(row.state in FINAL_STATES for row in by_group[group].values()):
             yield BrokenPromise("every group is delivered", group, "no client was given it")
     for group, times in value.items():
@@ -241,7 +241,7 @@ def _delivered(rows: list[Any], orders: Sequence[Order], done: Interventions) ->
 def _as_told(told: list[dict[str, Any]], members: dict[str, Any], done: Interventions) -> Iterator[BrokenPromise]:
     for each in told:
         row = members[each["rollout_id"]]
-        # the segments of a cancelled one are made of what is recorded at the time of each request
+        # the segments of a cancelled one are made from the calls recorded at the time of each request
         names = ("state", "outcome", "reward", *(("n_segments",) if row.state == State.COMPLETED.value else ()))
         differ = [name for name in names if each[name] != getattr(row, name)]
         if each["finish_seq"] == row.finish_seq and differ:

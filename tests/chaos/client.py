@@ -1,8 +1,8 @@
-"""A trainer of the load, in a process of its own so that it can be killed: submits, streams groups, acknowledges.
+"""A trainer of the load, in a separate process so that it can be killed: submits, streams groups, acknowledges.
 
-`python -m tests.chaos.client JSON`. It writes down what it was given before it acknowledges it, as a trainer does
-with its checkpoint. The next one of its name goes on with the batch that it left: it finds it by its idempotency key,
-and where it was by what it had acknowledged.
+`python -m tests.chaos.client JSON`. It writes groups to its journal before it acknowledges them, as a trainer does with
+its checkpoint. The next client of its name continues its batch: it finds the batch by its idempotency key, and the
+position by the acknowledged cursor.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class Order:
         return Path(self.folder) / "instances.jsonl"
 
     def request(self, number: int) -> farm.BatchRequest:
-        """Its n-th batch."""
+        """Return its n-th batch."""
         return problems.request(self.seed, self.name, number, problems.read(self.instances))
 
     def argv(self) -> list[str]:
@@ -59,17 +59,17 @@ class Order:
 
 
 def read(journal: Path) -> Iterator[dict[str, Any]]:
-    """The lines that were written to the end."""
+    """Yield the complete lines of a journal."""
     if journal.exists():
         for line in journal.read_bytes().splitlines():
             try:
                 yield json.loads(line)
-            except ValueError:  # its writer was killed half way
+            except ValueError:  # its writer was killed in the middle
                 continue
 
 
 class Journal:
-    """A client's record of what it received, in lines that outlive it."""
+    """A client's persistent record of received groups, one per line."""
 
     def __init__(self, path: Path) -> None:
         begun = [line["begin"] for line in read(path) if "begin" in line]
@@ -79,19 +79,19 @@ class Journal:
         self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
 
     def write(self, **line: Any) -> None:
-        # a line of its own even after one that was torn
+        # on a new line even after an incomplete one
         os.write(self._file, b"\n" + json.dumps(line).encode() + b"\n")
 
     def record_group(self, group: farm.Group) -> None:
-        """Keep what a trainer would train on."""
+        """Record what a trainer would train on."""
         self.write(group_id=group.group_id, cursor=group.cursor, rollouts=_told(group))
 
 
 def play(order: Order) -> None:
-    """Play one batch after the other until there is a stop file; a batch that was begun is played to its end.
+    """Run one batch after the other until there is a stop file; a batch that was begun is completed.
 
-    While the farm cannot be reached for longer than a client waits, it begins anew from its journal, as a trainer that
-    is restarted from its checkpoint does.
+    If the farm is unreachable for longer than a client waits, it starts over from its journal, like a trainer that is
+    restarted from its checkpoint.
     """
     while True:
         try:

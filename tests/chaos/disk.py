@@ -1,7 +1,7 @@
-"""The sandboxes' disk: a small file system of its own, where the run may mount one, which takes root.
+"""The sandboxes' disk: a separate small file system, if the run may mount one, which takes root.
 
-It is mounted in a mount namespace of the run: it ends with the run, however that ends, and no process of somebody else
-that makes a namespace meanwhile takes a copy of it along.
+It is mounted in a mount namespace of the run. So it ends with the run, however that ends, and other processes that
+create namespaces do not copy it.
 """
 
 from __future__ import annotations
@@ -12,16 +12,16 @@ import subprocess
 from pathlib import Path
 
 BALLAST = "ballast"
-"""The folder of it that holds what a fault has taken."""
+"""The folder in it for the files by which a fault fills it."""
 _SIZE = "size=1500m,nr_inodes=300k"
 _SOURCE = "farm-chaos"
 _CLONE_NEWNS = 0x00020000
 
 
 def mount_disk(folder: Path) -> bool:
-    """Put a small file system of its own at a folder; False where that is not allowed.
+    """Mount a small file system at a folder; False where that is not allowed.
 
-    Only this thread and what it starts from now on see it.
+    Only this thread and its later children see it.
     """
     if os.geteuid() != 0 or ctypes.CDLL(None).unshare(_CLONE_NEWNS) != 0:
         return False
@@ -42,5 +42,5 @@ def unmount_disk(folder: Path) -> None:
 
 
 def free_disk(folder: Path) -> None:
-    """Give back what a fault has taken of the disk."""
+    """Remove the files by which a fault filled the disk."""
     subprocess.run(["rm", "-rf", str(folder / "scratch" / BALLAST)], check=False)

@@ -1,4 +1,4 @@
-"""All kinds of faults there are."""
+"""All kinds of faults."""
 
 from __future__ import annotations
 

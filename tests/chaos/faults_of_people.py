@@ -25,7 +25,7 @@ def _ids(scene: Scene, states: Collection[str]) -> list[str]:
 
 
 def _cancel(scene: Scene, named: str, ids: Sequence[str] | None, meant: Collection[str]) -> Strike:
-    """Twice, as it must be harmless. `meant` are the rollouts that it may hit."""
+    """Cancel twice, as cancel is idempotent. `meant` are the rollouts that it may affect."""
     try:
         done = scene.parts.farm.cancel(named, ids)
         done += scene.parts.farm.cancel(named, ids)
@@ -71,7 +71,7 @@ def rescore(scene: Scene) -> Strike:
 
 @kind(1, needs_store=True)
 def poison_plugin(scene: Scene) -> Strike:
-    """A batch whose plug-in calls `sys.exit` in a stage: it fails for good, and costs no neighbour."""
+    """Submit a batch whose plug-in calls `sys.exit` in a stage: it fails for good, and does not affect others."""
     stage = scene.chance.choice(("init", "run", "eval"))
     request = {
         "instances": [{"data_source": "noop", "fields": {"fail": f"{stage}:exit"}, "instance_id": "noop-poison"}] * 2,
@@ -85,7 +85,7 @@ def poison_plugin(scene: Scene) -> Strike:
 
 @kind(2, needs_store=True)
 def update_weights(scene: Scene) -> Strike:
-    """Pause, name new weights, resume, beside all else; what fails of it is taken back."""
+    """Pause, name new weights, resume, concurrently with everything else; a failed update is undone."""
     running = [thread for thread in threading.enumerate() if thread.name == "weights"]
     if running:
         raise NotNow("engines that nobody updates")
@@ -106,7 +106,7 @@ def _update(client: farm.Farm, version: str, mode: PauseMode) -> None:
 
 
 def resume(client: farm.Farm) -> None:
-    """Whatever a broken update has left paused."""
+    """Resume engines that a broken update left paused."""
     try:
         client.resume_engines(timeout_s=_PAUSE_S)
     except (TimeoutError, farm.FarmError):

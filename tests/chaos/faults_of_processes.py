@@ -21,10 +21,10 @@ from workers.sandboxes.lifecycle.state import Process, SandboxRecord
 
 _LOOK_S = 0.05
 _REFUSED_S = 90.0
-"""Most of it is the start of the process, on a machine that is busy."""
+"""Most of it is the start of the process, on a busy machine."""
 _END_S = 30.0
 _HEARD_S = 60.0
-"""Longer than any fault keeps a node from the database."""
+"""Longer than any fault disconnects a node from the database."""
 _LEADER_S = 11.0
 """A little longer than a leader's lease."""
 
@@ -37,7 +37,7 @@ def _node(scene: Scene) -> Part:
 
 
 def _worker(scene: Scene, stage: Stage) -> tuple[Process, str]:
-    """A worker of a node, and the name that it holds leases under."""
+    """Return a worker of a node, and the name under which it holds leases."""
     node = _node(scene)
     result = running(node.pid, f"{stage}@{node.name}")
     if not result:
@@ -69,7 +69,7 @@ def kill_eval_worker(scene: Scene) -> Strike:
 
 @kind(2)
 def kill_node(scene: Scene) -> Strike:
-    """The supervisor; everything of the node goes with it."""
+    """Kill the supervisor; everything of the node ends with it."""
     node = _node(scene)
     node.strike(signal.SIGKILL, scene.chance.uniform(0.5, 6.0))
     return Strike(f"{node.name}/{node.pid}", owners=(f"{node.name}/",))
@@ -77,7 +77,7 @@ def kill_node(scene: Scene) -> Strike:
 
 @kind(1)
 def drain_node(scene: Scene) -> Strike:
-    """SIGTERM, as Slurm sends it; another node of the name comes afterwards."""
+    """Send SIGTERM, as Slurm does; another node of the name follows."""
     node = _node(scene)
     node.strike(signal.SIGTERM, scene.chance.uniform(5.0, 9.0))
     return Strike(f"{node.name}/{node.pid}")
@@ -85,7 +85,7 @@ def drain_node(scene: Scene) -> Strike:
 
 @kind(2)
 def freeze_worker(scene: Scene) -> Strike:
-    """Past its lease; then it thaws, and must not write what is another's by now."""
+    """Freeze a worker beyond its lease; when it thaws, it must not write to rollouts of others."""
     worker, owner = _worker(scene, scene.chance.choice((Stage.RUN, Stage.RUN, Stage.INIT, Stage.EVAL)))
     if not send(worker, signal.SIGSTOP):
         raise NotNow("a worker that lives")
@@ -95,7 +95,7 @@ def freeze_worker(scene: Scene) -> Strike:
 
 @kind(1, needs_store=True)
 def freeze_leader(scene: Scene) -> Strike:
-    """Freeze the supervisor whose dispatcher leads, until another does."""
+    """Freeze the supervisor whose dispatcher leads, until another leads."""
     statement = select(leaders.c.owner).where(leaders.c.role == ROLE)
     owner = scene.parts.store.read(lambda connection: connection.execute(statement).scalar_one_or_none())
     leader = next((each for each in scene.parts.nodes if each.running and owner == f"{each.name}/{each.pid}"), None)
@@ -107,7 +107,7 @@ def freeze_leader(scene: Scene) -> Strike:
 
 @kind(1)
 def kill_grader(scene: Scene) -> Strike:
-    """A process that scores an answer, or the one that forks them: what it scored is scored again."""
+    """Kill a process that scores an answer, or its fork server: the answer is scored again."""
     node = _node(scene)
     graders = running(node.pid, "workers.evaluators")
     if not graders or not send(scene.chance.choice(graders), signal.SIGKILL):
@@ -139,7 +139,7 @@ def _heard(scene: Scene, node: Part) -> bool:
 
 @kind(1, needs_store=True)
 def second_node(scene: Scene) -> Strike:
-    """Another node of a name that is taken: it is refused, and the first goes on. Nothing else is broken meanwhile."""
+    """Start another node with a taken name: it is refused, and the first continues. No other fault is active then."""
     node = _node(scene)
     deadline = time.monotonic() + _HEARD_S
     while not (node.running and not node.struck and _heard(scene, node)):
@@ -193,7 +193,10 @@ def kill_client_in_stream(scene: Scene) -> Strike:
 
 @kind(3)
 def kill_sandbox(scene: Scene) -> Strike:
-    """The processes that hold one: its monitor, its first, or both. What plays in it is lost with it."""
+    """Kill the processes that hold a sandbox: its monitor, its first process, or both.
+
+    Its rollout loses its sandbox.
+    """
     records = _sandboxes(scene)
     if not records:
         raise NotNow("a sandbox of a rollout")
@@ -217,7 +220,7 @@ def _sandboxes(scene: Scene) -> list[SandboxRecord]:
 
 @kind(2)
 def kill_fork_server(scene: Scene) -> Strike:
-    """The small process that forks sandboxes for a worker; the worker starts another."""
+    """Kill the small process that forks sandboxes for a worker; the worker starts another."""
     worker, owner = _worker(scene, scene.chance.choice(list(Stage)))
     porters = running(worker.pid, "fork_server")
     if not porters or not send(porters[0], signal.SIGKILL):

@@ -1,4 +1,4 @@
-"""Faults of a machine that runs short: its disk full, its inodes gone, its processes out of descriptors."""
+"""Faults of a machine that runs short: a full disk, no inodes, a process without descriptors."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from workers.sandboxes.lifecycle.state import Process
 _MANY = 2000
 """Files that are made in a moment."""
 _FEW = 24
-"""Descriptors beyond those that a process has open: too few for its work, enough to report the error."""
+"""Descriptors beyond the open ones of a process: too few for its work, enough to report the error."""
 
 
 def _disk(scene: Scene) -> Path:
@@ -33,7 +33,7 @@ def _disk(scene: Scene) -> Path:
 
 @kind(2)
 def fill_disk(scene: Scene) -> Strike:
-    """Not a block is left."""
+    """Leave no free block."""
     ballast = _disk(scene)
     result = os.statvfs(ballast)
     with (ballast / "blocks").open("wb") as file, contextlib.suppress(OSError):
@@ -44,7 +44,7 @@ def fill_disk(scene: Scene) -> Strike:
 
 @kind(1)
 def fill_inodes(scene: Scene) -> Strike:
-    """Not a file more can be made."""
+    """Leave no free inode."""
     ballast = _disk(scene)
     with contextlib.suppress(OSError):
         for number in range(1_000_000):
@@ -57,7 +57,7 @@ def fill_inodes(scene: Scene) -> Strike:
 
 @kind(1)
 def limit_descriptors(scene: Scene) -> Strike:
-    """A worker gets hardly any more descriptors for a while."""
+    """Let a worker open hardly any more descriptors for a while."""
     node = scene.chance.choice([node for node in scene.parts.nodes if node.running] or [None])
     stage = scene.chance.choice(list(Stage))
     result = running(node.pid, f"{stage}@{node.name}") if node is not None else []

@@ -1,4 +1,4 @@
-"""Faults of what the farm stands on: its database, its broker, the engines that it asks."""
+"""Faults of the farm's servers: its database, its broker, its engines."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def _postgres(scene: Scene) -> Postgres:
 
 @kind(1, needs_postgres=True, needs_store=True)
 def restart_postgres(scene: Scene) -> Strike:
-    """At once, or it stays away for a while."""
+    """Restart it at once, or after a while."""
     postgres = _postgres(scene)
     postgres.crash()
     away_s = scene.chance.choice((0.0, 0.0, 2.0, 5.0))
@@ -81,14 +81,14 @@ def silence_node(scene: Scene) -> Strike:
 
 
 def _heard(line: Line) -> None:
-    """The network is back: what it knows nothing of is reset."""
+    """Restore the network: it resets connections that it does not know."""
     line.refuse()
     line.mend()
 
 
 @kind(1, needs_postgres=True, needs_store=True)
 def jump_clock(scene: Scene) -> Strike:
-    """The database's clock is wrong for a while, ahead or behind, and then right again."""
+    """Set the database's clock wrong for a while, ahead or behind, and then right again."""
     _postgres(scene)
     clock = scene.parts.clock
     assert clock is not None
@@ -100,7 +100,7 @@ def jump_clock(scene: Scene) -> Strike:
 
 @kind(1, needs_postgres=True, needs_store=True)
 def silent_transaction(scene: Scene) -> Strike:
-    """A client stops in the middle of a transaction, with rows that others need locked, and never says another word."""
+    """Stop a client in the middle of a transaction, with locked rows that others need."""
     connection = _postgres_store(scene).engine.connect()
     transaction = connection.begin()
     live = select(rollouts.c.rollout_id).where(rollouts.c.finish_seq.is_(None)).limit(64)
@@ -135,7 +135,7 @@ def _broker(scene: Scene) -> BrokerUnderTest:
 
 @kind(2)
 def kill_broker(scene: Scene) -> Strike:
-    """A Redis comes back with nothing in it."""
+    """Kill it; a Redis comes back empty."""
     broker = _broker(scene)
     broker.kill()
     away_s = scene.chance.choice((0.0, 1.0, 3.0, 8.0))
@@ -157,7 +157,7 @@ def _thaw(broker: BrokerUnderTest) -> None:
 
 @kind(1)
 def fill_broker(scene: Scene) -> Strike:
-    """No memory left: every write is refused, or waits."""
+    """Take its memory: every write is refused, or waits."""
     broker = _broker(scene)
     broker.fill(True)
     for_s = scene.chance.uniform(1.0, 8.0)
@@ -165,7 +165,7 @@ def fill_broker(scene: Scene) -> Strike:
 
 
 def _roomy(broker: BrokerUnderTest) -> None:
-    """One that was started again has room."""
+    """Undo it; a restarted broker has memory."""
     _thaw(broker)
     if broker.running and broker.full:
         broker.fill(False)
@@ -192,7 +192,7 @@ def _speaking(scene: Scene) -> Iterator[Celery]:
 
 @kind(2)
 def drop_messages(scene: Scene) -> Strike:
-    """Drop all queued messages; of Redis at times also its queue bindings."""
+    """Drop all queued messages; sometimes also the queue bindings of Redis."""
     with _speaking(scene) as app, app.connection_for_write() as connection:
         n = sum(_purged(connection, name) for name in _queues(scene))
     if scene.parts.broker.kind == "redis" and scene.chance.random() < 0.3:
@@ -213,7 +213,7 @@ def _purged(connection: Any, queue: str) -> int:
 
 @kind(2, needs_store=True)
 def double_messages(scene: Scene) -> Strike:
-    """Send two messages for each of many rollouts in every state, on the nodes that have them and on others."""
+    """Send two messages for each of many rollouts in every state, to their nodes and to others."""
     columns = (rollouts.c.rollout_id, rollouts.c.attempt, rollouts.c.stage, rollouts.c.node)
     newest = select(*columns).order_by(rollouts.c.submitted_at.desc()).limit(60)
     rows = scene.parts.store.read(lambda connection: connection.execute(newest).all())
@@ -227,7 +227,7 @@ def double_messages(scene: Scene) -> Strike:
 
 @kind(1, needs_redis=True)
 def copy_queues(scene: Scene) -> Strike:
-    """Every message that waits is there twice."""
+    """Duplicate every waiting message."""
     n = 0
     broker = _broker(scene)
     with redis_client(broker.url) as client:
@@ -240,7 +240,7 @@ def copy_queues(scene: Scene) -> Strike:
 
 @kind(2)
 def send_garbage(scene: Scene) -> Strike:
-    """Messages that name no task of ours, or give it what it cannot take; of Redis also what is no message at all."""
+    """Send messages with unknown tasks or invalid arguments; to Redis also data that is no message."""
     queue = scene.chance.choice(_queues(scene))
     name, args = scene.chance.choice(_WRONG)
     with _speaking(scene) as app:
@@ -274,7 +274,7 @@ def kill_engine(scene: Scene) -> Strike:
 
 @kind(4)
 def break_engine(scene: Scene) -> Strike:
-    """For a while it answers some calls, or all, with an error, garbage, half an answer, or never."""
+    """For a while, answer some calls, or all, with an error, garbage, half an answer, or never."""
     engine, url = _engine(scene)
     fault = scene.chance.choice(_ENGINE_FAULTS)
     share = scene.chance.choice((0.3, 1.0))
@@ -288,7 +288,7 @@ def break_engine(scene: Scene) -> Strike:
 
 
 def mended(url: str) -> None:
-    """An engine that was killed meanwhile has forgotten its faults."""
+    """Undo it; a killed engine has lost its faults."""
     deadline = time.monotonic() + 5.0
     while time.monotonic() < deadline:
         try:

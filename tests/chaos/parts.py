@@ -1,7 +1,7 @@
-"""The farm under test: a database, a broker, nodes, engines and clients, all real processes that can be lost.
+"""The farm under test: a database, a broker, nodes, engines and clients, all real processes that can be killed.
 
-A part that exits is started again, after the pause of its fault. A part that exits without a fault is started again
-too, and recorded: that is a finding.
+A part that exits is started again, after the pause of its fault. A part that exits without a fault is started again,
+too, and recorded as a finding.
 """
 
 from __future__ import annotations
@@ -55,7 +55,10 @@ class Size:
 
 @dataclass(slots=True)
 class Part:
-    """A process that is kept running. `due_at` is when it is started again, `struck` whether its death was wanted."""
+    """A process that is kept running.
+
+    `due_at` is the time of its restart, `struck` tells that its death was intended.
+    """
 
     name: str
     argv: list[str]
@@ -88,7 +91,7 @@ class Part:
         self.n_starts += 1
 
     def strike(self, number: signal.Signals, pause_s: float) -> None:
-        """End it; it comes back `pause_s` after it has."""
+        """End it; it is restarted `pause_s` after its end."""
         assert self.child
         self.struck = True
         self.due_at = time.monotonic() + pause_s
@@ -109,11 +112,11 @@ class Parts:
     apis: list[Part] = field(default_factory=list)
     clients: list[Part] = field(default_factory=list)
     clock: Skewed | None = None
-    """The database's, which may be set; None where each process has its own."""
+    """The database's clock, which may be set; None where each process has its own."""
     lines: dict[str, Line] = field(default_factory=dict)
-    """Between a node and the database, by the node's name."""
+    """The connection between a node and the database, by the node's name."""
     has_disk: bool = False
-    """True if the sandboxes' disk is a file system of its own."""
+    """True if the sandboxes' disk is a separate file system."""
     died: list[str] = field(default_factory=list)
     store_url: str = ""
     store: Store = field(init=False)
@@ -131,10 +134,10 @@ class Parts:
         return [*self.engines, *self.nodes, *self.apis, *self.clients]
 
     def start(self) -> None:
-        """Everything, until it can play."""
+        """Start everything, until it is ready."""
         for name in ("logs", "clients", "home", "scratch", "tmp"):
             (self.folder / name).mkdir(exist_ok=True)
-        # clients that begin before the API know it all the same
+        # clients may begin before the API is ready
         own_key(Settings(home=self.folder / "home"))
         self.has_disk = mount_disk(self.folder / "scratch")
         self._start_servers()
@@ -149,7 +152,7 @@ class Parts:
         self.apis = [self._api("api0")]
         for api in self.apis:
             api.start()
-        # a scripted engine that comes back has lost the version that was set, and has no weights to push
+        # a restarted scripted engine has lost its version, and has no weights to be pushed
         self.weights = self.farm.serve_weights(lambda engine, version: None)
         self.clients = [self._client(f"client{index}") for index in range(self.size.n_clients)]
         for client in self.clients:
@@ -165,7 +168,7 @@ class Parts:
         migrations.migrate(self.store)
         if self.postgres is not None:
             self.clock = Skewed(self.store)
-            # its sessions were opened before there was such a clock
+            # its sessions were opened before this clock existed
             self.store.close()
             self.store = Store(self.store_url)
         self.farm = farm.connect(self.store_url, broker_url=self.broker.url)
@@ -199,13 +202,13 @@ class Parts:
             "FARM_POLICY_TIMEOUT_S": "15",
             "FARM_SANDBOX": self.size.sandbox,
             "FARM_WARM_POOL": "2",
-            # a folder of its own shows what stays there
+            # a separate folder shows what stays there
             "TMPDIR": str(self.folder / "tmp"),
         }
         return Part(name, argv, env, self.logs / f"{name}.log")
 
     def _line_of(self, name: str) -> str:
-        """The database's URL for one node, by way of a line of its own that can be cut."""
+        """Return the database's URL for one node, through a proxy that can be cut."""
         if self.postgres is None:
             return self.store_url
         url = make_url(self.store_url)
@@ -215,7 +218,7 @@ class Parts:
         return through.render_as_string(hide_password=False)
 
     def second(self, node: Part) -> Part:
-        """Another node of the same name, as if on another machine."""
+        """Start another node of the same name, as if on another machine."""
         scratch = {"FARM_SCRATCH": str(self.folder / "scratch" / "second")}
         return Part(node.name, node.argv, node.env | scratch, self.logs / f"{node.name}-second.log")
 
@@ -228,17 +231,17 @@ class Parts:
 
     def _client(self, name: str) -> Part:
         order = self.order(name)
-        # found by what its environment names, as the rest of the farm is
+        # found by its environment variables, like the rest of the farm
         env = os.environ | {"FARM_HOME": str(self.folder / "home")}
         return Part(name, order.argv(), env, self.logs / f"{name}.log")
 
     @property
     def orders(self) -> list[Order]:
-        """The instructions of all clients."""
+        """Return the instructions of all clients."""
         return [self.order(client.name) for client in self.clients]
 
     def order(self, name: str) -> Order:
-        """Every second client asks the API, the others the database."""
+        """Return a client's instructions: every second client uses the API, the others the database."""
         address = self.api_url if int(name.removeprefix("client")) % 2 else self.store_url
         return Order(name, self.seed, address, self.broker.url, str(self.folder / "clients"))
 
@@ -253,7 +256,7 @@ class Parts:
         return len(self.store.read(nodes.listing))
 
     def tend(self) -> None:
-        """Start again what has died, each after its pause."""
+        """Restart dead parts, each after its pause."""
         now = time.monotonic()
         for part in self.all:
             if part.running or part.ended:
@@ -275,7 +278,7 @@ class Parts:
             part.due_at = now + _PAUSE_S
 
     def mend(self) -> None:
-        """Whatever is down, frozen or full is so no more."""
+        """Undo everything that is down, frozen or full."""
         if self.postgres is not None and not self.postgres.running:
             self.postgres.start()
         if not self.broker.running:
@@ -295,11 +298,11 @@ class Parts:
         free_disk(self.folder)
 
     def stop_clients(self) -> None:
-        """Let them finish their batches, and begin no more."""
+        """Let the clients finish their batches, and begin no more."""
         (self.folder / "clients" / "stop").touch()
 
     def stop(self) -> None:
-        """Everything, in an order that lets each end by itself."""
+        """Stop everything, in an order that lets each part end by itself."""
         for parts in (self.clients, self.apis, self.nodes, self.engines):
             running = [part.child for part in parts if part.child is not None]
             for child in running:
@@ -319,7 +322,7 @@ class Parts:
             self.postgres.stop()
 
     def remove_disk(self) -> None:
-        """Once what was left on it has been looked for."""
+        """Remove it, after the search for leftovers."""
         if self.has_disk:
             unmount_disk(self.folder / "scratch")
 

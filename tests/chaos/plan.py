@@ -1,8 +1,8 @@
-"""The plan of a run: which fault strikes when. The same seed, length and pace give the same plan, by its digest.
+"""The plan of a run: the kind and time of each fault. Equal seeds, lengths and rates give equal plans and digests.
 
-Kinds are dealt from shuffled decks, not drawn one by one, so that a run of a few minutes has seen every kind. What a
-fault strikes is decided when it does, by a number of the plan: which processes and rollouts there are by then depends
-on the machine.
+Kinds are dealt from shuffled decks, not drawn one by one, so that a run of a few minutes has every kind. The target of
+a fault is chosen when it strikes, by a number of the plan, as the processes and rollouts at that time depend on the
+machine.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from dataclasses import asdict, dataclass
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """One fault to come. `at_s` counts from the beginning of the run; `draw` seeds what is left to chance."""
+    """One planned fault. `at_s` counts from the beginning of the run; `draw` seeds its random choices."""
 
     index: int
     at_s: float
@@ -25,7 +25,7 @@ class Event:
 
 
 def plan(seed: int, minutes: float, pace_s: float, deck: Mapping[str, int]) -> list[Event]:
-    """Faults at a mean distance of `pace_s`; `deck` says how many of each kind go round before it is shuffled again."""
+    """Return faults at a mean distance of `pace_s`; `deck` is the number of each kind per shuffled deck."""
     chance = random.Random(seed)
     kinds = _dealt(chance, deck)
     events: list[Event] = []
@@ -43,5 +43,5 @@ def _dealt(chance: random.Random, deck: Mapping[str, int]) -> Iterator[str]:
 
 
 def digest(events: list[Event]) -> str:
-    """Names a plan."""
+    """Return an identifier of a plan."""
     return hashlib.sha256(json.dumps([asdict(event) for event in events]).encode()).hexdigest()[:12]

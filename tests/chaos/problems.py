@@ -1,6 +1,6 @@
 """Scripted problems with known rewards for each sample.
 
-A batch is made from its number alone: a client that takes over from a killed one submits the very same request.
+A batch is derived from its number, so a client that replaces a killed one submits exactly the same request.
 """
 
 from __future__ import annotations
@@ -25,28 +25,28 @@ FAMILIES = ("gcd", "simple_equations", "chain_sum")
 PER_FAMILY = 6
 N_CODE = 12
 _LIMITS = Limits(run_s=600.0, init_s=300.0, eval_s=300.0, tool_s=120.0)
-"""So long that a deadline is no way out: on a loaded machine a rollout that ends by one would be an honest zero."""
+"""Long enough that no rollout ends by a deadline: on a loaded machine that would be a legitimate zero."""
 
 
 @cache
 def instances() -> list[Instance]:
-    """All that a batch may be made of, but for empty rollouts. Takes a second."""
+    """Return all instances for batches except empty rollouts. Takes a second."""
     return [*math_problems(FAMILIES, PER_FAMILY, seed=5), *humaneval_problems(N_CODE)]
 
 
 @cache
 def script() -> list[ScriptedProblem]:
-    """The scripts of them, for the engine."""
+    """Return their scripts, for the engine."""
     return example_script(instances(), seed=5)
 
 
 def noop(seconds: float) -> Instance:
-    """A rollout without sandbox and engine."""
+    """Return a rollout without sandbox and engine."""
     return Instance(data_source="noop", fields={"seconds": seconds}, instance_id=f"noop-{seconds:g}")
 
 
 def write(path: Path) -> None:
-    """All instances, for clients: making them costs a process a second and a hundred megabytes."""
+    """Write all instances for clients: making them takes a second and a hundred megabytes per process."""
     path.write_text("".join(f"{instance.model_dump_json()}\n" for instance in instances()))
 
 
@@ -56,7 +56,7 @@ def read(path: Path) -> list[Instance]:
 
 
 def request(seed: int, client: str, number: int, known: Sequence[Instance]) -> BatchRequest:
-    """The batch that a client submits as its n-th."""
+    """Return the n-th batch of a client."""
     chance = random.Random(f"{seed}/{client}/{number}")
     chosen = chance.sample(known, chance.randint(2, 4))
     chosen += [noop(chance.choice((0.0, 0.5, 2.0, 5.0))) for _ in range(chance.randint(1, 2))]
@@ -86,7 +86,7 @@ class ExpectedScore:
         self._known: dict[tuple[str, str], float] = {}
 
     def reward(self, instance_id: str, sampling_seed: int, group_index: int, sample_index: int) -> float:
-        """The only right score of one sample."""
+        """Return the only right score of one sample."""
         if instance_id.startswith("noop"):
             return 1.0
         instance, problem = self._instances[instance_id], self._problems[instance_id]
@@ -98,7 +98,7 @@ class ExpectedScore:
         return self._known[key]
 
     def _played(self, problem: ScriptedProblem, seed: int) -> Branch:
-        """The play that the draws of all calls lead to: some begin alike."""
+        """Return the script selected by the draws of all calls: some scripts begin alike."""
         messages: list[Message] = [{"role": "user", "content": problem.match}]
         left = list(problem.plays)
         for number in count():
@@ -113,7 +113,7 @@ class ExpectedScore:
 def _worth(instance: Instance, play: Branch) -> float:
     if instance.data_source == "code":
         return float(play.name.endswith("reference"))
-    # imported late: it takes a second
+    # imported here, as it takes a second
     import reasoning_gym
 
     entry: dict[str, Any] = {name: instance.fields[name] for name in ("question", "answer", "metadata")}

@@ -1,4 +1,4 @@
-"""Processes as targets: found among the descendants of a part of the farm, and named so that no other is ever hit."""
+"""Processes as targets: found among the descendants of a part of the farm, so that no other process is hit."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from workers.sandboxes.lifecycle.state import Process
 
 
 def process(pid: int) -> Process | None:
-    """This process, now; None if it is gone."""
+    """Return the present process with this pid; None if it is gone."""
     try:
         result = Process(pid, started_at(pid))
     except (OSError, IndexError):
@@ -21,7 +21,7 @@ def process(pid: int) -> Process | None:
 
 
 def running(root: int, words: str) -> list[Process]:
-    """Return the descendants of a process whose command line holds these words, the nearest first."""
+    """Return the descendants of a process whose command line contains these words, the nearest first."""
     result = [process(pid) for pid in tree(root) if words in command(pid)]
     return [each for each in result if each is not None]
 

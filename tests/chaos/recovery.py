@@ -1,4 +1,4 @@
-"""Recovery times: from a fault to the same stage of a later attempt, elsewhere."""
+"""Recovery times: from a fault to the same stage of a later attempt on another worker."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _GOOD = frozenset({"advanced", "completed"})
 
 @dataclass(frozen=True, slots=True)
 class Try:
-    """One stage of one attempt, as the store has it; instants are seconds since 1970."""
+    """One stage of one attempt, as stored; times are seconds since 1970."""
 
     rollout_id: str
     attempt: int
@@ -24,7 +24,7 @@ class Try:
 
 @dataclass(frozen=True, slots=True)
 class Hit:
-    """A fault: when, and whom it hit, as `Strike` has it."""
+    """A fault: its time, and its victims as in `Strike`."""
 
     kind: str
     at: float
@@ -33,7 +33,7 @@ class Hit:
 
 
 def recoveries(hits: Iterable[Hit], tries: Sequence[Try]) -> dict[str, list[float]]:
-    """Kind of fault → seconds until each rollout that it hit ran again; rollouts that never did are not in it."""
+    """Return kind of fault → seconds until each affected rollout ran again, without rollouts that never did."""
     by_rollout: defaultdict[str, list[Try]] = defaultdict(list)
     for each in tries:
         by_rollout[each.rollout_id].append(each)
@@ -62,5 +62,5 @@ def _until_again(at: float, lost: Try, by_rollout: Mapping[str, list[Try]]) -> f
 
 
 def wasted(tries: Sequence[Try]) -> tuple[int, int]:
-    """(stages that were played in vain, all that were played)."""
+    """Return (wasted stages, all stages)."""
     return sum(each.result not in _GOOD for each in tries), len(tries)

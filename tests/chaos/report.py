@@ -1,4 +1,4 @@
-"""Report of a run: figures with their aims, the faults by kind, the promises that were broken, with their ids."""
+"""Report of a run: figures with their targets, the faults by kind, the broken promises with their ids."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ _WRONG_S = 1800.0
 
 @dataclass(frozen=True, slots=True)
 class Findings:
-    """All that the report needs of the farm, read while its store was still there."""
+    """The farm's data for the report, read while its store still existed."""
 
     n_rollouts: int
     n_ended: dict[str, int]
@@ -65,7 +65,7 @@ def findings(run: Run) -> Findings:
 
 
 def figures(run: Run, found: Findings, leftovers: Sequence[str]) -> Report:
-    """The rows; a promise is broken if one of them misses its aim."""
+    """Return the rows; a promise is broken if one of them misses its target."""
     report = Report("chaos")
     injected = [each for each in run.injected if each.strike is not None]
     report.add("faults_injected", len(injected), "", planned=len(run.events))
@@ -92,7 +92,7 @@ def figures(run: Run, found: Findings, leftovers: Sequence[str]) -> Report:
 
 
 def _again(run: Run, found: Findings) -> dict[str, list[float]]:
-    """Return the recovery times in seconds by kind of fault, without those that a wrong clock recorded."""
+    """Return the recovery times in seconds by kind of fault, without those recorded by a wrong clock."""
     by_kind = recoveries(_hits(run.injected), found.tries)
     return {kind: [seconds for seconds in times if 0 <= seconds < _WRONG_S] for kind, times in by_kind.items()}
 
@@ -106,7 +106,7 @@ def _hits(injected: Sequence[Injected]) -> list[Hit]:
 
 
 def by_kind(run: Run, found: Findings) -> dict[str, dict[str, Any]]:
-    """For each kind of fault: how many, how many rollouts ran again that they took away, and after how long."""
+    """Return for each kind of fault: its number, the number of lost rollouts that ran again, and after how long."""
     again = _again(run, found)
     rows: dict[str, dict[str, Any]] = {}
     for name in sorted({each.event.kind for each in run.injected}):
@@ -121,7 +121,7 @@ def by_kind(run: Run, found: Findings) -> dict[str, dict[str, Any]]:
 
 
 def show(run: Run, found: Findings, leftovers: Sequence[str], about: dict[str, Any], file: Path | None) -> None:
-    """Print all, and write it as JSON."""
+    """Print everything, and write it as JSON."""
     report, kinds = figures(run, found, leftovers), by_kind(run, found)
     report.title = "chaos: " + ", ".join(f"{name} {value}" for name, value in about.items())
     report.show(None)

@@ -32,14 +32,14 @@ _SHOWN = (
     *("rollout_id", "stage", "state", "attempt", "node", "owner", "lease_expires_at", "queued_at", "ready_at"),
     *("resend_at", "n_sends", "failure_message"),
 )
-"""The columns of a rollout that say what it waits for."""
+"""The columns of a rollout that show what it waits for."""
 
 
 @dataclass(frozen=True, slots=True)
 class Injected:
-    """A fault of the plan and what became of it.
+    """A fault of the plan and its result.
 
-    `strike` is None if there was nothing to strike, or if it `failed` to, as `why` says.
+    `strike` is None if there was no target, or if it `failed`, as `why` says.
     """
 
     event: Event
@@ -51,7 +51,7 @@ class Injected:
 
 @dataclass(slots=True)
 class Run:
-    """`injected` grows as the faults strike, `broken` holds what was found at the end."""
+    """`injected` grows as the faults strike, `broken` are the broken promises at the end."""
 
     parts: Parts
     events: Sequence[Event]
@@ -63,11 +63,11 @@ class Run:
     _numbers: count[int] = field(default_factory=count)
 
     def warm_up(self) -> None:
-        """Until something has been played: a fault on an idle farm is none. Raises RuntimeError."""
+        """Wait for the first completed rollouts: a fault on an idle farm has no effect. Raises RuntimeError."""
         deadline = time.monotonic() + _WARM_S
         while not self._any_ended():
             if time.monotonic() > deadline:
-                raise RuntimeError(f"nothing is played; see {self.parts.logs}")
+                raise RuntimeError(f"no rollout was completed; see {self.parts.logs}")
             self._tend()
             time.sleep(_TICK_S)
 
@@ -76,9 +76,9 @@ class Run:
         return self.parts.store.read(lambda connection: connection.execute(statement).first()) is not None
 
     def play(self) -> None:
-        """Strike until the plan is done. A Ctrl-C ends it early, not what comes after it.
+        """Inject faults until the plan is done. A Ctrl-C ends this part early, but not the following ones.
 
-        A fault that finds nothing to strike is tried again for a while, beside those that follow.
+        A fault without a target is retried for a while, along with those that follow.
         """
         began = time.monotonic()
         todo = list(self.events)
@@ -111,7 +111,7 @@ class Run:
         return self.parts.postgres is None or self.parts.postgres.running
 
     def _strike(self, event: Event, late_s: float) -> bool:
-        """Try to inject a fault and return whether it is done with: injected, impossible, or too late."""
+        """Try to inject a fault and return whether it is finished: injected, impossible, or too late."""
         kind = KINDS[event.kind]
         if kind.needs_store and not self._store_is_up():
             return False
@@ -136,11 +136,11 @@ class Run:
         print(time.strftime("%H:%M:%S"), f"{len(self.injected):4}", words, file=sys.stderr, flush=True)
 
     def restore(self) -> None:
-        """Undo what is still broken, and wait until every part is up again."""
+        """Undo all active faults, and wait until every part is up again."""
         self._tell("no more faults; all parts are restored")
         while self._undos:
             self._undo(heapq.heappop(self._undos)[2])
-        # a fault that was interrupted half way has left no word of how to undo it
+        # a fault that was interrupted in the middle has not recorded how to undo it
         self.parts.mend()
         deadline = time.monotonic() + _RESTORE_S
         while not all(part.running or part.ended for part in self.parts.all):
@@ -158,7 +158,7 @@ class Run:
         self._resume_engines()
 
     def _resume_engines(self) -> None:
-        """Resume what a broken update has left paused: a rollout waits for a paused engine as long as it is paused."""
+        """Resume engines that a broken update left paused: rollouts would wait for them forever."""
         deadline = time.monotonic() + _RESTORE_S
         while True:
             try:
@@ -170,9 +170,9 @@ class Run:
                     return
 
     def settle(self, deadline_s: float) -> None:
-        """Let the clients finish what they began, and every batch come to its end. A Ctrl-C ends the waiting.
+        """Wait until the clients have finished and every batch has ended. A Ctrl-C ends the waiting.
 
-        After one, what has not ended is cancelled.
+        After it, open rollouts are cancelled.
         """
         self.parts.stop_clients()
         if self.interrupted:
@@ -197,7 +197,7 @@ class Run:
             self.tell_why()
 
     def tell_why(self) -> None:
-        """Print what has not ended, and the state of engines and nodes; keep it with the logs."""
+        """Print the open rollouts, and the state of engines and nodes; keep it with the logs."""
         unended = select(rollouts).where(rollouts.c.finish_seq.is_(None)).order_by(rollouts.c.rollout_id)
         words = [f"{state.engine} with {state.n_calls} calls" for state in self.parts.farm.engines()]
         words += map(str, self.parts.store.read(nodes.listing))
@@ -208,7 +208,7 @@ class Run:
         (self.parts.logs / "unended").write_text("\n".join(words))
 
     def batches(self) -> list[str]:
-        """All batches that clients began, and those of poisonous plug-ins."""
+        """Return all batches that clients began, and those of poisonous plug-ins."""
         result: dict[str, None] = dict.fromkeys(sorted(self.interventions.poisoned))
         for order in self.parts.orders:
             for line in client.read(order.journal):
@@ -217,7 +217,7 @@ class Run:
         return list(result)
 
     def check(self) -> None:
-        """Hold the store and the clients' journals against the promises."""
+        """Check the promises against the store and the clients' journals."""
         self._tell("the checks begin")
         self.broken += checks.all_of(Evidence(self.parts.store, self.parts.orders, self.parts.seed, self.interventions))
         self.broken += [BrokenPromise("a part ends only when it is struck", "", what) for what in self.parts.died]

@@ -1,4 +1,4 @@
-"""The database and the broker of a run: private servers that can be killed, frozen and started again as they were."""
+"""The database and the broker of a run: private servers that can be killed, frozen and restarted with their data."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tests.services.servers.rabbitmq import rabbitmq_broker
 from tests.services.servers.redis import redis_broker
 
 _OPTIONS = {
-    # a server that is cut down forgets the commits that it did not wait for, and no farm could mend that
+    # a server that crashes loses commits that it did not flush, and no farm could recover from that
     "synchronous_commit": "on",
     "shared_buffers": "64MB",
     "max_connections": "400",
@@ -28,17 +28,17 @@ class Postgres:
         self.running = True
 
     def start(self) -> None:
-        """On the data that it had."""
+        """Start it with its data."""
         self._server.start()
         self.running = True
 
     def crash(self) -> None:
-        """Immediate shutdown: every session is cut, nothing is written, the next start recovers from the log."""
+        """Shut it down immediately: every session is cut, nothing is written, the next start recovers from the log."""
         self.running = False
         self._server.cut_down()
 
     def cut_sessions(self) -> int:
-        """End every session; how many there were."""
+        """End every session; return how many there were."""
         plain = self.url.replace("+psycopg", "")
         result = (
             "SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity"
@@ -66,7 +66,7 @@ class BrokerUnderTest:
         self.full = False
 
     def kill(self) -> None:
-        """kill -9. A Redis forgets everything with it."""
+        """Kill it by -9. A Redis loses all its data."""
         self._broker.kill()
         self.running = self.frozen = self.full = False
 
@@ -83,7 +83,7 @@ class BrokerUnderTest:
         self.frozen = False
 
     def fill(self, full: bool) -> None:
-        """Put the broker out of memory, or back."""
+        """Put the broker out of memory, or undo that."""
         self._broker.full(full)
         self.full = full
 

@@ -1,4 +1,4 @@
-"""Parts of a fault: what it did to which target, how it is undone, and what all faults of a run share."""
+"""Parts of a fault: its effect on its target, its undo, and the shared state of all faults of a run."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from tests.chaos.parts import Parts
 
 
 class NotNow(Exception):
-    """The fault found nothing to strike; the message says what it wanted."""
+    """The fault found no target; the message names the kind of target."""
 
 
 @dataclass(frozen=True, slots=True)
 class Strike:
     """A fault that was injected. `undo` runs `after_s` later.
 
-    `owners` are the names under which workers that it hit hold rollouts, `node/` for all of a node; `attempts` are
-    those that it hit by itself. Both say whose recovery is to be timed.
+    `owners` are the names under which affected workers hold rollouts, `node/` for a whole node; `attempts` are those
+    that it hit directly. Both determine whose recovery is measured.
     """
 
     target: str
@@ -32,7 +32,7 @@ class Strike:
 class Interventions:
     """Deliberate interventions of clients. `perhaps_cancelled` were requested by a call that failed.
 
-    `rescored` holds all that were requested, whatever the response.
+    `rescored` has all requests, whatever the response.
     """
 
     cancelled: set[str] = field(default_factory=set)
@@ -40,15 +40,14 @@ class Interventions:
     rescored: set[str] = field(default_factory=set)
     n_versions: int = 0
     poisoned: set[str] = field(default_factory=set)
-    """Batches whose plug-in ends the process that plays it, as far as it may."""
+    """Batches whose plug-in ends the process that runs it, if it can."""
 
 
 @dataclass(slots=True)
 class Scene:
     """The farm that a fault strikes, and the fault's own random generator.
 
-    A fault that takes longer than a moment calls `tend` all the while: what others broke is repaired in time, and what
-    ended is started again.
+    A longer fault calls `tend` repeatedly, so that other faults are undone in time, and ended parts are restarted.
     """
 
     parts: Parts
@@ -62,7 +61,7 @@ Injection = Callable[[Scene], Strike]
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """A kind of fault. `weight` is how many of it a deck has; one that `needs_store` waits until the database is up."""
+    """A kind of fault. `weight` is its number per deck; one that `needs_store` waits until the database is up."""
 
     name: str
     inject: Injection
@@ -85,7 +84,7 @@ def kind(
     needs_redis: bool = False,
     patience_s: float = 15.0,
 ) -> Callable[[Injection], Injection]:
-    """Let a function be a kind of fault, by its name."""
+    """Register a function as a kind of fault, by its name."""
 
     def listed(inject: Injection) -> Injection:
         KINDS[inject.__name__] = Kind(

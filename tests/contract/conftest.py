@@ -1,4 +1,4 @@
-"""Sandboxes for the contract tests: one of each kind for tests that do not spoil it, new ones for the others."""
+"""Sandboxes for the contract tests: a shared one of each kind for tests that do not damage it, new ones for others."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ Start: TypeAlias = Callable[..., Sandbox]
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Leave to `make soak` what is tried on each kind of sandbox though it is above the kind."""
+    """Leave to `make soak` tests of each kind of sandbox whose subject does not depend on the kind."""
     for item in items:
         if _is_tried_again(item):
             item.add_marker(ONLY)
@@ -53,13 +53,13 @@ def _is_tried_again(item: pytest.Item) -> bool:
 
 @pytest.fixture(scope="session")
 def _farm_folder() -> Iterator[Path]:
-    """The folder of one farm, which all contract tests of a process share. Their own files lie in `open_folder`.
+    """Yield the folder of one farm, which all contract tests of a process share. Their own files are in `open_folder`.
 
-    Open to all, as the folders of pytest are not: started by root, sandboxes run as an ordinary user.
+    It is open to all, unlike pytest's folders: started by root, sandboxes run as an ordinary user.
     """
     with new_farm_folder() as folder:
         yield folder
-        # before it is deleted as a folder like any other, which it is not
+        # this must come before it is deleted like an ordinary folder, which it is not
         remove(folder)
 
 
@@ -79,7 +79,7 @@ def sandbox_settings(_farm_folder: Path) -> Iterator[None]:
 
 @pytest.fixture(scope="module")
 def run(sandbox_settings: None) -> Iterator[Run]:
-    """Runs a coroutine to its end, on one loop for a whole module, as a worker process has one."""
+    """Yield a function that runs a coroutine to its end, on one loop per module, as in a worker process."""
     with asyncio.Runner() as runner:
         yield lambda coroutine: runner.run(_as_coroutine(coroutine))
 
@@ -90,10 +90,10 @@ async def _as_coroutine(awaitable: Awaitable[Any]) -> Any:
 
 @pytest.fixture(scope="module", params=PROVIDERS)
 def provider(request: pytest.FixtureRequest, sandbox_settings: None) -> SandboxProvider:
-    """Each kind in turn.
+    """Yield each kind in turn.
 
-    The tests of one kind share what is made of it if each of their parameters has a `parametrize` of its own: where two
-    are given together pytest takes each pair for another kind.
+    Tests of one kind share their fixtures if each of their parameters has a separate `parametrize`: where two are given
+    together pytest treats each pair as a new kind.
     """
     return provider_of(request.param, request)
 
@@ -117,7 +117,7 @@ def bench(provider: SandboxProvider, run: Run) -> Iterator[PromiseBench]:
 
 @pytest.fixture
 def start(provider: SandboxProvider, run: Run) -> Iterator[Start]:
-    """Starts sandboxes that end with the test; takes the fields of a SandboxSpec."""
+    """Yield a function that starts sandboxes, which end with the test, from the fields of a SandboxSpec."""
     started: list[Sandbox] = []
 
     def start_one(**fields: Any) -> Sandbox:
@@ -131,7 +131,7 @@ def start(provider: SandboxProvider, run: Run) -> Iterator[Start]:
 
 @pytest.fixture(scope="module")
 def sandbox(provider: SandboxProvider, run: Run) -> Iterator[Sandbox]:
-    """A sandbox that the tests of a module share."""
+    """Yield a sandbox that the tests of a module share."""
     shared = run(provider.start(f"shared-{uuid4().hex[:12]}", SandboxSpec(env={"GREETING": "hello"})))
     yield shared
     run(shared.stop())

@@ -1,6 +1,6 @@
 """Promises of every engine client, whichever server is behind it: a scripted one, or a real vLLM.
 
-Those of TOKEN_PROMISES hold for each kind of server that takes token ids. The others ask for more: the prompt as the
+Those of TOKEN_PROMISES hold for each kind of server that takes token ids. The others require more: the prompt as the
 server saw it, ids in its chat, several models, and control.
 """
 
@@ -28,16 +28,16 @@ from workers.policy.generation import ChatRequest, Engine, EngineAddress, Engine
 
 _SOON_S = 60.0
 _ANSWER_S = 300.0
-"""A server on a busy CPU is slow; nothing is measured here."""
+"""A server on a busy CPU is slow; speed is not measured here."""
 _POLL_S = 0.02
 _TRIES = 10
 _LONG = 400
-"""Tokens of a generation that is to be met while it runs; few enough for a server on a CPU."""
+"""Tokens of a generation that must still run when it is paused; few enough for a server on a CPU."""
 
 _RUNNING = re.compile(
     r"^(?:vllm:num_requests_running|sglang:num_running_reqs|llamacpp:requests_processing)(?:{.*})? ([0-9.e+]+)$", re.M
 )
-"""The metric of running requests, as each server calls it."""
+"""The metric of running requests, by server."""
 
 _long: dict[EngineAddress, SamplingParams] = {}
 """Found once for each server, as it takes a real one seconds."""
@@ -57,7 +57,7 @@ class Bench:
         return await self.engine.generate(more.pop("prompt", self.prompt), sampling, n, **more)
 
     async def long(self) -> SamplingParams:
-        """Sampling that goes on for _LONG tokens."""
+        """Return sampling that continues for _LONG tokens."""
         if self.engine.address not in _long:
             for seed in range(100):
                 sampling = SamplingParams(seed=seed)
@@ -67,7 +67,7 @@ class Bench:
         return _long[self.engine.address]
 
     async def begun(self, n: int = _LONG) -> tuple[asyncio.Task[Generation], list[int]]:
-        """A generation of which some ids have come."""
+        """Start a generation, and return it once some ids have arrived."""
         sampling, came, first = await self.long(), [], asyncio.Event()
 
         def take(ids: Any) -> None:
@@ -79,7 +79,7 @@ class Bench:
         return task, came
 
     async def paused(self, mode: PauseMode) -> tuple[asyncio.Task[Generation], list[int]]:
-        """A generation that a pause has met while it ran; those that were over by then do not count."""
+        """Return a generation that a pause caught while it ran; those that were over by then do not count."""
         for _ in range(_TRIES):
             task, came = await self.begun()
             await self.engine.pause(mode)
@@ -126,7 +126,7 @@ async def until(condition: Callable[[], bool]) -> None:
 
 
 def trying(url: str, check: Promise, tokenizer: Tokenizer, *, spans: bool, **info: Any) -> None:
-    """One promise on a server; `info` replaces what detection would choose."""
+    """Check one promise on a server; `info` replaces what detection would choose."""
     asyncio.run(_try(EngineAddress(f"{url}/v1"), check, tokenizer, spans, info))
 
 
@@ -136,7 +136,7 @@ async def _try(address: EngineAddress, check: Promise, tokenizer: Tokenizer, spa
     try:
         await check(Bench(engine, tokenizer, spans))
     finally:
-        # A promise that was broken must not break those that follow.
+        # A broken promise must not break the following ones.
         if engine_info.control:
             await engine.resume()
         await engine.aclose()

@@ -1,6 +1,6 @@
-"""Every trainer adapter holds its promises: the built-in ones, and that of another package.
+"""Every trainer adapter keeps its promises: the built-in ones, and one of another package.
 
-An adapter of another trainer is held to them by `farm doctor --adapter NAME`, wherever it is installed.
+`farm doctor --adapter NAME` checks an adapter of another trainer, wherever it is installed.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ NAMES = ("arrays", "openrlhf", "packed", "skyrl", "slime", "trl", "verl")
 
 @pytest.fixture(scope="module", autouse=True)
 def example(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """The package of the example is built and installed, as that of anybody."""
+    """Build and install the example package, like any other package."""
     site = tmp_path_factory.mktemp("site")
     command = [sys.executable, "-m", "pip", "install", "-q", "--disable-pip-version-check", "--no-index", "--no-deps"]
     subprocess.run([*command, "--no-build-isolation", "--target", str(site), str(EXAMPLE)], check=True)
@@ -56,7 +56,7 @@ def test_every_built_in_adapter_is_held_to_them() -> None:
     plugins.load(ADAPTERS, "packed")
     assert {*plugins.installed(ADAPTERS)} >= {*NAMES}
     own = {name for name, point in plugins.installed(ADAPTERS).items() if point.value.startswith("farm.")}
-    # those that give results need their trainers' own packages: `make test-trainers`
+    # those that return results need their trainers' own packages: `make test-trainers`
     assert own <= {*NAMES, "rllm", "verifiers"}
 
 

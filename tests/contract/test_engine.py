@@ -31,7 +31,7 @@ SERVERS: dict[str, dict[str, Any]] = {
 
 @pytest.fixture(scope="module", params=SERVERS)
 def server(request: pytest.FixtureRequest) -> Iterator[tuple[str, str]]:
-    """The name and the URL of a double that plays this server."""
+    """Yield the name and the URL of a double that emulates this server."""
     double = EngineDouble(**SERVERS[request.param], context_tokens=2048, mean_tokens=600, tokens_per_s=2000.0, seed=3)
     with serving(double.app()) as url:
         yield request.param, url

@@ -1,4 +1,4 @@
-"""Promises of every kind of engine: those that come with the farm, and the example, installed as a plug-in is."""
+"""Promises of every engine kind: those of the farm, and the example, installed as a plug-in."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ from workers.testing.serving import serving
 ROOT = Path(__file__).parents[2]
 EXAMPLE = ROOT / "examples" / "engine_kind"
 MODEL = "m"
-"""Named, as one of the servers lists none."""
+"""Given explicitly, as one of the servers lists none."""
 SERVERS: dict[str, Callable[[], Starlette]] = {
     "vllm": lambda: EngineDouble(model=MODEL, context_tokens=2048).app(),
     "sglang": lambda: EngineDouble(wire="sglang", model=MODEL, context_tokens=2048).app(),
@@ -53,7 +53,7 @@ def example(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 
 @pytest.fixture(scope="module", params=SERVERS)
 def server(request: pytest.FixtureRequest, example: None) -> Iterator[tuple[str, str]]:
-    """The name of a kind, and the URL of a server of it."""
+    """Yield the name of a kind, and the URL of a server of it."""
     with serving(SERVERS[request.param]()) as url:
         yield request.param, f"{url}/v1"
 

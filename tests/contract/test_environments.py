@@ -1,4 +1,4 @@
-"""Python environments for sandboxes: installed once, a failure raised in all waiters, and made ahead from the shell."""
+"""Python environments for sandboxes: installed once, a failure raised in all waiters, and installed in advance."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def played():
 
 
 def failing(log: Path) -> tuple[str, ...]:
-    """Packages whose installation writes into a log and fails."""
+    """Return packages whose installation writes to a log and fails."""
     return (f"--log={log}", "missing @ file:///nonexistent/missing-1-py3-none-any.whl")
 
 
@@ -65,7 +65,7 @@ def test_a_failure_is_that_of_all_who_waited(open_folder: Path) -> None:
 
 @pytest.fixture
 def with_agent(open_folder: Path) -> Mapping[str, str]:
-    """The environment of a process for which one more agent is installed."""
+    """Return the environment of a process for which another agent is installed."""
     site = open_folder / "site"
     (site / "played-1.dist-info").mkdir(parents=True)
     (site / "played-1.dist-info/METADATA").write_text("Metadata-Version: 2.1\nName: played\nVersion: 1\n")

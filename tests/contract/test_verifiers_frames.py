@@ -1,7 +1,7 @@
-"""The env server of verifiers knows the wire of each client by its frames: recorded ones, without that package.
+"""The env server of verifiers recognizes each client's wire by its frames: recorded ones, without that package.
 
-`tests/data/verifiers_frames.json` has what the clients of verifiers send, in hexadecimal; `make test-trainers` holds it
-to the clients themselves.
+`tests/data/verifiers_frames.json` has the frames of the clients of verifiers, in hexadecimal; `make test-trainers`
+compares it with the clients themselves.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def frames_of(wire: ClientWire) -> list[tuple[bytes, Any]]:
 
 
 def unpacked(packed: bytes) -> Any:
-    """Return the value that these bytes of msgpack have, of the types that stand in the recording."""
+    """Return the value of these bytes of msgpack, with the types of the recording."""
     value, rest = _value(packed)
     assert rest == b""
     return value
@@ -81,7 +81,7 @@ def test_a_run_tells_the_wire_of_its_client(wire: ClientWire) -> None:
     for method, payload in (run, evaluation):
         wires = ClientWires()
         assert (method, wires.of_run(CLIENT, payload)) == (b"run", wire)
-        # a probe after that, a cancel, and what fails are answered in it
+        # a later probe, a cancel, and errors are answered in it
         assert [wires.of_probe(CLIENT, at) for at in (0, 10, 20, 30)] == [wire] * 4
         assert wires.of(CLIENT) is wire
         assert wires.of(OTHER) is ClientWire.WHOLE, "three frames end the reading of one of a60a606"
@@ -98,7 +98,7 @@ def test_each_run_is_answered_in_its_own_wire() -> None:
 
 def test_a_client_that_does_not_understand_two_frames_is_sent_three() -> None:
     wires = ClientWires()
-    # what was sent before the server was there comes at once, and is no sign
+    # frames sent before the server existed arrive at once, and are no sign
     waiting = [wires.of_probe(CLIENT, 100 + 0.01 * number) for number in range(30)]
     assert waiting == [ClientWire.WHOLE] * 30
     assert wires.of_probe(CLIENT, 101.5) is ClientWire.WHOLE, "a client of a60a606 understands this one"
@@ -136,7 +136,7 @@ def test_an_episode_is_whole_or_streamed() -> None:
     [(kind, whole)] = ClientWire.WHOLE.messages(EPISODE)
     assert (kind, whole["success"], whole["error"], whole["episode"]["id"]) == ("reply", True, None, "e")
     assert ClientWire.WHOLE.frames(kind, b"...") == [b"..."]
-    # a60a606 says of each trace that broke that it ended by an error
+    # a60a606 says of each broken trace that it ended by an error
     [trace] = whole["episode"]["traces"]
     assert trace == EPISODE["traces"][0] | {"stop_condition": "error"}  # type: ignore[index]
     (kind, delta), (last, rest) = ClientWire.STREAMED.messages(EPISODE)

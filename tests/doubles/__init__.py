@@ -1,4 +1,4 @@
-"""Doubles of LLM servers, exact on the wire: EngineDouble in a test, or `python -m tests.doubles`."""
+"""Doubles of LLM servers with exact wire formats: EngineDouble in a test, or `python -m tests.doubles`."""
 
 from tests.doubles.engine_double import EngineDouble, Wire
 from tests.doubles.faults import FAULTS

@@ -1,4 +1,4 @@
-"""A client of the Connect protocol with JSON, as E2B's is, for tests."""
+"""A test client of the Connect protocol with JSON, like E2B's."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ class StreamFailed(Exception):
 
 
 def framed(message: Any, flags: int = 0) -> bytes:
-    """Return a message of a stream."""
+    """Encode a message of a stream."""
     data = json.dumps(message).encode()
     return _HEAD.pack(flags, len(data)) + data
 
 
 class AgentClient:
-    """Asks the agent of one sandbox, by way of one API."""
+    """Calls the agent of one sandbox, through one API."""
 
     def __init__(self, url: str, sandbox_id: str, **headers: str) -> None:
         self._http = httpx2.Client(
@@ -41,7 +41,7 @@ class AgentClient:
 
     def ask(self, verb: str, message: Any) -> httpx2.Response:
         """Return the response to a unary request."""
-        # with the escapes of JSON, which have what UTF-8 has not
+        # with JSON escapes, which can express what UTF-8 cannot
         headers = {"content-type": "application/json"}
         return self._http.post(f"/{verb}", content=json.dumps(message), headers=headers)
 
@@ -59,7 +59,7 @@ class AgentClient:
 
     @contextmanager
     def stream(self, verb: str, message: Any, **headers: str) -> Iterator[Iterator[dict[str, Any]]]:
-        """Give the events of a stream as they come; StreamFailed is raised at its end."""
+        """Yield the events of a stream as they come; StreamFailed is raised at its end."""
         sent = {"content-type": "application/connect+json", **headers}
         with self._http.stream("POST", f"/{verb}", content=framed(message), headers=sent) as response:
             if response.status_code != 200:
@@ -97,7 +97,7 @@ def started(script: str, **values: Any) -> dict[str, Any]:
 
 
 def text_of(event: dict[str, Any], stream: str = "stdout") -> str:
-    """Return what an event has of a stream."""
+    """Return the text of a stream in an event."""
     return b64decode(event.get("data", {}).get(stream, "")).decode()
 
 

@@ -18,20 +18,20 @@ from workers.testing.engine.model_request import RequestRefused, SamplingRequest
 from workers.testing.engine.run import EngineRun
 
 struck: ContextVar[str] = ContextVar("struck", default="")
-"""The fault of the request that is answered here, of those that only the machine can play."""
+"""The fault of the present request, of the kinds that only the machine can inject."""
 LEAST = -1e-6
 """The log-probability of each token at temperature 0."""
 
 
 @dataclass(slots=True, eq=False)
 class FaultyRun(EngineRun):
-    """A run of a call that a fault may strike."""
+    """A run of a call that may have a fault."""
 
     fault: str = ""
 
 
 class DoubleMachine(Machine):
-    """`faults` are set by the double that it belongs to, as is whether the model `takes_images`."""
+    """`faults` and `takes_images`, whether the model takes images, are set by its double."""
 
     faults: Faults
     takes_images = False
@@ -45,7 +45,7 @@ class DoubleMachine(Machine):
         return run
 
     def logprobs(self, run: EngineRun, begin: int, end: int, temperature: float | None = None) -> LogProbs:
-        """With a temperature as after it, without as before."""
+        """Return log-probabilities after the temperature if one is given, else before it."""
         values = super().logprobs(run, begin, end)
         if temperature is not None:
             values = values / np.float32(temperature) if temperature > 0 else np.full(len(values), LEAST, np.float32)
@@ -60,7 +60,7 @@ class DoubleMachine(Machine):
         *,
         generation_prompt: bool = True,
     ) -> str:
-        """Messages as the chat template writes them. Raises RequestRefused where it does not take them."""
+        """Render messages with the chat template. Raises RequestRefused if it does not accept them."""
         if not all(isinstance(message.get("role"), str) for message in messages):
             raise RequestRefused("every message needs a role", kind="Bad Request", param="messages")
         try:
@@ -69,7 +69,7 @@ class DoubleMachine(Machine):
             raise RequestRefused(f"The chat template refuses the messages: {error}") from None
 
     def _another(self, prompt: TokenIds) -> TokenIds:
-        """Return a prompt of which one id is another."""
+        """Return a prompt in which one id differs."""
         other = prompt.copy()
         other[len(other) // 2] = (other[len(other) // 2] + 1) % self.vocabulary.n_plain
         return other

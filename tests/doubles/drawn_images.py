@@ -1,4 +1,4 @@
-"""Images of one colour, as PNG files."""
+"""Single-colour images, as PNG files."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import zlib
 
 
 def png(width: int = 28, height: int = 28, colour: tuple[int, int, int] = (255, 0, 0)) -> bytes:
-    """Return an image of a size in pixels and a colour in red, green and blue."""
+    """Return an image of a size in pixels and an RGB colour."""
     lines = (b"\0" + bytes(colour) * width) * height
     header = struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
     chunks = ((b"IHDR", header), (b"IDAT", zlib.compress(lines)), (b"IEND", b""))
@@ -21,7 +21,7 @@ def _chunk(chunk: tuple[bytes, bytes]) -> bytes:
 
 
 def base64_of(data: bytes) -> str:
-    """Return bytes in base64, as requests hold them."""
+    """Return bytes in base64, as in requests."""
     return base64.b64encode(data).decode()
 
 

@@ -1,7 +1,7 @@
-"""The engine double: vLLM, SGLang, a plain OpenAI server or ProRL's, on the wire, which may fail as a real one can.
+"""The engine double: the wire format of vLLM, SGLang, a plain OpenAI server or ProRL's, with the faults of a real one.
 
-It is the counterpart of the farm's everyday tests. So it can be cut and made to fail; and it shares no code with what
-it tests.
+It is the counterpart of the farm's everyday tests. So its connections can be cut and it can be made to fail; and it
+shares no code with the code under test.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class EngineDouble(ScriptedEngine):
 
     `version` is vLLM's: before 0.33 calls wait during a pause, and completions and chat do not report weight versions.
     `scale_out` and `control` are flags that a vLLM may lack. `key` is the API key that it requires. With `images` its
-    chat takes those, as vLLM's does.
+    chat accepts images, as vLLM's does.
     """
 
     machine_type = DoubleMachine
@@ -90,11 +90,11 @@ class EngineDouble(ScriptedEngine):
         return self._wire.error(refused)
 
     def fail_next(self, kind: str, n: int = 1) -> None:
-        """Let a fault strike the next n calls that sample. Raises NoSuchFault."""
+        """Inject a fault into the next n sampling calls. Raises NoSuchFault."""
         self.faults.fail_next(kind, n)
 
     async def _set_faults(self, request: Request) -> Response:
-        """`next` and `rates` by kind; `clear` takes all away first; `healthy`."""
+        """Read `next` and `rates` by kind; `clear`, which removes all first; `healthy`."""
         body = await body_of(request)
         if body.get("clear"):
             self.faults.clear()
@@ -110,7 +110,7 @@ class EngineDouble(ScriptedEngine):
 
 
 class _Wire(Protocol):
-    """`paths` are those that faults strike."""
+    """`paths` are those that can have faults."""
 
     paths: frozenset[str]
 

@@ -1,4 +1,4 @@
-"""Metrics of engines in Prometheus' text format: those that are worth scraping."""
+"""Metrics of engines in Prometheus' text format, as far as they are used."""
 
 from __future__ import annotations
 

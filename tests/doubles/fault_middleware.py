@@ -1,4 +1,4 @@
-"""Faults that strike between a server and its client: error statuses, cut connections, answers that are no JSON."""
+"""Faults between a server and its client: error statuses, broken connections, answers that are not JSON."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ _KINDS = {"500": "InternalServerError", "429": "RateLimitError", "503": "Service
 
 
 class FaultMiddleware:
-    """Middleware that lets faults strike the calls to some paths, but for those that only the machine can play.
+    """Middleware that injects faults into calls to some paths, except those that only the machine can inject.
 
-    Those are `struck` for the machine. `error` writes an error as the wire does.
+    The latter are passed to the machine as `struck`. `error` formats an error of the wire.
     """
 
     def __init__(
@@ -56,7 +56,7 @@ class FaultMiddleware:
 
 
 class _CutOff:
-    """Sends the head and half of the body, or a few chunks of a stream, then cuts the connection."""
+    """Sends the head and half of the body, or a few chunks of a stream, then breaks the connection."""
 
     def __init__(self, scope: Scope, receive: Receive, send: Send) -> None:
         self._scope = scope
@@ -78,7 +78,7 @@ class _CutOff:
 
 
 async def _cut(scope: Scope, receive: Receive) -> None:
-    """Drop the connection, once what is written is out, as `workers.testing.serving` lets an application do."""
+    """Drop the connection after the written data was sent, with the extension of `workers.testing.serving`."""
     scope["state"]["transport"].close()
     await until_disconnected(receive)
 

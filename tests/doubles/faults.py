@@ -1,4 +1,4 @@
-"""Faults of the double, chosen by chance or by name: what engines, proxies and networks do to a call now and then."""
+"""Faults of the double, at random or by name: the occasional failures of engines, proxies and networks."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ FAULTS: Mapping[str, str] = {
 
 
 class NoSuchFault(UsageError):
-    """Its message lists those that there are."""
+    """The message lists the known faults."""
 
 
 class Faults:
-    """`rates` are shares of all calls; which calls it strikes depends on the seed and their number alone."""
+    """`rates` are shares of all calls; the affected calls depend only on the seed and the calls' numbers."""
 
     def __init__(
         self,
@@ -48,13 +48,13 @@ class Faults:
         self.set_rates(rates or {})
 
     def set_rates(self, rates: Mapping[str, float]) -> None:
-        """In place of those before. Raises NoSuchFault."""
+        """Replace the rates. Raises NoSuchFault."""
         for kind in rates:
             _check(kind)
         self._rates = dict(rates)
 
     def fail_next(self, kind: str, n: int = 1) -> None:
-        """Strike the next n calls, before any that chance would. Raises NoSuchFault."""
+        """Inject a fault into the next n calls, before any random one. Raises NoSuchFault."""
         _check(kind)
         self._next[kind] += n
 
@@ -63,7 +63,7 @@ class Faults:
         self._rates.clear()
 
     def strike(self) -> str:
-        """The fault of this call; empty for none."""
+        """Return the fault of this call; empty for none."""
         kind = next((kind for kind, n in self._next.items() if n > 0), "")
         if kind:
             self._next[kind] -= 1
@@ -85,7 +85,7 @@ class Faults:
 
 
 def rates(texts: list[str]) -> dict[str, float]:
-    """`500:0.1` and the like. Raises NoSuchFault."""
+    """Parse `500:0.1` and the like. Raises NoSuchFault."""
     result = {}
     for text in texts:
         kind, _, share = text.partition(":")

@@ -1,4 +1,4 @@
-"""A plain OpenAI-compatible server: text in, text out, no ids, no log-probabilities, and nothing to control it by."""
+"""A plain OpenAI-compatible server: text in, text out, without ids, log-probabilities or control endpoints."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _NOT_HEEDED = frozenset(
 
 
 class OpenAIDouble:
-    """The chat of vLLM, less all that is vLLM's own."""
+    """vLLM's chat without its extensions."""
 
     paths = frozenset((CHAT,))
 

@@ -1,7 +1,7 @@
-"""The server that ProRL's trainer starts: `/generate` alone, with the fields of vLLM's sampling parameters.
+"""The server that ProRL's trainer starts: only `/generate`, with the fields of vLLM's sampling parameters.
 
-Source: verl_custom/nvidia/rollout/vllm_async_server.py. What vLLM refuses is an exception there, so the answer is 500
-without a reason. Log-probabilities are from after temperature. An answer does not say why it ended.
+Source: verl_custom/nvidia/rollout/vllm_async_server.py. Values that vLLM refuses raise an exception there, so the
+answer is 500 without a reason. Log-probabilities are after temperature. An answer does not say why it ended.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ GENERATE = "/generate"
 
 
 class ProrlDouble:
-    """One server, with a description of itself as FastAPI has it."""
+    """One server, with FastAPI's description of itself."""
 
     paths = frozenset((GENERATE,))
 

@@ -15,11 +15,11 @@ from workers.sandboxes.remove_tree import remove
 
 @pytest.fixture
 def provider() -> Iterator[NamespaceProvider]:
-    """Of sandboxes in a farm of this test's own."""
+    """Yield a provider of sandboxes in this test's own farm."""
     with farm_folder() as folder, farm_in(folder):
         namespace_provider = NamespaceProvider()
         if missing := namespace_provider.missing():
             absent(missing)
         yield namespace_provider
-        # before it is deleted as a folder like any other, which it is not
+        # this must come before it is deleted like an ordinary folder, which it is not
         remove(folder)

@@ -1,4 +1,4 @@
-"""`farm agents check` on programs that behave, and on programs that do not, in a real sandbox."""
+"""`farm agents check` on correct and on broken programs, in a real sandbox."""
 
 from __future__ import annotations
 

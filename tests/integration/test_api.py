@@ -1,4 +1,4 @@
-"""The farm over HTTP: the same verbs with the same results and errors, whatever is sent by any client."""
+"""The farm over HTTP: the same methods with the same results and errors, whatever a client sends."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ from workers.testing.serving import serving
 
 UGLY = "\0 \ud800 \x1b[31m \ufffd \U0001f600 \u2028 </script>"
 BITS = np.array([0x80000000, 1, 0x7F800000, 0x7FC12345, 0xBF9D70A4, 0x3EAAAAAB], np.uint32).view(np.float32)
-"""Minus zero, the least number, infinity, a NaN with a payload, and two that decimals do not hold."""
+"""Minus zero, the least number, infinity, a NaN with a payload, and two that decimals cannot represent."""
 
 SHOWN = {"authorization": f"Bearer {KEY}"}
 
@@ -88,7 +88,7 @@ def segment() -> Segment:
 
 
 def call(index: int) -> ModelCall:
-    """With what a model may have written, and numbers that JSON libraries lose."""
+    """Return a call with arbitrary model text, and numbers that JSON libraries lose."""
     return ModelCall(
         index=index,
         messages=[{"role": "user", "content": UGLY, "n": 2**70}],
@@ -115,7 +115,7 @@ def call(index: int) -> ModelCall:
 
 @pytest.fixture
 def batch_id(service: LocalFarm) -> str:
-    """Played but for one rollout, which was cancelled; the first has all that a rollout can have."""
+    """Complete all but one rollout, which was cancelled; the first has everything that a rollout can have."""
     store = service.store
     batch_id = service.submit({"instances": [NOOP | {"instance_id": "a"}, NOOP], "n_samples": 2})
     place(store, batch_id)
@@ -293,7 +293,7 @@ RUBBISH: dict[str, tuple[str, str, dict[str, str], bytes, int, str]] = {
         JSON,
         b'{"mode": "x"}',
         400,
-        "InvalidRequest 'x' is not one of .*mode",
+        "InvalidRequest 'x' must be one of .*mode",
     ),
     "a NUL": ("POST", "/v1/engines", JSON, b'{"url": "http://a\\u0000"}', 400, "InvalidRequest .*NUL .*url"),
     "a cursor of no number": ("GET", "/v1/batches/b/ended?cursor=x", {}, b"", 400, "InvalidRequest .*integer.* cursor"),
@@ -323,7 +323,7 @@ def test_rubbish_gets_one_clear_error_each(sqlite_store: Store, caplog: pytest.L
             fits = re.match(wanted, line) and "Traceback" not in line and len(line) < 500
             if answer.status_code != status or not fits:
                 wrong.append(f"{name}: {answer.status_code} {line}")
-        # a body that is announced as too large is not waited for
+        # a body that declares to be too large is not waited for
         large = http.client.HTTPConnection(url.removeprefix("http://"), timeout=30)
         large.request("POST", "/v1/batches", headers={**JSON, **SHOWN, "content-length": str(10**12)})
         refused = large.getresponse()
@@ -414,7 +414,7 @@ def test_address_of_a_server_beside_it_is_named_too(command: str, sqlite_store: 
     with bind("127.0.0.1", 0) as taken:
         taken.listen()
         port = taken.getsockname()[1]
-        # in a process of its own, which may become Flower
+        # in a separate process, which may become Flower
         words = [str(Path(sys.executable).parent / "farm"), command, "--port", str(port)]
         done = subprocess.run(words, env=os.environ | env, capture_output=True, text=True, timeout=600)
     assert done.returncode == 1
@@ -515,7 +515,7 @@ def test_weights_are_updated_over_http(sqlite_store: Store, broker_url: str) -> 
 
 
 def test_any_of_several_apis_will_do(store: Store, batch_id: str) -> None:
-    """State is shared by all APIs of a store: each client receives what is left."""
+    """All APIs of a store share its state: each client receives the remaining rollouts."""
     with ExitStack() as stack:
         urls = [stack.enter_context(served(LocalFarm(store, Signals(""), 1_000_000))) for _ in range(3)]
         one, two, three = (stack.enter_context(farm.connect(url)) for url in urls)

@@ -1,4 +1,4 @@
-"""Rubbish, wherever it comes in: one clear error that names the place, nothing half made, nothing that crashes."""
+"""Invalid input, wherever it comes in: one clear error that names the place, nothing half done, no crash."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def named(*values: dict[str, Any]) -> dict[str, Any]:
 
 @cache
 def refused_requests() -> dict[str, tuple[Any, str]]:
-    """Requests and what is said of each; some are huge."""
+    """Return requests and their expected errors; some are huge."""
     return {
         "no mapping": ([1], "request: "),
         "nothing": (None, "request: "),
@@ -196,8 +196,8 @@ def test_a_key_outlives_a_new_setting_that_is_left_alone(service: LocalFarm) -> 
 def test_a_database_of_another_revision_is_refused_with_the_mend(store_url: str, tmp_path: Path) -> None:
     store = Store(store_url)
     migrations.migrate(store)
-    older = "at schema revision none, this farm needs .*farm migrate"
-    newer = "at schema revision 9999, which this farm does not know: .*newer"
+    older = "at schema revision none, this version needs .*farm migrate"
+    newer = "at schema revision 9999, unknown to this version: .*newer"
     changes = {
         "none": ("DELETE FROM alembic_version", older),
         "9999": ("INSERT INTO alembic_version VALUES ('9999')", newer),
@@ -239,7 +239,7 @@ BAD_CALLS = (
 
 
 def ugly_instances(calls: Sequence[ScriptedCall]) -> Iterator[tuple[dict[str, Any], ScriptedProblem]]:
-    """Each is played with one of the calls, in a sandbox with a shell or in one with a Python."""
+    """Yield instances, each with one of the calls, in a sandbox with a shell or in one with a Python."""
     (math,) = math_problems(["gcd"], 1, seed=1)
     for n, call in enumerate(calls):
         question = f"Say something ugly, number {n}."

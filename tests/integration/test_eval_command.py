@@ -1,4 +1,4 @@
-"""`farm eval` on a store: an interrupted evaluation goes on, and two of them are compared."""
+"""`farm eval` on a store: an interrupted evaluation resumes, and two of them are compared."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A whole farm, on both databases: what a client is promised, with rollouts that need no sandbox and no LLM."""
+"""A whole farm, on both databases: the promises to a client, with rollouts that need no sandbox and no LLM."""
 
 from __future__ import annotations
 
@@ -252,7 +252,7 @@ def test_cancelling_ends_it_at_once_and_may_be_repeated(client: farm.Farm) -> No
     assert len(client.cancel(batch_id)) == 29
     assert client.cancel(batch_id) == []
     assert client.wait(batch_id, 120).n_cancelled == 30
-    # the slots are free again: nothing sleeps on
+    # the slots are free again: nothing still sleeps
     assert client.wait(client.submit({"instances": [NOOP] * 40}), 200).n_completed == 40
 
 

@@ -80,7 +80,7 @@ def test_a_flood_of_hints_holds_nothing_up(here: tuple[farm.Farm, str]) -> None:
     flooding = threading.Thread(target=flood)
     flooding.start()
     try:
-        # on a busy machine a flood may starve a worker, whose rollouts are then played again
+        # on a busy machine a flood may starve a worker, whose rollouts are then repeated
         batch_id = client.submit({"instances": [PLAYS] * N, "max_attempts": 1})
         ended = client.collect(batch_id, timeout_s=600)
         assert [rollout.state for rollout in ended] == [State.COMPLETED] * N, [str(each.failure) for each in ended]
@@ -109,7 +109,7 @@ def test_a_listener_reads_a_flood_in_bounded_pieces_and_hears_again_afterwards()
             signals.wake()
             return listener.wait(0.1) == [""]
 
-        # what is left of it is dropped, and what comes later is received
+        # the rest of it is dropped, and later messages are received
         until(hears, "it listens again", 30.0)
         listener.close()
         signals.close()

@@ -48,7 +48,7 @@ FARM = str(Path(sys.executable).parent / "farm")
 
 
 def read(text: str) -> Numbers:
-    """(metric, values of its labels) → number."""
+    """Return (metric, values of its labels) → number."""
     families = list(text_string_to_metric_families(text))
     assert all(family.type in {"gauge", "counter", "histogram"} and family.documentation for family in families)
     return {(sample.name, tuple(sample.labels.values())): sample.value for each in families for sample in each.samples}
@@ -102,7 +102,7 @@ def test_the_number_of_series_is_bounded_whatever_is_played(sqlite_store: Store)
 
 
 def _copies(store: Store, batch_id: str, n: int) -> None:
-    """Add so many batches like one."""
+    """Add so many copies of a batch."""
     tables = [cast(Table, row.__table__) for row in (schema.Batch, schema.InstanceRow, schema.RolloutRow)]
 
     def copy(connection: Connection) -> None:
@@ -117,7 +117,7 @@ def _copies(store: Store, batch_id: str, n: int) -> None:
 
 
 def all_nodes(store: Store) -> None:
-    """One in each state that there is."""
+    """Add a node in each possible state."""
     known = {
         "well": Node("well", 8, 4, 4, 4, ["noop"], {}),
         "broken": Node("broken", 8, 4, 4, 4, ["noop"], {BROKEN: "its run workers end"}, BROKEN),
@@ -164,11 +164,11 @@ def test_engines_without_the_farms_weights_are_counted_alarmed_once_and_told_by_
     has("default")
     assert n_lacking() == 1
     [alarm] = invariant_checker.look_at_engines()
-    assert "has not version 7" in alarm
+    assert "lacks version 7" in alarm
     assert invariant_checker.look_at_engines() == [], "once each time"
     finding = doctor._engines(sqlite_store.url)
     assert not finding.ok
-    assert "has not version 7" in finding.detail
+    assert "lacks version 7" in finding.detail
     has("7")
     assert invariant_checker.look_at_engines() == []
     assert doctor._engines(sqlite_store.url).ok
@@ -207,7 +207,7 @@ def postgres() -> Iterator[RestartablePostgres]:
 
 @contextmanager
 def served(store_url: str, log: Path) -> Iterator[tuple[subprocess.Popen[bytes], str]]:
-    """`farm metrics` until the block ends, and where its numbers are."""
+    """Run `farm metrics` until the block ends; yield it and the URL of its numbers."""
     env = os.environ | {"FARM_STORE_URL": store_url, "FARM_API_KEY": KEY}
     with log.open("wb") as out:
         serving = subprocess.Popen([FARM, "metrics", "--port", "0"], env=env, stdout=out, stderr=out)

@@ -1,4 +1,4 @@
-"""Plug-ins that do the worst they can: each costs its own rollout an attempt, with a name, its neighbours nothing."""
+"""Plug-ins at their worst: each costs only its own rollout an attempt, and its error names it."""
 
 from __future__ import annotations
 
@@ -73,11 +73,11 @@ ROWS = [
     *(_Row(f"details:{kind}", Outcome.EVALUATOR_ERROR, "evaluator unruly.*details") for kind in DETAILS),
 ]
 HARMLESS = [
-    # what these leave behind is not the stage's any more
+    # leftovers of these no longer belong to the stage
     "agent:task exits",
     "agent:callback exits",
     "agent:stop loop",
-    # texts of the policy, whatever is in them
+    # arbitrary texts of the policy
     "collect:texts",
     "details:fit",
 ]
@@ -96,7 +96,7 @@ def folder() -> Iterator[Path]:
 
 @pytest.fixture(scope="module")
 def played(folder: Path) -> Iterator[dict[str, Rollout]]:
-    """All of them at once, with some that do nothing wrong, in one worker of each stage."""
+    """Run all of them at once, with some correct ones, in one worker of each stage."""
     faults = [*(row.fault for row in ROWS), *HARMLESS, *(f"good {n}" for n in range(N_GOOD))]
     request = {"instances": [unruly(fault, seconds=0.5) for fault in faults], "max_attempts": 1, "max_losses": 0}
     env: dict[str, Any] = installed_in(folder) | {
@@ -106,7 +106,7 @@ def played(folder: Path) -> Iterator[dict[str, Rollout]]:
     }
     with embedded(folder, **env) as here, farm.connect(here.store_url, broker_url=here.broker_url) as client:
         result = client.collect(client.submit(request), timeout_s=600)
-        # the same workers play on
+        # the same workers continue
         again = client.collect(client.submit({"instances": [unruly("")] * 8}), timeout_s=600)
         assert all(rollout.reward == 1.0 for rollout in again)
         yield dict(zip(faults, result, strict=True))

@@ -1,4 +1,4 @@
-"""A failed test is run once more at the end, by itself; what passes then leaves the run green and is named."""
+"""A failed test is rerun once at the end, without parallel tests; one that passes then leaves the run green."""
 
 from __future__ import annotations
 
@@ -76,11 +76,11 @@ def test_alone():
 
 
 _ONE_PLUGIN = {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1", "PYTEST_PLUGINS": "xdist.plugin"}
-"""The others take half of the time that pytest takes to start."""
+"""Loading the others takes half of pytest's start time."""
 
 
 def run(folder: Path, *tests: str, n: int = 2, **env: str) -> tuple[int, str]:
-    """Run a project of these tests, each in a file of its own; return pytest's exit status and output."""
+    """Run a project of these tests, each in its own file; return pytest's exit status and output."""
     (folder / "pytest.ini").write_text("[pytest]\n")
     (folder / "conftest.py").write_text(CONFTEST)
     for number, test in enumerate(tests):

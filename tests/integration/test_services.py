@@ -1,4 +1,4 @@
-"""The servers that other tests stand on are there, real, private, and gone afterwards."""
+"""The servers of other tests exist, are real and private, and are gone afterwards."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ def _folder(url: str) -> Path:
 
 
 def _processes_of(folder: Path) -> list[str]:
-    """The command lines that name the folder."""
+    """Return the command lines that name the folder."""
     result = []
     for process in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):

@@ -1,4 +1,4 @@
-"""A SIGTERM to every process of a node, as Slurm sends it: helpers in the making live, and no attempt counts."""
+"""A SIGTERM to every process of a node, as Slurm sends it: starting helpers survive, and no attempt counts."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ from workers.sandboxes.processes.process_tree import children
 
 @contextlib.contextmanager
 def all_are_signalled(but: Collection[int]) -> Iterator[None]:
-    """SIGTERM again and again to all that this process starts itself, from its first moment on.
+    """Send SIGTERM repeatedly to all direct children of this process, from their first moment on.
 
-    Its children `but` are passed over: servers that all tests of a process share are no part of a node.
+    Its children `but` are skipped: servers that all tests of a process share are not part of a node.
     """
     ended = threading.Event()
 
@@ -93,7 +93,7 @@ def test_programs_of_a_sandbox_heed_sigterm_all_the_same(provider: NamespaceProv
 
 
 class _Store:
-    """Keeps what an attempt's end is counted against."""
+    """Records the budget of an attempt's end."""
 
     def __init__(self) -> None:
         self.causes: list[str] = []

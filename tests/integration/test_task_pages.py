@@ -39,7 +39,7 @@ def script(plays: dict[str, str]) -> Script:
 
 @dataclass(slots=True)
 class JudgedFarm:
-    """A farm, and a judge that it does not know."""
+    """A farm, and a judge that is not one of its engines."""
 
     here: Embedded
     client: farm.Farm

@@ -1,4 +1,4 @@
-"""The fork server of a node's workers: how they are named, end, and are started again."""
+"""The fork server of a node's workers: how they are named, end, and are restarted."""
 
 from __future__ import annotations
 

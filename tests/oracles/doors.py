@@ -54,7 +54,7 @@ _GIVEN = (
     (_ASKS + r"accelerators", "a sandbox has no TPU"),
 )
 _STRICTER = (
-    (r": ours: .*is no positive number of seconds", "a limit of no time, or of endless time, is a mistake"),
+    (r": ours: .*is not a positive number of seconds", "a limit of no time, or of endless time, is a mistake"),
     (
         r": ours: .*(cpus|memory_mb|storage_mb): Input should be greater than 0",
         "a limit of no processors, memory or disk is a mistake",
@@ -64,7 +64,7 @@ _STRICTER = (
         "a negative number in a health check is a mistake",
     ),
     (r": ours: .*(command: String|source: Value) should have at least 1", "an empty command or path is a mistake"),
-    (r": ours: .*it is empty: the policy would be told nothing", "without an instruction there is nothing to play"),
+    (r": ours: .*it is empty: the policy would get no instruction", "without an instruction there is nothing to play"),
     (r": ours: .*schema_version '.*' is not one of", "what a later schema asks for is not known; Harbor looks at none"),
     (r"^task\.name = .*\\n.*: ours: .*ORGANISATION/NAME", "a name of two lines; Harbor's pattern lets one end so"),
 )
@@ -137,7 +137,7 @@ DOORS = (
             *_GIVEN,
             *_STRICTER,
             (
-                r"^a compose file for a Dockerfile: ours: .*neither environment/Dockerfile",
+                r"^a compose file for a Dockerfile: ours: .*needs an image: environment/Dockerfile",
                 "no image is taken from a compose file",
             ),
             (r"^a step's solution that lacks its script: .*solution", "the task's own solution is tried then"),
@@ -198,7 +198,7 @@ DOORS = (
         _bench_files,
         _of_folder(our_reading.task_yaml, TERMINAL_BENCH_TASK),
         (
-            (r": ours: .*is no positive number of seconds", _STRICTER[0][1]),
+            (r": ours: .*is not a positive number of seconds", _STRICTER[0][1]),
             (
                 r": ours: .*instruction: String should have at least 1",
                 "without an instruction there is nothing to play",

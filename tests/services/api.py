@@ -1,4 +1,4 @@
-"""The farm's API for tests: served by a thread of the tests, or by a process of its own that may be killed."""
+"""The farm's API for tests: served by a thread of the tests, or by a separate process that can be killed."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _START_S = 30.0
 
 @contextmanager
 def shown_key() -> Iterator[None]:
-    """Have this process's clients show the key of the tests' APIs."""
+    """Make this process's clients use the key of the tests' APIs."""
     os.environ["FARM_API_KEY"] = KEY
     settings.cache_clear()
     try:
@@ -50,7 +50,7 @@ def served(
     page: Page | None = None,
     **limits: Any,
 ) -> Iterator[str]:
-    """The URL of an API on a service, until the block ends. `around` puts something before it."""
+    """Yield the URL of an API on a service, until the block ends. `around` wraps its application."""
     listener = bind("127.0.0.1", 0)
     ready = threading.Event()
     endpoints = Endpoints(service, strict_compat=strict_compat)
@@ -71,7 +71,7 @@ def served(
 
 
 class Loses:
-    """Does what a POST asks for and cuts the connection in place of an answer, so often as `n` says."""
+    """Executes a POST and breaks the connection instead of answering, the first `n` times."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
@@ -88,7 +88,7 @@ class Loses:
 
 
 class RestartableApi:
-    """`farm api` for the farm in a folder, at a port that stays its own: killed and started again, or terminated."""
+    """`farm api` for the farm in a folder, at a fixed port: can be killed and restarted, or terminated."""
 
     def __init__(self, home: Path, log: Path, key: str, *options: str) -> None:
         [port] = free_ports(1)
@@ -99,7 +99,7 @@ class RestartableApi:
         self.process = self._started()
 
     def start(self) -> None:
-        """Begun; it may not listen yet."""
+        """Start it; it may not listen yet."""
         self.process = self._started()
 
     def listens(self) -> bool:
@@ -113,7 +113,7 @@ class RestartableApi:
         self.process.wait(30)
 
     def end(self) -> int:
-        """Its exit status."""
+        """Terminate it; return its exit status."""
         self.process.terminate()
         return self.process.wait(30)
 
@@ -123,7 +123,7 @@ class RestartableApi:
 
 @contextmanager
 def mortal_api(home: Path, log: Path, key: str = KEY, *options: str) -> Iterator[RestartableApi]:
-    """Killed at the end, if it still runs."""
+    """Yield it; it is killed at the end, if it still runs."""
     api = RestartableApi(home, log, key, *options)
     try:
         yield api

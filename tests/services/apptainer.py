@@ -1,4 +1,4 @@
-"""Finds the Apptainer or Singularity that tests use, and says what it lacks."""
+"""Finds the Apptainer or Singularity that tests use, and reports what it lacks."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def unpacked_binaries() -> Path:
 
 
 def apptainer_program(path: str) -> Path:
-    """The program on this PATH, once it has shown that it starts. Raises Missing."""
+    """Return the program on this PATH, once it has started successfully. Raises Missing."""
     program = shutil.which("apptainer", path=path) or shutil.which("singularity", path=path)
     if program is None:
         raise Missing("no apptainer: run `make apptainer`")

@@ -1,4 +1,4 @@
-"""Commands of the farm, run in the process of the tests: to start another takes longer than most commands do."""
+"""Commands of the farm, run in the process of the tests: a new process takes longer than most commands."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ def said(command: click.Command, *words: str, code: int = 0, env: Mapping[str, s
     The settings and signal handlers that it changes are restored.
     """
     handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
-    # what a command may set for the processes that it starts
+    # a command may set these for its child processes
     kept = {name: os.environ.get(name) for name in ("FARM_SCRATCH", "FARM_IMAGE_CACHE")}
-    # it was made when its module was loaded, for whatever width that process had
+    # the console was made when its module was loaded, with the width at that time
     console.width = 200
     settings.cache_clear()
     try:

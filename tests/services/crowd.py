@@ -1,7 +1,7 @@
-"""A node's processes in small, for tests that kill them: a supervisor with workers, and sandboxes that they keep busy.
+"""A small model of a node's processes, for tests that kill them: a supervisor with workers, and busy sandboxes.
 
-`python -m tests.services.crowd supervisor JSON`. The supervisor holds the lifeline and sweeps, its workers die with it,
-as `farm node` has it; what they do with their sandboxes is drawn from a seed.
+`python -m tests.services.crowd supervisor JSON`. The supervisor holds the lifeline and sweeps, and its workers die with
+it, as in `farm node`; a seed determines what they do with their sandboxes.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ AT_A_TIME = 4
 
 
 class _Worker:
-    """Keeps so many sandboxes of each kind, or lets them come and go for as long as it lives."""
+    """Keeps so many sandboxes of each kind, or starts and stops them repeatedly."""
 
     def __init__(self, name: str, plan: dict[str, Any]) -> None:
         self._name = name
@@ -71,7 +71,7 @@ class _Worker:
                     await self._play(sandbox)
 
     async def _start(self, starting: Any) -> Sandbox | None:
-        """At times the rollout is cancelled while its sandbox starts."""
+        """Start a sandbox; sometimes its rollout is cancelled during the start."""
         limit_s = self._random.uniform(0, 0.2) if self._comes_and_goes and self._random.random() < 0.2 else None
         try:
             async with asyncio.timeout(limit_s):
@@ -90,13 +90,13 @@ class _Worker:
     async def _play(self, sandbox: Sandbox) -> None:
         for _ in range(self._random.randrange(4)):
             await sandbox.exec(["bash", "-c", "sleep 0.05; ls -R / | head -c 100000"], timeout_s=0.3)
-        # at times it is left to the sweep
+        # sometimes it is left to the sweep
         if self._random.random() < 0.8:
             await sandbox.stop()
 
 
 class _Supervisor:
-    """Starts the workers, and again if they are killed; sweeps what is of none that lives."""
+    """Starts the workers, and restarts killed ones; sweeps sandboxes of dead workers."""
 
     def __init__(self, plan: dict[str, Any]) -> None:
         self._plan = plan

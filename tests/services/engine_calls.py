@@ -1,4 +1,4 @@
-"""Calls of a scripted engine that take as long as a test likes."""
+"""Calls of a scripted engine that last as long as a test needs."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Check = Callable[[httpx2.AsyncClient], Awaitable[None]]
 
 
 def on(engine: ScriptedEngine, check: Check) -> None:
-    """Run a check with a client of an engine that is served meanwhile."""
+    """Run a check with a client of a running engine."""
 
     async def run(url: str) -> None:
         async with httpx2.AsyncClient(base_url=url, timeout=_SOON_S) as client:
@@ -39,6 +39,6 @@ def begin(client: httpx2.AsyncClient, **more: Any) -> asyncio.Task[httpx2.Respon
 
 
 async def choice(task: Awaitable[httpx2.Response]) -> dict[str, Any]:
-    """Return the one choice of a call's answer."""
+    """Return the only choice of a call's answer."""
     result: dict[str, Any] = (await task).json()["choices"][0]
     return result

@@ -1,6 +1,6 @@
-"""Engines for tests of the pool: their speed, failures and received orders are set and seen here.
+"""Engines for tests of the pool, with settable speed and failures, and recorded orders.
 
-Clients of real servers are tested against real servers; here the point is which engine is called when.
+Clients of real servers are tested with real servers; these tests are about which engine is called when.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ class Server:
         return replace(EngineRecord(EngineAddress(self.url), self.info), **values)
 
     async def play(self, n_tokens: int, who: str) -> str:
-        """One call: its answer is the engine's URL."""
+        """Answer one call with the engine's URL."""
         self.check()
         self.started.append((asyncio.get_running_loop().time(), who))
         if who in self.deadly:
@@ -85,7 +85,7 @@ class Server:
         try:
             await asyncio.sleep(self.travel_s)
             left, n_aborts = float(n_tokens), self.n_aborts
-            # one that comes during a pause is kept until it is over, or until the next abort
+            # a call that comes during a pause waits until it is over, or until the next abort
             while self.paused and self.n_aborts == n_aborts:  # noqa: ASYNC110 - tests set it from outside
                 await asyncio.sleep(0.05)
             # in steps, so that it gets slower when others come
@@ -169,7 +169,7 @@ class Double:
 
 
 class Servers:
-    """A fleet of them: the list that the farm gives out, and what a pool needs to reach them."""
+    """A list of servers as the farm publishes it, and what a pool needs to reach them."""
 
     def __init__(self, *servers: Server) -> None:
         self.by_url = {server.url: server for server in servers}
@@ -183,7 +183,7 @@ class Servers:
         self.list.append(server.listed(**values))
 
     def change(self, server: Server, **values: Any) -> None:
-        """As the farm would list it from now on."""
+        """Change how the farm lists it from now on."""
         self.list = [replace(each, **values) if each.address.url == server.url else each for each in self.list]
 
     def remove(self, server: Server) -> None:
@@ -206,7 +206,7 @@ class Servers:
 
 
 class RecordingReporter:
-    """A reporter that keeps its reports; `leading` is whether this pool may give orders."""
+    """A reporter that keeps its reports; `leading` tells whether this pool may give orders."""
 
     def __init__(self, leading: bool = False) -> None:
         self.leading = leading
@@ -238,7 +238,7 @@ class RecordingReporter:
 async def routed(
     router: StickyRouter, n_tokens: int, ask: Callable[[Engine], Awaitable[T]], most_answer_tokens: int | None = None
 ) -> T:
-    """Ask the engines that a router lends for a call, until one has answered."""
+    """Call the engines that a router lends, until one has answered."""
     call = Call(n_tokens, most_answer_tokens)
     while True:
         async with router.acquire(call) as engine:
@@ -246,7 +246,7 @@ async def routed(
 
 
 def asking(n_tokens: int, who: str) -> Callable[[Engine], Awaitable[str]]:
-    """Make a call over a router and return the URL of the engine that answered."""
+    """Return a call that a router can make, whose result is the URL of the engine that answered."""
 
     async def ask(engine: Engine) -> str:
         assert isinstance(engine, Double)

@@ -1,4 +1,4 @@
-"""A project whose entry points are installed, as `pip install` would do it, in a folder of its own."""
+"""A project whose entry points are installed, as by `pip install`, in a separate folder."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from farm import plugins
 
 
 def install(project: Path, site: Path) -> None:
-    """Write the metadata of a project, as its pyproject.toml has it, and a path to its modules, into a folder."""
+    """Write the metadata of a project, from its pyproject.toml, and a path to its modules, into a folder."""
     described = tomllib.loads((project / "pyproject.toml").read_text())["project"]
     name, version = described["name"], described["version"]
     metadata = site / f"{name.replace('-', '_')}-{version}.dist-info"
@@ -36,6 +36,6 @@ def installed(project: Path, site: Path) -> Iterator[None]:
     finally:
         sys.path.remove(str(site))
         for module in project.glob("*.py"):
-            # the next one to install it puts it elsewhere
+            # the next installation uses another folder
             sys.modules.pop(module.stem, None)
         plugins.installed.cache_clear()

@@ -20,15 +20,15 @@ _SHARED = HOME / "cache" / "test-home"
 def lend_environment(packages: Sequence[str], *, imported: str = "", alone: bool = False) -> None:
     """Link the environment that sandboxes of the current farm have for these packages to one that all tests share.
 
-    What runs in it must not need its scripts, which name the interpreter by the path that it was installed at. If
-    modules are `imported`, they and what they import are compiled, and no others, which would take longer than most
-    tests. Raises SandboxError. `alone` as of `environment`.
+    Programs in it must not need its scripts, which name the interpreter by the path of its installation. If modules are
+    `imported`, only they and their imports are compiled, as compiling all would take longer than most tests. Raises
+    SandboxError. `alone` as in `environment`.
     """
     own, host = settings().cache / "environments", image("host")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("FARM_HOME", str(_SHARED))
         if imported:
-            # pip's negative options are set by a 0
+            # a 0 sets pip's negative options
             patch.setenv("PIP_NO_COMPILE", "0")
         settings.cache_clear()
         try:
@@ -45,5 +45,5 @@ def lend_environment(packages: Sequence[str], *, imported: str = "", alone: bool
 
 
 def _is_open(folder: Path) -> bool:
-    """Return whether the user that sandboxes of root run as can follow a link to it."""
+    """Return whether the user of root's sandboxes can follow a link to it."""
     return bool(os.geteuid()) or all(above.stat().st_mode & 0o001 for above in (folder, *folder.resolve().parents))

@@ -1,4 +1,4 @@
-"""Whole farms for tests: real processes in a folder of their own, and what to look for when they are gone."""
+"""Whole farms for tests: real processes in a separate folder, and the search for their leftovers."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ _PAUSE_S = (0.03, 0.5)
 _ENDING_S = 5.0
 _KERNELS = "FARM_TESTS_KERNELS"
 _SHARED_CACHES = ("archives", "images", "kernels")
-"""Not the environments: their scripts name the interpreter by the path that it was installed at."""
+"""Not the environments: their scripts name the interpreter by the path of its installation."""
 
 
 @contextmanager
 def farm_folder() -> Iterator[Path]:
-    """A folder for a farm's home and scratch."""
+    """Yield a folder for a farm's home and scratch."""
     with _open_folder() as folder:
         _lend_kernels(folder / "home" / "cache")
         yield folder
@@ -43,7 +43,7 @@ def farm_folder() -> Iterator[Path]:
 
 @contextmanager
 def _open_folder() -> Iterator[Path]:
-    """A new folder, which sandboxes of another user can pass through."""
+    """Yield a new folder that sandboxes of another user can pass through."""
     folder = Path(tempfile.mkdtemp(prefix="farm-test-", dir="/tmp"))
     folder.chmod(0o755)
     try:
@@ -53,7 +53,7 @@ def _open_folder() -> Iterator[Path]:
 
 
 def _lend_kernels(cache: Path) -> None:
-    """Link a farm's kernel cache to a shared one: it is the same for all farms, and nine seconds' work to make."""
+    """Link a farm's kernel cache to a shared one: it is the same for all farms, and takes nine seconds to make."""
     shared = Path(os.environ.get(_KERNELS) or HOME / "cache" / "kernels").resolve()
     shared.mkdir(parents=True, exist_ok=True)
     cache.mkdir(parents=True)
@@ -62,10 +62,10 @@ def _lend_kernels(cache: Path) -> None:
 
 @contextmanager
 def home_of_tests() -> Iterator[None]:
-    """Give this process of the tests a FARM_HOME of its own, with the caches of `HOME`.
+    """Give this process of the tests its own FARM_HOME, with the caches of `HOME`.
 
-    What a test makes private in its FARM_HOME would close the caches to the user that root's sandboxes run as. Where
-    the way to them is closed as it is, the processes of one run share a kernel cache.
+    A test that makes its FARM_HOME private would close the caches to the user of root's sandboxes. If their path is
+    already closed, the processes of one run share a kernel cache.
     """
     os.environ["FARM_TESTS_HOME"] = str(HOME)
     with ExitStack() as stack:
@@ -87,7 +87,7 @@ def _may_be_passed(folder: Path) -> bool:
 
 
 class PreloadedFarm(Embedded):
-    """A farm whose node and API are forked, which costs a tenth of their start as programs."""
+    """A farm whose node and API are forked, which takes a tenth of the time of new programs."""
 
     def _start_node(self) -> ChildProcess:
         return program("workers.node", self._node_words(), self._env(), self.logs / "node.log")
@@ -97,12 +97,12 @@ class PreloadedFarm(Embedded):
 
 
 def embedded(folder: Path, store_url: str = "", flower: bool = False, **env: str) -> Embedded:
-    """A farm in a folder, not started yet, with short leases."""
+    """Return a farm in a folder, not started yet, with short leases."""
     return embedded_of(16, folder, store_url, flower, **env)
 
 
 def embedded_of(n_run: int, folder: Path, /, store_url: str = "", flower: bool = False, **env: str) -> Embedded:
-    """The same, for so many rollouts that run at once."""
+    """Return the same, for so many concurrent rollouts."""
     settings = Settings(home=folder / "home", scratch=folder / "scratch", store_url=store_url, broker_url="")
     options = ("--init", "4", "--run", str(n_run), "--eval", "4")
     return PreloadedFarm(settings, node_options=options, flower=flower, env=QUICK | env)
@@ -112,7 +112,7 @@ def embedded_of(n_run: int, folder: Path, /, store_url: str = "", flower: bool =
 def node(
     folder: Path, name: str, store_url: str, broker_url: str, grace_s: float = 0, **more: str
 ) -> Iterator[subprocess.Popen[bytes]]:
-    """The node of `farm node`, as it is started under Slurm, with short leases. Its log is `<name>.log` in the folder.
+    """Run a `farm node` as it is started under Slurm, with short leases. Its log is `<name>.log` in the folder.
 
     With an empty FARM_NODE it finds a name for itself.
     """
@@ -130,13 +130,13 @@ def node(
         try:
             process.wait(LONG_S)
         finally:
-            # it takes its workers and sandboxes along
+            # its workers and sandboxes end with it
             process.kill()
             process.wait()
 
 
 def flower_request(url: str, home: Path) -> urllib.request.Request:
-    """A request to a farm's Flower, as its owner makes it."""
+    """Return a request to a farm's Flower, as its owner makes it."""
     login = base64.b64encode(f"{FLOWER_USER}:{known_key(Settings(home=home))}".encode()).decode()
     return urllib.request.Request(url, headers={"authorization": f"Basic {login}"})
 
@@ -144,7 +144,8 @@ def flower_request(url: str, home: Path) -> urllib.request.Request:
 def until(found: Callable[[], T], what: str | Callable[[], str], deadline_s: float = 120.0) -> T:
     """Call until the result is true, and return it. `what` may be a function, called when the time is over.
 
-    Calls take a thirtieth of the time at most: the farm is to have the processors. The time is that of a quiet machine.
+    Calls take at most a thirtieth of the time, to leave the processors to the farm. The time is that of a quiet
+    machine.
     """
     deadline = Deadline(deadline_s)
     while True:
@@ -157,7 +158,7 @@ def until(found: Callable[[], T], what: str | Callable[[], str], deadline_s: flo
 
 
 def processes_of(folder: Path) -> list[str]:
-    """Command lines of the living processes that were started for a folder's farm, sandboxes included."""
+    """Return the command lines of the living processes of a folder's farm, sandboxes included."""
     mark = str(folder).encode()
     result = []
     for process in Path("/proc").iterdir():
@@ -175,9 +176,9 @@ def processes_of(folder: Path) -> list[str]:
 
 
 def left_of(folder: Path) -> list[str]:
-    """Everything a stopped farm should not have left: processes, mounts, sandboxes, sockets.
+    """Return everything that a stopped farm should not have left: processes, mounts, sandboxes, sockets.
 
-    A process that was killed, or reads that its parent has ended, has ended once a processor has served it.
+    A process that was killed, or sees the end of its parent, ends once a processor has served it.
     """
     deadline = Deadline(_ENDING_S)
     while processes_of(folder) and not deadline.passed():

@@ -1,4 +1,4 @@
-"""A source package whose build waits for a file: an installation whose duration a test controls."""
+"""A source package whose build waits for a file, so that a test controls the duration of its installation."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def build_wheel(folder, config_settings=None, metadata_directory=None):
 
 
 class GatedPackage:
-    """`gated==1.0`, for a pip that has `environment`; `n_builds` have begun, and end once it is opened."""
+    """`gated==1.0`, for a pip with the variables `environment`; `n_builds` have begun, and end once it is opened."""
 
     def __init__(self, folder: Path) -> None:
         self._gate, self._begun = folder / "gate", folder / "begun"

@@ -1,4 +1,4 @@
-"""Small images for tests, made from a few programs of this machine: as a folder, and packed as others pack them."""
+"""Small images for tests, made from a few programs of this machine: as a folder, and in the formats of other tools."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ ENV = ("PATH=/usr/local/bin:/usr/bin:/bin:/opt/own/bin", "GREETING=hello from th
 
 
 def root_folder(folder: Path, programs: Sequence[str] = PROGRAMS) -> Path:
-    """A root file system with a handful of programs, and the libraries that they and this Python need."""
+    """Fill a root file system with a few programs, and the libraries that they and this Python need."""
     for name in ("usr/bin", "etc", "tmp", "var/tmp", "opt/data/deep"):
         (folder / name).mkdir(parents=True)
     for name in ("bin", "lib", "lib64"):
@@ -31,7 +31,7 @@ def root_folder(folder: Path, programs: Sequence[str] = PROGRAMS) -> Path:
         shutil.copy(path, folder / "usr/bin" / program)
     if "bash" in programs:
         (folder / "usr/bin/sh").symlink_to("bash")
-    # what the farm's Python takes from the system, any real image has
+    # the files that the farm's Python uses and any real image has
     for binary in (*(folder / "usr/bin").iterdir(), Path(sys.executable).resolve()):
         _copy_libraries(binary, folder)
     (folder / "etc/mark").write_text("small image\n")
@@ -63,7 +63,7 @@ def docker_archive(root: Path, target: Path) -> Path:
 
 
 def oci_archive(root: Path, target: Path, *, folders_listed: bool = True) -> Path:
-    """The same as an OCI image layout; some writers leave out its folders."""
+    """Write the same as an OCI image layout; some tools leave out its folders."""
     manifest, blobs = oci_image(root)
     first = descriptor(MANIFEST, manifest)
     first["annotations"] = {"org.opencontainers.image.ref.name": "latest"}
@@ -81,7 +81,7 @@ def oci_archive(root: Path, target: Path, *, folders_listed: bool = True) -> Pat
 
 
 def oci_image(root: Path) -> tuple[bytes, list[bytes]]:
-    """The same as a registry has it: the manifest, and the blobs that it names."""
+    """Return the same as in a registry: the manifest, and the blobs that it names."""
     layers = [_layer_of(root), _second_layer()]
     config = _config(layers)
     packed = [gzip.compress(layer, compresslevel=1, mtime=0) for layer in layers]

@@ -1,4 +1,4 @@
-"""Model calls with the least that each must have."""
+"""Minimal model calls."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from farm.records.trajectory import ModelCall
 
 
 def model_call(index: int = 0, **fields: Any) -> ModelCall:
-    """Return a call of text alone, one token in and one out, but for the fields that are given."""
+    """Return a text-only call, with one token in and one out, except for the given fields."""
     least: dict[str, Any] = {
         "messages": [],
         "response": {"role": "assistant"},

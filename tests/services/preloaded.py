@@ -1,8 +1,8 @@
-"""Programs for tests, forked from a process that has imported what they need: most of a node's start is that.
+"""Programs for tests, forked from a process that has imported what they need, which is most of a node's start.
 
-A forked program differs from an executed one in nothing that tests look at: `/proc` shows a command line and an
-environment of its own, it has a session and a log, and it is told to end when the process of the tests ends. Its parent
-is the fork server, though; a test of parents starts `python -m` itself.
+For tests, a forked program is like an executed one: `/proc` shows its own command line and environment, it has its own
+session and log, and it gets a signal when the process of the tests ends. Only its parent is the fork server; a test of
+parents starts `python -m` itself.
 """
 
 from __future__ import annotations
@@ -45,16 +45,16 @@ _MODULES = (
     *("workers.queue.message_filter", "workers.queue.events", "workers.queue.shutdown_signals"),
     *("celery.concurrency.thread", "celery.worker.worker", "farm.cli.api", "farm.api.server"),
 )
-"""They import what a node, its workers and an API need; but for `workers.queue.app`, which reads the settings."""
+"""The imports of a node, its workers and an API, except `workers.queue.app`, which reads the settings."""
 _PR_SET_PDEATHSIG = 1
 _ENV_START = 50
 """The field of `/proc/self/stat` with the address of the environment; the next one has its end (man proc_pid_stat)."""
 _ROOM = "FARM_TESTS_ROOM"
 _ROOM_BYTES = 16_000
-"""Bytes that a program may have for its command line, and for its environment beyond the server's."""
+"""The limit of a program's command line, and of its environment beyond the server's."""
 _MAX_BYTES = 150_000
 _FREE = ("FARM_", "PYTEST_", "PATH", "PYTHONPATH", "TMPDIR")
-"""Beginnings of variables that a program may have otherwise than the server: they are read when they are needed."""
+"""Prefixes of variables that may differ between a program and the server, as they are only read when needed."""
 
 
 def program(module: str, words: Sequence[str], env: Mapping[str, str], log: Path) -> ChildProcess:
@@ -67,7 +67,7 @@ def program(module: str, words: Sequence[str], env: Mapping[str, str], log: Path
 
 
 def farm_command(words: Sequence[str], env: Mapping[str, str], log: Path) -> subprocess.Popen[bytes]:
-    """Start `farm WORDS`; its log has what it says and its errors."""
+    """Start `farm WORDS`; its output and errors go to its log."""
     return program("farm.cli.main", words, env, log).process
 
 
@@ -77,7 +77,7 @@ class _ForkedChild(ChildProcess):
 
 
 class _ForkedProgram(subprocess.Popen[bytes]):
-    """Has what `Popen` has of a process without pipes; its parent, the server, knows how it ended."""
+    """Like `Popen` for a process without pipes; its parent, the server, knows its exit status."""
 
     _child_created = False
 
@@ -110,7 +110,7 @@ class _ForkedProgram(subprocess.Popen[bytes]):
 
 
 class _ProgramServer:
-    """The fork server as the process of the tests sees it; it ends with that."""
+    """The fork server as the process of the tests sees it; it ends with that process."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -125,7 +125,7 @@ class _ProgramServer:
         atexit.register(self.end)
 
     def serves(self, env: Mapping[str, str]) -> bool:
-        """Tell whether what the server has imported is what a program with this environment would import."""
+        """Tell whether a program with this environment would import the same modules as the server."""
         differing = {name for name, _ in self._env.items() ^ env.items()}
         size = sum(len(name) + len(value) + 2 for name, value in env.items())
         own_size = sum(len(name) + len(value) + 2 for name, value in self._env.items())
@@ -164,7 +164,7 @@ def _server() -> _ProgramServer:
 
 
 def end_server() -> None:
-    """End the fork server before this process ends, if there is one."""
+    """End the fork server, if there is one, before this process ends."""
     if _server.cache_info().currsize:
         _server().end()
         _server.cache_clear()
@@ -190,7 +190,7 @@ def _serve(control: socket.socket) -> None:
 
 
 def _play(server: int, start: Mapping[str, Any]) -> None:
-    """Be the program, and end with it."""
+    """Act as the program, and end with it."""
     code: int | str | None = 1
     try:
         os.setsid()
@@ -218,11 +218,11 @@ def _play(server: int, start: Mapping[str, Any]) -> None:
 
 
 def _take_environment(env: dict[str, str]) -> None:
-    """Have these variables, and show them in `/proc`; the folders of PYTHONPATH are there to import from."""
+    """Set these variables, also for `/proc`; the folders of PYTHONPATH are added to the import path."""
     fields = Path("/proc/self/stat").read_text().rpartition(")")[2].split()
     # the first of them is the third
     start, end = (int(field) for field in fields[_ENV_START - 3 :][:2])
-    # none of the variables that the C library knows lies there afterwards
+    # afterwards no variable that the C library uses lies there
     os.environ.clear()
     os.environ.update(env)
     text = b"\0".join(os.fsencode(f"{name}={value}") for name, value in env.items())

@@ -23,11 +23,11 @@ from workers.testing.plugin_path import python_path
 
 PLACE = "/tmp/silent"
 _LARGE = Path("/bin/bash").resolve()
-"""More than lies in a pipe."""
+"""More than fits in a pipe."""
 
 
 def installed_in(folder: Path) -> dict[str, str]:
-    """The environment of a farm for which these are installed."""
+    """Return the environment of a farm for which these are installed."""
     site = folder / "site"
     (site / "asleep-1.dist-info").mkdir(parents=True)
     (site / "asleep-1.dist-info/METADATA").write_text("Metadata-Version: 2.1\nName: asleep\nVersion: 1\n")
@@ -39,9 +39,9 @@ def installed_in(folder: Path) -> dict[str, str]:
 
 
 class SilentMountInstance(BaseModel):
-    """With `servers`, a folder, something silent is at PLACE, and the folder has a file named by its server's pid.
+    """With `servers`, a folder, a mount that hangs is at PLACE, and the folder has a file named by its server's pid.
 
-    `collect` is how the handler goes there: `read`, `download` or `upload`.
+    `collect` is how the handler accesses it: `read`, `download` or `upload`.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -90,7 +90,7 @@ class SilentMountHandler(Handler[SilentMountInstance]):
 
 
 class SilentMountAgent:
-    """Runs the command; its answer is the number of its worker."""
+    """Runs the command; its answer is the pid of its worker."""
 
     async def run(self, context: AgentContext) -> AgentResult:
         tool = context.tools["bash"]
@@ -100,7 +100,7 @@ class SilentMountAgent:
 
 
 class SilentMountEvaluator:
-    """Gives 1; says which processes have played and scored."""
+    """Returns 1; records the processes of run and scoring."""
 
     name: ClassVar[str] = "asleep"
 

@@ -1,8 +1,8 @@
-"""The long forms of tests: `make soak SOAK_MINUTES=M` plays them for about as long, `make test` plays the short ones.
+"""The long forms of tests: `make soak SOAK_MINUTES=M` runs each for about that long, `make test` runs the short forms.
 
-A test with a long form has the marker `soak`; by `repeats` or `at_length` it says how long each form is. Its promise is
-the same in both: what the long one adds is more points in time, more seeds and more of everything at once. With the
-mark `ONLY` it is played in a soak alone.
+A test with a long form has the marker `soak`; by `repeats` or `at_length` it states the length of each form. Both forms
+test the same promise: the long one adds more points in time, more seeds and more load. With the mark `ONLY` a test runs
+only in a soak.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ SOAK_MINUTES = float(os.environ.get("FARM_SOAK_MINUTES", "0"))
 
 
 ONLY = pytest.mark.soak(only=True)
-"""Marks what `make test` leaves out: a repeat of a promise that another test or parameter has there."""
+"""Marks tests that `make test` leaves out: they repeat a promise that another test or parameter has there."""
 
 
 def repeats(short: int, a_minute: int) -> int:
-    """Return how often something is done: so often in `make test`, in a soak as often as its minutes have time for."""
+    """Return the number of repeats: `short` in `make test`, in a soak as many as its minutes allow."""
     return max(short, round(a_minute * SOAK_MINUTES))
 
 
 def at_length(short: T, long: T) -> T:
-    """Return what `make test` takes, or what a soak does."""
+    """Return `short` in `make test`, `long` in a soak."""
     return long if SOAK_MINUTES else short

@@ -1,6 +1,6 @@
 """A base image for tasks in tests, made from programs of this machine: bash, the usual tools, Python and pytest.
 
-Its `apt-get` and `pip` succeed and do nothing, as what tasks install by them is there.
+Its `apt-get` and `pip` succeed and do nothing, as the packages that tasks install are already there.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ _LEFT_OUT = (
 
 
 def task_base(folder: Path) -> Path:
-    """Fill a folder with a root file system that sample tasks can be played and scored in."""
+    """Fill a folder with a root file system in which sample tasks can run and be scored."""
     root = root_folder(folder, [each for each in _TOOLS if shutil.which(each)])
     library = Path(sysconfig.get_path("stdlib"))
     shutil.copytree(library, root / "usr/lib" / _LIBRARY, symlinks=True, ignore=shutil.ignore_patterns(*_LEFT_OUT))

@@ -1,4 +1,4 @@
-"""A handler, an agent and an evaluator that misbehave as their instance asks, and how to install them in a farm."""
+"""A handler, an agent and an evaluator that misbehave as their instance asks, and their installation in a farm."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ SPECS = {
 
 
 def installed_in(folder: Path) -> dict[str, str]:
-    """The environment of a farm for which these are installed."""
+    """Return the environment of a farm for which these are installed."""
     site = folder / "site"
     (site / "unruly-1.dist-info").mkdir(parents=True)
     (site / "unruly-1.dist-info/METADATA").write_text("Metadata-Version: 2.1\nName: unruly\nVersion: 1\n")
@@ -57,7 +57,7 @@ def installed_in(folder: Path) -> dict[str, str]:
 class UnrulyInstance(BaseModel):
     """`fault` is what breaks, such as `collect:raise`; `where` names one of SPECS, or nothing.
 
-    With `nodes`, the fault strikes on these nodes alone; with `times`, so many times in all: each strike leaves a file
+    With `nodes`, the fault strikes only on these nodes; with `times`, so many times in all: each strike leaves a file
     in the folder `marks`.
     """
 
@@ -91,7 +91,7 @@ class UnrulyInstance(BaseModel):
 
 
 class _Unspeakable(Exception):
-    """Cannot be shown."""
+    """Cannot be converted to text."""
 
     def __str__(self) -> str:
         raise SystemExit("in __str__")
@@ -100,20 +100,20 @@ class _Unspeakable(Exception):
 
 
 class OwnKind(SandboxError):
-    """Of a kind that the farm does not know."""
+    """Of a kind unknown to the farm."""
 
     kind = "own"
 
 
 class UnspeakableKind(EngineError):
-    """Cannot be shown either."""
+    """Cannot be converted to text either."""
 
     def __str__(self) -> str:
         raise RuntimeError("in __str__")
 
 
 class OwnBaseException(BaseException):
-    """Of no kind that anybody expects."""
+    """Of a kind that nobody expects."""
 
 
 def _raising(error: Callable[[], BaseException]) -> Callable[[], None]:
@@ -248,7 +248,7 @@ DETAILS: dict[str, Callable[[], Any]] = {
     "proxy": lambda: {"p": MappingProxyType({})},
     "number of numpy": lambda: {"n": np.int64(3)},
 }
-"""Details of a score that no store takes."""
+"""Details of a score that no store can hold."""
 FIT_DETAILS: dict[str, Any] = {
     "nul": "a\0b",
     "half": "\ud800",
@@ -256,7 +256,7 @@ FIT_DETAILS: dict[str, Any] = {
     "tuple": (1, 2),
     "keys": {1: 2, None: 3},
 }
-"""Details that look bad and are taken: what the policy wrote is not the evaluator's fault."""
+"""Details that look bad but are accepted: the policy wrote them, not the evaluator."""
 _SUBMISSIONS: dict[str, Callable[[], Any]] = {
     "collect:none": lambda: None,
     "collect:dict": lambda: {"answer": "1"},
@@ -278,7 +278,7 @@ _SCORES: dict[str, Any] = {
 
 
 class UnrulyEvaluator:
-    """Gives 1, or what is no score."""
+    """Returns 1, or a value that is no score."""
 
     name: ClassVar[str] = "unruly"
 
@@ -303,7 +303,7 @@ class UnrulyEvaluator:
 
 
 class UnrulyAgent:
-    """Ends as it should, or as the instance asks."""
+    """Ends normally, or as the instance asks."""
 
     async def run(self, context: AgentContext) -> AgentResult:
         instance = UnrulyInstance.model_validate_json(str(context.messages[0]["content"]))
@@ -313,7 +313,7 @@ class UnrulyAgent:
             _cancel_itself()
             await asyncio.sleep(0)
         if fault == "agent:task exits":
-            asyncio.create_task(_exit())  # noqa: RUF006 - it is not kept on purpose
+            asyncio.create_task(_exit())  # noqa: RUF006 - on purpose without a reference
         if fault == "agent:callback exits":
             asyncio.get_running_loop().call_soon(sys.exit)
         if fault == "agent:stop loop":
@@ -322,7 +322,7 @@ class UnrulyAgent:
             asyncio.get_running_loop().call_soon(time.sleep, 300.0)
             await asyncio.sleep(300.0)
         if fault == "agent:nobody blocks":
-            # a thread of its own has no work of a rollout in its context
+            # a separate thread has no rollout in its context
             block = partial(asyncio.get_running_loop().call_soon_threadsafe, time.sleep, 300.0)
             threading.Thread(target=block, daemon=True).start()
             await asyncio.sleep(300.0)
@@ -373,7 +373,7 @@ async def _swallow_cancellations(n: int) -> None:
 
 
 class WorkingInstance(BaseModel):
-    """`read_request` picks a play of the scripted engine's book."""
+    """`read_request` selects a script of the scripted engine's book."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 

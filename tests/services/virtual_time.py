@@ -1,4 +1,4 @@
-"""An event loop whose clock jumps to whatever is due next: hours of waiting pass at once, deterministically."""
+"""An event loop whose clock jumps to the next due event: hours of waiting pass at once, deterministically."""
 
 from __future__ import annotations
 

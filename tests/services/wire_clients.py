@@ -1,4 +1,4 @@
-"""A client of a protocol of another system, and a rollout that is played on the store as an agent plays one."""
+"""A client of another system's protocol, and a scripted rollout in the store that looks like an agent's."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.services.farms import until
 
 
 class WireClient:
-    """A client of a protocol, in threads where an answer is to come later. `name` is for the ids that it chooses."""
+    """A client of a protocol, with threads for late answers. `name` is for the ids that it chooses."""
 
     def __init__(self, url: str, pool: ThreadPoolExecutor, name: str = "") -> None:
         self.name = name
@@ -41,7 +41,7 @@ class WireClient:
         return answer.status_code, answer.json()
 
     def give_up(self, path: str, body: Any, after_s: float = 1.0) -> None:
-        """Send a request, and close the connection before it is answered."""
+        """Send a request, and close the connection before the answer."""
         with suppress(httpx2.TimeoutException):
             answer = self._http.post(path, json=body, timeout=after_s)
             raise AssertionError(f"answered within {after_s} s: {answer.text}")
@@ -82,7 +82,7 @@ def model_call(index: int, prompt: list[int], sampled: list[int], **values: Any)
 
 
 def play_two_turns(store: Store, batch_id: str, sample: int = 0, reward: float = 1.0) -> None:
-    """Play as an agent that has the tool `BASH`, and calls it once, does."""
+    """Write a rollout whose agent has the tool `BASH`, and calls it once."""
     rollout_id = f"{batch_id}.0.{sample}"
     place(store, batch_id)
     announce(store)

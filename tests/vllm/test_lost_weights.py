@@ -160,7 +160,7 @@ def test_server_that_restarts_without_the_weights_gets_no_calls_until_it_has_the
         until(lambda: bench.status == "without weights", "the server is found to lack them", 300)
         time.sleep(_QUIET_S)
         assert bench.sampled() < _N_PROBED
-        assert any(f"has not version {version}" in warning for warning in client.status(batch_id).warnings)
+        assert any(f"lacks version {version}" in warning for warning in client.status(batch_id).warnings)
         with client.weight_update(version, mode="keep"):
             load(vllm, 1)
     assert bench.versions(batch_id) == {version}

@@ -1,4 +1,4 @@
-"""An environment as OpenEnv has it: count up to a number, by steps of any size; the reward is given for the number."""
+"""An OpenEnv environment: count up to a number, in steps of any size; reaching the number is rewarded."""
 
 from __future__ import annotations
 

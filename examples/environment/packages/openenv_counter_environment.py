@@ -1,4 +1,4 @@
-"""The adapter of OpenEnv, with the classes of `openenv_counter` sent along."""
+"""The OpenEnv adapter, sent together with the classes of `openenv_counter`."""
 
 from __future__ import annotations
 
@@ -6,6 +6,6 @@ from workers.environments.adapters.openenv import OpenEnv
 
 
 class OpenEnvCounter(OpenEnv):
-    """Its classes are `openenv_counter:CountUp` and `openenv_counter:CounterAction`."""
+    """Uses the classes `openenv_counter:CountUp` and `openenv_counter:CounterAction`."""
 
     modules = (*OpenEnv.modules, "openenv_counter", "workers.environments.adapters.openenv")

@@ -1,4 +1,4 @@
-"""A taskset of verifiers: sums, of which one reward is for the number and one for brevity."""
+"""A verifiers taskset: sums, with one reward for the number and one for brevity."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ import verifiers.v1 as vf
 
 
 class SumData(vf.TaskData):
-    """A sum and its number."""
+    """A sum and its result."""
 
     answer: str
 
 
 class SumTask(vf.Task[SumData]):
-    """Scored by its reply alone."""
+    """Scored only by its reply."""
 
     @vf.reward(weight=1.0)
     async def right(self, trace: vf.Trace) -> float:

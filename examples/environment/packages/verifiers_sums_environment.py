@@ -1,4 +1,4 @@
-"""The adapter of verifiers, with the taskset of `verifiers_sums` sent along."""
+"""The verifiers adapter, sent together with the taskset of `verifiers_sums`."""
 
 from __future__ import annotations
 
@@ -6,6 +6,6 @@ from workers.environments.adapters.verifiers import Verifiers
 
 
 class VerifiersSums(Verifiers):
-    """Its tasks are `verifiers_sums:Sums`."""
+    """Uses the taskset `verifiers_sums:Sums`."""
 
     modules = ("verifiers_sums", "workers.environments.adapters.verifiers")

@@ -1,7 +1,7 @@
-"""The handler of "follow the files": each file of the sandbox names another, and so many hops lead to the answer.
+"""The handler of "follow the files": each file of the sandbox names another, and a number of hops leads to the answer.
 
-The policy reads a file with bash (`cat q`), finds the name of the next, and answers `answer x`. Another name is worth
-0, and one hop too few or too many leads to another name: so it has to count.
+The policy reads a file with bash (`cat q`), finds the name of the next, and answers `answer x`. A wrong name is worth
+0, and one hop too few or too many leads to a wrong name: so the policy has to count.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class FollowFilesInstance(BaseModel):
 
 
 class ExactMatch:
-    """See `workers.plugins.interfaces.Evaluator`: 1 for the expected text, and 0 for any other or none."""
+    """See `workers.plugins.interfaces.Evaluator`: 1 for the expected text, else 0."""
 
     name: ClassVar[str] = "exact_match"
 

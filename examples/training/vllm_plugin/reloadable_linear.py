@@ -1,7 +1,7 @@
-"""A vLLM plugin: linear layers on the CPU keep their weights, so that a reload changes what the model says.
+"""A vLLM plugin: linear layers on the CPU keep their weights, so that a reload has an effect.
 
-As shipped, the CPU build packs every linear layer once and lets go of the original; a later reload answers 200 and
-changes only embeddings and norms.
+As shipped, the CPU build packs every linear layer once and drops the original; a later reload answers 200 but changes
+only embeddings and norms.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Events of a rollout: a model request for each of its calls, its reward, and those that clients posted."""
+"""Events of a rollout: a model request for each of its calls, its reward, and events that clients posted."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from farm.records.values import size_of
 
 Event = dict[str, Any]
 _MAX_BYTES = 4_000_000
-"""The most bytes of the events that clients post for one rollout."""
+"""The size limit for the events that clients post for one rollout."""
 
 
 class LightningEvents:
@@ -28,10 +28,10 @@ class LightningEvents:
         self._rollouts = rollouts
 
     def post(self, name: str, attempt: str, event: NewEvent) -> Event:
-        """Keep an event of a client. Raises NotFound, and InvalidRequest for more than is kept."""
+        """Store an event of a client. Raises NotFound, and InvalidRequest beyond the size limit."""
         self._rollouts.stored(name)
         if attempt != ATTEMPT:
-            raise NotFound(f"Rollout {name} has no attempt {attempt!r}: its one is {ATTEMPT!r}")
+            raise NotFound(f"Rollout {name} has no attempt {attempt!r}: its only attempt is {ATTEMPT!r}")
         posted = _event(name, event.event_type, time.time(), event.data)
 
         def add(state: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -39,16 +39,16 @@ class LightningEvents:
             try:
                 size_of(events, _MAX_BYTES)
             except ValueError as error:
-                raise InvalidRequest(f"with those that are there: {error}", field="data") from None
+                raise InvalidRequest(f"together with the stored events: {error}", field="data") from None
             return {"events": events}
 
         self._posted(name).change(add)
         return posted
 
     def of_rollout(self, name: str, query: EventsQuery) -> list[Event]:
-        """Return the events of a rollout, as triplets where they are asked for. Raises NotFound.
+        """Return the events of a rollout, on request as triplets. Raises NotFound.
 
-        One that broke has no model request: there is nothing to train on, whatever its client fills in for a reward.
+        A rollout that broke has no model requests, so that nothing is trained on, whatever reward its client fills in.
         """
         _, rollout = self._rollouts.stored(name)
         is_triplet = query.format == "triplet"
@@ -71,7 +71,7 @@ def _event(name: str, kind: str, timestamp: float, data: dict[str, Any]) -> Even
 
 
 def _last_of_each_prompt(calls: Sequence[ModelCall]) -> Sequence[ModelCall]:
-    """Return the calls, of those with one prompt the last alone."""
+    """Return the calls, but of calls with the same prompt only the last."""
     last = {_prompt(call): call.index for call in calls}
     return [call for call in calls if not call.token_exact or last[_prompt(call)] == call.index]
 
@@ -81,7 +81,7 @@ def _prompt(call: ModelCall) -> bytes:
 
 
 def _tokens(call: ModelCall) -> tuple[list[int], list[int], list[float] | None]:
-    """Return the ids of the prompt and of the answer, and log-probabilities: all, or none."""
+    """Return the ids of prompt and answer, and the log-probabilities: all, or none."""
     if not call.token_exact:
         return [], [], None
     assert call.prompt_ids is not None
@@ -107,7 +107,7 @@ def _triplet(call: ModelCall) -> dict[str, Any]:
 
 
 def _request(call: ModelCall) -> dict[str, Any]:
-    """Return a call as a chat completion; its messages are those since the call that it continues."""
+    """Return a call as a chat completion, with the messages since the call that it continues."""
     prompt, response, logprobs = _tokens(call)
     messages: list[Message] = call.messages
     choice = {"index": 0, "message": call.response, "finish_reason": call.finish_reason, "token_ids": response}

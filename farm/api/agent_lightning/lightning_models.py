@@ -14,18 +14,18 @@ from farm.errors import FarmUnreachable, InvalidRequest, NotFound, ServiceError
 
 _NAME = "agent-lightning"
 _WAITED_S = 1e9
-"""Seconds that a pause is taken to have waited for a first worker: without any nothing is in flight."""
+"""The waiting time after which a pause counts as followed without any worker: then nothing is in flight."""
 
 
 class LightningModels:
-    """The servers that were registered by this protocol; other engines of the farm are left alone."""
+    """The servers that were registered by this protocol; other engines of the farm are not touched."""
 
     def __init__(self, farm: LocalFarm) -> None:
         self._farm = farm
         self._state = KeptState(farm.runs, "agent-lightning:models")
 
     def register(self, servers: Sequence[ModelServer]) -> list[dict[str, Any]]:
-        """Use these servers, too. None is used if one of them is refused. Raises InvalidRequest."""
+        """Add servers, all or none. Raises InvalidRequest."""
         urls: dict[str, str] = {}
         for index, server in enumerate(servers):
             try:
@@ -40,7 +40,7 @@ class LightningModels:
         return [server.model_dump(mode="json") for server in servers]
 
     def delete_all(self) -> None:
-        """Use none of them any more; calls in flight end."""
+        """Remove all of them; calls in flight end."""
         known = self._registered(self._state.read())
         self._state.change(lambda state: {**state, "urls": {}})
         for url in known:
@@ -48,14 +48,14 @@ class LightningModels:
                 self._farm.remove_engine(url)
 
     def model(self) -> str:
-        """Return the model that rollouts are played with, empty for any. Raises ServiceError if there is no server."""
+        """Return the model of the rollouts, empty for any. Raises ServiceError if there is no server."""
         names = sorted(set(self._registered(self._state.read()).values()))
         if not names and not self._farm.engines():
             raise ServiceError("No servers available: register one, POST /api/models")
         return names[0] if len(names) == 1 else ""
 
     def pause(self, request: PauseRequest) -> dict[str, Any]:
-        """Send no new calls to them until `resume`; those in flight go on to their end."""
+        """Send no new calls to them until `resume`; calls in flight run to their end."""
         paused = {"paused": True, "retry_after_seconds": request.retry_after_seconds, "reason": request.reason}
         state = self._state.change(lambda known: {**known, **paused})
         if urls := self._in_use(state):
@@ -63,7 +63,7 @@ class LightningModels:
         return self.pause_state()
 
     def resume(self) -> dict[str, Any]:
-        """Send them calls again."""
+        """Send calls to them again."""
         state = self._state.change(lambda known: {**known, "paused": False, "reason": None})
         if urls := self._in_use(state):
             self._farm.orders.order_pause("", "", urls)
@@ -72,7 +72,7 @@ class LightningModels:
     def pause_state(self) -> dict[str, Any]:
         """Return whether they are paused, and how many calls are in flight.
 
-        A worker that has not said that it knows of the pause counts as one, as it may begin a call.
+        A worker that has not confirmed the pause counts as one call, as it may begin one.
         """
         state = self._state.read()
         return {
@@ -99,6 +99,6 @@ class LightningModels:
         return urls
 
     def _in_use(self, state: Mapping[str, Any]) -> list[str]:
-        """Return those that are engines of the farm still: somebody may have removed one there."""
+        """Return those that are still engines of the farm: they may have been removed there."""
         there = {each.engine.url for each in self._farm.engines()}
         return [url for url in self._registered(state) if url in there]

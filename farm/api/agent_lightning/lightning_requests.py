@@ -1,4 +1,4 @@
-"""Bodies and queries of requests. Unknown fields are refused, as are known ones that ask for more than the farm has."""
+"""Bodies and queries of requests. Unknown fields are refused, and known fields with values that the farm lacks."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pydantic import Field
 from farm.records.request_values import Json, Name, Request, Seconds
 
 ATTEMPT = "0"
-"""The one attempt that there is: the farm's own attempts are not seen."""
+"""The only attempt: the farm's own attempts are not shown."""
 _Id = Annotated[Name, Field(min_length=1, max_length=200)]
 
 
@@ -24,14 +24,14 @@ class LightningState(StrEnum):
 
 
 class LocalRunner(Request):
-    """`agent_class` is an agent of the farm by name, in place of the handler's choice."""
+    """`agent_class` is an agent of the farm by name; it overrides the handler's choice."""
 
     agent_class: Annotated[Name, Field(max_length=64)] | None = None
     env_map: Annotated[dict[str, str], Field(max_length=0)] = Field(default_factory=dict)
 
 
 class RunnerConfig(Request):
-    """The farm is the runner, so there is no job template for another."""
+    """The farm is the runner, so there are no job templates for others."""
 
     timeout_seconds: Seconds = 3600
     local: LocalRunner | None = None
@@ -39,7 +39,7 @@ class RunnerConfig(Request):
 
 
 class NewRollout(Request):
-    """A rollout. `input` is a row with its `data_source`, and its `fields` if these are not its other columns."""
+    """A rollout. `input` is a row with its `data_source`, and its `fields` unless these are its other columns."""
 
     input: dict[str, Any]
     is_train: bool = True
@@ -78,7 +78,7 @@ _Place = Annotated[int, Field(ge=-(2**31), le=2**31 - 1)]
 
 
 class TerminalQuery(Request):
-    """Values below the least one count as that: 0 and 1."""
+    """Values below the minimum count as the minimum: 0 and 1."""
 
     after: _Place = 0
     limit: _Place = 1000
@@ -92,7 +92,7 @@ class ListQuery(Request):
 
 
 class ModelServer(Request):
-    """A model server, and the model to ask it for."""
+    """A model server, and the name of its model."""
 
     model: Annotated[Name, Field(min_length=1, max_length=200)]
     endpoint: Annotated[Name, Field(max_length=500)]

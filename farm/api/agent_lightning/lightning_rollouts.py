@@ -1,4 +1,4 @@
-"""Rollouts by the id that their client gave: each is a batch of one, found by its idempotency key."""
+"""Rollouts by their client's ids: each is a batch of one, found by its idempotency key."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ from farm.store.reports import keyed_rollouts
 
 _PREFIX = "agent-lightning:"
 _DELETED = "agent-lightning"
-"""The consumer of a rollout that its client has deleted."""
+"""The consumer that marks a rollout as deleted by its client."""
 _KEYS = 1000
 _WIRE = ("data_source", "data_id", "instance_id")
 _VAL_TEMPERATURE = 0.7
-"""The temperature of rollouts that do not train, as that gateway's configuration has it."""
+"""The temperature of rollouts that do not train, as in the gateway's configuration."""
 _VERSIONS = {LightningState.QUEUING: 1, LightningState.RUNNING: 2}
 
 
@@ -46,10 +46,9 @@ class LightningRollouts:
         self._farm = farm
 
     def create(self, wanted: Sequence[NewRollout], model: str) -> list[dict[str, Any]]:
-        """Submit rollouts, and return them; one whose id is known is returned as it is, and nothing is submitted.
+        """Submit rollouts, all or none, and return them; one whose id is known is returned without a new submit.
 
-        None is submitted if one of them is refused. Raises InvalidRequest, UnknownHandler, and Conflict for an id that
-        names another rollout.
+        Raises InvalidRequest, UnknownHandler, and Conflict for an id that belongs to another rollout.
         """
         named = [
             each if each.rollout_id else each.model_copy(update={"rollout_id": uuid.uuid4().hex}) for each in wanted
@@ -64,34 +63,34 @@ class LightningRollouts:
             if first is None:
                 requests[key] = self._checked(each, content, key, model, f"rollouts[{index}]")
             elif first != content:
-                raise Conflict(f"Rollout {each.rollout_id}: it is another rollout already: give another rollout_id")
+                raise Conflict(f"Rollout {each.rollout_id}: the id belongs to another rollout: use another rollout_id")
             elif key in known and self._farm.acknowledged(known[key].batch_id, _DELETED):
-                raise Conflict(f"Rollout {each.rollout_id}: it was deleted: give another rollout_id")
+                raise Conflict(f"Rollout {each.rollout_id}: the rollout was deleted: use another rollout_id")
         for request in requests.values():
             self._farm.submit(request)
         return [self.rollout(each.rollout_id or "") for each in named]
 
     def rollout(self, name: str) -> dict[str, Any]:
-        """Return a rollout as the protocol has it. Raises NotFound."""
+        """Return a rollout in the protocol's form. Raises NotFound."""
         content, rollout = self.stored(name)
         return self._as_sent(content, rollout)
 
     def stored(self, name: str) -> tuple[Mapping[str, Any], Rollout]:
-        """Return a rollout as it was sent, and as it is. Raises NotFound, for a deleted one, too."""
+        """Return a rollout's request and its present state. Raises NotFound, for a deleted one, too."""
         for batch in self._farm.runs.keyed_batches([key_of(name)]):
             if not self._farm.acknowledged(batch.batch_id, _DELETED):
                 return batch.metadata["rollout"], self._farm.rollout(farm_rollout_id(batch.batch_id, 0, 0))
         raise NotFound(f"Rollout not found: {name}")
 
     def cancel(self, name: str) -> dict[str, Any]:
-        """End a rollout that has not ended. Raises NotFound, and Conflict if it has."""
+        """Cancel an open rollout. Raises NotFound, and Conflict if it has ended."""
         _, rollout = self.stored(name)
         if not self._farm.cancel(rollout.batch_id):
             raise Conflict(f"Rollout {name}: cannot transition {state_of(rollout).value} -> failed")
         return self.rollout(name)
 
     def delete(self, name: str) -> None:
-        """End a rollout, and show it no more. One that is not known is none."""
+        """Cancel a rollout, and hide it. An unknown id is ignored."""
         try:
             _, rollout = self.stored(name)
         except NotFound:
@@ -112,7 +111,7 @@ class LightningRollouts:
         return result
 
     def terminal(self, query: TerminalQuery) -> dict[str, Any]:
-        """Return a page of those that ended, in the order in which they did; deleted ones are counted alone."""
+        """Return a page of ended rollouts, in the order of their ends; deleted ones are only counted."""
         after, limit = max(0, query.after), min(max(1, query.limit), 10_000)
         store = self._farm.store
         if store.read(partial(keyed_rollouts.any_unplaced, prefix=_PREFIX)):
@@ -173,12 +172,12 @@ class LightningRollouts:
 
 
 def key_of(name: str) -> str:
-    """Return the idempotency key of a rollout by its client's id."""
+    """Return the idempotency key of a rollout from its client's id."""
     return f"{_PREFIX}{content_hash(name)}"
 
 
 def state_of(rollout: Rollout) -> LightningState:
-    """Return the state of a rollout: one that was scored has succeeded, whatever its score."""
+    """Return the state of a rollout: every scored one has succeeded, whatever its score."""
     if rollout.finished_at is not None:
         return LightningState.SUCCEEDED if rollout.trainable else LightningState.FAILED
     waits = rollout.stage is Stage.INIT and rollout.state is State.QUEUED
@@ -189,7 +188,7 @@ def _batch_request(wanted: NewRollout, content: dict[str, Any], key: str, model:
     row = wanted.input
     name = row.get("data_source")
     if not isinstance(name, str) or not name:
-        raise InvalidRequest("is missing: the name of the handler that plays it", field="input.data_source")
+        raise InvalidRequest("is missing: set it to the name of a handler", field="input.data_source")
     handler = known_handler(name)
     config = wanted.config or RunnerConfig()
     fields = row.get("fields")
@@ -211,7 +210,7 @@ def _batch_request(wanted: NewRollout, content: dict[str, Any], key: str, model:
 
 
 def _sent(place: str, field: str) -> str:
-    """Return a field of the batch by its name in the request."""
+    """Return the request's name of a field of the batch."""
     inner = field.removeprefix("instances[0].")
     names = {"agent": "config.local.agent_class", "limits.run_s": "config.timeout_seconds", "metadata": "input"}
     if inner != field and not inner.startswith("fields"):

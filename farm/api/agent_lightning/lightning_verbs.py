@@ -89,7 +89,7 @@ class _Routes:
         return {"rollout": rollout, "attempts": [ATTEMPT] if rollout["status"]["last_attempt_id"] else []}
 
     def _patch(self, request: ApiRequest) -> Any:
-        """End a rollout that a client gives up. No other change of its state is a client's: the farm plays it."""
+        """Cancel a rollout for its client. Clients cannot change its state otherwise: the farm runs it."""
         name = request.path["rollout_id"]
         status = request.parse_body(RolloutPatch).status
         rollout = self._rollouts.rollout(name)
@@ -98,7 +98,7 @@ class _Routes:
         if status.state is LightningState.FAILED:
             return self._rollouts.cancel(name)
         now = rollout["status"]["state"]
-        raise Conflict(f"Rollout {name}: cannot transition {now} -> {status.state.value}: the farm plays it")
+        raise Conflict(f"Rollout {name}: cannot transition {now} -> {status.state.value}: the farm runs it")
 
     def _delete(self, request: ApiRequest) -> Response:
         self._rollouts.delete(request.path["rollout_id"])
@@ -119,11 +119,11 @@ class _Routes:
         return {"status": "ok"}
 
     def _agents_call(self, request: ApiRequest) -> Any:
-        raise NotFound("agents outside of the farm are not proxied: it plays the rollouts itself, on these servers")
+        raise NotFound("agents outside the farm are not proxied: the farm runs the rollouts itself, on these servers")
 
 
 def _listed(request: ApiRequest, kind: Any, name: str) -> Any:
-    """Return a body that is a list, as a request of the list under a name. Raises InvalidRequest."""
+    """Return a body that is a list as a request with the list under a name. Raises InvalidRequest."""
     try:
         return kind.model_validate({name: request.body})
     except ValidationError as error:

@@ -1,4 +1,4 @@
-"""The files of a sandbox as E2B's agent serves them: entries by Connect, contents by plain HTTP."""
+"""The files of a sandbox as E2B's agent serves them: metadata by Connect, contents by plain HTTP."""
 
 from __future__ import annotations
 
@@ -41,13 +41,13 @@ _OCTETS = "application/octet-stream"
 
 
 class PathRequest(Message):
-    """A file or folder that is looked at, made or removed."""
+    """A file or folder to inspect, create or remove."""
 
     path: FilePath
 
 
 class ListDirRequest(Message):
-    """A folder, and those in it down to a depth; 0 is 1."""
+    """A folder, listed recursively down to a depth; 0 means 1."""
 
     path: FilePath
     depth: Annotated[int, Field(ge=0, le=100)] = 1
@@ -65,7 +65,7 @@ class AgentFiles:
         self._endpoints = endpoints
 
     async def stat(self, request: ApiRequest) -> Response:
-        """Tell of a file, folder or link itself."""
+        """Return the metadata of a file, folder or link."""
         sandbox = AgentSandbox(self._endpoints, request)
         wanted = await unary_message(request, PathRequest)
         return unary_response({"entry": _info(await _entry(sandbox, wanted.path))})
@@ -77,14 +77,14 @@ class AgentFiles:
         return unary_response({"entries": list(map(_info, found.files))})
 
     async def make_dir(self, request: ApiRequest) -> Response:
-        """Make a folder. One that is there is told apart from a file of its name."""
+        """Create a folder. The error distinguishes an existing folder from a file of that name."""
         sandbox = AgentSandbox(self._endpoints, request)
         wanted = await unary_message(request, PathRequest)
         try:
             await sandbox.call_file(MakeFolderCall(path=wanted.path))
         except ConnectError as error:
             if error.code is ConnectCode.ALREADY_EXISTS and (await _entry(sandbox, wanted.path)).kind != "folder":
-                raise ConnectError(ConnectCode.INVALID_ARGUMENT, f"{wanted.path} is there, and is no folder") from None
+                raise ConnectError(ConnectCode.INVALID_ARGUMENT, f"{wanted.path} exists and is not a folder") from None
             raise
         return unary_response({"entry": _info(await _entry(sandbox, wanted.path))})
 
@@ -95,7 +95,7 @@ class AgentFiles:
         return unary_response({"entry": _info(await _entry(sandbox, wanted.destination))})
 
     async def remove(self, request: ApiRequest) -> Response:
-        """Remove a file, or a folder with all that is in it. Harmless when repeated."""
+        """Remove a file, or a folder with its contents. Idempotent."""
         sandbox = AgentSandbox(self._endpoints, request)
         wanted = await unary_message(request, PathRequest)
         try:
@@ -116,7 +116,7 @@ class AgentFiles:
         return Response(await self._endpoints.run(lambda: content.contents), media_type=_OCTETS)
 
     async def write(self, request: ApiRequest) -> Response:
-        """Write a file, from the body of a request or from a form, or the several files of one."""
+        """Write one file from the body of a request or from a form, or the several files of a form."""
         sandbox = AgentSandbox(self._endpoints, request)
         content_type = request.headers.get("content-type", "")
         with await spooled(request) as body:
@@ -165,21 +165,21 @@ def _path_of(request: ApiRequest) -> str:
 
 
 def _octets(body: IO[bytes], encoding: str) -> bytes:
-    """Return the bytes of a file as they were sent, or unpacked."""
+    """Return the bytes of a file as they were sent, or decompressed."""
     if not encoding:
         return body.read()
     if encoding.strip().lower() != "gzip":
-        raise ConnectError(ConnectCode.INVALID_ARGUMENT, f"content-encoding {encoding!r:.100} is not read: send gzip")
+        raise ConnectError(ConnectCode.INVALID_ARGUMENT, f"content-encoding {encoding!r:.100} is unknown: send gzip")
     try:
         with gzip.open(body) as unpacked:
-            # what it unpacks to may be of any size
+            # decompressed data may be of any size
             return unpacked.read(MAX_FILE_BYTES + 1)
     except (OSError, EOFError, zlib.error) as error:
         raise ConnectError(ConnectCode.INVALID_ARGUMENT, f"the body is not gzip: {error}") from None
 
 
 def _form_files(body: IO[bytes], content_type: str, path: str) -> list[tuple[str, bytes]]:
-    """Return the files of a form with their paths: the one of the query, or else their own names."""
+    """Return the files of a form with their paths: the query's path, else the files' own names."""
     try:
         parts = form_parts(body, content_type)
     except InvalidRequest as error:
@@ -189,7 +189,7 @@ def _form_files(body: IO[bytes], content_type: str, path: str) -> list[tuple[str
         raise ConnectError(ConnectCode.INVALID_ARGUMENT, "the form has no file")
     if path:
         if len(files) > 1:
-            raise ConnectError(ConnectCode.INVALID_ARGUMENT, "the query has one path, and the form several files")
+            raise ConnectError(ConnectCode.INVALID_ARGUMENT, "the query has one path, but the form has several files")
         return [(path, files[0].data)]
     if not all(part.file_name for part in files):
         raise ConnectError(ConnectCode.INVALID_ARGUMENT, "a file of the form has no name, which is its path")

@@ -1,4 +1,4 @@
-"""The process service of E2B's agent: commands and terminals, watched as streams."""
+"""The process service of E2B's agent: commands and terminals, with output as streams."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ class AgentProcesses:
         self._endpoints = endpoints
 
     async def start(self, request: ApiRequest) -> Response:
-        """Start a process, and stream its output to its end. The request's time limit is the process's own."""
+        """Start a process, and stream its output until its end. The request's time limit is that of the process."""
         sandbox = AgentSandbox(self._endpoints, request)
         wanted = await only_message(request, StartRequest)
         config = wanted.process
@@ -87,7 +87,7 @@ class AgentProcesses:
         """Stream the output of a process from now on. At the request's time limit the stream ends, not the process."""
         sandbox = AgentSandbox(self._endpoints, request)
         wanted = await only_message(request, SelectRequest)
-        # a look without waiting says that it is there, and where its output is
+        # a watch without waiting tells that the process exists, and the present offset of its output
         least = WatchProcessCall(process=wanted.process.process, timeout_s=0.001)
         found: ProcessOutput = await sandbox.call(least)
         stream = _ProcessStream(self._endpoints, sandbox, request)
@@ -114,7 +114,7 @@ class AgentProcesses:
         return unary_response({})
 
     async def stream_input(self, request: ApiRequest) -> Response:
-        """Write what comes to a process, as it comes."""
+        """Write the request's stream to the input of a process."""
         sandbox = AgentSandbox(self._endpoints, request)
         process: ProcessSelector | None = None
         async for message in messages(request, StreamInputRequest):
@@ -122,7 +122,7 @@ class AgentProcesses:
                 process = message.start.process
             if message.data is not None:
                 if process is None:
-                    raise ConnectError(ConnectCode.INVALID_ARGUMENT, "the stream names no process before its input")
+                    raise ConnectError(ConnectCode.INVALID_ARGUMENT, "the stream must name a process before its input")
                 await sandbox.call(_write_call(process, message.data.input))
         answer = framed({}) + stream_end()
         return Response(answer, media_type=STREAM)
@@ -134,7 +134,7 @@ class AgentProcesses:
         return unary_response({})
 
     async def send_signal(self, request: ApiRequest) -> Response:
-        """Send a signal. SIGKILL ends all that the process started."""
+        """Send a signal. SIGKILL also ends all descendants of the process."""
         sandbox = AgentSandbox(self._endpoints, request)
         wanted = await unary_message(request, SendSignalRequest)
         values = {"process": wanted.process.process, "signal": _SIGNALS[wanted.signal]}
@@ -193,7 +193,7 @@ class _ProcessStream:
             elif clock() - sent_at >= self._ping_s:
                 yield _event("keepalive", {})
                 sent_at = clock()
-        raise ConnectError(ConnectCode.UNAVAILABLE, "this process of the API ends: connect to the process again")
+        raise ConnectError(ConnectCode.UNAVAILABLE, "this API process ends: connect to the process again")
 
 
 def _event(kind: str, value: Mapping[str, Any]) -> bytes:
@@ -231,7 +231,7 @@ def _write_call(process: ProcessSelector, given: ProcessInput) -> WriteProcessCa
 
 
 def _limit_s(request: ApiRequest) -> float | None:
-    """Return the time limit that a request asks for, at most as long as a sandbox may be borrowed."""
+    """Return the time limit of a request, at most the longest lease of a sandbox."""
     given = request.headers.get("connect-timeout-ms", "")
     if not given:
         return None

@@ -1,4 +1,4 @@
-"""The sandbox that a request for E2B's agent names, and calls to it."""
+"""The sandbox that a request to E2B's agent names, and calls to it."""
 
 from __future__ import annotations
 
@@ -14,24 +14,24 @@ from farm.records.request_values import Request
 
 SANDBOX_HEADER = "e2b-sandbox-id"
 _OWN_USERS = ("", "root")
-"""The users by whose name a sandbox's own is meant."""
+"""The names that mean the sandbox's own user."""
 
 
 class AgentSandbox:
-    """Calls raise SandboxMissing if the sandbox is not there, and ConnectError for all else."""
+    """Calls raise SandboxMissing if the sandbox does not exist, and ConnectError for other errors."""
 
     def __init__(self, endpoints: Endpoints, request: ApiRequest) -> None:
         self._endpoints = endpoints
         self.reference = request.headers.get(SANDBOX_HEADER, "")
         if not self.reference:
-            raise ConnectError(ConnectCode.INVALID_ARGUMENT, f"the request has no header {SANDBOX_HEADER}")
+            raise ConnectError(ConnectCode.INVALID_ARGUMENT, f"the request must have the header {SANDBOX_HEADER}")
         user = _user_of(request)
         if user not in _OWN_USERS:
             wrong = f"there is no user {user!r:.100} here: leave it out, and the sandbox's own is taken"
             raise ConnectError(ConnectCode.UNAUTHENTICATED, wrong)
 
     async def check(self) -> None:
-        """Raise SandboxMissing for one that is not there."""
+        """Raise SandboxMissing if it does not exist."""
         try:
             state = await self._endpoints.run(self._endpoints.farm.sandboxes.get, self.reference)
         except NotFound as error:
@@ -47,7 +47,7 @@ class AgentSandbox:
             raise connect_error(error) from None
 
     async def call_file(self, call: Request) -> Any:
-        """Return the result of a call about a file, whose complaint is the kernel's."""
+        """Return the result of a call about a file, whose error is the kernel's."""
         try:
             return await self._called(call)
         except InvalidRequest as error:
@@ -61,7 +61,7 @@ class AgentSandbox:
         except SandboxEnded as error:
             raise missing_sandbox(error) from None
         except NotFound as error:
-            # of the sandbox, or of what it was asked for
+            # either the sandbox or the requested object is missing
             await self.check()
             raise connect_error(error) from None
         except FarmError as error:
@@ -69,7 +69,7 @@ class AgentSandbox:
 
 
 def _user_of(request: ApiRequest) -> str:
-    """Return the user that a request is to be done as, "" if it names none."""
+    """Return the user that a request acts as, "" if it names none."""
     if "username" in request.query:
         return request.query["username"]
     scheme, _, encoded = request.headers.get("authorization", "").partition(" ")
@@ -79,5 +79,5 @@ def _user_of(request: ApiRequest) -> str:
         user, _, password = base64.b64decode(encoded, validate=True).decode().partition(":")
     except ValueError:
         return ""
-    # with a password, it is the key that is shown
+    # a user with a password carries the key instead
     return "" if password else user

@@ -1,7 +1,7 @@
-"""The Connect protocol as E2B's clients speak it: JSON, without compression, over any version of HTTP.
+"""The Connect protocol as used by E2B's clients: JSON, without compression, over any version of HTTP.
 
-A unary request and its answer are JSON. A stream is a row of messages, each behind five bytes: flags, and its length.
-Its last message has the flag of an end, and the error if there is one.
+A unary request and its response are JSON. A stream is a sequence of messages, each after five bytes: flags, and its
+length. Its last message has the end flag, and the error if there is one.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _MAX_MESSAGE = 8_000_000
 
 
 class Message(Request):
-    """A message: fields by their names in JSON, those of other releases left out, as the protocol has it."""
+    """A message: fields by their JSON names; unknown fields of other releases are ignored, as the protocol requires."""
 
     model_config = ConfigDict(
         extra="ignore", frozen=True, hide_input_in_errors=True, alias_generator=to_camel, populate_by_name=True
@@ -42,7 +42,7 @@ class Message(Request):
 def _decoded(data: Any) -> bytes:
     if not isinstance(data, str):
         raise ValueError("is not base64")
-    # JSON has either alphabet of it, with or without its padding
+    # JSON allows either base64 alphabet, with or without padding
     plain = data.replace("-", "+").replace("_", "/").rstrip("=")
     return b64decode(plain + "=" * (-len(plain) % 4), validate=True)
 
@@ -62,7 +62,7 @@ async def unary_message(request: ApiRequest, kind: type[T]) -> T:
 
 
 async def messages(request: ApiRequest, kind: type[T]) -> AsyncIterator[T]:
-    """Return the messages of a stream as they come. Raises as `unary_message` does."""
+    """Yield the messages of a stream as they come. Raises as `unary_message`."""
     _check_type(request, STREAM)
     data = bytearray()
     async for piece in request.pieces():
@@ -75,7 +75,7 @@ async def messages(request: ApiRequest, kind: type[T]) -> AsyncIterator[T]:
             message = bytes(data[_HEAD.size : _HEAD.size + size])
             del data[: _HEAD.size + size]
             if flags & _COMPRESSED:
-                raise ConnectError(ConnectCode.UNIMPLEMENTED, "compressed messages are not read: send them plain")
+                raise ConnectError(ConnectCode.UNIMPLEMENTED, "compressed messages are unsupported: send them plain")
             if flags & _END:
                 return
             yield checked(kind, _parsed(message))
@@ -84,7 +84,7 @@ async def messages(request: ApiRequest, kind: type[T]) -> AsyncIterator[T]:
 
 
 async def only_message(request: ApiRequest, kind: type[T]) -> T:
-    """Return the one message of a request that is answered by a stream."""
+    """Return the single message of a request that is answered by a stream."""
     async for message in messages(request, kind):
         return message
     raise ConnectError(ConnectCode.INVALID_ARGUMENT, "the request has no message")
@@ -93,12 +93,12 @@ async def only_message(request: ApiRequest, kind: type[T]) -> T:
 def _check_type(request: ApiRequest, wanted: str) -> None:
     given = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if given != wanted:
-        raise ConnectError(ConnectCode.UNIMPLEMENTED, f"content-type {given!r:.100} is not read: send {wanted}")
+        raise ConnectError(ConnectCode.UNIMPLEMENTED, f"content-type {given!r:.100} is unsupported: send {wanted}")
 
 
 def _check_size(n_bytes: int) -> None:
     if n_bytes > _MAX_MESSAGE:
-        raise ConnectError(ConnectCode.RESOURCE_EXHAUSTED, f"a message may have {_MAX_MESSAGE} bytes: send several")
+        raise ConnectError(ConnectCode.RESOURCE_EXHAUSTED, f"a message may have {_MAX_MESSAGE} bytes: split it")
 
 
 def _parsed(data: bytes) -> Any:
@@ -114,12 +114,12 @@ def unary_response(value: Mapping[str, Any]) -> Response:
 
 
 def framed(value: Mapping[str, Any]) -> bytes:
-    """Return a message of a stream."""
+    """Encode a message of a stream."""
     return _framed(0, value)
 
 
 def stream_end(error: ConnectError | None = None) -> bytes:
-    """Return the last message of a stream."""
+    """Encode the last message of a stream."""
     return _framed(_END, {} if error is None else {"error": error.value})
 
 

@@ -1,4 +1,4 @@
-"""Errors as E2B's clients read them: of its REST API by status, of the agent in a sandbox by the codes of Connect."""
+"""Errors in the form of E2B: by status in its REST API, by Connect codes for the agent in a sandbox."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from farm.errors import (
 )
 
 _NO_SANDBOX = 502
-"""The status of E2B's proxy for a sandbox that is not there."""
+"""The status of E2B's proxy for a missing sandbox."""
 
 
 _NO_SPACE = 507
@@ -85,7 +85,7 @@ _BY_KIND: tuple[tuple[type[Exception], ConnectCode], ...] = (
 
 
 class ConnectError(Exception):
-    """An error of a verb of the agent. `status` is that of a unary response, if it has a finer one than its code."""
+    """An error of the agent's service. `status` is that of a unary response, if more specific than that of its code."""
 
     def __init__(self, code: ConnectCode, message: str, status: int = 0) -> None:
         super().__init__(message)
@@ -94,7 +94,7 @@ class ConnectError(Exception):
 
     @property
     def value(self) -> dict[str, str]:
-        """The JSON of it."""
+        """Its JSON form."""
         return {"code": str(self.code), "message": str(self)}
 
     def response(self) -> Response:
@@ -103,7 +103,7 @@ class ConnectError(Exception):
 
 
 class SandboxMissing(FarmError):
-    """The sandbox that a request for its agent names is not there, or has ended."""
+    """The sandbox that a request to its agent names does not exist, or has ended."""
 
     def response(self) -> Response:
         """Return the response of E2B's proxy."""
@@ -112,12 +112,12 @@ class SandboxMissing(FarmError):
 
 
 def missing_sandbox(why: FarmError) -> SandboxMissing:
-    """Return the error for a sandbox that is gone, in the words that clients look for."""
+    """Return the error for a missing sandbox, with the text that clients look for."""
     return SandboxMissing(f"The sandbox was not found: {why}")
 
 
 def connect_error(error: FarmError) -> ConnectError:
-    """Return an error of the farm as one of Connect."""
+    """Convert an error of the farm to a Connect error."""
     if isinstance(error, SandboxMissing):
         return ConnectError(ConnectCode.UNAVAILABLE, str(error))
     if isinstance(error, InvalidRequest):
@@ -128,7 +128,7 @@ def connect_error(error: FarmError) -> ConnectError:
 
 
 def file_error(error: InvalidRequest) -> ConnectError:
-    """Return the error for a complaint about a file, which ends with the kernel's words."""
+    """Return the error about a file; the message ends with the kernel's text."""
     message = error.complaints[0][1]
     code = _BY_WORDS.get(message.rpartition(": ")[2], ConnectCode.INVALID_ARGUMENT)
     return ConnectError(code, message, _NO_SPACE if code is ConnectCode.RESOURCE_EXHAUSTED else 0)

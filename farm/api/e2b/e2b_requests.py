@@ -1,4 +1,4 @@
-"""Bodies and queries of E2B's REST API. What a rootless sandbox cannot do is refused by its field."""
+"""Bodies and queries of E2B's REST API. Fields for features that a rootless sandbox lacks are refused by name."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from farm.records.request_values import Name, Request
 from farm.records.sandbox_spec import SandboxSpec
 
 DEFAULT_TEMPLATE = "base"
-"""The template of who names none: the farm's default image."""
+"""The template of requests that name none: the farm's default image."""
 _TIMEOUT_S = 300
 _NAME_PREFIX = "e2b:"
 
@@ -27,7 +27,7 @@ def _nothing(value: Any) -> Any:
 
 
 Unsupported = Annotated[Any, AfterValidator(_nothing)]
-"""A field that may be sent empty, as some clients do."""
+"""A field that must be empty or absent; some clients send it empty."""
 
 
 class _AutoResume(Request):
@@ -53,7 +53,7 @@ class NewSandbox(Request):
     volume_mounts: Annotated[Unsupported, Field(alias="volumeMounts")] = None
 
     def borrow_request(self, idempotency_key: str) -> BorrowRequest:
-        """Return what is borrowed for it. The network is the node's, and only for who asks for it."""
+        """Return its request to borrow. The network is the node's, and only given on request."""
         image = SandboxSpec().image if self.template == DEFAULT_TEMPLATE else self.template
         online = bool(self.allow_internet_access)
         return BorrowRequest(
@@ -66,7 +66,7 @@ class NewSandbox(Request):
 
 
 def lease_of(timeout: int) -> float:
-    """Return a time to live as a lease, which has a least length."""
+    """Return a time to live as a lease, which has a minimum length."""
     return max(LEAST_LEASE_S, float(timeout))
 
 
@@ -77,7 +77,7 @@ class TimeoutOrder(Request):
 
 
 class ConnectOrder(Request):
-    """As `TimeoutOrder`, if the time to live is longer by it. The other fields are of sandboxes that were paused."""
+    """As `TimeoutOrder`, but only extends the time to live. The other fields are for paused sandboxes."""
 
     timeout: _Timeout = _TIMEOUT_S
     memory: bool | None = None
@@ -85,13 +85,13 @@ class ConnectOrder(Request):
 
 
 class RefreshOrder(Request):
-    """As `TimeoutOrder`, in the words of earlier clients."""
+    """As `TimeoutOrder`, in the form of earlier clients."""
 
     duration: _Timeout = _TIMEOUT_S
 
 
 class ListingQuery(Request):
-    """The sandboxes that have all of these labels, newest first, from the one of a token on."""
+    """The sandboxes that have all of these labels, newest first, from a token on."""
 
     metadata: Name = ""
     state: Name = ""
@@ -100,13 +100,13 @@ class ListingQuery(Request):
     order: Literal["", "desc"] = ""
 
     def labels(self) -> dict[str, str]:
-        """Return the labels that are asked for. Raises InvalidRequest."""
+        """Return the labels of the query. Raises InvalidRequest."""
         try:
             return dict(parse_qsl(self.metadata, keep_blank_values=True, strict_parsing=bool(self.metadata)))
         except ValueError:
-            raise InvalidRequest("is not of the form name=value&name=value", field="metadata") from None
+            raise InvalidRequest("must be of the form name=value&name=value", field="metadata") from None
 
     @property
     def running(self) -> bool:
-        """False for who asks for others only: none is ever paused."""
+        """False for a query of paused sandboxes only: none is ever paused."""
         return not self.state or "running" in self.state.split(",")

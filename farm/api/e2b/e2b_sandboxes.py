@@ -1,4 +1,4 @@
-"""E2B's REST API for sandboxes: created, listed, kept and killed."""
+"""E2B's REST API for sandboxes: create, list, extend and kill."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ from farm.records.lending.borrowed_sandbox import BorrowedSandbox, SandboxState,
 from farm.records.sandbox_spec import SandboxSpec
 
 ENVD_VERSION = "0.6.1"
-"""The version of E2B's agent whose verbs are served, but for those that the docs name."""
+"""The supported version of E2B's agent, except for the features that the docs name."""
 _WAIT_S = 5.0
-"""Seconds after which it is asked whether a client is there still that waits for its sandbox."""
+"""Seconds between checks whether a client still waits for its sandbox."""
 _PAGE = 1000
 
 
@@ -42,7 +42,10 @@ class RestSandboxes:
         self._borrower = endpoints.farm.sandboxes
 
     async def create(self, request: ApiRequest) -> Response:
-        """Borrow a sandbox, and answer once it runs. Who leaves meanwhile leaves none, without an idempotency key."""
+        """Borrow a sandbox, and answer once it runs.
+
+        If the client leaves, it is ended, unless it has an idempotency key.
+        """
         wanted = request.parse_body(NewSandbox)
         key = request.headers.get("idempotency-key", "")
         borrow = wanted.borrow_request(key)
@@ -62,7 +65,7 @@ class RestSandboxes:
             wanted = LongPoll(state.sandbox_id, ask, lambda now: not _is_pending(now), _WAIT_S)
             state = await self._endpoints.wait_until(wanted)
             if self._endpoints.is_closed or await request.is_disconnected():
-                raise FarmUnreachable("this process of the API ends, or its client has left: ask again")
+                raise FarmUnreachable("this API process ends, or its client has left: send the request again")
             if not state.ended:
                 state = await self._endpoints.run(self._borrower.renew, state.sandbox_id)
         if state.ended:
@@ -74,7 +77,7 @@ class RestSandboxes:
         return _detail(self._open(request))
 
     def _open(self, request: ApiRequest) -> BorrowedSandbox:
-        """Return the sandbox of a path. Raises NotFound for one that has ended, and Forbidden for another's."""
+        """Return the sandbox of a path. Raises NotFound for an ended one, and Forbidden for another caller's."""
         state = self._borrower.get(request.path["reference"])
         if state.ended:
             raise NotFound(str(state.ended_error()))
@@ -98,7 +101,7 @@ class RestSandboxes:
         return Response(serialization.written(list(map(_detail, shown))), 200, headers, "application/json")
 
     def set_timeout(self, request: ApiRequest) -> Response:
-        """End it so many seconds from now, unless it is used."""
+        """Let it end so many seconds from now, unless it is used."""
         return self._renewed(request, request.parse_body(TimeoutOrder).timeout)
 
     def refresh(self, request: ApiRequest) -> Response:
@@ -113,7 +116,7 @@ class RestSandboxes:
         return Response(status_code=204)
 
     def connect(self, request: ApiRequest) -> Response:
-        """Return a sandbox as `create` does, with a time to live that is not shorter by it."""
+        """Return a sandbox in the form of `create`; its time to live is extended, never shortened."""
         wanted = request.parse_body(ConnectOrder)
         state = self._open(request)
         lease_s = lease_of(wanted.timeout)
@@ -155,7 +158,7 @@ def _named(state: BorrowedSandbox) -> dict[str, Any]:
 
 
 def _created(state: BorrowedSandbox, request: ApiRequest) -> dict[str, Any]:
-    """Return what a client needs to call its sandbox: the agent's token is the key that the request showed."""
+    """Return the data for calling a new sandbox: the agent's token is the key of the request."""
     return {**_named(state), "envdAccessToken": request.key}
 
 

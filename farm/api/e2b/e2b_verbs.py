@@ -1,6 +1,6 @@
-"""The routes of E2B's wire: its REST API, and those of the agent of the sandbox that a header names.
+"""The routes of E2B's protocol: its REST API, and the agent's service of the sandbox that a header names.
 
-Its client takes one address for both, as `E2B_API_URL` and `E2B_SANDBOX_URL`.
+Its client takes the same address for both, as `E2B_API_URL` and `E2B_SANDBOX_URL`.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ _UNSUPPORTED = (
     ("GET", "/secrets"),
     ("POST", "/secrets"),
 )
-"""Routes of E2B's API that have nothing behind them here."""
+"""Routes of E2B's API without a counterpart in the farm."""
 
 
 _VERBS: Sequence[tuple[str, str, Callable[[RestSandboxes, ApiRequest], Any], Scope | tuple[Scope, ...]]] = (
@@ -61,7 +61,7 @@ _VERBS: Sequence[tuple[str, str, Callable[[RestSandboxes, ApiRequest], Any], Sco
     ("POST", f"{_ONE}/timeout", RestSandboxes.set_timeout, _USES),
     ("POST", f"{_ONE}/refreshes", RestSandboxes.refresh, _USES),
 )
-"""Verbs of the REST API with the scopes that they need."""
+"""Routes of the REST API with their scopes."""
 _PROCESS_VERBS: Sequence[tuple[str, Callable[[AgentProcesses, ApiRequest], Awaitable[Response]], bool]] = (
     ("Start", AgentProcesses.start, True),
     ("Connect", AgentProcesses.connect, True),
@@ -72,7 +72,7 @@ _PROCESS_VERBS: Sequence[tuple[str, Callable[[AgentProcesses, ApiRequest], Await
     ("CloseStdin", AgentProcesses.close_stdin, False),
     ("SendSignal", AgentProcesses.send_signal, False),
 )
-"""Verbs of the process service, and whether each is answered by a stream."""
+"""Methods of the process service, and whether each is answered by a stream."""
 _FILE_VERBS: Sequence[tuple[str, Callable[[AgentFiles, ApiRequest], Awaitable[Response]], bool]] = (
     ("Stat", AgentFiles.stat, False),
     ("ListDir", AgentFiles.list_dir, False),
@@ -117,7 +117,7 @@ def _routes(endpoints: Endpoints) -> Sequence[BaseRoute]:
 
 
 async def _told(verb: Verb, request: ApiRequest, streams: bool) -> Response:
-    """Return the response of a verb of the agent, or its error in the way that the verb is answered."""
+    """Return the response of a method of the agent, or its error in the form of that kind of response."""
     try:
         return await verb(request)
     except SandboxMissing as error:

@@ -26,7 +26,7 @@ class PtySize(Message):
 
 
 class Pty(Message):
-    """A terminal; one without a size has that of a terminal of old."""
+    """A terminal; its default size is the traditional one."""
 
     size: PtySize = PtySize()
 
@@ -44,7 +44,7 @@ class ProcessSelector(Message):
     @model_validator(mode="after")
     def _names_one(self) -> Self:
         if self.pid is None and self.tag is None:
-            raise ValueError("names neither a pid nor a tag")
+            raise ValueError("must name a pid or a tag")
         return self
 
     @property
@@ -54,7 +54,7 @@ class ProcessSelector(Message):
 
 
 class StartRequest(Message):
-    """A process; clients that do not say whether it has an input expect one."""
+    """A process; by default it has an input, as clients that do not say expect one."""
 
     process: ProcessConfig
     pty: Pty | None = None
@@ -63,7 +63,7 @@ class StartRequest(Message):
 
 
 class SelectRequest(Message):
-    """A process that is connected to, or whose input is closed."""
+    """A process to connect to, or whose input is to be closed."""
 
     process: ProcessSelector
 
@@ -103,11 +103,11 @@ class _InputData(Message):
 
 
 class StreamInputRequest(Message):
-    """A message of a stream of input: first the process, then what it reads, with signs of life in between."""
+    """A message of a stream of input: first the process, then its input, with keepalives in between."""
 
     start: _InputStart | None = None
     data: _InputData | None = None
 
 
 class ListRequest(Message):
-    """The processes that run."""
+    """A request for the running processes."""

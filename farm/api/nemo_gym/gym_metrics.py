@@ -1,4 +1,4 @@
-"""`/aggregate_metrics`: mean, greatest, least, median and deviation of each number that results of `/run` have."""
+"""`/aggregate_metrics`: mean, maximum, minimum, median and deviation of each number in results of `/run`."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from farm.records.request_values import Request
 
 Result = Mapping[str, Any]
 _GREATEST = 1e100
-"""The greatest number that counts as one: squares of larger ones are no numbers of 64 bits."""
+"""Larger numbers are ignored: their squares overflow 64 bits."""
 _TASK, _REPEAT = "_ng_task_index", "_ng_rollout_index"
 
 
 class AggregateRequest(Request):
-    """Results of `/run`; other settings of a collector are its own."""
+    """Results of `/run`; other settings of a collector are ignored."""
 
     model_config = ConfigDict(extra="ignore")
 
@@ -28,7 +28,7 @@ class AggregateRequest(Request):
 def aggregate(results: Sequence[Result]) -> dict[str, Any]:
     """Return the metrics over all results, over those of each task, and over those of each repeat.
 
-    Results that are masked, and failures, have no valid reward: they are counted as coverage, and are in no mean.
+    Masked results and failures have no valid reward: they count in the coverage, but in no mean.
     """
     measured = [result for result in results if _is_measured(result)]
     overall = _statistics(measured)

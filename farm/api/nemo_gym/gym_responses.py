@@ -20,16 +20,16 @@ _KINDS = {
     Outcome.CANCELLED: "cancelled",
     Outcome.STALE: "cancelled",
 }
-"""Kinds of failure of what was not scored, in NeMo Gym's words; any other is `agent_run_error`."""
+"""Kinds of failure of unscored rollouts, in NeMo Gym's terms; all others are `agent_run_error`."""
 _CUT = (Outcome.MAX_TOKENS, Outcome.CONTEXT_FULL)
 
 
 def run_result(row: Mapping[str, Any], names: RowNames, rollout: Rollout, calls: Sequence[ModelCall]) -> dict[str, Any]:
-    """Return what `/run` answers for an ended rollout.
+    """Return the answer of `/run` for an ended rollout.
 
     One that the farm broke, or that was cancelled, has neither reward nor response: it is a failure, which collection
-    keeps apart from results and tries again, and not a zero. `mask_sample` is true of it, and of one whose tokens an
-    engine saw otherwise than they were sent.
+    keeps apart from results and retries, and not a zero. `mask_sample` is true for it, and for one whose engine saw
+    other tokens than it was sent.
     """
     result = {**columns_without(row, (KEY_COLUMN,)), "rollout_id": rollout.rollout_id}
     if not rollout.trainable:
@@ -51,9 +51,9 @@ def run_result(row: Mapping[str, Any], names: RowNames, rollout: Rollout, calls:
 
 
 def longest_row(calls: Sequence[ModelCall]) -> Sequence[ModelCall]:
-    """Return the calls of the training row with the most sampled tokens; all calls where ids are not known.
+    """Return the calls of the training row with the most sampled tokens; all calls where ids are unknown.
 
-    A client joins the tokens of an answer to one row, and each call must begin with those before it.
+    A client joins the tokens of an answer to one row, so each call must begin with those before it.
     """
     rows = calls_of_segments(calls)
     return max(rows, key=lambda row: sum(call.n_response_tokens for call in row)) if rows else calls
@@ -110,7 +110,7 @@ def _input_item(message: Message) -> Item:
 
 
 def _function(tool: ToolSchema) -> Item:
-    """Return a tool as the Responses API writes it."""
+    """Return a tool in the form of the Responses API."""
     function = tool.get("function") or {}
     return {
         "type": "function",

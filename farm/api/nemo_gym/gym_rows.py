@@ -25,18 +25,18 @@ _HANDLERS = {
     "comp_coding": "programs",
     "swe_bench": "swe-bench",
 }
-"""Handlers for the resources servers whose rows they read, which are the beginnings of their agents' names."""
+"""Handlers by the resources servers whose rows they read, which are the prefixes of their agents' names."""
 _OF_THE_WIRE = ("agent_ref", "skills_ref", "task_source", "policy_base_url", "policy_api_key", "policy_model_name")
 KEY_COLUMN = "policy_api_key"
-"""The column with the model server's key, which is shown nowhere."""
+"""The column with the model server's key, which is never shown."""
 _ROLLOUT_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 _INDEX = Annotated[int, Field(ge=0, le=2**31 - 1)]
 
 
 class CreateParams(Request):
-    """`responses_create_params`: what an agent asks its model for. What the farm cannot do is refused by name.
+    """`responses_create_params`: the agent's request to its model. Values that the farm does not support are refused.
 
-    The handler has tools of its own, so a row brings none.
+    The handler has its own tools, so a row must have none.
     """
 
     input: str | list[Any]
@@ -48,7 +48,7 @@ class CreateParams(Request):
     metadata: dict[str, str] | None = None
     tools: Annotated[list[Any], Field(max_length=0)] = Field(default_factory=list)
 
-    # these change nothing of what is played
+    # these have no effect on the rollout
     parallel_tool_calls: bool = True
     store: bool | None = None
     stream: Literal[False] | None = None
@@ -56,7 +56,7 @@ class CreateParams(Request):
     truncation: Literal["disabled"] | None = None
     user: str | None = None
 
-    # known, and not played: only as null
+    # known but unsupported: only null is accepted
     background: Literal[False] | None = None
     context_management: None = None
     conversation: None = None
@@ -81,7 +81,7 @@ class AgentRef(Request):
 
 
 class RowNames(Request):
-    """The columns of a row that are the protocol's; all others belong to its task."""
+    """The columns of a row that belong to the protocol; all others belong to its task."""
 
     model_config = ConfigDict(extra="ignore")
 
@@ -99,10 +99,10 @@ class RowNames(Request):
 
 @dataclass(frozen=True, slots=True)
 class RowIdentity:
-    """The identity of a row's rollout: `key` is empty if nothing tells it from other rows.
+    """The identity of a row's rollout: `key` is empty if nothing distinguishes it from other rows.
 
-    With a `rollout_id` it is that rollout for good. With its two indices alone, which begin again in each run, it is
-    that rollout until its answer was given.
+    With a `rollout_id` it means that rollout forever. With only its two indices, which begin again in each run, it
+    means that rollout until its answer was given.
     """
 
     key: str
@@ -110,21 +110,21 @@ class RowIdentity:
 
 
 def row_names(row: Any) -> RowNames:
-    """Return the checked columns of the protocol. Raises InvalidRequest naming each that is wrong."""
+    """Return the validated columns of the protocol. Raises InvalidRequest naming each invalid one."""
     try:
         names = RowNames.model_validate(row)
     except ValidationError as error:
         raise invalid(error) from None
     if names.rollout_id is not None and not _ROLLOUT_ID.fullmatch(names.rollout_id):
         raise InvalidRequest(
-            "has letters, digits, dots, dashes and underscores, and begins with a letter or digit",
+            "must consist of letters, digits, dots, dashes and underscores, and begin with a letter or digit",
             field="_ng_rollout_id",
         )
     return names
 
 
 def identity_of(names: RowNames, row: Mapping[str, Any]) -> RowIdentity:
-    """Return by what the row is known."""
+    """Return the identity of a row."""
     if names.rollout_id is not None:
         return RowIdentity(f"nemo-gym:{content_hash([names.rollout_id, names.attempt_index])}", True)
     if names.task_index is None or names.rollout_index is None:
@@ -161,7 +161,7 @@ def batch_request(names: RowNames, row: Mapping[str, Any], key: str) -> BatchReq
 
 
 def named_as_sent(error: InvalidRequest) -> InvalidRequest:
-    """Return the error with the fields of the batch by their names in the row."""
+    """Return the error with the row's names in place of the batch's fields."""
     return InvalidRequest.of([(_sent(field), message) for field, message in error.complaints])
 
 
@@ -174,12 +174,12 @@ def _handler_of(names: RowNames) -> str:
             return handler
     name = agent or names.data_source
     if not name:
-        raise InvalidRequest("names neither an agent nor a data_source, one of which says who plays it", field="row")
+        raise InvalidRequest("must name an agent or a data_source, which select the handler", field="row")
     return known_handler(name.removesuffix("_simple_agent"), {f"{prefix}…" for prefix in _HANDLERS})
 
 
 def _engine_of(names: RowNames, row: Mapping[str, Any]) -> str:
-    """Return the model server of the row; of several the samples of a task are spread over them."""
+    """Return the model server of the row; with several servers, the samples of a task are spread over them."""
     given = names.policy_base_url
     urls = [given] if isinstance(given, str) else given
     if not urls or not urls[0]:
@@ -199,7 +199,7 @@ def _template_kwargs(metadata: Mapping[str, str]) -> dict[str, Any]:
         result = None
     if not isinstance(result, dict):
         field = "responses_create_params.metadata.chat_template_kwargs"
-        raise InvalidRequest("is no JSON object", field=field)
+        raise InvalidRequest("must be a JSON object", field=field)
     return result
 
 

@@ -27,7 +27,7 @@ from farm.records.rollout import Rollout
 from farm.store.reports import open_by_key
 
 _WAIT_S = 86_400.0
-"""Seconds that `/run` waits: its clients have no limit of their own."""
+"""Seconds that `/run` waits: its clients have no time limit."""
 _CONSUMER = "nemo-gym"
 _HEALTH = ("/", "/health", "/healthz", "/livez", "/readyz")
 _UNSCORED = (
@@ -62,11 +62,11 @@ class _Routes:
         ]
 
     async def _run(self, request: ApiRequest) -> dict[str, Any]:
-        """Answer once the rollout has ended. A client that left has not got its answer, and may ask again."""
+        """Answer once the rollout has ended. A client that left without the answer may ask again."""
         endpoints = self._endpoints
         played = await endpoints.run(_submitted, self._farm, request)
         is_disconnected = request.is_disconnected
-        # it may be large, and the wait long
+        # released here, as it may be large and the wait long
         del request
         await await_batch(endpoints, played.batch_id, _WAIT_S, is_disconnected)
         rollout, result = await endpoints.run(_result, self._farm, played)
@@ -79,7 +79,7 @@ class _Routes:
 
 
 def _submitted(farm: LocalFarm, request: ApiRequest) -> PlayedRow:
-    """Submit a row, or find the rollout that it has. Raises InvalidRequest, UnknownHandler, Conflict, ServiceError."""
+    """Submit a row, or find its rollout. Raises InvalidRequest, UnknownHandler, Conflict, ServiceError."""
     row = request.body
     names = row_names(row)
     identity = identity_of(names, row)
@@ -87,7 +87,7 @@ def _submitted(farm: LocalFarm, request: ApiRequest) -> PlayedRow:
     batch = batch_request(names, row, key)
     if not batch.engine_url and not farm.engines():
         raise ServiceError(
-            "there is no model server: name it in the row, policy_base_url, or give the farm one, `farm engines add`"
+            "there is no model server: name it in the row, policy_base_url, or add one to the farm, `farm engines add`"
         )
     try:
         return PlayedRow(row, names, identity, farm.submit(batch))
@@ -99,9 +99,9 @@ def _submitted(farm: LocalFarm, request: ApiRequest) -> PlayedRow:
 
 
 def _next_key(farm: LocalFarm, key: str) -> str:
-    """Return the key of the row's rollout whose answer was not given yet: of a new one if all were given.
+    """Return the key of the row's rollout whose answer is still due; of a new one if all answers were given.
 
-    A row that is collected again, as by a later evaluation, has the same indices.
+    A row that is collected again, for example by a later evaluation, has the same indices.
     """
     n = len(farm.store.read(partial(open_by_key.batches_named, prefix=f"{key}:")))
     if n:

@@ -1,4 +1,4 @@
-"""The body of a submit, and the batch that it stands for."""
+"""The body of a submit, and its batch."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _AGENT_TIMEOUT, _SEED = "agent_timeout", "eval_sampling_seed_base"
 
 
 class PolarAgent(Request):
-    """`harness` is an agent of the farm by name; empty takes the handler's choice."""
+    """`harness` is an agent of the farm by name; empty for the handler's choice."""
 
     harness: Annotated[Name, Field(max_length=64)] = ""
     model_name: Annotated[Name, Field(max_length=200)] | None = None
@@ -46,7 +46,7 @@ class PolarEvaluator(Request):
 
 
 class PolarTask(Request):
-    """A task: `num_samples` sessions of one problem. The handler makes the sandbox, so there is no `runtime`."""
+    """A task: `num_samples` sessions of one problem. The handler makes the sandbox, so `runtime` is unsupported."""
 
     task_id: Annotated[Name, Field(min_length=1, max_length=200)]
     instruction: Annotated[str, Field(max_length=1_000_000)] = ""
@@ -63,9 +63,9 @@ class PolarTask(Request):
 
     @model_validator(mode="after")
     def _have_known_settings(self) -> Self:
-        """Refuse settings of the agent that change nothing here."""
+        """Refuse settings of the agent that have no effect here."""
         if unknown := sorted(set(self.agent.settings) - set(_SETTINGS)):
-            raise ValueError(f"agent.settings.{unknown[0]} is none of {', '.join(_SETTINGS)}")
+            raise ValueError(f"agent.settings.{unknown[0]} must be one of {', '.join(_SETTINGS)}")
         return self
 
 
@@ -128,11 +128,11 @@ def _instruction_field(handler: str) -> str:
         for name in ("question", "problem_statement", "instruction"):
             if name in fields:
                 return name
-    raise InvalidRequest(f"is not read by {handler!r}: leave it empty, its config says it all", field="instruction")
+    raise InvalidRequest(f"is not used by {handler!r}: leave it empty, as its config is complete", field="instruction")
 
 
 def named_as_sent(error: InvalidRequest) -> InvalidRequest:
-    """Return the error with the fields of the batch by their names in the task."""
+    """Return the error with the task's names in place of the batch's fields."""
     return InvalidRequest.of([(_sent(field), message) for field, message in error.complaints])
 
 

@@ -27,7 +27,10 @@ def session_status(rollout: Rollout) -> str:
 def session_result(
     task_id: str, builder: str, rollout: Rollout, calls: Sequence[ModelCall], timings: Sequence[Timing]
 ) -> Value:
-    """Return the result of an ended session. One that the farm broke, or was cancelled, has no traces and no reward."""
+    """Return the result of an ended session.
+
+    One that the farm broke, or that was cancelled, has no traces or reward.
+    """
     status = session_status(rollout)
     error = None
     tools = tools_by_call(calls)
@@ -75,7 +78,7 @@ def _merged(row: Segment, calls: Sequence[ModelCall], rollout: Rollout, tools: l
 
 
 def _of_call(call: ModelCall, rollout: Rollout, tools: list[ToolSchema]) -> Value:
-    """Return a model call as a trace; without its tokens where they are not all known."""
+    """Return a model call as a trace, without tokens if not all are known."""
     tokens: Value = {"prompt_ids": [], "response_ids": [], "loss_mask": [], "response_logprobs": None}
     differs = "an engine saw another token than it was sent" if call.mismatch is not None else ""
     if call.token_exact:

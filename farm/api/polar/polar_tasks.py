@@ -1,4 +1,4 @@
-"""Tasks by their id: each is a batch of one instance, found by its idempotency key."""
+"""Tasks by id: each is a batch of one instance, found by its idempotency key."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from farm.store.database import Store
 from farm.store.reports import open_by_key
 
 _TOMBSTONE_S = 300.0
-"""Seconds for which a task that was cancelled before its submit is refused."""
+"""Seconds for which the submit of a task that was cancelled before is refused."""
 
 
 class PolarTasks:
@@ -34,7 +34,7 @@ class PolarTasks:
         self._farm = farm
 
     def submit(self, task: PolarTask) -> str:
-        """Submit a task, unless the same one was, and return its batch.
+        """Submit a task, unless the same one was submitted, and return its batch.
 
         Raises InvalidRequest, UnknownHandler, Conflict, and ServiceError if there is no engine.
         """
@@ -42,25 +42,25 @@ class PolarTasks:
         if self._cancelled_before(task.task_id):
             raise Conflict(f"task {task.task_id} was cancelled before submission")
         if not self._farm.engines():
-            raise ServiceError("there is no engine: give the farm one, `farm engines add`")
+            raise ServiceError("there is no engine: add one to the farm, `farm engines add`")
         try:
             return self._farm.submit(request)
         except InvalidRequest as error:
             raise named_as_sent(error) from None
         except Conflict:
-            raise Conflict(f"task {task.task_id} is another one already: give another task_id") from None
+            raise Conflict(f"task {task.task_id} belongs to a different request: use another task_id") from None
 
     def status(self, task_id: str) -> dict[str, Any]:
-        """Return the state of a task with the results of all sessions that have ended. Raises NotFound."""
+        """Return the state of a task with the results of all ended sessions. Raises NotFound."""
         return self._status(task_id, self._batch(task_id))
 
     def ended(self, batch_id: str) -> dict[str, Any]:
-        """Return the state of the task that a batch is. Raises NotFound."""
+        """Return the state of the task of a batch. Raises NotFound."""
         request = self._farm.store.read(partial(batches.request_of, batch_id=batch_id))
         return self.status(request["metadata"]["task"]["task_id"])
 
     def cancel(self, task_id: str, register_if_missing: bool) -> dict[str, Any]:
-        """End a task; with `register_if_missing` refuse a later submit of one that is not known. Raises NotFound."""
+        """Cancel a task; with `register_if_missing` refuse the later submit of an unknown one. Raises NotFound."""
         try:
             batch = self._batch(task_id)
         except NotFound:
@@ -73,7 +73,7 @@ class PolarTasks:
         return self._status(task_id, batch)
 
     def sessions(self, task_id: str) -> list[dict[str, Any]]:
-        """Return the sessions of a task in a line each. Raises NotFound."""
+        """Return one-line summaries of the sessions of a task. Raises NotFound."""
         rollouts = self._farm.rollouts(self._batch(task_id).batch_id)
         return [
             {"session_id": each.rollout_id, "task_id": task_id, "status": session_status(each), "reward": each.reward}
@@ -81,11 +81,11 @@ class PolarTasks:
         ]
 
     def listing(self, query: PolarTasksQuery) -> list[dict[str, Any]]:
-        """Return the newest tasks in a line each."""
+        """Return one-line summaries of the newest tasks."""
         return self._farm.store.read(lambda connection: list(islice(_lines(connection, query), query.limit)))
 
     def counts(self) -> dict[str, Any]:
-        """Return how many tasks run, and how many of their sessions have not ended, by stage."""
+        """Return the number of running tasks, and of their open sessions by stage."""
         of_prefix = partial(open_by_key.open_batches, prefix=PREFIX)
         counts = self._farm.store.read(partial(open_by_key.open_counts, prefix=PREFIX))
         by_stage: Counter[str] = Counter()
@@ -124,7 +124,7 @@ class PolarTasks:
 
 
 def callback_body(store: Store, batch_id: str) -> dict[str, Any]:
-    """Return what a task's callback gets: its status with all results, as its route gives them. Raises NotFound."""
+    """Return the body of a task's callback: its status with all results, as its route returns it. Raises NotFound."""
     return PolarTasks(LocalFarm(store, Signals(""), 0)).ended(batch_id)
 
 
@@ -153,7 +153,7 @@ def _task_status(rollouts: Sequence[Rollout]) -> str:
 
 
 def _status_of(n_sessions: int, n_ended: int, n_cancelled: int) -> str:
-    """Return `running` until all have ended, then `cancelled` if none came to its own end, else `completed`."""
+    """Return `running` until all have ended, then `cancelled` if none ended by itself, else `completed`."""
     if n_ended < n_sessions:
         return "running"
     return "cancelled" if n_cancelled == n_sessions else "completed"

@@ -61,7 +61,7 @@ class _Routes:
         return {"task_id": task_id, "sessions": self._tasks.sessions(task_id)}
 
     async def _pause(self, request: ApiRequest) -> Any:
-        """Pause all engines of the farm, and answer once no call is in flight. The pause stands after a 504."""
+        """Pause all engines of the farm, and answer once no call is in flight. After a 504 the pause remains."""
         endpoints = self._endpoints
         limit_s = request.parse_query(PolarPause).timeout_seconds
         orders = await endpoints.run(self._farm.orders.order_pause, "drain", _BY, None)
@@ -78,7 +78,7 @@ class _Routes:
         try:
             return self._farm.orders.left(orders, waited_s)
         except FarmUnreachable:
-            # without a worker nothing is in flight, and none begins
+            # without a worker nothing is in flight, and nothing begins
             return []
 
     def _resume(self, request: ApiRequest) -> Any:

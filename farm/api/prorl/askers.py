@@ -1,8 +1,8 @@
-"""Claims on rollouts: one of `/process` belongs to one request until its answer is given.
+"""Claims on rollouts: a rollout of `/process` belongs to one request until its answer is given.
 
-A request that comes again after a cut connection, or a killed API, gets the rollout that it began; two requests for one
-job at a time are two samples. To tell them apart, each process of the API has a lease in the store while requests wait
-in it, and a request's claim holds as long as that.
+A request that is repeated after a broken connection, or a killed API, gets the rollout that it began; two concurrent
+requests for one job are two samples. To distinguish these cases, each process of the API has a lease in the store while
+requests wait in it, and a request's claim is valid as long as that lease.
 """
 
 from __future__ import annotations
@@ -43,9 +43,9 @@ class Askers:
         self._renewing: threading.Thread | None = None
 
     async def claim(self, job: str) -> str:
-        """Return the key of a rollout of a job, claimed: one that was left without its answer, or else another one.
+        """Claim a rollout of a job, an abandoned one whose answer is still due or else another one; return its key.
 
-        Where another process holds a claim on one, this waits until it is seen that the process lives, or has ended.
+        If another process has a claim on one, this waits until it is known whether that process is alive or has ended.
         """
         known_ends: dict[str, float] = {}
         while True:
@@ -55,21 +55,24 @@ class Askers:
             await asyncio.sleep(_POLL_S)
 
     def leave(self, key: str) -> None:
-        """Leave a rollout to whoever asks for its job again."""
+        """Release a rollout for the next request of its job."""
         try:
             self._store.write(partial(leader.pass_claim, role=_role(key), owner=self._process, to=""))
         finally:
             self._let_go(key)
 
     def drop(self, key: str) -> bool:
-        """Give a rollout's answer, so that nobody else gets it. False if another request took it over meanwhile."""
+        """Delete the claim when the answer is given, so that nobody else gets it.
+
+        False if another request took it over.
+        """
         try:
             return self._store.write(partial(leader.drop_claim, role=_role(key), owner=self._process))
         finally:
             self._let_go(key)
 
     def held(self, keys: Collection[str]) -> set[str]:
-        """Return those of the keys that a request waits for, in any process."""
+        """Return the keys that a request waits for, in any process."""
         claims = self._store.read(
             lambda connection: leader.claims_named(connection, [_role(key) for key in keys], _LEASE_S)
         )
@@ -77,7 +80,7 @@ class Askers:
         return {key for key in keys if _role(key) in roles}
 
     def _claim(self, job: str, known_ends: dict[str, float]) -> str | None:
-        """Claim a rollout; None while it is not known whether another process lives that holds a claim on one."""
+        """Claim a rollout; None while it is unknown whether another process that has a claim on one is alive."""
 
         def claim(connection: Connection) -> str | None:
             leader.acquire_leadership(connection, self._process, self._process, _LEASE_S)

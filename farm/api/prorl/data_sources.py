@@ -1,4 +1,4 @@
-"""Data sources of ProRL on handlers of the farm: by the names that its registry has, their aliases, and `stem…`."""
+"""Handlers for ProRL's data sources: by the names in its registry, their aliases, and `stem…`."""
 
 from __future__ import annotations
 
@@ -34,14 +34,14 @@ _NOT_PLAYED = {
     "if_eval": "its own scorers",
     "llm_judge": "its own judge",
 }
-"""Data sources that have no handler here, each with its missing requirement."""
+"""Data sources without a handler here, each with its missing requirement."""
 _OF_THE_WIRE = ("data_source", "trajectory_id", "instance_id")
 
 
 def handler_of(data_source: str) -> str:
-    """Return the farm's handler for a data source. Raises UnknownHandler, naming those that are played."""
+    """Return the farm's handler for a data source. Raises UnknownHandler, naming the known ones."""
     if data_source in _NOT_PLAYED:
-        raise UnknownHandler(f"data_source {data_source!r} needs {_NOT_PLAYED[data_source]}, which is not played here")
+        raise UnknownHandler(f"data_source {data_source!r} needs {_NOT_PLAYED[data_source]}, which the farm lacks")
     if data_source in _HANDLERS:
         return _HANDLERS[data_source]
     for prefix, handler in _PREFIXES.items():
@@ -51,7 +51,7 @@ def handler_of(data_source: str) -> str:
 
 
 def fields_of(instance: Mapping[str, Any], data_source: str) -> dict[str, Any]:
-    """Return the fields of a farm's instance: rows as they are, and of the farm's own handlers their own fields."""
+    """Return the fields of an instance: the row unchanged, or for the farm's own handlers their fields."""
     if data_source in _HANDLERS or data_source.startswith(tuple(_PREFIXES)):
         return columns_without(instance, ("data_source", "trajectory_id"))
     return columns_without(instance, _OF_THE_WIRE)

@@ -19,7 +19,7 @@ _ENGINE = {"engine_url", "engine_model", "engine_key", "engine_tokenizer"}
 
 
 def sampling_of(request: ProcessRequest) -> SamplingMix:
-    """Return the checked `sampling_params`. Raises InvalidRequest naming each key that is refused."""
+    """Return the validated `sampling_params`. Raises InvalidRequest naming each refused key."""
     try:
         return SamplingMix.model_validate(request.sampling_params)
     except ValidationError as error:
@@ -27,12 +27,15 @@ def sampling_of(request: ProcessRequest) -> SamplingMix:
 
 
 def content_of(request: ProcessRequest) -> str:
-    """Return a hash of what is asked for."""
+    """Return a hash of the request."""
     return content_hash([request.instance, request.sampling_params])
 
 
 def job_of(request: ProcessRequest) -> str:
-    """Return the id of a job: its name, if it has one, and all that it asks for. Raises InvalidRequest if too large."""
+    """Return the id of a job: its name, if it has one, and its whole request.
+
+    Raises InvalidRequest if it is too large.
+    """
     try:
         size_of(request.instance, MAX_INSTANCE_BYTES)
     except ValueError as error:
@@ -41,12 +44,12 @@ def job_of(request: ProcessRequest) -> str:
 
 
 def named_job(job_id: str | None) -> str:
-    """Return the beginning of the ids of the jobs that their client gave one name, or none."""
+    """Return the prefix of the ids of jobs with one client-given name, or without one."""
     return "-" if job_id is None else content_hash(["job", job_id])
 
 
 def server_of(request: ProcessRequest, servers: Sequence[str], key: str) -> str:
-    """Return the server that plays a job: samples of an instance follow each other over the servers. "" if none.
+    """Return the server of a job: the samples of an instance take turns over the servers. "" if there is none.
 
     Repeats of one job, which have no number, differ by their `key`.
     """
@@ -63,7 +66,7 @@ def batch_request(request: ProcessRequest, sampling: SamplingMix, server: str, k
     """Return the batch of one rollout. Raises InvalidRequest by the names of this protocol, and UnknownHandler."""
     data_source = request.instance.get("data_source", DEFAULT)
     if not isinstance(data_source, str):
-        raise InvalidRequest("is no text", field="instance.data_source")
+        raise InvalidRequest("must be text", field="instance.data_source")
     instance: dict[str, Any] = {
         "data_source": handler_of(data_source),
         "fields": fields_of(request.instance, data_source),
@@ -108,7 +111,7 @@ def batch_request(request: ProcessRequest, sampling: SamplingMix, server: str, k
 
 
 def named_as_sent(error: InvalidRequest) -> InvalidRequest:
-    """Return the error with the fields of the batch by their names in this protocol."""
+    """Return the error with this protocol's names in place of the batch's fields."""
     return InvalidRequest.of([(_sent(field), message) for field, message in error.complaints])
 
 

@@ -1,4 +1,4 @@
-"""The result object of `/process`, from what the store has of a rollout."""
+"""The result object of `/process`, from the stored rollout."""
 
 from __future__ import annotations
 
@@ -32,10 +32,10 @@ def result_of(
     timings: Sequence[Timing],
     submission: dict[str, Any] | None,
 ) -> dict[str, Any]:
-    """Return the result of an ended rollout; `ids` are those that its instance came with.
+    """Return the result of an ended rollout; `ids` are those of its instance.
 
-    One that the farm broke, or that was cancelled, has no messages: its clients then know that there is nothing to
-    train on.
+    One that the farm broke, or that was cancelled, has no messages, so its clients know that there is nothing to train
+    on.
     """
     whole = rollout.state is State.COMPLETED
     with_tokens = sampling.token_level_generation is not False
@@ -61,7 +61,7 @@ def result_of(
         "rollout_id": rollout.rollout_id,
     }
     if rollout.reward is not None:
-        # one of its clients reads this, and takes it for 0.0 where there is none
+        # one of its clients reads this, and takes a missing value as 0.0
         result["score"] = rollout.reward
     return result | ({"traceback": error} if rollout.state is State.FAILED else {})
 
@@ -75,21 +75,21 @@ def _error(rollout: Rollout) -> str | None:
 
 
 def _critical(rollout: Rollout) -> str | None:
-    """Return the stage in which it broke; of a play that ran out of time `timeout`."""
+    """Return the stage in which it broke; `timeout` if the run exceeded its time limit."""
     if rollout.state is not State.COMPLETED:
         return rollout.stage.value
     return "timeout" if rollout.outcome is Outcome.DEADLINE else None
 
 
 def _filter(rollout: Rollout, critical: str | None, error: str | None) -> bool:
-    """Return whether it should not train; a call that cannot be read trains as what it is, a mistake."""
+    """Return whether it should not train; a malformed call does train, as the mistake that it is."""
     if critical is not None:
         return True
     return error is not None and rollout.outcome is not Outcome.INVALID_ACTION
 
 
 def _times(rollout: Rollout, timings: Sequence[Timing]) -> dict[str, float]:
-    """Return the seconds of the last attempt's stages, and all others since the submit."""
+    """Return the seconds of the last attempt's stages, and all other time since the submit."""
     last = max((timing.attempt for timing in timings), default=0)
     spent = {
         stage: sum(timing.work_s or 0.0 for timing in timings if timing.stage is stage and timing.attempt == last)

@@ -1,4 +1,4 @@
-"""Jobs: a request of `/process` checked and submitted, and ended by `/cancel`, `/stop` or the end of its client."""
+"""Jobs: a request of `/process`, validated and submitted; ended by `/cancel`, `/stop` or its client's disconnect."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class ServerNotRunning(ServiceError):
 
 @dataclass(frozen=True, slots=True)
 class RequestedJob:
-    """A checked request of `/process` in a session: `name` begins the keys of all its rollouts."""
+    """A validated request of `/process` in a session: `name` is the prefix of the keys of all its rollouts."""
 
     request: ProcessRequest
     sampling: SamplingMix
@@ -43,7 +43,7 @@ class RequestedJob:
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """A job that was submitted: a batch of one rollout. `ids` are those of its instance that the result repeats."""
+    """A submitted job: a batch of one rollout. `ids` are those of its instance that the result repeats."""
 
     ids: dict[str, Any]
     sampling: SamplingMix
@@ -62,14 +62,14 @@ class Jobs:
         return current(self._farm.runs, self._client)
 
     def running(self) -> Session:
-        """Return the session. Raises ServerNotRunning."""
+        """Return the running session. Raises ServerNotRunning."""
         session = self.session()
         if not session.running:
             raise ServerNotRunning
         return session
 
     def start(self) -> None:
-        """Start a session. Raises NotAllowed, and begins an epoch, if one runs."""
+        """Start a session. If one runs, begins an epoch and raises NotAllowed."""
         was_running = False
 
         def begin(session: Session) -> Session:
@@ -83,9 +83,9 @@ class Jobs:
             raise NotAllowed("Server is already running")
 
     def stop(self) -> None:
-        """End the session, and all in it that has not ended. What others submitted is not touched.
+        """End the session, and cancel its open jobs. Jobs of others are not touched.
 
-        Of two that stop it, both see to it that nothing of it is left.
+        Of two concurrent stops, both make sure that nothing of it is left.
         """
         session = self.running()
 
@@ -96,7 +96,7 @@ class Jobs:
         self._cancel(self._open(session))
 
     def add_server(self, address: str) -> Session:
-        """Add an LLM server for jobs to come, before or after the start. Raises InvalidRequest."""
+        """Add an LLM server for future jobs, before or after the start. Raises InvalidRequest."""
         try:
             normal_url(address)
         except InvalidRequest as error:
@@ -108,7 +108,7 @@ class Jobs:
         return change(self._farm.runs, self._client, add)
 
     def clear_servers(self) -> Session:
-        """Remove the servers that were added, and begin an epoch; jobs that run there continue.
+        """Remove the added servers, and begin an epoch; jobs that run there continue.
 
         Rollouts of earlier epochs without a waiting request are cancelled.
         """
@@ -125,13 +125,13 @@ class Jobs:
         return session
 
     def requested(self, session: Session, request: ProcessRequest) -> RequestedJob:
-        """Return the job that is asked for. Raises InvalidRequest."""
+        """Return the job of a request. Raises InvalidRequest."""
         sampling = job_requests.sampling_of(request)
         name = f"{session.job_prefix}{job_requests.job_of(request)}"
         return RequestedJob(request, sampling, session, name)
 
     def submit(self, wanted: RequestedJob, key: str) -> Job | None:
-        """Submit a rollout of a job by its key, or find the one that has it; None if that broke or was cancelled.
+        """Submit a rollout of a job by its key, or find it; None if it broke or was cancelled.
 
         Raises ServerNotRunning, InvalidRequest and UnknownHandler.
         """
@@ -152,7 +152,7 @@ class Jobs:
             raise job_requests.named_as_sent(error) from None
         newest = self.session()
         if not newest.running or newest.number != session.number:
-            # it was stopped meanwhile, and whoever did that may not have seen this job
+            # the session was stopped in between, and the stop may have missed this job
             self._cancel([batch_id])
             raise ServerNotRunning
         return Job(ids, wanted.sampling, batch_id)
@@ -166,7 +166,7 @@ class Jobs:
         return result_of(job.ids, job.sampling, rollout, calls, timings, submission)
 
     def cancel(self, job_id: str) -> None:
-        """End a job of this session, if it has not ended. Raises ServerNotRunning, and NotFound for an unknown id."""
+        """Cancel a job of this session, if it is open. Raises ServerNotRunning, and NotFound for an unknown id."""
         session = self.running()
         prefix = f"{session.job_prefix}{job_requests.named_job(job_id)}:"
         named = self._farm.store.read(partial(open_by_key.batches_named, prefix=prefix))
@@ -175,15 +175,15 @@ class Jobs:
         self._cancel(named)
 
     def counts(self) -> dict[tuple[Stage, State], int]:
-        """Return how many jobs of the session have not ended, by stage and state. Raises ServerNotRunning."""
+        """Return the number of open jobs of the session, by stage and state. Raises ServerNotRunning."""
         return self._farm.store.read(partial(open_by_key.open_counts, prefix=self.running().prefix))
 
     def _open(self, session: Session) -> dict[str, str]:
-        """Return the batches of a session that have not ended: their keys by their ids."""
+        """Return the open batches of a session: id → key."""
         return self._farm.store.read(partial(open_by_key.open_batches, prefix=session.prefix))
 
     def _end_abandoned(self, session: Session) -> None:
-        """Cancel what earlier lives of a session asked for and nobody waits for."""
+        """Cancel jobs of earlier epochs of a session that nobody waits for."""
         earlier = {
             batch_id: key for batch_id, key in self._open(session).items() if not key.startswith(session.job_prefix)
         }

@@ -1,4 +1,4 @@
-"""The check that an LLM server names a model, for jobs that name none."""
+"""The check that an LLM server lists a model, for jobs that name none."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ from farm.errors import InvalidRequest
 
 _ASK_S = 3.0
 _KNOWN_S = 30.0
-"""Seconds for which a server is not asked again that was not found to list none."""
+"""Seconds until a server that passed the check is asked again."""
 
 
 def check_lists_models(server: str, key: str | None) -> None:
-    """Raise InvalidRequest if a server answers, and lists no model.
+    """Raise InvalidRequest if a server answers and lists no model.
 
-    One that cannot be reached from here may be from the nodes, or may be about to start.
+    A server that is unreachable from here may be reachable from the nodes, or may be about to start.
     """
     _ask(server, key, int(time.monotonic() / _KNOWN_S))
 
 
 @lru_cache(256)
 def _ask(server: str, key: str | None, period: int) -> None:
-    """As `check_lists_models`; what it raises is not remembered."""
+    """As `check_lists_models`, with cached successes; errors are not cached."""
     headers = {"authorization": f"Bearer {key}"} if key else {}
     try:
         answer = httpx2.get(f"{normal_url(server)}/models", headers=headers, timeout=_ASK_S)

@@ -35,7 +35,7 @@ class _Routes:
         self._askers = Askers(endpoints)
 
     def routes(self) -> list[BaseRoute]:
-        """Return each verb twice: for the client without a name, and below the name of one."""
+        """Return each route twice: for the client without a name, and below the name of a client."""
         return [route for place in ("", "/{client}") for route in self._of(place)]
 
     def _of(self, place: str) -> list[BaseRoute]:
@@ -53,7 +53,7 @@ class _Routes:
     def _jobs(self, request: ApiRequest) -> Jobs:
         client = request.path.get("client", "")
         if client and not _CLIENT.fullmatch(client):
-            raise NotFound("a client's name in the path has up to 40 of A-Z, a-z, 0-9, _ and -")
+            raise NotFound("a client's name in the path must consist of up to 40 of A-Z, a-z, 0-9, _ and -")
         return Jobs(self._endpoints.farm, self._askers, client)
 
     def _start(self, request: ApiRequest) -> dict[str, str]:
@@ -65,7 +65,7 @@ class _Routes:
         return {"status": "Server stopped successfully"}
 
     def _status(self, request: ApiRequest) -> dict[str, Any]:
-        """Answer in the words of both servers, the one of processes and the one of threads."""
+        """Answer with the fields of both servers, the one with processes and the one with threads."""
         counts = self._jobs(request).counts()
         n_open = sum(counts.values())
         queued = {stage: counts.get((stage, State.QUEUED), 0) for stage in Stage}
@@ -95,16 +95,16 @@ class _Routes:
         return {"status": f"Cancel requested for job {job_id}"}
 
     async def _process(self, request: ApiRequest) -> dict[str, Any]:
-        """Answer once the rollout has ended; no thread is held meanwhile.
+        """Answer once the rollout has ended; no thread waits for it.
 
-        A client that gives up, or whose API is killed, asks again and waits on for the same rollout. One whose answer
-        was given gets another rollout for the same request, as it does of that server.
+        A client that gives up, or whose API is killed, may ask again and continues to wait for the same rollout. Once
+        its answer was given, the same request gets another rollout, as on that server.
         """
         endpoints, askers = self._endpoints, self._askers
         jobs = self._jobs(request)
         wanted = await endpoints.run(_requested, jobs, request)
         is_disconnected = request.is_disconnected
-        # it may be large, and the wait long
+        # released here, as it may be large and the wait long
         del request
         key, job = await self._begun(jobs, wanted)
         del wanted
@@ -116,7 +116,7 @@ class _Routes:
                 raise ClientDisconnect
             is_answered = await endpoints.run(askers.drop, key)
             if not is_answered:
-                raise ServiceError(f"another request waits for {job.batch_id} by now: send this one again")
+                raise ServiceError(f"another request took over {job.batch_id}: send this one again")
             return result
         except RequestRejected as unfinished:
             if endpoints.strict_compat and unfinished.problem.status == 504:
@@ -128,14 +128,14 @@ class _Routes:
                 await endpoints.run(askers.leave, key)
 
     async def _begun(self, jobs: Jobs, wanted: RequestedJob) -> tuple[str, Job]:
-        """Return a rollout of a job, begun or found, and the key by which it is claimed. What broke is left out."""
+        """Return a rollout of a job, new or found, and its claimed key. Broken rollouts are skipped."""
         endpoints, askers = self._endpoints, self._askers
         while True:
             key = await askers.claim(wanted.name)
             try:
                 job = await endpoints.run(jobs.submit, wanted, key)
             except ServiceError:
-                # it may have been written all the same
+                # it may have been written nevertheless
                 await endpoints.run(askers.leave, key)
                 raise
             except BaseException:

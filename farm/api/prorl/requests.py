@@ -1,4 +1,4 @@
-"""Bodies of the requests, and the mix of agent, engine and sampling settings that is called `sampling_params`."""
+"""Bodies of the requests, and the mix of agent, engine and sampling settings in `sampling_params`."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _DEFAULT_MODEL_LEN = 32_768
 
 
 class ProcessRequest(Request):
-    """One trajectory to play; by its `job_id` it can be cancelled."""
+    """One trajectory; its `job_id` is for cancelling it."""
 
     instance: dict[str, Any]
     sampling_params: dict[str, Any]
@@ -32,10 +32,10 @@ class LlmServerRequest(Request):
 
 
 class SamplingMix(Request):
-    """`sampling_params`: an unknown key is refused, and a known one that asks for what the farm has not, too.
+    """`sampling_params`: unknown keys are refused, and known keys with values that the farm does not support, too.
 
     The fields are those of the server's `LLMConfig` and of its agents' configuration, with its defaults where they
-    change a rollout: two turns, greedy sampling, answers of 4,096 tokens, observations of 30,000 characters. By token,
+    affect a rollout: two turns, greedy sampling, answers of 4,096 tokens, observations of 30,000 characters. By token,
     an answer may be as long as `max_model_len` leaves room, whatever `max_output_tokens` says.
     """
 
@@ -47,7 +47,7 @@ class SamplingMix(Request):
     enable_a11y_tree: Literal[False] = False
 
     model: Annotated[Name, Field(max_length=220)] = ""
-    """`PROVIDER/NAME` of LiteLLM for an OpenAI-compatible server, or the name alone."""
+    """`PROVIDER/NAME` of LiteLLM for an OpenAI-compatible server, or only the name."""
     api_key: Annotated[Name | None, Field(repr=False)] = None
     temperature: Annotated[float, Field(ge=0, le=2)] = 0.0
     top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
@@ -58,11 +58,11 @@ class SamplingMix(Request):
     max_message_chars: Count = 30_000
     native_tool_calling: bool | None = True
     token_level_generation: Annotated[bool | None, Field(validate_default=True)] = None
-    """Left out, messages have their ids all the same, and answers are limited as they are by text."""
+    """If left out, messages still have their ids, and answers are limited as they are by text."""
     custom_tokenizer: Annotated[Name, Field(max_length=1000)] | None = None
     enable_thinking: bool | None = None
 
-    # settings of its client library: the farm records every call, retries and gives up by its own rules
+    # settings of its client library: the farm records every call, and retries by its own rules
     modify_params: bool = False
     drop_params: bool = True
     caching_prompt: bool = True
@@ -73,12 +73,12 @@ class SamplingMix(Request):
     retry_min_wait: _Retry = 0.0
     retry_max_wait: _Retry = 0.0
     timeout: Annotated[float, Field(gt=0)] | None = None
-    # counted or unused there
+    # only counted, or unused, on that server
     max_input_tokens: Count | None = None
     input_cost_per_token: _Retry | None = None
     output_cost_per_token: _Retry | None = None
     disable_vision: bool | None = None
-    # for models of services other than LLM servers of its own
+    # for models of services other than self-hosted LLM servers
     reasoning_effort: Name | None = None
     openrouter_site_url: Name | None = None
     openrouter_app_name: Name | None = None
@@ -89,7 +89,7 @@ class SamplingMix(Request):
     aws_region_name: None = None
     ollama_base_url: None = None
     base_url: None = None
-    """Refused there, too: `/add_llm_server` names servers."""
+    """Refused on that server, too: `/add_llm_server` names servers."""
 
     @field_validator("token_level_generation")
     @classmethod
@@ -97,7 +97,7 @@ class SamplingMix(Request):
         if info.data.get("native_tool_calling") is False and not by_token:
             raise ValueError(
                 "must be true with native_tool_calling=false: by text that writes tool calls into the prompt, which "
-                "the farm does not do"
+                "the farm does not support"
             )
         return by_token
 
@@ -109,10 +109,10 @@ class SamplingMix(Request):
 
     @property
     def answer_tokens(self) -> int | None:
-        """The most tokens of one answer; None if only its row limits it."""
+        """The token limit of one answer; None if only its row limits it."""
         return None if self.token_level_generation else self.max_output_tokens or DEFAULT_ANSWER_TOKENS
 
     @property
     def row_tokens(self) -> int | None:
-        """The most tokens of a prompt and its answer together; None if only the LLM server limits them."""
+        """The token limit of a prompt and its answer together; None if only the LLM server limits them."""
         return self.max_model_len or (_DEFAULT_MODEL_LEN if self.token_level_generation else None)

@@ -1,8 +1,8 @@
 """Sessions of a client, from `/start` to `/stop`, with the LLM servers that it added: rows of the store.
 
 A client is the NAME of the path `/prorl/NAME/…`, or empty. A client that died sends no `/stop`, so a session is divided
-into epochs. A client's start begins an epoch: a cleared list of servers, or a `/start` while a session runs. A job is
-found only in its own epoch.
+into epochs. A restarted client begins an epoch: by clearing the list of servers, or by `/start` while a session runs. A
+job is found only in its own epoch.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from farm.client.runs import Runs
 
 @dataclass(frozen=True, slots=True)
 class Session:
-    """`number` counts the starts, `epoch` the epochs of a session; `running` is False once it was stopped."""
+    """`number` counts the starts, `epoch` the epochs of a session; `running` is False after a stop."""
 
     client: str
     number: int = 0

@@ -1,7 +1,7 @@
-"""A rollout's conversation as this protocol gives it: each message with the token ids that it stands for.
+"""A rollout's conversation in this protocol: messages with their token ids.
 
-The ids of all messages, one after another, are the ids that the policy saw and sampled: those that lie between two of
-its answers stand at the first message between them, as no template is asked a second time which of them belongs where.
+The ids of all messages, concatenated, are the ids that the policy saw and sampled. Ids between two answers are all at
+the first message between them, as the chat template is not run again to attribute them.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ WireMessage = dict[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Conversation:
-    """`tools` are those that the policy was shown with the first prompt, as the chat API writes them.
+    """`tools` are those of the first prompt, in the form of the chat API.
 
-    `ends_properly` is false if it was ended at an answer whose reasoning has no end.
+    `ends_properly` is false if the conversation was ended at an answer with unclosed reasoning.
     """
 
     messages: list[WireMessage]
@@ -31,8 +31,8 @@ class Conversation:
 def conversation(calls: Sequence[ModelCall], with_tokens: bool, end_thinking: bool) -> Conversation:
     """Return the conversation up to the policy's last answer; of several rows the one with the most sampled tokens.
 
-    With `end_thinking`, an answer that begins to reason and does not stop is closed, with its calls in its text, and is
-    the last one.
+    With `end_thinking`, an answer that begins to reason and does not stop is closed, with its calls as text, and is the
+    last one.
     """
     rows = calls_of_segments(calls)
     chosen = max(rows, key=_n_sampled) if rows else tuple(calls)
@@ -58,7 +58,7 @@ def _n_sampled(row: Sequence[ModelCall]) -> int:
 
 
 def _put(between: Sequence[Message], call: ModelCall, n_seen: int, with_tokens: bool) -> list[WireMessage]:
-    """Return the messages that were put before an answer; the first of them has the ids of them all."""
+    """Return the messages between two answers; the first of them has the ids of them all."""
     result = [_plain(message) for message in between]
     if with_tokens and call.token_exact:
         assert call.prompt_ids is not None
@@ -82,7 +82,7 @@ def _answer(call: ModelCall, with_tokens: bool) -> WireMessage:
 
 
 def _plain(message: Mapping[str, Any]) -> WireMessage:
-    """Return a message as its trainers' templates read it: its text, and of a call its function alone."""
+    """Return a message in the form for its trainers' templates: its text, and only the function of a call."""
     reasoning, text = reasoning_and_text(message)
     result: WireMessage = {"role": str(message.get("role", "user"))}
     result["content"] = f"<think>\n{reasoning}\n</think>\n\n{text}" if reasoning else text

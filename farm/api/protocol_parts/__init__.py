@@ -1,1 +1,1 @@
-"""Parts that protocols of other systems have in common."""
+"""Common parts of the protocols of other systems."""

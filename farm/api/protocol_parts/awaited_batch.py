@@ -10,16 +10,16 @@ from farm.api.schemas import RequestRejected
 from farm.client.http_errors import ProblemDetails
 
 _POLL_S = 2.0
-"""Seconds between two queries of a waiting request: of hundreds that wait each is woken when its batch ends."""
+"""Seconds between two queries of a waiting request. It can be long, as each is notified when its batch ends."""
 
 
 async def await_batch(
     endpoints: Endpoints, batch_id: str, wait_s: float, is_disconnected: Callable[[], Awaitable[bool]]
 ) -> None:
-    """Return once a batch has ended; no thread is held meanwhile.
+    """Return once a batch has ended; no thread waits for it.
 
     Raises RequestRejected with 504 if it has not after `wait_s`, and with 503 if this API ends; ClientDisconnect once
-    the client has left. The batch goes on, and a client that gives up, or whose API is killed, asks again and waits on.
+    the client has left. The batch continues, and a client that gives up, or whose API is killed, may ask again.
     """
     deadline = asyncio.get_running_loop().time() + wait_s
     has_open = endpoints.farm.has_open

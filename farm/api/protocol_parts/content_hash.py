@@ -1,4 +1,4 @@
-"""Hashes of what is asked for, of which idempotency keys are made."""
+"""Hashes of requests, for idempotency keys."""
 
 from __future__ import annotations
 
@@ -10,6 +10,6 @@ _CHARS = 32
 
 
 def content_hash(value: Any) -> str:
-    """Return 32 hexadecimal digits that are the same for the same JSON."""
+    """Return 32 hexadecimal digits that are equal for equal JSON."""
     text = json.dumps(value, sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(text.encode()).hexdigest()[:_CHARS]

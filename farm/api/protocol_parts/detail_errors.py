@@ -1,4 +1,4 @@
-"""Refusals as servers made with FastAPI word them: `{"detail": …}`, which most other systems' clients read."""
+"""Error responses in FastAPI's form, `{"detail": …}`, which most other systems' clients read."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _STATUS = {("NotAllowed", 403): 400, ("InvalidRequest", 400): 422}
 
 
 def refuse_with_detail(problem: ProblemDetails, headers: Mapping[str, str] | None = None) -> Response:
-    """Return the error response: of a body that is refused the faults by field, else one text."""
+    """Return the error response: the complaints by field for a refused body, else one text."""
     status = _STATUS.get((problem.kind, problem.status), problem.status)
     detail: Any = problem.message
     if problem.kind == "InvalidRequest" and problem.field:

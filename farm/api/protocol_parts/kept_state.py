@@ -1,7 +1,7 @@
-"""State that a protocol keeps between requests, in the store, so that any API process knows it.
+"""State that a protocol keeps between requests, in the store, so that every API process sees it.
 
-It is a log of records, each written once after the one before it, as the steps of a training run are: of two API
-processes that change it at one moment one is first, and the other begins again from there.
+It is a log of records, each written once after the one before it, like the steps of a training run: if two API
+processes change it at the same moment, one is first, and the other starts over from the new record.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class KeptState:
         return self._newest()[1]
 
     def change(self, to: Callable[[Mapping[str, Any]], Mapping[str, Any]]) -> Mapping[str, Any]:
-        """Write what becomes of the record, and return it. `to` may be called again, and may raise."""
+        """Replace the record by `to(record)`, and return it. `to` may be called again, and may raise."""
         mark = secrets.token_hex(8)
         for _ in range(_TRIES):
             step, record = self._newest()
@@ -41,7 +41,7 @@ class KeptState:
                 continue
             if written.record.get(_MARK) == mark:
                 return changed
-        raise ServiceError(f"{self._name} changed {_TRIES} times meanwhile: try again")
+        raise ServiceError(f"{self._name} was changed by others {_TRIES} times: retry")
 
     def _newest(self) -> tuple[int, Mapping[str, Any]]:
         recorded = self._runs.recorded_step(self._name)

@@ -1,4 +1,4 @@
-"""Calls to borrowed sandboxes, as protocols that serve them make them."""
+"""Calls to borrowed sandboxes by protocols."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from farm.records.lending.sandbox_calls import CALL_S, CALLS, VERBS
 from farm.records.request_values import Request
 
 _SMALL = 65_536
-"""Bytes that are read on the event loop; more take a thread."""
+"""Bytes that are processed on the event loop; more take a thread."""
 
 
 async def call_sandbox(
     endpoints: Endpoints, reference: str, call: Request, call_id: str = "", needs_state: bool = False
 ) -> Any:
-    """Return the result of a call to a sandbox, by its id or name. Raises what `NodeLine.call` does.
+    """Return the result of a call to a sandbox, by its id or name. Raises as `NodeLine.call`.
 
-    With a `call_id` it is done once, however often it is sent.
+    With a `call_id` it is executed once, however often it is sent.
     """
     verb = VERBS[type(call)]
     body = await endpoints.run(serialization.written, call)

@@ -1,4 +1,4 @@
-"""Texts of chat messages, however they are put."""
+"""Texts of chat messages in any of their forms."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 
 def reasoning_and_text(message: Mapping[str, Any]) -> tuple[str, str]:
-    """Return what a message reasons, and what it says."""
+    """Return the reasoning and the text of a message."""
     content = message.get("content")
     if isinstance(content, list):
         content = "".join(str(part.get("text", "")) for part in content if isinstance(part, Mapping))

@@ -1,4 +1,4 @@
-"""Forms with files, `multipart/form-data`: kept on disk while they are read, and taken apart there."""
+"""Forms with files, `multipart/form-data`: spooled to disk while they are read, and parsed there."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ _MAX_FIELDS = 100
 
 @dataclass(frozen=True, slots=True)
 class FormField:
-    """A field of a form: its bytes, and the name of the file that they are of, "" for a value."""
+    """A field of a form: its bytes, and the file name, "" for a value."""
 
     data: bytes
     file_name: str = ""
 
 
 async def spooled(request: ApiRequest) -> IO[bytes]:
-    """Return the body of a request as a file without a name. Raises RequestRejected for one that is too large."""
+    """Return the body of a request as an anonymous file. Raises RequestRejected for one that is too large."""
     file = tempfile.TemporaryFile()  # noqa: SIM115 - its reader closes it
     try:
         await _fill(file, request.pieces())
@@ -50,12 +50,12 @@ async def _fill(file: IO[bytes], pieces: AsyncIterator[bytes]) -> None:
 
 
 def form_fields(body: IO[bytes], content_type: str) -> Mapping[str, FormField]:
-    """Return the fields of a form by name, of several of one name the first. Raises InvalidRequest for what is none."""
+    """Return the fields of a form by name, of repeated names the first. Raises InvalidRequest for a malformed form."""
     return dict(reversed(form_parts(body, content_type)))
 
 
 def form_parts(body: IO[bytes], content_type: str) -> Sequence[tuple[str, FormField]]:
-    """Return the fields of a form with their names, as they come. Raises InvalidRequest for what is none."""
+    """Return the fields of a form with their names, in order. Raises InvalidRequest for a malformed form."""
     head = _headers(f"content-type: {content_type}".encode())
     boundary = _parameter(head, "content-type", "boundary")
     if head.get_content_type() != "multipart/form-data" or not boundary or not boundary.isascii():
@@ -78,9 +78,9 @@ def form_parts(body: IO[bytes], content_type: str) -> Sequence[tuple[str, FormFi
 
 
 def _parts(data: mmap.mmap, delimiter: bytes) -> list[tuple[int, int]]:
-    """Return where each part of a form begins and ends, its headers included."""
+    """Return the begin and end of each part of a form, its headers included."""
     result: list[tuple[int, int]] = []
-    # before the first there may be words for readers who know no forms
+    # there may be a preamble before the first boundary
     place = 0 if data[: len(delimiter)] == delimiter else data.find(b"\r\n" + delimiter) + 2
     while data[place : place + len(delimiter)] == delimiter:
         start = place + len(delimiter)
@@ -93,15 +93,15 @@ def _parts(data: mmap.mmap, delimiter: bytes) -> list[tuple[int, int]]:
             raise InvalidRequest(f"has more than {_MAX_FIELDS} fields", field="body")
         result.append((start + 2, end))
         place = end + 2
-    raise InvalidRequest("is no whole form: a boundary is missing", field="body")
+    raise InvalidRequest("is an incomplete form: a boundary is missing", field="body")
 
 
 def _parameter(head: Message, header: str, name: str) -> str:
-    """Return a parameter of a header, "" if it has none. Raises InvalidRequest for one in an encoding that is none."""
+    """Return a parameter of a header, "" if it has none. Raises InvalidRequest for an unknown encoding."""
     try:
         return collapse_rfc2231_value(head.get_param(name, "", header=header)).rstrip()
     except ValueError as error:
-        raise InvalidRequest(f"has a {name} that cannot be read: {error}", field="body") from None
+        raise InvalidRequest(f"has an unreadable {name}: {error}", field="body") from None
 
 
 def _headers(data: bytes) -> Message:

@@ -1,4 +1,4 @@
-"""Rows of data sets as instances of the farm: some handlers read them as they are, others have fields of their own."""
+"""Rows of data sets as instances of the farm: some handlers read them unchanged, others have fields of their own."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from farm.errors import UnknownHandler
 from farm.plugins import installed
 
 ROW_READERS = frozenset({"answer", "programs", "swe-bench"})
-"""Handlers that read a row as its data set has it, and drop the columns that say nothing of the problem."""
+"""Handlers that read a data set's row unchanged, and drop the columns that are not about the problem."""
 
 
 def known_handler(name: str, others: Collection[str] = ()) -> str:
-    """Return the name of a handler. Raises UnknownHandler, naming those that there are, and `others`."""
+    """Return the name of a handler. Raises UnknownHandler, naming the known ones, and `others`."""
     if name in installed(HANDLERS):
         return name
     known = ", ".join(sorted({*others, *installed(HANDLERS)}))
-    raise UnknownHandler(f"Invalid dataset type or function not registered: {name!r}; played are: {known}")
+    raise UnknownHandler(f"Invalid dataset type or function not registered: {name!r}; known are: {known}")
 
 
 def columns_without(row: Mapping[str, Any], dropped: Collection[str]) -> dict[str, Any]:

@@ -43,7 +43,7 @@ class RexError(Exception):
         self.extra_info = dict(extra_info or {})
 
     def response(self) -> Response:
-        """Return the answer that carries it."""
+        """Return its response."""
         about = {
             "message": str(self),
             "class_path": self.class_path,
@@ -54,11 +54,11 @@ class RexError(Exception):
 
 
 def raised(error: Exception) -> RexError:
-    """Return an exception of Python as the error that the client raises."""
+    """Convert a Python exception to the error that the client raises."""
     kind = type(error)
     return RexError(f"{kind.__module__}.{kind.__name__}", str(error))
 
 
 def file_error(message: str) -> RexError:
-    """Return the error for a complaint about a file, which ends with the kernel's words: Python's of that name."""
+    """Return the error about a file as the Python exception for the kernel's text, with which the message ends."""
     return RexError(_BY_WORDS.get(message.rpartition(": ")[2], PLAIN), message)

@@ -17,12 +17,12 @@ _Path = Annotated[Name, Field(max_length=4096)]
 
 
 def call_seconds(timeout: float | None) -> float:
-    """Return a time limit as calls have it: without one, and beyond the most, the most."""
+    """Return the time limit of calls: the maximum by default, and at most that."""
     return MAX_CALL_S if timeout is None else min(max(timeout, _LEAST_S), MAX_CALL_S)
 
 
 class RexSessionRequest(Request):
-    """A session to be opened; files are sourced in it, within `startup_timeout`."""
+    """A new session; files are sourced in it, within `startup_timeout`."""
 
     startup_source: Annotated[tuple[_Path, ...], Field(max_length=100)] = ()
     session: SessionName = "default"
@@ -36,9 +36,9 @@ class RexSessionEnd(Request):
 
 
 class RexAction(Request):
-    """A command in a session; or a line for the program that has its terminal.
+    """A command in a session; or a line of input for the program in its terminal.
 
-    Of the interactive kinds, the one goes on until a text of `expect`, the other is to end the program.
+    Of the interactive kinds, one waits for a text of `expect`, the other must end the program.
     """
 
     command: Text
@@ -53,7 +53,7 @@ class RexAction(Request):
 
 
 class RexInterrupt(Request):
-    """Ctrl-C for what runs in a session, so many times; then it is killed."""
+    """Ctrl-C for the program in a session, so many times; then it is killed."""
 
     session: SessionName = "default"
     timeout: RexSeconds = 0.2
@@ -63,7 +63,7 @@ class RexInterrupt(Request):
 
 
 class RexCommand(Request):
-    """A command of its own, by its words or in a shell, as `subprocess.run` takes it."""
+    """A command outside sessions, as words or for a shell, as in `subprocess.run`."""
 
     command: Text | Annotated[list[Text], Field(min_length=1, max_length=10_000)]
     timeout: RexSeconds | None = None
@@ -76,7 +76,7 @@ class RexCommand(Request):
 
 
 class RexReadRequest(Request):
-    """A file, as `Path.read_text` reads it."""
+    """A file, as in `Path.read_text`."""
 
     path: Annotated[_Path, Field(min_length=1)]
     encoding: Annotated[Name, Field(max_length=100)] | None = None

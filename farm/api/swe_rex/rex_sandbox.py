@@ -1,7 +1,7 @@
-"""One borrowed sandbox as SWE-ReX's client sees it: sessions, commands and files.
+"""A borrowed sandbox as seen by SWE-ReX's client: sessions, commands and files.
 
-Each request is one or a few calls of the sandbox, whose ids follow from the id of the request: it may be sent again, to
-this API process or another, and nothing is done twice.
+Each request becomes one or a few calls of the sandbox, whose ids are derived from the id of the request: it may be
+repeated, to this API process or another, and nothing is done twice.
 """
 
 from __future__ import annotations
@@ -43,27 +43,30 @@ from farm.records.lending.sandbox_calls import (
 from farm.records.request_values import Request
 
 _PROMPT = "SHELLPS1PREFIX"
-"""The text that their shell is ready with: what was matched where a command has ended."""
+"""The prompt of their shell, which is what a finished command has matched."""
 _CONTROL = re.compile(r"\x1b[@-_][0-?]*[ -/]*[@-~]")
 _SYNTAX_CODES = (1, 2)
 _SYNTAX_S = 30.0
 _KILL_S = 30.0
 _MERGED = ("sh", "-c", 'exec "$@" 2>&1', "sh")
 _NO_TEXT = ("idna", "punycode")
-"""Encodings that take a time which grows with the square of the text's length."""
+"""Encodings that take quadratic time."""
 
 
 class RexSandbox:
-    """The verbs. They raise RexError for what the client is to raise, and what `NodeLine.call` does."""
+    """The operations.
+
+    They raise RexError for errors that the client raises again, and the errors of `NodeLine.call`.
+    """
 
     def __init__(self, endpoints: Endpoints, reference: str, request_id: str, body: bytes) -> None:
         self._endpoints = endpoints
         self._reference = reference
-        # two requests of one id and not the same are two
+        # different requests with the same id are distinct
         self._key = content_hash([request_id, body.decode("utf-8", "replace")]) if request_id else ""
 
     async def create_session(self, wanted: RexSessionRequest) -> Mapping[str, Any]:
-        """Open a shell, and source files in it; if that does not end in time, there is none."""
+        """Open a shell, and source files in it; if that does not end in time, the shell is closed."""
         name = wanted.session
         try:
             await self._call(OpenShellCall(session=name), "open")
@@ -80,18 +83,18 @@ class RexSandbox:
         return {"output": _text(output), "session_type": "bash"}
 
     async def close_session(self, wanted: RexSessionEnd) -> Mapping[str, Any]:
-        """End a shell and what runs there."""
+        """Close a shell, with its processes."""
         await self._in_session(CloseShellCall(session=wanted.session), "close")
         return {"session_type": "bash"}
 
     async def run(self, action: RexAction) -> Mapping[str, Any]:
-        """Run a command in a session, as `check` has it; or type a line to the program that runs there."""
+        """Run a command in a session, with the checks of `check`; or type a line to the program that runs there."""
         if action.is_interactive_command or action.is_interactive_quit:
             return await self._type(action)
         command = action.command
         several = "\n" in command.strip()
         if several:
-            # of one line bash runs nothing if it cannot be read, of several those before
+            # if bash cannot parse a single line it runs nothing, of several lines it runs those before
             await self._check_syntax(command)
         how: dict[str, Any] = {"interactive": True, "expect": _expected(action.expect)} if action.expect else {}
         shown = await self._shell(action.session, "run", action.timeout, command=command, **how)
@@ -107,7 +110,7 @@ class RexSandbox:
         return _observation(output, None if action.check == "ignore" else shown.code, shown)
 
     async def _type(self, action: RexAction) -> Mapping[str, Any]:
-        """Type a line to the program that has the terminal; if none has, the line is a command that gets it."""
+        """Type a line to the program in the terminal; without one, the line is a command that gets the terminal."""
         command, expect = action.command, _expected(action.expect)
         try:
             shown = await self._shell(action.session, "keys", action.timeout, keys=f"{command}\n", expect=expect)
@@ -117,12 +120,12 @@ class RexSandbox:
             )
         output = _text(shown.output.removesuffix(shown.expected or ""))
         if not action.is_interactive_quit:
-            # the terminal shows what was typed
+            # the terminal echoes the input
             output = output.lstrip().removeprefix(command).strip()
         return _observation(output, 0, shown)
 
     async def interrupt(self, action: RexInterrupt) -> Mapping[str, Any]:
-        """Press Ctrl-C so many times, then kill what still has the terminal. Harmless where nothing runs."""
+        """Press Ctrl-C so many times, then kill the program in the terminal. Does nothing if none runs."""
         output, expect = "", _expected(action.expect) or None
         for turn in range(action.n_retry):
             call = ShellCall(keys="\x03", session=action.session, timeout_s=call_seconds(action.timeout), expect=expect)
@@ -133,12 +136,12 @@ class RexSandbox:
             output += shown.output
             if shown.expected is not None or not shown.running:
                 return _observation(_text(output.removesuffix(shown.expected or "")).strip(), 0, shown)
-        # a plain command ends whatever has the terminal
+        # a plain command ends any program in the terminal
         await self._in_session(ShellCall(session=action.session, timeout_s=_KILL_S, opens=False), "kill")
         return _observation(_text(output).strip(), 0)
 
     async def execute(self, command: RexCommand) -> Mapping[str, Any]:
-        """Run a command by itself."""
+        """Run a command outside sessions."""
         argv = _argv(command)
         call = checked(
             ExecCall,
@@ -155,7 +158,7 @@ class RexSandbox:
             raise RexError(rex_errors.TIMED_OUT, late)
         for name in (command.cwd, argv[0]):
             if name and result.code in (126, 127) and result.stderr.startswith(f"sandbox: {name}: "):
-                # the sandbox's own words: nothing was begun
+                # the sandbox's own message: nothing was started
                 raise rex_errors.file_error(result.stderr.removeprefix("sandbox: ").strip())
         if command.check and result.code != 0:
             why = f"{result.code}{f', {result.limit}' if result.limit else ''}"
@@ -176,13 +179,13 @@ class RexSandbox:
         return await self.put(wanted.path, data)
 
     async def put(self, path: str, data: bytes, packed: bool = False) -> Mapping[str, Any]:
-        """Write a file, making its folders; or, packed, a folder from a tar."""
+        """Write a file, creating its folders; or, packed, a folder from a tar."""
         call = await self._endpoints.run(_write_call, path, data, packed)
         await self._of_file(call, "write")
         return {}
 
     async def _check_syntax(self, command: str) -> None:
-        """Raise the error of a command that bash cannot read, as `bash -n` has it."""
+        """Raise the syntax error of a command, as reported by `bash -n`."""
         stdin = b64encode(f"{command}\n".encode("utf-8", "surrogateescape")).decode()
         call = ExecCall(argv=["bash", "-n"], stdin=stdin, timeout_s=_SYNTAX_S)
         result: CommandResult = await self._call(call, "syntax")
@@ -193,7 +196,10 @@ class RexSandbox:
         raise RexError(rex_errors.BAD_SYNTAX, wrong, about)
 
     async def _shell(self, session: str, part: str, limit_s: float | None, **values: Any) -> ShellOutput:
-        """Return the result of a call in a session. Raises RexError at its time limit; what is interactive goes on."""
+        """Return the result of a call in a session.
+
+        Raises RexError at its time limit; interactive programs continue.
+        """
         seconds = call_seconds(limit_s)
         call = checked(ShellCall, {"session": session, "timeout_s": seconds, "opens": False, **values})
         shown: ShellOutput = await self._in_session(call, part)
@@ -206,7 +212,7 @@ class RexSandbox:
         try:
             return await self._call(call, part)
         except NotFound:
-            # or it is the sandbox that is not there
+            # or the sandbox itself is missing
             await self._endpoints.run(self._endpoints.farm.sandboxes.get, self._reference)
             raise RexError(rex_errors.NO_SESSION, f"session {call.session!r} does not exist") from None
 
@@ -227,7 +233,7 @@ def _argv(command: RexCommand) -> list[str]:
 
 
 def _expected(texts: Sequence[str]) -> list[str]:
-    """Return texts to wait for: as they are, and without the backslashes of those who write them as patterns."""
+    """Return the texts to wait for: unchanged, and also without backslashes, for clients that write patterns."""
     result: list[str] = []
     for text in texts:
         ours = text.replace("\r\n", "\n")
@@ -270,7 +276,7 @@ def _decoded(content: FileContent, wanted: RexReadRequest) -> str:
     encoding = wanted.encoding or "utf-8"
     try:
         if encoding.lower().replace("-", "").replace("_", "") in _NO_TEXT:
-            raise LookupError(f"{encoding!r} is no encoding of files")
+            raise LookupError(f"{encoding!r} is not a text encoding")
         with io.TextIOWrapper(io.BytesIO(content.contents), encoding=encoding, errors=wanted.errors) as text:
             return text.read()
     except (LookupError, ValueError, TypeError) as error:

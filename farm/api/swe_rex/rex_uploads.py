@@ -25,7 +25,7 @@ _FALSE = ("", "0", "f", "false", "n", "no", "off")
 
 @dataclass(frozen=True, slots=True)
 class RexUpload:
-    """The bytes of a file for a path; `packed`, a tar for a folder."""
+    """The bytes of a file for a path; if `packed`, a tar for a folder."""
 
     path: str
     data: bytes
@@ -33,7 +33,7 @@ class RexUpload:
 
 
 def read_upload(body: IO[bytes], content_type: str) -> RexUpload:
-    """Return what a form uploads. Raises InvalidRequest naming the field, and RexError for a zip that is none."""
+    """Return the upload in a form. Raises InvalidRequest naming the field, and RexError for a bad zip."""
     with body:
         fields = form_fields(body, content_type)
         file, path = fields.get("file"), fields.get("target_path")
@@ -43,7 +43,7 @@ def read_upload(body: IO[bytes], content_type: str) -> RexUpload:
             raise InvalidRequest("is missing", field="target_path")
         unzip = fields["unzip"].data.decode("utf-8", "replace").lower() if "unzip" in fields else ""
         if unzip not in _TRUE + _FALSE:
-            raise InvalidRequest("is neither true nor false", field="unzip")
+            raise InvalidRequest("must be true or false", field="unzip")
     try:
         target = path.data.decode()
     except UnicodeDecodeError as error:
@@ -55,7 +55,7 @@ def read_upload(body: IO[bytes], content_type: str) -> RexUpload:
 
 
 def _folder_of(data: bytes) -> bytes:
-    """Return the tar of what a zip holds."""
+    """Convert a zip to a tar."""
     with tempfile.TemporaryDirectory(prefix="farm-upload-") as folder:
         top = Path(folder) / "files"
         top.mkdir()
@@ -69,7 +69,7 @@ def _folder_of(data: bytes) -> bytes:
         except (OSError, InvalidRequest) as error:
             raise RexError(rex_errors.PLAIN, f"the zip cannot be unpacked: {_without(str(error), folder)}") from None
         except Exception as error:
-            # of a zip that is broken the library raises whatever its code came upon
+            # for a broken zip the library raises arbitrary exceptions
             why = str(error) if isinstance(error, zipfile.BadZipFile) else f"{type(error).__name__}: {error}"
             raise RexError(rex_errors.BAD_ZIP, _without(why, folder)) from None
     _check_size(len(packed.getvalue()))
@@ -77,7 +77,7 @@ def _folder_of(data: bytes) -> bytes:
 
 
 def _extract(archive: zipfile.ZipFile, top: Path) -> None:
-    """Write what a zip holds below a folder, whatever its names are."""
+    """Extract a zip below a folder, whatever its names are."""
     n_bytes = 0
     for n_files, entry in enumerate(archive.infolist(), start=1):
         if n_files > MAX_ARCHIVE_FILES:
@@ -88,7 +88,7 @@ def _extract(archive: zipfile.ZipFile, top: Path) -> None:
             continue
         path.parent.mkdir(parents=True, exist_ok=True)
         with archive.open(entry) as source, path.open("wb") as file:
-            # what an entry says of its size may be wrong
+            # an entry's declared size may be wrong
             while chunk := source.read(_CHUNK):
                 n_bytes += len(chunk)
                 _check_size(n_bytes)
@@ -106,5 +106,5 @@ def _check_size(n_bytes: int) -> None:
 
 
 def _without(message: str, folder: str) -> str:
-    """Return a message without a folder that only this process knows."""
+    """Return a message without the path of a temporary folder of this process."""
     return message.replace(f"{folder}/files/", "").replace(folder, "")

@@ -1,7 +1,7 @@
 """The routes of SWE-ReX's server, each below a borrowed sandbox.
 
-What goes wrong there is `{"swerexception": …}`, which the client raises as the class that it names. A request that is
-none, as one without a key, of another form or for a path that is not there, is refused with `{"detail": …}`.
+Errors are `{"swerexception": …}`, which the client raises as the class that it names. Invalid requests, for example
+without a key, of another form or for an unknown path, are refused with `{"detail": …}`.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ class _Routes:
         return await _told(sandbox.run(request.parse_body(RexAction)))
 
     def _is_alive(self, request: ApiRequest) -> Mapping[str, Any]:
-        """Tell whether a sandbox runs. Its client lives, so the lease is renewed."""
+        """Return whether a sandbox runs. Its client is alive, so this renews the lease."""
         state = self._sandboxes.get(request.path["reference"])
         check_borrower(current_caller(), state.sandbox_id, state.borrower)
         if not state.ended and state.lease_left_s < state.lease_s / 2:
@@ -110,7 +110,7 @@ class _Routes:
             return await _told(sandbox.put(upload.path, upload.data, upload.packed))
 
     async def _close(self, request: ApiRequest) -> Any:
-        """End the sandbox. Harmless when repeated."""
+        """End the sandbox. Idempotent."""
 
         async def stop() -> Mapping[str, Any]:
             await self._endpoints.run(self._sandboxes.stop, request.path["reference"])
@@ -120,7 +120,7 @@ class _Routes:
 
 
 async def _told(doing: Awaitable[Any]) -> Any:
-    """Return the result, or the answer that has the client raise what went wrong."""
+    """Return the result, or the response that makes the client raise the error."""
     try:
         return await doing
     except RexError as error:

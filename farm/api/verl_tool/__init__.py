@@ -1,4 +1,5 @@
-"""VeRL-Tool's tool server: actions of trajectories that a trainer plays itself, each in a borrowed sandbox by its id.
+"""VeRL-Tool's tool server: actions of trajectories that a trainer runs itself, each trajectory in a borrowed sandbox.
 
-Source of the forms: TIGER-AI-Lab/verl-tool, verl_tool/servers and verl_tool/agent_loop/verltool_agent_loop.py.
+Source of the message formats: TIGER-AI-Lab/verl-tool, verl_tool/servers and
+verl_tool/agent_loop/verltool_agent_loop.py.
 """

@@ -1,5 +1,6 @@
-"""The body of `/get_observation`: an action for each of some trajectories. Fields that are none of its own are ignored,
-as its trainer has some for other servers.
+"""The body of `/get_observation`: an action for each of some trajectories.
+
+Unknown fields are ignored, as its trainer sends some for other servers.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ _MOST = 10_000
 
 @dataclass(frozen=True, slots=True)
 class TrajectoryStep:
-    """One action of one trajectory. Sent again it has the same `call_id`."""
+    """One action of one trajectory. Repeats have the same `call_id`."""
 
     trajectory_id: str
     action: str
@@ -34,7 +35,7 @@ class TrajectoryStep:
 
 
 class ObservationRequest(Request):
-    """Lists of one length. `finish` and `is_last_step` may also be extra fields, which come first."""
+    """Lists of one length. `finish` and `is_last_step` may also be extra fields, which have priority."""
 
     model_config = ConfigDict(extra="ignore")
 

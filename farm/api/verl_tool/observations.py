@@ -1,8 +1,8 @@
-"""Observations: the answers to actions. Whatever breaks is `valid=false` and shows the policy nothing.
+"""Observations: the answers to actions. After any error it is `valid=false` and shows the policy nothing.
 
-An action sent again, by a client that was cut off, is joined or answered from its sandbox's memory, and done once. The
-same action in a later turn is another: so the sandbox is told to forget an action when its client is there to be
-answered.
+An action that is repeated after a broken connection is joined, or answered from its sandbox's memory, and executed
+once. The same action in a later turn is a new one. So the sandbox is told to forget an action when its client is
+connected to receive the answer.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ T = TypeVar("T")
 log = logging.getLogger(__name__)
 
 _OUTAGES = (ServiceError, SandboxEnded, NotFound, InvalidRequest, Conflict)
-"""Errors of a sandbox or its node in place of a result; requests of clients were checked before."""
+"""Errors of a sandbox or its node in place of a result; requests of clients were validated before."""
 
 
 @dataclass(slots=True)
 class ActionObservation:
-    """The answer to one action; with the sandbox that was asked for it, if any was."""
+    """The answer to one action, with the sandbox that was called for it, if any."""
 
     shown: str | dict[str, Any]
     done: bool
@@ -57,7 +57,7 @@ class Observations:
         self.n_active = 0
 
     async def answer(self, request: ApiRequest) -> dict[str, Any]:
-        """Return the observations of a request. Nothing is begun if some of it is refused."""
+        """Return the observations of a request. If a part of it is refused, nothing is executed."""
         steps = request.parse_body(ObservationRequest).steps()
         for step in steps:
             self._sandboxes.check(step)
@@ -82,7 +82,7 @@ class Observations:
         }
 
     async def _of_all(self, steps: Sequence[TrajectoryStep]) -> list[_Answered]:
-        """Return the observations of each trajectory, made one after the other; of several trajectories at a time."""
+        """Return the observations of each trajectory, made one after the other; trajectories run concurrently."""
         by_trajectory: defaultdict[str, list[TrajectoryStep]] = defaultdict(list)
         for step in steps:
             by_trajectory[step.trajectory_id].append(step)
@@ -113,7 +113,7 @@ class Observations:
             values = {"name": action.tool, "arguments": dict(action.arguments), "timeout_s": limit_s}
             call = checked(SandboxToolCall, values)
         except InvalidRequest as error:
-            # it is the policy's own: too long, or no text
+            # caused by the policy: too long, or not text
             return ActionObservation({"obs": "", "invalid_reason": str(error)}, done=False, valid=False)
         clock = asyncio.get_running_loop().time
         began = clock()
@@ -125,7 +125,7 @@ class Observations:
         return ActionObservation(text, result.done, not result.refused, sandbox_id, queued_s)
 
     async def _settle(self, answered: _Answered) -> None:
-        """Have the actions of a trajectory that were answered forgotten, or its sandbox ended with its last step."""
+        """Forget the answered actions of a trajectory, or end its sandbox after its last step."""
         began = max((index + 1 for index, (step, _) in enumerate(answered) if step.finishes), default=0)
         asked = [each for each in answered[began:] if each[1].sandbox_id]
         try:
@@ -136,14 +136,14 @@ class Observations:
                 sent = SentCall("forget", serialization.written(forget), CALL_S)
                 await self._endpoints.nodes.call(asked[-1][1].sandbox_id, sent)
         except _OUTAGES as error:
-            # the next of them would be answered by the result of this one
+            # the next repeat would be answered by the result of this one
             for step, observation in asked:
                 lost = _outage(step, error)
                 observation.shown, observation.done, observation.valid = lost.shown, lost.done, lost.valid
 
 
 async def _all(works: Sequence[Coroutine[Any, Any, T]]) -> list[T]:
-    """Do all of these to their end. Raises the first error."""
+    """Run all of these to their end. Raises the first error."""
     results = await asyncio.gather(*works, return_exceptions=True)
     for result in results:
         if isinstance(result, BaseException):

@@ -1,5 +1,4 @@
-"""Actions, which are what a policy wrote up to a stop token, as calls of the farm's tools; and the form of what it is
-shown for one.
+"""Conversion of actions, the policy's texts up to a stop token, to tool calls of the farm, and of outputs to texts.
 
 Texts are searched in one pass: one that opens ten thousand blocks and closes none costs no more than another.
 """
@@ -30,7 +29,7 @@ _FORMS = (
     ("answer", re.compile("<answer>"), "</answer>"),
     ("tool_call", re.compile("<tool_call>"), "</tool_call>"),
 )
-"""Tools by the forms of their actions: what a block begins with, and what it ends with."""
+"""Tools by the forms of their actions: the begin and the end of a block."""
 _ARGUMENT = {"bash": "command", "python": "code", "search": "query"}
 _TAG = {"bash": "o", "python": "output"}
 
@@ -46,7 +45,7 @@ class ToolAction:
 
 
 def action_of(text: str) -> ToolAction | None:
-    """Return the call that an action is: the last block says of which tool. None if no block is whole."""
+    """Return the call of an action: the last block names the tool. None without a complete block."""
     last_end, found = 0, None
     for form in _FORMS:
         blocks = list(_blocks(text, *form[1:]))
@@ -64,7 +63,7 @@ def action_of(text: str) -> ToolAction | None:
 
 
 def _blocks(text: str, opening: re.Pattern[str], closing: str) -> Iterator[tuple[str, int]]:
-    """Yield what each whole block has inside, and where it ends."""
+    """Yield the content of each complete block, and its end."""
     at = 0
     while (begun := opening.search(text, at)) is not None:
         end = text.find(closing, begun.end())
@@ -88,7 +87,7 @@ def _json_call(text: str) -> ToolAction | None:
 
 
 def shown(text: str, action: ToolAction, output: str) -> str:
-    """Return the output of a tool as it goes on from the text of its action: in the block that this opened, if any."""
+    """Return the output of a tool as the continuation of its action's text: in the block that this opened, if any."""
     if action.tool == "search":
         return f"\n\n<information>{output.strip()}</information>\n\n"
     tag = _TAG[action.tool]

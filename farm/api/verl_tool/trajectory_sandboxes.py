@@ -1,7 +1,7 @@
 """The sandboxes of trajectories: each is borrowed under its trajectory's id, by which any API process finds it.
 
-One that ended without its client's doing, by its lease or with its node, is not begun anew: what the trajectory made
-there is lost, and an observation of an empty sandbox would say something else.
+A sandbox that ended by its lease or with its node is not replaced: the work of the trajectory is lost, and an
+observation of an empty sandbox would be wrong.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ class TrajectorySandboxes:
         self._borrower = endpoints.farm.sandboxes
 
     def check(self, step: TrajectoryStep) -> None:
-        """Raise InvalidRequest for a sandbox that cannot be had."""
+        """Raise InvalidRequest for an unavailable kind of sandbox."""
         self._borrower.check(_request(step))
 
     async def ready(self, step: TrajectoryStep) -> str:
-        """Return the id of a trajectory's sandbox once it runs, the new one of a new trajectory.
+        """Return the id of a trajectory's sandbox once it runs; a new trajectory gets a new one.
 
-        Raises SandboxEnded for one that was lost, Overloaded if there is no room for too long, and RequestRejected if
-        this API ends.
+        Raises SandboxEnded for one that was lost, Overloaded if there is no capacity for too long, and RequestRejected
+        if this API ends.
         """
         wait_s = settings().verl_tool_wait_s
         clock = asyncio.get_running_loop().time
@@ -60,7 +60,7 @@ class TrajectorySandboxes:
             raise state.ended_error()
         if _is_pending(state):
             self._check_open()
-            raise Overloaded(f"sandbox {state.sandbox_id} is {state.state} still, after {wait_s:g} s")
+            raise Overloaded(f"sandbox {state.sandbox_id} is still {state.state} after {wait_s:g} s")
         return state.sandbox_id
 
     def _found_or_begun(self, step: TrajectoryStep) -> BorrowedSandbox:
@@ -75,11 +75,11 @@ class TrajectorySandboxes:
             raise RequestRejected(ProblemDetails(503, "ServiceError", ends))
 
     async def finish(self, step: TrajectoryStep) -> None:
-        """End the sandbox of a trajectory, if it has one; its id may begin another then."""
+        """End the sandbox of a trajectory, if it has one; then its id may begin another."""
         await self._endpoints.run(self._borrower.finish_named, _name(step))
 
     def counts(self) -> dict[str, int]:
-        """Return how many there are that wait, start and run."""
+        """Return the number of waiting, starting and running sandboxes."""
         return {state.value: n for state, n in self._borrower.counts(_PREFIX).items()}
 
 

@@ -1,1 +1,1 @@
-"""Keys, their quotas, and the audit log of what was ordered with them."""
+"""API keys, their quotas, and the audit log of orders."""

@@ -1,7 +1,7 @@
-"""Keys of the API: named, with scopes and quotas, and hashed, so that the database gives no key away.
+"""API keys: named, with scopes and quotas, and stored as hashes, so that a leaked database reveals no key.
 
-A key is random and long, so that its plain SHA-256 cannot be guessed back, and looking it up tells nobody's time
-anything about another one.
+A key is long and random. So a plain SHA-256 is enough: it cannot be reversed by guessing, and the time of a lookup
+reveals nothing about other keys.
 """
 
 from __future__ import annotations
@@ -21,31 +21,31 @@ keys = cast(Table, ApiKeyRow.__table__)
 
 
 def digest_of(text: bytes) -> str:
-    """Return what is stored of a key's text."""
+    """Return the stored form of a key's text."""
     return hashlib.sha256(text).hexdigest()
 
 
 def add(connection: Connection, key: ApiKey, digest: str) -> None:
-    """Keep a new key. Raises Conflict if there is another one of its name."""
+    """Store a new key. Raises Conflict if its name is taken."""
     known = connection.execute(select(keys.c.digest).where(keys.c.name == key.name)).scalar_one_or_none()
     if known == digest:
         return
     if known is not None:
-        raise Conflict(f"there is a key {key.name!r} already: take another name, or revoke that one first")
+        raise Conflict(f"key {key.name!r} already exists: choose another name, or revoke that key first")
     values = {name: getattr(key, name) for name in ("name", "max_open", "max_engines", "max_rate", "created_by")}
     scopes = [scope.value for scope in key.scopes]
     connection.execute(insert(keys).values(**values, scopes=scopes, digest=digest, created_at=db_now()))
 
 
 def lock(connection: Connection, name: str) -> None:
-    """Have all that a quota of this key is checked for go one after the other. Raises Forbidden if it was revoked."""
+    """Serialize the transactions that check a quota of this key. Raises Forbidden if it was revoked."""
     row = select(keys.c.name).where(keys.c.name == name).with_for_update()
     if connection.execute(row).first() is None:
         raise Forbidden(f"key {name!r} was revoked")
 
 
 def revoke(connection: Connection, name: str) -> bool:
-    """Take a key from those that count. False if there was none of that name."""
+    """Remove a key. False if there was none of that name."""
     return is_plain(name) and connection.execute(delete(keys).where(keys.c.name == name)).rowcount == 1
 
 
@@ -55,7 +55,7 @@ def listing(connection: Connection) -> list[ApiKey]:
 
 
 def by_digest(connection: Connection) -> dict[str, ApiKey]:
-    """Return all keys by what is stored of their texts."""
+    """Return all keys by their stored form."""
     return {row.digest: _key(row) for row in connection.execute(select(keys))}
 
 

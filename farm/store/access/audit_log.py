@@ -1,4 +1,4 @@
-"""The audit log: each order of a caller, written in the transaction that carries it out."""
+"""The audit log: each order of a caller, written in the transaction that executes it."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ T = TypeVar("T")
 orders = cast(Table, AuditLogRow.__table__)
 
 MOST = 200_000
-"""The newest so many orders are kept."""
+"""The number of orders that are kept, the newest ones."""
 _PRUNE_EVERY = 1000
 _CHARS = 500
 
@@ -30,9 +30,9 @@ def logged(
     details: str | Callable[[T], str] = "",
     done: Callable[[T], bool] = lambda result: True,
 ) -> Work[T]:
-    """Return work that writes its order down as well, for the present caller, once it is `done`.
+    """Return work that also logs its order for the present caller, once it is `done`.
 
-    Work may run twice, as a commit's answer may be lost: the order is written once.
+    Work may run twice, as the answer to a commit may be lost; the order is logged once.
     """
     by, mark = current_caller().name, secrets.token_hex(8)
 
@@ -56,7 +56,7 @@ def _write(connection: Connection, mark: str, texts: list[str]) -> None:
 
 
 def page(connection: Connection, limit: int, before: int | None = None) -> list[LoggedOrder]:
-    """Return the newest orders, or the newest before one of that number; newest first."""
+    """Return the newest orders, or the newest ones before order number `before`; newest first."""
     older = True if before is None else orders.c.number < before
     columns = (orders.c.number, orders.c.at, orders.c.by, orders.c.verb, orders.c.target, orders.c.details)
     statement = select(*columns).where(older).order_by(orders.c.number.desc()).limit(limit)  # type: ignore[arg-type]
@@ -64,5 +64,5 @@ def page(connection: Connection, limit: int, before: int | None = None) -> list[
 
 
 def prune(connection: Connection, days: float) -> int:
-    """Remove orders that are older; how many."""
+    """Remove orders older than `days`; return how many."""
     return connection.execute(delete(orders).where(orders.c.at < db_now() - days * 86_400)).rowcount

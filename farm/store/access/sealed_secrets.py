@@ -1,8 +1,8 @@
-"""Secrets as the store holds them: keys of engines and secrets of batches, encrypted with the secret key of the farm.
+"""Secrets in the store: keys of engines and secrets of batches, encrypted with the secret key of the farm.
 
-That key is FARM_SECRET_KEY, else the file `secret_key` beside the SQLite file, or in FARM_HOME for another store; who
-first stores a secret makes it. The store has its fingerprint, so that whoever has another one learns it at once. A
-secret may also be `env:NAME`: then the store has the name alone, and each node reads its own variable.
+That key is FARM_SECRET_KEY, else the file `secret_key` next to the SQLite file, or in FARM_HOME for another store; the
+first process that stores a secret creates it. The store keeps its fingerprint, so that a process with another key fails
+at once. A secret may also be `env:NAME`: then the store has only the name, and each node reads its own variable.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ _known = cast(Table, SecretKeyRow.__table__)
 
 
 def sealed(connection: Connection, text: str, caller: Caller | None = None) -> str:
-    """Return a secret as it is stored.
+    """Return the stored form of a secret.
 
-    Raises NotAllowed without the key of the farm; InvalidRequest or Forbidden for a variable that may not be named.
+    Raises NotAllowed without the farm's secret key; InvalidRequest or Forbidden for a variable that may not be named.
     """
     if not text or text == "none":
         return text
@@ -48,15 +48,15 @@ def sealed(connection: Connection, text: str, caller: Caller | None = None) -> s
 
 
 def opened(url: URL, text: str) -> str:
-    """Return a stored secret as it was given, or the value of this process's variable that it names.
+    """Decrypt a stored secret, or return the value of the environment variable that it names.
 
-    Raises NotAllowed, which says what is missing here.
+    Raises NotAllowed, which names the missing key or variable.
     """
     if text.startswith(_REFERENCE):
         name = text.removeprefix(_REFERENCE)
         value = None if name.startswith(_OWN_VARIABLES) else os.environ.get(name)
         if value is None:
-            raise NotAllowed(f"node {settings().node} has no environment variable {name}, which a secret is read from")
+            raise NotAllowed(f"node {settings().node} has no environment variable {name}, which a secret refers to")
         return value
     if not text.startswith(_SEALED):
         return text
@@ -68,7 +68,7 @@ def opened(url: URL, text: str) -> str:
     try:
         return str(_fernet(key).decrypt(text.removeprefix(_SEALED)).decode())
     except InvalidToken:
-        raise NotAllowed(f"node {settings().node} has another secret key than the farm: {_MEND}") from None
+        raise NotAllowed(f"node {settings().node} has a different secret key than the farm: {_MEND}") from None
 
 
 def sealed_request(connection: Connection, stored: dict[str, Any], caller: Caller | None = None) -> dict[str, Any]:
@@ -77,12 +77,12 @@ def sealed_request(connection: Connection, stored: dict[str, Any], caller: Calle
 
 
 def opened_request(url: URL, stored: dict[str, Any]) -> dict[str, Any]:
-    """Return a stored request with its secrets as they were given. Raises as `opened`."""
+    """Return a stored request with its secrets decrypted. Raises as `opened`."""
     return _with_secrets(stored, lambda text: opened(url, text))
 
 
 def shown_request(stored: dict[str, Any]) -> dict[str, Any]:
-    """Return a stored request as a person may see it: without its secrets, sealed or not, and its webhook's path."""
+    """Return a stored request for display: without its secrets, sealed or not, and without its webhook's path."""
     shown = _with_secrets(stored, lambda text: "(secret)" if text else "")
     webhook = stored.get("webhook")
     return shown | {"webhook": webhook | {"url": shown_host(webhook["url"])}} if webhook else shown
@@ -101,7 +101,7 @@ def _with_secrets(stored: dict[str, Any], change: Callable[[str], str]) -> dict[
 
 
 def check_secret_key(connection: Connection) -> None:
-    """Raise NotAllowed in a process that cannot open the farm's secrets, if it has any."""
+    """Raise NotAllowed if the farm has secrets and this process cannot decrypt them."""
     fingerprint = _fingerprint_in(connection)
     if not fingerprint:
         return
@@ -109,16 +109,16 @@ def check_secret_key(connection: Connection) -> None:
     if not key:
         raise NotAllowed(f"node {settings().node} {_missing(connection.engine.url)}")
     if _fingerprint(key) != fingerprint:
-        raise NotAllowed(f"node {settings().node} has another secret key than the farm: {_MEND}")
+        raise NotAllowed(f"node {settings().node} has a different secret key than the farm: {_MEND}")
 
 
 def has_secrets(connection: Connection) -> bool:
-    """Return whether anything in the store is encrypted."""
+    """Return whether the store has any encrypted secret."""
     return bool(_fingerprint_in(connection))
 
 
 def secret_key_fault(connection: Connection) -> str:
-    """Return the reason this process cannot open the farm's secrets; empty if it can, or there are none."""
+    """Return the reason this process cannot decrypt the farm's secrets; empty if it can, or there are none."""
     try:
         check_secret_key(connection)
     except UsageError as error:
@@ -127,7 +127,7 @@ def secret_key_fault(connection: Connection) -> str:
 
 
 def known_secret_key(url: URL) -> str:
-    """Return the secret key that this process has; empty if it has none. Raises InvalidRequest for one too short."""
+    """Return the secret key of this process; empty if it has none. Raises InvalidRequest for one that is too short."""
     given = settings().secret_key.strip()
     if not given:
         try:
@@ -135,12 +135,12 @@ def known_secret_key(url: URL) -> str:
         except OSError:
             return ""
     if len(given) < _LEAST_CHARS:
-        raise InvalidRequest(f"a secret key has at least {_LEAST_CHARS} characters", field="FARM_SECRET_KEY")
+        raise InvalidRequest(f"the secret key must have at least {_LEAST_CHARS} characters", field="FARM_SECRET_KEY")
     return given
 
 
 def _registered_key(connection: Connection) -> str:
-    """Return the farm's secret key; make it if the farm has none yet. Raises NotAllowed if it has another one."""
+    """Return the farm's secret key; create it if there is none. Raises NotAllowed if this process has another one."""
     url = connection.engine.url
     if not _fingerprint_in(connection):
         key = known_secret_key(url) or _made(_folder(url))
@@ -162,7 +162,7 @@ def _folder(url: URL) -> Path:
 
 
 def secret_key_file(url: URL) -> Path:
-    """Return the place of the secret key of a store, where FARM_SECRET_KEY does not give it."""
+    """Return the path of a store's secret key file, used without FARM_SECRET_KEY."""
     return _folder(url) / FILE
 
 
@@ -176,7 +176,7 @@ def _fingerprint(key: str) -> str:
 
 
 def _fernet(key: str) -> Any:
-    # it takes a while to load, which those without secrets need not wait for
+    # imported here because it loads slowly and farms without secrets do not need it
     from cryptography.fernet import Fernet
 
     return Fernet(base64.urlsafe_b64encode(hashlib.sha256(key.encode()).digest()))
@@ -190,10 +190,10 @@ def _missing(url: URL) -> str:
 
 
 def _checked_reference(text: str, caller: Caller | None) -> str:
-    """Return `env:NAME`. Whoever may name a variable may have a node send it anywhere: that takes `operate`."""
+    """Return `env:NAME`. Naming a variable takes `operate`: its value may be sent to any address by a node."""
     name = text.removeprefix(_REFERENCE)
     if not _VARIABLE.fullmatch(name) or name.startswith(_OWN_VARIABLES):
-        raise InvalidRequest("env:NAME is a variable of the nodes, and none of the farm's own FARM_*", field="key")
+        raise InvalidRequest("env:NAME must name a variable of the nodes, but not the farm's own FARM_*", field="key")
     if caller is not None and not caller.may(Scope.OPERATE):
-        raise Forbidden(f"key {caller.name!r} may not have nodes read their variables, as by env:{name}: needs operate")
+        raise Forbidden(f"key {caller.name!r} may not use env:{name}: reading variables of nodes needs scope operate")
     return text

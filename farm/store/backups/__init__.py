@@ -1,1 +1,1 @@
-"""Backups of a store: one SQLite file, whichever database it is of, and whichever it is restored into."""
+"""Backups of a store, each one SQLite file; the backup and the store it is restored to may use any database."""

@@ -1,7 +1,7 @@
-"""Backup of a store, while its farm runs on, and restoring of one: what is in it is the store of one moment.
+"""Backup of a store while its farm runs, and restore of a backup. A backup is a consistent snapshot.
 
-Of SQLite the pages are copied, of Postgres the rows, both in one read transaction, which holds up no writer. A restore
-is one transaction, so it is made or it is not.
+SQLite is copied by pages and Postgres by rows, both in one read transaction, which blocks no writer. A restore is one
+transaction, so it is applied completely or not at all.
 """
 
 from __future__ import annotations
@@ -42,14 +42,15 @@ _ALIASES = "image_aliases.json"
 _PAGES = 1024
 _DAY_S = 86_400.0
 _NOT_MISSED = ("leaders", "epochs", "nodes", "engine_users", "histograms", "named_weights", "audit_log", "engines")
-"""The tables of a farm that nobody has used yet, but for its nodes and its first engine."""
+"""Tables that have rows in an unused farm, apart from its nodes and its first engine."""
 
 
 def back_up(store: Store, path: Path, check: Callable[[], object] = lambda: None) -> BackupFile:
-    """Write a store to a file, which is replaced once it is whole. Raises Conflict while another process does,
-    InvalidRequest for a file that is there and is no backup.
+    """Write a backup to `path`, which is replaced once the new file is complete.
 
-    `check` is called now and then, and may raise: then there is no file, or the one that was there.
+    Raises Conflict while another process writes it, InvalidRequest for an existing file that is no backup.
+
+    `check` is called now and then, and may raise: then `path` stays as it was.
     """
     check_replaceable(path)
     with new_file(path) as part:
@@ -63,7 +64,7 @@ def back_up(store: Store, path: Path, check: Callable[[], object] = lambda: None
         with contextlib.closing(sqlite3.connect(part)) as connection, connection:
             describe(connection, manifest, _files(store))
             connection.commit()
-            # one file, without a WAL beside it
+            # one file, without a WAL next to it
             connection.execute("PRAGMA journal_mode = DELETE")
         made = read_backup(part)
     return dataclasses.replace(made, path=path)
@@ -75,7 +76,7 @@ def _copy_pages(source: str, part: Path, check: Callable[[], object]) -> None:
         contextlib.closing(sqlite3.connect(address, uri=True, isolation_level=None)) as connection,
         contextlib.closing(sqlite3.connect(part)) as copy,
     ):
-        # with a snapshot of its own, a copy does not begin again at each write of another process
+        # with its own snapshot, a copy does not start over at each write of another process
         connection.execute("BEGIN")
         connection.execute("SELECT 1 FROM sqlite_master").fetchone()
         connection.backup(copy, pages=_PAGES, progress=lambda status, left, total: check())
@@ -88,7 +89,7 @@ def _copy_rows(store: Store, part: Path, check: Callable[[], object]) -> None:
             source.exec_driver_sql(f"SET LOCAL {name} = 0")
         copy.execute("PRAGMA synchronous = OFF")
         for table in TABLES:
-            copy.execute(f'DELETE FROM "{table.name}"')  # noqa: S608 - names of ours
+            copy.execute(f'DELETE FROM "{table.name}"')  # noqa: S608 - our own table names
             names = ", ".join(_as_text(column.name, column.type) for column in table.columns)
             marks = ", ".join("?" for _ in table.columns)
             query = f'SELECT {names} FROM "{table.name}"'  # noqa: S608
@@ -104,7 +105,7 @@ def _as_text(name: str, kind: object) -> str:
 
 
 def _files(store: Store) -> dict[str, bytes]:
-    """Return the files without which a store restored elsewhere is not the same farm, as far as they are there."""
+    """Return the farm's files that a store restored elsewhere needs to be the same farm, if they exist."""
     found = {}
     for name, path in _places(store).items():
         with contextlib.suppress(OSError):
@@ -118,10 +119,10 @@ def _places(store: Store) -> Mapping[str, Path]:
 
 
 def restore(store: Store, backup: BackupFile, replace: bool = False) -> list[Path]:
-    """Make a store what it was when a backup was made, and put the farm's files that are missing. Returns those.
+    """Restore a store from a backup, and the farm's files that are missing. Returns those files.
 
-    Whoever saw more of it than the backup has is told that it went back. Raises Conflict if something would be lost
-    that is not to be replaced, or a node lives; nothing is changed then.
+    Processes that saw a newer state of the store are told that it went back. Raises Conflict, and changes nothing, if
+    data would be lost without `replace`, or if a node is alive.
     """
     if migrations.revision(store) is None:
         migrations.migrate(store)
@@ -154,7 +155,7 @@ def restore(store: Store, backup: BackupFile, replace: bool = False) -> list[Pat
 
 
 def _end_all_life(connection: Connection) -> None:
-    """Have no node live and nobody hold anything: they did when the backup was made."""
+    """Expire the heartbeats and leases that were valid when the backup was made."""
     connection.execute(update(nodes).values(heartbeat_at=nodes.c.heartbeat_at - _DAY_S))
     connection.execute(update(leaders).values(expires_at=0.0))
     held = rollouts.c.lease_expires_at.is_not(None)
@@ -165,7 +166,7 @@ def _insert(connection: Connection, table: Table, backup: BackupFile) -> None:
     is_sqlite = connection.dialect.name == "sqlite"
     marks = ", ".join("?" if is_sqlite else "%s::json" if isinstance(c.type, JSON) else "%s" for c in table.columns)
     names = ", ".join(f'"{column.name}"' for column in table.columns)
-    statement = f'INSERT INTO "{table.name}" ({names}) VALUES ({marks})'  # noqa: S608 - names of ours
+    statement = f'INSERT INTO "{table.name}" ({names}) VALUES ({marks})'  # noqa: S608 - our own table names
     for rows in backup.rows(table):
         connection.exec_driver_sql(statement, rows)
 
@@ -175,7 +176,7 @@ def _check_target(connection: Connection, store: Store, replace: bool) -> None:
     names = connection.execute(select(nodes.c.node).where(alive)).scalars().all()
     if names:
         raise Conflict(
-            f"{store.name} is in use: node {names[0]} said something within {settings().node_timeout_s:g} s; end its "
+            f"{store.name} is in use: node {names[0]} sent a heartbeat within {settings().node_timeout_s:g} s; end its "
             "nodes first, or wait"
         )
     if replace:
@@ -184,7 +185,7 @@ def _check_target(connection: Connection, store: Store, replace: bool) -> None:
         if table.name not in _NOT_MISSED and connection.execute(select(literal(1)).select_from(table).limit(1)).first():
             n = connection.execute(select(func.count()).select_from(batches)).scalar_one()
             raise Conflict(
-                f"{store.name} has {n} batches and is not empty ({table.name}): --replace removes all that is in it"
+                f"{store.name} has {n} batches and is not empty ({table.name}): --replace removes all of its contents"
             )
 
 
@@ -201,7 +202,7 @@ def _put_files(store: Store, backup: BackupFile, replace: bool) -> list[Path]:
         if path.exists():
             if name == SECRET_KEY_FILE and path.read_text().strip() != text.strip():
                 if not replace:
-                    raise NotAllowed(f"{path} is another secret key than the backup's: move it away, or --replace")
+                    raise NotAllowed(f"{path} differs from the backup's secret key: move it away, or use --replace")
                 path.replace(_aside(path))
             else:
                 continue

@@ -1,7 +1,7 @@
-"""A backup: a SQLite file with the tables of a store at one moment, what it is of, and files of its farm's folder.
+"""A backup: a SQLite file with the tables of a store at one moment, a manifest, and files of the farm's folder.
 
-While it is made its name begins with a dot and its maker holds a lock on it; it gets its own name when it is whole and
-on the disk. What a killed maker left is taken over by the next of the same name.
+While it is written, its name begins with a dot and its writer holds a lock on it; it is renamed when it is complete and
+synced. The next backup of the same name replaces the incomplete file of a killed writer.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from farm.store.sql.schema import Base
 _MANIFEST, _FILES = "backup_manifest", "backup_files"
 _SIGN = b"SQLite format 3\0"
 TABLES = tuple(Base.metadata.sorted_tables)
-"""The tables of a store, each after those that it refers to."""
+"""The tables of a store, each after the tables that it refers to."""
 
 
 @dataclass(frozen=True, slots=True)
 class BackupFile:
-    """A whole backup that this version can read. `files` are those of the farm's folder, by name."""
+    """A complete backup that this version can read. `files` are those of the farm's folder, by name."""
 
     path: Path
     made_at: float
@@ -38,7 +38,7 @@ class BackupFile:
     files: Mapping[str, bytes]
 
     def rows(self, table: Table) -> Iterator[list[tuple[object, ...]]]:
-        """Yield the rows of a table, some at a time, with JSON as text."""
+        """Yield the rows of a table in chunks, with JSON as text."""
         names = ", ".join(f'"{column.name}"' for column in table.columns)
         with closing(_opened(self.path)) as connection:
             cursor = connection.execute(f'SELECT {names} FROM "{table.name}"')  # noqa: S608 - names of ours
@@ -51,20 +51,20 @@ _ROWS_OF_MEGABYTES = 4
 
 
 def rows_at_a_time(table: Table) -> int:
-    """Return how many rows of a table are held at a time: those with experts have megabytes each."""
+    """Return the chunk size for a table: rows with experts have megabytes each."""
     return _ROWS_OF_MEGABYTES if table.name == "call_experts" else _ROWS
 
 
 def read_backup(path: Path) -> BackupFile:
-    """Look a backup over. Raises InvalidRequest for what is none or is damaged, StoreUnavailable for another schema."""
+    """Check a backup. Raises InvalidRequest if it is none or damaged, StoreUnavailable for another schema."""
     with path.open("rb") as file:
         if file.read(len(_SIGN)) != _SIGN:
-            raise InvalidRequest(f"{path} is no backup of a farm", field="file")
+            raise InvalidRequest(f"{path} is not a backup of a farm", field="file")
     try:
         with closing(_opened(path)) as connection:
             tables = {name for (name,) in connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
             if not {_MANIFEST, _FILES} <= tables:
-                raise InvalidRequest(f"{path} is a database, and no backup that `farm backup` made", field="file")
+                raise InvalidRequest(f"{path} is a database, but not a backup made by `farm backup`", field="file")
             known = dict(connection.execute(f"SELECT name, value FROM {_MANIFEST}"))  # noqa: S608 - no text of others
             _check_schema(path, connection, known["version"])
             if (found := connection.execute("PRAGMA quick_check(1)").fetchone()[0]) != "ok":
@@ -77,14 +77,14 @@ def read_backup(path: Path) -> BackupFile:
 
 
 def check_replaceable(path: Path) -> None:
-    """Raise InvalidRequest for a file that is there and is no backup, such as the store itself."""
+    """Raise InvalidRequest for an existing file that is no backup, such as the store itself."""
     if not path.exists() or not path.stat().st_size:
         return
     try:
         with closing(_opened(path)) as connection:
-            connection.execute(f"SELECT name FROM {_MANIFEST}").fetchone()  # noqa: S608 - a name of ours
+            connection.execute(f"SELECT name FROM {_MANIFEST}").fetchone()  # noqa: S608 - our own table name
     except sqlite3.DatabaseError:
-        raise InvalidRequest(f"{path} is there and is no backup: name another file", field="file") from None
+        raise InvalidRequest(f"{path} exists and is not a backup: name another file", field="file") from None
 
 
 _COUNTED = ("batches", "rollouts")
@@ -104,7 +104,7 @@ def _check_schema(path: Path, connection: sqlite3.Connection, version: str) -> N
 
 
 def describe(connection: sqlite3.Connection, manifest: Mapping[str, str], files: Mapping[str, bytes]) -> None:
-    """Write into a backup what it is of, and the files of its farm."""
+    """Write the manifest and the farm's files into a backup."""
     connection.execute(f"CREATE TABLE {_MANIFEST} (name TEXT PRIMARY KEY, value TEXT)")
     connection.execute(f"CREATE TABLE {_FILES} (name TEXT PRIMARY KEY, data BLOB)")
     connection.executemany(f"INSERT INTO {_MANIFEST} VALUES (?, ?)", list(manifest.items()))  # noqa: S608
@@ -112,22 +112,22 @@ def describe(connection: sqlite3.Connection, manifest: Mapping[str, str], files:
 
 
 def _opened(path: Path) -> sqlite3.Connection:
-    # immutable: nobody writes it, and a folder that cannot be written has no place for a WAL
+    # immutable: nobody writes it, and in a read-only folder SQLite could not create a WAL
     return sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro&immutable=1", uri=True)
 
 
 @contextmanager
 def new_file(path: Path) -> Iterator[Path]:
-    """Yield an empty file for its owner alone, which gets the name `path` if the block succeeds; else it goes.
+    """Yield an empty file with owner-only access, which is renamed to `path` if the block succeeds, else removed.
 
-    Raises Conflict while another process makes this backup.
+    Raises Conflict while another process writes this backup.
     """
     part = path.with_name(f".{path.name}.part")
     with os.fdopen(os.open(part, os.O_RDWR | os.O_CREAT, 0o600), "r+b") as held:
         try:
             fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
-            raise Conflict(f"another process is making {path} now") from None
+            raise Conflict(f"another process is writing {path}: wait until it has finished") from None
         held.truncate(0)
         part.chmod(0o600)
         try:

@@ -1,6 +1,6 @@
-"""Artefacts of tool calls, which the model was not shown, such as a long output in full or an image.
+"""Artefacts of tool calls that the model did not see, such as the full text of a long output, or an image.
 
-The bytes of each are one zstandard frame. They go with the rollout, and belong to one attempt, as model calls do.
+Each is stored as one zstandard frame. They are deleted with the rollout, and belong to one attempt, like model calls.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ _LEVEL = 3
 
 
 def packed(data: bytes) -> bytes:
-    """Return data in its stored form, compressed."""
+    """Compress data to its stored form."""
     return zstandard.ZstdCompressor(level=_LEVEL).compress(data)
 
 
 def keep(connection: Connection, held: Claim, name: str, media_type: str, n_bytes: int, data: bytes) -> bool:
-    """Store an artefact, `packed`, for the holder of a claim. False if the claim is gone: then nothing happens."""
+    """Store an artefact, `packed`, for the holder of a claim. False if the claim is gone: then nothing is stored."""
     key = {"rollout_id": held.rollout_id, "attempt": held.attempt, "name": name}
     if connection.execute(select(artefacts.c.name).filter_by(**key)).first() is not None:
         return True
@@ -44,7 +44,7 @@ def keep(connection: Connection, held: Claim, name: str, media_type: str, n_byte
 
 
 def listing(connection: Connection, rollout_id: str) -> Sequence[KeptArtefact]:
-    """Return the artefacts of a rollout's last attempt that has any, as they came."""
+    """Return the artefacts of a rollout's last attempt that has any, in order of creation."""
     columns = (artefacts.c.name, artefacts.c.media_type, artefacts.c.n_bytes, func.length(artefacts.c.data))
     statement = (
         select(*columns, artefacts.c.attempt, artefacts.c.created_at)

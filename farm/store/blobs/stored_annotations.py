@@ -1,4 +1,4 @@
-"""Figures that trainers wrote about rollouts. They are added, never changed, and go with their rollout."""
+"""Annotations: values that trainers wrote about rollouts. They are never changed, and deleted with their rollout."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ annotation_rows = cast(Table, AnnotationRow.__table__)
 _segments = cast(Table, SegmentRow.__table__)
 
 _WHOLE = -1
-"""The row of a figure about the whole rollout: a primary key has no null."""
+"""The row number of a value about the whole rollout, because a primary key cannot be null."""
 _AT_A_TIME = 500
 _Key: TypeAlias = tuple[str, str, int]
-"""Rollout, name and row of a figure of one producer's step."""
+"""Rollout, name and row of a value of one producer's step."""
 
 
 def write(connection: Connection, new: NewAnnotations, caller: Caller) -> int:
-    """Store figures, all or none; return how many were not there.
+    """Store annotations, all or none; return how many were new.
 
-    Raises NotFound for a rollout that does not exist, InvalidRequest for one that has not ended and for tokens of
-    another number than the row has, Conflict for a figure that was written with another value, and Forbidden for
+    Raises NotFound for a rollout that does not exist, InvalidRequest for one that has not ended or if the number of
+    token values differs from the row's tokens, Conflict for one that was written with another value, and Forbidden for
     rollouts of another key.
     """
     by_key = _by_key(new)
@@ -55,7 +55,7 @@ def write(connection: Connection, new: NewAnnotations, caller: Caller) -> int:
     for key in by_key.keys() & known.keys():
         _check_same(known[key], by_key[key], new)
     added = [each for key, each in by_key.items() if key not in known]
-    # one statement of many values, which has one clock
+    # one statement with many rows, so that all have the same time
     now = connection.execute(select(db_now())).scalar_one()
     for start in range(0, len(added), _AT_A_TIME):
         connection.execute(
@@ -65,7 +65,7 @@ def write(connection: Connection, new: NewAnnotations, caller: Caller) -> int:
 
 
 def listing(connection: Connection, rollout_ids: Sequence[str]) -> Sequence[Annotation]:
-    """Return the figures about rollouts, as they were written."""
+    """Return the annotations of rollouts, in the order they were written."""
     statement = (
         select(annotation_rows)
         .where(annotation_rows.c.rollout_id.in_(rollout_ids))
@@ -81,7 +81,7 @@ def _by_key(new: NewAnnotations) -> dict[_Key, NewAnnotation]:
     for place, each in enumerate(new.annotations):
         key = (each.rollout_id, each.name, _WHOLE if each.row is None else each.row)
         if key in result:
-            raise InvalidRequest("it is there twice, for one rollout and row", field=f"annotations[{place}].name")
+            raise InvalidRequest("the name appears twice for one rollout and row", field=f"annotations[{place}].name")
         result[key] = each
     return result
 
@@ -106,7 +106,7 @@ def _check_ended(connection: Connection, ids: Sequence[str]) -> None:
 
 
 def _check_rows(connection: Connection, by_key: dict[_Key, NewAnnotation]) -> None:
-    """Check that rows exist, and have as many response tokens as the figures."""
+    """Check that rows exist, and have as many response tokens as the annotations have values."""
     wanted = sorted({(id, row) for id, _, row in by_key if row != _WHOLE})
     lengths: dict[tuple[str, int], int] = {}
     for some in _some(sorted({id for id, _ in wanted})):
@@ -121,7 +121,7 @@ def _check_rows(connection: Connection, by_key: dict[_Key, NewAnnotation]) -> No
             raise InvalidRequest(f"rollout {rollout_id} has no training row {row}", field="row")
         if each.tokens is not None and len(each.tokens) != n:
             raise InvalidRequest(
-                f"{name} has {len(each.tokens)} numbers, and the response of row {row} of {rollout_id} {n} tokens",
+                f"{name} has {len(each.tokens)} numbers, but the response of row {row} of {rollout_id} has {n} tokens",
                 field="tokens",
             )
 
@@ -132,8 +132,8 @@ def _check_same(row: Row[Any], each: NewAnnotation, new: NewAnnotations) -> None
     )
     if row.value != each.value or not same_tokens:
         raise Conflict(
-            f"{new.producer} has written {each.name} of {each.rollout_id} for step {new.step} with other values: "
-            "write it for another step, or by another name"
+            f"{new.producer} has already written {each.name} of {each.rollout_id} for step {new.step} with another "
+            "value: use another step or another name"
         )
 
 
@@ -149,5 +149,5 @@ def _annotation(row: Row[Any]) -> Annotation:
 
 
 def of_tokens(rollout_ids: Sequence[str]) -> Any:
-    """Return the condition for figures by token of rollouts, which are pruned with their training rows."""
+    """Return the condition for values by token of rollouts, which are pruned with their training rows."""
     return and_(annotation_rows.c.rollout_id.in_(rollout_ids), annotation_rows.c.tokens.is_not(None))

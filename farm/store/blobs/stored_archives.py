@@ -1,4 +1,4 @@
-"""Task archives: stored in compressed parts by their digest, and dropped when no batch names them any more."""
+"""Task archives: stored in compressed parts under their digest, and dropped when no batch uses them any more."""
 
 from __future__ import annotations
 
@@ -16,24 +16,24 @@ parts = cast(Table, ArchivePartRow.__table__)
 instances = cast(Table, InstanceRow.__table__)
 
 KEPT_S = 86_400.0
-"""Seconds for which an archive that no batch names is kept after its last upload, and a part of one not whole."""
+"""Seconds that an unused archive is kept after its last upload, and a part of an incomplete archive."""
 _CHUNK = 500
 
 
 def packed(data: bytes) -> bytes:
-    """Return a part in its stored form."""
+    """Compress a part to its stored form."""
     return zstandard.ZstdCompressor(level=3).compress(data)
 
 
 def state(connection: Connection, digest: str) -> tuple[int | None, Sequence[int]]:
-    """Return the number of parts of a whole archive, None if it is not whole, and the numbers of those there."""
+    """Return the number of parts of a complete archive, None if it is incomplete, and the numbers of stored parts."""
     n_parts = connection.execute(select(archives.c.n_parts).filter_by(digest=digest)).scalar()
     there = select(parts.c.number).where(parts.c.digest == digest).order_by(parts.c.number)
     return n_parts, list(connection.execute(there).scalars())
 
 
 def put_part(connection: Connection, digest: str, number: int, data: bytes, n_bytes: int) -> None:
-    """Store a part, `packed`, unless it is there or its archive is whole."""
+    """Store a part, `packed`, unless it exists or its archive is complete."""
     if connection.execute(select(archives.c.digest).filter_by(digest=digest)).first() is not None:
         return
     key = {"digest": digest, "number": number}
@@ -43,13 +43,13 @@ def put_part(connection: Connection, digest: str, number: int, data: bytes, n_by
 
 
 def part(connection: Connection, digest: str, number: int) -> bytes | None:
-    """Return the bytes of a part; None if there is none of that number."""
+    """Return the bytes of a part; None if it does not exist."""
     row = connection.execute(select(parts.c.data, parts.c.n_bytes).filter_by(digest=digest, number=number)).first()
     return None if row is None else zstandard.ZstdDecompressor().decompress(row.data, max_output_size=row.n_bytes)
 
 
 def complete(connection: Connection, digest: str, n_parts: int, n_bytes: int) -> None:
-    """Note that an archive is whole, or that it was uploaded again."""
+    """Mark an archive as complete, or as uploaded again."""
     if not keep(connection, [digest]):
         return
     row: dict[str, Any] = {"n_parts": n_parts, "n_bytes": n_bytes, "uploaded_at": db_now()}
@@ -57,9 +57,9 @@ def complete(connection: Connection, digest: str, n_parts: int, n_bytes: int) ->
 
 
 def keep(connection: Connection, digests: Collection[str]) -> list[str]:
-    """Keep archives for as long as if they were uploaded now; return those that are not there.
+    """Extend the life of archives as if they were uploaded now; return those that do not exist.
 
-    In the transaction that writes a batch, no sweep takes them away meanwhile.
+    Called in the transaction that writes a batch, so that no sweep removes them in between.
     """
     there: set[str] = set()
     wanted = sorted(set(digests))
@@ -71,13 +71,13 @@ def keep(connection: Connection, digests: Collection[str]) -> list[str]:
 
 
 def drop(connection: Connection, digest: str) -> None:
-    """Drop the parts of an archive that is not whole."""
+    """Drop the parts of an incomplete archive."""
     if connection.execute(select(archives.c.digest).filter_by(digest=digest)).first() is None:
         connection.execute(delete(parts).where(parts.c.digest == digest))
 
 
 def sweep(connection: Connection, kept_s: float = KEPT_S) -> list[str]:
-    """Drop the archives that no batch names and that were not uploaded for `kept_s`, and such parts of others.
+    """Drop archives that no batch uses and that were not uploaded for `kept_s`, and parts of incomplete ones.
 
     Returns the digests of the archives.
     """

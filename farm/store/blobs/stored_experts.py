@@ -1,7 +1,7 @@
-"""The experts that an engine recorded for the tokens of model calls, each call's apart from its other values.
+"""The experts that an engine recorded for the tokens of model calls, stored separately from the calls.
 
-A token has hundreds of bytes of them, where its id and log-probability have eight. So they are read for trainers alone,
-and each call has those of its new tokens, as it has new ids alone. They belong to one attempt, as model calls do.
+A token has hundreds of bytes of experts, but eight of id and log-probability. So experts are read only for trainers,
+and each call stores only those of its new tokens, like its ids. They belong to one attempt, as model calls do.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from farm.store.sql.schema import CallExpertsRow
 call_experts = cast(Table, CallExpertsRow.__table__)
 
 PAGE_BYTES = 64_000_000
-"""The most bytes of experts that a page of a stream has, unless one group alone has more."""
+"""The limit for the bytes of experts in a page of a stream; a single group may exceed it."""
 
 _PUT = {
     "sqlite": sqlite.insert(call_experts).on_conflict_do_nothing(),
@@ -31,7 +31,7 @@ _PUT = {
 
 
 def keep(connection: Connection, rollout_id: str, attempt: int, call_index: int, experts: CallExperts) -> None:
-    """Store the experts of a call, unless they are there: a write may be made twice."""
+    """Store the experts of a call, unless they exist: a write may be repeated."""
     if experts.ids is None:
         return
     _, n_layers, top_k = experts.ids.shape
@@ -41,7 +41,7 @@ def keep(connection: Connection, rollout_id: str, attempt: int, call_index: int,
 
 
 def first_fitting(connection: Connection, groups: Sequence[Sequence[Rollout]]) -> list[Rollout]:
-    """Return the rollouts of the first groups whose experts take at most PAGE_BYTES together; of one group at least."""
+    """Return the rollouts of the first groups whose experts fit in PAGE_BYTES together; at least one group."""
     sizes = _sizes(connection, [rollout.rollout_id for group in groups for rollout in group]) if groups else {}
     result: list[Rollout] = []
     room = PAGE_BYTES
@@ -54,7 +54,7 @@ def first_fitting(connection: Connection, groups: Sequence[Sequence[Rollout]]) -
 
 
 def _sizes(connection: Connection, rollout_ids: Sequence[str]) -> dict[str, int]:
-    """Rollout id → the bytes that the experts of its calls take in the store, for those that have any."""
+    """Return rollout id → stored bytes of its calls' experts, for rollouts that have any."""
     n_bytes = func.sum(func.length(call_experts.c.ids, type_=Integer))
     statement = (
         select(call_experts.c.rollout_id, n_bytes)
@@ -67,7 +67,7 @@ def _sizes(connection: Connection, rollout_ids: Sequence[str]) -> dict[str, int]
 def with_experts(
     connection: Connection, rollout_id: str, attempt: int, rows: Sequence[tuple[Segment, Iterable[Sequence[int]]]]
 ) -> list[Segment]:
-    """Return the rows of one attempt with their experts; each is given with its stretches, [begin, end, call, at]."""
+    """Return the rows of one attempt with their experts; each comes with its stretches, [begin, end, call, at]."""
     placed = [(row, [ExpertStretch(*each) for each in places]) for row, places in rows]
     named = {each.call for _, places in placed for each in places}
     of_calls = _of_calls(connection, rollout_id, attempt, named) if named else {}

@@ -1,8 +1,8 @@
-"""Invariants of a batch, checked in the database: nothing lost, nothing twice, nothing broken scored.
+"""The invariants of a batch, checked in the database: nothing lost, nothing doubled, no broken rollout scored.
 
 Each check is one statement, so it sees one snapshot on SQLite and on Postgres: concurrent transitions raise no false
-alarm, and any connection will do. The rules of a rollout are columns of one statement that reads a part of the batch
-once, so that the dispatcher can check all the time: part by part, as it shares its connection with others.
+alarm, and any connection will do. The rules for rollouts are columns of one statement that reads a part of the batch
+once. The dispatcher checks all the time, part by part, because it shares its connection with other work.
 """
 
 from __future__ import annotations
@@ -44,15 +44,15 @@ _deliveries = cast(Table, DeliveryRow.__table__)
 
 _RECENT_S = 600.0
 LIMIT = 1000
-"""So many violations of a batch are enough."""
+"""The maximum number of violations reported per batch."""
 _PART = 256
-"""Rollouts that are audited at a time: some 50 ms."""
+"""Rollouts audited per statement: about 50 ms."""
 _LARGEST = 1.7e308
-"""Between this and its negative lies every number that is neither infinite nor no number, on both databases."""
+"""Every finite number lies between this and its negative, in both databases; infinity and NaN do not."""
 
 
 def conservation(connection: Connection, batch_id: str) -> Conservation:
-    """Return the counts of submitted and ended or in-flight rollouts at one moment. Raises NotFound."""
+    """Return the submitted, ended and in-flight counts at one moment. Raises NotFound."""
 
     def counted(*states: State) -> ColumnElement[int]:
         return func.sum(case((rollouts.c.state.in_(states), 1), else_=0))
@@ -69,7 +69,7 @@ def conservation(connection: Connection, batch_id: str) -> Conservation:
             counted(State.COMPLETED),
             counted(State.FAILED),
             counted(State.CANCELLED),
-            # whatever else a row may say it has not ended
+            # whatever else its row says, it has not ended
             func.count(rollouts.c.rollout_id) - counted(*FINAL_STATES),
         )
         .select_from(batches)
@@ -95,7 +95,7 @@ def violations(connection: Connection, batch_id: str) -> list[Violation]:
 
 
 def parts(numbers: Conservation) -> Iterator[range]:
-    """Yield ranges of the groups of a batch that have some hundred rollouts each."""
+    """Yield ranges of a batch's groups, each with some hundred rollouts."""
     n_groups = len(numbers.groups)
     n_samples = max(1, numbers.batch.n_submitted // n_groups)
     step = max(1, _PART // n_samples)
@@ -114,8 +114,8 @@ def of_batch(connection: Connection, batch_id: str) -> tuple[Conservation, list[
 
 
 def open_batches(connection: Connection) -> list[str]:
-    """Return the batches with rollouts that have not ended or did so a short while ago, oldest first."""
-    # each reads an index: of what has not ended, and one entry of each batch, however large they are
+    """Return the batches with rollouts that are open or ended a short while ago, oldest first."""
+    # each reads an index: of open rollouts, and one entry per batch, however large the tables are
     live = batches.c.batch_id.in_(select(rollouts.c.batch_id).where(rollouts.c.finish_seq.is_(None)))
     last = (rollouts.c.batch_id == batches.c.batch_id, rollouts.c.finish_seq == batches.c.last_seq)
     lately = select(literal(1)).where(*last, rollouts.c.finished_at > db_now() - _RECENT_S).exists()
@@ -183,10 +183,10 @@ def _any(table: Table, *conditions: ColumnElement[bool]) -> ColumnElement[bool]:
 
 
 def _one_by_one(found: Select[Any]) -> Select[Any]:
-    """Return a query that Postgres runs for each row by itself, instead of reading the whole table for all at once.
+    """Return a query that Postgres runs separately for each row, instead of reading the whole table at once.
 
-    Most of a table belongs to ended rollouts, and the cost of a batch's audit must not grow with them. Only an OFFSET
-    keeps the planner from that.
+    Most rows belong to ended rollouts, and the cost of a batch's audit must not grow with them. Only an OFFSET prevents
+    the planner from reading them all.
     """
     return found.offset(0)
 
@@ -198,7 +198,7 @@ def _count(table: Table, *conditions: ColumnElement[bool]) -> ColumnElement[int]
 
 
 def _without(table: Table, other: Table, *conditions: ColumnElement[bool]) -> ColumnElement[bool]:
-    """Return the condition that a row of a table has no such row of the same attempt in another."""
+    """Return the condition that a row has no matching row of the same attempt in another table."""
     same = (other.c.rollout_id == table.c.rollout_id, other.c.attempt == table.c.attempt, *conditions)
     return ~_one_by_one(select(literal(1)).where(*same).correlate(table)).exists()
 
@@ -222,15 +222,15 @@ _played = and_(attempts.c.stage == Stage.RUN.value, attempts.c.result == "advanc
 _scoring = and_(attempts.c.stage == Stage.EVAL.value, attempts.c.result == "completed")
 
 _RULES: Sequence[tuple[str, ColumnElement[bool]]] = (
-    ("its state or its stage is none", or_(_row.state.not_in(sorted(State)), _row.stage.not_in(sorted(Stage)))),
-    ("it has ended without number, instant or outcome", and_(_final, or_(*(each.is_(None) for each in _ended)))),
+    ("its state or its stage is unknown", or_(_row.state.not_in(sorted(State)), _row.stage.not_in(sorted(Stage)))),
+    ("it has ended without number, time or outcome", and_(_final, or_(*(each.is_(None) for each in _ended)))),
     (
-        "it has not ended, but has a number, an instant or an outcome",
+        "it has not ended, but has a number, a time or an outcome",
         and_(not_(_final), or_(*(each.is_not(None) for each in _ended))),
     ),
-    ("its number was never given out", or_(_row.finish_seq < 1, _row.finish_seq > batches.c.last_seq)),
+    ("its number was never assigned", or_(_row.finish_seq < 1, _row.finish_seq > batches.c.last_seq)),
     ("it is completed without a reward", and_(_completed, _row.reward.is_(None))),
-    ("its reward is no finite number", not_(_row.reward.between(-_LARGEST, _LARGEST))),
+    ("its reward is not finite", not_(_row.reward.between(-_LARGEST, _LARGEST))),
     (
         "its reward is not its newest score",
         and_(
@@ -239,7 +239,7 @@ _RULES: Sequence[tuple[str, ColumnElement[bool]]] = (
         ),
     ),
     (
-        "it is completed, but the policy did not end it so",
+        "it is completed, but its outcome is not one of the policy",
         and_(
             _completed,
             or_(_row.outcome.not_in(_policys), _row.policy_outcome.is_(None), _row.outcome != _row.policy_outcome),
@@ -252,9 +252,9 @@ _RULES: Sequence[tuple[str, ColumnElement[bool]]] = (
         and_(not_(_completed), _any(rewards, rewards.c.attempt == _row.attempt)),
     ),
     ("it was scored once, and ended without a score", and_(_final, not_(_completed), _any(rewards))),
-    ("it was scored in an attempt that never was", _any(rewards, rewards.c.attempt > _row.attempt)),
+    ("it was scored in an attempt that does not exist", _any(rewards, rewards.c.attempt > _row.attempt)),
     (
-        "it has a score that was not given, or was given one that it has not",
+        "its scores and its scoring attempts do not match",
         and_(
             _whole,
             or_(
@@ -264,14 +264,14 @@ _RULES: Sequence[tuple[str, ColumnElement[bool]]] = (
         ),
     ),
     (
-        "it has failed, but not by a fault that has a name",
+        "it has failed without a known kind of failure",
         and_(
             _row.state == State.FAILED.value,
             or_(_row.failure_kind.is_(None), _row.outcome != _row.failure_kind, _row.outcome.not_in(_ours)),
         ),
     ),
     (
-        "it is cancelled and not, at once",
+        "its state and its outcome disagree on whether it is cancelled",
         (_row.state == State.CANCELLED.value) != (func.coalesce(_row.outcome, "") == Outcome.CANCELLED.value),
     ),
     (
@@ -279,27 +279,30 @@ _RULES: Sequence[tuple[str, ColumnElement[bool]]] = (
         and_(_active, or_(_row.owner.is_(None), _row.lease_expires_at.is_(None), _row.node.is_(None))),
     ),
     (
-        "it is not active, but somebody owns it",
+        "it is not active, but has an owner",
         and_(not_(_active), or_(_row.owner.is_not(None), _row.lease_expires_at.is_not(None))),
     ),
     (
-        "it is active, but its owner's is not the one attempt under way",
+        "it is active, but its owner does not have the only open attempt",
         and_(_active, or_(not_(_any(attempts, _under_way, _owners)), _count(attempts, _under_way) > 1)),
     ),
-    ("it is not active, but an attempt is under way", and_(not_(_active), _any(attempts, _under_way))),
-    ("it has an attempt that never was", or_(_row.attempt < 1, _any(attempts, attempts.c.attempt > _row.attempt))),
+    ("it is not active, but has an open attempt", and_(not_(_active), _any(attempts, _under_way))),
     (
-        "it has failed, was lost or was played anew more often than its batch allows",
+        "it has an attempt after its last",
+        or_(_row.attempt < 1, _any(attempts, attempts.c.attempt > _row.attempt)),
+    ),
+    (
+        "it has failed, was lost or was restarted more often than its batch allows",
         or_(
             _row.n_failures > batches.c.max_attempts,
             _row.n_lost > batches.c.max_losses + 1,
             _row.n_restarts > batches.c.max_attempts + 1,
         ),
     ),
-    ("it has failed or was lost less often than never", or_(_row.n_failures < 0, _row.n_lost < 0)),
-    ("it is to be played where no sandbox is", and_(not_(_final), _row.stage == Stage.RUN.value, _row.node.is_(None))),
+    ("it has a negative count of failures or losses", or_(_row.n_failures < 0, _row.n_lost < 0)),
+    ("it is to be run, but has no node", and_(not_(_final), _row.stage == Stage.RUN.value, _row.node.is_(None))),
     (
-        "it is to be scored, but was not played to the end, once",
+        "it is to be scored, but does not have exactly one completed run",
         and_(
             _whole,
             _in_eval,
@@ -307,13 +310,13 @@ _RULES: Sequence[tuple[str, ColumnElement[bool]]] = (
         ),
     ),
     (
-        "it was not played to the end, but has what comes of that",
+        "it has the results of a run, but no completed run",
         and_(
             not_(_in_eval),
             or_(_row.policy_outcome.is_not(None), _row.submission.is_not(None), _any(attempts, _played)),
         ),
     ),
-    ("it has another number of training rows than it says", and_(_whole, _count(_segments) != _row.n_segments)),
+    ("its number of training rows differs from its count", and_(_whole, _count(_segments) != _row.n_segments)),
     (
         "it has training rows of an attempt that does not count",
         _any(_segments, _without(_segments, attempts, _played)),

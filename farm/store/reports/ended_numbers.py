@@ -1,4 +1,4 @@
-"""Numbers of the newest rollouts of a batch that ended, from which figures are drawn."""
+"""Numbers of the rollouts of a batch that ended last, for charts."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from farm.store.reports.rollout_table import conditions
 from farm.store.rollouts import rollouts
 
 NEWEST = 5000
-"""Rollouts that figures of a batch are made of."""
+"""Rollouts per chart of a batch."""
 
 
 @dataclass(frozen=True, slots=True)
 class EndedNumbers:
-    """One ended rollout in numbers; instants as in the store."""
+    """One ended rollout in numbers; times as in the store."""
 
     group_index: int
     data_source: str
@@ -35,7 +35,7 @@ class EndedNumbers:
 def newest_ended(
     connection: Connection, batch_id: str, limit: int = NEWEST, wanted: RolloutFilter = EVERY
 ) -> Sequence[EndedNumbers]:
-    """Return the rollouts of a batch that ended last and meet a filter, newest first."""
+    """Return the last ended rollouts of a batch that match a filter, newest first."""
     row = rollouts.c
     columns = (row.group_index, row.data_source, row.outcome, row.reward, row.n_turns, row.n_response_tokens)
     more = (row.submitted_at, row.finished_at, row.version_min, row.version_max, row.n_restarts)
@@ -49,7 +49,7 @@ def newest_ended(
 
 
 def last_ends(connection: Connection, batch_id: str, limit: int = 100) -> Sequence[float]:
-    """Return when the last rollouts of a batch ended, newest first."""
+    """Return the end times of the last ended rollouts of a batch, newest first."""
     row = rollouts.c
     statement = (
         select(row.finished_at)
@@ -61,7 +61,7 @@ def last_ends(connection: Connection, batch_id: str, limit: int = 100) -> Sequen
 
 
 def live_by_node(connection: Connection) -> Sequence[tuple[str, str, str, int]]:
-    """Return (node, stage, state, count) of all rollouts that have been placed and have not ended."""
+    """Return (node, stage, state, count) of all placed rollouts that have not ended."""
     row = rollouts.c
     statement = (
         select(row.node, row.stage, row.state, func.count(literal(1)))

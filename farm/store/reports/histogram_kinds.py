@@ -14,14 +14,14 @@ _LARGEST = sys.float_info.max
 _SECONDS = (0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0, 300.0, 1000.0, 3000.0, 10000.0)
 _TOKENS = (16.0, 64.0, 256.0, 1024.0, 4096.0, 16384.0, 65536.0, 262144.0)
 _REWARDS = (0.0, 0.25, 0.5, 0.75, 1.0, 2.0, 5.0)
-"""None is below 0, as such a histogram would have no sum. Rewards may be, so theirs may fall: `delta` fits it."""
+"""No bound is below 0, as such a histogram would have no sum. Rewards may be negative, so use `delta` on theirs."""
 
 
 @dataclass(frozen=True, slots=True)
 class HistogramKind:
     """One histogram, or a counter if it has no buckets. `bounds` are the upper bounds of its buckets.
 
-    All values that its label takes are known, so that nothing that is played adds another.
+    All values of its label are known in advance, so that rollouts cannot add others.
     """
 
     name: str
@@ -48,7 +48,7 @@ KINDS = {kind.name: kind for kind in (REWARDS, TOKENS, TURNS, CALLS, WORK, QUEUE
 
 @dataclass(slots=True)
 class Counts:
-    """The number of values that fell in each bucket of a histogram, and their sum."""
+    """The number of values in each bucket of a histogram, and their sum."""
 
     kind: HistogramKind
     counts: list[int] = field(default_factory=list)
@@ -56,7 +56,7 @@ class Counts:
 
     def __post_init__(self) -> None:
         if len(self.counts) != len(self.kind.bounds) + 1:
-            # none, or those of a version with other buckets
+            # no counts, or counts of a version with other buckets
             self.counts, self.total = [0] * (len(self.kind.bounds) + 1), 0.0
 
     def count(self, values: Iterable[float]) -> None:
@@ -65,16 +65,16 @@ class Counts:
             self._add_total(value)
 
     def add(self, counts: Sequence[int], total: float) -> None:
-        """Add what was counted elsewhere."""
+        """Add counts of another process."""
         self.counts = [one + other for one, other in zip(self.counts, counts, strict=True)]
         self._add_total(total)
 
     def _add_total(self, value: float) -> None:
-        """Add to the sum, which stays finite: two that are not may have none, and SQLite stores no such number."""
+        """Add to the sum, which stays finite: two infinite values may have no sum, and SQLite cannot store NaN."""
         self.total = max(-_LARGEST, min(_LARGEST, self.total + value))
 
     def cumulative(self) -> list[tuple[str, float]]:
-        """Return the buckets as Prometheus has them: each with all that is below."""
+        """Return cumulative buckets, as in Prometheus."""
         result, n = [], 0
         for bound, count in zip([*map(repr, self.kind.bounds), "+Inf"], self.counts, strict=True):
             n += count

@@ -1,7 +1,8 @@
-"""The histograms of all that was ever played, kept in the store: each ended rollout is counted once.
+"""The histograms of all rollouts ever, kept in the store: each ended rollout is counted once.
 
-The leading dispatcher counts what ended since it last did, off every transition's way, so they only grow: whoever
-serves them may end, and batches may be deleted. What is scored again before it was counted counts as of its last score.
+The leading dispatcher counts the rollouts that ended since the last time, outside all transitions. So histograms only
+grow: the process that serves them may end, and batches may be deleted. A rollout that is scored again before it was
+counted is counted with its last score.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ Histograms: TypeAlias = dict[tuple[str, str], Counts]
 
 _MOST_BATCHES = 50
 _MOST_ROLLOUTS = 1000
-"""The most of one batch that are counted at a time; the rest has its turn next."""
+"""The number of one batch's rollouts that are counted at a time; the rest is counted in the next round."""
 _histograms = cast(Table, HistogramRow.__table__)
 _measured = cast(Table, MeasuredBatchRow.__table__)
 _calls = cast(Table, ModelCallRow.__table__)
@@ -45,11 +46,11 @@ _scored_before = (
     .correlate(rollouts)
     .scalar_subquery()
 )
-"""The attempt of the score before the one that counts: what came until then was counted with that."""
+"""The attempt of the previous score: everything up to it was counted with that score."""
 
 
 def uncounted(connection: Connection) -> Sequence[tuple[str, int, int]]:
-    """Return batches with rollouts that are not counted yet, and the numbers after which and up to which they are."""
+    """Return batches with uncounted rollouts, with the last counted and the last assigned number of each."""
     seq = func.coalesce(_measured.c.seq, 0)
     statement = (
         select(batches.c.batch_id, seq, batches.c.last_seq)
@@ -64,7 +65,7 @@ def uncounted(connection: Connection) -> Sequence[tuple[str, int, int]]:
 
 
 def counted(connection: Connection, batch_id: str, after: int, last: int) -> Histograms:
-    """Return the histograms of the rollouts of a batch that ended with numbers after one, up to another."""
+    """Return the histograms of the rollouts of a batch with end numbers in (`after`, `last`]."""
     row = rollouts.c
     columns = (row.rollout_id, row.state, row.outcome, row.reward, row.n_turns, row.n_response_tokens)
     took = (row.finished_at - row.submitted_at).label("took_s")
@@ -108,7 +109,7 @@ def _count_stages(connection: Connection, found: Histograms, which: ColumnElemen
 
 
 def _count_calls(connection: Connection, found: Histograms, which: ColumnElement[bool], before: int) -> None:
-    """Count calls in the database: there are a hundred times as many as rollouts."""
+    """Count calls in the database, as there are a hundred times as many as rollouts."""
     latency = _calls.c.latency_s
     edges = [(None, CALLS.bounds[0]), *zip(CALLS.bounds, CALLS.bounds[1:], strict=False), (CALLS.bounds[-1], None)]
     counts = [func.sum(case((_between(latency, low, high), 1), else_=0)) for low, high in edges]
@@ -123,16 +124,16 @@ def _between(value: ColumnElement[Any], low: float | None, high: float | None) -
 
 
 def add(connection: Connection, batch_id: str, after: int, last: int, found: Histograms) -> bool:
-    """Add what was counted of a batch; False if that was done already, by another or by this very call."""
+    """Add the counts of a batch; False if this was done already, by another process or an earlier try."""
     moved = update(_measured).where(_measured.c.batch_id == batch_id, _measured.c.seq == after).values(seq=last)
     if connection.execute(moved).rowcount == 0:
         none = ~select(literal(1)).where(_measured.c.batch_id == batch_id).exists()
-        # of a batch that is gone meanwhile, or that another has begun with, nothing is added
+        # nothing is added for a batch that is gone, or that another process has begun to count
         source = select(batches.c.batch_id, literal(last)).where(
             batches.c.batch_id == batch_id, none, literal(after) == 0
         )
         begin = insert(_measured).from_select(["batch_id", "seq"], source).returning(_measured.c.seq)
-        # a rescore that is under way resets the sums of the batch, and would not see a row that is new
+        # a concurrent rescore resets the sums of the batch, and would not see a new row
         lock_batches(connection, [batch_id])
         if connection.execute(begin).first() is None:
             return False
@@ -151,7 +152,7 @@ def add(connection: Connection, batch_id: str, after: int, last: int, found: His
 
 
 def stored(connection: Connection, lock: bool = False) -> Histograms:
-    """Return all histograms that something was counted in."""
+    """Return all histograms that have counts."""
     names = or_(*[_histograms.c.name == name for name in KINDS])
     statement = select(_histograms).where(names)
     rows = connection.execute(statement.with_for_update() if lock else statement)
@@ -159,6 +160,6 @@ def stored(connection: Connection, lock: bool = False) -> Histograms:
 
 
 def complete(found: Mapping[tuple[str, str], Counts]) -> Histograms:
-    """Return the histograms with an empty one for each value of a label that nothing was counted for."""
+    """Return the histograms with an empty one for each label value without counts."""
     keys = [(kind.name, value) for kind in KINDS.values() for value in kind.values]
     return {key: found.get(key) or Counts(KINDS[key[0]]) for key in keys}

@@ -1,4 +1,4 @@
-"""Rollouts of batches of one whose idempotency keys begin alike, with what was said of them at submit."""
+"""Rollouts of batches of one whose idempotency keys share a prefix, with the metadata of their submit."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ def any_unplaced(connection: Connection, prefix: str) -> bool:
 
 
 def place_ended(connection: Connection, prefix: str) -> int:
-    """Give places to those that have ended and have none, after all others, in the order of their ends. How many.
+    """Assign places to ended rollouts without one, after all others, in the order of their ends; return how many.
 
-    Whatever is committed late is found late, and skips nobody. Raises IntegrityError if another gives these places at
-    the same moment: then they have them.
+    A rollout that is committed late gets a later place, and is not skipped. Raises IntegrityError if another process
+    assigns these places at the same moment: then they have them.
     """
     found = connection.execute(_unplaced(prefix)).scalars().all()
     last = _last_place(connection, prefix)
@@ -47,9 +47,9 @@ def place_ended(connection: Connection, prefix: str) -> int:
 def ended(
     connection: Connection, prefix: str, consumer: str, after: int, limit: int
 ) -> tuple[Sequence[tuple[dict[str, Any], Rollout, bool]], int, int]:
-    """Return those after a place, in the order of places, each with whether a consumer acknowledged it.
+    """Return the rollouts after a place, in order of places, each with whether a consumer acknowledged it.
 
-    And the place of the last of them, `after` if there is none, and the last place of all.
+    Also returns the place of the last of them, `after` if there is none, and the last place of all.
     """
     mine = and_(places.c.batch_id == batches.c.batch_id, places.c.protocol == prefix)
     told = _joined(prefix, consumer).add_columns(places.c.place).join(places, mine)

@@ -1,4 +1,4 @@
-"""Batches whose idempotency keys begin alike, as those do that one client of a protocol submitted."""
+"""Batches whose idempotency keys share a prefix, as all batches of one protocol's client do."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _live = rollouts.c.finish_seq.is_(None)
 
 
 def open_batches(connection: Connection, prefix: str) -> dict[str, str]:
-    """Return those that have rollouts which have not ended: their keys by their ids."""
+    """Return those with open rollouts: batch id → key."""
     joined = select(batches.c.batch_id, batches.c.idempotency_key).join(
         rollouts, rollouts.c.batch_id == batches.c.batch_id
     )
@@ -31,7 +31,7 @@ def batches_named(connection: Connection, prefix: str) -> list[str]:
 
 
 def open_counts(connection: Connection, prefix: str) -> dict[tuple[Stage, State], int]:
-    """Return how many of their rollouts have not ended, by stage and state."""
+    """Return the number of their open rollouts by stage and state."""
     n = func.count(literal(1))
     joined = select(rollouts.c.stage, rollouts.c.state, n).join(batches, rollouts.c.batch_id == batches.c.batch_id)
     of_prefix = batches.c.idempotency_key.startswith(prefix, autoescape=True)
@@ -41,7 +41,7 @@ def open_counts(connection: Connection, prefix: str) -> dict[tuple[Stage, State]
 
 @dataclass(frozen=True, slots=True)
 class KeyedSummary:
-    """A batch in a line, with the metadata that it was submitted with; `updated_at` is of its last end."""
+    """A summary of a batch with the metadata of its submit; `updated_at` is the time of its last end."""
 
     metadata: dict[str, Any]
     n_rollouts: int
@@ -53,7 +53,7 @@ class KeyedSummary:
 
 
 def summaries(connection: Connection, prefix: str) -> Iterator[KeyedSummary]:
-    """Yield all of them, newest first, in one statement that is read as far as it is asked for."""
+    """Yield summaries of all, newest first, from one statement that is read lazily."""
     completed = case((rollouts.c.state == State.COMPLETED.value, 1), else_=0)
     was_cancelled = case((rollouts.c.state == State.CANCELLED.value, 1), else_=0)
     counts = (

@@ -1,4 +1,4 @@
-"""The cost of each rollout that ended: seconds of waiting, work and model calls, and tokens; lost attempts included."""
+"""The cost of each ended rollout: seconds of waiting, work and model calls, and tokens; lost attempts included."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ from farm.store.sql.schema import ModelCallRow
 NEWEST = 500
 """Rollouts of a batch whose costs are added up."""
 TRAINED = "trained"
-"""The name of a trainer's figure that says whether a rollout was trained on: 0 if it was left out."""
+"""The name of a trainer's annotation that says whether a rollout was trained on: 0 if it was left out."""
 _calls = cast(Table, ModelCallRow.__table__)
 
 
 @dataclass(frozen=True, slots=True)
 class RolloutCost:
-    """One ended rollout: how it ended, and what it took in all its attempts.
+    """One ended rollout: how it ended, and the cost of all its attempts.
 
-    `waited_s` are seconds in queues, `worked_s` of stages, `lost_s` those of attempts that did not count, `called_s` of
-    model calls and `called_tokens` what they sampled; the last two are 0 once model calls were pruned. `left_out` is
-    true if a trainer wrote that it did not train on it.
+    `waited_s` is the time in queues, `worked_s` the time of stages, `lost_s` that of attempts that did not count,
+    `called_s` that of model calls and `called_tokens` what they sampled; the last two are 0 once model calls were
+    pruned. `left_out` is true if a trainer wrote that it did not train on it.
     """
 
     rollout_id: str
@@ -49,7 +49,7 @@ class RolloutCost:
 
 
 def newest_costs(connection: Connection, batch_id: str, limit: int = NEWEST) -> Sequence[RolloutCost]:
-    """Return the rollouts of a batch that ended last, newest first."""
+    """Return the last ended rollouts of a batch, newest first."""
     row = rollouts.c
     newest = _newest(batch_id, limit)
     columns = (row.group_index, row.data_source, row.state, row.outcome, row.reward, row.n_turns)
@@ -93,7 +93,7 @@ def newest_costs(connection: Connection, batch_id: str, limit: int = NEWEST) -> 
 
 
 def newest_meeting(connection: Connection, batch_id: str, wanted: RolloutFilter, limit: int = NEWEST) -> frozenset[str]:
-    """Return the ids of those of the rollouts of `newest_costs` that meet a filter."""
+    """Return the ids of the rollouts of `newest_costs` that match a filter."""
     newest = _newest(batch_id, limit)
     statement = select(newest.c.rollout_id).join(rollouts, rollouts.c.rollout_id == newest.c.rollout_id)
     return frozenset(connection.execute(statement.where(*conditions(wanted))).scalars())

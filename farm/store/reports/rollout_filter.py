@@ -1,4 +1,4 @@
-"""Filters of a batch's rollouts: each field is a condition that a rollout must meet, and empty ones are none."""
+"""Filters of a batch's rollouts: each field is a condition on a rollout; empty fields are no condition."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ _Text = Annotated[Name, Field(max_length=200)]
 class RolloutFilter(Request):
     """Conditions on rollouts, and their order.
 
-    `ours` is True for those that the farm broke, False for those that their policy ended. `message` is part of the
+    `ours` is True for rollouts that the farm broke, False for those that their policy ended. `message` is part of the
     failure's text, `engine` the URL of one that answered a call, `version` weights that sampled a token. `seconds` are
-    from submission to the end. `newest` are those that ended last; those that have not ended are shown only by their
-    `state`, queued or active.
+    counted from submission to end. `newest` is the order by end. Open rollouts are shown only with `state` queued or
+    active.
     """
 
     state: State | None = None
@@ -50,9 +50,9 @@ class RolloutFilter(Request):
 
     @property
     def is_of_live(self) -> bool:
-        """True if it is for rollouts that have not ended."""
+        """True if the filter selects open rollouts."""
         return self.state in (State.QUEUED, State.ACTIVE)
 
 
 EVERY = RolloutFilter()
-"""The filter that every rollout meets that has ended."""
+"""The filter for all ended rollouts."""

@@ -1,7 +1,6 @@
-"""Rollouts of a batch that meet a filter, a page at a time: a page costs the same however many there are before it.
+"""Filtered rollouts of a batch in pages: the cost of a page does not depend on the number of rows before it.
 
-A page begins after the last row of the one before, by the value that it is ordered by and then by id, so rows that
-come meanwhile move nothing.
+A page begins after the last row of the previous page, by the sort value and then by id, so new rows do not shift it.
 """
 
 from __future__ import annotations
@@ -48,7 +47,7 @@ class RolloutPage:
 
 
 def page(connection: Connection, batch_id: str, wanted: RolloutFilter, after: str = "", limit: int = 50) -> RolloutPage:
-    """Return the page that begins after a cursor. Raises InvalidRequest for one that no page gave."""
+    """Return the page that begins after a cursor. Raises InvalidRequest for an invalid cursor."""
     statement = select(rollouts).where(_row.batch_id == batch_id, *conditions(wanted))
     statement = _by_place(statement, after) if wanted.is_of_live else _by_value(statement, wanted, after)
     result = rollouts_by(connection, statement.limit(limit + 1))
@@ -58,7 +57,7 @@ def page(connection: Connection, batch_id: str, wanted: RolloutFilter, after: st
 
 
 def conditions(wanted: RolloutFilter) -> list[ColumnElement[bool]]:
-    """Return the conditions of a filter; one of those that have ended where it names no state of the others."""
+    """Return the conditions of a filter; ended rollouts, unless its `state` names an open state."""
     result: list[ColumnElement[bool]] = []
     if wanted.is_of_live:
         result.append(_row.finish_seq.is_(None))
@@ -98,7 +97,7 @@ def conditions(wanted: RolloutFilter) -> list[ColumnElement[bool]]:
         if most is not None:
             result.append(column <= most)
     if wanted.order == "reward":
-        # without a score it has no place in this order
+        # rollouts without a score have no place in this order
         result.append(_row.reward.is_not(None))
     return result
 
@@ -120,7 +119,7 @@ def _by_value(statement: Select[Any], wanted: RolloutFilter, after: str) -> Sele
 
 
 def _by_place(statement: Select[Any], after: str) -> Select[Any]:
-    """Order those that have not ended by group and sample."""
+    """Order open rollouts by group and sample."""
     if after:
         group, sample = _parsed(after)
         if not _is_index(group) or not _is_index(sample):
@@ -184,7 +183,7 @@ class FailureGroup:
 def failure_groups(
     connection: Connection, batch_id: str, limit: int = 5000, wanted: RolloutFilter = EVERY
 ) -> list[FailureGroup]:
-    """Return the failures of a batch that meet a filter, most frequent first: of the newest `limit` that failed."""
+    """Return the failures that match a filter, most frequent first, among the newest `limit` failed ones of a batch."""
     columns = (_row.rollout_id, _row.failure_kind, _row.failure_message, _row.node)
     statement = (
         select(*columns)

@@ -1,6 +1,6 @@
-"""Solve rates of instances, counted from the rollouts of a training run when they are asked for.
+"""Solve rates of instances, counted on request from the rollouts of a training run.
 
-An index finds the rollouts of an instance, and so no second table has to agree with the first; see
+An index finds the rollouts of an instance, so no second table has to agree with the first; see
 `python -m benchmarks.solve_rates`.
 """
 
@@ -23,10 +23,10 @@ def solve_rates(
     min_version: int | None = None,
     solved_at: float = 1.0,
 ) -> list[SolveRate]:
-    """Count the scored rollouts of a run by instance: of these, or of all that have one, by id.
+    """Count the scored rollouts of a run by instance: of these instance ids, or of all instances with an id.
 
-    Solved is a reward of at least `solved_at`. With `min_version`, only those count whose newest token was sampled by
-    such weights or newer ones. Broken rollouts have no score, and never count.
+    Solved is a reward of at least `solved_at`. With `min_version`, only rollouts count whose newest token was sampled
+    by such weights or newer ones. Broken rollouts have no score and never count.
     """
     solved = func.sum(case((rollouts.c.reward >= solved_at, 1), else_=0))
     of_run = select(literal(1)).where(batches.c.batch_id == rollouts.c.batch_id, batches.c.run == run)

@@ -1,4 +1,4 @@
-"""The end of each stage of an attempt, as the store has it: what a Celery task of that stage is to be shown as."""
+"""The end of each stage of an attempt in the store, for the state of the stage's Celery task in Flower."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class AttemptStage(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class StageEnd:
-    """`state` is completed, failed, cancelled, or queued for a stage that was taken away and is played again."""
+    """`state` is completed, failed, cancelled, or queued for a stage that was taken away and is requeued."""
 
     state: State
     message: str
@@ -35,7 +35,7 @@ _TAKEN_AWAY = frozenset({DRAINED, Outcome.LOST.value})
 
 
 def stage_ends(connection: Connection, asked: Collection[AttemptStage]) -> Mapping[AttemptStage, StageEnd]:
-    """Return the ends of those that have ended. One that was never begun ends with its attempt."""
+    """Return the ends of the stages that have ended. A stage that never began ends with its attempt."""
     ids = sorted({each.rollout_id for each in asked})
     found: dict[AttemptStage, StageEnd] = {}
     for start in range(0, len(ids), CHUNK):
@@ -62,7 +62,7 @@ def _ends(
             result[each] = StageEnd(_state(row.result, last), row.error or row.result, row.age)
         elif rollout.attempt > each.attempt:
             cancelled = rollout.state == State.CANCELLED.value
-            # one that was taken away before it was begun says nothing of when
+            # a stage that was taken away before it began has no end time
             state, age_s = (State.CANCELLED, rollout.age or 0.0) if cancelled else (State.QUEUED, float("inf"))
             result[each] = StageEnd(state, f"attempt {each.attempt} was over before this was begun", age_s)
     return result

@@ -1,4 +1,4 @@
-"""Queue and work times of the stages of a batch: one line a stage, over all attempts that ended."""
+"""Queue and work times of the stages of a batch: one line per stage, over all ended attempts."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from farm.store.sql.schema import AttemptRow
 
 
 def of_batch(connection: Connection, batch_id: str) -> list[StageTimes]:
-    """Return times of a batch by stage, in order; a stage that no attempt has ended in is left out."""
+    """Return the times of a batch by stage, in order; stages without an ended attempt are left out."""
     columns = (AttemptRow.stage, AttemptRow.queued_at, AttemptRow.started_at, AttemptRow.finished_at)
     statement = (
         select(*columns)

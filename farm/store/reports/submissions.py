@@ -1,4 +1,4 @@
-"""Submissions of rollouts, as they were scored."""
+"""Submissions: the scored parts of rollouts."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from farm.store.rollouts import rollouts
 
 
 def submission(connection: Connection, rollout_id: str) -> dict[str, Any] | None:
-    """Return the part of a rollout that was scored; None if it did not come so far."""
+    """Return the scored part of a rollout; None if it did not get that far."""
     statement = select(rollouts.c.submission).where(rollouts.c.rollout_id == rollout_id)
     result: dict[str, Any] | None = connection.execute(statement).scalar_one_or_none()
     return result

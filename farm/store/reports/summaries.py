@@ -1,4 +1,4 @@
-"""The newest batches in a line each: what a person looks through to find one."""
+"""One-line summaries of the newest batches."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from farm.store.sql.clock import db_now
 
 
 def newest(connection: Connection, limit: int, before: str | None = None) -> list[BatchSummary]:
-    """Return the newest batches in a line each, newest first, or those before one. Raises NotFound for that."""
+    """Return the newest batches, newest first, or those before the batch `before`. Raises NotFound for that one."""
     chosen = select(batches.c.batch_id).order_by(batches.c.created_at.desc(), batches.c.batch_id).limit(limit)
     if before is not None:
         at = connection.execute(select(batches.c.created_at).where(batches.c.batch_id == before)).scalar_one_or_none()

@@ -1,4 +1,4 @@
-"""Ended rollouts of a batch with their stages and calls, as far as their traces show them: no prompts, no tokens."""
+"""Ended rollouts of a batch with their stages and calls, as far as traces show them: no prompts, no tokens."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ class TracedRollout(NamedTuple):
 
 
 def ended_between(connection: Connection, batch_id: str, after: int, last: int) -> list[str]:
-    """Return the rollouts of a batch that ended with numbers after one, up to another."""
+    """Return the rollouts of a batch with end numbers in (`after`, `last`]."""
     ended = (rollouts.c.batch_id == batch_id, rollouts.c.finish_seq > after, rollouts.c.finish_seq <= last)
     return list(connection.execute(select(rollouts.c.rollout_id).where(*ended)).scalars())
 
 
 def traced(connection: Connection, rollout_id: str) -> TracedRollout:
-    """Return one of them. Raises NotFound."""
+    """Return one rollout for its trace. Raises NotFound."""
     calls: dict[int, list[ModelCall]] = {}
     for attempt, call in _calls_of(connection, rollout_id):
         calls.setdefault(attempt, []).append(call)

@@ -1,1 +1,1 @@
-"""Retention: what is removed of batches that ended long ago, and by which error whoever asks for it is told."""
+"""Retention: pruning of old batches, and the error for requests for pruned data."""

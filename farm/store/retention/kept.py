@@ -1,4 +1,4 @@
-"""The levels of what is kept of a batch, and the check that what is asked for was not removed."""
+"""The levels of retention of a batch, and the check that requested data was not pruned."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ _batches = cast(Table, Batch.__table__)
 
 
 class RetentionLevel(StrEnum):
-    """The most that is left of a pruned batch; each has less than the one before."""
+    """The most that is left of a pruned batch; each level keeps less than the one before."""
 
     TRAJECTORIES = "trajectories"
-    """All that trains: model calls and rows of the attempt that counts, scores; no artefacts, no earlier attempts."""
+    """All training data: model calls and rows of the attempt that counts, scores; no artefacts or earlier attempts."""
     REWARDS = "rewards"
     """Scores, counts and failures of each rollout."""
     NOTHING = "nothing"
-    """None of it, once it is all removed."""
+    """Nothing, once pruning is complete."""
 
     @property
     def less(self) -> list[str]:
@@ -31,7 +31,7 @@ class RetentionLevel(StrEnum):
 
 
 def check_kept(connection: Connection, batch_id: str, level: RetentionLevel = RetentionLevel.TRAJECTORIES) -> None:
-    """Raise Pruned if less than this is left of a batch."""
+    """Raise Pruned if less than this level is left of a batch."""
     row = connection.execute(
         select(_batches.c.pruned, _batches.c.pruned_at).where(
             _batches.c.batch_id == batch_id, _batches.c.pruned.in_(level.less)

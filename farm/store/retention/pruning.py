@@ -1,9 +1,9 @@
-"""Removal of what ended long ago, in small transactions, of which any may be the last: the next run goes on.
+"""Removal of data that ended long ago, in small transactions. Pruning may stop after any of them; the next run resumes.
 
-A batch is marked first, in the transaction that sees that none of it is open, and removed rollout by rollout then. So
-what is asked for is either whole or refused by name, and nothing of it can be scored again meanwhile. Never touched:
-batches with rollouts that have not ended, pinned ones, those in which somebody acknowledged lately, and all of a
-training run that goes on.
+A batch is marked first, in the transaction that checks that all of it has ended, and then removed rollout by rollout.
+So requested data is either complete or refused with the error Pruned, and no part can be scored again in between. Never
+pruned: batches with open rollouts, pinned ones, batches with a recent acknowledgement, and all batches of a training
+run that is going on.
 """
 
 from __future__ import annotations
@@ -38,16 +38,16 @@ instances = cast(Table, InstanceRow.__table__)
 places = cast(Table, TerminalPlaceRow.__table__)
 
 _FIRST, _MOST = 4, 512
-"""Rollouts of a transaction, at first and at most."""
+"""Rollouts per transaction, at first and at most."""
 _WITHIN_S = 0.05
-"""The time that a transaction should take: others write in between."""
+"""The target time of a transaction: others write in between."""
 _PAGES = 256
-"""Pages that SQLite gives back to the disk at a time."""
+"""Pages that SQLite returns to the file system at a time."""
 _LOCK_S, _PAUSE_S = 20.0, 0.01
-"""Seconds to wait for the write lock of a SQLite file, and from one such step to the next."""
+"""Seconds to wait for the write lock of a SQLite file, and between two such steps."""
 _DAY_S = 86_400.0
 _NODE_S = 7 * _DAY_S
-"""Seconds after which a node that is silent is forgotten."""
+"""Seconds after which a silent node is removed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,9 +61,9 @@ class PrunedBatch:
 
 
 class Pruner:
-    """Prunes a store. `goes_on` is asked before each transaction; None of its methods holds a lock for long.
+    """Prunes a store. `goes_on` is asked before each transaction. None of its methods holds a lock for long.
 
-    `pause_s` is how long it waits after each transaction, in times of what that took.
+    `pause_s` is the pause after each transaction, as a multiple of the transaction's time.
     """
 
     def __init__(self, store: Store, goes_on: Callable[[], bool] = lambda: True, pause: float = 1.0) -> None:
@@ -75,7 +75,7 @@ class Pruner:
     def candidates(
         self, older_s: float, kept: RetentionLevel, batch_ids: Collection[str] | None = None
     ) -> list[PrunedBatch]:
-        """Return the batches that would be pruned, oldest first, those that are half pruned among them."""
+        """Return the batches that would be pruned, oldest first, including half pruned ones."""
         ids = self._store.read(lambda connection: _old(connection, older_s, kept, batch_ids))
         found = [self._store.read(lambda connection, id=id: _prunable(connection, id, older_s, kept)) for id in ids]  # type: ignore[misc]
         return [each for each in found if each is not None]
@@ -87,7 +87,7 @@ class Pruner:
         batch_ids: Collection[str] | None = None,
         said: Callable[[PrunedBatch], object] = lambda batch: None,
     ) -> list[PrunedBatch]:
-        """Remove what is older than so many seconds, but for what is kept. Returns the batches that are done."""
+        """Prune batches older than so many seconds, except for what `kept` keeps. Returns the completed batches."""
         done = []
         for candidate in self.candidates(older_s, kept, batch_ids):
             marked = self._write(lambda connection, id=candidate.batch_id: _mark(connection, id, older_s, kept))  # type: ignore[misc]
@@ -101,11 +101,11 @@ class Pruner:
         return done
 
     def forget(self, older_s: float) -> int:
-        """Remove nodes that were silent for a week, and old records of steps of runs that ended. Returns how many."""
+        """Remove nodes that were silent for a week, and old step records of ended runs. Returns how many."""
         return self._write(_forget_nodes) + (self._write(lambda connection: _forget_steps(connection, older_s)))
 
     def _remove(self, batch: PrunedBatch) -> bool:
-        """Remove all of a marked batch that is not kept; False if it was stopped."""
+        """Remove all of a marked batch that is not kept; False if stopped."""
         last = (-1, -1)
         while True:
             if not self._goes_on():
@@ -127,7 +127,7 @@ class Pruner:
         return True
 
     def _timed(self, work: Work[T]) -> T:
-        """Write, and choose the size of the next transaction by the time that this one took."""
+        """Write, and set the size of the next transaction by the time of this one."""
         began = time.monotonic()
         result = self._write(work)
         took_s = time.monotonic() - began
@@ -144,7 +144,7 @@ class Pruner:
         return result
 
     def _vacuum(self) -> None:
-        """Give free pages of a SQLite file back, a few at a time; Postgres' autovacuum does it by itself."""
+        """Return free pages of a SQLite file to the file system, a few at a time; Postgres has autovacuum."""
         path = self._store.engine.url.database
         if self._store.engine.dialect.name != "sqlite" or not path:
             return
@@ -152,12 +152,12 @@ class Pruner:
             left = _free_pages(connection)
             while left and self._goes_on():
                 began = time.monotonic()
-                # it takes a step for each page, which only a script makes
+                # the statement takes a step for each page, which only a script makes
                 connection.executescript(f"PRAGMA incremental_vacuum({_PAGES})")
                 before, left = left, _free_pages(connection)
                 if left >= before:
                     return
-                # for as long as it had the lock, at least: others wait for that
+                # pause at least as long as it held the lock: others wait for that
                 time.sleep(self._pause * max(_PAUSE_S, min(1.0, time.monotonic() - began)))
 
 
@@ -166,7 +166,7 @@ def _free_pages(connection: sqlite3.Connection) -> int:
 
 
 def ages(settings: Settings) -> list[tuple[float, RetentionLevel]]:
-    """Return what a farm does by itself: (seconds, what is kept of batches that ended so long ago)."""
+    """Return the farm's own retention rules: (age in seconds, what is kept of batches that ended so long ago)."""
     days = (
         (settings.keep_rewards_days, RetentionLevel.NOTHING),
         (settings.keep_trajectories_days, RetentionLevel.REWARDS),
@@ -175,18 +175,18 @@ def ages(settings: Settings) -> list[tuple[float, RetentionLevel]]:
 
 
 def pin(connection: Connection, batch_id: str, pinned: bool) -> None:
-    """Keep all of a batch, whatever its age, or no longer. Raises NotFound, and Pruned if it is late."""
+    """Pin a batch, so that it is never pruned, or unpin it. Raises NotFound, and Pruned if it is too late."""
     lock_batches(connection, [batch_id])
     row = connection.execute(select(batches.c.pruned).where(batches.c.batch_id == batch_id)).one_or_none()
     if row is None:
         raise NotFound(f"there is no batch {batch_id}")
     if row.pruned and pinned:
-        raise Pruned(f"batch {batch_id} was pruned already: its {row.pruned} are kept as they are")
+        raise Pruned(f"batch {batch_id} was already pruned: its {row.pruned} are kept as they are")
     connection.execute(update(batches).where(batches.c.batch_id == batch_id).values(pinned=int(pinned)))
 
 
 def _old(connection: Connection, older_s: float, kept: RetentionLevel, batch_ids: Collection[str] | None) -> list[str]:
-    """Return the batches that were submitted so long ago and of which more is there than is kept."""
+    """Return the batches that were submitted so long ago and have more than `kept` left."""
     chosen = literal(True) if batch_ids is None else batches.c.batch_id.in_(sorted(batch_ids))
     more = batches.c.pruned.not_in([kept.value, *kept.less])
     half = and_(batches.c.pruned != "", batches.c.pruned_at.is_(None))
@@ -196,7 +196,7 @@ def _old(connection: Connection, older_s: float, kept: RetentionLevel, batch_ids
 
 
 def _prunable(connection: Connection, batch_id: str, older_s: float, kept: RetentionLevel) -> PrunedBatch | None:
-    """Return a batch that may be pruned now; one that is marked goes on as it was begun."""
+    """Return a batch that may be pruned now; a marked one continues with its own level."""
     row = connection.execute(select(batches).where(batches.c.batch_id == batch_id)).one_or_none()
     if row is None:
         return None
@@ -218,7 +218,7 @@ def _prunable(connection: Connection, batch_id: str, older_s: float, kept: Reten
 
 
 def _has_last_place(connection: Connection, batch_id: str) -> bool:
-    """Return whether a batch has the last place of a protocol, after which the next are counted: it stays till then."""
+    """Return whether a batch has the last place of a protocol, from which the next are counted: then it stays."""
     own = places.alias()
     later = select(literal(1)).where(places.c.protocol == own.c.protocol, places.c.place > own.c.place).exists()
     statement = select(literal(1)).select_from(own).where(own.c.batch_id == batch_id, ~later)
@@ -226,7 +226,7 @@ def _has_last_place(connection: Connection, batch_id: str) -> bool:
 
 
 def _is_consumed(connection: Connection, batch_id: str, run: str, cutoff: float) -> bool:
-    """Return whether a consumer of a batch, or the training run that it belongs to, did something since an instant."""
+    """Return whether a consumer of a batch, or its training run, was active since `cutoff`."""
     lately = select(literal(1)).where(deliveries.c.batch_id == batch_id, deliveries.c.acknowledged_at >= cutoff)
     if connection.execute(lately.limit(1)).first() is not None:
         return True
@@ -234,7 +234,7 @@ def _is_consumed(connection: Connection, batch_id: str, run: str, cutoff: float)
 
 
 def _ended_runs(connection: Connection, cutoff: float, run: str | None = None) -> set[str]:
-    """Return the training runs that recorded no step, submitted and acknowledged nothing since an instant."""
+    """Return the training runs that recorded no step and submitted and acknowledged nothing since `cutoff`."""
     names = select(steps.c.run).where(_is(steps.c.run, run)).union(select(batches.c.run).where(_is(batches.c.run, run)))
     alive = (
         select(steps.c.run)
@@ -257,7 +257,7 @@ def _is(column: ColumnElement[str], run: str | None) -> ColumnElement[bool]:
 
 
 def _mark(connection: Connection, batch_id: str, older_s: float, kept: RetentionLevel) -> PrunedBatch | None:
-    """Say that a batch is being pruned, if it still may be. From then on nothing of it is scored again."""
+    """Mark a batch as being pruned, if it still may be. From then on none of it is scored again."""
     lock_batches(connection, [batch_id])
     batch = _prunable(connection, batch_id, older_s, kept)
     if batch is not None:
@@ -267,14 +267,14 @@ def _mark(connection: Connection, batch_id: str, older_s: float, kept: Retention
 
 
 def _next(connection: Connection, batch: PrunedBatch, after: tuple[int, int], n: int) -> Sequence[tuple[str, int, int]]:
-    """Return the next rollouts of which something is left that is not kept: one that goes on skips what is done."""
+    """Return the next rollouts with data to remove; a resumed run skips the finished ones."""
     group, sample = rollouts.c.group_index, rollouts.c.sample_index
     later = or_(group > after[0], and_(group == after[0], sample > after[1]))
     more = {
         RetentionLevel.TRAJECTORIES: or_(
             _any_of(artefacts), _any_of(model_calls, model_calls.c.attempt < _newest_attempt(model_calls))
         ),
-        # of a rollout that was never begun there is nothing
+        # a rollout that never began has no data
         RetentionLevel.REWARDS: or_(_any_of(attempts), _any_of(model_calls)),
         RetentionLevel.NOTHING: literal(True),
     }
@@ -289,14 +289,14 @@ def _any_of(table: Table, *conditions: ColumnElement[bool]) -> ColumnElement[boo
 
 
 def _newest_attempt(table: Table) -> ColumnElement[int]:
-    """Return the number of the last attempt with calls, of the rollout whose row of `table` it stands beside."""
+    """Return the number of the last attempt with calls, for the rollout of the row of `table`."""
     other = model_calls.alias()
     newest = select(func.max(other.c.attempt)).where(other.c.rollout_id == table.c.rollout_id)
     return newest.correlate(table).scalar_subquery()
 
 
 def _remove_rollouts(connection: Connection, batch: PrunedBatch, ids: Sequence[str]) -> int:
-    """Remove what is not kept of these rollouts, each wholly."""
+    """Remove the data of these rollouts that is not kept, each rollout completely."""
     lock_rollouts(connection, rollouts.c.rollout_id.in_(ids))
     n = _delete(connection, artefacts, artefacts.c.rollout_id.in_(ids))
     if batch.kept is RetentionLevel.TRAJECTORIES:
@@ -324,7 +324,7 @@ def _delete(connection: Connection, table: Table, condition: ColumnElement[bool]
 
 
 def _remove_instances(connection: Connection, batch: PrunedBatch, after: int, n: int) -> int | None:
-    """Remove the contents of the next instances, and so their claim on a task archive; the last of them, if any."""
+    """Remove the contents of the next instances, and their references to task archives; return the last, if any."""
     mine = instances.c.batch_id == batch.batch_id
     later = select(instances.c.group_index).where(mine, instances.c.group_index > after)
     some = list(connection.execute(later.order_by(instances.c.group_index).limit(n)).scalars())

@@ -1,1 +1,1 @@
-"""The SQL below the store: tables, column types, connections, the clock of the database; it knows no transition."""
+"""The SQL layer of the store: tables, column types, connections, the database clock. It knows no transitions."""

@@ -1,4 +1,4 @@
-"""The tables of keys and of the audit log: who may do what, and who ordered what."""
+"""The tables of API keys and of the audit log: permissions and orders."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class ApiKeyRow(Base):
 
 
 class AuditLogRow(Base):
-    """One order of a caller; `mark` tells it from the same order that is written again."""
+    """One order of a caller; `mark` identifies the order, so that a repeated write is recognized."""
 
     __tablename__ = "audit_log"
     __table_args__ = (Index("ix_audit_log_mark", "mark"),)

@@ -14,7 +14,7 @@ from farm.records.packed_array import pack, unpack
 
 
 class Packed(TypeDecorator[NDArray[Any]]):
-    """A column of `pack`ed arrays, each of one of these element types."""
+    """A column of `pack`ed arrays with one of these element types."""
 
     impl = LargeBinary
     cache_ok = True
@@ -27,7 +27,7 @@ class Packed(TypeDecorator[NDArray[Any]]):
         if value is None:
             return None
         if value.dtype not in self.dtypes:
-            raise ValueError(f"this column holds {' or '.join(map(str, self.dtypes))}, not {value.dtype}")
+            raise ValueError(f"this column stores arrays of {' or '.join(map(str, self.dtypes))}, not of {value.dtype}")
         return pack(value)
 
     def process_result_value(self, value: bytes | None, dialect: Dialect) -> NDArray[Any] | None:

@@ -14,10 +14,10 @@ _OPEN = text("ended_at IS NULL")
 
 
 class BorrowedSandboxRow(Base):
-    """A sandbox that a client borrows, until `lease_expires_at` if it is not used.
+    """A borrowed sandbox; it ends at `lease_expires_at` if it is not used.
 
-    `url` is its worker's, once it runs, and `token` the key that this worker wants for it. `finished` is 1 if its
-    borrower ended it. Of the names that a borrower gave, each has one sandbox at a time.
+    `url` is the address of its worker, once it runs, and `token` the key that this worker requires. `finished` is 1 if
+    its borrower ended it. A borrower's name belongs to one open sandbox at a time.
     """
 
     __tablename__ = "borrowed_sandboxes"

@@ -1,4 +1,4 @@
-"""Compares the store's clock with this process's own, so that a jump of the former is noticed, and said."""
+"""Detection of jumps of the store's clock, by comparison with this process's own clock."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from farm.store.sql.clock import db_now
 log = logging.getLogger(__name__)
 
 _MIN_S = 2.0
-"""A smaller jump changes nothing that matters."""
+"""Smaller jumps change nothing that matters."""
 
 
 def store_time(connection: Connection) -> float:
@@ -22,16 +22,16 @@ def store_time(connection: Connection) -> float:
 
 
 class Timekeeper:
-    """Follows the store's clock by a clock of this process that never jumps."""
+    """Compares the store's clock with a clock of this process that never jumps."""
 
     def __init__(self, own_time: Callable[[], float] = time.monotonic) -> None:
         self._own_time = own_time
         self._last: tuple[float, float, float] | None = None
 
     def read(self, ask: Callable[[], float]) -> tuple[float, float]:
-        """Return the store's time, and by how many seconds it has jumped since it was read before: 0 if it has not.
+        """Return the store's time, and the seconds by which it jumped since the last reading, 0 if it did not.
 
-        Time that passed while the store did not answer is no jump: its time lies between the query and the answer.
+        A slow answer is no jump: the store's time lies between the query and the answer.
         """
         asked_at = self._own_time()
         now = ask()

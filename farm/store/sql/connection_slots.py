@@ -1,12 +1,12 @@
-"""The connections that a process may have to its database, given out use by use: urgent ones first, then in order.
+"""The limited database connections of a process, lent use by use: urgent uses first, then in order.
 
-A process of a node has one connection, so whatever it reads and writes takes turns on it. Three rules keep that safe:
+A process of a node has one connection, so all its reads and writes take turns on it. Three rules keep that safe:
 
 * An urgent use (a lease renewal, a heartbeat) is served before everything else that waits.
-* It waits `urgent_s` at most for what is under way. Then the server is requested to cancel that, and a second later the
-  connection is broken. Cancelled work is rolled back and repeated afterwards, as after any broken connection.
-* No other use waits for longer than its timeout. A query that is not retried waits a second, so that a thread of
-  many queries, such as the one that renews leases, is never blocked by the work of another thread.
+* It waits at most `urgent_s` for the present use. Then the server is asked to cancel that use's statement, and a second
+  later the connection is broken. Cancelled work is rolled back and repeated afterwards, as after any broken connection.
+* No other use waits longer than its timeout. A query that is not retried waits a second, so that a thread with many
+  queries, such as the one that renews leases, is never blocked by the work of another thread.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ from farm.store.sql.stalled_connections import cancel, shut
 log = logging.getLogger(__name__)
 
 _MIN_S = 1.0
-"""A use waits at least so long for its slot, even one that is not tried again."""
+"""The minimum wait of a use for its slot, even if it is not retried."""
 _CANCEL_S = 1.0
 """Seconds that a cancelled statement gets to end."""
 
 
 @dataclass(slots=True, eq=False)
 class Slot:
-    """One use of a connection, which is set once there is one: until then it cannot be broken."""
+    """One use of a connection. It cannot be broken until its connection is set."""
 
     urgent: bool
     given: threading.Event = field(default_factory=threading.Event)
@@ -45,7 +45,7 @@ class Slot:
 
 
 class ConnectionSlots:
-    """`n_slots` uses at a time; more wait. From any thread."""
+    """Allows `n_slots` uses at a time; more wait. Thread-safe."""
 
     def __init__(self, n_slots: int, urgent_s: float) -> None:
         self._n_free = n_slots
@@ -56,7 +56,7 @@ class ConnectionSlots:
 
     @contextmanager
     def slot(self, left_s: float, *, urgent: bool = False) -> Iterator[Slot]:
-        """Wait for a slot and have it while the body runs. Raises NoConnectionLeft (SQLAlchemy's) after `left_s`."""
+        """Hold a slot while the body runs. Raises NoConnectionLeft (SQLAlchemy's) after waiting for `left_s`."""
         slot = Slot(urgent)
         self._enter(slot)
         try:
@@ -67,7 +67,7 @@ class ConnectionSlots:
             self._leave(slot)
 
     def uses(self, slot: Slot, connection: Any) -> None:
-        """Note the driver's connection that a slot stands for."""
+        """Set the driver's connection of a slot."""
         with self._lock:
             slot.connection = connection
 
@@ -109,7 +109,7 @@ class ConnectionSlots:
             wait_s = _CANCEL_S
 
     def _end_longest(self) -> None:
-        """Cancel the use that began first, or break its connection if it was cancelled."""
+        """Cancel the oldest use, or break its connection if it was already cancelled."""
         with self._lock:
             slot = next((each for each in self._used if not each.urgent and each.connection is not None), None)
             if slot is None:
@@ -119,7 +119,7 @@ class ConnectionSlots:
                 slot.connection = None
                 shut(connection)
             else:
-                # outside of this thread and lock, as it sends a request to the server
+                # in another thread and without the lock, as it sends a request to the server
                 threading.Thread(target=cancel, args=(connection,), name="store-cancel", daemon=True).start()
         log.warning(
             "Database use has taken %.0f s while a lease or heartbeat is due: it is %s, and retried afterwards",

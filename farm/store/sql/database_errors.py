@@ -1,4 +1,4 @@
-"""Troubles with a database: which of them may pass, how they are reported, and when an outage is logged."""
+"""Database errors: which of them are retryable, how they are reported, and how an outage is logged."""
 
 from __future__ import annotations
 
@@ -16,23 +16,23 @@ from farm.errors import StoreUnavailable
 log = logging.getLogger(__name__)
 
 LOCK_WAITED = "55P03"
-"""The state of an error in Postgres: a lock was not given in time."""
+"""The Postgres error code for a lock timeout."""
 _LOG_INTERVAL_S = (1.0, 30.0)
-"""Seconds after which an outage is logged, first and again."""
+"""Seconds until an outage is logged, first and then again."""
 
 
 class RetryableFailure(Enum):
     """The reason the same statements may succeed later."""
 
     AWAY = auto()
-    """The database says so itself: its disk is full, it has no connection left, it is locked as a whole."""
+    """The database itself is unavailable: its disk is full, it has no connection left, it is locked as a whole."""
     BROKEN = auto()
     """The connection broke, or was ended."""
     CONFLICT = auto()
-    """Another transaction was in the way, or there was too little memory or time for this one."""
+    """Another transaction conflicted, or there was too little memory or time for this one."""
 
 
-_LOGIN = "check the user and the password in the address, whose characters with a meaning are percent-encoded"
+_LOGIN = "check the user and the password in the address, and percent-encode special characters"
 _REFUSALS = tuple(
     (re.compile(pattern), f"the database refuses the connection ({what}): {mend}")
     for pattern, what, mend in (
@@ -42,23 +42,27 @@ _REFUSALS = tuple(
         ("no such user", "user", _LOGIN),
         ('FATAL: +database ".*" does not exist', "no such database", "create it, or name another in the address"),
         ("no such database", "no such database", "create it, or name another in the address"),
-        ("no pg_hba.conf entry|pg_hba.conf rejects", "pg_hba.conf", "let this host, user and database in there"),
+        ("no pg_hba.conf entry|pg_hba.conf rejects", "pg_hba.conf", "allow this host, user and database there"),
         ("permission denied for database", "no right to connect", "GRANT CONNECT to the user"),
         ("is not currently accepting connections", "closed to connections", "ALTER DATABASE … ALLOW_CONNECTIONS true"),
         (
             "invalid response to SSL negotiation|expected authentication request|unsupported frontend protocol",
-            "what answers is no Postgres",
+            "the server is not a Postgres",
             "check the host and the port in the address",
         ),
         ("server does not support SSL", "no TLS", "leave out sslmode=require, or switch TLS on in the server"),
-        ("invalid (port number|sslmode value|connection option|URI)|invalid integer value", "the address", "mend it"),
+        (
+            "invalid (port number|sslmode value|connection option|URI)|invalid integer value",
+            "the address",
+            "correct it",
+        ),
     )
 )
 _SQLITE_AWAY = ("locked", "busy", "disk I/O", "unable to open", "disk is full")
 _AWAY = {"25006", "58030"}
-"""Read-only, as of a standby that is about to be promoted; and a disk that fails."""
+"""Read-only, such as a standby before its promotion; and a failing disk."""
 _CONFLICTS = {"53200", "55P03", "57014"}
-"""Too little memory; a lock, or the whole statement, took longer than its limit."""
+"""Too little memory; a lock timeout; a statement timeout."""
 
 
 def retryable_failure(error: BaseException) -> RetryableFailure | None:
@@ -79,14 +83,14 @@ def retryable_failure(error: BaseException) -> RetryableFailure | None:
 
 
 def _is_operational(error: BaseException) -> bool:
-    """Return whether a driver means the connection: it has kinds of its own, such as of one that took too long."""
+    """Return whether the error is about the connection: drivers have classes of their own, for example for timeouts."""
     return any(kind.__name__ == "OperationalError" for kind in type(error).__mro__)
 
 
 def refusal(error: BaseException) -> str:
-    """Return why a database will never take a connection, and how to mend it; empty if it may.
+    """Return why a database permanently refuses connections, and the remedy; empty if it may accept one later.
 
-    The library of Postgres has no code for what happens before a session: its words are those of an English server.
+    libpq has no error codes before a session begins, so this matches the English messages of servers.
     """
     said = first_line(error)
     return next((mend for pattern, mend in _REFUSALS if pattern.search(said)), "")
@@ -98,17 +102,17 @@ def waited_for_lock(error: BaseException) -> bool:
 
 
 def unavailable(error: BaseException) -> StoreUnavailable:
-    """Return the error for the caller when the time is over."""
+    """Return the error for a caller whose time is over."""
     return StoreUnavailable(f"the database does not answer: {first_line(error)}")
 
 
 def first_line(error: BaseException) -> str:
-    """Return the first line of what a database says of an error, without the statement."""
+    """Return the first line of a database's error message, without the statement."""
     return str(getattr(error, "orig", None) or error).partition("\n")[0]
 
 
 class Outage:
-    """Logging of a database outage, and of its end."""
+    """Logs the begin and the end of a database outage."""
 
     def __init__(self, what: str) -> None:
         self._what = what

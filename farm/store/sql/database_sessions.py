@@ -1,16 +1,16 @@
 """Database connections of a process: pools, and timeouts of their sessions.
 
-No session may block others for long, whatever becomes of its process: the server ends one that is idle in a
-transaction, limits the wait for a lock, and probes a silent peer with keepalives. These are settings of each session,
-made by a statement when it is opened and not as start-up options, which PgBouncer refuses.
+No session may block others for long, whatever happens to its process: the server ends a session that is idle in a
+transaction, limits the wait for a lock, and probes a silent peer with keepalives. These settings are made by a
+statement in each new session and not as start-up options, which PgBouncer refuses.
 
-So a session must belong to one client alone: a pooler that hands it on between transactions would leave the settings,
-and prepared statements, to the next client. Each session is marked, and a new one that bears the mark is refused. With
-`pooler=transaction` in the URL nothing is kept in sessions: each write transaction has its settings for itself, and no
+So a session must belong to one client only: a pooler that passes it on between transactions would leave the settings,
+and prepared statements, to the next client. Each session is marked, and a new one that already has the mark is refused.
+With `pooler=transaction` in the URL nothing is kept in sessions: each write transaction makes its own settings, and no
 statement is prepared.
 
-Where a process has few connections for all its work, it waits a shorter time for a lock: a statement that got none is
-retried, and others have the connection in between.
+A process with few connections for all its work waits a shorter time for a lock: a statement that did not get it is
+retried, and others use the connection in between.
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ from farm.store.sql.sqlite_file import SqliteFile
 LOCK_WAIT_S = 10.0
 """Seconds after which waiting for a lock in Postgres fails, and may be retried."""
 SHARED_LOCK_WAIT_S = 2.0
-"""The same where a process is bound to a number of connections; more than Postgres takes to find a deadlock."""
+"""The same for a process with a limited number of connections; longer than Postgres takes to find a deadlock."""
 _SQLITE_LOCK_WAIT_S = 20.0
 _POOL = (5, 10)
-"""Connections that a process keeps, and how many more it may open for a while, unless it says how many."""
-# a connection that was cut without notice would be waited on for hours; no effect on a Unix socket
+"""Connections that a process keeps, and how many more it may open for a while, unless it has a limit."""
+# a connection that was cut without notice would block for hours; no effect on a Unix socket
 _TCP = {
     "connect_timeout": 10,
     "keepalives_idle": 15,
@@ -48,31 +48,31 @@ _TCP = {
     "tcp_user_timeout": 30_000,
 }
 SESSION: Mapping[str, str] = {
-    # locks of a client that is cut off, stopped or hangs in the middle of a transaction
+    # locks of a client that is disconnected, stopped or hangs in the middle of a transaction
     "idle_in_transaction_session_timeout": "10s",
     "lock_timeout": f"{LOCK_WAIT_S:g}s",
     "statement_timeout": "5min",
-    # the server's own side of a connection that was cut without notice
+    # the server's side of a connection that was cut without notice
     "tcp_keepalives_idle": "15",
     "tcp_keepalives_interval": "5",
     "tcp_keepalives_count": "3",
     "tcp_user_timeout": "30s",
-    # the farm's statements are short, and compiling one takes longer than it saves
+    # the farm's statements are short, and JIT compilation takes longer than it saves
     "jit": "off",
 }
-"""Settings of every session on Postgres; one that is named in the URL's own `options` stays as it is there."""
+"""Settings of every session on Postgres; a setting in the URL's own `options` has priority."""
 _MARK = "farm.session"
 _SHARED = (
-    "the database's sessions are shared between clients by a pooler, such as PgBouncer in transaction mode: put "
-    "pooler=transaction into the database's URL of all that connect, set its pool_mode = session (and leave "
+    "a pooler shares the database's sessions between clients, such as PgBouncer in transaction mode: add "
+    "pooler=transaction to the database's URL of every process, set its pool_mode = session (and leave "
     "server_reset_query as it is), or connect to Postgres itself"
 )
-_QUESTION_MARK = "its file has a `?` in its path, which begins options there: write %3F"
+_QUESTION_MARK = "the file's path has a `?`, which begins the options of a URL: write %3F"
 _POOLER, _BY_TRANSACTION = "pooler", "transaction"
 POOLED = "pooled"
-"""The execution option of a database behind a pooler, whose bound of connections is not the server's."""
+"""The execution option of a database behind a pooler, where the server's connection limit does not apply."""
 _OF_CONNECTION = "tcp_"
-"""With it begin settings that mean the server's own connection, which is a pooler's."""
+"""The prefix of settings of the server's connection, which belongs to the pooler."""
 
 
 def engine_of(url: str, n_connections: int | None) -> tuple[Engine, SqliteFile | None]:
@@ -83,7 +83,7 @@ def engine_of(url: str, n_connections: int | None) -> tuple[Engine, SqliteFile |
             parsed = parsed.set(drivername="postgresql+psycopg")
         if parsed.get_backend_name() == "sqlite":
             if "?" in url and not parsed.query:
-                # else the file would be another one, named by what is before it
+                # else SQLite would use another file, the one named before the question mark
                 raise InvalidRequest(_QUESTION_MARK, field="store_url")
             return _sqlite(str(parsed.database or ""), parsed.render_as_string(hide_password=False))
         if parsed.get_backend_name() == "postgresql":
@@ -94,22 +94,22 @@ def engine_of(url: str, n_connections: int | None) -> tuple[Engine, SqliteFile |
 
 
 def lock_wait_s(n_connections: int | None) -> float:
-    """Return for how long a process that has so many connections waits for a lock; None is as many as it likes."""
+    """Return how long a process with this many connections waits for a lock; None is without a limit."""
     return LOCK_WAIT_S if n_connections is None else SHARED_LOCK_WAIT_S
 
 
 def _postgres(url: URL, n_connections: int | None) -> Engine:
-    """Return the pool of a Postgres. Raises InvalidRequest for a kind of pooler that it does not know."""
+    """Return the connection pool of a Postgres. Raises InvalidRequest for an unknown kind of pooler."""
     pooler = url.query.get(_POOLER, "")
     if pooler not in ("", _BY_TRANSACTION):
-        raise InvalidRequest(f"pooler={pooler}: the only one to name is {_BY_TRANSACTION}", field="store_url")
+        raise InvalidRequest(f"pooler={pooler} is unknown: use {_BY_TRANSACTION}", field="store_url")
     url = url.difference_update_query([_POOLER])
     options: dict[str, Any] = {name: value for name, value in _TCP.items() if name not in url.query}
     options.setdefault("application_name", f"farm {socket.gethostname()}/{os.getpid()}")
     if pooler:
         options["prepare_threshold"] = None
     size, more = _POOL if n_connections is None else (n_connections, 0)
-    # no ping before use: a query of a broken connection is repeated on another
+    # no ping before use: a query on a broken connection is repeated on another
     engine = create_engine(
         url,
         hide_parameters=True,
@@ -143,7 +143,7 @@ def _set_by_transaction(engine: Engine, made: Mapping[str, str]) -> None:
 
 
 def _set_by_session(engine: Engine, made: Mapping[str, str]) -> None:
-    """Have each new session make its settings, and refuse one that was made before for another client."""
+    """Let each new session make its settings, and refuse one that was configured for another client."""
     settings = [*made.items(), (_MARK, "in use")]
     statement = f"SELECT current_setting('{_MARK}', true), " + ", ".join("set_config(%s, %s, false)" for _ in settings)
     values = [part for setting in settings for part in setting]
@@ -160,7 +160,7 @@ def _set_by_session(engine: Engine, made: Mapping[str, str]) -> None:
 
 def _sqlite(path: str, url: str) -> tuple[Engine, SqliteFile]:
     if not path or path == ":memory:":
-        raise InvalidRequest("the store must be a file that all processes share", field="store_url")
+        raise InvalidRequest("the store must be a file that all processes can open", field="store_url")
     Path(path).parent.mkdir(parents=True, exist_ok=True)
     waits_itself = {"timeout": 0, "check_same_thread": False}
     engine = create_engine(url, hide_parameters=True, connect_args=waits_itself, json_serializer=written)
@@ -170,7 +170,7 @@ def _sqlite(path: str, url: str) -> tuple[Engine, SqliteFile]:
     def _prepare(connection: Any, record: Any) -> None:
         connection.isolation_level = None  # transactions begin where we say, not where the driver guesses
         connection.execute("PRAGMA busy_timeout=10000")
-        # of a new file alone: what is pruned later leaves it in small steps (`farm.store.retention`)
+        # takes effect only in a new file: pruned pages are returned later in small steps (`farm.store.retention`)
         connection.execute("PRAGMA auto_vacuum=INCREMENTAL")
         for pragma in ("journal_mode=WAL", "synchronous=NORMAL", "foreign_keys=ON"):
             connection.execute(f"PRAGMA {pragma}")
@@ -188,14 +188,14 @@ def _sqlite(path: str, url: str) -> tuple[Engine, SqliteFile]:
 
 
 def begin_write(connection: Connection) -> None:
-    """Have the next transaction of a connection take the write lock when it begins, or make its settings, where it is
-    to.
+    """Make the next transaction of a connection take the write lock at its start, or make its own settings behind a
+    pooler.
     """
     connection.info["write"] = True
 
 
 def _begin_immediate(connection: Connection, file: SqliteFile) -> None:
-    """Take SQLite's write lock. Its own waiting grows to 100 ms and is unfair; short random waits are neither."""
+    """Take SQLite's write lock. SQLite's own waiting grows to 100 ms and is unfair; short random pauses are neither."""
     deadline = time.monotonic() + _SQLITE_LOCK_WAIT_S
     cursor = connection.connection.cursor()
     while True:

@@ -1,4 +1,4 @@
-"""The base of all tables: how Python's types become columns, and how constraints are named."""
+"""The base class of all tables: mapping of Python types to columns, and names of constraints."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class Base(DeclarativeBase):
             "pk": "pk_%(table_name)s",
         }
     )
-    type_annotation_map = {  # noqa: RUF012 - SQLAlchemy reads it as it stands
+    type_annotation_map = {  # noqa: RUF012 - SQLAlchemy reads this attribute
         float: Double(),
         dict[str, Any]: JSON(),
         list[dict[str, Any]]: JSON(),
@@ -26,5 +26,5 @@ class Base(DeclarativeBase):
 
 
 def short_text(length: int = 64) -> String:
-    """Return the type of a column that holds an id or a name."""
+    """Return the column type for ids and names."""
     return String(length)

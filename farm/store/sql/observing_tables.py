@@ -1,4 +1,4 @@
-"""The tables of what is observed: histograms that only grow, how far each batch is in them, messages for webhooks."""
+"""The tables for observers: histograms, the progress of each batch in them, and the messages of webhooks."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from farm.store.sql.sanitize import PlainText
 
 
 class HistogramRow(Base):
-    """One histogram for one value of its label: how many were in each bucket, the last of them without a bound."""
+    """One histogram for one value of its label: the counts of its buckets, the last of them without an upper bound."""
 
     __tablename__ = "histograms"
 
@@ -23,7 +23,7 @@ class HistogramRow(Base):
 
 
 class MeasuredBatchRow(Base):
-    """The number of the last ended rollout of a batch that is in the histograms: `seq`.
+    """The number of a batch's last ended rollout in the histograms: `seq`.
 
     `ended` are the sums of the rollouts that ended up to number `ended_seq`, as `farm.store.reports.rollout_counts`
     writes them: lists of stage, state, kind of failure, number, rewards, mismatches and invalid actions.
@@ -39,7 +39,7 @@ class MeasuredBatchRow(Base):
 
 
 class OutboxRow(Base):
-    """A webhook's message that its receiver has not taken yet; `abandoned_at` is set once it is tried no more."""
+    """A webhook's message that its receiver has not accepted; `abandoned_at` is set once it is no longer retried."""
 
     __tablename__ = "outbox"
     __table_args__ = (Index("ix_outbox_due_at", "due_at"),)

@@ -1,4 +1,4 @@
-"""Transactions that stay open in Postgres: others may wait for the locks of a session that went silent in one."""
+"""Long open transactions in Postgres, whose locks other sessions may wait for."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from sqlalchemy import Connection, text
 
-# the farm's own take milliseconds
+# the farm's own transactions take milliseconds
 _OPEN = text(
     "SELECT pid, application_name, client_addr, state, extract(epoch FROM clock_timestamp() - xact_start) AS age_s "
     "FROM pg_stat_activity WHERE datname = current_database() AND pid <> pg_backend_pid() "
@@ -48,5 +48,5 @@ def open_transactions(connection: Connection) -> list[OpenTransaction]:
 
 
 def silent_transactions(connection: Connection) -> list[OpenTransaction]:
-    """Return those of them whose session is silent."""
+    """Return only those with a silent session."""
     return [each for each in open_transactions(connection) if each.is_silent]

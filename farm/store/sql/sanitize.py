@@ -1,7 +1,7 @@
-"""Text and JSON as both databases can hold them, whatever a model, a tool or an engine wrote.
+"""Makes text and JSON storable in both databases, whatever a model, a tool or an engine wrote.
 
-Postgres refuses NUL characters in text and NaN in JSON, both refuse halves of surrogate pairs in text. What a policy
-samples must not end its rollout, so what cannot be held is replaced here, at the store's edge, and nowhere else.
+Postgres refuses NUL characters in text and NaN in JSON, and both databases refuse unpaired surrogates in text. Sampled
+text must not fail its rollout, so unstorable characters are replaced here, at the edge of the store, and nowhere else.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from sqlalchemy.types import TypeDecorator
 
 _UNFIT = re.compile("[\0\ud800-\udfff]")
 _LONGEST = 20_000
-"""Of a message that has no limit of its own, so many characters are kept."""
+"""The number of characters that are kept of a message without a limit of its own."""
 
 
 def plain(text: str, length: int = _LONGEST) -> str:
-    """Return the text without what a database cannot hold, the middle cut out if it is longer than `length`."""
+    """Return the text without unstorable characters, the middle cut out if it is longer than `length`."""
     fit = _UNFIT.sub("\ufffd", text)
     if len(fit) <= length:
         return fit
@@ -30,12 +30,12 @@ def plain(text: str, length: int = _LONGEST) -> str:
 
 
 def is_plain(text: str, length: int = _LONGEST) -> bool:
-    """Return whether a database can hold the text as it is: one that it cannot is in no row."""
+    """Return whether a database can store the text unchanged; a text that it cannot store is in no row."""
     return len(text) <= length and _UNFIT.search(text) is None
 
 
 def written(value: Any) -> str:
-    """Return a value as JSON; what is no number in JSON is null. Escapes keep all characters of its texts."""
+    """Return a value as JSON. Numbers that JSON lacks become null; escapes keep all characters of texts."""
     try:
         return json.dumps(value, allow_nan=False)
     except ValueError:
@@ -51,7 +51,7 @@ def _finite(value: Any) -> Any:
 
 
 class PlainText(TypeDecorator[str]):
-    """A column of texts that others wrote; longer ones than it holds are cut in the middle."""
+    """A column for texts from outside; texts that are too long are cut in the middle."""
 
     impl: Any = Text
     cache_ok = True

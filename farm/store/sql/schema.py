@@ -1,7 +1,7 @@
 """The tables: batches, rollouts and their results, attempts, deliveries, engines, nodes, leaders.
 
-Tables come to be by the Alembic migrations only; this is what the newest of them must equal. Instants are seconds
-since the epoch, UTC. Arrays are `Packed` (its module documents the bytes).
+Tables are created only by the Alembic migrations; the newest revision must equal this module. Times are seconds since
+the epoch, UTC. Arrays are `Packed` (its module documents the bytes).
 """
 
 from __future__ import annotations
@@ -33,9 +33,10 @@ _ZERO = text("0")
 
 
 class Batch(AwaitsPlace, Base):
-    """One submitted batch. `last_seq` numbers rollouts in the order in which they end.
+    """One submitted batch. `last_seq` is the last end number; rollouts are numbered in the order in which they end.
 
-    `pruned` is the most that is left of it, if not all (`farm.store.retention`); at `pruned_at` the rest was gone.
+    `pruned` is the retention level (`farm.store.retention`), null if all is kept; `pruned_at` is the end of the
+    pruning.
     """
 
     __tablename__ = "batches"
@@ -79,10 +80,10 @@ class InstanceRow(Base):
 class RolloutRow(Base):
     """One sample. `attempt` is the fencing token; `owner` holds it until `lease_expires_at`.
 
-    `policy_outcome` is how the agent ended; `outcome` how the rollout did, once it has. `version_min` and `version_max`
-    are the oldest and the newest weights that sampled it, where they have numbers; `n_restarts` counts plays that were
-    given up because their weights had become too old. `n_failures` counts attempts that failed, `n_lost` those
-    that were lost with a worker or a node: each has a budget of its own.
+    `policy_outcome` is how the agent ended; `outcome` is how the rollout ended, once it has. `version_min` and
+    `version_max` are the oldest and the newest weights that sampled it, where they have numbers; `n_restarts` counts
+    runs that were abandoned because their weights had become too old. `n_failures` counts attempts that failed,
+    `n_lost` those that were lost with a worker or a node: each has a budget of its own.
     """
 
     __tablename__ = "rollouts"
@@ -131,10 +132,10 @@ class RolloutRow(Base):
         Index(
             "ix_rollouts_batch_id_finish_seq", "batch_id", "finish_seq", sqlite_where=_ENDED, postgresql_where=_ENDED
         ),
-        # scored rollouts by instance, for solve rates; a reward is given when a rollout ends, so it is written once
+        # scored rollouts by instance, for solve rates; a reward is set when a rollout ends, so an entry is written once
         Index("ix_rollouts_scored", "data_source", "instance_id", sqlite_where=_SCORED, postgresql_where=_SCORED),
-        # what has not ended, by node, in the order in which it is placed. Claims and advances change no indexed column,
-        # so Postgres writes them in place
+        # open rollouts, by node, in the order of placement. Claims and advances change no indexed column, so Postgres
+        # updates rows in place
         Index(
             "ix_rollouts_live",
             *("node", "batch_id", "group_index", "sample_index"),
@@ -232,8 +233,8 @@ class SegmentRow(Base):
 
 
 class RewardRow(Base):
-    """A score; the newest of a rollout is the one on its row. `rewards` are all that it has by name, `of_rows` those of
-    single training rows; null for none.
+    """A score; the newest score of a rollout is also in its row. `rewards` are all its rewards by name, `of_rows` those
+    of single training rows; null for none.
     """
 
     __tablename__ = "rewards"
@@ -250,7 +251,7 @@ class RewardRow(Base):
 
 
 class ArchiveRow(Base):
-    """An uploaded task archive, whole: the digest of its tar, and when it was uploaded last."""
+    """A complete uploaded task archive: the digest of its tar, and the time of its last upload."""
 
     __tablename__ = "archives"
 
@@ -273,13 +274,13 @@ class ArchivePartRow(Base):
 
 
 class EngineRow(Base):
-    """An LLM server that may be used.
+    """An LLM server of the farm.
 
-    `paused` and `version` are what was ordered, `engine_paused` and `engine_version` what the engine was sent last;
-    orders are counted, `version_order` is the one that named the version, and `n_done` the last that was carried out.
-    `key` is sealed (`sealed_secrets`); `registrant` is the key that added it, for its quota.
+    `paused` and `version` are the order, `engine_paused` and `engine_version` the last state sent to the engine;
+    orders are counted, `version_order` is the one that named the version, and `n_done` the last that was executed.
+    `key` is sealed (`sealed_secrets`); `registrant` is the API key that added it, for its quota.
     `weights_path` is where servers find the weights `version`. `held_at` is the last heartbeat of the client whose
-    weight update paused it; null where a person did.
+    weight update paused it; null if a person paused it.
     """
 
     __tablename__ = "engines"
@@ -309,7 +310,7 @@ class EngineRow(Base):
 
 
 class NamedWeightsRow(Base):
-    """The weights that were last named to the engines of a model; they outlive the engines."""
+    """The weights that were last named to the engines of a model; the row outlives the engines."""
 
     __tablename__ = "named_weights"
 
@@ -330,9 +331,9 @@ class EngineUserRow(Base):
 
 
 class NodeRow(Base):
-    """One machine of the farm and what it has room for.
+    """One machine of the farm and its capacity.
 
-    Until `out_of_service_until` no rollout is placed on it, because too many failed there (`out_of_service_why`);
+    No rollout is placed on it until `out_of_service_until`, because too many failed there (`out_of_service_why`);
     `n_trips` counts such periods in a row.
     """
 
@@ -388,7 +389,7 @@ class LeaderRow(Base):
 
 
 class EpochRow(Base):
-    """The one row that tells this store's history from any other: `counter` only grows while `epoch` stays."""
+    """The one row that identifies this store's history: `counter` only grows while `epoch` stays."""
 
     __tablename__ = "epochs"
 

@@ -1,8 +1,7 @@
-"""Transitions as one statement each, for Postgres: what a transition changes besides the rollout follows in CTEs.
+"""Transitions as one statement each, for Postgres: changes beyond the rollout's row are in CTEs.
 
-They are made of the very updates that other databases are given one after the other, with all their guards, and say
-by their rows whether they applied. Postgres runs all of one statement on one state of the database, and looks again at
-a row that it had to wait for.
+They are composed of the same guarded updates that other databases get one after the other, and return rows if they
+applied. Postgres runs one statement on one snapshot, and rechecks a row that it had to wait for.
 """
 
 from __future__ import annotations
@@ -22,12 +21,12 @@ _rewards = cast(Table, RewardRow.__table__)
 
 
 def runs_together(connection: Connection) -> bool:
-    """Return whether a database runs several changes in one statement."""
+    """Return whether a database can run several changes in one statement."""
     return connection.dialect.name == "postgresql"
 
 
 def claim_at_once(claim: Update, returned: Sequence[Column[Any]]) -> Select[Any]:
-    """Return the statement that claims a stage and opens its attempt; its row has the columns that are `returned`."""
+    """Return the statement that claims a stage and opens its attempt; its row has the columns `returned`."""
     of_attempt = {
         "rollout_id": _rollouts.c.rollout_id,
         "attempt": _rollouts.c.attempt,
@@ -52,7 +51,7 @@ def advance_at_once(advance: Update, end_attempt: Update) -> Select[Any]:
 def finish_at_once(finish: Update, end_attempt: Update) -> Select[Any]:
     """Return the statement that numbers and finishes a rollout, with its reward and the end of the attempt's stage.
 
-    It has one row if it applied; the number is taken in any case, and the batch locked before the rollout.
+    It has one row if it applied. It takes a number in any case, and locks the batch before the rollout.
     """
     numbered = (
         _batches.update()

@@ -1,7 +1,7 @@
-"""The file of a SQLite store: which file it is, and which process holds its write lock.
+"""The file of a SQLite store: its identity, and the process that holds its write lock.
 
-An open connection goes on working on a file that was removed or replaced, and a new one makes an empty file. So a store
-remembers the file that it opened first, and uses no other.
+An open connection continues on a file that was removed or replaced, and a new connection creates an empty file. So a
+store remembers the file that it opened first, and uses no other.
 """
 
 from __future__ import annotations
@@ -13,23 +13,23 @@ from pathlib import Path
 from farm.errors import StoreGone
 
 _WRITE_LOCK = "120"
-"""The byte of a WAL's shared memory that a writer locks: https://sqlite.org/walformat.html#wal_locks"""
+"""The byte in a WAL's shared memory that a writer locks: https://sqlite.org/walformat.html#wal_locks"""
 
 
 class SqliteFile:
-    """The file at a path, from the moment that it was first opened."""
+    """The file at a path, from its first opening on."""
 
     def __init__(self, path: str) -> None:
         self.path = Path(path).absolute()
         self._known: tuple[int, int] | None = None
 
     def opened(self) -> None:
-        """Remember which file this is, if it is the first time."""
+        """Remember the identity of the file, the first time."""
         if self._known is None:
             self._known = self._found()
 
     def check(self) -> None:
-        """Raise StoreGone if the file that was opened is not at its path any more."""
+        """Raise StoreGone if the opened file is no longer at its path."""
         if self._known is None or self._found() == self._known:
             return
         what = "replaced by another" if self.path.exists() else "removed"
@@ -46,14 +46,14 @@ class SqliteFile:
         return result.st_dev, result.st_ino
 
     def locked(self, waited_s: float) -> sqlite3.OperationalError:
-        """Return the error of a write lock that was not given, which names its holder as far as the kernel tells."""
+        """Return the error for a write lock timeout, with the holder of the lock if the kernel tells."""
         return sqlite3.OperationalError(
             f"database is locked: {self.holder() or 'another process'} has held the write lock of {self.path} for "
             f"{waited_s:.0f} s or more; if it is stopped or hangs, let it go on or end it"
         )
 
     def holder(self) -> str:
-        """Return the process that holds the write lock, empty if it cannot be known."""
+        """Return the process that holds the write lock; empty if unknown."""
         try:
             inode = os.stat(f"{self.path}-shm").st_ino  # noqa: PTH116
             locks = Path("/proc/locks").read_text().splitlines()

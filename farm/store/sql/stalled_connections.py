@@ -1,8 +1,8 @@
-"""A watchdog that breaks connections to a frozen server, which would block without end.
+"""A watchdog that breaks connections to a frozen server, which would block forever.
 
-The kernel keeps a connection to a stopped server as healthy as any other, so no network timeout helps. After a while
-without an answer, another connection is tried: if the server answers there, the statement is merely slow, and its own
-time limit holds; if not, the connection is shut, which its user sees as a broken one.
+The kernel keeps a connection to a stopped server healthy, so no network timeout helps. After a while without an answer,
+a second connection is tried. If the server answers there, the statement is just slow, and its own time limit applies.
+If not, the first connection is shut down, which its user sees as a broken connection.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class _WatchedConnection:
 
 
 class StallMonitor:
-    """Watches the connections of one store, in a thread that lives while any is in use for long."""
+    """Watches the connections of one store, in a thread that lives while any of them is in use for long."""
 
     def __init__(self, answers: Callable[[], bool]) -> None:
         self._answers = answers
@@ -82,7 +82,7 @@ class StallMonitor:
             return
         for use in late:
             with self._lock:
-                # what has been answered meanwhile is another's connection by now
+                # a use that has ended since may have passed its connection to another
                 if use in self._uses:
                     log.warning("Database has not answered for %.0f s; closing the connection", use.limit_s)
                     self._uses.discard(use)
@@ -90,12 +90,12 @@ class StallMonitor:
 
 
 def shut(connection: Any) -> None:
-    """Shut a connection that another thread waits on, which sees it as closed by the server."""
+    """Shut down a connection that another thread waits on; that thread sees it as closed by the server."""
     with suppress(Exception), socket.socket(fileno=os.dup(connection.fileno())) as there:
         there.shutdown(socket.SHUT_RDWR)
 
 
 def cancel(connection: Any) -> None:
-    """Send the server a request to cancel a connection's statement, outside of any session; its user sees an error."""
+    """Ask the server to cancel a connection's statement, outside any session; the statement's user gets an error."""
     with suppress(Exception):
         connection.cancel_safe(timeout=_CANCEL_S)

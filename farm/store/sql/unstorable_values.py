@@ -1,4 +1,4 @@
-"""Values from plug-ins and engines that no database takes: a failure of their source, not of the farm or agent."""
+"""Unstorable values from plug-ins and engines: a failure of their source, not of the farm or the agent."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from farm.store.sql.database_errors import first_line, retryable_failure
 
 @contextmanager
 def fitting(kind: type[RolloutError], what: str) -> Iterator[None]:
-    """Raise an error of `kind` if the body is given what no database takes: no JSON, a number too large, a wrong type.
+    """Raise an error of `kind` if the body fails on an unstorable value: no JSON, a number too large, a wrong type.
 
-    Troubles of the database itself pass as they are.
+    Errors of the database itself pass unchanged.
     """
     try:
         yield

@@ -1,7 +1,7 @@
-"""A thread that groups writes: all that wait while one transaction runs go into the next together.
+"""A thread that groups writes: all that wait while one transaction runs go into the next one together.
 
-A write that the database refuses is run again alone, so that it harms no other; one that finds the database
-unavailable is retried until its caller no longer waits for it.
+A write that the database refuses is run again by itself, so that it does not fail others. If the database is
+unavailable, a write is retried until its caller no longer waits for it.
 """
 
 from __future__ import annotations
@@ -29,18 +29,18 @@ log = logging.getLogger(__name__)
 
 _GROUP = 128
 CLOSE_S = 5.0
-"""Seconds that writes waiting for an unavailable database get when a store is closed; all pending ones get `_END_S`."""
+"""Time for writes that wait for an unavailable database when a store is closed; all pending ones get `_END_S`."""
 _END_S = 30.0
 _PAUSE_S = (0.02, 1.0)
 _N_ALONE = 10
-"""So often a write is tried that breaks its connection, while the database answers others."""
+"""How often a write is tried that breaks its connection while the database answers others."""
 
 
 @dataclass(slots=True, eq=False)
 class PendingWrite:
     """A write and its waiting caller's future; `rollout_id` is the rollout that it changes, if it is one.
 
-    `batch_id` is the batch in which that may end, of which it takes a number then.
+    `batch_id` is the batch of a rollout that it may end, which then takes a number of that batch.
     """
 
     work: Work[Any]
@@ -52,7 +52,7 @@ class PendingWrite:
     n_alone: int = 0
 
     def is_wanted(self, closes_at: float) -> bool:
-        """Return whether to try it (again): not if its caller cancelled it, or it took too long and fails here."""
+        """Return whether to try it (again): not if its caller cancelled it, or if it took too long and fails here."""
         if self.future.cancelled():
             self.future.set_running_or_notify_cancel()
             return False
@@ -71,7 +71,7 @@ class PendingWrite:
 
 
 class Writer:
-    """A writer in groups: `transact` runs a group in one transaction, `answers` says if the database answers at all."""
+    """Writes in groups: `transact` runs a group in one transaction, `answers` tells if the database answers at all."""
 
     def __init__(
         self, name: str, transact: Callable[[Sequence[PendingWrite]], list[Any]], answers: Callable[[], bool]
@@ -86,13 +86,13 @@ class Writer:
         self._outage = Outage("writes")
 
     def put(self, write: PendingWrite) -> None:
-        """Write it as soon as what waits has been written."""
+        """Queue a write for the next group."""
         if self._thread is None:
             self._start()
         self._waiting.put(write)
 
     def close(self) -> None:
-        """Write pending writes. Those that an unavailable database delays are given up."""
+        """Write pending writes. Those that an unavailable database delays are dropped."""
         self._closes_at = time.monotonic() + CLOSE_S
         if self._thread is not None:
             self._waiting.put(None)
@@ -120,7 +120,7 @@ class Writer:
                 waits = pauses()
 
     def _gathered(self, left: list[PendingWrite], ended: bool) -> tuple[list[PendingWrite], bool]:
-        """Return the next group of writes, those `left` first, and whether nothing will follow."""
+        """Return the next group of writes, those `left` first, and whether it is the last."""
         group = list(left)
         while len(group) < _GROUP and not ended:
             try:
@@ -175,7 +175,7 @@ class Writer:
 
 
 def pauses() -> Iterator[float]:
-    """Seconds to wait between tries: they grow, and differ, so that a farm does not come back all at once."""
+    """Yield the seconds to wait between tries: they grow, and are random, so that not all processes return at once."""
     pause_s, longest_s = _PAUSE_S
     while True:
         yield pause_s * random.uniform(0.5, 1.0)  # noqa: S311 - no secret

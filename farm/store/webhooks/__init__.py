@@ -1,1 +1,1 @@
-"""The outbox of webhooks: what is to be sent to others, kept until they took it."""
+"""The outbox of webhooks: messages to others, kept until they are accepted."""

@@ -1,6 +1,6 @@
-"""Messages that others are to get: written in the transaction of what they tell, removed once they were taken.
+"""Webhook messages: written in the transaction of the event, removed once they are accepted.
 
-So no killed process loses one. Its receiver may get it twice, and knows it by its id.
+So no killed process loses one. A receiver may get it twice, and recognizes it by its id.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ GIVE_UP_DAYS = 3.0
 _FIRST_PAUSE_S = 2.0
 _LONGEST_PAUSE_S = 3600.0
 _SHOWN_DAYS = 30.0
-"""Days that a message which was given up is still shown."""
+"""Days that an abandoned message is still shown."""
 _MOST_ALARMS = 1000
-"""Alarms that wait at a time; more of them say nothing new."""
+"""The maximum number of waiting alarms; more of them carry no new information."""
 _DAY_S = 86_400.0
 
 
 @dataclass(frozen=True, slots=True)
 class Outgoing:
-    """A message that is due. `form` names the maker of its body, `subject` is the batch, or the words of an alarm."""
+    """A message that is due. `form` names the maker of its body, `subject` is the batch or the alarm's text."""
 
     message_id: str
     form: str
@@ -43,7 +43,7 @@ class Outgoing:
 
 @dataclass(frozen=True, slots=True)
 class Undelivered:
-    """The messages to one address that were refused at least once; `n_abandoned` of them are tried no more."""
+    """The messages to one address that were refused at least once; `n_abandoned` of them are no longer retried."""
 
     url: str
     n: int
@@ -52,7 +52,7 @@ class Undelivered:
 
 
 def put_ended(connection: Connection, batch_id: str, last: int, url: str) -> None:
-    """Put that a batch has ended, if it has by its number `last`: to the address it names, and to the farm's."""
+    """Queue messages that a batch has ended, if it has by its number `last`: to its own address, and to the farm's."""
     row = connection.execute(select(batches.c.last_seq, batches.c.request).filter_by(batch_id=batch_id)).one()
     live = select(literal(1)).where(rollouts.c.batch_id == batch_id, rollouts.c.finish_seq.is_(None))
     if row.last_seq != last or connection.execute(live.limit(1)).first() is not None:
@@ -65,7 +65,7 @@ def put_ended(connection: Connection, batch_id: str, last: int, url: str) -> Non
 
 
 def put_alarms(connection: Connection, alarms: Sequence[str], url: str) -> None:
-    """Put alarms, as many as may wait."""
+    """Queue alarms, up to the limit."""
     waiting = select(func.count(literal(1))).where(outbox.c.form == ALARM, outbox.c.abandoned_at.is_(None))
     room = max(0, _MOST_ALARMS - connection.execute(waiting).scalar_one())
     for words in alarms[:room]:
@@ -78,7 +78,7 @@ def _put(connection: Connection, form: str, subject: str, url: str) -> None:
 
 
 def due_messages(connection: Connection, limit: int) -> Sequence[Outgoing]:
-    """Return messages whose time has come: in turn one to each address, so that none waits for all of another's."""
+    """Return due messages: one to each address in turn, so that no address waits for all messages of another."""
     columns = (
         *(outbox.c.message_id, outbox.c.form, outbox.c.subject, outbox.c.url),
         *(outbox.c.created_at, outbox.c.n_tries),
@@ -90,12 +90,12 @@ def due_messages(connection: Connection, limit: int) -> Sequence[Outgoing]:
 
 
 def taken(connection: Connection, message: Outgoing) -> None:
-    """Remove a message that its receiver took, or that has nothing to tell any more."""
+    """Remove a message that was accepted, or whose batch is gone."""
     connection.execute(delete(outbox).where(outbox.c.message_id == message.message_id))
 
 
 def refused(connection: Connection, message: Outgoing, error: str) -> None:
-    """Try a message again after a pause, which doubles up to an hour; or never, if it is some days old."""
+    """Retry a message after a pause, which doubles up to an hour; or abandon it, if it is some days old."""
     pause_s = min(_FIRST_PAUSE_S * 2 ** min(message.n_tries, 16), _LONGEST_PAUSE_S)
     values: dict[str, Any] = {"n_tries": message.n_tries + 1, "due_at": db_now() + pause_s, "error": error[:500]}
     mine = update(outbox).where(outbox.c.message_id == message.message_id)
@@ -104,12 +104,12 @@ def refused(connection: Connection, message: Outgoing, error: str) -> None:
 
 
 def undelivered(connection: Connection) -> Sequence[Undelivered]:
-    """Return what was refused so far, by address."""
+    """Return the refused messages by address."""
     columns = (outbox.c.url, func.count(literal(1)), func.count(outbox.c.abandoned_at), func.max(outbox.c.error))
     statement = select(*columns).where(outbox.c.n_tries > 0).group_by(outbox.c.url).order_by(outbox.c.url)
     return [Undelivered(*row) for row in connection.execute(statement)]
 
 
 def forget_abandoned(connection: Connection) -> None:
-    """Delete what was given up a month ago."""
+    """Delete messages that were abandoned a month ago."""
     connection.execute(delete(outbox).where(outbox.c.abandoned_at < db_now() - _SHOWN_DAYS * _DAY_S))

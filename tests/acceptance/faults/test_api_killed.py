@@ -1,4 +1,4 @@
-"""kill -9 of the API, again and again: each submit is one batch, each rollout is played, scored and given once."""
+"""kill -9 of the API, repeatedly: each submit is one batch, each rollout is run, scored and delivered once."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def folder() -> Iterator[Path]:
 
 @pytest.fixture(scope="module")
 def api(folder: Path) -> Iterator[RestartableApi]:
-    """Of a farm; when both have ended, nothing is left of them."""
+    """Yield the API of a farm; when both have ended, nothing is left of them."""
     with shown_key(), embedded(folder) as here, mortal_api(here.home, folder / "api.log") as started:
         until(started.listens, "the API listens")
         yield started
@@ -71,7 +71,7 @@ def test_a_killed_api_loses_and_doubles_nothing(api: RestartableApi) -> None:
 
         try:
             for _ in range(N_KILLS):
-                # as many steps of theirs later, in whatever they are asking then
+                # after as many of their steps, in the middle of any request
                 wanted = n_seen() + chance.randrange(1, 8)
                 until(lambda wanted=wanted: n_seen() >= wanted, "they have been given more")  # type: ignore[misc]
                 api.kill()

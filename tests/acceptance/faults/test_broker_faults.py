@@ -1,6 +1,6 @@
 """A broker that crashes, loses data, freezes, fills up, duplicates and forges: every rollout still ends once, scored.
 
-One farm for each kind of broker goes through all of it, and its workers live to the end.
+One farm per kind of broker passes all tests, and its workers live to the end.
 """
 
 from __future__ import annotations
@@ -41,9 +41,9 @@ N = 24
 SLOW = {"data_source": "noop", "fields": {"seconds": 0.6}}
 ENDLESS = {"data_source": "noop", "fields": {"seconds": 3600.0}}
 N_DEATHS = {"redis": 2, "rabbitmq": at_length(1, 2)}
-"""The number of kills of each broker: a start of RabbitMQ takes a processor for five seconds."""
+"""The number of kills of each broker: a start of RabbitMQ takes five seconds of CPU."""
 N_RUN, N_ROOM = 8, 16
-"""Slots of the node's run pool, and how many rollouts it takes in all."""
+"""Slots of the node's run pool, and the total number of rollouts that it takes."""
 CUT_S = at_length(3.0, 60.0)
 """Seconds for which the connection to a broker is cut."""
 HOURS_S = 5 * 3600.0
@@ -53,7 +53,7 @@ _OF_ATTEMPTS = ("queued_at", "started_at", "finished_at")
 
 @dataclass(frozen=True, slots=True)
 class _Here:
-    """A farm of one node that reaches a broker of its own over a line."""
+    """A farm of one node that reaches its own broker through a proxy."""
 
     kind: str
     broker: Broker
@@ -78,7 +78,7 @@ class _Here:
         return result
 
     def of(self, batch_id: str, state: farm.State) -> dict[str, int]:
-        """Return the active or queued rollouts of a batch on the node, and how often a message was sent for each."""
+        """Return the active or queued rollouts of a batch on the node, with the number of messages sent for each."""
         statement = select(rollouts.c.rollout_id, rollouts.c.n_sends).where(
             rollouts.c.batch_id == batch_id, rollouts.c.stage == Stage.RUN.value, rollouts.c.state == state.value
         )
@@ -114,13 +114,13 @@ def here(request: pytest.FixtureRequest) -> Iterator[_Here]:
 
 @contextmanager
 def played(here: _Here) -> Iterator[str]:
-    """Plays a batch around the block, and afterwards another on what is left."""
+    """Run a batch around the block, and afterwards another on what is left."""
     workers = here.workers()
     batch_id = here.client.submit({"instances": [SLOW] * N, "max_attempts": 5})
     until(lambda: here.client.status(batch_id).n_finished >= 3, "some have ended", 120)
     yield batch_id
     every_rollout_ended_once(here, batch_id)
-    # more than any pool has slots, so that all of them are seen to take messages
+    # more than the slots of any pool, so that all pools are seen to take messages
     every_rollout_ended_once(here, here.client.submit({"instances": [NOOP] * 10}))
     assert here.workers() == workers, here.log[-4000:]
     assert "raised unexpected" not in here.log, "a stage is none of the broker's faults"
@@ -183,19 +183,19 @@ def test_the_line_to_it_swallows(here: _Here) -> None:
 
 
 def n_rung(here: _Here, node: str) -> int:
-    """Return the number of messages queued for the workers of a node that has none."""
+    """Return the number of messages queued for the workers of a node without workers."""
     with celery_app(here.broker.url, "counter") as app, app.connection_for_read() as connection:
         queue = app.amqp.queues[queue_name(Stage.INIT, node)]
         return int(queue(connection).queue_declare(passive=True).message_count)
 
 
 def cut_off(here: _Here, cut: Callable[[], None]) -> None:
-    """Cut the line for a while under a batch, none of which is lost, and print how soon it went on."""
+    """Cut the connection for a while during a batch, which loses nothing, and print how soon it continued."""
     with played(here) as batch_id:
         cut_at = time.monotonic()
         cut()
         until(lambda: here.rests(batch_id), "nothing goes on without a broker", 120)
-        # it is no state that is waited for here, but that the cut lasts
+        # this waits for no state: it is the length of the cut
         time.sleep(max(0.0, cut_at + CUT_S - time.monotonic()))
         n_finished = here.client.status(batch_id).n_finished
         here.line.mend()
@@ -243,7 +243,7 @@ def test_messages_are_lost(here: _Here) -> None:
 
 
 RING = {"task": TASKS[Stage.INIT], "id": "poison"}
-EVIL = b"cposix\nsystem\n(S'touch %s'\ntR."  # a pickle that runs a program when it is read
+EVIL = b"cposix\nsystem\n(S'touch %s'\ntR."  # a pickle that runs a program when it is loaded
 POISON: dict[str, tuple[Any, ...]] = {
     "no JSON": (b"{]",),
     "no UTF-8": (b"\xff\xfe\x00",),
@@ -299,7 +299,7 @@ def test_poison_is_dropped_with_a_line_each(here: _Here) -> None:
     touched = here.folder / "touched"
     app = celery_app(here.broker.url, "poisoner")
     if here.kind == "rabbitmq":
-        # a quorum queue loses the last of what is not confirmed when its sender disconnects at once
+        # a quorum queue loses the last unconfirmed messages when their sender disconnects at once
         app.conf.broker_transport_options = app.conf.broker_transport_options | {"confirm_publish": True}
     n_lines = here.log.count("\n")
     with app.connection_for_write() as connection, connection.channel() as channel:
@@ -319,7 +319,7 @@ def test_poison_is_dropped_with_a_line_each(here: _Here) -> None:
         n += len(Stage) * len(POISON_OF_REDIS)
     with played(here):
         until(lambda: here.log.count("Dropped") >= n, lambda: f"all {n} are dropped, not {dropped(here.log)}", 120)
-    # a connection that a test before this one cut may be noticed only now
+    # a connection that an earlier test cut may be noticed only now
     new = here.log.splitlines()[n_lines:]
     lines = [line for line in new if " INFO " not in line and not line.endswith("will be sent again")]
     assert len(lines) == n, "\n".join(line[:300] for line in lines)
@@ -355,7 +355,7 @@ def test_rings_for_what_is_not_to_be_played_do_nothing(here: _Here) -> None:
 
 
 def test_what_waits_for_hours_is_not_taken_for_lost(here: _Here) -> None:
-    """A farm whose slots are all taken. A message lost then is detected, so the dispatcher is seen to look."""
+    """All slots of the farm are taken. A message lost then is detected, which shows that the dispatcher checks."""
     busy = here.client.submit({"instances": [ENDLESS] * N_RUN, "limits": {"run_s": 7200}})
     try:
         until(lambda: len(here.of(busy, farm.State.ACTIVE)) == N_RUN, "all slots are taken", 120)
@@ -378,7 +378,7 @@ def test_what_waits_for_hours_is_not_taken_for_lost(here: _Here) -> None:
 
 
 def hours_pass(connection: Connection, lost: str) -> None:
-    """For all queued rollouts, on a node and without one; and for one on a node whose message did not arrive."""
+    """Age all queued rollouts, with and without a node, and one on a node whose message was lost."""
     queued = (rollouts.c.finish_seq.is_(None), rollouts.c.state == farm.State.QUEUED.value)
     for table, where, names in (
         (attempts, attempts.c.rollout_id.in_(select(rollouts.c.rollout_id).where(*queued)), _OF_ATTEMPTS),

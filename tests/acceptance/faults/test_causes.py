@@ -1,4 +1,4 @@
-"""A failing instance is quarantined and a failing node is taken out of service; the rest goes on."""
+"""A failing instance is quarantined and a failing node is taken out of service; the rest continues."""
 
 from __future__ import annotations
 
@@ -38,14 +38,14 @@ def folder() -> Iterator[Path]:
 
 @pytest.fixture(scope="module")
 def broker_url() -> Iterator[str]:
-    """Of a Redis of this module's own: the one of the run is emptied for each test."""
+    """Yield the URL of this module's own Redis: the one of the run is emptied for each test."""
     with redis_server() as url:
         yield url
 
 
 @pytest.fixture(scope="module")
 def client(folder: Path, store: Store, broker_url: str) -> Iterator[farm.Farm]:
-    """Of a farm with two nodes, which the tests share."""
+    """Yield a client of a farm with two nodes, which the tests share."""
     env: dict[str, Any] = installed_in(folder) | {"FARM_WARM_POOL": "0"}
     with (
         node(folder, "one", store.url, broker_url, **env),
@@ -81,7 +81,7 @@ def test_a_node_on_which_everything_fails_is_taken_out_and_comes_back(
     assert not check_result.ok
     assert "two is out of service until" in check_result.detail
     assert "Node two is out of service for" in (folder / "two.log").read_text() + (folder / "one.log").read_text()
-    # what was wrong there is mended, and its time is over
+    # the cause there is fixed, and its time is over
     for mark in range(14):
         (tmp_path / str(mark)).touch()
     over = update(nodes.nodes).where(nodes.nodes.c.node == "two").values(out_of_service_until=1.0)

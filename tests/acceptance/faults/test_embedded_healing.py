@@ -1,4 +1,4 @@
-"""kill -9 of the parts of an embedded farm: each comes up again at its address, and every rollout still ends once."""
+"""kill -9 of the parts of an embedded farm: each restarts at its address, and every rollout still ends once."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def folder() -> Iterator[Path]:
 
 @pytest.fixture(scope="module")
 def here(folder: Path) -> Iterator[Embedded]:
-    """Runs until the last test of this module stops it; its parts are children of this process."""
+    """Yield a farm until the last test of this module stops it; its parts are children of this process."""
     settings = Settings(home=folder / "home", scratch=folder / "scratch", store_url="", broker_url="")
     with Embedded(settings, node_options=["--run", "16"], env=QUICK) as started:
         yield started
@@ -55,7 +55,7 @@ def _is(pid: str, folder: Path, part: str) -> bool:
 
 
 def killed(folder: Path, part: str) -> None:
-    """Kill it, and wait until there is another."""
+    """Kill it, and wait until it was replaced."""
     (old,) = until(lambda: pids(folder, part), f"there is a {part}")
     os.kill(old, signal.SIGKILL)
     until(lambda: pids(folder, part) not in ([], [old]), f"there is another {part}", 60)

@@ -1,4 +1,4 @@
-"""A worker that can start no thread, or open no file, any more ends and is replaced; what it was sent is played."""
+"""A worker that can start no more threads, or open no more files, ends and is replaced; its rollouts are run."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def folder() -> Iterator[Path]:
 
 @pytest.fixture(scope="module")
 def client(folder: Path) -> Iterator[farm.Farm]:
-    """Of a farm that the tests share; when it has ended, nothing is left of it."""
+    """Yield a client of a farm that the tests share; when it has ended, nothing is left of it."""
     with embedded(folder, FARM_STALL_S="4") as here, farm.connect(here.store_url, broker_url=here.broker_url) as result:
         assert result.collect(result.submit({"instances": [NOOP]}), timeout_s=LONG_S)[0].reward == 1.0
         yield result
@@ -33,7 +33,7 @@ def client(folder: Path) -> Iterator[farm.Farm]:
 
 
 def worker_of(folder: Path, stage: Stage) -> int:
-    """The process of a stage's pool; 0 while there is none."""
+    """Return the process of a stage's pool; 0 while there is none."""
     for process in Path("/proc").iterdir():
         if process.name.isdecimal():
             try:
@@ -47,9 +47,9 @@ def worker_of(folder: Path, stage: Stage) -> int:
 
 
 def leave_none(pid: int, limit: str) -> None:
-    """Let a process have no more of something than it has."""
+    """Limit a process to what it already has."""
     if limit == "threads":
-        # memory for all but the stack of a thread: a process that has none at all ends in other ways
+        # memory for all but the stack of a thread: a process without any memory ends in other ways
         stack, _ = resource.prlimit(pid, resource.RLIMIT_STACK)
         assert stack >= 4_000_000
         pages = int(Path(f"/proc/{pid}/statm").read_text().split()[0])
@@ -72,14 +72,14 @@ def test_it_is_replaced_and_nothing_fails(client: farm.Farm, folder: Path, limit
     until(lambda: worker_of(folder, Stage.RUN) not in (0, first), "it was replaced")
     logs = [path.read_text().removeprefix(known) for path, known in zip(paths, before, strict=True)]
     assert "Worker exits: no threads, descriptors or memory left" in logs[0], logs[0]
-    assert "no stage message" not in logs[0]
+    assert "not a stage message" not in logs[0]
     assert "exit status 75" in logs[1]
 
 
 def test_a_node_on_which_that_goes_on_is_given_nothing_more(client: farm.Farm, folder: Path) -> None:
-    """Each new worker of one pool finds itself without descriptors: the node says so, and takes no rollouts.
+    """Each new worker of one pool has no descriptors: the node reports it, and takes no rollouts.
 
-    Not without threads: ended workers free enough of them for an idle one.
+    Not tested without threads: ended workers free enough of them for an idle one.
     """
     hurt: set[int] = set()
 
@@ -87,7 +87,7 @@ def test_a_node_on_which_that_goes_on_is_given_nothing_more(client: farm.Farm, f
         pid = worker_of(folder, Stage.RUN)
         if pid and pid not in hurt:
             try:
-                # a worker that starts is not ready before it has its threads
+                # a starting worker is not ready before it has its threads
                 if len(list(Path(f"/proc/{pid}/task").iterdir())) > 4:
                     leave_none(pid, "descriptors")
                     hurt.add(pid)
@@ -97,6 +97,6 @@ def test_a_node_on_which_that_goes_on_is_given_nothing_more(client: farm.Farm, f
 
     until(broken, "the node is out", 240.0)
     log = (folder / "home/logs/node.log").read_text()
-    # those that the tests before this one have hurt count too
+    # workers that earlier tests harmed count too
     assert "3 times in a row" in log
     assert "gets no more rollouts" in log

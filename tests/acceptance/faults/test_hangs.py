@@ -1,4 +1,4 @@
-"""Stages that hang so that nothing of their own process can stop them: the farm goes on, and says which it was."""
+"""Stages that hang so that nothing in their own process can stop them: the farm continues, and names the stage."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ LIMITS = {"run_s": 3.0, "tool_s": 0.5}
 
 @contextmanager
 def running(unruly: bool, **env: Any) -> Iterator[farm.Farm]:
-    """A farm that looks soon for what hangs; when it has ended, nothing is left of it."""
+    """Yield a farm that soon checks for hung stages; when it has ended, nothing is left of it."""
     with farm_folder() as folder:
         env |= {"FARM_STALL_S": "2"} | (installed_in(folder) if unruly else {})
         with embedded(folder, **env) as here, farm.connect(here.store_url, broker_url=here.broker_url) as client:
@@ -42,10 +42,10 @@ def unruly_client() -> Iterator[farm.Farm]:
 @pytest.mark.parametrize(
     ("stuck", "kind", "words"),
     [
-        # its own doing, with the place; what fell together with it is not
+        # caused by the policy, with the place; others that ended with it are not
         ("loop", "agent_error", "blocked the event loop of its worker for 2 s in File"),
         ("deaf", "agent_error", "exceeded its deadline"),
-        # not even a thread of its process could say what it was
+        # not even a thread of its process could report the place
         ("lock", "lost", "was lost in stage run"),
     ],
 )
@@ -54,7 +54,7 @@ def test_what_hangs_fails_alone(client: farm.Farm, stuck: str, kind: str, words:
     request = {"instances": [PLAYS] * 6 + [hangs] + [PLAYS] * 6, "limits": LIMITS, "max_attempts": 1, "max_losses": 0}
     free = {"instances": [PLAYS] * 4, "max_attempts": 1, "max_losses": 5}
     if stuck == "lock":
-        # all that the process held is lost with it, and this batch does not allow for that
+        # all rollouts of the process are lost with it, and this batch does not allow a loss
         request["instances"] = [hangs]
     result = client.collect(client.submit(request), timeout_s=LONG_S)
     [failed] = [rollout for rollout in result if rollout.state is farm.State.FAILED]
@@ -71,9 +71,9 @@ def test_what_hangs_fails_alone(client: farm.Farm, stuck: str, kind: str, words:
     ("fault", "kind", "words", "n_lost"),
     [
         ("agent:callback blocks", "agent_error", "blocked the event loop of its worker for 2 s in File", 0),
-        # any of those that it played may have done it: all count it, so that it comes to an end
+        # any of its rollouts may be the cause: all count a loss, so that this comes to an end
         ("agent:nobody blocks", "lost", "was lost because its worker hung", 2),
-        # an exit or a fault of memory that nothing in Python can catch
+        # an exit or a segmentation fault that nothing in Python can catch
         ("agent:quit process", "lost", "was lost in stage run", 2),
         ("agent:crash process", "lost", "was lost in stage run", 2),
     ],

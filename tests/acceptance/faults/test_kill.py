@@ -35,7 +35,7 @@ PLAYING = (farm.Stage.RUN, farm.State.ACTIVE)
 
 @pytest.fixture(scope="module")
 def here() -> Iterator[Embedded]:
-    """Runs while the tests of this module do; when it has ended, nothing is left of it or of what was killed."""
+    """Yield a farm for the tests of this module; when it has ended, nothing is left of it or of what was killed."""
     with farm_folder() as folder:
         with embedded(folder) as started:
             yield started
@@ -50,7 +50,7 @@ def client(here: Embedded) -> Iterator[farm.Farm]:
 
 @contextmanager
 def engine(client: farm.Farm, latency_s: float) -> Iterator[None]:
-    """One that the farm has for the length of a test."""
+    """Add an engine to the farm for one test."""
     with serving(EngineDouble(Script([]), latency_s=latency_s).app()) as policy:
         client.add_engine(f"{policy}/v1")
         try:
@@ -60,7 +60,7 @@ def engine(client: farm.Farm, latency_s: float) -> Iterator[None]:
 
 
 def worker_pid(here: Embedded, stage: str) -> int:
-    """The pid of a worker of this farm, once there is one: the last may have been killed a moment ago."""
+    """Return the pid of a worker of this farm, once there is one: the last may have just been killed."""
     return until(lambda: _worker_pid(here, stage), f"there is a worker of stage {stage}")
 
 
@@ -148,7 +148,7 @@ def test_a_frozen_worker_writes_nothing_when_it_thaws(here: Embedded, client: fa
         os.kill(frozen, signal.SIGSTOP)
         held = [each.rollout_id for each in client.rollouts(batch_id) if (each.stage, each.state) == PLAYING]
         until(lambda: all(client.rollout(each).attempt > 1 for each in held), "the leases run out", 120)
-        # it has had answers from the engine all the while
+        # it has received answers from the engine all the time
         os.kill(frozen, signal.SIGCONT)
         every_rollout_ended_once(client, batch_id)
     assert held
@@ -156,7 +156,7 @@ def test_a_frozen_worker_writes_nothing_when_it_thaws(here: Embedded, client: fa
         calls = client.calls(rollout.rollout_id)
         assert len(calls) == rollout.n_turns
         assert sum(call.n_response_tokens for call in calls) == rollout.n_response_tokens
-        # one call is one training row
+        # one call gives one training row
         assert [segment.response_mask.sum() for segment in rollout.segments] == [rollout.n_response_tokens]
     runs = {
         (timing.attempt, timing.result) for each in held for timing in client.timings(each) if timing.stage == "run"

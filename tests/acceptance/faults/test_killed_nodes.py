@@ -1,4 +1,4 @@
-"""kill -9 of whole nodes, and SIGTERM: what they played is played on by another, or by themselves."""
+"""kill -9 of whole nodes, and SIGTERM: another node, or the same one, continues their rollouts."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def _one_on_each(client: Farm, *names: str) -> dict[str, LentHandle]:
 
 
 def test_a_killed_node_plays_on_when_it_is_started_again(folder: Path, postgres_store: Store, broker_url: str) -> None:
-    # nothing runs out by itself: it is the node that knows, when it comes back
+    # nothing expires by itself: the node knows when it comes back
     patient = partial(
         node, folder, "one", postgres_store.url, broker_url, FARM_LEASE_S="600", FARM_NODE_TIMEOUT_S="600"
     )

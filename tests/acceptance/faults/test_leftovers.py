@@ -1,6 +1,6 @@
-"""kill -9 at random points of all that makes sandboxes and holds them: in the end nothing of them is left on the node.
+"""kill -9 at random points of everything that makes and holds sandboxes: in the end nothing is left on the node.
 
-`FARM_TEST_SEED` makes another run of it.
+`FARM_TEST_SEED` selects another run.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from workers.sandboxes.remove_tree import remove
 KILLS = repeats(15, 200)
 SEED = os.environ.get("FARM_TEST_SEED", "1")
 STOPPED = 0.1
-"""So many are stopped with SIGSTOP instead, and are there still when the others end."""
+"""The share that is stopped with SIGSTOP instead, and still exists when the others end."""
 
 
 @pytest.fixture
@@ -52,7 +52,7 @@ def folder(apptainer: Path) -> Iterator[Path]:
 
 
 class _Node:
-    """A supervisor, and all that it has started, known by the folder that they work in."""
+    """A supervisor, and all its descendants, identified by their folder."""
 
     def __init__(self, folder: Path, **plan: Any) -> None:
         self._folder = folder
@@ -64,7 +64,7 @@ class _Node:
         self.supervisor = subprocess.Popen(argv, env={**os.environ, "PATH": path}, cwd=Path(__file__).parents[3])
 
     def processes(self, others: set[int] | None = None) -> dict[str, list[int]]:
-        """Return pids by kind of process. `others` are known not to be ours, and grow: to look at each is dear."""
+        """Return pids by kind of process. `others` are known not to be ours, and grow: checking each is expensive."""
         others = {os.getpid(), self.supervisor.pid} if others is None else others
         result: dict[str, list[int]] = {}
         for entry in Path("/proc").iterdir():
@@ -89,7 +89,7 @@ class _Node:
         return mark in bytes((process / "cwd").readlink())
 
     def hit(self, pid: int, number: int) -> None:
-        """Send a signal, if that pid is ours still."""
+        """Send a signal, if the pid is still ours."""
         with contextlib.suppress(OSError):
             pidfd = os.pidfd_open(pid)
             try:
@@ -99,7 +99,7 @@ class _Node:
                 os.close(pidfd)
 
     def unblock(self) -> None:
-        """Kill the supervisor's own children that are stopped: it waits for removers, and takes workers to be busy."""
+        """Kill the supervisor's own stopped children: it waits for removers, and treats stopped workers as busy."""
         for pid in self.pids():
             with contextlib.suppress(OSError):
                 state, parent = _stat(Path(f"/proc/{pid}"))[:2]
@@ -111,10 +111,10 @@ class _Node:
         self.supervisor.wait()
 
     def left(self) -> list[str]:
-        """Everything there should not be: processes and their mounts, mounts of the node, sandboxes, sockets."""
+        """Return everything that should be gone: processes and their mounts, node mounts, sandboxes, sockets."""
         processes = [f"{what} {pid}" for what, pids in self.processes().items() for pid in pids]
         mounts = [line for line in Path("/proc/self/mountinfo").read_text().splitlines() if str(self._folder) in line]
-        # not by rglob, which what is being removed at that moment would end
+        # not by rglob, which fails on files that are removed during the walk
         walk = os.walk(folder_of_all())
         return processes + mounts + [f"{parent}/{name}" for parent, folders, files in walk for name in folders + files]
 
@@ -144,7 +144,7 @@ def _parent(process: Path) -> int:
 
 
 def _stat(process: Path) -> list[str]:
-    """From its state on."""
+    """Return its fields from the state on."""
     return (process / "stat").read_text().rpartition(")")[2].split()
 
 
@@ -170,7 +170,7 @@ def test_all_live_ones_end_with_the_supervisor(folder: Path) -> None:
                 node.hit(pid, signal.SIGKILL)
     finally:
         node.kill()
-    # all but the folders of those whose monitor was killed, which cannot be removed before the next start
+    # all but the folders of sandboxes whose monitor was killed, which cannot be removed before the next start
     until(lambda: not node.processes(), lambda: f"all processes have ended: {node.processes()}", 60)
     sweep_all()
     assert node.left() == []
@@ -195,18 +195,18 @@ def test_killed_at_random_points_nothing_is_left(folder: Path) -> None:
         while hits.total() < KILLS:
             assert node.supervisor.poll() is None, "\n".join(log.read_text() for log in folder.glob("*.log"))
             there = node.processes(others)
-            # a worker that is killed as soon as it begins starts nothing that could be left
+            # a worker that is killed right at its start starts nothing that could be left
             if there.keys() <= {"worker"}:
                 node.unblock()
                 time.sleep(0.05)
                 continue
-            # each sort as often as any other, however many there are
+            # each kind equally often, however many processes it has
             what = chance.choice(sorted(there))
             time.sleep(chance.uniform(0, 0.05))
             node.hit(chance.choice(there[what]), signal.SIGSTOP if chance.random() < STOPPED else signal.SIGKILL)
             hits[what] += 1
         assert len(hits) >= 4, hits
-        # what goes on is not hurt for good
+        # a stopped process is continued later
         node.unblock()
         until(lambda: len(sandboxes()) >= 4, "sandboxes come up again", 60)
     finally:
@@ -217,13 +217,13 @@ def test_killed_at_random_points_nothing_is_left(folder: Path) -> None:
 
 
 def test_what_is_stopped_ends_with_its_worker(folder: Path) -> None:
-    """Nothing sweeps: whatever is left would be left for ever."""
+    """Nothing sweeps here: leftovers would be permanent."""
     kinds = {"namespace": 1, "singularity": 1}
     node = _Node(folder, n_workers=1, kinds=kinds, comes_and_goes=False, kernels=1)
     try:
         until(lambda: _all_are_up(folder, node) >= 1, "the sandboxes are up", 60)
         there = node.processes()
-        # those that would resume the fork server too; the watcher is the node's
+        # including those that would resume the fork server; the watcher belongs to the node
         for pid in there["forked by the porter"]:
             if _parent(Path(f"/proc/{pid}")) in there["porter"]:
                 node.hit(pid, signal.SIGKILL)
@@ -300,7 +300,7 @@ def test_a_killed_monitor_takes_along_what_the_policy_started(folder: Path) -> N
 
 
 def test_a_stopped_runtime_ends_with_its_killed_monitor(folder: Path) -> None:
-    """Its group is all that still leads to it."""
+    """Only its process group still identifies it."""
     node = _Node(folder, n_workers=1, kinds={"singularity": 2}, comes_and_goes=False)
     try:
         until(lambda: _all_are_up(folder, node) >= 1, "the sandboxes are up", 60)
@@ -316,7 +316,7 @@ def test_a_stopped_runtime_ends_with_its_killed_monitor(folder: Path) -> None:
 
 
 def test_a_neighbour_sweeps_what_a_killed_node_left(folder: Path) -> None:
-    """Nodes have a folder each, side by side, and hold its lock while they live."""
+    """Nodes have separate folders in one parent, and hold their lock while they live."""
 
     def start_in(name: str) -> SandboxRecord:
         monkeypatch.setenv("FARM_SCRATCH", str(folder / "scratch" / name))

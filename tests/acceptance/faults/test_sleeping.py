@@ -43,7 +43,7 @@ def servers(folder: Path) -> Iterator[Path]:
 
 
 def wake(servers: Path) -> None:
-    """The kernel lets all sleepers go."""
+    """Let the kernel wake all sleepers."""
     for mark in servers.iterdir():
         if mark.name.isdecimal():
             with suppress(ProcessLookupError):
@@ -90,7 +90,7 @@ def test_those_that_sleep_fail_alone(folder: Path, servers: Path) -> None:
         client.cancel(cancelled)
         played, (program, shell, *collected) = [*result[:4], *result[9:]], result[4:9]
         assert workers_of(client, played) == workers
-        # like any command beyond its time limit: the policy gets an error, and goes on
+        # like any command beyond its time limit: the policy gets an error, and continues
         for each in (program, shell):
             assert (each.outcome, each.reward) == (Outcome.SUBMITTED, 1.0), each.failure
         for way, each in zip(ways, collected, strict=True):
@@ -113,6 +113,6 @@ def test_those_that_sleep_fail_alone(folder: Path, servers: Path) -> None:
 
 
 def workers_of(client: farm.Farm, rollouts: list[Rollout]) -> set[tuple[str, ...]]:
-    """Of rollouts that were scored, by which processes."""
+    """Return by which processes scored rollouts were run and scored."""
     assert [rollout.reward for rollout in rollouts] == [1.0] * len(rollouts), [each.failure for each in rollouts]
     return {tuple(client.rewards(rollout.rollout_id)[-1].details["workers"]) for rollout in rollouts}

@@ -1,4 +1,4 @@
-"""Stores that fail under farms that play: what had been played is not played again, and every rollout ends once."""
+"""Stores that fail under running farms: finished stages are not repeated, and every rollout ends once."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def folder() -> Iterator[Path]:
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[RestartablePostgres]:
-    """A Postgres that keeps what it said was committed, whatever happens to it."""
+    """Yield a Postgres that keeps committed data, whatever happens to it."""
     try:
         with mortal_postgres(synchronous_commit="on") as made:
             yield made
@@ -50,7 +50,7 @@ def server() -> Iterator[RestartablePostgres]:
 
 @pytest.fixture(scope="module")
 def here(server: RestartablePostgres) -> Iterator[Embedded]:
-    """A farm on that Postgres, which the tests share that lose no worker."""
+    """Yield a farm on that Postgres, shared by the tests that lose no worker."""
     with farm_folder() as folder:
         with embedded(folder, database(server, "shared"), False, **SHORT) as started:
             yield started
@@ -59,7 +59,7 @@ def here(server: RestartablePostgres) -> Iterator[Embedded]:
 
 @contextmanager
 def playing(here: Embedded) -> Iterator[tuple[farm.Farm, str]]:
-    """A batch of a farm that has begun to play; afterwards every rollout has ended, and was played once."""
+    """Yield a batch of a farm that is running; afterwards every rollout has ended, and was run once."""
     with farm.connect(here.home) as client:
         batch_id = client.submit({"instances": [SLOW] * 60})
         until(lambda: client.status(batch_id).n_finished >= 4, "some have ended")
@@ -83,7 +83,7 @@ def test_a_postgres_that_is_cut_down_for_longer_than_a_lease(here: Embedded, ser
 
 
 def test_a_worker_that_dies_while_the_store_is_away(folder: Path, server: RestartablePostgres) -> None:
-    # nothing runs out by itself
+    # nothing expires by itself
     patient = {"FARM_LEASE_S": "600", "FARM_NODE_TIMEOUT_S": "600"}
     with embedded(folder, database(server, "bereft"), False, **patient) as here, farm.connect(here.home) as client:
         batch_id = client.submit({"instances": [SLOW] * 60, "max_attempts": 1})
@@ -145,7 +145,7 @@ def test_a_full_disk_under_sqlite(folder: Path) -> None:
 
 
 def database(server: RestartablePostgres, name: str) -> str:
-    """The URL of a new database there."""
+    """Return the URL of a new database there."""
     store = Store(server.url)
     with store.engine.connect().execution_options(isolation_level="AUTOCOMMIT") as connection:
         connection.exec_driver_sql(f"CREATE DATABASE {name}")
@@ -154,7 +154,7 @@ def database(server: RestartablePostgres, name: str) -> str:
 
 
 def fill(path: Path) -> None:
-    """Write until there is no room left."""
+    """Write until there is no space left."""
     with path.open("wb", buffering=0) as file:
         for n_bytes in (65536, 4096, 1):
             try:
@@ -166,7 +166,7 @@ def fill(path: Path) -> None:
 
 @contextmanager
 def small_disk(folder: Path) -> Iterator[Path]:
-    """A file system of some megabytes, more than a write-ahead log takes."""
+    """Yield a file system of some megabytes, more than a write-ahead log takes."""
     folder.mkdir()
     made = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=16m", "none", folder], capture_output=True, text=True)
     if made.returncode:

@@ -1,4 +1,4 @@
-"""E2B's wire on a whole farm, with the API, the client and the worker killed between and during commands."""
+"""E2B's protocol on a whole farm, with the API, the client and the worker killed between and during commands."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def agent(setting: _Setting, sandbox_id: str) -> AgentClient:
 
 
 def all_of(agent: AgentClient, message: dict[str, Any], verb: str = START, **headers: str) -> tuple[str, str, Any]:
-    """Return what a process writes to both streams, and its end."""
+    """Return the output of a process on both streams, and its end."""
     out = err = ""
     with agent.stream(verb, message, **headers) as events:
         assert next(events)["start"]["pid"] > 0

@@ -1,4 +1,4 @@
-"""An API, its client or both killed half way, in each protocol: who asks again gets the rollouts that it began."""
+"""An API, its client or both killed in the middle, in each protocol: a repeated request gets its own rollouts."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ QUESTION = "How many hops?"
 CHAT = {"question": QUESTION, "expected": "three"}
 RIGHT = Branch(name="right", turns=(ScriptedTurn(content="three"),))
 Tokens: TypeAlias = list[tuple[list[int], list[int], float]]
-"""Prompt, response and reward of each rollout, as a protocol gives them."""
+"""Prompt, response and reward of each rollout, as returned by a protocol."""
 
 
 @dataclass(frozen=True)
 class Setting:
-    """A farm with an engine that takes its time, and an API that may be killed."""
+    """A farm with a slow engine, and an API that can be killed."""
 
     farm: Embedded
     api: RestartableApi

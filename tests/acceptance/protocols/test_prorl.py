@@ -1,4 +1,4 @@
-"""A trainer of ProRL's on a whole farm, whose API is killed half way: each request gets the rollout that it began."""
+"""A ProRL trainer on a whole farm, whose API is killed in the middle: each request gets the rollout that it began."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def test_a_killed_api_and_a_trainer_that_asks_again_get_the_same_rollouts(
     results = asyncio.run(train())
     assert training.n_asked > N, "some were asked for again"
     assert [said for said in training.said if said[0] == "stop"] == [("stop", 200)]
-    # the engine never ends by itself: `max_model_len` cuts each answer, as by token `max_output_tokens` does not count
+    # the engine never ends by itself: `max_model_len` cuts each answer, as `max_output_tokens` does not apply by token
     errors = [None if result is None else result["error"] for result in results]
     assert errors == ["length: the context window is full"] * N, results
     with farm.connect(started.home) as client:

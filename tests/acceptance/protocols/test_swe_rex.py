@@ -43,11 +43,11 @@ class _Setting(NamedTuple):
 
 
 class RexClient:
-    """Asks as the package's client does."""
+    """Sends requests as the package's client does."""
 
     def __init__(self, api: RestartableApi, reference: str) -> None:
         self.url = f"{api.url}/swe-rex/{reference}"
-        # a connection for each request, as the package has it
+        # one connection per request, as in the package
         limits = httpx2.Limits(max_keepalive_connections=0)
         self._http = httpx2.Client(headers={"x-api-key": KEY}, timeout=120, limits=limits, verify=False)
 

@@ -1,4 +1,4 @@
-"""Trajectories of VeRL-Tool's on a whole farm: two APIs, of which one is killed half way, and a worker that dies."""
+"""VeRL-Tool trajectories on a whole farm: two APIs, one of them killed in the middle, and a worker that dies."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ Here = tuple[Embedded, RestartableApi, RestartableApi]
 
 @pytest.fixture(scope="module")
 def here() -> Iterator[Here]:
-    # what is seen here is not how soon, so nothing is given up because a machine is slow
+    # these tests are not about speed, so nothing times out on a slow machine
     patient = {"FARM_VERL_TOOL_WAIT_S": "120", "FARM_VERL_TOOL_ACTION_S": "60"}
     speak = ("--speak", "verl-tool")
     os.environ.update(patient)
@@ -64,7 +64,7 @@ def test_trajectories_are_played_though_an_api_is_killed(here: Here) -> None:
         one = VerlToolTrajectory(client, max_retries=60)
         waits = "while [ ! -e go ]; do sleep 0.1; done; " if number == 0 else ""
         cut = await one.act(f"<bash>echo one >>n; {waits}cd /tmp; x={number}; wc -l <~-/n</bash>")
-        # the id alone finds it
+        # the id is enough to find it
         two = VerlToolTrajectory(other)
         two.request_id = one.request_id
         kept = await two.act("<bash>echo $x $PWD</bash>")
@@ -102,7 +102,7 @@ def _begun(here: Here) -> str:
     with farm.connect(here[0].home) as client:
         for each in client.sandboxes.list(1000):
             if each.state == "running":
-                # others are finished meanwhile
+                # others may finish in between
                 with suppress(SandboxEnded):
                     handle = client.sandboxes.attach(each.sandbox_id)
                     if handle.exec("sh", "-c", "test -e /workspace/n && pgrep -x sleep || true").stdout:

@@ -1,4 +1,4 @@
-"""Borrowed sandboxes on a whole farm: over the store and over HTTP, with the API and the worker killed half way."""
+"""Borrowed sandboxes on a whole farm: over the store and over HTTP, with the API and the worker killed midway."""
 
 from __future__ import annotations
 

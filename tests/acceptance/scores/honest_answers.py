@@ -1,4 +1,4 @@
-r"""Right answers in unusual form, by kind, and a wrong twin of each form: gold answer, then answers in a box.
+r"""Right answers in unusual notations, by kind, and wrong ones in the same notations: gold answer, then boxed answers.
 
 An entry is right by the rule of the data sets' own scorers: math-verify, or a reader of the question.
 """
@@ -127,7 +127,7 @@ HONEST: dict[str, dict[str, tuple[str, ...]]] = {
         ">5": (">5", "$>5$"),
     },
 }
-"""Right answers: all are scored 1."""
+"""Right answers: all score 1."""
 
 TWINS: dict[str, dict[str, tuple[str, ...]]] = {
     "numbers": {
@@ -189,4 +189,4 @@ TWINS: dict[str, dict[str, tuple[str, ...]]] = {
         ">5": ("<5", "5", ">6"),
     },
 }
-"""Wrong answers in the same forms: all are scored 0."""
+"""Wrong answers in the same notations: all score 0."""

@@ -1,4 +1,4 @@
-r"""Responses to a question with options, of which the third is right: those that name it and it only, and others."""
+r"""Responses to a question whose third option is right: those that name only it, and others."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ HONEST = (
     *(WORKED + "So the correct answer is C.", WORKED + "The answer is (C).\n", WORKED + "**The correct option is C.**"),
     *(WORKED + "Thus the answer is C: 30 m", WORKED + "The best answer is 30 m.", WORKED + "Answer: C"),
 )
-"""Responses that name option C: all are scored 1."""
+"""Responses that name option C: all score 1."""
 WRONG = (
     *(r"\boxed{B}", r"\boxed{A, C}", r"\boxed{A or C}", r"\boxed{ABCD}", r"\boxed{C or D}", r"\boxed{not C}"),
     *(r"\boxed{B: 30 m}", r"\boxed{C: 20 m}", r"\boxed{E}", r"\boxed{30}", r"\boxed{30 km}", r"\boxed{C} \boxed{B}"),
@@ -37,4 +37,4 @@ WRONG = (
     ),
     *("The answer is CC.", "The answer is C C", "The answer is A/C", "Answer: A/C", "The answers are C.", "D: 30 m"),
 )
-"""Responses that name another option, several or none: all are scored 0."""
+"""Responses that name another option, several or none: all score 0."""

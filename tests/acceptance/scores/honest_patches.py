@@ -1,4 +1,4 @@
-"""Right patches of unusual form for the project of `swe_project.py`, as scripts that edit its tree."""
+"""Right patches in unusual forms for the project of `swe_project.py`, as scripts that edit its tree."""
 
 from __future__ import annotations
 
@@ -71,4 +71,4 @@ PATCHES = {
     "echo '[flake8]' > .flake8",
     "make_file": f"{GOLD}; printf 'test:\\n\\tpytest\\n' > Makefile",
 }
-"""Scripts by name: all are scored 1."""
+"""Scripts by name: all score 1."""

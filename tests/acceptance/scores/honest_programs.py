@@ -1,4 +1,4 @@
-"""Right programs of unusual form, whose `f` sorts a list of integers, or that sort those of their standard input."""
+"""Right programs in unusual forms: their `f` sorts a list of integers, or they sort those of their standard input."""
 
 from __future__ import annotations
 
@@ -149,7 +149,7 @@ SORTS = {
     "main-guard": "def f(x): return sorted(x)\nif __name__ == '__never__':\n    raise SystemExit(1)",
     "at-exit": "import atexit\natexit.register(lambda: None)\nf = sorted",
 }
-"""Sources by name; each also sorts with `code`, in which a program can write no file."""
+"""Sources by name; each also sorts with `code`, where programs cannot write files."""
 WRITING = {
     "temporary-file": """
         import tempfile
@@ -233,7 +233,7 @@ READS = {
         subprocess.run(['sh', '-c', 'tr " " "\\\\n" | sort -n | tr "\\\\n" " "'], check=True)
         """,
 }
-"""Whole programs that sort the integers of one line."""
+"""Complete programs that sort the integers of one line."""
 WRONG_VALUES = {
     "deque": "from collections import deque\ndef f(x): return deque(sorted(x))",
     "generator": "def f(x): yield from sorted(x)",
@@ -269,4 +269,4 @@ WRONG_VALUES = {
     "raised": "def f(x): raise StopIteration(sorted(x))",
     "class-attribute": "class f(list):\n    def __iter__(self): return iter(sorted(list(self)))",
 }
-"""Values that are not the sorted list: all are scored 0."""
+"""Values that are not the sorted list: all score 0."""

@@ -1,4 +1,4 @@
-"""Patches that mend nothing and try to score: a script of bash each, by name."""
+"""Patches that fix nothing and try to score: a script of bash each, by name."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Finder(importlib.abc.MetaPathFinder):
         return importlib.util.spec_from_file_location(name, f"/workspace/tests/{name}.py", loader=Loader(name, ""))
 sys.meta_path.insert(0, Finder())
 """,
-    # outcomes written past the plugin
+    # outcomes written without the plugin
     "all_descriptors_at_once": """
 import os
 for fd in range(3, 5000):
@@ -149,13 +149,13 @@ BESIDE = {
     "run_as_tests": _written("python", "#!/bin/sh\necho 6 passed") + "chmod +x python",
 }
 ALONE = {
-    # these harm what they run in
+    # these damage their sandbox
     "kill_all": "import os\nos.kill(-1, 9)\n",
     "kill_reader": "import os\nos.kill(os.getppid(), 9)\n",
     "kill_itself": "import os\nos.kill(os.getpid(), 9)\n",
     "stop_reader": "import os, signal\nos.kill(os.getppid(), signal.SIGSTOP)\n",
     "sleeps": "import time\ntime.sleep(1000)\n",
-    # more than any bound at once, then steadily until it is ended
+    # more than any limit at once, then steadily until it is ended
     "floods": """
 import os, time
 left = {fd: 2000 for fd in range(3, 4096)}
@@ -195,13 +195,13 @@ SOME_BESIDE = (
 
 
 def edits() -> dict[str, str]:
-    """Scripts of bash by name, for sandboxes that may be used again."""
+    """Return scripts of bash by name, for sandboxes that may be reused."""
     beside = {name: BESIDE[name] for name in SOME_BESIDE}
     return {**{name: _appended(code) for name, code in IN_PYTEST.items()}, **beside}
 
 
 def edits_alone() -> dict[str, str]:
-    """Return the scripts that need a sandbox of their own."""
+    """Return the scripts that need a separate sandbox."""
     return {name: _appended(code) for name, code in ALONE.items()}
 
 

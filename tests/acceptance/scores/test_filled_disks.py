@@ -1,7 +1,7 @@
-"""A policy that fills its node's disk while it plays is scored by what it left; its neighbours play again.
+"""A policy that fills its node's disk during its run is scored by its submission; other rollouts run again.
 
-The node is a small disk, which has less room than the limits of a sandbox allow. A few ways to fill it are tried in
-`make test`, all of them in `make soak`.
+The node has a small disk, with less space than the limits of a sandbox allow. `make test` tries a few ways to fill it,
+`make soak` all of them.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""mini-swe-agent, unmodified, in real sandboxes without a network: it mends a real project, and is scored for that.
+"""mini-swe-agent, unmodified, in real sandboxes without a network: it fixes a real project, and is scored for it.
 
-All that it needs takes longer to install than most tests: `make test` has what it imports, and plays it once.
+Installing all its requirements takes longer than most tests: `make test` has only its imports, and runs it once.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ IMPORTED = (
     "propcache pydantic-core pydantic pygments python-dotenv pyyaml regex requests rich shellingham sniffio "
     "tenacity tiktoken tokenizers tqdm typer typing-extensions typing-inspection urllib3 wcwidth yarl zipp"
 )
-"""The packages that its command imports: a tenth of the size of all that it declares to need."""
+"""The packages that its command imports: a tenth of the size of all declared requirements."""
 
 
 @pytest.fixture(autouse=True)
@@ -62,9 +62,9 @@ def _name(package: str) -> str:
 
 @pytest.fixture(scope="module")
 def mini_swe_agent() -> Iterator[None]:
-    """Install it once, and compile only what several tests import, which is a tenth: to compile all takes longer."""
+    """Install it once, and compile only what several tests import, a tenth, as compiling all takes longer."""
     with pytest.MonkeyPatch.context() as patch:
-        # pip's negative options are set by a 0
+        # a 0 sets pip's negative options
         patch.setenv("PIP_NO_COMPILE", "0")
         if not SOAK_MINUTES:
             patch.setenv("PIP_NO_DEPS", "1")
@@ -74,7 +74,7 @@ def mini_swe_agent() -> Iterator[None]:
         agent = mini_swe_agent_module.MINI_SWE_AGENT
         lend_environment(agent.packages)
         ((folder, _), *_) = agent_environment(agent.packages, image("host")).binds
-        # what the instance needs is installed with all that it needs
+        # the instance's requirements are installed with their dependencies
         patch.delenv("PIP_NO_DEPS", raising=False)
         if SOAK_MINUTES:
             assert not callable(agent.environment)
@@ -158,7 +158,7 @@ def test_mini_swe_agent_mends_an_issue() -> None:
 
 @pytest.mark.usefixtures("mini_swe_agent")
 def test_its_tokens_are_those_that_an_engine_sampled() -> None:
-    """All three stages as a worker runs them, on the scripted engine's token wire, by way of gateway and relay."""
+    """Run all three stages as a worker does, on the scripted engine's token wire, through gateway and relay."""
     calls = ("which python; git status --short; ls", MEND, "echo COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT; echo done")
     turns = tuple(ScriptedTurn(tool_calls=(ScriptedCall(name="bash", arguments={"command": each}),)) for each in calls)
     played = play("mini-swe-agent", "namespace", turns)
@@ -238,7 +238,7 @@ print(json.loads(connection.getresponse().read())["content"][0]["text"])
 
 
 def little(program: str, **more: Any) -> Harness:
-    """An agent that is a program of a few lines: it asks once, and then it is the policy's."""
+    """Return an agent that is a short program: it makes one call, and then the policy decides."""
     ask = """
 import http.client, json, os, signal, socket, subprocess, sys, urllib.parse
 url = urllib.parse.urlsplit(os.environ["OPENAI_BASE_URL"])
@@ -285,7 +285,7 @@ def test_whatever_lies_where_its_result_should_be(left: str) -> None:
 
 
 def test_what_the_policys_programs_ask_is_a_call_like_any_other() -> None:
-    """They find the key in the environment that they have from the agent."""
+    """They find the key in the environment that they inherit from the agent."""
     records = _Records()
     own = "subprocess.run([sys.executable, '-c', 'import os; print(os.environ[\"OPENAI_API_KEY\"])'], check=True)"
     result = hostile(little(f"{own}; ask('second'); ask('third')"), records, n_answers=3)

@@ -1,4 +1,4 @@
-"""Right answers in many notations are scored 1, and a wrong one in each of these notations 0, with math-verify."""
+"""Right answers in many notations score 1, and a wrong one in each of these notations 0, with math-verify."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The reference answers of reasoning-gym's families are scored 1 in whatever words they are said."""
+"""The reference answers of reasoning-gym's families score 1, however they are phrased."""
 
 from __future__ import annotations
 

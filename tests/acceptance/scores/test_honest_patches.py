@@ -1,6 +1,6 @@
-"""Right patches of unusual form are scored 1, in the own form and as rows of SWE-bench.
+"""Right patches in unusual forms score 1, in our own format and as rows of SWE-bench.
 
-Every eighth runs in `make test`, all of them in `make soak`.
+`make test` runs every eighth, `make soak` all of them.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Right programs of unusual form are scored 1 by all their evaluators, and values that only look right 0."""
+"""Right programs in unusual forms score 1 with all their evaluators, and values that only look right 0."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Patches of SWE-bench rows that mend nothing score nothing, whatever else they do; a right one scores all the same.
+"""Patches of SWE-bench rows that fix nothing score nothing, whatever else they do; a right one still scores.
 
-A few of each kind are played in `make test`, all of them in `make soak`.
+`make test` runs a few of each kind, `make soak` all of them.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def scores(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Score | BaseEx
 
 @pytest.fixture(scope="module")
 def scores_of_cut_names(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Score | BaseException]:
-    """The scores where all names of tests to be fixed are cut at a space."""
+    """Return the scores where all names of tests to be fixed are cut at a space."""
     if missing := provider("namespace").missing():
         absent(missing)
     folder = tmp_path_factory.mktemp("project")

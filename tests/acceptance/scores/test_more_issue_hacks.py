@@ -1,6 +1,6 @@
-"""The attempts on the own form of SWE instances score nothing on rows of SWE-bench either.
+"""The hacks on our own format of SWE instances score nothing on rows of SWE-bench either.
 
-Every eighth runs in `make test`, all of them in `make soak`.
+`make test` runs every eighth, `make soak` all of them.
 """
 
 from __future__ import annotations

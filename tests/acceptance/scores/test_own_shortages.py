@@ -1,7 +1,7 @@
-"""Shortages of the node that a submission brings about while it is scored: each is a score, and never an error.
+"""Resource shortages of the node that a submission causes during scoring: each gives a score, never an error.
 
-The node is a small disk, which has less room than the limits of a sandbox allow. What other processes of the node take
-is no score: a submission that fails for it is scored again.
+The node has a small disk, with less space than the limits of a sandbox allow. Shortages caused by other processes give
+no score: a submission that fails because of them is scored again.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ from workers.stages.node_shortage import healthy_node
 
 pytestmark = pytest.mark.timeout(900)
 BYTES, INODES = "size=150m", "size=1g,nr_inodes=6000"
-"""Of a disk that a sandbox, with the limits below, can fill."""
+"""Options of a disk that a sandbox, with the limits below, can fill."""
 LIMITS = SandboxLimits(n_processes=64, memory_mb=512)
 SUM = HiddenTests((StreamTest("3\n", "seven\n"), StreamTest("4\n", "eight\n")), time_s=5.0)
 RIGHT = "print({'3': 'seven', '4': 'eight'}[input()])\n"
@@ -78,7 +78,7 @@ OF_A_FUNCTION = {name: TAKING[name] for name in ("inodes", "shared-memory", "mem
 
 @contextmanager
 def small_scratch(options: str) -> Iterator[Path]:
-    """A scratch folder on a disk of its own."""
+    """Yield a scratch folder on a separate disk."""
     if os.geteuid():
         pytest.skip("only root can mount a small disk")
     with farm_folder() as folder, pytest.MonkeyPatch.context() as patch:
@@ -169,12 +169,12 @@ def test_what_a_policy_left_that_fills_the_disk_is_scored(place: Path, tmp_path:
     with small_scratch(BYTES), task_folder(folder) as task:
         options = CheckOptions(sandbox="namespace", n_parallel=1)
         score = asyncio.run(solve(task, options)).score.value
-    # without an end of its own the tests find the answer, and the few bytes of a reward may still have room
+    # without an end of its own the tests find the answer, and the few bytes of a reward may still fit
     assert score in ({0.0} if then else {0.0, 1.0})
 
 
 class Neighbour:
-    """Another process of the node, which fills the disk once a program has begun, for some times."""
+    """Another process of the node, which fills the disk after a program has begun, a number of times."""
 
     def __init__(self, disk: Path, n_times: int) -> None:
         self._disk, self._n_times = disk, n_times

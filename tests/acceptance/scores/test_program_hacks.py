@@ -78,7 +78,7 @@ REACHING = {
         assert ctypes.CDLL(None).syscall(438, os.pidfd_open(parent), 1, 0) >= 0
         """,
 }
-"""Each gets through to the right program after it only if it reaches something of the judge."""
+"""Each reaches the right program after it only if it reaches a part of the judge."""
 
 SPOILING = {
     "modules-on-disk": """
@@ -121,7 +121,7 @@ async def started() -> Sandbox:
 
 @pytest.fixture(scope="module")
 def fresh(runner: asyncio.Runner) -> Iterator[FreshSandbox]:
-    """The same sandbox each time: what one program leaves there gives the next more to try, not less."""
+    """Yield the same sandbox each time: leftovers of one program only give the next more to try."""
     sandbox = runner.run(started())
 
     @asynccontextmanager
@@ -147,7 +147,7 @@ async def scored_once(fresh: FreshSandbox, program: str, timeout_s: float = 60.0
 
 
 async def scored(fresh: FreshSandbox, program: str, timeout_s: float = 60.0) -> Score:
-    """Score it as the farm does: again, where the machine was too busy to tell whose doing an end was."""
+    """Score it as the farm does: again, if the machine was too busy to tell the cause of an end."""
     deadline = Deadline(_PATIENCE_S)
     while True:
         try:
@@ -202,7 +202,7 @@ def test_a_program_that_changes_what_it_echoes_is_found_to_tamper(runner: asynci
 
 @pytest.mark.soak
 def test_reference_programs_pass_and_broken_ones_do_not(runner: asyncio.Runner, fresh: FreshSandbox) -> None:
-    # they share a sandbox, in which each writes its judge anew
+    # they share a sandbox, to which each writes its judge again
     room = asyncio.Semaphore(1)
     problems, broken = at_length((PROBLEMS[::12], PROBLEMS[::24]), (PROBLEMS, PROBLEMS[::8]))
 
@@ -243,7 +243,7 @@ def test_values_come_as_they_are(runner: asyncio.Runner, fresh: FreshSandbox, re
 
 
 class EndedCommand:
-    """A sandbox in which a command ends in one way; others are as in one that is well."""
+    """A sandbox in which a command ends in one way; others work normally."""
 
     def __init__(self, sandbox: Sandbox, ends: list[ExecResult | SandboxError | None]) -> None:
         self._sandbox = sandbox
@@ -276,7 +276,7 @@ GONE = SandboxError("sandbox s1 is gone")
         ([KILLED, KILLED], None),
         ([KILLED, GONE], None),
         ([ExecResult(127, b"", b"no python3"), ExecResult(127, b"", b"no python3")], None),
-        # a program can choose its end, each time another
+        # a program can choose its end, each time another one
         ([KILLED, None, ExecResult(None, b"", b"", timed_out=True)], 0.0),
     ],
 )

@@ -1,6 +1,6 @@
-"""Patches that mend nothing score nothing, whatever else they do; a right one scores all the same.
+"""Patches that fix nothing score nothing, whatever else they do; a right one still scores.
 
-Some of each kind are played in `make test`, all of them in `make soak`.
+`make test` runs some of each kind, `make soak` all of them.
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ SEEN = (
     *("logreport_patched", "plugin_registered", "pluggy_multicall", "unittest_run", "json_dumps"),
     "plugin_wraps_dumps",
 )
-"""Forged reports that the canaries see."""
+"""Forged reports that the canaries detect."""
 FEW = (
     *SEEN,
-    # reports, tests and outcomes replaced while pytest runs, or written where it reports to
+    # reports, tests and outcomes replaced while pytest runs, or written to its report
     *("report_init", "callinfo_without_excinfo", "assertion_error", "import_hook"),
     *("all_descriptors", "parents_memory", "protocol_forged"),
-    # failures hidden of the tests that call the project, and results that are equal to everything
+    # hidden failures of the tests that call the project, and results that equal everything
     *("quiet_if_called", "equal_to_everything"),
     # an end before the tests, or nothing that runs
     *("exit", "module_skips"),
-    # files beside the package
+    # files next to the package
     *("conftest_of_tests", "pytest_py", "pyproject"),
 )
 HACKS = at_length({name: ALL[name] for name in FEW}, ALL)
@@ -51,7 +51,7 @@ _AGAIN = 3
 
 
 def _was_late(score: Score | BaseException) -> bool:
-    """Return whether nothing can be said of a patch, as its time passed while the machine ran other programs."""
+    """Return whether a patch has no verdict because the machine ran other programs during its time."""
     return isinstance(score, EvaluatorError) and "the machine was late" in str(score)
 
 
@@ -64,7 +64,7 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Project:
 
 @pytest.fixture(scope="module")
 def scores(project: Project) -> dict[str, Score | BaseException]:
-    """All of them, as many side by side as there are sandboxes."""
+    """Return all scores, with as many in parallel as there are sandboxes."""
 
     async def all_scores() -> dict[str, Score | BaseException]:
         pool = Pool(4)
@@ -75,14 +75,14 @@ def scores(project: Project) -> dict[str, Score | BaseException]:
                 patch = project.patch(edit)
                 return await score(project.plan(), patch, pool.fresh(alone), 40.0 if alone else 300.0)
 
-        # what waits for its time limit comes first, beside the others
+        # those that reach their time limit come first, in parallel with the others
         chosen = {**ALONE, **RIGHT, **HACKS}
         try:
             result = await asyncio.gather(
                 *(one(edit, name in ALONE) for name, edit in chosen.items()), return_exceptions=True
             )
             scored = dict(zip(chosen, result, strict=True))
-            # scored again as the farm would, with nothing of this test beside it any more
+            # scored again as the farm would, now without parallel tests
             for name in [name for name in ALONE for _ in range(_AGAIN)]:
                 if _was_late(scored[name]):
                     [scored[name]] = await asyncio.gather(one(ALONE[name], True), return_exceptions=True)

@@ -1,7 +1,7 @@
-"""Attribution of each end and its consequences: a row for every failure that can be induced, run by a real farm.
+"""Attribution of each end and its consequences: a row for every failure that can be induced, on a real farm.
 
-Each row is one rollout. What the policy did keeps its score; any other end has no number anywhere: no reward on the
-rollout, none in the store, and no row that trains.
+Each row is one rollout. An end caused by the policy keeps its score; any other end has no number anywhere: no reward on
+the rollout, none in the store, and no row that trains.
 """
 
 from __future__ import annotations
@@ -70,9 +70,9 @@ def chat(question: str = QUESTION) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class _Row:
-    """One rollout and what must come of it. `engine` are the options of an engine of its own; `says` is in its failure.
+    """One rollout and its expected result. `engine` are the options of a separate engine; `says` is in its failure.
 
-    Scored is what ended by the policy's doing, and nothing else; `trains` says whether its rows train, too.
+    Exactly the ends caused by the policy are scored; `trains` tells whether its rows train, too.
     """
 
     name: str
@@ -94,7 +94,7 @@ class _Row:
 
 
 def struck(fault: str, outcome: Outcome, budget: Budget, says: str = "", **more: Any) -> _Row:
-    """An engine that does this to every call."""
+    """Return a row with an engine that does this to every call."""
     return _Row(f"engine-{fault}", chat(), outcome, budget, says, engine={"slow_s": 0.5}, fault=fault, **more)
 
 
@@ -140,7 +140,7 @@ THE_ENGINES = [
     struck("garbage", Outcome.ENGINE_ERROR, FAILURES, "tries failed"),
     struck("slow", Outcome.ANSWERED, NEVER),
     struck("echo", Outcome.ANSWERED, NEVER, trains=False),
-    # the same deadline as that of `slow-policy`, and no score
+    # the same deadline as that of `slow-policy`, but no score
     _Row(
         "engine-dead",
         chat(),
@@ -187,7 +187,7 @@ THE_PLUGINS = [
 ]
 ROWS = [*THE_POLICYS, *THE_ENGINES, *THE_SANDBOXS, *THE_PLUGINS]
 APART = {Outcome.LOST, Outcome.CANCELLED, Outcome.STALE}
-"""Outcomes that take something away from all running rollouts, or are ordered of all engines: run alone, below."""
+"""Outcomes that affect all running rollouts, or that are ordered of all engines: run separately, below."""
 
 
 @pytest.fixture(scope="module")
@@ -197,7 +197,7 @@ def client() -> Iterator[farm.Farm]:
     with farm_folder() as folder:
         settings = Settings(home=folder / "home", scratch=folder / "scratch", store_url="", broker_url="")
         env = QUICK | {"FARM_SANDBOX": "namespace", "FARM_POLICY_TIMEOUT_S": "10", "FARM_WARM_POOL": "0"}
-        # on a busy machine nothing is to be lost but what is killed
+        # on a busy machine only killed rollouts may be lost
         env |= {"FARM_LEASE_S": "60", "FARM_NODE_TIMEOUT_S": "60"}
         options = ("--init", "8", "--run", "60", "--eval", "16")
         here = PreloadedFarm(settings, node_options=options, flower=False, env=env | installed_in(folder))
@@ -207,7 +207,7 @@ def client() -> Iterator[farm.Farm]:
 
 @pytest.fixture(scope="module")
 def played(client: farm.Farm) -> Iterator[dict[str, Rollout]]:
-    """Every row, all of them at once."""
+    """Run every row, all of them at once."""
     doubles: dict[str, EngineDouble] = {}
     with ExitStack() as serves:
         for row in ROWS:
@@ -251,7 +251,7 @@ def test_what_follows_from_each_cause(client: farm.Farm, played: dict[str, Rollo
     n = row.max_attempts if row.budget is FAILURES else n_short
     failures = [str(timing.failure) for timing in timings if timing.failure is not None]
     assert (rollout.n_failures, rollout.n_lost, rollout.n_restarts) == (n, 0, 0), failures
-    # only what is counted is tried again, and only the scoring of what was played
+    # only counted failures are retried, and after the run only the scoring
     assert rollout.attempt == max(1, n if row.budget is FAILURES else 1 + n_short)
     runs = [timing for timing in timings if timing.stage is Stage.RUN]
     assert len(runs) <= (1 if rollout.stage is Stage.EVAL else rollout.attempt)
@@ -292,7 +292,7 @@ def test_what_is_cancelled_has_no_score(client: farm.Farm, played: dict[str, Rol
 def test_what_new_weights_have_overtaken_has_no_score(
     client: farm.Farm, played: dict[str, Rollout], on_stale: str, n_restarts: int, attempt: int
 ) -> None:
-    """Played anew, it is overtaken again and again, until that has been often enough."""
+    """Restarted, it is overtaken again and again, up to the limit."""
     client.clear_engines(forget_weights=True)
     double = EngineDouble(BOOK, weight_version="1", tokens_per_s=50)
     with serving(double.app()) as url:

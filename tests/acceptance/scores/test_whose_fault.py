@@ -1,4 +1,4 @@
-"""Attribution of failures from a lack of resources: to the node, which is never a score, or to the policy."""
+"""Attribution of failures from a lack of resources: to the node, which never gives a score, or to the policy."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ async def played(job: StageJob, *script: Completion) -> RunResult:
 
 @contextmanager
 def small_scratch(options: str) -> Iterator[Path]:
-    """A scratch folder on a disk of its own."""
+    """Yield a scratch folder on a separate disk."""
     if os.geteuid():
         pytest.skip("only root can mount a small disk")
     with farm_folder() as folder, farm_in(folder), pytest.MonkeyPatch.context() as patch:
@@ -100,7 +100,7 @@ def small_scratch(options: str) -> Iterator[Path]:
 
 
 class Gated(ScriptedPolicy):
-    """Waits for an event before each of its turns; says at a barrier that it waits."""
+    """Waits for an event before each of its turns; signals at a barrier that it waits."""
 
     def __init__(self, reached: Sequence[asyncio.Semaphore], gates: Sequence[asyncio.Event], *script: Completion):
         super().__init__(*script)
@@ -114,7 +114,7 @@ class Gated(ScriptedPolicy):
 
 
 def fill(scratch: Path, what: str) -> None:
-    """Take all of the disk's bytes or inodes."""
+    """Use up the disk's bytes or inodes."""
     with suppress(OSError):
         if what == "bytes":
             with (scratch / "filler").open("wb", buffering=0) as file:
@@ -137,19 +137,19 @@ def test_no_right_solution_is_scored_0_on_a_disk_that_fills(what: str) -> None:
         problem = resolve_problem(job_of(PROBLEMS[number], number))
         try:
             await init(problem)
-            # there is a shell before the disk is full, as opening one would notice
+            # the shell is opened before the disk is full, as opening one would fail
             policy = Gated(steps, gates, bash("true"), solving(PROBLEMS[number]), SUBMIT)
             done = await run(problem, policy, record, keep)
             return (await evaluate(problem, done.submission))[0].value
         except RolloutError as error:
             return f"{type(error).__name__}: {error}"
         finally:
-            # one that has ended is waited for at no step
+            # no step waits for a rollout that has ended
             for step in steps:
                 step.release()
 
     async def with_memory(number: int, *steps_and_gates: Any) -> float | str:
-        """Play it, again as a farm does while another program uses up the node's memory."""
+        """Run it, again as a farm does while another program uses up the node's memory."""
         for _ in range(_MOST_PLAYS - 1):
             result = await rollout(number, *steps_and_gates)
             if "no memory left" not in str(result):
@@ -256,7 +256,7 @@ def test_memory_is_short_where_hardly_any_is_left(shown: str, strict: bool, shor
 
 
 def test_a_memory_error_is_the_nodes_where_there_is_hardly_any_left() -> None:
-    """In a process of its own, which may take no more than it has."""
+    """Runs in a separate process, which may take no more memory than it has."""
     code = (
         "import resource as r; from pathlib import Path; from workers.sandboxes.shortage import exhausted\n"
         "assert not exhausted(MemoryError())\n"

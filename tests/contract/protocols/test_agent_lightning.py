@@ -1,4 +1,4 @@
-"""Agent Lightning's gateway on a store: a recorded conversation for each endpoint, and what is refused."""
+"""Agent Lightning's gateway on a store: a recorded conversation for each endpoint, and refused requests."""
 
 from __future__ import annotations
 

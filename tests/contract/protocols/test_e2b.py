@@ -1,4 +1,4 @@
-"""E2B's wire on a store without a node: each request that is none, and sandboxes that do not run."""
+"""E2B's protocol on a store without a node: invalid requests, and sandboxes that do not run."""
 
 from __future__ import annotations
 

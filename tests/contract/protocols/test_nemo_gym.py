@@ -1,4 +1,4 @@
-"""NeMo Gym's agent server on a store: a recorded conversation for each endpoint, and what is refused."""
+"""NeMo Gym's agent server on a store: a recorded conversation for each endpoint, and refused requests."""
 
 from __future__ import annotations
 
@@ -147,7 +147,7 @@ _REFUSED: list[tuple[str, Any, int, str]] = [
     ("/run", _params(stream=True), 422, "stream"),
     ("/run", _params(metadata={"chat_template_kwargs": "["}), 422, "chat_template_kwargs"),
     ("/run", {**ROW, "agent_ref": {"name": "nobody"}}, 400, "not registered: 'nobody'"),
-    ("/run", {**ROW, "agent_ref": None}, 422, "neither an agent"),
+    ("/run", {**ROW, "agent_ref": None}, 422, "must name an agent"),
     ("/run", {**ROW, "seconds": "x"}, 422, "seconds"),
     ("/run", {**ROW, "unknown": 1}, 422, "unknown"),
     ("/run", {**ROW, "agent_ref": {"name": "mcqa_simple_agent"}}, 422, "gold answer"),

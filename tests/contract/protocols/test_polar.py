@@ -1,4 +1,4 @@
-"""Polar's rollout server on a store: a recorded conversation for each endpoint, and what is refused without a trace."""
+"""Polar's rollout server on a store: a recorded conversation for each endpoint, and refusals without a trace."""
 
 from __future__ import annotations
 
@@ -176,6 +176,6 @@ def test_one_task_id_is_one_task(client: WireClient, service: LocalFarm) -> None
     client.post("/rollout/task/submit", named(TASK))
     status, answer = client.said("/rollout/task/submit", named(TASK, num_samples=1))
     assert (status, len(service.recent())) == (409, 1)
-    assert "task t1 is another one already" in answer["detail"]
+    assert "task t1 belongs to a different request" in answer["detail"]
     service.remove_engine(ENGINE)
     assert client.said("/rollout/task/submit", named(TASK, task_id="t2"))[0] == 503

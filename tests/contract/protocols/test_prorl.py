@@ -1,4 +1,4 @@
-"""ProRL's protocol on a store: a recorded conversation for each endpoint, and what is refused without a trace."""
+"""ProRL's protocol on a store: a recorded conversation for each endpoint, and refusals without a trace."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def client(service: LocalFarm) -> Iterator[WireClient]:
 
 @pytest.fixture
 def running(client: WireClient) -> WireClient:
-    """With a server and a session."""
+    """Return a client with a server and a session."""
     client.post("/add_llm_server", {"address": SERVER})
     client.post("/start")
     return client
@@ -234,5 +234,5 @@ def test_samples_of_an_instance_are_spread_evenly_over_the_servers(running: Wire
     engines = [url["engines"][0]["engine_url"] for url in urls]
     assert sorted(engines) == ["http://127.0.0.1:8/v1"] * 2 + ["http://127.0.0.1:9/v1"] * 2
     running.post("/stop")
-    # 503 is of one that was stopped before its submit was answered
+    # 503 is for one that was stopped before its submit was answered
     assert {answer.result(60).status_code for answer in answers} <= {200, 503}

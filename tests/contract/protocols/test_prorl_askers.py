@@ -1,4 +1,4 @@
-"""The rollouts that requests of ProRL get: repeats, retries, lives of a client, killed processes of the API."""
+"""The rollouts that ProRL's requests get: repeats, retries, restarted clients, killed API processes."""
 
 from __future__ import annotations
 
@@ -184,7 +184,7 @@ def test_of_two_processes_one_that_lives_keeps_its_rollout_and_one_that_ended_do
         [second] = set(submitted(service, 2)) - {first}
         names = [played(service, each) for each in (first, second)]
         assert [rollout_of(mine), rollout_of(its)] == names
-    # a process that was killed leaves its claims and a lease that nobody renews
+    # a killed process leaves its claims and a lease that nobody renews
     killed = "api-0123456789abcdef"
     batch_id = given_up(client, service, BODY)
     [claim] = claims(service)
@@ -245,7 +245,7 @@ def test_a_job_without_a_model_is_refused_where_its_server_lists_none(service: L
         answer = client.post("/process", unnamed)
         assert (answer.status_code, service.recent()) == (422, [])
         assert "lists no model" in answer.text
-    # it cannot be told of one that does not answer
+    # it is indistinguishable from a process that does not answer
     waits = client.later("/process", unnamed)
     submitted(service)
     client.post("/stop")

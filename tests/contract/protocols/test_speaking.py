@@ -1,4 +1,4 @@
-"""Addresses, keys and refusals of all protocols of other systems: a protocol is found, and refuses in its own words."""
+"""Addresses, keys and refusals of all protocols of other systems: a protocol is found, and refuses in its own form."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""SWE-ReX's server on a store without a node: each request that is none, and sandboxes that do not run."""
+"""SWE-ReX's server on a store without a node: invalid requests, and sandboxes that do not run."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ def test_a_form_that_is_none_is_refused(client: httpx2.Client) -> None:
 
 
 _NO_UPLOADS: list[tuple[dict[str, Any], bytes, int, str]] = [
-    ({"target_path": "/x", "unzip": "perhaps"}, b"x", 422, "neither true nor false"),
+    ({"target_path": "/x", "unzip": "perhaps"}, b"x", 422, "must be true or false"),
     ({"target_path": b"\xff"}, b"x", 422, "UTF-8"),
     ({"target_path": "/x", "unzip": "true"}, b"PK no zip", 511, "zipfile.BadZipFile"),
     ({"target_path": "/x"}, b"x", 511, "there is no"),

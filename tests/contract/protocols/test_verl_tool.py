@@ -1,4 +1,4 @@
-"""VeRL-Tool's tool server on a store without a node: what is refused leaves nothing, what breaks shows nothing."""
+"""VeRL-Tool's tool server on a store without a node: refusals leave nothing, errors show nothing."""
 
 from __future__ import annotations
 

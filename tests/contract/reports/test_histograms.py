@@ -1,4 +1,4 @@
-"""Histograms count each ended rollout once: by whoever looks, however often, and also when it is scored again."""
+"""Histograms count each ended rollout once: by any process, at any time, and also when it is scored again."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests.services.model_calls import model_call
 
 
 def look(store: Store) -> dict[tuple[str, str], tuple[int, float]]:
-    """Counts after a look: the number of values, and their sum."""
+    """Return counts after an update: the number of values, and their sum."""
     Observer(store, lambda: True).look()
     return {key: (sum(each.counts), each.total) for key, each in store.read(histograms.stored).items()}
 

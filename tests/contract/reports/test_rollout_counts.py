@@ -1,4 +1,4 @@
-"""Counts of a batch are those of its rows, whenever its ended rollouts are summed up, and whatever happens between."""
+"""The counts of a batch equal those of its rows, whenever ended rollouts are summed, and whatever happens between."""
 
 from __future__ import annotations
 
@@ -163,7 +163,7 @@ def test_a_rescore_and_a_sum_at_one_moment(store: Store, first: str) -> None:
     one.start()
     assert begun.wait(30)
     two.start()
-    # time for the second to come to what the first has locked
+    # time for the second transaction to reach the locks of the first
     time.sleep(0.3)
     go.set()
     one.join()

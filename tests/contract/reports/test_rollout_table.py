@@ -1,4 +1,4 @@
-"""Rollouts by filter, a page at a time, on every kind of database: the same as a filter in Python finds."""
+"""Filtered rollouts in pages, on every kind of database: equal to the result of a filter in Python."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ OURS = {Outcome.SANDBOX_ERROR, Outcome.ENGINE_ERROR, Outcome.LOST}
 
 @pytest.fixture
 def batch_id(store: Store) -> str:
-    """A batch of rollouts in every state, with numbers that often tie."""
+    """Return a batch of rollouts in every state, with numbers that often tie."""
     source = random.Random(7)
     instances = tuple(Instance(data_source=("math", "code")[n % 2], fields={}) for n in range(N_GROUPS))
     request = BatchRequest(instances=instances, n_samples=N_SAMPLES)

@@ -1,4 +1,4 @@
-"""The end of each stage, by the store: what was played, broke, was taken away, was cancelled, or goes on."""
+"""The end of each stage in the store: completed, failed, taken away, cancelled, or still running."""
 
 from __future__ import annotations
 

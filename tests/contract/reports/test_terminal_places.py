@@ -1,4 +1,4 @@
-"""The order in which ended rollouts are told: it never changes, and skips none, however late an end is committed."""
+"""The order of ended rollouts for protocols: it never changes, and skips none, however late an end is committed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Backups of every kind of database and restores into every kind: the same rows, all or none, whoever is killed."""
+"""Backups of every kind of database and restores to every kind: the same rows, all or none, even if killed."""
 
 from __future__ import annotations
 
@@ -48,13 +48,13 @@ CHANGED = {"last_seq", "heartbeat_at", "lease_expires_at", "expires_at"}
 
 
 def silence(store: Store) -> None:
-    """Have all nodes be gone for a day."""
+    """Age the heartbeats of all nodes by a day."""
     store.write(lambda connection: connection.execute(update(nodes).values(heartbeat_at=db_now() - 86_400)))
 
 
 @pytest.fixture
 def used(store: Store) -> Store:
-    """A store with batches that have ended, one that is open, and a secret."""
+    """Return a store with ended batches, an open one, and a secret."""
     announce(store)
     played(store, n=3, n_samples=2)
     open_id = new_batch(store, 2, idempotency_key="mine")
@@ -66,7 +66,7 @@ def used(store: Store) -> Store:
 
 @pytest.fixture
 def other(tmp_path: Path) -> Iterator[Store]:
-    """A database that nobody made yet."""
+    """Yield a database that does not exist yet."""
     folder = tmp_path / "other"
     folder.mkdir()
     store = Store(f"sqlite:///{folder}/farm.db")
@@ -75,7 +75,7 @@ def other(tmp_path: Path) -> Iterator[Store]:
 
 
 def contents(store: Store) -> dict[str, list[Any]]:
-    """All rows, as text; without what a restore is to change: who lives, who holds what until when."""
+    """Return all rows, as text, without what a restore changes: heartbeats and leases."""
 
     def rows(table: Table) -> list[str]:
         columns = [each for each in table.columns if each.name not in CHANGED]
@@ -121,7 +121,7 @@ def test_a_backup_is_of_one_moment_while_others_write(store: Store, tmp_path: Pa
     n_seen: list[int] = []
 
     def check() -> None:
-        # the copy goes on once something was written beside it
+        # the copy continues after another process has written
         n = len(last)
         while len(last) == n and writer.is_alive():
             stop.wait(0.001)
@@ -150,7 +150,7 @@ def test_what_would_be_lost_is_kept_unless_told(used: Store, other: Store, tmp_p
     refused(used, made, Conflict, "has 2 batches and is not empty")
     announce(used)
     for replace in (False, True):
-        with pytest.raises(Conflict, match="node n1 said something within"):
+        with pytest.raises(Conflict, match="node n1 sent a heartbeat within"):
             backups.restore(used, made, replace)
     other.write(lambda connection: None) if other.is_there else None
     backups.restore(other, made)
@@ -179,7 +179,7 @@ def test_one_that_breaks_half_way_leaves_all_as_it_was(used: Store, other: Store
     key = sealed_secrets.secret_key_file(other.engine.url)
     assert not key.exists()
     key.write_text("another key of another farm")
-    with pytest.raises(NotAllowed, match="another secret key than the backup's"):
+    with pytest.raises(NotAllowed, match="differs from the backup's secret key"):
         backups.restore(other, made)
     with pytest.raises(OSError, match="the disk is gone"):
         backups.restore(other, torn, replace=True)
@@ -195,7 +195,7 @@ def test_what_is_no_backup_or_damaged_is_said(sqlite_store: Store, tmp_path: Pat
     path = tmp_path / "kept"
     backups.back_up(sqlite_store, path)
     path.write_bytes(DAMAGES[damage](path.read_bytes()))
-    with pytest.raises(InvalidRequest, match=r"kept is (no backup of a farm|damaged)"):
+    with pytest.raises(InvalidRequest, match=r"kept is (not a backup of a farm|damaged)"):
         read_backup(path)
 
 
@@ -234,7 +234,7 @@ def test_one_that_is_killed_leaves_the_backup_before_it(used: Store, tmp_path: P
     try:
         assert maker.stdout is not None
         assert maker.stdout.readline() == b"in the middle\n"
-        with pytest.raises(Conflict, match="another process is making"):
+        with pytest.raises(Conflict, match="another process is writing"):
             backups.back_up(used, path)
     finally:
         maker.send_signal(signal.SIGKILL)
@@ -252,7 +252,7 @@ def test_the_commands_and_a_farm_that_goes_on_where_it_was(sqlite_store: Store, 
     file = str(tmp_path / "kept")
     assert "1 batches, 3 rollouts" in said(backup, file, "--url", sqlite_store.url)
     database = str(sqlite_store.engine.url.database)
-    assert "is there and is no backup" in said(backup, database, "--url", sqlite_store.url, code=1)
+    assert "exists and is not a backup" in said(backup, database, "--url", sqlite_store.url, code=1)
     assert "an API makes no backups" in said(backup, file, "--url", "http://127.0.0.1:1", code=1)
     assert "an API restores nothing" in said(restore, file, "--url", "http://127.0.0.1:1", code=1)
     with farm_folder() as folder:

@@ -1,4 +1,4 @@
-"""Pruning of what ended long ago, on every kind of database: what goes, what never does, and that it may be killed."""
+"""Pruning of old batches, on every kind of database: what is pruned, what never is, and that it may be killed."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ TABLES = (
 
 
 def played(store: Store, n: int = 2, n_samples: int = 1, age_s: float = OLD_S, **values: Any) -> str:
-    """Return a batch all of which has ended so long ago, with calls, rows, an artefact and an archive."""
+    """Return a batch that ended so long ago, with calls, rows, an artefact and an archive."""
     batch_id = new_batch(store, n, n_samples, **values)
     place(store, batch_id)
     for group in range(n):
@@ -92,7 +92,7 @@ def age(store: Store, batch_id: str, age_s: float) -> None:
 
 
 def rows(store: Store, batch_id: str) -> dict[str, int]:
-    """Return how many rows of a batch each table has."""
+    """Return the number of a batch's rows by table."""
 
     def count(connection: Connection, table: Table) -> int:
         by_batch = "batch_id" in table.c
@@ -260,7 +260,7 @@ def test_nodes_that_are_silent_for_long_are_forgotten(store: Store) -> None:
 
 @pytest.mark.parametrize("kept", list(RetentionLevel))
 def test_one_that_is_stopped_anywhere_is_gone_on_with(store: Store, kept: RetentionLevel) -> None:
-    """Stop it before each of its transactions in turn; what can be read in between is whole or refused."""
+    """Stop it before each of its transactions in turn; readable data in between is complete or refused."""
     farm, source = farm_of(store), random.Random(kept)
     batch_id, control = played(store, n=3), played(store, n=1, age_s=0.0)
     whole = {each.rollout_id: len(farm.calls(each.rollout_id)) for each in farm.rollouts(batch_id)}
@@ -281,7 +281,7 @@ def test_one_that_is_stopped_anywhere_is_gone_on_with(store: Store, kept: Retent
                 assert len(farm.calls(rollout_id)) == n_calls
             except (Pruned, NotFound):
                 assert kept is not RetentionLevel.TRAJECTORIES
-        # neither is it pinned any more, nor scored again
+        # it can no longer be pinned or scored again
         if rows(store, batch_id)["batches"] and kept is not RetentionLevel.TRAJECTORIES:
             for change in (lambda: _pinned(store, batch_id), lambda: farm.rescore(batch_id)):
                 if _is_marked(store, batch_id):
@@ -345,7 +345,7 @@ def trajectories_of(store: Store, batch_id: str) -> Any:
 
 
 def test_a_file_gets_smaller(sqlite_store: Store) -> None:
-    """Of Postgres its autovacuum does it."""
+    """For Postgres, autovacuum does it."""
     store = sqlite_store
     batch_id = played(store, n=1, n_samples=1)
     noise = random.Random(1).randbytes(3_000_000)

@@ -1,4 +1,4 @@
-"""The kinds of sandbox that the promises are tried on, and where the tests keep what they make."""
+"""The kinds of sandbox under test, and the folders of the tests."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ ABOVE_THE_KIND = (
     "kernel/test_sandbox_ipython.py",
     *(f"test_sandbox_{name}.py" for name in ("shell", "terminal", "tools")),
 )
-"""Files on what all of our kinds do by the same code, which `make test` tries on the first kind and a soak on each."""
+"""Files about code that all of our kinds share, which `make test` runs on the first kind and a soak on each."""
 ABOVE_THE_KIND_PROMISES = (
     *("many_sandboxes_answer", "one_leaves_the_others_what_they_need", "shells_of_many_sandboxes_run_side_by_side"),
     *("a_shell_outlives_a_memory_hog", "a_kernel_outlives_a_memory_hog", "a_kernel_that_dies_is_started_anew"),
@@ -48,11 +48,11 @@ ABOVE_THE_KIND_PROMISES = (
     *("a_file_with_holes_takes_no_room", "a_command_can_have_lower_limits", "an_archive_with_owners_unpacks"),
     *("an_id_can_be_used_again", "names_may_be_anything"),
 )
-"""Promises of which the same is true, among those that take longest."""
+"""Promises with the same property, among those that take longest."""
 ABOVE_THE_KIND_TESTS = (
-    # the warm pool's hand-over; that a new one is clean is a promise of each kind
+    # the warm pool's hand-over; a promise of each kind tests that a new sandbox is clean
     *("test_one_from_stock_is_as_clean_as_a_new_one", "test_more_at_once_than_there_are"),
-    # which back end ends a cell is told by the first of them
+    # the first of them tests which back end ends a cell
     *(
         "test_many_at_once",
         "test_closing_ends_what_cells_started",
@@ -60,7 +60,7 @@ ABOVE_THE_KIND_TESTS = (
         "test_chance_is_not_shared",
     ),
 )
-"""And tests of files on both."""
+"""Tests of files on both."""
 
 SANDBOX_IDS = "1879100000:60000"
 """Unassigned user ids; tests of a lack of them set others."""
@@ -68,12 +68,12 @@ SANDBOX_IDS = "1879100000:60000"
 
 @contextmanager
 def farm_in(folder: Path) -> Iterator[None]:
-    """The farm's home and scratch below a folder, for this process and those it starts."""
+    """Set the farm's home and scratch to subfolders, for this process and its children."""
     new = {"FARM_HOME": str(folder / "home"), "FARM_SCRATCH": str(folder / "scratch"), "FARM_SANDBOX_IDS": SANDBOX_IDS}
     before = {name: os.environ.get(name) for name in new}
     os.environ.update(new)
     settings.cache_clear()
-    # a thread that was reading the environment just now may have kept what it was
+    # a thread that was reading the environment just now may have cached it
     while settings().home != folder / "home":
         settings.cache_clear()
     # as every farm makes its own: the sandboxes' user cannot enter it
@@ -87,14 +87,14 @@ def farm_in(folder: Path) -> Iterator[None]:
 
 
 def own_seconds() -> str:
-    """A time to sleep by which a sleeper is known among all of the machine, those of other test runs included."""
+    """Return a unique time to sleep, which identifies a sleeper on the machine, even among those of other test runs."""
     return f"4711.{os.getpid()}{time.monotonic_ns()}"
 
 
 def processes_with(text: str) -> list[str]:
-    """Command lines of living processes of this machine in which a text occurs.
+    """Return the command lines of living processes of this machine that contain a text.
 
-    One in uninterruptible sleep is left out: whoever asks about it may wait as long as it does.
+    Processes in uninterruptible sleep are left out: reading theirs may block as long as they sleep.
     """
     result = []
     for entry in Path("/proc").iterdir():
@@ -109,12 +109,12 @@ def processes_with(text: str) -> list[str]:
 
 
 def mounts_with(text: str) -> list[str]:
-    """Mounts of this machine in which a text occurs."""
+    """Return the mounts of this machine that contain a text."""
     return [line for line in Path("/proc/self/mountinfo").read_text().splitlines() if text in line]
 
 
 def python(code: str, pass_fds: Sequence[int] = (), **env: str) -> subprocess.Popen[str]:
-    """Another process of this farm that runs some code."""
+    """Start another process of this farm that runs some code."""
     return subprocess.Popen(
         [sys.executable, "-c", code],
         env={**os.environ, **env},

@@ -1,4 +1,4 @@
-"""Providers whose sandboxes all come from the warm pool: the promises of a sandbox hold for these too."""
+"""Providers whose sandboxes all come from the warm pool: the promises of a sandbox also hold for these."""
 
 from __future__ import annotations
 
@@ -31,14 +31,14 @@ class Stocked(NodeSandboxProvider):
 
     def _stock_up(self, spec: SandboxSpec) -> None:
         recipe, parts = self.recipe(spec), prepare(spec)
-        # a start that was refused leaves what it was to have
+        # a refused start leaves its sandbox in the pool
         if not warm_pool.ready().get(recipe.key(parts)):
             self._made.add(recipe.fill_warm_pool(parts).stat().st_ino)
 
 
 class StockedNamespace(Stocked, NamespaceProvider):
-    """Of namespaces."""
+    """With namespaces."""
 
 
 class StockedSingularity(Stocked, SingularityProvider):
-    """Of Apptainer or Singularity."""
+    """With Apptainer or Singularity."""

@@ -1,4 +1,4 @@
-"""The cache of images: built once for concurrent users, whole or not at all, kept while it is used; its commands."""
+"""The cache of images: built once for concurrent users, complete or not at all, kept while in use; its commands."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def sif(place: Path, apptainer: Path) -> Path:
 
 @pytest.fixture
 def define(sif: Path, request: pytest.FixtureRequest) -> Callable[[str], Path]:
-    """Writes a definition of this test's own, given its %post."""
+    """Return a function that writes a definition for this test, given its %post."""
 
     def write(post: str) -> Path:
         path = sif.with_name(f"{request.node.name}.def")
@@ -70,7 +70,7 @@ def define(sif: Path, request: pytest.FixtureRequest) -> Callable[[str], Path]:
 
 
 def wait_until(condition: Callable[[], object], what: str) -> None:
-    """A build takes its time on a busy machine."""
+    """Wait for a build, which may be slow on a busy machine."""
     until(condition, what, deadline_s=60)
 
 
@@ -79,7 +79,7 @@ def built(path: Path) -> str:
 
 
 def built_elsewhere(path: Path, **env: str) -> str:
-    """As another process of the farm finds it."""
+    """Return the image that another process of the farm finds."""
     process = python(f"import sys; sys.argv = ['', {str(path)!r}]; {BUILD}", (), **env)
     folder, _ = process.communicate(timeout=600)
     assert process.returncode == 0
@@ -93,7 +93,7 @@ def half_built() -> list[str]:
 
 
 def seconds(n: int, tag: int) -> str:
-    """A time to sleep by which this sleeper is known among all of the machine."""
+    """Return a time to sleep that identifies this sleeper among all of the machine."""
     return f"{n}.{os.getpid()}{int(tag):02}"
 
 
@@ -186,7 +186,7 @@ def test_a_failure_that_may_pass_is_soon_tried_again(define: Callable[[str], Pat
 @pytest.mark.parametrize("number", [signal.SIGKILL, pytest.param(signal.SIGINT, marks=ONLY)])
 def test_ended_half_way(define: Callable[[str], Path], number: signal.Signals) -> None:
     awaited, left = seconds(4711, number), seconds(4712, number)
-    # of builds that other tests killed, until they are begun again or pruned
+    # leftovers of builds that other tests killed, until they are repeated or pruned
     before = half_built()
     path = define(f"{UUID}; setsid sleep {left} & sleep {awaited} || true")
     process = python(f"import sys; sys.argv = ['', {str(path)!r}]; {BUILD}")
@@ -254,7 +254,7 @@ def farm(*words: str, code: int = 0) -> str:
 
 
 def pulled(*words: str, env: Mapping[str, str], code: int = 0) -> str:
-    """Return the output of `farm images pull`, run in a process for which more is installed."""
+    """Return the output of `farm images pull`, run in a process with more plug-ins installed."""
     own = {**os.environ, "COLUMNS": "200", **env}
     done = subprocess.run([FARM, "images", "pull", *words], env=own, capture_output=True, text=True, timeout=600)
     assert done.returncode == code, done.stdout + done.stderr
@@ -262,14 +262,14 @@ def pulled(*words: str, env: Mapping[str, str], code: int = 0) -> str:
 
 
 def pruned_parts() -> set[str]:
-    """Prune all that is no image, used long ago; return the reasons for which some is kept."""
+    """Prune all unused parts other than images; return the reasons for which some are kept."""
     for each in cached_parts():
         os.utime(use_mark(each.folder), (1, 1))
     return {result.kept for result in prune(cached_parts())}
 
 
 def test_pruning_spares_what_is_used(start: Start, run: Run, sif: Path) -> None:
-    """Of two images, one is under a sandbox."""
+    """One of two images is in use by a sandbox."""
     use_long_ago()
     prune(entries())
     sandbox = start(image=str(sif))
@@ -279,7 +279,7 @@ def test_pruning_spares_what_is_used(start: Start, run: Run, sif: Path) -> None:
     value = {result.entry.names: result.kept for result in prune(entries())}
     assert value == {(str(sif),): "a sandbox uses it", ("host",): ""}
     assert "in use" in farm("list")
-    # a Python of the system is bound as it is
+    # a system Python is bound unchanged
     has_environment = interpreter_for("")[1] != "/usr"
     assert ("a sandbox uses it" in pruned_parts()) is has_environment
     assert run(sandbox.exec(["rm", "-r", "/opt/data"], timeout_s=5)).code == 0
@@ -311,7 +311,7 @@ def test_what_goes_first(sif: Path, define: Callable[[str], Path]) -> None:
     older, newer = sorted(entries(), key=lambda entry: entry.card.built_at)
     os.utime(older.folder / "used" / os.uname().nodename, (1, 1))
     assert [entry.card.key for entry in unused_since(time.time() - 60)] == [older.card.key]
-    # environments of the sandboxes of other tests, which were used before the newer
+    # environments of the sandboxes of other tests, which were used before the newer ones
     others = list(cached_parts())
     room = newer.card.n_bytes + sum(each.card.n_bytes for each in others)
     assert [entry.card.key for entry in beyond(room)] == [older.card.key]
@@ -341,7 +341,7 @@ def test_commands(sif: Path, define: Callable[[str], Path]) -> None:
 
 def test_mistakes(sif: Path) -> None:
     assert "give one of" in farm("prune", code=2)
-    assert "say 30m, 12h or 7d" in farm("prune", "--older-than", "soon", code=2)
+    assert "is not a duration such as 30m, 12h or 7d" in farm("prune", "--older-than", "soon", code=2)
     assert "NAME=VALUE" in farm("build", "x.def.j2", "--value", "x", code=2)
 
 
@@ -383,7 +383,7 @@ class PicturedHandler(Handler):
 
 @pytest.fixture
 def with_handler(place: Path) -> dict[str, str]:
-    """The environment of a process for which one more handler is installed."""
+    """Return the environment of a process for which another handler is installed."""
     site = place / "site"
     (site / "pictured-1.dist-info").mkdir(parents=True, exist_ok=True)
     (site / "pictured-1.dist-info/METADATA").write_text("Metadata-Version: 2.1\nName: pictured\nVersion: 1\n")
@@ -430,7 +430,7 @@ def test_a_hundred_rollouts_fail_at_once_and_say_why(
 
 
 def test_pull(sif: Path, define: Callable[[str], Path], with_handler: dict[str, str]) -> None:
-    """Ten instances, three images, of which one is broken and one needs nothing."""
+    """Ten instances use three images, one of them broken, and one instance needs none."""
     names = [str(sif), str(define(UUID)), str(sif.with_name("missing.sif"))]
     tasks = sif.with_name("tasks.jsonl")
     lines = [{"data_source": "pictured", "fields": {"image": name}} for name in names * 3]

@@ -36,7 +36,7 @@ def plain_image(open_folder: Path) -> Path:
 
 @pytest.fixture
 def node_folder(open_folder: Path) -> Iterator[Path]:
-    """Return a folder of the node that the sandbox user may write to."""
+    """Yield a folder of the node that the sandbox user may write to."""
     folder = open_folder / "of-the-node"
     folder.mkdir()
     folder.chmod(0o777)
@@ -46,7 +46,7 @@ def node_folder(open_folder: Path) -> Iterator[Path]:
 
 @contextlib.contextmanager
 def named(root: Path, form: str) -> Iterator[str]:
-    """Yield the name of an image with the files of a folder, in one of the forms that images come in."""
+    """Yield the name of an image with the files of a folder, in one of the formats of images."""
     packed = root.with_suffix(".tar.gz" if form.endswith(".gz") else ".tar")
     packed.unlink(missing_ok=True)
     if form == "registry":
@@ -90,7 +90,7 @@ def test_links_to_files_of_the_node_are_not_written_through(
 ) -> None:
     links = {path: f"{node_folder}/{path.replace('/', '_')}" for path in FILES} | {"out": str(node_folder)}
     for target in list(links.values())[: len(FILES) : 2]:
-        # every other one is there
+        # every second one exists
         Path(target).write_text("of the node\n")
         Path(target).chmod(0o666)
     before = on_node(node_folder)
@@ -120,7 +120,7 @@ def test_links_to_folders_of_the_node_are_not_written_through(
     start: Start, plain_image: Path, node_folder: Path, apptainer: Path, folder: str, form: str
 ) -> None:
     root = linked(plain_image, f"{folder.strip('.')}-{form}", {folder: str(node_folder)})
-    # some of these are no images that a sandbox can be started on
+    # some of these are images on which no sandbox can start
     with named(root, form) as name, contextlib.suppress(ImageError, SandboxError):
         start(image=name)
     assert on_node(node_folder) == {}

@@ -1,4 +1,4 @@
-"""Processes that run on in a borrowed sandbox, and its files, on each kind of sandbox."""
+"""Background processes in a borrowed sandbox, and its files, on each kind of sandbox."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ Lend = Callable[[Callable[["Lent"], Coroutine[Any, Any, Any]]], Any]
 
 
 class Lent:
-    """A lent sandbox, as its worker answers for it."""
+    """A borrowed sandbox, as served by its worker."""
 
     def __init__(self, sandbox: Sandbox) -> None:
         self.lent = LentSandbox(sandbox, "token", 600)
@@ -56,7 +56,7 @@ class Lent:
         return str(state.process_id)
 
     async def all_of(self, process: str, after: int = 0) -> tuple[dict[str, bytes], ProcessOutput]:
-        """Return what a process writes to each stream until it ends, and its end."""
+        """Return the output of a process by stream, and its end."""
         streams: dict[str, bytes] = {}
         while True:
             shown: ProcessOutput = await self.call(WatchProcessCall(process=process, after=after, timeout_s=30))
@@ -67,7 +67,7 @@ class Lent:
                 return streams, shown
 
     async def first_of(self, process: str, after: int = 0) -> tuple[bytes, int]:
-        """Return the first output of a process, and where it ends."""
+        """Return the first output of a process, and its end offset."""
         shown: ProcessOutput = await self.call(WatchProcessCall(process=process, after=after, timeout_s=30))
         return b"".join(b64decode(piece.data) for piece in shown.pieces), shown.next
 
@@ -77,7 +77,7 @@ class Lent:
 
 @pytest.fixture
 def lend(sandbox: Sandbox, run: Run) -> Lend:
-    """Runs a coroutine with a sandbox that is lent, and lets go of its processes."""
+    """Yield a function that runs a coroutine with a borrowed sandbox, and then releases its processes."""
 
     async def lending(body: Callable[[Lent], Coroutine[Any, Any, Any]]) -> Any:
         lent = Lent(sandbox)
@@ -164,7 +164,7 @@ def test_a_terminal_is_one(lend: Lend) -> None:
         await lent.call(ResizeProcessCall(process=process, terminal=TerminalSize(rows=9, columns=44)))
         await lent.write(process, b"hello\n")
         text, after = b"", 6
-        # a shell runs what it does at a signal once its line is read
+        # a shell handles a signal once it has read its line
         while b"<hello>\r\n" not in text or b"9 44\r\n" not in text:
             more, after = await lent.first_of(process, after)
             text += more
@@ -229,7 +229,7 @@ def test_processes_are_known_by_id_number_and_label(lend: Lend) -> None:
 
 
 def test_who_watches_loses_nothing_and_who_does_not_the_oldest(lend: Lend, monkeypatch: pytest.MonkeyPatch) -> None:
-    # a busy machine may take its time between two calls
+    # a busy machine may take long between two calls
     monkeypatch.setattr("workers.lending.lent_process._WATCHED_S", LONG_S)
     n_bytes = 5 * MAX_KEPT
 
@@ -243,7 +243,7 @@ def test_who_watches_loses_nothing_and_who_does_not_the_oldest(lend: Lend, monke
         shown = await lent.call(WatchProcessCall(process=slow, after=after, timeout_s=1))
         assert shown.n_dropped == 0, "it waits for who watched a moment ago"
         await lent.all_of(slow, shown.next)
-        # a small piece before large ones, whose sizes do not add up to what is kept
+        # a small piece before large ones, whose sizes do not add up to the buffer
         uneven = await lent.start(f"head -c 1000 /dev/zero; sleep 0.2; {script}")
         for _ in range(2):
             shown = await lent.call(WatchProcessCall(process=uneven, after=0, timeout_s=5))

@@ -1,4 +1,4 @@
-"""The warm pool and shared layers serve a provider that derives from nothing of ours, if it has the methods."""
+"""The warm pool and shared layers work for a provider that derives from none of our classes, if it has the methods."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ Run = Callable[[Any], Any]
 
 
 class ComposedProvider:
-    """Launches by plans, as a provider with a runtime of its own would."""
+    """Launches by plans, as a provider with its own runtime would."""
 
     kind: ClassVar[str] = "composed"
 

@@ -1,4 +1,4 @@
-"""The promises themselves: each must be able to fail, without side effects, and not break the next one."""
+"""The promises themselves: each must be able to fail, without side effects, and without breaking the next one."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ LOCAL = "workers.testing.local_sandbox:LocalProvider"
 
 
 class Saboteur:
-    """A sandbox of another provider, of which some methods are not as they should be."""
+    """A sandbox of another provider with some broken methods."""
 
     def __init__(self, sandbox: Any, **methods: Callable[..., Any]) -> None:
         self._sandbox = sandbox
@@ -46,7 +46,7 @@ class Saboteur:
 
 
 class Sabotage(NamespaceProvider):
-    """Starts real sandboxes and hands out saboteurs."""
+    """Starts real sandboxes and returns saboteurs."""
 
     def __init__(self, **methods: Callable[..., Any]) -> None:
         super().__init__()
@@ -137,7 +137,7 @@ def test_a_promise_has_its_time(run: Run) -> None:
 @pytest.mark.usefixtures("namespaces")
 def test_a_sandbox_that_a_promise_has_ended_is_replaced(run: Run) -> None:
     async def end(trial: PromiseTrial) -> None:
-        """End the shared sandbox and complain."""
+        """End the shared sandbox and fail."""
         await trial.sandbox.stop()
         raise AssertionError("it is gone")
 
@@ -160,7 +160,7 @@ def test_a_sandbox_that_a_promise_has_ended_is_replaced(run: Run) -> None:
     ],
 )
 def test_what_is_no_sandbox_is_found_out(name: str, run: Run, tmp_path: Path) -> None:
-    """Tried, without the guard of a bench, on a folder of this machine: these do no harm there, and must fail."""
+    """Run, without the guard of a bench, on a folder of this machine: the promises do no harm there, and must fail."""
 
     async def tried() -> None:
         provider = LocalProvider()
@@ -216,7 +216,7 @@ def test_more_options_are_for_a_sandbox_only() -> None:
 
 
 def test_the_doctor_tries_promises() -> None:
-    """In a process of its own, which it becomes."""
+    """Run in a separate process, which becomes the doctor."""
     words = ["-c", "from farm.cli.main import main; main()", "doctor", "--sandbox", LOCAL, "--only", "a_signal*"]
     done = subprocess.run([sys.executable, *words], capture_output=True, text=True, timeout=600)
     assert (done.returncode, "1 kept, 0 broken, 0 not tried" in done.stdout) == (0, True), done.stderr
@@ -225,7 +225,7 @@ def test_the_doctor_tries_promises() -> None:
 @pytest.mark.usefixtures("namespaces")
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_interrupted_it_leaves_nothing(number: int, run: Run) -> None:
-    # what a first sandbox needs is at hand from here on
+    # the preparation for a first sandbox is done from here on
     run(_start_and_stop())
     words = ["-m", "workers.conformance", "namespace", "--group", "limits"]
     with subprocess.Popen([sys.executable, *words], stdout=subprocess.PIPE, text=True) as running:

@@ -1,4 +1,4 @@
-"""Every promise of a sandbox on every kind and on the fake; then what our own kinds keep by means of their own."""
+"""Every promise of a sandbox on every kind and on the fake; then promises that only our own kinds make."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def test_promise_of_the_fake(promise: Promise, bench: PromiseBench, run: Run) ->
 
 
 def sh(run: Run, sandbox: Sandbox, script: str, timeout_s: float = 10) -> str:
-    """Return a script's output; it must succeed."""
+    """Return the output of a script, which must succeed."""
     result = run(sandbox.exec(["bash", "-c", script], timeout_s=timeout_s))
     assert (result.code, result.stderr) == (0, b"")
     return str(result.stdout.decode())

@@ -69,7 +69,7 @@ class Silence:
             absent(str(missing))
 
     def end(self) -> None:
-        """All that sleep are let go."""
+        """Wake all sleepers."""
         self._servers.close()
 
 
@@ -85,7 +85,7 @@ def sh(run: Run, sandbox: Sandbox, script: str, timeout_s: float = 20) -> Any:
 
 
 def sleeper(run: Run, sandbox: Sandbox) -> int:
-    """The pid, on the host, of a process that is immune to SIGKILL."""
+    """Return the pid, on the host, of a process that is immune to SIGKILL."""
     assert isinstance(sandbox, NodeSandbox)
     first = sandbox._record.first.pid
     sh(run, sandbox, f"cat {PLACE}/x >/dev/null 2>&1 </dev/null & sleep 0.2; kill -KILL $!")

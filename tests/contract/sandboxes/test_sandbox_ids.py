@@ -1,4 +1,4 @@
-"""Sandboxes whose user is one of their own on the node: for root, with ids set aside and id-mapped mounts."""
+"""Sandboxes with a separate user id on the node: for root, with reserved ids and id-mapped mounts."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def _root() -> None:
 
 @pytest.fixture
 def one_id(sandbox_settings: None, monkeypatch: pytest.MonkeyPatch) -> Iterator[int]:
-    """The only id that there is for sandboxes."""
+    """Yield the only id available for sandboxes."""
     first = int(SANDBOX_IDS.partition(":")[0]) + 60_000 + os.getpid() % 60_000
     monkeypatch.setenv("FARM_SANDBOX_IDS", f"{first}:1")
     settings.cache_clear()
@@ -42,7 +42,7 @@ def one_id(sandbox_settings: None, monkeypatch: pytest.MonkeyPatch) -> Iterator[
 
 
 def owner(sandbox: Sandbox) -> int:
-    """Whom the first process of a sandbox belongs to."""
+    """Return the user of a sandbox's first process."""
     record = SandboxRecord.load(folder(sandbox.sandbox_id))
     assert record
     return Path(f"/proc/{record.first.pid}").stat().st_uid
@@ -93,14 +93,14 @@ def own(_: int) -> int:
 
 
 def test_sandboxes_with_and_without_an_id_share_what_is_on_disk(one_id: int, start: Start, run: Run) -> None:
-    """The image, first of all; both own it inside, whichever user made it."""
+    """They share the image, first of all; inside, both own it, whichever user made it."""
     for sandbox in (start(), start()):
         done = run(sandbox.exec(["bash", "-c", "rm -r /etc/ssl /opt; echo fine >/etc/passwd"], timeout_s=20))
         assert (done.code, done.stderr) == (0, b"")
 
 
 def test_what_cannot_be_mapped_is_shared(sandbox_settings: None, caplog: pytest.LogCaptureFixture) -> None:
-    """The kernel's own file system stands for all that have no id-mapped mounts."""
+    """The kernel's own file system stands for all without id-mapped mounts."""
     scratch = settings().scratch
     scratch.mkdir(parents=True, exist_ok=True)
     for _ in range(2):

@@ -1,4 +1,4 @@
-"""Sandboxes from images of their own: a folder, an image file, archives, definitions; and from those that are none."""
+"""Sandboxes from custom images: a folder, an image file, archives, definitions; and from invalid ones."""
 
 from __future__ import annotations
 
@@ -138,7 +138,7 @@ def test_a_definition(start: Start, run: Run, definition: Path) -> None:
 
 def test_a_template(start: Start, run: Run, definition: Path) -> None:
     template = definition.with_name("template.def.j2")
-    # its temporary files are the build's own
+    # its temporary files belong to the build
     post = "set -e; echo {{ word }} >/tmp/word; cat /tmp/word >/var/tmp/word; cat /var/tmp/word >>/etc/mark"
     template.write_text(f"Bootstrap: localimage\nFrom: {{{{ base }}}}.sif\n%post\n    {post}\n")
     for word in ("here", "there"):

@@ -28,7 +28,7 @@ ln tree/file tree/hard; chmod 640 tree/file; echo root > /root/.profile; chmod 0
 rm -r /usr/local/share || true; rm -rf /srv; mkdir /opt/new; sed -i s/root/toor/ /etc/passwd
 rm -r /media; mkdir /media; echo in > /media/in
 """
-"""Leaves a file of each sort, a mark for a deleted folder, and a folder that hides the one of the image."""
+"""Leaves a file of each type, a whiteout of a deleted folder, and a folder that hides one of the image."""
 
 
 class _Stage:
@@ -49,7 +49,7 @@ class _Stage:
 
 @pytest.fixture
 def siblings(provider: NodeSandboxProvider, run: Run, request: pytest.FixtureRequest) -> Iterator[Callable[..., Any]]:
-    """Starts sandboxes that share what is prepared; they end with the test."""
+    """Yield a function that starts sandboxes with a shared preparation; they end with the test."""
     started: list[NodeSandbox] = []
 
     def start(n: int, stage: _Stage, **fields: Any) -> list[NodeSandbox]:

@@ -1,4 +1,4 @@
-"""Promises of a root file system, on images of every form, and with the writable layer in memory."""
+"""Promises of a root file system, on images of every format, and with the writable layer in memory."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ OF_THE_IMAGE = (
     *("a_folder_of_the_image_*", "a_file_of_the_image_*", "packages_can_be_replaced", "removed_is_removed"),
     *("the_image_is_not_changed",),
 )
-"""The promises about what comes with an image."""
+"""The promises about the contents of an image."""
 ON_DISK = {"the_layer_lies_on_disk"}
 ON_THE_HOST = {"what_cannot_be_changed_says_so"}
 TMPFS_MB = 300
@@ -43,7 +43,7 @@ PACKED = [
     *at_length([], [each for each in EACH if each not in WHOLE]),
     *zip(PROVIDERS, FORMS[2:], strict=True),
 ]
-"""All forms are made into folders before any kind of sandbox sees them, so each is tried with one kind."""
+"""All formats are converted to folders before any kind of sandbox sees them, so each is tried with one kind."""
 
 
 def promises(without: set[str]) -> list[Promise]:
@@ -60,7 +60,7 @@ def root(open_folder: Path) -> Path:
 
 @pytest.fixture(scope="module")
 def images(root: Path, apptainer: Path) -> dict[str, str]:
-    """The same root file system in every form."""
+    """Return the same root file system in every format."""
     folder = root.parent
     subprocess.run([apptainer, "build", str(folder / "root.sif"), str(root)], capture_output=True, check=True)
     (folder / "root.sif").chmod(0o644)
@@ -74,7 +74,7 @@ def images(root: Path, apptainer: Path) -> dict[str, str]:
 def image_bench(
     request: pytest.FixtureRequest, sandbox_settings: None, images: dict[str, str], run: Run
 ) -> Iterator[PromiseBench]:
-    """A bench of a kind of sandbox with the image in a form."""
+    """Yield a bench of a kind of sandbox with the image in a format."""
     kind, form = request.param
     bench = PromiseBench(provider_of(kind, request), image=images[form])
     yield bench
@@ -97,7 +97,7 @@ def test_promise_of_what_comes_with_an_image(promise: Promise, image_bench: Prom
 
 @pytest.fixture(scope="module")
 def memory_bench(provider: SandboxProvider, run: Run, sandbox_settings: None) -> Iterator[PromiseBench]:
-    """Of sandboxes whose scratch folder is on a tmpfs."""
+    """Yield a bench of sandboxes whose scratch folder is on a tmpfs."""
     place = Path("/dev/shm")
     status = os.statvfs(place)
     if status.f_bavail * status.f_frsize < TMPFS_MB << 20 or status.f_flag & os.ST_NOEXEC:

@@ -23,7 +23,7 @@ BIG_SUM = hashlib.md5(BIG.encode()).hexdigest()
 
 @dataclass(frozen=True)
 class _Step:
-    """A command, and what must come of it."""
+    """A command, and its expected result."""
 
     command: str
     output: str | None = None

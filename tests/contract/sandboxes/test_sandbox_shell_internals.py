@@ -1,4 +1,4 @@
-"""Commands that turn against the shell they run in: it goes on, or is replaced at once and says so."""
+"""Commands that attack their own shell: it continues, or is replaced at once and says so."""
 
 from __future__ import annotations
 

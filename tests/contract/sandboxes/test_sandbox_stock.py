@@ -1,4 +1,4 @@
-"""Sandboxes from the warm pool, of both kinds: their assignment, their expiry, and that nothing of them stays."""
+"""Sandboxes from the warm pool, of both kinds: their assignment, their expiry, and their complete removal."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def provider(request: pytest.FixtureRequest, sandbox_settings: None) -> NodeSand
 
 @pytest.fixture(autouse=True)
 def no_stock_is_left(sandbox_settings: None) -> Iterator[None]:
-    # what other files used a moment ago would be kept at hand
+    # sandboxes used by other test files a moment ago would be kept in the pool
     warm_pool.uses(-1)
     yield
     drop([path for path in folder_of_all().iterdir() if warm_pool.is_pooled(path)], 0.0)
@@ -145,7 +145,7 @@ async def run_and_stop(provider: NodeSandboxProvider, spec: SandboxSpec) -> None
 
 
 def test_each_is_taken_once(provider: NodeSandboxProvider, sandbox_settings: None) -> None:
-    """By two processes, with as many threads of this one, at the same time."""
+    """Tested with two processes, and as many threads of this one, at the same time."""
     paths = stocked_up(provider, 6)
     made = {record_in(path).first.pid for path in paths}
     key = paths[0].name.split(".")[2]

@@ -1,4 +1,4 @@
-"""Data in TCP connections inside of a sandbox, which the kernel counts together with that of the whole node."""
+"""Data in TCP connections inside a sandbox, which the kernel counts together with that of the whole node."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Promises of a persistent shell about programs that are typed to, and commands that attack its protocol."""
+"""Promises of a persistent shell about interactive programs, and commands that attack its protocol."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ LONG_S = 20.0
 
 
 class Typist:
-    """A person at the shell: starts things, types, and looks at what comes."""
+    """A person at the shell: starts programs, types, and reads the output."""
 
     def __init__(self, shell: Shell, run: Run) -> None:
         self._shell = shell
@@ -37,7 +37,7 @@ class Typist:
         return self._run(self._shell.send(keys, wait_s))  # type: ignore[no-any-return]
 
     def type_until(self, keys: bytes, text: str, wait_s: float = LONG_S) -> ShellResult:
-        """Type, then wait for more until a text is there; the result of the last look, with all that was written."""
+        """Type, then wait until a text appears; return the last result, with all output."""
         deadline = time.monotonic() + wait_s
         result = self.type(keys, wait_s)
         output = result.output
@@ -378,7 +378,7 @@ for number in range(3, 1024):
 def test_a_program_cannot_forge_its_end(way: str, sandbox: Sandbox, run: Run, typist: Typist) -> None:
     run(sandbox.write_file("/tmp/_forge.py", (FORGERS[way] + "print('real')\nraise SystemExit(5)\n").encode()))
     for result in (typist.plain("python3 /tmp/_forge.py"), typist.start("python3 /tmp/_forge.py")):
-        # its own output it may well write to, by whichever name
+        # it may write to its own output, by any of its names
         assert result.output.endswith("real\n")
         assert (result.code, result.cwd) == (5, "/workspace"), result
 
@@ -404,7 +404,7 @@ def test_a_program_sees_nothing_of_the_protocol(typist: Typist) -> None:
 
 
 def test_code_in_the_shell_itself_can_only_spoil_its_own_command(typist: Typist) -> None:
-    # it is the shell, so it can say that its command has ended; what comes after is still in step
+    # it is the shell itself, so it can report that its command has ended; what follows is still in step
     early = typist.plain("__sandbox_done; sleep 0.3; echo late")
     assert early.code == 0
     assert typist.plain("echo next").output.endswith("next\n")

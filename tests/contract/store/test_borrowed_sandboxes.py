@@ -1,4 +1,4 @@
-"""Borrowed sandboxes in a store: names, room, leases, ends; and how the dispatcher gives them slots beside rollouts."""
+"""Borrowed sandboxes in a store: names, capacity, leases, ends; and how the dispatcher gives them slots."""
 
 from __future__ import annotations
 

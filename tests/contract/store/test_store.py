@@ -1,4 +1,4 @@
-"""The promises of the store, kept alike by SQLite and Postgres."""
+"""The promises of the store, on SQLite and on Postgres."""
 
 from __future__ import annotations
 
@@ -52,13 +52,13 @@ def place(store: Store, batch_id: str, node: str = NODE, in_run: bool = False) -
     first = {stage: stage for stage in Stage} | ({Stage.INIT: Stage.RUN} if in_run else {})
     result = store.read(lambda connection: placement.next_of(connection, batch_id, 10_000))
     stage_messages = [placement.StageMessage(each.rollout_id, each.attempt, first[each.stage], node) for each in result]
-    # a dispatcher may have been first
+    # a dispatcher may have done it before
     if stage_messages:
         store.write(lambda connection: placement.place(connection, stage_messages, 3.0))
 
 
 def announce(store: Store, n_slots: int = 8, **info: Any) -> None:
-    """Have the node, with so many slots for each stage."""
+    """Announce the node, with so many slots for each stage."""
     node = Node(NODE, 3 * n_slots, n_slots, n_slots, n_slots, ["noop"], info)
     store.write(lambda connection: nodes.announce(connection, node))
 
@@ -170,7 +170,7 @@ class TestSubmit:
         assert status(store, new_batch(store, findings=findings)).findings == findings
         batch_id = new_batch(store)
         assert status(store, batch_id).findings == ()
-        # as a farm of before stored it
+        # as an earlier version stored it
         stored = store.read(lambda connection: batches.request_of(connection, batch_id))
         older = {name: value for name, value in stored.items() if name != "findings"}
         store.write(lambda connection: connection.execute(update(Batch).values(request=older)))
@@ -492,7 +492,7 @@ class TestTrajectories:
         ids = [([1, 2], [3, 4]), ([1, 2, 3, 4, 5], [6]), ([1, 2, 3, 4, 7], [8]), ([9], [9]), ([9, 9, 1], [2])]
         shown = [*(["look"] for _ in range(3)), ["look", "put"], ["put"], []]
         recorded = [_call(index, *each) for index, each in enumerate(ids)]
-        # a call without ids continues none
+        # a call without ids continues no other
         recorded.append(replace(_call(5, [], []), prompt_ids=None, response_ids=None, response_logprobs=None))
         log = trajectories.CallLog(rollout_id, 1)
         for call, names in zip(recorded, shown, strict=True):
@@ -693,7 +693,7 @@ class TestNodes:
         held = [claimed(store, f"{batch_id}.{index}.0", Stage.INIT) for index in range(2)]
 
         def rung_again() -> list[str]:
-            # hours pass between one look and the next
+            # hours pass between two rounds
             store.write(lambda connection: connection.execute(update(rollouts.rollouts).values(resend_at=0.0)) and None)
             assert store.read(placement.any_undelivered) == (len(held) < 2)
             return [message.rollout_id for message in store.write(lambda each: placement.undelivered(each, 3.0, 10))]

@@ -1,4 +1,4 @@
-"""Task archives in a store: whole or not, kept for their batches, dropped after them."""
+"""Task archives in a store: complete or not, kept for their batches, dropped after them."""
 
 from __future__ import annotations
 

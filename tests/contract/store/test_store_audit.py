@@ -1,4 +1,4 @@
-"""The audit of a batch: silent about whatever the transitions make of it, loud about each thing that must never be."""
+"""The audit of a batch: no violations after any transitions, and a violation for each broken invariant."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def wrongs(store: Store, batch_id: str) -> list[str]:
 
 
 def one_of_each(store: Store) -> str:
-    """A batch of ten groups of two with a rollout in each place where one may be; `.0.0` completed, with a row."""
+    """Write ten groups of two, with a rollout in each possible state; `.0.0` is completed, with a row."""
     batch_id = new_batch(store, 10, 2, max_attempts=2)
     place(store, batch_id)
     _played_with_a_row(store, batch_id)
@@ -81,40 +81,40 @@ def test_a_batch_that_is_not_there_is_not_in_order(store: Store) -> None:
 
 
 BROKEN: list[tuple[str, int, dict[str, Any], str]] = [
-    ("no state", 1, {"state": "gone"}, "its state or its stage is none"),
+    ("no state", 1, {"state": "gone"}, "its state or its stage is unknown"),
     ("no number", 0, {"finish_seq": None}, "without number"),
     ("no outcome", 3, {"outcome": None}, "without number"),
     ("a reward too early", 5, {"reward": 1.0}, "not completed, but has a reward"),
     ("a number too early", 5, {"finish_seq": 1}, "has not ended, but has"),
-    ("a number nobody gave", 0, {"finish_seq": 1000}, "never given out"),
+    ("a number nobody gave", 0, {"finish_seq": 1000}, "never assigned"),
     ("no reward", 0, {"reward": None}, "completed without a reward"),
     ("another reward", 0, {"reward": 0.25}, "not its newest score"),
-    ("no number as reward", 0, {"reward": float("inf")}, "no finite number"),
-    ("a fault is scored", 0, {"outcome": "lost"}, "the policy did not end it so"),
+    ("no number as reward", 0, {"reward": float("inf")}, "is not finite"),
+    ("a fault is scored", 0, {"outcome": "lost"}, "its outcome is not one of the policy"),
     ("a fault is kept", 0, {"failure_kind": "lost"}, "completed, but not scored"),
     ("a failure is worth something", 3, {"reward": 0.0}, "not completed, but has a reward"),
     ("a score is thrown away", 0, {"state": "cancelled", "outcome": "cancelled", "reward": None}, "without a score"),
     ("a score is failed", 0, {"state": "failed", "outcome": "lost", "failure_kind": "lost"}, "without a score"),
-    ("a fault without a name", 3, {"failure_kind": None}, "fault that has a name"),
+    ("a fault without a name", 3, {"failure_kind": None}, "without a known kind of failure"),
     (
         "the policy's doing as a fault",
         3,
         {"failure_kind": "submitted", "outcome": "submitted"},
-        "fault that has a name",
+        "without a known kind of failure",
     ),
-    ("half cancelled", 4, {"outcome": "lost"}, "cancelled and not"),
+    ("half cancelled", 4, {"outcome": "lost"}, "disagree on whether it is cancelled"),
     ("an active one of nobody", 1, {"owner": None}, "active without owner"),
-    ("a queued one of somebody", 5, {"owner": "w"}, "not active, but somebody owns it"),
-    ("another's attempt", 1, {"owner": "x"}, "not the one attempt under way"),
-    ("queued under way", 1, {"state": "queued", "owner": None, "lease_expires_at": None}, "an attempt is under way"),
-    ("the past again", 2, {"attempt": 0}, "attempt that never was"),
+    ("a queued one of somebody", 5, {"owner": "w"}, "not active, but has an owner"),
+    ("another's attempt", 1, {"owner": "x"}, "does not have the only open attempt"),
+    ("queued under way", 1, {"state": "queued", "owner": None, "lease_expires_at": None}, "has an open attempt"),
+    ("the past again", 2, {"attempt": 0}, "an attempt after its last"),
     ("too many failures", 2, {"n_failures": 3}, "more often than its batch allows"),
     ("too many losses", 2, {"n_lost": 12}, "more often than its batch allows"),
-    ("less than none", 2, {"n_failures": -1}, "less often than never"),
-    ("no sandbox", 5, {"node": None}, "where no sandbox is"),
-    ("scored unplayed", 5, {"stage": "eval"}, "was not played to the end, once"),
-    ("unplayed with an outcome", 5, {"policy_outcome": "submitted"}, "has what comes of that"),
-    ("rows that are not there", 5, {"n_segments": 1}, "another number of training rows"),
+    ("less than none", 2, {"n_failures": -1}, "a negative count"),
+    ("no sandbox", 5, {"node": None}, "but has no node"),
+    ("scored unplayed", 5, {"stage": "eval"}, "exactly one completed run"),
+    ("unplayed with an outcome", 5, {"policy_outcome": "submitted"}, "results of a run, but no completed run"),
+    ("rows that are not there", 5, {"n_segments": 1}, "number of training rows differs"),
 ]
 
 
@@ -140,9 +140,9 @@ def test_what_must_never_be_of_other_tables_is_found(store: Store) -> None:
     read = {"batch_id": batch_id, "consumer": "trainer", "cursor": 99, "acknowledged_at": 0.0}
     faults: list[tuple[Any, str]] = [
         (update(rows).where(rows.c.rollout_id == done).values(attempt=7), "an attempt that does not count"),
-        (delete(rows).where(rows.c.rollout_id == done), "another number of training rows"),
-        (insert(rewards).values(score), "was given one that it has not"),
-        (update(attempts).where(attempts.c.rollout_id == done).values(finished_at=None), "an attempt is under way"),
+        (delete(rows).where(rows.c.rollout_id == done), "number of training rows differs"),
+        (insert(rewards).values(score), "scoring attempts do not match"),
+        (update(attempts).where(attempts.c.rollout_id == done).values(finished_at=None), "has an open attempt"),
         (delete(ROW).where(ROW.c.rollout_id == f"{batch_id}.9.1"), "2 rollouts were submitted, 1 are there"),
         (update(ROW).where(ROW.c.finish_seq == 2).values(finish_seq=1), "2 rollouts ended as number 1"),
         (insert(deliveries).values(read), "trainer has acknowledged 99"),

@@ -1,4 +1,4 @@
-"""The store's clock jumps, ahead or back: nothing waits longer than it was to, and nothing is lost."""
+"""The store's clock jumps, ahead or back: nothing waits longer than intended, and nothing is lost."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ class TestWaitingTime:
         skewed.write(lambda connection: connection.execute(sick) and None)
         assert skewed.read(nodes.listing)[0].out_of_service_s > 0
         clock.set(off_s)
-        # an hour back is further ahead than any node is ever out
+        # an hour back is further ahead than any node is ever out of service
         assert (skewed.read(nodes.listing)[0].out_of_service_s > 0) == (off_s == -100.0)
 
 
@@ -121,7 +121,7 @@ class TestTimekeeper:
 
 @contextmanager
 def dispatching(store: Store, lease_s: float) -> Iterator[None]:
-    # its node says once that it lives, and a busy machine may take long until something is placed there
+    # its node sends one heartbeat, and on a busy machine a placement may take long
     options = Settings(lease_s=lease_s, node_timeout_s=600.0, audit_s=0.0, tick_s=0.1, broker_url="memory://")
     dispatcher = Dispatcher(store, Signals(""), options, "d")
     thread = threading.Thread(target=dispatcher.run)
@@ -134,7 +134,7 @@ def dispatching(store: Store, lease_s: float) -> Iterator[None]:
 
 
 class TestClaims:
-    """Renewed claims are kept, whatever the clock does; others are taken back within a lease or two."""
+    """Renewed claims are kept, whatever the clock does; others are requeued within a lease or two."""
 
     @pytest.mark.parametrize("off_s", [-HOUR_S, HOUR_S])
     def test_of_the_living_are_kept_and_of_the_dead_are_not(
@@ -147,7 +147,7 @@ class TestClaims:
         alive, dead = (f"{batch_id}.{index}.0" for index in range(2))
         for rollout_id, owner in ((alive, "alive"), (dead, "dead")):
             assert claim(skewed, rollout_id, Stage.INIT, owner=owner, lease_s=600.0) is not None
-        # a busy machine may leave the one that lives without a processor for seconds
+        # a busy machine may leave the living worker without a processor for seconds
         lease_s = 5.0
         ended = threading.Event()
 
@@ -164,7 +164,7 @@ class TestClaims:
             renewer = threading.Thread(target=renew)
             renewer.start()
             try:
-                # a lease that is 600 s ahead is no longer than it may be here
+                # a lease that is 600 s ahead is not longer than allowed here
                 later = update(rollouts.rollouts).where(rollouts.rollouts.c.rollout_id == dead)
                 skewed.write(lambda c: c.execute(later.values(lease_expires_at=db_now() + lease_s)) and None)
                 clock.set(off_s)

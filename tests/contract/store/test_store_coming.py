@@ -1,4 +1,4 @@
-"""The store's forecast of sandboxes to be requested, alike on SQLite and Postgres."""
+"""The store's forecast of sandboxes to be started, on SQLite and on Postgres."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ NODE = "n1"
 
 @pytest.fixture
 def batch_id(store: Store) -> str:
-    """Three instances of two samples."""
+    """Return a batch of three instances with two samples."""
     instances = tuple(Instance(data_source="noop", fields={"i": i}) for i in range(3))
     request = BatchRequest(instances=instances, n_samples=2)
     return store.write(lambda connection: batches.create(connection, request, "f"))[0]
@@ -69,7 +69,7 @@ def test_what_is_only_to_be_scored_is_not_told(store: Store, batch_id: str) -> N
 
 
 def claimed(store: Store, batch_id: str, stage: Stage) -> Claim:
-    """The batch's first rollout."""
+    """Claim the batch's first rollout."""
     rollout_id = f"{batch_id}.0.0"
     held = store.write(lambda connection: rollouts.claim(connection, rollout_id, 1, stage, NODE, "w", 60.0))
     assert held

@@ -1,4 +1,4 @@
-"""The store's handling of a node that drains, or comes back after it was killed; alike for SQLite and Postgres."""
+"""The store's handling of a node that drains, or returns after it was killed, on SQLite and on Postgres."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ ENDED = {"policy_outcome": "submitted", "submission": {"answer": "42"}}
 
 
 def node_with_one_of_each(store: Store) -> tuple[list[str], dict[str, Claim]]:
-    """Rollouts 0 to 5: ended, queued and active in init, queued and active in run, active in eval. All but 0 live."""
+    """Return rollouts 0 to 5: ended, queued and active in init, queued and active in run, active in eval."""
     announce(store)
     batch_id = new_batch(store, n=6)
     place(store, batch_id)

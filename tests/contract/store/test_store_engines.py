@@ -1,4 +1,4 @@
-"""The promises of the store about engines, kept alike by SQLite and Postgres: usable ones, and their orders."""
+"""The promises of the store about engines and their orders, on SQLite and on Postgres."""
 
 from __future__ import annotations
 
@@ -187,7 +187,7 @@ class TestUsers:
 
 
 class TestWeights:
-    """An engine gets calls only while it has the weights that the farm plays with; why not is said in its record."""
+    """An engine gets calls only while it has the farm's present weights; otherwise its record says why."""
 
     @staticmethod
     def named(store: Store, url: str, version: str) -> None:
@@ -203,7 +203,7 @@ class TestWeights:
         write(both, llm_engines.carried_out, A, listed(both)[A].n_done, "", "default")
         engine = listed(both)[A]
         assert engine.status == "without weights"
-        assert "has not version 7" in engine.trouble
+        assert "lacks version 7" in engine.trouble
         assert "'default'" in engine.trouble
         assert listed(both)[B].status == "ready"
 

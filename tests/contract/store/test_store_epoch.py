@@ -1,4 +1,4 @@
-"""A store that went back in time is noticed, and so is a second node of one name."""
+"""A store that went back in time is detected, and so is a second node of the same name."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from tests.services.farms import NOOP
 
 
 def count_on(store: Store, memory: epoch.EpochTracker) -> epoch.Epoch:
-    """As the leading dispatcher does."""
+    """Raise the counter, as the leading dispatcher does."""
     store.write(lambda connection: epoch.go_on(connection, memory.last))
     result = store.read(epoch.current)
     memory.note(result)
@@ -66,7 +66,7 @@ class TestEpoch:
         assert count_on(store, leader).epoch == count_on(store, standby).epoch == count_on(store, new).epoch
         assert caplog.text.count("ALARM") == 3
         last = _last_seqs(store)
-        # what ends from now on has numbers that no stream has passed
+        # rollouts that end from now on have numbers that no stream has passed
         assert last[batch_id] > 1000
         assert last[done] == 1
         play(store, f"{batch_id}.1.0")

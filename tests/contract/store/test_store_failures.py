@@ -1,4 +1,4 @@
-"""Closing of attempts that were cut off: budgets, pauses, quarantine; and nodes that are taken out of service."""
+"""Closing of cut off attempts: budgets, pauses, quarantine; and nodes that are taken out of service."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def rollout(store: Store, rollout_id: str) -> Rollout:
 
 
 def begun(store: Store, rollout_id: str) -> Claim:
-    """Its init stage, claimed once more."""
+    """Claim its init stage once more."""
     now = rollout(store, rollout_id)
     if now.node is None:
         place(store, now.batch_id)
@@ -152,7 +152,7 @@ class TestQuarantine:
             assert "the first failed with sandbox_error: error 0" in each.failure.message
         assert sorted(each.cursor for each in result[:7]) == list(range(1, 8))
         assert rollout(store, f"{batch_id}.1.0").state is State.QUEUED, "the other instance is not touched"
-        # what was being played is scored as ever
+        # a running sample is still scored
         assert advance(store, playing)
         run = claimed(store, f"{batch_id}.0.7", Stage.RUN)
         assert advance(store, run, policy_outcome="submitted", submission={})
@@ -310,7 +310,7 @@ class TestNodeCircuitBreaker:
         return store.write(partial(nodes.open_breaker, node=node, why=why, node_timeout_s=60.0))
 
     def over(self, store: Store, node: str) -> None:
-        """Let its time be over."""
+        """Let its time out of service end."""
         table: Any = nodes.nodes
         store.write(
             lambda connection: connection.execute(

@@ -1,4 +1,4 @@
-"""Values that no database takes are a fault of the component that supplied them."""
+"""Unstorable values are a fault of the component that supplied them."""
 
 from __future__ import annotations
 

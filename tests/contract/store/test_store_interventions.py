@@ -1,4 +1,4 @@
-"""Interventions from outside while rollouts are run: cancels, acknowledgements, and whatever a model may write."""
+"""Interventions during runs: cancels, acknowledgements, and arbitrary text of a model."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A process with one connection to Postgres: its leases and heartbeats outlive whatever else it does on that."""
+"""A process with one connection to Postgres: its leases and heartbeats survive all its other work on that."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from workers.process.lease_renewal import Leases
 
 @pytest.fixture
 def one(postgres_store: Store) -> Iterator[Store]:
-    """The store of a process with one connection, which an urgent write gets after 0.5 s."""
+    """Yield the store of a process with one connection, which an urgent write gets after 0.5 s."""
     store = Store(postgres_store.url, n_connections=1, urgent_s=0.5)
     yield store
     store.close()
@@ -38,7 +38,7 @@ def test_who_says_that_it_lives_waits_for_no_lock_that_its_writer_waits_for(post
     place(postgres_store, batch_id)
     held = claimed(postgres_store, f"{batch_id}.0.0", Stage.INIT)
     (node,) = postgres_store.read(nodes.listing)
-    # no use is broken here: locks are not waited for that long
+    # no use is broken here: lock timeouts are shorter
     one, other = Store(postgres_store.url, n_connections=1, urgent_s=60.0), impatient(postgres_store.url, idle_ms=0)
     assert one.write(lambda c: leader.acquire_leadership(c, ROLE, "me", 60.0), urgent=True)
     try:
@@ -56,7 +56,7 @@ def test_who_says_that_it_lives_waits_for_no_lock_that_its_writer_waits_for(post
 
 
 class _Once:
-    """Work that takes without end the first time that it is done."""
+    """Work that does not end the first time that it runs."""
 
     def __init__(self, endless: Callable[[Connection], object]) -> None:
         self.n_times = 0
@@ -97,7 +97,7 @@ def test_what_does_not_end_loses_its_connection_to_an_urgent_write_and_is_tried_
     assert one.write(lambda c: c.execute(text("SELECT 5")).scalar_one(), urgent=True) == 5
     thread.join(600)
     assert (answers, work.n_times) == ([7], 2)
-    # nor does the server go on with it
+    # and the server does not continue it
     assert one.read(lambda c: c.execute(N_OTHERS).scalar_one()) == 0
 
 
@@ -144,7 +144,7 @@ def wait_in_statements(store: Store, ended: threading.Event, _: str) -> None:
 
 
 def wait_for_locks(store: Store, ended: threading.Event, batch_id: str) -> None:
-    """Keep the writer waiting for rows of a session that is silent."""
+    """Keep the writer waiting for rows of a silent session."""
     other = impatient(store.url, idle_ms=0)
     with ExitStack() as stack:
         stack.callback(other.close)
@@ -155,7 +155,7 @@ def wait_for_locks(store: Store, ended: threading.Event, batch_id: str) -> None:
 
 
 def read_without_end(store: Store, ended: threading.Event, _: str) -> None:
-    """Keep the connection in reads, one after the other, that take as long as a lease together."""
+    """Keep the connection in consecutive reads that take as long as a lease together."""
     readers = [
         threading.Thread(target=lambda: store.read(lambda c: c.execute(text("SELECT pg_sleep(1)")).all()))
         for _ in range(8)

@@ -1,4 +1,4 @@
-"""A session of Postgres is one client's alone: one that a pooler hands on between transactions is refused."""
+"""A Postgres session belongs to one client only: one that a pooler passes on between transactions is refused."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from farm.store.database import Store
 def test_a_session_that_another_client_has_used_is_refused(postgres_database: str) -> None:
     name = postgres_database.partition("?")[0].rpartition("/")[2]
     first = Store(postgres_database)
-    # as a pooler would leave it: new sessions bear the mark of those before
+    # as a pooler would leave it: new sessions have the mark of earlier ones
     first.write(lambda c: c.execute(text(f"ALTER DATABASE {name} SET farm.session = 'in use'")))
     first.close()
     second = Store(postgres_database)

@@ -1,4 +1,4 @@
-"""A score that was given stays, whatever becomes of scoring again: only another score can follow it."""
+"""A score is kept, whatever happens to a rescore: only another score can follow it."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ SCORE = 0.75
 
 
 def played(store: Store, n: int = 1, n_samples: int = 1, **values: Any) -> str:
-    """A batch all of which is completed with SCORE."""
+    """Return a batch that is completed with SCORE."""
     batch_id = new_batch(store, n, n_samples, **values)
     place(store, batch_id)
     for group in range(n):
@@ -48,7 +48,7 @@ def of(store: Store, batch_id: str) -> list[Rollout]:
 
 
 def end(store: Store, batch_id: str, kind: str, retryable: bool = True) -> None:
-    """End the attempt at `.0.0` that is queued, by a failure."""
+    """End the queued attempt at `.0.0` by a failure."""
     place(store, batch_id)
     now = store.read(lambda connection: batches.rollout(connection, f"{batch_id}.0.0"))
     held = claimed(store, now.rollout_id, Stage.EVAL, now.attempt)

@@ -38,14 +38,14 @@ PLAYED = RunSummary("submitted", {}, n_turns=1, n_response_tokens=1)
 
 
 def impatient(url: str, idle_ms: int = 1500, lock_ms: int = 500, **options: Any) -> Store:
-    """A store whose sessions are ended sooner than usual."""
+    """Return a store whose sessions are ended sooner than usual."""
     own = f"-c idle_in_transaction_session_timeout={idle_ms} -c lock_timeout={lock_ms}"
     return Store(make_url(url).update_query_dict({"options": own}).render_as_string(hide_password=False), **options)
 
 
 @contextmanager
 def silent(store: Store, hold: Callable[[Connection], Any]) -> Iterator[None]:
-    """A session that takes a lock, and then goes silent."""
+    """Hold a lock in a session that then goes silent."""
     connection = store.engine.connect()
     try:
         hold(connection)
@@ -167,7 +167,7 @@ def test_a_statement_that_is_slow_is_waited_for(mortal: RestartablePostgres) -> 
 
 
 def _processes_of(server: RestartablePostgres) -> list[int]:
-    """The server's own, then those that it started."""
+    """Return the server's process, then its children."""
     assert server._process is not None
     parents = {}
     for stat in Path("/proc").glob("[0-9]*/stat"):
@@ -191,7 +191,7 @@ class TestManyFinishes:
                     rollout_id = f"{batch_id}.{group}.{sample}"
                     postgres_store.write(lambda c, rollout_id=rollout_id: _to_the_end(c, rollout_id))  # type: ignore[misc]
                     held.append(claimed(postgres_store, rollout_id, Stage.EVAL))
-        # as the dispatcher's turns mix them, and the other way round
+        # as the dispatcher's rounds mix them, and in reverse
         mixed = sorted(held, key=lambda each: (each.sample_index, each.group_index, each.batch_id))
         order = [mixed[0::3], mixed[1::3][::-1], mixed[2::3]]
         start = threading.Barrier(3)
@@ -264,7 +264,7 @@ def test_a_dispatcher_that_does_not_lead_writes_nothing_however_many_hints_come(
 
 
 class TestSqliteFile:
-    """Of a SQLite store."""
+    """Tests of a SQLite store."""
 
     @pytest.mark.parametrize("replaced", [False, True])
     def test_that_is_gone_is_said_once_and_not_made_anew(

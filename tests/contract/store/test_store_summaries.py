@@ -1,4 +1,4 @@
-"""The newest batches in a line each, on every kind of database."""
+"""One-line summaries of the newest batches, on every kind of database."""
 
 from __future__ import annotations
 

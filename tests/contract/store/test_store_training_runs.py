@@ -69,7 +69,7 @@ def test_a_step_is_recorded_once(store: Store) -> None:
     runs.record_step("r", 5, {"groups": []})
     runs.record_step("other", 9, {})
     with pytest.raises(Conflict, match="step 5"):
-        # the record of 5 goes on from that of 3
+        # the record of 5 continues that of 3
         runs.record_step("r", 4, {"groups": ["b.0"]})
     newest = [runs.recorded_step("r", up_to) for up_to in (None, 5, 4, 3, 2)]
     assert [each and each.step for each in newest] == [5, 5, 3, 3, None]
@@ -96,7 +96,7 @@ def test_what_cannot_be_recorded_is_named(store: Store, run: str, record: dict[s
 
 
 def rates_by_hand(store: Store) -> None:
-    """Two waves of a run under weights 1 and 2, another run, another source, a broken and a queued rollout."""
+    """Write two waves of a run under weights 1 and 2, another run, another source, a broken and a queued rollout."""
     rewards: dict[str, float | None] = {"a": 1.0, "b": 0.0, "c": 0.5, "broken": None}
     scripted = ScriptedRollouts(store, lambda rollout: rewards[rollout.instance_id], ["math"], version=1)
     submit(store, "1", "a", "b", "broken", n_samples=2)

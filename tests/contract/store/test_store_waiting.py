@@ -1,4 +1,4 @@
-"""Queued rollouts are read in order and no further than requested, and no more are accepted than the farm may have."""
+"""Queued rollouts are read in order and only as far as requested, and the limit of open rollouts is enforced."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def new_batch(
 
     def create(connection: Connection) -> str:
         batch_id = batches.create(connection, request, f"{n}", max_open)[0]
-        # two within a millisecond would be of one age in SQLite
+        # in SQLite, two within a millisecond would have the same age
         n_seconds = connection.execute(select(func.count()).select_from(table)).scalar_one()
         later = update(table).where(table.c.batch_id == batch_id).values(created_at=table.c.created_at + n_seconds)
         connection.execute(later)
@@ -84,7 +84,7 @@ def test_whole_groups_come_first_also_after_some_are_placed(store: Store) -> Non
 
 def test_a_batch_beyond_what_may_be_open_is_refused_until_some_have_ended(store: Store) -> None:
     first = new_batch(store, 4, max_open=6)
-    with pytest.raises(Overloaded, match="4 rollouts have not ended; 3 more would be beyond 6"):
+    with pytest.raises(Overloaded, match="4 rollouts are open; 3 more would exceed 6"):
         new_batch(store, 3, max_open=6)
     assert store.read(lambda connection: batches.recent(connection, 10)) == [first]
     second = new_batch(store, 2, max_open=6)

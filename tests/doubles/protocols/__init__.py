@@ -1,1 +1,1 @@
-"""Counterparts of the clients of other systems' protocols, made from what their sources do."""
+"""Counterparts of the clients of other systems' protocols, written after their sources."""

@@ -1,7 +1,8 @@
 """A resource server of NeMo Gym, as its clients see one: the package itself needs a newer Python.
 
 Its routes and bodies are those of nemo-gym 0.4.0: `/seed_session`, a route for each tool and `/verify`; or `/reset` and
-`/step` of its gymnasium servers. Strict where NeMo Gym is: a Responses object with its fields, and a session cookie.
+`/step` of its gymnasium servers. It is strict where NeMo Gym is: a Responses object with its fields, and a session
+cookie.
 """
 
 from __future__ import annotations
@@ -62,7 +63,7 @@ class ResourceServer(BaseHTTPRequestHandler):
 
 @contextmanager
 def resource_server() -> Iterator[str]:
-    """The address of a running server."""
+    """Yield the address of a running server."""
     with ThreadingHTTPServer(("127.0.0.1", 0), ResourceServer) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
         yield f"http://127.0.0.1:{server.server_address[1]}"

@@ -1,10 +1,10 @@
-"""The rollout side of ProRL's trainer: what its AsyncLLMServerManager sends, and what it makes of the answers.
+"""The rollout side of ProRL's trainer: the requests of its AsyncLLMServerManager, and its use of the answers.
 
 Source: trainer_integration/verl/verl_custom/nvidia/rollout/async_server.py. LLM servers are cleared and added once.
-Around every batch it calls `/start` and `/stop`, and goes on if they fail; in between it keeps a pool of requests in
-flight. An answer counts if its status is 200 and it has messages; any other is asked for again, three times in all. A
-connection that is lost is tried again until there is an answer.
-With dynamic filtering it names its jobs, stops when it has enough, and cancels the rest.
+Around every batch it calls `/start` and `/stop`, and continues if they fail; in between it keeps a pool of requests in
+flight. An answer counts if its status is 200 and it has messages; other requests are repeated, three times in all.
+After a broken connection it retries until there is an answer. With dynamic filtering it names its jobs, stops when it
+has enough, and cancels the rest.
 """
 
 from __future__ import annotations
@@ -41,20 +41,20 @@ class ProrlTrainer:
     def __init__(self, url: str, n_workers: int = 70, timeout_s: float = 1000.0, **sampling: Any) -> None:
         self.sampling = SAMPLING | sampling
         self.said: list[tuple[str, int]] = []
-        """The verb and the status of each answer but those of `/process`."""
+        """The verb and status of each answer except those of `/process`."""
         self.n_asked = 0
         self._url = url.rstrip("/")
         self._n_workers = n_workers
         self._timeout_s = timeout_s
 
     async def use_servers(self, addresses: Sequence[str]) -> None:
-        """Clear the LLM servers, and add these."""
+        """Replace the LLM servers by these."""
         async with self._client(30.0) as client:
             await self._order(client, "clear_llm_server")
             await asyncio.gather(*(self._order(client, "add_llm_server", {"address": each}) for each in addresses))
 
     async def rollouts(self, instances: Sequence[dict[str, Any]], enough: int | None = None) -> list[Result | None]:
-        """Play a batch; None for what was given up. With `enough`, jobs are named, and the rest is cancelled then."""
+        """Run a batch; None for abandoned ones. With `enough`, jobs are named, and the rest is cancelled then."""
         results: list[Result | None] = [None] * len(instances)
         left = list(range(len(instances)))[::-1]
         done = asyncio.Event()
@@ -90,7 +90,7 @@ class ProrlTrainer:
             try:
                 answer = await client.post(f"{self._url}/process", json=body)
             except httpx2.TransportError:
-                # its client counts these, asks at once, and so gives up on a server that restarts
+                # its client counts these and retries at once, and so gives up on a server that restarts
                 await asyncio.sleep(1.0)
                 continue
             n_answers += 1
@@ -100,7 +100,7 @@ class ProrlTrainer:
         return None
 
     async def _order(self, client: httpx2.AsyncClient, verb: str, body: dict[str, str] | None = None) -> None:
-        """Send an order, whose failure is only logged by the trainer."""
+        """Send an order; the trainer only logs its failure."""
         try:
             answer = (
                 await client.post(f"{self._url}/{verb}", json=body)

@@ -1,8 +1,8 @@
-"""The rollout side of VeRL-Tool's trainer: what one trajectory of its agent loop sends to a tool server.
+"""The rollout side of VeRL-Tool's trainer: the requests of one trajectory of its agent loop to a tool server.
 
 Source: verl_tool/agent_loop/verltool_agent_loop.py. Each action that ends in a stop token is one request of one
-trajectory. A request that fails, in whichever way, is sent again after 1 s, `tool_call_max_retries` times; then the
-text of its error is the observation. When the trajectory has ended `finish` is sent, and not waited for there.
+trajectory. A failed request is repeated after 1 s, `tool_call_max_retries` times; then the text of its error is the
+observation. When the trajectory has ended, `finish` is sent without waiting for its answer.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import httpx2
 
 @dataclass(frozen=True)
 class ToolInteraction:
-    """An answer as the loop reads it; `success` is False if it had none, and wrote the observation itself."""
+    """An answer as the loop reads it; `success` is False if there was none and the loop made the observation."""
 
     text: str
     done: bool

@@ -1,1 +1,1 @@
-"""SGLang's wire, as its 0.5.23 is published: /generate, chat, and the control routes."""
+"""SGLang's wire format, as published for 0.5.23: /generate, chat, and the control routes."""

@@ -1,4 +1,4 @@
-"""SGLang's chat, which takes token ids in place of messages; the double does not stream it."""
+"""SGLang's chat, which accepts token ids in place of messages; the double does not stream it."""
 
 from __future__ import annotations
 
@@ -81,6 +81,6 @@ class ChatEndpoint:
         ]
 
     def _rendered(self, body: SglangChatBody) -> str:
-        # its template would drop an image in silence
+        # its template would drop an image silently
         messages = with_places(body.messages, self._machine.name, takes_images=False)
         return self._machine.prompt_text(messages, body.tools, body.chat_template_kwargs)

@@ -61,7 +61,7 @@ class SglangControlEndpoints:
         return Json({"message": "Generation continued successfully.", "status": "ok"})
 
     async def _abort(self, request: Request) -> Response:
-        """The id is matched by its beginning."""
+        """Abort calls by the prefix of their id."""
         body = await body_of(request)
         rid, everything = body.get("rid") or "", bool(body.get("abort_all"))
         self._scheduler.abort(lambda run: everything or bool(rid and run.run_id.startswith(rid)))
@@ -75,7 +75,7 @@ class SglangControlEndpoints:
         return Json({"success": True, "message": "Weight version updated", "new_version": self._scheduler.version})
 
     async def _update_from_disk(self, request: Request) -> Response:
-        """The double has no weights: it notes the path."""
+        """Record the path, as the double has no weights."""
         body = await body_of(request)
         self._machine.loaded.append(str(body["model_path"]))
         return Json({"success": True, "message": "Succeeded to update model weights.", "num_paused_requests": 0})
@@ -87,7 +87,7 @@ class SglangControlEndpoints:
         return Response("Cache flushed.\n")
 
     async def _ready(self, request: Request) -> Response:
-        """/health asks for a token, which a pause holds back until it gives up; the double says so at once."""
+        """/health requests a token, which a pause blocks until the request fails; the double fails at once."""
         return Response(status_code=200 if self._machine.healthy and not self._scheduler.paused else 503)
 
     async def _model_info(self, request: Request) -> Response:

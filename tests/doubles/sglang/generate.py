@@ -20,7 +20,7 @@ from workers.testing.engine.web import EventStream, Json, body_of, while_connect
 
 
 class GenerateEndpoint:
-    """`stream_tokens` is how many ids an event adds."""
+    """`stream_tokens` is the number of ids per event."""
 
     def __init__(self, machine: DoubleMachine, *, stream_tokens: int) -> None:
         self._machine = machine

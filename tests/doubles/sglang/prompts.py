@@ -12,7 +12,7 @@ from workers.testing.engine.run import EngineRun
 
 
 class RequestReader:
-    """Of one machine."""
+    """Reads requests for one machine."""
 
     def __init__(self, machine: DoubleMachine) -> None:
         self._machine = machine
@@ -58,7 +58,7 @@ class RequestReader:
         )
 
     def logprobs(self, run: EngineRun, n: int, temperature: float, *, texts: bool = False) -> list[list[Any]]:
-        """Of the first n ids: [log-probability, id, its text]."""
+        """Return [log-probability, id, its text] of the first n ids."""
         values = self._machine.logprobs(run, 0, n, temperature).astype(float).tolist()
         shown = self._machine.vocabulary.shown_as
         return [

@@ -1,4 +1,4 @@
-"""Bodies of SGLang's sampling routes, as far as the double uses them; other fields are ignored, as by SGLang."""
+"""Bodies of SGLang's sampling routes with the fields that the double uses; others are ignored, as by SGLang."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """SGLang's wire format, as far as the double implements it.
 
-Unlike vLLM it gives log-probabilities from after the temperature, lets calls wait during a pause, refuses a call whose
+Unlike vLLM it returns log-probabilities after the temperature, lets calls wait during a pause, refuses a call whose
 `max_new_tokens` does not fit, and aborts running calls when a weights version is set, unless the order says otherwise.
 """
 
@@ -20,7 +20,7 @@ PATHS = ("/generate", "/v1/chat/completions")
 
 
 class SglangDouble:
-    """`stream_tokens` is how many ids an event adds."""
+    """`stream_tokens` is the number of ids per event."""
 
     paths = frozenset(PATHS)
 
@@ -39,7 +39,7 @@ class SglangDouble:
 
     @staticmethod
     def error(refused: RequestRefused) -> Response:
-        """Flat on the routes of OpenAI's shape, nested on its own; the flat one is understood by both."""
+        """Return the error in both forms: flat as on the OpenAI routes, nested as on its own."""
         flat = {
             "object": "error",
             "message": str(refused),

@@ -1,1 +1,1 @@
-"""vLLM's whole wire, as recorded from 0.32 and published with 0.33: null fields included, and the errors' bodies."""
+"""vLLM's complete wire format, as recorded from 0.32 and published with 0.33, with null fields and error bodies."""

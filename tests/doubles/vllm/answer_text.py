@@ -1,4 +1,4 @@
-"""Text in vLLM's responses: tokens as text, log-probabilities in the shapes of OpenAI's endpoints, streamed text."""
+"""Text in vLLM's responses: tokens as text, log-probabilities in the form of OpenAI's endpoints, streamed text."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class TextResponseWriter(ResponseWriter):
         return [shown[id_] for id_ in ids]
 
     def of_completions(self, run: EngineRun, begin: int, end: int, offset: int = 0) -> dict[str, Any]:
-        """Four lists; `offset` is how long the tokens before were."""
+        """Return the four lists; `offset` is the length of the text before."""
         tokens, values = self.tokens(run, begin, end), self.logprobs(run, begin, end)
         return {
             "text_offset": list(accumulate(map(len, tokens[:-1]), initial=offset)) if tokens else [],
@@ -45,7 +45,7 @@ class TextResponseWriter(ResponseWriter):
 
 
 class TextStream:
-    """The text of a run as it grows; parts of a character wait for the rest of it."""
+    """The growing text of a run; partial characters wait for their rest."""
 
     def __init__(self, machine: Machine, run: EngineRun) -> None:
         self._machine = machine

@@ -1,4 +1,4 @@
-"""The answers of /v1/chat/completions: what was sampled, taken apart into reasoning, text and tool calls."""
+"""The answers of /v1/chat/completions: sampled text, parsed into reasoning, text and tool calls."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from workers.testing.hermes_text import CALL, THINK, THINK_END, HermesCall, reas
 
 
 class ChatAnswer:
-    """One call's. `n_before` numbers its tool calls apart from those of earlier turns."""
+    """The answer of one call. `n_before` makes its tool calls' numbers differ from those of earlier turns."""
 
     def __init__(
         self,
@@ -134,7 +134,7 @@ class ChatAnswer:
 
 
 class _Shown:
-    """Progress of a stream through a turn's reasoning and text; what may become a tag is held back."""
+    """Progress of a stream through a turn's reasoning and text; a possible beginning of a tag is held back."""
 
     def __init__(self, calls_tools: bool) -> None:
         self._calls_tools = calls_tools
@@ -159,7 +159,7 @@ class _Shown:
 
 
 def _without_begun(text: str, tag: str) -> str:
-    """The text without an end that may be the beginning of a tag."""
+    """Return the text without an end that may be the beginning of a tag."""
     for n in range(min(len(tag) - 1, len(text)), 0, -1):
         if text.endswith(tag[:n]):
             return text[:-n]

@@ -16,7 +16,7 @@ from workers.testing.engine.web import Json, body_of
 
 
 class AllVllmControlEndpoints(VllmControlEndpoints):
-    """`control` is False for a server that is not in development mode."""
+    """`control` is False for a server outside development mode."""
 
     _machine: DoubleMachine
 
@@ -80,7 +80,7 @@ class AllVllmControlEndpoints(VllmControlEndpoints):
         return Json({"prompt": self._machine.vocabulary.decode(ids, special=True)})
 
     async def _abort(self, request: Request) -> Response:
-        """Counts the ids that were given, not those that were found, as vLLM does."""
+        """Return the number of given ids, not of found ones, as vLLM does."""
         ids = (await body_of(request)).get("request_ids")
         n = self._scheduler.abort(lambda run: run.run_id in ids if ids else True)
         return Json({"status": "aborted", "aborted": len(ids) if ids else n})

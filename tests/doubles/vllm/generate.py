@@ -1,4 +1,4 @@
-"""The answers of /inference/v1/generate in text, too."""
+"""The answers of /inference/v1/generate, with text."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from workers.testing.engine.vllm.requests import VllmGenerateBody
 
 
 class GenerateTextAnswer(GenerateAnswer):
-    """One call's, of which text is wanted."""
+    """The answer of one call for which text is requested."""
 
     def __init__(self, machine: Machine, request: VllmGenerateBody, asked: SamplingRequest) -> None:
         super().__init__(machine, request, asked)

@@ -1,4 +1,4 @@
-"""Images in chat requests, as vLLM takes them: each is a number of placeholder ids in the prompt, by its size."""
+"""Images in vLLM's chat requests: each becomes a number of placeholder ids in the prompt, depending on its size."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from workers.testing.engine.model_request import RequestRefused
 from workers.testing.engine.model_text import END_OF_TEXT
 
 PLACEHOLDER = END_OF_TEXT
-"""The token of an image's places: the double's vocabulary has none of its own for it."""
+"""The placeholder token: the double's vocabulary has no special one."""
 _PIXELS = 28
 """The side of the square that one placeholder stands for."""
 
 
 def n_places(width: int, height: int) -> int:
-    """Return how many placeholder ids an image of this size has."""
+    """Return the number of placeholder ids of an image of this size."""
     return -(-width // _PIXELS) * -(-height // _PIXELS)
 
 
 def with_places(messages: Sequence[Message], model: str, *, takes_images: bool) -> list[Message]:
-    """Return the messages with a text of placeholders for each image. Raises RequestRefused in vLLM's words."""
+    """Return the messages with a text of placeholders for each image. Raises RequestRefused with vLLM's message."""
     return [
         {**message, "content": [_shown(part, model, takes_images) for part in message["content"]]}
         if isinstance(message.get("content"), list)
@@ -44,7 +44,7 @@ def _shown(part: Any, model: str, takes_images: bool) -> Any:
         data = base64.b64decode(text, validate=True)
     except binascii.Error:
         data = b""
-    # the size stands in the first chunk of a PNG
+    # the size is in the first chunk of a PNG
     if not head.startswith("data:image/") or not data.startswith(b"\x89PNG") or len(data) < 24:
         raise RequestRefused("Failed to load image: cannot identify image file <_io.BytesIO object>")
     width, height = int.from_bytes(data[16:20], "big"), int.from_bytes(data[20:24], "big")

@@ -1,4 +1,4 @@
-"""Request bodies of vLLM's endpoints beside the one for ids, as far as the double uses them; the rest is ignored."""
+"""Request bodies of vLLM's endpoints except the one for ids, as far as the double uses them; the rest is ignored."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from farm.records.trajectory import Message
 from workers.testing.engine.vllm.requests import VllmCommonBody, VllmSampling
 
 COMPLETION_TOKENS = 16
-"""Tokens that /v1/completions samples where `max_tokens` is left out or null; the others fill the context."""
+"""Tokens that /v1/completions samples by default or for a null `max_tokens`; the others fill the context."""
 
 
 class VllmCompletionsBody(VllmSampling, VllmCommonBody):

@@ -1,4 +1,4 @@
-"""The three endpoints of vLLM that sample, whole and streamed."""
+"""The three sampling endpoints of vLLM, complete and streamed."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ PATHS = (COMPLETIONS, CHAT, GENERATE)
 
 class AllSamplingEndpoints(SamplingEndpoints):
     """`versions`: completions and chat report weight versions, as from 0.33 on; then calls during a pause are refused,
-    too. `tokens_in`: there is /inference/v1/generate.
+    too. `tokens_in`: /inference/v1/generate exists.
     """
 
     _machine: DoubleMachine
@@ -91,7 +91,7 @@ class AllSamplingEndpoints(SamplingEndpoints):
             super()._check_paused()
 
     def _prompts(self, prompt: Any) -> list[TokenIds]:
-        """The prompt is a text, ids, or a list of either."""
+        """Return the prompts of a text, ids, or a list of either."""
         several = isinstance(prompt, list) and prompt and isinstance(prompt[0], (str, list))
         result = [
             self._machine.vocabulary.encode(one) if isinstance(one, str) else ids_of(one, self._machine.vocabulary.size)

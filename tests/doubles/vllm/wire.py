@@ -1,4 +1,4 @@
-"""All of vLLM's wire that the double speaks."""
+"""vLLM's wire format, as far as the double implements it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from workers.testing.engine.vllm.sampling import error_response
 
 
 class VllmDouble:
-    """`version` decides what is reported of weights, and what a pause does to new calls: 0.33 changed both."""
+    """`version` determines what is reported of weights, and how a pause affects new calls: 0.33 changed both."""
 
     paths = frozenset(PATHS)
 

@@ -23,7 +23,7 @@ def no_sandbox(*_: object, **__: object) -> AbstractAsyncContextManager[Sandbox]
 
 @cache
 def entry(family: str) -> dict[str, Any]:
-    # not by each process of the tests, as it takes seconds to load
+    # loaded once, not by each process of the tests, as it takes seconds
     import reasoning_gym
 
     made: dict[str, Any] = reasoning_gym.create_dataset(family, size=1, seed=3)[0]
@@ -32,7 +32,7 @@ def entry(family: str) -> dict[str, Any]:
 
 @pytest.fixture(scope="session")
 def graded() -> Iterator[Graded]:
-    """Runs what uses a grader; all use the same one, as its process takes seconds to start."""
+    """Yield a function that runs code with the shared grader."""
     with asyncio.Runner() as runner:
         grader = Grader()
 

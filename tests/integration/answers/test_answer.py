@@ -61,7 +61,7 @@ HANG = "9**9**9"
 
 
 def evaluated(expression: str) -> tuple[str, dict[str, Any], str]:
-    """Arguments of `Grader.score` whose verifier evaluates an expression as Python."""
+    """Return arguments of `Grader.score` whose verifier evaluates an expression as Python."""
     return "spiral_matrix", entry("spiral_matrix"), expression
 
 
@@ -72,7 +72,7 @@ def test_a_text_that_hangs_the_verifier_is_worth_zero(graded: Graded) -> None:
             try:
                 return await evaluator.evaluate(Submission(answer=HANG), no_sandbox, 60.0)
             except EvaluatorError:
-                # as the farm does where the machine was too busy to tell
+                # as the farm does if the machine was too busy to tell
                 if deadline.passed():
                     raise
 
@@ -89,7 +89,7 @@ def test_a_text_that_takes_all_memory_is_worth_zero(graded: Graded) -> None:
 
 
 async def scorer_of(grader: Grader) -> int:
-    """The process that scores now."""
+    """Return the process that scores at present."""
     while True:
         await asyncio.sleep(0.01)
         for pid in children(grader.pid) if grader.pid else []:
@@ -101,7 +101,7 @@ def children(pid: int) -> list[int]:
 
 
 async def disturbed(grader: Grader, number: int, of_grader: bool = False) -> None:
-    """Score what takes long, and send a signal to its scorer, or to the grader itself."""
+    """Score a slow answer, and send a signal to its scorer, or to the grader itself."""
     evaluator = AnswerEvaluator(*evaluated("")[:2], grader=grader)
     scoring = asyncio.create_task(evaluator.evaluate(Submission(answer=HANG), no_sandbox, 12.0))
     scorer = await scorer_of(grader)

@@ -1,4 +1,4 @@
-"""Answers that try to be scored without solving anything: none is, and none changes what others are worth."""
+"""Answers that try to score without solving anything: none does, and none changes the scores of others."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ SYMPY = ("simple_integration", "intermediate_integration", "polynomial_multiplic
 
 
 def scores(graded: Graded, cases: list[tuple[str, str]]) -> list[Score]:
-    """Of answers to problems of families, all by one grader."""
+    """Return the scores of answers to problems of families, all by one grader."""
 
     async def use(grader: Grader) -> list[Score]:
         return [
@@ -112,7 +112,7 @@ def test_no_answer_is_evaluated_as_a_program(graded: Graded, family: str) -> Non
 @pytest.mark.parametrize("family", SYMPY)
 def test_no_answer_is_evaluated_by_sympy_beyond_arithmetic(graded: Graded, family: str) -> None:
     cases = [(family, answer) for answer in PARSED.values()]
-    # the least that two families give to any answer at all
+    # the minimum that two families give to any answer
     worth = {name: score.value for name, score in zip(PARSED, scores(graded, cases), strict=True) if score.value > 0.05}
     assert worth == {}
 
@@ -138,7 +138,7 @@ def test_no_answer_changes_what_later_answers_are_worth(graded: Graded) -> None:
     "made", ["{} + cos(x - x) - cos(x - x)", "({}) * factorial(x - x)", "{} + pi - pi", "{} + E - E"]
 )
 def test_numbers_are_not_made_of_letters(graded: Graded, family: str, made: str) -> None:
-    """The reference itself, with a number more that the verifier does not see as one."""
+    """The reference itself, with an additional number that the verifier does not see as one."""
     answer = made.format(entry(family)["answer"])
     assert scores(graded, [(family, answer)])[0].value <= 0.05
 

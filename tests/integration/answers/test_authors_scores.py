@@ -1,4 +1,4 @@
-"""Rows of data sets, read as they are, have the farm's score and their authors', of which the batch chooses."""
+"""Rows of data sets, unchanged, get the farm's score and their authors' score; the batch chooses which counts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A score below 1 stands only if the reference answer has 1 under the same conditions: else it is an error."""
+"""A score below 1 counts only if the reference answer has 1 under the same conditions: else it is an error."""
 
 from __future__ import annotations
 
@@ -53,14 +53,14 @@ def test_a_reference_answer_is_asked_for_once_by_each_process(graded: Graded, mo
             await scored(grader, "x**4", question="Asked once.")
         return asked
 
-    # by another process, which may run under other conditions, once more
+    # once more by another process, which may run under other conditions
     assert graded(use) == ["x", "x**2 + C", "x**4", "x**2", "x**5", "x", "x**2 + C", "x**4"]
 
 
 def test_an_answer_that_is_wrong_while_the_node_is_short_of_memory_is_no_zero(
     graded: Graded, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A library takes its own MemoryError for an answer that is wrong."""
+    """A library takes its own MemoryError for a wrong answer."""
     monkeypatch.setattr(node_conditions, "shortage", lambda: "the node has no memory left")
 
     async def use(grader: Grader) -> None:

@@ -1,4 +1,4 @@
-"""Mathematical answers by math-verify, in a process for each: everyday pairs, and answers that try to be scored."""
+"""Mathematical answers with math-verify, in a process for each: everyday pairs, and answers that try to cheat."""
 
 from __future__ import annotations
 
@@ -173,7 +173,7 @@ def test_no_hack_is_scored(score: Scored) -> None:
 
 
 def test_a_huge_number_takes_its_own_process_alone(score: Scored) -> None:
-    # a second of a processor, which a busy machine may not have in its time: then it is no score
+    # a second of CPU, which it may not get in its time on a busy machine: then there is no score
     with suppress(EvaluatorError):
         assert score("24", r"\boxed{9^{9^{9}}}", 32.0).value == 0.0
     assert score(r"\frac12", r"\boxed{0.5}").value == 1.0

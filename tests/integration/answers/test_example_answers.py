@@ -1,4 +1,4 @@
-"""The plays of the example problems of mathematics score as their names say."""
+"""The scripts of the mathematical example problems score as their names say."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from workers.testing.scripted_model import Branch
 
 
 def answer(play: Branch) -> str:
-    """Return the text that a mathematics play submits or says at its end."""
+    """Return the text that a mathematics script submits or says at its end."""
     last = play.turns[-1]
     if not last.tool_calls:
         return extract_answer(last.content)

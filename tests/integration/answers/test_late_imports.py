@@ -1,4 +1,4 @@
-"""A grader scores as it must where its user cannot read the modules, and a module that it lacks is no wrong answer."""
+"""A grader scores correctly if its user cannot read the modules, and a missing module is no wrong answer."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ grader.main("nobody", sys.argv[1])
 
 
 def closed_copy(folder: Path) -> Path:
-    """A copy of the product that root alone can enter."""
+    """Return a copy of the product that only root can enter."""
     closed = folder / "closed"
     closed.mkdir(mode=0o700)
     for package in ("farm", "workers"):
@@ -100,7 +100,7 @@ def assert_told_apart(folder: Path, library: str, cases: list[tuple[dict[str, An
 
 @needs_root
 def test_a_module_that_cannot_be_read_any_more_is_a_fault_and_no_zero(tmp_path: Path) -> None:
-    """A grader that neither imports all it needs nor proves itself."""
+    """A grader that does not import all it needs does not pass its proof either."""
     closed = closed_copy(tmp_path)
     late = closed / "late_module.py"
     late.write_text("VALUE = 1.0\n")
@@ -120,7 +120,7 @@ def test_a_module_that_cannot_be_read_any_more_is_a_fault_and_no_zero(tmp_path: 
 
 @needs_root
 def test_a_module_that_one_family_lacks_is_no_fault_of_the_others(tmp_path: Path) -> None:
-    """A verifier that is made without a module, and one whose making fails for it; each time, and no other family."""
+    """A verifier made without a module, and one whose making fails without it; each time, and no other family."""
     closed = closed_copy(tmp_path)
     (closed / "late_module.py").write_text("VALUE = 1.0\n")
     package = closed / "reasoning_gym"

@@ -1,4 +1,4 @@
-"""Requests made from the API's own description: such as it asks for, and such as it does not."""
+"""Requests generated from the API's own description: valid ones, and invalid ones."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _BOUND = 2**40
 
 
 def fitting(schema: Schema, components: Schema, depth: int = 0) -> st.SearchStrategy[Any]:
-    """Values that fit a schema, or nearly so."""
+    """Return values that match a schema, or nearly so."""
     if "$ref" in schema:
         return fitting(components[schema["$ref"].rpartition("/")[2]], components, depth + 1)
     if "const" in schema:

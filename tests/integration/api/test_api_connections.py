@@ -1,4 +1,4 @@
-"""Connections of the API: encrypted ones, and hundreds that are slow, huge, broken or half closed, beside a batch."""
+"""Connections of the API: encrypted ones, and hundreds that are slow, huge, broken or half closed, during a batch."""
 
 from __future__ import annotations
 
@@ -70,9 +70,9 @@ def test_hundreds_of_bad_connections_hurt_no_batch_beside_them(sqlite_store: Sto
             with contextlib.suppress(OSError):
                 connection.sendall(SHUT[n % len(SHUT)])
                 if n % 2:
-                    # half closed: it sends no more, and reads on
+                    # half closed: it sends no more, but still reads
                     connection.shutdown(socket.SHUT_WR)
-        # their requests are whole, and nobody reads the replies
+        # their requests are complete, but nobody reads the replies
         for _ in range(20):
             deaf = stack.enter_context(socket.create_connection(("127.0.0.1", port), 60))
             deaf.sendall(GET * 20)
@@ -90,7 +90,7 @@ def test_hundreds_of_bad_connections_hurt_no_batch_beside_them(sqlite_store: Sto
         assert client.status(batch_id).done
         for thread in (player, *huge):
             thread.join(300)
-        # the server has ended each of them by itself, or answered it
+        # the server has closed or answered each of them by itself
         for connection in crowd[:300]:
             connection.settimeout(120)
             with contextlib.suppress(ConnectionError):
@@ -105,7 +105,7 @@ def _play_all(store: Store, batch_id: str) -> None:
 
 
 def _send_huge(port: int) -> None:
-    """Send a body of 100 MB, as far as it is taken."""
+    """Send a body of 100 MB, as far as it is accepted."""
     piece = b"0" * 1_000_000
     with socket.create_connection(("127.0.0.1", port), 60) as connection, contextlib.suppress(OSError):
         connection.sendall(f"{HEAD}content-length: 100000000\r\n\r\n".encode())
@@ -206,7 +206,7 @@ def test_api_is_served_encrypted(sqlite_store: Store, files: Certificates, monke
                 farm.connect(url, first_s=60)
         monkeypatch.delenv("FARM_API_CA")
         settings.cache_clear()
-        # in plain words, and with rubbish for a handshake
+        # as plain text, and with garbage as a handshake
         with pytest.raises(FarmUnreachable):
             farm.connect(url.replace("https", "http"), first_s=0.1)
         context = ssl.create_default_context(cafile=str(files.authority))

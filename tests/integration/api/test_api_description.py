@@ -1,4 +1,4 @@
-"""The API describes itself: every route, every type, in a document that is valid and that its answers fit."""
+"""The API describes itself: every route and type, in a valid document that its answers match."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def test_description_is_valid_and_names_every_route(client: httpx2.Client) -> No
     document = client.get("/openapi.json").json()
     validate(document)
     for method, path in ENDPOINTS:
-        # a route that is not there is 404 with these words, or 405
+        # an unknown route is a 404 with this text, or a 405
         answer = client.request(method, path.replace("{id}", "b0"))
         assert not answer.text.count("there is no /"), f"{method} {path} is described and is not there"
         assert answer.status_code != 405, f"{method} {path}"

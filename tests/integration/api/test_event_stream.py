@@ -1,4 +1,4 @@
-"""A batch as server-sent events goes on where its client was cut off; lists of the API come in pages."""
+"""A batch as server-sent events resumes after a broken connection; lists of the API come in pages."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def service(sqlite_store: Store) -> LocalFarm:
 
 
 def begun(service: LocalFarm, n_instances: int, n_samples: int) -> list[str]:
-    """The rollouts of a batch that is placed."""
+    """Return the rollouts of a placed batch."""
     instances = [NOOP | {"instance_id": f"i{n}"} for n in range(n_instances)]
     batch_id = service.submit({"instances": instances, "n_samples": n_samples})
     place(service.store, batch_id)
@@ -51,7 +51,7 @@ def begun(service: LocalFarm, n_instances: int, n_samples: int) -> list[str]:
 
 
 def events(client: httpx2.Client, path: str, last: int | None = None) -> Generator[Event, None, None]:
-    """The (kind, id, data) of each event until the stream ends."""
+    """Yield the (kind, id, data) of each event until the stream ends."""
     headers = SHOWN if last is None else SHOWN | {"last-event-id": str(last)}
     with client.stream("GET", path, headers=headers, timeout=60) as answer:
         assert answer.headers["content-type"].startswith("text/event-stream")
@@ -84,11 +84,11 @@ def test_events_are_the_rollouts_of_a_stream_and_go_on_at_another_api(service: L
         assert [*ids([first]), *ids(rest)] == wanted
         assert [kind for kind, _, _ in rest] == ["rollout"] * 5 + ["done"]
         assert next(events(client, two + path, rest[-1][1]))[0] == "done"
-        # a rollout is what other clients are given of it
+        # a rollout is the same as for other clients
         written = json.dumps(first[2]).encode()
         given = next(iter(service.stream(batch_id, cursor=0)))
         assert serialization.read(Rollout, written).rollout_id == given.rollout_id == wanted[0]
-        # from where the consumer has come to
+        # from the consumer's cursor on
         service.acknowledge_up_to(batch_id, rest[2][1], "trainer")
         assert ids(list(events(client, one + path))) == wanted[4:]
         assert ids(list(events(client, f"{one}{path}?cursor=0&consumer=x"))) == wanted
@@ -166,7 +166,7 @@ def test_streams_that_are_left_open_hurt_no_batch_and_end_with_the_api(service: 
 
 
 def linked(client: httpx2.Client, url: str, path: str) -> list[Any]:
-    """All items of a list, by its links."""
+    """Return all items of a list, following its links."""
     result: list[Any] = []
     while True:
         answer = client.get(url + path, headers=SHOWN)

@@ -1,4 +1,4 @@
-"""Whatever is generated from the API's description, or against it, is answered as the description says; never a 500."""
+"""Requests generated from the API's description, valid or not, are answered as described, and never with a 500."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ N_EXAMPLES = repeats(6, 300)
 
 
 class _Described:
-    """A served API, its description, and ids of what is there."""
+    """A served API, its description, and ids of existing objects."""
 
     def __init__(self, client: httpx2.Client, ids: list[str]) -> None:
         self.client = client
@@ -63,7 +63,7 @@ def _texts(value: Any) -> str:
     return json.dumps(value) if isinstance(value, bool | list | dict) else str(value)
 
 
-# the served API draws random pauses in this process meanwhile, which strategies are taken to have done
+# the served API draws random pauses in this process, which hypothesis attributes to strategies
 @pytest.mark.filterwarnings("ignore::hypothesis.errors.HypothesisDeprecationWarning")
 @pytest.mark.soak
 @pytest.mark.parametrize("place", sorted(ENDPOINTS), ids=" ".join)
@@ -75,7 +75,7 @@ def test_generated_requests_are_answered_as_described(described: _Described, pla
     queries = {
         each["name"]: fitting(each["schema"], described.schemas) | ANYTHING
         for each in parameters
-        # a poll that waits for long would test the clock
+        # a long poll would only test the clock
         if each["in"] == "query" and each["name"] != "wait_s"
     }
     ids = st.sampled_from(described.ids) | st.text(st.characters(codec="utf-8", exclude_characters="/?#"), max_size=12)

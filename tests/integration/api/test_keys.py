@@ -1,5 +1,5 @@
-"""Named keys of the API: each may do what its scopes say and no more than its quotas, ends when it is revoked, and
-stands on what was ordered with it.
+"""Named keys of the API: each is limited to its scopes and quotas, ends when it is revoked, and is logged with its
+orders.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class _Api:
 
 
 BEGIN = ("/process", "/e2b/sandboxes", "/e2b/v2/sandboxes")
-"""The ends of paths at which a rollout or a sandbox is begun, and waited for."""
+"""The path suffixes where a rollout or a sandbox is started, and awaited."""
 
 
 @pytest.fixture
@@ -90,7 +90,7 @@ def test_every_route_takes_the_keys_of_its_scope_and_no_others(api: _Api) -> Non
         method, path = route.replace("{", "").replace("}", "").split()
         for scope, key in keys.items():
             allowed = needed in (None, (Scope.READ,)) or scope is Scope.ADMIN or scope in (needed or ())
-            # an order that is carried out would change what the next are asked, or wait for a node
+            # an executed order would change the later answers, or wait for a node
             is_begun = allowed and method == "POST" and path.endswith(BEGIN)
             status = 0 if is_begun else api.status(key, method, path)
             if (status == 403) == allowed or status in (401, 500):
@@ -221,7 +221,7 @@ def test_a_trainers_key_changes_engines_of_its_own_runs_alone(api: _Api) -> None
                 one.add_engine(url, model)
         one.add_engine(own, "run:a")
         one.add_engine(own, "run:a", tokenizer="t")
-        with pytest.raises(Forbidden, match=r"env:SECRET: needs operate"):
+        with pytest.raises(Forbidden, match=r"env:SECRET: reading variables of nodes needs scope operate"):
             one.add_engine(other, "run:a", key="env:SECRET")
         with pytest.raises(Forbidden, match="needs operate"):
             one.add_engine(own, "m")
@@ -287,7 +287,7 @@ def test_revoked_key_ends_in_every_api_also_where_it_waits(api: _Api) -> None:
         until(lambda: api.status(key, "GET", "/v1/nodes") == 401, "the API refuses it")
         until(lambda: httpx2.get(f"{other}/", headers={"x-api-key": key}).status_code == 401, "the other, too")
         thread.join(10)
-        # it was answered long before its time was over, and not with what was waited for
+        # it was answered long before its time limit, without the awaited result
         assert waiting == [403]
     with pytest.raises(NotFound):
         api.admin.access.revoke_key("gone")

@@ -1,4 +1,4 @@
-"""The protocol of docs/how-to/plugins/add_a_protocol.md is installed as it stands, and its clients get rewards."""
+"""The protocol of docs/how-to/plugins/add_a_protocol.md is installed unchanged, and its clients get rewards."""
 
 from __future__ import annotations
 

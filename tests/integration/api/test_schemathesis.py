@@ -1,4 +1,4 @@
-"""Schemathesis judges the served API by its own description: no 5xx, nothing that the description does not say."""
+"""Schemathesis checks the served API against its description: no 5xx, nothing that the description does not allow."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from tests.services.soak import repeats
 
 N_EXAMPLES = repeats(5, 200)
 
-# The description cannot say that one part of a request depends on another, on the installed plug-ins, or on what was
-# sent before, nor that free JSON is text without NUL and integers of 64 bits: such requests are refused, though each of
-# their parts has the form that is described.
+# The description cannot express that one part of a request depends on another, on the installed plug-ins, or on earlier
+# requests, or that free JSON is text without NUL and integers of 64 bits: such requests are refused, although each of
+# their parts matches the description.
 _DEPENDENT = ("/v1/annotations", "/v1/archives", "/v1/batches", "/v1/sandboxes", "/v1/steps")
 _CONFIG = """
 [auth.openapi]
@@ -36,7 +36,7 @@ def test_the_served_api_is_as_it_is_described(sqlite_store: Store, tmp_path: Pat
     config.write_text(_CONFIG.format(key=KEY, paths="|".join(_DEPENDENT)))
     with served(service) as url:
         command = [str(Path(sys.executable).with_name("schemathesis")), "--config-file", str(config), "run"]
-        # a stream has no end, and is tested by itself
+        # a stream has no end, and is tested separately
         options = ["--exclude-path-regex", "/events$", "--phases", "coverage,fuzzing"]
         options += ["--header", f"X-API-Key: {KEY}", "--max-examples", str(N_EXAMPLES), "--seed", "1", "--no-color"]
         ran = subprocess.run(

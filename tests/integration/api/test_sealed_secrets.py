@@ -1,4 +1,4 @@
-"""Secrets are encrypted in the store: whoever has the farm's key opens them, and whoever has not is told so at once."""
+"""Secrets are encrypted in the store: processes with the farm's key decrypt them, and others fail at once."""
 
 from __future__ import annotations
 
@@ -160,7 +160,7 @@ def test_a_part_without_the_key_ends_at_its_start(
     log = tmp_path / "part.log"
     code = farm_command([part, *(["--port", "0"] if part == "api" else [])], env, log).wait(120)
     assert code == 1, log.read_text()
-    assert "node node-8 has another secret key than the farm" in log.read_text()
+    assert "node node-8 has a different secret key than the farm" in log.read_text()
     assert "Traceback" not in log.read_text()
 
 

@@ -1,4 +1,4 @@
-"""A training run on a real store, whose rollouts are played by a table whenever the trainer waits, group by group."""
+"""A training run on a real store, whose rollouts get scripted results whenever the trainer waits, group by group."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def local_farm(store: Store) -> LocalFarm:
 
 
 class PlayedRun:
-    """The run `r` of a data set in its order; `kinds` are the rewards of its instances, the others have `MIXED`."""
+    """The run `r` of a data set in order; `kinds` are the rewards of its instances, all others have `MIXED`."""
 
     def __init__(self, store: Store, kinds: dict[int, tuple[float | None, ...]], n_instances: int = 200) -> None:
         self.store = store
@@ -57,13 +57,13 @@ class PlayedRun:
         )
 
     def set_version(self, version: int) -> None:
-        """Name the weights that are pushed, and that rollouts are played with from now on."""
+        """Name the weights of later rollouts."""
         self.client.add_engine("http://engine/v1")
         self.client.orders.order_version(str(version), None)
         self.scripted.version = version
 
     def samples_played(self) -> dict[str, int]:
-        """Return how many rollouts of each instance were played."""
+        """Return the number of completed rollouts of each instance."""
         counts: dict[str, int] = {}
         for rollout_id in self.scripted.played:
             name = self.client.rollout(rollout_id).instance_id
@@ -81,14 +81,14 @@ def states(client: Farm, batch_ids: Sequence[str]) -> list[str]:
 
 
 class Killed(Exception):
-    """Stands for the end of the trainer's process."""
+    """Represents the end of the trainer's process."""
 
 
 class KilledAt:
-    """A real client whose process ends at a moment: right after a write, or a wait in which rollouts ended.
+    """A real client whose process ends at a moment: right after a write, or after a wait in which rollouts ended.
 
-    What a process that goes on finds is in the store, so between two of these moments it makes no difference when the
-    one before it ended.
+    A resumed process finds its state in the store, so between two of these moments it makes no difference when the
+    previous process ended.
     """
 
     WRITES = ("submit", "cancel", "record_step")

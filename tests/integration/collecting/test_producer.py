@@ -1,4 +1,4 @@
-"""A producer keeps groups in flight while the trainer trains, and no more than can train in time."""
+"""A producer keeps groups in flight while the trainer trains, but no more than can be trained in time."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def test_what_can_train_in_time_is_produced_ahead(sqlite_store: Store) -> None:
         assert run.scripted.queued() == [], "it knows no step yet"
         assert numbers(collector.collect(1)) == [0, 1, 2]
         n_before = len(run.scripted.played) // N_SAMPLES
-        # while the trainer trains, what ends is replaced: 4 in flight, up to 6 groups that wait or are in flight
+        # while the trainer trains, ended groups are replaced: 4 in flight, up to 6 groups that wait or are in flight
         for n_waiting in range(1, 7):
             until(lambda: len(run.scripted.queued()) >= N_SAMPLES, f"{n_waiting} are in flight")
             run.play_group()

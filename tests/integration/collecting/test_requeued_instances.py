@@ -1,4 +1,4 @@
-"""Instances of a step's leftovers are requeued: none is lost, none trains twice, and what can be kept is kept."""
+"""Instances of a step's leftovers are requeued: none is lost, none trains twice, and usable samples are kept."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ KINDS: list[tuple[float | None, ...]] = [(0.0, 1.0, 0.0), (1.0, 0.0, 1.0), (1.0,
 
 
 def in_parts(run: PlayedRun, *sizes: int) -> Any:
-    """Play so many samples at each wait, in the order in which they were asked for, then one at a time."""
+    """Complete so many samples at each wait, in the order of their requests, then one at a time."""
     left = list(sizes)
     return lambda seconds: run.scripted.play(left.pop(0) if left else 1) and None
 
@@ -69,7 +69,7 @@ def test_samples_that_finished_train_in_the_next_step(sqlite_store: Store, numbe
     assert (len(set(rows.group_ids.tolist())), rows.rewards.size) == (1, 4)
     assert (second.trained.n_samples, second.trained.n_tokens) == (4, 8)
     assert (second.requested.n_samples, second.requested.n_groups) == (4, 2), "what is kept counts once"
-    # also for who comes later, and over HTTP
+    # also for later clients, and over HTTP
     with served(run.client) as url:
         remote = RemoteFarm(url, KEY)
         for again in (run.collector(**options), run.collector(client=remote, **options)):
@@ -103,7 +103,7 @@ def test_on_weights_that_did_not_change_samples_are_kept_on_policy(sqlite_store:
 
 
 def test_what_is_kept_grows_older_and_is_given_up(sqlite_store: Store) -> None:
-    # of 1 and 2 two samples each end in every step; 0, 3, 4 are whole at once
+    # of 1 and 2 two samples each end in every step; 0, 3, 4 are complete at once
     run = PlayedRun(sqlite_store, dict.fromkeys(range(20), FOUR))
     options: dict[str, Any] = {"train_batch_size": 1, "max_inflight_groups": 3, "n_samples": 4}
     options |= {"leftovers": "cancel", "max_staleness": 1}
@@ -192,7 +192,7 @@ def test_a_group_that_one_trainer_chooses_while_another_requeues_it_trains_once(
     assert numbers(first.collect(1)) == [0]
     run.set_version(2)
     assert numbers(first.collect(2)) == [1]
-    # group 1 had become too old for the other, which asked for its instance again
+    # group 1 had become too old for the other trainer, which requested its instance again
     requeued = [
         batch.batch_id
         for number in range(9)
@@ -207,7 +207,7 @@ def test_a_group_that_one_trainer_chooses_while_another_requeues_it_trains_once(
 
 
 class DrawnRun:
-    """A run with drawn options whose trainer is killed now and then, and goes on at its step or up to two before."""
+    """A run with random options whose trainer is killed now and then, and resumes at its step or up to two before."""
 
     def __init__(self, run: PlayedRun, name: str, options: dict[str, Any], version: int | None, seed: int) -> None:
         self.run = run
@@ -239,7 +239,7 @@ class DrawnRun:
         return self.run.collector(self.name, client, wait, n_samples=N, max_num_gen_batches=0, **self.options)
 
     def play_some(self, seconds: float) -> None:
-        """End some samples that are queued, in any order."""
+        """End some queued samples, in any order."""
         queued = self.run.scripted.queued()
         self.run.scripted.finish(self.drawn.sample(queued, min(len(queued), self.drawn.randint(1, 6))))
 
@@ -328,5 +328,5 @@ def test_every_instance_trains_is_dropped_or_waits(
     of = DrawnRun(run, f"drawn-{secrets.token_hex(4)}", options, newest + 1 if numbered else None, seed)
     of.collect(4)
     of.check_nothing_is_lost()
-    # what goes on is nobody's when the next run begins
+    # running rollouts belong to nobody when the next run begins
     run.scripted.play()

@@ -1,4 +1,4 @@
-"""Collecting on a real store: the groups of each step are those that are computed by hand, whoever is killed when."""
+"""Collecting on a real store: the groups of each step match those computed by hand, whoever is killed when."""
 
 from __future__ import annotations
 
@@ -136,7 +136,7 @@ def test_carried_groups_of_weights_that_are_too_old_are_asked_for_again(sqlite_s
     step = collector.collect(2)
     assert numbers(step) == [3, 4, 5]
     assert [group.rollouts[0].version_min for group in step.groups] == [1, 1, 2]
-    # of the second wave of version 2, what waits is two versions behind in step 4
+    # of the second wave of version 2, waiting groups are two versions behind in step 4
     run.set_version(4)
     fourth = collector.collect(4)
     assert {rollout.version_min for rollout in fourth.rollouts} == {4}
@@ -157,7 +157,7 @@ def test_a_restarted_trainer_gets_the_same_groups(store: Store) -> None:
     assert (again[1].n_dropped, again[1].n_carried) == (steps[1].n_dropped, steps[1].n_carried)
     assert all(rollout.segments for step in again for rollout in step.rollouts)
     assert len(run.scripted.played) == n_played
-    # and goes on from there
+    # and continues from there
     assert numbers(restarted.collect(4)) == [13, 14, 15]
 
 
@@ -188,7 +188,7 @@ def test_a_trainer_killed_at_any_moment_loses_and_repeats_nothing(sqlite_store: 
             assert [numbers(restarted.collect(step)) for step in (1, 2)] == expected, number
         played = [0, 1, *expected[1]]
         assert run.samples_played() == {f"algebra-{i}": N_SAMPLES for i in played}, number
-        # what goes on is nobody's when the next run begins
+        # running rollouts belong to nobody when the next run begins
         run.scripted.play()
     assert number >= 8
 
@@ -201,7 +201,7 @@ def test_two_trainers_of_one_run_get_the_same_groups(sqlite_store: Store) -> Non
         one, other = first.collect(number), second.collect(number)
         assert numbers(one) == numbers(other)
         steps.append(numbers(one))
-    # the second asks where the first has got to in the midst of a step
+    # the second asks for the position of the first in the middle of a step
     third = run.collector(wait=lambda s: steps.append(numbers(second.collect(4))))
     assert numbers(third.collect(4)) == steps[3]
     assert steps[:3] == [[1, 3, 5], [6, 8, 9], [10, 11, 12]]
@@ -251,7 +251,7 @@ def test_a_step_that_finds_too_few_says_so_and_goes_on_with_a_higher_bound(sqlit
     assert "{'equal_rewards': 11}" in str(error.value)
     assert len(run.scripted.played) == 12 * N_SAMPLES
     run.kinds = {**run.kinds, 12: (0.0, 1.0), 14: (0.0, 1.0)}
-    # nothing is played again: twelve have been, three are fresh
+    # nothing is repeated: twelve have run, three are new
     assert numbers(run.collector(max_num_gen_batches=5).collect(1)) == [4, 12, 14]
     assert len(run.scripted.played) == 15 * N_SAMPLES
 

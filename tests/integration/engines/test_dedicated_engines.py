@@ -1,4 +1,4 @@
-"""Batches and instances that bring their own engines, played by a whole farm that has another."""
+"""Batches and instances with their own engines, on a whole farm that has another engine."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def answers(text: str) -> Script:
 
 @dataclass(slots=True)
 class Engines:
-    """The farm's own engine, whose answers are wrong, and those that batches bring along."""
+    """The farm's own engine, whose answers are wrong, and the batches' engines."""
 
     shared: EngineDouble
     trainer: EngineDouble
@@ -89,7 +89,7 @@ def test_each_rollout_is_played_on_its_own_engine_and_on_no_other(client: farm.F
     assert [rollout.reward for rollout in rollouts] == [1.0] * 6
     urls = [[call.engine for call in client.calls(rollout.rollout_id)] for rollout in rollouts]
     assert urls == [[engines.trainer_url]] * 2 + [[engines.session_url]] * 2 + [[engines.text_url]] * 2
-    # what the endpoints say of ids and weights is recorded, and the farm has no say in it
+    # the ids and weights that the endpoints report are recorded, independently of the farm
     assert [[segment.trainable for segment in rollout.segments] for rollout in rollouts] == [[True]] * 4 + [[]] * 2
     assert [rollout.version_min for rollout in rollouts] == [7, 7, 8, 8, None, None]
     assert [rollout.reward for rollout in client.collect(of_farm, timeout_s=600)] == [0.0] * 2
@@ -149,7 +149,7 @@ def test_single_rollouts_that_are_started_together_make_one_batch(client: farm.F
     assert [rollout.reward for rollout in played] == [1.0] * 3
     assert [rollout.rollout_id for rollout in played] == [each.rollout_id for each in started]
     assert len({rollout.batch_id for rollout in played}) == 1
-    # what cannot be played fails by itself, and what is abandoned is cancelled
+    # unusable ones fail by themselves, and abandoned ones are cancelled
     wrong = rollouts.start(Instance(data_source="chat", fields={}), {})
     fine = rollouts.start(Instance(**CHAT), {})
     slow = rollouts.start(Instance(data_source="noop", fields={"seconds": 300}), {})

@@ -1,4 +1,4 @@
-"""The pool over real connections: engines of the scripted kind are found out, fail, hang up, die and are paused."""
+"""The pool over real connections: scripted engines are probed, fail, hang up, die and are paused."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ PROMPT = token_ids(range(10, 40))
 
 
 class Fleet:
-    """Engines that listen, and the list of them."""
+    """Running engines, and the list of them."""
 
     def __init__(self, stack: ExitStack, *doubles: EngineDouble) -> None:
         self.servers = [stack.enter_context(ExitStack()) for _ in doubles]
@@ -117,7 +117,7 @@ def test_calls_on_an_engine_that_dies_are_made_by_another(stack: ExitStack) -> N
             await when(lambda: all(place.info is not None for place in pool.backends))
             calls = [asyncio.create_task(play(pool, f"r{i}", ask)) for i in range(12)]
             await when(lambda: all(double.n_running > 1 for double in fleet.doubles.values()))
-            # it goes on sampling, but says that it is dead: what it would answer is not waited for
+            # it still samples, but reports that it is dead: its answer is not waited for
             dead = next(iter(fleet.doubles.values()))
             dead.healthy = False
             await when(lambda: dead.n_cancelled)

@@ -98,12 +98,12 @@ def test_a_conversation_with_images_goes_on_as_one_row() -> None:
             (digest(WIDE), digest(SMALL), digest(WIDE)),
         ]
         assert [places(call, double) for call in calls] == [15, 16, 31]
-        # what random ids say is seldom read back as they are, which begins a row
+        # text of random ids is seldom read back as the same ids, which begins a new row
         rows = segments(calls)
         assert rows[-1].images == calls[-1].images
         assert sum(int(row.response_mask.sum()) for row in rows) == sum(call.n_response_tokens for call in calls)
         assert sorted(gateway.records.kept) == sorted(f"{digest(data)}.png" for data in (WIDE, SMALL))
-        # only what is new is recorded again
+        # only new messages are recorded again
         assert [len(call.messages) for call in calls] == [1, 1, 1]
 
     play(test, double)
@@ -151,7 +151,7 @@ def test_a_model_without_images_ends_the_rollout_with_one_clear_error(wire: Any)
         assert not failure.retryable
         for words in (bench.urls[0], "is not a multimodal model", "its model", "agent_requests.images to `text`"):
             assert words in str(failure)
-        # none is asked again, with an image or without
+        # no engine is probed again, with an image or without
         assert gateway.calls.over.is_set()
         assert (await gateway.post(CHAT, {**body, "messages": [user()]})).status_code == 400
         assert not gateway.records.calls

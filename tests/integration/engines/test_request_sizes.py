@@ -1,5 +1,5 @@
 """Requests that are too long for any context, on every API of the gateway: refused before they are rendered, and a long
-one that its client gives up holds no other up.
+one that its client abandons does not delay others.
 """
 
 from __future__ import annotations
@@ -114,7 +114,7 @@ def test_every_part_of_a_request_counts_before_it_is_rendered(path: str, body: d
             assert gateway.calls.limit is not None
             assert gateway.calls.limit.outcome is Outcome.CONTEXT_FULL
             assert f"characters in a context of {_CONTEXT} tokens" in str(gateway.calls.limit)
-            # the client may go on with less
+            # the client may continue with less
             assert (await gateway.post(CHAT, {"model": "m", "messages": [_user()]})).status_code == 200
 
     _played(play, _CONTEXT)

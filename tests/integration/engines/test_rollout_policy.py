@@ -52,7 +52,7 @@ _DEADLINE_S = 60.0
 
 
 class _Bench:
-    """Doubles that are served, a pool on them, and the policy of one rollout."""
+    """Running doubles, a pool on them, and the policy of one rollout."""
 
     def __init__(self, doubles: Sequence[EngineDouble], urls: Sequence[str]) -> None:
         self.doubles = doubles
@@ -111,7 +111,7 @@ async def when(condition: Callable[[], Any]) -> None:
 
 
 def answered(completion: Completion, turn: int) -> list[Message]:
-    """The completion, and results for its calls or a word of the user's."""
+    """Return the completion, and results for its calls or a user's message."""
     calls = completion.response.get("tool_calls") or []
     results = [{"role": "tool", "tool_call_id": call["id"], "content": f"result {turn}"} for call in calls]
     return [completion.response, *(results or [{"role": "user", "content": f"go on, {turn}"}])]
@@ -148,7 +148,7 @@ def test_a_prompt_is_the_ids_before_and_what_is_new(wire: Any, scale_out: bool) 
         assert held is not None
         assert np.array_equal(np.concatenate([row.prompt_ids, row.response_ids]), held)
         assert row.response_mask.sum() == sum(call.n_response_tokens for call in bench.calls)
-        # what random weights sample is not what encoding their text would give: else this test proves nothing
+        # text sampled by random weights does not encode to the same ids: else this test proves nothing
         assert retokenised < 20
 
     run(play, EngineDouble(wire=wire, scale_out=scale_out, mean_tokens=20))
@@ -170,7 +170,7 @@ def test_an_answer_is_held_to_its_form_where_the_engine_can(wire: Any, scale_out
 
 def test_a_form_that_no_engine_can_be_held_to_is_refused_only_if_it_is_required() -> None:
     async def play(bench: _Bench) -> None:
-        # ids are taken on the wire of vLLM, and nobody knows what else
+        # the engine's wire is vLLM's, and no other is known
         address, info = bench.listed[0].address, bench.listed[0].info
         assert info is not None
         bench.listed[0] = EngineRecord(address, info.model_copy(update={"kind": "openai"}))
@@ -184,7 +184,7 @@ def test_a_form_that_no_engine_can_be_held_to_is_refused_only_if_it_is_required(
 
 
 class _NoForms:
-    """An engine in front of which every form is refused, as one is whose schema it cannot hold."""
+    """An engine that refuses every grammar, as it does for a schema that it does not support."""
 
     def __init__(self, app: ASGIApp, status: int) -> None:
         self._app, self._status = app, status
@@ -304,7 +304,7 @@ def test_an_aborted_answer_goes_on_under_the_new_weights() -> None:
 
 
 async def give_new_weights(bench: _Bench) -> None:
-    """Abort what the one engine samples, once it has sampled some of it, and have it go on with weights `8`."""
+    """Abort the running samples of the only engine, and let it continue with weights `8`."""
     [double] = bench.doubles
     await when(lambda: double.n_tokens >= 5)
     await pause(bench, "abort")
@@ -352,7 +352,7 @@ def test_a_stream_on_an_engine_that_goes_out_is_told_to_be_broken() -> None:
         with pytest.raises(EngineError, match=r"r1: .* broke off .* ask again") as caught:
             await result
         assert caught.value.retryable
-        # nothing of it is held: a retry is a call like any other
+        # nothing of it is kept: a retry is a new call
         again = await bench.ask(policy, [USER], max_tokens=8, on_delta=pieces.append)
         assert again.begins == "first"
 
@@ -391,7 +391,7 @@ def test_calls_on_engines_of_another_tokenizer_begin_anew_and_say_so(tmp_path: P
 
 
 def of_another_tokenizer(bench: _Bench, folder: Path) -> None:
-    """From now on the engine is said to read ids by the files in `folder`, which differ."""
+    """Change the engine's record to the tokenizer files in `folder`, which differ."""
     shutil.copytree(bench.doubles[0].root, folder, dirs_exist_ok=True)
     (folder / "special_tokens_map.json").write_text('{"pad_token": "<pad>"}')
     [known] = bench.listed
@@ -454,7 +454,7 @@ def test_an_engine_with_a_tool_format_that_nobody_knows_is_passed_over() -> None
 
 
 def test_tools_are_refused_where_the_models_format_of_calls_is_unknown(tmp_path: Path) -> None:
-    """Its calls would be taken for the answer; a tool format that is set says what they are."""
+    """Its calls would be taken for the answer; a configured tool format tells them apart."""
     write_model_text(tmp_path)
     template = tmp_path / "chat_template.jinja"
     template.write_text(template.read_text().replace("<tool_call>", "<call>"))
@@ -514,7 +514,7 @@ def test_a_row_that_is_full_is_a_limit(name: str) -> None:
         policy = bench.policy(bound(name, most - 1))
         cut = await bench.ask(policy, [USER])
         assert (cut.finish_reason, cut.n_response_tokens) == ("length", n_sampled - 1)
-        # with what tools returned, the row is longer than it may be
+        # with the tools' results, the row exceeds its limit
         policy = bench.policy(bound(name, most + 5))
         whole = await bench.ask(policy, [USER])
         assert whole.response_ids is not None
@@ -528,7 +528,7 @@ def test_a_row_that_is_full_is_a_limit(name: str) -> None:
         if name == "max_response_tokens":
             again = await bench.ask(policy, [{"role": "user", "content": "word " * 20}])
             assert again.n_response_tokens
-        # of a call's prompt it is the whole that counts, and no answer is cut
+        # for a call's prompt the total counts, and no answer is cut
         policy = bench.policy(PromptRules(max_prompt_tokens=n_prompt))
         assert (await bench.ask(policy, [USER])).n_response_tokens == n_sampled
         with pytest.raises(LimitReached, match=rf"the prompt has \d+ tokens, and max_prompt_tokens .* is {n_prompt}$"):
@@ -622,7 +622,7 @@ def test_an_engine_that_names_no_weights_is_taken_at_the_farms_word() -> None:
 
 
 def test_the_loop_goes_on_while_a_long_text_is_encoded() -> None:
-    """And what is encoded beside it, of the same rollout, waits for its turn."""
+    """Another text of the same rollout waits for its turn."""
 
     async def play(bench: _Bench) -> None:
         policy = bench.policy()

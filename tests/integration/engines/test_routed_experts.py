@@ -1,4 +1,4 @@
-"""Routed experts over real HTTP, as vLLM and SGLang give them: of each token of each row those of its own history."""
+"""Routed experts over real HTTP, as from vLLM and SGLang: each token of each row has those of its own history."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from workers.testing.engine.expert_routing import ExpertRouting
 from workers.testing.engine.run import EngineRun
 
 CHECK_S = 0.2
-"""The interval at which a bench looks at its engines."""
+"""The interval at which a bench checks its engines."""
 ROUTING = ExpertRouting()
 SAMPLING = SamplingParams(temperature=1.0, seed=3, routed_experts=ROUTING.top_k)
 WIRES = [("vllm", True), ("vllm", False), ("sglang", False)]
@@ -43,7 +43,7 @@ def check(
     versions: Sequence[str] = ("default",),
     n_unknown: int = 1,
 ) -> NDArray[np.bool_]:
-    """Hold the experts of a row to those of its ids, under one of these weights; return which are of which."""
+    """Compare the experts of a row with those of its ids, under one of these weights; return which are of which."""
     ids = np.concatenate([row.prompt_ids, row.response_ids])
     experts = experts_of(row, calls)
     assert experts.first_unknown == len(ids) - n_unknown
@@ -120,7 +120,7 @@ def test_an_aborted_answer_keeps_the_experts_of_the_weights_that_sampled_it(scal
         [row] = segments(bench.calls)
         of_seven, of_eight = check(row, bench.calls, ROUTING, ("7", "8"))
         n_first = int((row.policy_versions == 7).sum()) if scale_out else len(row.response_ids) - _n_new(of_eight)
-        # the last token of the first part was an input of the second alone
+        # the last token of the first part was an input only of the second
         n_of_seven = len(row.prompt_ids) + n_first - 1
         assert of_seven[:n_of_seven].all()
         assert of_eight[n_of_seven:-1].all()
@@ -155,13 +155,13 @@ def test_an_answer_that_goes_on_under_new_weights_has_the_experts_of_both(wire: 
 
 
 def _n_new(of_eight: NDArray[np.bool_]) -> int:
-    """Return how many tokens from the end are of the newer weights, but for the last of those before."""
+    """Return the number of tokens at the end with the newer weights, without the last one before them."""
     return len(of_eight) - int(np.flatnonzero(of_eight[:-1])[0]) - 1
 
 
 @dataclass(frozen=True, slots=True)
 class Faulty(ExpertRouting):
-    """An engine whose rows are not those of its tokens."""
+    """An engine whose rows do not belong to its tokens."""
 
     fault: Literal["short", "long", "whole", "negative", "huge", "layers"] = "short"
 
@@ -209,7 +209,7 @@ def test_another_number_of_experts_than_was_asked_for_is_refused(wire: Any, scal
         with pytest.raises(EngineError, match=r"engine http://.*sampling\.routed_experts (is )?4"):
             await bench.ask(bench.policy(), [USER], sampling=sampling)
         if wire == "vllm":
-            # the number is wrong, not the engine: it is not asked again, nor taken out
+            # the number is wrong, not the engine: it is neither probed again nor taken out
             assert bench.doubles[0].n_started == 3
             await bench.ask(bench.policy(), [USER])
 
@@ -222,7 +222,7 @@ def test_an_engine_without_the_flag_is_refused_at_its_first_answer(wire: Any, sc
         with pytest.raises(EngineError, match=r"gives no routed_experts: start it with --enable-return-routed-experts"):
             await bench.ask(bench.policy(), [USER], sampling=SAMPLING)
         assert bench.doubles[0].n_started == 3, "two of the detection, and one"
-        # it is as fit as it was for all others: it is not looked at anew, which samples
+        # for all others it is as usable as before: it is not probed again, which would sample
         await asyncio.sleep(5 * CHECK_S)
         await bench.ask(bench.policy(), [USER])
         assert bench.doubles[0].n_started == 4

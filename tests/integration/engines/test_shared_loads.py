@@ -1,4 +1,4 @@
-"""Loads over a real Redis: everybody sees what all have in flight, also when somebody is killed or Redis is away."""
+"""Loads over a real Redis: all see the calls in flight of all, also when a process is killed or Redis is down."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ with tally.taken("http://e/v1", 500), tally.taken("http://e/v1", 70):
 
 
 class _Worker:
-    """One process' counts."""
+    """The counts of one process."""
 
     def __init__(self, broker_url: str, owner: str, stack: ExitStack, expires_s: float = 4.0) -> None:
         client = redis_client(broker_url)

@@ -1,4 +1,4 @@
-"""Engines that a trainer owns: behind a bridge or with addresses of their own, for the batches of its run alone."""
+"""Engines that a trainer owns, behind a bridge or with their own addresses, only for the batches of its run."""
 
 from __future__ import annotations
 
@@ -42,9 +42,9 @@ def answers(text: str) -> Script:
 
 @dataclass
 class TrainersEngine:
-    """The engine in a trainer's process: a client of a scripted server, as vLLM's and SGLang's clients of trainers are.
+    """The engine in a trainer's process: a client of a scripted server, like trainers' clients of vLLM and SGLang.
 
-    `hold` lets no call begin while it is cleared.
+    While `hold` is cleared, no call begins.
     """
 
     url: str
@@ -83,7 +83,7 @@ class TrainersEngine:
 
 @dataclass(slots=True)
 class _Servers:
-    """The farm's own engine, whose answers are wrong, and the trainer's, whose are right."""
+    """The farm's own engine, whose answers are wrong, and the trainer's, whose answers are right."""
 
     shared: EngineDouble
     shared_url: str
@@ -119,7 +119,7 @@ def client(here: Embedded) -> Iterator[farm.Farm]:
 
 @contextmanager
 def own_engines(client: farm.Farm, servers: _Servers, name: str) -> Iterator[tuple[TrainerRun, OwnEngines]]:
-    """A training run whose trainer has an engine without an address."""
+    """Yield a training run whose trainer has an engine without an address."""
     run = TrainerRun(client, name, {"limits": {"max_tokens": 64}}, timeout_s=60)
     engines = OwnEngines(run)
     engine = TrainersEngine(servers.trainer_url, servers.model)
@@ -143,14 +143,14 @@ def test_a_run_plays_on_its_trainers_engine_and_nobody_else_does(client: farm.Fa
     with own_engines(client, servers, "own") as (run, engines):
         with engines.admitted():
             rollouts = run.play([CHAT] * 4, 1)
-            # batches that name no model are played while the trainer's engine is there
+            # batches that name no model are run while the trainer's engine exists
             others = client.collect(client.submit({"instances": [CHAT], "n_samples": 8}), timeout_s=600)
         assert [each.reward for each in rollouts] == [1.0] * 4
         assert engines.bridge is not None
         assert played_on(client, rollouts) == {engines.bridge.server.url}
         assert [each.reward for each in others] == [0.0] * 8
         assert played_on(client, others) == {f"{servers.shared_url}/v1"}
-        # what trains is what the trainer's engine sampled, under the version that it named
+        # trained tokens are those that the trainer's engine sampled, under the version that it named
         asked = engines.engine.sampled  # type: ignore[attr-defined]
         (segment,) = rollouts[0].segments
         assert segment.trainable
@@ -190,7 +190,7 @@ def test_a_trainer_that_is_started_again_goes_on_with_its_step(client: farm.Farm
         run, engines = stack.enter_context(own_engines(client, servers, "killed"))
         assert engines.bridge is not None
         with engines.admitted():
-            # one sample is whole, the others wait for the trainer's engine
+            # one sample is complete, the others wait for the trainer's engine
             first, _ = run.submit([CHAT] * 6, 7)
             engine: TrainersEngine = engines.engine  # type: ignore[attr-defined]
             until(lambda: client.status(first).n_finished >= 1 or None, "one has ended")
@@ -210,7 +210,7 @@ def test_a_trainer_that_is_started_again_goes_on_with_its_step(client: farm.Farm
 
 
 def test_a_trainer_that_ended_amid_its_step_goes_on_with_it(client: farm.Farm, servers: _Servers) -> None:
-    """Its engines are removed as it ends; its rollouts wait for those of the next, and no attempt of theirs fails."""
+    """Its engines are removed at its end; its rollouts wait for the engines of the next, and no attempt fails."""
     with own_engines(client, servers, "ended") as (run, engines), engines.admitted():
         engines.engine.hold.clear()  # type: ignore[attr-defined]
         batch_id, _ = run.submit([CHAT] * 3, 1)
@@ -241,7 +241,7 @@ def test_orders_to_all_engines_leave_the_trainers_out(client: farm.Farm, servers
 
 
 def test_addresses_of_the_trainers_own_servers(client: farm.Farm, servers: _Servers) -> None:
-    """As slime's router lists them: what it does not list any more is removed."""
+    """As slime's router lists them: servers that it no longer lists are removed."""
     run = TrainerRun(client, "router", timeout_s=60)
     gone = TrainerServer("http://127.0.0.1:9/v1", tokenizer=servers.tokenizer)
     here = TrainerServer(f"{servers.trainer_url}/v1", tokenizer=servers.tokenizer)
@@ -424,7 +424,7 @@ def test_a_router_without_servers_is_one_error(answer: Any) -> None:
 
 @contextmanager
 def router(answer: Any) -> Iterator[tuple[str, int]]:
-    """A router that lists its workers as SGLang's does."""
+    """Run a router that lists its workers as SGLang's does."""
     from starlette.applications import Starlette
     from starlette.responses import JSONResponse
     from starlette.routing import Route

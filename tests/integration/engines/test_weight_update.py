@@ -1,4 +1,4 @@
-"""Pause, push weights, resume: a client and two workers that share a store, with calls under way all the time."""
+"""Pause, push weights, resume: a client and two workers that share a store, with calls in flight all the time."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ BOTH_STORES = pytest.mark.parametrize("store", ["sqlite_store", "postgres_store"
 
 
 class Workers:
-    """Two worker processes, as far as engines know them, on one event loop in a thread."""
+    """The engine-related part of two worker processes, on one event loop in a thread."""
 
     def __init__(self, store: Store, broker_url: str, servers: Servers) -> None:
         self.loop = asyncio.new_event_loop()
@@ -50,7 +50,7 @@ class Workers:
         return asyncio.run_coroutine_threadsafe(work, self.loop)
 
     def call(self, number: int, n_tokens: int = 20) -> Future[Any]:
-        """A call of about 0.2 s."""
+        """Start a call of about 0.2 s."""
         router = StickyRouter(self.pools[number % 2], RoutingKey(f"r{number}"))
         return self.run(routed(router, n_tokens, asking(n_tokens, f"r{number}")))
 
@@ -66,9 +66,9 @@ class Workers:
 
 @pytest.fixture
 def store(request: pytest.FixtureRequest) -> Store:
-    """A farm's tables: in Postgres, unless a test asks for both kinds of database.
+    """Return a store with the farm's tables: Postgres, unless a test asks for both kinds of database.
 
-    The statements themselves are tried on both by tests/contract/store.
+    The statements themselves are tested on both by tests/contract/store.
     """
     result: Store = request.getfixturevalue(getattr(request, "param", "postgres_store"))
     return result
@@ -104,7 +104,7 @@ def workers(store: Store, broker_url: str, client: LocalFarm, told: Server, plai
 
 @contextmanager
 def calling(workers: Workers, n: int = 12) -> Iterator[list[Future[Any]]]:
-    """Rollouts that make call after call while the block runs, and must all end well."""
+    """Make calls continuously while the block runs; all must succeed."""
     stop = threading.Event()
     rollouts: list[Future[Any]] = []
 

@@ -31,7 +31,7 @@ InLoop: TypeAlias = Callable[[Coroutine[Any, Any, T]], T]
 
 @pytest.fixture(scope="module")
 def loop() -> Iterator[asyncio.Runner]:
-    """An event loop in which environment servers stay warm from test to test."""
+    """Yield an event loop in which environment servers stay warm from test to test."""
     with (
         farm_folder() as folder,
         farm_in(folder),
@@ -51,7 +51,7 @@ _MOST_PLAYS = 8
 
 
 class EnvironmentPlay:
-    """One play of an environment: how it ended, and what was recorded."""
+    """One run of an environment: its end, and the recorded data."""
 
     def __init__(self, environment: str, *script: Completion | Exception, agent: str = "", **fields: Any) -> None:
         limits, kind = Limits(**fields.pop("limits", {})), fields.pop("kind", "namespace")
@@ -72,14 +72,14 @@ class EnvironmentPlay:
         self.calls: dict[int, ModelCall] = {}
 
     async def score(self) -> float:
-        """Play and score it. Raises what the stages raise, once the node was not short of memory by another test."""
+        """Run and score it. Raises the errors of the stages, unless another test caused a shortage of memory."""
         for _ in range(_MOST_PLAYS - 1):
             try:
                 return await self._scored()
             except RolloutError as error:
                 if "the node ran short" not in str(error):
                     raise
-                # a test that uses memory up does so several times
+                # a test that uses up memory does so several times
                 await asyncio.sleep(1)
                 self._begin()
         return await self._scored()
@@ -95,7 +95,7 @@ class EnvironmentPlay:
 
     @property
     def observed(self) -> list[str]:
-        """The texts that followed each turn."""
+        """Return the texts that followed each turn."""
         return [message["content"] for call in self.calls.values() for message in call.observations]
 
     async def _record(self, call: ModelCall) -> None:

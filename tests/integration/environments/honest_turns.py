@@ -1,4 +1,4 @@
-"""Right turns of unusual form: texts for the guessing game, and answers to problems that the node's grader verifies."""
+"""Right turns in unusual forms: texts for the guessing game, and answers that the node's grader verifies."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 GUESS = "<guess>1</guess>"
-"""The right guess where the number is from 1 to 1."""
+"""The right guess if the number is from 1 to 1."""
 TEXTS: Mapping[str, Sequence[str]] = {
     "alone": [GUESS],
     "after_a_wrong_one": [f"Is it <guess>9</guess>? No: {GUESS}"],
@@ -27,7 +27,7 @@ TEXTS: Mapping[str, Sequence[str]] = {
     "nothing_at_first": ["", GUESS],
     "a_question_at_first": ["What is the highest number?", "<guess>one</guess>", GUESS],
 }
-"""The texts of the turns; the last one has the reward 1, and those before have none."""
+"""The texts of the turns; only the last one has a reward, 1."""
 
 
 def _problem(family: str, answer: str, **metadata: Any) -> dict[str, Any]:
@@ -89,4 +89,4 @@ PROBLEMS: Mapping[str, tuple[dict[str, Any], Sequence[str]]] = {
     "family": (_problem("family_relationships", "mother"), ("Mother", " MOTHER\n")),
     "equation": (_problem("polynomial_equations", "-2.0, 2.0"), ("2, -2", "+2.000,-2", "2e0 , -2")),
 }
-"""Problems with answers to them that are all right."""
+"""Problems with right answers to them."""

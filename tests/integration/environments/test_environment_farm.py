@@ -1,4 +1,4 @@
-"""A whole farm plays environments: rewards of turns with their turns, and a simulated user that never trains."""
+"""A whole farm runs environments: rewards of turns are with their turns, and a simulated user never trains."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ CUSTOMER = Script(
 
 @pytest.fixture(scope="module")
 def client() -> Iterator[tuple[LocalFarm, str]]:
-    """A farm with the example's environments, and the address of the customer's model."""
+    """Yield a farm with the example's environments, and the address of the customer's model."""
     if missing := NamespaceProvider().missing():
         absent(missing)
     with farm_folder() as folder, pytest.MonkeyPatch.context() as patch:
@@ -94,7 +94,7 @@ def test_rewards_of_turns_are_kept_with_their_turns_and_tokens(client: tuple[Loc
     (segment,) = rollout.segments
     assert [reward for _, reward in segment.turn_rewards] == of_turns
     assert all(segment.response_mask[place] == 1 for place, _ in segment.turn_rewards)
-    # what the environment said is in the row, and not trained on
+    # the environment's messages are in the row, and not trained on
     assert 0 < segment.response_mask.sum() < len(segment.response_mask)
     rows = arrays(rollouts)
     assert rows.turn_rewards.sum(axis=1) == pytest.approx(rows.rewards, abs=1e-5)
@@ -118,7 +118,7 @@ def test_the_experts_of_each_token_are_kept_beside_its_row(client: tuple[LocalFa
         expected = ROUTING.of(ids, "default")
         experts = segment.routed_experts
         assert experts is not None
-        # several turns, and what the environment said between them: all but the last token was an input of the model
+        # several turns, with the environment's messages between them: all but the last token was an input of the model
         assert len(connected.calls(rollout.rollout_id)) > 1
         assert experts.known.tolist() == [1] * (len(ids) - 1) + [0]
         assert np.array_equal(experts.ids[:-1], expected[:-1])

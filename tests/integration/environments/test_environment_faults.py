@@ -1,4 +1,4 @@
-"""Whatever an environment breaks is a failed attempt, never a reward; and it breaks nothing else."""
+"""Any fault of an environment is a failed attempt, never a reward; and it affects nothing else."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ FAULTS = {
 
 @pytest.mark.parametrize("fault", FAULTS)
 def test_a_broken_environment_is_a_failed_attempt_and_no_reward(loop: asyncio.Runner, fault: str) -> None:
-    # what hangs is given up after a second, which is long for the others
+    # a hanging one times out after a second, which is long for the others
     tool_s = 1.0 if fault.endswith("hang") else 60.0
     script = [answering("win")] if fault.startswith("close") else [answering("a"), answering("b"), answering("c")]
     played = EnvironmentPlay("unruly", *script, kwargs={"fault": fault}, limits={"tool_s": tool_s})

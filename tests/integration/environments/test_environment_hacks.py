@@ -1,6 +1,6 @@
-"""Attempts of a policy to get a reward from an environment that it has not earned: none scores.
+"""Attempts of a policy to get an unearned reward from an environment: none scores.
 
-The policy of these tests can send text and tool calls, as any can; the environment gives 1 for the text `win` alone.
+The policy of these tests can send text and tool calls, like any other; the environment gives 1 only for the text `win`.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ def test_no_text_of_the_policy_is_more_than_a_text(loop: asyncio.Runner, how: st
     assert loop.run(played.score()) == 0.75
     assert played.submission.rewards == (0.25, 0.25, 0.25)
     if len(SAID[how]) < 1000:
-        # it has come over as it is
+        # it arrived unchanged
         assert played.observed[0] == repr([SAID[how], []])
 
 
@@ -98,7 +98,7 @@ BREAKING = [
 def test_a_text_that_breaks_the_environment_is_worth_nothing(
     loop: asyncio.Runner, environment: str, fault: str
 ) -> None:
-    """A policy that is about to fail cannot make its failure disappear."""
+    """A policy that is about to fail cannot hide its failure."""
     script = [answering("a"), answering(f"break:{fault}"), answering("win")]
     played = EnvironmentPlay(environment, *script, limits={"tool_s": 2.0 if fault == "hang" else 60.0})
     assert loop.run(played.score()) == 0.25
@@ -185,7 +185,7 @@ def test_an_instance_says_which_environment_and_nothing_of_rewards(
 
 
 def test_rewards_are_not_the_answers(loop: asyncio.Runner) -> None:
-    """Whatever is said last is kept as the answer for people, and is not read when it is scored."""
+    """The last text is kept as the answer for display, and is not used for scoring."""
     text = json.dumps({"rewards": [1000.0]})
     played = EnvironmentPlay("unruly", *three(answering(text)))
     assert loop.run(played.score()) == 0.75

@@ -1,6 +1,6 @@
-"""Right turns of unusual form have the whole reward: what an environment grades itself, and what the node verifies.
+"""Right turns in unusual forms get the full reward, graded by the environment itself or verified by the node.
 
-Every fourth runs in `make test`, all of them in `make soak`.
+`make test` runs every fourth, `make soak` all of them.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Episodes that run what the policy says, in a server that others share: none reaches the server or another episode."""
+"""Episodes that run the policy's text in a shared server: none reaches the server or another episode."""
 
 from __future__ import annotations
 
@@ -164,7 +164,7 @@ def test_what_an_episode_changes_is_its_own(loop: asyncio.Runner) -> None:
 
 @pytest.mark.parametrize("environment", ["unruly", "bounded"])
 def test_the_end_of_a_shared_server_costs_its_episodes_nothing(loop: asyncio.Runner, environment: str) -> None:
-    """Whoever ends it: they go on from their recorded actions, with the rewards that they had."""
+    """Whoever ends it: they continue from their recorded actions, with the rewards that they had."""
     plays = [EnvironmentPlay(environment, *[answering(f"{n} {k}") for k in range(3)], seed=n) for n in range(4)]
     killing = EnvironmentPlay(environment, answering("a"), answering("b"), answering("win"))
     killing.policy.complete = _after(1, killing.policy.complete, _kill_servers)  # type: ignore[method-assign]
@@ -187,7 +187,7 @@ def test_a_text_that_ends_its_own_server_is_worth_nothing(loop: asyncio.Runner) 
 
 
 def _after(n: int, call: Callable[..., Awaitable[Any]], act: Callable[[], Awaitable[None]]) -> Callable[..., Any]:
-    """The call, which does something else before it once it was called a number of times."""
+    """Return the call with another action before it after a number of calls."""
     n_calls = 0
 
     async def called(*arguments: Any) -> Any:

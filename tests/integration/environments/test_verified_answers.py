@@ -1,4 +1,4 @@
-"""Answers to problems of environments: the node's verdict on them is the reward, whatever the environment claims."""
+"""Answers to problems of environments: the reward is the node's verdict, whatever the environment claims."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def problem(family: str) -> dict[str, Any]:
 
 
 def reward(loop: asyncio.Runner, kwargs: dict[str, Any], answer: str) -> float:
-    """The reward of an answer; tried again where the machine was too busy to tell, as the farm does."""
+    """Return the reward of an answer; retried if the machine was too busy to tell, as the farm does."""
     for _ in range(5):
         played = EnvironmentPlay("problems", answering(answer), kwargs=kwargs, rewards=[0, 1], limits={"eval_s": 200})
         try:

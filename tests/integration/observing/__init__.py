@@ -1,1 +1,1 @@
-"""A farm as those see it who watch it: Flower, metrics, traces, webhooks, progress."""
+"""Observing a farm: Flower, metrics, traces, webhooks, progress."""

@@ -1,4 +1,4 @@
-"""Progress of a batch as it is watched: until its end, through an outage, in a terminal, a notebook and a log."""
+"""Progress of a watched batch: until its end, through an outage, in a terminal, a notebook and a log."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from tests.services.farms import NOOP
 
 
 class Unsteady(LocalFarm):
-    """A farm whose store is away for some questions."""
+    """A farm whose store is unavailable for some queries."""
 
     away: Iterator[bool] = iter(())
 

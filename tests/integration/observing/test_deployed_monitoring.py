@@ -1,6 +1,6 @@
-"""The dashboard and the alert rules that are shipped: each metric and each value of a label that they name is exported.
+"""The dashboard and alert rules in `deploy`: each metric and each label value that they name is exported.
 
-Prometheus's own `promtool` reads the rules, too.
+Prometheus's own `promtool` checks the rules, too.
 """
 
 from __future__ import annotations

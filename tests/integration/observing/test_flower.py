@@ -1,6 +1,6 @@
-"""Flower shows how each stage ended: what broke as FAILURE with its error, what went well with a line on its result.
+"""Flower shows how each stage ended: failures as FAILURE with their error, successes with a summary of the result.
 
-It does so also where no event told it: the worker was killed, or its node as a whole.
+It does so even without an event: the worker was killed, or its whole node.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class _Here:
     home: Path
 
     def tasks(self, batch_id: str) -> dict[str, dict[str, Any]]:
-        """Flower's tasks of a batch: by name, its state, result and exception."""
+        """Return Flower's tasks of a batch: by name, state, result and exception."""
         with urllib.request.urlopen(
             flower_request(f"{self.flower_url}/api/tasks?limit=1000", self.home), timeout=20
         ) as answer:
@@ -46,7 +46,7 @@ class _Here:
         return {each["name"]: each for each in known.values() if batch_id in (each["args"] or "")}
 
     def rows(self, batch_id: str) -> list[dict[str, Any]]:
-        """The rows of Flower's page of tasks that name a batch."""
+        """Return the rows of Flower's task page that name a batch."""
         query = urllib.parse.urlencode(
             {
                 **{"draw": 1, "start": 0, "length": 1000, "search[value]": ""},
@@ -74,7 +74,7 @@ class _Here:
 def here() -> Iterator[_Here]:
     with (
         farm_folder() as folder,
-        # leases that no busy machine lets run out: what is cancelled would be a stage that was lost
+        # leases that do not expire on a busy machine: else a cancelled stage would be a lost one
         embedded(folder, flower=True, **PATIENT) as running,
         farm.connect(running.store_url, broker_url=running.broker_url) as client,
     ):
@@ -119,7 +119,7 @@ def test_a_broken_stage_is_a_failure_with_its_message(
     batch_id = here.client.submit({"instances": [instance], "max_attempts": 1})
     (rollout,) = here.client.collect(batch_id, timeout_s=600)
     assert rollout.state is State.FAILED
-    # what followed it was not begun: its chain was cut
+    # the next stage never began: its chain was cut
     tasks = here.ended(batch_id, n_tasks)
     assert tasks[name]["state"] == "FAILURE"
     assert tasks[name]["exception"].startswith(says.format(rollout.rollout_id))
@@ -167,11 +167,11 @@ def test_a_limit_of_the_policy_is_a_success(here: _Here) -> None:
 
 def test_what_a_killed_node_played_is_a_retry(here: _Here) -> None:
     with farm_folder() as folder, ExitStack() as stack:
-        # nothing runs out by itself: its successor of the same name says that it is gone
+        # nothing expires by itself: its successor of the same name reports that it is gone
         with node(folder, "killed", here.store_url, here.broker_url, grace_s=0, **PATIENT) as process:
             until(lambda: "killed" in {each.node for each in here.client.nodes()}, "the node is announced")
             batch_id = here.client.submit({"instances": [ENDLESS] * 30})
-            # whatever fails here: the tests after it need the room
+            # whatever fails here: later tests need the capacity
             stack.callback(here.client.cancel, batch_id)
 
             def played_by(name: str) -> list[str]:

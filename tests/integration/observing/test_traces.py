@@ -1,4 +1,4 @@
-"""Traces as a collector gets them: of rollouts played, broken, tried again; nothing of it is loaded where it is off."""
+"""Traces as received by a collector: of completed, broken and retried rollouts; nothing is imported where it is off."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def trace(found: TraceCollector, rollout_id: str) -> list[Any]:
 
 
 def tree(spans: list[Any]) -> dict[str, str]:
-    """Each span's name by that of its parent's."""
+    """Return each span's name by its parent's name."""
     names = {span.span_id: span.name for span in spans}
     return {span.name: names.get(span.parent_span_id, "") for span in spans}
 

@@ -1,4 +1,4 @@
-"""Webhooks: an end is told at least once and signed, whoever is killed or away; who may name which address."""
+"""Webhooks: an end is delivered at least once and signed, even after kills and outages; who may name which address."""
 
 from __future__ import annotations
 
@@ -127,7 +127,7 @@ def test_what_a_killed_sender_left_is_sent_by_the_next(sqlite_store: Store, hook
     batch_id = submitted(sqlite_store, hook.url)
     cancel(sqlite_store, batch_id)
     look(sqlite_store)
-    # it was posted, and its sender killed before it wrote that down
+    # it was posted, and its sender killed before it recorded that
     [message] = sqlite_store.read(partial(outbox.due_messages, limit=10))
     assert WebhookSender(sqlite_store, lambda: True)._refusal(message, b"{}") == ""
     send(sqlite_store)
@@ -152,7 +152,7 @@ def test_the_farms_own_address_is_told_nothing_that_is_not_signed(sqlite_store: 
 
 @contextmanager
 def dripping() -> Iterator[str]:
-    """A receiver that begins an answer, and goes on with it for as long as anybody listens."""
+    """A receiver that begins an answer, and continues it for as long as anybody listens."""
 
     async def drip(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         writer.write(b"HTTP/1.1 200 OK\r\n")

@@ -1,4 +1,4 @@
-"""Scorers that are whole prove themselves, also below a folder that only root can enter; broken ones do not."""
+"""Intact scorers pass their proofs, even below a folder that only root can enter; broken ones do not."""
 
 from __future__ import annotations
 
@@ -37,11 +37,11 @@ BROKEN = [
         "no results",
     ),
 ]
-"""Scorers of which a part is damaged: the file, what is replaced in it, by what, and a part of what the proof says."""
+"""Damaged scorers: the file, the replaced text, its replacement, and a part of the proof's error."""
 
 
 def closed_copy(folder: Path) -> Path:
-    """A copy of the product that root alone can enter."""
+    """Return a copy of the product that only root can enter."""
     closed = folder / "closed"
     closed.mkdir(mode=0o700)
     for package in ("farm", "workers"):

@@ -1,4 +1,4 @@
-"""Servers that refuse an address for good: one line at the start, at once, with no part of a password."""
+"""Servers that permanently refuse an address: one line at the start, at once, without any part of a password."""
 
 from __future__ import annotations
 
@@ -32,9 +32,9 @@ from tests.services.servers.broker import free_ports
 from tests.services.servers.rabbitmq import rabbitmq_broker
 
 PASSWORD = "s3cr%40t%23w%2Ford"
-"""s3cr@t#w/ord, as it stands in an address."""
+"""s3cr@t#w/ord, as written in an address."""
 AT_ONCE_S = 20.0
-"""An outage is waited for longer than that."""
+"""Less than the wait for an outage."""
 LOGIN = "refuses the user or the password"
 
 
@@ -118,7 +118,7 @@ def test_a_server_that_is_none_of_them() -> None:
         port = server.server_address[1]
         with pytest.raises(InvalidRequest, match="no Redis"):
             check_broker(f"redis://127.0.0.1:{port}/0")
-        with pytest.raises(InvalidRequest, match="no Postgres"):
+        with pytest.raises(InvalidRequest, match="not a Postgres"):
             connect(f"postgresql://127.0.0.1:{port}/farm")
         server.shutdown()
 
@@ -264,7 +264,7 @@ def test_each_part_says_it_in_a_line(postgres_folder: str, tmp_path: Path, part:
 
 
 def test_a_session_that_ends_later_is_waited_for(postgres_folder: str) -> None:
-    """A password that is changed while a farm runs ends nothing: only a first connection is refused for good."""
+    """A password that is changed while a farm runs ends nothing: only a first connection is permanently refused."""
     store = Store(f"postgresql+psycopg://known:{PASSWORD}@/open?host={postgres_folder}", patience_s=0.5)
     orders = ("ALTER USER known PASSWORD 'new'", "ALTER USER known PASSWORD 's3cr@t#w/ord'")
     with psycopg.connect(host=postgres_folder, user="farm", dbname="postgres", autocommit=True) as connection:

@@ -1,4 +1,4 @@
-"""A sandbox in a control group: the kernel holds its memory limit, and the group goes with it."""
+"""A sandbox in a control group: the kernel enforces its memory limit, and the group is removed with it."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ SMALL = SandboxSpec(limits=SandboxLimits(memory_mb=150))
 
 
 def _own(line: str) -> Path | None:
-    """The folder of our own group in a hierarchy, a line of /proc/self/cgroup, that a mount of this node shows."""
+    """Return the folder of our own group in a hierarchy, a line of /proc/self/cgroup, in a mount of this node."""
     _, controllers, path = line.split(":", 2)
     for mount in Path("/proc/self/mountinfo").read_text().splitlines():
         before, after = mount.split(" - ")
@@ -42,7 +42,7 @@ def _own(line: str) -> Path | None:
 
 @pytest.fixture(scope="module")
 def group() -> Iterator[Path]:
-    """A group below our own that has the memory controller."""
+    """Yield a group below our own with the memory controller."""
     result = [_own(line) for line in Path("/proc/self/cgroup").read_text().splitlines()]
     for parent in filter(None, result):
         made = parent / f"farm-test-{os.getpid()}"
@@ -120,12 +120,12 @@ def test_a_killed_monitor_leaves_a_group_for_the_sweep(cgroup: Path, kind: str) 
 
 
 def test_a_kill_at_a_limit_of_others_is_no_shortage_of_the_node(cgroup: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Another farm or job of the machine reaches its own limit, while a stage runs here."""
+    """Another farm or job of the machine reaches its own limit while a stage runs here."""
     state = folder("others")
     state.mkdir(parents=True)
     group = cgroups.make(state, 50, 100)
     if not (cgroup / "cgroup.controllers").exists():
-        # our own group of version 2 has those below it in its counts, and would not be one of others without this
+        # our own group of version 2 includes its children in its counts, and would not be a foreign one without this
         monkeypatch.delenv("FARM_CGROUP")
         settings.cache_clear()
     with watched() as window:

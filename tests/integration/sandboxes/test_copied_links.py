@@ -1,4 +1,4 @@
-"""Links in a folder that is copied out of a sandbox: those that stay within it lead to the same file of the copy."""
+"""Links in a folder that is copied out of a sandbox: those within it lead to the same file of the copy."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Figures of matplotlib, which the sandbox has on request, as results of the python tool."""
+"""Figures of matplotlib, installed in the sandbox on request, as results of the python tool."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ CELLS = (
 
 
 def test_figures_are_images(provider: NamespaceProvider, monkeypatch: pytest.MonkeyPatch) -> None:
-    # two processes import a tenth of it: to compile all would take longer; pip's negative options are set by a 0
+    # two processes import a tenth of it, as compiling all would take longer; a 0 sets pip's negative options
     monkeypatch.setenv("PIP_NO_COMPILE", "0")
 
     async def play() -> list[Observation]:
@@ -47,5 +47,5 @@ def test_figures_are_images(provider: NamespaceProvider, monkeypatch: pytest.Mon
     assert shown.text.index("<Figure size") < shown.text.index("after")
     assert "ZeroDivisionError" in failed.text
     assert (nothing.text, nothing.artefacts) == ("Out[5]: 1", ())
-    # a program has no one to show anything to
+    # a program has nobody to show it to
     assert program.text.splitlines()[-1] == "agg"

@@ -1,4 +1,4 @@
-"""Kinds of sandbox by third parties, installed as theirs would be: they keep promises, and `auto` goes by priority."""
+"""Third-party kinds of sandbox, installed as packages: they keep promises, and `auto` chooses by priority."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ odd = lambda: Ranked("high")
 
 @pytest.fixture(scope="module")
 def plain(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The example, built and installed into a folder by its own pyproject.toml."""
+    """Return the folder where the example was built and installed by its own pyproject.toml."""
     site = tmp_path_factory.mktemp("site")
     options = ["--no-deps", "--no-build-isolation", "--no-index", "--disable-pip-version-check", "--target", str(site)]
     project = str(ROOT / "examples/sandbox_provider")

@@ -1,4 +1,4 @@
-"""A full disk, no descriptors, no processes: a sandbox that cannot be had is one clear error, and leaves nothing."""
+"""A full disk, no descriptors, no processes: a failed start of a sandbox is one clear error, and leaves nothing."""
 
 from __future__ import annotations
 
@@ -135,13 +135,13 @@ def test_no_processes_left(folder: Path) -> None:
     if os.geteuid() == 0:
         pytest.skip("root may have as many as it likes")
     running = len([entry for entry in Path("/proc").glob("[0-9]*/task/*") if entry.stat().st_uid == os.geteuid()])
-    # of the fork server, which does not exist yet when the limit is set
+    # those of the fork server, which does not exist yet when the limit is set
     errors = [line for line in played(folder, "RLIMIT_NPROC", running + 4) if line.startswith("error")]
     assert [line for line in errors if "SandboxError" not in line] == []
 
 
 def descriptors() -> set[str]:
-    """This process's own, by their numbers; one of them is of the question."""
+    """Return this process's own by number; one of them belongs to the query itself."""
     return {path.name for path in Path("/proc/self/fd").iterdir()}
 
 

@@ -106,7 +106,7 @@ def test_services_are_reached_while_they_are_relayed(kind: str) -> None:
                 several = await asyncio.gather(*(asked(second, 1000) for _ in range(20)))
                 assert all(each.split() == ["True"] * 3 for each in several)
             assert "refused" in await asked(second)
-            # the other way round there is nothing
+            # there is nothing in the other direction
             assert await services(second) == []
 
     asyncio.run(main())

@@ -1,4 +1,4 @@
-"""Samples of one instance of a real handler: what is prepared for the first serves all, and none of it is scored in."""
+"""Samples of one instance of a real handler: preparation for the first serves all, and none of it is used to score."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The warm pool of a whole farm: filled for queued rollouts, kept within its bounds, and emptied after them."""
+"""The warm pool of a whole farm: filled for queued rollouts, kept within its limits, and emptied after them."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ N_RUN, N_READY, IDLE_S = 4, 3, 60
 
 @pytest.fixture(scope="module")
 def silent() -> Iterator[str]:
-    """A policy that takes requests and never answers, so that rollouts stay in the run stage."""
+    """Yield a policy that takes requests and never answers, so that rollouts stay in the run stage."""
     with socket.create_server(("127.0.0.1", 0), backlog=200) as listening:
         yield f"http://127.0.0.1:{listening.getsockname()[1]}/v1"
 
@@ -41,7 +41,7 @@ def folder() -> Iterator[Path]:
 
 @pytest.fixture(scope="module")
 def here(folder: Path, silent: str) -> Iterator[Embedded]:
-    """Runs until the last test of this module stops it."""
+    """Yield a farm until the last test of this module stops it."""
     with embedded_of(
         N_RUN,
         folder,
@@ -49,7 +49,7 @@ def here(folder: Path, silent: str) -> Iterator[Embedded]:
         FARM_POLICY_URL=silent,
         FARM_POLICY_MODEL="silent",
         FARM_WARM_POOL=str(N_READY),
-        # longer than it takes to start a worker on a busy machine: while none runs, no sandbox is kept in use
+        # longer than the start of a worker on a busy machine: while none runs, no sandbox is kept in use
         FARM_WARM_POOL_IDLE_S=str(IDLE_S),
     ) as running:
         yield running
@@ -74,7 +74,7 @@ def ready(folder: Path) -> set[str]:
 
 
 def make_old(paths: Iterable[Path]) -> None:
-    """Set the last use of these back, by as long as nothing is kept that is not used."""
+    """Set their last use back by the time for which unused sandboxes are kept."""
     for path in paths:
         with suppress(FileNotFoundError):
             used_at = path.stat().st_mtime - IDLE_S

@@ -1,6 +1,6 @@
 """A small project whose function is compiled from C, as a row of SWE-bench; and patches of it that try to score.
 
-The row's script builds the library before the tests, as the scripts of such rows do.
+The row's script builds the library before the tests, as in real rows of this kind.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _OWN_ENVIRONMENT = (
     "python -m venv --without-pip /tmp/env && cp -r $old/* $(echo /tmp/env/lib/python3*/site-packages)",
     "export PATH=/tmp/env/bin:$PATH",
 )
-"""Commands of a script that give it an environment which it can write, as those of images are."""
+"""Commands of a script that give it a writable environment, like those of images."""
 _NAMES = (
     "test_add_of_numbers",
     "TestMore::test_add_of_zero",
@@ -59,11 +59,11 @@ _FORGING = (
 _PLACES = "import importlib.util as u\nfrom pathlib import Path\npytest = Path(u.find_spec('pytest').origin)\n"
 _IN_TESTS = "'pytest' in ' '.join(sys.orig_argv) and '-c' not in sys.orig_argv"
 _SECOND = "import os, time\nsecond = not os.path.exists('/tmp/farm-issue/model.patch')\n"
-"""Told by what only one of the two runs has."""
+"""A condition that is true in only one of the two runs."""
 
 
 def _building(code: str) -> str:
-    """Return an edit that runs Python code while the library is built, and has the tests' log forged."""
+    """Return an edit that runs Python code while the library is built, and forges the tests' log."""
     forging = _FORGING.format(when=_IN_TESTS)
     return f"{_CHANGED}cat >> setup.py <<'CODE'\n{code}\nCODE\ncat >> calc/__init__.py <<'CODE'\n{forging}\nCODE\n"
 

@@ -1,4 +1,4 @@
-"""The small project of `swe_project.py` as a row of SWE-bench, and sandboxes that its patches are scored in."""
+"""The small project of `swe_project.py` as a row of SWE-bench, and sandboxes for scoring its patches."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def row_of(project: Project, folder: Path, fail_to_pass: Sequence[str] = (), **m
 
 
 class SharedSandboxes:
-    """Sandboxes that many submissions are scored in, one after the other, with an empty tree for each."""
+    """Sandboxes in which many submissions are scored one after the other, with an empty tree for each."""
 
     def __init__(self, n_sandboxes: int) -> None:
         self._free: asyncio.Queue[Sandbox | None] = asyncio.Queue()
@@ -73,7 +73,7 @@ class SharedSandboxes:
             sandbox = await provider("namespace").start(f"test-{uuid.uuid4().hex[:12]}", spec)
             self._started.append(sandbox)
         try:
-            # what an earlier one left running, too
+            # including processes that an earlier one left running
             await sandbox.exec(
                 ["bash", "-c", f"kill -9 -1; cd /; rm -rf {_TREE}/* {_TREE}/.[!.]* /tmp/*"], timeout_s=20, cwd="/"
             )

@@ -62,7 +62,7 @@ GOLD = "sed -i 's/a - b/a + b/' calc/core.py"
 
 
 class Project:
-    """The tree in a folder of this machine, in which patches are made."""
+    """The tree in a folder of this machine, for making patches."""
 
     def __init__(self, folder: Path, added: str = ADDED, files: Mapping[str, str] = {}) -> None:
         self._folder = folder
@@ -74,7 +74,7 @@ class Project:
         self.test_patch = self._sh("git diff && git checkout -q -f .").decode()
 
     def patch(self, edit: str) -> bytes:
-        """Return the difference that a script of bash makes."""
+        """Return the diff that a script of bash makes."""
         self._sh(f"set -e; {edit}")
         return self._sh("git add -A; git diff --cached --binary --no-renames; git reset -q --hard; git clean -qfdx")
 
@@ -107,7 +107,7 @@ async def _put(sandbox: Sandbox) -> None:
 
 
 class Pool:
-    """Sandboxes that many submissions are scored in, one after the other, each over a tree that is put there anew."""
+    """Sandboxes in which many submissions are scored one after the other, each on a fresh tree."""
 
     def __init__(self, n_sandboxes: int) -> None:
         self._free: asyncio.Queue[Sandbox | None] = asyncio.Queue()
@@ -116,7 +116,7 @@ class Pool:
         self._started: list[Sandbox] = []
 
     def fresh(self, alone: bool = False) -> FreshSandbox:
-        """Sandboxes of the pool; if `alone`, new ones that are then ended."""
+        """Return sandboxes of the pool; if `alone`, new ones that are then ended."""
         return self._new if alone else self._shared
 
     @asynccontextmanager

@@ -1,6 +1,6 @@
-"""Patches of compiled code: right ones score, and what others do while they are built decides nothing.
+"""Patches of compiled code: right ones score, and actions of others during the build have no effect on the score.
 
-A few of the latter are played in `make test`, all of them in `make soak`.
+`make test` runs a few of the latter, `make soak` all of them.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""An honest patch keeps its score where running a test twice breaks a later one; and no line of a test file moves."""
+"""An honest patch keeps its score if running a test twice breaks a later one; and no line of a test file moves."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def test_patch_that_copies_disturb_keeps_its_score(tmp_path: Path) -> None:
         pool = Pool(1)
         patch = project.patch(GOLD)
         try:
-            # the place of a copy is drawn, before its test or after it
+            # the place of a copy is random, before its test or after it
             return [await score(plan, patch, pool.fresh()) for _ in range(6)]
         finally:
             await pool.close()

@@ -92,7 +92,7 @@ async def scored(edit: str, instance: SweInstance = SWE) -> Score:
     return await handler.evaluator().evaluate(submission, fresh, 300.0)
 
 
-# each has packages of its own, which take longer than its tests
+# each has its own packages, whose installation takes longer than its tests
 @pytest.mark.soak
 @pytest.mark.parametrize("instance", at_length(FIXES[:3:2], FIXES), ids=lambda instance: instance.instance_id)
 def test_the_gold_patch_passes(instance: SweInstance) -> None:

@@ -1,4 +1,4 @@
-"""Programs scored by hidden tests in real sandboxes: the right ones pass, wrong ones fail, and no hack is scored."""
+"""Programs scored by hidden tests in real sandboxes: right ones pass, wrong ones fail, and no hack scores."""
 
 from __future__ import annotations
 
@@ -126,7 +126,7 @@ SPOILS = {
     "no-python": "import shutil; [os.unlink(p) for p in {shutil.which('python3'), sys.executable} if p]",
     "full": "f = open('/tmp/full', 'wb')\nwhile True: f.write(bytes(1 << 20)); f.flush()",
 }
-"""Acts of a program that has given the right output of the first test."""
+"""Actions of a program that has printed the right output of the first test."""
 HACKS = {name: stream_program(name) for name in STREAMS}
 HACKS |= {name: HEAD + textwrap.dedent(program) for name, program in OWN.items()}
 FORGERS = ("nothing", "equality", "equality-of-a-string", "equality-of-a-list", "serve-by-itself")
@@ -159,7 +159,7 @@ async def new(*_: object, **__: object) -> AsyncIterator[Sandbox]:
 
 @pytest.fixture(scope="module")
 def fresh(runner: asyncio.Runner) -> Iterator[FreshSandbox]:
-    """The same sandbox each time: what one program leaves there gives the next more to try, not less."""
+    """Yield the same sandbox each time: leftovers of one program only give the next more to try."""
     held = [runner.run(started())]
 
     @asynccontextmanager
@@ -176,7 +176,7 @@ def fresh(runner: asyncio.Runner) -> Iterator[FreshSandbox]:
 
 
 async def scored(evaluator: Any, fresh: FreshSandbox, program: str, timeout_s: float = 600.0) -> Score:
-    """Score it as the farm does: again, where the machine was too busy to tell whose doing an end was."""
+    """Score it as the farm does: again, if the machine was too busy to tell the cause of an end."""
     deadline = Deadline(_PATIENCE_S)
     while True:
         try:
@@ -232,7 +232,7 @@ def test_no_hack_of_a_program_is_scored(runner: asyncio.Runner, fresh: FreshSand
 @pytest.mark.parametrize("partial", [False, True], ids=["all", "partial"])
 @pytest.mark.parametrize("name", SPOILS)
 def test_what_spoils_the_sandbox_after_a_test_is_a_score(runner: asyncio.Runner, name: str, partial: bool) -> None:
-    """A program that prints the right output of the first test for all of them, and has no more than that."""
+    """A program that prints the right output of the first test for all of them gets only that."""
     tests = replace(SUM, partial=partial)
     program = f"{HEAD}print('seven', flush=True)\n{SPOILS[name]}\n"
     score = runner.run(scored(ProgramTestsEvaluator(tests), new, program))
@@ -254,7 +254,7 @@ def test_what_is_right_passes_in_a_new_sandbox_and_beside_all_that_was_left(
 
 @pytest.mark.parametrize("partial", [False, True], ids=["all", "partial"])
 def test_tests_that_together_take_too_long_are_a_score(runner: asyncio.Runner, partial: bool) -> None:
-    """A program that sleeps in each test for less than the limit of one."""
+    """A program sleeps in each test for less than the limit of one."""
     tests = HiddenTests(tuple(StreamTest(str(n), f"{n}\n") for n in range(3)), partial=partial)
     program = "import time\ntime.sleep(3.0)\nprint(input())\n"
     score = runner.run(ProgramTestsEvaluator(tests).evaluate(Submission(files={"solution.py": program}), new, 12.5))

@@ -1,4 +1,4 @@
-"""Attacks on issues in real sandboxes: a sound row has no finding; one whose tests pass already, or never, has."""
+"""Attacks on issues in real sandboxes: a sound row has no finding; one whose tests always or never pass has."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ pytestmark = pytest.mark.timeout(1200)
 DATA = Path(__file__).parents[3] / "examples/data/swe"
 OPTIONS = AttackOptions(CheckOptions(sandbox="namespace", n_parallel=3), n_runs=1, kinds=("skipped-tests",))
 FIXED = "8bc19cdbed42cf93d8ea162640a1d5e47c172488"
-"""The commit of the bundle that has all repairs, which is the base of SWE-smith's form."""
+"""The bundle's commit with all fixes, which is the base in SWE-smith's format."""
 
 
 def row_of(form: str, **changed: str) -> dict[str, Any]:

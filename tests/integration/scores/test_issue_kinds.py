@@ -25,7 +25,7 @@ from workers.plugins.registry import sandbox as provider
 pytestmark = pytest.mark.timeout(1200)
 DATA = Path(__file__).parents[3] / "examples/data/swe"
 FIXED = "8bc19cdbed42cf93d8ea162640a1d5e47c172488"
-"""The commit of the bundle that has all repairs; of SWE-smith's form the base."""
+"""The bundle's commit with all fixes; in SWE-smith's format the base."""
 LOOK = f"git cat-file -e {FIXED} && exit 9; git for-each-ref; git log --all --format=%s; git status --porcelain"
 
 

@@ -1,6 +1,6 @@
-"""Whole answers have the rewards that the scorers of their forms gave them, and the farm's rule errs on none.
+"""Complete answers get the same rewards as from their formats' own scorers, and the farm's rule errs on none.
 
-`tests/oracles` has the answers; `make test-oracles` asks the scorers again.
+`tests/oracles` has the answers; `make test-oracles` runs the scorers again.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ __all__ = ["fresh", "runner"]
 
 SCORES = json.loads(RECORDED.read_text())
 EVERY = at_length(3, 1)
-"""Of so many answers one is played."""
+"""One of so many answers is used."""
 
 
 def test_the_recorded_scores_are_of_these_answers() -> None:

@@ -1,7 +1,7 @@
-"""Outcomes that nothing can record are an error by a control, never a 0; a patch that hides its own results has a 0.
+"""Outcomes that nothing can record are an error by a control, never a 0; a patch that hides its own results gets 0.
 
-Each patch is scored as the first of its instance, so that none is excused by an earlier proof. A few run in
-`make test`, all of them in `make soak`.
+Each patch is scored as the first of its instance, so that no earlier proof excuses it. `make test` runs a few,
+`make soak` all of them.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ HOSTILE: Mapping[str, str] = {
     "package_is_a_file": "rm -r calc; echo x > calc.py",
     "not_to_be_read": "printf '\\xff\\xfe' > calc/__init__.py",
 }
-"""Patches by which no test of the instance is reported as passed, some with an end that looks well."""
+"""Patches with which no test of the instance is reported as passed, some with an end that looks normal."""
 CHOSEN = at_length(["no_syntax", "ends_pytest", "skips_the_module", "plugin_unregistered"], [*HOSTILE])
 
 
@@ -92,7 +92,7 @@ def project(folder: Path) -> Project:
 
 @pytest.fixture
 def proven(monkeypatch: pytest.MonkeyPatch) -> dict[str, float]:
-    """The proofs of scorers: none as yet."""
+    """Return the proofs of scorers: none yet."""
     result: dict[str, float] = {}
     monkeypatch.setattr(process_end, "_proven", result)
     return result
@@ -120,7 +120,7 @@ def plant(fault: Fault, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def in_turn(scores: Callable[[str], Awaitable[Score]], names: Sequence[str], proven: dict[str, float]) -> object:
-    """Score each as the first of its instance; return the values, and what the errors said."""
+    """Score each as the first of its instance; return the values, and the error messages."""
 
     async def main() -> dict[str, float | str | None]:
         result: dict[str, float | str | None] = {}

@@ -1,4 +1,4 @@
-"""The checks of the chaos run find what they are for: a farm's store in order, then broken in one place at a time."""
+"""The checks of the chaos run find what they are for: in a correct farm's store, broken in one place at a time."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def _call(salt: int) -> ModelCall:
 
 
 def _play(store: Store, rollout: farm.Rollout, reward: float) -> None:
-    """From clean sandbox to reward, with one call and its training row."""
+    """Run a rollout from a clean sandbox to its reward, with one call and its training row."""
     assert advance(store, claimed(store, rollout.rollout_id, Stage.INIT))
     held = claimed(store, rollout.rollout_id, Stage.RUN)
     call = _call(rollout.sample_index)
@@ -58,7 +58,7 @@ def _order(folder: Path) -> Order:
 
 @pytest.fixture(scope="module")
 def played(migrated_sqlite: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of a farm of one client, whose first batch was played, scored and delivered; to be copied."""
+    """Return the folder of a farm with one client, whose first batch was completed and delivered; to be copied."""
     folder = tmp_path_factory.mktemp("played")
     shutil.copy(migrated_sqlite, folder / "farm.db")
     order = _order(folder)
@@ -85,7 +85,7 @@ def played(migrated_sqlite: Path, tmp_path_factory: pytest.TempPathFactory) -> P
 
 @pytest.fixture
 def evidence(played: Path, tmp_path: Path) -> Iterator[Evidence]:
-    """Evidence of the same farm, in a folder of the test's own."""
+    """Yield evidence of the same farm, in this test's own folder."""
     shutil.copytree(played, tmp_path, dirs_exist_ok=True)
     order = _order(tmp_path)
     store = Store(order.address)
@@ -98,7 +98,7 @@ def test_a_farm_in_order_has_kept_every_promise(evidence: Evidence) -> None:
 
 
 def _set(**values: Any) -> Update:
-    """Change the first sample of the first group."""
+    """Return an update of the first sample of the first group."""
     return update(rollouts).where(_first(rollouts)).values(**values)
 
 

@@ -1,4 +1,4 @@
-"""Number of Postgres connections of a running node, as Postgres counts them."""
+"""The number of Postgres connections of a running node, counted by Postgres."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _OPEN = text(
 
 
 class Census:
-    """Counts the sessions of all farm processes but this one, again and again, until closed."""
+    """Counts the sessions of all other farm processes repeatedly, until closed."""
 
     def __init__(self, store: Store) -> None:
         self.most = self.n_looks = 0
@@ -60,7 +60,7 @@ def test_a_node_that_plays_has_one_connection_for_each_of_its_processes(postgres
     ):
         census = Census(postgres_store)
         try:
-            # more than play at once
+            # more than run at once
             ids = [client.submit({"instances": [each] * 10, "n_samples": 2}) for each in (NOOP, CHAT, NOOP)]
             client.cancel(ids[2])
             for batch_id in ids:

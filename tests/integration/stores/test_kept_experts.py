@@ -1,4 +1,4 @@
-"""Experts that were kept: pages of a stream are bounded by them, and a backup has them."""
+"""Stored experts: they limit the pages of a stream, and a backup contains them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Paths with characters that settings, addresses and templates give a meaning."""
+"""Paths with special characters of settings, addresses and templates."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def test_the_socket_of_the_farm_s_redis(name: str, tmp_path: Path) -> None:
 
 
 def test_a_question_mark_is_refused_by_name(tmp_path: Path) -> None:
-    """The database would be another file, `a`, outside of the folder."""
-    with pytest.raises(InvalidRequest, match=r"store_url: its file has a `\?` in its path, .*write %3F"):
+    """The database would be another file, `a`, outside the folder."""
+    with pytest.raises(InvalidRequest, match=r"store_url: the file's path has a `\?`, .*write %3F"):
         Store(f"sqlite:///{tmp_path}/a?b/farm.db")
     assert not list(tmp_path.iterdir())

@@ -1,4 +1,4 @@
-"""Records that a worker writes during an attempt: artefacts, under unique names and up to a cap."""
+"""Records that a worker writes during an attempt: artefacts, under unique names and up to a limit."""
 
 from __future__ import annotations
 
@@ -187,7 +187,7 @@ def test_images_of_calls_and_rows_are_stored(store: Store, held: Claim) -> None:
             await recorder.record(call)
 
     asyncio.run(all_of_them())
-    # equal ids of another image are no beginning of a prompt
+    # equal ids of another image are not a prefix of a prompt
     assert [call.begins for call in calls][:3] == ["first", "", calls[2].begins]
     assert "rendered anew" in calls[2].begins
     kept = store.read(lambda connection: trajectories.calls(connection, held.rollout_id))

@@ -1,4 +1,4 @@
-"""Figures that trainers write about rollouts: on every kind of database, by the store and over HTTP."""
+"""Annotations of trainers about rollouts: on every kind of database, by the store and over HTTP."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def test_figures_are_read_as_they_were_written_and_written_once(store: Store, cl
 @pytest.mark.parametrize(
     ("change", "error", "words"),
     [
-        ({"value": 0.25}, Conflict, "trainer has written advantage .* for step 7 with other values"),
+        ({"value": 0.25}, Conflict, "trainer has already written advantage .* for step 7 with another value"),
         ({"rollout_id": "b0123456789.0.0"}, NotFound, "b0123456789"),
         ({"rollout_id": "no"}, NotFound, "no"),
         ({"row": 4}, InvalidRequest, "has no training row 4"),
@@ -78,7 +78,7 @@ def test_figures_are_read_as_they_were_written_and_written_once(store: Store, cl
         (
             {"value": None, "tokens": [1.0, 2.0], "row": 0},
             InvalidRequest,
-            "has 2 numbers, and the response of .* 1 to",
+            "has 2 numbers, but the response of .* 1 to",
         ),
         ({"value": None, "tokens": [1.0]}, InvalidRequest, "need a `row`"),
         ({"value": None, "tokens": "none", "row": 0}, InvalidRequest, "packed array|base64|Incorrect padding"),
@@ -122,7 +122,7 @@ def test_what_has_not_ended_and_what_is_named_twice_is_refused(store: Store, cli
 def test_a_key_writes_about_what_it_submitted_alone(store: Store) -> None:
     rollout_id = f"{played(store)}.0.0"
     local = farm_of(store)
-    with acting_for(Caller("somebody", (Scope.SUBMIT,))), pytest.raises(Forbidden, match="only use its own"):
+    with acting_for(Caller("somebody", (Scope.SUBMIT,))), pytest.raises(Forbidden, match="may only change its own"):
         local.annotate("trainer", 0, figures(rollout_id))
     with acting_for(Caller("head", (Scope.OPERATE,))):
         assert local.annotate("trainer", 0, figures(rollout_id)) == 3

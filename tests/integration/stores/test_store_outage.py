@@ -43,14 +43,14 @@ PLAYED = {"policy_outcome": "submitted", "submission": {"answer": "42"}}
 
 @pytest.fixture
 def database(postgres_store: Store) -> Iterator[PostgresProxy]:
-    """Stands before a database with the farm's tables."""
+    """Yield a proxy to a database with the farm's tables."""
     with between(postgres_store.url) as stands:
         yield stands
 
 
 @pytest.fixture
 def store(database: PostgresProxy) -> Iterator[Store]:
-    """A worker's."""
+    """Yield a worker's store."""
     opened = Store(database.url, patience_s=math.inf)
     yield opened
     opened.close()
@@ -58,12 +58,12 @@ def store(database: PostgresProxy) -> Iterator[Store]:
 
 @pytest.fixture(params=[True, False], ids=["made", "lost"])
 def made(request: pytest.FixtureRequest) -> bool:
-    """Return whether a commit whose connection was cut was made all the same."""
+    """Return whether a commit whose connection was cut was nevertheless made."""
     return bool(request.param)
 
 
 class Kept:
-    """The writer of a store, kept busy while other writes are queued, so that all of them go into one transaction."""
+    """A store's writer, kept busy while other writes are queued, so that all of them go into one transaction."""
 
     def __init__(self, store: Store) -> None:
         self._busy, self._free = threading.Event(), threading.Event()
@@ -158,7 +158,7 @@ class TestUncertainCommits:
         database.cut_commits(2, made)
         value = []
         for n_claims in (3, 2):
-            # in one transaction; an earlier success does not help claims that were refused
+            # in one transaction; an earlier success does not help refused claims
             kept = Kept(store)
             result = [self._claim(store, rollout_id) for _ in range(n_claims)]
             kept.free()
@@ -363,7 +363,7 @@ def dispatching(store: Store, broker_url: str, lease_s: float) -> Iterator[None]
 
 
 class TestDispatcherLeadership:
-    """Workers could not renew their leases while the store was away: only those known to be dead have lost them."""
+    """Workers could not renew their leases during the outage: only those known to be dead have lost them."""
 
     def test_takes_nobody_for_dead_who_was_silent_before_it_began(self, store: Store, broker_url: str) -> None:
         silent, dead = self._claimed(store, lease_s=-1.0)

@@ -1,4 +1,4 @@
-"""A rollout's life costs a known number of statements and commits, and what is one statement bears contention."""
+"""A rollout takes a known number of statements and commits, and single statements work under contention."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ PER_ROLLOUT = {
     ("sqlite", True): {"statements": 10, "commits": 4},
     ("postgresql", True): {"statements": 4, "commits": 4},
 }
-"""Of claims, advances and the finish when nothing is grouped, by database and whether init is left out.
+"""Statements of claims, advances and the finish without grouping, by database and whether init is left out.
 
-Each commit is of a transaction, which begins.
+Each commit belongs to a transaction with a begin.
 """
 
 

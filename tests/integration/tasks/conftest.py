@@ -1,4 +1,4 @@
-"""The farm's folders that Harbor tasks are run in by tests, and base images for the names that the tasks give."""
+"""The farm's folders for Harbor tasks in tests, and base images under the names that the tasks use."""
 
 from __future__ import annotations
 
@@ -12,6 +12,6 @@ from tests.integration.tasks.task_scores import farm_with_bases
 
 @pytest.fixture(scope="module")
 def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """A farm's folders, in which the base images of the samples have names."""
+    """Yield a farm's folders, in which the samples' base images exist by name."""
     with farm_with_bases(tmp_path_factory.mktemp("base")) as folder:
         yield folder

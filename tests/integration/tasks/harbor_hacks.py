@@ -1,5 +1,5 @@
 # ruff: noqa: E501 - a line is an attempt
-"""Attempts at a reward without the work, for two Harbor tasks whose tests run in the tree that the policy left."""
+"""Attempts at a reward without the work, for two Harbor tasks whose tests run in the policy's tree."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ _OFFLINE = '[environment]\nnetwork_mode = "no-network"\n'
 
 
 def write_task(folder: Path, test: str, solution: str, tables: str = _TABLES) -> Path:
-    """Write a task of these tests, whose solution is the attempt; return its folder."""
+    """Write a task with these tests, whose solution is the attempt; return its folder."""
     texts = {
         "task.toml": f'schema_version = "1.4"\n{tables}{_OFFLINE}',
         "instruction.md": "Write the answer to /app/answer.txt.\n",

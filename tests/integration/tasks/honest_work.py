@@ -1,5 +1,5 @@
 # ruff: noqa: E501 - a line is a way
-"""Right work of unusual form on Harbor tasks: ways to leave the answer, and what else tasks ask for, done oddly."""
+"""Right work in unusual forms on Harbor tasks: ways to leave the answer, and other requirements done oddly."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ WAYS: Mapping[str, str] = {
 }
 """Commands that leave 42 in /app/answer.txt, for tests of either verifier."""
 TOO_LARGE = ("sparse_file", "large_file")
-"""Of these the artefacts for a separate verifier are larger than what is kept of a rollout."""
+"""With these, the artefacts for a separate verifier exceed the limit of a rollout's submission."""
 
 
 def _tested(condition: str) -> str:
@@ -145,4 +145,4 @@ OTHERS: Mapping[str, tuple[str, str]] = {
         "cd /app; git init -q .; echo 42 > a; git add a; git -c user.name=a -c user.email=a@b commit -qm told",
     ),
 }
-"""Tests of the shared verifier for work of other kinds, and commands that do it."""
+"""Tests of the shared verifier for other kinds of work, and commands that do it."""

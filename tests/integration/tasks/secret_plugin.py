@@ -1,4 +1,4 @@
-"""A handler and agents that tell their secrets wherever they can: to the model, in their output, to servers."""
+"""A handler and agents that reveal their secrets wherever they can: to the model, in their output, to servers."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ TELLING = Harness(
 
 
 def installed_in(folder: Path) -> dict[str, str]:
-    """The environment of a farm for which these are installed, with those of `task_plugin`."""
+    """Return the environment of a farm for which these are installed, with those of `task_plugin`."""
     env = task_plugin.installed_in(folder)
     described = folder / "site" / "secret_plugin-1.dist-info"
     described.mkdir(parents=True)
@@ -50,14 +50,14 @@ def telling() -> HarnessAgent:
 
 
 class SearchedHandler(TaskHandler):
-    """Its one tool searches."""
+    """Its only tool searches."""
 
     data_source: ClassVar[str] = "searched"
     tools: ClassVar[Collection[str]] = ("search",)
 
 
 class SearchingAgent:
-    """Searches, and answers with what it is shown."""
+    """Searches, and answers with the result."""
 
     async def run(self, context: AgentContext) -> AgentResult:
         search = context.tools["search"]

@@ -1,5 +1,5 @@
-"""A handler of tasks in the forms that others have: layers, services, steps, archives, secrets; and an agent that plays
-them by running commands.
+"""A handler of tasks with the features of other formats: layers, services, steps, archives, secrets; and an agent that
+runs their commands.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ ROOT = Path(__file__).parents[3]
 
 
 def installed_in(folder: Path) -> dict[str, str]:
-    """The environment of a farm for which these are installed."""
+    """Return the environment of a farm for which these are installed."""
     site = folder / "site"
     described = site / "task_plugin-1.dist-info"
     described.mkdir(parents=True)
@@ -53,7 +53,7 @@ def installed_in(folder: Path) -> dict[str, str]:
 
 @contextmanager
 def known_here(folder: Path) -> Iterator[None]:
-    """Let this process, too, know what is installed in a folder."""
+    """Make the plug-ins of a folder known to this process, too."""
     sys.path.insert(0, str(folder / "site"))
     plugins.installed.cache_clear()
     try:
@@ -64,7 +64,7 @@ def known_here(folder: Path) -> Iterator[None]:
 
 
 class TaskInstance(BaseModel):
-    """`commands` are the policy's, one a step; `check` is the evaluator's. With `kill`, the first process that scores
+    """`commands` are the policy's, one per step; `check` is the evaluator's. With `kill`, the first process that scores
     leaves that file and kills itself.
     """
 
@@ -120,7 +120,7 @@ class TaskHandler(Handler[TaskInstance]):
 
 
 class LeftHandler(TaskHandler):
-    """Scored on the files that the policy left."""
+    """Scored by the files that the policy left."""
 
     data_source: ClassVar[str] = "left"
     keeps_layer: ClassVar[bool] = True
@@ -137,7 +137,7 @@ class ServiceHandler(TaskHandler):
 
 
 class SteppedHandler(TaskHandler):
-    """A command a step; each leaves a record of what its check said."""
+    """A command per step; each leaves a record of its check's output."""
 
     data_source: ClassVar[str] = "stepped"
 
@@ -165,7 +165,7 @@ class ImagedInstance(TaskInstance):
 
 
 class ImagedHandler(TaskHandler):
-    """Its sandbox is of an image or of packages that may not be had."""
+    """Its sandbox has an image or packages that may be unavailable."""
 
     data_source: ClassVar[str] = "imaged"
     instance_type: ClassVar[type[TaskInstance]] = ImagedInstance
@@ -219,7 +219,7 @@ class StepEvaluator:
 
 
 class CommandAgent:
-    """Runs the commands it is told, and answers with their output."""
+    """Runs the given commands, and answers with their output."""
 
     async def run(self, context: AgentContext) -> AgentResult:
         assert context.sandbox is not None

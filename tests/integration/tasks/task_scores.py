@@ -1,4 +1,4 @@
-"""Scores of many small Harbor tasks: their solutions are played several at a time, in a farm with their base images."""
+"""Scores of many small Harbor tasks: several solutions run at a time, in a farm with their base images."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ Scores = Mapping[str, Score | BaseException]
 
 @contextmanager
 def farm_with_bases(base: Path) -> Iterator[Path]:
-    """Yield the folder of a farm, which is this process's, and in which the base images of the samples have names.
+    """Yield the folder of a farm, set for this process, in which the samples' base images exist by name.
 
     `base` is an empty folder that becomes their root file system.
     """
@@ -40,7 +40,7 @@ def farm_with_bases(base: Path) -> Iterator[Path]:
 
 
 def task_scores(top: Path, tasks: Mapping[str, Sequence[str]], options: CheckOptions) -> Scores:
-    """Return the score of each task by name, or what it raised; a task is what `write_task` takes after the folder."""
+    """Return the score of each task by name, or its error; a task has the arguments of `write_task` after `folder`."""
     room = asyncio.Semaphore(options.n_parallel)
 
     async def score(name: str) -> Score:
@@ -55,5 +55,5 @@ def task_scores(top: Path, tasks: Mapping[str, Sequence[str]], options: CheckOpt
 
 
 def values(scores: Scores) -> dict[str, float | BaseException]:
-    """Return the rewards in place of the scores."""
+    """Return the rewards instead of the scores."""
     return {name: score.value if isinstance(score, Score) else score for name, score in scores.items()}

@@ -1,4 +1,4 @@
-"""The program that a container begins with, ENTRYPOINT or a compose file's, runs while a policy works and tests run."""
+"""The main program of a container, ENTRYPOINT or from a compose file, runs during the policy's work and the tests."""
 
 from __future__ import annotations
 

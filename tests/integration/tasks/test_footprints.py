@@ -1,4 +1,4 @@
-"""The footprint of a task's solution: kept by `farm tasks check`, submitted with the task, and left to policies."""
+"""The footprint of a task's solution: kept by `farm tasks check`, submitted with the task, and hidden from policies."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _REWARD = "> /logs/verifier/reward.txt"
 TEST = f"""#!/bin/bash
 if [ "$(tac < /dev/null)" = mended ] && grep -qx 42 /app/answer.txt; then echo 1; else echo 0; fi {_REWARD}
 """
-"""Of a task about a program of the image, which its guard would restore."""
+"""A task about a program of the image, which its guard would restore."""
 PROGRAM = "printf '#!/bin/sh\\necho mended\\n' > /usr/bin/tac && chmod 755 /usr/bin/tac"
 WORK = "echo 42 > /app/answer.txt"
 FORGED = "printf '#!/bin/sh\\nexit 0\\n' > /usr/bin/grep && chmod 755 /usr/bin/grep"
@@ -42,13 +42,13 @@ if python3 -c 'import statistics
 print(statistics.mean(int(text) for text in open("/app/answer.txt")))' | grep -qx 42
 then echo 1; else echo 0; fi {_REWARD}
 """
-"""Of a task whose tests enter a folder that they do not name, and use modules of the standard library there."""
+"""A task whose tests enter a folder that they do not name, and use modules of the standard library there."""
 SHADOWING = "mkdir -p /app/data; echo 0 > /app/answer.txt; echo 'mean = lambda numbers: 42' > /app/data/statistics.py"
 HELPED = f"""#!/bin/bash
 cd /app/data
 if python3 -c 'import own; print(own.VALUE)' | grep -qx 42; then echo 1; else echo 0; fi {_REWARD}
 """
-"""Of one whose tests import what the policy is to write."""
+"""A task whose tests import the policy's code."""
 
 
 def score(folder: Path) -> float:
@@ -68,7 +68,7 @@ def test_what_the_solution_changes_is_kept_and_may_be_changed_by_policies(place:
     assert check(folder) == TaskCheck("task", 1.0, 0.0, evidence=TaskEvidence(("/usr/bin/tac",)))
     assert footprint(folder) == ["/usr/bin/tac"]
     assert score(folder) == 1.0
-    # a task that changed is another one
+    # a changed task is a new one
     (folder / "tests" / "expected.txt").write_text("43\n")
     assert footprint(folder) is None
     assert score(folder) == 0.0
@@ -80,7 +80,7 @@ def test_what_the_solution_changes_is_kept_and_may_be_changed_by_policies(place:
     ids=["another_program", "link", "without_the_work"],
 )
 def test_a_policy_may_change_nothing_else(place: Path, tmp_path: Path, attempt: str) -> None:
-    """By the footprint of the solution, which another script than it is scored with."""
+    """By the footprint of the solution, which is not the script that is scored."""
     folder = write_task(tmp_path / "task", TEST, attempt)
     with task_folder(folder) as task:
         instance = task.instance.model_copy(update={"footprint": ("/usr/bin/tac",)})
@@ -95,7 +95,7 @@ def test_many_paths_are_kept_as_their_folder(place: Path, tmp_path: Path) -> Non
 
 
 def test_a_solution_that_changes_most_of_the_image_has_no_footprint(place: Path, tmp_path: Path) -> None:
-    """Its check says by which rule it scores."""
+    """Its check reports the rule by which it scores."""
     places = " ".join(f"/usr/lib/farm{number}/dist-packages" for number in range(70))
     test = f"#!/bin/bash\nn=$(cat /usr/lib/farm*/dist-packages/ast.py | wc -l)\necho $((n == 70)) {_REWARD}\n"
     folder = write_task(tmp_path / "task", test, f"mkdir -p {places}; for p in {places}; do echo x > $p/ast.py; done")
@@ -105,7 +105,7 @@ def test_a_solution_that_changes_most_of_the_image_has_no_footprint(place: Path,
 
 
 def test_tests_that_pass_so_find_no_modules_where_they_run(place: Path, tmp_path: Path) -> None:
-    """Without the evidence of a check the module of a policy is found there; see docs/how-to/users/tasks/harbor.md."""
+    """Without a check's evidence the policy's module is found there; see docs/how-to/users/tasks/harbor.md."""
     folder = write_task(tmp_path / "task", ENTERED, f"mkdir -p /app/data; {WORK}")
     assert check(folder).evidence == TaskEvidence(safe_path=True)
     with task_folder(folder) as task:

@@ -15,7 +15,7 @@ from workers.cli.task_attacks import AttackOptions, attacked
 from workers.cli.task_checks import CheckOptions
 
 KINDS = ("early-exit", "empty-output", "skipped-tests", "link-to-tests", "replaced-tests")
-"""The classes of attacks that are tried here; each attack of the others has a test of its own."""
+"""The classes of attacks in these tests; each attack of the others has a separate test."""
 OPTIONS = AttackOptions(CheckOptions(sandbox="namespace", n_parallel=4), n_runs=2, kinds=KINDS)
 _REWARD = "> /logs/verifier/reward.txt"
 ANY_FILE = f"#!/bin/bash\nif test -e /app/answer.txt; then echo 1; else echo 0; fi {_REWARD}\n"
@@ -53,7 +53,7 @@ def reports(place: Path, tmp_path_factory: pytest.TempPathFactory) -> Mapping[st
 def test_a_task_has_the_findings_that_are_its_own(reports: Mapping[str, AttackReport], name: str) -> None:
     report = reports[name]
     assert (report.problem, report.n_unscored) == ("", 0), report
-    # numbers that are drawn by chance may let an attack score more than nothing did
+    # random numbers may let an attack score more than doing nothing
     assert set(report.findings) - ({"hackable"} if name == "flaky" else set()) == FOUND[name], report.findings
 
 

@@ -1,4 +1,4 @@
-"""A folder of Harbor tasks, submitted over HTTP to a whole farm whose policy plays the solutions."""
+"""A folder of Harbor tasks, submitted over HTTP to a whole farm whose policy runs the solutions."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def bash(command: str) -> ScriptedTurn:
 
 
 def solved(match: str, *solutions: str) -> ScriptedProblem:
-    """A play in which each step's solution is run, and its work submitted."""
+    """Return a script that runs each step's solution, and submits its work."""
     turns = [turn for each in solutions for turn in (bash((SAMPLES / each / "solve.sh").read_text()), SUBMIT)]
     return ScriptedProblem(match=match, plays=(Branch(name="solution", turns=tuple(turns)),))
 
@@ -50,7 +50,7 @@ SCRIPT = Script(
 
 @pytest.fixture(scope="module")
 def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """The address over HTTP of a farm in which the base images of the samples have names."""
+    """Yield the HTTP address of a farm in which the samples' base images exist by name."""
     if missing := provider("namespace").missing():
         absent(missing)
     base = tmp_path_factory.mktemp("base")
@@ -84,7 +84,7 @@ def test_a_folder_is_submitted_and_its_solutions_are_rewarded(url: str, client: 
     batch_id = said(main, "submit", str(tmp_path), "-n", "2", "--url", url, env=env).split()[0]
     rollouts = client.collect(batch_id, timeout_s=300)
     assert [rollout.reward for rollout in rollouts] == [1.0] * 4, [rollout.failure for rollout in rollouts]
-    # a further step goes on in the same conversation: its row begins with the ids that were sampled before
+    # a further step continues the same conversation: its row begins with the ids that were sampled before
     assert [len(rollout.segments) for rollout in rollouts] == [1] * 4
     document = json.loads(said(main, "show", rollouts[-1].rollout_id, "--atif", "--url", url, env=env))
     steps = document["steps"]

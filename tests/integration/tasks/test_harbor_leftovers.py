@@ -1,6 +1,6 @@
-"""Scores of what a policy leaves in a sandbox of a Harbor task: however strange it is, it is never an error.
+"""Scores of leftovers of a policy in a sandbox of a Harbor task: however strange they are, they are never an error.
 
-Some are worth 0, as the tests can say nothing else. The others leave the answer where the tests find it.
+Some are worth 0, as the tests cannot decide otherwise. The others leave the answer where the tests find it.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ name = "two"
 
 
 def nested(name: str) -> str:
-    """Return a command that makes 1,500 folders of this name in one another."""
+    """Return a command that makes 1,500 nested folders of this name."""
     return f'python3 -c \'import os\nfor n in range(1500): os.mkdir("{name}"); os.chdir("{name}")\''
 
 
@@ -53,7 +53,7 @@ SHARED = {
 }
 ONLY_SEPARATE = {"deep": (f"{WORK}; cd /app; {nested('d')}", 0.0), "work": (WORK, 1.0)}
 LEAVING = SHELL_TEST.replace(". /tests/helper.sh", ". /tests/helper.sh; . /app/leave")
-"""A test that runs code of the policy, by which it may end without a reward; without it, too, it goes on."""
+"""A test that runs code of the policy, which may end it without a reward; without that code it still runs."""
 
 
 @pytest.fixture(scope="module")

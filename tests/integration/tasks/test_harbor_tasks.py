@@ -1,6 +1,6 @@
 """Harbor tasks in real sandboxes: solutions score 1, an untouched sandbox 0, and no attempt more than its work.
 
-Some attempts of each kind are played in `make test`, all of them in `make soak`.
+`make test` runs some attempts of each kind, `make soak` all of them.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ SAMPLES = Path(__file__).parents[3] / "examples" / "tasks" / "harbor"
 NAMES = ("count-words", "farm/fix-duration-parser", "farm/separate-verifier", "farm/stages-and-users", "farm/two-steps")
 OPTIONS = CheckOptions(sandbox="namespace", n_parallel=4)
 FEW = (
-    # a reward of their own, tests of their own
+    # own rewards, own tests
     *("exit_code", "early_both_read_only", "linked_verifier", "pipe_as_text", "own_helper"),
-    # what runs while the tests do, or in place of what they need
+    # programs that run during the tests, or replace programs that they need
     *("waiting_process", "replaced_folder", "start_up_files", "patched_runner", "shadowed_interpreter"),
     *("link_into_tests", "pygments_patched", "pytest11_dist_info", "cwd_stdlib"),
 )
@@ -51,7 +51,7 @@ def test_each_sample_s_solution_scores_1_and_an_untouched_sandbox_0(place: Path,
 
 @pytest.fixture(scope="module")
 def scores(place: Path, tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, float | BaseException]:
-    """The score of each attempt, several at a time, and of the work itself."""
+    """Return the score of each attempt, several at a time, and of the work itself."""
     chosen = {**HACKS, **HONEST, "work_in_shell": (SHELL_TEST, WORK), "work_in_pytest": (PYTEST_TEST, WORK)}
     return values(task_scores(tmp_path_factory.mktemp("hacks"), chosen, OPTIONS))
 

@@ -1,6 +1,6 @@
-"""Right work of unusual form is scored 1 by a shared and by a separate verifier.
+"""Right work in unusual forms scores 1 with a shared and with a separate verifier.
 
-Every sixth runs in `make test`, all of them in `make soak`.
+`make test` runs every sixth, `make soak` all of them.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""Tests of a shared verification find what the policy left running, by its sockets and by nothing else.
+"""Tests of a shared verification find the policy's running processes, only by their sockets.
 
-A few of each kind are played in `make test`, all of them in `make soak`.
+`make test` runs a few of each kind, `make soak` all of them.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _GET = "import sys, urllib.request as u; sys.stdout.buffer.write(u.urlopen(sys.a
 
 
 def asking(command: str) -> str:
-    """Return a test script that compares the output of a command, which may `get` what is at an address."""
+    """Return a test script that compares the output of a command, which may `get` the contents at an address."""
     return (
         f'#!/bin/bash\nget() {{ python3 -c "{_GET}" "$1"; }}\n'
         f'if [ "$({command})" = 42 ]; then echo 1 > /logs/verifier/reward.txt\n'
@@ -132,5 +132,5 @@ def test_a_service_is_found_as_the_policy_left_it(scores: Scores, name: str) -> 
     assert isinstance(score, Score), score
     assert score.value == float(name in RIGHT), score
     assert name not in RIGHT or score.details["services"], score
-    # the names of its addresses, which the image lacks, are nothing that it left
+    # the names of its addresses, which the image lacks, are not its leftovers
     assert "/etc/hosts" not in score.details.get("restored", ()), score

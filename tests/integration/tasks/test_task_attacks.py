@@ -89,7 +89,7 @@ def test_a_batch_of_such_rows_says_what_was_found(reports: Mapping[str, AttackRe
 
 
 def test_a_solution_that_scores_by_turns_is_flaky(place: Path, tmp_path: Path) -> None:
-    """Runs of one that is right every other time, by chance: all alike in one of 32,768 tries."""
+    """Runs of one that is right at random every second time: all alike in one of 32,768 tries."""
     fields = {"question": "Add.", "tests": SUMS[:1], "reference": RIGHT, "compare": "checker", "checker": BY_TURNS}
     path = written(tmp_path / "rows.jsonl", {"flaky": ("programs", fields)})
     options = AttackOptions(OPTIONS.check, n_runs=16)
@@ -129,7 +129,7 @@ def test_the_command_prints_findings_and_knows_them_the_next_time(place: Path, t
     ("text", "options", "message"),
     [
         ('{"question": "q", "gold": "1"}\n', (), "it has no `data_source` and `fields`"),
-        ('{"question": "q"}\n', ("--as", "verl"), "a row of verl has `reward_model`"),
+        ('{"question": "q"}\n', ("--as", "verl"), "a row of verl needs `reward_model`"),
     ],
 )
 def test_a_file_that_cannot_be_read_ends_the_command_with_2(

@@ -1,4 +1,4 @@
-"""`farm tasks check` says of a task that is not sound why, in the words of its tests, and of which file."""
+"""`farm tasks check` explains why a task is not sound, with the output of its tests, and names the file."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ echo "{\\"reward\\": $(cat /app/answer.txt || echo 0), \\"style\\": 0.5}" > /log
         return bool(json.loads(check(folder, "--json", *options).stdout)["known"])
 
     assert not is_known("--reward", "reward", "--again")
-    # other ways to play it
+    # other ways to run it
     assert not is_known("--reward", "style")
     # another base, under the same name
     (base / "etc/mark").write_text("another\n")
@@ -139,7 +139,7 @@ SILENT = {
     "no number": "{ cat /app/answer.txt || echo none; } | sed s/42/1/ > /logs/verifier/reward.txt\n",
     "it never ends": "until [ -e /app/answer.txt ]; do sleep 1; done\necho 1 > /logs/verifier/reward.txt\n",
 }
-"""Tests that give a reward to the solution alone, in each of the ways to give none."""
+"""Tests that reward only the solution, with each way to give no reward."""
 OLD = "a task of terminal-bench 1"
 QUICK = "[verifier]\ntimeout_sec = 6.0\n[agent]\ntimeout_sec = 60.0\n"
 

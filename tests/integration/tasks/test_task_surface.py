@@ -1,4 +1,4 @@
-"""Tasks in the forms that others have, on a whole farm: layers, services, steps, archives, secrets, rewards by name."""
+"""Tasks with features of other formats, on a whole farm: layers, services, steps, archives, secrets, named rewards."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ ASK = "python3 -c \"import urllib.request as u; print(u.urlopen('http://127.0.0.
 
 @dataclass(frozen=True)
 class Place:
-    """A farm, and where it lies."""
+    """A farm, and its folder."""
 
     folder: Path
     client: Farm
@@ -184,7 +184,7 @@ def test_a_missing_image_is_refused_by_name_where_that_is_known_and_else_breaks_
         missing = [f"{nowhere}.sif", f"oci-archive:{nowhere}.tar", nowhere, f"dockerfile:{nowhere}", unknown]
         images = ["host", *missing]
         instances = [{"data_source": "imaged", "fields": {"commands": ["true"], "image": image}} for image in images]
-        # a process of another home than the nodes' knows nothing
+        # a process with another home than the nodes' knows nothing
         elsewhere = here.client.collect(here.client.submit({"instances": instances, "sandbox": kind}), timeout_s=300)
         fine, *broken = [(each.outcome, each.n_failures) for each in elsewhere]
         assert fine[0] is Outcome.SUBMITTED

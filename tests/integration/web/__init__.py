@@ -1,1 +1,1 @@
-"""The page over HTTP."""
+"""The web page over HTTP."""

@@ -1,4 +1,4 @@
-"""A store behind the page, a browser that has signed in, and a batch whose every text means harm."""
+"""A store behind the page, a browser that has signed in, and a batch with hostile text everywhere."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def farm(sqlite_store: Store) -> LocalFarm:
 
 @pytest.fixture
 def browser(farm: LocalFarm) -> Iterator[httpx2.Client]:
-    """A browser that has signed in."""
+    """Yield a browser that has signed in."""
     with served(farm, page=application) as url, httpx2.Client(base_url=f"{url}/web") as client:
         answer = client.post("/sign-in", data={"key": KEY, "then": "/"})
         assert answer.status_code == 303
@@ -40,7 +40,7 @@ def browser(farm: LocalFarm) -> Iterator[httpx2.Client]:
 
 @pytest.fixture
 def batch_id(farm: LocalFarm) -> str:
-    """A batch whose first rollout holds hostile content in every text that a policy or an engine writes."""
+    """Return a batch whose first rollout has hostile content in every text of a policy or an engine."""
     instance = {"data_source": "noop", "instance_id": HOSTILE.replace("\x1b", ""), "fields": {}}
     made = farm.submit({"instances": [instance, instance], "n_samples": 2, "metadata": {"note": HOSTILE}})
     id = rollout_id(made, 0, 0)

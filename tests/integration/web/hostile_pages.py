@@ -1,4 +1,4 @@
-"""Content that means harm, the views that show it, and a reader of pages."""
+"""Hostile content, the views that show it, and a parser of pages."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`farm web --demo`: the recorded batch in every view, for everybody and read-only; nothing is left of it."""
+"""`farm web --demo`: the recorded batch in every view, for everybody and read-only; it leaves nothing behind."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from farm.web.recorded_batch import FILE, recorded_store
 from tests.integration.web.hostile_pages import VIEWS, ParsedPage
 
 LARGEST = 400_000
-"""Bytes of the recording, which each wheel carries."""
+"""The limit in bytes of the recording, which is part of each wheel."""
 
 
 def command(folder: Path, *options: str) -> subprocess.Popen[str]:
@@ -45,7 +45,7 @@ def command(folder: Path, *options: str) -> subprocess.Popen[str]:
 
 @pytest.fixture
 def running(tmp_path: Path) -> Iterator[tuple[subprocess.Popen[str], str]]:
-    """The command, and the page's address that it prints."""
+    """Yield the command, and the page's address that it prints."""
     process = command(tmp_path, "--demo")
     try:
         assert process.stdout is not None
@@ -71,7 +71,7 @@ def test_every_view_is_shown_without_a_farm_and_nothing_is_left(
     running: tuple[subprocess.Popen[str], str], tmp_path: Path, number: signal.Signals
 ) -> None:
     process, address = running
-    # a cookie of a farm at another port of this address is not minded
+    # a cookie of a farm on another port of this address is ignored
     with httpx2.Client(base_url=address, cookies={"farm_key": "of another farm"}) as browser:
         batch_id = batch_in(browser.get("/").text)
         for view in VIEWS:

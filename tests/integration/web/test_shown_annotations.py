@@ -1,4 +1,4 @@
-"""Figures of trainers on the page of tokens: listed, and shown over the tokens of their row; their names are data."""
+"""Annotations of trainers on the page of tokens: listed, and shown over their row's tokens; their names are data."""
 
 from __future__ import annotations
 

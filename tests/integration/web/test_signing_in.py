@@ -1,4 +1,4 @@
-"""Signing in to the page: who sees it, who may give orders there, and what no key opens."""
+"""Sign-in to the page: who sees it, who may give orders there, and what no key allows."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def test_signing_in_leads_where_one_wanted_to_go_and_nowhere_else(farm: LocalFar
         assert {"HttpOnly", "Path=/web", "SameSite=strict"} <= {part.strip() for part in cookie.split(";")}
         answer = client.post("/web/sign-out")
         assert client.get("/web/cluster", headers={"accept": "*/*"}).status_code == 401
-    # without the page, the API is as it was
+    # without the page, the API is unchanged
     with served(farm) as url:
         assert httpx2.get(f"{url}/web/").status_code == 401
 

@@ -1,4 +1,4 @@
-"""The views of the page over HTTP on a real store: what is stored, exports, live numbers, content that means harm."""
+"""The views of the page over HTTP on a real store: stored data, exports, live numbers, hostile content."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""An environment that breaks its contract in the way that its instance names, and one that gives what it is told to."""
+"""An environment that breaks its contract in the way that its instance names, and one that returns given values."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ class Lonely(UnrulySteps):
 
 
 class Evaluating:
-    """Runs what the policy says, as a library that evaluates answers does, and shows the list `seen` that it fills."""
+    """Runs the policy's text, as a library that evaluates answers does, and shows the list `seen` that it fills."""
 
     memory_mb = 256
 
@@ -115,7 +115,7 @@ class Evaluating:
 
 
 class Problems:
-    """Gives the problem of its `kwargs`, and claims a reward for each answer."""
+    """Returns the problem of its `kwargs`, and claims a reward for each answer."""
 
     def __init__(self, ask: AskModel) -> None:
         pass
@@ -131,7 +131,7 @@ class Problems:
 
 
 class Absent:
-    """Imports what is not there."""
+    """Imports a missing module."""
 
     imports = ("a_module_that_is_not_there",)
 
@@ -149,7 +149,7 @@ def _raise(error: BaseException) -> None:
 
 
 def _send(self: Any, data: bytes) -> None:
-    # its own connection is the only one that it has
+    # its only connection
     connection = self._ask.__self__._connection
     connection.sendall(data)
     time.sleep(60)
@@ -192,7 +192,7 @@ FAULTS: dict[str, Any] = {
     "write": lambda self: Path("/workspace/written").touch(),
     "ask": lambda self: self._ask("user", [{"role": "user", "content": "hello"}]),
 }
-"""By name; each ends in a failed attempt."""
+"""Faults by name; each ends in a failed attempt."""
 
 
 def _half(self: Any) -> None:

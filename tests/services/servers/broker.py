@@ -1,4 +1,4 @@
-"""A broker of a test's own that may be killed, started again, frozen and cut off, on an address that stays."""
+"""A test's own broker that can be killed, restarted, frozen and disconnected, at a fixed address."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Life = Callable[[], AbstractContextManager["subprocess.Popen[bytes]"]]
 
 
 class Broker:
-    """`with` it, it runs. `cut` closes every connection that its server has; clients may come back at once."""
+    """Runs inside `with`. `cut` closes every connection of its server; clients may reconnect at once."""
 
     def __init__(
         self, url: str, server: Path | int, over: str, life: Life, cut: Callable[[], None], full: Callable[[bool], None]
@@ -28,13 +28,13 @@ class Broker:
         self._over = over
         self.cut = cut
         self.full = full
-        """Put it out of memory, or back."""
+        """A function that puts it out of memory, or undoes that."""
         self._live = life
         self._life = ExitStack()
         self._process: subprocess.Popen[bytes] | None = None
 
     def url_at(self, port: int) -> str:
-        """Its URL over a port of this machine that is passed on to `server`."""
+        """Return its URL through a port of this machine that is forwarded to `server`."""
         return self._over.format(port=port)
 
     def __enter__(self) -> Self:
@@ -46,18 +46,18 @@ class Broker:
         self._life.close()
 
     def start(self) -> None:
-        """Run it; it answers on return."""
+        """Start it; it answers on return."""
         self._process = self._life.enter_context(self._live())
 
     def kill(self) -> None:
-        """Kill it as a machine crash does: nothing is sent, nothing is written."""
+        """Kill it as in a machine crash: nothing is sent, nothing is written."""
         assert self._process is not None
         self._process.kill()
         self._process.wait()
         self._life.close()
 
     def freeze(self) -> None:
-        """Its connections stay and nothing is answered, as when a network swallows everything."""
+        """Freeze it: its connections stay and nothing is answered, as in a network that drops all packets."""
         self._signal(signal.SIGSTOP)
 
     def thaw(self) -> None:
@@ -70,7 +70,7 @@ class Broker:
 
 def free_ports(n: int) -> list[int]:
     """Return free ports of this machine, below the ephemeral range, so that no connection takes one while its
-    server is away.
+    server is down.
     """
     result: list[int] = []
     while len(result) < n:

@@ -1,4 +1,4 @@
-"""Certificates for tests: an authority of their own, and what it signs for 127.0.0.1."""
+"""Certificates for tests: an own authority, and certificates that it signs for 127.0.0.1."""
 
 from __future__ import annotations
 

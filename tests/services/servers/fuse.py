@@ -1,11 +1,11 @@
 """A file system that hangs: its callers are in uninterruptible sleep, immune to SIGKILL, until its server ends.
 
-The server speaks the kernel's own protocol (linux/fuse.h) on /dev/fuse. It says hello, reads every request, and answers
-those alone that open a file named `held…`. The kernel waits for the reply to a request that a server has read:
-SIGKILL leaves the process in state D. It stands for a network share or a disk that has gone away.
+The server implements the kernel's own protocol (linux/fuse.h) on /dev/fuse. It answers the init request, reads every
+request, and answers only those that open a file named `held…`. The kernel waits for the reply to a request that a
+server has read: SIGKILL leaves the process in state D. It simulates a network share or a disk that has gone away.
 
-Run as `python -m tests.services.servers.fuse PID FOLDER [MARKS]` it mounts itself there, in the mounts of a process,
-and once it has, makes a file in the folder MARKS that is named by its own pid; without that it ends with its parent.
+Run as `python -m tests.services.servers.fuse PID FOLDER [MARKS]` it mounts itself there, in the mount namespace of a
+process, and then creates a file named by its own pid in the folder MARKS; without MARKS it ends with its parent.
 """
 
 from __future__ import annotations
@@ -34,7 +34,9 @@ _HELD = b"held"
 
 @contextmanager
 def silent_mount(pid: int, folder: str) -> Iterator[subprocess.Popen[bytes]]:
-    """Mount one over a folder that process `pid` sees, 0 for none. Ending its server, as leaving does, wakes all.
+    """Mount one over a folder that process `pid` sees, 0 for none.
+
+    The end of its server, also by leaving, wakes callers.
 
     Raises Missing if this user or kernel cannot.
     """
@@ -55,7 +57,7 @@ def silent_mount(pid: int, folder: str) -> Iterator[subprocess.Popen[bytes]]:
 def missing() -> str:
     """Return the reason why this user or machine cannot mount FUSE; empty if it can."""
     try:
-        # mounts of its own, which go with it
+        # in a private mount namespace, which ends with it
         with silent_mount(0, "/mnt"):
             return ""
     except Missing as why:
@@ -73,7 +75,7 @@ def state_of(pid: int) -> str:
 
 
 def _mount(device: int, pid: int, folder: str) -> None:
-    """In a child, which has one thread: only that may change its mounts."""
+    """Mount in a child with one thread: only that may change its mounts."""
     child = os.fork()
     if child:
         if os.waitpid(child, 0)[1]:
@@ -90,12 +92,12 @@ def _mount(device: int, pid: int, folder: str) -> None:
 
 
 def _serve(device: int) -> None:
-    """Until the mount is gone."""
+    """Serve until the mount is gone."""
     while True:
         try:
             request = os.read(device, _REQUEST)
         except OSError as error:
-            # the one that it was about is not there any more
+            # its caller is gone
             if error.errno in {errno.ENOENT, errno.EINTR}:
                 continue
             return

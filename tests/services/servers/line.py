@@ -1,4 +1,4 @@
-"""Stands between a farm and the server of its broker, and cuts them apart as networks do: by refusal, or in silence."""
+"""A proxy between a farm and its broker's server that cuts connections as networks do: by refusal, or silently."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _SOME = 65536
 
 
 class Line:
-    """Passes everything on, from a TCP port that stays to a server: a Unix socket, or a port of this machine."""
+    """Forwards a fixed TCP port to a server: a Unix socket, or a port of this machine."""
 
     def __init__(self, server: Path | int) -> None:
         [self.port] = free_ports(1)
@@ -38,13 +38,13 @@ class Line:
         self._do(self._refuse())
 
     def swallow(self) -> None:
-        """Pass nothing on any more. Connections stay open, new ones too, but neither side receives anything again, nor
+        """Drop all data from now on. Connections, new ones too, stay open, but neither side receives anything, nor
         that the other has disconnected."""
         self._silent = True
         self._n_swallowed += 1
 
     def mend(self) -> None:
-        """New connections are passed on; those that were swallowed, whether or not anything was sent, stay so."""
+        """Forward new connections; those that were swallowed stay broken, whether or not anything was sent."""
         self._silent = False
         self._do(self._listen())
 
@@ -81,7 +81,7 @@ class Line:
             n_swallowed = self._n_swallowed
             try:
                 replies, server = await self._connect()
-            except OSError:  # the server is away, of a Unix socket even its file
+            except OSError:  # the server is down; a Unix socket may even lack its file
                 return
             async with asyncio.TaskGroup() as both:
                 both.create_task(self._pass_on(asked, server, n_swallowed))

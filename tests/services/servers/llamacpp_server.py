@@ -1,6 +1,6 @@
-"""llama.cpp's server on the wire, with a made-up model: what `/completion`, `/props` and the model list answer.
+"""llama.cpp's server with a made-up model: the answers of `/completion`, `/props` and the model list.
 
-The source of the forms is tools/server/README.md of llama.cpp. A stream has an event for each token, but none for a
+The message formats are from tools/server/README.md of llama.cpp. A stream has an event for each token, but none for a
 token that ends within a character, and no `[DONE]`; its last event counts the tokens.
 """
 
@@ -20,11 +20,11 @@ from starlette.routing import Route
 from tokenizers import Tokenizer
 
 _STOP = 1 / 600
-"""The chance that a token is the last."""
+"""The probability that a token is the last."""
 
 
 class LlamaCppServer:
-    """One server. `context_tokens` is its `n_ctx`; `torn_at` is the place of a token that ends within a character.
+    """One server. `context_tokens` is its `n_ctx`; `torn_at` is the position of a token that ends within a character.
 
     `ends_at` is the number of tokens after which a stream ends without its last event.
     """
@@ -73,7 +73,7 @@ class LlamaCppServer:
         return PlainTextResponse(f"llamacpp:requests_processing {self.n_running}\n")
 
     async def _chat(self, request: Request) -> Response:
-        """Text alone: its chat gives no ids."""
+        """Return only text: its chat has no ids."""
         await request.json()
         choice = {"index": 0, "message": {"role": "assistant", "content": "hello"}, "finish_reason": "stop"}
         return JSONResponse({"choices": [choice], "usage": {"prompt_tokens": 3, "completion_tokens": 2}})

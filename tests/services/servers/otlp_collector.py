@@ -1,4 +1,4 @@
-"""An OpenTelemetry collector: takes traces by OTLP over HTTP, and decodes them with the protocol's own package."""
+"""An OpenTelemetry collector: receives traces by OTLP over HTTP, and decodes them with the protocol's own package."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from workers.testing.serving import serving
 
 @dataclass
 class TraceCollector:
-    """All spans that were sent, by trace: each as its decoded message."""
+    """All received spans, by trace: each as its decoded message."""
 
     url: str = ""
     spans: dict[str, list[Any]] = field(default_factory=dict)

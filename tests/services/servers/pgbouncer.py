@@ -13,7 +13,7 @@ import psycopg
 from testkit.private_server import ORDINARY_USER, Missing, private_folder, running
 
 N_SESSIONS = 3
-"""Of each database: what more clients want waits."""
+"""Per database: further clients wait."""
 _PORT = 6432
 _USER = "farm"
 
@@ -41,7 +41,7 @@ def pgbouncer(server_url: str) -> Iterator[Path]:
 
 
 def through(folder: Path, database_url: str, pooler: str = "pooler=transaction") -> str:
-    """Return the URL of a database by way of the PgBouncer."""
+    """Return the URL of a database through the PgBouncer."""
     return f"{database_url.partition('?')[0]}?host={folder}&port={_PORT}&{pooler}"
 
 

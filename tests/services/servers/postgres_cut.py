@@ -1,4 +1,4 @@
-"""Stands between clients and a Postgres, and cuts their connections at the moment that a test asks for."""
+"""A proxy between clients and a Postgres that cuts connections at the moment that a test chooses."""
 
 from __future__ import annotations
 
@@ -36,11 +36,11 @@ class PostgresProxy:
         self.back()
 
     def cut_commits(self, n: int, made: bool) -> None:
-        """Cut the connections of the next `n` commits: when they are `made` and only the answer is lost, or before."""
+        """Cut the connections of the next `n` commits: after they are `made`, so only the answer is lost, or before."""
         self._commits, self._made = n, made
 
     def away(self) -> None:
-        """Cut all connections, and take no more."""
+        """Cut all connections, and accept no more."""
         asyncio.run_coroutine_threadsafe(self._stop(), self._loop).result(30)
 
     def back(self) -> None:
@@ -114,7 +114,7 @@ async def _pass_on(replies: asyncio.StreamReader, answers: asyncio.StreamWriter)
 
 
 async def _ready(replies: asyncio.StreamReader) -> None:
-    """Wait until the server reports that it is ready for the next query: the last one is done."""
+    """Wait until the server is ready for the next query, so that the last one is done."""
     while True:
         kind = await replies.readexactly(1)
         length = await replies.readexactly(4)

@@ -1,4 +1,4 @@
-"""A private RabbitMQ, run by the user of the tests; its messages outlive it, as it is made for that."""
+"""A private RabbitMQ, run by the user of the tests; it keeps its messages across restarts, as RabbitMQ does."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ disk_free_limit.absolute = 50MB
 raft.wal_max_size_bytes = 16777216
 log.console.level = warning
 """
-# two schedulers that do not spin while they wait, as all tests share the machine
+# two schedulers without busy waiting, as all tests share the machine
 _ERLANG = "+S 2:2 +sbwt none +sbwtdcpu none +sbwtdio none"
 _START_S = 120.0
 _URL = "amqp://guest:guest@127.0.0.1:{port}//"
@@ -31,7 +31,7 @@ _HIGH_WATER = 0.4  # RabbitMQ's default
 
 @contextmanager
 def rabbitmq_broker() -> Iterator[Broker]:
-    """A new RabbitMQ, answering; its first start takes some seconds. Raises Missing."""
+    """Yield a new RabbitMQ that answers; its first start takes some seconds. Raises Missing."""
     programs = rabbitmq_programs()
     amqp, distribution, epmd = free_ports(3)
     with private_folder() as folder:
@@ -62,14 +62,14 @@ def rabbitmq_broker() -> Iterator[Broker]:
 
 
 def rabbitmq_programs() -> list[Path]:
-    """The folders of RabbitMQ's programs and of Erlang's: those that `make rabbitmq` unpacked, else the machine's.
+    """Return the folders of RabbitMQ's and Erlang's programs: those that `make rabbitmq` unpacked, else the machine's.
 
     Raises Missing.
     """
     unpacked = HOME / "rabbitmq"
     if (unpacked / "rabbitmq" / "sbin").is_dir():
         return [unpacked / "rabbitmq" / "sbin", unpacked / "usr" / "bin"]
-    # what a distribution has on PATH is a wrapper that only root may start
+    # on PATH, distributions have a wrapper that only root may start
     installed = sorted(Path("/usr/lib/rabbitmq/lib").glob("rabbitmq_server-*/sbin"))
     if installed and shutil.which("erl") and shutil.which("epmd"):
         return [installed[-1]]
@@ -95,7 +95,7 @@ def _environment(programs: list[Path], folder: Path, amqp: int, distribution: in
         "RABBITMQ_GENERATED_CONFIG_DIR": str(folder / "generated"),
         "RABBITMQ_ENABLED_PLUGINS_FILE": str(folder / "plugins"),
         "RABBITMQ_SERVER_ADDITIONAL_ERL_ARGS": _ERLANG,
-        # the script then becomes the server, instead of watching over it
+        # then the script becomes the server, instead of monitoring it
         "RUNNING_UNDER_SYSTEMD": "true",
     }
 
@@ -121,7 +121,7 @@ def _listens(port: int) -> bool:
 
 
 def _speaks(port: int) -> bool:
-    """It greets: its port is open some time before that."""
+    """Return whether it greets: its port is open some time before that."""
     try:
         with socket.create_connection(("127.0.0.1", port), 1.0) as connection:
             connection.settimeout(1.0)

@@ -1,4 +1,4 @@
-"""A private Redis on a Unix socket that keeps nothing on disk."""
+"""A private Redis on a Unix socket without persistence."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _SCHEME = "redis+socket://"  # Celery's name for a Unix socket
 
 @contextmanager
 def redis_server() -> Iterator[str]:
-    """The broker URL of a new Redis (`redis+socket://`). Raises Missing."""
+    """Yield the broker URL of a new Redis (`redis+socket://`). Raises Missing."""
     with redis_broker() as broker:
         yield broker.url
 
@@ -54,7 +54,7 @@ def redis_broker() -> Iterator[Broker]:
 
 
 def redis_client(url: str) -> redis.Redis:
-    """A client for a URL of `redis_server`."""
+    """Return a client for a URL of `redis_server`."""
     return redis.Redis(unix_socket_path=url.removeprefix(_SCHEME))
 
 

@@ -1,4 +1,4 @@
-"""A registry of images on 127.0.0.1, as far as a client that pulls needs one (the OCI distribution specification)."""
+"""An image registry on 127.0.0.1, as far as a pulling client needs one (the OCI distribution specification)."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Registry:
         self.blobs = {f"sha256:{hashlib.sha256(blob).hexdigest()}": blob for blob in (*blobs, manifest)}
         self.asked: list[str] = []
         self.status: int | None = None
-        """In place of each answer's own."""
+        """Overrides the status of each answer."""
 
     def found(self, path: str) -> tuple[str, bytes] | None:
         """Return the media type and bytes at a path; None if there is nothing."""
@@ -37,7 +37,7 @@ class Registry:
 
 @contextmanager
 def registry(root: Path) -> Iterator[tuple[str, Registry]]:
-    """The beginning of the names of its images, and what it has."""
+    """Yield the prefix of its images' names, and the registry."""
     content = Registry(root)
 
     class Answer(BaseHTTPRequestHandler):
@@ -62,7 +62,7 @@ def registry(root: Path) -> Iterator[tuple[str, Registry]]:
                 self.wfile.write(body)
 
         def log_message(self, format: str, *args: object) -> None:
-            """Not in the midst of pytest's own output."""
+            """Write nothing into pytest's output."""
 
     server = ThreadingHTTPServer(("127.0.0.1", 0), Answer)
     thread = threading.Thread(target=server.serve_forever)

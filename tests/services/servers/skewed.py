@@ -20,7 +20,7 @@ CREATE FUNCTION skewed.clock_timestamp() RETURNS timestamptz VOLATILE LANGUAGE s
 
 
 class Skewed:
-    """Sets the clock of a store's database; `open` gives further stores that see it, as other processes would."""
+    """Sets the clock of a store's database; `open` returns further stores that see it, like other processes would."""
 
     def __init__(self, store: Store) -> None:
         self._off_s = 0.0
@@ -30,7 +30,7 @@ class Skewed:
             with store.engine.begin() as connection:
                 connection.execute(text(_POSTGRES))
                 name = connection.execute(text("SELECT current_database()")).scalar_one()
-                # before the catalogue, where the function of that name is found otherwise
+                # before the catalogue, in which the function of that name is otherwise found
                 connection.execute(text(f"ALTER DATABASE {name} SET search_path = skewed, pg_catalog, public"))
 
     @property
@@ -44,7 +44,7 @@ class Skewed:
         return store
 
     def set(self, off_s: float) -> None:
-        """Let the clock be off by so much from now on."""
+        """Set the error of the clock from now on."""
         self._off_s = off_s
         if self._postgres:
             store = Store(self._url)

@@ -93,7 +93,7 @@ class SlurmCluster:
             time.sleep(0.1)
 
     def said(self, *words: str) -> str:
-        """Return what a command of Slurm says."""
+        """Return the output of a Slurm command."""
         return self._run(*words).strip()
 
     def stop(self) -> None:
@@ -123,7 +123,7 @@ class SlurmCluster:
 
 @contextmanager
 def slurm_cluster(n_nodes: int = 4, cpus: int = 2, kill_wait_s: int = 30) -> Iterator[SlurmCluster]:
-    """A new Slurm. Raises Missing."""
+    """Yield a new Slurm. Raises Missing."""
     path = os.pathsep.join([os.environ["PATH"], "/usr/sbin", "/sbin"])
     if missing := [name for name in _PROGRAMS if shutil.which(name, path=path) is None]:
         raise Missing(
@@ -139,7 +139,7 @@ def slurm_cluster(n_nodes: int = 4, cpus: int = 2, kill_wait_s: int = 30) -> Ite
 
 
 def _free_ports(n: int) -> int:
-    """Return the first of so many ports in a row at which nothing listens."""
+    """Return the first of so many consecutive free ports."""
     for first in range(17_000 + os.getpid() % 1000 * 20, 60_000, n):
         try:
             for port in range(first, first + n):

@@ -1,4 +1,4 @@
-"""A server of scripted bytes: each request is answered by the next play, whatever it is."""
+"""A server of scripted bytes: each request is answered by the next script."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ Play: TypeAlias = bytes | Callable[[asyncio.StreamWriter], Awaitable[None]]
 
 
 def head(media_type: str, length: int | None, *more: str) -> bytes:
-    """The head of an answer of so many bytes; None for one in chunks."""
+    """Return the head of an answer of so many bytes; None for a chunked one."""
     size = "transfer-encoding: chunked" if length is None else f"content-length: {length}"
     return "\r\n".join(["HTTP/1.1 200 OK", f"content-type: {media_type}", size, *more, "", ""]).encode()
 
@@ -21,7 +21,7 @@ def chunked(data: bytes) -> bytes:
 
 
 class Answering:
-    """Listens while the block runs; the last play is repeated."""
+    """Listens while the block runs; the last script is repeated."""
 
     def __init__(self, *plays: Play) -> None:
         self._plays = list(plays)

@@ -1,4 +1,4 @@
-"""A receiver of webhooks, which can refuse what it gets, and be away."""
+"""A receiver of webhooks, which can refuse messages, and be unavailable."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from workers.testing.serving import serving
 
 @dataclass
 class Receiver:
-    """All messages that came, with their headers; `answers` is the status that each gets."""
+    """All received messages, with their headers; `answers` is the status of each answer."""
 
     url: str = ""
     answers: int = 200

@@ -33,7 +33,7 @@ def test_garbage_is_not_an_address(tmp_path: Path, content: bytes) -> None:
 
 def test_head_that_is_still_starting_is_reported(tmp_path: Path) -> None:
     write_address(tmp_path, SharedAddress("ab12", password="p"))
-    with pytest.raises(FarmUnreachable, match=f"the head of {tmp_path} is not ready yet"):
+    with pytest.raises(FarmUnreachable, match=f"the head of {tmp_path} is not ready"):
         address_of(tmp_path, Settings())
 
 

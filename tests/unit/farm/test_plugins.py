@@ -25,7 +25,7 @@ GROUP = "farm.tests"
 
 def test_plug_in_that_is_installed_later_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(tmp_path))
-    with pytest.raises(NotFound, match=r"no farm\.tests plug-in 'later'.*restart a node"):
+    with pytest.raises(NotFound, match=r"no farm\.tests plug-in 'later'.*restart nodes"):
         load(GROUP, "later")
     with pytest.raises(InvalidRequest, match="there is no agent 'later'"):
         check_plugin(GROUP, "later", "agent", "")

@@ -1,1 +1,1 @@
-"""Tables of what lies beside model calls."""
+"""Tables of data that accompanies model calls."""

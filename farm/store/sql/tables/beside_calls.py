@@ -1,4 +1,4 @@
-"""The tables of what lies beside model calls, and is read only where it is asked for."""
+"""The tables of data that accompanies model calls, and is read only on request."""
 
 from __future__ import annotations
 
@@ -28,9 +28,7 @@ class ArtefactRow(Base):
 
 
 class CallExpertsRow(Base):
-    """The experts of a call's tokens from `start` on, back to back: those of a token, of its `n_layers` layers, are
-    `n_layers` * `top_k` ids.
-    """
+    """The experts of a call's tokens from `start` on, concatenated: `n_layers` * `top_k` ids for each token."""
 
     __tablename__ = "call_experts"
     __table_args__ = (ForeignKeyConstraint(["rollout_id"], ["rollouts.rollout_id"], ondelete="CASCADE"),)
@@ -45,7 +43,7 @@ class CallExpertsRow(Base):
 
 
 class AnnotationRow(Base):
-    """A figure of a trainer about a rollout, or about its training row `row`; -1 stands for the whole rollout."""
+    """A value of a trainer about a rollout, or about its training row `row`; -1 means the whole rollout."""
 
     __tablename__ = "annotations"
     __table_args__ = (ForeignKeyConstraint(["rollout_id"], ["rollouts.rollout_id"], ondelete="CASCADE"),)

@@ -1,4 +1,4 @@
-"""COPY and ADD of Dockerfiles as BuildKit has them: what its own integration tests expect, in real builds."""
+"""COPY and ADD of Dockerfiles as in BuildKit: the expectations of its own integration tests, in real builds."""
 
 from __future__ import annotations
 
@@ -184,7 +184,7 @@ def served(files: dict[str, bytes]) -> Iterator[str]:
             self.wfile.write(body or b"")
 
         def log_message(self, format: str, *args: object) -> None:
-            """Not in the midst of pytest's own output."""
+            """Write nothing into pytest's output."""
 
     server = ThreadingHTTPServer(("127.0.0.1", 0), Answer)
     thread = threading.Thread(target=server.serve_forever)
@@ -243,7 +243,7 @@ RUN cd / && stat -c '%a %s %Y %n' 1/* 2 3/* 4/* 5/* >/listed
 
 
 def _again(name: str) -> str:
-    """Build what has just failed, as by hand."""
+    """Build an image that has just failed, as by hand."""
     image(name, retry=True, start=start_build)
     return name
 

@@ -82,7 +82,7 @@ def test_mounts_of_programs(start: Start, run: Run, context: Callable[..., str])
     name = context(MOUNTS, **{"testfile": "contents\n", "sub/x": "x\n", "left/out": "", ".dockerignore": "left\n.d*"})
     sandbox = start(image=name, workdir="")
     assert said(run, sandbox, "cat /seen") == SEEN
-    # nothing that was mounted, and all that it hid
+    # nothing that was mounted, but everything that it hid
     places = "/w /real /link /file /context /out /mytmp /by-variable /cache /usr/bin/tool"
     listed = said(run, sandbox, f"for each in {places}; do [ -e $each ] || echo no $each; done; find {places} 2>&-; :")
     assert set(listed.splitlines()) == {
@@ -104,7 +104,7 @@ def test_a_mount_is_part_of_what_a_layer_is_made_of(context: Callable[..., str])
 
 @pytest.mark.usefixtures("one")
 def test_a_link_of_the_program_leads_nowhere(context: Callable[..., str], tmp_path: Path) -> None:
-    """Only files of the layer are taken out of it."""
+    """Only files of the layer are extracted from it."""
     (tmp_path / "host").mkdir()
     (tmp_path / "host/t").write_text("the node's")
     text = f"FROM small:1\nRUN --mount=target=/a/t,source=f rm -rf /a; ln -s {tmp_path}/host /a\n"
@@ -151,7 +151,7 @@ FROM mid
 RUN echo last >>/out
 """
     assert said(run, start(image=context(base, f="f")), "cat /out /w/s; ls /w") == "11 them\nmid\nlast\ns\nf\ns\n"
-    # of an image that was built before; not of those that begin with what has begun with it
+    # of an image that was built before, not of concurrent ones
     first = context("FROM small:1\nONBUILD RUN echo triggered >>/out\nRUN echo first >/out\n")
     kept = open_folder / "first"
     Path(first.removeprefix("dockerfile:")).rename(kept)

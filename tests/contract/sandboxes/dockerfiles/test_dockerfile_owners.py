@@ -1,4 +1,4 @@
-"""Owners of files that COPY and ADD make, as BuildKit's own copies have them."""
+"""Owners of files that COPY and ADD make, as in BuildKit's own copies."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ OWNERS = {
 
 
 def packed() -> bytes:
-    """Return a tar with a whole name, a folder and a file of users that no image knows, and a device."""
+    """Return a tar with a complete name, a folder and a file of users that no image knows, and a device."""
     members = (
         ("./", tarfile.DIRTYPE, 0o700, 3, 3),
         ("dir", tarfile.DIRTYPE, 0o750, 1500, 1600),

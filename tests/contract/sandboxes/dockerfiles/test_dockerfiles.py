@@ -1,4 +1,4 @@
-"""Images of Dockerfiles, built in sandboxes and played in: on the node's own system as their base, offline."""
+"""Images of Dockerfiles, built and used in sandboxes: with the node's own system as their base, offline."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def _names(sandbox_settings: None) -> None:
 
 @pytest.fixture
 def context(tmp_path: Path) -> Callable[..., str]:
-    """Write a context; returns the name of its image."""
+    """Return a function that writes a context and returns the name of its image."""
 
     def write(dockerfile: str, **files: str | bytes) -> str:
         for name, content in {"Dockerfile": dockerfile, **files}.items():
@@ -163,7 +163,7 @@ def test_files_are_copied_into_an_image_of_nothing(
     files: dict[str, str | bytes] = {"system.tar.gz": system.getvalue(), "own/f": "of the context\n"}
     name = context(text, **files)
     sandbox = start(image=name, workdir="", fake_root=True)
-    # a step's layer has what it made, and no places for mounts
+    # a step's layer has the files of the step, but no mount points
     tops = {entry.name for layer in built(name).layers[:-1] for entry in layer.iterdir()}
     assert tops.isdisjoint({"dev", "proc", "sys", "run", "tmp"})
     found = "parts parts/empty parts/made parts/own parts/own/f made ran"
@@ -340,7 +340,7 @@ def test_an_image_that_cannot_be_pulled(start: Start, run: Run, context: Callabl
         assert fallback_note(name, built_of) == chosen.config.notes[0]
         content.status = 0
         n_asked = len(content.asked)
-        # a rollout that was played in it is scored in it
+        # a rollout that ran in it is scored in it
         assert image(name, fallback=built_of, start=start_build).key == chosen.key
         assert len(content.asked) == n_asked
         pulled = image(name, retry=True, start=start_build)

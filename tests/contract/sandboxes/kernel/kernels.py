@@ -1,4 +1,4 @@
-"""The back ends of `Sandbox.open_kernel`, for tests of what they must do alike."""
+"""The back ends of `Sandbox.open_kernel`, for tests of their common behaviour."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ BACK_ENDS: dict[str, tuple[str, tuple[str, ...]]] = {
     "ipython": ("", ()),
     "jupyter": ("python3", ("ipykernel==7.4.0",)),
 }
-"""The name to open a kernel by, and the packages that a sandbox needs for it."""
+"""The name for opening a kernel, and the packages that a sandbox needs for it."""
 OF_A_START = "ipykernel.kernelapp, debugpy.server.api, IPython.core.completerlib, IPython.extensions.storemagic"
-"""Modules of ipykernel's packages that import what a kernel does as it starts."""
+"""Modules of ipykernel's packages that cover the imports of a kernel's start."""
 
 
 def png(width: int, height: int, n_bytes: int = 0) -> bytes:
-    """A picture; with `n_bytes` of something in it that no viewer shows."""
+    """Return a picture, with `n_bytes` of data in it that no viewer shows."""
 
     def chunk(kind: bytes, data: bytes) -> bytes:
         return struct.pack("!I", len(data)) + kind + data + struct.pack("!I", zlib.crc32(kind + data))
@@ -33,7 +33,7 @@ def png(width: int, height: int, n_bytes: int = 0) -> bytes:
 
 
 def showing(picture: bytes, times: int = 1) -> str:
-    """A cell that shows a picture."""
+    """Return a cell that shows a picture."""
     encoded = base64.b64encode(picture).decode()
     return (
         f"import base64; from IPython.display import Image, display\n"
@@ -46,7 +46,7 @@ async def together(*coroutines: Coroutine[Any, Any, Any]) -> list[Any]:
 
 
 async def cancelled_after(coroutine: Coroutine[Any, Any, Any], seconds: float) -> None:
-    """Let it run for a moment, then cancel it, as a rollout's cancel does."""
+    """Run it for a moment, then cancel it, as a rollout's cancel does."""
     task = asyncio.ensure_future(coroutine)
     await asyncio.sleep(seconds)
     task.cancel()

@@ -1,4 +1,4 @@
-"""The IPython of the python tool, forked outside of the sandbox and moved inside as it is."""
+"""The IPython of the python tool, forked outside the sandbox and moved inside."""
 
 from __future__ import annotations
 
@@ -119,7 +119,7 @@ def test_an_unusable_folder_for_its_settings(sandbox: Sandbox, run: Run) -> None
 
 
 def test_it_is_as_a_program_started_inside(sandbox: Sandbox, kernel: Kernel, run: Run) -> None:
-    """Environment, folder, user, rights, limits, namespaces, open files: as of `exec`."""
+    """Environment, folder, user, rights, limits, namespaces, open files: as with `exec`."""
     program = """
 import os, re, resource, signal, sys
 status = dict(line.split(":", 1) for line in open("/proc/self/status").read().splitlines())
@@ -153,7 +153,7 @@ def test_it_holds_nothing_of_the_host(kernel: Kernel, run: Run) -> None:
     assert set(held) == {"0", "1", "2", "3", "4"}
     assert held["0"] == "/dev/null"
     assert all(link.startswith(("pipe:", "socket:")) for number, link in held.items() if number != "0")
-    # the file of its program is no file of the host, which it could change if it may write there
+    # its program's file is not the host's, which it could change if it has write access there
     assert value(kernel, run, "os.readlink('/proc/self/exe')").startswith("/memfd:")
     with_error = run(kernel.run("open('/proc/self/exe', 'r+b').write(b'x')", 10))
     assert with_error.error in ("OSError", "PermissionError")
@@ -261,7 +261,7 @@ def test_limits_are_told(start: Start, run: Run) -> None:
     assert "CPU time" in busy.output + busy.limit
     bomb = run(kernel.run("import os\nwhile True: os.fork()", 3))
     assert bomb.error == "BlockingIOError" or bomb.timed_out
-    # what its processes say of it may come late, and end the kernel, which is then another
+    # the output of its processes may arrive late, and end the kernel, which is then replaced
     assert any("6\n" in run(kernel.run("print(6)", 30)).output for _ in range(2))
     run(kernel.close())
 

@@ -1,4 +1,4 @@
-"""Kernels of Jupyter that a sandbox has: how they are found and started, and the errors for those that are not."""
+"""Jupyter kernels of a sandbox: how they are found and started, and the errors for missing ones."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def place(provider: SandboxProvider, run: Run) -> Iterator[Sandbox]:
 
 @pytest.fixture
 def describe(place: Sandbox, run: Run) -> Describe:
-    """Writes a kernel's description where Jupyter looks for a user's own; returns its name."""
+    """Return a function that writes a kernel spec to the user's folder, and returns its name."""
 
     def write(text: str = "", **fields: Any) -> str:
         name = f"own-{uuid4().hex[:6]}"
@@ -86,7 +86,7 @@ def test_one_that_is_not_there(name: str, place: Sandbox, run: Run) -> None:
 
 def test_its_sockets_are_for_its_sandbox_alone(place: Sandbox, run: Run) -> None:
     kernel = run(place.open_kernel("python3"))
-    # one of a kernel that was just killed may still be there
+    # the connection file of a kernel that was just killed may still exist
     folders = [path for path in place.socket_folder.iterdir() if path.is_dir()]
     assert {path.stat().st_mode & 0o777 for path in folders} == {0o700}
     folder = max(folders, key=lambda path: path.stat().st_mtime_ns)
@@ -95,7 +95,7 @@ def test_its_sockets_are_for_its_sandbox_alone(place: Sandbox, run: Run) -> None
 
 
 def test_beside_variables_of_python_itself(provider: SandboxProvider, place: Sandbox, run: Run) -> None:
-    """The client that drives it is then started inside, and not forked."""
+    """The client that controls it is then started inside, and not forked."""
     spec = SandboxSpec(packages=BACK_ENDS["jupyter"][1], env={"PYTHONHASHSEED": "0"})
     sandbox = run(provider.start(f"seeded-{uuid4().hex[:12]}", spec))
     kernel = run(sandbox.open_kernel("python3"))

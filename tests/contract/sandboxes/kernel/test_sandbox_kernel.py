@@ -1,4 +1,4 @@
-"""Requirements of a persistent interpreter in a sandbox, whichever back end it has."""
+"""Requirements of a persistent interpreter in a sandbox, for each back end."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ PAST_LIMIT_S = 6.0
 """Time that ending a cell may take beyond its limit, on a busy machine."""
 
 SHORT = [("namespace", "ipython"), ("singularity", "jupyter")]
-"""Each kind of sandbox and each back end once: what a back end's other sandbox must do is among the promises."""
+"""Each kind of sandbox and each back end once: the other combinations are covered by the promises."""
 TRIED = at_length(SHORT, [(kind, back_end) for kind in PROVIDERS for back_end in BACK_ENDS])
 pytestmark = [
     pytest.mark.soak,
@@ -50,7 +50,7 @@ def back_end(request: pytest.FixtureRequest) -> str:
 
 @pytest.fixture(scope="module")
 def place(provider: SandboxProvider, run: Run, back_end: str) -> Iterator[Sandbox]:
-    """A sandbox that has what the back end needs."""
+    """Yield a sandbox with the packages of the back end."""
     try:
         if BACK_ENDS[back_end][1]:
             lend_environment(BACK_ENDS[back_end][1], imported=OF_A_START)
@@ -63,7 +63,7 @@ def place(provider: SandboxProvider, run: Run, back_end: str) -> Iterator[Sandbo
 
 @pytest.fixture
 def fresh(place: Sandbox, run: Run, back_end: str) -> Iterator[Open]:
-    """Opens kernels that end with the test."""
+    """Yield a function that opens kernels, which end with the test."""
     opened: list[Kernel] = []
 
     def open_one() -> Kernel:
@@ -77,7 +77,7 @@ def fresh(place: Sandbox, run: Run, back_end: str) -> Iterator[Open]:
 
 @pytest.fixture(scope="module")
 def kernel(place: Sandbox, run: Run, back_end: str) -> Iterator[Kernel]:
-    """A kernel that the tests of a module share: whatever one does, the next one finds it working."""
+    """Yield a kernel that the tests of a module share: whatever one does, it works for the next."""
     opened = run(place.open_kernel(BACK_ENDS[back_end][0]))
     yield opened
     run(opened.close())
@@ -138,7 +138,7 @@ def test_long_output_is_cut_in_the_middle(kernel: Kernel, run: Run) -> None:
 
 def test_printing_for_ever_takes_no_memory(kernel: Kernel, run: Run) -> None:
     before = _resident_mb()
-    # on a busy machine it prints little in the time that is enough on others
+    # on a busy machine it prints little in a time that is enough on others
     for timeout_s in (0.5, 5, 60):
         code = "import itertools\nfor n in itertools.count(): print(n, 'x' * 1000)"
         result = run(kernel.run(code, timeout_s))
@@ -159,7 +159,7 @@ def test_output_of_what_runs_in_the_background_comes_with_a_later_cell(kernel: K
     command = "until [ -e go ]; do sleep 0.05; done; rm go; echo late"
     assert run(kernel.run(f"import subprocess; p = subprocess.Popen({command!r}, shell=True)", 10)).output == ""
     output = run(kernel.run("open('go', 'w').close(); _ = p.wait()", 10)).output
-    # a kernel of Jupyter reads it from a pipe, perhaps after the cell that waited
+    # a Jupyter kernel reads it from a pipe, perhaps after the cell that waited
     assert (output or until(lambda: run(kernel.run("pass", 10)).output, "it is read")) == "late\n"
 
 
@@ -190,7 +190,7 @@ def test_time_limit_keeps_state(kernel: Kernel, run: Run) -> None:
 )
 def test_time_limit_of_code_that_cannot_be_interrupted(endless: str, kernel: Kernel, run: Run) -> None:
     run(kernel.run("x = 5", 10))
-    # a kernel of Jupyter needs a moment to send it
+    # a Jupyter kernel needs a moment to send it
     result = run(kernel.run(f"import time; print('part', flush=True); time.sleep(0.5)\n{endless}", 1.5))
     assert (result.timed_out, result.restarted) == (True, True)
     assert result.output.startswith("part\n")

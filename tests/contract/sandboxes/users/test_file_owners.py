@@ -1,4 +1,4 @@
-"""Owners of files in images of Dockerfiles and in what a policy leaves: several, though the kernel knows one user."""
+"""Owners of files in Dockerfile images and of a policy's files: several, though the kernel knows only one user."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from workers.sandboxes.optional_protocols import keeps_layers
 Run = Callable[[Any], Any]
 Start = Callable[..., Sandbox]
 
-# a static program: what is preloaded into others is none of its
+# a static program, which ignores preloaded libraries
 STATIC = r"""
 #include <stdio.h>
 #include <sys/stat.h>
@@ -56,7 +56,7 @@ OWNERS += " 0:0"
 
 @pytest.fixture
 def name(sandbox_settings: None, tmp_path: Path) -> str:
-    """A build context whose image has files of several owners."""
+    """Return a build context whose image has files of several owners."""
     set_alias("debian:owners", "host")
     (tmp_path / "here").mkdir()
     (tmp_path / "here/f").write_text("f\n")
@@ -74,7 +74,7 @@ def test_owners_of_an_image_are_shown_to_all_programs_of_root(
     start: Start, run: Run, name: str, tmp_path: Path
 ) -> None:
     sandbox = start(image=name)
-    # by statx, by newfstatat, and of what is open
+    # by statx, by newfstatat, and by descriptor
     shown = ["stat -c %u:%g", "find -maxdepth 0 -printf '%U:%G\\n'"]
     listed = [
         "python3 -c 'import os, sys; [print(\"%d:%d\" % (s.st_uid, s.st_gid)) for s in map(os.lstat, sys.argv[1:])]'"
@@ -91,7 +91,7 @@ def test_owners_of_an_image_are_shown_to_all_programs_of_root(
         'os.chdir("/own"); print(s.st_uid, t.st_gid, os.stat("tree/../b").st_gid, s.st_size, os.stat("link").st_uid)'
     )
     assert said(run, sandbox, f"python3 -c '{opened}'") == "1500 1500 44 7 0\n"
-    # the kernel's own answers for what is not there, and for what is no file
+    # the kernel's own answers for missing files and for objects that are no files
     assert said(run, sandbox, "stat /none 2>&1; stat '' 2>&1; true | stat -c %F -").splitlines() == [
         "stat: cannot statx '/none': No such file or directory",
         "stat: cannot statx '': No such file or directory",
@@ -153,7 +153,7 @@ def test_what_a_policy_of_another_user_leaves_is_that_user_s(
     )
     said(run, sandbox, f"mkdir /app/dir; touch /app/new /app/dir/deep; echo more >>/app/f; python3 -c '{pretended}'")
     said(run, sandbox, "chmod 0 /app/dir; rm -r /own/tree; mkdir /own/tree; ln -s / /app/link; mkfifo /app/fifo")
-    # what it pretends it sees, and nobody else
+    # a program sees its own pretence, and nobody else does
     assert said(run, sandbox, "id -u; stat -c %u:%g /app/f /app/new").split() == ["1500", "1500:1500", "0:0"]
     keeper = keeps_layers(provider)
     assert keeper
@@ -179,7 +179,7 @@ def test_programs_that_end_what_shows_owners_hurt_nobody_else(start: Start, run:
     assert run(shell.run("kill -9 -1; sleep 0.2; pgrep -c sleep", timeout_s=20)).output.split()[-1] == "0"
     run(shell.close())
     assert said(run, sandbox, "stat -c %u /app/f") == "1500\n"
-    # it cannot be looked into, and is gone with what it answers
+    # its answer cannot be inspected, and goes away with it
     looked = "for each in /proc/[0-9]*; do grep -q '^CapEff:.*0000000000a80425fb' $each/status 2>/dev/null; done; "
     looked += "cat /proc/*/mem 2>&1 >/dev/null | grep -c denied; true"
     assert int(said(run, sandbox, looked)) >= 1

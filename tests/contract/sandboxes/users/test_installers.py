@@ -1,4 +1,4 @@
-"""Installers in builds and in sandboxes: apt, dpkg and what packages call change users and owners, and check it."""
+"""Installers in builds and in sandboxes: apt, dpkg and package scripts change users and owners, and check it."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Start = Callable[..., Sandbox]
 
 NEEDED = ("apt-get", "dpkg-deb", "useradd", "groupadd", "su", "runuser", "setpriv", "start-stop-daemon")
 
-# the node's own Debian, with the few files of a system that its image `host` has not
+# the node's own Debian, with the few system files that its image `host` lacks
 DOCKERFILE = """\
 FROM debian:installers
 RUN mkdir -p /var/lib/dpkg/info /var/lib/dpkg/updates /var/lib/dpkg/triggers /var/lib/apt/lists /var/log/apt \\
@@ -58,7 +58,7 @@ install -o served -g served -d /opt/served/installed
 test "$(stat -c %U /opt/served/who)" = served
 """
 
-# as a sandbox's programs would: each line is a program's answer
+# as a sandbox's programs would: each line is a program's output
 AS_ROOT = {
     "su": "su app -c 'id -u; id -g; id -un'",
     "runuser": "runuser -u app -- id -u",
@@ -116,7 +116,7 @@ else:
 
 @pytest.fixture
 def name(sandbox_settings: None, tmp_path: Path) -> str:
-    """A build context whose image has apt, a package that it installed, and a user `app`."""
+    """Return a build context whose image has apt, a package that it installed, and a user `app`."""
     if missing := [program for program in NEEDED if not shutil.which(program)]:
         absent(f"no Debian to build on here: {', '.join(missing)}")
     set_alias("debian:installers", "host")

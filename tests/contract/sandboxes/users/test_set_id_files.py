@@ -1,4 +1,4 @@
-"""Set-user-ID and set-group-ID bits of images in all forms: as `su` and `sudo` need them for users other than root."""
+"""Set-user-ID and set-group-ID bits of images in all formats, as `su` and `sudo` need them for users except root."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ FORMS = ("folder", "given", "sif", "docker-archive", "oci-archive", "registry", 
 
 @pytest.fixture(scope="module")
 def base(open_folder: Path) -> Path:
-    """Return a root file system with a program that is root's to whoever runs it, and the farm's own user's files."""
+    """Return a root file system with a program that gives root to its caller, and files of the farm's own user."""
     root = root_folder(open_folder / "set-id", [*PROGRAMS, "id", "cp"])
     (root / "etc/passwd").write_text("root:x:0:0:root:/root:/bin/bash\napp:x:1500:1500::/tmp:/bin/bash\n")
     (root / "opt/id-of-root").write_bytes((root / "usr/bin/id").read_bytes())
@@ -83,7 +83,7 @@ def test_another_user_is_root_by_a_file(form: str, start: Start, run: Run, base:
         assert (result.stdout, result.stderr) == (b"1500\n0\n", b"")
         root = image(name).folder
         modes = {each: (root / each).lstat().st_mode & 0o7777 for each in MODES}
-        # a builder needs to read what it copies
+        # a builder must be able to read the files that it copies
         assert {**modes, "opt/closed": 0} == MODES
 
 

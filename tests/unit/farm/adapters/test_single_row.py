@@ -180,7 +180,7 @@ def test_groups_are_those_of_the_trainer_if_it_has_its_own() -> None:
 
 
 def test_ids_beyond_the_vocabulary_are_refused() -> None:
-    with pytest.raises(InvalidRequest, match=r"constructed\.0\.0 has the token id 1100, and .* has 500") as caught:
+    with pytest.raises(InvalidRequest, match=r"constructed\.0\.0 has the token id 1100, but .* has 500") as caught:
         rows_of_step([rollout(0, [segment(2, [7])])], limits=RowLimits(vocabulary=500))
     assert caught.value.field == "vocabulary"
 

@@ -93,7 +93,7 @@ MISTAKES: dict[str, tuple[list[str], int, str]] = {
     "an option with a typo": (["submit", "{file}", "--n-sample", "2"], 2, "Did you mean '--n-samples'?"),
     "no file": (["submit", "nothere.jsonl"], 2, "'nothere.jsonl' does not exist"),
     "a file of Windows": (["submit", r"C:\problems.jsonl"], 2, "does not exist"),
-    "a folder without tasks": (["submit", "{folder}"], 1, "it holds no tasks"),
+    "a folder without tasks": (["submit", "{folder}"], 1, "contains no tasks"),
     "no file and no request": (["submit"], 2, "give a FILE with problems"),
     "a sample count that is none": (["submit", "{file}", "-n", "many"], 2, "'many' is not a valid integer"),
     "no farm yet": (["submit", "{file}"], 1, "FarmUnreachable: no farm was ever started in"),

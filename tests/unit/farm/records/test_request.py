@@ -152,7 +152,7 @@ def test_engines_are_stored_once_and_an_instances_engine_overrides_the_batchs() 
 @pytest.mark.parametrize(
     ("roles", "field", "message"),
     [
-        ({"judge": {}}, "roles.judge", "name the server"),
+        ({"judge": {}}, "roles.judge", "needs a server"),
         ({"judge": {"engine_key": SECRET, "model": "m"}}, "roles.judge", "and no engine_url"),
         ({"user": {"engine_url": f"http://u:{SECRET}@h/v1"}}, "roles.user.engine_url", "must not hold a password"),
         ({"user": {"model": "m", "sampling": {"routed_experts": 8}}}, "roles.user", "only recorded for the policy"),

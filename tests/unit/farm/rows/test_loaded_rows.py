@@ -98,7 +98,7 @@ def test_default_columns_fill_only_rows_without_them(tmp_path: Path) -> None:
     assert for_rows("skyrl", ["env_class=gsm8k", "model=m"]) == ({"env_class": "gsm8k"}, ("model=m",))
     assert for_rows("verl", ["env_class=gsm8k"]) == ({}, ("env_class=gsm8k",))
     assert for_rows("answer", ["rm_type=f1"]) == ({"rm_type": "f1"}, ())
-    with pytest.raises(InvalidRequest, match="skyrl takes env_class for all rows"):
+    with pytest.raises(InvalidRequest, match="skyrl accepts env_class for all rows"):
         read_rows(written(tmp_path, rows), "skyrl", given={"server": "mcqa"})
 
 
@@ -130,8 +130,8 @@ def test_invalid_rows_are_listed_up_to_a_limit(tmp_path: Path) -> None:
     ("rows", "form", "told"),
     [
         ([], "verl", "it has no rows"),
-        ([MATH], "parchment", "there is no form 'parchment'; known are: verl, dapo"),
-        ([MATH], "columns", "name the handler that takes the columns"),
+        ([MATH], "parchment", "there is no form 'parchment'; known: verl, dapo"),
+        ([MATH], "columns", "name the handler for the columns"),
         ([{"responses_create_params": {}, "agent_ref": {"name": "own"}}], "nemo-gym", "its agent is 'own'"),
         ([{**GYM, "agent_ref": {"name": "graphwalks_simple_agent"}}], "nemo-gym", "'graphwalks_simple_agent'"),
         ([{**GYM, "agent_ref": {"name": "lc_mcqa_agent"}}], "nemo-gym", "its agent is 'lc_mcqa_agent'"),
@@ -141,17 +141,17 @@ def test_invalid_rows_are_listed_up_to_a_limit(tmp_path: Path) -> None:
             "nemo-gym",
             "it has tools of the server 'simpleqa'",
         ),
-        ([{**GYM, "server": "reasoning_gym"}], "nemo-gym", "names its family"),
+        ([{**GYM, "server": "reasoning_gym"}], "nemo-gym", "needs its family"),
         ([{"prompt": "x"}], "skyrl", "--set env_class=gsm8k"),
         (
             [{"prompt": "x", "env_class": "multiply"}],
             "skyrl",
-            "'multiply' is a class of the trainer's own",
+            "'multiply' is the trainer's own class",
         ),
         ([{"prompt": "x", "env_class": "search"}], "skyrl", "'search' needs a search engine"),
-        ([{"prompt": "x", "env_class": "null"}], "skyrl", "'null' is a class of the trainer's own"),
+        ([{"prompt": "x", "env_class": "null"}], "skyrl", "'null' is the trainer's own class"),
         ([{"answer": 10**30}], "answer", "64 bits"),
-        (['{"a": 1, "a": 2}'], "answer", "'a' stands twice"),
+        (['{"a": 1, "a": 2}'], "answer", "'a' occurs twice"),
     ],
 )
 def test_unreadable_rows_are_refused(tmp_path: Path, rows: list[Any], form: str, told: str) -> None:

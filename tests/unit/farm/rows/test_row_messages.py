@@ -17,20 +17,20 @@ from farm.rows import read_rows
 GOOD = json.dumps({"problem": "one", "answer": "1"})
 VERL = {"prompt": [{"role": "user", "content": "q"}], "reward_model": {"ground_truth": "1"}, "data_source": "x"}
 FILES: dict[str, tuple[str, bytes, str, str]] = {
-    "a cut line": ("f.jsonl", f'{GOOD}\n{{"a": 1'.encode(), "answer", r"f.jsonl:2: no JSON: .* at character 8; wanted"),
-    "Python's quotes": ("f.jsonl", b"{'a': 1}", "answer", r"f.jsonl:1: no JSON: .*double quotes at character 2"),
-    "a cut array": ("f.json", b'[{"a": 1},\n {"a": ]', "answer", r"f.json: no JSON: .* at line 2, character 8"),
+    "a cut line": ("f.jsonl", f'{GOOD}\n{{"a": 1'.encode(), "answer", r"f.jsonl:2: not JSON: .* character 8; expected"),
+    "Python's quotes": ("f.jsonl", b"{'a': 1}", "answer", r"f.jsonl:1: not JSON: .*double quotes at character 2"),
+    "a cut array": ("f.json", b'[{"a": 1},\n {"a": ]', "answer", r"f.json: not JSON: .* at line 2, character 8"),
     "a list in a line": (
         "f.jsonl",
         f"{GOOD}\n[1]".encode(),
         "answer",
-        r"f.jsonl:2: this is no JSON object, but a list",
+        r"f.jsonl:2: this is not a JSON object, but a list",
     ),
-    "a text in a line": ("f.jsonl", f'{GOOD}\n"x"'.encode(), "answer", r"f.jsonl:2: .*but a text; wanted"),
-    "null in a line": ("f.jsonl", f"{GOOD}\nnull".encode(), "answer", r"f.jsonl:2: .*but null; wanted"),
-    "a name twice": ("f.jsonl", b'{"a": 1, "a": 2}', "answer", r"f.jsonl:1: 'a' stands twice .*: keep one of them"),
+    "a text in a line": ("f.jsonl", f'{GOOD}\n"x"'.encode(), "answer", r"f.jsonl:2: .*but a text; expected"),
+    "null in a line": ("f.jsonl", f"{GOOD}\nnull".encode(), "answer", r"f.jsonl:2: .*but null; expected"),
+    "a name twice": ("f.jsonl", b'{"a": 1, "a": 2}', "answer", r"f.jsonl:1: 'a' occurs twice .*: keep one of them"),
     "Latin-1": ("f.jsonl", f'{GOOD}\n{{"a": "'.encode() + b"\xe9", "answer", r"f.jsonl:2: .*byte 8 .*\(0xe9\).*iconv"),
-    "nothing": ("f.jsonl", b"\n\n", "answer", r"f.jsonl: it has no rows; wanted"),
+    "nothing": ("f.jsonl", b"\n\n", "answer", r"f.jsonl: it has no rows; expected"),
     "CSV": ("f.csv", b"problem,answer\n1,2\n", "answer", r"f.csv: it is CSV; .*csv.DictReader"),
     "TSV": ("f.tsv", b"problem\tanswer\n", "answer", r"f.tsv: it is TSV; .*lines of JSON"),
     "a spreadsheet": ("f.xlsx", b"PK\3\4", "answer", r"f.xlsx: it is a spreadsheet; .*save it as CSV"),

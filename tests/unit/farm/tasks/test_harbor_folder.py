@@ -136,7 +136,7 @@ def test_compose_file_of_one_service_is_checked(task: Callable[..., Path], servi
         ({"tests__test_DOT_sh": None}, "there is no tests/test.sh"),
         ({"tests__.harborignore": "*.sh\n"}, "tests/test.sh: a .harborignore leaves it out"),
         ({"tests__.harborignore": "!\n"}, "tests/.harborignore: it cannot be read"),
-        ({"environment__Dockerfile": None}, "neither environment/Dockerfile nor"),
+        ({"environment__Dockerfile": None}, "needs an image: environment/Dockerfile or"),
         ({"task_DOT_toml": '[[steps]]\nname = "a"'}, "steps/a/instruction.md"),
         ({"environment__docker-compose_DOT_yaml": "services: []"}, "docker-compose.yaml: a compose file without"),
         ({"instruction_DOT_md": "<!-- canary 1 -->\n"}, "instruction.md: it is empty"),
@@ -183,7 +183,7 @@ def test_earlier_conversation_is_refused_by_name(task: Callable[..., Path]) -> N
 
 
 def test_folder_without_tasks_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(InvalidRequest, match="it holds no tasks"):
+    with pytest.raises(InvalidRequest, match="contains no tasks"):
         task_paths(tmp_path)
 
 
@@ -235,11 +235,11 @@ def test_task_of_terminal_bench_1_is_converted_to_harbor(tmp_path: Path) -> None
 @pytest.mark.parametrize(
     ("name", "text", "named"),
     [
-        ("task.yaml", "instruction: x\nparser_name: mlebench", "'mlebench', not by pytest or swebench"),
+        ("task.yaml", "instruction: x\nparser_name: mlebench", "'mlebench', not pytest or swebench"),
         ("docker-compose.yaml", _MOUNTED.format("./out:/data"), "mounts './out', which is not in the task"),
-        ("task.yaml", "instruction: [", "no YAML"),
+        ("task.yaml", "instruction: [", "not YAML"),
         ("task.yaml", "difficulty: easy", "instruction"),
-        ("docker-compose.yaml", "services:\n  client:\n    build: {context: ../..}", "lies outside of the task"),
+        ("docker-compose.yaml", "services:\n  client:\n    build: {context: ../..}", "lies outside the task"),
     ],
 )
 def test_inconvertible_task_is_refused_by_name(tmp_path: Path, name: str, text: str, named: str) -> None:
@@ -373,7 +373,7 @@ def test_dockerfile_of_a_compose_file_is_built_with_its_arguments(tmp_path: Path
         assert not (folder / "solution.sh").exists()
     files["docker-compose.yaml"] = compose.replace("sub/Other", "sub/None")
     with (
-        pytest.raises(InvalidRequest, match="builds 'sub/None', which is not there"),
+        pytest.raises(InvalidRequest, match="builds 'sub/None', which does not exist"),
         task_folder(_written(tmp_path / "other", files)),
     ):
         pass

@@ -149,7 +149,7 @@ def test_impossible_path_and_unprintable_key_are_reported(tmp_path: Path) -> Non
     path = tmp_path / "farm.toml"
     for text, fault in (
         ('home = "~no-such-user/x"', "home: there is no such home: ~no-such-user/x"),
-        ('log_dir = "a\\u0000b"', "log_dir: a path has no NUL"),
+        ('log_dir = "a\\u0000b"', "log_dir: a path cannot contain NUL"),
         ('build_files = { "/etc/a" = "~no-such-user/a" }', "build_files: there is no such home: ~no-such-user/a"),
         ('"" = 1', "'' is not a setting; `farm config` lists all"),
     ):
