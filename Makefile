@@ -198,7 +198,7 @@ screenshots: venv home apptainer  ## pictures of each view of the page in docs/s
 	@bash tests/web/environment.sh '$(FARM_HOME)/web'
 	@mkdir -p docs/screenshots
 	@FARM_SCREENSHOTS='$(CURDIR)/docs/screenshots' FARM_WEB_PACKAGES='$(FARM_HOME)/web/packages' \
-	  $(BIN)/python -m pytest -q -n 0 --timeout 900 tests/web -k everyone
+	  $(BIN)/python -m pytest -q -n 0 --timeout 900 tests/web -k is_accessible
 
 check: venv docs  ## formatting, lint, types, import contracts, links of the documentation
 	$(BIN)/ruff format --check .
