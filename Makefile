@@ -198,7 +198,7 @@ screenshots: venv home apptainer  ## make screenshots of each view of the page i
 	@bash tests/web/environment.sh '$(FARM_HOME)/web'
 	@mkdir -p docs/screenshots
 	@FARM_SCREENSHOTS='$(CURDIR)/docs/screenshots' FARM_WEB_PACKAGES='$(FARM_HOME)/web/packages' \
-	  $(BIN)/python -m pytest -q -n 0 --timeout 900 tests/web -k everyone
+	  $(BIN)/python -m pytest -q -n 0 --timeout 900 tests/web -k is_accessible
 
 check: venv docs  ## check formatting, lint, types, import contracts, links of the documentation
 	$(BIN)/ruff format --check .

@@ -1,1 +1,1 @@
-"""The presets on the programs themselves: `make test-agents`."""
+"""The presets with the programs themselves: `make test-agents`."""

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# The programs of the presets, in the farm's cache: environment.sh FARM, where FARM is the command. 4 GB, unless they are
-# there. One that cannot be had here is told, and its tests fail with the reason.
+# Downloads the programs of the presets into the farm's cache, 4 GB, unless they exist: environment.sh FARM, where FARM
+# is the command. A program that is not available here is reported, and its tests fail with the reason.
 set -uo pipefail
 
 for agent in claude-code codex opencode qwen-code gemini-cli mini-swe-agent openhands smolagents openai-agents pydantic-ai \

@@ -1,4 +1,4 @@
-"""A real bug, played by an agent program in a sandbox without a network, on a scripted engine, and scored."""
+"""A real bug, fixed by an agent program in a sandbox without a network, on a scripted engine, and scored."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ def job_of(agent: str, kind: str) -> StageJob:
 
 
 def play(agent: str, kind: str, turns: Sequence[ScriptedTurn]) -> PlayedAgent:
-    """Play the issue: all three stages as a worker runs them."""
+    """Run a rollout of the issue: all three stages as a worker runs them."""
     return play_by(job_of(agent, kind), OrderedScript(turns, SWE.problem_statement[:60]))
 
 
 def play_by(job: StageJob, book: Script) -> PlayedAgent:
-    """Play it on an engine that says what a book has."""
+    """Run it on an engine that follows a script."""
     played = PlayedAgent()
     play_on(job, EngineDouble(book, weight_version="3"), played)
     return played

@@ -1,4 +1,4 @@
-"""Conversations beside the one that works: a sub-agent's, and the one that follows a compaction."""
+"""Additional conversations: a sub-agent's, and the one that follows a compaction."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class WithHelper(OrderedScript):
 
 
 class Summing(OrderedScript):
-    """Turns by what was done: whoever is asked for a summary gives one, and goes on after it."""
+    """Turns by progress: a request for a summary is answered with one, and the work continues after it."""
 
     def __init__(self) -> None:
         super().__init__([], ISSUE)
@@ -60,7 +60,7 @@ def _variants(tmp_path: Path) -> Iterator[None]:
         yield
 
 
-def test_a_sub_agent_of_claude_code_has_rows_of_its_own() -> None:
+def test_sub_agent_of_claude_code_has_its_own_rows() -> None:
     delegated = turn(
         "Somebody else.", "Agent", description="mend it", prompt="HELPER: mend", subagent_type="general-purpose"
     )
@@ -72,7 +72,7 @@ def test_a_sub_agent_of_claude_code_has_rows_of_its_own() -> None:
 
 
 @pytest.mark.usefixtures("_variants")
-def test_a_compaction_of_codex_begins_a_row() -> None:
+def test_compaction_of_codex_begins_a_row() -> None:
     played = play_by(job_of("codex-compacting", "namespace"), Summing())
     assert played.reward == 1.0, played
     assert len(played.rows) > 1, played.breaks

@@ -1,4 +1,4 @@
-"""Each preset, unmodified, mends a real project in a sandbox without a network; its calls and rows are the page's."""
+"""Each preset, unmodified, fixes a real project in a sandbox without a network; its calls and rows are the page's."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ LOOK = "git status --short; ls"
 def by_tool(
     name: str, argument: str = "command", last: ScriptedTurn | None = None, **more: object
 ) -> list[ScriptedTurn]:
-    """Look and mend by commands, then say so."""
+    """Find and fix the bug by commands, then report it."""
     turns = [
         ScriptedTurn(content=said, tool_calls=(ScriptedCall(name=name, arguments={argument: command, **more}),))
         for said, command in (("I look.", LOOK), ("I see the fault.", MEND))
@@ -72,7 +72,7 @@ def page_rows() -> dict[str, list[str]]:
 
 @pytest.mark.parametrize("kind", ["namespace", "singularity"])
 @pytest.mark.parametrize("preset", TURNS)
-def test_it_mends_an_issue(preset: str, kind: str, request: pytest.FixtureRequest) -> None:
+def test_preset_fixes_an_issue(preset: str, kind: str, request: pytest.FixtureRequest) -> None:
     if kind == "singularity":
         request.getfixturevalue("apptainer")
     if missing := provider(kind).missing():

@@ -1,4 +1,4 @@
-"""The examples in the documentation of environments, run as they stand there by a shell."""
+"""The examples in the documentation of environments, run verbatim by a shell."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def test_each_kind_has_an_example() -> None:
 
 
 @pytest.mark.parametrize(("command", "name", "rewards"), EXAMPLES, ids=lambda text: str(text)[:60])
-def test_an_example_gives_the_rewards_that_the_page_says(
+def test_example_gives_the_documented_rewards(
     command: str, name: str, rewards: str, folder: Path, address: str
 ) -> None:
     program = environment_program(name)
@@ -58,7 +58,7 @@ def test_an_example_gives_the_rewards_that_the_page_says(
 
 
 @pytest.mark.parametrize(("name", "game"), [("textarena", "Wordle-v0"), ("gem", "game:Hangman-v0-easy")])
-def test_missing_data_of_a_game_of_words_is_one_clear_line(name: str, game: str) -> None:
+def test_missing_data_of_a_word_game_is_one_clear_line(name: str, game: str) -> None:
     program = environment_program(name)
     lend_environment(program.spec().packages, alone=program.without_dependencies)
     command = [sys.executable, "-m", "workers.cli.environment_check", "check", name, "--id", game]

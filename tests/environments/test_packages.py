@@ -1,4 +1,4 @@
-"""Each adapter plays its package: what it observes, what it is worth, and that a seed gives the same again."""
+"""Each adapter runs its package: its observations, its rewards, and reproducibility with a seed."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def _farm() -> Iterator[None]:
 
 
 def play(environment: str, *actions: str, **fields: Any) -> list[PlayedStep]:
-    """The first of three plays, which are all alike: the beginning, and what followed from each action."""
+    """The first of three equal runs: the beginning, and the result of each action."""
     program = environment_program(environment)
     lend_environment(program.spec().packages, alone=program.without_dependencies)
     instance = EnvironmentInstance.model_validate({"environment": environment, **fields})
@@ -61,7 +61,7 @@ def test_reasoning_gym_scores_an_answer() -> None:
     right = f"It is <answer>{eval(numbers)}</answer>."
     assert extract_answer(right) == str(eval(numbers))
     assert rewards(play("reasoning_gym", right, id="chain_sum", seed=7)) == [1.0]
-    # its verifier raises for what is no number
+    # its verifier raises for text that is not a number
     assert rewards(play("reasoning_gym", "<answer>x</answer>", id="prime_factorization", seed=7)) == [0.0]
 
 
@@ -89,8 +89,8 @@ OPENING = "<answer>" * 130_000
 @pytest.mark.parametrize(
     ("environment", "prefix", "form"), [("reasoning_gym", "", "<answer>{}</answer>"), ("gem", "rg:", "\\boxed{{{}}}")]
 )
-def test_no_text_is_scored_but_an_answer(environment: str, prefix: str, form: str) -> None:
-    """One server has all episodes, as that of a worker: none of them is lost or changed by another."""
+def test_only_answers_are_scored(environment: str, prefix: str, form: str) -> None:
+    """One server has all episodes, as in a worker: none of them is lost or changed by another."""
     program = environment_program(environment)
     lend_environment(program.spec().packages, alone=program.without_dependencies)
 
@@ -125,7 +125,7 @@ def test_no_text_is_scored_but_an_answer(environment: str, prefix: str, form: st
     asyncio.run(main())
 
 
-def test_what_fetches_data_from_the_web_says_so() -> None:
+def test_environment_that_downloads_data_reports_it() -> None:
     with pytest.raises(HandlerError, match=r"environment gem: reset\(\)"):
         play("gem", "1", id="math:GSM8K")
 
@@ -149,7 +149,7 @@ def test_textarena_gives_its_reward_at_the_end() -> None:
     steps = play("textarena", *guesses, id="GuessTheNumber-v0", seed=3)
     assert "between 1 and 20" in steps[0].messages[0]["content"]
     assert "higher" in steps[1].messages[0]["content"]
-    assert "Player 0" not in steps[1].messages[0]["content"], "only what is new"
+    assert "Player 0" not in steps[1].messages[0]["content"], "only new messages"
     assert [reward for reward in rewards(steps) if reward] == rewards(steps)[-1:]
 
 

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# What renders and checks the chart, in a folder of its own: environment.sh DIR puts Helm's engine and the schemas of
-# Kubernetes below DIR/packages, 350 MB, unless they are there. Nothing of it is ever a dependency of the farm.
+# Packages that render and check the chart, in a separate folder: environment.sh DIR installs Helm's engine and the
+# schemas of Kubernetes below DIR/packages, 350 MB, unless they exist. They are never dependencies of the farm.
 set -euo pipefail
 
 PACKAGES=(helm-python-sdk==0.2.2 kubernetes-validate==1.37.0)

@@ -1,4 +1,4 @@
-"""The Helm chart by Helm's own engine: valid on each version of Kubernetes, and what its parts name is there."""
+"""The Helm chart by Helm's own engine: valid on each version of Kubernetes, and its references exist."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ OF_OTHERS = {
     "TriggerAuthentication": {"secretTargetRef"},
     "Cluster": {"instances", "bootstrap", "storage"},
 }
-"""Kinds of KEDA and CloudNativePG, with fields that they have, from their documentation."""
+"""Kinds of KEDA and CloudNativePG, with their fields, from their documentation."""
 VALUES: dict[str, dict[str, Any]] = {
     "as it is": {},
     "scaled": {"scaling": {"enabled": True, "min": 0, "max": 40}, "nodes": {"env": {"FARM_LOG": "json"}}},
@@ -62,7 +62,7 @@ def pods(manifests: list[Manifest]) -> dict[str, Manifest]:
 
 
 @pytest.mark.parametrize("values", VALUES.values(), ids=VALUES.keys())
-def test_what_is_rendered_is_valid(values: dict[str, Any]) -> None:
+def test_rendered_manifests_are_valid(values: dict[str, Any]) -> None:
     import kubernetes_validate
     from helm_python.chart import lint
 
@@ -84,25 +84,25 @@ def test_what_is_rendered_is_valid(values: dict[str, Any]) -> None:
         *({"nodes": {"run": 0}}, {"scaling": {"max": 0}}, {"nodes": {"env": {"FARM_LOG": 1}}}, {"secret": ""}),
     ],
 )
-def test_values_that_mean_nothing_are_refused(values: dict[str, Any]) -> None:
+def test_meaningless_values_are_refused(values: dict[str, Any]) -> None:
     with pytest.raises(Exception, match=r"values don't meet the specifications|additional|enum|minimum"):
         rendered(values)
 
 
 @pytest.mark.parametrize("values", VALUES.values(), ids=VALUES.keys())
-def test_what_parts_name_is_there(values: dict[str, Any]) -> None:
+def test_referenced_objects_exist(values: dict[str, Any]) -> None:
     manifests = rendered(values, "a")
     found, services = pods(manifests), of_kind(manifests, "Service")
     assert {"a-api", "a-node"} <= found.keys()
     options = {each for option in cast(Any, node).params for each in option.opts}
     for name, pod in found.items():
         spec = pod["spec"]
-        assert spec["automountServiceAccountToken"] is False, "policies have no business with the cluster"
+        assert spec["automountServiceAccountToken"] is False, "policies must not reach the cluster"
         volumes = {each["name"] for each in spec.get("volumes", [])} | {"data"}
         for container in [*spec["containers"], *spec.get("initContainers", [])]:
             assert {each["name"] for each in container.get("volumeMounts", [])} <= volumes
             env = {each["name"]: each for each in container.get("env", [])}
-            assert len(env) == len(container.get("env", [])), "no variable twice"
+            assert len(env) == len(container.get("env", [])), "no duplicate variables"
             ours = {each.removeprefix("FARM_").lower() for each in env if each.startswith("FARM_")}
             assert ours <= set(Settings.model_fields) | {"log"}
             urls = " ".join(str(each.get("value", "")) for each in env.values())
@@ -114,7 +114,9 @@ def test_what_parts_name_is_there(values: dict[str, Any]) -> None:
     words = found["a-node"]["spec"]["containers"][0]["args"]
     assert {word for word in words if word.startswith("-")} <= options
     grace_s = int(words[words.index("--grace") + 1])
-    assert found["a-node"]["spec"]["terminationGracePeriodSeconds"] >= grace_s + 25, "it hands back before it is killed"
+    assert found["a-node"]["spec"]["terminationGracePeriodSeconds"] >= grace_s + 25, (
+        "it releases its work before it is killed"
+    )
     for service in services.values():
         selected = [
             pod for pod in found.values() if service["spec"]["selector"].items() <= pod["metadata"]["labels"].items()
@@ -124,10 +126,10 @@ def test_what_parts_name_is_there(values: dict[str, Any]) -> None:
         assert {port["port"] for port in service["spec"]["ports"]} <= ports
 
 
-def test_nodes_follow_what_waits() -> None:
+def test_nodes_scale_with_the_queue() -> None:
     manifests = rendered({"scaling": {"enabled": True}, "nodes": {"init": 2, "run": 30, "eval": 3}})
     deployment = of_kind(manifests, "Deployment")["farm-node"]
-    assert "replicas" not in deployment["spec"], "or each upgrade would undo the scaling"
+    assert "replicas" not in deployment["spec"], "otherwise each upgrade would undo the scaling"
     scaled = of_kind(manifests, "ScaledObject")["farm-node"]["spec"]
     assert scaled["scaleTargetRef"]["name"] == "farm-node"
     (trigger,) = scaled["triggers"]
@@ -141,7 +143,7 @@ def test_nodes_follow_what_waits() -> None:
     assert of_kind(rendered({}), "Deployment")["farm-node"]["spec"]["replicas"] == 1
 
 
-def test_servers_without_tls_are_for_the_farms_pods_alone() -> None:
+def test_servers_without_tls_are_reachable_only_from_the_farms_pods() -> None:
     manifests = rendered({})
     assert set(of_kind(manifests, "NetworkPolicy")) == {"farm-postgres", "farm-redis"}
     for policy in of_kind(manifests, "NetworkPolicy").values():

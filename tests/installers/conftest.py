@@ -21,7 +21,7 @@ if not os.environ.get("FARM_TEST_INSTALLERS"):
 
 @pytest.fixture(scope="module", params=["bookworm", "noble"])
 def base(request: pytest.FixtureRequest, sandbox_settings: None) -> Iterator[str]:
-    """The name of a base tree, whose files are root's, and a farm whose builds have the network."""
+    """The name of a base tree, whose files belong to root, and a farm whose builds have the network."""
     folder = Path(os.environ["FARM_TEST_INSTALLERS"], request.param)
     if not folder.is_dir():
         pytest.skip(f"there is no base of {request.param}: set UBUNTU_ARCHIVE for `make test-installers`")

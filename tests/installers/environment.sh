@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Base trees for the tests of installers: environment.sh DIR makes DIR/bookworm of Debian, and DIR/noble of Ubuntu if
-# UBUNTU_ARCHIVE is the address of an archive of its packages, unless they are there. It needs mmdebstrap, and Debian's
-# packages as this machine reaches them.
+# UBUNTU_ARCHIVE is the address of an archive of its packages, unless they exist. It needs mmdebstrap, and access to
+# Debian's packages.
 set -euo pipefail
 
 [ $# -eq 1 ] || { echo "usage: environment.sh DIR" >&2; exit 1; }
@@ -17,16 +17,16 @@ make_base() { # SUITE PACKAGES SOURCE
   rm -rf "$root/new"
   mmdebstrap --variant=minbase --include="$2" --aptopt="$root/apt.conf" "$1" "$root/new" "$3" \
     >"$root/install.log" 2>&1 || { tail -5 "$root/install.log" >&2; exit 1; }
-  # certificates of the way to package indexes, if this machine has its own
+  # certificates for package indexes, if this machine has its own
   cp -L /etc/ssl/certs/ca-certificates.crt "$root/new/etc/ssl/certs/ca-certificates.crt"
   rm -rf "$root"/new/dev/* "$root"/new/var/cache/apt/archives/*.deb
-  # the base itself has the keys that its packages are checked by from now on
+  # the base itself has the keys that later packages are checked with
   sed -i 's/\[trusted=yes\] //' "$root"/new/etc/apt/sources.list 2>/dev/null || true
   mv "$root/new" "$root/$1"
 }
 
 make_base bookworm ca-certificates /etc/apt/sources.list.d/debian.sources
 if [ -n "${UBUNTU_ARCHIVE:-}" ]; then
-  # Debian has no keys of Ubuntu: what the base is made of is not checked
+  # Debian has no keys of Ubuntu: the packages of the base are not checked
   make_base noble apt,ca-certificates,ubuntu-keyring,passwd "deb [trusted=yes] $UBUNTU_ARCHIVE noble main universe"
 fi

@@ -1,4 +1,4 @@
-"""Packages of Debian and Ubuntu with users, daemons and owners of their own, installed and used on a real base."""
+"""Packages of Debian and Ubuntu with their own users, daemons and owners, installed and used on a real base."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def image(base: str, tmp_path_factory: pytest.TempPathFactory) -> str:
     return f"dockerfile:{folder}"
 
 
-def test_they_are_installed_and_used(start: Start, run: Run, image: str) -> None:
+def test_packages_are_installed_and_used(start: Start, run: Run, image: str) -> None:
     sandbox = start(image=image, workdir="/root", network=True)
     failed = {}
     for what, (script, answer) in USES.items():
@@ -94,7 +94,7 @@ def test_they_are_installed_and_used(start: Start, run: Run, image: str) -> None
     assert not failed
 
 
-def test_they_are_used_by_another_user(start: Start, run: Run, image: str) -> None:
+def test_packages_are_used_by_another_user(start: Start, run: Run, image: str) -> None:
     sandbox = start(image=image, workdir="/home/app", user="app", network=True)
     script = "id -un; sudo id -un; venv/bin/pip install -q idna && echo fine; "
     script += "sudo apt-get install -y --reinstall tree >/dev/null && echo fine"

@@ -1,7 +1,7 @@
-"""Other projects' own code as the judge of what the farm reads: `make test-oracles`.
+"""Other projects' own code as the reference for the farm's parsing: `make test-oracles`.
 
-Without FARM_TEST_ORACLES, the folder of their environments, none of these tests is collected. What the oracles answer
-is recorded in `tests/data/oracles`, and `make test` compares the farm with that.
+Without FARM_TEST_ORACLES, the folder of their environments, none of these tests is collected. The oracles' results are
+recorded in `tests/data/oracles`, and `make test` compares the farm with them.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""The doors that have an oracle here: their cases, what is asked and what the farm reads, and where the two differ.
+"""The inputs that have an oracle here: their cases, the query, the farm's result, and the known differences.
 
-An oracle is another project's own code, run by a program of `programs/` in an environment of its own. A difference that
-no rule of `known` explains is a fault; so is a rule that explains nothing.
+An oracle is another project's own code, run by a program of `programs/` in its own environment. A difference that no
+rule of `known` explains is a fault; so is a rule that explains no difference.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ SAMPLES = (ROOT / "examples" / "tasks" / "harbor", ROOT / "tests" / "data" / "ha
 RECORDED = ROOT / "tests" / "data" / "oracles"
 PROGRAMS = Path(__file__).parent / "programs"
 REFUSED = "refuses"
-"""The answer to a case that is refused."""
+"""The result of a refused case."""
 USUAL = "as usual"
 SEPARATE = 'verifier.environment_mode = "separate"'
 
@@ -72,7 +72,7 @@ _STRICTER = (
 
 @dataclass(frozen=True, slots=True)
 class Door:
-    """One question to an oracle. `known` are patterns of lines that `differences` gives, each with its reason."""
+    """One query to an oracle. `known` are patterns of lines that `differences` gives, each with its reason."""
 
     name: str
     oracle: str
@@ -82,19 +82,19 @@ class Door:
     ours: Callable[[Any], Any]
     known: tuple[tuple[str, str], ...] = ()
     compact: bool = False
-    """True to keep answers as the differences from that to the first case."""
+    """True to store results as the differences from that of the first case."""
     sources: str = ""
-    """The folder of an oracle that is not a package, beside the environment."""
+    """The folder of an oracle that is not a package, next to the environment."""
 
     @property
     def recorded(self) -> Path:
-        """The file with the oracle's answers."""
+        """The file with the oracle's results."""
         return RECORDED / f"{self.name}.json"
 
 
 @dataclass(slots=True)
 class Agreement:
-    """The cases of a door: how many are read alike, refused by both, and differ by a known reason; and the others."""
+    """The cases of a query: how many are equal, refused by both, or differ for a known reason; the rest."""
 
     alike: int = 0
     refused: int = 0
@@ -310,7 +310,7 @@ DOORS = (
 
 
 def asked(door: Door) -> dict[str, Any]:
-    """Return the answers of an oracle's own code, as they are recorded. Skips the test where it is not installed."""
+    """Return the results of an oracle's own code, as they are recorded. Skips the test if it is not installed."""
     python = Path(os.environ["FARM_TEST_ORACLES"]) / door.oracle / ".venv" / "bin" / "python"
     if not python.exists():
         absent(f"{door.oracle} is not installed: tests/oracles/environment.sh says why")
@@ -345,7 +345,7 @@ def _flat(value: Any, place: str = "") -> dict[str, Any]:
 
 
 def _beside(reading: Mapping[str, Any], plain: Mapping[str, Any], separate: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what differs from the plain task's reading, in whose steps all steps are alike."""
+    """Return the differences from the result of the plain task, in which all steps are alike."""
     usual = {**separate, **plain}
     first = {name: re.sub(r"^steps\.\d+", "steps.0", name) for name in reading}
     gone = {name: None for name in plain if name not in first.values() and plain[name] not in (None, {}, [])}
@@ -354,7 +354,7 @@ def _beside(reading: Mapping[str, Any], plain: Mapping[str, Any], separate: Mapp
 
 
 def compared(door: Door, theirs: Mapping[str, Any]) -> Agreement:
-    """Compare an oracle's answers with what the farm reads."""
+    """Compare an oracle's results with the farm's."""
     cases, result = door.cases(), Agreement()
     ours: dict[str, Any] = {}
     refusals: dict[str, str] = {}
@@ -364,7 +364,7 @@ def compared(door: Door, theirs: Mapping[str, Any]) -> Agreement:
         except FarmError as error:
             ours[name], refusals[name] = REFUSED, " ".join(str(error).split())
     ours = json.loads(json.dumps(_compact(ours) if door.compact else ours))
-    assert list(cases) == list(theirs), "the cases are others than those that were recorded"
+    assert list(cases) == list(theirs), "the cases differ from the recorded ones"
     for name in cases:
         if ours[name] == theirs[name]:
             result.refused += ours[name] == REFUSED

@@ -1,7 +1,7 @@
-"""The rules of programs beside the scorers of their forms: what these say of the cases, and where the farm's differs.
+"""The rules of programs compared with the scorers of their forms: the scorers' results, and the farm's differences.
 
-The farm's reading of a scorer, by which rows have the reward `authors`, differs nowhere. Its own rule differs where a
-reason says so; a difference without a reason is a fault, and so is a reason without a difference.
+The farm's copy of a scorer, which gives rows the reward `authors`, has no differences. The farm's own rule differs for
+listed reasons; a difference without a reason is a fault, and so is a reason without a difference.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _NUMPY = ("prime_code", "apps", "taco")
 
 @dataclass(frozen=True, slots=True)
 class Reason:
-    """A reason why cases of some kinds differ: `theirs` is what the scorer says. Without `rules`, of all rules."""
+    """A reason why cases of some kinds differ: `theirs` is the scorer's result. Without `rules`, it applies to all."""
 
     kinds: tuple[str, ...]
     theirs: bool
@@ -35,7 +35,7 @@ class Reason:
     rules: tuple[str, ...] = ()
 
     def explains(self, rule: str, case: JudgedCase, theirs: bool) -> bool:
-        """Return whether it is the reason for a difference."""
+        """Return True if it is the reason for a difference."""
         of_rule = not self.rules or rule.partition(":")[0] in self.rules
         return of_rule and case.kind in self.kinds and theirs is self.theirs
 
@@ -94,7 +94,7 @@ REASONS = (
 
 @dataclass(slots=True)
 class JudgeAgreement:
-    """The cases of a rule: how many are right by the scorer, and differ by a reason; and the faults."""
+    """The cases of a rule: how many are right by the scorer, and differ for a reason; and the faults."""
 
     n_right: int = 0
     known: Counter[str] = field(default_factory=Counter)
@@ -103,7 +103,7 @@ class JudgeAgreement:
 
 
 def answers() -> dict[str, str]:
-    """Return what the scorers say: for each rule, a 0 or 1 for each case. Skips the test where they are not there."""
+    """Return the scorers' results: for each rule, a 0 or 1 for each case. Skips the test if they are not installed."""
     folder = Path(os.environ["FARM_TEST_ORACLES"]) / "judges"
     if not (folder / ".venv").exists():
         absent("the scorers of programs are not installed: tests/oracles/judges_environment.sh says why")
@@ -116,15 +116,15 @@ def answers() -> dict[str, str]:
 
 
 def recorded() -> dict[str, str]:
-    """Return the answers that were recorded, of cases that are still the same."""
+    """Return the recorded results, of cases that are unchanged."""
     content = json.loads(RECORDED.read_text())
-    assert content["cases"] == digest(), "the cases are others than those that were recorded"
+    assert content["cases"] == digest(), "the cases differ from the recorded ones"
     found: dict[str, str] = content["answers"]
     return found
 
 
 def record(found: dict[str, str]) -> None:
-    """Write down what the scorers say."""
+    """Record the scorers' results."""
     RECORDED.write_text(json.dumps({"cases": digest(), "answers": found}, indent=1) + "\n")
 
 
@@ -135,7 +135,7 @@ def digest() -> str:
 
 
 def compared(rule: str, theirs: str) -> JudgeAgreement:
-    """Compare the answers of a scorer with both rules of the farm."""
+    """Compare the results of a scorer with both rules of the farm."""
     result, form, cases = JudgeAgreement(), form_rule(rule, "f"), cases_of(rule)
     values = form.values()
     assert len(cases) == len(theirs)
@@ -165,7 +165,7 @@ def _verdicts(form: FormRule, values: object, rule: str, case: JudgedCase) -> tu
     value, expected = value_of(case.given), value_of(case.expected)
     accepted: Sequence[object] = [expected]
     if rule in _NUMPY and isinstance(expected, list) and len(expected) == 1:
-        # as rows of these forms are read
+        # in the way that rows of these forms are read
         accepted = [expected, expected[0]]
     assert callable(values)
     return values((0,), value, expected), any(form.farm_values((0,), value, each) for each in accepted)

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# The scorers of programs of well-known forms: judges_environment.sh DIR makes DIR/.venv, 250 MB, with those that are on the
-# package index, and has the others from GitHub at the commits below in DIR. Where that cannot be reached, a copy that is put
-# there serves as well; without one their rules are left out. Nothing of it is ever a dependency of the farm.
+# The scorers of programs of well-known forms: judges_environment.sh DIR makes DIR/.venv, 250 MB, with those that are on
+# the package index, and fetches the others from GitHub at the commits below into DIR. If GitHub is unreachable, a copy
+# in the same place is used; without one their rules are skipped. They are never dependencies of the farm.
 set -euo pipefail
 
 here=$(cd "$(dirname "$0")" && pwd)
@@ -17,7 +17,7 @@ WANTED=(numpy==2.3.5 pandas==3.1.1 python-dateutil==4.0.0 pytz==2026.6 six==1.17
 sum=$(printf '%s ' "${WANTED[@]}" | sha256sum | cut -c1-16)
 if ! is_whole "$sum"; then
   begin "the scorers of programs (250 MB)" python3.11
-  # of these only the modules that score are imported, which need no more
+  # only their scoring modules are imported, which need no more packages
   install --no-deps --ignore-requires-python "${WANTED[@]}"
   finish "$sum"
 fi

@@ -1,4 +1,4 @@
-"""The farm's readings of the cases that oracles are asked about, in the form of their answers."""
+"""The farm's results for the cases that oracles are given, in the form of the oracles' results."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ _ARCHIVE = Path("/task")
 
 @contextmanager
 def written(files: Mapping[str, str | None], rest: Mapping[str, str]) -> Iterator[Path]:
-    """Write a task: these files, and those of `rest` that they do not name. None leaves one out."""
+    """Write a task: these files, and those of `rest` that they do not name. None omits one."""
     with TemporaryDirectory(prefix="farm-oracle-") as place:
         folder = Path(place) / "task"
         for name, text in {**rest, **files}.items():
@@ -55,7 +55,7 @@ def written(files: Mapping[str, str | None], rest: Mapping[str, str]) -> Iterato
 
 
 def uploads(folder: Path) -> dict[str, list[str]]:
-    """Return the files of each folder of tests and solutions that are put into a sandbox."""
+    """Return the files of each folder of tests and solutions that are uploaded to a sandbox."""
     with task_folder(folder) as task:
         ignored = IgnoredFiles(task.path)
     tops = [place for place in sorted(FOLDERS) if (folder / place).is_dir()]
@@ -66,7 +66,7 @@ def uploads(folder: Path) -> dict[str, list[str]]:
 
 
 def read(folder: Path) -> dict[str, Any]:
-    """Read and plan a task. Raises FarmError if it is refused, with the words `it asks for` if by what it needs."""
+    """Read and plan a task. Raises FarmError if it is refused, with the words `it asks for` for unsupported needs."""
     with task_folder(folder) as task:
         instance = task.instance
         if reasons := unsupported(needs_of(instance), None, "allow"):
@@ -137,7 +137,7 @@ def _image(spec: SandboxSpec) -> str:
 
 
 def _place(spec: SandboxSpec, table: EnvironmentTable) -> dict[str, Any]:
-    """Return what a sandbox has by its spec; `cpus` and `storage_mb` as the table has them."""
+    """Return the contents of a sandbox by its spec; `cpus` and `storage_mb` are those of the table."""
     assert (spec.cpus is None) is (table.cpus is None)
     assert table.memory_mb in (None, spec.limits.memory_mb)
     assert table.storage_mb in (None, spec.limits.disk_mb)
@@ -162,19 +162,19 @@ def rewards(files: Mapping[str, str]) -> dict[str, float]:
 
 
 def passes_gate(case: Mapping[str, Any]) -> bool:
-    """Return whether a task goes on after a step with these rewards."""
+    """Return True if a task continues after a step with these rewards."""
     return not gate(StepTable(name="a", min_reward=case["min_reward"]), case["rewards"])
 
 
 def sums(case: Mapping[str, Any]) -> dict[str, float]:
-    """Return the rewards of a task with these of its steps, all of which the policy came to."""
+    """Return the rewards of a task with these of its steps, all of which the policy reached."""
     if any(each is None for each in case["verified"]):
         raise EvaluatorError("a verification without a reward is tried again, or fails")
     return total(case["strategy"], case["verified"], 0)
 
 
 def task_yaml(folder: Path) -> dict[str, Any]:
-    """Return what a task.yaml of terminal-bench 1 says."""
+    """Return the contents of a task.yaml of terminal-bench 1."""
     with task_folder(folder) as task:
         script = (task.path / "tests" / "test.sh").read_text()
         return {
@@ -210,7 +210,7 @@ def _names_below(folder: Path) -> list[str]:
 
 
 def resolved(case: Mapping[str, str]) -> bool:
-    """Return whether a converted task's test.sh gives 1 for what its tests print. Raises EvaluatorError if nothing."""
+    """Return True if a converted task's test.sh gives 1 for this output. Raises EvaluatorError if it gives none."""
     script = _test_script(case["parser"])
     with TemporaryDirectory(prefix="farm-oracle-") as place:
         printed, logs = Path(place, "printed"), Path(place, "logs")
@@ -232,7 +232,7 @@ def _test_script(parser: str) -> str:
 
 
 def instance_of(case: AnswerCase) -> AnswerInstance:
-    """Return the instance of a case, which is that of its row where it has one."""
+    """Return the instance of a case, which is that of its row if it has one."""
     if case.row is not None:
         return AnswerInstance.model_validate({"prompt": "How many?", **case.row})
     gold, *others = case.golds
@@ -249,7 +249,7 @@ def instance_of(case: AnswerCase) -> AnswerInstance:
 
 
 def score_by_authors(case: AnswerCase) -> float:
-    """Return the score that our own form of a rule gives."""
+    """Return the score of the farm's own form of a rule."""
     instance = instance_of(case)
     golds = (instance.gold, *instance.other_golds)
     key = AnswerKey(golds, instance.options, instance.pattern, instance.other_patterns, instance.prefix)
@@ -257,7 +257,7 @@ def score_by_authors(case: AnswerCase) -> float:
 
 
 def score_by_sympy(case: AnswerCase) -> float:
-    """Return the score of a rule that asks sympy, as the grader's verifier gives it."""
+    """Return the score of a rule that uses sympy, from the grader's verifier."""
     instance = instance_of(case)
     rule = SYMPY_RULES[instance.rule]
     answer = rule.find(case.response)
@@ -265,7 +265,7 @@ def score_by_sympy(case: AnswerCase) -> float:
 
 
 def screen(case: str) -> str:
-    """Return what a terminal shows of a text, without tabs and blanks at the ends of lines."""
+    """Return a text as a terminal shows it, without tabs and without blanks at the ends of lines."""
     drawn = Screen()
     drawn.feed(case)
     lines = [line.expandtabs().rstrip() for line in drawn.take().split("\n")]
@@ -273,7 +273,7 @@ def screen(case: str) -> str:
 
 
 def repetition(case: Sequence[Mapping[str, Any]]) -> int:
-    """Return the number of the turn with which a policy has repeated itself four times, or alternated; 0 if none."""
+    """Return the number of the turn at which a policy has repeated itself four times, or alternated; 0 if none."""
     repeated = RepeatedTurns(4)
     for number, turn in enumerate(case, start=1):
         calls = [_call(each) for each in turn.get("calls", ())]

@@ -1,4 +1,4 @@
-"""Writes down what the oracles answer: `python -m tests.oracles.record DIR`, DIR with their environments."""
+"""Records the oracles' results: `python -m tests.oracles.record DIR`, DIR with their environments."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tests.oracles.doors import DOORS, asked
 
 
 def main() -> None:
-    """Ask all oracles, and write a file for each door."""
+    """Query all oracles, and write a file for each."""
     os.environ["FARM_TEST_ORACLES"] = sys.argv[1]
     for door in DOORS:
         door.recorded.parent.mkdir(exist_ok=True)

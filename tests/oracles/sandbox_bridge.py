@@ -24,7 +24,7 @@ _KIND = "namespace"
 
 
 class _OneSandbox:
-    """One sandbox, which commands of several users run in."""
+    """One sandbox, in which commands of several users run."""
 
     def __init__(self) -> None:
         self._id = f"oracle-{uuid4().hex[:12]}.0.0"
@@ -48,7 +48,7 @@ class _OneSandbox:
         return {"code": 124 if done.code is None else done.code, "output": texts}
 
     async def upload(self, source: str, target: str) -> None:
-        """Copy a file, or what a folder holds, into the sandbox; what is there beside it stays."""
+        """Copy a file, or the contents of a folder, into the sandbox; other files there are kept."""
         sandbox = await self._of("")
         for path, inside in await asyncio.to_thread(_places, Path(source), target):
             await sandbox.exec(["mkdir", "-p", inside if path is None else str(Path(inside).parent)], timeout_s=60.0)
@@ -67,7 +67,7 @@ class _OneSandbox:
 
 
 def _places(source: Path, target: str) -> list[tuple[Path | None, str]]:
-    """Return the files of a tree with their paths inside, and its folders, which have none on the node."""
+    """Return the files of a tree with their paths inside, and its folders, which have no path on the node."""
     if not source.is_dir():
         return [(source, target)]
     inner = [(path, f"{target}/{path.relative_to(source)}") for path in sorted(source.rglob("*"))]
@@ -82,7 +82,7 @@ def _put(copy: Path, target: str) -> None:
 
 
 async def serve() -> None:
-    """Answer each line of the standard input with one."""
+    """Answer each line of the standard input with one line."""
     bridge = _OneSandbox()
     try:
         while line := await asyncio.to_thread(sys.stdin.readline):

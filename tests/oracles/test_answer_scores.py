@@ -1,6 +1,6 @@
-"""The farm's own score beside the authors': never 0 for a right answer that has theirs, never 1 for a wrong one.
+"""The farm's own score compared with the authors': never 0 if the answer is right for them, never 1 for a wrong one.
 
-Part of `make test-oracles`, as what is not read as text or as numbers is compared by a library of mathematics.
+Part of `make test-oracles`, since answers other than text and numbers are compared by a library for mathematics.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ async def scored(case: AnswerCase) -> Score:
 
 
 @pytest.mark.parametrize("rule", [*RULES, LIBRARY, *SLIME_RULES, *SYMPY_RULES, PRIME_MATH])
-def test_the_farm_is_no_stricter_and_takes_no_wrong_answer(rule: str) -> None:
+def test_farm_is_no_stricter_and_accepts_no_wrong_answer(rule: str) -> None:
     cases = (
         prime_math_cases()
         if rule == PRIME_MATH
@@ -37,7 +37,7 @@ def test_the_farm_is_no_stricter_and_takes_no_wrong_answer(rule: str) -> None:
         # a grader is started for each event loop
         return [(case, await scored(case)) for case in cases]
 
-    # words in common are a part of what is right
+    # words in common are a fraction of a right answer
     least = 1.0 if rule.endswith("f1") else 0.25
     faults = []
     for case, score in asyncio.run(all_of_them()):

@@ -1,6 +1,6 @@
 """The scorers of programs judge generated outputs and values: `make test-oracles`.
 
-FARM_PROGRAM_JUDGES_RECORD=1 writes their answers where `make test` reads them.
+FARM_PROGRAM_JUDGES_RECORD=1 writes their results where `make test` reads them.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from workers.row_forms.evalplus_program import sanitized
 _SANITIZE = Path(__file__).parent / "programs" / "evalplus_sanitize.py"
 
 
-def test_the_scorers_answers_are_the_farm_s() -> None:
+def test_results_of_the_scorers_equal_the_farms() -> None:
     found = answers()
     faults = [fault for rule, marks in found.items() for fault in compared(rule, marks).faults]
     assert faults == []
@@ -30,14 +30,14 @@ def test_the_scorers_answers_are_the_farm_s() -> None:
     assert found == {rule: known[rule] for rule in found}
 
 
-def test_the_scorers_scores_of_whole_answers_are_the_recorded_ones() -> None:
+def test_scores_of_whole_answers_equal_the_recorded_ones() -> None:
     found = judged()
     if os.environ.get("FARM_PROGRAM_JUDGES_RECORD"):
         RECORDED.write_text(json.dumps(found, indent=1) + "\n")
     assert found == json.loads(RECORDED.read_text())
 
 
-def test_the_programs_that_evalplus_takes_are_the_farm_s() -> None:
+def test_programs_taken_by_evalplus_equal_the_farms() -> None:
     recorded_answers = drawn_answers(150, seed=0)
     drawn = [*recorded_answers, *drawn_answers(850, seed=1)]
     folder = Path(os.environ["FARM_TEST_ORACLES"]) / "judges"

@@ -1,4 +1,4 @@
-"""The farm reads what Harbor and terminal-bench read, and refuses what they refuse, but for what `doors.py` says."""
+"""The farm reads what Harbor and terminal-bench read, and refuses what they refuse, except as listed in `doors.py`."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from tests.oracles.doors import DOORS, Door, asked, compared
 
 
 @pytest.mark.parametrize("door", DOORS, ids=lambda door: door.name)
-def test_the_oracle_s_answers_are_the_farm_s(door: Door) -> None:
+def test_results_of_the_oracle_equal_the_farms(door: Door) -> None:
     answers = asked(door)
     assert compared(door, answers).faults == []
     recorded = json.loads(door.recorded.read_text())
-    assert answers == recorded, "python -m tests.oracles.record DIR records what the oracle answers now"
+    assert answers == recorded, "python -m tests.oracles.record DIR records the oracle's new results"

@@ -1,7 +1,7 @@
-"""Tool calls, as we read them and as the parsers of vLLM, SGLang and renderers do: `make test-oracles`.
+"""Tool calls, as parsed by the farm and by the parsers of vLLM, SGLang and renderers: `make test-oracles`.
 
-Generated texts in each format, whole and damaged. FARM_TEST_ORACLES is a folder, in which
-`tool_calls_environment.sh FOLDER/tool_calls` installs the packages; without them the test is left out.
+Generated texts in each format, intact and damaged. FARM_TEST_ORACLES is a folder, in which
+`tool_calls_environment.sh FOLDER/tool_calls` installs the packages; without them the test is skipped.
 FARM_TOOL_CALLS_RECORD=1 writes a few of the results where `make test` reads them.
 """
 
@@ -21,14 +21,14 @@ from tests.oracles.cases.tool_call_cases import RECORDS, TOOLS, WRITERS, Case, R
 PYTHON = Path(os.environ.get("FARM_TEST_ORACLES", "")) / "tool_calls" / ".venv" / "bin" / "python"
 PROGRAM = Path(__file__).parent / "programs" / "parse_tool_calls.py"
 N_CASES = 320
-"""Of a format."""
+"""For a format."""
 N_RECORDED = 8
 
 pytestmark = pytest.mark.skipif(not PYTHON.exists(), reason="the packages are not installed below FARM_TEST_ORACLES")
 
 
 def read_by_packages(asked: Sequence[Case]) -> list[dict[str, Read | str]]:
-    """Return the calls that each package reads in each case."""
+    """Return the calls that each package parses from each case."""
     lines = [json.dumps({"format": case.format, "text": case.text, "tools": TOOLS}) + "\n" for case in asked]
     env = os.environ | {"HF_HUB_OFFLINE": "1"}
     done = subprocess.run([str(PYTHON), str(PROGRAM)], input="".join(lines), env=env, capture_output=True, text=True)
@@ -36,7 +36,7 @@ def read_by_packages(asked: Sequence[Case]) -> list[dict[str, Read | str]]:
     return [json.loads(line) for line in done.stdout.splitlines()]
 
 
-def test_our_parsers_beside_theirs() -> None:
+def test_parsers_of_the_farm_agree_with_the_reference_packages() -> None:
     asked = [case for name in WRITERS for case in cases(name, N_CASES)]
     answers = read_by_packages(asked)
     assert len(answers) == len(asked)

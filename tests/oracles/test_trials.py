@@ -1,4 +1,4 @@
-"""Rewards of Harbor's own trials in the farm's sandboxes are those of the farm: of the solution, and of nobody."""
+"""Rewards of Harbor's own trials in the farm's sandboxes equal those of the farm: of the solution, and of no agent."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def theirs(folders: dict[str, Path]) -> Any:
     return json.loads(done.stdout.splitlines()[-1])
 
 
-def test_rewards_are_those_of_harbor_s_trials(folders: dict[str, Path], theirs: Any) -> None:
+def test_rewards_equal_those_of_harbors_trials(folders: dict[str, Path], theirs: Any) -> None:
     async def solution(task: TaskFolder) -> Score:
         return (await repeated(partial(solve, task, OPTIONS))).score
 
@@ -63,14 +63,14 @@ def test_rewards_are_those_of_harbor_s_trials(folders: dict[str, Path], theirs: 
     for name, path in folders.items():
         with task_folder(path) as task:
             found[name] = {"oracle": _rewards(solution(task)), "nop": _rewards(untouched(task))}
-    # what tests reward with a file alone is worth 0 without one, as its solution has a reward; Harbor has no result
+    # a task that is rewarded only by a file is worth 0 without it, as its solution has a reward; Harbor has no result
     of_work_alone = "a reward for work alone"
     assert (found[of_work_alone].pop("nop"), theirs[of_work_alone].pop("nop")) == ({"reward": 0.0}, None)
     assert found == theirs
 
 
 def _rewards(scoring: Coroutine[Any, Any, Score]) -> dict[str, float] | None:
-    """Return rewards by name; None where tests give none in the clean image either."""
+    """Return rewards by name; None if tests give none in the clean image either."""
     try:
         return dict(asyncio.run(scoring).rewards)
     except EvaluatorError:

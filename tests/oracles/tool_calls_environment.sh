@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# vLLM, SGLang and renderers in an environment of their own: tool_calls_environment.sh DIR makes DIR/.venv, 3.2 GB, unless
-# it is there. Nothing of it is ever a dependency of the farm; only the parsers of tool calls are imported.
+# vLLM, SGLang and renderers in a separate environment: tool_calls_environment.sh DIR makes DIR/.venv, 3.2 GB, unless it
+# exists. They are never dependencies of the farm; only their parsers of tool calls are imported.
 set -euo pipefail
 
 here=$(cd "$(dirname "$0")" && pwd)
@@ -9,7 +9,7 @@ here=$(cd "$(dirname "$0")" && pwd)
 
 sum=$(sha256sum "$here/tool_calls_requirements.txt" | cut -c1-16)
 if ! is_whole "$sum"; then
-  # the one that the requirements were tested with
+  # the version that the requirements were tested with
   begin "the parsers of tool calls (3.2 GB)" python3.11
   export PIP_NO_COMPILE=1
   install_all "$here/tool_calls_requirements.txt"

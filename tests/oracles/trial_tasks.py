@@ -1,4 +1,4 @@
-"""Small tasks in which rewards are made in one way each, for Harbor's trials and the farm's."""
+"""Small tasks with one way to make rewards each, for Harbor's trials and the farm's."""
 
 from __future__ import annotations
 
@@ -143,7 +143,7 @@ TASKS: dict[str, dict[str, str]] = {
 
 
 def written(top: Path) -> dict[str, Path]:
-    """Write all tasks below a folder; return theirs by name."""
+    """Write all tasks below a folder; return their folders by name."""
     folders = {}
     for number, (name, files) in enumerate(TASKS.items()):
         folders[name] = top / f"task-{number}"

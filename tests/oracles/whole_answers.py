@@ -1,6 +1,6 @@
-"""Whole answers to two problems: their scorers take a program from each, run it and judge what it does.
+"""Whole answers to two problems: their scorers take a program from each, run it and judge its result.
 
-The programs of standard input double an integer; the functions `double` do so with each of a list.
+The programs of standard input double an integer; the functions `double` do so with each integer of a list.
 """
 
 from __future__ import annotations
@@ -119,13 +119,13 @@ WRONG = (
     *("exit before the output", "in a form: C", "in a form: nothing", "in a form: a wrong one after it"),
     *("function: wrong", "function: generator", "function: close", "function: error", "function: of another name"),
 )
-"""Answers that are not right."""
+"""Answers that are wrong."""
 NO_BLOCK = "in a form: no fence"
-"""An answer that is right only where the authors take an answer without a block for a program."""
+"""An answer that is right only if the authors accept an answer without a block as a program."""
 
 
 def tests_of(name: str) -> dict[str, Any]:
-    """Return the tests of an answer, as most of these forms have them."""
+    """Return the tests of an answer, in the form that most of these data sets have."""
     is_call = name in call_answers()
     inputs, outputs = zip(*(CALLS if is_call else STREAMS), strict=True)
     return {"inputs": list(inputs), "outputs": list(outputs), "fn_name": "double" if is_call else None}
@@ -160,7 +160,7 @@ REASONS = (
     (("exit in a function",), ("prime_code",), "theirs takes `exit` away"),
     (("recursion",), ("skyrl_lcb",), "theirs allows Python's usual depth of recursion"),
 )
-"""Answers that the scorers take for wrong, by rule, and the reward `authors` does not; and why."""
+"""Answers that are wrong for the scorers but right for the reward `authors`, by rule; and the reason."""
 
 
 def is_right(rule: str, name: str) -> bool:
@@ -179,7 +179,7 @@ def answers() -> Mapping[str, str]:
 
 
 def judged() -> dict[str, dict[str, float]]:
-    """Return the scores of the scorers, by rule and name. Skips the test where they are not there."""
+    """Return the scores of the scorers, by rule and name. Skips the test if they are not installed."""
     folder = Path(os.environ["FARM_TEST_ORACLES"]) / "judges"
     if not (folder / ".venv").exists():
         absent("the scorers of programs are not installed: tests/oracles/judges_environment.sh says why")

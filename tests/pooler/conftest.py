@@ -28,7 +28,7 @@ def pooler(postgres_url: str) -> Iterator[Path]:
 
 @pytest.fixture
 def pooled_url(postgres_url: str, migrated_postgres: str, pooler: Path) -> Iterator[str]:
-    """The URL of a database of this test's own, with the farm's tables, by way of the PgBouncer."""
+    """The URL of this test's own database, with the farm's tables, through the PgBouncer."""
     with new_postgres_database(postgres_url, migrated_postgres) as url:
         yield through(pooler, url)
 
@@ -42,5 +42,5 @@ def postgres_store(pooled_url: str) -> Iterator[Store]:
 
 @pytest.fixture
 def store(postgres_store: Store) -> Store:
-    """Of the tests of the store's promises, which run here, too."""
+    """For the tests of the store's promises, which run here, too."""
     return postgres_store

@@ -1,4 +1,4 @@
-"""The store's promises of transitions and batches, whose tests these are, behind a PgBouncer in transaction mode."""
+"""The store's tests of transitions and batches, run through a PgBouncer in transaction mode."""
 
 from __future__ import annotations
 

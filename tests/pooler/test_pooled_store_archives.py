@@ -1,4 +1,4 @@
-"""The store's promises of archives, whose tests these are, behind a PgBouncer in transaction mode."""
+"""The store's tests of archives, run through a PgBouncer in transaction mode."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The store's promises of a node that drains, whose tests these are, behind a PgBouncer in transaction mode."""
+"""The store's tests of a draining node, run through a PgBouncer in transaction mode."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The store's promises of scoring again, whose tests these are, behind a PgBouncer in transaction mode."""
+"""The store's tests of rescoring, run through a PgBouncer in transaction mode."""
 
 from __future__ import annotations
 

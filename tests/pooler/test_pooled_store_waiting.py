@@ -1,4 +1,4 @@
-"""The store's promises of what is placed, whose tests these are, behind a PgBouncer in transaction mode."""
+"""The store's tests of placement, run through a PgBouncer in transaction mode."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Sessions of Postgres that clients share: settings are a transaction's own, and a farm plays on a few of them."""
+"""Postgres sessions shared by clients: settings apply to one transaction, and a farm runs on a few sessions."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tests.services.servers.pgbouncer import N_SESSIONS, through
 _LOCK_WAIT = text("SHOW lock_timeout")
 
 
-def test_settings_are_a_transactions_own(pooled_url: str) -> None:
+def test_settings_apply_to_one_transaction(pooled_url: str) -> None:
     one, other = Store(pooled_url), Store(pooled_url, n_connections=1)
     for _ in range(3):
         assert one.write(lambda c: c.execute(_LOCK_WAIT).scalar_one()) == f"{LOCK_WAIT_S:g}s"
@@ -33,7 +33,7 @@ def test_settings_are_a_transactions_own(pooled_url: str) -> None:
     other.close()
 
 
-def test_who_does_not_say_so_is_refused(pooled_url: str, pooler: Path) -> None:
+def test_pooler_without_its_setting_is_refused(pooled_url: str, pooler: Path) -> None:
     plain = through(pooler, pooled_url, "sslmode=disable")
     stores = [Store(plain) for _ in range(N_SESSIONS + 1)]
 
@@ -49,7 +49,7 @@ def test_who_does_not_say_so_is_refused(pooled_url: str, pooler: Path) -> None:
         Store(through(pooler, pooled_url, "pooler=statement"))
 
 
-def test_many_clients_play_at_once(pooled_url: str) -> None:
+def test_many_clients_run_concurrently(pooled_url: str) -> None:
     stores = [Store(pooled_url, n_connections=1) for _ in range(16)]
     batch_id = new_batch(stores[0], len(stores) * 4)
     place(stores[0], batch_id)
@@ -65,7 +65,7 @@ def test_many_clients_play_at_once(pooled_url: str) -> None:
         store.close()
 
 
-def test_a_client_that_is_silent_in_a_transaction_is_ended(pooled_url: str) -> None:
+def test_client_that_is_idle_in_a_transaction_is_ended(pooled_url: str) -> None:
     silent, other = Store(pooled_url), Store(pooled_url)
     batch_id = new_batch(other, 1)
     begun, ended = threading.Event(), threading.Event()
@@ -80,14 +80,14 @@ def test_a_client_that_is_silent_in_a_transaction_is_ended(pooled_url: str) -> N
     assert begun.wait(60)
     place(other, batch_id)
     play(other, f"{batch_id}.0.0")
-    assert status(other, batch_id).n_completed == 1, "its lock was not waited for without end"
+    assert status(other, batch_id).n_completed == 1, "the wait for its lock was limited"
     ended.set()
     writing.result(60)
     silent.close()
     other.close()
 
 
-def test_a_farm_plays_on_few_sessions(pooled_url: str) -> None:
+def test_farm_runs_on_few_sessions(pooled_url: str) -> None:
     with (
         farm_folder() as folder,
         embedded(folder, pooled_url) as here,

@@ -1,6 +1,6 @@
-"""Other systems' own clients on the farm's protocols: `make test-protocols`.
+"""Other systems' own clients with the farm's protocols: `make test-protocols`.
 
-Without FARM_TEST_PROTOCOLS none of them is collected. Each is a program of `programs/` in an environment of its own.
+Without FARM_TEST_PROTOCOLS none of them is collected. Each is a program of `programs/` in its own environment.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ if not os.environ.get("FARM_TEST_PROTOCOLS"):
 
 @pytest.fixture(scope="module")
 def double() -> EngineDouble:
-    """An engine that takes its time, so that something may be killed meanwhile."""
+    """A slow engine, so that a program can be killed meanwhile."""
     return EngineDouble(Script([ScriptedProblem(match=QUESTION, plays=(RIGHT,))]), tokens_per_s=2)
 
 
@@ -46,14 +46,14 @@ def engine(double: EngineDouble) -> Iterator[str]:
 
 @pytest.fixture(scope="module")
 def root_port() -> int:
-    """The port at whose root NeMo Gym is spoken."""
+    """The port whose root serves NeMo Gym's protocol."""
     [port] = free_ports(1)
     return port
 
 
 @pytest.fixture(scope="module")
 def here(root_port: int) -> Iterator[tuple[Embedded, RestartableApi]]:
-    """A farm without engines of its own, and its API."""
+    """A farm without its own engines, and its API."""
     speak = f"agent-lightning,nemo-gym={root_port},swe-rex,e2b"
     with (
         farm_folder() as folder,
@@ -66,7 +66,7 @@ def here(root_port: int) -> Iterator[tuple[Embedded, RestartableApi]]:
 
 @pytest.fixture
 def start(tmp_path: Path) -> Iterator[Start]:
-    """Starts a program in the environment of a system, with its settings; what still runs is ended."""
+    """Starts a program in the environment of a system, with its settings; programs that still run are ended."""
     running: list[subprocess.Popen[str]] = []
 
     def begin(system: str, program: str, given: dict[str, Any]) -> subprocess.Popen[str]:
@@ -85,7 +85,7 @@ def start(tmp_path: Path) -> Iterator[Start]:
 
 
 def result_of(process: subprocess.Popen[str], log: Path) -> Any:
-    """Return what a program says at last, as JSON."""
+    """Return the last line of a program's output, as JSON."""
     output, _ = process.communicate(timeout=300)
     assert process.returncode == 0, f"{output[-2000:]}\n{log.read_text()[-4000:]}"
     return json.loads(output.splitlines()[-1])

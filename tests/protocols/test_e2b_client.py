@@ -15,9 +15,7 @@ from tests.services.api import KEY, RestartableApi
 from tests.services.farms import until
 
 
-def test_its_client_does_what_it_does_elsewhere(
-    here: tuple[Embedded, RestartableApi], start: Start, tmp_path: Path
-) -> None:
+def test_python_client_works_as_elsewhere(here: tuple[Embedded, RestartableApi], start: Start, tmp_path: Path) -> None:
     program = start("e2b", "e2b_client", {"key": KEY, "url": f"{here[1].url}/e2b"})
     said = result_of(program, tmp_path / "e2b_client.err")
     assert not said["failures"], "\n".join(f"{name}: {why}" for name, why in said["failures"].items())
@@ -26,7 +24,7 @@ def test_its_client_does_what_it_does_elsewhere(
         assert not client.sandboxes.list(), "all were killed"
 
 
-def test_its_javascript_client_does_what_it_does_elsewhere(here: tuple[Embedded, RestartableApi]) -> None:
+def test_javascript_client_works_as_elsewhere(here: tuple[Embedded, RestartableApi]) -> None:
     packages = Path(os.environ["FARM_TEST_PROTOCOLS"]) / "e2b-js" / "node_modules"
     if not packages.is_dir():
         absent("e2b for JavaScript is not installed: tests/protocols/environment.sh says why")
@@ -36,7 +34,9 @@ def test_its_javascript_client_does_what_it_does_elsewhere(here: tuple[Embedded,
     assert (done.returncode, done.stdout.strip()) == (0, '"done"'), done.stderr[-4000:]
 
 
-def test_what_its_killed_client_left_ends_with_its_timeout(here: tuple[Embedded, RestartableApi], start: Start) -> None:
+def test_sandboxes_of_a_killed_client_end_with_their_timeout(
+    here: tuple[Embedded, RestartableApi], start: Start
+) -> None:
     killed = start("e2b", "e2b_client", {"key": KEY, "url": f"{here[1].url}/e2b", "waits": True})
     assert killed.stdout
     killed.stdout.readline()

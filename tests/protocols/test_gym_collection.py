@@ -1,4 +1,4 @@
-"""NeMo Gym's own collection on the farm: its types read the answers, and a client that was killed gets its rollouts."""
+"""NeMo Gym's own collection on the farm: its types parse the answers, and a killed client gets its rollouts later."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.services.farms import until
 N = 3
 
 
-def test_its_collection_gets_the_rollouts_that_it_began_before_it_was_killed(
+def test_collection_gets_the_rollouts_that_it_began_before_it_was_killed(
     here: tuple[Embedded, RestartableApi],
     double: EngineDouble,
     engine: str,

@@ -13,7 +13,7 @@ from tests.services.api import KEY, RestartableApi
 N = 3
 
 
-def test_its_manager_gets_triplets_and_rewards(
+def test_manager_gets_triplets_and_rewards(
     here: tuple[Embedded, RestartableApi], double: EngineDouble, engine: str, start: Start, tmp_path: Path
 ) -> None:
     started, api = here
@@ -40,4 +40,4 @@ def test_its_manager_gets_triplets_and_rewards(
         expected = sorted([each.prompt_ids.tolist(), each.response_ids.tolist()] for each in segments)
         assert sorted(triplet[:2] for each in chats for triplet in each["triplets"]) == expected
         assert all(len(triplet[1]) == len(triplet[2]) for each in chats for triplet in each["triplets"])
-        assert client.engines() == [], "its servers are gone"
+        assert client.engines() == [], "its servers have ended"

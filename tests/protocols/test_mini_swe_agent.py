@@ -1,4 +1,4 @@
-"""mini-swe-agent's own command in a borrowed sandbox: it mends a real bug there, and leaves nothing."""
+"""mini-swe-agent's own command in a borrowed sandbox: it fixes a real bug there, and leaves nothing behind."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ COMMANDS = (
 )
 
 
-def test_its_command_mends_an_issue_in_a_borrowed_sandbox(
+def test_command_fixes_an_issue_in_a_borrowed_sandbox(
     here: tuple[Embedded, RestartableApi], start: Start, tmp_path: Path
 ) -> None:
     turns = [
@@ -54,7 +54,7 @@ def test_its_command_mends_an_issue_in_a_borrowed_sandbox(
             ],
         }
         said = result_of(start("mini-swe-agent", "mini_swe_loop", given), tmp_path / "mini_swe_loop.err")
-        assert not client.sandboxes.list(), "it was given back"
+        assert not client.sandboxes.list(), "it was released"
     assert said["end"] == "Submitted"
     added = [line for line in str(SWE.patch).splitlines() if line.startswith("+") and not line.startswith("+++")]
     assert added

@@ -1,4 +1,4 @@
-"""SWE-ReX's own client on the farm, beside the package's own runtime: the same cases give the same."""
+"""SWE-ReX's own client on the farm, compared with the package's own runtime: equal cases give equal results."""
 
 from __future__ import annotations
 
@@ -112,7 +112,7 @@ _CASES: list[tuple[tuple[str, dict[str, Any]], tuple[str, ...]]] = [
     (read("FOLDER/target/deep/file2.txt"), ("content",)),
     (read("FOLDER/target/large"), ("content",)),
 ]
-"""Each case, and what of its result is to be the same; what it raises always is."""
+"""Each case, and the fields of its result that must be equal; its exceptions always must."""
 
 
 @pytest.fixture
@@ -127,7 +127,7 @@ def files(tmp_path: Path) -> Iterator[dict[str, Any]]:
     shutil.rmtree(folder, ignore_errors=True)
 
 
-def test_its_client_gets_from_the_farm_what_its_own_runtime_gives(
+def test_client_gets_the_results_of_the_packages_own_runtime(
     here: tuple[Embedded, RestartableApi], start: Start, files: dict[str, Any], tmp_path: Path
 ) -> None:
     cases = [case for case, _ in _CASES]
@@ -144,10 +144,10 @@ def test_its_client_gets_from_the_farm_what_its_own_runtime_gives(
     assert "DeploymentStartupError" in said["refused"]
     assert "/nowhere.sif" in said["refused"]
     with farm.connect(here[0].home) as client:
-        assert not client.sandboxes.list(), "all were given back"
+        assert not client.sandboxes.list(), "all were released"
 
 
-def test_what_its_killed_client_borrowed_is_found_by_the_next_one(
+def test_sandbox_of_a_killed_client_is_found_by_the_next_one(
     here: tuple[Embedded, RestartableApi], start: Start, files: dict[str, Any]
 ) -> None:
     given = {**files, "url": here[1].url, "cases": [("create_session", {"startup_timeout": 60})], "waits": True}
@@ -159,7 +159,7 @@ def test_what_its_killed_client_borrowed_is_found_by_the_next_one(
         handle = client.sandboxes.attach(left.sandbox_id)
         until(lambda: handle.exec("test", "-e", "/tmp/begun").code == 0, "its command has begun")
         killed.kill()
-        assert not handle.state().ended, "a command that goes on is a use"
+        assert not handle.state().ended, "a running command counts as use"
         handle.write("/tmp/go", b"")
         handle.renew(5)
         until(lambda: handle.state().ended, "its lease has run out")

@@ -8,6 +8,6 @@ import sys
 if not os.environ.get("FARM_RAY_PACKAGES"):
     collect_ignore_glob = ["test_*.py"]
 else:
-    # behind the packages of the farm, of which Ray brings some, too
+    # after the packages of the farm, some of which Ray has, too
     sys.path.append(os.environ["FARM_RAY_PACKAGES"])
     os.environ["PYTHONPATH"] = os.pathsep.join(path for path in sys.path if path)

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Ray, in a folder of its own: environment.sh DIR puts it below DIR/packages, 260 MB, unless it is there. Nothing of it is
-# ever a dependency of the farm's tests.
+# Ray, in a separate folder: environment.sh DIR installs it below DIR/packages, 260 MB, unless it exists. It is never a
+# dependency of the farm's tests.
 set -euo pipefail
 
 PACKAGES=(ray==2.60.0)

@@ -1,4 +1,4 @@
-"""A farm on a local Ray cluster of two nodes: a driver that is killed leaves nothing behind, and loses no attempt."""
+"""A farm on a local Ray cluster of two nodes: a killed driver leaves nothing behind, and loses no attempt."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def submitted(client: farm.Farm, n: int, seconds: float) -> str:
 
 
 def played(client: farm.Farm, batch_id: str) -> set[str | None]:
-    """Return the nodes on which a batch was played, of which no attempt was counted or lost."""
+    """Return the nodes that ran a batch, none of whose attempts was counted or lost."""
     ended = client.collect(batch_id, timeout_s=LONG_S)
     assert {(each.state, each.n_failures, each.n_lost) for each in ended} == {(State.COMPLETED, 0, 0)}
     assert client.violations(batch_id) == []
@@ -100,7 +100,7 @@ def of_nodes(folder: Path) -> list[str]:
     return [each for each in processes_of(folder) if "ray_watch" in each or " node --at" in each or "workers" in each]
 
 
-def test_each_ray_node_plays_and_hands_back_on_ctrl_c(folder: Path, cluster: Any, client: farm.Farm) -> None:
+def test_each_ray_node_runs_rollouts_and_releases_them_on_ctrl_c(folder: Path, cluster: Any, client: farm.Farm) -> None:
     with up(folder, cluster, "up") as process:
         until(lambda: len(nodes_up(folder)) == 2, lambda: logs(folder, "up"), LONG_S)
         assert len(played(client, submitted(client, 12, 0.5))) == 2
@@ -115,7 +115,7 @@ def test_each_ray_node_plays_and_hands_back_on_ctrl_c(folder: Path, cluster: Any
     client.cancel(batch_id)
 
 
-def test_a_killed_driver_leaves_nothing_behind_and_costs_no_attempt(
+def test_killed_driver_leaves_nothing_behind_and_costs_no_attempt(
     folder: Path, cluster: Any, client: farm.Farm
 ) -> None:
     with up(folder, cluster, "killed") as process:
@@ -129,7 +129,7 @@ def test_a_killed_driver_leaves_nothing_behind_and_costs_no_attempt(
         assert played(client, batch_id)
 
 
-def test_the_node_of_a_lost_ray_node_comes_back_elsewhere(folder: Path, cluster: Any, client: farm.Farm) -> None:
+def test_node_of_a_lost_ray_node_restarts_elsewhere(folder: Path, cluster: Any, client: farm.Farm) -> None:
     with up(folder, cluster, "lost"):
         until(lambda: len(nodes_up(folder)) == 2, lambda: logs(folder, "lost"), LONG_S)
         before = nodes_up(folder)
@@ -141,7 +141,7 @@ def test_the_node_of_a_lost_ray_node_comes_back_elsewhere(folder: Path, cluster:
         assert len(played(client, submitted(client, 12, 0.5))) == 2
 
 
-def test_one_of_them_is_the_head_where_none_is(cluster: Any) -> None:
+def test_one_of_the_nodes_is_the_head_if_there_is_none(cluster: Any) -> None:
     with farm_folder() as folder:
         with up(folder, cluster, "alone", "--head-on-first"):
             until(lambda: len(nodes_up(folder)) == 2, lambda: logs(folder, "alone"), LONG_S)

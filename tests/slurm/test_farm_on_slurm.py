@@ -1,4 +1,4 @@
-"""A farm on a real Slurm of four node daemons: `make test-slurm`. Each row of what users saw go wrong is here."""
+"""A farm on a real Slurm of four node daemons: `make test-slurm`. Each failure that users reported has a case here."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ class FarmOnSlurm:
         store = Store(address.store_url)
         try:
             up = [each for each in store.read(nodes.listing) if each.state == "up"]
-            # 20 minutes, less those in which Slurm tells a job to end
+            # 20 minutes, minus those in which Slurm tells a job to end
             assert all(0 < each.info["job_left_s"] <= 1200 - SIGNAL_S for each in up)
             return {str(each.info.get("slurm_job")): each.node for each in up}
         finally:
@@ -117,7 +117,7 @@ def submitted(client: farm.Farm, n: int, seconds: float) -> str:
 
 
 def all_are_there(client: farm.Farm, batch_id: str, n: int) -> None:
-    """Every rollout ended with a reward, and nothing that happened to its node counts against it."""
+    """Check that every rollout ended with a reward, and no event on its node counts against it."""
     ended = client.collect(batch_id, timeout_s=LONG_S)
     assert len(ended) == n
     counted = {(each.state, each.reward is not None, each.n_failures, each.n_lost) for each in ended}
@@ -126,7 +126,7 @@ def all_are_there(client: farm.Farm, batch_id: str, n: int) -> None:
 
 
 class IdleShare:
-    """`with`: samples how many slots of the jobs that run have no rollout that plays, from submit until none waits."""
+    """`with`: samples how many slots of running jobs have no running rollout, from submit until none waits."""
 
     def __init__(self, on_slurm: FarmOnSlurm, client: farm.Farm, batch_id: str) -> None:
         self._on_slurm, self._client, self._batch_id = on_slurm, client, batch_id
@@ -160,7 +160,7 @@ class IdleShare:
         return f"{self._n_idle / max(1, self._n_slots):.0%} of slots were idle while rollouts waited"
 
 
-def test_the_farm_grows_with_the_queue_over_two_partitions_and_shrinks_again(on_slurm: FarmOnSlurm) -> None:
+def test_farm_grows_with_the_queue_over_two_partitions_and_shrinks_again(on_slurm: FarmOnSlurm) -> None:
     with farm.connect(on_slurm.shared) as client:
         began = time.monotonic()
         assert client.wait(submitted(client, 1, 0.0), LONG_S).n_completed == 1
@@ -190,7 +190,7 @@ def _is_away(on_slurm: FarmOnSlurm, job: str) -> bool:
     return job not in on_slurm.nodes()
 
 
-def test_what_happens_to_jobs_costs_no_rollout_and_no_attempt(on_slurm: FarmOnSlurm) -> None:
+def test_events_of_jobs_cost_no_rollout_and_no_attempt(on_slurm: FarmOnSlurm) -> None:
     chance = random.Random(SEED)
     said = on_slurm.cluster.said
     on_slurm("scale", "2", "--pool", "cpu")
@@ -212,7 +212,7 @@ def test_what_happens_to_jobs_costs_no_rollout_and_no_attempt(on_slurm: FarmOnSl
             elif kind == "signal":
                 said("scancel", "--signal=TERM", place)
             else:
-                # two minutes from now, of which the signal takes off the last
+                # two minutes from now, of which the signal takes the last
                 run_s = next(1200 - each.left_s for each in on_slurm.jobs() if each.job_id == job)
                 said("scontrol", "update", f"JobId={place}", f"TimeLimit={int(run_s // 60) + 2}")
                 before = frozenset(each.job_id for each in on_slurm.jobs())
@@ -229,7 +229,7 @@ def _head_job(on_slurm: FarmOnSlurm) -> str:
 
 
 @pytest.mark.parametrize("how", ["killed", "requeued", "cancelled"])
-def test_a_head_that_goes_is_followed_by_the_one_that_stands_by(on_slurm: FarmOnSlurm, how: str) -> None:
+def test_head_that_ends_is_followed_by_the_standby(on_slurm: FarmOnSlurm, how: str) -> None:
     until(lambda: sum(not job.pending for job in on_slurm.jobs("head")) == 2, "one stands by", LONG_S)
     with farm.connect(on_slurm.shared) as client:
         batch_id = submitted(client, 30, 2.0)
@@ -251,7 +251,7 @@ def test_a_head_that_goes_is_followed_by_the_one_that_stands_by(on_slurm: FarmOn
     until(lambda: sum(not job.pending for job in on_slurm.jobs("head")) == 2, "and another stands by", LONG_S)
 
 
-def test_down_hands_back_what_the_next_up_plays(on_slurm: FarmOnSlurm) -> None:
+def test_down_releases_rollouts_that_the_next_up_runs(on_slurm: FarmOnSlurm) -> None:
     with farm.connect(on_slurm.shared) as client:
         batch_id = submitted(client, 12, 6.0)
         until(lambda: client.status(batch_id).stages[Stage.RUN][State.ACTIVE] >= 2, "it plays", LONG_S)

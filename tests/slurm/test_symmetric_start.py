@@ -1,4 +1,4 @@
-"""One job of several nodes with the same line on each: the first that runs is the head, too."""
+"""One job of several nodes with the same command on each: the first to run is the head, too."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ FOR_EVER = {"data_source": "noop", "fields": {"seconds": 600.0}}
 
 
 def handed_back(folder: Path, batch_id: str) -> None:
-    """All that played waits for the next node, and nothing counts against it."""
+    """Check that all rollouts wait for the next node, and nothing counts against them."""
     with head(folder, "next") as after:
         until(lambda: leads(folder, after), lambda: f"there is a head: {said_by(folder, 'next')}", 600)
         with farm.connect(folder / "shared") as client:
@@ -24,7 +24,7 @@ def handed_back(folder: Path, batch_id: str) -> None:
     assert left_of(folder) == []
 
 
-def test_the_same_line_on_two_nodes_of_a_job_and_scancel(cluster: SlurmCluster) -> None:
+def test_same_command_on_two_nodes_of_a_job_and_scancel(cluster: SlurmCluster) -> None:
     with farm_folder() as folder:
         line = f"{sys.executable} -m farm.cli.main node --at {folder / 'shared'} --head-on-first"
         script = folder / "job.sh"

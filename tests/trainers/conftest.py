@@ -1,7 +1,7 @@
 """The trainers' own packages for the tests in this folder: `make test-trainers`. Without FARM_TRAINERS_PYTHON none of
 them is collected.
 
-What imports a trainer runs in the trainers' Python, as a program of `programs/`, and asks a real farm over HTTP.
+Code that imports a trainer runs in the trainers' Python, as a program of `programs/`, and calls a real farm over HTTP.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ ROOT = Path(__file__).parents[2]
 PROGRAMS = Path(__file__).parent / "programs"
 QUESTION = "How many hops?"
 N_PROMISES = 8
-"""The promises of an adapter that gives results."""
+"""The number of promises of an adapter that returns results."""
 BOOK = Script(
     [
         ScriptedProblem(
@@ -60,7 +60,7 @@ def trainers() -> Path:
 
 @pytest.fixture(scope="session")
 def client() -> Iterator[LocalFarm]:
-    """A farm with a scripted engine, which takes pauses and names of weights as vLLM does."""
+    """A farm with a scripted engine, which accepts pauses and weight versions like vLLM."""
     with (
         farm_folder() as folder,
         serving(EngineDouble(BOOK, weight_version="0", experts=EXPERTS).app()) as policy,
@@ -98,7 +98,7 @@ def verifiers_of(trainers: Path, version: str) -> str | None:
 
 
 def are_of(experts: Any, ids: list[int]) -> bool:
-    """Return whether these are the experts of all ids but the last, under weights of some step."""
+    """Return True if these are the experts of all ids but the last, with the weights of some step."""
     given = np.array(experts)
     versions = map(str, range(10))
     return any(np.array_equal(given, EXPERTS.of(np.array(ids), version)[:-1]) for version in versions)
@@ -106,9 +106,9 @@ def are_of(experts: Any, ids: list[int]) -> bool:
 
 @pytest.fixture
 def run(farm_url: str, tmp_path: Path) -> Program:
-    """Runs a program in the trainers' Python, with the farm's address; returns what it says at last, as JSON.
+    """Runs a program in the trainers' Python, with the farm's address; returns its last line of output, as JSON.
 
-    Of an example, all that it says. `url` is the address of another farm, `release` the folder of another release, or
+    For an example, its whole output. `url` is the address of another farm, `release` the folder of another release, or
     several as in PYTHONPATH.
     """
 

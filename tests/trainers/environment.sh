@@ -1,12 +1,12 @@
 #!/usr/bin/env bash
-# The trainers that the farm has adapters for, in an environment of its own: environment.sh DIR makes DIR/.venv, 2 GB,
-# unless it is there.
+# The trainers that the farm has adapters for, in a separate environment: environment.sh DIR makes DIR/.venv, 2 GB,
+# unless it exists.
 #
-# Nothing of it is ever a dependency of the farm. Its requirements are pinned and installed as they are listed, as those
-# that the packages name contradict each other and would bring CUDA libraries. slime, miles, rLLM, prime-rl and its
-# verifiers are on no package index, and Agent Lightning's package has no examples: their sources come from GitHub at the
-# commits below into folders of these names in DIR. Where that cannot be reached, a copy that is put there serves as
-# well; without one their tests are left out.
+# They are never dependencies of the farm. The requirements are pinned and installed as listed, because those that the
+# packages declare contradict each other and would install CUDA libraries. slime, miles, rLLM, prime-rl and its
+# verifiers are on no package index, and Agent Lightning's package has no examples: their sources are fetched from GitHub
+# at the commits below into folders of these names in DIR. If GitHub is unreachable, a copy in the same place is used;
+# without one their tests are skipped.
 set -euo pipefail
 
 SLIME=624b824a898ab0ec1fcb4d373004c7f3852bf515
@@ -25,7 +25,7 @@ here=$(cd "$(dirname "$0")" && pwd)
 
 sum=$(sha256sum "$here/requirements.txt" | cut -c1-16)
 if ! is_whole "$sum"; then
-  # the one that the requirements were tested with
+  # the version that the requirements were tested with
   begin "the trainers (2 GB)" python3.11
   install --no-deps setuptools==78.1.1
   install_all "$here/requirements.txt"

@@ -25,7 +25,7 @@ SCRIPT = Script([ScriptedProblem(match=question, plays=PLAYS) for question in QU
 LOOPS = ("in_steps", "asynchronous")
 
 
-def test_its_example_trains_on_what_the_farm_sampled(run: Program, trainers: Path, model_text: Path) -> None:
+def test_official_example_trains_on_tokens_sampled_by_the_farm(run: Program, trainers: Path, model_text: Path) -> None:
     source = trainers / "agent-lightning"
     if not (source / "examples").exists():
         absent(f"the source of Agent Lightning is not in {source}: tests/trainers/environment.sh could not fetch it")
@@ -57,4 +57,4 @@ def test_its_example_trains_on_what_the_farm_sampled(run: Program, trainers: Pat
         assert loop["n_updates"] == 4
         assert loop["validation"]
     assert facts["in_steps"]["carried"] == [0, 0, 0]
-    assert max(facts["asynchronous"]["carried"]) > 0, "some went on while a step was trained"
+    assert max(facts["asynchronous"]["carried"]) > 0, "some continued while a step was trained"

@@ -1,4 +1,4 @@
-"""The package `datasets` of HF loads what `farm export` wrote."""
+"""The package `datasets` of HF loads folders written by `farm export`."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tests.services.commands import said
 from tests.trainers.conftest import Program
 
 
-def test_an_exported_folder_is_a_dataset(run: Program, sqlite_store: Store, tmp_path: Path) -> None:
+def test_exported_folder_is_a_dataset(run: Program, sqlite_store: Store, tmp_path: Path) -> None:
     announce(sqlite_store)
     played(sqlite_store, n=3, n_samples=2, age_s=0.0)
     folder = tmp_path / "exported"

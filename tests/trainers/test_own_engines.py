@@ -1,4 +1,4 @@
-"""Trainers play on the engines that they own, by their own clients of them, with nothing to set."""
+"""Trainers run rollouts on their own engines, by their own clients, without settings."""
 
 from __future__ import annotations
 
@@ -36,12 +36,12 @@ LISTED = {
     "connection_mode": "HTTP",
     "disable_health_check": False,
 }
-"""A server as sglang-router 0.3.2 lists it, but for its `url` and `metadata`."""
+"""A server as sglang-router 0.3.2 lists it, apart from its `url` and `metadata`."""
 
 
 @pytest.fixture
 def router(engine: tuple[str, str]) -> Iterator[tuple[str, str]]:
-    """SGLang's router before the trainer's server: its address, and that of the server."""
+    """SGLang's router in front of the trainer's server: its address, and that of the server."""
     with serving(EngineDouble(BOOK, wire="sglang", weight_version="2").app()) as server:
 
         async def workers(request: Request) -> JSONResponse:
@@ -51,7 +51,7 @@ def router(engine: tuple[str, str]) -> Iterator[tuple[str, str]]:
             yield url, server
 
 
-def test_slime_plays_on_the_servers_of_its_router(
+def test_slime_uses_the_servers_of_its_router(
     run: Program, router: tuple[str, str], model_text: Path, trainers: Path
 ) -> None:
     source = trainers / "slime"
@@ -64,11 +64,11 @@ def test_slime_plays_on_the_servers_of_its_router(
 
 
 @pytest.mark.parametrize(("trainer", "version"), [("skyrl", 1), ("verl", 5), ("openrlhf", None)])
-def test_it_plays_on_the_trainers_own_engine(
+def test_rollouts_use_the_trainers_own_engine(
     run: Program, engine: tuple[str, str], model_text: Path, trainer: str, version: int | None
 ) -> None:
     facts = run("own_engines", trainer, *engine, model_text)
-    assert facts["same"] == [True] * 4, "the rows are what the trainer's own client handed over"
+    assert facts["same"] == [True] * 4, "the rows are those that the trainer's own client returned"
     assert set(facts["rewards"]) <= {0.0, 1.0}
     assert facts["versions"] == [version]
     assert facts["exact"]

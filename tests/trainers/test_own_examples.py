@@ -1,4 +1,4 @@
-"""The trainers' own examples play on the farm with the lines that the pages name, and the pages' commands are read."""
+"""The trainers' own examples run on the farm with the lines from the docs, and the documented commands are valid."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.trainers.conftest import BOOK, PROGRAMS, ROOT, VERIFIERS, Program, ve
 from workers.testing.serving import serving
 
 
-def test_trls_own_script_trains_through_the_farm(run: Program, model_text: Path) -> None:
+def test_script_of_trl_trains_through_the_farm(run: Program, model_text: Path) -> None:
     facts = run("own_examples/trl_script", model_text, path=PROGRAMS)
     assert facts["steps"] == [1, 2, 3]
     assert facts["added"] == 5, "the number of lines in docs/how-to/users/trainers.md"
@@ -24,20 +24,20 @@ def test_trls_own_script_trains_through_the_farm(run: Program, model_text: Path)
     assert any(entry["grad_norm"] > 0 for entry in facts["logs"])
 
 
-def test_trls_asynchronous_trainer_trains_through_the_farm(run: Program, model_text: Path) -> None:
+def test_asynchronous_trainer_of_trl_trains_through_the_farm(run: Program, model_text: Path) -> None:
     facts = run("own_examples/trl_async_script", model_text, path=PROGRAMS)
     assert facts["steps"] == [1, 2, 3]
     assert facts["finite"]
     assert any(0 < reward < 1 for reward in facts["rewards"])
     first, *later = facts["pushed"]
-    assert first["engines"] == 1, "the weights that it begins with are pushed before the first rollout"
+    assert first["engines"] == 1, "the initial weights are pushed before the first rollout"
     assert later
-    assert later[-1]["sum"] != first["sum"], "the weights that it trained are pushed"
+    assert later[-1]["sum"] != first["sum"], "the trained weights are pushed"
     assert facts["version"] == str(facts["model_version"])
 
 
 @pytest.mark.parametrize("name", ["docs/how-to/users/trainers/verl.md", "examples/trainers/verl_farm.py"])
-def test_the_command_for_verl_is_one_that_verl_reads(run: Program, name: str) -> None:
+def test_command_for_verl_is_parsed_by_verl(run: Program, name: str) -> None:
     _, _, rest = (ROOT / name).read_text().replace("\\\n", " ").partition("-m verl.trainer.main_ppo ")
     command, dots, _ = rest.partition(" ...")
     assert dots
@@ -45,7 +45,7 @@ def test_the_command_for_verl_is_one_that_verl_reads(run: Program, name: str) ->
     assert facts["manager"] in {"my_farm.Manager", "verl_farm.Manager"}
 
 
-def test_prime_rls_orchestrator_trains_through_the_farm(run: Program, trainers: Path, model_text: Path) -> None:
+def test_orchestrator_of_prime_rl_trains_through_the_farm(run: Program, trainers: Path, model_text: Path) -> None:
     source, release = trainers / "prime-rl", verifiers_of(trainers, VERIFIERS[1])
     if not (source / "packages").exists():
         absent(f"the source of prime-rl is not in {source}: tests/trainers/environment.sh could not fetch it")

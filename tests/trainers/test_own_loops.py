@@ -48,19 +48,19 @@ def engine() -> Iterator[str]:
 
 
 def unequal(cases: dict[str, Any]) -> dict[str, Any]:
-    """Return the cases that differ: arrays that are not equal, and what the trainer's loop did otherwise."""
+    """Return the cases that differ: unequal arrays, and other differences of the trainer's loop."""
     found = {name: (case["differing"], case["faults"]) for name, case in cases.items()}
     return {name: faults for name, faults in found.items() if any(faults)}
 
 
-def test_verls_own_loops_make_the_same_batches(run: Program, engine: str, model_text: Path) -> None:
+def test_agent_loops_of_verl_make_the_same_batches(run: Program, engine: str, model_text: Path) -> None:
     cases = run("own_loops/verl_own_loops", engine, model_text, path=PROGRAMS)
     assert len(cases) == 9
     assert unequal(cases) == {}
     arrays = {"prompts", "responses", "input_ids", "attention_mask", "position_ids", "response_mask"}
     assert {*cases["tool"]["names"]} == arrays | {"rollout_log_probs", "rm_scores", "advantages"}
     assert [case["turns"][0] for case in cases.values()] == [case["turns"][1] for case in cases.values()]
-    # the cases are what they are called: sampled, said by the tool, sampled
+    # the cases are what their names say: sampled, from the tool, sampled
     turn, observation, last = cases["tool"]["lengths"][0]
     assert cases["cut_in_second_turn"]["lengths"][0] == [turn, observation, last - 3]
     assert cases["one_left_after_tool"]["lengths"][0] == [turn, observation, 1]
@@ -69,11 +69,11 @@ def test_verls_own_loops_make_the_same_batches(run: Program, engine: str, model_
     assert cases["cut_in_first_turn"]["lengths"][0] == [turn - 1]
 
 
-def test_skyrls_own_generator_makes_the_same_output(run: Program, engine: str, model_text: Path) -> None:
+def test_generator_of_skyrl_makes_the_same_output(run: Program, engine: str, model_text: Path) -> None:
     cases = run("own_loops/skyrl_own_loops", engine, model_text, path=PROGRAMS)
     assert len(cases) == 9
     different, faults = unequal(cases).pop("cut_call")
-    assert faults, "SkyRL goes on after a turn that was cut without closing it, as docs/reference/oracles.md says"
+    assert faults, "SkyRL continues after a cut turn without closing it, see docs/reference/oracles.md"
     assert unequal({name: case for name, case in cases.items() if name != "cut_call"}) == {}
     assert "stop_reasons" not in different
     ends = {name: case["stop_reasons"][0] for name, case in cases.items()}
@@ -87,11 +87,11 @@ def test_skyrls_own_generator_makes_the_same_output(run: Program, engine: str, m
     assert cases["input_too_long"]["lengths"] == cases["one_turn"]["lengths"] == cases["tool"]["lengths"][:1]
 
 
-def test_trls_own_loop_makes_the_same_batch(run: Program, engine: str, model_text: Path) -> None:
+def test_loop_of_trl_makes_the_same_batch(run: Program, engine: str, model_text: Path) -> None:
     cases = run("own_loops/trl_own_loops", engine, model_text, path=PROGRAMS)
     assert len(cases) == 11
     different, faults = unequal(cases).pop("exactly_full_after_tool")
-    assert "2 calls and not 1" in faults, "TRL samples where no token is left, as docs/reference/oracles.md says"
+    assert "2 calls and not 1" in faults, "TRL samples with no token left, see docs/reference/oracles.md"
     assert {"completion_ids", "completion_mask", "tool_mask"} <= {*different}
     assert unequal({name: case for name, case in cases.items() if name != "exactly_full_after_tool"}) == {}
     assert {*cases["tool"]["names"]} == {
@@ -105,18 +105,16 @@ def test_trls_own_loop_makes_the_same_batch(run: Program, engine: str, model_tex
         assert cases[name]["lengths"] == [turn]
     assert cases["one_tool_turn"]["lengths"][:2] == [turn, observation]
     assert cases["cut_in_first_turn"]["lengths"] == [turn - 1]
-    assert any(len(set(case["rewards"])) == 2 for case in cases.values()), "advantages are of different rewards"
+    assert any(len(set(case["rewards"])) == 2 for case in cases.values()), "advantages need different rewards"
 
 
-def test_openrlhfs_own_executors_make_the_same_experience(run: Program, engine: str, model_text: Path) -> None:
+def test_executors_of_openrlhf_make_the_same_experience(run: Program, engine: str, model_text: Path) -> None:
     cases = run("own_loops/openrlhf_own_loops", engine, model_text, path=PROGRAMS)
     assert len(cases) == 9
     full = {"exactly_full_after_tool", "full_after_tool"}
-    assert unequal(cases).keys() == full, (
-        "OpenRLHF keeps an answer that fills the row, as docs/reference/oracles.md says"
-    )
+    assert unequal(cases).keys() == full, "OpenRLHF keeps an answer that fills the row, see docs/reference/oracles.md"
     assert all(cases[name]["faults"] == [] for name in full)
-    # OpenRLHF's own loop of several turns does not look at it
+    # OpenRLHF's own loop of several turns ignores it
     bounded = cases["limit_of_turns"]
     assert bounded["allowed"] == [[96], [512 - bounded["n_prompt"]]]
     truncated = {name: case["truncated"] for name, case in cases.items()}
@@ -128,7 +126,7 @@ def test_openrlhfs_own_executors_make_the_same_experience(run: Program, engine: 
     assert all(cases[name]["lengths"] == [turn] for name in full)
 
 
-def test_slimes_own_generation_makes_the_same_samples(
+def test_generation_of_slime_makes_the_same_samples(
     run: Program, engine: str, model_text: Path, trainers: Path
 ) -> None:
     source = trainers / "slime"
@@ -141,21 +139,21 @@ def test_slimes_own_generation_makes_the_same_samples(
     assert cases["cut"]["masks"] == [[[1] * 4] * 4] * 2
 
 
-def test_trls_own_async_worker_makes_the_same_samples(run: Program, engine: str, model_text: Path) -> None:
+def test_async_worker_of_trl_makes_the_same_samples(run: Program, engine: str, model_text: Path) -> None:
     cases = run("own_loops/trl_async_own_loops", engine, model_text, path=PROGRAMS)
     assert len(cases) == 12
     own = {"cut_call": "1 calls and not 2", "spaced": "prompt"}
     for name, fault in own.items():
         different, faults = unequal({name: cases[name]})[name]
-        assert all(fault in each for each in faults), "as docs/reference/oracles.md says"
+        assert all(fault in each for each in faults), "see docs/reference/oracles.md"
         assert {"input_ids", "completion_mask", "packed token_index"} <= {*different}
-        # neither of them is of another reward
+        # neither of them has another reward
         assert not {"advantage", "reward", "model_version", "group_id"} & {*different}
     assert unequal({name: case for name, case in cases.items() if name not in own}) == {}
-    # what TRL writes anew it does not train
+    # TRL does not train text that it rewrites
     assert cases["spaced"]["n_trained"][0] > cases["spaced"]["n_trained"][1] > 0
     for case in cases.values():
-        # vLLM takes both for no limit
+        # vLLM takes both as no limit
         assert case["sampling"] in ([], ["top_k 0 and not -1"])
     assert cases["sampled"]["sampling"] == []
     packed = {name for name in cases["stop_packed"]["names"] if name.startswith("packed ")}
@@ -170,7 +168,7 @@ def test_trls_own_async_worker_makes_the_same_samples(run: Program, engine: str,
 
 
 @pytest.mark.parametrize("version", VERIFIERS)
-def test_verifiers_own_environment_makes_the_same_samples_of_prime_rl(
+def test_environment_of_verifiers_makes_the_same_samples_of_prime_rl(
     run: Program, engine: str, model_text: Path, trainers: Path, version: str
 ) -> None:
     source = trainers / "prime-rl"
@@ -180,7 +178,7 @@ def test_verifiers_own_environment_makes_the_same_samples_of_prime_rl(
     cases = run("own_loops/prime_rl_own_loops", engine, model_text, source, path=PROGRAMS, release=release)
     assert len(cases) == 8
     different, faults = unequal(cases).pop("cut_call")
-    assert {*faults} == {"1 calls and not 2"}, "the farm answers a call without its end, as docs/reference/oracles.md"
+    assert {*faults} == {"1 calls and not 2"}, "the farm answers a call without an end, see docs/reference/oracles.md"
     assert {"sample token_ids", "sample mask", "trace num_turns"} <= {*different}
     assert not {"trace reward", "trace ok", "trace is_truncated", "sample env_name"} & {*different}
     called = {"call_without_end", "one_turn", "spaced", "tool"}
@@ -198,13 +196,13 @@ def test_verifiers_own_environment_makes_the_same_samples_of_prime_rl(
     assert all(case["samples"] == [4, 4] for case in cases.values())
 
 
-def test_rllms_own_engine_makes_the_same_batch(run: Program, engine: str, model_text: Path, trainers: Path) -> None:
+def test_engine_of_rllm_makes_the_same_batch(run: Program, engine: str, model_text: Path, trainers: Path) -> None:
     source = trainers / "rllm"
     if not (source / "rllm").exists():
         absent(f"the source of rLLM is not in {source}: tests/trainers/environment.sh could not fetch it")
     cases = run("own_loops/rllm_own_loops", engine, model_text, path=source)
     assert len(cases) == 7
-    # rLLM's engine says of each flow that returns that it is done
+    # rLLM's engine marks each flow that returns as done
     assert unequal(cases) == {name: (["termination"], []) for name in ("cut", "cut_call", "one_turn")}
     for name in ("cut", "cut_call"):
         assert cases[name]["ends"] == [["MAX_RESPONSE_LENGTH_EXCEEDED"], ["ENV_DONE"]]

@@ -1,4 +1,4 @@
-"""rLLM plays its tasks on the farm: its engine, its gateway's sessions, its grouping, and the farm's scores."""
+"""rLLM runs its tasks on the farm: its engine, its gateway's sessions, its grouping, and the farm's scores."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ RIGHT = Branch(name="right", turns=(ScriptedTurn(content="three"),))
 CHAT: dict[str, Any] = {"data_source": "chat", "fields": {"question": QUESTION, "expected": "three"}}
 
 
-def test_rllm_plays_its_tasks_on_the_farm_and_trains_on_its_own_tokens(
+def test_rllm_runs_its_tasks_on_the_farm_and_trains_on_its_own_tokens(
     run: Program, client: LocalFarm, trainers: Path
 ) -> None:
     source = trainers / "rllm"
@@ -43,7 +43,7 @@ def test_rllm_plays_its_tasks_on_the_farm_and_trains_on_its_own_tokens(
         *chats, broke, unasked = result["episodes"]
         ids = [episode["metadata"]["farm"]["rollout_id"] for episode in result["episodes"]]
         rollouts = [client.rollout(rollout_id) for rollout_id in ids]
-        # each episode has the farm's score, and the tokens of the farm's calls as rLLM's gateway kept them, and no more
+        # each episode has the farm's score, and exactly the tokens of the farm's calls as rLLM's gateway kept them
         assert [episode["rewards"] for episode in chats] == [[rollout.reward] for rollout in rollouts[:6]]
         assert {rollout.reward for rollout in rollouts[:6]} == {0.0, 1.0}
         assert worker.n_started == 6
@@ -54,12 +54,12 @@ def test_rllm_plays_its_tasks_on_the_farm_and_trains_on_its_own_tokens(
             assert len(step["response_ids"]) == len(step["logprobs"]) == call.n_response_tokens
             assert "/sessions/" in call.engine
             assert episode["reason"] == "ENV_DONE"
-        # what broke says so, and rLLM's filter leaves it out
+        # broken rollouts are marked, and rLLM's filter omits them
         assert (broke["reason"], rollouts[6].reward) == ("ERROR", None)
         assert ids[6] in broke["metadata"]["error"]["error_message"]
         assert (unasked["rewards"], unasked["steps"]) == ([1.0], [])
         assert [len(rewards) for rewards in result["groups"].values()] == [6]
-        # neither what was not played in time nor what cannot be played has a reward
+        # tasks that timed out and tasks that cannot be run have no reward
         late, wrong, no_address, with_key = result["results"]
         assert [each["finished"] for each in result["results"]] == [False, False, False, True]
         assert [each["reward"] for each in result["results"]] == [None, None, None, 1.0]
@@ -72,7 +72,7 @@ def test_rllm_plays_its_tasks_on_the_farm_and_trains_on_its_own_tokens(
         assert client.wait(late["error"].split()[1].split(".")[0], 120).n_cancelled == 1
 
 
-def test_what_rllm_is_told_keeps_the_promises_of_such_adapters(run: Program, trainers: Path) -> None:
+def test_rllm_results_keep_the_promises_of_result_adapters(run: Program, trainers: Path) -> None:
     source = trainers / "rllm"
     if not (source / "rllm").exists():
         absent(f"the source of rLLM is not in {source}: tests/trainers/environment.sh could not fetch it")

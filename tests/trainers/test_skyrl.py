@@ -1,11 +1,11 @@
-"""SkyRL takes the farm's generator output: its own validation, tensors and advantages, plain and step-wise."""
+"""SkyRL accepts the farm's generator output: its own validation, tensors and advantages, plain and step-wise."""
 
 from __future__ import annotations
 
 from tests.trainers.conftest import Program, are_of
 
 
-def test_skyrls_own_checks_take_the_farms_rows(run: Program) -> None:
+def test_skyrl_accepts_the_farms_rows(run: Program) -> None:
     facts = run("skyrl_rows")
     # rollouts of every kind, plain and step-wise, and faults that those checks find
     assert facts["constructed"] == {"rows": 12, "steps": 14, "broken": 0.0}
@@ -25,10 +25,10 @@ def test_skyrls_own_checks_take_the_farms_rows(run: Program) -> None:
         scored = played["rewards"][:4] + played["rewards"][8:]
         assert set(scored) <= {0.0, 1.0}
         mean = sum(scored) / len(scored)
-        assert played["rewards"][4:8] == [mean] * 4, "a group that broke whole moves the mean of the step nowhere"
+        assert played["rewards"][4:8] == [mean] * 4, "an entirely broken group does not change the mean of the step"
         assert (played["scored_mean"], played["n_unscored"]) == (mean, 4)
         assert played["advantages_of_broken"] == [0.0] * 4
         assert played["stop_reasons"] == ["error", "stop"]
         drawn = {"temperature": 1.0, "top_p": 1.0, "top_k": -1, "min_p": 0.0, "min_tokens": 1, "max_tokens": 64}
-        assert drawn.items() <= played["asked"].items(), "as SkyRL's own default configuration asks"
+        assert drawn.items() <= played["asked"].items(), "as in SkyRL's own default configuration"
         assert played["same_when_again"], "the same step is the same batch"

@@ -1,4 +1,4 @@
-"""slime and miles take the farm's samples: both functions that their options name, and their own checks."""
+"""slime and miles accept the farm's samples: both functions that their options name, and their own checks."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tests.trainers.conftest import Program, are_of
 
 
 @pytest.mark.parametrize("package", ["slime", "miles"])
-def test_their_own_checks_take_the_farms_samples(run: Program, trainers: Path, package: str) -> None:
+def test_checks_of_slime_and_miles_accept_the_farms_samples(run: Program, trainers: Path, package: str) -> None:
     source = trainers / package
     if not (source / package).exists():
         absent(f"the source of {package} is not in {source}: tests/trainers/environment.sh could not fetch it")
@@ -27,12 +27,12 @@ def test_their_own_checks_take_the_farms_samples(run: Program, trainers: Path, p
     assert facts["n_removed"] == 4
     assert facts["other_step"]
     assert facts["generated"] == {"batches": 2, "broken_is_neutral": True}
-    assert facts["filtered"] == [True, False, False, False, True, True, True, True], "what broke stays removed"
+    assert facts["filtered"] == [True, False, False, False, True, True, True, True], "broken samples stay removed"
     assert facts["several"]["n"] == [1, 3, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1]
     assert facts["several"]["first_group"] == [-0.125, 0.125, 0.125, 0.125]
     assert facts["refused"] == ["rollout_top_p", "partial_rollout", "rollout_max_context_len", "eval_function_path"]
     drawn = {"temperature": 0.0, "top_p": 0.7, "top_k": 20, "max_tokens": 48, "min_tokens": 1}
-    assert drawn.items() <= facts["evaluated"].items(), "an evaluation is drawn by its own parameters"
+    assert drawn.items() <= facts["evaluated"].items(), "an evaluation samples with its own parameters"
     experts = facts["experts"]
     assert [are_of(of_ids, ids) for ids, of_ids in experts["rows"]] == [True] * 4 + [False] * 4 + [True] * 8
     assert all(len(ids) - 1 == len(of_ids) for ids, of_ids in experts["rows"])
@@ -51,7 +51,7 @@ def test_their_own_checks_take_the_farms_samples(run: Program, trainers: Path, p
     }
 
 
-def test_its_own_evaluation_loop_draws_by_the_evaluations_parameters(
+def test_evaluation_loop_of_slime_samples_with_the_evaluations_parameters(
     run: Program, trainers: Path, model_text: Path
 ) -> None:
     source = trainers / "slime"

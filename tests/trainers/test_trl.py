@@ -1,4 +1,4 @@
-"""TRL trains on the CPU through a real farm: whole steps of GRPO, and what a rollout that broke is to it."""
+"""TRL trains on the CPU through a real farm: whole steps of GRPO, and its handling of a broken rollout."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ def test_grpo_trains_steps_through_the_farm(run: Program, model_text: Path, tmp_
         "no zero of a broken rollout is in the mean"
     )
     assert [max(each) for each in facts["versions"]] == [0, 1, 2], "each step's weights were pushed before it"
-    assert facts["same_rollouts_again"], "a trainer that starts again plays nothing twice"
-    # the mean and deviation of 1, 0.5 and 0 alone; the one that broke has none
+    assert facts["same_rollouts_again"], "a restarted trainer repeats no rollout"
+    # the mean and deviation of 1, 0.5 and 0 only; the broken one has none
     assert facts["advantages"] == pytest.approx([1.0, 0.0, 0.0, -1.0], abs=1e-3)
     assert facts["too_long"] == "max_completion_length"
     drawn = {"temperature": 0.9, "top_p": 0.95, "top_k": 50, "repetition_penalty": 1.05, "max_tokens": 64}
@@ -38,13 +38,13 @@ def test_grpo_trains_steps_through_the_farm(run: Program, model_text: Path, tmp_
     assert len(re.findall(r"^step [12]: reward [01]\.\d+, loss", said, re.MULTILINE)) == 2, said
 
 
-def test_async_grpo_takes_what_the_farms_worker_gives(run: Program) -> None:
+def test_async_grpo_accepts_the_samples_of_the_farms_worker(run: Program) -> None:
     facts = run("trl_async")
-    assert facts["version"] == "1", "the sync of weights was a weight update of the farm's"
+    assert facts["version"] == "1", "the sync of weights was a weight update of the farm"
     assert facts["pushed"] == [[1, 1]]
     assert facts["rows"] == 12
     assert facts["lengths"]
-    assert facts["groups"] == [0, 2], "a group that broke gives no row"
+    assert facts["groups"] == [0, 2], "a broken group gives no row"
     assert facts["unscored"]
     assert facts["stale"] == 0
     assert facts["packed"]

@@ -1,6 +1,6 @@
-"""verifiers' own client runs rollouts on the farm: its wires, its types, and the farm's tokens and scores in them.
+"""verifiers' own client runs rollouts on the farm: its protocols, its types, and the farm's tokens and scores in them.
 
-Of two versions: the installed one, and that which prime-rl's newest snapshot brings, whose wire and types are others.
+With two versions: the installed one, and that of prime-rl's newest snapshot, which has other protocols and types.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ def test_verifiers_runs_rollouts_on_the_farm(
             "cancel_s": 5.0,
             "request_file": str(request_file),
             "release": release or "",
-            # servers in an environment of the other version, too: what a client sends decides, not what is installed
+            # servers in an environment of the other version, too: the client's request decides, not the installation
             "of_servers": [verifiers_of(trainers, other) or "" for other in VERIFIERS],
         }
         result = run("verifiers_episodes", json.dumps(given), release=release)
@@ -78,7 +78,7 @@ def test_verifiers_runs_rollouts_on_the_farm(
             assert branch["mask"] == [False] * len(segment.prompt_ids) + segment.response_mask.astype(bool).tolist()
             assert branch["logprobs"][len(segment.prompt_ids) :] == segment.response_logprobs.tolist()
             assert are_of(branch["experts"][:-1], branch["token_ids"])
-            assert branch["experts"][-1] == branch["experts"][-2], "as verifiers has those of the last token"
+            assert branch["experts"][-1] == branch["experts"][-2], "as in verifiers for the last token"
             assert (episode["ok"], episode["completed"], episode["stop"]) == (True, True, "agent_completed")
             assert episode["rewards"] == {"contains": rollout.reward}
             calls = client.calls(rollout.rollout_id)
@@ -96,11 +96,11 @@ def test_verifiers_runs_rollouts_on_the_farm(
         # a plain client's endpoint is asked for no ids, and so its trace has none
         assert plain["ok"]
         assert [(branch["token_ids"], branch["experts"]) for branch in plain["branches"]] == [([], None)]
-        # what broke is an error, which its consumers drop, and no reward
+        # a broken rollout is an error, which its consumers drop, and no reward
         assert (broken["ok"], broken["rewards"]) == (False, {"reward": None})
         assert [error["type"] for error in broken["errors"]] == ["ProviderError"]
         assert _id(broken) in broken["errors"][0]["message"]
-        # a task's own timeout is the policy's limit: it stops, is scored, and is no error
+        # a task's own timeout is the policy's limit: the rollout stops, is scored, and is no error
         assert (late["ok"], late["stop"], late["reward"], late["errors"]) == (True, "agent_timeout", 1.0, [])
         assert (broken["stop"], late["timeout"]) == (("provider_error", True) if release is None else ("error", None))
         reasons = [each["refused"] for each in result["refused"]]
@@ -111,8 +111,8 @@ def test_verifiers_runs_rollouts_on_the_farm(
         for command in result["commands"]:
             assert (command["ok"], [len(branch["token_ids"]) > 0 for branch in command["branches"]]) == (True, [True])
             assert all(are_of(branch["experts"][:-1], branch["token_ids"]) for branch in command["branches"])
-            assert "temperature" not in client.calls(_id(command))[0].sampling, "that is the engine's to choose"
-        # what a client cancels ends on the farm
+            assert "temperature" not in client.calls(_id(command))[0].sampling, "that is the engine's choice"
+        # a rollout that a client cancels ends on the farm
         *played_last, cancelled = client.recent(3)
         assert [_batch(command) for command in result["commands"]] == played_last[::-1]
         assert client.wait(cancelled, 120).n_cancelled == 1
@@ -126,7 +126,7 @@ def test_each_training_row_is_a_branch_of_the_trace(run: Program, trainers: Path
     first, second, untrusted, plain = result["branches"]
     names = ("token_ids", "mask", "logprobs")
     assert [{name: branch[name] for name in names} for branch in (first, second)] == result["rows"]
-    # what may not train, and what has no ids, has no tokens
+    # rows that may not train, and calls without ids, have no tokens
     assert [branch["token_ids"] for branch in (untrusted, plain)] == [[], []]
     look, looked = ["user", "Look around."], ["assistant", None]
     assert first["messages"] == [look, looked, ["tool", "a b"], ["assistant", "One thing."]]
@@ -151,34 +151,32 @@ def test_each_training_row_is_a_branch_of_the_trace(run: Program, trainers: Path
     assert result["order"] == sorted(result["order"])
     routed = result["routed"]
     if release is not None:
-        # a60a606 keeps for the last token of a turn the experts of the one before; the next call tells its own
+        # a60a606 keeps for the last token of a turn the experts of the one before; the next call has the right ones
         assert routed["theirs"][1][-1] == routed["theirs"][1][-2] != routed["ours"][1][-1]
         routed["theirs"][1][-1] = routed["ours"][1][-1]
-    assert routed["ours"] == routed["theirs"], "as verifiers itself gives a turn's experts to its nodes"
+    assert routed["ours"] == routed["theirs"], "as verifiers itself assigns a turn's experts to its nodes"
     assert (routed["n_tokens"], routed["n_rows"]) == (7, 7)
     assert result["lost"] == [False, True, "sandbox_error", "SandboxError", {"reward": None}]
 
 
 @pytest.mark.parametrize("version", VERIFIERS)
-def test_what_prime_rls_own_configuration_asks_for_is_followed_or_refused(
-    run: Program, trainers: Path, version: str
-) -> None:
+def test_configuration_of_prime_rl_is_followed_or_refused(run: Program, trainers: Path, version: str) -> None:
     source = trainers / "prime-rl"
     if not (source / "packages").exists():
         absent(f"the source of prime-rl is not in {source}: tests/trainers/environment.sh could not fetch it")
     facts = run("prime_rl_sampling", source, release=verifiers_of(trainers, version))
-    # its example of a text to reverse: of training, top_k and min_p are set beside what is written there
+    # its example of a text to reverse: for training, top_k and min_p are set in addition to the configured ones
     drawn = {"temperature": 1.0, "top_p": 1.0, "top_k": -1, "min_p": 0.0, "max_tokens": 128, "cache_salt": "3"}
     assert facts["train"] == drawn
     assert facts["default"] == {"temperature": 1.0, "top_p": 1.0}
-    assert facts["evaluation"] == {"temperature": None}, "what is not set is the engine's to choose"
+    assert facts["evaluation"] == {"temperature": None}, "an unset parameter is the engine's choice"
     of_evaluation = {"temperature": 0.5, "top_p": 0.9, "top_k": 9, "min_p": 0.1, "max_tokens": 7}
     assert facts["set"] == of_evaluation | {"repetition_penalty": 1.1}
     assert facts["refused"] == ["sampling.reasoning_effort", "sampling.logit_bias"]
 
 
 @pytest.mark.parametrize("version", VERIFIERS)
-def test_frames_are_those_that_were_recorded(run: Program, trainers: Path, version: str) -> None:
+def test_frames_equal_the_recorded_ones(run: Program, trainers: Path, version: str) -> None:
     recorded = json.loads((Path(__file__).parents[1] / "data" / "verifiers_frames.json").read_text())
     assert run("verifiers_frames", release=verifiers_of(trainers, version)) == recorded[version]
 
@@ -192,7 +190,7 @@ def _batch(episode: dict[str, Any]) -> str:
 
 
 @pytest.mark.parametrize("version", VERIFIERS)
-def test_traces_keep_the_promises_of_such_adapters(run: Program, trainers: Path, version: str) -> None:
+def test_traces_keep_the_promises_of_result_adapters(run: Program, trainers: Path, version: str) -> None:
     faults = run("results_examined", "farm.adapters.verifiers.traces", release=verifiers_of(trainers, version))
     assert len(faults) == N_PROMISES
     assert not any(faults.values()), faults

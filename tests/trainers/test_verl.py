@@ -1,4 +1,4 @@
-"""verl takes the farm's batches: V0's padded ones as its own worker makes them, V1's rows in a real TransferQueue."""
+"""verl accepts the farm's batches: V0's padded ones equal its own worker's, V1's rows are in a real TransferQueue."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import numpy as np
 from tests.trainers.conftest import Program, are_of
 
 
-def test_v0s_batch_is_as_verls_own_worker_makes_it(run: Program) -> None:
+def test_batch_of_v0_equals_that_of_verls_own_worker(run: Program) -> None:
     facts = run("verl_batches")
     same = facts["as_verls_worker"]
     assert len(same["tensors"]) == 8
@@ -22,7 +22,7 @@ def test_v0s_batch_is_as_verls_own_worker_makes_it(run: Program) -> None:
     assert scores[4:8] == [sum(scored) / 8] * 4
     assert facts["trained_tokens"][4:8] == [0] * 4
     assert (facts["broken_advantage"], facts["broken_gradient"]) == (0.0, 0.0)
-    assert facts["versions"] == [5], "the weights were named by verl's step"
+    assert facts["versions"] == [5], "the weights were named after verl's step"
     assert facts["same_when_again"]
     assert facts["too_long"] == "actor_rollout_ref.rollout.response_length"
     assert facts["bounded"] == 1, "a rollout ends where verl's row is full"
@@ -30,11 +30,11 @@ def test_v0s_batch_is_as_verls_own_worker_makes_it(run: Program) -> None:
 
 
 def check_experts(experts: dict[str, Any]) -> None:
-    """Hold the rows of a step with routing replay to the engine's routing; verl leaves the last token's at 0."""
+    """Compare the rows of a step with routing replay with the engine's routing; verl leaves the last token's at 0."""
     rows = experts["rows"]
     for place, (ids, of_ids) in enumerate([*rows, experts["v1"]]):
         if place in range(4, 8):
-            assert np.all(np.array(of_ids)[:-1] == [0, 1, 2, 3]), "a row that broke does not train"
+            assert np.all(np.array(of_ids)[:-1] == [0, 1, 2, 3]), "a broken row does not train"
         else:
             assert are_of(of_ids[:-1], ids)
         assert not np.any(of_ids[-1])
@@ -44,7 +44,7 @@ def check_experts(experts: dict[str, Any]) -> None:
     assert all(experts["as_verls_worker"].values()), experts["as_verls_worker"]
 
 
-def test_v1s_prompts_are_written_when_their_last_rollout_has_ended(run: Program) -> None:
+def test_prompts_of_v1_are_written_when_their_last_rollout_has_ended(run: Program) -> None:
     facts = run("verl_queue")
     assert facts["returned"] is None
     assert (facts["finished"], facts["failed"]) == (["u0", "u2"], ["u1"])
@@ -64,4 +64,4 @@ def test_v1s_prompts_are_written_when_their_last_rollout_has_ended(run: Program)
         "1": ["failure", []],
         "2": ["failure", rows[:2]],
         "3": ["finished", rows[2:]],
-    }, "one row of a group would have its reward for an advantage"
+    }, "a single row of a group would have its reward as its advantage"

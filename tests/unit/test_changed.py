@@ -1,4 +1,4 @@
-"""`make test-changed` selects what a change can reach, by imports and through processes."""
+"""`make test-changed` selects the tests that a change can affect, by imports and through processes."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def files(*paths: str) -> set[str]:
     return set(selection.files)
 
 
-def test_every_row_names_a_package_and_tests_that_are_there() -> None:
+def test_every_row_names_an_existing_package_and_existing_tests() -> None:
     for name in changed.BY_PROCESSES:
         package = ROOT / name.replace(".", "/")
         assert package.is_dir() or package.with_suffix(".py").is_file(), name
@@ -30,8 +30,8 @@ def test_every_row_names_a_package_and_tests_that_are_there() -> None:
             assert (ROOT / path).exists(), path
 
 
-def test_every_package_has_a_row_of_its_own() -> None:
-    """Else its processes would be those of `farm` or `workers`: the three files that start a whole farm."""
+def test_every_package_has_its_own_row() -> None:
+    """Otherwise its processes would be those of `farm` or `workers`: the three files that start a whole farm."""
     packages = [path.parent for root in ("farm", "workers") for path in (ROOT / root).glob("*/__init__.py")]
     named = {".".join(path.relative_to(ROOT).parts) for path in packages}
     small = {"farm.records", "farm.rows"}
@@ -55,18 +55,18 @@ def test_every_package_has_a_row_of_its_own() -> None:
         ("farm/api/gone.py", ["tests/integration/api/test_keys.py"]),
     ],
 )
-def test_a_change_reaches(path: str, reached: list[str]) -> None:
+def test_change_selects_the_affected_tests(path: str, reached: list[str]) -> None:
     found = files(path)
     assert set(reached) | set(changed.ALWAYS) <= found
     assert "tests/unit/test_docker.py" not in found
 
 
-def test_names_that_the_package_loads_late_are_imports() -> None:
-    """A test that says `import farm` uses what its names stand for."""
+def test_lazily_loaded_names_of_the_package_are_imports() -> None:
+    """A test with `import farm` uses the modules of the names that it takes from it."""
     assert "tests/acceptance/test_cancel.py" in set(changed.importing("farm.client.farm"))
 
 
-def test_what_every_test_depends_on_reaches_every_test() -> None:
+def test_change_of_a_shared_file_selects_every_test() -> None:
     for path in changed.EVERYTHING:
         assert (ROOT / path).exists()
         assert changed.selected(["README.md", path]).everything_for == path
@@ -76,7 +76,7 @@ def git(folder: Path, *words: str) -> None:
     subprocess.run(["git", "-c", "user.name=n", "-c", "user.email=e", *words], cwd=folder, check=True)
 
 
-def test_the_change_is_committed_or_not_yet(tmp_path: Path) -> None:
+def test_committed_and_uncommitted_changes_are_found(tmp_path: Path) -> None:
     git(tmp_path, "init", "-q", "-b", "main")
     for name in ("kept", "edited", "removed", "renamed"):
         (tmp_path / name).write_text(f"{name}\n")
@@ -92,7 +92,7 @@ def test_the_change_is_committed_or_not_yet(tmp_path: Path) -> None:
     (tmp_path / "new").touch()
     expected = ["edited", "name ü", "new", "removed", "renamed"]
     assert changed.changed_files("main", tmp_path) == expected
-    # the base has gone on since
+    # the base has advanced since
     git(tmp_path, "stash", "-q", "--include-untracked")
     git(tmp_path, "checkout", "-q", "main")
     (tmp_path / "kept").write_text("of the base\n")
@@ -102,13 +102,13 @@ def test_the_change_is_committed_or_not_yet(tmp_path: Path) -> None:
     assert changed.changed_files("main", tmp_path) == expected
 
 
-def test_a_base_that_is_not_there_is_named(tmp_path: Path) -> None:
+def test_missing_base_is_named(tmp_path: Path) -> None:
     git(tmp_path, "init", "-q")
     with pytest.raises(SystemExit, match="no-such-branch"):
         changed.changed_files("no-such-branch", tmp_path)
 
 
-def test_the_command_says_what_and_why() -> None:
+def test_command_prints_the_selection_and_the_reason() -> None:
     done = subprocess.run(
         [sys.executable, "-m", "tests.changed", "--base", "HEAD", "--list"], cwd=ROOT, capture_output=True, text=True
     )

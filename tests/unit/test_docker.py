@@ -45,7 +45,7 @@ def services(compose: Compose) -> Compose:
 
 @pytest.fixture(scope="module")
 def instructions() -> list[tuple[str, str]]:
-    """Each instruction of the Dockerfile with its arguments, continued lines joined."""
+    """Return each instruction of the Dockerfile with its arguments, continued lines joined."""
     lines = [line for line in (FOLDER / "Dockerfile").read_text().splitlines() if not line.lstrip().startswith("#")]
     joined = "\n".join(lines).replace("\\\n", " ").splitlines()
     pairs = [line.partition(" ") for line in joined if line.strip()]
@@ -63,7 +63,7 @@ def test_compose_images_are_pinned(services: Compose) -> None:
         assert PINNED.fullmatch(service["image"]), f"{name}: {service['image']}"
 
 
-def test_compose_has_the_store_and_broker_that_the_farm_is_tested_with(services: Compose) -> None:
+def test_compose_has_the_store_and_broker_versions_of_the_tests(services: Compose) -> None:
     assert services["postgres"]["image"].startswith("postgres:16.")
     assert services["redis"]["image"].startswith("redis:7.")
 
@@ -75,7 +75,7 @@ def test_compose_commands_are_subcommands_of_farm(services: Compose) -> None:
         assert service["command"][0] in COMMANDS, name
 
 
-def test_what_keeps_running_has_a_health_check(services: Compose) -> None:
+def test_long_running_service_has_a_health_check(services: Compose) -> None:
     for name, service in services.items():
         if service["restart"] == "no":
             continue
@@ -87,7 +87,7 @@ def test_what_keeps_running_has_a_health_check(services: Compose) -> None:
         assert all(DURATION.fullmatch(check[key]) for key in set(check) - {"test", "retries"}), name
 
 
-def test_a_service_waits_for_what_can_say_it_is_ready(services: Compose) -> None:
+def test_service_waits_only_for_services_that_report_readiness(services: Compose) -> None:
     for name, service in services.items():
         for other, how in service.get("depends_on", {}).items():
             wanted = "restart" if how["condition"] == "service_completed_successfully" else "healthcheck"
@@ -119,7 +119,7 @@ def test_secrets_come_from_the_environment_file(services: Compose) -> None:
     assert ".env" in (FOLDER / ".gitignore").read_text().splitlines()
 
 
-def test_the_example_environment_file_holds_no_values() -> None:
+def test_example_environment_file_holds_no_values() -> None:
     assert all(line.endswith("=") for line in _settings_of(FOLDER / "env.example"))
 
 
@@ -151,7 +151,7 @@ def test_dockerfile_ends_as_an_ordinary_user(instructions: list[tuple[str, str]]
     users = [arguments for name, arguments in instructions if name == "USER"]
     assert users
     assert users[-1] not in {"root", "0"}
-    assert instructions[-3][0] == "USER", "what follows USER only says what to start"
+    assert instructions[-3][0] == "USER", "instructions after USER only set the command"
 
 
 def test_dockerfile_copies_what_exists(instructions: list[tuple[str, str]]) -> None:
@@ -175,7 +175,7 @@ def test_dockerfile_installs_by_hash(instructions: list[tuple[str, str]]) -> Non
     assert any("--require-hashes" in run and "requirements-runtime.lock" in run for run in runs)
 
 
-def test_dockerfile_fetches_no_package_that_only_tests_need(instructions: list[tuple[str, str]]) -> None:
+def test_dockerfile_installs_no_package_that_only_tests_need(instructions: list[tuple[str, str]]) -> None:
     copied = {source for name, arguments in instructions if name == "COPY" for source in arguments.split()}
     assert {path for path in copied if path.endswith(".lock")} == {"requirements-runtime.lock"}
     runtime, everything = (_pinned(ROOT / name) for name in ("requirements-runtime.lock", "requirements.lock"))
@@ -187,7 +187,7 @@ def test_dockerfile_fetches_no_package_that_only_tests_need(instructions: list[t
 
 
 def _pinned(lock: Path) -> dict[str, str]:
-    """The packages of a lock and their versions."""
+    """Return the packages of a lock and their versions."""
     lines = (line.split(" ")[0].partition("==") for line in lock.read_text().splitlines() if re.match(r"\w", line))
     return {_name(name): version for name, _, version in lines}
 

@@ -1,4 +1,4 @@
-"""The documentation says nothing that is not so: links, files, commands, settings and routes exist; examples run."""
+"""The documentation is correct: links, files, commands, settings and routes exist; examples run."""
 
 from __future__ import annotations
 
@@ -54,11 +54,11 @@ every_page = pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.re
 
 
 def prose(page: Path) -> str:
-    """Return the text of a page without its blocks of code."""
+    """Return the text of a page without its code blocks."""
     return re.sub(r"^```.*?^```$", "", page.read_text(), flags=re.MULTILINE | re.DOTALL)
 
 
-def test_numbers_of_promises_and_faults_are_those_of_the_code() -> None:
+def test_counts_of_promises_and_faults_equal_those_of_the_code() -> None:
     text = (ROOT / "docs" / "concepts" / "promises.md").read_text() + (ROOT / "README.md").read_text()
     assert set(re.findall(r"(\d+)\s+promises\s+of\s+a\s+sandbox", text)) == {str(len(PROMISES))}
     assert set(re.findall(r"by\s+(\d+)\s+kinds\s+of\s+faults|its\s+(\d+)\s+kinds\s+of\s+faults", text)) == {
@@ -73,7 +73,7 @@ def blocks(page: Path, language: str) -> list[str]:
 
 
 def code(page: Path) -> str:
-    """Return all code of a page: its blocks and its code spans, a line each."""
+    """Return all code of a page: its blocks and its code spans, one per line."""
     return "\n".join([*blocks(page, r"\w*"), *re.findall(r"`([^`\n]+)`", prose(page))])
 
 
@@ -152,7 +152,7 @@ def keywords_of(function: Any) -> set[str]:
 
 
 @every_page
-def test_python_examples_use_the_client_as_it_is(page: Path) -> None:
+def test_python_examples_use_existing_attributes_and_arguments(page: Path) -> None:
     owners: dict[str, Any] = {"farm": farm, "client": farm.Farm}
     for node in (node for block in blocks(page, "python") for node in ast.walk(ast.parse(block))):
         called = node.func if isinstance(node, ast.Call) else node
@@ -205,7 +205,7 @@ def test_every_page_is_in_the_navigation_and_on_the_index() -> None:
 
 
 def index_of(page: Path) -> Path:
-    """Return the page that has to link to a page: `NAME.md` beside its folder NAME, or the nearest index.md above."""
+    """Return the page that has to link to a page: `NAME.md` next to its folder NAME, or the nearest index.md above."""
     folder = page.parent if page.name != "index.md" else page.parent.parent
     for each in (folder, *folder.parents):
         for index in (each.with_suffix(".md"), each / "index.md"):
@@ -239,8 +239,8 @@ def test_glossary_is_sorted_and_short() -> None:
 
 
 @every_page
-def test_examples_import_what_they_use(page: Path) -> None:
-    """Names that a reader has to fill in are in lower case; all others are defined, or imported, on the page."""
+def test_examples_import_their_names(page: Path) -> None:
+    """Names that a reader has to fill in are in lower case; all others are defined or imported on the page."""
     ruff = [str(Path(sys.executable).with_name("ruff")), "check", "--isolated", "--select", "F821"]
     code = "\n".join(blocks(page, "python"))
     ran = subprocess.run([*ruff, "--output-format", "json", "-"], input=code, capture_output=True, text=True)
@@ -252,12 +252,12 @@ def code_with(page: str, name: str) -> str:
     return next(block for block in blocks(ROOT / "docs" / page, "python") if name in block)
 
 
-def test_agent_of_the_example_plays() -> None:
+def test_agent_of_the_example_runs() -> None:
     names: dict[str, Any] = {}
     exec(code_with("how-to/plugins/agents.md", "ONE_QUESTION"), names)
     shown: Harness = names["ONE_QUESTION"]
     assert names["one_question"]().sandbox(None).agent_packages == shown.packages
-    # in a folder of this machine, where its client is installed already
+    # in a folder of this machine, where its client is already installed
     here = replace(shown, packages=(), command=lambda task: [sys.executable, *shown.command(task)[1:]])
 
     async def main() -> AgentResult:
@@ -289,7 +289,7 @@ def context_of(sandbox: Sandbox) -> AgentContext:
     )
 
 
-def test_handler_of_the_example_is_one() -> None:
+def test_handler_of_the_example_is_valid() -> None:
     names: dict[str, Any] = {"__name__": "example"}
     exec(code_with("how-to/plugins/handlers.md", "CapitalHandler"), names)
     kind = names["CapitalHandler"]
@@ -300,7 +300,7 @@ def test_handler_of_the_example_is_one() -> None:
     assert handler.evaluator(NO_MODELS).name == "contains"
 
 
-def test_tool_of_the_example_counts() -> None:
+def test_tool_of_the_example_counts_words() -> None:
     names: dict[str, Any] = {"__name__": "example"}
     exec(code_with("how-to/plugins/handlers.md", "CountTool"), names)
 
@@ -315,7 +315,7 @@ def test_tool_of_the_example_counts() -> None:
     assert asyncio.run(main()) == Observation("3 words")
 
 
-def test_adapter_of_the_example_takes_what_may_train() -> None:
+def test_adapter_of_the_example_accepts_trainable_rollouts() -> None:
     names: dict[str, Any] = {}
     exec(code_with("how-to/users/trainers.md", "rows_for_my_trainer"), names)
     adapter = names["rows_for_my_trainer"]

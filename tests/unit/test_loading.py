@@ -14,11 +14,11 @@ def loaded(modules: str, names: set[str]) -> list[str]:
     return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
 
 
-def test_workers_and_commands_load_nothing_that_few_of_them_need() -> None:
+def test_workers_and_commands_do_not_import_rarely_needed_modules() -> None:
     assert loaded("farm.cli.main, workers.node.supervisor, workers.queue.tasks", SELDOM) == []
 
 
-def test_a_worker_process_loads_no_command_line_of_celerys() -> None:
+def test_worker_process_does_not_import_the_command_line_of_celery() -> None:
     command = [sys.executable, "-X", "importtime", "-c", "import workers.queue.worker_fork_server"]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     modules = {line.rpartition("|")[2].strip() for line in done.stderr.splitlines()}
@@ -26,9 +26,9 @@ def test_a_worker_process_loads_no_command_line_of_celerys() -> None:
     assert modules & {"celery.bin.celery", "flower", "prompt_toolkit"} == set()
 
 
-def test_who_does_not_speak_http_loads_nothing_of_it() -> None:
+def test_command_line_without_http_imports_no_http_client() -> None:
     assert loaded("farm.cli.main", HTTP) == []
 
 
-def test_options_of_a_node_are_checked_without_the_node() -> None:
+def test_options_of_a_node_are_checked_without_importing_the_node() -> None:
     assert loaded("workers.node.command", {"celery", "numpy", "pydantic", "redis", "sqlalchemy"}) == []

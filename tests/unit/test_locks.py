@@ -1,4 +1,4 @@
-"""The two locks: what uses the farm is a part, to the hash, of what tests it, and holds all that the farm asks for."""
+"""The two locks: the runtime lock is a subset of the test lock, hashes included, and covers all requirements."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from packaging.specifiers import SpecifierSet
 ROOT = Path(__file__).parents[2]
 PROJECT: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text())
 MOST_OF_THE_CLIENT = 8
-"""Direct dependencies of what a trainer installs."""
+"""Direct dependencies of the client that a trainer installs."""
 
 
 def normal(requirement: str) -> str:
@@ -26,30 +26,30 @@ INSTALLED = {normal(each.metadata["Name"]) for each in distributions()}
 
 
 def pins(name: str) -> dict[str, str]:
-    """Each package with its version and hashes, as a lock has them."""
+    """Return each package with its version and hashes, as they are in a lock."""
     blocks = re.findall(r"^[A-Za-z0-9][^\n]*\n(?:    [^\n]*\n)*", (ROOT / name).read_text(), flags=re.MULTILINE)
     return {normal(block): block for block in blocks}
 
 
-def test_what_uses_the_farm_is_pinned_as_what_tests_it() -> None:
+def test_runtime_packages_are_pinned_as_in_the_test_lock() -> None:
     runtime, all_of_it = pins("requirements-runtime.lock"), pins("requirements.lock")
     assert len(runtime) > 50
     assert {name: block for name, block in runtime.items() if all_of_it.get(name) != block} == {}
 
 
-def test_every_python_that_the_farm_allows_can_install_them() -> None:
-    """The locks are made with one of them, and a package may want more."""
+def test_locked_packages_support_every_allowed_python() -> None:
+    """The locks are made with one of these versions, and a package may require another."""
     oldest = f"{PROJECT['project']['requires-python'].removeprefix('>=')}.0"
     wanted = {name: metadata(name)["Requires-Python"] or "" for name in pins("requirements.lock") if name in INSTALLED}
     assert len(wanted) > 100
     assert {name: each for name, each in wanted.items() if not SpecifierSet(each).contains(oldest)} == {}
 
 
-def test_a_trainer_installs_little() -> None:
+def test_client_has_few_dependencies() -> None:
     assert len(PROJECT["project"]["dependencies"]) <= MOST_OF_THE_CLIENT
 
 
-def test_it_holds_all_that_the_farm_asks_for_and_nothing_that_only_tests_do() -> None:
+def test_runtime_lock_has_all_requirements_and_no_test_packages() -> None:
     runtime = pins("requirements-runtime.lock")
     asked_for = [*PROJECT["project"]["dependencies"], *PROJECT["project"]["optional-dependencies"]["farm"]]
     assert {normal(each) for each in asked_for} <= {*runtime}

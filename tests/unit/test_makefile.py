@@ -1,4 +1,4 @@
-"""The Makefile with a stand-in for Python and pip: it speaks while it installs, and says whose folders stop it."""
+"""The Makefile with fakes of Python and pip: it shows progress, and names the owner of folders that block it."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ esac
 
 @pytest.fixture
 def clone(tmp_path: Path) -> Path:
-    """A clone of which make sees all that it installs by: 25 packages."""
+    """A clone with all files that make installs from: 25 packages."""
     shutil.copy(ROOT / "Makefile", tmp_path)
     (tmp_path / "pyproject.toml").touch()
     pins = [f"p{number}==1 \\\n    --hash=sha256:{number:064}\n" for number in range(25)]
@@ -52,7 +52,7 @@ def make(folder: Path, target: str, *, user: int | None = None, **env: str) -> s
     )
 
 
-def test_an_installation_says_how_far_it_is(clone: Path) -> None:
+def test_installation_shows_progress(clone: Path) -> None:
     done = make(clone, "runtime")
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines() == [
@@ -67,7 +67,7 @@ def test_an_installation_says_how_far_it_is(clone: Path) -> None:
     assert make(clone, "runtime").stdout == "", "nothing is installed twice"
 
 
-def test_an_installation_that_fails_shows_why(clone: Path) -> None:
+def test_failed_installation_shows_the_reason(clone: Path) -> None:
     (clone / "broken").touch()
     done = make(clone, "runtime")
     assert done.returncode == 2
@@ -83,7 +83,9 @@ def test_an_installation_that_fails_shows_why(clone: Path) -> None:
     ],
 )
 @pytest.mark.parametrize("exists", [True, False])
-def test_a_folder_of_another_user_is_one_line(clone: Path, target: str, folder: str, mend: str, exists: bool) -> None:
+def test_folder_of_another_user_is_a_one_line_error(
+    clone: Path, target: str, folder: str, mend: str, exists: bool
+) -> None:
     with farm_folder() as made:
         shutil.copytree(clone, made / "clone").chmod(0o755)
         closed = made / "clone" / folder if exists else made / "clone"

@@ -1,4 +1,4 @@
-"""The map of the code leads where it says: its files exist, and define the functions and classes named after them."""
+"""The map of the code is correct: its files exist, and define the functions and classes named after them."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def _names(parent: ast.Module | ast.ClassDef, prefix: str) -> Iterator[str]:
 
 
 def missing(text: str) -> list[str]:
-    """Return what a text names as "`path`, `name`" or "`name` in `path`" and the file does not define."""
+    """Return the names given as "`path`, `name`" or "`name` in `path`" that the file does not define."""
     named = [(path, name) for path, names in NAMES.findall(text) for name in re.findall(r"`([\w.]+)`", names)]
     named += [(path, name) for name, path in NAME_IN.findall(text)]
     return [f"{path}: {name}" for path, name in named if not path.endswith(".py") or name not in defined(ROOT / path)]
@@ -62,7 +62,7 @@ def test_most_answers_name_a_function_or_class() -> None:
     assert len(NAMES.findall(MAP.read_text())) > 40
 
 
-def test_a_name_that_is_gone_is_noticed() -> None:
+def test_missing_names_are_found() -> None:
     text = (
         "`farm/retry_policy.py`, `retry_decision_for`, `RetryDecision.outcome`, `no_such_name`; "
         "`Budget` and `Purse` in `farm/retry_policy.py`"
@@ -71,6 +71,6 @@ def test_a_name_that_is_gone_is_noticed() -> None:
 
 
 def test_functions_and_classes_that_code_names_exist() -> None:
-    """Docstrings and comments say "`name` in `path`", too."""
+    """Docstrings and comments use "`name` in `path`", too."""
     sources = [path for folder in ("farm", "workers") for path in sorted((ROOT / folder).rglob("*.py"))]
     assert [f"{path.relative_to(ROOT)}: {each}" for path in sources for each in missing(path.read_text())] == []

@@ -1,4 +1,4 @@
-"""The generated parts of docs/reference are those of the code, and the Python pages name modules that exist."""
+"""The generated parts of docs/reference match the code, and the Python pages name existing modules."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ DOCUMENTED = r"^::: ([\w.]+)$"
 
 
 @pytest.mark.parametrize("name", reference_pages.PARTS)
-def test_generated_part_is_that_of_the_code(name: str) -> None:
+def test_generated_part_matches_the_code(name: str) -> None:
     text = (reference_pages.REFERENCE / name).read_text()
     assert reference_pages.renewed(name, text) == text, "run `make reference`"
 
 
-def test_an_edited_part_is_made_again() -> None:
+def test_edited_part_is_generated_again() -> None:
     text = (reference_pages.REFERENCE / "errors.md").read_text()
     assert reference_pages.renewed("errors.md", text.replace("| `FarmError` |", "| `Error` |")) == text
 
 
-def test_a_page_without_the_marks_is_refused() -> None:
+def test_page_without_the_marks_is_refused() -> None:
     with pytest.raises(ValueError, match=r"errors\.md has no generated part"):
         reference_pages.renewed("errors.md", "# Errors\n")
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from tests.sizes import FOLDER_FILES, MODULE_LINES, hints
 
 
-def test_what_is_beyond_a_hint_is_listed(tmp_path: Path) -> None:
+def test_sizes_above_a_hint_are_listed(tmp_path: Path) -> None:
     for name, n_lines in {"farm/long.py": MODULE_LINES + 1, "workers/short.py": MODULE_LINES}.items():
         path = tmp_path / name
         path.parent.mkdir(parents=True)

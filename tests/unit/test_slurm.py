@@ -1,4 +1,4 @@
-"""The Slurm job of the examples: a signal ends the node, and no shell before it. What Slurm does is stood in for."""
+"""The Slurm job of the examples: a signal ends the node, and no shell before it. Slurm itself is faked."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def environment(folder: Path, **addresses: str) -> dict[str, str]:
     return env | {"PATH": f"{folder}{os.pathsep}{env['PATH']}"} | addresses
 
 
-def test_the_signal_of_a_time_limit_or_of_scancel_ends_the_node_and_the_job_well(tmp_path: Path) -> None:
+def test_signal_of_a_time_limit_or_of_scancel_drains_the_node(tmp_path: Path) -> None:
     command = ["bash", str(SCRIPT), "--run", "8"]
     with subprocess.Popen(command, env=environment(tmp_path, **ADDRESSES), stdout=subprocess.PIPE, text=True) as job:
         assert job.stdout is not None
@@ -47,14 +47,14 @@ def test_the_signal_of_a_time_limit_or_of_scancel_ends_the_node_and_the_job_well
 
 
 @pytest.mark.parametrize("missing", ADDRESSES)
-def test_a_job_without_an_address_says_which(tmp_path: Path, missing: str) -> None:
+def test_missing_address_is_named(tmp_path: Path, missing: str) -> None:
     result = {name: value for name, value in ADDRESSES.items() if name != missing}
     job = subprocess.run(["bash", str(SCRIPT)], env=environment(tmp_path, **result), capture_output=True, text=True)
     assert job.returncode != 0
     assert f"{missing}: set it to the address of the" in job.stderr
 
 
-def test_its_signal_goes_to_the_step() -> None:
+def test_slurm_signals_the_step_and_requeues_the_job() -> None:
     options = [
         line.removeprefix("#SBATCH ").strip() for line in SCRIPT.read_text().splitlines() if "#SBATCH" in line[:8]
     ]

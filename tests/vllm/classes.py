@@ -1,7 +1,7 @@
 """vLLM's own request and answer classes, in vLLM's Python.
 
-`python classes.py export FILE` writes their JSON schemas: with them, tests that have no vLLM still check what the
-scripted engine answers and what our clients ask. `python classes.py judge` reads `[class name, value]` as JSON lines
+`python classes.py export FILE` writes their JSON schemas: with them, tests without vLLM still check the scripted
+engine's answers and our clients' requests. `python classes.py judge` reads `[class name, value]` as JSON lines
 and prints a line for each value that is not of its class.
 """
 
@@ -39,13 +39,13 @@ _LICENSE = "Generated from the classes of vLLM {} (Apache-2.0, Copyright contrib
 
 
 def found_class(name: str) -> Any:
-    """The class of that name, wherever vLLM has it."""
+    """Return the class of that name, wherever vLLM defines it."""
     module = next(module for module, names in _CLASSES.items() if name in names)
     return getattr(importlib.import_module(module), name)
 
 
 def schemas() -> dict[str, Any]:
-    """Class name to its schema, without prose: requests as they are read, answers as they are written."""
+    """Return class name to its schema, without prose: requests as they are read, answers as they are written."""
     result = {
         name: _without_prose(
             TypeAdapter(found_class(name)).json_schema(
@@ -59,7 +59,7 @@ def schemas() -> dict[str, Any]:
 
 
 def _without_prose(schema: Any) -> Any:
-    """A property may itself be called `description`; then its value is no string."""
+    """A property may itself be called `description`; then its value is not a string."""
     if isinstance(schema, list):
         return [_without_prose(part) for part in schema]
     if not isinstance(schema, dict):

@@ -25,7 +25,7 @@ CHAIN = FileChain({"a": "b", "b": "c", "c": "d"}, "a", 2, "c")
 
 
 def losses() -> dict[str, Any]:
-    """Ratios 2 and 0.5, and a third token that was not sampled, under the advantages 1 and -1."""
+    """Ratios 2 and 0.5, and a third token that was not sampled, with the advantages 1 and -1."""
     old = torch.tensor([[0.25, 1.0, 0.1]]).log()
     sampled = torch.tensor([[True, True, False]])
     result: dict[str, Any] = {}
@@ -38,7 +38,7 @@ def losses() -> dict[str, Any]:
 
 
 def padding() -> float:
-    """The largest difference between log-probabilities of rows in one padded batch and of each row alone."""
+    """Return the largest difference of log-probabilities between rows in one padded batch and each row alone."""
     torch.manual_seed(0)
     words = tiny_policy.tokenizer()
     model = tiny_policy.untrained_model(words)
@@ -53,7 +53,7 @@ def padding() -> float:
 
 
 def checkpoint(folder: Path) -> dict[str, Any]:
-    """A learner that took a step, and one that goes on from its checkpoint."""
+    """A learner that took a step, and one that continues from its checkpoint."""
     words = tiny_policy.tokenizer()
     tiny_policy.untrained_model(words).save_pretrained(folder / "policy")
     first = Learner(folder / "policy", folder / "checkpoint.pt", 1e-3)
@@ -80,7 +80,7 @@ def checkpoint(folder: Path) -> dict[str, Any]:
 
 
 def cloning() -> dict[str, Any]:
-    """The teacher's plays, and those of an episode's tokens that the policy is to say."""
+    """The teacher's runs, and those of an episode's tokens that the policy must say."""
     from random import Random
 
     words = tiny_policy.tokenizer()

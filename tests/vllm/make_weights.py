@@ -2,7 +2,7 @@
 
 `python make_weights.py CONTEXT_TOKENS FOLDER...`, in vLLM's Python.
 
-A Qwen2-type model of half a million parameters; what it says is noise, but all that a server does with it is real.
+A Qwen2-type model of half a million parameters; its output is noise, but all processing by a server is real.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def make(folder: Path, seed: int, context_tokens: int) -> None:
         pad_token_id=generation.get("pad_token_id"),
     )
     model = Qwen2ForCausalLM(config)
-    # The likeliest tokens are far above 0, so that what is sampled seldom ends by itself.
+    # The likeliest tokens are far above 0, so that sampling seldom ends by itself.
     with torch.no_grad():
         model.lm_head.weight[generation["eos_token_id"]] = 0.0
     model.save_pretrained(folder)

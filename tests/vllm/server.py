@@ -1,4 +1,4 @@
-"""Starts a real vLLM on the CPU with a model of our own; all it says goes to `server.log` beside its environment."""
+"""Starts a real vLLM on the CPU with our own model; its output goes to `server.log` next to its environment."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class RealVllm:
     weights: tuple[Path, Path]
 
     def post(self, path: str, body: Any = None) -> Any:
-        """Straight to the server, past what is tested."""
+        """Call the server directly, without the code under test."""
         data = json.dumps(body or {}).encode()
         request = urllib.request.Request(self.url + path, data, {"content-type": "application/json"})
         with urllib.request.urlopen(request, timeout=60) as answer:
@@ -56,7 +56,7 @@ def in_vllm(python: Path, script: str, *words: object, stdin: str = "") -> str:
 
 
 def prepared(python: Path, folder: Path) -> RealVllm:
-    """Make the model's files in the folder, and choose a server's address; it does not run yet."""
+    """Make the model's files in the folder, and choose a server's address; it is not started yet."""
     weights = (folder / "one", folder / "two")
     for each in weights:
         write_model_text(each)
@@ -76,7 +76,7 @@ def started(server: RealVllm, log: Path) -> Iterator[subprocess.Popen[bytes]]:
 
 @contextmanager
 def real_vllm(python: Path, folder: Path) -> Iterator[RealVllm]:
-    """Makes the model's files in the folder, starts the server, and stops it at the end of the block."""
+    """Make the model's files in the folder, start the server, and stop it at the end of the block."""
     server = prepared(python, folder)
     with started(server, python.parents[2] / "server.log"):
         yield server

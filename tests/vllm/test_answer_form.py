@@ -1,4 +1,4 @@
-"""The form of an answer on a real vLLM: a model of random weights keeps to it only as its decoding is guided."""
+"""The output format on a real vLLM: a model of random weights keeps to it only because its decoding is guided."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def is_of_the_schema(text: str) -> bool:
 
 
 @pytest.mark.parametrize("wire", ["generate", "completions"])
-def test_an_answer_is_of_its_schema(vllm: RealVllm, wire: str) -> None:
+def test_answer_follows_its_schema(vllm: RealVllm, wire: str) -> None:
     asked = FormedSampling(answer_schema=SCHEMA, required=True, seed=1)
     answer = answered(vllm, wire, asked, vllm.weights[0])
     assert answer.labels == {GUIDED: "yes"}
@@ -59,7 +59,7 @@ def test_an_answer_is_of_its_schema(vllm: RealVllm, wire: str) -> None:
 
 @pytest.mark.parametrize("wire", ["generate", "completions"])
 @pytest.mark.parametrize("allowed", [("look", "paint"), ("paint",)])
-def test_a_tool_that_must_be_called_is(vllm: RealVllm, wire: str, allowed: tuple[str, ...]) -> None:
+def test_required_tool_is_called(vllm: RealVllm, wire: str, allowed: tuple[str, ...]) -> None:
     asked = FormedSampling(tool_choice="required", tools_allowed=allowed, required=True, seed=1)
     answer = answered(vllm, wire, asked, vllm.weights[0])
     assert answer.labels == {GUIDED: "yes"}
@@ -72,7 +72,7 @@ def test_a_tool_that_must_be_called_is(vllm: RealVllm, wire: str, allowed: tuple
 
 
 @pytest.mark.parametrize("tool_choice", [None, "required"])
-def test_vllm_takes_a_form_that_follows_open_reasoning(vllm: RealVllm, tmp_path: Path, tool_choice: Any) -> None:
+def test_vllm_accepts_a_format_that_follows_open_reasoning(vllm: RealVllm, tmp_path: Path, tool_choice: Any) -> None:
     thinking = tmp_path / "thinking"
     shutil.copytree(vllm.weights[0], thinking, ignore=shutil.ignore_patterns("*.safetensors"))
     with (thinking / "chat_template.jinja").open("a") as template:
@@ -82,16 +82,14 @@ def test_vllm_takes_a_form_that_follows_open_reasoning(vllm: RealVllm, tmp_path:
     assert answer.labels == {GUIDED: "yes"}
     assert answer.response["reasoning_content"]
     if answer.finish_reason == "length":
-        assert not answer.response["content"], "a model that knows nothing thinks for long"
+        assert not answer.response["content"], "an untrained model thinks for long"
     else:
         text = answer.response["tool_calls"][0]["function"]["arguments"] if tool_choice else answer.response["content"]
         assert is_of_the_schema(text)
 
 
 @pytest.mark.parametrize("schema", [{"type": "bogus"}, {"$ref": "#"}, {"type": "array", "uniqueItems": True}])
-def test_a_schema_that_vllm_refuses_or_breaks_on_is_left_out_unless_it_is_required(
-    vllm: RealVllm, schema: dict[str, Any]
-) -> None:
+def test_schema_that_vllm_refuses_is_omitted_unless_it_is_required(vllm: RealVllm, schema: dict[str, Any]) -> None:
     answer = answered(vllm, "generate", FormedSampling(answer_schema=schema, seed=1), vllm.weights[0])
     assert answer.labels == {}
     assert answer.n_response_tokens

@@ -1,4 +1,4 @@
-"""Every promise of an engine client, on a real vLLM: what the scripted one is held to in tests/contract."""
+"""Every promise of an engine client, on a real vLLM: the same ones as for the scripted engine in tests/contract."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Weight updates of a real vLLM that is busy all the time: none may hang, whatever is on its way when it comes."""
+"""Weight updates of a real vLLM under constant load: none may hang, whatever calls are in flight when it comes."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def engines(vllm: RealVllm, tmp_path: Path, broker_url: str) -> Iterator[tuple[L
 
 
 @pytest.mark.parametrize("mode", ["drain", "keep", "abort"])
-def test_updates_with_short_calls_in_flight_all_come_to_their_end(
+def test_updates_with_short_calls_in_flight_all_finish(
     engines: tuple[LocalFarm, list[EnginePool], Any], vllm: RealVllm, mode: PauseMode
 ) -> None:
     verbs, pools, run = engines

@@ -1,4 +1,4 @@
-"""A whole farm on a real vLLM: new weights while it plays, tokens that score as they were sampled, and a cancel."""
+"""A whole farm on a real vLLM: new weights during rollouts, tokens that score as sampled, and a cancel."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def submit(client: farm.Farm, n_tokens: int = N_TOKENS) -> str:
 
 
 def running(vllm: RealVllm) -> int:
-    """Requests that sample now."""
+    """Return the number of requests that sample now."""
     return int(vllm.metric("vllm:num_requests_running"))
 
 
@@ -52,7 +52,7 @@ def scored(vllm: RealVllm, row: Segment) -> np.ndarray:
 
 
 @pytest.mark.parametrize("mode", ["abort", "keep"])
-def test_tokens_score_as_they_were_sampled_by_the_weights_they_name(
+def test_tokens_have_the_log_probabilities_of_the_weights_they_name(
     client: farm.Farm, vllm: RealVllm, mode: PauseMode
 ) -> None:
     load(vllm, 0)
@@ -66,7 +66,7 @@ def test_tokens_score_as_they_were_sampled_by_the_weights_they_name(
     rows = [row for rollout in rollouts for row in rollout.segments]
     assert len(rows) == N
     crossed = [row for row in rows if set(row.policy_versions.tolist()) == {1, 2}]
-    assert crossed, "no answer was under way when the weights came"
+    assert crossed, "no call was in flight when the weights came"
     for row in crossed:
         new = row.policy_versions == 2
         under_new = scored(vllm, row)

@@ -24,7 +24,7 @@ def checked(vllm_python: Path, tmp_path_factory: pytest.TempPathFactory) -> dict
     return result
 
 
-def test_the_loss_is_that_of_an_example_computed_by_hand(checked: dict[str, Any]) -> None:
+def test_loss_equals_an_example_calculated_by_hand(checked: dict[str, Any]) -> None:
     up, down = checked["losses"]["up"], checked["losses"]["down"]
     # ratios 2 and 0.5, clipped to 1.28 and 0.8; the smaller gain counts, and a token that was not sampled does not
     assert up["loss"] == pytest.approx(-(1.28 + 0.5) / 2)
@@ -37,13 +37,13 @@ def test_padding_changes_no_log_probability(checked: dict[str, Any]) -> None:
     assert checked["padding"] < 1e-5
 
 
-def test_a_learner_goes_on_from_its_checkpoint(checked: dict[str, Any]) -> None:
+def test_learner_continues_from_its_checkpoint(checked: dict[str, Any]) -> None:
     result = checked["checkpoint"]
     assert result.pop("files") == ["checkpoint.pt", "policy"]
     assert all(result.values()), result
 
 
-def test_the_teacher_is_right_once_in_four_and_its_turns_are_what_is_cloned(checked: dict[str, Any]) -> None:
+def test_teacher_is_right_once_in_four_and_its_turns_are_cloned(checked: dict[str, Any]) -> None:
     result = checked["cloning"]
     assert result["hops"]["0"] == result["hops"]["4"] == 0
     assert 60 < result["hops"]["2"] < 140

@@ -1,4 +1,4 @@
-"""A whole farm on a real vLLM whose weights are lost: a trainer is killed inside an update, or the server is killed."""
+"""A whole farm on a real vLLM that loses its weights: a trainer is killed inside an update, or the server is killed."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from tests.vllm.test_reload import load
 _QUIET_S = 3.0
 _N_TOKENS = 1_900
 _N_PROBED = 16
-"""More tokens than the farm samples to find out what an engine can do."""
+"""More tokens than the farm samples to probe an engine."""
 _KILLED = """
 import os, signal, sys
 from pathlib import Path
@@ -40,11 +40,11 @@ with farm.connect(store, broker_url=broker) as client:
         load(RealVllm(url, Path(), tuple(map(Path, weights))), 1)
         os.kill(os.getpid(), signal.SIGKILL)
 """
-"""Begins once it reads a line."""
+"""Starts once it reads a line."""
 
 
 class RestartBench:
-    """A farm whose only engine is a server of its own, which may be killed and started again with its first weights."""
+    """A farm whose only engine is its own server, which can be killed and started again with its first weights."""
 
     def __init__(self, vllm: RealVllm, here: Embedded, client: farm.Farm, folder: Path) -> None:
         self.vllm = vllm
@@ -74,7 +74,7 @@ class RestartBench:
         return self.client.submit(request)
 
     def sampling(self) -> str:
-        """Submit them, and return once all sample."""
+        """Submit them, and return once all of them sample."""
         batch_id = self.submit()
         until(lambda: running(self.vllm) == N, "all rollouts sample")
         return batch_id
@@ -87,7 +87,7 @@ class RestartBench:
         return self.vllm.metric("vllm:generation_tokens_total")
 
     def versions(self, batch_id: str) -> set[int]:
-        """Return the versions of a batch's tokens: no rollout was lost, and those of the newest score as sampled."""
+        """Return the versions of a batch's tokens: no rollout was lost, and the newest version's tokens score right."""
         rollouts = self.client.collect(batch_id, timeout_s=300)
         assert [(rollout.trainable, rollout.attempt) for rollout in rollouts] == [(True, 1)] * N
         newest = int(self.client.newest_version())
@@ -138,14 +138,14 @@ def test_engines_of_a_killed_trainer_sample_nothing_until_the_next_update(bench:
     assert any("push them again" in warning for warning in client.status(held).warnings)
     with client.weight_update(first + 2, mode=mode):
         load(vllm, 1)
-    # what the killed trainer had pushed was never named
+    # the weights that the killed trainer had pushed were never named
     assert bench.versions(under_way) == ({first} if mode == "drain" else {first, first + 2})
     assert bench.versions(held) == {first + 2}
     assert bench.status == "ready"
 
 
 @pytest.mark.parametrize("how", ["pushed again", "loaded from where they lie"])
-def test_a_server_that_comes_back_without_the_weights_gets_no_calls_until_it_has_them(
+def test_server_that_restarts_without_the_weights_gets_no_calls_until_it_has_them(
     bench: RestartBench, how: str
 ) -> None:
     client, vllm = bench.client, bench.vllm

@@ -1,4 +1,4 @@
-"""New weights in a real vLLM: they must change what it says, to what transformers says of them, call by call."""
+"""New weights in a real vLLM: they must change its output to that of transformers with them, call by call."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ def reloaded(vllm: RealVllm) -> Iterator[RealVllm]:
 
 
 def load(vllm: RealVllm, number: int) -> None:
-    """Reload the weights, as a trainer does between pause and resume."""
+    """Reload the weights, like a trainer between pause and resume."""
     vllm.post("/collective_rpc", {"method": "reload_weights", "kwargs": {"weights_path": str(vllm.weights[number])}})
     vllm.post("/reset_prefix_cache?reset_running_requests=true")
 
 
 def same(found: Generation, expected: dict[str, list[float]]) -> bool:
-    """Return whether ids and log-probabilities are those that transformers computes."""
+    """Return True if ids and log-probabilities are those that transformers computes."""
     assert found.response_logprobs is not None
     return found.response_ids.tolist() == expected["ids"] and np.allclose(
         found.response_logprobs, expected["logprobs"], atol=1e-3
@@ -47,7 +47,7 @@ async def greedy(engine: Engine) -> Generation:
     return await engine.generate(PROMPT, GREEDY, 8)
 
 
-def test_a_call_goes_on_under_the_new_weights_and_says_so(reloaded: RealVllm) -> None:
+def test_call_continues_with_the_new_weights_and_reports_them(reloaded: RealVllm) -> None:
     words = (*reloaded.weights, json.dumps(PROMPT.tolist()), 8)
     before, after = json.loads(in_vllm(reloaded.python, "reference.py", *words))
 
@@ -75,7 +75,7 @@ def test_a_call_goes_on_under_the_new_weights_and_says_so(reloaded: RealVllm) ->
     asyncio.run(update())
 
 
-def test_a_server_loads_weights_from_where_the_trainer_says_that_they_lie(reloaded: RealVllm) -> None:
+def test_server_loads_weights_from_the_path_of_the_trainer(reloaded: RealVllm) -> None:
     words = (*reloaded.weights, json.dumps(PROMPT.tolist()), 8)
     before, after = json.loads(in_vllm(reloaded.python, "reference.py", *words))
 

@@ -1,4 +1,4 @@
-"""A conversation of several turns with a real vLLM: one training row, of the ids that were sampled."""
+"""A conversation of several turns with a real vLLM: one training row, with the sampled ids."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ TOOLS = [{"type": "function", "function": {"name": "add", "parameters": {"type":
 N_TURNS = 4
 
 
-def test_a_conversation_is_one_exact_training_row(vllm: RealVllm) -> None:
+def test_conversation_is_one_exact_training_row(vllm: RealVllm) -> None:
     async def play() -> list[ModelCall]:
         address = EngineAddress(f"{vllm.url}/v1", tokenizer=str(vllm.weights[0]))
         pool = EnginePool(lambda: [EngineRecord(address)])

@@ -1,4 +1,4 @@
-"""Arrays as tensors of a real torch, which comes with vLLM."""
+"""Arrays as tensors of a real torch, which is installed with vLLM."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ print(json.dumps({
 """
 
 
-def test_arrays_are_tensors_of_the_same_values(vllm_python: Path) -> None:
+def test_arrays_become_tensors_with_the_same_values(vllm_python: Path) -> None:
     root = Path(__file__).parents[2]
     env = os.environ | {"PYTHONPATH": str(root)}
     done = subprocess.run([vllm_python, "-c", CODE], env=env, cwd=root, capture_output=True, text=True, timeout=600)

@@ -1,4 +1,4 @@
-"""Short training runs through a whole farm with a real vLLM, as `make train` makes them; the trainer is killed, too."""
+"""Short training runs through a whole farm with a real vLLM, as in `make train`, also with a killed trainer."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ MAX_GAP = 1e-4
 
 @dataclass(frozen=True)
 class TrainingBench:
-    """A farm, its engine, and the policy that runs begin with."""
+    """A farm, its engine, and the initial policy of runs."""
 
     python: Path
     engine_url: str
@@ -37,7 +37,7 @@ class TrainingBench:
     here: TrainingFarm
 
     def n_requests(self) -> int:
-        """Requests that the engine has answered."""
+        """Return the number of requests that the engine has answered."""
         return int(metric(self.engine_url, "vllm:request_success_total"))
 
 
@@ -68,7 +68,7 @@ def bench(vllm_python: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterat
 def finished(
     bench: TrainingBench, folder: Path, mode: str, n_kills: int = 0, trl_python: Path | None = None
 ) -> FinishedRun:
-    """Train a run to its end, by TRL if its Python is given, and look at what it left."""
+    """Train a run to its end, with TRL if its Python is given, and read its results."""
     trainer = "plain" if trl_python is None else "trl"
     options: dict[str, Any] = {"python": bench.python, "steps": STEPS, "mode": mode, "groups": GROUPS}
     options |= {"samples": SAMPLES, "sandbox": "namespace", "seed": 3, "kills": n_kills, "kill_within_s": 25.0}
@@ -88,7 +88,7 @@ def finished(
 
 
 def check_curve(run: FinishedRun) -> None:
-    """Every step is there once, no rollout was lost, and the engine sampled by the weights that the trainer has."""
+    """Check that every step exists once, no rollout was lost, and the engine sampled with the trainer's weights."""
     assert [row["step"] for row in run.curve] == list(range(1, STEPS + 1))
     assert {row["n_rollouts"] for row in run.curve} == {GROUPS * SAMPLES}
     assert {row["n_unscored"] for row in run.curve} == {0}
@@ -98,17 +98,17 @@ def check_curve(run: FinishedRun) -> None:
         assert all(rollout.trainable for rollout in step)
         rewards = [rollout.reward for rollout in step if rollout.reward is not None]
         assert row["reward"] == pytest.approx(sum(rewards) / len(step))
-    assert any(0 < row["reward"] < 1 for row in run.curve), "nothing was learned, so no version differs from another"
+    assert any(0 < row["reward"] < 1 for row in run.curve), "nothing was learned, so the versions do not differ"
     assert (run.folder / "curve.png").read_bytes().startswith(b"\x89PNG")
 
 
 def versions(rollouts: list[Rollout]) -> set[int]:
-    """The weights that sampled the tokens of these rollouts."""
+    """Return the weights that sampled the tokens of these rollouts."""
     rows = [row for rollout in rollouts for row in rollout.segments]
     return {version for row in rows for version in row.policy_versions[row.response_mask == 1].tolist()}
 
 
-def test_a_run_trains_on_what_its_own_weights_sampled(bench: TrainingBench, tmp_path: Path) -> None:
+def test_run_trains_on_tokens_sampled_by_its_own_weights(bench: TrainingBench, tmp_path: Path) -> None:
     run = finished(bench, tmp_path / "sync", "sync")
     check_curve(run)
     assert [versions(step) for step in run.steps] == [{step} for step in range(STEPS)]
@@ -117,7 +117,7 @@ def test_a_run_trains_on_what_its_own_weights_sampled(bench: TrainingBench, tmp_
         assert client.newest_version() == str(STEPS)
 
 
-def test_one_step_off_policy_is_one_version_old_at_most(bench: TrainingBench, tmp_path: Path) -> None:
+def test_one_step_off_policy_is_at_most_one_version_old(bench: TrainingBench, tmp_path: Path) -> None:
     run = finished(bench, tmp_path / "off-policy", "off-policy")
     check_curve(run)
     for number, step in enumerate(run.steps, start=1):
@@ -127,9 +127,7 @@ def test_one_step_off_policy_is_one_version_old_at_most(bench: TrainingBench, tm
 
 
 @pytest.mark.parametrize("n_kills", [0, 3])
-def test_trl_trains_on_the_farms_rollouts_and_plays_nothing_again(
-    bench: TrainingBench, tmp_path: Path, n_kills: int
-) -> None:
+def test_trl_trains_on_the_farms_rollouts_and_repeats_none(bench: TrainingBench, tmp_path: Path, n_kills: int) -> None:
     python = os.environ.get("FARM_TRAINERS_PYTHON", "")
     if not python:
         absent("TRL is in the environment of `make test-trainers`, which is not there (FARM_TRAINERS_PYTHON)")
@@ -142,7 +140,7 @@ def test_trl_trains_on_the_farms_rollouts_and_plays_nothing_again(
 
 
 @pytest.mark.parametrize("mode", ["sync", "off-policy"])
-def test_a_killed_trainer_goes_on_and_plays_nothing_again(bench: TrainingBench, tmp_path: Path, mode: str) -> None:
+def test_killed_trainer_continues_and_repeats_no_rollout(bench: TrainingBench, tmp_path: Path, mode: str) -> None:
     run = finished(bench, tmp_path / f"killed-{mode}", mode, n_kills=3)
     check_curve(run)
     assert run.n_killed

@@ -1,4 +1,4 @@
-"""The scripted engine's answers, and our clients' requests, before vLLM's own classes."""
+"""The scripted engine's answers, and our clients' requests, checked by vLLM's own classes."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def judged(python: Path, values: list[tuple[str, Any]]) -> str:
 
 
 def answered(url: str, path: str, asked: dict[str, Any]) -> list[Any]:
-    """The answer, or the events of a stream."""
+    """Return the answer, or the events of a stream."""
     answer = httpx2.post(url + path, json=asked)
     if "event-stream" not in answer.headers["content-type"]:
         return [answer.json()]
@@ -51,7 +51,7 @@ def answered(url: str, path: str, asked: dict[str, Any]) -> list[Any]:
 
 
 @pytest.mark.parametrize("version", ["0.32.0", "0.33.0"])
-def test_the_double_answers_as_vllm_would(vllm_python: Path, version: str) -> None:
+def test_double_answers_validate_as_vllms(vllm_python: Path, version: str) -> None:
     wires: dict[str, Wire] = {"GenerateTokens": GenerateWire(), "Completion": CompletionsWire()}
     values: list[tuple[str, Any]] = []
     with serving(EngineDouble(version=version).app()) as url:
@@ -68,7 +68,7 @@ def test_the_double_answers_as_vllm_would(vllm_python: Path, version: str) -> No
     assert judged(vllm_python, values) == ""
 
 
-def test_vllm_reads_what_we_ask(vllm_python: Path) -> None:
+def test_requests_of_the_farm_are_parsed_by_vllm(vllm_python: Path) -> None:
     wires: dict[str, Wire] = {"GenerateRequest": GenerateWire(), "CompletionRequest": CompletionsWire()}
     values: list[tuple[str, Any]] = [
         (name, body(wire, stream)) for name, wire in wires.items() for stream in (False, True)
@@ -76,7 +76,7 @@ def test_vllm_reads_what_we_ask(vllm_python: Path) -> None:
     assert judged(vllm_python, [*values, ("ChatCompletionRequest", CHAT)]) == ""
 
 
-def test_a_wrong_answer_is_seen(vllm_python: Path) -> None:
+def test_wrong_answer_is_detected(vllm_python: Path) -> None:
     said = judged(vllm_python, [("CompletionResponse", {"choices": [{"index": "no"}]})])
     assert said.startswith("CompletionResponse")
     assert "index" in said

@@ -1,6 +1,6 @@
 """A browser for the tests in this folder: `make test-web`. Without FARM_WEB_PACKAGES none of them is collected.
 
-Playwright drives Debian's Chromium; axe-core looks at each view as an accessibility checker does.
+Playwright controls Debian's Chromium; axe-core checks the accessibility of each view.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _MORE = ("--disable-component-update", "--disable-sync")
 
 @pytest.fixture(scope="session")
 def chromium() -> Iterator[Any]:
-    """A running Chromium without a window."""
+    """A running headless Chromium."""
     from playwright.sync_api import sync_playwright
 
     names = (os.environ.get("FARM_BROWSER", ""), "chromium", "chromium-browser", "google-chrome")

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# What drives a browser in tests, in a folder of its own: environment.sh DIR puts Playwright and axe-core below DIR/packages,
-# 150 MB, unless they are there. The browser is Debian's: apt-get install chromium.
+# Packages that control a browser in tests, in a separate folder: environment.sh DIR installs Playwright and axe-core
+# below DIR/packages, 150 MB, unless they exist. The browser is Debian's: apt-get install chromium.
 set -euo pipefail
 
 PACKAGES=(playwright==1.65.2 axe-playwright-python==0.1.8)

@@ -1,4 +1,4 @@
-"""Every view in Chromium with a running farm: what changes is seen to change, nothing complains, all can be reached."""
+"""Every view in Chromium with a running farm: changes are shown, no errors, all elements can be reached."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def url(client: LocalFarm) -> Iterator[str]:
 
 @pytest.fixture(scope="module")
 def batch_id(client: LocalFarm) -> str:
-    """A batch that was played."""
+    """A batch that has run."""
     batch_id = client.submit(_request(3, 4))
     client.wait(batch_id, 300)
     client.annotate("grpo", 1, _figures(client, batch_id))
@@ -87,7 +87,7 @@ def batch_id(client: LocalFarm) -> str:
 
 @pytest.fixture(scope="module")
 def long_named(client: LocalFarm) -> str:
-    """A batch whose names are long, without a space, and mean harm."""
+    """A batch with long, malicious names without a space."""
     name = f"{'y' * 90}{HOSTILE.replace(' ', '')}"[:190]
     fields = {"question": QUESTION, "answer": "4"}
     instance = {"data_source": "answer", "instance_id": name, "fields": fields}
@@ -98,7 +98,7 @@ def long_named(client: LocalFarm) -> str:
 
 
 def _figures(client: LocalFarm, batch_id: str) -> list[dict[str, Any]]:
-    """The advantage of each rollout, whole and by token, as a trainer writes it back."""
+    """The advantage of each rollout, as a whole and by token, as a trainer writes it back."""
     result: list[dict[str, Any]] = []
     for rollout in client.collect(batch_id, timeout_s=0):
         advantage = {"rollout_id": rollout.rollout_id, "name": "advantage"}
@@ -116,7 +116,7 @@ def _request(n_groups: int, n_samples: int) -> dict[str, Any]:
 
 
 class Tab:
-    """A page of the browser, and all that its console said."""
+    """A page of the browser, and all output of its console."""
 
     def __init__(self, page: Any) -> None:
         self.page = page
@@ -131,7 +131,7 @@ class Tab:
 
 @pytest.fixture
 def tab(chromium: Any, url: str) -> Iterator[Tab]:
-    """A browser that has signed in as a person does."""
+    """A browser that has signed in like a person."""
     with chromium.new_context(viewport={"width": 1400, "height": 900}) as context:
         made = Tab(context.new_page())
         made.page.goto(f"{url}/cluster")
@@ -142,12 +142,10 @@ def tab(chromium: Any, url: str) -> Iterator[Tab]:
 
 
 @pytest.mark.parametrize("name", VIEWS)
-def test_a_view_is_shown_without_a_complaint_and_can_be_used_by_everyone(
-    tab: Tab, url: str, batch_id: str, name: str
-) -> None:
+def test_view_is_shown_without_an_error_and_is_accessible(tab: Tab, url: str, batch_id: str, name: str) -> None:
     tab.page.goto(url + VIEWS[name].format(b=batch_id))
     tab.page.get_by_role("heading", level=1).wait_for()
-    assert not str(tab.page.title()).isdigit(), "a script of the policy's ran"
+    assert not str(tab.page.title()).isdigit(), "a script of the policy ran"
     assert _inaccessible(tab.page) == "[]"
     assert tab.complaints == []
     if folder := os.environ.get("FARM_SCREENSHOTS"):
@@ -155,8 +153,8 @@ def test_a_view_is_shown_without_a_complaint_and_can_be_used_by_everyone(
 
 
 def _inaccessible(page: Any) -> str:
-    """The complaints of axe-core, as JSON."""
-    # scripts of ours are let in by the policy of the page; a checker from outside is not
+    """Return the complaints of axe-core, as JSON."""
+    # the page's policy allows our scripts; it does not allow a checker from outside
     checker = page.context.new_cdp_session(page)
     checker.send("Runtime.evaluate", {"expression": _AXE.read_text()})
     found = checker.send(
@@ -172,7 +170,7 @@ def _inaccessible(page: Any) -> str:
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("name", VIEWS)
-def test_a_view_fits_a_narrow_window_in_both_schemes(
+def test_view_fits_a_narrow_window_in_both_colour_schemes(
     chromium: Any, url: str, long_named: str, name: str, scheme: str
 ) -> None:
     size = {"width": 380, "height": 700}
@@ -182,15 +180,15 @@ def test_a_view_fits_a_narrow_window_in_both_schemes(
         page.get_by_label("API key of the farm").fill(KEY)
         page.get_by_role("button", name="Sign in").click()
         page.goto(url + VIEWS[name].format(b=long_named))
-        assert not str(page.title()).isdigit(), "a script of a name ran"
+        assert not str(page.title()).isdigit(), "a script in a name ran"
         wide = page.evaluate("document.documentElement.scrollWidth - document.documentElement.clientWidth")
-        assert wide <= 1, f"{wide} pixels are beside the window"
+        assert wide <= 1, f"{wide} pixels are outside the window"
         back = page.evaluate("getComputedStyle(document.body).backgroundColor")
         assert (sum(map(int, back[4:-1].split(",")[:3])) < 200) == (scheme == "dark")
         assert _inaccessible(page) == "[]"
 
 
-def test_a_batch_is_seen_to_go_on_until_it_has_ended(tab: Tab, url: str, client: LocalFarm) -> None:
+def test_batch_is_updated_until_it_has_ended(tab: Tab, url: str, client: LocalFarm) -> None:
     batch_id = client.submit(_request(6, 8))
     tab.page.goto(f"{url}/batches/{batch_id}")
     counts = tab.page.locator("#progress")
@@ -199,7 +197,7 @@ def test_a_batch_is_seen_to_go_on_until_it_has_ended(tab: Tab, url: str, client:
     assert tab.complaints == []
 
 
-def test_an_order_asks_first_and_is_carried_out(tab: Tab, url: str, client: LocalFarm) -> None:
+def test_order_is_confirmed_and_carried_out(tab: Tab, url: str, client: LocalFarm) -> None:
     batch_id = client.submit(_request(200, 2))
     tab.page.goto(f"{url}/batches/{batch_id}")
     asked: list[str] = []
@@ -218,7 +216,7 @@ def test_an_order_asks_first_and_is_carried_out(tab: Tab, url: str, client: Loca
     assert client.wait(batch_id, 120).n_cancelled
 
 
-def test_a_transcript_is_searched_replayed_and_walked_by_keys(
+def test_transcript_is_searched_replayed_and_navigated_by_keys(
     tab: Tab, url: str, client: LocalFarm, batch_id: str
 ) -> None:
     looked = next(each.rollout_id for each in client.rollouts(batch_id) if each.n_turns > 1)
@@ -239,7 +237,7 @@ def test_a_transcript_is_searched_replayed_and_walked_by_keys(
     assert tab.page.locator(".turn:visible").count() == tab.page.locator(".turn").count()
 
 
-def test_a_filter_is_in_the_url_and_comes_back(tab: Tab, url: str, batch_id: str) -> None:
+def test_filter_is_kept_in_the_url(tab: Tab, url: str, batch_id: str) -> None:
     tab.page.goto(f"{url}/batches/{batch_id}/rollouts")
     tab.page.get_by_label("min reward").fill("1")
     tab.page.get_by_role("button", name="Show").click()
@@ -251,7 +249,7 @@ def test_a_filter_is_in_the_url_and_comes_back(tab: Tab, url: str, batch_id: str
     assert tab.page.get_by_label("min reward").input_value() == "1"
 
 
-def test_nothing_is_loaded_from_anywhere_else(tab: Tab, url: str, batch_id: str) -> None:
+def test_nothing_is_loaded_from_other_servers(tab: Tab, url: str, batch_id: str) -> None:
     asked: list[str] = []
     tab.page.on("request", lambda request: asked.append(request.url))
     for path in VIEWS.values():
@@ -259,9 +257,9 @@ def test_nothing_is_loaded_from_anywhere_else(tab: Tab, url: str, batch_id: str)
     assert [address for address in asked if not address.startswith(url)] == []
 
 
-def test_all_is_reached_by_keys_alone(chromium: Any, url: str, client: LocalFarm, batch_id: str) -> None:
+def test_all_elements_are_reachable_by_keyboard(chromium: Any, url: str, client: LocalFarm, batch_id: str) -> None:
     def reach(page: Any, words: str) -> None:
-        """Move the focus by Tab to the element that says so."""
+        """Move the focus by Tab to the element with this text."""
         for _ in range(200):
             page.keyboard.press("Tab")
             if page.evaluate("document.activeElement.innerText?.trim()") == words:
@@ -297,7 +295,7 @@ def test_all_is_reached_by_keys_alone(chromium: Any, url: str, client: LocalFarm
         assert page.evaluate("document.activeElement.id") == "search"
 
 
-def test_one_file_of_a_rollout_runs_nothing_and_a_message_is_a_place(
+def test_exported_file_runs_no_script_and_messages_have_anchors(
     tab: Tab, url: str, client: LocalFarm, batch_id: str, tmp_path: Path
 ) -> None:
     looked = next(each.rollout_id for each in client.rollouts(batch_id) if each.n_turns > 1)
@@ -321,7 +319,7 @@ def test_one_file_of_a_rollout_runs_nothing_and_a_message_is_a_place(
         assert (asked, alone.complaints) == ([file.as_uri()], [])
 
 
-def test_a_filter_goes_with_the_views_and_its_files_hold_what_it_lets_pass(
+def test_filter_is_kept_between_views_and_applies_to_downloads(
     tab: Tab, url: str, client: LocalFarm, batch_id: str, tmp_path: Path
 ) -> None:
     tab.page.goto(f"{url}/batches/{batch_id}/rollouts?max_reward=0.5")

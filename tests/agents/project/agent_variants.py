@@ -1,4 +1,4 @@
-"""Codex as it is shipped, but that it compacts its conversation at every turn."""
+"""Codex as shipped, except that it compacts its conversation at every turn."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The environment of OpenEnv's own template: it says a message back, for 0.1 a character."""
+"""The environment of OpenEnv's own template: it echoes a message, for 0.1 a character."""
 
 from __future__ import annotations
 

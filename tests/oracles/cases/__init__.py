@@ -1,1 +1,1 @@
-"""The cases that oracles are asked about, written down or drawn."""
+"""The cases that oracles are given, written by hand or generated."""

@@ -1,7 +1,7 @@
 r"""Answers in the form that each rule of `workers/evaluators/answers/authors` asks for, and in others, right and wrong.
 
-A case is drawn: a gold answer, an answer that is equal to it or is not, and a response that ends with it somehow. What
-is right is known from how it is drawn, not from a scorer.
+A case is generated: a gold answer, an answer that is equal to it or is not, and a response that ends with it in some
+form. Its correctness is known from its generation, not from a scorer.
 """
 
 from __future__ import annotations
@@ -12,14 +12,14 @@ from random import Random
 from typing import Any
 
 N_CASES = 400
-"""Of a rule."""
+"""For a rule."""
 OPTIONS = ("10 m", "20 m", "30 meters", "E. coli", "none of the above")
 _LONG = "That is what was to be shown, and it is checked once more below. " * 6
 
 
 @dataclass(frozen=True, slots=True)
 class AnswerCase:
-    """A response to a row of a rule; `right` says whether its final answer is a gold one, None where one may argue."""
+    """A response to a row of a rule; `right` says if its final answer is a gold one, None if that is debatable."""
 
     rule: str
     response: str
@@ -30,12 +30,12 @@ class AnswerCase:
     prefix: str = ""
     right: bool | None = None
     row: Mapping[str, Any] | None = None
-    """A row of slime with `rm_type`, `label` and `metadata`, of which golds and options are made."""
+    """A row of slime with `rm_type`, `label` and `metadata`, from which golds and options are made."""
 
 
 @dataclass(frozen=True, slots=True)
 class Drawn:
-    """Gold answers, and texts that equal one, that equal none, and of which one may argue."""
+    """Gold answers, and texts that equal one, that equal none, and that are debatable."""
 
     golds: tuple[str, ...]
     equal: Sequence[str]
@@ -222,7 +222,7 @@ _N_OF_LIBRARY = 300
 
 
 def answer_cases(rule: str) -> list[AnswerCase]:
-    """Return the cases of a rule, drawn by its name."""
+    """Return the cases of a rule, generated with its name as the seed."""
     random = Random(rule)
     draw = _choice_case if rule in MODES else _case
     return [draw(rule, random) for _ in range(_N_OF_LIBRARY if rule == LIBRARY else N_CASES)]

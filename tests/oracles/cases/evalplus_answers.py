@@ -1,4 +1,4 @@
-"""Drawn answers of programs, whole and damaged, of which EvalPlus takes what the function `f` needs."""
+"""Generated answers with programs, intact and damaged, from which EvalPlus takes the parts that function `f` needs."""
 
 from __future__ import annotations
 

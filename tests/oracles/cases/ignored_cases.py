@@ -1,4 +1,4 @@
-"""Tasks with files of tests and solutions that `.harborignore` files leave out or keep: always the same."""
+"""Tasks with files of tests and solutions that `.harborignore` files omit or keep: always the same."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import random
 from collections.abc import Mapping
 
 N = 150
-"""Tasks that are drawn."""
+"""Number of generated tasks."""
 FOLDERS = ("tests", "solution", "steps/a/tests", "steps/a/solution")
 _STEPPED = {"task.toml": '[[steps]]\nname = "a"\n', "steps/a/instruction.md": "Do.\n"}
 _FILES = (

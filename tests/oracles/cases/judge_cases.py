@@ -1,6 +1,6 @@
-"""Outputs and values that the scorers of programs judge: right and wrong, plain and odd, drawn alike each time.
+"""Outputs and values that the scorers of programs judge: right and wrong, plain and odd, the same in each run.
 
-A case knows whether it is right, or that this is a matter of opinion.
+A case is marked as right, wrong, or debatable.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any
 
 SEED = 33
 RULES = ("livecodebench", "skyrl_lcb", "nemo_gym", "prime_code", "apps", "taco", "codecontests")
-"""Rules of outputs; those but the last are of values, too."""
+"""Rules of outputs; all but the last are of values, too."""
 EVAL_PLUS = ("evalplus:humaneval:0.0", "evalplus:mbpp:0.0", "evalplus:mbpp:0.0001")
 
 
@@ -21,7 +21,7 @@ EVAL_PLUS = ("evalplus:humaneval:0.0", "evalplus:mbpp:0.0", "evalplus:mbpp:0.000
 class JudgedCase:
     """One output, or one value as Python source. `expected` is a text, or a value as Python source.
 
-    `right`: None where it is a matter of opinion.
+    `right`: None if that is debatable.
     """
 
     kind: str
@@ -308,7 +308,7 @@ def cases_of(rule: str) -> list[JudgedCase]:
 
 
 def asked(rule: str, case: JudgedCase) -> dict[str, Any]:
-    """Return a case as the oracle gets it: an expected value is JSON, but for EvalPlus."""
+    """Return a case as the oracle gets it: an expected value is JSON, except for EvalPlus."""
     expected = case.expected
     if case.is_value and rule not in EVAL_PLUS:
         expected = json.dumps(value_of(expected))

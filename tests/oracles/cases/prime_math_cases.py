@@ -131,11 +131,11 @@ _PLAIN = (
     "Answer: \\boxed{{{}}}\n",
     "Answer: {}",
 )
-"""Forms that say plainly what the answer is."""
+"""Sentences that state the answer explicitly."""
 
 
 def prime_math_cases() -> list[AnswerCase]:
-    """Return the cases, drawn by the name of the rule."""
+    """Return the cases, generated with the name of the rule as the seed."""
     random = Random(PRIME_MATH)
     return [_case(random) for _ in range(_N_CASES)]
 

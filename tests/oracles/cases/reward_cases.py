@@ -1,4 +1,4 @@
-"""Files of rewards as tests may leave them, gates of steps and totals: always the same."""
+"""Files of rewards as tests may leave them, step gates and totals: always the same."""
 
 from __future__ import annotations
 
@@ -114,7 +114,7 @@ def _bytes(text: str) -> str:
 
 
 def gate_cases() -> dict[str, dict[str, Any]]:
-    """Return rewards of a step, and what it must have."""
+    """Return rewards of a step, and its requirements."""
     rewards: tuple[dict[str, float], ...] = (
         {},
         {"reward": 0},

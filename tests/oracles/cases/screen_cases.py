@@ -1,4 +1,4 @@
-"""Texts that programs write to terminals, and texts that only chance writes: always the same."""
+"""Texts that programs write to terminals, and random texts: always the same."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _OTHERS = (
     "\x1b[?47h",
 )
 N = 60
-"""Texts of each kind that are drawn."""
+"""Number of generated texts of each kind."""
 
 
 def _words(draw: random.Random, n: int = 8) -> str:
@@ -93,7 +93,7 @@ def _deletions(draw: random.Random) -> str:
 
 
 def _edges(draw: random.Random) -> str:
-    """Write one character at most, and go back, as what is written after it is in another line there."""
+    """Write at most one character, and go back, since text after it is on another line there."""
     moves = ("\x1b[{}C", "\x1b[{}G", "\x1b[{}a", "\x1b[9;{}H", "\x1b[{}B", "\x1b[{};3H", "\x1b[{}@")
     parts = (draw.choice(moves).format(_far(draw)) + draw.choice(("x", "", "é")) + "\r" for _ in range(9))
     return _words(draw) + "".join(f"{part}{_words(draw, 3)}{draw.choice(chr(10) + chr(13))}" for part in parts)

@@ -122,7 +122,7 @@ _FORMS: Mapping[str, tuple[Sequence[Drawn], Sequence[str]]] = {
 
 
 def slime_cases(rule: str) -> list[AnswerCase]:
-    """Return the cases of a rule, drawn by its name."""
+    """Return the cases of a rule, generated with its name as the seed."""
     random = Random(rule)
     draw = _choice_case if rule.endswith("gpqa") else _expression_case if rule in SYMPY_RULES else _case
     return [draw(rule, random) for _ in range(N_CASES)]

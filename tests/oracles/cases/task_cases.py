@@ -1,6 +1,6 @@
-"""Harbor tasks that differ from a plain one in one value each, and ones of many values that are drawn: always the same.
+"""Harbor tasks that differ from a plain one in one value each, and generated ones with many values: always the same.
 
-Values are put where Harbor has a field for them: right ones, ones at an edge, and ones of another type.
+Values are in fields that Harbor has: valid ones, ones at an edge, and ones of another type.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ TASK: dict[str, str] = {
     "tests/test.sh": "echo 1 > /logs/verifier/reward.txt\n",
     "solution/solve.sh": "true\n",
 }
-"""The files of every case beside its own, of which one with None for its text is left out."""
+"""The files of every case in addition to its own; a file with None for its text is omitted."""
 _INF, _NAN = math.inf, math.nan
 _SECONDS: Values = (1, 60.5, 1e6, "90", 0, -1, _INF, _NAN, "x", True, [])
 _COUNTS: Values = (1, 2.0, 4096, "2", 0, -1, 2.5, _INF, "x", True, [])
@@ -193,12 +193,12 @@ def toml(value: Any) -> str:
 
 
 def config(table: Mapping[str, Any]) -> str:
-    """Return a whole task.toml."""
+    """Return a complete task.toml."""
     return "".join(f"{name} = {toml(each)}\n" for name, each in table.items())
 
 
 def _stepped(*steps: Mapping[str, Any], **rest: Any) -> Files:
-    """Return the files of a task with these steps, each with an instruction and tests of its own."""
+    """Return the files of a task with these steps, each with its own instruction and tests."""
     files: Files = {"task.toml": config({"steps": list(map(dict, steps)), **rest}), "instruction.md": None}
     for step in steps:
         if isinstance(step.get("name"), str) and "/" not in step["name"] and "\0" not in step["name"]:
@@ -317,7 +317,7 @@ def _verifiers(
 
 
 def _drawn() -> Iterator[tuple[str, Files]]:
-    """Yield tasks of many values, most of them right: what one table says of another shows only there."""
+    """Yield tasks with many values, most of them valid: interactions between tables are visible only there."""
     dice = random.Random(20261127)
 
     def table(fields: Mapping[str, Values], share: float) -> dict[str, Any]:
@@ -365,5 +365,5 @@ def _drawn() -> Iterator[tuple[str, Files]]:
 
 
 def task_cases() -> dict[str, Files]:
-    """Return the cases by a name that says what is particular in them."""
+    """Return the cases by a name that describes their difference."""
     return dict([*_one_value(), *_pairs(), *_layouts(), *_drawn()])

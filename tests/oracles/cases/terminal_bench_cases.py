@@ -1,4 +1,4 @@
-"""Tasks of terminal-bench 1, and what their tests print: always the same."""
+"""Tasks of terminal-bench 1, and the output of their tests: always the same."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def _with(old: str, new: str) -> Files:
 
 
 def task_yaml_cases() -> dict[str, Files]:
-    """Return tasks whose task.yaml is particular."""
+    """Return tasks with special values in task.yaml."""
     fields = {
         "instruction": ("x", "' x '", "|-\n  a\n  b", "|\n  a\n", "''", "3", "[]", "null"),
         "max_agent_timeout_sec": _VALUES,
@@ -70,7 +70,7 @@ def task_yaml_cases() -> dict[str, Files]:
 
 
 def conversion_cases() -> dict[str, Files]:
-    """Return tasks whose files are particular."""
+    """Return tasks with special files."""
     services: dict[str, Files] = {
         "a variable": _with(_ENVIRONMENT, f"{_ENVIRONMENT}      - A=b c\n"),
         "variables by name": _with("      - TEST_DIR=${T_BENCH_TEST_DIR}\n", "      A: b\n      N: 1\n"),
@@ -163,7 +163,7 @@ _MARKS = "SWEBench results starts here\n{}\nSWEBench results ends here\n"
 
 
 def output_cases() -> dict[str, dict[str, str]]:
-    """Return what tests print, and the parser that reads it."""
+    """Return outputs of tests, and the parser of each."""
     texts = {"": "nothing", "PASSED t.py::a\n": "no title"}
     for title, line in itertools.product(_TITLES, ("PASSED t.py::a", "FAILED t.py::a", "")):
         texts[f"...\n{title}\n{line}\n"] = f"{title!r}, {line!r}"

@@ -1,5 +1,5 @@
 # ruff: noqa: RUF001
-"""Generated texts with tool calls in each format, as the models' chat templates write them, whole and damaged."""
+"""Generated texts with tool calls in each format, as the models' chat templates write them, intact and damaged."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from workers.policy.tool_calls import parser
 
 Call: TypeAlias = tuple[str, dict[str, Any]]
 Read: TypeAlias = Sequence[Sequence[Any]]
-"""Names and arguments as a parser reads them; None in place of the arguments of a malformed call."""
+"""Names and arguments as a parser returns them; None in place of the arguments of a malformed call."""
 RECORDS = Path(__file__).parents[2] / "data" / "oracles" / "tool_call_parsers.jsonl"
 
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """A text, and the calls that it was made of: `kind` says what was done to it."""
+    """A text, and the calls that it was made from: `kind` names its modification."""
 
     format: str
     kind: str
@@ -45,7 +45,7 @@ WORDS = (
     "5",
     "true",
 )
-"""Values of text without marks; those that look like another type are text by the schema."""
+"""Values of text without markers; those that look like another type are text by the schema."""
 MARKS = {
     "hermes": ("</tool_call>", "<tool_call>"),
     "qwen_xml": ("</parameter>", "<parameter=text>", "</function>", "<function=edit>", "</tool_call>", "<tool_call>"),
@@ -69,7 +69,7 @@ MARKS = {
     "gpt_oss": ("json", "to=functions.edit"),
     "gemma4": ("call:edit{", "}", ","),
 }
-"""Marks of a format, as text in a value; of formats whose marks are single tokens, what is text to them."""
+"""Markers of a format, as text in a value; for formats whose markers are single tokens, their spelling is text."""
 TYPES = {"text": "string", "line": "integer", "size": "number", "force": "boolean", "rows": "array", "more": "object"}
 NAMES = ("bash", "edit", "get_weather", "a-b", "x1")
 TOOLS = [
@@ -214,17 +214,17 @@ WRITERS: Mapping[str, Callable[[Sequence[Call]], str]] = {
     "gemma4": lambda calls: "".join(f"<|tool_call>call:{n}{_gemma_value(a)}<tool_call|>" for n, a in calls),
 }
 CLOSING = ("</parameter>", "</tool_call>", "</function>", "</arg_value>", "</invoke>", "</｜DSML｜parameter>")
-"""Tags that models leave out."""
+"""Tags that models omit."""
 
 
 _OURS = {"deepseek_v3": "deepseek", "deepseek_v4": "deepseek_v32", "mistral_array": "mistral"}
-"""The parsers of formats that are other forms of one."""
+"""The parsers of formats that are variants of one."""
 STRICT = frozenset({"whole", "text"})
-"""The kinds of cases of which every call is to be read as it was written."""
+"""The kinds of cases in which every call must be parsed as it was written."""
 
 
 def ours(case: Case) -> Read:
-    """Return the calls as the farm reads them."""
+    """Return the calls as the farm parses them."""
     parsed = parser(_OURS.get(case.format, case.format), tools=TOOLS).parse(case.text)
     read = []
     for call in parsed.tool_calls:
@@ -238,8 +238,8 @@ def ours(case: Case) -> Read:
 
 
 def faults(case: Case, theirs: Mapping[str, Read | str]) -> list[str]:
-    """Return what is wrong with our reading of a case: a whole call that is not read as it was written, or a damaged
-    text that is read as calls which nobody wrote, without one that is reported as malformed."""
+    """Return the faults of the farm's result for a case: an intact call that is parsed differently, or a damaged
+    text that is parsed as calls which it does not contain, without any reported as malformed."""
     read = ours(case)
     if agrees(read, case.calls):
         return []
@@ -247,7 +247,7 @@ def faults(case: Case, theirs: Mapping[str, Read | str]) -> list[str]:
     if case.kind in STRICT:
         return [f"not as written: {shown}"]
     made_up = [call for call in read if call[1] is not None and not any(agrees([call], [each]) for each in case.calls)]
-    # the marks of a value may end it by all rules
+    # the markers of a value may end it by all rules
     if made_up and not (
         case.kind == "marks" and any(agrees(read, each) for each in theirs.values() if each != str(each))
     ):
@@ -257,7 +257,7 @@ def faults(case: Case, theirs: Mapping[str, Read | str]) -> list[str]:
 
 
 def agrees(one: Read, other: Sequence[Sequence[Any]]) -> bool:
-    """Return whether two readings mean the same: 3 and 3.0 do, 1 and true do not."""
+    """Return True if two results are equal: 3 and 3.0 are, 1 and true are not."""
     return _canonical(one) == _canonical(other)
 
 
@@ -273,8 +273,8 @@ def _canonical(value: Any) -> str:
 
 
 def cases(name: str, n: int, seed: int = 0) -> list[Case]:
-    """Return cases of a format: a half whole, and an eighth each with marks in values, cut, with a closing tag left
-    out, and with text before."""
+    """Return cases of a format: half of them intact, and an eighth each with markers in values, cut, with a closing tag
+    omitted, and with text before."""
     chosen = random.Random(f"{name} {seed}")
     write = WRITERS[name]
     name_of = (lambda each: each.replace("-", "_")) if name == "pythonic" else (lambda each: each)

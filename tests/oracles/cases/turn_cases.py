@@ -1,7 +1,7 @@
-"""Turns of agents, of which some repeat themselves: always the same.
+"""Turns of agents, some of which repeat themselves: always the same.
 
-A turn is `calls`, each with its `result`, and a `thought` beside them, or it is a text that is `said`, to which the
-next is `heard`. A call has a `name` and `arguments`, or it is a `command`, which ends with a `code`.
+A turn is `calls`, each with its `result`, and a `thought` next to them, or it is a text that is `said`, to which the
+reply is `heard`. A call has a `name` and `arguments`, or it is a `command`, which ends with a `code`.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any
 Turn = dict[str, Any]
 
 N = 150
-"""Lists of turns of each kind that are drawn."""
+"""Number of generated lists of turns of each kind."""
 _MOST_TURNS = 16
 
 
@@ -24,7 +24,7 @@ def _called(draw: random.Random) -> Turn:
 
 def _command(draw: random.Random) -> Turn:
     command, code = draw.choice(("ls", "ls", "pytest -q")), draw.choice((0, 0, 0, 1))
-    # what a command writes says how it ended
+    # the output of a command says how it ended
     return {"command": command, "result": f"{command} ended with {code}", "code": code}
 
 
@@ -65,7 +65,7 @@ KINDS: dict[str, Callable[[random.Random], Turn]] = {
 
 
 def _now(kind: str, turn: Turn, draw: random.Random) -> Turn:
-    """Return a turn with what is another each time that it is taken."""
+    """Return a turn with the parts that differ each time it is taken."""
     if kind == "thoughts":
         return {**turn, "thought": draw.choice(("", "So."))}
     if kind == "outputs":
@@ -75,7 +75,7 @@ def _now(kind: str, turn: Turn, draw: random.Random) -> Turn:
 
 
 def turn_cases() -> dict[str, list[Turn]]:
-    """Return lists of turns, by kind and number; each ends in a way of its own to go round and round."""
+    """Return lists of turns, by kind and number; each ends in its own kind of cycle."""
     cases = {}
     for kind, drawn in KINDS.items():
         draw = random.Random(kind)
@@ -83,7 +83,7 @@ def turn_cases() -> dict[str, list[Turn]]:
             turns = [drawn(draw) for _ in range(draw.randrange(6))]
             around = [drawn(draw) for _ in range(draw.choice((1, 1, 2, 2, 3)))]
             while len(turns) < _MOST_TURNS:
-                # now and then it gets out of step
+                # sometimes the cycle is interrupted
                 turns += around if draw.random() < 0.9 else [drawn(draw)]
             cases[f"{kind} {number}"] = [_now(kind, turn, draw) for turn in turns[:_MOST_TURNS]]
     return cases

@@ -1,7 +1,7 @@
 """Scores of answers by the scorers of verl, skyrl_gym, NeMo Gym and slime: `answer_rules_oracle.py scores < CASES`.
 
-Their modules are imported without the packages around them, which would import what trains and serves models. Of NeMo
-Gym's server the functions are run, and its `verify`, without the server.
+Their modules are imported without the packages around them, which would import training and serving code. Of NeMo
+Gym's server, the functions and its `verify` are run, without the server.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ def of_mcqa(case: dict[str, Any], server_of: dict[str, Any] | None = None) -> fl
 gsm8k = import_module("verl.utils.reward_score.gsm8k")
 math_dapo = import_module("verl.utils.reward_score.math_dapo")
 math_reward = import_module("verl.utils.reward_score.math_reward")
-# what it counts rollouts by, of which only a name is taken
+# its counter of rollouts, of which only a name is used
 sys.modules.setdefault("verl.utils.metric", SimpleNamespace(Metric=object))
 prime_math = import_module("verl.utils.reward_score.prime_math")
 search_r1 = import_module("verl.utils.reward_score.search_r1_like_qa_em")
@@ -126,12 +126,12 @@ def of_text(case: dict[str, Any]) -> float:
 
 
 def of_slime(case: dict[str, Any]) -> float:
-    """Score by slime's own choice of a rule; of its package the module of rewards alone is imported."""
+    """Score by slime's own choice of a rule; only the module of rewards is imported from its package."""
     root = Path(sys.prefix).parent / "slime" / "slime"
     for package, folder in (("slime", ""), ("slime.utils", "utils"), ("slime.rollout", "rollout")):
         module = sys.modules.setdefault(package, types.ModuleType(package))
         module.__path__ = [str(root / folder)]
-    # what asks a server, what loads a user's function, and a type that is only named
+    # code that calls a server, code that loads a user's function, and a type that is only named
     sys.modules.setdefault("aiohttp", SimpleNamespace(ClientSession=object))
     sys.modules.setdefault("slime.utils.misc", SimpleNamespace(load_function=None))
     sys.modules.setdefault("slime.utils.types", SimpleNamespace(Sample=object))

@@ -1,6 +1,6 @@
-// CodeContests' own comparison of outputs, OUTPUTS_MATCH, behind a program: lines "M N" and then M and N bytes, of an
-// output and of what is expected, on standard input; a 0 or 1 for each on standard output. What it uses of Abseil is
-// written here with the standard library, as Abseil's documentation has it.
+// CodeContests' own comparison of outputs, OUTPUTS_MATCH, as a program: lines "M N" and then M and N bytes, of an
+// output and of the expected one, on standard input; a 0 or 1 for each on standard output. The functions of Abseil that
+// it uses are implemented here with the standard library, by Abseil's documentation.
 #include <algorithm>
 #include <charconv>
 #include <cmath>

@@ -1,4 +1,4 @@
-"""The programs that EvalPlus' own `sanitize` takes of answers, for the function `f`: two lists of texts, in and out.
+"""The programs that EvalPlus' own `sanitize` takes from answers, for the function `f`: two lists of texts, in and out.
 
 `python evalplus_sanitize.py FOLDER`, FOLDER with its source. Its data sets, which are downloads, are not imported.
 """

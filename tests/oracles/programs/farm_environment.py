@@ -14,7 +14,7 @@ from harbor.environments.capabilities import EnvironmentCapabilities, Environmen
 from harbor.environments.definition import require_agent_environment_definition
 
 BRIDGE = "FARM_ORACLE_BRIDGE"
-"""The variable with the bridge's command, a JSON list, and the folder that it is run in."""
+"""The variable with the bridge's command, a JSON list, and its working folder."""
 
 
 class FarmEnvironment(BaseEnvironment):

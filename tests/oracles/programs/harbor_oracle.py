@@ -1,9 +1,9 @@
-"""Answers of Harbor's own code, run in its own environment: `harbor_oracle.py QUESTION < CASES > ANSWERS`, both JSON.
+"""Results of Harbor's own code, run in its own environment: `harbor_oracle.py QUESTION < CASES > ANSWERS`, both JSON.
 
 `tasks`: folders, each `{"folder": PATH}`, or `{"files": {PATH: TEXT}}` that are written first, are read and planned by
-Harbor; none is run. `uploads`: which of a folder's tests and solutions it would put into a sandbox. `rewards`: files
-that tests left, `{"reward.json": TEXT}`, are read by its verifier. `gates` and `totals`: what its trials of several
-steps make of rewards. `conversions`: tasks of terminal-bench 1, by its mapper.
+Harbor; none is run. `uploads`: the tests and solutions of a folder that it would upload to a sandbox. `rewards`: files
+left by tests, `{"reward.json": TEXT}`, are read by its verifier. `gates` and `totals`: the results of rewards in its
+trials of several steps. `conversions`: tasks of terminal-bench 1, by its mapper.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ from harbor.verifier.verifier import Verifier
 
 
 class NoSandbox(BaseEnvironment):
-    """Has the checks of every environment and runs nothing: what its verifier downloads is there."""
+    """Has the checks of every environment and runs nothing: the files that its verifier downloads exist."""
 
     @staticmethod
     def type() -> str:
@@ -95,7 +95,7 @@ def written(files: dict[str, str | None]) -> Iterator[Path]:
 
 
 def environment_of(folder: Path, config: EnvironmentConfig, trial: Path) -> NoSandbox:
-    """Make the environment as a trial would, with all that its constructor refuses."""
+    """Make the environment as a trial would, with all refusals of its constructor."""
     return NoSandbox(folder, "task", "session", TrialPaths(trial), config.model_copy(deep=True))
 
 
@@ -110,7 +110,7 @@ def check_of(table: HealthcheckConfig | None) -> Any:
 def resources(config: EnvironmentConfig) -> dict[str, Any]:
     names = ("cpus", "memory_mb", "storage_mb", "build_timeout_sec", "skills_dir")
     values = {name: plain(getattr(config, name)) for name in names}
-    # no command is begun in a folder without a name
+    # no command is started in a folder without a name
     return {**values, "workdir": config.workdir or None, "env": resolve_env_vars(config.env)}
 
 
@@ -238,7 +238,7 @@ def uploads(case: dict[str, Any]) -> Any:
 
 
 def rewards(case: dict[str, str]) -> Any:
-    """Verify, with files of rewards that are there once the tests have run."""
+    """Verify, with files of rewards that exist once the tests have run."""
     files = {"task.toml": "", "instruction.md": "x", "environment/Dockerfile": "", "tests/test.sh": "true"}
     with written(files) as folder, TemporaryDirectory(prefix="harbor-trial-") as place:
         task, trial = Task(folder), TrialPaths(Path(place))
@@ -267,7 +267,7 @@ def totals(case: dict[str, Any]) -> Any:
 
 
 def conversions(case: dict[str, Any]) -> Any:
-    """Convert a task of terminal-bench 1 by Harbor's mapper; read the result, and what it adds to the Dockerfile."""
+    """Convert a task of terminal-bench 1 by Harbor's mapper; return the result, and the additions to the Dockerfile."""
     with written(case["files"]) as source:
         target = source.parent / "mapped"
         with contextlib.redirect_stdout(io.StringIO()):

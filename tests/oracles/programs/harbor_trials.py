@@ -1,7 +1,7 @@
 """Harbor's trials of tasks in the farm's sandboxes: `harbor_trials.py < TASKS`, JSON with folders by name.
 
-Each is played by Harbor's own agents `oracle`, which runs the solution, and `nop`, which does nothing. Written are the
-rewards of each, null where a trial gave none.
+Each is run by Harbor's own agents `oracle`, which runs the solution, and `nop`, which does nothing. The output has the
+rewards of each, null if a trial gave none.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Judge whole answers as the scorers of well-known forms do: JSON in, the score of each answer by rule out.
+"""Judge whole answers like the scorers of well-known forms: JSON in, the score of each answer by rule out.
 
-`python judge_answers.py FOLDER`, as `judge_outputs.py`. Nothing of the scorers is left out but Ray, which hands their
-function on to other machines.
+`python judge_answers.py FOLDER`, like `judge_outputs.py`. All parts of the scorers are used except Ray, which sends
+their function to other machines.
 """
 
 from __future__ import annotations

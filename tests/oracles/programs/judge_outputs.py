@@ -1,8 +1,8 @@
-"""Judge outputs and values as the scorers of well-known forms do: JSON in, and a text of 0 and 1 for each rule out.
+"""Judge outputs and values like the scorers of well-known forms: JSON in, and a text of 0 and 1 for each rule out.
 
-`python judge_outputs.py FOLDER`, FOLDER with their sources, run by a Python that has numpy, not by the farm's. A
-program that prints its input stands for each output, and one that returns it for each value. Of the scorers only the
-guards against programs are left out, which would shut this process in; CodeContests' is the program of C++ in FOLDER.
+`python judge_outputs.py FOLDER`, FOLDER with their sources, run by a Python that has numpy, not by the farm's. Each
+output is represented by a program that prints its input, each value by one that returns it. Only the scorers' guards
+against programs are omitted, which would lock this process in; CodeContests' scorer is the C++ program in FOLDER.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ VERL = PACKAGES / "verl" / "utils" / "reward_score"
 
 
 def module(folder, name):
-    """Import a module without the packages that it lies in, which would need much more."""
+    """Import a module without its parent packages, which would need many dependencies."""
     sys.path.insert(0, str(folder))
     try:
         return importlib.import_module(name)
@@ -40,7 +40,7 @@ def fresh(folder, name):
 
 
 class RuntimeModule:
-    """The one function that scorers use of pyext: a module of a source."""
+    """The one function of pyext that scorers use: a module from a source."""
 
     @staticmethod
     def from_string(name, doc, source):
@@ -99,7 +99,7 @@ def one_by_one(verdict):
                 try:
                     marks.append("01"[verdict(case)])
                 except Exception:
-                    # what a scorer raises for is not right
+                    # an exception of a scorer counts as wrong
                     marks.append("0")
         return "".join(marks)
 

@@ -1,7 +1,7 @@
-"""Answers of OpenHands' stuck detector, run in its own environment: `openhands_oracle.py QUESTION < CASES`.
+"""Results of OpenHands' stuck detector, run in its own environment: `openhands_oracle.py QUESTION < CASES`.
 
 `repetitions`: the number of the turn after which an agent is stuck for the first time; 0 if it never is. The module is
-imported without the packages around it, which would import what serves models.
+imported without the packages around it, which would import code that serves models.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ def events_of(turn: dict[str, Any]) -> list[Any]:
         thought = turn.get("thought", "")
         if "command" in call:
             action: Any = CmdRunAction(command=call["command"], thought=thought)
-            # the id of a process is another each time
+            # the process id differs each time
             result: Any = CmdOutputObservation(content=call["result"], command=call["command"])
             result.metadata.exit_code, result.metadata.pid = call["code"], len(made)
         else:

@@ -2,8 +2,8 @@
 """Parse texts with the tool-call parsers of vLLM, SGLang and renderers: lines of JSON in, lines of JSON out.
 
 Run by the Python that has these packages, not by the farm's. A line in is {format, text, tools}; a line out has, for
-each package that knows the format, the calls as [name, arguments]: arguments are an object, or null where the package
-says that the call is malformed. What a package raises stands in place of the calls.
+each package that knows the format, the calls as [name, arguments]: arguments are an object, or null if the package
+reports the call as malformed. An exception of a package replaces the calls.
 """
 
 from __future__ import annotations
@@ -124,7 +124,7 @@ def by_renderers(name, text, tools):
 
 
 def read(arguments):
-    """Return the arguments as an object; null if they are none."""
+    """Return the arguments as an object; null if they are not one."""
     try:
         value = json.loads(arguments) if isinstance(arguments, str) else arguments
     except ValueError:

@@ -1,7 +1,7 @@
-"""Answers of pyte, run in its own environment: `pyte_oracle.py QUESTION < CASES`.
+"""Results of pyte, run in its own environment: `pyte_oracle.py QUESTION < CASES`.
 
-`screens`: of a text, the lines that have scrolled away, and then those of the screen, without blanks at their ends. A
-line feed begins a new line, as on the terminals of programs that are not aware of theirs.
+`screens`: for a text, the lines that have scrolled away, and then those of the screen, without blanks at their ends. A
+line feed begins a new line, as on the terminals of programs that do not handle theirs.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""Answers of terminal-bench 1's own code, run in its own environment: `terminal_bench_oracle.py QUESTION < CASES`.
+"""Results of terminal-bench 1's own code, run in its own environment: `terminal_bench_oracle.py QUESTION < CASES`.
 
-`outputs`: what tests printed is read by its parsers, and counted as its harness counts. `tasks`: its model reads a
+`outputs`: the output of tests is read by its parsers, and counted like in its harness. `tasks`: its model reads a
 task.yaml. Its package is not imported as a whole, which would start clients of all models that its agents know.
 """
 

@@ -1,10 +1,10 @@
-// E2B's own JavaScript client, unchanged, on the farm: ends with the version that did all of it.
+// E2B's own JavaScript client, unchanged, on the farm: prints "done" after all checks passed.
 import assert from 'node:assert'
 import { createRequire } from 'node:module'
 
 const { url, key, packages } = JSON.parse(process.argv[2])
 Object.assign(process.env, { E2B_API_KEY: key, E2B_API_URL: url, E2B_SANDBOX_URL: url })
-// its packages are in a folder that is given, and not above this file
+// its packages are in a folder from an argument, and not above this file
 const { Sandbox, NotFoundError, SandboxNotFoundError, CommandExitError, TimeoutError, FileType } =
   createRequire(`${packages}/`)('e2b')
 

@@ -1,4 +1,4 @@
-"""E2B's own client, unchanged, on the farm: each check is a function; what fails is said by name."""
+"""E2B's own client, unchanged, on the farm: each check is a function; failures are reported by name."""
 
 import asyncio
 import io
@@ -35,7 +35,7 @@ Check = Callable[[Sandbox], None]
 
 
 def error_of(call: Callable[..., Any], *arguments: Any, **values: Any) -> Any:
-    """Return what a call raises."""
+    """Return the exception of a call."""
     try:
         result = call(*arguments, **values)
     except Exception as error:
@@ -44,7 +44,7 @@ def error_of(call: Callable[..., Any], *arguments: Any, **values: Any) -> Any:
 
 
 def raised(kind: type[Exception], call: Callable[..., Any], *arguments: Any, **values: Any) -> str:
-    """Return the words of the error of a call, which must be of this class itself."""
+    """Return the message of a call's exception, which must be of exactly this class."""
     error = error_of(call, *arguments, **values)
     assert type(error) is kind, f"{type(error).__name__}: {error}"
     return str(error)
@@ -59,7 +59,7 @@ def commands(sandbox: Sandbox) -> None:
     assert sandbox.commands.run("whoami", user="root").stdout == "root\n"
     assert sandbox.commands.run("echo $GIVEN").stdout == "at creation\n"
     assert sandbox.commands.run("printf 'é漢😀'").stdout == "é漢😀"
-    assert sandbox.commands.run("cat").stdout == "", "without an input a command reads its end"
+    assert sandbox.commands.run("cat").stdout == "", "without input a command reads end of file"
     assert sandbox.commands.run("echo a; sleep 0.01; echo b").stdout == "a\nb\n"
 
 
@@ -79,7 +79,7 @@ def time_limits(sandbox: Sandbox) -> None:
         if not sandbox.commands.list():
             break
         time.sleep(0.1)
-    assert not sandbox.commands.list(), "what took too long was killed"
+    assert not sandbox.commands.list(), "a command that timed out was killed"
     assert sandbox.commands.run("sleep 0.1; echo on", timeout=0).stdout == "on\n"
 
 
@@ -91,7 +91,7 @@ def streamed_output(sandbox: Sandbox) -> None:
         on_stderr=lambda text: seen.append((f"err:{text}", time.monotonic())),
     )
     assert [text for text, _ in seen] == ["1\n", "2\n", "3\n", "err:bad\n"], seen
-    assert seen[2][1] - seen[0][1] > 0.4, "it comes as it is written"
+    assert seen[2][1] - seen[0][1] > 0.4, "output arrives as it is written"
     assert done.stdout == "1\n2\n3\n"
 
 
@@ -275,7 +275,7 @@ def refusals(sandbox: Sandbox) -> None:
         wanted: dict[str, Any] = {field: value}
         assert f"400: {field}" in raised(SandboxException, Sandbox.create, **wanted), field
     raised(SandboxException, sandbox.pause)
-    assert len(Sandbox.list().next_items()) == 1, "what is refused leaves none"
+    assert len(Sandbox.list().next_items()) == 1, "a refused call leaves no sandbox"
 
 
 def idempotent(sandbox: Sandbox) -> None:

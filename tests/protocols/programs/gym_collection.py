@@ -1,4 +1,4 @@
-"""NeMo Gym's own collection of rollouts, from a head server that says where the farm is."""
+"""NeMo Gym's own collection of rollouts, from a head server that returns the farm's address."""
 
 import asyncio
 import json

@@ -1,4 +1,4 @@
-"""The command of mini-swe-agent, as its users start it; says at last how its trajectory ended."""
+"""The command of mini-swe-agent, as its users start it; prints at last how its trajectory ended."""
 
 import json
 import os
@@ -14,7 +14,7 @@ os.environ.update(
         "OPENAI_API_BASE": given["engine"],
         "MSWEA_CONFIGURED": "true",
         "MSWEA_GLOBAL_CONFIG_DIR": given["folder"],
-        # else it tries for seconds to fetch a list of prices
+        # otherwise it tries for seconds to fetch a list of prices
         "LITELLM_LOCAL_MODEL_COST_MAP": "True",
     }
 )

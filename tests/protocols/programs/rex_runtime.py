@@ -11,10 +11,10 @@ from swerex.runtime import abstract
 from swerex.runtime.local import LocalRuntime
 
 given = json.loads(sys.argv[1])
-# the package logs on standard output, up to the last moment, where what is said here is read
+# the package logs on standard output, until it exits, where this program's results are read
 answers = os.fdopen(os.dup(1), "w")
 os.dup2(2, 1)
-# else the package's own runtime gives bash's marks of a paste as output
+# otherwise the package's own runtime returns bash's bracketed-paste marks as output
 os.environ["TERM"] = "dumb"
 sys.path.insert(0, given["examples"])
 from farm_deployment import FarmDeployment  # noqa: E402 - the folder is given
@@ -32,7 +32,7 @@ _KINDS: dict[str, Any] = {
 
 
 async def outcome(runtime: Any, folder: str, verb: str, values: dict[str, Any]) -> dict[str, Any]:
-    """Return what a case gives, or the class of what it raises."""
+    """Return the result of a case, or the class of its exception."""
     said = json.loads(json.dumps(values).replace("FOLDER", folder).replace("HERE", given["here"]))
     request = _KINDS[verb](**said)
     call = getattr(runtime, "run_in_session" if verb == "interrupt" else verb)
@@ -50,7 +50,7 @@ async def play(runtime: Any, folder: str) -> list[dict[str, Any]]:
 
 
 async def isolated(runtime: Any) -> list[str]:
-    """Return what two sessions that run at once know of each other's variables."""
+    """Return the variables that two concurrent sessions see of each other."""
     names = ("shell1", "shell2")
     await asyncio.gather(*(runtime.create_session(abstract.CreateBashSessionRequest(session=name)) for name in names))
     sets = (abstract.BashAction(command=f"{name}=set", session=name) for name in names)

@@ -1,4 +1,4 @@
-"""Empty modules in the place of packages for GPUs that a trainer imports and that nothing here calls."""
+"""Empty modules in place of packages for GPUs that a trainer imports and that no code here calls."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 
 
 class _EmptyModule(ModuleType):
-    """Any name of it is a class that cannot be called."""
+    """Any attribute of it is a class that cannot be called."""
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
@@ -43,5 +43,5 @@ class _EmptyModules(MetaPathFinder, Loader):
 
 
 def leave_out(*packages: str, first: bool = False) -> None:
-    """Have these packages, which are not installed, imported as empty ones; `first` leaves out installed ones, too."""
+    """Import these packages, which are not installed, as empty ones; `first` replaces installed ones, too."""
     sys.meta_path.insert(0 if first else len(sys.meta_path), _EmptyModules(packages))

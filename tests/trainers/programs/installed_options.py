@@ -1,6 +1,6 @@
-"""The options of rollouts that the installed trainers have: `installed_options.py FARM_URL FOLDER`.
+"""The options of rollouts in the installed trainers: `installed_options.py FARM_URL FOLDER`.
 
-FOLDER has the sources of the trainers that are on no package index; those that are not there are left out.
+FOLDER has the sources of the trainers that are on no package index; missing ones are omitted.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import typing_extensions
 import verl  # type: ignore[import-not-found, unused-ignore]
 from absent_modules import leave_out  # type: ignore[import-not-found]
 
-# SkyRL's records are checked by pydantic, which before Python 3.12 takes no other
+# SkyRL's records are checked by pydantic, which accepts no other before Python 3.12
 typing.TypedDict = typing_extensions.TypedDict
 
 from omegaconf import DictConfig, OmegaConf  # type: ignore[import-not-found, unused-ignore]  # noqa: E402
@@ -35,7 +35,7 @@ OF_OPENRLHF = re.compile(
 
 
 def of_trl(config: Any) -> list[str]:
-    """Return the fields that this class of TRL's declares itself, and so not those of `TrainingArguments`."""
+    """Return the fields that this class of TRL's declares itself, without those of `TrainingArguments`."""
     return sorted(vars(config)["__annotations__"])
 
 
@@ -51,7 +51,7 @@ class _ParserIsMadeError(Exception):
 
 
 def of_openrlhf() -> list[str]:
-    """Return the options of rollouts of its command, which makes its parser where it is run."""
+    """Return the options of rollouts of its command, which builds its parser when it is run."""
     import openrlhf  # type: ignore[import-not-found, unused-ignore]
 
     parsers: list[argparse.ArgumentParser] = []
@@ -88,7 +88,7 @@ def of_slime(source: Path) -> dict[str, list[str]]:
 
 
 def of_rllm(source: Path) -> list[str]:
-    """Return the keys of its configuration that is of no backend, two levels deep."""
+    """Return the keys of its configuration that belong to no backend, two levels deep."""
     config = OmegaConf.load(source / "rllm/trainer/config/rllm/base.yaml")
     names = []
     for name in config:
@@ -99,7 +99,7 @@ def of_rllm(source: Path) -> list[str]:
 
 
 def of_prime_rl(source: Path) -> dict[str, list[str]]:
-    """Return the fields of its orchestrator, of what that plays, and of how it is sampled."""
+    """Return the fields of its orchestrator, of its environments, and of its sampling."""
     sys.path.insert(0, str(source / "packages/prime-rl-configs/src"))
     from prime_rl.configs import orchestrator  # type: ignore[import-not-found, unused-ignore]
 
@@ -108,7 +108,7 @@ def of_prime_rl(source: Path) -> dict[str, list[str]]:
 
 
 def main() -> None:
-    """Print the options of each trainer that is there."""
+    """Print the options of each trainer that is installed."""
     folder = Path(sys.argv[2])
     options = {
         "trl.GRPOConfig": of_trl(GRPOConfig),

@@ -1,4 +1,4 @@
-"""Loads a folder that `farm export` wrote, as a user of `datasets` would, and prints what is in it."""
+"""Loads a folder that `farm export` wrote, as a user of `datasets` would, and prints its contents."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""OpenRLHF's own records and advantages of what the farm plays: `openrlhf_rows.py FARM_URL`.
+"""OpenRLHF's own records and advantages of the farm's rollouts: `openrlhf_rows.py FARM_URL`.
 
-OpenRLHF imports packages for GPUs that it uses nothing of for this; empty modules are there for the imports.
+OpenRLHF imports packages for GPUs that it does not use here; empty modules replace them.
 """
 
 from __future__ import annotations
@@ -100,7 +100,7 @@ def advantages(whole: Any, estimator: str) -> list[float]:
 
 
 def kept(responses: list[dict[str, Any]]) -> list[str]:
-    """Return the prompts of which OpenRLHF's own loop keeps the samples, filtering groups by their scores."""
+    """Return the prompts whose samples OpenRLHF's own loop keeps, filtering groups by their scores."""
     from openrlhf.trainer.ppo_utils import samples_generator
 
     groups = [responses[start : start + N] for start in range(0, len(responses), N)]
@@ -121,7 +121,7 @@ def kept(responses: list[dict[str, Any]]) -> list[str]:
 
 
 def constructed() -> list[int]:
-    """Return the tokens that train of rollouts of every kind, by OpenRLHF's mask and by ours."""
+    """Return the training tokens of rollouts of every kind, by OpenRLHF's mask and by ours."""
     counts = []
     for rollout in every_kind():
         for segment in rollout.segments if rollout.trainable else ():
@@ -154,7 +154,7 @@ class _LongRows(_AgentExecutor):
 
 
 def bounded(label: str) -> list[Any]:
-    """Return how long a row is, and whether it was cut short, where OpenRLHF's rows are shorter than an answer."""
+    """Return the length of a row, and if it was cut short, where OpenRLHF's rows are shorter than an answer."""
     prompt = asyncio.run(_AgentExecutor().execute("p", label, SAMPLING, 512, TOKENIZER, None))["action_ranges"][0][0]
     response = asyncio.run(_AgentExecutor().execute("p", label, SAMPLING, prompt + 2, TOKENIZER, None))
     return [len(response["observation_tokens"]) - prompt, response["truncated"]]

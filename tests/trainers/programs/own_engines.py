@@ -1,8 +1,8 @@
-"""A trainer's own client of its engines plays the farm's rollouts: `own_engines.py FARM_URL TRAINER ENGINE_URL MODEL
+"""A trainer's own client of its engines runs the farm's rollouts: `own_engines.py FARM_URL TRAINER ENGINE_URL MODEL
 FOLDER`.
 
-The engine is a scripted one with vLLM's routes; for slime it is the router before one with SGLang's. `FOLDER` has its
-tokenizer.
+The engine is a scripted one with vLLM's routes; for slime it is the router in front of one with SGLang's. `FOLDER` has
+its tokenizer.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ TOKENIZER = SimpleNamespace(name_or_path=FOLDER, eos_token_id=2, pad_token_id=0)
 
 
 class _Sampled:
-    """The ids and log-probabilities that the trainer's client handed over."""
+    """The ids and log-probabilities that the trainer's client returned."""
 
     def __init__(self) -> None:
         self.answers: list[tuple[list[int], list[float]]] = []
@@ -43,10 +43,10 @@ SAMPLED = _Sampled()
 
 
 def skyrl() -> list[bool]:
-    """SkyRL's RemoteInferenceClient, as its trainer hands it to `get_generator`."""
+    """SkyRL's RemoteInferenceClient, as its trainer passes it to `get_generator`."""
     import typing_extensions
 
-    # SkyRL's records are checked by pydantic, which before Python 3.12 takes no other
+    # SkyRL's records are checked by pydantic, which accepts no other before Python 3.12
     typing.TypedDict = typing_extensions.TypedDict
     from skyrl.backends.skyrl_train.inference_servers.engine_utils import get_sampling_params_for_backend
     from skyrl.backends.skyrl_train.inference_servers.remote_inference_client import RemoteInferenceClient
@@ -84,7 +84,7 @@ def skyrl() -> list[bool]:
 
 
 class _Vocabulary:
-    """As much of a tokenizer as the adapter asks of it."""
+    """The part of a tokenizer that the adapter uses."""
 
     def __init__(self, name_or_path: str) -> None:
         self.name_or_path = name_or_path
@@ -94,7 +94,7 @@ class _Vocabulary:
 
 
 def verl() -> list[bool]:
-    """verl's LLMServerClient and its load balancer, before two servers that answer verl's own records."""
+    """verl's LLMServerClient and its load balancer, in front of two servers that answer verl's own records."""
     import numpy as np
     import ray
     import torch  # type: ignore[import-not-found, unused-ignore]
@@ -118,7 +118,7 @@ def verl() -> list[bool]:
         async def generate(
             self, prompt_ids: Any, sampling_params: Any, request_id: str, image_data: Any = None, video_data: Any = None
         ) -> Any:
-            # as verl's own server has it: a number where it is asked whether
+            # as in verl's own server: a number for a yes-or-no parameter
             params = {**sampling_params, "logprobs": 0 if sampling_params["logprobs"] else None}
             body = {"model": MODEL, "token_ids": list(prompt_ids), "sampling_params": params, "return_token_ids": True}
             async with httpx2.AsyncClient(trust_env=False) as http:

@@ -1,4 +1,4 @@
-"""The requests that prime-rl's own configuration makes of the farm's env server.
+"""The requests that prime-rl's own configuration sends to the farm's env server.
 
 `prime_rl_sampling.py FARM_URL PRIME_RL`, where PRIME_RL is the folder of its source. Its configuration is that of its
 example `configs/basic/reverse-text/rl.toml`, whose taskset is an empty one here; its `Env` makes the request.
@@ -28,7 +28,7 @@ leave_out("wandb", "torchtitan", "vllm", "prime_evals")
 
 
 class ReverseText(vf.Taskset[vf.Task[vf.TaskData], vf.TasksetConfig]):  # type: ignore[misc, unused-ignore]
-    """A taskset of the example's name."""
+    """A taskset with the example's name."""
 
 
 def request_of(sampling: Any) -> RunRequest:
@@ -46,7 +46,7 @@ def asked(sampling: Any) -> dict[str, Any] | str:
 
 
 def main() -> None:
-    """Print what a rollout of training is asked for, one of an evaluation, and the fields that are refused."""
+    """Print the parameters of a training rollout, of an evaluation, and the refused fields."""
     module = ModuleType("reverse_text")
     module.ReverseText, module.__all__ = ReverseText, ["ReverseText"]  # type: ignore[attr-defined]
     sys.modules["reverse_text"] = module

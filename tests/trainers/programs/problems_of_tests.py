@@ -1,4 +1,4 @@
-"""Problems that the programs ask the tests' farm for: ones with an answer by chance, and ones that the farm breaks."""
+"""Problems that the programs request from the tests' farm: with a random answer, and with a failure of the farm."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ from farm.records.request import Instance
 
 
 def chat(name: str) -> Instance:
-    """A problem that the scripted engine answers rightly or not, by chance."""
+    """A problem that the scripted engine answers correctly or not, at random."""
     return Instance(data_source="chat", fields={"question": "How many hops?", "expected": "three"}, instance_id=name)
 
 
 def breaking(name: str) -> Instance:
-    """A problem that the farm breaks, whoever plays it."""
+    """A problem whose rollouts always fail in the farm."""
     return Instance(data_source="noop", fields={"fail": "run:engine_error"}, instance_id=name)

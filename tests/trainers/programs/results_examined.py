@@ -1,4 +1,4 @@
-"""Holds the adapter of a trainer that takes results, as it is named by a module, to its promises."""
+"""Checks the promises of the adapter of a trainer that takes results, given by its module name."""
 
 from __future__ import annotations
 

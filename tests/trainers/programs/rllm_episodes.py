@@ -1,4 +1,4 @@
-"""Plays tasks on the farm as rLLM does: by its own engine, its own model gateway and its own grouping of episodes."""
+"""Runs tasks on the farm like rLLM: by its own engine, its own model gateway and its own grouping of episodes."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any
 import rllm  # type: ignore[import-not-found, unused-ignore]
 from omegaconf import OmegaConf  # type: ignore[import-not-found, unused-ignore]
 
-# the gateway is a package of its own in rLLM's repository
+# the gateway is a separate package in rLLM's repository
 sys.path.insert(0, str(Path(rllm.__file__).parents[1] / "rllm-model-gateway" / "src"))
 
 from rllm.engine.remote_agent_flow_engine import (  # type: ignore[import-not-found, unused-ignore]
@@ -38,7 +38,7 @@ from farm.adapters.rllm import FarmRuntime, use_runtime
 
 
 class VerlEngine:
-    """The part of rLLM's engine of that name that its gateway reads: where the inference servers are."""
+    """The part of rLLM's engine of that name that its gateway reads: the addresses of the inference servers."""
 
     train_sampling_params: dict[str, Any] = {"temperature": 0.7}  # noqa: RUF012
     val_sampling_params: dict[str, Any] = {}  # noqa: RUF012
@@ -58,12 +58,12 @@ def gateway_on(engine: VerlEngine, model: str) -> GatewayManager:
 
 
 def is_used(runtime: FarmRuntime, gateway: GatewayManager) -> bool:
-    """Put a runtime into a trainer as rLLM's constructor leaves it, less its backend; return whether it is used."""
+    """Put a runtime into a trainer like rLLM's constructor, without its backend; return True if it is used."""
     named = create_remote_runtime(RemoteRuntimeConfig(enabled=True))
     trainer = object.__new__(UnifiedTrainer)
     trainer._remote_runtime = named
     trainer.agent_workflow_engine = RemoteAgentFlowEngine(runtime=named, gateway=gateway)
-    # the filter as rLLM's own default configuration has it
+    # the filter of rLLM's own default configuration
     default = OmegaConf.load(Path(rllm.__file__).parent / "trainer/config/rllm/base.yaml").compact_filtering
     trainer.cf_config = filtering = CompactFilteringConfig.from_config(default)
     assert not filtering.should_mask(TerminationReason.ERROR)
@@ -92,7 +92,7 @@ async def play(given: dict[str, Any]) -> dict[str, Any]:
         wrong = TaskSubmission({"question": "?"}, "wrong", "wrong", "http://127.0.0.1:9/v1")
         no_address = TaskSubmission(given["slow"], "no address", "no address", "nowhere")
         results = await runtime.execute_tasks([late, wrong, no_address], timeout=3.0)
-        # as versions of rLLM submit it whose gateway has a key for each session
+        # as submitted by versions of rLLM whose gateway has a key for each session
         keyed = TaskSubmission(given["tasks"][0], "keyed", "keyed", given["keyed_url"])
         keyed.inference_api_key = given["key"]
         results += await runtime.execute_tasks([keyed])

@@ -1,4 +1,4 @@
-"""SkyRL's own checks, tensors and advantages on what the farm plays: `skyrl_rows.py FARM_URL`."""
+"""SkyRL's own checks, tensors and advantages on the farm's rollouts: `skyrl_rows.py FARM_URL`."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import numpy as np
 import torch  # type: ignore[import-not-found, unused-ignore]
 import typing_extensions
 
-# SkyRL's records are checked by pydantic, which before Python 3.12 takes no other
+# SkyRL's records are checked by pydantic, which accepts no other before Python 3.12
 typing.TypedDict = typing_extensions.TypedDict
 
 from problems_of_tests import breaking, chat  # type: ignore[import-not-found]  # noqa: E402
@@ -49,13 +49,13 @@ def generator(client: Any, step_wise: bool, **options: Any) -> FarmGenerator:
 
 
 def played(client: Any, *, step_wise: bool) -> dict[str, Any]:
-    """Play a step that SkyRL itself prepares, and check it as its trainer does."""
+    """Run a step that SkyRL itself prepares, and check it like its trainer."""
     prompts = [
         {"prompt": [{"role": "user", "content": str(n)}], "env_class": "farm", "uid": f"u{n}",
          "env_extras": {"farm_instance": instance.model_dump()}}
         for n, instance in enumerate([chat("a"), breaking("b"), chat("c")])
     ]  # fmt: skip
-    # as its trainer makes them of its own default configuration
+    # as its trainer makes them from its own default configuration
     default = GeneratorConfig(max_input_length=512)
     default.sampling_params.max_generate_length = 64
     theirs = get_sampling_params_for_backend("vllm", default.sampling_params)
@@ -81,7 +81,7 @@ def played(client: Any, *, step_wise: bool) -> dict[str, Any]:
 
 
 def experts(client: Any) -> dict[str, Any]:
-    """Play a step with routing replay; return the ids of each row, its experts and SkyRL's own tensor of them."""
+    """Run a step with routing replay; return the ids of each row, its experts and SkyRL's own tensor of them."""
     config = GeneratorConfig(max_input_length=512)
     config.inference_engine.enable_return_routed_experts = True
     settings = {"max_attempts": 1}
@@ -161,7 +161,7 @@ def constructed() -> dict[str, Any]:
 
 
 def refused() -> list[str]:
-    """Show that SkyRL's checks find faults, so that passing them says something."""
+    """Show that SkyRL's checks find faults, so that passing them is evidence."""
     rollouts = every_kind()
     ids = [TrajectoryID(each.instance_id, each.sample_index) for each in rollouts]
     output = generator(None, True)._output(rollouts, ids)

@@ -1,7 +1,7 @@
-"""slime's own evaluation loop, which plays on the farm: `slime_evaluation.py FARM_URL SLIME MODEL`.
+"""slime's own evaluation loop on the farm: `slime_evaluation.py FARM_URL SLIME MODEL`.
 
-The arguments are those that slime's own parser makes: of its defaults, of evaluation options, of its example
-`scripts/run-qwen3-4B.sh`, and of a file for `--eval-config`. SLIME is the folder of its source, MODEL has a tokenizer.
+The arguments are those that slime's own parser makes: its defaults, evaluation options, its example
+`scripts/run-qwen3-4B.sh`, and a file for `--eval-config`. SLIME is the folder of its source, MODEL has a tokenizer.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ generate = generate_function(connect, "slime-evaluation", settings={"max_attempt
 
 
 def parsed(*words: str) -> argparse.Namespace:
-    """Return slime's arguments, by its own parser, with those that its engines' parsers would give."""
+    """Return slime's arguments, by its own parser, with those that its engines' parsers would add."""
     parser = argparse.ArgumentParser(add_help=False)
     get_slime_extra_args_provider()(parser)
     needed = ["--rollout-batch-size", "2", "--rollout-num-gpus", "1", "--hf-checkpoint", MODEL]
@@ -58,7 +58,7 @@ def parsed(*words: str) -> argparse.Namespace:
 
 
 def of_example() -> list[str]:
-    """Return the words of slime's example, with the data set of these tests in the place of its own."""
+    """Return the words of slime's example, with the data set of these tests in place of its own."""
     text = (Path(SLIME) / "scripts/run-qwen3-4B.sh").read_text()
     words: list[str] = []
     for name in OF_EXAMPLE:
@@ -70,7 +70,7 @@ def of_example() -> list[str]:
 
 
 def evaluated(args: argparse.Namespace) -> dict[str, Any]:
-    """Return what reached the engine in slime's evaluation, and slime's own result."""
+    """Return the engine's requests in slime's evaluation, and slime's own result."""
     output = generate_rollout(args, 3, None, evaluation=True)
     facts = {}
     with farm.connect(URL) as client:
@@ -95,7 +95,7 @@ def refusal(args: argparse.Namespace) -> str:
 
 
 def main() -> None:
-    """Evaluate by each of the arguments; print what came of it."""
+    """Evaluate with each set of arguments; print the results."""
     sys.modules["slime_evaluation"] = sys.modules["__main__"]
     rows = [
         {

@@ -1,4 +1,4 @@
-"""slime's, or miles', own checks of samples that the farm plays: `slime_samples.py FARM_URL slime|miles`."""
+"""slime's, or miles', own checks of the farm's samples: `slime_samples.py FARM_URL slime|miles`."""
 
 from __future__ import annotations
 
@@ -117,7 +117,7 @@ def checked(groups: list[list[Any]]) -> list[Any]:
 
 
 def normalized(flat: list[Any]) -> list[float]:
-    """Return the advantages by slime's own normalization of raw rewards; its class needs Ray's actors, the rule not."""
+    """Return the advantages by slime's own normalization of raw rewards; only its class needs Ray's actors."""
     import torch  # type: ignore[import-not-found, unused-ignore]
 
     rewards = torch.tensor([sample.get_reward_value(args()) for sample in flat]).reshape(-1, N)
@@ -143,7 +143,7 @@ def generated() -> dict[str, Any]:
 
 
 def collected() -> dict[str, Any]:
-    """Over-sample by slime's options and filter by its own rule; then again, as after a restart with no checkpoint."""
+    """Over-sample by slime's options and filter by its own rule; then again, as after a restart without checkpoint."""
     rule = f"{PACKAGE}.rollout.filter_hub.dynamic_sampling_filters.check_reward_nonzero_std"
     given = args(rollout_batch_size=2, over_sampling_batch_size=4, dynamic_sampling_filter_path=rule)
     steps = []
@@ -168,7 +168,7 @@ def collected() -> dict[str, Any]:
 
 
 def filtered(function: Any) -> list[bool]:
-    """Return what is removed of the first two groups where a rule of the user's removes some, and wants one back."""
+    """Return the removed samples of the first two groups if a user's rule removes some, and requests one again."""
     output = base_types.call_rollout_fn(
         function, args(rollout_sample_filter_path="__main__.rule"), 3, Source(), evaluation=False
     )
@@ -198,7 +198,7 @@ def several() -> dict[str, Any]:
 
 
 def experts() -> dict[str, Any]:
-    """Play with routing replay, by both functions; return the tokens and the experts of each sample."""
+    """Run with routing replay, by both functions; return the tokens and the experts of each sample."""
     given = args(use_rollout_routing_replay=True, num_layers=2, moe_router_topk=4, moe_layer_freq=1)
     function = rollout_function(connect, f"{PACKAGE}-replayed", **OPTIONS)
     flat = checked(base_types.call_rollout_fn(function, given, 3, Source(), evaluation=False).samples)
@@ -236,7 +236,7 @@ def experts() -> dict[str, Any]:
 
 
 def evaluated() -> dict[str, Any]:
-    """Call the generate function as slime's evaluation does, and return the sampling parameters of its call."""
+    """Call the generate function like slime's evaluation, and return the sampling parameters of its call."""
     generate = generate_function(connect, f"{PACKAGE}-eval", **OPTIONS)
     theirs = {
         "temperature": 0.0,

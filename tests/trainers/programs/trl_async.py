@@ -1,4 +1,5 @@
-"""TRL's own queue, batcher and packing of what the farm's worker gives AsyncGRPOTrainer: `trl_async.py FARM_URL`.
+"""TRL's own queue, batcher and packing of the samples that the farm's worker sends AsyncGRPOTrainer:
+`trl_async.py FARM_URL`.
 
 The trainer itself needs a GPU: it packs rows without padding for FlashAttention.
 """
@@ -22,7 +23,7 @@ from farm.adapters.trl_worker import FarmRolloutWorker, FarmWeightTransfer
 
 
 def main(url: str) -> None:
-    # the trainer makes it, and TRL's log asks for it
+    # the trainer makes it, and TRL's log needs it
     PartialState()
     pushed: list[tuple[int, int]] = []
 
@@ -71,7 +72,7 @@ def main(url: str) -> None:
 
 
 def filtered(client: Any) -> dict[str, float]:
-    """Play an instance whose samples are all wrong, with those of chance, and drop groups of equal rewards."""
+    """Run an instance whose samples are all wrong, with random ones, and drop groups of equal rewards."""
     wrong = chat("never").model_copy(update={"fields": {"question": "How many hops?", "expected": "nine"}})
     args = AsyncGRPOConfig("filtered", num_generations=4, max_inflight_tasks=4, use_cpu=True, bf16=False)
     worker = FarmRolloutWorker(client, [chat("a"), wrong], args=args, run="filtered", filter_groups="drop")
@@ -86,7 +87,7 @@ def filtered(client: Any) -> dict[str, float]:
             for name, value in metric.items():
                 counts[name] += value
     worker.stop()
-    # the last one may not be whole yet
+    # the last one may be incomplete
     whole = [each for each in rewards.values() if len(each) == 4]
     return {"equal": sum(len(set(each)) < 2 for each in whole), "of_never": sum(group % 2 for group in rewards)}
 

@@ -1,6 +1,6 @@
-"""TRL's GRPOTrainer trains on the CPU, its rollouts played by the farm.
+"""TRL's GRPOTrainer trains on the CPU, with rollouts of the farm.
 
-`trl_training.py FARM_URL MODEL_TEXT RUN POLICY`; the policy that it begins with is written to the folder POLICY.
+`trl_training.py FARM_URL MODEL_TEXT RUN POLICY`; its initial policy is written to the folder POLICY.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ def main() -> None:
 
 
 def policy(vocabulary: int) -> Any:
-    """Return a policy of random weights; of a smaller vocabulary than the engine's, one without special tokens."""
+    """Return a policy of random weights; with a smaller vocabulary than the engine's, without special tokens."""
     torch.manual_seed(0)
     own = vocabulary == len(TOKENIZER)
     return Qwen2ForCausalLM(
@@ -82,7 +82,7 @@ def policy(vocabulary: int) -> Any:
 
 
 def trainer_of(client: Any, run: str, rate: float, seen: list[dict[str, Any]], **changed: Any) -> Any:
-    """Return a trainer of which each step's reward function call is noted."""
+    """Return a trainer that records each step's call of the reward function."""
 
     def push(trainer: Any, engines: Any) -> None:
         seen.append({"pushed": [engine.url for engine in engines], "step": trainer.state.global_step})
@@ -144,7 +144,7 @@ def trained(client: Any, run: str, rate: float) -> tuple[dict[str, Any], tuple[b
 
 
 def advantages_of_a_mixed_group() -> list[float]:
-    """Return TRL's advantages of a group of which one member broke, by a rollout function of the farm's own rows."""
+    """Return TRL's advantages of a group with one broken member, by a rollout function of the farm's own rows."""
     rewards = [1.0, None, 0.5, 0.0]
     segments = [segment(3, [7, 7, 7], first_id=10 + 20 * number) for number in range(N)]
     group = [

@@ -40,7 +40,7 @@ class FarmTaskData(TaskData):  # type: ignore[misc, unused-ignore]
 
 
 class FarmTask(Task[FarmTaskData]):  # type: ignore[misc, unused-ignore]
-    """A task that the farm plays and scores."""
+    """A task that the farm runs and scores."""
 
 
 class Juggle(BaseRequest):  # type: ignore[misc, unused-ignore]
@@ -86,14 +86,14 @@ def episode_of(episode: WireEpisode) -> dict[str, Any]:
 
 
 def free_port() -> int:
-    """Return a port that nothing listens on."""
+    """Return a port without a listener."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
 
 
 async def leave(given: dict[str, Any], address: str, client: Any) -> None:
-    """Leave while a rollout is played, without a cancel: its answer reaches nobody."""
+    """Disconnect during a rollout, without a cancel: its answer is not received."""
     leaving = EnvClient(address)
     data = FarmTaskData(**given["chat"]).model_dump(mode="json")
     left = asyncio.create_task(leaving.run(client, given["model"], SamplingConfig(), data))
@@ -105,7 +105,7 @@ async def leave(given: dict[str, Any], address: str, client: Any) -> None:
 
 
 async def by_command(given: dict[str, Any], client: Any, release: str) -> dict[str, Any]:
-    """Play a task on the server as a trainer starts it, with the verifiers of a folder; `""` is the installed one."""
+    """Run a task on the server as a trainer starts it, with the verifiers of a folder; `""` is the installed one."""
     command = (sys.executable, "-m", "farm.adapters.verifiers", "--address", "tcp://127.0.0.1:0")
     options = (
         "--farm",
@@ -135,7 +135,7 @@ async def by_command(given: dict[str, Any], client: Any, release: str) -> dict[s
 
 
 def instance_of(task_data: dict[str, Any]) -> farm.Instance:
-    """Return the instance of a task that has a prompt alone."""
+    """Return the instance of a task that has only a prompt."""
     return farm.Instance(data_source="chat", fields={"question": task_data["prompt"], "expected": "three"})
 
 
@@ -144,7 +144,7 @@ async def play(given: dict[str, Any]) -> dict[str, Any]:
     client = farm.connect(given["farm"])
     rollouts = GatheredRollouts(client)
     address = f"tcp://127.0.0.1:{free_port()}"
-    # a client asks before the server is there, as one that is started with it
+    # a client calls before the server exists, like one that is started with it
     verifiers = EnvClient(address)
     started = asyncio.create_task(verifiers.wait_for_server_startup())
     await asyncio.sleep(LATE_S)

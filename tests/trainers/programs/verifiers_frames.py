@@ -1,5 +1,5 @@
-"""Prints the frames that the client of verifiers sends, in hexadecimal: health, a run of training, its cancel, a run of
-an evaluation, its cancel. Request ids are counted, so that the frames are the same each time.
+"""Prints the frames that the client of verifiers sends, in hexadecimal: health, a training run, its cancel, an
+evaluation run, its cancel. Request ids are counted, so that the frames are the same each time.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Makes a trace of model calls that branch, and reads its branches by verifiers' own types, also from its record."""
+"""Makes a trace of branching model calls, and reads its branches by verifiers' own types, also from its record."""
 
 from __future__ import annotations
 
@@ -59,13 +59,13 @@ BASH, SUBMIT = (
 ALL_DIGITS = {"float_decimals": None}
 CALLS = [
     call(0, [1, 2], [3, 4], LOOK, messages=[USER], observations=[SEEN], tools=[BASH]),
-    # goes on from the call before, after the tool's result
+    # continues the previous call, after the tool's result
     call(1, [1, 2, 3, 4, 5, 6], [7], said("One thing.")),
     # the history was rewritten: another row
     call(2, [1, 2, 9], [8, 8], said("Or two."), messages=[{"role": "user", "content": "Sure?"}], tools=[BASH, SUBMIT]),
     # an engine saw another prompt than it was sent: this row may not train
     call(3, [4, 4], [4], said("Three."), messages=[USER], mismatch=1),
-    # a call without ids, of a conversation that began anew
+    # a call without ids, of a conversation that started again
     call(4, [0] * 6, None, said("Four."), messages=[USER], finish_reason="length"),
 ]
 
@@ -94,7 +94,7 @@ def rollout(reward: float | None) -> Rollout:
 
 
 def routed() -> dict[str, Any]:
-    """Give the calls of the first row experts, each of its new tokens alone, and compare its branch with that of
+    """Give the calls of the first row experts, each only those of its new tokens, and compare its branch with
     verifiers' own attribution of the same answers to the same nodes.
     """
     truth = np.random.default_rng(0).integers(0, 500, (7, 2, 3)).astype(np.uint16)
@@ -122,7 +122,7 @@ def routed() -> dict[str, Any]:
             "dtype": "uint16",
         }
         new = list(range(taken, taken + n_nodes))
-        # 0.4.0 has the nodes before, too, whose last token a turn makes good
+        # 0.4.0 has the earlier nodes, too, whose last token a turn corrects
         before = (list(range(taken)),) if len(signature(_attribute_routed_experts).parameters) == 5 else ()
         _attribute_routed_experts(trace, *before, new, path_len, payload)
         taken, path_len = taken + n_nodes, path_len + sum(len(trace.nodes[number].token_ids) for number in new)

@@ -1,4 +1,4 @@
-"""verl's own records, padding, advantages and loss on what the farm plays: `verl_batches.py FARM_URL`."""
+"""verl's own records, padding, advantages and loss on the farm's rollouts: `verl_batches.py FARM_URL`."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ def prompts() -> DataProto:
 
 
 def described(output: DataProto) -> dict[str, Any]:
-    """Return the batch's advantages and loss by verl's own functions, and how they treat the group that broke."""
+    """Return the batch's advantages and loss by verl's own functions, and their handling of the broken group."""
     batch = output.batch
     mask, scores = batch["response_mask"], batch["rm_scores"].sum(-1)
     uids = np.repeat(["u0", "u1", "u2"], N)
@@ -114,7 +114,7 @@ def described(output: DataProto) -> dict[str, Any]:
 
 
 def as_verls_worker(routed: bool = False) -> dict[str, Any]:
-    """Compare our batch of rollouts of every kind with the one that verl's own worker pads of the same rows."""
+    """Compare our batch of rollouts of every kind with the one that verl's own worker pads from the same rows."""
     step_rows = [row for row in rows_of_step(every_kind()) if len(row.segments[0].response_ids) < RESPONSE]
     if routed:
         step_rows = routed_rows(step_rows)
@@ -146,7 +146,7 @@ def as_verls_worker(routed: bool = False) -> dict[str, Any]:
 
 
 def experts() -> dict[str, Any]:
-    """Play a step with routing replay; return ids and experts of each row of V0's batch, and of a row of V1's."""
+    """Run a step with routing replay; return ids and experts of each row of V0's batch, and of a row of V1's."""
     folder = Path("model")
     folder.mkdir()
     form = {"num_hidden_layers": 2, "num_experts_per_tok": 4, "num_experts": 300}
@@ -182,7 +182,7 @@ def validation() -> DataProto:
 
 
 def routed_rows(step_rows: list[Any]) -> list[Any]:
-    """Return the rows with experts that were drawn, as an engine would give them."""
+    """Return the rows with random experts, as an engine would return them."""
     draw = np.random.default_rng(0)
 
     def drawn(segment: Any) -> Any:
@@ -195,7 +195,7 @@ def routed_rows(step_rows: list[Any]) -> list[Any]:
 
 
 class Pads:
-    """Pads as a tokenizer of transformers does, which verl asks for it."""
+    """Pads like a tokenizer of transformers, which verl calls for it."""
 
     pad_token_id = 9
     padding_side = "left"

@@ -1,4 +1,4 @@
-"""verl's V1 rows in a real TransferQueue, beside those that verl's own worker writes: `verl_queue.py FARM_URL`."""
+"""verl's V1 rows in a real TransferQueue, compared with those of verl's own worker: `verl_queue.py FARM_URL`."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class _Manager(Manager):
 
 
 def main() -> None:
-    # so many that all of its actors are placed, whatever the machine has
+    # few enough that all of its actors are placed on any machine
     ray.init(num_cpus=8, include_dashboard=False, log_to_driver=False, object_store_memory=100_000_000)
     storage = {"storage_backend": "SimpleStorage", "SimpleStorage": {"num_data_storage_units": 1}}
     tq.init(OmegaConf.create({"backend": storage}))
@@ -114,7 +114,7 @@ def prompts() -> Any:
 
 
 def one_survivor(manager: Any) -> dict[int, list[Any]]:
-    """Return what is written of groups with too few scored rollouts, by the number of those: keys and statuses."""
+    """Return the rows written of groups with too few scored rollouts, by the number of those: keys and statuses."""
     row = {"uid": "", "raw_prompt": [], "farm_instance": "{}", "index": torch.tensor(0), "global_steps": STEP}
     written: dict[int, list[Any]] = {}
     for n_scored in range(N + 1):
@@ -132,7 +132,7 @@ def one_survivor(manager: Any) -> dict[int, list[Any]]:
 
 
 def settled() -> Any:
-    """Wait until no prompt is under way, and return verl's replay buffer as it sees them."""
+    """Wait until no prompt is in progress, and return verl's replay buffer with them."""
     buffer = ReplayBuffer("sync", None, 8, "drop", None)
     deadline = time.monotonic() + 300
     while time.monotonic() < deadline:
@@ -148,7 +148,7 @@ def rows(keys: list[str]) -> dict[str, Any]:
 
 
 def written_by_verl(manager: Any) -> list[str]:
-    """Have verl's own worker write rows of the same rollouts under other keys; return these."""
+    """Let verl's own worker write rows of the same rollouts with other keys; return these."""
     played = manager.client.collect(manager.client.recent(1)[0])
     step_rows = [row for row in rows_of_step(played) if row.scored]
     worker_class = AgentLoopWorkerTQ.__ray_metadata__.modified_class

@@ -1,4 +1,4 @@
-"""The pure parts of the chaos run: its plan, what its problems are worth, what it reads from journals and attempts."""
+"""Pure parts of the chaos run: its plan, the rewards of its problems, and its reading of journals and attempts."""
 
 from __future__ import annotations
 
@@ -35,13 +35,13 @@ def test_half_an_hour_has_five_hundred_faults_of_every_kind() -> None:
         assert events[-1].at_s < 30 * 60
 
 
-def test_a_farm_without_a_server_has_no_faults_of_it() -> None:
+def test_plan_without_a_server_has_no_faults_of_that_server() -> None:
     assert not any("postgres" in kind for kind in deck("sqlite"))
     assert deck("sqlite").keys() < deck().keys()
     assert deck().keys() - deck(broker="rabbitmq").keys() == {"copy_queues"}
 
 
-def test_the_logs_of_all_parts_are_kept(tmp_path: Path) -> None:
+def test_logs_of_all_parts_are_copied(tmp_path: Path) -> None:
     written = ("logs/node0.log", "clients/client0.jsonl", "postgres.log")
     for name in (*written, "scratch/layer"):
         path = tmp_path / "farm" / name
@@ -65,15 +65,15 @@ def test_the_logs_of_all_parts_are_kept(tmp_path: Path) -> None:
         ("groups are whole", "other_promises_broken"),
     ],
 )
-def test_a_broken_promise_is_counted_in_its_own_row_alone(promise: str, row: str) -> None:
-    """A rollout that has not ended in time is not lost: it is still there."""
+def test_broken_promise_is_counted_only_in_its_own_row(promise: str, row: str) -> None:
+    """A rollout that has not ended in time is not lost: it still exists."""
     run = cast(Run, SimpleNamespace(injected=[], events=[], broken=[BrokenPromise(promise, "b1.0.0", "so it was")]))
     rows = report.figures(run, report.Findings(1, {}, {}, [], {}), []).rows
     missed = {name: figure["value"] for name, figure in rows.items() if figure.get("reached") is False}
     assert missed == {row: 1}
 
 
-def test_a_client_that_takes_over_asks_for_the_very_same_batch(tmp_path: Path) -> None:
+def test_successor_client_sends_the_same_batch(tmp_path: Path) -> None:
     first, other = (Order(name, 1, "", "", str(tmp_path)) for name in ("client0", "client1"))
     problems.write(first.instances)
     assert first.request(3) == Order(**json.loads(first.argv()[-1])).request(3)
@@ -82,7 +82,7 @@ def test_a_client_that_takes_over_asks_for_the_very_same_batch(tmp_path: Path) -
     assert len(keys) == 6
 
 
-def test_samples_of_one_problem_are_worth_different_rewards_that_are_known() -> None:
+def test_samples_of_one_problem_have_different_and_predictable_rewards() -> None:
     worth = problems.ExpectedScore(seed=1)
     for instance in problems.instances():
         rewards = [worth.reward(instance.instance_id, 5, 0, sample) for sample in range(30)]
@@ -92,7 +92,7 @@ def test_samples_of_one_problem_are_worth_different_rewards_that_are_known() -> 
     assert worth.reward(problems.noop(2.0).instance_id, 5, 0, 0) == 1.0
 
 
-def test_a_journal_survives_the_death_of_its_writer(tmp_path: Path) -> None:
+def test_journal_survives_the_death_of_its_writer(tmp_path: Path) -> None:
     path = tmp_path / "journal.jsonl"
     journal = Journal(path)
     assert (journal.next, journal.unfinished) == (0, False)
@@ -112,7 +112,7 @@ def _try(attempt: int, stage: str, started_at: float, result: str | None, worker
 
 
 @pytest.mark.parametrize("hit", [Hit("kill", 12.0, ("one/run/12",), ()), Hit("kill", 12.0, ("one/",), ())])
-def test_recovery_is_from_the_fault_to_the_same_stage_of_a_later_attempt(hit: Hit) -> None:
+def test_recovery_time_runs_from_the_fault_to_the_same_stage_of_a_later_attempt(hit: Hit) -> None:
     tries = [
         _try(1, "init", 4.0, "advanced"),
         _try(1, "run", 10.0, "lost"),
@@ -134,11 +134,11 @@ def test_recovery_is_from_the_fault_to_the_same_stage_of_a_later_attempt(hit: Hi
         Hit("kill", 12.0, (), ()),
     ],
 )
-def test_what_a_fault_did_not_take_away_is_not_timed(hit: Hit) -> None:
+def test_attempt_that_the_fault_did_not_interrupt_is_not_timed(hit: Hit) -> None:
     tries = [_try(1, "run", 10.0, "lost"), _try(2, "run", 20.0, "advanced", "two/run/4")]
     assert recoveries([hit], tries) == {}
 
 
-def test_what_ended_well_was_not_hit() -> None:
+def test_attempt_that_succeeded_is_not_counted_as_hit() -> None:
     tries = [_try(1, "run", 10.0, "advanced"), _try(2, "run", 20.0, "advanced")]
     assert recoveries([Hit("kill", 12.0, ("one/",), ())], tries) == {}

@@ -1,4 +1,4 @@
-"""Log-probabilities of a double, as servers give them that apply the temperature first."""
+"""Log-probabilities of a double, like those of servers that apply the temperature first."""
 
 from __future__ import annotations
 

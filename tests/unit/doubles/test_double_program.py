@@ -1,4 +1,4 @@
-"""The double as a program, and what it says of itself."""
+"""The double as a program, and how it identifies itself."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def program(*words: str) -> Iterator[httpx2.Client]:
             process.terminate()
 
 
-def test_it_plays_a_book(tmp_path: Path) -> None:
+def test_program_serves_a_script(tmp_path: Path) -> None:
     book = tmp_path / "book.jsonl"
     book.write_text(f"{BOOK.model_dump_json()}\n")
     with program("--book", str(book), "--weight-version", "5", "--model-text", str(tmp_path / "model")) as client:
@@ -45,7 +45,7 @@ def test_it_plays_a_book(tmp_path: Path) -> None:
     assert root == tmp_path / "model"
 
 
-def test_it_plays_at_random_on_another_wire_with_faults() -> None:
+def test_program_serves_random_answers_with_faults_as_sglang() -> None:
     with program("--random", "--wire", "sglang", "--fault", "500:1") as client:
         root = Path(client.get("/model_info").json()["model_path"])
         assert (root / "tokenizer.json").exists()
@@ -53,7 +53,7 @@ def test_it_plays_at_random_on_another_wire_with_faults() -> None:
     assert not root.exists()
 
 
-def test_a_fault_that_there_is_not_ends_it() -> None:
+def test_unknown_fault_ends_the_program() -> None:
     command = [sys.executable, "-m", "tests.doubles", "--fault", "501"]
     ended = subprocess.run(command, capture_output=True, text=True, timeout=600)
     assert ended.returncode == 1
@@ -61,12 +61,12 @@ def test_a_fault_that_there_is_not_ends_it() -> None:
 
 
 @pytest.mark.parametrize("wire", ["vllm", "sglang", "openai"])
-def test_it_says_that_it_is_a_double(wire: str) -> None:
+def test_double_identifies_itself_as_a_double(wire: str) -> None:
     with serving(EngineDouble(wire=wire).app()) as url, httpx2.Client(base_url=url) as client:  # type: ignore[arg-type]
         assert "test-double" in client.get("/v1/models").json()["data"][0]["owned_by"]
 
 
-def test_a_plain_server_has_no_ids_and_no_controls() -> None:
+def test_plain_server_has_no_ids_and_no_control_endpoints() -> None:
     result = {"messages": [{"role": "user", "content": "two"}], "return_token_ids": True, "logprobs": True}
     with serving(EngineDouble(wire="openai").app()) as url, httpx2.Client(base_url=url) as client:
         (choice,) = client.post("/v1/chat/completions", json=result).json()["choices"]

@@ -6,11 +6,11 @@ from farm.errors import UsageError
 from tests.doubles.faults import Faults, NoSuchFault, rates
 
 
-def test_none_strike_unless_asked_for() -> None:
+def test_no_fault_strikes_unless_requested() -> None:
     assert [Faults().strike() for _ in range(5)] == [""] * 5
 
 
-def test_those_that_are_asked_for_come_first() -> None:
+def test_requested_faults_strike_first() -> None:
     faults = Faults({"slow": 1.0})
     faults.fail_next("500", 2)
     faults.fail_next("429")
@@ -20,7 +20,7 @@ def test_those_that_are_asked_for_come_first() -> None:
     assert faults.strike() == ""
 
 
-def test_the_seed_decides_which_calls_they_strike() -> None:
+def test_seed_decides_which_calls_are_struck() -> None:
     def struck(seed: int) -> list[str]:
         faults = Faults({"500": 0.2, "reset": 0.1}, seed=seed)
         return [faults.strike() for _ in range(1000)]
@@ -30,7 +30,7 @@ def test_the_seed_decides_which_calls_they_strike() -> None:
     assert 60 < struck(1).count("reset") < 140
 
 
-def test_words() -> None:
+def test_fault_rates_are_parsed() -> None:
     assert rates(["500:0.1", "hang"]) == {"500": 0.1, "hang": 1.0}
     with pytest.raises(NoSuchFault, match="502"):
         rates(["501:0.1"])

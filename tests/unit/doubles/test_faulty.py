@@ -1,4 +1,4 @@
-"""Faults as a client meets them."""
+"""Faults as a client sees them."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ WIRES: dict[str, tuple[str, dict[str, Any]]] = {
 
 @dataclass
 class _Served:
-    """A double, and a client that asks it for a generation."""
+    """A double, and a client that requests a generation from it."""
 
     double: EngineDouble
     client: httpx2.Client
@@ -43,7 +43,7 @@ def served(request: pytest.FixtureRequest) -> Iterator[_Served]:
 
 
 @pytest.mark.parametrize("kind", ["500", "502", "429", "503"])
-def test_statuses(served: _Served, kind: str) -> None:
+def test_status_faults(served: _Served, kind: str) -> None:
     served.double.fail_next(kind)
     answer = served.ask()
     assert answer.status_code == int(kind)
@@ -54,7 +54,7 @@ def test_statuses(served: _Served, kind: str) -> None:
 
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("kind", ["close", "reset"])
-def test_connections_that_break(served: _Served, kind: str, stream: bool) -> None:
+def test_broken_connections(served: _Served, kind: str, stream: bool) -> None:
     served.double.fail_next(kind)
     # a cut connection is seen as an end or as a reset
     with pytest.raises((httpx2.RemoteProtocolError, httpx2.ReadError)):
@@ -63,7 +63,7 @@ def test_connections_that_break(served: _Served, kind: str, stream: bool) -> Non
     assert served.double.faults.n_struck == {kind: 1}
 
 
-def test_slow_and_hang(served: _Served) -> None:
+def test_slow_and_hanging_answers(served: _Served) -> None:
     served.double.fail_next("slow")
     assert served.ask().status_code == 200
     served.double.fail_next("hang")
@@ -73,7 +73,7 @@ def test_slow_and_hang(served: _Served) -> None:
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_garbage(served: _Served, stream: bool) -> None:
+def test_garbage_answers(served: _Served, stream: bool) -> None:
     served.double.fail_next("garbage")
     answer = served.ask(stream=stream)
     assert answer.status_code == 200
@@ -82,7 +82,7 @@ def test_garbage(served: _Served, stream: bool) -> None:
 
 
 def lengths(wire: str, answer: dict[str, Any]) -> tuple[int, int]:
-    """Of the ids and of their log-probabilities."""
+    """Return the number of ids and the number of log-probabilities."""
     if wire == "sglang":
         return len(answer["output_ids"]), len(answer["meta_info"]["output_token_logprobs"])
     (choice,) = answer["choices"]
@@ -97,12 +97,12 @@ def test_wrong_lengths(served: _Served) -> None:
     assert n_ids == n_logprobs
 
 
-def test_another_prompt_is_told(served: _Served) -> None:
+def test_changed_prompt_is_returned(served: _Served) -> None:
     served.double.fail_next("echo")
     assert [served.ask().json()["prompt_token_ids"] for _ in range(2)] == [[5, 10, 11], [5, 9, 11]]
 
 
-def test_chance(served: _Served) -> None:
+def test_faults_strike_at_their_rate(served: _Served) -> None:
     served.double.faults.set_rates({"500": 0.5})
     statuses = [served.ask().status_code for _ in range(30)]
     assert 5 < statuses.count(500) < 25
@@ -110,7 +110,7 @@ def test_chance(served: _Served) -> None:
     assert "double:faults_total" in served.client.get("/metrics").text
 
 
-def test_faults_are_set_over_http_too(served: _Served) -> None:
+def test_faults_can_be_set_over_http(served: _Served) -> None:
     def told(**body: Any) -> httpx2.Response:
         return served.client.post("/double/faults", json=body)
 

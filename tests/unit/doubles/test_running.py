@@ -1,4 +1,4 @@
-"""Calls that take time: aborts, clients that go away, servers of before 0.33 that let calls wait."""
+"""Calls that take time: aborts, clients that disconnect, servers before 0.33 that queue calls."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def slow(**options: Any) -> EngineDouble:
     return EngineDouble(tokens_per_s=1000.0, **options)
 
 
-def test_abort_keeps_what_was_sampled() -> None:
+def test_abort_keeps_sampled_tokens() -> None:
     double = slow(version="0.32.0")
 
     async def check(client: httpx2.AsyncClient) -> None:
@@ -39,7 +39,7 @@ def test_abort_keeps_what_was_sampled() -> None:
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_a_client_that_goes_away_ends_its_call(stream: bool) -> None:
+def test_call_ends_when_its_client_disconnects(stream: bool) -> None:
     double = slow()
 
     async def check(client: httpx2.AsyncClient) -> None:
@@ -54,7 +54,7 @@ def test_a_client_that_goes_away_ends_its_call(stream: bool) -> None:
     on(double, check)
 
 
-def test_one_that_waits_can_go_away_too() -> None:
+def test_queued_call_ends_when_its_client_disconnects() -> None:
     double = EngineDouble(version="0.32.0")
 
     async def check(client: httpx2.AsyncClient) -> None:
@@ -68,7 +68,7 @@ def test_one_that_waits_can_go_away_too() -> None:
     on(double, check)
 
 
-def test_calls_are_aborted_by_the_ids_that_the_server_gave_them() -> None:
+def test_calls_are_aborted_by_ids_of_the_server() -> None:
     double = slow()
 
     async def check(client: httpx2.AsyncClient) -> None:
@@ -86,8 +86,8 @@ def test_calls_are_aborted_by_the_ids_that_the_server_gave_them() -> None:
     on(double, check)
 
 
-def test_a_cut_call_goes_on_as_if_it_had_not_been() -> None:
-    """The log-probabilities too: they are of the ids, wherever a call began."""
+def test_cut_call_continues_as_if_uncut() -> None:
+    """So do its log-probabilities: they depend on the ids only, not on where a call began."""
 
     async def check(client: httpx2.AsyncClient) -> None:
         def asked(prompt: list[int], n: int) -> dict[str, Any]:
@@ -104,7 +104,7 @@ def test_a_cut_call_goes_on_as_if_it_had_not_been() -> None:
     on(EngineDouble(), check)
 
 
-def test_a_stream_comes_as_it_is_sampled() -> None:
+def test_stream_arrives_while_it_is_sampled() -> None:
     double = slow(version="0.32.0")
 
     async def check(client: httpx2.AsyncClient) -> None:

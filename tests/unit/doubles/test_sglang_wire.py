@@ -1,4 +1,4 @@
-"""The double as SGLang: what its sources say that it answers, since none runs here."""
+"""The double as SGLang: answers as in SGLang's source code, since no SGLang runs here."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def generate(client: httpx2.Client, **more: Any) -> dict[str, Any]:
     return result
 
 
-def test_an_answer(client: httpx2.Client) -> None:
+def test_answer_has_ids_and_log_probabilities(client: httpx2.Client) -> None:
     answer = generate(client, return_prompt_token_ids=True, rid="mine")
     meta = answer["meta_info"]
     assert answer["prompt_token_ids"] == [5, 9, 11]
@@ -55,20 +55,20 @@ def test_an_answer(client: httpx2.Client) -> None:
     assert "output_token_logprobs" not in generate(client, return_logprob=False)["meta_info"]
 
 
-def test_an_end_that_was_sampled_is_told() -> None:
+def test_sampled_end_is_reported() -> None:
     with serving(EngineDouble(BOOK, wire="sglang").app()) as url, httpx2.Client(base_url=url) as client:
         answer = generate(client, sampling={"ignore_eos": False})
     assert answer["meta_info"]["finish_reason"] == {"type": "stop", "matched": answer["output_ids"][-1]}
     assert answer["text"].startswith("I am sorry")
 
 
-def test_log_probabilities_are_from_after_the_temperature(client: httpx2.Client) -> None:
+def test_log_probabilities_are_computed_after_the_temperature(client: httpx2.Client) -> None:
     plain, hot = (generate(client, sampling={"temperature": t})["meta_info"] for t in (1.0, 2.0))
     values = [[value for value, _, _ in meta["output_token_logprobs"]] for meta in (plain, hot)]
     assert values[1] == pytest.approx([value / 2 for value in values[0]])
 
 
-def test_a_stream_repeats_all_so_far(client: httpx2.Client) -> None:
+def test_stream_repeats_all_tokens_so_far(client: httpx2.Client) -> None:
     whole = generate(client)
     text = client.post(
         "/generate",
@@ -102,14 +102,14 @@ def test_a_stream_repeats_all_so_far(client: httpx2.Client) -> None:
         ({"input_ids": [5], "lora_path": "nope"}, "nope"),
     ],
 )
-def test_refusals(client: httpx2.Client, body: dict[str, Any], message: str) -> None:
+def test_bad_requests_are_refused(client: httpx2.Client, body: dict[str, Any], message: str) -> None:
     answer = client.post("/generate", json=body)
     assert answer.status_code == 400
     with pytest.raises(AssertionError, match=message):
         raise AssertionError(answer.json()["error"]["message"])
 
 
-def test_chat_takes_messages_or_ids() -> None:
+def test_chat_accepts_messages_or_ids() -> None:
     result = {
         "messages": [{"role": "user", "content": "two"}],
         "tools": TOOLS,
@@ -131,7 +131,7 @@ def test_chat_takes_messages_or_ids() -> None:
     assert answer["metadata"]["weight_version"] == "default"
 
 
-def test_what_it_says_of_itself(client: httpx2.Client) -> None:
+def test_information_endpoints(client: httpx2.Client) -> None:
     info, server = client.get("/model_info").json(), client.get("/server_info").json()
     assert info["model_path"] == server["model_path"] == client.get("/v1/models").json()["data"][0]["root"]
     assert (info["weight_version"], server["version"]) == ("3", "0.5.23")
@@ -140,7 +140,7 @@ def test_what_it_says_of_itself(client: httpx2.Client) -> None:
 
 
 @pytest.mark.parametrize(("mode", "reason"), [("abort", "abort"), ("in_place", "length"), ("retract", "length")])
-def test_pauses(mode: str, reason: str) -> None:
+def test_pause_and_continue(mode: str, reason: str) -> None:
     double = EngineDouble(wire="sglang", tokens_per_s=1000.0)
 
     async def check(url: str) -> None:
@@ -163,7 +163,7 @@ def test_pauses(mode: str, reason: str) -> None:
         asyncio.run(check(url))
 
 
-def test_naming_the_weights_cuts_what_runs_unless_told_not_to() -> None:
+def test_new_weight_version_aborts_running_calls_unless_disabled() -> None:
     double = EngineDouble(wire="sglang", tokens_per_s=1000.0)
 
     async def check(url: str) -> None:
@@ -179,7 +179,7 @@ def test_naming_the_weights_cuts_what_runs_unless_told_not_to() -> None:
         asyncio.run(check(url))
 
 
-def test_ids_are_aborted_by_their_beginning() -> None:
+def test_ids_are_aborted_by_prefix() -> None:
     double = EngineDouble(wire="sglang", tokens_per_s=1000.0)
 
     async def check(url: str) -> None:

@@ -1,4 +1,4 @@
-"""The double against vLLM: the same requests get answers of the same shape, and of vLLM's own schemas."""
+"""The double compared with vLLM: the same requests get answers of the same shape, valid by vLLM's own schemas."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ BOOK = Script(
 
 @pytest.fixture(scope="module")
 def recorded() -> Iterator[httpx2.Client]:
-    """Yield a client for recorded requests: its model has the name, the context and the blocks of the real one."""
+    """Yield a client for recorded requests: its model has the name, context and blocks of the real one."""
     double = EngineDouble(model="tiny", context_tokens=1024, block_tokens=128, version="0.32.0", stream_tokens=1)
     with serving(double.app()) as url, httpx2.Client(base_url=url) as client:
         yield client
@@ -102,7 +102,7 @@ def client() -> Iterator[httpx2.Client]:
 
 
 def shape(value: Any, name: str = "") -> Any:
-    """Keys and types; of a list, those of its values. Numbers are alike, and so are tokens' own texts as keys."""
+    """Return the keys and types. Numbers are equal, and so are the texts of tokens used as keys."""
     if name == "bytes":
         return "of a token"
     if isinstance(value, dict):
@@ -116,7 +116,7 @@ def shape(value: Any, name: str = "") -> Any:
 
 
 def body_of(entry: dict[str, Any]) -> Any:
-    """A request as it was sent: lists that were cut in the recording are long again."""
+    """Return the request as it was sent: lists that the recording shortened are long again."""
 
     def long(value: Any) -> Any:
         if isinstance(value, dict):
@@ -139,7 +139,7 @@ def ask(client: httpx2.Client, name: str) -> httpx2.Response:
 
 
 @pytest.mark.parametrize("name", SHAPES)
-def test_answers_have_the_shape_of_those_recorded(recorded: httpx2.Client, name: str) -> None:
+def test_answers_have_the_recorded_shape(recorded: httpx2.Client, name: str) -> None:
     answer = ask(recorded, name)
     recorded.post("/resume")
     assert answer.status_code == RECORDED[name]["status"], answer.text
@@ -147,20 +147,20 @@ def test_answers_have_the_shape_of_those_recorded(recorded: httpx2.Client, name:
 
 
 @pytest.mark.parametrize("name", ["err_model", "err_len", "err_vocab", "err_json"])
-def test_refusals_are_those_recorded(recorded: httpx2.Client, name: str) -> None:
+def test_refusals_equal_the_recorded_ones(recorded: httpx2.Client, name: str) -> None:
     answer = ask(recorded, name)
     assert answer.status_code == RECORDED[name]["status"]
     assert answer.json() == RECORDED[name]["resp"]
 
 
-def test_a_chat_that_is_too_long_is_refused_alike(recorded: httpx2.Client) -> None:
+def test_too_long_chat_is_refused_as_recorded(recorded: httpx2.Client) -> None:
     response, expected = ask(recorded, "err_len_chat"), RECORDED["err_len_chat"]
     assert response.status_code == expected["status"]
     assert response.json()["error"]["message"].startswith(expected["resp"]["error"]["message"][:60])
     assert {**response.json()["error"], "message": ""} == {**expected["resp"]["error"], "message": ""}
 
 
-def test_what_was_cached_is_what_was_recorded(recorded: httpx2.Client) -> None:
+def test_cached_token_counts_equal_the_recorded_ones(recorded: httpx2.Client) -> None:
     recorded.post("/reset_prefix_cache")
     body = {"prompt": [7 * index % 200 for index in range(601)], "max_tokens": 1}
     usages = [recorded.post("/v1/completions", json=body).json()["usage"] for _ in range(2)]
@@ -177,13 +177,13 @@ def events(text: str) -> list[Any]:
 
 
 @pytest.mark.parametrize(("name", "path"), zip(STREAMS, PATHS, strict=True))
-def test_streams_have_the_shape_of_those_recorded(recorded: httpx2.Client, name: str, path: str) -> None:
+def test_streams_have_the_recorded_shape(recorded: httpx2.Client, name: str, path: str) -> None:
     answer = recorded.post(path, json=body_of(RECORDED[name]))
     assert answer.headers["content-type"].startswith("text/event-stream")
     result, expected = events(answer.text), events("\n".join(RECORDED[name]["lines"]))
     assert len(result) == len(expected)
     for one, other in zip(result, expected, strict=True):
-        # Whether a token is a whole character, and so has text to show, is by chance.
+        # It depends on chance if a token is a whole character, and so has text to show.
         for event in (one, other):
             for choice in event["choices"]:
                 choice.get("delta", {}).pop("content", None)
@@ -205,7 +205,7 @@ CLASSES = dict(
 
 
 @pytest.mark.parametrize("path", PATHS)
-def test_answers_are_of_the_published_classes(client: httpx2.Client, path: str) -> None:
+def test_answers_validate_against_the_published_classes(client: httpx2.Client, path: str) -> None:
     name = CLASSES[path][0]
     body = request_for(path)
     Draft202012Validator(SCHEMAS[f"{name.replace('Tokens', '')}Request"]).validate(body)
@@ -219,7 +219,7 @@ def test_answers_are_of_the_published_classes(client: httpx2.Client, path: str) 
         Draft202012Validator(SCHEMAS[f"{name}StreamResponse"]).validate(event)
 
 
-def test_the_rest_is_of_the_published_classes(client: httpx2.Client) -> None:
+def test_other_answers_validate_against_the_published_classes(client: httpx2.Client) -> None:
     messages = {"messages": [{"role": "user", "content": "hi"}], "return_token_strs": True}
     result = {
         "ModelList": client.get("/v1/models"),
@@ -232,7 +232,7 @@ def test_the_rest_is_of_the_published_classes(client: httpx2.Client) -> None:
 
 
 @pytest.mark.parametrize("path", PATHS)
-def test_ids_and_log_probabilities_are_side_by_side(client: httpx2.Client, path: str) -> None:
+def test_ids_and_log_probabilities_have_equal_lengths(client: httpx2.Client, path: str) -> None:
     answer = client.post(path, json=request_for(path)).json()
     (choice,) = answer["choices"]
     result = choice["logprobs"]
@@ -244,7 +244,7 @@ def test_ids_and_log_probabilities_are_side_by_side(client: httpx2.Client, path:
 
 
 @pytest.mark.parametrize("path", PATHS)
-def test_a_stream_is_the_answer_in_pieces(client: httpx2.Client, path: str) -> None:
+def test_stream_pieces_add_up_to_the_whole_answer(client: httpx2.Client, path: str) -> None:
     body = request_for(path)
     whole = client.post(path, json=body).json()["choices"][0]
     pieces = [event["choices"][0] for event in events(client.post(path, json={**body, "stream": True}).text)]
@@ -261,7 +261,7 @@ def test_a_stream_is_the_answer_in_pieces(client: httpx2.Client, path: str) -> N
         assert calls == whole["message"]["tool_calls"]
 
 
-def test_a_turn_is_taken_apart(client: httpx2.Client) -> None:
+def test_turn_is_parsed_into_reasoning_content_and_tool_calls(client: httpx2.Client) -> None:
     answer = client.post(PATHS[1], json=request_for(PATHS[1])).json()["choices"][0]
     message = answer["message"]
     assert (message["reasoning"], message["content"]) == ("\nhm\n", "\n\nI look.\n")
@@ -274,7 +274,7 @@ def test_a_turn_is_taken_apart(client: httpx2.Client) -> None:
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_a_broken_call_is_text(client: httpx2.Client, stream: bool) -> None:
+def test_malformed_tool_call_is_text(client: httpx2.Client, stream: bool) -> None:
     body = {"messages": [{"role": "user", "content": "broken"}], "tools": TOOLS, "stream": stream}
     answer = client.post(PATHS[1], json=body)
     expected = '<tool_call>\n{"name": "bash", "arguments": {no}\n</tool_call>'
@@ -288,7 +288,7 @@ def test_a_broken_call_is_text(client: httpx2.Client, stream: bool) -> None:
         assert "tool_calls" not in message
 
 
-def test_chat_and_ids_play_alike(client: httpx2.Client) -> None:
+def test_chat_and_ids_give_the_same_tokens(client: httpx2.Client) -> None:
     chat = client.post(PATHS[1], json=request_for(PATHS[1])).json()
     ids = chat["prompt_token_ids"]
     result = {"token_ids": ids, "sampling_params": {"logprobs": 0, "seed": 1}}
@@ -303,7 +303,7 @@ def test_chat_and_ids_play_alike(client: httpx2.Client) -> None:
     assert values == completed["choices"][0]["logprobs"]["token_logprobs"]
 
 
-def test_a_history_of_messages_goes_on(client: httpx2.Client) -> None:
+def test_conversation_continues_from_messages(client: httpx2.Client) -> None:
     messages = [{"role": "user", "content": "two"}]
     result = {"tools": TOOLS, "seed": 1, "return_token_ids": True}
     first = client.post(PATHS[1], json={**result, "messages": messages}).json()
@@ -340,7 +340,7 @@ def test_text_is_streamed_in_whole_characters(recorded: httpx2.Client) -> None:
             assert "".join(pieces) == whole[: whole.index(stop) if more else None]
 
 
-def test_a_stop_ends_it(client: httpx2.Client) -> None:
+def test_stop_string_ends_the_text(client: httpx2.Client) -> None:
     def ended(**more: Any) -> tuple[str, Any, list[int]]:
         choice = client.post(PATHS[0], json={**request_for(PATHS[0]), **more}).json()["choices"][0]
         return choice["text"], choice["stop_reason"], choice["token_ids"]
@@ -366,7 +366,7 @@ def test_several_prompts_and_samples(client: httpx2.Client) -> None:
 
 
 @pytest.mark.parametrize("path", PATHS)
-def test_the_request_id_is_the_clients(client: httpx2.Client, path: str) -> None:
+def test_request_id_is_that_of_the_client(client: httpx2.Client, path: str) -> None:
     answer = client.post(path, json=request_for(path), headers={"x-request-id": "mine"}).json()
     assert (answer.get("id") or answer["request_id"]).endswith("-mine")
 
@@ -385,17 +385,17 @@ def test_the_request_id_is_the_clients(client: httpx2.Client, path: str) -> None
         ("/pause?mode=never", {}, 400),
     ],
 )
-def test_what_is_no_request_is_refused(client: httpx2.Client, path: str, body: dict[str, Any], status: int) -> None:
+def test_invalid_requests_are_refused(client: httpx2.Client, path: str, body: dict[str, Any], status: int) -> None:
     answer = client.post(path, json=body)
     assert answer.status_code == status
     Draft202012Validator(SCHEMAS["ErrorResponse"]).validate(answer.json())
 
 
-def test_a_body_that_is_no_json_is_refused(client: httpx2.Client) -> None:
+def test_body_that_is_not_json_is_refused(client: httpx2.Client) -> None:
     assert client.post(PATHS[0], content=b"{", headers={"content-type": "application/json"}).status_code == 400
 
 
-def test_flags_that_a_server_may_lack() -> None:
+def test_optional_flags_of_a_server() -> None:
     double = EngineDouble(scale_out=False, control=False, key="secret")
     with serving(double.app()) as url, httpx2.Client(base_url=url) as client:
         assert client.get("/v1/models").json() == {"error": "Unauthorized"}

@@ -1,4 +1,4 @@
-"""The example's handler and problems, played with the real shell in a folder of this machine."""
+"""The example's handler and problems, run with the real shell in a folder of this machine."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def test_the_package_names_the_handler_by_its_data_source() -> None:
     assert FollowFilesHandler.data_source == DATA_SOURCE
 
 
-def test_problems_are_solvable_and_the_same_for_a_step() -> None:
+def test_problems_are_solvable_and_reproducible_for_a_step() -> None:
     chains = file_chains(seed=1, step=2, n=50)
     assert chains == file_chains(seed=1, step=2, n=50)
     assert chains != file_chains(seed=1, step=3, n=50)
@@ -58,7 +58,7 @@ def test_bad_instances_are_refused(change: dict[str, Any], said: str) -> None:
 
 
 @pytest.mark.parametrize(("last", "reward"), [("answer c", 1.0), ("answer b", 0.0), ("c", 0.0)])
-def test_a_play_that_reads_the_files_is_scored_by_its_answer(last: str, reward: float) -> None:
+def test_agent_that_reads_the_files_is_scored_by_its_answer(last: str, reward: float) -> None:
     handler = FollowFilesHandler(FollowFilesInstance.model_validate(CHAIN.fields))
 
     async def play() -> tuple[AgentResult, float, list[Any]]:
@@ -99,12 +99,12 @@ def test_a_play_that_reads_the_files_is_scored_by_its_answer(last: str, reward: 
     assert sorted(set(observations)) == ["b", "c"]
 
 
-def test_no_answer_is_worth_nothing() -> None:
+def test_missing_answer_scores_zero() -> None:
     evaluator = FollowFilesHandler(FollowFilesInstance.model_validate(CHAIN.fields)).evaluator()
     score = asyncio.run(evaluator.evaluate(Submission(), None, 1.0))  # type: ignore[arg-type]
     assert score.value == 0.0
 
 
-def test_every_file_names_one_that_is_there() -> None:
+def test_every_file_names_an_existing_file() -> None:
     random = Random(4)
     assert all(set(chain.files.values()) <= set(chain.files) for chain in (file_chain(random) for _ in range(20)))

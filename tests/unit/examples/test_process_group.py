@@ -1,4 +1,4 @@
-"""Whatever a command has started ends with it, and with the process that wanted it: also what minds no SIGTERM."""
+"""All processes of a command end with it, and with the process that started it, even if they ignore SIGTERM."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ time.sleep(1000)
 
 
 def is_empty(group: int) -> bool:
-    """Return whether no process of a group is left, but those that wait for their parent to see their end."""
+    """Return True if a group has no processes left except zombies."""
     listed = subprocess.run(["ps", "-eo", "pgid=,stat="], capture_output=True, text=True, check=True).stdout
     return not any(line.split()[0] == str(group) and "Z" not in line.split()[1] for line in listed.splitlines())
 
 
 @pytest.mark.parametrize("killed", ["the parent", "the command"])
-def test_a_process_group_ends_as_a_whole(tmp_path: Path, killed: str) -> None:
+def test_whole_process_group_ends(tmp_path: Path, killed: str) -> None:
     up = tmp_path / "up"
     script = ROOT / "examples" / "training" / "process_group.sh"
     words = [sys.executable, "-c", PARENT, str(script), sys.executable, "-c", COMMAND, str(up)]

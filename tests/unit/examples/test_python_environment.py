@@ -1,4 +1,4 @@
-"""Environments of other packages become whole however often their installation is stopped, and are left alone then."""
+"""Environments of other packages become complete after any number of interrupted installs, and then stay unchanged."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ esac
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """A folder with the requirements of an environment, and a script that makes it."""
+    """A folder with the requirements of an environment, and a script that builds it."""
     wheels = tmp_path / "wheels"
     wheels.mkdir()
     for name in NAMES:
@@ -86,14 +86,14 @@ def installed(folder: Path) -> list[str]:
     return [name for name in NAMES if (site / name / "more.py").exists() and (site / f"{name}-1.dist-info").exists()]
 
 
-def test_a_half_made_environment_becomes_whole_and_a_whole_one_is_left_alone(folder: Path) -> None:
+def test_partial_environment_is_completed_and_a_complete_one_is_left_unchanged(folder: Path) -> None:
     said = ended(started(folder))
     assert "0 of 12 packages" in said
     assert "10 of 12 packages" in said
     assert installed(folder) == NAMES
     assert ended(started(folder)) == ""
     site = next((folder / ".venv/lib").glob("python3.*/site-packages"))
-    # as one that was killed leaves it: files that are missing, files that came last, and a folder to be removed
+    # the state after a kill: files are missing, the last files exist, and a folder has to be removed
     (folder / ".venv/installed-one").unlink()
     (site / "part3/more.py").unlink()
     shutil.rmtree(site / "part4")
@@ -107,11 +107,11 @@ def test_a_half_made_environment_becomes_whole_and_a_whole_one_is_left_alone(fol
     shutil.rmtree(folder / ".venv/bin")
     (folder / ".venv/installed-one").unlink()
     (folder / ".venv/made").unlink()
-    assert "going on" not in ended(started(folder)), "an environment without its first mark is made anew"
+    assert "going on" not in ended(started(folder)), "an environment without its first mark is built again"
     assert installed(folder) == NAMES
 
 
-def test_a_signal_stops_what_installs_and_the_next_call_goes_on(folder: Path) -> None:
+def test_signal_stops_the_install_and_the_next_call_continues(folder: Path) -> None:
     process = started(folder, SLOW_UV, seconds=600)
     mark = folder.parent / "started"
     until(lambda: mark.exists() and mark.read_text().strip(), "uv installs")
@@ -127,7 +127,7 @@ def test_a_signal_stops_what_installs_and_the_next_call_goes_on(folder: Path) ->
     assert installed(folder) == NAMES
 
 
-def test_after_kill_9_the_next_call_waits_for_what_was_left_behind(folder: Path) -> None:
+def test_call_after_kill_9_waits_for_processes_that_are_left(folder: Path) -> None:
     process = started(folder, SLOW_UV, seconds=3)
     mark = folder.parent / "started"
     until(lambda: mark.exists() and mark.read_text().strip(), "uv installs")

@@ -1,4 +1,4 @@
-"""Ports of farms that start at the same moment on one machine: each has its own before anything listens there."""
+"""Ports of farms that start concurrently on one machine: each has its own before anything listens there."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 from farm.embedded.farm_processes import FarmProcesses, free_port
 
 
-def test_two_farms_that_start_together_have_two_ports(tmp_path: Path) -> None:
+def test_concurrently_starting_farms_get_different_ports(tmp_path: Path) -> None:
     first, second, wanted = FarmProcesses(tmp_path), FarmProcesses(tmp_path), free_port()
     ports = [first.port(wanted), second.port(wanted, "0.0.0.0"), first.port(wanted), first.port(), second.port()]
     assert ports[0] == wanted
@@ -21,7 +21,7 @@ def test_two_farms_that_start_together_have_two_ports(tmp_path: Path) -> None:
     second.stop(0.0)
 
 
-def test_a_farm_that_is_killed_claims_nothing(tmp_path: Path) -> None:
+def test_killed_farm_releases_its_claims(tmp_path: Path) -> None:
     wanted, (reader, writer) = free_port(), os.pipe()
     if not (child := os.fork()):
         FarmProcesses(tmp_path).port(wanted)
@@ -34,7 +34,7 @@ def test_a_farm_that_is_killed_claims_nothing(tmp_path: Path) -> None:
     processes.stop(0.0)
 
 
-def test_a_port_at_which_something_listens_is_not_taken(tmp_path: Path) -> None:
+def test_port_in_use_is_not_taken(tmp_path: Path) -> None:
     processes = FarmProcesses(tmp_path)
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))

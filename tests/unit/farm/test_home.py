@@ -1,4 +1,4 @@
-"""FARM_HOME and the key in it: for their owner alone, whatever was there before."""
+"""FARM_HOME and the key in it: accessible only to their owner, whatever existed before."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def test_home_of_another_user_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("umask", [0o000, 0o022, 0o077])
-def test_files_are_closed_to_others_whatever_the_umask(tmp_path: Path, umask: int) -> None:
+def test_files_are_closed_to_others_with_any_umask(tmp_path: Path, umask: int) -> None:
     (tmp_path / "old").write_text("x")
     (tmp_path / "old").chmod(0o666)
     before = os.umask(umask)
@@ -53,11 +53,11 @@ def test_files_are_closed_to_others_whatever_the_umask(tmp_path: Path, umask: in
     finally:
         os.umask(before)
     assert {mode(path) for path in tmp_path.iterdir()} == {0o600}
-    assert (tmp_path / "old").read_text() == "x", "what was in it is kept"
+    assert (tmp_path / "old").read_text() == "x", "its contents are kept"
     assert (tmp_path / "text").read_text() == "again"
 
 
-def test_key_is_made_once_by_whoever_comes_first(tmp_path: Path) -> None:
+def test_key_is_created_once_by_the_first_process(tmp_path: Path) -> None:
     home = Settings(home=tmp_path / "home", api_key="")
     assert known_key(home) == ""
     begun = threading.Barrier(16)
@@ -75,7 +75,7 @@ def test_key_is_made_once_by_whoever_comes_first(tmp_path: Path) -> None:
     assert mode(tmp_path / "home" / KEY_FILE) == 0o600
 
 
-def test_key_of_the_environment_comes_first(tmp_path: Path) -> None:
+def test_key_of_the_environment_overrides_the_file(tmp_path: Path) -> None:
     own_key(Settings(home=tmp_path, api_key=""))
     assert known_key(Settings(home=tmp_path, api_key=" given\n")) == "given"
     assert own_key(Settings(home=tmp_path, api_key="given")) == "given"

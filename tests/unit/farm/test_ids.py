@@ -1,4 +1,4 @@
-"""Ids: what is built is parsed again, and what comes from outside is parsed or refused."""
+"""Ids: built ids are parsed back, and ids from outside are parsed or refused."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ INDEXES = st.integers(0, 999_999_999)
 
 
 @given(BATCHES, INDEXES, INDEXES)
-def test_an_id_that_is_built_is_parsed_to_its_parts(batch_id: str, group_index: int, sample_index: int) -> None:
+def test_built_id_is_parsed_into_its_parts(batch_id: str, group_index: int, sample_index: int) -> None:
     assert RolloutRef.of(batch_id) == RolloutRef(batch_id)
     assert RolloutRef.of(ids.group_id(batch_id, group_index)) == RolloutRef(batch_id, group_index)
     rollout_id = ids.rollout_id(batch_id, group_index, sample_index)
@@ -26,7 +26,7 @@ def test_an_id_that_is_built_is_parsed_to_its_parts(batch_id: str, group_index: 
 
 
 @given(BATCHES, INDEXES, INDEXES, st.integers(1, 10_000))
-def test_the_rollout_of_a_sandbox_is_in_its_id(batch_id: str, group: int, sample: int, attempt: int) -> None:
+def test_rollout_of_a_sandbox_is_parsed_from_its_id(batch_id: str, group: int, sample: int, attempt: int) -> None:
     rollout_id = ids.rollout_id(batch_id, group, sample)
     played = ids.sandbox_id(rollout_id, attempt)
     names = {played, ids.eval_sandbox_id(played), ids.prepare_sandbox_id(played)}
@@ -42,7 +42,7 @@ def test_sandboxes_of_two_attempts_have_two_ids() -> None:
 
 
 @given(st.text(max_size=80))
-def test_any_text_is_parsed_whole_or_refused(text: str) -> None:
+def test_any_text_is_parsed_completely_or_refused(text: str) -> None:
     with suppress(NotFound):
         assert str(RolloutRef.of(text)).count(".") == text.count(".")
 
@@ -50,17 +50,17 @@ def test_any_text_is_parsed_whole_or_refused(text: str) -> None:
 @pytest.mark.parametrize(
     "text", ["", ".", "b.", "b..1", "b.1.2.3", "b.-1", "b.x", "b 1", "b.1\n", "é", "b." + "9" * 10]
 )
-def test_a_text_that_is_no_id_is_refused(text: str) -> None:
+def test_invalid_id_is_refused(text: str) -> None:
     with pytest.raises(NotFound, match="there is no batch, group or rollout"):
         RolloutRef.of(text)
 
 
 @pytest.mark.parametrize(("text", "kind"), [("b", "batch"), ("b.0", "group"), ("b.0.0", "rollout")])
-def test_the_kind_of_an_id_is_known_by_its_parts(text: str, kind: str) -> None:
+def test_kind_of_an_id_is_decided_by_its_parts(text: str, kind: str) -> None:
     assert RolloutRef.of(text).kind == kind
 
 
-def test_a_new_batch_has_an_id_of_its_own() -> None:
+def test_new_batches_have_unique_ids() -> None:
     made = {ids.new_batch_id() for _ in range(100)}
     assert len(made) == 100
     assert {RolloutRef.of(batch_id).kind for batch_id in made} == {"batch"}

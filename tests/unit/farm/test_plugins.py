@@ -1,4 +1,4 @@
-"""Plug-ins are found by name, also those that were installed while the process runs."""
+"""Plug-ins are found by name, also those installed while the process runs."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from workers.sandboxes.optional_protocols import (
 GROUP = "farm.tests"
 
 
-def test_what_is_installed_later_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_plug_in_that_is_installed_later_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(tmp_path))
     with pytest.raises(NotFound, match=r"no farm\.tests plug-in 'later'.*restart nodes"):
         load(GROUP, "later")
@@ -67,12 +67,12 @@ class _Passing:
 
 
 @pytest.mark.parametrize("plugin", [_Bare(), _Whole(), _Late(), _Refused(), _Passing(), object(), None, _Whole])
-def test_a_protocol_is_followed_as_isinstance_says(plugin: object) -> None:
+def test_follows_agrees_with_isinstance(plugin: object) -> None:
     for protocol in (KnowsImages, HasImageConfig, CopiesLayers):
         assert follows(plugin, protocol) == isinstance(plugin, protocol), protocol
 
 
-def test_every_sandbox_follows_what_isinstance_says() -> None:
+def test_follows_agrees_with_isinstance_for_every_sandbox() -> None:
     protocols = [SharesLayers, StartsAhead, KeepsLayers, CopiesLayers, KnowsImages, StartsPrograms, ManagesFiles]
     kinds = [load("farm.sandboxes", name) for name in installed("farm.sandboxes")]
     assert {follows(kind, protocol) for kind in kinds for protocol in protocols} == {True, False}

@@ -33,7 +33,7 @@ def test_one_thread_parses_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
     assert seen == [1] * 8
 
 
-def test_a_forked_process_parses_though_a_thread_held_the_lock() -> None:
+def test_forked_process_parses_even_if_a_thread_held_the_lock() -> None:
     with python_syntax._lock:
         child = os.fork()
         if child == 0:
@@ -41,7 +41,7 @@ def test_a_forked_process_parses_though_a_thread_held_the_lock() -> None:
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 3
 
 
-def test_what_is_no_expression_raises_as_it_does_with_ast() -> None:
+def test_invalid_expression_raises_as_with_ast() -> None:
     assert parsed("[1, 2]", "eval").body.lineno == 1
     for source in ("a = 1", "'\0'"):
         with pytest.raises((SyntaxError, ValueError)):

@@ -1,4 +1,4 @@
-"""Decisions by cause: one row for each outcome, and for what ends an attempt without counting it."""
+"""Decisions by cause: one row for each outcome, and for the uncounted ends of an attempt."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ TABLE: dict[str, RetryDecision] = {
 
 
 @pytest.mark.parametrize("cause", sorted(TABLE))
-def test_each_cause_has_its_verdict(cause: str) -> None:
+def test_each_cause_has_its_decision(cause: str) -> None:
     assert retry_decision(cause) == TABLE[cause]
 
 
@@ -59,7 +59,7 @@ def test_no_outcome_is_missing() -> None:
 
 
 @pytest.mark.parametrize("error_type", [SandboxError, EngineError, EvaluatorError, AgentError, HandlerError])
-def test_an_error_is_judged_by_its_kind(error_type: type[RolloutError]) -> None:
+def test_error_is_decided_by_its_type(error_type: type[RolloutError]) -> None:
     assert retry_decision_for(error_type("r1: x")) == TABLE[error_type.kind]
     assert not trainable(retry_decision_for(error_type("r1: x")).outcome, 1.0), "not even with a score"
 
@@ -72,31 +72,29 @@ def test_an_error_is_judged_by_its_kind(error_type: type[RolloutError]) -> None:
         (StaleRollout("x", restart=False), Outcome.STALE),
     ],
 )
-def test_what_no_other_attempt_can_help_gets_none_and_is_not_the_nodes_doing(
-    error: RolloutError, outcome: Outcome
-) -> None:
+def test_permanent_fault_is_not_retried_and_not_counted_against_the_node(error: RolloutError, outcome: Outcome) -> None:
     decision = retry_decision_for(error)
     assert (decision.outcome, decision.budget, decision.of_node) == (outcome, NEVER, False)
 
 
 @pytest.mark.parametrize("retryable", [True, False])
-def test_an_agent_that_cannot_be_had_is_no_instances_doing(retryable: bool) -> None:
+def test_missing_agent_is_not_counted_against_the_instance(retryable: bool) -> None:
     error = AgentMissing("x", retryable=retryable)
     assert cause_of(error) not in SUSPECTS
     budget = FAILURES if retryable else NEVER
     assert retry_decision_for(error) == RetryDecision(Outcome.AGENT_ERROR, budget)
 
 
-def test_a_passing_fault_of_an_image_is_tried_again() -> None:
+def test_transient_image_fault_is_retried() -> None:
     assert retry_decision_for(ImageError("no space", retryable=True)) == TABLE[Outcome.SANDBOX_ERROR]
 
 
-def test_a_restart_has_a_budget_of_its_own() -> None:
+def test_restart_has_its_own_budget() -> None:
     assert retry_decision_for(StaleRollout("x", restart=True)) == TABLE[RESTARTED]
 
 
 @pytest.mark.parametrize("stage", Stage)
-def test_what_hangs_is_ours_and_counted(stage: Stage) -> None:
+def test_hang_is_a_farm_fault_and_is_counted(stage: Stage) -> None:
     decision = retry_decision_for(overdue_error(stage, "r1: hangs"))
     assert (decision.budget, decision.of_instance) == (FAILURES, True)
     assert decision.outcome not in POLICY_OUTCOMES
@@ -106,24 +104,24 @@ def test_what_hangs_is_ours_and_counted(stage: Stage) -> None:
     ("budget", "most", "n_attempts"),
     [(FAILURES, 1, 1), (FAILURES, 3, 3), (LOSSES, 0, 1), (LOSSES, 10, 11), (RESTARTS, 3, 4), (NEVER, 5, 1)],
 )
-def test_a_budget_gives_so_many_attempts(budget: Budget, most: int, n_attempts: int) -> None:
+def test_budget_allows_its_number_of_attempts(budget: Budget, most: int, n_attempts: int) -> None:
     n = next(n for n in range(1, 100) if not is_left(budget, n, most))
     assert n == n_attempts
 
 
-def test_what_is_free_is_never_spent() -> None:
+def test_free_budget_is_never_spent() -> None:
     assert is_left(FREE, 1_000_000, 0)
 
 
 @pytest.mark.parametrize(("budget", "first"), [(FAILURES, 1), (LOSSES, 2)])
-def test_pauses_double_up_to_a_minute_and_are_not_all_alike(budget: Budget, first: int) -> None:
+def test_pauses_double_up_to_a_minute_with_jitter(budget: Budget, first: int) -> None:
     for n, longest_s in enumerate((2, 4, 8, 16, 32, 60, 60), start=first):
         drawn = {pause_s(budget, n, 2.0) for _ in range(100)}
         assert longest_s / 2 <= min(drawn)
         assert max(drawn) <= longest_s
-        assert len(drawn) > 50, "a hundred that failed together do not come back together"
+        assert len(drawn) > 50, "a hundred that failed together do not return together"
     assert pause_s(budget, 100_000, 2.0) <= 60
 
 
-def test_the_first_loss_costs_no_pause_and_what_is_free_never_does() -> None:
+def test_first_loss_restarts_and_free_attempts_have_no_pause() -> None:
     assert pause_s(LOSSES, 1, 2.0) == pause_s(RESTARTS, 5, 2.0) == pause_s(FREE, 0, 2.0) == 0

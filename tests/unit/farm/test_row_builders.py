@@ -1,4 +1,4 @@
-"""Rows by name: of the calls that train alone, and none with a token that was not sampled so."""
+"""Rows by name: only from calls that train, and without tokens that were not sampled."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def call(index: int, prompt: list[int], response: list[int], **labels: str) -> M
     )
 
 
-# three turns of the work, and between them a title in a conversation of its own
+# three turns of the work, and between them a title in a separate conversation
 CALLS = [
     call(0, [1], [2, 3], model="big", depth="0"),
     call(1, [9], [8], model="small-1", depth="0"),
@@ -69,12 +69,12 @@ def rows_of(rule: TrainCalls, name: str = "prefix", calls: Sequence[ModelCall] =
         (TrainCalls(without={"subagent": "?*"}), [[2, 3, 5, 7], [8]]),
     ],
 )
-def test_only_calls_that_are_chosen_train(rule: TrainCalls, expected: list[list[int]]) -> None:
+def test_only_selected_calls_train(rule: TrainCalls, expected: list[list[int]]) -> None:
     helper = call(4, [], [], model="big", role="helper")
     assert [row for row in rows_of(rule, calls=[*CALLS, helper]) if row] == expected
 
 
-def test_what_other_calls_sampled_stands_in_the_prompt_or_has_mask_0() -> None:
+def test_tokens_of_other_calls_are_in_the_prompt_or_masked() -> None:
     rule = TrainCalls(labels={"model": "big"})
     first, middle, last = chosen_calls(rule, CALLS)
     (row,) = build_rows("prefix", [first, last], CALLS)
@@ -87,11 +87,11 @@ def test_what_other_calls_sampled_stands_in_the_prompt_or_has_mask_0() -> None:
     assert middle.labels["depth"] == "1"
 
 
-def test_a_row_of_each_call() -> None:
+def test_per_call_rule_makes_a_row_of_each_call() -> None:
     assert rows_of(TrainCalls(), "per_call") == [[2, 3], [8], [5], [7]]
 
 
-def test_where_nothing_trains_there_is_a_row_that_does_not() -> None:
+def test_without_training_calls_there_is_an_untrainable_row() -> None:
     (row,) = build_rows("prefix", [], CALLS)
     assert row.response_ids.tolist() == [2, 3, 4, 5, 6, 7]
     assert not row.trainable
@@ -131,7 +131,7 @@ def _installed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(plugins, "load", lambda group, name: {**there, **ours}[name].load())
 
 
-def test_a_plug_in_makes_the_rows() -> None:
+def test_plug_in_builds_the_rows() -> None:
     assert rows_of(TrainCalls(), "last_only") == [[7]]
     assert rows_of(TrainCalls(), "lazy") == [[2, 3, 5, 7], [8]]
 
@@ -140,6 +140,6 @@ def test_a_plug_in_makes_the_rows() -> None:
     ("name", "error"),
     [("doubled", ValueError), ("invented", ValueError), ("unmasked", ValueError), ("no_rows", TypeError)],
 )
-def test_a_plug_in_that_makes_something_else_is_refused(name: str, error: type[Exception]) -> None:
+def test_plug_in_that_returns_invalid_rows_is_refused(name: str, error: type[Exception]) -> None:
     with pytest.raises(error):
         rows_of(TrainCalls(), name)

@@ -1,4 +1,4 @@
-"""Garbage collection and the end of the farm's own programs."""
+"""Garbage collection and the exit of the farm's own programs."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ end_process(CODE)
 
 
 @pytest.mark.parametrize("code", [0, 75])
-def test_a_process_waits_for_its_threads_and_exit_functions_and_frees_nothing(code: int) -> None:
+def test_process_exit_waits_for_threads_and_exit_functions_and_frees_nothing(code: int) -> None:
     program = PROGRAM.replace("CODE", str(code))
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout, done.stderr) == (code, "thread exit function ", "")
@@ -56,13 +56,13 @@ print("kept" if any(each() for each in dropped) else "freed")
     [("", "full freed"), ("limit_full_collections(least_s=3.0)", "none freed")],
     ids=["the interpreter's", "limited"],
 )
-def test_full_collections_are_run_by_time_and_not_by_growth(limit: str, expected: str) -> None:
+def test_full_collections_run_by_time_not_by_growth(limit: str, expected: str) -> None:
     program = COLLECTIONS.replace("LIMIT", limit)
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
     assert (done.stdout.strip(), done.stderr) == (expected, "")
 
 
-def test_a_slow_full_collection_is_followed_by_a_long_pause() -> None:
+def test_slow_full_collection_is_followed_by_a_long_pause() -> None:
     program = """
 import gc, time
 from farm.startup import limit_full_collections

@@ -1,4 +1,4 @@
-"""Task archives: the same bytes for the same files, and nothing in them that leads out."""
+"""Task archives: equal bytes for equal files, and no paths that leave the archive."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def task(top: Path) -> Path:
 
 
 def tar_of(*members: tuple[str, bytes, str]) -> bytes:
-    """A tar of (name, type, target), each file with one byte."""
+    """Return a tar of (name, type, target), each file with one byte."""
     data = io.BytesIO()
     with tarfile.open(fileobj=data, mode="w") as tar:
         for name, kind, target in members:
@@ -41,7 +41,7 @@ def tar_of(*members: tuple[str, bytes, str]) -> bytes:
     return data.getvalue()
 
 
-def test_the_digest_depends_on_the_files_alone(tmp_path: Path) -> None:
+def test_digest_depends_only_on_the_files(tmp_path: Path) -> None:
     one, two = task(tmp_path / "one"), task(tmp_path / "two")
     os.utime(two / "instruction.md", (1, 1))
     (two / "instruction.md").chmod(0o600)
@@ -54,7 +54,7 @@ def test_the_digest_depends_on_the_files_alone(tmp_path: Path) -> None:
     assert packed(two)[0] != digest
 
 
-def test_it_comes_back_as_it_was(tmp_path: Path) -> None:
+def test_unpacked_archive_equals_the_packed_folder(tmp_path: Path) -> None:
     _, data = packed(task(tmp_path / "task"))
     stream = PartStream(lambda number: data[number * 700 : (number + 1) * 700] or None)
     unpack(stream.buffered(), tmp_path / "copy")
@@ -98,7 +98,7 @@ def test_hostile_archives_are_refused(
     assert list((tmp_path / "a").iterdir()) == [inside]
 
 
-def test_folders_with_what_no_archive_has_are_refused(tmp_path: Path) -> None:
+def test_folders_with_unsupported_entries_are_refused(tmp_path: Path) -> None:
     top = task(tmp_path / "task")
     os.mkfifo(top / "pipe")
     with pytest.raises(InvalidRequest, match="pipe is not a file"):
@@ -116,7 +116,7 @@ def test_folders_with_what_no_archive_has_are_refused(tmp_path: Path) -> None:
         check(io.BytesIO(b"rubbish" * 1000))
 
 
-def test_limits_are_named(tmp_path: Path) -> None:
+def test_exceeded_limits_are_named(tmp_path: Path) -> None:
     member = tarfile.TarInfo("x")
     member.size = task_archive.MAX_ARCHIVE_BYTES + 1
     with pytest.raises(InvalidRequest, match="may hold 100000 files and 2000000000 bytes"):

@@ -6,7 +6,7 @@ from pathlib import Path
 from farm.thread_names import name_thread
 
 
-def test_the_kernel_knows_a_thread_by_the_beginning_of_its_name() -> None:
+def test_kernel_name_of_a_thread_is_a_prefix_of_its_name() -> None:
     names: list[str] = []
 
     def run() -> None:

@@ -15,12 +15,12 @@ from tests.services.farms import until
 from workers.sandboxes.lifecycle.state import folder_of_all
 
 
-def test_nothing_is_left(tmp_path: Path) -> None:
+def test_nothing_is_left_over(tmp_path: Path) -> None:
     with farm_in(tmp_path):
         assert not any(Leftovers(tmp_path).leftovers().values())
 
 
-def test_a_folder_and_a_socket_and_a_descriptor(tmp_path: Path) -> None:
+def test_folder_socket_and_descriptor_are_detected(tmp_path: Path) -> None:
     with farm_in(tmp_path):
         leftovers = Leftovers(tmp_path)
         (folder_of_all() / "one").mkdir(parents=True)
@@ -33,8 +33,8 @@ def test_a_folder_and_a_socket_and_a_descriptor(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("by", ["environment", "working folder", "command line"])
-def test_a_process_that_is_nobodys_child(tmp_path: Path, by: str) -> None:
-    """The shell that starts it ends at once."""
+def test_orphaned_process_is_detected(tmp_path: Path, by: str) -> None:
+    """The shell that starts it exits at once."""
     leftovers = Leftovers(tmp_path)
     name = str(tmp_path) if by == "command line" else "left"
     done = subprocess.run(
@@ -46,7 +46,7 @@ def test_a_process_that_is_nobodys_child(tmp_path: Path, by: str) -> None:
     )
     pid = int(done.stdout)
     try:
-        # while it becomes another program, it shows nothing
+        # during its exec, the process shows no command line
         until(lambda: Path(f"/proc/{pid}/cmdline").read_text() == f"{name}\x00100\x00", "it is that program")
         with farm_in(tmp_path):
             result = leftovers.leftovers()["processes"]
@@ -55,7 +55,7 @@ def test_a_process_that_is_nobodys_child(tmp_path: Path, by: str) -> None:
         os.kill(pid, 9)
 
 
-def test_a_child_without_any_mark(tmp_path: Path) -> None:
+def test_unmarked_child_is_detected(tmp_path: Path) -> None:
     with farm_in(tmp_path / "other"):
         leftovers = Leftovers(tmp_path / "other")
         with subprocess.Popen(["sleep", "100"], cwd="/") as child:

@@ -7,7 +7,7 @@ import os
 from testkit.processes import forget_peak, peak_mb
 
 
-def test_the_peak_of_memory_is_that_since_it_was_forgotten() -> None:
+def test_peak_memory_is_measured_since_its_reset() -> None:
     me = os.getpid()
     forget_peak(me)
     before = peak_mb(me)

@@ -1,4 +1,4 @@
-"""A benchmark's rows say whether an aim was reached, and keep what they were held against."""
+"""Rows of a benchmark state if a target was reached, and keep the reference values."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 from testkit.report import Report
 
 
-def test_times_are_given_by_their_percentiles_in_ms() -> None:
+def test_times_are_reported_as_percentiles_in_ms() -> None:
     report = Report("t")
     median = report.times("call", [number / 1000 for number in range(1, 101)], at_most=60, tmux=500.0)
     row = report.rows["call"]
@@ -20,13 +20,13 @@ def test_times_are_given_by_their_percentiles_in_ms() -> None:
 
 
 @pytest.mark.parametrize(("value", "reached"), [(2.0, True), (1.9, False)])
-def test_an_aim_to_be_at_least(value: float, reached: bool) -> None:
+def test_minimum_target(value: float, reached: bool) -> None:
     report = Report("t")
     report.add("rate", value, "times", at_least=2)
     assert report.rows["rate"]["reached"] is reached
 
 
-def test_a_missed_aim_is_shown(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_missed_target_is_shown(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     report = Report("t")
     report.add("left_over", 3, "", at_most=0, mounts=3)
     report.add("free", 1, "ms")

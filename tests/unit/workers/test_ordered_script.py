@@ -1,4 +1,4 @@
-"""The shell calls of a script without a book: by whichever tool there is, as its schema wants them."""
+"""The shell calls of an ordered script: by any shell tool, with the arguments of its schema."""
 
 from __future__ import annotations
 
@@ -33,14 +33,14 @@ def tool(name: str, properties: dict[str, Any], *required: str) -> dict[str, Any
         ([], None),
     ],
 )
-def test_a_command_is_called_as_the_tool_wants_it(
+def test_command_is_called_with_the_arguments_of_the_tool(
     tools: list[dict[str, Any]], arguments: dict[str, Any] | None
 ) -> None:
     call = shell_call(tools, "ls")
     assert (None if call is None else call.arguments) == arguments
 
 
-def test_turns_follow_each_other_whatever_the_history_says() -> None:
+def test_turns_are_in_order_whatever_the_history_contains() -> None:
     turns = [ScriptedTurn(content=text) for text in "ab"]
     script = OrderedScript(turns, "task")
     asked = {"role": "user", "content": "the task"}
@@ -52,7 +52,7 @@ def test_turns_follow_each_other_whatever_the_history_says() -> None:
     assert script.next_turn([{"role": "user", "content": "a title"}], None) == GIVE_UP
 
 
-def test_without_a_shell_tool_the_answer_is_the_first_turn() -> None:
+def test_answer_is_the_first_turn_without_a_shell_tool() -> None:
     script = ShellScript("ls", "done", "task")
     assert script.next_turn([{"role": "user", "content": "task"}], None) == ScriptedTurn(content="done")
     assert script.tool == ""
@@ -69,6 +69,8 @@ def test_without_a_shell_tool_the_answer_is_the_first_turn() -> None:
         ([tool("bash", {"command": TEXT}, "command")], None),
     ],
 )
-def test_a_tool_that_ends_is_called_last(tools: list[dict[str, Any]], arguments: dict[str, Any] | None) -> None:
+def test_tool_that_ends_the_rollout_is_called_last(
+    tools: list[dict[str, Any]], arguments: dict[str, Any] | None
+) -> None:
     call = last_call(tools, "done")
     assert (None if call is None else call.arguments) == arguments

@@ -1,4 +1,4 @@
-"""The clock of a stage stands still while it waits for what is shared, and its deadlines go by it."""
+"""The clock of a stage stops during waits for shared resources, and its deadlines follow it."""
 
 from __future__ import annotations
 
@@ -31,20 +31,22 @@ class Time:
 @pytest.mark.parametrize(
     ("waits", "total_s"),
     [
-        # begin, end and most of each wait, in the order of their beginning
+        # begin, end and maximum of each wait, in order of their beginning
         ([(0, 5, 100)], 5),
         ([(0, 5, 2)], 2),
         ([(0, 5, 100), (7, 9, 100)], 7),
         # one within the other, and two that overlap, count once
         ([(0, 9, 100), (2, 4, 100)], 9),
         ([(0, 5, 100), (3, 9, 100)], 9),
-        # the longer lasting counts on when the other's most is reached
+        # the longer one still counts when the other's maximum is reached
         ([(0, 9, 2), (1, 9, 5)], 6),
         ([(0, 9, 2), (4, 9, 2)], 4),
         ([(0, 9, 0)], 0),
     ],
 )
-def test_waits_are_counted_once_and_up_to_their_most(waits: list[tuple[float, float, float]], total_s: float) -> None:
+def test_waits_are_counted_once_and_up_to_their_maximum(
+    waits: list[tuple[float, float, float]], total_s: float
+) -> None:
     now = Time()
     clock = StageClock(now)
     stacks = [ExitStack() for _ in waits]
@@ -60,7 +62,7 @@ def test_waits_are_counted_once_and_up_to_their_most(waits: list[tuple[float, fl
 
 
 def in_virtual_time(limit_s: float, waits_s: float, works_s: float, most_s: float = 1e9) -> float:
-    """Wait, then work, under a deadline; when it ended. TimeoutError if that was the deadline's doing."""
+    """Wait, then work, under a deadline; return the time of the end. TimeoutError if the deadline passed."""
 
     async def stage() -> float:
         loop = asyncio.get_running_loop()
@@ -80,20 +82,20 @@ def test_waiting_is_not_on_the_clock_and_work_is() -> None:
         in_virtual_time(limit_s=10, waits_s=3000, works_s=11)
 
 
-def test_waiting_beyond_what_it_may_take_is_on_the_clock() -> None:
+def test_waiting_beyond_its_maximum_is_on_the_clock() -> None:
     assert in_virtual_time(limit_s=10, waits_s=28, works_s=1, most_s=20) == pytest.approx(29)
     with pytest.raises(TimeoutError):
         in_virtual_time(limit_s=10, waits_s=5000, works_s=0, most_s=20)
 
 
-def test_deadlines_within_each_other_stand_still_together() -> None:
+def test_nested_deadlines_stop_together() -> None:
     async def stage() -> float:
         async with deadline(20), deadline(10):
             with off_clock(1e9):
                 await asyncio.sleep(500)
             await asyncio.sleep(9)
         async with deadline(10):
-            # what was waited for before it began is not excused again
+            # waits before the deadline began do not extend it
             with pytest.raises(TimeoutError):
                 async with deadline(5):
                     await asyncio.sleep(6)
@@ -106,7 +108,7 @@ def test_deadlines_within_each_other_stand_still_together() -> None:
     assert run(measured()) == pytest.approx(514, abs=0.1)
 
 
-def test_a_wait_in_a_task_or_in_a_thread_is_its_stages() -> None:
+def test_wait_in_a_task_or_in_a_thread_counts_for_its_stage() -> None:
     async def stage() -> float:
         with StageClock().as_current() as clock:
             with off_clock(100):
@@ -127,7 +129,7 @@ def test_a_wait_in_a_task_or_in_a_thread_is_its_stages() -> None:
     assert stopped_s() == 0.0
 
 
-def test_a_deadline_is_cancelled_with_what_it_bounds() -> None:
+def test_deadline_is_cancelled_with_its_task() -> None:
     async def stage() -> None:
         async with deadline(0.01):
             pass
@@ -139,7 +141,7 @@ def test_a_deadline_is_cancelled_with_what_it_bounds() -> None:
 
 
 @pytest.mark.parametrize("making", [made_once, made_in_place])
-def test_making_what_is_shared_is_off_the_clock_of_who_makes_it(making: Callable[..., Path], tmp_path: Path) -> None:
+def test_building_a_shared_resource_is_not_on_the_builders_clock(making: Callable[..., Path], tmp_path: Path) -> None:
     gate = asyncio.Event
 
     async def stage() -> tuple[float, float]:
@@ -166,7 +168,7 @@ def test_making_what_is_shared_is_off_the_clock_of_who_makes_it(making: Callable
     assert min(asyncio.run(stage())) > 1.0
 
 
-def test_an_agent_in_a_shared_wait_has_not_reached_its_deadline() -> None:
+def test_agent_in_a_shared_wait_has_not_reached_its_deadline() -> None:
     async def stage(most_s: float) -> bool:
         async def agent() -> AgentResult:
             with off_clock(most_s):
@@ -184,7 +186,7 @@ def test_an_agent_in_a_shared_wait_has_not_reached_its_deadline() -> None:
     assert not asyncio.run(stage(most_s=0.0))
 
 
-def test_a_deadline_of_what_is_off_the_clock_goes_by_a_clock_of_its_own() -> None:
+def test_deadline_within_a_shared_wait_has_its_own_clock() -> None:
     async def stage() -> float:
         loop = asyncio.get_running_loop()
         with StageClock(loop.time).as_current() as clock:

@@ -1,7 +1,7 @@
 """Agent Lightning's own example for GSM8K: its data set, configuration, trainer and loop, on rollouts of the farm.
 
-What needs a GPU is left out: verl's engines are the given one, log probabilities are those of the sampling, and the
-policy is not changed.
+Parts that need a GPU are replaced: verl's engines are the given one, log probabilities are those of the sampling, and
+the policy is not changed.
 """
 
 import importlib.util
@@ -30,7 +30,7 @@ spec.loader.exec_module(example)
 
 
 class EngineAddresses:
-    """The engines of verl, of which there is one that verl did not start."""
+    """The engines of verl: one, which verl did not start."""
 
     def get_addresses(self) -> list[str]:
         return [engine.removeprefix("http://").removesuffix("/v1")]
@@ -40,7 +40,7 @@ class EngineAddresses:
 
 
 class Checkpoints:
-    """The weights of the engines, which stay as they are."""
+    """The weights of the engines, which are not changed."""
 
     def __init__(self) -> None:
         self.n_updates = 0

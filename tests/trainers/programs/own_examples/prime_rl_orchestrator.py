@@ -1,8 +1,8 @@
-"""prime-rl's orchestrator, whole, trains three steps of rollouts of a farm.
+"""prime-rl's complete orchestrator trains three steps on rollouts of a farm.
 
 `prime_rl_orchestrator.py FARM_URL ENGINE MODEL PRIME_RL`: MODEL, the name of the model, is the folder of its tokenizer.
-Its trainer, which needs a GPU, has a stand-in: it names weights after each step and takes the micro-batches by the
-receiver of prime-rl. Packages for GPUs that the orchestrator imports are empty modules.
+Its trainer, which needs a GPU, is faked: it names weights after each step and receives the micro-batches with
+prime-rl's receiver. Packages for GPUs that the orchestrator imports are empty modules.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ N = 4
 
 
 class OrchestratedTaskset(vf.Taskset[vf.Task[vf.TaskData], vf.TasksetConfig]):  # type: ignore[misc, unused-ignore]
-    """One problem, again and again."""
+    """One problem, repeated."""
 
     INFINITE: ClassVar[bool] = True
 
@@ -76,13 +76,13 @@ def configured(address: str) -> Any:
 
 
 def episodes(output: Path, kind: str, subset: str) -> list[dict[str, Any]]:
-    """Return the episodes that prime-rl wrote down."""
+    """Return the episodes that prime-rl recorded."""
     files = sorted(output.glob(f"rollouts/step_*/{kind}/{subset}/traces.jsonl"))
     return [json.loads(line) for file in files for line in file.read_text().splitlines()]
 
 
 def train(output: Path, taken: list[dict[str, int]]) -> None:
-    """Stand for the trainer: name weights, take the micro-batches of each step, and note what is in them."""
+    """Act as the trainer: name weights, receive the micro-batches of each step, and record their contents."""
     receiver = FileSystemMicroBatchReceiver(output, 0, 1)
     for step in range(STEPS):
         weights = output / "broadcasts" / f"step_{step}"
@@ -101,7 +101,7 @@ def train(output: Path, taken: list[dict[str, int]]) -> None:
 
 
 async def main() -> dict[str, Any]:
-    """Run the orchestrator to its end; return what its trainer got and what the farm played."""
+    """Run the orchestrator to its end; return the micro-batches of its trainer and the farm's rollouts."""
     os.environ["ORCHESTRATED_KEY"] = "EMPTY"
     module = ModuleType(NAME)
     module.OrchestratedTaskset, module.__all__ = OrchestratedTaskset, ["OrchestratedTaskset"]  # type: ignore[attr-defined]

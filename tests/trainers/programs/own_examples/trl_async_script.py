@@ -1,8 +1,8 @@
 """AsyncGRPOTrainer trains on the CPU, called as TRL's `examples/scripts/async_grpo.py` calls it:
 `trl_async_script.py FARM_URL MODEL_TEXT`.
 
-Two functions of TRL's need a GPU and have stand-ins: the name of the device that FLOPs are counted for, and the
-attention of FlashAttention over packed rows, which is plain torch here. All else is TRL's own.
+Two functions of TRL's need a GPU and are replaced: the name of the device that FLOPs are counted for, and the
+attention of FlashAttention over packed rows, which is plain torch here. All other code is TRL's own.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def attention(
 
 
 def main() -> None:
-    """Train three steps; print what was pushed and logged."""
+    """Train three steps; print the pushed weights and TRL's log."""
     packing._flash_attn = lambda: SimpleNamespace(flash_attn_varlen_func=attention)
     async_grpo_trainer.get_peak_flops_per_device = lambda *words: None
     write_policy(MODEL_TEXT, "policy")

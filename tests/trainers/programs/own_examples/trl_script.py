@@ -1,6 +1,6 @@
-"""TRL's own script for GRPO, `trl grpo`, plays on the farm: `trl_script.py FARM_URL MODEL_TEXT`.
+"""TRL's own script for GRPO, `trl grpo`, runs on the farm: `trl_script.py FARM_URL MODEL_TEXT`.
 
-The script is that of the installed TRL, with lines for the farm put into it.
+The script is that of the installed TRL, with lines for the farm inserted.
 """
 
 from __future__ import annotations

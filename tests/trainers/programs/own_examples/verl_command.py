@@ -1,4 +1,4 @@
-"""Reads the words of a command for verl as its `main_ppo` does: `verl_command.py FARM_URL WORD...`."""
+"""Parses the words of a command for verl like its `main_ppo`: `verl_command.py FARM_URL WORD...`."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from hydra import compose, initialize_config_dir  # type: ignore[import-not-foun
 
 
 def main() -> None:
-    """Print what the configuration then has for the farm's seam."""
+    """Print the settings of the resulting configuration that the farm uses."""
     folder = Path(verl.trainer.__file__).parent / "config"
     with initialize_config_dir(str(folder), version_base=None):
         config = compose("ppo_trainer", sys.argv[2:])

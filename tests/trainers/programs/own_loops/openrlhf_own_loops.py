@@ -1,8 +1,8 @@
-"""OpenRLHF's own executors beside the farm's: the same tokens become the same experience.
+"""OpenRLHF's own executors compared with the farm's: the same tokens become the same experience.
 
 `openrlhf_own_loops.py FARM_URL ENGINE MODEL`, where ENGINE is the scripted engine's address and MODEL a folder with its
-tokenizer. The farm plays; its recorded calls are then what the engine of `SingleTurnAgentExecutor` and
-`MultiTurnAgentExecutor` answers, and what the environment said is the feedback of an `AgentInstance`.
+tokenizer. The farm runs rollouts; their recorded calls are then the answers of the engine of `SingleTurnAgentExecutor`
+and `MultiTurnAgentExecutor`, and the environment's replies are the feedback of an `AgentInstance`.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ class _Engine:
 
 
 class _Feedback(AgentInstanceBase):  # type: ignore[misc, unused-ignore]
-    """Says what the farm's environment said, as text, and rewards as the farm did."""
+    """Returns the replies of the farm's environment, as text, and the farm's rewards."""
 
     recording: ClassVar[Recording]
     reward: ClassVar[float]
@@ -85,13 +85,13 @@ class _Feedback(AgentInstanceBase):  # type: ignore[misc, unused-ignore]
         last = self.recording.calls[self.n_turns - 1]
         done = not last.observations
         said = "" if done else feedback_after(self.recording, self.n_turns - 1)
-        # a row that is full ends without another step, so each step but the first brings what is left of the reward
+        # a full row ends without another step, so each step but the first brings the remaining reward
         reward = self.reward if self.n_turns == 1 else 0.0
         return {"rewards": torch.tensor(reward), "environment_feedback": said, "done": done}
 
 
 def feedback_after(recording: Recording, place: int) -> str:
-    """Return the text that follows a turn, which the chat template writes of the environment's answer."""
+    """Return the text that follows a turn, which the chat template makes from the environment's reply."""
     message = recording.calls[place].observations[0]
     told = [{"role": "user", "content": ""}, {"role": "assistant", "content": ""}]
     rendered = {"tokenize": False, "add_generation_prompt": False}
@@ -157,7 +157,7 @@ def compared(client: Any, question: str, max_length: int, max_tokens: int | None
         one = SingleTurnAgentExecutor() if question != TOOL else MultiTurnAgentExecutor(_Feedback)
         response = asyncio.run(one.execute(text, label, sampling(), max_length, TOKENIZER, _Engine(recording)))
         if question != TOOL:
-            # its reward is a model's, or a function's
+            # its reward is from a model, or a function
             response |= {"reward": rollout.reward, "scores": rollout.reward}
         theirs.append(response | {"extra_logs": {}})
         faults += recording.faults
@@ -185,7 +185,7 @@ def compared(client: Any, question: str, max_length: int, max_tokens: int | None
 
 
 def main() -> None:
-    """Compare each kind of episode; print what differs."""
+    """Compare each kind of episode; print the differences."""
     with farm.connect(URL) as client:
         facts = {
             "stop": compared(client, PLAIN, 512),

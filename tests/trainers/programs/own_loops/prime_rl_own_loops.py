@@ -1,9 +1,9 @@
-"""verifiers' own environment beside the farm's env server: the same tokens become prime-rl's same samples.
+"""verifiers' own environment compared with the farm's env server: the same tokens become prime-rl's same samples.
 
 `prime_rl_own_loops.py FARM_URL ENGINE MODEL PRIME_RL`, where ENGINE is the scripted engine's address, MODEL a folder
-with its tokenizer and PRIME_RL the folder of prime-rl's source. The farm plays; its recorded calls are then what an
-engine with vLLM's `/inference/v1/generate` answers to verifiers' own env server, whose harness `null` plays the task.
-prime-rl's own `TrainEnv`, `TrainSink` and `BatchPacker` take the episodes of both.
+with its tokenizer and PRIME_RL the folder of prime-rl's source. The farm runs rollouts; their recorded calls are then
+the answers of an engine with vLLM's `/inference/v1/generate` to verifiers' own env server, whose harness `null` runs
+the task. prime-rl's own `TrainEnv`, `TrainSink` and `BatchPacker` take the episodes of both.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ TOKENIZER = AutoTokenizer.from_pretrained(MODEL)
 
 
 class _Played:
-    """The rollout of the farm's that verifiers' environment plays again."""
+    """The farm's rollout that verifiers' environment repeats."""
 
     recording: ClassVar[Recording]
     reward: ClassVar[float]
@@ -83,7 +83,7 @@ class _Played:
 
 
 class OwnTask(vf.Task[vf.TaskData]):  # type: ignore[misc, unused-ignore]
-    """A task whose tool says what the farm's environment said, and whose reward is the farm's."""
+    """A task whose tool returns the replies of the farm's environment, and whose reward is the farm's."""
 
     @vf.intercept  # type: ignore[untyped-decorator, unused-ignore]
     def look(self, request: vf.Request) -> vf.Request:
@@ -114,7 +114,7 @@ def taskset() -> None:
 
 
 def model_name() -> str:
-    """Return the name by which the scripted engine knows its model."""
+    """Return the name of the scripted engine's model."""
     with urlopen(f"{ENGINE}/models") as answer:
         return str(json.load(answer)["data"][0]["id"])
 
@@ -169,7 +169,7 @@ async def played(config: Any, server: Any, engine: str, recordings: list[tuple[R
 
 
 async def trained(config: Any, envs: Any, task: Any, episodes: list[Any]) -> dict[str, Any]:
-    """Return what prime-rl makes of the episodes of a group: samples, micro-batches, and facts of the traces."""
+    """Return prime-rl's results for the episodes of a group: samples, micro-batches, and facts of the traces."""
     out: asyncio.Queue[Any] = asyncio.Queue()
     dispatcher = SimpleNamespace(
         groups={}, train_envs=envs, policy=Policy(version=7), run_id="run", run_name=None, out_q=out
@@ -244,12 +244,12 @@ async def _compared(
 
 
 def main() -> None:
-    """Compare each kind of episode; print what differs."""
+    """Compare each kind of episode; print the differences."""
     os.environ["OWN_LOOPS_KEY"] = "EMPTY"
     taskset()
     SubprocessRuntime.prepare_uv_script = program
     if not hasattr(vf.Branch, "multi_modal_data"):
-        # prime-rl's commit reads of each branch its pictures, too, which verifiers 0.4.0 keeps elsewhere; here are none
+        # prime-rl's commit reads the pictures of each branch, too, which verifiers 0.4.0 keeps elsewhere; here are none
         vf.Branch.multi_modal_data = None
     with farm.connect(URL) as client:
         rollouts = GatheredRollouts(client)

@@ -1,4 +1,4 @@
-"""Episodes that the farm played, whose calls are given again to a trainer's own loop."""
+"""Episodes of the farm, whose calls are replayed to a trainer's own loop."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ N = 4
 PLAIN, LONG, TOOL, SPACED = "How many hops?", "Count.", "Look twice.", "Look with space."
 """The problems of the scripted engine: one of one turn, one of a long turn, and two of two turns with a tool.
 
-The last begins with a text that some do not write again as it was sampled: it has two line breaks before the call.
+The last begins with a text that some clients do not write as it was sampled: it has two line breaks before the call.
 """
 
 
 def problem(question: str, engine: str) -> Instance:
-    """Return a problem that this engine plays."""
+    """Return a problem that this engine has a script for."""
     fields = {"question": question, "expected": "three"}
     return Instance(data_source="chat", fields=fields, instance_id=question, engine_url=engine)
 
 
 class Recording:
-    """An LLM that answers as it did in a rollout of the farm's.
+    """An LLM that answers as it did in a rollout of the farm.
 
-    `other_prompts` has the prompts that are not those that the farm sent, each beside the farm's.
+    `other_prompts` has the prompts that differ from those that the farm sent, each with the farm's.
     """
 
     def __init__(self, calls: Sequence[ModelCall]) -> None:
@@ -44,13 +44,13 @@ class Recording:
         return call
 
     def observation(self) -> str:
-        """Return what the farm's environment said after the last call."""
+        """Return the reply of the farm's environment after the last call."""
         (message,) = self.calls[len(self.asked) - 1].observations
         return str(message["content"])
 
     @property
     def faults(self) -> list[str]:
-        """Say what its loop did otherwise than the farm's rollout."""
+        """Return the differences between its loop and the farm's rollout."""
         found = [f"prompt {theirs} and not {ours}" for theirs, ours in self.other_prompts]
         if len(self.asked) != len(self.calls):
             found.append(f"{len(self.asked)} calls and not {len(self.calls)}")
@@ -70,7 +70,7 @@ def of_two_rewards(compare: Callable[[], dict[str, Any]]) -> dict[str, Any]:
 
 
 def other_sampling(recordings: Sequence[Recording], names: Sequence[str]) -> list[str]:
-    """Say which parameters of these names the trainer's loop sent and the farm did not, call by call."""
+    """Return the parameters of these names that the trainer's loop sent and the farm did not, call by call."""
     found = []
     for recording in recordings:
         for asked, call in zip(recording.asked, recording.calls, strict=False):

@@ -1,4 +1,4 @@
-"""A server of a trainer's wire, which answers with the recorded calls of the farm."""
+"""A server with a trainer's protocol, which answers with the recorded calls of the farm."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any
 
 @contextmanager
 def served(routes: Mapping[str, Callable[[Any], Any]]) -> Iterator[str]:
-    """Serve JSON at these paths, each by a function of the request's body (None of a GET); gives the address.
+    """Serve JSON at these paths, each by a function of the request's body (None for a GET); yields the address.
 
     Any other path is 404.
     """
@@ -36,7 +36,7 @@ def served(routes: Mapping[str, Callable[[Any], Any]]) -> Iterator[str]:
             self.wfile.write(said)
 
         def log_message(self, *_: Any) -> None:
-            """Say nothing."""
+            """Log nothing."""
 
     server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
     thread = threading.Thread(target=server.serve_forever, daemon=True)

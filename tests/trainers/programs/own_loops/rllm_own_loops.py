@@ -1,9 +1,9 @@
-"""rLLM's own engine beside the farm's runtime: the same answers of a model become the same batch.
+"""rLLM's own engine compared with the farm's runtime: the same answers of a model become the same batch.
 
 `rllm_own_loops.py FARM_URL ENGINE MODEL`, where ENGINE is the scripted engine's address and MODEL a folder with its
-tokenizer. The farm plays tasks of rLLM's `RemoteAgentFlowEngine` on the sessions of rLLM's gateway; what the engine
-answered there is then what rLLM's gateway gets again for rLLM's `AgentFlowEngine`, which plays them by rLLM's own loop
-of tools. rLLM's grouping, its advantages and its batch for verl take the episodes of both.
+tokenizer. The farm runs tasks of rLLM's `RemoteAgentFlowEngine` on the sessions of rLLM's gateway; the engine's answers
+there are then replayed to rLLM's gateway for rLLM's `AgentFlowEngine`, which runs them by rLLM's own loop of tools.
+rLLM's grouping, its advantages and its batch for verl take the episodes of both.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from urllib.request import Request, urlopen
 import rllm  # type: ignore[import-not-found, unused-ignore]
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
-# the gateway is a package of its own in rLLM's repository
+# the gateway is a separate package in rLLM's repository
 sys.path.insert(0, str(Path(rllm.__file__).parents[1] / "rllm-model-gateway" / "src"))
 
 from recorded_episodes import (  # type: ignore[import-not-found]
@@ -70,7 +70,7 @@ PROMPT, RESPONSE = 64, 256
 
 
 class Answers:
-    """An inference server that gives each rollout's answers again, or hands calls to the scripted engine."""
+    """An inference server that replays each rollout's answers, or forwards calls to the scripted engine."""
 
     def __init__(self, sampling: dict[str, Any]) -> None:
         self.sampling = sampling
@@ -79,7 +79,7 @@ class Answers:
         self.faults: list[str] = []
 
     def forwarded(self, asked: dict[str, Any]) -> dict[str, Any]:
-        """Return the scripted engine's answer, and keep it; the engine reads calls of a tool that it is shown alone."""
+        """Return the scripted engine's answer, and keep it; the engine parses only calls of a tool in the request."""
         shown = asked | {"tools": [Look.schema]}
         request = Request(
             f"{ENGINE}/chat/completions", json.dumps(shown).encode(), {"Content-Type": "application/json"}
@@ -104,7 +104,7 @@ class Answers:
 
 
 def conversation(messages: Sequence[dict[str, Any]]) -> list[Any]:
-    """Return what a chat template reads of messages."""
+    """Return the parts of messages that a chat template reads."""
     return [
         (
             message["role"],
@@ -116,7 +116,7 @@ def conversation(messages: Sequence[dict[str, Any]]) -> list[Any]:
 
 
 class Look:
-    """A tool that says what the farm's environment said."""
+    """A tool that returns the replies of the farm's environment."""
 
     schema = {"type": "function", "function": {"name": "look", "description": "Look.", "parameters": {}}}  # noqa: RUF012
 
@@ -151,7 +151,7 @@ class OwnFlow(ToolCallingMixin):  # type: ignore[misc, unused-ignore]
 
 
 class AsTheFarm:
-    """Rewards as the farm did."""
+    """Returns the farm's rewards."""
 
     def __init__(self, rewards: Sequence[float]) -> None:
         self.rewards = rewards
@@ -162,14 +162,14 @@ class AsTheFarm:
 
 
 def started(address: str, sampling: dict[str, Any], model: str) -> Any:
-    """Return rLLM's gateway before an inference server, whose sessions have these sampling parameters."""
+    """Return rLLM's gateway in front of an inference server, whose sessions have these sampling parameters."""
     engine = VerlEngine(address)
     engine.train_sampling_params = sampling
     return gateway_on(engine, model)
 
 
 def calls_of(answers: Answers, episodes: Sequence[Any]) -> list[list[Any]]:
-    """Return what the engine was sent and answered in each episode, by the tokens that rLLM kept of it."""
+    """Return the engine's requests and answers in each episode, by the tokens that rLLM kept of it."""
     left, found = list(answers.given), []
     for episode in episodes:
         calls = []
@@ -178,7 +178,7 @@ def calls_of(answers: Answers, episodes: Sequence[Any]) -> list[list[Any]]:
                 place = next(n for n, pair in enumerate(left) if tokens(pair[1]) == (step.response_ids, step.logprobs))
                 calls.append(left.pop(place))
         found.append(calls)
-    assert not left, "each call is of an episode"
+    assert not left, "each call belongs to an episode"
     return found
 
 
@@ -188,7 +188,7 @@ def tokens(said: dict[str, Any]) -> tuple[list[int], list[float]]:
 
 
 def batch_of(episodes: Sequence[Any]) -> dict[str, Any]:
-    """Return what rLLM makes of a group's episodes: its trajectories, its advantages, its batch for verl."""
+    """Return rLLM's results for a group's episodes: its trajectories, its advantages, its batch for verl."""
     groups, _ = transform_episodes_to_trajectory_groups(
         list(episodes), TransformConfig(), CompactFilteringConfig(enable=True, mask_error=True)
     )
@@ -281,7 +281,7 @@ def model_list() -> dict[str, Any]:
 
 
 def main() -> None:
-    """Compare each kind of episode; print what differs."""
+    """Compare each kind of episode; print the differences."""
     facts = {
         "stop": of_two_rewards(lambda: compared(PLAIN, {"temperature": 0.7, "top_p": 0.9})),
         "cut": compared(LONG, {"temperature": 0.7, "max_tokens": 4}),

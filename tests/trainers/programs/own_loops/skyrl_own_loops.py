@@ -1,8 +1,8 @@
-"""SkyRL's own generator beside the farm's: the same tokens become the same output and the same tensors.
+"""SkyRL's own generator compared with the farm's: the same tokens become the same output and the same tensors.
 
 `skyrl_own_loops.py FARM_URL ENGINE MODEL`, where ENGINE is the scripted engine's address and MODEL a folder with its
-tokenizer. The farm plays; its recorded calls are then what the inference client of `SkyRLGymGenerator` answers, and
-what the environment said is what an environment of skyrl_gym says.
+tokenizer. The farm runs rollouts; their recorded calls are then the answers of `SkyRLGymGenerator`'s inference client,
+and the environment's replies are those of an environment of skyrl_gym.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import numpy as np
 import torch  # type: ignore[import-not-found, unused-ignore]
 import typing_extensions
 
-# SkyRL's records are checked by pydantic, which before Python 3.12 takes no other
+# SkyRL's records are checked by pydantic, which accepts no other before Python 3.12
 typing.TypedDict = typing_extensions.TypedDict
 
 import skyrl_gym  # type: ignore[import-not-found, unused-ignore]  # noqa: E402
@@ -53,7 +53,7 @@ TOKENIZER = AutoTokenizer.from_pretrained(MODEL)
 
 
 class RecordedEnv(BaseTextEnv):  # type: ignore[misc, unused-ignore]
-    """Says what the farm's environment said, and scores as the farm did."""
+    """Returns the replies of the farm's environment, and the farm's scores."""
 
     episodes: ClassVar[dict[int, tuple[Recording, float]]] = {}
 
@@ -133,7 +133,7 @@ def compared(client: Any, question: str, **changed: Any) -> dict[str, Any]:
 
 
 def tensors(output: dict[str, Any], uids: list[str]) -> dict[str, torch.Tensor]:
-    """Return SkyRL's own tensors and advantages of an output, a reward that is a number on the last token."""
+    """Return SkyRL's own tensors and advantages of an output; a reward that is a number is on the last token."""
     pairs = zip(output["response_ids"], output["rewards"], strict=True)
     rewards = [each if isinstance(each, list) else [0.0] * (len(ids) - 1) + [each] for ids, each in pairs]
     made = convert_prompts_responses_to_batch_tensors(
@@ -151,7 +151,7 @@ def tensors(output: dict[str, Any], uids: list[str]) -> dict[str, torch.Tensor]:
 
 
 def main() -> None:
-    """Compare each kind of episode; print what differs."""
+    """Compare each kind of episode; print the differences."""
     skyrl_gym.register(id="recorded", entry_point=RecordedEnv)
     with farm.connect(URL) as client:
         facts = {

@@ -1,8 +1,8 @@
-"""slime's own generation beside the farm's: the same tokens become the same samples.
+"""slime's own generation compared with the farm's: the same tokens become the same samples.
 
 `slime_own_loops.py FARM_URL SLIME MODEL ENGINE`, where SLIME is the folder of its source, MODEL a folder with the
-tokenizer and ENGINE the scripted engine's address. The farm plays; its recorded calls are then what SGLang's router
-answers to slime's own `generate`. slime's core has no loop of several turns.
+tokenizer and ENGINE the scripted engine's address. The farm runs rollouts; their recorded calls are then the answers of
+SGLang's router to slime's own `generate`. slime's core has no loop of several turns.
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ def compared(question: str, longest: int) -> dict[str, Any]:
         recordings = [Recording(client.calls(sample.metadata["farm_rollout_id"])) for sample in ours]
     group = copy.deepcopy(source.group)
     for sample, played in zip(group, ours, strict=True):
-        # its reward is a function's
+        # its reward is from a function
         sample.reward = played.reward
     theirs = asyncio.run(own_group(args, group, recordings))
     pairs = list(zip(ours, theirs, strict=True))
@@ -108,7 +108,7 @@ def compared(question: str, longest: int) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Compare each kind of episode; print what differs."""
+    """Compare each kind of episode; print the differences."""
     print(json.dumps({"stop": compared(PLAIN, 48), "cut": compared(LONG, 4)}))
 
 

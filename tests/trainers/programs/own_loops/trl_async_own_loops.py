@@ -1,9 +1,9 @@
-"""AsyncGRPOTrainer's own worker beside the farm's: the same tokens become the same samples and the same packed rows.
+"""AsyncGRPOTrainer's own worker compared with the farm's: equal tokens become equal samples and packed rows.
 
 `trl_async_own_loops.py FARM_URL ENGINE MODEL`, where ENGINE is the scripted engine's address and MODEL a folder with
-its tokenizer. The farm plays; its recorded calls are then what a server of vLLM's `/v1/completions` answers to TRL's
-own `AsyncRolloutWorker`. TRL's queue, its batchers and its collator then take the samples of both. The loop of TRL's
-worker runs in a process of its own in one case, and in a thread in the others.
+its tokenizer. The farm runs rollouts; their recorded calls are then the answers of a server of vLLM's `/v1/completions`
+to TRL's own `AsyncRolloutWorker`. TRL's queue, its batchers and its collator then take the samples of both. The loop of
+TRL's worker runs in a separate process in one case, and in a thread in the others.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ from farm.records.rollout import Group
 
 URL, ENGINE, MODEL = sys.argv[1:4]
 SAID = "OWN_LOOPS_SAID"
-"""The variable with what the tool says, for a loop in a process of its own."""
+"""The variable with the tool's replies, for a loop in a separate process."""
 VERSION = 7
 OTHER_SAMPLING: dict[str, Any] = {
     "temperature": 0.9,
@@ -70,14 +70,14 @@ def look(at: str) -> str:
 
 
 def scored(rewards: Sequence[float], completions: Any, **_: Any) -> Sequence[float]:
-    """Return the farm's rewards: TRL's loop plays one rollout at a time here, in the order of the farm's."""
+    """Return the farm's rewards: TRL's loop runs one rollout at a time here, in the order of the farm's."""
     return rewards
 
 
 class _Completions:
-    """The part of vLLM's server that TRL's worker calls; each time the first prompt comes, it goes on to a recording.
+    """The part of vLLM's server that TRL's worker calls; each time the first prompt comes, it advances to a recording.
 
-    When all were played it begins anew, as the worker plays until it is stopped.
+    After the last one it starts again, since the worker runs until it is stopped.
     """
 
     def __init__(self, recordings: Sequence[Recording]) -> None:
@@ -162,7 +162,7 @@ def taken(args: Any, worker: Any) -> tuple[list[Any], list[dict[str, Any]]]:
     rows = list(islice(iter(source), N))
     batcher: Any = async_grpo_trainer.FixedCountBatcher(rows, 1, N)
     if args.token_budget > 0:
-        # TRL closes a micro-batch when a row comes that does not fit
+        # TRL closes a micro-batch when a row arrives that does not fit
         full = np.ones(args.token_budget, np.int64)
         last = {"input_ids": full, "completion_mask": full, "group_id": -1}
         batcher = async_grpo_trainer.TokenBudgetBatcher([*rows, last], 1, args.token_budget, metrics)
@@ -232,8 +232,8 @@ def compared(
 
 
 def main() -> None:
-    """Compare each kind of episode; print what differs."""
-    # the trainer makes it, and TRL's log asks for it
+    """Compare each kind of episode; print the differences."""
+    # the trainer makes it, and TRL's log needs it
     PartialState()
     with farm.connect(URL) as client:
         facts = {

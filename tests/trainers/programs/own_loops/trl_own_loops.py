@@ -1,8 +1,8 @@
-"""TRL's own generation and tool loop beside the farm's: the same tokens become the same training batch.
+"""TRL's own generation and tool loop compared with the farm's: the same tokens become the same training batch.
 
 `trl_own_loops.py FARM_URL ENGINE MODEL`, where ENGINE is the scripted engine's address and MODEL a folder with its
-tokenizer. The farm plays; its recorded calls are then what the vLLM of a `GRPOTrainer` without a rollout function
-generates, and what the environment said is what a tool of that trainer says.
+tokenizer. The farm runs rollouts; their recorded calls are then the generations of the vLLM of a `GRPOTrainer` without
+a rollout function, and the environment's replies are those of a tool of that trainer.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class _Generation:
         self.llm = SimpleNamespace()
 
     def sync_weights(self) -> None:
-        """Nothing is sent."""
+        """Send nothing."""
 
     def generate(self, prompts: list[list[int]], **_: Any) -> tuple[Any, list[list[int]], list[list[list[float]]], Any]:
         calls = [each.answer(prompt) for each, prompt in zip(self.recordings, prompts, strict=True)]
@@ -56,7 +56,7 @@ class _Generation:
 
 
 def tokenizer(*, tools_in_prompt: bool) -> Any:
-    """Return the tokenizer; the farm's problem has no tool in its prompt, so TRL's is to render none."""
+    """Return the tokenizer; the farm's problem has no tool in its prompt, so TRL's must render none."""
     made = AutoTokenizer.from_pretrained(MODEL)
     if not tools_in_prompt:
         made.chat_template = "{%- set tools = [] %}" + made.chat_template
@@ -116,7 +116,7 @@ def compared(client: Any, question: str, longest: int, **options: Any) -> dict[s
         max_completion_length=longest,
         **options,
     )
-    # else TRL has no importance sampling, as docs/reference/oracles.md says
+    # otherwise TRL has no importance sampling, see docs/reference/oracles.md
     ours.use_vllm, ours._last_loaded_step = True, ours.state.global_step
     batch = ours._generate_and_score_completions(inputs)
     recordings = [Recording(client.calls(rollout_id)) for rollout_id in seen]
@@ -165,7 +165,7 @@ def compared(client: Any, question: str, longest: int, **options: Any) -> dict[s
 
 
 def main() -> None:
-    """Compare each kind of episode; print what differs."""
+    """Compare each kind of episode; print the differences."""
     with farm.connect(URL) as client:
         facts = {
             "stop": compared(client, PLAIN, 48),

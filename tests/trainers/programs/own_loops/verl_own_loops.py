@@ -1,8 +1,8 @@
-"""verl's own agent loops beside the farm's: the same tokens become the same batch.
+"""verl's own agent loops compared with the farm's: the same tokens become the same batch.
 
 `verl_own_loops.py FARM_URL ENGINE MODEL`, where ENGINE is the scripted engine's address and MODEL a folder with its
-tokenizer. The farm plays; its recorded calls are then what the LLM server of verl's `SingleTurnAgentLoop` and
-`ToolAgentLoop` answers. Both become batches by verl's own worker.
+tokenizer. The farm runs rollouts; their recorded calls are then the answers of the LLM server of verl's
+`SingleTurnAgentLoop` and `ToolAgentLoop`. Both become batches by verl's own worker.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ URL, ENGINE, MODEL = sys.argv[1:4]
 TOKENIZER = AutoTokenizer.from_pretrained(MODEL)
 PROMPT = 64
 FAMILY = "qwen3"
-"""The family of models whose turns end as those of the scripted engine's template, by verl's names."""
+"""The family of models, by verl's names, whose turns end like those of the scripted engine's template."""
 SCHEMA = {
     "type": "function",
     "function": {
@@ -117,7 +117,7 @@ def prompts(question: str) -> DataProto:
 async def own_batch(
     config: Any, question: str, played: DataProto, kind: type[Any], client: Any
 ) -> tuple[Any, list[str]]:
-    """Return the batch that verl's own worker makes of what its own loop returns, and what the loop did otherwise."""
+    """Return the batch that verl's own worker makes from its own loop's result, and the differences of the loop."""
     worker = AgentLoopWorker.__new__(AgentLoopWorker)
     worker.rollout_config = SimpleNamespace(
         prompt_length=PROMPT, response_length=config.actor_rollout_ref.rollout.response_length
@@ -182,7 +182,7 @@ def compared(client: Any, question: str, response_length: int, kind: type[Any] =
 
 
 def main() -> None:
-    """Compare each kind of episode; print what differs."""
+    """Compare each kind of episode; print the differences."""
     with farm.connect(URL) as client:
         facts = {
             "stop": compared(client, PLAIN, 48, SingleTurnAgentLoop),

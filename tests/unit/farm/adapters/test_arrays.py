@@ -1,4 +1,4 @@
-"""Padded arrays: sides of the padding, whole groups, and what is left out."""
+"""Padded arrays: sides of the padding, whole groups, and omitted rows."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def routed(played: Rollout, n_layers: int = 2, top: int = 9) -> Rollout:
     return replace(played, segments=(replace(row, routed_experts=RowExperts(flat, n_layers, 3, known)),))
 
 
-def test_experts_stand_where_their_tokens_are() -> None:
+def test_experts_are_at_the_positions_of_their_tokens() -> None:
     result = arrays([routed(rollout(0, 0, 2)), routed(rollout(1, 0, 3), top=300)])
     assert result.routed_experts.shape == (2, 3 + 3, 2, 3)
     assert result.routed_experts.dtype == np.uint16
@@ -81,13 +81,13 @@ def test_experts_stand_where_their_tokens_are() -> None:
     assert (result.experts_known <= there).all()
 
 
-def test_responses_are_cut_with_their_experts() -> None:
+def test_experts_are_cut_with_their_responses() -> None:
     result = arrays([routed(rollout(0, 0, 5))], max_response_tokens=2)
     assert result.routed_experts[0, :, 0, 0].tolist() == [10, 11, 12, 13]
     assert result.experts_known.tolist() == [[1, 1, 1, 1]]
 
 
-def test_rows_without_experts_leave_no_room_for_them_and_are_unknown_beside_others() -> None:
+def test_experts_of_rows_without_them_are_empty_alone_and_unknown_among_others() -> None:
     assert arrays([rollout(0, 0, 2)]).routed_experts.shape == (1, 0, 0, 0)
     assert arrays([]).experts_known.shape == (0, 0)
     mixed = arrays([rollout(0, 0, 2), routed(rollout(0, 1, 2))])
@@ -100,7 +100,7 @@ def test_rows_of_different_models_are_refused() -> None:
         arrays([routed(rollout(0, 0, 2)), routed(rollout(0, 1, 2), n_layers=4)])
 
 
-def test_what_broke_is_left_out_and_takes_its_group_along_if_asked() -> None:
+def test_broken_rollouts_are_omitted_with_their_group_if_requested() -> None:
     played = [rollout(0, 0, 2), rollout(0, 1, 2, reward=None), rollout(1, 0, 2), rollout(1, 1, 2)]
     assert arrays(played).rollout_ids.tolist() == ["b.0.0", "b.1.0", "b.1.1"]
     assert arrays(played, whole_groups=True).rollout_ids.tolist() == ["b.1.0", "b.1.1"]
@@ -110,7 +110,7 @@ def test_what_broke_is_left_out_and_takes_its_group_along_if_asked() -> None:
     assert everything.outcomes[1] == "engine_error"
 
 
-def test_a_segment_that_is_not_exact_trains_nothing_and_takes_its_group_along_if_asked() -> None:
+def test_inexact_segments_are_omitted_with_their_group_if_requested() -> None:
     one = rollout(0, 0, 2)
     (good,) = one.segments
     bad = replace(good, mismatch=0)
@@ -123,7 +123,7 @@ def test_a_segment_that_is_not_exact_trains_nothing_and_takes_its_group_along_if
     assert everything.trainable.tolist() == [False, True, False, False, True]
 
 
-def test_no_rollouts_are_empty_arrays() -> None:
+def test_no_rollouts_give_empty_arrays() -> None:
     result = arrays([])
     assert len(result) == 0
     assert result.response_ids.shape == (0, 0)
@@ -134,7 +134,7 @@ def with_rows(played: Rollout, *rows: Segment) -> Rollout:
 
 
 def row(n_prompt: int, versions: list[int], mismatch: int | None = None) -> Segment:
-    """Sampled by these weights, a 0 standing for a token that was not sampled."""
+    """A rollout sampled by these weight versions; 0 stands for a token that was not sampled."""
     mask = np.array([version != 0 for version in versions], np.uint8)
     numbers = np.where(mask == 1, np.array(versions), -1).astype(np.int32)
     n = len(versions)
@@ -160,30 +160,30 @@ def test_advantages_count_each_rollout_once() -> None:
     assert np.allclose(result.group_advantages(), [1.0] * 5 + [-1.0, 0.0, 0.0], atol=1e-5)
 
 
-def test_advantage_of_what_has_no_reward_is_not_a_number() -> None:
+def test_advantage_without_a_reward_is_nan() -> None:
     played = [rollout(0, 0, 2, 1.0), rollout(0, 1, 2, None), rollout(0, 2, 2, 0.0), rollout(1, 0, 2, None)]
     result = arrays(played, trainable_only=False).group_advantages(scaled=False)
     assert np.array_equal(result, np.array([0.5, np.nan, -0.5, np.nan], np.float32), equal_nan=True)
     assert arrays([]).group_advantages().tolist() == []
 
 
-def test_long_responses_are_cut_and_long_prompts_left_out() -> None:
+def test_long_responses_are_cut_and_long_prompts_are_omitted() -> None:
     played = with_rows(rollout(0, 0, 2), row(2, [7, 7, 7, 7]), row(9, [7]), row(2, [0, 0, 7]))
     result = arrays([played], max_prompt_tokens=8, max_response_tokens=2)
-    # the third row has nothing left that was sampled
+    # the third row has no sampled tokens left
     assert result.response_ids.tolist() == [[0, 1]]
     assert result.truncated.tolist() == [True]
     assert arrays([played], max_response_tokens=4).truncated.tolist() == [False, False, False]
 
 
-def test_mismatch_beyond_the_cut_does_no_harm() -> None:
+def test_mismatch_beyond_the_cut_is_ignored() -> None:
     played = with_rows(rollout(0, 0, 2), row(2, [7, 7, 7, 7], mismatch=5))
     assert len(arrays([played])) == 0
     assert arrays([played], max_response_tokens=3).trainable.tolist() == [True]
     assert len(arrays([played], max_response_tokens=4)) == 0
 
 
-def test_rows_of_older_weights_are_left_out() -> None:
+def test_rows_of_older_weights_are_omitted() -> None:
     rows = (row(2, [5, 5]), row(2, [4, 5]), row(2, [0, 6]), row(2, [-1, 6]))
     played = with_rows(rollout(0, 0, 2), *rows)
     result = arrays([played], min_version=5)
@@ -201,12 +201,12 @@ def test_images_of_rows_are_padded_and_never_cut() -> None:
         arrays([with_images], max_response_tokens=2)
 
 
-def test_other_formats_refuse_rows_with_images_by_name() -> None:
+def test_other_formats_refuse_rows_with_images() -> None:
     (segment,) = rollout(0, 0, 2).segments
     played = replace(rollout(0, 0, 2), segments=(replace(segment, images=("a" * 64,)),))
     with pytest.raises(InvalidRequest, match=r"rollout b\.0\.0 has a training row with 1 images") as caught:
         list(training_rows([played]))
     assert caught.value.field == "agent_requests.images"
     assert [each.images for _, each in training_rows([played], with_images=True)] == [("a" * 64,)]
-    # what does not train is no row of a trainer
+    # rows that do not train are not passed to the trainer
     assert not list(training_rows([replace(played, reward=None, state=State.FAILED)]))

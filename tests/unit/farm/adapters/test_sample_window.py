@@ -1,4 +1,4 @@
-"""Calls for single samples become groups: together by key, apart by time and size, and failing together."""
+"""Calls for single samples become groups: joined by key, split by time and size, and failing together."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from farm.adapters.sample_window import RewardsSoFar, SampleWindow
 
 
 class GroupPlayer:
-    """Plays groups, and remembers them."""
+    """Runs groups, and remembers them."""
 
     def __init__(self) -> None:
         self.groups: list[list[str]] = []
@@ -23,7 +23,7 @@ class GroupPlayer:
         return [sample.upper() for sample in samples]
 
 
-def test_calls_of_one_key_are_one_group_and_each_has_its_own_result() -> None:
+def test_calls_with_one_key_form_a_group_and_get_their_own_results() -> None:
     player = GroupPlayer()
 
     async def run() -> list[str]:
@@ -34,7 +34,7 @@ def test_calls_of_one_key_are_one_group_and_each_has_its_own_result() -> None:
     assert sorted(player.groups) == [["a1", "a2"], ["b1", "b2"]]
 
 
-def test_a_group_that_is_full_takes_no_more() -> None:
+def test_full_group_takes_no_more_calls() -> None:
     player = GroupPlayer()
 
     async def run() -> list[str]:
@@ -45,7 +45,7 @@ def test_a_group_that_is_full_takes_no_more() -> None:
     assert sorted(map(len, player.groups)) == [1, 2, 2]
 
 
-def test_a_failure_reaches_every_call_of_the_group_and_no_other() -> None:
+def test_failure_reaches_every_call_of_its_group_only() -> None:
     player = GroupPlayer()
 
     async def run() -> list[object]:
@@ -59,7 +59,7 @@ def test_a_failure_reaches_every_call_of_the_group_and_no_other() -> None:
     assert third == "FINE"
 
 
-def test_a_call_that_is_cancelled_leaves_its_siblings() -> None:
+def test_cancelled_call_leaves_its_siblings_running() -> None:
     async def run() -> str:
         window = SampleWindow(GroupPlayer().play)
         first = asyncio.create_task(window.result("a", "one"))
@@ -73,7 +73,7 @@ def test_a_call_that_is_cancelled_leaves_its_siblings() -> None:
     assert asyncio.run(run()) == "TWO"
 
 
-def test_a_group_that_broke_whole_has_the_mean_so_far_and_not_for_ever() -> None:
+def test_entirely_broken_group_gets_the_mean_reward_so_far_for_a_limited_time() -> None:
     rewards = RewardsSoFar()
     assert rewards.fallback() == 0.0
     for _ in range(16):

@@ -1,4 +1,4 @@
-"""One row a rollout: the choice of its segment, what a broken one becomes, and what is refused before training."""
+"""One row per rollout: the choice of its segment, the row of a broken rollout, and checks before training."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from farm.records.rollout import Outcome
 from farm.records.trajectory import Segment
 
 
-def test_the_segment_with_the_most_sampled_tokens_is_the_row() -> None:
+def test_segment_with_the_most_sampled_tokens_is_the_row() -> None:
     first, second = segment(3, [7, 7]), segment(4, [7, OBSERVED, OBSERVED, OBSERVED, OBSERVED])
     assert most_sampled([second, first]) is first
     assert most_sampled([first, segment(9, [7, 7])]) is first
@@ -24,7 +24,7 @@ def test_the_segment_with_the_most_sampled_tokens_is_the_row() -> None:
     assert len(list(single_rows(every_kind(), min_version=8))) == 2
 
 
-def test_every_rollout_has_a_row_and_a_broken_one_the_mean_of_its_group() -> None:
+def test_every_rollout_has_a_row_and_a_broken_one_gets_its_groups_mean() -> None:
     group = [
         rollout(0, [segment(2, [7])], reward=1.0),
         broken(1, Outcome.SANDBOX_ERROR, [segment(5, [7])]),
@@ -39,7 +39,7 @@ def test_every_rollout_has_a_row_and_a_broken_one_the_mean_of_its_group() -> Non
     assert all(row.masked == (row.rollout.reward is None) for row in rows)
 
 
-def test_advantages_of_scored_siblings_are_as_without_the_broken_one() -> None:
+def test_advantages_of_scored_siblings_ignore_the_broken_one() -> None:
     scored = [rollout(0, [segment(2, [7])], reward=0.2), rollout(1, [segment(2, [7])], reward=0.9)]
     same_group = {"group_index": 0}
     step = [*scored, rollout(2, [], reward=None, outcome=Outcome.LOST, **same_group)]
@@ -48,23 +48,23 @@ def test_advantages_of_scored_siblings_are_as_without_the_broken_one() -> None:
     assert np.isclose((rewards - rewards.mean())[2], 0)
 
 
-def test_a_group_that_broke_whole_has_the_mean_of_the_step() -> None:
+def test_entirely_broken_group_gets_the_mean_of_the_step() -> None:
     step = [rollout(0, [segment(2, [7])], reward=0.5), broken(2, Outcome.LOST, []), broken(3, Outcome.CANCELLED, [])]
     rows = rows_of_step(step, pad_id=9)
     assert [row.reward for row in rows] == [0.5, 0.5, 0.5]
     assert rows[1].segments[0].prompt_ids.tolist() == [9]
 
 
-def test_a_group_may_be_masked_whole() -> None:
+def test_entirely_broken_group_can_be_masked() -> None:
     step = [rollout(0, [segment(2, [7, 7])]), broken(1, Outcome.LOST, []), rollout(2, [segment(2, [7])])]
     rows = rows_of_step(step, broken="mask_group")
     assert [row.masked for row in rows] == [True, True, False]
     assert rows[0].segments[0].response_mask.sum() == 0
     assert len(rows[0].segments[0].response_ids) == 2
-    assert step[0].segments[0].response_mask.sum() == 2, "the rollout itself stays as it was"
+    assert step[0].segments[0].response_mask.sum() == 2, "the rollout itself is unchanged"
 
 
-def test_a_policy_that_ended_before_its_first_token_keeps_its_reward() -> None:
+def test_policy_that_ended_before_its_first_token_keeps_its_reward() -> None:
     step = [rollout(0, [segment(2, [7])], reward=1.0), rollout(1, [], reward=0.0, outcome=Outcome.DEADLINE)]
     early = rows_of_step(step)[1]
     assert (early.reward, early.scored, early.masked) == (0.0, True, True)
@@ -76,7 +76,7 @@ def routed(row: Segment, n_unknown: int = 1) -> Segment:
     return replace(row, routed_experts=RowExperts(np.arange(n * 6, dtype=np.uint16) % 500, 3, 2, known))
 
 
-def test_rows_that_train_have_their_experts_and_placeholders_some_of_the_same_form() -> None:
+def test_training_rows_have_their_experts_and_placeholders_have_the_same_shape() -> None:
     own = routed(segment(2, [7, 7]))
     step = [rollout(0, [own], reward=1.0), broken(1, Outcome.LOST, [])]
     trained, placeholder = with_experts(rows_of_step(step), (3, 2), "option")
@@ -100,21 +100,21 @@ def test_experts_of_another_model_are_refused(form: tuple[int, int]) -> None:
     assert caught.value.field == "the.option"
 
 
-def test_a_step_of_which_nothing_was_recorded_has_the_models_form() -> None:
+def test_step_without_recorded_experts_has_the_shape_of_the_model() -> None:
     step = [rollout(0, [], reward=0.0, outcome=Outcome.DEADLINE), broken(1, Outcome.LOST, [])]
     rows = with_experts(rows_of_step(step, fallback=0.0), (48, 8), "option")
     assert [replayed(row.segments[0]).shape[1:] for row in rows] == [(48, 8)] * 2  # type: ignore[union-attr]
 
 
 @pytest.mark.parametrize("row", [segment(2, [7, 7]), routed(segment(2, [7, 7]), 2), routed(segment(2, [7]), 3)])
-def test_a_row_that_trains_without_its_experts_is_refused(row: Segment) -> None:
+def test_training_row_without_its_experts_is_refused(row: Segment) -> None:
     step = [rollout(0, [row], reward=1.0)]
     with pytest.raises(InvalidRequest, match=r"rollout constructed\.0\.0 were not recorded") as caught:
         with_experts(rows_of_step(step), (3, 2), "the.option")
     assert caught.value.field == "the.option"
 
 
-def test_a_row_that_is_cut_has_the_experts_of_what_is_left() -> None:
+def test_cut_row_has_the_experts_of_its_remaining_tokens() -> None:
     step = [rollout(0, [routed(segment(2, [7] * 6))], reward=1.0)]
     limits = RowLimits(response_tokens=3, too_long="cut")
     [row] = with_experts(rows_of_step(step, limits=limits), (3, 2), "option")
@@ -124,20 +124,20 @@ def test_a_row_that_is_cut_has_the_experts_of_what_is_left() -> None:
 
 
 @pytest.mark.parametrize("kind", ["mismatch", "old"])
-def test_what_is_not_exact_or_too_old_does_not_count(kind: str) -> None:
+def test_inexact_or_too_old_rows_do_not_count(kind: str) -> None:
     bad = segment(2, [7, 7], mismatch=2) if kind == "mismatch" else segment(2, [6])
     step = [rollout(0, [segment(2, [7])], reward=1.0), rollout(1, [bad], reward=0.0)]
     row = rows_of_step(step, min_version=7)[1]
     assert (row.reward, row.scored, row.masked) == (1.0, False, True)
 
 
-def test_a_step_of_which_nothing_trains_is_an_error_that_counts_why() -> None:
+def test_step_without_trainable_rollouts_is_an_error_with_counts_of_reasons() -> None:
     with pytest.raises(NoTrainableRollouts, match=r"none of \d+ rollouts may train: .*1 sandbox_error.*: constructed"):
         rows_of_step(only_broken())
     assert {row.reward for row in rows_of_step(only_broken(), fallback=0.25)} == {0.25}
 
 
-def test_longer_rows_are_refused_by_rollout_and_option() -> None:
+def test_too_long_rows_are_refused_by_rollout_and_option() -> None:
     step = [rollout(0, [segment(2, [7])]), rollout(1, [segment(3, [7] * 5)])]
     with pytest.raises(
         InvalidRequest, match=r"constructed\.0\.1 has a response of 5 tokens, and max_completion"
@@ -150,22 +150,22 @@ def test_longer_rows_are_refused_by_rollout_and_option() -> None:
         rows_of_step(step, limits=RowLimits(total_tokens=7, total_option="max_len"))
 
 
-def test_longer_rows_are_cut_or_masked_by_choice() -> None:
+def test_too_long_rows_are_cut_or_masked_by_option() -> None:
     step = [rollout(0, [segment(2, [7])]), rollout(1, [segment(3, [7] * 5)], reward=0.75)]
     cut = rows_of_step(step, limits=RowLimits(response_tokens=4, too_long="cut"))[1]
     assert (len(cut.segments[0].response_ids), cut.masked) == (4, False)
     total = rows_of_step(step, limits=RowLimits(total_tokens=5, too_long="cut"))[1]
     assert len(total.segments[0].response_ids) == 2
     masked = rows_of_step(step, limits=RowLimits(response_tokens=4, too_long="mask"))[1]
-    # it trains nothing, so it has no share in the mean of its group either
+    # it trains nothing, so it has no share in the mean of its group
     assert (masked.masked, masked.too_long, masked.reward, masked.scored) == (True, True, step[0].reward, False)
     prompt = rows_of_step(step, limits=RowLimits(prompt_tokens=2, too_long="cut"))[1]
     assert (prompt.masked, len(prompt.segments[0].prompt_ids), prompt.reward) == (True, 1, step[0].reward)
     of_group = rows_of_step(step, broken="mask_group", limits=RowLimits(response_tokens=4, too_long="mask"))
-    assert [row.masked for row in of_group] == [False, True], "only what broke masks its group"
+    assert [row.masked for row in of_group] == [False, True], "only broken rollouts mask their group"
 
 
-def test_groups_are_the_trainers_own_where_they_are_not_the_farms() -> None:
+def test_groups_are_those_of_the_trainer_if_it_has_its_own() -> None:
     first = [rollout(0, [segment(2, [7])], reward=1.0), broken(2, Outcome.LOST, [segment(2, [7])])]
     second = [rollout(4, [segment(2, [7])], reward=0.0), broken(6, Outcome.LOST, [segment(2, [7])])]
     step = [*first, *second]
@@ -173,7 +173,7 @@ def test_groups_are_the_trainers_own_where_they_are_not_the_farms() -> None:
     rows = rows_of_step(step, groups=["a", "a", "b", "b"])
     assert [row.reward for row in rows] == [1.0, 1.0, 0.0, 0.0]
     assert not any(row.alone for row in rows)
-    # as the farm's, two groups broke whole, which have the mean of the step
+    # by the farm's groups, two groups broke entirely, which have the mean of the step
     of_farm = rows_of_step(step)
     assert [row.reward for row in of_farm] == [1.0, 0.5, 0.0, 0.5]
     assert [row.alone for row in of_farm] == [False, True, False, True]
@@ -185,12 +185,12 @@ def test_ids_beyond_the_vocabulary_are_refused() -> None:
     assert caught.value.field == "vocabulary"
 
 
-def test_a_scored_rollout_without_ids_is_refused() -> None:
+def test_scored_rollout_without_ids_is_refused() -> None:
     with pytest.raises(InvalidRequest, match=r"constructed\.0\.1 was scored, but has no training row"):
         rows_of_step([rollout(0, [segment(2, [7])]), rollout(1, [], n_response_tokens=12)])
 
 
-def test_every_segment_is_a_row_where_the_trainer_takes_them() -> None:
+def test_every_segment_is_a_row_if_the_trainer_accepts_several() -> None:
     rows = rows_of_step(every_kind(), every_segment=True)
     assert [len(row.segments) for row in rows][:3] == [1, 3, 1]
     assert all(len(each.response_ids) for row in rows for each in row.segments)

@@ -1,4 +1,4 @@
-"""slime's options as the collector's, and its data source as a sampler."""
+"""slime's options as options of the collector, and its data source as a sampler."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class _Sample:
 
 
 class _Source:
-    """Three problems, again and again, as slime's data source counts them."""
+    """Three problems in a cycle, counted as slime's data source does."""
 
     def __init__(self, n_drawn: int = 0) -> None:
         self.n_drawn = n_drawn
@@ -49,29 +49,29 @@ def drawn(sampler: DataSourceInstances, n: int, state: dict[str, Any]) -> tuple[
     return [each.fields["n"] for each in instances], after
 
 
-def test_the_same_state_gives_the_same_instances() -> None:
+def test_same_state_gives_the_same_instances() -> None:
     sampler = DataSourceInstances(_Source(), instance_of)
     numbers, state = drawn(sampler, 4, {})
     assert (numbers, state) == ([0, 1, 2, 0], {"drawn": 4})
     assert drawn(sampler, 2, state) == ([1, 2], {"drawn": 6})
-    assert drawn(sampler, 2, state) == ([1, 2], {"drawn": 6}), "a wave that was not taken is drawn again"
+    assert drawn(sampler, 2, state) == ([1, 2], {"drawn": 6}), "a wave that was not used is drawn again"
     assert len(sampler) == 3
 
 
-def test_a_data_source_of_an_older_checkpoint_goes_on_where_the_run_is() -> None:
+def test_data_source_of_an_older_checkpoint_continues_from_the_state_of_the_run() -> None:
     assert drawn(DataSourceInstances(_Source(2), instance_of), 2, {"drawn": 7}) == ([1, 2], {"drawn": 9})
 
 
-def test_a_data_source_that_is_ahead_goes_on_where_it_is() -> None:
+def test_data_source_that_is_ahead_continues_from_its_own_position() -> None:
     assert drawn(DataSourceInstances(_Source(9), instance_of), 1, {"drawn": 7}) == ([0], {"drawn": 10})
 
 
-def test_the_state_of_another_sampler_is_refused() -> None:
+def test_state_of_another_sampler_is_refused() -> None:
     with pytest.raises(InvalidRequest, match="sampler"):
         DataSourceInstances(_Source(), instance_of).draw(1, {"drawn": "x"})
 
 
-def test_a_rollout_has_a_sample_of_its_problem_or_one_without_a_prompt() -> None:
+def test_rollout_has_the_sample_of_its_problem_or_one_without_a_prompt() -> None:
     sampler = DataSourceInstances(_Source(), instance_of)
     (instance,), _ = sampler.draw(1, {})
     rollout = every_kind()[0]
@@ -90,23 +90,23 @@ def test_a_rollout_has_a_sample_of_its_problem_or_one_without_a_prompt() -> None
         ({"dynamic_sampling_filter_path": "a.b"}, True),
     ],
 )
-def test_slimes_options_say_whether_groups_are_chosen(changed: dict[str, Any], wanted: bool) -> None:
+def test_options_of_slime_decide_if_groups_are_selected(changed: dict[str, Any], wanted: bool) -> None:
     assert is_collected(SimpleNamespace(rollout_batch_size=8, **changed)) is wanted
 
 
-def test_options_are_slimes_own_and_what_it_lacks() -> None:
+def test_options_are_slimes_with_additional_ones_of_the_farm() -> None:
     args = SimpleNamespace(rollout_batch_size=8, over_sampling_batch_size=12)
     options = collecting_options(args, {"leftovers": "carry_over", "max_staleness": 1})
     assert (options.train_batch_size, options.max_inflight_groups, options.filter_groups) == (8, 12, "keep")
     assert (options.leftovers, options.max_staleness) == ("carry_over", 1)
     with pytest.raises(InvalidRequest, match="train_batch_size"):
         collecting_options(args, {"train_batch_size": 4})
-    # as slime's parser fills it in where nothing is over-sampled
+    # slime's parser sets it to this where nothing is over-sampled
     args = SimpleNamespace(rollout_batch_size=8, over_sampling_batch_size=8)
     assert collecting_options(args, {}).max_inflight_groups is None
 
 
-def test_metrics_have_the_lengths_of_what_trains_beside_those_of_what_was_asked_for() -> None:
+def test_metrics_include_lengths_of_trained_and_of_requested_samples() -> None:
     lengths = {"trained": Lengths(8, 80, 2, 30), "requested": Lengths(12, 240, 3, 120)}
     step = CollectedStep(
         "r", 1, (), {"equal_rewards": 3}, n_cancelled=2, n_requeued=1, n_carried=0, n_open=0, **lengths

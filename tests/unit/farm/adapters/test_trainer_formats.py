@@ -1,4 +1,4 @@
-"""Trainers' formats without the trainers: every outcome has its word, and rows are made as each of them checks them."""
+"""Trainers' formats without the trainers: every outcome has a word, and rows pass the checks of each trainer."""
 
 from __future__ import annotations
 
@@ -34,19 +34,19 @@ def test_every_outcome_has_a_word(table: Mapping[Outcome, Any]) -> None:
 
 
 @pytest.mark.parametrize("table", TABLES)
-def test_a_policy_that_repeats_itself_is_not_told_as_cut_short(table: Mapping[Outcome, Any]) -> None:
-    """Trainers leave out, or mask, what was cut short."""
+def test_repeating_policy_is_not_reported_as_cut_short(table: Mapping[Outcome, Any]) -> None:
+    """Trainers omit or mask rollouts that were cut short."""
     assert table[Outcome.REPEATING] == table[Outcome.INVALID_ACTION] == table[Outcome.SUBMITTED]
     assert table[Outcome.REPEATING] != table[Outcome.MAX_TOKENS]
 
 
-def test_rllm_has_a_reason_for_every_end_of_the_policy() -> None:
+def test_rllm_has_a_reason_for_every_outcome_of_the_policy() -> None:
     assert {*rllm._REASONS} == POLICY_OUTCOMES
     assert rllm._REASONS[Outcome.REPEATING] == "ENV_DONE"
 
 
-def test_an_answer_that_was_cut_is_too_long_a_response_for_rllm() -> None:
-    """A prompt without room is another reason, and another of rLLM's filters."""
+def test_cut_answer_is_a_too_long_response_for_rllm() -> None:
+    """A prompt without room is another reason, for another of rLLM's filters."""
     made = rollout(1, [segment(2, [7])], outcome=Outcome.CONTEXT_FULL)
     (whole,) = calls_of(made)
     cut = replace(whole, finish_reason="length")
@@ -58,7 +58,7 @@ def test_an_answer_that_was_cut_is_too_long_a_response_for_rllm() -> None:
     assert rllm.reason_name(Outcome.DEADLINE, [cut]) == "TIMEOUT"
 
 
-def test_a_broken_rollout_has_no_reward_for_trl() -> None:
+def test_broken_rollout_has_no_reward_for_trl() -> None:
     output = trl._output(rows_of_step(every_kind()))
     assert {len(column) for column in output.values()} == {12}
     unscored = [reward is None for reward in output["farm_reward"]]
@@ -75,7 +75,7 @@ def test_a_broken_rollout_has_no_reward_for_trl() -> None:
     assert scored([0, 1], farm_reward=[0.5, None]) == [1.0, None]
 
 
-def test_prompts_find_their_instances_however_a_data_set_fills_messages() -> None:
+def test_prompts_match_their_instances_even_if_a_data_set_adds_keys_to_messages() -> None:
     message = {"role": "user", "content": "x"}
     assert trl.prompt_key([message]) == trl.prompt_key([{**message, "tool_calls": None}])
     assert trl.prompt_key("x") == "x"
@@ -91,13 +91,13 @@ def generated(rollouts: Sequence[Rollout], *, step_wise: bool, **options: Any) -
 
 
 class TrajectoryId(NamedTuple):
-    """As SkyRL's `TrajectoryID`."""
+    """Like SkyRL's `TrajectoryID`."""
 
     instance_id: str
     rollout_id: str
 
 
-def test_skyrl_rows_are_one_for_each_prompt_and_as_long_as_their_response() -> None:
+def test_skyrl_has_one_row_per_prompt_with_fields_as_long_as_its_response() -> None:
     output = generated(every_kind(), step_wise=False)
     names = ("prompt_token_ids", "response_ids", "rewards", "loss_masks", "stop_reasons", "rollout_logprobs")
     assert {len(output[name]) for name in names} == {12}
@@ -124,20 +124,20 @@ def skyrl_generator(**config: Any) -> skyrl.FarmGenerator:
     return skyrl.FarmGenerator(None, SimpleNamespace(**config), "run", inference_engine_client=client)  # type: ignore[arg-type]
 
 
-def test_sampling_parameters_of_skyrl_are_ours_or_refused() -> None:
+def test_sampling_parameters_of_skyrl_are_mapped_or_refused() -> None:
     values = {"temperature": 0.7, "max_generate_length": 5, "min_p": 0.0, "logprobs": 1, "min_tokens": 1, "top_k": -1}
     params = skyrl_generator()._sampling(values | {"stop": ["END"], "include_stop_str_in_output": True})
     assert (params.temperature, params.max_tokens, params.min_tokens, params.top_k) == (0.7, 5, 1, -1)
     assert (params.min_p, params.stop, params.cache_salt) == (0.0, ("END",), "7")
     with pytest.raises(InvalidRequest, match=r"^sampling_params\.bad_words: the farm has no such parameter"):
         skyrl_generator()._sampling({"bad_words": ["no"]})
-    # where it hands over none, they are those of the configuration
+    # parameters that are not passed are those of the configuration
     own = SimpleNamespace(temperature=0.5, max_generate_length=9, additional_kwargs=None, stop=None)
     params = skyrl_generator(sampling_params=own, use_cache_salt=False)._sampling({})
     assert (params.temperature, params.max_tokens, params.cache_salt) == (0.5, 9, None)
 
 
-def test_skyrls_options_bound_an_episode_and_the_users_limits_come_first() -> None:
+def test_options_of_skyrl_bound_an_episode_after_limits_of_the_user() -> None:
     config = SimpleNamespace(max_turns=3, max_input_length=100, chat_template_kwargs={"enable_thinking": False})
     made = skyrl.FarmGenerator(None, config, "run", max_seq_len=200, settings={"limits": Limits(max_turns=8)})  # type: ignore[arg-type]
     limits = made._run.settings["limits"]
@@ -150,16 +150,16 @@ def test_skyrls_options_bound_an_episode_and_the_users_limits_come_first() -> No
         skyrl_generator(chat_template=SimpleNamespace(name_or_path="qwen3_without_thinking"))
 
 
-def test_skyrls_options_for_rows_that_were_cut_short() -> None:
+def test_options_of_skyrl_for_rows_that_were_cut_short() -> None:
     cut = rollout(1, [segment(2, [7])], reward=1.0, outcome=Outcome.MAX_TOKENS)
-    # its own generator ends a last turn of many as any turn that was not cut
+    # SkyRL's own generator ends the last of several turns like any turn that was not cut
     step = [rollout(0, [segment(2, [7])], reward=1.0, outcome=Outcome.MAX_TURNS), cut]
     assert [row["loss_masks"] for row in (skyrl_generator()._output(step, None),)] == [[[1], [1]]]
     assert skyrl_generator(apply_overlong_filtering=True)._output(step, None)["loss_masks"] == [[1], [0]]
     assert skyrl_generator(zero_reward_on_non_stop=True)._output(step, None)["rewards"] == [1.0, 0.0]
 
 
-def test_an_evaluation_by_skyrl_counts_no_problem_of_which_all_rollouts_broke() -> None:
+def test_evaluation_by_skyrl_omits_problems_without_scored_rollouts() -> None:
     step = [rollout(0, [segment(2, [7])]), broken(1, Outcome.LOST, []), broken(2, Outcome.LOST, [])]
     assert len(skyrl_generator()._output(step, None)["rewards"]) == 3
     with pytest.raises(NoTrainableRollouts, match=r"no rollout of 1 problems of an evaluation was scored .*first is"):
@@ -167,7 +167,7 @@ def test_an_evaluation_by_skyrl_counts_no_problem_of_which_all_rollouts_broke() 
     assert len(skyrl_generator()._output(step[:2], None, "eval")["rewards"]) == 2
 
 
-def test_a_group_that_broke_whole_does_not_end_skyrls_fully_asynchronous_trainer() -> None:
+def test_entirely_broken_group_does_not_end_skyrls_fully_asynchronous_trainer() -> None:
     generator = skyrl_generator()
     lost = [broken(1, Outcome.LOST, []), broken(2, Outcome.LOST, [])]
     of_one = [SimpleNamespace(instance_id="problem")] * 2
@@ -177,7 +177,7 @@ def test_a_group_that_broke_whole_does_not_end_skyrls_fully_asynchronous_trainer
     output = generator._output(lost, of_one)
     assert output["rewards"] == [0.75, 0.75], "the mean of all rewards so far"
     assert not any(map(any, output["loss_masks"]))
-    # a step of several groups of which nothing trains is an error, and so is a run of which nothing was ever scored
+    # a step of several groups without trainable rollouts is an error, and so is a run without any score so far
     of_two = [SimpleNamespace(instance_id=name) for name in ("one", "other")]
     with pytest.raises(NoTrainableRollouts, match="2 lost"):
         generator._output(lost, of_two)
@@ -198,7 +198,7 @@ def sample(group: int, rollout_id: int, reward: float) -> SimpleNamespace:
     return SimpleNamespace(group_index=group, rollout_id=rollout_id, get_reward_value=lambda args: reward)
 
 
-def test_slimes_rewards_count_a_rollout_with_several_samples_once() -> None:
+def test_slime_rewards_count_a_rollout_with_several_samples_once() -> None:
     samples = [sample(0, 0, 1.0), sample(0, 0, 1.0), sample(0, 0, 1.0), sample(0, 1, 0.0), sample(1, 2, 0.5)]
     raw, centred = slime.group_rewards(SimpleNamespace(grpo_std_normalization=False), samples)
     assert raw == [1.0, 1.0, 1.0, 0.0, 0.5]
@@ -206,7 +206,7 @@ def test_slimes_rewards_count_a_rollout_with_several_samples_once() -> None:
 
 
 @pytest.mark.parametrize(("option", "value"), [("rollout_top_p", 0.9), ("partial_rollout", True), ("group_rm", True)])
-def test_options_of_slime_that_the_farm_cannot_serve_are_named(option: str, value: Any) -> None:
+def test_unsupported_options_of_slime_are_named(option: str, value: Any) -> None:
     samples = slime.SlimeSamples(None, "run")  # type: ignore[arg-type]
     samples.check(SimpleNamespace())
     with pytest.raises(InvalidRequest) as caught:
@@ -217,22 +217,22 @@ def test_options_of_slime_that_the_farm_cannot_serve_are_named(option: str, valu
         several.check(SimpleNamespace())
 
 
-def test_openrlhfs_placeholder_trains_one_token() -> None:
+def test_placeholder_of_openrlhf_trains_one_token() -> None:
     step = rows_of_step([rollout(0, [segment(2, [7])]), broken(1, Outcome.LOST, [segment(3, [7, 7])])], pad_id=5)
     fields = openrlhf.placeholder_fields(step[1])
-    assert fields["scores"] == fields["reward"], "one of its group was scored"
+    assert fields["scores"] == fields["reward"], "one rollout of its group was scored"
     assert fields["observation_tokens"] == [100, 101, 102, 5]
     assert fields["action_ranges"] == [(3, 4)]
     assert fields["reward"] == step[0].reward
 
 
-def test_advantages_are_over_the_scored_members_and_alike_for_all_rows_of_a_rollout() -> None:
+def test_advantages_are_over_scored_members_and_equal_for_all_rows_of_a_rollout() -> None:
     group = [
         rollout(0, [segment(2, [7])], reward=1.0),
         rollout(1, [segment(2, [7]), segment(3, [7, 7])], reward=0.0),
         broken(2, Outcome.LOST, [segment(2, [7])]),
     ]
-    # by the deviation of the population
+    # divided by the population's standard deviation
     assert [row.advantage for row in group_rows(group)] == pytest.approx([1.0, -1.0, -1.0])
     rows = group_rows(group, scaled=False)
     assert [(row.rollout.rollout_id[-3:], row.advantage) for row in rows] == [
@@ -240,4 +240,4 @@ def test_advantages_are_over_the_scored_members_and_alike_for_all_rows_of_a_roll
         ("0.1", -0.5),
         ("0.1", -0.5),
     ]
-    assert group_rows(group[1:]) == [], "one alone compares with nothing"
+    assert group_rows(group[1:]) == [], "a single rollout has no comparison"

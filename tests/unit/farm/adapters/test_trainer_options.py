@@ -1,4 +1,4 @@
-"""Options of trainers as fields of a batch: what draws and bounds a rollout is mapped, all else of it is refused."""
+"""Options of trainers as fields of a batch: sampling and limits are mapped, other options of rollouts are refused."""
 
 from __future__ import annotations
 
@@ -46,14 +46,14 @@ def test_every_option_of_a_trainer_is_mapped_refused_or_its_own(
     assert len(set(every)) == len(every)
 
 
-def test_every_option_of_the_trainers_own_has_a_reason() -> None:
+def test_every_option_left_to_the_trainer_has_a_reason() -> None:
     for trainer, listed in OPTIONS.items():
         assert all(reason and names for reason, names in listed["of_trainer"].items()), trainer
     evaluations = OPTIONS["slime.EvalDatasetConfig"]
     assert sorted(slime_collecting.REFUSED_OF_EVALUATIONS) == evaluations["refused"]
 
 
-def test_the_page_of_trainers_counts_their_options() -> None:
+def test_trainers_page_counts_their_options() -> None:
     page = (Path(__file__).parents[4] / "docs" / "how-to" / "users" / "trainers.md").read_text()
     rows = re.findall(r"`([\w.]+)` (\d+), (\d+), (\d+)", page)
     counted = {name: tuple(map(int, numbers)) for name, *numbers in rows}
@@ -63,10 +63,10 @@ def test_the_page_of_trainers_counts_their_options() -> None:
     }
 
 
-def test_values_are_sent_as_they_are_even_those_that_change_nothing() -> None:
+def test_values_are_sent_as_they_are_even_if_they_change_nothing() -> None:
     sampling = TrainerSampling("params")
     neutral = {"top_p": 1.0, "top_k": 0, "min_p": 0.0, "repetition_penalty": 1.0, "min_new_tokens": 0, "n": 1}
-    # what is left out a server takes from the model's generation_config.json
+    # a server takes an omitted value from the model's generation_config.json
     assert sampling.params(neutral) == SamplingParams(
         top_p=1.0, top_k=-1, min_p=0.0, repetition_penalty=1.0, min_tokens=0
     )
@@ -88,13 +88,13 @@ def test_values_are_sent_as_they_are_even_those_that_change_nothing() -> None:
         ({"top_k": "many"}, "params.top_k"),
     ],
 )
-def test_a_parameter_that_is_wrong_or_unknown_is_refused_by_name(values: dict[str, Any], field: str) -> None:
+def test_wrong_or_unknown_parameter_is_refused_by_name(values: dict[str, Any], field: str) -> None:
     with pytest.raises(InvalidRequest) as caught:
         TrainerSampling("params").params(values)
     assert caught.value.field == field
 
 
-def test_the_users_limits_come_before_the_trainers() -> None:
+def test_limits_of_the_user_override_those_of_the_trainer() -> None:
     assert limits_of({}, max_turns=3, max_row_tokens=None) == Limits(max_turns=3)
     both = limits_of({"limits": Limits(max_turns=8, run_s=5)}, max_turns=3, max_row_tokens=100)
     assert (both.max_turns, both.run_s, both.max_row_tokens) == (8, 5, 100)
@@ -109,7 +109,7 @@ def trl_args(**changed: Any) -> SimpleNamespace:
     return SimpleNamespace(**{**SAMPLED, **own, **of_grpo, **changed})
 
 
-def test_trls_arguments_draw_and_bound_a_rollout() -> None:
+def test_arguments_of_trl_set_sampling_and_limits() -> None:
     request = trl.trl_request(trl_args(max_tool_calling_iterations=3, vllm_max_model_length=900), {})
     assert request["sampling"] == SamplingParams(**SAMPLED)
     limits = request["limits"]
@@ -130,13 +130,13 @@ def test_trls_arguments_draw_and_bound_a_rollout() -> None:
         ({"vllm_structured_outputs_regex": "a+"}, "vllm_structured_outputs_regex"),
     ],
 )
-def test_arguments_of_trl_that_the_farm_cannot_follow_are_named(changed: dict[str, Any], field: str) -> None:
+def test_unsupported_arguments_of_trl_are_named(changed: dict[str, Any], field: str) -> None:
     with pytest.raises(InvalidRequest) as caught:
         trl.trl_request(trl_args(**changed), {})
     assert caught.value.field == field
 
 
-def test_trls_asynchronous_worker_bounds_each_call() -> None:
+def test_asynchronous_worker_of_trl_bounds_each_call() -> None:
     args = SimpleNamespace(
         **SAMPLED,
         max_completion_length=64,
@@ -166,7 +166,7 @@ def verl_config(**changed: Any) -> SimpleNamespace:
     return SimpleNamespace(**{**values, **rest, **changed})
 
 
-def test_verls_configuration_draws_and_bounds_a_rollout() -> None:
+def test_configuration_of_verl_sets_sampling_and_limits() -> None:
     config = verl_config(**{"multi_turn.max_assistant_turns": 6, "multi_turn.max_user_turns": 3})
     train, validation = (verl.rollout_request(config, {}, validate=validate) for validate in (False, True))
     drawn = SamplingParams(temperature=0.8, top_p=0.95, top_k=-1, repetition_penalty=1.0)
@@ -188,14 +188,14 @@ def test_verls_configuration_draws_and_bounds_a_rollout() -> None:
         ("multi_turn.tool_response_truncate_side", "left"),
     ],
 )
-def test_options_of_verl_that_the_farm_cannot_follow_are_named(name: str, value: Any) -> None:
+def test_unsupported_options_of_verl_are_named(name: str, value: Any) -> None:
     verl.check_rollout_config(verl_config())
     with pytest.raises(InvalidRequest) as caught:
         verl.check_rollout_config(verl_config(**{name: value}))
     assert caught.value.field == f"actor_rollout_ref.rollout.{name}"
 
 
-def test_routing_is_replayed_in_training_alone() -> None:
+def test_routing_is_replayed_only_in_training() -> None:
     train, validation = (
         verl.rollout_request(verl_config(), {}, validate=validate, experts=(48, 8)) for validate in (False, True)
     )
@@ -216,7 +216,7 @@ def test_routing_is_replayed_in_training_alone() -> None:
         (SimpleNamespace(enable_return_routed_experts=True), (48, 8), ""),
     ],
 )
-def test_skyrl_replays_routing_of_a_model_whose_form_is_given(config: Any, form: Any, field: str) -> None:
+def test_skyrl_replays_routing_of_a_model_whose_shape_is_configured(config: Any, form: Any, field: str) -> None:
     given = SimpleNamespace(inference_engine=config)
     if field:
         with pytest.raises(InvalidRequest) as caught:
@@ -227,7 +227,7 @@ def test_skyrl_replays_routing_of_a_model_whose_form_is_given(config: Any, form:
     assert made.expert_form == (form if config.enable_return_routed_experts else None)
 
 
-def test_an_evaluation_of_slime_has_its_own_parameters() -> None:
+def test_evaluation_of_slime_has_its_own_parameters() -> None:
     args = SimpleNamespace(
         rollout_temperature=1.0,
         rollout_top_p=1.0,
@@ -261,7 +261,7 @@ def test_an_evaluation_of_slime_has_its_own_parameters() -> None:
         ({"rollout_all_samples_process_path": "my.process"}, "rollout_all_samples_process_path"),
     ],
 )
-def test_options_of_slime_that_the_farm_cannot_follow_are_named(changed: dict[str, Any], field: str) -> None:
+def test_unsupported_options_of_slime_are_named(changed: dict[str, Any], field: str) -> None:
     unset = dict.fromkeys((*slime_collecting.REFUSED, *slime_collecting.REFUSED_OF_BATCHES))
     options = {**unset, **slime_collecting.UNCHANGED, **changed}
 
@@ -273,7 +273,7 @@ def test_options_of_slime_that_the_farm_cannot_follow_are_named(changed: dict[st
     assert caught.value.field == field
 
 
-def test_template_variables_and_the_seed_of_slime_are_followed() -> None:
+def test_template_variables_and_seed_of_slime_are_used() -> None:
     args = SimpleNamespace(
         **dict.fromkeys(slime_collecting.MAPPED),
         sglang_enable_deterministic_inference=True,

@@ -1,4 +1,4 @@
-"""Samples as trainers list them, the order in which rollouts come back, and instances in the rows of a data set."""
+"""Samples as trainers list them, the order of returned rollouts, and instances in the rows of a data set."""
 
 from __future__ import annotations
 
@@ -28,20 +28,20 @@ def test_repeats_are_samples_of_one_instance() -> None:
     assert samples.places == ((0, 0), (0, 1), (1, 0), (1, 1), (2, 0), (2, 1))
 
 
-def test_interleaved_repeats_come_back_where_they_were_listed() -> None:
+def test_interleaved_repeats_are_returned_in_listed_order() -> None:
     samples = StepSamples.of([A, B, A, B])
     rollouts = [rollout(number, []) for number in range(4)]
     back = samples.in_order(groups_of(rollouts, 2))
     assert [(each.group_index, each.sample_index) for each in back] == [(0, 0), (1, 0), (0, 1), (1, 1)]
 
 
-def test_a_problem_that_is_drawn_twice_is_two_groups() -> None:
+def test_problem_that_is_drawn_twice_is_two_groups() -> None:
     samples = StepSamples.of([A, A, B, B, problem("a"), problem("a")])
     assert (samples.instances, samples.n_samples) == ((A, B, A), 2)
     assert samples.places[4:] == ((2, 0), (2, 1))
 
 
-def test_uneven_repeats_are_played_as_smaller_groups() -> None:
+def test_uneven_repeats_become_smaller_groups() -> None:
     samples = StepSamples.of([A, A, A, A, B, B])
     assert (samples.instances, samples.n_samples) == ((A, A, B), 2)
     assert StepSamples.of([A, A, A, B, B]).n_samples == 1
@@ -50,13 +50,13 @@ def test_uneven_repeats_are_played_as_smaller_groups() -> None:
 
 
 @pytest.mark.parametrize("as_json", [False, True])
-def test_an_instance_is_read_from_a_column(as_json: bool) -> None:
+def test_instance_is_read_from_a_column(as_json: bool) -> None:
     value = {"data_source": "noop", "fields": {"name": "a"}}
     assert instance_of({"prompt": "x", "farm_instance": json.dumps(value) if as_json else value}) == A
     assert instance_of({"farm_instance": A}) is A
 
 
-def test_a_row_without_an_instance_is_refused_by_column_and_field() -> None:
+def test_row_without_an_instance_is_refused_by_column_and_field() -> None:
     with pytest.raises(InvalidRequest, match=r"no column 'farm_instance'; it has: label, prompt"):
         instance_of({"prompt": "x", "label": "y"})
     with pytest.raises(InvalidRequest, match=r"^farm_instance\.fields: "):
@@ -65,26 +65,26 @@ def test_a_row_without_an_instance_is_refused_by_column_and_field() -> None:
         instance_of({"farm_instance": "{"})
 
 
-def test_settings_may_not_hold_what_the_step_gives() -> None:
+def test_settings_may_not_contain_fields_of_the_step() -> None:
     with pytest.raises(InvalidRequest, match="n_samples"):
         TrainerRun(None, "run", {"n_samples": 4})  # type: ignore[arg-type]
 
 
-def test_a_request_is_counted_in_its_step_though_steps_overlap() -> None:
+def test_request_is_counted_in_its_step_even_if_steps_overlap() -> None:
     run = TrainerRun(None, "run")  # type: ignore[arg-type]
     assert [run._repeat(step, "key") for step in (4, 5, 4, 5, 4)] == [0, 0, 1, 1, 2]
     assert run._repeat(500, "key") == 0
     assert [*run._played] == [500]
 
 
-def test_experts_are_refused_where_the_trainer_has_no_place_for_them() -> None:
+def test_experts_are_refused_if_the_trainer_has_no_field_for_them() -> None:
     run = TrainerRun(None, "run", {"sampling": {"routed_experts": 8}}, takes_experts=False)  # type: ignore[arg-type]
     with pytest.raises(InvalidRequest, match="no field for them") as caught:
         run.submit([Instance(data_source="noop", fields={})], 0)
     assert caught.value.field == "sampling.routed_experts"
 
 
-def test_images_are_refused_as_the_rows_of_trainers_have_no_place_for_them() -> None:
+def test_images_are_refused_if_the_trainer_has_no_field_for_them() -> None:
     run = TrainerRun(None, "run", {"agent_requests": {"images": "engine"}})  # type: ignore[arg-type]
     with pytest.raises(InvalidRequest, match="no place for images") as caught:
         run.submit([Instance(data_source="noop", fields={})], 0)
@@ -96,7 +96,7 @@ def engine(url: str, model: str, *, token_out: bool = True, tokenizer: str = "")
     return EngineState(StoredEngine(url=url, model=model, tokenizer=tokenizer, info=info), 0, 0)
 
 
-def test_engines_without_ids_and_of_two_tokenizers_are_refused() -> None:
+def test_engines_without_ids_or_with_two_tokenizers_are_refused() -> None:
     check_engines([engine("http://a/v1", "m"), engine("http://b/v1", "m")])
     check_engines([engine("http://a/v1", "m", tokenizer="t"), engine("http://b/v1", "n", tokenizer="t")])
     check_engines([engine("http://a/v1", "m"), engine("http://b/v1", "n", token_out=False)], "m")
@@ -108,7 +108,7 @@ def test_engines_without_ids_and_of_two_tokenizers_are_refused() -> None:
         check_engines([engine("http://a/v1", "m"), engine("http://b/v1", "n")])
 
 
-def test_engines_of_a_training_run_are_its_own() -> None:
+def test_training_run_checks_only_its_own_engines() -> None:
     shared, own = engine("http://a/v1", "m"), engine("http://b/v1", "run:exp-1", token_out=False)
     check_engines([shared, own])
     check_engines([shared, own], "m")
@@ -135,11 +135,11 @@ def test_engines_of_a_training_run_are_its_own() -> None:
         ("runs", "", True),
     ],
 )
-def test_which_engine_serves_which_batch(engine_model: str, model: str, expected: bool) -> None:
+def test_engine_serves_batches_of_its_model(engine_model: str, model: str, expected: bool) -> None:
     assert serves(engine_model, model) is expected
 
 
-def test_as_many_rollouts_as_samples() -> None:
+def test_number_of_rollouts_must_equal_the_number_of_samples() -> None:
     check_count(4, 4)
     with pytest.raises(InvalidRequest, match="listed 5 samples, but there are 4 rollouts"):
         check_count(4, 5)

@@ -1,4 +1,4 @@
-"""Requests that wait for a batch: a notification wakes them, the end of the process answers them without a query."""
+"""Requests that wait for a batch: a notification wakes them; a shutdown answers them without a query."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from farm.api.batch_waiters import BatchWaiters
 from farm.notifications import Signals
 
 
-def test_the_end_of_the_process_answers_those_that_wait_and_those_that_ask() -> None:
+def test_shutdown_answers_waiting_and_querying_requests() -> None:
     async def play() -> list[int]:
         waiters = BatchWaiters(Signals(""))
         stuck = asyncio.Event()
@@ -47,7 +47,7 @@ def test_the_end_of_the_process_answers_those_that_wait_and_those_that_ask() -> 
     assert asyncio.run(play()) == [1, 2, 3, 4, 5]
 
 
-def test_one_that_is_cancelled_while_it_asks_is_cancelled() -> None:
+def test_request_cancelled_during_its_query_is_cancelled() -> None:
     async def play() -> None:
         waiters = BatchWaiters(Signals(""))
         asking = asyncio.Event()

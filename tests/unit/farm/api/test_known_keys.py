@@ -1,4 +1,4 @@
-"""Keys of the store while it is away: those who wait together are answered together, and none is taken from memory."""
+"""API keys during a store outage: waiting callers are answered together, and no key is answered from memory."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ KEY = ApiKey("one", (Scope.READ,))
 
 
 class _Endpoints:
-    """Answers reads in place of a store, which is away once `is_away`."""
+    """Answers reads in place of a store, which is unavailable once `is_away` is set."""
 
     def __init__(self) -> None:
         self.farm = self
@@ -25,11 +25,11 @@ class _Endpoints:
         self.n_reads = 0
 
     def read(self, work: Callable[..., Any]) -> None:
-        """Is never called: `run` is given it."""
+        """Never called: `run` takes it as an argument."""
 
     async def run(self, call: Callable[..., Any], *arguments: Any) -> dict[str, ApiKey]:
         self.n_reads += 1
-        # all others have come by then
+        # all others have arrived by then
         await asyncio.sleep(0)
         if self.is_away:
             raise StoreUnavailable("away")
@@ -40,7 +40,7 @@ async def _ask(keys: KnownKeys, n: int) -> list[Any]:
     return await asyncio.gather(*(keys.caller(TEXT) for _ in range(n)), return_exceptions=True)
 
 
-def test_those_who_wait_for_a_store_that_is_away_wait_once(monkeypatch: Any) -> None:
+def test_callers_during_an_outage_wait_for_one_read(monkeypatch: Any) -> None:
     async def check() -> None:
         endpoints = _Endpoints()
         keys = KnownKeys(endpoints, "own")  # type: ignore[arg-type]
@@ -49,7 +49,7 @@ def test_those_who_wait_for_a_store_that_is_away_wait_once(monkeypatch: Any) -> 
         endpoints.is_away = True
         monkeypatch.setattr("farm.api.auth._FRESH_S", -1.0)
         for n in range(1, 3):
-            assert {type(each) for each in await _ask(keys, 20)} == {StoreUnavailable}, "what is known is too old"
+            assert {type(each) for each in await _ask(keys, 20)} == {StoreUnavailable}, "the known key is too old"
             assert endpoints.n_reads == 1 + n
         assert await keys.caller(b"own") == (Caller("admin"), 0.0)
         endpoints.is_away = False

@@ -1,4 +1,4 @@
-"""Display for people: nothing is left out, and text is never interpreted as markup."""
+"""Display for people: complete, and text is never interpreted as markup."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def rollout(sample: int, outcome: Outcome, reward: float | None, failure: Failur
     )
 
 
-def test_progress_counts_what_has_left_a_stage_and_what_ended_in_it() -> None:
+def test_progress_counts_rollouts_that_left_each_stage_and_ended_in_it() -> None:
     queued = {stage: {State.QUEUED: 0, State.ACTIVE: 0} for stage in Stage}
     queued[Stage.INIT] = {State.QUEUED: 5, State.ACTIVE: 1}
     queued[Stage.RUN] = {State.QUEUED: 2, State.ACTIVE: 3}
@@ -75,12 +75,12 @@ def test_progress_counts_what_has_left_a_stage_and_what_ended_in_it() -> None:
     assert rows == [["eval", "0", "0", "7", "0", "3"]]
 
 
-def test_of_a_batch_that_had_ended_before_no_rate_is_told() -> None:
+def test_batch_that_had_ended_before_shows_no_rate() -> None:
     status = BatchStatus("b1", 2, 2, 0, 0, {stage: dict.fromkeys(State, 0) for stage in Stage}, {}, 1.0, 0.0)
     assert "batch b1: 2/2 ended, mean reward 1.000, failures: none" in shown(progress(status, 2, 0.1))
 
 
-def test_what_was_found_of_its_tasks_is_told_of_a_batch_that_has_ended_too() -> None:
+def test_task_findings_are_shown_for_an_ended_batch() -> None:
     stages = {stage: dict.fromkeys(State, 0) for stage in Stage}
     status = BatchStatus("b1", 2, 2, 0, 0, stages, {}, 1.0, 0.0, findings=("1 of 2 tasks is [vacuous] (a)",))
     assert "1 of 2 tasks is [vacuous] (a)" in shown(progress(status, 2, 0.1))
@@ -89,14 +89,14 @@ def test_what_was_found_of_its_tasks_is_told_of_a_batch_that_has_ended_too() -> 
 @pytest.mark.parametrize(
     ("seconds", "text"), [(0.4, "0 s"), (59.9, "59 s"), (200, "3 min 20 s"), (7320, "2 h 2 min"), (200_000, "2 d 7 h")]
 )
-def test_a_time_that_is_left_is_told_in_its_two_largest_units(seconds: float, text: str) -> None:
+def test_remaining_time_is_shown_in_its_two_largest_units(seconds: float, text: str) -> None:
     status = BatchStatus("b1", 2, 1, 0, 0, {stage: dict.fromkeys(State, 0) for stage in Stage}, {}, 1.0, 0.0)
     assert f", about {text} left, " in " ".join(shown(progress(status, 0, seconds)).split())
 
 
 @pytest.mark.parametrize("width", [20, 40, 60, 80, 100, 160])
-def test_no_id_is_ever_cut(width: int) -> None:
-    """In a narrow terminal a line is longer than it, which the terminal wraps: it can be copied all the same."""
+def test_ids_are_never_cut(width: int) -> None:
+    """In a narrow terminal the terminal wraps a longer line, so that the id can still be copied."""
     ids = [f"b0123456789.{index}" for index in (0, 7, 1023)]
     rollouts = [
         replace(
@@ -120,7 +120,7 @@ def test_no_id_is_ever_cut(width: int) -> None:
     assert "…" not in file.getvalue()
 
 
-def test_a_group_shows_every_reward_and_a_dash_for_none() -> None:
+def test_group_shows_every_reward_and_a_dash_for_none() -> None:
     broken = rollout(1, Outcome.ENGINE_ERROR, None, Failure("engine_error", "b1.0.1: it is [gone]"))
     text = shown(display.group_table([rollout(0, Outcome.SUBMITTED, 0.5), broken]))
     assert "0.5 -" in text
@@ -129,7 +129,7 @@ def test_a_group_shows_every_reward_and_a_dash_for_none() -> None:
     assert display.failures([broken, broken]) == ["2 failed (b1.0.1, …) engine_error: it is [gone]"]
 
 
-def test_a_transcript_shows_calls_results_times_and_rewards() -> None:
+def test_transcript_shows_calls_results_times_and_rewards() -> None:
     call = {"id": "c", "type": "function", "function": {"name": "bash", "arguments": '{"command": "a\\n[b]"}'}}
     model_call = ModelCall(
         index=0,
@@ -155,7 +155,7 @@ def test_a_transcript_shows_calls_results_times_and_rewards() -> None:
         assert part in text, part
 
 
-def test_what_is_not_exact_is_shown_and_nothing_where_all_is() -> None:
+def test_only_inexact_tokens_are_mentioned() -> None:
     plain = rollout(0, Outcome.SUBMITTED, 1.0)
     off = replace(plain, n_mismatches=2, n_invalid_actions=3, n_segments=4, n_restarts=1, version_min=3, version_max=5)
     drift = "2 mismatched calls, 3 invalid calls, 3 rows beyond the first, 1 restarts"
@@ -192,6 +192,6 @@ def test_what_is_not_exact_is_shown_and_nothing_where_all_is() -> None:
     assert "2 mismatched calls, 3 invalid tool calls" in shown(progress(status, 0, 1.0))
 
 
-def test_artefacts_are_listed_as_they_are_fetched() -> None:
+def test_artefacts_are_listed_with_name_type_and_size() -> None:
     text = shown(display.artefact_table([KeptArtefact("3-[bash].txt", "text/plain", 4_000_000, 1234, 1, 0.0)]))
     assert [line.split() for line in text.splitlines()[-1:]] == [["3-[bash].txt", "text/plain", "4000000", "1234"]]

@@ -1,4 +1,4 @@
-"""Findings of `farm doctor` about the store, and about the farm's control group."""
+"""Findings of `farm doctor` about the store and the farm's control group."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from farm.store.database import Store
 from tests.services.entry_points import installed
 
 
-def test_none_is_needed() -> None:
+def test_control_group_is_optional() -> None:
     check_result = _cgroup(Settings(cgroup=None))
     assert check_result.ok
     assert "FARM_CGROUP" in check_result.detail
@@ -31,7 +31,7 @@ def test_none_is_needed() -> None:
         ("readme", "", False, "is not a control group"),
     ],
 )
-def test_one_must_have_the_memory_controller(tmp_path: Path, file: str, text: str, ok: bool, detail: str) -> None:
+def test_control_group_needs_the_memory_controller(tmp_path: Path, file: str, text: str, ok: bool, detail: str) -> None:
     (tmp_path / file).write_text(text)
     check_result = _cgroup(Settings(cgroup=tmp_path))
     assert check_result.ok is ok
@@ -45,7 +45,7 @@ def stores(tmp_path: Path, store_url: str = "") -> list[CheckResult]:
     return [each for each in examine(options, *store_and_broker(options)) if each.what in result]
 
 
-def test_before_the_first_farm_there_is_nothing_to_mend(tmp_path: Path) -> None:
+def test_store_is_not_needed_before_the_first_farm(tmp_path: Path) -> None:
     (check_result,) = stores(tmp_path)
     assert (check_result.ok, check_result.needed) == (False, False)
     assert (check_result.detail, check_result.mend) == (f"no farm yet in {tmp_path / 'home'}", "`farm up` creates one")
@@ -62,7 +62,7 @@ def test_before_the_first_farm_there_is_nothing_to_mend(tmp_path: Path) -> None:
         ("nonsense", "not a database URL"),
     ],
 )
-def test_a_store_that_cannot_be_asked_is_one_finding_and_no_statement(tmp_path: Path, url: str, detail: str) -> None:
+def test_unreachable_store_is_one_finding_without_sql(tmp_path: Path, url: str, detail: str) -> None:
     (tmp_path / "text.db").write_text("hello, this is no database\n" * 100)
     (check_result,) = stores(tmp_path, url.format(tmp=tmp_path))
     assert (check_result.what, check_result.ok, check_result.needed) == ("store", False, True)
@@ -70,7 +70,7 @@ def test_a_store_that_cannot_be_asked_is_one_finding_and_no_statement(tmp_path: 
     assert "\n" not in check_result.detail
     for word in ("SELECT", "PRAGMA", "secret"):
         assert word not in check_result.detail + check_result.mend
-    assert not (tmp_path / "none.db").exists(), "to look makes nothing"
+    assert not (tmp_path / "none.db").exists(), "the check creates nothing"
 
 
 def test_without_nodes_and_engines_neither_is_ok(sqlite_store: Store, tmp_path: Path) -> None:
@@ -79,7 +79,7 @@ def test_without_nodes_and_engines_neither_is_ok(sqlite_store: Store, tmp_path: 
     assert (result["engines"].detail, result["nodes"].detail) == ("none is added", "none runs")
 
 
-def test_a_farm_of_this_machine_that_was_ended_is_not_broken(sqlite_store: Store, tmp_path: Path) -> None:
+def test_stopped_farm_of_this_machine_is_not_broken(sqlite_store: Store, tmp_path: Path) -> None:
     home = tmp_path / "home"
     home.mkdir()
     address = {"store_url": sqlite_store.url, "broker_url": f"redis+socket://{tmp_path}/gone.sock"}
@@ -104,7 +104,7 @@ rows = Forgetful()
 """
 
 
-def test_an_adapter_is_held_to_its_promises(tmp_path: Path) -> None:
+def test_doctor_checks_the_promises_of_an_adapter(tmp_path: Path) -> None:
     kept = CliRunner().invoke(main, ["doctor", "--adapter", "trl"])
     assert kept.exit_code == 0, kept.output
     assert kept.output.count("ok  ") == 10
@@ -119,7 +119,7 @@ def test_an_adapter_is_held_to_its_promises(tmp_path: Path) -> None:
     assert "bad" in broken.output
     assert "there are 0 rows, but 9 may train" in broken.output
     assert "installed: arrays," in CliRunner().invoke(main, ["doctor", "--adapter", "none-such"]).output
-    # one that gives results, whose trainer is not here
+    # an adapter that returns results, whose trainer is not installed here
     absent = CliRunner().invoke(main, ["doctor", "--adapter", "rllm"])
     assert absent.exit_code
     assert "adapter rllm needs its trainer's package in this Python: No module named 'rllm'" in absent.output

@@ -1,4 +1,4 @@
-"""`farm engines …`: what a person sees of the engines, and never their keys."""
+"""`farm engines …`: the display of engines, without their keys."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def test_engines_are_added_drained_removed_and_cleared(farm_url: str, tmp_path: 
     assert listed(farm_url) == []
 
 
-def test_a_batch_for_an_engine_that_is_there_leaves_its_settings(farm_url: str, tmp_path: Path) -> None:
+def test_batch_for_an_existing_engine_keeps_its_settings(farm_url: str, tmp_path: Path) -> None:
     (tmp_path / "key").write_text("secret\n")
     (tmp_path / "batch").write_text('{"data_source": "chat", "fields": {"question": "1 + 1?"}}\n')
     run(farm_url, "add", URL, "--key-file", str(tmp_path / "key"))
@@ -86,13 +86,13 @@ def keyed() -> Iterator[str]:
 
 @pytest.fixture(scope="module")
 def web_page() -> Iterator[str]:
-    """A server that is no engine."""
+    """A server that is not an engine."""
     page = Starlette(routes=[Route("/{path:path}", lambda request: PlainTextResponse("hello"))])
     with serving(page) as url:
         yield f"{url}/v1"
 
 
-def test_an_engine_that_is_added_is_asked_once(farm_url: str, tmp_path: Path, keyed: str, web_page: str) -> None:
+def test_added_engine_is_probed_once(farm_url: str, tmp_path: Path, keyed: str, web_page: str) -> None:
     (tmp_path / "key").write_text("secret\n")
     key = ("--key-file", str(tmp_path / "key"))
     assert "answers with status 401: does it need a key (--key-file)?" in run(farm_url, "add", keyed)
@@ -103,14 +103,14 @@ def test_an_engine_that_is_added_is_asked_once(farm_url: str, tmp_path: Path, ke
     assert "secret" not in run(farm_url, "list")
 
 
-def test_what_cannot_be_is_one_line(farm_url: str) -> None:
+def test_invalid_arguments_are_one_line_errors(farm_url: str) -> None:
     for words in (["remove", URL], ["add", "nonsense"], ["pause", URL]):
         result = CliRunner().invoke(main, ["engines", words[0], "--url", farm_url, *words[1:]])
         assert result.exit_code == 1
         assert result.output.startswith("Error: ")
 
 
-def test_the_table_says_what_they_are_and_what_is_wrong_and_no_key() -> None:
+def test_table_shows_state_and_trouble_without_keys() -> None:
     info = EngineInfo(kind="vllm", version="0.32.0", model="found", token_in="generate", token_out=True, control=True)
     paused = StoredEngine(
         URL, key="secret", info=info, paused="drain", paused_by="host/7", paused_s=340.0, n_orders=1, version="7"
@@ -127,7 +127,7 @@ def test_the_table_says_what_they_are_and_what_is_wrong_and_no_key() -> None:
     assert "secret" not in shown
 
 
-def test_the_doctor_finds_engines_that_are_out_and_pauses_that_last(farm_url: str) -> None:
+def test_doctor_reports_engines_that_are_out_and_long_pauses(farm_url: str) -> None:
     def finding() -> CheckResult:
         return next(each for each in doctor.examine(Settings(), farm_url, "") if each.what == "engines")
 
@@ -135,7 +135,7 @@ def test_the_doctor_finds_engines_that_are_out_and_pauses_that_last(farm_url: st
     try:
         assert "farm engines add" in finding().mend
         store.write(lambda connection: llm_engines.add(connection, StoredEngine(URL)))
-        assert not finding().ok, "nobody has asked it"
+        assert not finding().ok, "it has not been probed"
         assert "has not answered any node yet" in finding().detail
         store.write(lambda connection: llm_engines.set_info(connection, URL, EngineInfo(model="m")))
         assert finding().ok
@@ -145,7 +145,7 @@ def test_the_doctor_finds_engines_that_are_out_and_pauses_that_last(farm_url: st
         store.write(lambda connection: llm_engines.set_paused(connection, "drain", "host/7", None))
         long_ago = llm_engines.engines.update().values(paused_at=llm_engines.engines.c.paused_at - 1000)
         store.write(lambda connection: connection.execute(long_ago) and None)
-        # and what the database has taken since
+        # and the time that the database has taken since
         assert re.search(r"paused for 1\d{3} s by host/7", finding().detail)
         assert "farm engines resume" in finding().mend
     finally:

@@ -131,7 +131,7 @@ def test_all_kinds_together_are_arrays_too(tmp_path: Path) -> None:
         assert loaded["response_mask"].shape == (5, 3)
 
 
-def test_a_file_stays_as_it_was_if_its_successor_is_not_finished(tmp_path: Path) -> None:
+def test_file_is_unchanged_if_its_replacement_is_not_finished(tmp_path: Path) -> None:
     target = tmp_path / "b.jsonl"
     target.write_bytes(b"old")
     with suppress(KeyboardInterrupt), replaced(target) as file:
@@ -141,14 +141,14 @@ def test_a_file_stays_as_it_was_if_its_successor_is_not_finished(tmp_path: Path)
     assert [entry.name for entry in tmp_path.iterdir()] == ["b.jsonl"]
 
 
-def test_a_full_disk_is_said_with_the_file_that_it_was_for(tmp_path: Path) -> None:
+def test_full_disk_error_names_the_target_file(tmp_path: Path) -> None:
     (tmp_path / "b.npz").write_bytes(b"old")
     with pytest.raises(OSError, match=f"No space left on device: '{tmp_path}/b.npz'"), replaced(tmp_path / "b.npz"):
         Path("/dev/full").write_bytes(b"x" * 100_000)
     assert [(entry.name, entry.read_bytes()) for entry in tmp_path.iterdir()] == [("b.npz", b"old")]
 
 
-def test_a_file_keeps_its_rights_and_a_link_leads_where_it_led(tmp_path: Path) -> None:
+def test_replaced_file_keeps_its_mode_and_links_are_followed(tmp_path: Path) -> None:
     (tmp_path / "real").write_bytes(b"old")
     (tmp_path / "real").chmod(0o640)
     (tmp_path / "link").symlink_to("real")
@@ -175,7 +175,7 @@ def test_a_file_keeps_its_rights_and_a_link_leads_where_it_led(tmp_path: Path) -
         ("/proc/b.npz", "no file can be created in /proc"),
     ],
 )
-def test_a_place_that_cannot_be_written_is_refused_at_once(tmp_path: Path, name: str, why: str) -> None:
+def test_unwritable_target_is_refused_at_once(tmp_path: Path, name: str, why: str) -> None:
     (tmp_path / "file").write_text("")
     (tmp_path / "folder.npz").mkdir()
     with pytest.raises(InvalidRequest, match=why):

@@ -1,4 +1,4 @@
-"""The commands that say what can be submitted show every kind: its fields, and a line that its handler accepts."""
+"""Commands that describe instances show every kind: its fields, and a line that its handler accepts."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def test_all_kinds_are_listed() -> None:
     assert [name for name in {*KINDS, *installed("farm.handlers")} if name not in listed.output] == []
 
 
-def test_an_unknown_kind_is_refused_with_those_there_are() -> None:
+def test_unknown_kind_is_refused_with_a_list_of_known_ones() -> None:
     shown = CliRunner().invoke(handlers, ["show", "parchment"])
     assert shown.exit_code != 0
     assert "there is no handler 'parchment'; installed here: " in shown.output

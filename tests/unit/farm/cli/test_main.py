@@ -1,4 +1,4 @@
-"""The command line without a farm: what is loaded, what it says of itself, and that every mistake is one clear line."""
+"""The command line without a farm: imports, help, version, and one clear line for every mistake."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ HEAVY = {
 ROOT = Path(__file__).parents[4]
 
 
-def test_help_and_the_package_load_nothing_heavy() -> None:
+def test_help_and_the_package_import_nothing_heavy() -> None:
     code = "import sys, farm; from farm.cli.main import main; main(['--help'], standalone_mode=False)"
     code += "; print(*sys.modules, file=sys.stderr)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
@@ -55,7 +55,7 @@ def test_help_and_the_package_load_nothing_heavy() -> None:
     assert HEAVY & {*done.stderr.split()} == set()
 
 
-def test_every_name_of_the_package_is_there_and_known_to_type_checkers() -> None:
+def test_every_public_name_exists_and_is_known_to_type_checkers() -> None:
     tree = ast.parse(inspect.getsource(farm))
     block = next(node for node in tree.body if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING")
     shown = {(node.module, name.name) for node in block.body if isinstance(node, ast.ImportFrom) for name in node.names}
@@ -73,7 +73,7 @@ def test_type_checkers_read_the_packages() -> None:
 
 
 @pytest.mark.parametrize("name", COMMANDS)
-def test_a_command_says_of_itself_what_the_list_says(name: str) -> None:
+def test_help_of_a_command_equals_its_line_in_the_list(name: str) -> None:
     command = main.get_command(click.Context(main), name)
     assert command is not None
     assert command.name == name
@@ -143,7 +143,7 @@ def test_every_mistake_is_one_line(tmp_path: Path, words: list[str], code: int, 
     assert filled(expected) in output
     assert "Traceback" not in output
     assert len([line for line in output.splitlines() if line.startswith("Error: ")]) == 1
-    assert not (tmp_path / "home").exists(), "nothing is made by a mistake"
+    assert not (tmp_path / "home").exists(), "a mistake creates nothing"
 
 
 @pytest.mark.parametrize(
@@ -156,7 +156,7 @@ def test_every_mistake_is_one_line(tmp_path: Path, words: list[str], code: int, 
         ("FARM_STORE_URL", "mongodb://h/d", "store_url: "),
     ],
 )
-def test_a_variable_that_is_wrong_is_named(tmp_path: Path, name: str, value: str, expected: str) -> None:
+def test_wrong_variable_is_named(tmp_path: Path, name: str, value: str, expected: str) -> None:
     env = {"FARM_HOME": str(tmp_path), "FARM_STORE_URL": None, name: value}
     output = said(main, "ls", code=1, env=env)
     assert expected in output
@@ -172,7 +172,7 @@ def store_url(migrated_sqlite: Path, tmp_path_factory: pytest.TempPathFactory) -
 
 
 @pytest.mark.parametrize("name", ["math", "code", "swe", "chat", "noop"])
-def test_the_example_of_a_handler_can_be_submitted(store_url: str, tmp_path: Path, name: str) -> None:
+def test_example_of_a_handler_can_be_submitted(store_url: str, tmp_path: Path, name: str) -> None:
     schema, _, example = said(main, "handlers", "show", name).partition("\nexample, one line of a file")
     assert '"properties"' in schema
     (tmp_path / "example.jsonl").write_text(example.splitlines()[-1])
@@ -182,7 +182,7 @@ def test_the_example_of_a_handler_can_be_submitted(store_url: str, tmp_path: Pat
     assert any(line.startswith("no engine is added") for line in submitted)
 
 
-def test_a_batch_with_its_own_engine_waits_for_none_of_the_farms(store_url: str, tmp_path: Path) -> None:
+def test_batch_with_its_own_engine_needs_no_engine_of_the_farm(store_url: str, tmp_path: Path) -> None:
     problems, key = tmp_path / "problems.jsonl", tmp_path / "key"
     chat = {"data_source": "chat", "fields": {"question": "?"}}
     problems.write_text(json.dumps(chat))
@@ -209,7 +209,7 @@ def test_a_batch_with_its_own_engine_waits_for_none_of_the_farms(store_url: str,
     assert warned == [False, True, True]
 
 
-def test_the_problems_to_begin_with_can_be_submitted(store_url: str) -> None:
+def test_starter_problems_can_be_submitted(store_url: str) -> None:
     submitted = said(main, "submit", str(ROOT / "examples" / "problems.jsonl"), "--url", store_url).splitlines()
     listed = [json.loads(line) for line in said(main, "ls", "--json", "--url", store_url).splitlines()]
     assert [(each["batch_id"], each["state"], each["data_sources"]) for each in listed][:1] == [
@@ -218,7 +218,7 @@ def test_the_problems_to_begin_with_can_be_submitted(store_url: str) -> None:
     assert {"math", "code", "swe", "chat", "noop"} <= {*said(main, "handlers").split()}
 
 
-def test_the_plugins_for_tests_are_not_installed_in_production() -> None:
+def test_plugins_for_tests_are_not_installed_in_production() -> None:
     env = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     done = subprocess.run([FARM, "handlers"], env=env, capture_output=True, text=True, check=True)
     words = {*done.stdout.replace(",", " ").split()}
@@ -226,7 +226,7 @@ def test_the_plugins_for_tests_are_not_installed_in_production() -> None:
     assert not {"noop", "chat"} & words
 
 
-def test_all_that_is_wrong_is_said_at_once_with_file_and_line(store_url: str, tmp_path: Path) -> None:
+def test_all_mistakes_are_listed_with_file_and_line(store_url: str, tmp_path: Path) -> None:
     lines = [
         {"data_source": "noop", "fields": {}},
         {"data_source": "math", "fields": {"family": "gcd"}},
@@ -247,7 +247,7 @@ def test_all_that_is_wrong_is_said_at_once_with_file_and_line(store_url: str, tm
         assert place in output
 
 
-def test_a_whole_request_may_stand_in_a_file(store_url: str, tmp_path: Path) -> None:
+def test_whole_request_can_be_read_from_a_file(store_url: str, tmp_path: Path) -> None:
     (tmp_path / "request.yaml").write_text(
         "n_samples: 2\nsampling: {top_p: 0.5, temperature: 0.1}\nmetadata: {run: 7}\n"
     )
@@ -278,7 +278,7 @@ def test_a_whole_request_may_stand_in_a_file(store_url: str, tmp_path: Path) -> 
         ("cancel", "b0.1", "there is no group b0.1"),
     ],
 )
-def test_an_id_that_names_nothing_is_said_not_to_exist(store_url: str, command: str, given: str, expected: str) -> None:
+def test_unknown_id_is_reported_as_not_found(store_url: str, command: str, given: str, expected: str) -> None:
     assert f"Error: NotFound: {expected}" in said(main, command, given, "--url", store_url, code=1)
 
 
@@ -292,7 +292,7 @@ STARVED: dict[str, dict[str, str]] = {
 
 
 @pytest.mark.parametrize("more", STARVED.values(), ids=STARVED)
-def test_a_poor_environment_is_enough_for_a_clear_line(tmp_path: Path, more: dict[str, str]) -> None:
+def test_minimal_environment_still_gives_a_clear_error(tmp_path: Path, more: dict[str, str]) -> None:
     env = {name: value for name, value in os.environ.items() if not name.startswith("FARM_")}
     env |= {"FARM_HOME": str(tmp_path / "home")} | more
     env = {name: value for name, value in env.items() if value or name != "FARM_HOME"}
@@ -302,7 +302,7 @@ def test_a_poor_environment_is_enough_for_a_clear_line(tmp_path: Path, more: dic
     assert listed.stderr.startswith(b"Error: FarmUnreachable: no farm was ever started in")
 
 
-def test_a_farm_that_has_no_place_says_which_variable_sets_it(tmp_path: Path) -> None:
+def test_farm_home_that_cannot_be_created_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     for place, why in (
         ("/proc/farm", "No such file"),
@@ -315,7 +315,7 @@ def test_a_farm_that_has_no_place_says_which_variable_sets_it(tmp_path: Path) ->
 
 
 @pytest.mark.parametrize(("words", "expected"), [((), 2.0), (("--wait", "0.5"), 0.5)], ids=["default", "asked"])
-def test_a_farm_that_does_not_answer_is_waited_for_briefly(
+def test_command_waits_briefly_for_a_farm_that_does_not_answer(
     monkeypatch: pytest.MonkeyPatch, words: tuple[str, ...], expected: float
 ) -> None:
     waited = []
@@ -327,10 +327,10 @@ def test_a_farm_that_does_not_answer_is_waited_for_briefly(
     monkeypatch.setattr("farm.client.connect.connect", connect)
     assert "nobody answers" in said(main, "ls", "--url", "http://127.0.0.1:9/", *words, code=1)
     assert waited[0] == pytest.approx(expected, abs=0.1)
-    assert (len(waited) > 1) == bool(words), "it tries again only if it was told how long to wait"
+    assert (len(waited) > 1) == bool(words), "it retries only with a given timeout"
 
 
-def test_a_folder_in_which_a_farm_starts_is_waited_for(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_wait_covers_a_farm_that_is_starting_in_the_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     errors = [farm.FarmUnreachable("there is no farm"), farm.StoreUnavailable("it has no tables yet")]
 
     def connect(url: object, *, first_s: float) -> Any:
@@ -343,8 +343,8 @@ def test_a_folder_in_which_a_farm_starts_is_waited_for(monkeypatch: pytest.Monke
     assert not errors
 
 
-def test_an_interrupt_ends_a_command_with_130(tmp_path: Path) -> None:
-    """While it waits for a farm that is not there yet."""
+def test_interrupt_ends_a_command_with_130(tmp_path: Path) -> None:
+    """Here during the wait for a farm that does not exist yet."""
     process = subprocess.Popen(
         [FARM, "ls", "--wait", "60", "--url", "http://127.0.0.1:9/"], stdout=subprocess.PIPE, stderr=subprocess.PIPE
     )
@@ -354,7 +354,7 @@ def test_an_interrupt_ends_a_command_with_130(tmp_path: Path) -> None:
     assert (process.returncode, errors.strip()) == (130, b"interrupted")
 
 
-def test_an_interrupt_that_a_library_swallows_ends_a_command_with_130(capfd: pytest.CaptureFixture[str]) -> None:
+def test_interrupt_swallowed_by_a_library_ends_a_command_with_130(capfd: pytest.CaptureFixture[str]) -> None:
     """As pydantic does where Rust calls Python: it prints the interrupt as ignored, then fails in another way."""
 
     class Swallows:
@@ -377,7 +377,7 @@ def test_an_interrupt_that_a_library_swallows_ends_a_command_with_130(capfd: pyt
 
 
 def until_it_waits(pid: int) -> None:
-    """Until a process has loaded the HTTP client, and so is past all it has to load."""
+    """Wait until a process has loaded the HTTP client, which is its last import."""
     deadline = time.monotonic() + 60
     while "_ssl" not in Path(f"/proc/{pid}/maps").read_text():
         assert time.monotonic() < deadline

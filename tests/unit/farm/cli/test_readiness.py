@@ -1,4 +1,4 @@
-"""Reasons why a batch waits, by one rule; nothing is reported as ready before it was seen to work."""
+"""Reasons why a batch waits, by one rule; parts count as ready only after they have worked once."""
 
 from __future__ import annotations
 
@@ -38,12 +38,12 @@ WELL: dict[str, StoredEngine] = {
 
 
 @pytest.mark.parametrize(("engine", "why"), TROUBLED.values(), ids=TROUBLED)
-def test_an_engine_that_was_not_seen_to_work_is_in_trouble(engine: StoredEngine, why: str) -> None:
+def test_engine_that_has_not_worked_yet_is_in_trouble(engine: StoredEngine, why: str) -> None:
     assert engine_trouble(engine) == why
 
 
 @pytest.mark.parametrize("engine", WELL.values(), ids=WELL)
-def test_one_that_was_is_not(engine: StoredEngine) -> None:
+def test_engine_that_has_worked_is_not_in_trouble(engine: StoredEngine) -> None:
     assert engine_trouble(engine) == ""
     assert missing_parts([NODE], [EngineState(engine, 0, 0)]) == []
 
@@ -58,12 +58,12 @@ def test_one_that_was_is_not(engine: StoredEngine) -> None:
         (replace(NODE, out_of_service_s=20.0, out_of_service_why="run: x", n_trips=1), True),
     ],
 )
-def test_a_node_takes_rollouts_while_it_lives_and_stays(node: Node, takes: bool) -> None:
+def test_node_takes_rollouts_while_it_is_alive_and_not_leaving(node: Node, takes: bool) -> None:
     assert takes_rollouts(node) is takes
     assert (missing_parts([node], [EngineState(KNOWN, 0, 0)]) == []) is takes
 
 
-def test_what_is_missing_is_said_with_what_to_do() -> None:
+def test_missing_parts_are_listed_with_remedies() -> None:
     assert missing_parts([], []) == [
         "no node runs: nothing runs until `farm up` or `farm node` is started",
         "no engine is added: rollouts with model calls wait until `farm engines add http://HOST:PORT/v1`",
@@ -83,5 +83,5 @@ def test_what_is_missing_is_said_with_what_to_do() -> None:
     assert missing_parts([NODE], [out, EngineState(KNOWN, 0, 0)]) == []
 
 
-def test_an_engine_that_was_just_added_is_asked_in_a_moment() -> None:
+def test_engine_that_was_just_added_is_not_missing() -> None:
     assert missing_parts([NODE], [EngineState(StoredEngine("http://a/v1"), 0, 0)]) == []

@@ -1,4 +1,4 @@
-"""Files that a batch is read from: as it was meant, or one clear line with the place."""
+"""Files that a batch is read from: parsed, or refused in one clear line with the place."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def matching(expected: str, tmp_path: Path) -> str:
 
 
 @pytest.mark.parametrize(("data", "lines"), READ.values(), ids=READ)
-def test_what_is_meant_is_read(tmp_path: Path, data: bytes, lines: list[int]) -> None:
+def test_valid_files_are_read(tmp_path: Path, data: bytes, lines: list[int]) -> None:
     (tmp_path / "f").write_bytes(data)
     problems = read_problems(tmp_path / "f")
     assert problems.lines == lines
@@ -63,7 +63,7 @@ def test_what_is_meant_is_read(tmp_path: Path, data: bytes, lines: list[int]) ->
 
 
 @pytest.mark.parametrize(("data", "expected"), REFUSED.values(), ids=REFUSED)
-def test_anything_else_is_one_line_with_its_place(tmp_path: Path, data: bytes, expected: str) -> None:
+def test_invalid_file_is_one_line_with_its_place(tmp_path: Path, data: bytes, expected: str) -> None:
     (tmp_path / "f").write_bytes(data)
     with pytest.raises(InvalidRequest, match=matching(expected, tmp_path)) as refused:
         read_problems(tmp_path / "f")
@@ -83,7 +83,7 @@ instances:
 @pytest.mark.parametrize(
     ("name", "text"), [("r.yaml", YAML), ("r.json", json.dumps(REQUEST)), ("r", json.dumps(REQUEST))]
 )
-def test_a_request_is_read_from_yaml_and_json(tmp_path: Path, name: str, text: str) -> None:
+def test_request_is_read_from_yaml_and_json(tmp_path: Path, name: str, text: str) -> None:
     (tmp_path / name).write_text(text)
     read = read_request(tmp_path / name)
     assert read == REQUEST
@@ -106,7 +106,7 @@ def test_a_request_is_read_from_yaml_and_json(tmp_path: Path, name: str, text: s
         ("r.json", "[1]", "r.json: expected the fields"),
     ],
 )
-def test_a_request_that_is_none_is_one_line(tmp_path: Path, name: str, text: str, expected: str) -> None:
+def test_invalid_request_is_one_line(tmp_path: Path, name: str, text: str, expected: str) -> None:
     (tmp_path / name).write_text(text)
     with pytest.raises(InvalidRequest, match=f"^{tmp_path}/{expected}") as refused:
         read_request(tmp_path / name)
@@ -133,7 +133,7 @@ def test_single_fields_are_set(settings: list[str], expected: dict[str, Any]) ->
 
 
 @pytest.mark.parametrize("setting", ["top_p", "=3", "a..b=1", ".a=1", "", "model.name=x", "instances=[]"])
-def test_a_setting_that_is_none_is_refused(setting: str) -> None:
+def test_invalid_set_option_is_refused(setting: str) -> None:
     with pytest.raises(FarmError, match=r"^--set: "):
         set_fields({"model": "m"}, (setting,))
 
@@ -152,6 +152,6 @@ def test_rows_of_a_data_set_keep_their_numbers(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("text", ["question", "=problem", "question="])
-def test_a_mapping_that_is_none_is_refused(text: str, tmp_path: Path) -> None:
+def test_invalid_mapping_is_refused(text: str, tmp_path: Path) -> None:
     with pytest.raises(InvalidRequest, match="is not NAME=COLUMN"):
         read_rows_as(tmp_path / "rows.jsonl", "answer", [text], "", None)

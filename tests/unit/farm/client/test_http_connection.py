@@ -19,7 +19,7 @@ SHORT_S = 0.02
 
 @contextmanager
 def api(*answers: bytes) -> Iterator[str]:
-    """A server that gives these answers, one to each request; an empty one closes the connection."""
+    """A server that returns these answers, one per request; an empty one closes the connection."""
     left = list(answers)
 
     class Handler(BaseHTTPRequestHandler):
@@ -47,7 +47,7 @@ def ask(connection: ApiConnection) -> list[str]:
     return connection.get(list[str], "/v1/batches")
 
 
-def test_an_api_that_has_answered_is_waited_for_longer() -> None:
+def test_client_waits_longer_for_an_api_that_has_answered() -> None:
     with api(b"[]", b"", b"[]") as url:
         connection = ApiConnection(url, patience_s=SHORT_S)
         assert ask(connection) == []
@@ -55,7 +55,7 @@ def test_an_api_that_has_answered_is_waited_for_longer() -> None:
         connection.close()
 
 
-def test_one_that_never_answered_may_be_a_wrong_address() -> None:
+def test_address_that_never_answered_fails_early() -> None:
     with api(b"", b"[]") as url:
         connection = ApiConnection(url, patience_s=SHORT_S)
         with pytest.raises(FarmUnreachable):
@@ -63,7 +63,7 @@ def test_one_that_never_answered_may_be_a_wrong_address() -> None:
         connection.close()
 
 
-def test_a_fault_that_the_api_reports_is_waited_for_as_long_as_before() -> None:
+def test_reported_store_fault_is_waited_for_with_the_same_timeout() -> None:
     away = b'{"error": {"kind": "StoreUnavailable", "message": "the database does not answer"}}'
     with api(b"[]", away, b"[]") as url:
         connection = ApiConnection(url, patience_s=SHORT_S)

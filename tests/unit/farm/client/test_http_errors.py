@@ -1,4 +1,4 @@
-"""An error that crosses the wire is on the other side what it was, with all that was wrong."""
+"""An error that is sent over HTTP has the same class and the same complaints on the other side."""
 
 from __future__ import annotations
 
@@ -25,25 +25,25 @@ def test_all_complaints_about_a_request_arrive() -> None:
 
 
 @pytest.mark.parametrize("error", [InvalidRequest("no", field="a"), InvalidRequest("no"), NotFound("b"), Conflict("k")])
-def test_an_error_with_one_complaint_is_the_same(error: InvalidRequest | NotFound | Conflict) -> None:
+def test_error_with_one_complaint_is_unchanged(error: InvalidRequest | NotFound | Conflict) -> None:
     arrived = error_of(problem_of(error).body())
     assert type(arrived) is type(error)
     assert str(arrived) == str(error)
 
 
-def test_very_many_complaints_are_not_all_told() -> None:
+def test_number_of_sent_complaints_is_limited() -> None:
     with pytest.raises(InvalidRequest) as refused:
         checked_request({"instances": [{} for _ in range(1000)]})
     assert len(refused.value.complaints) == 20
 
 
 @pytest.mark.parametrize("more", [b'"x"', b"[1]", b'[["a"]]', b"null", b'{"a": 1}'])
-def test_what_another_version_says_besides_does_no_harm(more: bytes) -> None:
+def test_unknown_fields_of_another_version_are_ignored(more: bytes) -> None:
     body = b'{"error": {"kind": "InvalidRequest", "message": "no", "field": "a", "more": ' + more + b"}}"
     arrived = error_of(body)
     assert isinstance(arrived, InvalidRequest)
     assert str(arrived) == "a: no"
 
 
-def test_a_store_that_is_away_stays_one() -> None:
+def test_store_unavailable_keeps_its_class() -> None:
     assert isinstance(error_of(problem_of(StoreUnavailable("gone")).body()), StoreUnavailable)

@@ -1,4 +1,4 @@
-"""Handlers with tools, and engines whose models write calls in no format that is read."""
+"""Handlers with tools on engines whose models use an unsupported format of tool calls."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def check(engines: list[StoredEngine], *instances: dict[str, Any], **more: Any) 
 
 
 @pytest.mark.parametrize("engines", [[engine("none")], [engine("none"), engine("none")]])
-def test_tools_are_refused_where_no_models_calls_can_be_read(engines: list[StoredEngine]) -> None:
+def test_tools_are_refused_if_no_model_has_readable_calls(engines: list[StoredEngine]) -> None:
     with pytest.raises(InvalidRequest, match=r"instances\[1\].data_source: .*glm-9 has no tool call format"):
         check(engines, WITHOUT, WITH_TOOLS)
 
@@ -36,11 +36,11 @@ def test_tools_are_refused_where_no_models_calls_can_be_read(engines: list[Store
     [[], [engine(None)], [engine("")], [engine("hermes")], [engine("none"), engine("glm")], [engine("none", "none")]],
     ids=["no engine", "not probed", "read by the engine", "known", "one of two", "set to none"],
 )
-def test_tools_are_taken_where_calls_may_be_read(engines: list[StoredEngine]) -> None:
+def test_tools_are_accepted_if_calls_may_be_readable(engines: list[StoredEngine]) -> None:
     check(engines, WITHOUT, WITH_TOOLS)
 
 
-def test_what_asks_for_no_tools_of_the_farms_engines_is_taken() -> None:
+def test_requests_that_use_no_tools_of_the_engines_are_accepted() -> None:
     check([engine("none")], WITHOUT)
     check([engine("none")], WITH_TOOLS, engine_url="http://other/v1")
     check([engine("none")], {**WITH_TOOLS, "engine_url": "http://other/v1"})

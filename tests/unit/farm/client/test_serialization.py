@@ -20,7 +20,7 @@ def test_values_are_read_as_they_were_written(value: Any) -> None:
     assert serialization.read(type(value), serialization.written(value)) == value
 
 
-def test_what_a_newer_farm_says_besides_is_passed_over() -> None:
+def test_unknown_fields_of_a_newer_farm_are_ignored() -> None:
     assert serialization.read(Page, b'{"rollouts": [], "is_last": true, "mood": 1}') == Page((), True)
 
 
@@ -38,12 +38,12 @@ def test_what_a_newer_farm_says_besides_is_passed_over() -> None:
         (str, b"null"),
     ],
 )
-def test_what_is_none_of_it_is_refused(kind: type[Any], data: bytes) -> None:
+def test_malformed_values_are_refused(kind: type[Any], data: bytes) -> None:
     with pytest.raises(ValueError):  # noqa: PT011 - whatever it says
         serialization.read(kind, data)
 
 
 @pytest.mark.parametrize("value", [object(), {1: {2}}, type])
-def test_what_json_cannot_hold_is_not_written(value: Any) -> None:
+def test_values_that_json_cannot_hold_are_refused(value: Any) -> None:
     with pytest.raises(ValueError, match="not JSON-serializable"):
         serialization.written(value)

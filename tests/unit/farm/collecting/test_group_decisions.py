@@ -58,7 +58,7 @@ def group(*rewards: float | None, versions: tuple[int | None, ...] = (), rows: t
         ((1.0, 1.0), 2, True, GroupDecision.EQUAL_REWARDS),
         ((0.0, 0.0), 2, True, GroupDecision.EQUAL_REWARDS),
         ((1.0, 1.0), 2, False, GroupDecision.ACCEPTED),
-        # a broken sample is no zero: it neither makes a difference nor counts
+        # a broken sample is not a zero: it neither adds variance nor counts
         ((1.0, 1.0, BROKEN), 2, True, GroupDecision.EQUAL_REWARDS),
         ((1.0, 0.0, BROKEN), 2, True, GroupDecision.ACCEPTED),
         ((1.0, 0.0, BROKEN), 3, True, GroupDecision.TOO_FEW_SCORED),
@@ -69,12 +69,12 @@ def test_decisions(rewards: tuple[float | None, ...], least: int, filtered: bool
     assert decide(group(*rewards), least, filtered=filtered) is decision
 
 
-def test_samples_without_a_row_to_train_do_not_count() -> None:
+def test_samples_without_a_training_row_do_not_count() -> None:
     for rows in ((), (row(n_sampled=0),)):
         assert decide(group(0.0, 1.0, rows=rows), 1, filtered=False) is GroupDecision.TOO_FEW_SCORED
 
 
-def test_a_rule_of_the_trainers_own_comes_last() -> None:
+def test_rule_of_the_trainer_is_applied_last() -> None:
     def nearly_solved(each: Group) -> bool:
         return sum(rollout.reward or 0.0 for rollout in each.rollouts) >= 2
 
@@ -105,7 +105,7 @@ def test_age_is_counted_in_versions_or_else_in_steps(
 
 
 def with_ends(of: Group, **ends: str) -> Group:
-    """Return a group with members that ended otherwise: `s0="cancelled"`, `s2="stale"`."""
+    """Return a group with members of another end: `s0="cancelled"`, `s2="stale"`."""
     kinds = {
         "cancelled": {"state": State.CANCELLED, "outcome": None},
         "stale": {"state": State.FAILED, "outcome": Outcome.STALE},
@@ -122,9 +122,9 @@ def with_ends(of: Group, **ends: str) -> Group:
     [
         ((0.0, 1.0, 1.0), {}, 3, None, None),
         ((0.0, 1.0, 1.0), {"s0": "cancelled"}, 3, None, GroupDecision.UNFINISHED),
-        # fewer may be scored, but not for being too slow
+        # fewer may be scored, but not because they were too slow
         ((0.0, 1.0, 1.0), {"s2": "cancelled"}, 2, None, GroupDecision.UNFINISHED),
-        # unless that is what is wanted
+        # unless that is requested
         ((0.0, 1.0, 1.0), {"s2": "cancelled"}, 2, 2, None),
         ((0.0, 1.0, 1.0), {"s1": "cancelled", "s2": "cancelled"}, 2, 2, GroupDecision.UNFINISHED),
         ((0.0, 1.0, BROKEN), {"s1": "cancelled"}, 2, 2, GroupDecision.UNFINISHED),
@@ -134,7 +134,7 @@ def with_ends(of: Group, **ends: str) -> Group:
         ((0.0, 1.0, 1.0), {"s1": "stale", "s2": "cancelled"}, 3, None, GroupDecision.UNFINISHED),
     ],
 )
-def test_a_group_that_was_stopped_says_nothing_of_its_instance(
+def test_stopped_group_is_no_evidence_about_its_instance(
     rewards: tuple[float | None, ...],
     ends: dict[str, str],
     least: int,

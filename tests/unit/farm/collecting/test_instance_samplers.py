@@ -1,4 +1,4 @@
-"""Samplers: epochs, states that are JSON, mixing by weight, and data that is not what the run was begun with."""
+"""Samplers: epochs, states that are JSON, mixing by weight, and data that changed since the run began."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def names(drawn: Any) -> list[str]:
     return [instance.instance_id for instance in drawn]
 
 
-def test_an_epoch_has_each_instance_once_and_the_next_another_order() -> None:
+def test_epoch_has_each_instance_once_and_the_next_another_order() -> None:
     sampler = ShuffledInstances(problems(10), seed=3)
     drawn, state = sampler.draw(25, {})
     first, second, third = names(drawn[:10]), names(drawn[10:20]), names(drawn[20:])
@@ -29,7 +29,7 @@ def test_an_epoch_has_each_instance_once_and_the_next_another_order() -> None:
     assert state["drawn"] == 25
 
 
-def test_a_state_goes_on_where_it_was_in_another_process() -> None:
+def test_state_continues_in_another_process() -> None:
     sampler = ShuffledInstances(problems(7), seed=1)
     whole = names(sampler.draw(12, {})[0])
     some, state = sampler.draw(5, {})
@@ -38,12 +38,12 @@ def test_a_state_goes_on_where_it_was_in_another_process() -> None:
     assert names(some) + names(rest) == whole
 
 
-def test_in_the_order_given() -> None:
+def test_sequential_sampler_keeps_the_given_order() -> None:
     drawn, _ = ShuffledInstances(problems(3), shuffle=False).draw(4, {})
     assert names(drawn) == ["math-0", "math-1", "math-2", "math-0"]
 
 
-def test_an_instance_without_a_name_gets_one_by_its_contents() -> None:
+def test_instance_without_a_name_is_named_by_its_contents() -> None:
     one = ShuffledInstances([{"data_source": "math", "fields": {"a": 1, "b": 2}}]).draw(1, {})[0][0]
     same = ShuffledInstances([{"data_source": "math", "fields": {"b": 2, "a": 1}}]).draw(1, {})[0][0]
     other = ShuffledInstances([{"data_source": "math", "fields": {"a": 1, "b": 3}}]).draw(1, {})[0][0]
@@ -68,7 +68,7 @@ def test_bad_data_is_named(instances: list[Any], field: str) -> None:
     assert error.value.field == field
 
 
-def test_other_data_than_the_run_was_begun_with_is_refused() -> None:
+def test_data_that_changed_since_the_run_began_is_refused() -> None:
     _, state = ShuffledInstances(problems(4)).draw(2, {})
     for other in (
         ShuffledInstances(problems(5)),
@@ -85,13 +85,13 @@ def mixture(**weights: float) -> Mixture:
 
 
 def test_sources_are_mixed_by_weight_and_evenly() -> None:
-    # credit of a and b after each draw: (-.25 .25) (-.5 .5) (.25 -.25) (0 0), and so on again
+    # credit of a and b after each draw: (-.25 .25) (-.5 .5) (.25 -.25) (0 0), then repeated
     drawn, state = mixture(a=3, b=1).draw(8, {})
     assert names(drawn) == ["a-0", "a-1", "b-0", "a-2", "a-3", "a-4", "b-1", "a-0"]
     assert state["credit"] == {"a": 0.0, "b": 0.0}
 
 
-def test_a_mixture_goes_on_where_it_was() -> None:
+def test_state_of_a_mixture_continues() -> None:
     whole = names(mixture(a=0.5, b=0.3, c=0.2).draw(20, {})[0])
     drawn: list[str] = []
     state: dict[str, Any] = {}
@@ -102,7 +102,7 @@ def test_a_mixture_goes_on_where_it_was() -> None:
     assert [sum(name.startswith(source) for name in whole) for source in "abc"] == [10, 6, 4]
 
 
-def test_changed_weights_hold_from_the_next_draw_on() -> None:
+def test_changed_weights_apply_from_the_next_draw() -> None:
     _, state = mixture(a=1, b=1).draw(10, {})
     drawn, _ = mixture(a=1, b=4).draw(10, state)
     assert sum(name.startswith("b") for name in names(drawn)) == 8

@@ -1,4 +1,4 @@
-"""The options of collecting: what follows from them, and one error that names each that is wrong."""
+"""Options of collecting: derived values, and one error that names each wrong option."""
 
 from __future__ import annotations
 
@@ -10,24 +10,24 @@ from farm.collecting import CollectingOptions
 from farm.errors import InvalidRequest
 
 
-def test_defaults_follow_from_the_size_of_a_step() -> None:
+def test_defaults_are_derived_from_the_size_of_a_step() -> None:
     options = CollectingOptions(train_batch_size=32)
     assert (options.wave_size, options.most_in_flight, options.most_requested) == (4, 32, 960)
     assert CollectingOptions(train_batch_size=4).wave_size == 1
     assert CollectingOptions(train_batch_size=4, gen_batch_size=6).most_in_flight == 6
-    # else none would ever fit
+    # otherwise no wave would ever fit
     assert CollectingOptions(train_batch_size=64, max_inflight_groups=3).wave_size == 3
     assert CollectingOptions(train_batch_size=64, max_inflight_groups=9).wave_size == 8
     assert CollectingOptions(train_batch_size=4, max_num_gen_batches=0).most_requested is None
 
 
-def test_what_is_ahead_is_bounded_by_what_can_train_in_time() -> None:
+def test_groups_ahead_are_limited_by_what_can_train_in_time() -> None:
     options = CollectingOptions(train_batch_size=8, leftovers="carry_over", max_staleness=2)
-    # in this step and two more; while it trains, its weights are one older when the next is collected
+    # in this step and two more; during training, its weights are one version older at the next collection
     assert (options.most_ahead(collects=True), options.most_ahead(collects=False)) == (24, 16)
     for unbounded in (
         CollectingOptions(train_batch_size=8, leftovers="carry_over", max_staleness=None),
-        # what is left is cancelled, and none of it waits
+        # the rest is cancelled, so none of it waits
         CollectingOptions(train_batch_size=8, leftovers="cancel", max_staleness=2),
     ):
         assert unbounded.most_ahead(collects=True) is None
@@ -45,16 +45,16 @@ def test_what_is_ahead_is_bounded_by_what_can_train_in_time() -> None:
         ("carry_over", 1, True),
     ],
 )
-def test_what_is_in_flight_is_carried_over_where_it_can_train(
+def test_groups_in_flight_are_carried_over_if_they_can_train_later(
     leftovers: Any, max_staleness: int | None, carries_over: bool
 ) -> None:
     assert CollectingOptions(8, leftovers=leftovers, max_staleness=max_staleness).carries_over is carries_over
 
 
-def test_where_the_rest_is_lost_no_more_is_in_flight_than_a_step_lacks() -> None:
+def test_groups_in_flight_are_limited_to_the_missing_ones_if_the_rest_is_lost() -> None:
     wanted = [CollectingOptions(16).most_wanted(n_missing, 0.4) for n_missing in (16, 6, 4, 1)]
     assert wanted == [16, 15, 10, 3]
-    # what was asked for by name is kept to the end, and what trains later is no loss
+    # a number that was set explicitly is kept to the end, and groups that train later are not lost
     assert CollectingOptions(16, max_inflight_groups=24).most_wanted(1, 0.4) == 24
     assert CollectingOptions(16, max_staleness=1).most_wanted(1, 0.4) == 16
 
@@ -76,13 +76,13 @@ def test_where_the_rest_is_lost_no_more_is_in_flight_than_a_step_lacks() -> None
         ({"min_samples": 4, "early_stop_samples": 3}, ["early_stop_samples"]),
     ],
 )
-def test_what_is_wrong_is_named(values: dict[str, Any], fields: list[str]) -> None:
+def test_wrong_options_are_named(values: dict[str, Any], fields: list[str]) -> None:
     with pytest.raises(InvalidRequest) as error:
         CollectingOptions(**{"train_batch_size": 4, **values})
     assert [field for field, _ in error.value.complaints] == fields
 
 
-def test_samples_of_a_group() -> None:
+def test_number_of_samples_is_checked() -> None:
     assert CollectingOptions(4).check_samples(8) == 8
     assert CollectingOptions(4, min_samples=3).check_samples(8) == 3
     assert CollectingOptions(4, early_stop_samples=5).check_samples(8) == 5

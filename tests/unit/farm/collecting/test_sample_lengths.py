@@ -1,4 +1,4 @@
-"""Lengths of samples: of finished ones by their count, of stopped ones as far as they came."""
+"""Lengths of samples: finished ones by their tokens, stopped ones by their tokens so far."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def stopped(name: str, n_tokens: int, **changed: object) -> Rollout:
     return sample(name, 0, **{"segments": rows, "reward": None, "state": State.CANCELLED, "outcome": None, **changed})
 
 
-def test_what_trains_is_counted_by_its_samples() -> None:
+def test_trained_lengths_are_counted_by_sample() -> None:
     groups = [Group("b.0", (sample("a", 5), sample("b", 3), stopped("c", 9))), Group("b.1", (sample("d", 10),))]
     trained = Lengths.of_trained(groups)
     assert (trained.n_samples, trained.mean_tokens, trained.mean_longest_tokens) == (3, 6.0, 7.5)
@@ -40,16 +40,16 @@ def test_what_trains_is_counted_by_its_samples() -> None:
     assert Lengths().mean_tokens == Lengths().mean_longest_tokens == 0.0
 
 
-def test_tokens_of_stopped_samples_count_and_they_do_not() -> None:
+def test_stopped_samples_count_by_tokens_only() -> None:
     stale = stopped("c", 7, state=State.FAILED, outcome=Outcome.STALE)
     requested = Lengths.of_requested([Group("b.0", (sample("a", 5), sample("b", 3), stale, stopped("d", 0)))])
     assert (requested.n_samples, requested.n_tokens, requested.mean_longest_tokens) == (2, 15, 7.0)
-    # one that is kept counts in the group in which it trains
+    # a kept sample counts in the group in which it trains
     kept = Lengths.of_requested([Group("b.0", (sample("a", 9), sample("b", 3), stopped("c", 7)))], kept=["a"])
     assert (kept.n_samples, kept.n_tokens, kept.n_longest) == (1, 10, 9)
 
 
-def test_samples_that_are_stopped_when_they_are_long_leave_the_mean_where_it_is() -> None:
+def test_stopping_long_samples_does_not_change_the_requested_mean() -> None:
     drawn = random.Random(7)
     lengths = [1 + int(drawn.expovariate(1 / 200)) for _ in range(4000)]
     samples = [sample(str(i), n) if n <= 150 else stopped(str(i), 150) for i, n in enumerate(lengths)]

@@ -1,4 +1,4 @@
-"""The place of farm.toml, and the line of it that a setting stands on."""
+"""The location of farm.toml, and the line of a setting in it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ NAMES = ("lease_s", "store_url", "run_slots", "warm_pool", "warm_pool_total", "h
 
 @pytest.fixture
 def places(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Path, Path, Path]:
-    """Return what FARM_CONFIG may name, the working folder's file and that of FARM_HOME; none of them is there."""
+    """Return the paths for FARM_CONFIG, the working folder's file and that of FARM_HOME; none of them exists."""
     here, home = tmp_path / "here", tmp_path / "home"
     here.mkdir()
     home.mkdir()
@@ -26,7 +26,7 @@ def places(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Path, Path,
     return tmp_path / "named.toml", here / "farm.toml", home / "farm.toml"
 
 
-def test_the_first_of_three_places_is_read(places: tuple[Path, Path, Path], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_first_of_three_locations_is_read(places: tuple[Path, Path, Path], monkeypatch: pytest.MonkeyPatch) -> None:
     named, here, home = places
     assert path_in_use() is None
     home.write_text("")
@@ -34,7 +34,7 @@ def test_the_first_of_three_places_is_read(places: tuple[Path, Path, Path], monk
     here.write_text("")
     assert path_in_use() == here
     monkeypatch.setenv("FARM_CONFIG", str(named))
-    assert path_in_use() == named, "which must be there, and whose absence is an error"
+    assert path_in_use() == named, "which must exist, and is an error if missing"
     with pytest.raises(InvalidRequest, match=r"FARM_CONFIG: .*named\.toml cannot be read \(No such file"):
         ConfigFile(named)
     monkeypatch.chdir(named.parent)
@@ -42,7 +42,7 @@ def test_the_first_of_three_places_is_read(places: tuple[Path, Path, Path], monk
     assert path_in_use() == named
 
 
-def test_a_file_that_is_there_and_cannot_be_read_is_an_error(places: tuple[Path, Path, Path]) -> None:
+def test_existing_but_unreadable_file_is_an_error(places: tuple[Path, Path, Path]) -> None:
     _, here, home = places
     home.symlink_to("nowhere")
     with pytest.raises(InvalidRequest, match="cannot be read"):
@@ -62,13 +62,13 @@ def test_a_file_that_is_there_and_cannot_be_read_is_an_error(places: tuple[Path,
             ConfigFile(endless)
 
 
-def test_a_home_that_nobody_has_is_no_path(places: tuple[Path, Path, Path], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_home_of_an_unknown_user_is_refused(places: tuple[Path, Path, Path], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FARM_CONFIG", "~no-such-user/farm.toml")
     with pytest.raises(InvalidRequest, match="FARM_CONFIG: there is no such home: ~no-such-user/"):
         path_in_use()
 
 
-def test_a_file_that_others_can_change_is_named_or_not_read(
+def test_file_that_others_can_change_is_refused(
     places: tuple[Path, Path, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     _, here, _ = places
@@ -79,7 +79,7 @@ def test_a_file_that_others_can_change_is_named_or_not_read(
     here.chmod(0o644)
     monkeypatch.setattr(os, "getuid", lambda: 4711 if here.stat().st_uid != 4711 else 4712)
     if here.stat().st_uid == 0:
-        assert path_in_use() == here, "root's"
+        assert path_in_use() == here, "the file belongs to root"
     else:
         with pytest.raises(InvalidRequest, match="belongs to another user"):
             path_in_use()
@@ -87,9 +87,7 @@ def test_a_file_that_others_can_change_is_named_or_not_read(
     assert path_in_use() == here
 
 
-def test_a_working_folder_that_is_removed_has_no_file(
-    places: tuple[Path, Path, Path], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_removed_working_folder_has_no_file(places: tuple[Path, Path, Path], monkeypatch: pytest.MonkeyPatch) -> None:
     places[1].parent.rmdir()
     assert path_in_use() is None
     places[2].write_text("")
@@ -109,7 +107,7 @@ def test_a_working_folder_that_is_removed_has_no_file(
         ("other = { lease_s = 3 }\n'lease_s' = 5", 2),
     ],
 )
-def test_the_line_of_a_key(tmp_path: Path, text: str, line: int) -> None:
+def test_line_of_a_key_is_found(tmp_path: Path, text: str, line: int) -> None:
     path = tmp_path / "farm.toml"
     path.write_text(text)
     assert ConfigFile(path).place_of("lease_s") == f"{path}:{line}"
@@ -128,15 +126,15 @@ def test_the_line_of_a_key(tmp_path: Path, text: str, line: int) -> None:
         ("warm_pool", "warm_pool"),
     ],
 )
-def test_the_nearest_setting(key: str, expected: str) -> None:
+def test_nearest_setting_is_suggested(key: str, expected: str) -> None:
     assert f"did you mean {expected}" in nearest(key, NAMES)
 
 
-def test_what_is_near_to_none() -> None:
+def test_unknown_key_without_a_near_setting_refers_to_the_list() -> None:
     assert nearest("qqqq", NAMES) == "`farm config` lists all"
 
 
-def test_the_file_of_the_clone_comes_without_farm_home(
+def test_file_of_the_clone_is_used_without_farm_home(
     tmp_path: Path, places: tuple[Path, Path, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("FARM_HOME")

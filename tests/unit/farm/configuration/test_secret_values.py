@@ -1,4 +1,4 @@
-"""Secrets in settings, variables and addresses are found, and replaced in what is shown."""
+"""Secrets in settings, variables and addresses are found, and replaced in displays."""
 
 from __future__ import annotations
 
@@ -37,17 +37,17 @@ def test_addresses_with_credentials_are_recognised() -> None:
     assert {*secrets_in("http://a:un%2Fescaped@b?key=k")} == {"un%2Fescaped", "un/escaped", "k"}
 
 
-def test_the_path_of_a_webhook_is_not_shown() -> None:
+def test_path_of_a_webhook_is_not_shown() -> None:
     assert shown_host("https://hooks.chat.org:8443/services/T0/hunter22") == "https://hooks.chat.org:8443/..."
     assert shown_host("http://a:b@host") == "http://host"
 
 
-def test_variables_by_their_names_and_addresses() -> None:
+def test_secret_variables_are_found_by_name_and_by_address() -> None:
     given = {"HF_TOKEN": "one", "HTTPS_PROXY": "http://a:two@b", "TOKENIZERS_PARALLELISM": "x", "PATH": "/bin"}
     assert {*secret_variables(given)} == {"one", "two"}
 
 
-def test_every_setting_with_a_secret_is_known_as_one() -> None:
+def test_every_secret_setting_is_known() -> None:
     mapping = {"PIP_INDEX_URL": "http://a:five5@b/simple", "NPM_TOKEN": "six666", "LANG": "C"}
     assert {*secret_settings(["three", "", mapping], ["http://a:four@b", 7, None])} == {
         *("three", "four", "five5", "six666")

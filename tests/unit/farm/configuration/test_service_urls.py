@@ -1,4 +1,4 @@
-"""Addresses with what is not encoded in them, in every setting that is one: a line, with no part of a password."""
+"""Addresses with unencoded characters, in every setting that is an address: one line, without parts of a password."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ UNENCODED = "is not encoded: write @ as %40"
 
 
 @pytest.mark.parametrize("scheme", HOSTS)
-def test_each_mark_at_each_place(scheme: str) -> None:
+def test_unencoded_characters_are_reported_without_the_password(scheme: str) -> None:
     for mark, place, user in itertools.product(MARKS, PLACES, ("", "user", "us.er-1")):
         password = place.format(mark)
         url = f"{scheme}://{user}:{password}@{HOSTS[scheme]}"
@@ -51,7 +51,7 @@ def test_each_mark_at_each_place(scheme: str) -> None:
         "tavily",
     ],
 )
-def test_an_address_that_can_be_read(url: str) -> None:
+def test_valid_addresses_have_no_fault(url: str) -> None:
     assert url_fault(url) == ""
 
 
@@ -70,12 +70,12 @@ def test_an_address_that_can_be_read(url: str) -> None:
         ("redis://:p\n@host/0", UNENCODED),
     ],
 )
-def test_an_address_that_cannot(url: str, said: str) -> None:
+def test_invalid_addresses_have_a_fault(url: str, said: str) -> None:
     assert said in url_fault(url)
 
 
 @pytest.mark.parametrize("name", ["STORE_URL", "BROKER_URL", "POLICY_URL", "SEARCH", "WEBHOOK_URL", "OTEL_ENDPOINT"])
-def test_every_setting_that_is_an_address(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_address_setting_is_checked(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(f"FARM_{name}", "http://user:s3cr#t@host:80")
     settings.cache_clear()
     try:
@@ -86,7 +86,7 @@ def test_every_setting_that_is_an_address(name: str, monkeypatch: pytest.MonkeyP
     assert "s3cr" not in str(caught.value)
 
 
-def test_an_address_that_is_given() -> None:
+def test_address_that_is_passed_is_checked() -> None:
     with pytest.raises(InvalidRequest, match=f"^url: .*{UNENCODED}") as caught:
         connect("postgresql://user:s3cr#t@host/farm")
     assert "s3cr" not in str(caught.value)

@@ -1,4 +1,4 @@
-"""Rows of Flower's task list: results and exceptions, of any form, are one readable line."""
+"""Rows of Flower's task list: results and exceptions of any form are one readable line."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def row(**fields: Any) -> Any:
         (repr("x" * 5000), "x" * (LONGEST - 1) + "…"),
     ],
 )
-def test_a_result_is_a_line_without_quotes(result: str, shown: str) -> None:
+def test_result_is_a_line_without_quotes(result: str, shown: str) -> None:
     assert row(state="SUCCESS", result=result, args=ARGUMENTS).result == shown
 
 
@@ -47,20 +47,20 @@ def test_a_result_is_a_line_without_quotes(result: str, shown: str) -> None:
         ("Terminated(15)", "Terminated(15)"),
     ],
 )
-def test_an_exception_is_the_result_of_what_failed(exception: str, shown: str) -> None:
+def test_exception_is_shown_as_the_result_of_a_failed_task(exception: str, shown: str) -> None:
     made = row(state="FAILURE", exception=exception, args=ARGUMENTS)
     assert made.result == shown
-    assert made.exception == exception, "the task's own page has it in full"
+    assert made.exception == exception, "the task's own page shows it completely"
 
 
-def test_arguments_name_the_attempt_alone_and_foreign_ones_stay() -> None:
+def test_arguments_show_only_the_attempt_and_foreign_ones_are_kept() -> None:
     assert row(args=ARGUMENTS).args == "b-1.0.3 attempt 2"
     assert row(args="(1, 2)").args == "(1, 2)"
     assert row(args=None).args is None
     assert row(args=ARGUMENTS).result is None
 
 
-def test_the_task_that_flower_keeps_is_not_changed() -> None:
+def test_task_that_flower_keeps_is_not_changed() -> None:
     kept = Task(uuid="u", cluster_state=State(), args=ARGUMENTS, result="'x'")
     format_task(copy.copy(kept))
     assert (kept.args, kept.result) == (ARGUMENTS, "'x'")

@@ -1,4 +1,4 @@
-"""Evaluation by hand: pass@k, intervals, what has no score, and two evaluations held against each other."""
+"""Evaluation checked by hand: pass@k, intervals, rollouts without a score, and comparison of two evaluations."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def test_pass_at_k(n: int, c: int, k: int, value: float) -> None:
 
 
 def test_pass_at_k_is_the_share_of_subsets_that_hold_a_pass() -> None:
-    # with k = 3 of n = 5 of which 2 pass: of 10 subsets only {c, d, e} has none
+    # with k = 3 and n = 5, of which 2 pass: of 10 subsets only {c, d, e} has none
     assert pass_at_k(5, 2, 3) == pytest.approx(1 - 1 / comb(5, 3))
     for wrong in ((3, 4, 1), (3, 1, 4), (3, 1, 0)):
         with pytest.raises(ValueError, match="pass@"):
@@ -67,7 +67,7 @@ def test_pass_at_k_is_the_share_of_subsets_that_hold_a_pass() -> None:
 
 
 def test_interval_of_two_instances_is_known() -> None:
-    # drawn again, the mean of 0 and 1 is 0 and 1 in a quarter of all draws each
+    # resampled, the mean of 0 and 1 is 0 and 1 in a quarter of all draws each
     drawn = estimate([0.0, 1.0])
     assert drawn is not None
     assert (drawn.value, drawn.low, drawn.high, drawn.n) == (0.5, 0.0, 1.0, 2)
@@ -77,7 +77,7 @@ def test_interval_of_two_instances_is_known() -> None:
     assert estimate([]) is None
 
 
-def test_interval_narrows_as_the_normal_one_does() -> None:
+def test_interval_narrows_like_the_normal_one() -> None:
     drawn = estimate([0.0, 1.0] * 200)
     assert drawn is not None
     half = 1.96 * 0.5 / 400**0.5
@@ -93,7 +93,7 @@ def test_interval_narrows_as_the_normal_one_does() -> None:
         ([0.1, 0.1, 0.1, 0.0, 0.0], 2 / 8),
         ([0.0, 0.0], 1.0),
         ([], 1.0),
-        # 3, 2 and 1: sums of 4 or more in size are +-6 and +-4
+        # 3, 2 and 1: sums with an absolute value of 4 or more are +-6 and +-4
         ([3.0, 2.0, -1.0], 4 / 8),
     ],
 )
@@ -142,7 +142,7 @@ def test_samples_of_one_instance_in_two_groups_count_together() -> None:
     assert scores.passed(2, 1.0) == pytest.approx(1 / 2)
 
 
-def test_rewards_by_name_are_averaged_too() -> None:
+def test_named_rewards_are_averaged_too() -> None:
     class Scores:
         asked: ClassVar[list[str]] = []
 
@@ -153,7 +153,7 @@ def test_rewards_by_name_are_averaged_too() -> None:
 
     rollouts = played({"math/x": (1.0, 1.0), "math/y": (1.0, BROKEN), "code/z": (1.0, 1.0)})
     named = named_rewards(Scores(), rollouts)
-    # of a source without names one rollout is asked about, and none that broke
+    # for a source without names, one rollout is queried, and no broken one
     assert Scores.asked == ["b.0.0", "b.0.1", "b.1.0", "b.2.0"]
     report = report_of(rollouts, n_samples=2, name="r", named=named)
     averages = {name: each.value for name, each in report.sources["math"].named.items() if each}
@@ -165,24 +165,24 @@ def test_rewards_by_name_are_averaged_too() -> None:
     assert "authors: avg@2" in console.export_text()
 
 
-def test_powers() -> None:
+def test_powers_up_to_k() -> None:
     assert [powers_up_to(k) for k in (1, 2, 3, 8, 12)] == [[1], [1, 2], [1, 2, 3], [1, 2, 4, 8], [1, 2, 4, 8, 12]]
 
 
-def test_partial_rewards_are_averaged_and_pass_from_a_bound_on() -> None:
+def test_partial_rewards_are_averaged_and_pass_from_a_threshold() -> None:
     (scores,) = report_of(played({"math/x": (0.5, 0.25)}), n_samples=2).instances
     assert scores.mean == 0.375
     assert (scores.passed(1, 1.0), scores.passed(1, 0.5)) == (0.0, 0.5)
 
 
-def test_report_is_read_again() -> None:
+def test_report_is_read_back() -> None:
     report = report_of(played(REPORT), n_samples=2, name="r", batch_id="b")
     assert EvaluationReport.from_json(json.loads(json.dumps(report.as_json())), "file") == report
     written = report.as_json()
     scores = written["instances"][0]
     wrongs: list[Any] = [[], {"instances": 3}, {"name": "r"}]
     wrongs += [written | {"n_samples": k} for k in (0, -1, 2.5, True)]
-    # what would be read as other rewards, or make every comparison nothing
+    # values that would be read as other rewards, or make every comparison empty
     values: list[Any] = ["10", {"1": 2}, [True], [float("nan")], [float("inf")], None]
     wrongs += [written | {"instances": [scores | {"rewards": value}]} for value in values]
     wrongs += [
@@ -207,18 +207,18 @@ def test_two_evaluations_are_paired_by_instance() -> None:
     average, passed = comparison.average["math"], comparison.passed["math"]
     assert average is not None
     assert passed is not None
-    # x: 1/2 - 0, y: 1 - 1/2, z: 1 - 0; all three up, of 8 ways to flip 2 are as far
+    # x: 1/2 - 0, y: 1 - 1/2, z: 1 - 0; all three up, 2 of 8 ways to flip are as extreme
     assert average.estimate.value == pytest.approx(2 / 3)
     assert (average.estimate.n, average.n_better, average.n_worse) == (3, 3, 0)
     assert average.p_value == pytest.approx(2 / 8)
-    # pass@2 has z left out, which has one scored sample here: x 1 - 0, y 1 - 1
+    # pass@2 omits z, which has one scored sample here: x 1 - 0, y 1 - 1
     assert (passed.estimate.n, passed.estimate.value, passed.p_value) == (2, 0.5, 1.0)
     assert (comparison.only_here, comparison.only_there) == (["math new"], ["math old"])
     assert "all" not in comparison.average
     json.dumps(comparison.as_json())
 
 
-def test_evaluations_that_cannot_be_compared() -> None:
+def test_evaluations_without_common_instances_cannot_be_compared() -> None:
     this = report_of(played({"math/x": (1.0,)}), n_samples=1)
     with pytest.raises(InvalidRequest, match="in common"):
         compare(this, report_of(played({"math/y": (1.0,)}), n_samples=1))
@@ -226,7 +226,7 @@ def test_evaluations_that_cannot_be_compared() -> None:
         compare(this, report_of(played({"math/x": (1.0,)}), n_samples=1, solved_at=0.5))
 
 
-def test_tables_have_what_a_person_reads() -> None:
+def test_tables_contain_the_estimates() -> None:
     report = report_of(played(REPORT), n_samples=2, name="r", batch_id="b")
     console = Console(width=200)
     with console.capture() as capture:
@@ -245,7 +245,7 @@ def test_tables_have_what_a_person_reads() -> None:
 PROBLEMS = [{"data_source": "math", "fields": {"i": 1}}, {"data_source": "math", "fields": {"i": 2}}]
 
 
-def test_an_evaluation_is_named_by_what_it_plays() -> None:
+def test_evaluation_key_depends_on_its_problems_and_settings() -> None:
     one = evaluation_request(PROBLEMS, {"n_samples": 4})
     assert one.idempotency_key == evaluation_request(PROBLEMS, {"n_samples": 4}).idempotency_key
     assert len({instance.instance_id for instance in one.instances} - {""}) == 2

@@ -1,4 +1,4 @@
-"""Stand-ins of sbatch, squeue, scancel and scontrol on PATH, which know a list of jobs and start none.
+"""Fakes of sbatch, squeue, scancel and scontrol on PATH, which keep a list of jobs and start none.
 
 `make test-slurm` has the real ones.
 """
@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 _PROGRAMS = {
-    # `2` as --parsable prints it; a task is a line of the file `jobs`, as squeue --array shows it
+    # prints `2` like --parsable; a task is a line of the file `jobs`, like squeue --array shows it
     "sbatch": """
 [ ! -e "$LAB/refuses" ] || { cat "$LAB/refuses" >&2; exit 1; }
 for last; do :; done
@@ -51,7 +51,7 @@ esac
 
 
 class FakeSlurm:
-    """The jobs of it are lines of a file, which tests change as Slurm would."""
+    """Its jobs are lines of a file, which tests change as Slurm would."""
 
     def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         self._lab = folder
@@ -71,7 +71,7 @@ class FakeSlurm:
         return (self._lab / "jobs").read_text().split()
 
     def run_all(self, left: str = "3:00:00") -> None:
-        """Let all that is pending begin."""
+        """Start all pending jobs."""
         lines = [line.replace("|PENDING|", "|RUNNING|").replace("|20:00|", f"|{left}|") for line in self.jobs()]
         self.set_jobs(*lines)
 
@@ -79,7 +79,7 @@ class FakeSlurm:
         (self._lab / "refuses").write_text(why)
 
     def lose(self) -> None:
-        """Let what is submitted end at once."""
+        """Make submitted jobs end at once."""
         (self._lab / "lost").write_text("")
 
     def accept(self) -> None:

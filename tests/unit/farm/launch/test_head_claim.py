@@ -22,13 +22,13 @@ def always() -> bool:
 
 
 def said(folder: Path, **more: object) -> None:
-    """Another machine's head has said this; locks do not show it."""
+    """Write the file as another machine's head would; locks do not show it."""
     process = this_process() | {"boot": "another"}
     write_own(folder / "head.json", json.dumps({"head": "x", "host": "far", "process": process, "n": 1, **more}))
 
 
 def counting(folder: Path) -> Callable[[], bool]:
-    """Return a condition that lets a far head count on each time that it is looked at, twenty times."""
+    """Return a condition that advances the count of a remote head at each call, twenty times."""
     n = iter(range(20))
 
     def goes_on() -> bool:
@@ -40,7 +40,7 @@ def counting(folder: Path) -> Callable[[], bool]:
     return goes_on
 
 
-def test_one_at_a_time_and_the_next_at_once(tmp_path: Path) -> None:
+def test_claim_is_exclusive_and_free_after_its_release(tmp_path: Path) -> None:
     first, second = HeadClaim(tmp_path), HeadClaim(tmp_path)
     assert first.acquire(False, always)
     with pytest.raises(Conflict, match=r"a farm runs in .* already, on "):
@@ -51,7 +51,7 @@ def test_one_at_a_time_and_the_next_at_once(tmp_path: Path) -> None:
     second.release()
 
 
-def test_a_silent_head_of_another_machine_is_followed(tmp_path: Path) -> None:
+def test_claim_of_a_silent_head_of_another_machine_is_taken_over(tmp_path: Path) -> None:
     said(tmp_path)
     claim = HeadClaim(tmp_path, silent_s=0.6)
     assert claim.acquire(False, always)
@@ -59,26 +59,26 @@ def test_a_silent_head_of_another_machine_is_followed(tmp_path: Path) -> None:
     claim.release()
 
 
-def test_a_head_of_another_machine_that_counts_on_is_not(tmp_path: Path) -> None:
+def test_claim_of_a_counting_head_of_another_machine_is_kept(tmp_path: Path) -> None:
     said(tmp_path)
     with pytest.raises(Conflict, match="already, on far"):
         HeadClaim(tmp_path, silent_s=60).acquire(False, counting(tmp_path))
     assert not HeadClaim(tmp_path, silent_s=60).acquire(True, counting(tmp_path))
 
 
-def test_one_that_said_that_it_ended_is_not_waited_for(tmp_path: Path) -> None:
+def test_head_that_announced_its_end_is_not_waited_for(tmp_path: Path) -> None:
     said(tmp_path, ended=True)
     claim = HeadClaim(tmp_path, silent_s=1e9)
     assert claim.acquire(False, always)
     claim.release()
 
 
-def test_the_lock_is_held_as_long_as_a_process_has_it(tmp_path: Path) -> None:
+def test_lock_is_held_until_its_last_process_ends(tmp_path: Path) -> None:
     claim, next_one = HeadClaim(tmp_path), HeadClaim(tmp_path, silent_s=0.1)
     assert claim.acquire(False, always)
     held = [sys.executable, "-c", "input()"]
     with subprocess.Popen(held, stdin=subprocess.PIPE, pass_fds=[claim.lock_fd]) as postgres:
-        # the head is gone, its database is not
+        # the head has ended, its database has not
         claim.release()
         n = iter(range(3))
         assert not next_one.acquire(True, lambda: next(n, None) is not None)
@@ -87,7 +87,7 @@ def test_the_lock_is_held_as_long_as_a_process_has_it(tmp_path: Path) -> None:
     next_one.release()
 
 
-def test_the_lock_of_another_farm_is_not_waited_for_for_ever(tmp_path: Path) -> None:
+def test_wait_for_the_lock_of_another_farm_is_limited(tmp_path: Path) -> None:
     before = HeadClaim(tmp_path)
     assert before.acquire(False, always)
     before.release()
@@ -95,7 +95,7 @@ def test_the_lock_of_another_farm_is_not_waited_for_for_ever(tmp_path: Path) -> 
         HeadClaim(tmp_path, ending_s=0).acquire(False, always)
 
 
-def test_the_head_of_another_container_is_one_of_another_machine(tmp_path: Path) -> None:
+def test_head_of_another_container_counts_as_another_machine(tmp_path: Path) -> None:
     process = this_process() | {"pids": "pid:[1]"}
     write_own(tmp_path / "head.json", json.dumps({"head": "x", "process": process, "ended": True}))
     claim = HeadClaim(tmp_path)
@@ -104,7 +104,7 @@ def test_the_head_of_another_container_is_one_of_another_machine(tmp_path: Path)
     claim.release()
 
 
-def test_a_head_whose_place_was_taken_knows_it(tmp_path: Path) -> None:
+def test_head_notices_the_loss_of_its_claim(tmp_path: Path) -> None:
     claim = HeadClaim(tmp_path, beat_s=0.02)
     assert claim.acquire(False, always)
     said(tmp_path, head="of another")
@@ -115,7 +115,7 @@ def test_a_head_whose_place_was_taken_knows_it(tmp_path: Path) -> None:
     assert json.loads((tmp_path / "head.json").read_text())["head"] == "of another"
 
 
-def test_rubbish_in_the_file_is_no_head(tmp_path: Path) -> None:
+def test_garbage_in_the_file_is_not_a_head(tmp_path: Path) -> None:
     for text in (b"", b"[", b"[]", b"null", b"{}", b"[1]", b"3", b'{"process": 3}', b"\xff\0", b"[" * 100_000):
         (tmp_path / "head.json").write_bytes(text)
         claim = HeadClaim(tmp_path, silent_s=1e9)
@@ -123,7 +123,7 @@ def test_rubbish_in_the_file_is_no_head(tmp_path: Path) -> None:
         claim.release()
 
 
-def test_a_head_is_known_to_lead_by_its_counting_alone(tmp_path: Path) -> None:
+def test_head_is_recognized_only_by_its_counting(tmp_path: Path) -> None:
     assert not is_led(tmp_path)
     said(tmp_path)
     assert not is_led(tmp_path, silent_s=0.6), "it may have been killed, on another machine"

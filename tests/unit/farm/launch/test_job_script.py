@@ -1,4 +1,4 @@
-"""Scripts and pools of jobs: what is printed is what is submitted, and what is written wrong is named."""
+"""Job scripts and pools: the printed script is the submitted one, and mistakes are named."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def options(text: str) -> list[str]:
     return [line.removeprefix("#SBATCH ") for line in text.splitlines() if line.startswith("#SBATCH ")]
 
 
-def test_a_script_has_what_its_pool_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_script_has_the_options_of_its_pool(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FARM_TICK_S", "1")
     monkeypatch.setenv("FARM_API_KEY", "a secret")
     more = {"partition": "cpu", "account": "me", "mem": "2G", "setup": "module load apptainer", "time": "1-00:00:00"}
@@ -35,13 +35,13 @@ def test_a_script_has_what_its_pool_says(tmp_path: Path, monkeypatch: pytest.Mon
     assert "export FARM_TICK_S=1" in text
     assert "a secret" not in text
     assert text.index("export PATH") < text.index("module load apptainer") < text.index("exec srun")
-    # 2 GB are enough for 8 that run, 4 CPUs would be for 32
+    # 2 GB are enough for 8 running rollouts, 4 CPUs would be for 32
     assert text.rstrip().endswith("node --at '/shared/a farm' --init 2 --run 8 --eval 4 --grace 15")
     (tmp_path / "a.sh").write_text(text)
     subprocess.run(["bash", "-n", str(tmp_path / "a.sh")], check=True)
 
 
-def test_keys_are_in_no_script_and_each_job_has_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_keys_are_passed_by_environment_and_only_to_their_jobs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     given = {
         "FARM_STORE_URL": "postgresql://farm:of-site@db/farm",
         "FARM_API_KEY": "of-head",
@@ -67,11 +67,11 @@ def test_keys_are_in_no_script_and_each_job_has_its_own(tmp_path: Path, monkeypa
 
 
 @pytest.mark.parametrize(("kill_wait_s", "grace_s"), [(30, 15), (600, 15), (20, 5), (2, 0)])
-def test_all_is_done_within_the_time_that_slurm_gives(kill_wait_s: int, grace_s: int) -> None:
+def test_grace_period_fits_into_slurms_kill_wait(kill_wait_s: int, grace_s: int) -> None:
     assert f"--grace {grace_s}\n" in job_script(FOLDER, "ab12", "node", SlurmPool(), kill_wait_s)
 
 
-def test_the_head_is_a_job_too_that_stands_by_while_there_is_another() -> None:
+def test_head_is_a_job_that_waits_while_another_head_runs() -> None:
     assert job_script(FOLDER, "ab12", HEAD, SlurmPool(), 30).rstrip().endswith("head --dir '/shared/a farm' --standby")
 
 
@@ -90,12 +90,12 @@ def test_the_head_is_a_job_too_that_stands_by_while_there_is_another() -> None:
         ([], "slurm"),
     ],
 )
-def test_a_wrong_pool_is_refused_by_name(table: object, said: str) -> None:
+def test_wrong_pool_is_refused_by_name(table: object, said: str) -> None:
     with pytest.raises(InvalidRequest, match=said):
         checked(table, "slurm")
 
 
-def test_pools_are_read_from_farm_toml_and_are_no_settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_pools_are_read_from_farm_toml_and_are_not_settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file = tmp_path / "farm.toml"
     file.write_text('tick_s = 2.0\n[slurm.cpu]\npartition = "cpu"\nmax = 8\n[slurm.big]\ncpus = 64\n')
     monkeypatch.setenv(VARIABLE, str(file))

@@ -1,4 +1,4 @@
-"""The binaries of a Postgres of the farm's own, where the user that it runs as may not look."""
+"""The binaries of the farm's own Postgres, if the user that it runs as cannot read them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from farm.launch import own_postgres
 from farm.launch.own_postgres import binaries_for
 
 
-def test_half_a_copy_of_the_binaries_is_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_partial_copy_of_the_binaries_is_replaced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     binaries, folder = tmp_path / "site" / "pgserver" / "pginstall" / "bin", tmp_path / "own"
     libraries = tmp_path / "site" / "pgserver.libs"
     for made in (binaries, libraries, folder):
@@ -20,7 +20,7 @@ def test_half_a_copy_of_the_binaries_is_none(tmp_path: Path, monkeypatch: pytest
     for file in (binaries / "initdb", binaries / "postgres", libraries / "libpq.so"):
         file.write_text(file.name)
     monkeypatch.setattr(own_postgres, "_runs", lambda binary, user: False)
-    assert binaries_for(None, binaries, folder) == binaries, "the present user's need no copy"
+    assert binaries_for(None, binaries, folder) == binaries, "the current user's need no copy"
 
     whole = shutil.copytree
 
@@ -37,5 +37,5 @@ def test_half_a_copy_of_the_binaries_is_none(tmp_path: Path, monkeypatch: pytest
     for _ in range(2):
         copied = binaries_for("daemon", binaries, folder)
         assert {each.name for each in copied.iterdir()} == {"initdb", "postgres"}
-        # beside their package, as the wheel's binaries look for them
+        # next to their package, where the wheel's binaries look for them
         assert (copied / ".." / ".." / ".." / "pgserver.libs" / "libpq.so").read_text() == "libpq.so"

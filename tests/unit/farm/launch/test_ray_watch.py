@@ -1,4 +1,4 @@
-"""The program between a Ray actor and its node: the node gets SIGTERM, however the program ends."""
+"""The program between a Ray actor and its node: the node gets SIGTERM whenever the program ends."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ signal.pause()
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
-def test_its_node_hands_back(tmp_path: Path, number: signal.Signals) -> None:
+def test_node_releases_its_rollouts(tmp_path: Path, number: signal.Signals) -> None:
     said = tmp_path / "said"
     node = [sys.executable, "-c", NODE, str(said)]
     watch = ChildProcess([sys.executable, "-m", "farm.launch.ray_watch", *node])

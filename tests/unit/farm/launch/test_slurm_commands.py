@@ -1,4 +1,4 @@
-"""Commands of Slurm: what they say is read, and what goes wrong is one line."""
+"""Slurm commands: their output is parsed, and failures are one line."""
 
 from __future__ import annotations
 
@@ -34,11 +34,11 @@ def slurm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FakeSlurm:
         *((name, math.inf) for name in ("UNLIMITED", "NOT_SET", "INVALID", "", "N/A", "-1")),
     ],
 )
-def test_times_are_read(text: str, expected: float) -> None:
+def test_times_are_parsed(text: str, expected: float) -> None:
     assert seconds(text) == expected
 
 
-def test_jobs_are_read_and_those_that_ended_left_out(slurm: FakeSlurm) -> None:
+def test_jobs_are_parsed_without_ended_ones(slurm: FakeSlurm) -> None:
     (Path(slurm._lab) / "jobs").write_text("\n".join(LINES) + "\n\n")
     jobs = {job.job_id: job for job in slurm_commands.jobs_named(["farm-x-head", "farm-x-node"])}
     assert list(jobs) == ["1", "3", "5", "6", "7"]
@@ -47,7 +47,7 @@ def test_jobs_are_read_and_those_that_ended_left_out(slurm: FakeSlurm) -> None:
     assert jobs["7"].reason == "launch failed requeued held|or so"
 
 
-def test_a_job_is_submitted_without_what_the_present_job_is_like(
+def test_job_is_submitted_without_slurm_variables_of_the_current_job(
     slurm: FakeSlurm, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name in ("SLURM_JOB_ID", "SLURM_MEM_PER_CPU", "SBATCH_PARTITION", "SLURMD_NODENAME", "SLURM_CONF"):
@@ -61,29 +61,29 @@ def test_a_job_is_submitted_without_what_the_present_job_is_like(
     ]
 
 
-def test_what_slurm_refuses_is_one_line_of_its_words(slurm: FakeSlurm, tmp_path: Path) -> None:
+def test_refusal_by_slurm_is_one_line_in_its_words(slurm: FakeSlurm, tmp_path: Path) -> None:
     said = "sbatch: error: invalid partition specified: nosuch\nsbatch: error: Batch job submission failed\n"
     slurm.refuse(said)
     with pytest.raises(SlurmFailed, match=r"^sbatch: error: invalid partition specified: nosuch sbatch: error: Batch"):
         slurm_commands.submit(tmp_path / "a.sh", 1)
 
 
-def test_settings_and_places_are_read(slurm: FakeSlurm) -> None:
+def test_kill_wait_and_array_index_are_read(slurm: FakeSlurm) -> None:
     assert slurm_commands.kill_wait_s() == 30
     assert slurm_commands.array_place("3") == "1_2"
-    assert slurm_commands.array_place("1") == "1_1", "its id is that of the array, too"
+    assert slurm_commands.array_place("1") == "1_1", "its id is also that of the array"
     with pytest.raises(SlurmFailed, match="Invalid job id specified"):
         slurm_commands.array_place("99")
 
 
-def test_without_a_slurm_it_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_slurm_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     assert not slurm_commands.has_slurm()
     with pytest.raises(NotAllowed, match="there is no squeue on PATH"):
         slurm_commands.jobs_named(["x"])
 
 
-def test_the_time_that_is_left_is_a_jobs_own_not_its_arrays(slurm: FakeSlurm) -> None:
+def test_remaining_time_is_that_of_the_job_not_of_its_array(slurm: FakeSlurm) -> None:
     slurm.set_jobs("2|1|1_1|RUNNING|9:00|cpu|n1|a|None", "1|1|1_2|RUNNING|UNLIMITED|cpu|n2|a|None")
     assert slurm_commands.job_left_s("2") == 540
     slurm.set_jobs("1|1|1_1|RUNNING|8:00|cpu|n1|a|None", "2|1|1_2|RUNNING|9:00|cpu|n2|a|None")

@@ -1,4 +1,4 @@
-"""The keeper of jobs: submits and cancels as the queue says, one at a time, and ever later in vain."""
+"""The job keeper: submits and cancels as the queue requires, one keeper at a time, with backoff after failed jobs."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ POOL = SlurmPool(min=1, max=4, init_slots=1, run_slots=2, eval_slots=1)
 
 
 class Lab:
-    """A keeper of one pool, on a store and a Slurm that stands in; `now` is its clock."""
+    """A keeper of one pool, on a store and a fake Slurm; `now` is its clock."""
 
     def __init__(self, folder: Path, store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
         self.folder, self.store, self.now = folder, store, 0.0
@@ -57,28 +57,28 @@ def submit(store: Store, n: int) -> None:
     store.write(lambda connection: batches.create(connection, request, "of a test"))
 
 
-def test_it_grows_to_what_waits_and_shrinks_when_nodes_are_idle(lab: Lab) -> None:
+def test_jobs_grow_with_the_queue_and_shrink_when_nodes_are_idle(lab: Lab) -> None:
     assert lab.round() == 1
-    assert lab.round() == 1, "one that is pending counts"
+    assert lab.round() == 1, "a pending job counts"
     lab.slurm.run_all()
     lab.node_of("1")
     submit(lab.store, 9)
     assert lab.round() == 3, "nine rollouts, four to a node"
     submit(lab.store, 100)
-    assert lab.round() == 4, "no more than the most"
+    assert lab.round() == 4, "at most the maximum"
     assert status(lab.folder) == {"node": {"wanted": 4, "fault": ""}}
     lab.pool(POOL.model_copy(update={"max": 2}))
-    assert lab.round() == 2, "those that had not begun are cancelled"
+    assert lab.round() == 2, "pending jobs are cancelled"
     lab.slurm.run_all()
     for job in lab.slurm.jobs()[1:]:
         lab.node_of(job.partition("|")[0])
     lab.pool(POOL.model_copy(update={"min": 0, "max": 0}))
     assert lab.round() == 2
     assert lab.round(61.0) == 0, "idle for a minute"
-    assert status(lab.folder)["node"]["fault"] == "", "what is cancelled has not failed"
+    assert status(lab.folder)["node"]["fault"] == "", "a cancelled job has not failed"
 
 
-def test_a_successor_comes_once_what_waits_may_take_longer_than_a_job_lasts(lab: Lab) -> None:
+def test_successor_is_submitted_once_waiting_rollouts_may_outlast_the_job(lab: Lab) -> None:
     lab.round()
     lab.slurm.run_all("29:00")
     lab.node_of("1")
@@ -88,7 +88,7 @@ def test_a_successor_comes_once_what_waits_may_take_longer_than_a_job_lasts(lab:
     assert lab.round() == 2
 
 
-def test_a_successor_is_submitted_before_the_limit(lab: Lab) -> None:
+def test_successor_is_submitted_before_the_time_limit(lab: Lab) -> None:
     lab.round()
     lab.slurm.run_all("9:59")
     lab.node_of("1")
@@ -96,7 +96,7 @@ def test_a_successor_is_submitted_before_the_limit(lab: Lab) -> None:
     assert lab.round() == 2
 
 
-def test_jobs_that_end_in_vain_are_tried_ever_later_and_it_says_why(lab: Lab) -> None:
+def test_failing_jobs_are_retried_with_backoff_and_the_reason_is_shown(lab: Lab) -> None:
     lab.round()
     n_tries = 1
     for _ in range(100):
@@ -115,7 +115,7 @@ def test_jobs_that_end_in_vain_are_tried_ever_later_and_it_says_why(lab: Lab) ->
     assert status(lab.folder)["node"]["fault"] == ""
 
 
-def test_one_keeper_at_a_time(lab: Lab) -> None:
+def test_only_one_keeper_runs_at_a_time(lab: Lab) -> None:
     lab.round()
     lab.slurm.set_jobs()
     other = lab.another("two")
@@ -128,6 +128,6 @@ def test_one_keeper_at_a_time(lab: Lab) -> None:
     assert len(lab.slurm.jobs()) == 1
 
 
-def test_a_farm_without_jobs_is_left_alone(lab: Lab) -> None:
+def test_farm_without_jobs_is_left_alone(lab: Lab) -> None:
     (lab.folder / "slurm.json").unlink()
     assert lab.round() == 0

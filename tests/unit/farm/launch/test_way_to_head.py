@@ -1,4 +1,4 @@
-"""The way of a node to its head: its settings stay, and lead to where the head is now."""
+"""The connection of a node to its head: its settings stay the same, and lead to the current head."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ ADDRESS = SharedAddress(
 
 
 class _Answering:
-    """A server of one word."""
+    """A server that sends one word."""
 
     def __init__(self, word: bytes) -> None:
         self._word = word
@@ -41,7 +41,7 @@ class _Answering:
                 connection.sendall(self._word)
 
 
-def test_what_is_written_is_read_and_rubbish_is_none(tmp_path: Path) -> None:
+def test_address_is_read_as_written_and_garbage_is_none(tmp_path: Path) -> None:
     assert read_address(tmp_path) is None
     write_address(tmp_path, ADDRESS)
     assert read_address(tmp_path) == ADDRESS
@@ -50,7 +50,7 @@ def test_what_is_written_is_read_and_rubbish_is_none(tmp_path: Path) -> None:
         assert read_address(tmp_path) is None
 
 
-def test_the_password_stays_whatever_becomes_of_the_address(tmp_path: Path) -> None:
+def test_password_stays_the_same_if_the_address_changes(tmp_path: Path) -> None:
     first = first_address(tmp_path / "shared")
     file = tmp_path / "shared" / "address.json"
     for content in (None, "", '{"store_url": "sqlite:////of/an/embedded/farm", "broker_url": ""}'):
@@ -62,7 +62,7 @@ def test_the_password_stays_whatever_becomes_of_the_address(tmp_path: Path) -> N
     assert first_address(tmp_path / "other").password != first.password
 
 
-def test_connections_go_to_the_head_of_the_moment(tmp_path: Path) -> None:
+def test_connections_go_to_the_current_head(tmp_path: Path) -> None:
     one, two = _Answering(b"one"), _Answering(b"two")
     first = replace(ADDRESS, broker_url=one.url)
     write_address(tmp_path, first)
@@ -94,12 +94,12 @@ def test_connections_go_to_the_head_of_the_moment(tmp_path: Path) -> None:
         until(lambda: answer() == b"two", "the next goes to the other")
         held.settimeout(60)
         with suppress(ConnectionResetError):
-            assert held.recv(10) == b"", "what was connected with the first is closed"
+            assert held.recv(10) == b"", "connections to the first head are closed"
     assert "host=10.0.0.22" in service.read_text()
     assert "password=p@ss" not in service.read_text()
 
 
-def test_servers_of_the_site_are_taken_as_they_are(tmp_path: Path) -> None:
+def test_servers_of_the_site_are_used_unchanged(tmp_path: Path) -> None:
     way = WayToHead(tmp_path, replace(ADDRESS, own=()))
     env = way.environment()
     assert (env["FARM_STORE_URL"], env["FARM_BROKER_URL"]) == (ADDRESS.store_url, ADDRESS.broker_url)

@@ -1,4 +1,4 @@
-"""Lines about an id, of logs as text and as JSON in several files: by time, with their tracebacks."""
+"""Lines about an id, from text and JSON logs in several files: sorted by time, with their tracebacks."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_lines_of_all_files_come_by_time_with_their_tracebacks(folder: Path) -> None:
+def test_lines_of_all_files_are_sorted_by_time_with_their_tracebacks(folder: Path) -> None:
     first, broke, last = lines_about(ROLLOUT, [folder, folder / "node-1"])
     assert json.loads(first.text)["message"] == "first"
     assert broke.text.splitlines()[1:] == ["Traceback", f"  {ROLLOUT}.py", "ValueError"]
@@ -50,11 +50,11 @@ def test_lines_of_all_files_come_by_time_with_their_tracebacks(folder: Path) -> 
 
 
 @pytest.mark.parametrize(("ref", "n"), [("b0123456789", 5), ("b0123456789.3", 4), ("b0123456789.3.11", 1), ("b1", 0)])
-def test_a_batch_has_the_lines_of_its_rollouts(folder: Path, ref: str, n: int) -> None:
+def test_batch_includes_the_lines_of_its_rollouts(folder: Path, ref: str, n: int) -> None:
     assert len(lines_about(ref, [folder])) == n
 
 
-def test_the_command_prints_them_or_says_where_it_looked(folder: Path) -> None:
+def test_command_prints_lines_or_the_searched_folders(folder: Path) -> None:
     result = CliRunner().invoke(logs, [ROLLOUT, "--in", str(folder)])
     assert (result.exit_code, len(result.output.splitlines())) == (0, 6)
     for ref, fault in (("b0123456780.0.0", f"no log in {folder} has a line about"), ("b.x", "there is no batch")):

@@ -1,4 +1,4 @@
-"""Lines of a process's log as JSON: ids of what they are about, a traceback in one line, no secret in any form."""
+"""JSON lines of a process's log: the ids that they are about, a traceback in one line, no secret in any form."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ ROLLOUT = "b0123456789.3.1"
 
 
 def line(message: str, *args: Any, error: BaseException | None = None) -> dict[str, Any]:
-    """The line of a record, which is one whatever is in it."""
+    """Return the line of a record, which is one line whatever it contains."""
     secrets = SecretsInUse()
     secrets.add(SECRET)
     record = logging.makeLogRecord({"name": "farm.any", "levelname": "ERROR", "msg": message, "args": args})
@@ -31,7 +31,7 @@ def line(message: str, *args: Any, error: BaseException | None = None) -> dict[s
     return result
 
 
-def test_a_line_has_the_ids_that_it_is_about() -> None:
+def test_line_has_the_ids_that_it_is_about() -> None:
     with log_about(ROLLOUT, attempt=2, stage="run"):
         inside = line("the tool did not close")
     assert {name: inside[name] for name in ("node", "process", "batch_id", "rollout_id", "attempt", "stage")} == {
@@ -45,7 +45,7 @@ def test_a_line_has_the_ids_that_it_is_about() -> None:
     assert not {"batch_id", "rollout_id"} & set(line("the node is ready"))
 
 
-def test_a_line_of_text_has_them_too_before_its_traceback() -> None:
+def test_text_line_has_ids_before_its_traceback() -> None:
     try:
         raise ValueError(f"refused: {SECRET}")
     except ValueError as error:
@@ -60,7 +60,7 @@ def test_a_line_of_text_has_them_too_before_its_traceback() -> None:
     assert (trace[0], trace[-1]) == ("Traceback (most recent call last):", "ValueError: refused: [secret]")
 
 
-def test_a_field_that_is_added_within_a_block_is_in_its_later_lines_alone() -> None:
+def test_field_added_in_a_block_is_only_in_later_lines_of_the_block() -> None:
     async def picks() -> None:
         log_also(engine="http://one")
 
@@ -76,7 +76,7 @@ def test_a_field_that_is_added_within_a_block_is_in_its_later_lines_alone() -> N
         loop.close()
 
 
-def test_what_a_stage_starts_on_the_loop_is_about_it_and_nothing_after_it() -> None:
+def test_coroutine_of_a_stage_logs_its_ids_and_later_ones_do_not() -> None:
     async def logs() -> dict[str, Any]:
         return line("from a task")
 
@@ -99,7 +99,7 @@ def test_no_form_of_a_secret_is_in_a_line() -> None:
     assert written["exception"].endswith("ValueError: refused: [secret]")
 
 
-def test_a_line_that_cannot_be_put_together_is_a_line() -> None:
+def test_record_that_cannot_be_formatted_is_still_a_line() -> None:
     assert line("%s of %s", "one")["message"] == "'%s of %s' ('one',)"
     record = logging.makeLogRecord({"name": "x", "levelname": "ERROR", "msg": "100 %s", "args": ("words",)})
     assert TextLines("n%1/run", str.upper).format(record).endswith("ERROR N%1/RUN X: 100 WORDS")
@@ -119,7 +119,7 @@ broken()
 """
 
 
-def test_what_nobody_caught_is_a_line_too() -> None:
+def test_uncaught_exceptions_and_warnings_are_lines() -> None:
     env = {"FARM_LOG": "json", "FARM_NODE": "n7", "FARM_WEBHOOK_SECRET": "hunter22hunter"}
     ended = subprocess.run([sys.executable, "-c", UNCAUGHT], env=env, capture_output=True, text=True, timeout=600)
     assert ended.returncode == 1
@@ -141,6 +141,6 @@ def test_what_nobody_caught_is_a_line_too() -> None:
         ("ab0123456789 b01234567890 b012345678 x.b0123456789", None),
     ],
 )
-def test_the_id_that_a_text_names(text: str, found: str | None) -> None:
+def test_id_in_a_text_is_found(text: str, found: str | None) -> None:
     ref = first_ref(text)
     assert (None if ref is None else str(ref)) == found

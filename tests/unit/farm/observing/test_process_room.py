@@ -12,7 +12,7 @@ from farm.settings import Settings
     ("pid_max", "slots", "ok"),
     [(32_768, {}, False), (131_072, {}, True), (32_768, {"run_slots": 16}, True), (32_768, {"room": 60}, True)],
 )
-def test_sandboxes_that_could_use_up_all_processes_are_told(
+def test_sandboxes_that_may_exhaust_process_ids_are_reported(
     tmp_path: Path, pid_max: int, slots: dict[str, int], ok: bool
 ) -> None:
     (tmp_path / "loadavg").write_text("0.00 0.01 0.05 1/700 1234\n")
@@ -27,7 +27,7 @@ def test_sandboxes_that_could_use_up_all_processes_are_told(
 @pytest.mark.parametrize(
     ("line", "folder"), [("0::/system.slice/farm.service", ""), ("8:pids:/system.slice/farm.service", "pids/")]
 )
-def test_a_control_group_above_bounds_processes_too(tmp_path: Path, line: str, folder: str) -> None:
+def test_parent_control_group_limits_processes_too(tmp_path: Path, line: str, folder: str) -> None:
     kernel, groups = tmp_path / "proc/sys/kernel", tmp_path / "groups"
     kernel.mkdir(parents=True)
     (kernel / "pid_max").write_text("32768\n")

@@ -1,4 +1,4 @@
-"""A rollout on the line of time, and as a trace."""
+"""The timeline of a rollout, and its trace."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ CALLS = [
 ]
 
 
-def test_stages_calls_and_what_lies_between_are_spans() -> None:
+def test_stages_calls_and_gaps_between_them_are_spans() -> None:
     made = [(each.lane, each.kind, each.start_s, each.end_s) for each in spans(rollout(0), TIMINGS, CALLS, 9.0)]
     assert made == [
         ("attempt 1", "queued", 0.0, 1.0),
@@ -30,7 +30,7 @@ def test_stages_calls_and_what_lies_between_are_spans() -> None:
     ]
 
 
-def test_a_trace_has_every_span_as_a_complete_event() -> None:
+def test_trace_has_every_span_as_a_complete_event() -> None:
     drawn = spans(rollout(0), TIMINGS, CALLS, 9.0)
     document = trace_events(rollout(0), drawn)
     events = [each for each in document["traceEvents"] if each["ph"] == "X"]
@@ -41,5 +41,5 @@ def test_a_trace_has_every_span_as_a_complete_event() -> None:
     assert {each["tid"] for each in events} == set(lanes)
 
 
-def test_a_rollout_that_has_not_begun_has_none() -> None:
+def test_rollout_that_has_not_begun_has_no_spans() -> None:
     assert spans(rollout(0), [], [], 9.0) == []

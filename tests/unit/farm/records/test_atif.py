@@ -71,7 +71,7 @@ def _two_turns() -> list[ModelCall]:
     return [first, _call(1, [{"role": "user", "content": "and then"}], {"content": "done"})]
 
 
-def test_a_rollout_is_a_document_that_its_readers_take() -> None:
+def test_rollout_is_a_valid_atif_document() -> None:
     text = atif_trajectory(_rollout(), _two_turns(), [Reward(1.0, {"why": "ok"}, "harbor", 2.0)]).to_json()
     document = AtifTrajectory.model_validate(json.loads(text))
     assert document.schema_version == "ATIF-v1.8"
@@ -100,7 +100,7 @@ def test_a_rollout_is_a_document_that_its_readers_take() -> None:
     assert (document.extra["reward"], document.extra["reward_details"]) == (1.0, {"why": "ok"})
 
 
-def test_the_agent_has_all_tools_that_it_was_shown() -> None:
+def test_agent_lists_all_tools_of_its_calls() -> None:
     look, put = ({"type": "function", "function": {"name": name, "parameters": {}}} for name in ("look", "put"))
     calls = _two_turns()
     assert "tool_definitions" not in json.loads(atif_trajectory(_rollout(), calls).to_json())["agent"]
@@ -108,14 +108,14 @@ def test_the_agent_has_all_tools_that_it_was_shown() -> None:
     assert json.loads(atif_trajectory(_rollout(), calls).to_json())["agent"]["tool_definitions"] == [look, put]
 
 
-def test_arguments_that_are_no_object_are_kept_as_text() -> None:
+def test_arguments_that_are_not_an_object_are_kept_as_text() -> None:
     call = _call(0, [{"role": "user", "content": "x"}], {"content": "", "tool_calls": [_tool_call("c", "[1")]})
     made = atif_trajectory(_rollout(), [call]).steps[-1].tool_calls
     assert made is not None
     assert (made[0].arguments, made[0].extra) == ({}, {"text": "[1"})
 
 
-def test_results_without_a_call_and_rewritten_answers_have_a_place() -> None:
+def test_results_without_a_call_and_rewritten_answers_are_kept() -> None:
     messages: list[dict[str, Any]] = [
         {"role": "tool", "tool_call_id": "old", "content": "early"},
         {"role": "assistant", "content": "summary"},
@@ -133,7 +133,7 @@ def test_results_without_a_call_and_rewritten_answers_have_a_place() -> None:
     ]
 
 
-def test_an_image_of_a_call_is_a_reference_to_its_artefact() -> None:
+def test_image_of_a_call_is_a_reference_to_its_artefact() -> None:
     image = {"type": "image", "sha256": "ab" * 32, "media_type": "image/png", "n_bytes": 3}
     (step, _) = atif_trajectory(_rollout(), [_call(0, [{"role": "user", "content": [image]}], {"content": "ok"})]).steps
     assert isinstance(step.message, list)
@@ -142,7 +142,7 @@ def test_an_image_of_a_call_is_a_reference_to_its_artefact() -> None:
     assert (part.type, part.source.media_type, part.source.path) == ("image", "image/png", f"{'ab' * 32}.png")
 
 
-def test_a_rollout_without_calls_is_no_document() -> None:
+def test_rollout_without_calls_is_refused() -> None:
     with pytest.raises(ValueError, match=r"b\.0\.0 has no model calls"):
         atif_trajectory(_rollout(), [])
 

@@ -1,4 +1,4 @@
-"""The binary layout of arrays: what goes in comes out, and rubbish is refused."""
+"""The binary layout of arrays: a round trip preserves them, and garbage is refused."""
 
 from __future__ import annotations
 
@@ -22,20 +22,20 @@ finite = {"allow_nan": False}
 @given(
     st.one_of(hnp.arrays(np.int32, sizes), hnp.arrays(np.uint8, sizes), hnp.arrays(np.float32, sizes, elements=finite))
 )
-def test_what_goes_in_comes_out(array: NDArray[Any]) -> None:
+def test_round_trip_preserves_dtype_and_values(array: NDArray[Any]) -> None:
     back = unpack(pack(array))
     assert back.dtype == array.dtype
     assert np.array_equal(back, array)
 
 
-def test_the_bytes_are_as_documented() -> None:
+def test_bytes_are_as_documented() -> None:
     data = pack(np.array([1, -2], np.int32))
     assert struct.unpack_from("<BcI", data) == (1, b"i", 2)
     assert zstandard.ZstdDecompressor().decompress(data[6:]) == struct.pack("<ii", 1, -2)
 
 
 @pytest.mark.parametrize("array", [np.zeros(3, np.float64), np.zeros((2, 2), np.int32), np.zeros(3, np.int64)])
-def test_other_arrays_are_refused(array: NDArray[Any]) -> None:
+def test_unsupported_arrays_are_refused(array: NDArray[Any]) -> None:
     with pytest.raises(ValueError, match="cannot pack"):
         pack(array)
 
@@ -51,6 +51,6 @@ def test_other_arrays_are_refused(array: NDArray[Any]) -> None:
         struct.pack("<BcI", 1, b"i", 5) + pack(np.zeros(2, np.int32))[6:],
     ],
 )
-def test_rubbish_is_refused(data: bytes) -> None:
+def test_garbage_is_refused(data: bytes) -> None:
     with pytest.raises(ValueError, match=r"packed array|layout version"):
         unpack(data)

@@ -1,4 +1,4 @@
-"""The longest known beginning of a prompt is found, whatever else is known."""
+"""The longest known prefix of a prompt is found among any other known sequences."""
 
 from __future__ import annotations
 
@@ -13,9 +13,7 @@ sequences = st.lists(st.integers(0, 2), max_size=6)
 
 
 @given(known=st.lists(sequences, max_size=20), prompt=sequences, before=st.none() | st.integers(0, 20))
-def test_the_longest_is_found_and_the_newest_of_several(
-    known: list[list[int]], prompt: list[int], before: int | None
-) -> None:
+def test_longest_and_newest_prefix_is_found(known: list[list[int]], prompt: list[int], before: int | None) -> None:
     prefixes = Prefixes()
     for number, ids in enumerate(known):
         prefixes.put(number, token_ids(ids))
@@ -24,7 +22,7 @@ def test_the_longest_is_found_and_the_newest_of_several(
     assert prefixes.longest(token_ids(prompt), before) == (max(fitting)[1] if fitting else None)
 
 
-def test_a_sequence_can_be_replaced() -> None:
+def test_sequence_can_be_replaced() -> None:
     prefixes = Prefixes()
     for number in range(9):
         prefixes.put(number, token_ids([1, number + 2]))
@@ -35,7 +33,7 @@ def test_a_sequence_can_be_replaced() -> None:
 
 
 @given(first=st.lists(st.integers(-1, 2**31 - 1)), second=st.lists(st.integers(-1, 2**31 - 1)))
-def test_a_hash_is_that_of_the_ids_up_to_there(first: list[int], second: list[int]) -> None:
+def test_hash_covers_the_ids_up_to_its_position(first: list[int], second: list[int]) -> None:
     whole = prefix_hashes(token_ids(first + second))
     assert np.array_equal(whole[: len(first)], prefix_hashes(token_ids(first)))
     if first != second:
@@ -45,7 +43,7 @@ def test_a_hash_is_that_of_the_ids_up_to_there(first: list[int], second: list[in
         )
 
 
-def test_images_of_equal_ids_are_told_apart() -> None:
+def test_equal_ids_with_different_images_are_distinguished() -> None:
     prefixes = Prefixes()
     prefixes.put(0, token_ids([1, 9]), ("a",))
     prefixes.put(1, token_ids([1]))

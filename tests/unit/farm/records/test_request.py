@@ -17,12 +17,12 @@ ONE = (Instance(data_source="math", fields={}),)
 
 
 @pytest.mark.parametrize("name", ["messages", "tools", "add_generation_prompt", "generation_prompt"])
-def test_the_conversation_is_not_a_variable_of_the_template_to_set(name: str) -> None:
+def test_reserved_template_variables_cannot_be_set(name: str) -> None:
     with pytest.raises(ValidationError, match=f"{name} cannot be set"):
         BatchRequest(instances=ONE, chat_template_kwargs={"enable_thinking": True, name: True})
 
 
-def test_other_variables_are_the_batchs_to_set() -> None:
+def test_other_template_variables_can_be_set() -> None:
     batch_request = BatchRequest(instances=ONE, chat_template_kwargs={"enable_thinking": False})
     assert batch_request.chat_template_kwargs == {"enable_thinking": False}
 
@@ -46,7 +46,7 @@ def test_other_variables_are_the_batchs_to_set() -> None:
         ("n", 0.5),
     ],
 )
-def test_what_no_engine_takes_is_refused_by_its_name(name: str, value: Any) -> None:
+def test_value_that_no_engine_accepts_is_refused_by_name(name: str, value: Any) -> None:
     with pytest.raises(ValidationError) as refusal:
         SamplingParams.model_validate({name: value})
     assert refusal.value.errors()[0]["loc"][0] == name
@@ -66,12 +66,12 @@ def test_what_no_engine_takes_is_refused_by_its_name(name: str, value: Any) -> N
         ),
     ],
 )
-def test_what_engines_take_passes(sampling: dict[str, Any]) -> None:
+def test_values_that_engines_accept_pass(sampling: dict[str, Any]) -> None:
     SamplingParams.model_validate(sampling)
 
 
 @pytest.mark.parametrize("of_batch", [True, False])
-def test_experts_are_refused_of_an_engine_that_is_asked_for_no_ids(of_batch: bool) -> None:
+def test_experts_are_refused_for_an_engine_route_without_ids(of_batch: bool) -> None:
     one, engine = {"data_source": "math", "fields": {}}, {"engine_url": "http://own/v1"}
     chat = engine | {"engine_route": "chat"}
     asked = {"sampling": {"routed_experts": 8}}
@@ -80,7 +80,7 @@ def test_experts_are_refused_of_an_engine_that_is_asked_for_no_ids(of_batch: boo
     checked_request({"instances": [one | engine], **asked})
 
 
-def test_experts_are_refused_of_calls_with_images() -> None:
+def test_experts_are_refused_for_calls_with_images() -> None:
     asked = {"instances": [{"data_source": "math", "fields": {}}], "sampling": {"routed_experts": 8}}
     with pytest.raises(InvalidRequest, match=r"calls with images, which agent_requests\.images allows, have none"):
         checked_request({**asked, "agent_requests": {"images": "engine"}})
@@ -90,7 +90,7 @@ def test_experts_are_refused_of_calls_with_images() -> None:
 SECRET = "sk-this-is-a-secret"
 
 
-def test_the_address_of_a_dedicated_engine_is_in_the_form_of_registered_ones() -> None:
+def test_address_of_a_dedicated_engine_is_normalized() -> None:
     request = BatchRequest(instances=ONE, engine_url=" http://Trainer:80/sessions/7/v1/ ", engine_key=SECRET)
     assert request.engine_url == "http://trainer/sessions/7/v1"
     assert request.engine_settings.engine_key == SECRET
@@ -108,7 +108,7 @@ def test_the_address_of_a_dedicated_engine_is_in_the_form_of_registered_ones() -
         ({"engine_url": "http://h/v1", "engine_route": "guess"}, "engine_route", "'detect' or 'chat'"),
     ],
 )
-def test_a_dedicated_engine_is_refused_by_its_field_and_no_key_is_shown(
+def test_invalid_dedicated_engine_is_refused_by_field_without_showing_its_key(
     values: dict[str, Any], field: str, message: str
 ) -> None:
     instance = {"data_source": "math", "fields": {}}
@@ -124,14 +124,14 @@ def test_a_dedicated_engine_is_refused_by_its_field_and_no_key_is_shown(
         assert SECRET not in str(error)
 
 
-def test_no_key_is_shown_by_an_error_about_another_field() -> None:
+def test_error_about_another_field_shows_no_key() -> None:
     with pytest.raises(ValidationError) as refusal:
         BatchRequest(engine_url="http://h/v1", engine_key=SECRET, n_samples=0)  # type: ignore[call-arg]
     assert {error["loc"] for error in refusal.value.errors()} == {("instances",), ("n_samples",)}
     assert SECRET not in str(refusal.value)
 
 
-def test_engines_are_stored_once_each_and_an_instances_own_comes_before_the_batchs() -> None:
+def test_engines_are_stored_once_and_an_instances_engine_overrides_the_batchs() -> None:
     plain, own = {"data_source": "math", "fields": {}}, {"engine_url": "http://own/v1", "engine_key": SECRET}
     request = BatchRequest.model_validate(
         {"instances": [plain, plain | own, plain | own], "engine_url": "http://batch/v1", "model": "m"}
@@ -142,7 +142,7 @@ def test_engines_are_stored_once_each_and_an_instances_own_comes_before_the_batc
     assert engines == [
         EngineAddress("http://batch/v1", "m"),
         *[EngineAddress("http://own/v1", "m", SECRET)] * 2,
-    ], "the batch's key would be another's"
+    ], "the batch's key must not be used for another engine"
     assert SECRET not in repr(stored)
     mixed = StoredRequest.model_validate(BatchRequest.model_validate({"instances": [plain, plain | own]}).stored())
     assert [mixed.engine_for(index) is None for index in range(2)] == [True, False]
@@ -159,14 +159,14 @@ def test_engines_are_stored_once_each_and_an_instances_own_comes_before_the_batc
         ({"critic": {"model": "m"}}, "roles.critic", "'judge', 'user' or 'helper'"),
     ],
 )
-def test_a_role_is_refused_by_its_field(roles: dict[str, Any], field: str, message: str) -> None:
+def test_invalid_role_is_refused_by_its_field(roles: dict[str, Any], field: str, message: str) -> None:
     with pytest.raises(InvalidRequest, match=message) as refusal:
         checked_request({"instances": [{"data_source": "math", "fields": {}}], "roles": roles})
     assert refusal.value.field.startswith(field)
     assert SECRET not in str(refusal.value)
 
 
-def test_the_engines_of_roles_reach_the_workers_as_they_are() -> None:
+def test_engines_of_roles_are_stored_unchanged() -> None:
     judge = {"engine_url": "http://judge/v1", "engine_key": SECRET, "model": "m", "sampling": {"temperature": 0.5}}
     request = BatchRequest.model_validate({"instances": ONE, "roles": {"judge": judge, "user": {"model": "n"}}})
     assert StoredRequest.model_validate(request.stored()).roles == request.roles

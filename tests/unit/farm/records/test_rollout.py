@@ -1,4 +1,4 @@
-"""Trainability of a rollout follows from its outcome, in one place."""
+"""Trainability of a rollout is decided from its outcome, in one place."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ OURS = set(Outcome) - POLICY_OUTCOMES
 
 
 @pytest.mark.parametrize("outcome", sorted(POLICY_OUTCOMES))
-def test_what_the_policy_did_trains_once_it_is_scored(outcome: Outcome) -> None:
+def test_policy_outcome_is_trainable_once_scored(outcome: Outcome) -> None:
     assert trainable(outcome, 0.0)
     assert not trainable(outcome, None)
 
 
 @pytest.mark.parametrize("outcome", sorted(OURS))
-def test_what_we_broke_never_trains(outcome: Outcome) -> None:
+def test_farm_fault_is_never_trainable(outcome: Outcome) -> None:
     assert not trainable(outcome, 1.0)
     assert not trainable(outcome, None)
 
 
-def test_nothing_has_ended_yet() -> None:
+def test_running_rollout_is_not_trainable() -> None:
     assert not trainable(None, None)
 
 
@@ -39,5 +39,5 @@ def test_nothing_has_ended_yet() -> None:
         (6, "5", 0, False),
     ],
 )
-def test_what_is_too_old_to_train(oldest: int | None, newest: str, allowed: int | None, too_old: bool) -> None:
+def test_too_old_weights_are_recognized(oldest: int | None, newest: str, allowed: int | None, too_old: bool) -> None:
     assert is_too_old(oldest, newest, allowed) is too_old

@@ -24,17 +24,17 @@ REFUSED: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("said", REFUSED)
-def test_each_is_refused_by_name(said: str) -> None:
+def test_each_unsupported_need_is_refused_by_name(said: str) -> None:
     [reason] = unsupported(TaskNeeds(**REFUSED[said]))
     assert pytest.raises(AssertionError, match=said).matches(AssertionError(reason))
 
 
-def test_what_asks_for_nothing_is_played_and_all_reasons_are_given() -> None:
+def test_no_needs_are_supported_and_all_reasons_are_listed() -> None:
     assert unsupported(TaskNeeds(), SandboxSpec()) == []
     assert len(unsupported(TaskNeeds(gpus=1, sidecars=("a",)), SandboxSpec(network=True))) == 3
 
 
 @pytest.mark.parametrize(("rule", "n"), [("refuse", 1), ("allow", 0), ("off", 0)])
-def test_the_network_is_the_batchs_to_permit(rule: Any, n: int) -> None:
+def test_network_rule_of_the_batch_decides_about_the_network(rule: Any, n: int) -> None:
     assert len(unsupported(TaskNeeds(), SandboxSpec(network=True), rule)) == n
     assert len(unsupported(TaskNeeds(), SandboxSpec(network_in=("init",)), rule)) == n

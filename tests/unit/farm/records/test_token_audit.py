@@ -1,4 +1,4 @@
-"""Rows made of any tree of calls pass the proof, and no row that was tampered with does."""
+"""Rows of any tree of calls pass the audit, and altered rows do not."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ ids = st.lists(few, max_size=5)
 
 @dataclass(frozen=True)
 class Turn:
-    """A call, in terms of those before it."""
+    """A call, described relative to those before it."""
 
     parent: int
     keep: int
@@ -66,9 +66,9 @@ class Turn:
 
 turns = st.builds(
     Turn,
-    # mostly the call before; else any other: a branch, or a sub-agent's first call
+    # usually the previous call; otherwise any other: a branch, or a sub-agent's first call
     parent=st.one_of(st.just(-1), st.just(-1), st.integers(-8, 8)),
-    # mostly all ids of it; fewer are a compaction or a rewritten history
+    # usually all its ids; fewer are a compaction or a rewritten history
     keep=st.one_of(st.just(1000), st.just(1000), st.integers(0, 20)),
     inserted=ids,
     response=ids,
@@ -101,7 +101,7 @@ trees = st.builds(tree, ids, st.lists(turns, max_size=10))
 
 @given(calls=trees)
 @examples(max_examples=200, deadline=None)
-def test_rows_of_any_tree_of_calls_are_proved(calls: list[ModelCall]) -> None:
+def test_rows_of_any_tree_of_calls_pass(calls: list[ModelCall]) -> None:
     rows = segments(calls)
     check(rows, calls)
     sampled = [token for call in calls if call.response_ids is not None for token in call.response_ids.tolist()]
@@ -113,7 +113,7 @@ def test_rows_of_any_tree_of_calls_are_proved(calls: list[ModelCall]) -> None:
 
 @given(calls=trees)
 @examples(max_examples=100, deadline=None)
-def test_every_exact_call_lies_in_a_row_as_it_was(calls: list[ModelCall]) -> None:
+def test_every_exact_call_is_unchanged_in_a_row(calls: list[ModelCall]) -> None:
     rows = [(row, np.concatenate([row.prompt_ids, row.response_ids]).tolist()) for row in segments(calls)]
     untrainable = 0
     for call in calls:
@@ -127,7 +127,7 @@ def test_every_exact_call_lies_in_a_row_as_it_was(calls: list[ModelCall]) -> Non
     assert result <= untrainable
 
 
-def test_a_branch_trains_what_it_shares_once() -> None:
+def test_shared_tokens_of_a_branch_train_once() -> None:
     calls = [called(0, [1], [2, 3]), called(1, [1, 2, 3, 4], [5]), called(2, [1, 2, 3, 6], [7])]
     rows = segments(calls)
     check(rows, calls)
@@ -135,7 +135,7 @@ def test_a_branch_trains_what_it_shares_once() -> None:
     assert rows[1].prompt_ids.tolist() == [1, 2, 3, 6]
 
 
-def test_an_answer_that_was_aborted_and_continued_is_one_stretch() -> None:
+def test_aborted_and_continued_answer_is_one_response() -> None:
     spans = (VersionSpan("4", 0, 1), VersionSpan("5", 1, 3))
     calls = [called(0, [1], [2, 3, 4], spans=spans)]
     (row,) = segments(calls)
@@ -143,7 +143,7 @@ def test_an_answer_that_was_aborted_and_continued_is_one_stretch() -> None:
     assert row.policy_versions.tolist() == [4, 5, 5]
 
 
-def test_a_mismatch_makes_its_row_untrainable_and_no_other() -> None:
+def test_mismatch_makes_only_its_own_row_untrainable() -> None:
     calls = [
         called(0, [1], [2]),
         called(1, [1, 2, 3], [4], mismatch=2),
@@ -156,7 +156,7 @@ def test_a_mismatch_makes_its_row_untrainable_and_no_other() -> None:
     assert "position 1" in rows[0].untrainable
 
 
-def test_a_row_in_which_nothing_was_sampled_does_not_train() -> None:
+def test_row_without_sampled_tokens_does_not_train() -> None:
     (row,) = segments([called(0, [1, 2], [])])
     assert row.untrainable == "it has no sampled tokens"
 
@@ -259,7 +259,7 @@ TAMPERED: dict[str, tuple[list[Segment], str]] = {
 
 
 @pytest.mark.parametrize(("rows", "told"), TAMPERED.values(), ids=TAMPERED)
-def test_what_was_not_sampled_so_is_refused(rows: list[Segment], told: str) -> None:
+def test_altered_rows_are_refused(rows: list[Segment], told: str) -> None:
     check(segments(CALLS), CALLS)
     with pytest.raises(ValueError, match=told):
         check(rows, CALLS)
@@ -270,7 +270,7 @@ def test_no_calls_have_no_rows() -> None:
     check((), [called(0, [1], [2], exact=False)])
 
 
-def test_a_log_probability_that_is_no_number_is_refused() -> None:
+def test_nan_log_probability_is_refused() -> None:
     calls = [called(0, [1], [2], logprobs=[float("-inf")])]
     with pytest.raises(ValueError, match="training row 0: a log-probability is not a number"):
         check(segments(calls), calls)

@@ -1,4 +1,4 @@
-"""Segments follow from model calls by prefix, and hold exactly what was sampled."""
+"""Segments are built from model calls by common prefix, and hold exactly the sampled tokens."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def call(
     )
 
 
-def test_a_continued_conversation_is_one_row() -> None:
+def test_continued_conversation_is_one_row() -> None:
     (row,) = segments([call(0, [1, 2], [3, 4]), call(1, [1, 2, 3, 4, 5, 6], [7], version="2")])
     assert row.prompt_ids.tolist() == [1, 2]
     assert row.response_ids.tolist() == [3, 4, 5, 6, 7]
@@ -54,7 +54,7 @@ def test_a_continued_conversation_is_one_row() -> None:
     assert row.response_logprobs[2:4].tolist() == [0.0, 0.0]
 
 
-def test_a_rewritten_history_starts_a_new_row() -> None:
+def test_rewritten_history_starts_a_new_row() -> None:
     rows = segments([call(0, [1], [2, 3]), call(1, [1, 2, 9], [4])])
     assert [row.response_ids.tolist() for row in rows] == [[2, 3], [4]]
 
@@ -65,7 +65,7 @@ def test_branches_continue_the_row_they_came_from() -> None:
     assert [[each.index for each in row] for row in calls_of_segments(calls)] == [[0, 2], [1, 3]]
 
 
-def test_a_call_was_shown_the_tools_of_the_call_that_it_continues() -> None:
+def test_call_without_recorded_tools_has_those_of_the_call_it_continues() -> None:
     calls = [
         call(0, [1], [2]),
         call(1, [1, 2, 3], [4]),
@@ -75,30 +75,30 @@ def test_a_call_was_shown_the_tools_of_the_call_that_it_continues() -> None:
     ]
     look, put = {"function": {"name": "look"}}, {"function": {"name": "put"}}
     calls[0].tools, calls[3].tools = [look], [put]
-    # a row may begin with a call that continues one which is in no row
+    # a row may begin with a call that continues a call outside all rows
     calls[0].response_logprobs = None
     assert [[each.index for each in row] for row in calls_of_segments(calls)] == [[1], [2], [3, 4]]
     assert tools_by_call(calls) == {0: [look], 1: [look], 2: [look], 3: [put], 4: [put]}
 
 
-def test_tools_that_are_not_recorded_are_none() -> None:
+def test_tools_that_are_not_recorded_are_empty() -> None:
     calls = [call(0, [1], [2]), call(1, [1, 2, 3], [4])]
     calls[1].prompt_ids = None
     assert tools_by_call(calls) == {0: [], 1: []}
 
 
-def test_a_call_without_ids_trains_nothing() -> None:
+def test_call_without_ids_trains_nothing() -> None:
     plain = call(0, [1], [2])
     plain.response_logprobs = None
     assert segments([plain]) == ()
 
 
-def test_a_call_continues_the_row_that_reaches_furthest() -> None:
+def test_call_continues_the_row_with_the_longest_prefix() -> None:
     rows = segments([call(0, [1], [2, 3]), call(1, [1], [2]), call(2, [1, 2, 3, 4], [5])])
     assert [row.response_ids.tolist() for row in rows] == [[2, 3, 4, 5], [2]]
 
 
-def test_a_token_s_version_is_that_of_its_span_and_else_of_its_call() -> None:
+def test_version_of_a_token_is_that_of_its_span_or_of_its_call() -> None:
     cut = call(0, [1], [2, 3, 4], version="1")
     cut.versions = (VersionSpan("2", 1, 2), VersionSpan("x", 2, 3))
     assert token_versions(cut).tolist() == [1, 2, NO_VERSION]
@@ -111,12 +111,12 @@ def test_a_token_s_version_is_that_of_its_span_and_else_of_its_call() -> None:
     ("version", "number"),
     [("0", 0), ("007", 7), ("2147483647", 2147483647), *((text, NO_VERSION) for text in ("", "-1", "1.0", "default"))],
 )
-def test_a_version_is_a_number_if_it_can_be_one(version: str, number: int) -> None:
+def test_numeric_version_is_a_number(version: str, number: int) -> None:
     assert version_number(version) == number
 
 
 @pytest.mark.parametrize("version", ["2147483648", "20260101120000", "9" * 5000, "\u0663", "\u00b2"])
-def test_a_version_that_no_column_holds_has_no_number(version: str) -> None:
+def test_version_too_large_for_a_column_has_no_number(version: str) -> None:
     assert version_number(version) == NO_VERSION
 
 
@@ -143,7 +143,7 @@ def test_every_sampled_token_is_in_the_row_once(prompt: list[int], turns: list[t
     assert np.all(row.response_logprobs[row.response_mask == 1] < 0)
 
 
-def test_a_row_names_its_images_in_the_order_of_their_places() -> None:
+def test_row_lists_its_images_in_order_of_position() -> None:
     first, second = call(0, [1, 9], [3], images=("a",)), call(1, [1, 9, 3, 9, 9, 5], [7], images=("a", "b", "a"))
     (row,) = segments([first, second])
     assert row.images == ("a", "b", "a")
@@ -152,7 +152,7 @@ def test_a_row_names_its_images_in_the_order_of_their_places() -> None:
     assert segments([call(0, [1], [2])])[0].images == ()
 
 
-def test_equal_ids_of_other_images_are_another_row() -> None:
+def test_equal_ids_with_different_images_are_another_row() -> None:
     first, other = call(0, [1, 9], [3], images=("a",)), call(1, [1, 9, 3, 5], [7], images=("b",))
     again = call(2, [1, 9, 3, 5, 7, 6], [8], images=("b",))
     assert [row.images for row in segments([first, other, again])] == [("a",), ("b",)]
@@ -161,7 +161,7 @@ def test_equal_ids_of_other_images_are_another_row() -> None:
     assert tools_by_call([first, other]) == {0: [{"name": "x"}], 1: []}
 
 
-def test_a_row_with_images_is_not_cut() -> None:
+def test_row_with_images_is_not_cut() -> None:
     (row,) = segments([call(0, [1, 9], [3, 4], images=("a",))])
     assert row.cut(2) is row
     with pytest.raises(InvalidRequest, match="a row with images has a response of 2 tokens, and cannot be cut to 1"):

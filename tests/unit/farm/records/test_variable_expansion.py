@@ -1,4 +1,4 @@
-"""Variables of a task's tables come from its batch's secrets, and from nowhere else."""
+"""Variables in a task's tables are expanded only from its batch's secrets."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ SECRETS = {"KEY": "k${OTHER}", "EMPTY": ""}
         ("${KEY:-default}${KEY}", "k${OTHER}k${OTHER}"),
     ],
 )
-def test_values_are_replaced_once(value: str, result: str) -> None:
+def test_values_are_expanded_once(value: str, result: str) -> None:
     assert expanded({"x": value}, SECRETS) == {"x": result}
 
 
-def test_names_that_are_missing_are_all_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_all_missing_names_are_listed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOME_SECRET", "never")
     with pytest.raises(InvalidRequest, match="no secret for: HOME_SECRET, OTHER"):
         expanded({"x": "${HOME_SECRET}", "y": "${OTHER} ${KEY}"}, SECRETS)
@@ -43,5 +43,5 @@ def test_names_that_are_missing_are_all_named(monkeypatch: pytest.MonkeyPatch) -
         ("${NONE:-${KEY}}", "${KEY}"),
     ],
 )
-def test_a_value_that_is_a_variable_as_a_whole_is_replaced_as_harbor_does(value: str, result: str) -> None:
+def test_whole_value_variables_are_expanded_like_harbor(value: str, result: str) -> None:
     assert expanded({"x": value}, SECRETS, whole=True) == {"x": result}

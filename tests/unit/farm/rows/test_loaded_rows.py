@@ -1,4 +1,4 @@
-"""Rows of data sets become instances of the right handler, or are refused with all their numbers."""
+"""Rows of data sets become instances of the right handler, or are refused with all their row numbers."""
 
 from __future__ import annotations
 
@@ -65,12 +65,12 @@ def prompted(text: str, **columns: Any) -> dict[str, Any]:
         ("humaneval", {"task_id": "HumanEval/0", "prompt": "def f(): ..."}, "code", "HumanEval/0"),
     ],
 )
-def test_forms_name_the_handler(
+def test_format_decides_the_handler(
     tmp_path: Path, form: str, row: dict[str, Any], data_source: str, instance_id: str | None
 ) -> None:
     rows = read_rows(written(tmp_path, [row]), form)
     (instance,) = rows.instances
-    # without a name of its own it has one by its content
+    # an instance without a name is named by its contents
     name = instance.digest[:16] if instance_id is None else instance_id
     assert (instance.data_source, instance.instance_id) == (data_source, name)
     assert rows.numbers == [1]
@@ -86,11 +86,11 @@ def test_rows_of_swe_and_skyrl_are_unwrapped(tmp_path: Path) -> None:
     fields = read_rows(written(tmp_path, [row]), "skyrl").instances[0].fields
     assert fields["environment"] == "skyrl_gym"
     assert (fields["id"], fields["messages"]) == ("gsm8k_multi_turn", prompt)
-    # as the environment's adapter takes them
+    # in the form that the environment's adapter expects
     assert fields["kwargs"] == {"reward_spec": {"ground_truth": "y"}, "extra": 1}
 
 
-def test_columns_for_all_rows_are_for_those_that_lack_them(tmp_path: Path) -> None:
+def test_default_columns_fill_only_rows_without_them(tmp_path: Path) -> None:
     rows = [{"prompt": "2+2", "reward_spec": {"ground_truth": "4"}}, {"prompt": "x", "env_class": "gsm8k_multi_turn"}]
     found = read_rows(written(tmp_path, rows), "skyrl", given={"env_class": "gsm8k"}).instances
     assert [each.data_source for each in found] == ["answer", "environment"]
@@ -102,7 +102,7 @@ def test_columns_for_all_rows_are_for_those_that_lack_them(tmp_path: Path) -> No
         read_rows(written(tmp_path, rows), "skyrl", given={"server": "mcqa"})
 
 
-def test_servers_of_judges_name_one(tmp_path: Path) -> None:
+def test_judge_servers_select_a_judge(tmp_path: Path) -> None:
     row = {**GYM, "agent_ref": {"name": "physics_judge_simple_agent"}}
     (instance,) = read_rows(written(tmp_path, [row]), "nemo-gym").instances
     assert instance.fields["judge"] == {}
@@ -113,7 +113,7 @@ def test_servers_of_judges_name_one(tmp_path: Path) -> None:
     assert read_rows(written(tmp_path, [choice]), "nemo-gym").instances[0].fields["grading_mode"].startswith("strict")
 
 
-def test_all_wrong_rows_are_named_up_to_a_number(tmp_path: Path) -> None:
+def test_invalid_rows_are_listed_up_to_a_limit(tmp_path: Path) -> None:
     no_gold = {"data_source": "x", "prompt": []}
     path = written(tmp_path, [MATH, no_gold, "{broken", "", [1], MATH])
     with pytest.raises(InvalidRequest) as refused:
@@ -154,12 +154,12 @@ def test_all_wrong_rows_are_named_up_to_a_number(tmp_path: Path) -> None:
         (['{"a": 1, "a": 2}'], "answer", "'a' occurs twice"),
     ],
 )
-def test_what_cannot_be_read_is_refused(tmp_path: Path, rows: list[Any], form: str, told: str) -> None:
+def test_unreadable_rows_are_refused(tmp_path: Path, rows: list[Any], form: str, told: str) -> None:
     with pytest.raises(InvalidRequest, match=re.escape(told)):
         read_rows(written(tmp_path, rows), form)
 
 
-def test_repeats_are_read_once_by_index_and_by_prompt(tmp_path: Path) -> None:
+def test_repeats_are_dropped_by_index_and_by_prompt(tmp_path: Path) -> None:
     other = prompted("What is 2+2?", extra_info={"index": "b"})
     same_prompt = {**other, "extra_info": {"index": "c"}}
     path = written(tmp_path, [MATH, other, MATH, same_prompt, MATH])
@@ -171,11 +171,11 @@ def test_repeats_are_read_once_by_index_and_by_prompt(tmp_path: Path) -> None:
     BatchRequest(instances=tuple(read_rows(path, "verl").instances))
 
 
-def test_two_problems_of_one_index(tmp_path: Path) -> None:
+def test_two_problems_with_one_index_are_refused(tmp_path: Path) -> None:
     path = written(tmp_path, [MATH, prompted("What is 2+2?")])
     with pytest.raises(InvalidRequest, match="its index 'own-0000' is that of row 1, which is another problem"):
         read_rows(path, "dapo")
-    # without that rule they are two problems, known by their content
+    # without that rule they are two problems, identified by their contents
     rows = read_rows(path, "verl")
     assert [each.instance_id for each in rows.instances] == [each.digest[:16] for each in rows.instances]
     BatchRequest(instances=tuple(rows.instances))
@@ -193,7 +193,7 @@ def test_columns_are_mapped(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["rows.json", "rows.jsonl.gz", "rows.parquet"])
-def test_files_of_other_kinds_hold_the_same_rows(tmp_path: Path, name: str) -> None:
+def test_files_of_other_formats_hold_the_same_rows(tmp_path: Path, name: str) -> None:
     expected = read_rows(written(tmp_path, [MATH, prompted("x", extra_info={"index": "b"})]), "verl")
     rows = [each.fields for each in expected.instances]
     path = tmp_path / name
@@ -215,7 +215,7 @@ def write_parquet(path: Path, rows: list[dict[str, Any]]) -> None:
     pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), path)
 
 
-def test_parquet_has_values_that_json_has_not(tmp_path: Path) -> None:
+def test_parquet_values_without_a_json_type_are_converted(tmp_path: Path) -> None:
     import datetime
     import decimal
 

@@ -1,4 +1,4 @@
-"""Messages about files of rows: the file, the row, the column or the character, and what to do."""
+"""Errors about files of rows: the file, the row, the column or the character, and the remedy."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ FILES: dict[str, tuple[str, bytes, str, str]] = {
 
 
 @pytest.mark.parametrize("name", FILES)
-def test_a_file_that_cannot_be_read(name: str, tmp_path: Path) -> None:
+def test_unreadable_file(name: str, tmp_path: Path) -> None:
     file, data, form, said = FILES[name]
     path = tmp_path / file
     path.write_bytes(data)
@@ -71,27 +71,27 @@ def rows(path: Path, *values: dict[str, Any]) -> Path:
     return path
 
 
-def test_a_column_that_is_not_there(tmp_path: Path) -> None:
+def test_missing_column(tmp_path: Path) -> None:
     path = rows(tmp_path / "f.jsonl", {"problem": "a", "answer": 1}, {"q": "a", "answer": 1})
     with pytest.raises(InvalidRequest, match=r"f.jsonl:2: .* no column 'problem', only q, answer: .*question=COLUMN"):
         read_rows(path, "answer", columns={"question": "problem"})
 
 
-def test_an_index_of_two_problems(tmp_path: Path) -> None:
+def test_one_index_for_two_problems(tmp_path: Path) -> None:
     first, second = ({**VERL, "prompt": [{"role": "user", "content": text}]} for text in "ab")
     path = rows(tmp_path / "f.jsonl", first | {"extra_info": {"index": 1}}, second | {"extra_info": {"index": 1}})
     with pytest.raises(InvalidRequest, match=r"f.jsonl:2: .* row 1, .*: give each its own, or .*--no-deduplicate"):
         read_rows(path, "verl", deduplicate=True)
 
 
-def test_a_value_of_parquet_that_json_has_not(tmp_path: Path) -> None:
+def test_parquet_value_without_a_json_type(tmp_path: Path) -> None:
     path = tmp_path / "f.parquet"
     pq.write_table(pa.table({"problem": ["a", "b"], "answer": [None, b"\xff"]}), path)
     with pytest.raises(InvalidRequest, match=r"f.parquet:2: fields: answer is a bytes, .*: give a text, a number"):
         read_rows(path, "answer")
 
 
-def test_many_rows_are_named_at_once(tmp_path: Path) -> None:
+def test_several_invalid_rows_are_listed_together(tmp_path: Path) -> None:
     path = rows(tmp_path / "f.jsonl", *({"a": number} for number in range(50)))
     with pytest.raises(InvalidRequest) as caught:
         read_rows(path, "verl")

@@ -1,4 +1,4 @@
-"""The choice of what is placed next: what fits on no node takes no turn of what does."""
+"""The order of placement: rollouts that fit on no node do not block those that fit."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def submit(store: Store, n: int, run_s: float, priority: int = 0) -> str:
 
 
 def placed(store: Store, admissions: Admissions, *up: Node) -> Counter[tuple[str, str]]:
-    """Return how many of each batch are placed on each node."""
+    """Return how many rollouts of each batch are placed on each node."""
     room = {node.node: node.room for node in up}
     chosen, _ = store.read(lambda connection: admissions.choose(connection, up, room, ()))
     return Counter(
@@ -35,7 +35,7 @@ def placed(store: Store, admissions: Admissions, *up: Node) -> Counter[tuple[str
 
 
 @pytest.mark.parametrize("priority", [0, 5])
-def test_what_does_not_fit_leaves_its_turn_to_what_does(sqlite_store: Store, priority: int) -> None:
+def test_rollouts_that_do_not_fit_give_their_turn_to_those_that_do(sqlite_store: Store, priority: int) -> None:
     quick, long = submit(sqlite_store, 20, 10.0), submit(sqlite_store, 20, 1000.0, priority)
     admissions = Admissions()
     for _ in range(2):
@@ -43,9 +43,9 @@ def test_what_does_not_fit_leaves_its_turn_to_what_does(sqlite_store: Store, pri
     n_placed = placed(sqlite_store, admissions, ENDS_SOON, ENDLESS)
     assert n_placed.total() == 17, "no slot is left empty"
     assert n_placed[long, "short"] == 0
-    assert n_placed[long, "long"] >= 8, "what fits there alone is not driven out by what fits anywhere"
+    assert n_placed[long, "long"] >= 8, "rollouts that fit only there are not displaced by those that fit anywhere"
 
 
-def test_without_limits_of_jobs_the_higher_priority_goes_first(sqlite_store: Store) -> None:
+def test_higher_priority_goes_first_without_job_time_limits(sqlite_store: Store) -> None:
     long, _ = submit(sqlite_store, 20, 1000.0, priority=5), submit(sqlite_store, 20, 10.0)
     assert placed(sqlite_store, Admissions(), ENDLESS) == {(long, "long"): 9}

@@ -1,4 +1,4 @@
-"""Queues are the same from every declaring process, and a broker that is away is no error."""
+"""Queues are declared equally by every process, and an unreachable broker is not an error."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ AWAY = "amqp://guest:secret@127.0.0.1:1//"
 
 
 @pytest.mark.parametrize("url", ["redis://broker", "redis+socket:///broker", "amqp://broker", "amqps://broker"])
-def test_a_queue_binds_to_nothing_and_goes_when_nobody_serves_it(url: str) -> None:
+def test_queue_has_no_binding_and_expires_without_consumers(url: str) -> None:
     with celery_app(url) as app:
         queue = app.amqp.queues[queue_name(Stage.RUN, "one")]
         assert (queue.name, queue.routing_key, queue.exchange.name) == ("run.one", "run.one", "")
@@ -28,9 +28,9 @@ def test_a_queue_binds_to_nothing_and_goes_when_nobody_serves_it(url: str) -> No
 
 
 @pytest.mark.parametrize("url", [AWAY, "redis+socket://{}/redis.sock"])
-def test_a_broker_that_is_away_is_no_error(url: str, tmp_path: Path) -> None:
+def test_unreachable_broker_is_not_an_error(url: str, tmp_path: Path) -> None:
     with celery_app(url.format(tmp_path)) as app:
-        # those of the workers' app, whose messages are sent again by the dispatcher
+        # other than the workers' app, whose messages the dispatcher sends again
         assert tasks.run_agent.name not in app.tasks
         assert enqueue(app, [StageMessage("b.0.0", 1, Stage.INIT, "one")]) == 0
 
@@ -45,8 +45,8 @@ def test_arguments_as_flower_shows_them_name_their_stage() -> None:
     assert named_stage(shown) == AttemptStage("b-1.0.3", 2, Stage.EVAL)
 
 
-def test_what_is_sent_is_what_the_workers_take(broker_url: str) -> None:
-    """Many go at once, each with the chain of the stages that are left."""
+def test_sent_messages_are_accepted_by_the_workers(broker_url: str) -> None:
+    """Many are sent at once, each with the chain of the remaining stages."""
     sent = [StageMessage(f"b.0.{n}", 2, Stage.INIT, "one") for n in range(250)]
     with celery_app(broker_url) as app, app.connection_for_read() as connection:
         assert enqueue(app, sent) == len(sent)
@@ -62,7 +62,7 @@ def test_what_is_sent_is_what_the_workers_take(broker_url: str) -> None:
     assert taken == {f"b.0.{n}": 2 for n in range(250)} | {"b.0.250": 0}
 
 
-def test_the_doctor_is_told_where_nobody_answers_but_no_password() -> None:
+def test_doctor_error_has_the_address_and_no_password() -> None:
     with pytest.raises(BrokerUnavailable, match=r"^127\.0\.0\.1:1") as raised:
         rabbitmq_version(AWAY)
     assert "secret" not in str(raised.value)

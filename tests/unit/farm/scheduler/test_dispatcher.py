@@ -1,4 +1,4 @@
-"""Hints that are a reason for the dispatcher to look at the store, and its rests between rounds."""
+"""Hints that make the dispatcher query the store, and its pauses between rounds."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ def dispatcher_on(store: Store) -> Dispatcher:
     return Dispatcher(store, Signals(""), Settings(audit_s=0.0, broker_url="memory://"), "d")
 
 
-def test_an_ended_rollout_is_a_reason_only_while_another_waits(sqlite_store: Store) -> None:
+def test_ended_rollout_is_a_reason_only_while_another_waits(sqlite_store: Store) -> None:
     dispatcher = dispatcher_on(sqlite_store)
-    assert dispatcher.is_due(ENDED, "b"), "it has not looked yet"
+    assert dispatcher.is_due(ENDED, "b"), "it has not queried the store yet"
     dispatcher._admit()
     assert not dispatcher.is_due(ENDED, "b")
     assert dispatcher.is_due(WAKE, "")
@@ -35,12 +35,12 @@ def test_an_ended_rollout_is_a_reason_only_while_another_waits(sqlite_store: Sto
     assert dispatcher.is_due(ENDED, "b")
 
 
-def test_of_many_that_end_some_are_a_reason_as_a_listener_would_take_them_for_a_flood(sqlite_store: Store) -> None:
+def test_many_ended_rollouts_cause_a_limited_number_of_rounds(sqlite_store: Store) -> None:
     dispatcher = dispatcher_on(sqlite_store)
     dispatcher._admit()
     assert sum(dispatcher.is_due(ENDED, "b") for _ in range(1000)) == 10
 
 
 @pytest.mark.parametrize(("took_s", "rest"), [(0.0, 0.02), (0.3, 0.3), (45.0, 0.5)])
-def test_it_rests_as_long_as_a_round_took_but_no_longer_than_a_tick(took_s: float, rest: float) -> None:
+def test_pause_is_as_long_as_the_round_and_at_most_a_tick(took_s: float, rest: float) -> None:
     assert rest_s(took_s, 0.5) == rest

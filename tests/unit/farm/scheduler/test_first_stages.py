@@ -1,4 +1,4 @@
-"""The stage a rollout begins with: run where its kind is known to need no sandbox, unless its agent may want one."""
+"""The first stage of a rollout: run, if its kind is known to need no sandbox and its agent needs none either."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def submit(store: Store, agent: str = "", *sources: str) -> str:
     return store.write(lambda connection: batches.create(connection, request, agent))[0]
 
 
-def test_each_node_and_each_kind_has_its_own(sqlite_store: Store) -> None:
+def test_first_stage_depends_on_the_node_and_the_kind(sqlite_store: Store) -> None:
     batch_id = submit(sqlite_store, "", "empty", "noop")
     admissions, up = Admissions(), [node("knows", ["empty"]), node("new", [])]
     room = {"knows": 2, "new": 2}
@@ -50,7 +50,7 @@ def test_each_node_and_each_kind_has_its_own(sqlite_store: Store) -> None:
         ("", QueuedStage("r", 1, Stage.INIT, "noop"), Stage.INIT),
     ],
 )
-def test_what_may_need_a_sandbox_or_was_tried_before_goes_the_long_way(
+def test_possible_sandbox_or_earlier_attempt_starts_with_init(
     sqlite_store: Store, agent: str, queued: QueuedStage, stage: Stage
 ) -> None:
     first, batch_id = FirstStages(), submit(sqlite_store, agent)
@@ -59,5 +59,5 @@ def test_what_may_need_a_sandbox_or_was_tried_before_goes_the_long_way(
 
 
 @pytest.mark.parametrize("said", [None, "empty", {"empty": 1}, [1, None, ["empty"]], 7])
-def test_a_node_that_says_rubbish_says_nothing(said: Any) -> None:
+def test_garbage_in_node_information_is_ignored(said: Any) -> None:
     assert not node("n", said).without_sandbox & {"empty"}

@@ -1,7 +1,7 @@
-"""No sequence of events leaves a batch in a state it should not be in: any order of transitions, at any moment.
+"""No sequence of events puts a batch into an invalid state: any order of transitions, at any moment.
 
-A model in plain Python says what each transition may do; the database must agree after each step, and the audit must
-find nothing. Claims are kept for ever and used again late, as by workers that were frozen.
+A model in plain Python predicts each transition; the database must agree after each step, and the audit must find
+nothing. Claims are kept forever and used again late, as by workers that were suspended.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ class ModelRollout:
 
     def end(self, state: State, number: int) -> None:
         self.held, self.number = None, number
-        # a score can only be followed by another
+        # a score can only be followed by another score
         self.state = State.COMPLETED if self.scores else state
 
     @property
@@ -145,7 +145,7 @@ class _Farm(RuleBasedStateMachine):
 
     @rule(index=st.integers(0, 3), node=st.sampled_from(NODES), n_steps=st.integers(1, 7))
     def go_on(self, index: int, node: str, n_steps: int) -> None:
-        """As a farm where nothing goes wrong: without it, chance alone would seldom bring a rollout to its end."""
+        """Do as a farm without faults does: without this rule, chance would rarely complete a rollout."""
         _, one = self.one(index)
         for _ in range(n_steps):
             if one.held is not None:
@@ -158,7 +158,7 @@ class _Farm(RuleBasedStateMachine):
     any_claim = st.integers(0, 1000)
 
     def chosen(self, number: int) -> tuple[int, Claim]:
-        """The newest claims are the likeliest."""
+        """The newest claims are the most likely."""
         index = max(0, len(self.claims) - 1 - number % 7) if number % 5 else number % len(self.claims)
         return index, self.claims[index]
 
@@ -289,11 +289,11 @@ class _Farm(RuleBasedStateMachine):
         assert self.write(consumers.acknowledge, self.batch_id, "trainer", cursor) == self.acknowledged
 
     @invariant()
-    def nothing_is_where_it_should_not_be(self) -> None:
+    def audit_finds_nothing(self) -> None:
         assert self.store.read(lambda connection: audit.violations(connection, self.batch_id)) == []
 
     @invariant()
-    def the_database_agrees(self) -> None:
+    def database_agrees_with_the_model(self) -> None:
         result = self.store.read(lambda connection: batches.rollouts_of(connection, self.batch_id))
         assert {
             each.rollout_id: (
@@ -308,7 +308,7 @@ class _Farm(RuleBasedStateMachine):
 
 
 def played_on(connection: Any, held: Claim, n_rows: int) -> bool:
-    """As a worker ends the first two stages."""
+    """End the first two stages like a worker."""
     if held.stage is Stage.INIT:
         return rollouts.advance(connection, held, 3.0)
     result = RunSummary("submitted", {}, n_turns=1, n_response_tokens=1, n_segments=n_rows)
@@ -322,7 +322,7 @@ def played_on(connection: Any, held: Claim, n_rows: int) -> bool:
 
 @lru_cache
 def calls() -> list[ModelCall]:
-    """Two that go on from nothing."""
+    """Two rules that continue from nothing."""
     made = [model_call(index) for index in range(2)]
     for call in made:
         call.prompt_ids, call.response_ids = token_ids([call.index]), token_ids([7])
@@ -341,7 +341,7 @@ def shared_store() -> Iterator[Store]:
             store.close()
 
 
-def test_no_sequence_of_events_leaves_a_rollout_where_it_should_not_be() -> None:
+def test_no_sequence_of_events_puts_a_rollout_into_an_invalid_state() -> None:
     checks = [HealthCheck.too_slow, HealthCheck.filter_too_much]
     with shared_store() as _Farm.store:
         run_state_machine_as_test(

@@ -69,12 +69,12 @@ def test_tables_are_read_as_harbor_reads_them(text: str, path: str, value: Any) 
         'artifacts = [{ source = "x", service = "db" }]',
     ],
 )
-def test_what_harbor_refuses_is_refused(text: str) -> None:
+def test_values_that_harbor_refuses_are_refused(text: str) -> None:
     with pytest.raises(ValidationError):
         _config(text)
 
 
-def test_modes_and_environments_of_steps_come_before_the_task_s() -> None:
+def test_modes_and_environments_of_steps_override_those_of_the_task() -> None:
     config = _config(
         '[verifier]\nenvironment_mode = "separate"\n[[steps]]\nname = "a"\n[[steps]]\nname = "b"\n'
         '[steps.verifier]\nenvironment_mode = "shared"'

@@ -21,7 +21,7 @@ _DOCKERFILE = "FROM debian:bookworm-slim\n"
 
 @pytest.fixture
 def task(tmp_path: Path) -> Callable[..., Path]:
-    """Make a complete task; texts by path replace or add files, None leaves one out."""
+    """Make a complete task; texts by path replace or add files, None omits one."""
 
     def make(**files: str | None) -> Path:
         content = {
@@ -41,7 +41,7 @@ def task(tmp_path: Path) -> Callable[..., Path]:
     return make
 
 
-def test_every_sample_is_read_and_asks_for_nothing_special() -> None:
+def test_every_sample_is_read_and_has_no_unsupported_needs() -> None:
     paths = task_paths(SAMPLES)
     assert [path.name for path in paths] == [
         "count-words",
@@ -67,7 +67,7 @@ def test_every_sample_is_read_and_asks_for_nothing_special() -> None:
         ("simulated-user", "sidecar services (user-server, MCP server user-server)"),
     ],
 )
-def test_recipes_of_the_cookbook_are_read_and_what_they_need_is_named(recipe: str, asked: str) -> None:
+def test_recipes_of_the_cookbook_are_read_and_unsupported_needs_are_named(recipe: str, asked: str) -> None:
     reasons = unsupported(needs_of(read_task(COOKBOOK / recipe).instance))
     assert asked in "; ".join(reasons)
     assert bool(reasons) is bool(asked)
@@ -87,7 +87,7 @@ def test_recipes_of_the_cookbook_are_read_and_what_they_need_is_named(recipe: st
         ("[verifier.environment]\ngpus = 1", "1 GPUs"),
     ],
 )
-def test_what_no_sandbox_has_is_named(task: Callable[..., Path], table: str, asked: str) -> None:
+def test_needs_that_no_sandbox_supports_are_named(task: Callable[..., Path], table: str, asked: str) -> None:
     reasons = unsupported(needs_of(read_task(task(task_DOT_toml=table)).instance))
     assert asked in "; ".join(reasons)
 
@@ -116,7 +116,7 @@ def test_what_no_sandbox_has_is_named(task: Callable[..., Path], table: str, ask
         ("volumes: ['${T_BENCH_TASK_LOGS_PATH}:/logs']", ""),
     ],
 )
-def test_a_compose_file_of_one_service_is_looked_through(task: Callable[..., Path], service: str, asked: str) -> None:
+def test_compose_file_of_one_service_is_checked(task: Callable[..., Path], service: str, asked: str) -> None:
     path = task(**{"environment__docker-compose_DOT_yaml": f"services:\n  main:\n    {service}\n"})
     instance = read_task(path).instance
     reasons = unsupported(needs_of(instance))
@@ -142,7 +142,7 @@ def test_a_compose_file_of_one_service_is_looked_through(task: Callable[..., Pat
         ({"instruction_DOT_md": "<!-- canary 1 -->\n"}, "instruction.md: it is empty"),
     ],
 )
-def test_a_broken_task_is_refused_with_its_file(
+def test_broken_task_is_refused_with_its_file(
     task: Callable[..., Path], files: dict[str, str | None], named: str
 ) -> None:
     with pytest.raises(InvalidRequest, match=r"(?s).*") as refused:
@@ -150,7 +150,7 @@ def test_a_broken_task_is_refused_with_its_file(
     assert named in str(refused.value)
 
 
-def test_marks_of_training_data_are_not_for_the_policy(task: Callable[..., Path]) -> None:
+def test_training_data_markers_are_hidden_from_the_policy(task: Callable[..., Path]) -> None:
     text = "<!-- harbor-canary GUID x -->\n# Canary: y\n\nDo it.\n# canary of the task\n"
     assert read_task(task(instruction_DOT_md=text)).instance.instructions == ("Do it.\n# canary of the task\n",)
 
@@ -167,7 +167,7 @@ def test_marks_of_training_data_are_not_for_the_policy(task: Callable[..., Path]
         ),
     ],
 )
-def test_a_step_may_be_verified_in_a_network_of_its_own(
+def test_step_may_be_verified_with_its_own_network(
     task: Callable[..., Path], steps: str, modes: list[tuple[str, str]]
 ) -> None:
     places = {f"steps__{name}__instruction_DOT_md": "Do." for name in "ab"}
@@ -177,12 +177,12 @@ def test_a_step_may_be_verified_in_a_network_of_its_own(
     assert list(unsupported(needs_of(instance))) == []
 
 
-def test_an_earlier_conversation_is_refused_by_name(task: Callable[..., Path]) -> None:
+def test_earlier_conversation_is_refused_by_name(task: Callable[..., Path]) -> None:
     reasons = unsupported(needs_of(read_task(task(trajectory_DOT_json="{}")).instance))
     assert "trajectory.json" in reasons[0]
 
 
-def test_a_folder_without_tasks_says_so(tmp_path: Path) -> None:
+def test_folder_without_tasks_is_refused(tmp_path: Path) -> None:
     with pytest.raises(InvalidRequest, match="contains no tasks"):
         task_paths(tmp_path)
 
@@ -210,7 +210,7 @@ def _written(folder: Path, files: dict[str, str]) -> Path:
     return folder
 
 
-def test_a_task_of_terminal_bench_1_becomes_harbor_s(tmp_path: Path) -> None:
+def test_task_of_terminal_bench_1_is_converted_to_harbor(tmp_path: Path) -> None:
     source = _written(tmp_path / "hello", _TERMINAL_BENCH)
     assert task_paths(tmp_path) == [source]
     with task_folder(source) as found:
@@ -242,7 +242,7 @@ def test_a_task_of_terminal_bench_1_becomes_harbor_s(tmp_path: Path) -> None:
         ("docker-compose.yaml", "services:\n  client:\n    build: {context: ../..}", "lies outside the task"),
     ],
 )
-def test_what_cannot_be_converted_is_named(tmp_path: Path, name: str, text: str, named: str) -> None:
+def test_inconvertible_task_is_refused_by_name(tmp_path: Path, name: str, text: str, named: str) -> None:
     source = _written(tmp_path / "hello", {**_TERMINAL_BENCH, name: text})
     (source / "out").symlink_to("/etc")
     with pytest.raises(InvalidRequest) as refused, task_folder(source):
@@ -261,12 +261,12 @@ def test_what_cannot_be_converted_is_named(tmp_path: Path, name: str, text: str,
         ("ü", "task"),
     ],
 )
-def test_a_folder_may_have_any_name(tmp_path: Path, folder: str, name: str) -> None:
+def test_folder_may_have_any_name(tmp_path: Path, folder: str, name: str) -> None:
     with task_folder(_written(tmp_path / folder, _TERMINAL_BENCH)) as found:
         assert found.instance.name == f"terminal-bench/{name}"
 
 
-def test_what_is_wrong_is_named_by_the_user_s_path(tmp_path: Path) -> None:
+def test_errors_name_the_path_of_the_user(tmp_path: Path) -> None:
     source = _written(tmp_path / "hello", {**_TERMINAL_BENCH, "task.yaml": "instruction: ' '\n"})
     with pytest.raises(InvalidRequest) as refused, task_folder(source):
         pass
@@ -282,10 +282,8 @@ def test_what_is_wrong_is_named_by_the_user_s_path(tmp_path: Path) -> None:
         ("./absent:/runs", '["{}/", "/runs/"]', set()),
     ],
 )
-def test_a_mount_of_the_task_s_own_files_is_copied(
-    tmp_path: Path, mount: str, line: str, files: set[str] | None
-) -> None:
-    """The solution and the tests of the harness are not."""
+def test_mount_of_the_tasks_own_files_is_copied(tmp_path: Path, mount: str, line: str, files: set[str] | None) -> None:
+    """The solution and the tests of the harness are not copied."""
     compose = _MOUNTED.format(mount)
     ignored = {"sub/x": "1", ".dockerignore": ".*\n**/*.txt\nx"}
     source = _written(tmp_path / "hello", {**_TERMINAL_BENCH, "docker-compose.yaml": compose, **ignored})
@@ -313,7 +311,7 @@ def test_a_mount_of_the_task_s_own_files_is_copied(
         "      - ./data.txt:PLACE/data.txt:ro\n      - ./tests:/tests:ro\n",
     ],
 )
-def test_what_is_mounted_to_be_read_alone_is_the_task_s_again_before_tests_run(tmp_path: Path, mounts: str) -> None:
+def test_read_only_mounts_are_restored_before_tests_run(tmp_path: Path, mounts: str) -> None:
     place = tmp_path / "app"
     compose = _MOUNTED.format("./tests:/rw/tests") + mounts.replace("PLACE", str(place))
     task = {**_TERMINAL_BENCH, "docker-compose.yaml": compose, "run-tests.sh": "true\n"}
@@ -351,7 +349,7 @@ def test_what_is_mounted_to_be_read_alone_is_the_task_s_again_before_tests_run(t
         ('command: "\'"', (), ()),
     ],
 )
-def test_the_program_of_a_compose_file_is_the_container_s(
+def test_program_of_a_compose_file_is_that_of_the_container(
     task: Callable[..., Path], tmp_path: Path, service: str, entrypoint: tuple[str, ...], command: tuple[str, ...]
 ) -> None:
     path = task(**{"environment__docker-compose_DOT_yaml": f"services:\n  main:\n    {service}\n"})
@@ -363,7 +361,7 @@ def test_the_program_of_a_compose_file_is_the_container_s(
         assert list(unsupported(needs_of(found.instance))) == []
 
 
-def test_the_dockerfile_that_a_compose_file_names_is_built_with_its_arguments(tmp_path: Path) -> None:
+def test_dockerfile_of_a_compose_file_is_built_with_its_arguments(tmp_path: Path) -> None:
     compose = "services:\n  client:\n    build: {context: ., dockerfile: sub/Other, args: {TAG: '12 $x', NONE: 1}}\n"
     other = "ARG TAG=11\nFROM debian:$TAG\nARG  TAG\nARG TAGS=2\nCOPY \\\n  run-tests.sh \\\n  task.yaml /x/\n"
     files = _TERMINAL_BENCH | {"docker-compose.yaml": compose, "sub/Other": other}
@@ -382,7 +380,7 @@ def test_the_dockerfile_that_a_compose_file_names_is_built_with_its_arguments(tm
 
 
 @pytest.mark.parametrize("mount", ["/etc:/host", "~/x:/x", "../out:/x", "./../out:/x", "named:/x", "${HOME}:/x"])
-def test_a_mount_of_something_else_is_refused_by_name(tmp_path: Path, mount: str) -> None:
+def test_mount_of_other_files_is_refused_by_name(tmp_path: Path, mount: str) -> None:
     source = _written(tmp_path / "hello", {**_TERMINAL_BENCH, "docker-compose.yaml": _MOUNTED.format(mount)})
     with task_folder(source) as found:
         assert "folders of the host" in " ".join(unsupported(needs_of(found.instance)))
@@ -416,9 +414,7 @@ _SWEBENCH = "SWEBench results starts here\n{}\nSWEBench results ends here\n"
         (_SUMMARY, "0"),
     ],
 )
-def test_what_tests_print_is_read_as_terminal_bench_s_parsers_read_it(
-    tmp_path: Path, printed: str, reward: str | None
-) -> None:
+def test_test_output_is_parsed_as_terminal_bench_parses_it(tmp_path: Path, printed: str, reward: str | None) -> None:
     parser = "swebench" if "SWEBench" in printed else "pytest"
     task = {**_TERMINAL_BENCH, "task.yaml": f"instruction: x\nparser_name: {parser}"}
     with task_folder(_written(tmp_path / "hello", task)) as found:
@@ -431,14 +427,14 @@ def test_what_tests_print_is_read_as_terminal_bench_s_parsers_read_it(
     assert (path.read_text().strip() if path.exists() else None) == reward
 
 
-def test_a_solution_of_commands_is_a_script(tmp_path: Path) -> None:
+def test_solution_of_commands_becomes_a_script(tmp_path: Path) -> None:
     files = {name: text for name, text in _TERMINAL_BENCH.items() if name != "solution.sh"}
     source = _written(tmp_path / "hello", {**files, "solution.yaml": "- command: echo a\n- command: echo b\n"})
     with task_folder(source) as found:
         assert (found.path / "solution" / "solve.sh").read_text() == "#!/bin/bash\necho a\necho b\n"
 
 
-def test_sidecars_of_terminal_bench_are_seen(tmp_path: Path) -> None:
+def test_sidecars_of_terminal_bench_are_recognized(tmp_path: Path) -> None:
     compose = _TERMINAL_BENCH["docker-compose.yaml"] + "  db:\n    image: postgres\n"
     source = _written(tmp_path / "hello", {**_TERMINAL_BENCH, "docker-compose.yaml": compose})
     with task_folder(source) as found:

@@ -1,4 +1,4 @@
-"""Footprints and findings of tasks in FARM_HOME, and the lines that a batch of them has."""
+"""Footprints and findings of tasks in FARM_HOME, and their lines for a batch."""
 
 from __future__ import annotations
 
@@ -36,12 +36,12 @@ def keep(task: Instance, *findings: str, plan: str = "p") -> None:
     keep_text(ATTACKS, f"{task.digest}.{plan}.json", json.dumps({"findings": dict.fromkeys(findings, "why")}))
 
 
-def test_without_reports_nothing_is_said_and_no_folder_is_made(home: Path) -> None:
+def test_without_reports_there_are_no_findings_and_no_folder_is_made(home: Path) -> None:
     assert (findings_of(TASKS), evidence_of("0" * 64)) == ((), TaskEvidence())
     assert not home.exists()
 
 
-def test_a_line_per_finding_says_how_many_tasks_have_it_and_which() -> None:
+def test_each_finding_is_a_line_with_the_number_and_names_of_its_tasks() -> None:
     for task in TASKS[:6]:
         keep(task, "hackable")
     keep(TASKS[0], "vacuous", plan="q")
@@ -53,25 +53,25 @@ def test_a_line_per_finding_says_how_many_tasks_have_it_and_which() -> None:
 
 
 @pytest.mark.parametrize("text", ["", "[]", "{}", '{"findings": 3}', '{"findings": ["else", ["vacuous"]]}', "\0"])
-def test_a_report_that_cannot_be_read_is_none(text: str) -> None:
+def test_unreadable_report_is_ignored(text: str) -> None:
     keep_text(ATTACKS, f"{TASKS[0].digest}.p.json", text)
     keep(TASKS[1], "flaky")
     assert findings_of(TASKS) == ("1 of 8 tasks is flaky by `farm tasks attack` (task-1)",)
 
 
 @pytest.mark.parametrize("evidence", [TaskEvidence(), TaskEvidence(("/usr/bin/tac", "/opt/x/y/"), safe_path=True)])
-def test_evidence_is_read_as_it_was_kept(evidence: TaskEvidence) -> None:
+def test_evidence_is_read_as_it_was_stored(evidence: TaskEvidence) -> None:
     keep_evidence("0" * 64, evidence)
     assert evidence_of("0" * 64) == evidence
 
 
 @pytest.mark.parametrize("text", ["", "[]", '{"footprint": 3}', "\0", '{"footprint": [], "safe_path": "yes"}'])
-def test_evidence_that_cannot_be_read_is_none(text: str) -> None:
+def test_unreadable_evidence_is_ignored(text: str) -> None:
     keep_text(CHECKS, f"{'0' * 64}.json", text)
     assert evidence_of("0" * 64) == TaskEvidence()
 
 
-def test_a_submit_says_what_is_known_and_asks_for_the_same_as_without() -> None:
+def test_findings_are_added_to_a_request_without_changing_its_fingerprint() -> None:
     before = checked_request(BatchRequest(instances=TASKS))
     keep(TASKS[3], "unsolvable")
     after = checked_request({"instances": [task.model_dump() for task in TASKS]})
@@ -80,5 +80,5 @@ def test_a_submit_says_what_is_known_and_asks_for_the_same_as_without() -> None:
         ("1 of 8 tasks is unsolvable by `farm tasks attack` (task-3)",),
     )
     assert fingerprint(before) == fingerprint(after)
-    # a client that knows better is believed
+    # findings sent by the client are kept
     assert checked_request(after.model_copy(update={"findings": ("mine",)})).findings == ("mine",)

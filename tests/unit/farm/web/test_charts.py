@@ -1,4 +1,4 @@
-"""Figures of a batch, against numbers worked out by hand."""
+"""Figures of a batch, compared with numbers calculated by hand."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def ended(group: int = 0, reward: float | None = 1.0, **values: Any) -> EndedNum
     return EndedNumbers(group_index=group, reward=reward, **(fields | values))
 
 
-def test_few_values_are_a_bar_each() -> None:
+def test_few_distinct_values_have_a_bar_each() -> None:
     made = histogram("reward", [0.0, 1.0, 1.0, 0.5, 1.0])
     assert made is not None
     assert [(bar.low, bar.n, bar.share) for bar in made.bars] == [(0.0, 1, 1 / 3), (0.5, 1, 1 / 3), (1.0, 3, 1.0)]
@@ -43,7 +43,7 @@ def test_every_value_is_in_one_bar(values: list[float]) -> None:
     assert max(bar.share for bar in made.bars) == 1.0
 
 
-def test_groups_without_a_gradient_are_counted_among_whole_ones() -> None:
+def test_groups_with_equal_rewards_are_counted_among_complete_groups() -> None:
     numbers = [
         *(ended(0, reward) for reward in (1.0, 1.0)),
         *(ended(1, reward) for reward in (0.0, 1.0)),
@@ -65,8 +65,8 @@ def test_lags_are_counted_from_the_newest_weights() -> None:
     assert figures(numbers, 1, "no number").lags is None
 
 
-def test_rewards_over_time_go_from_old_to_new() -> None:
-    # as they come from the store: newest first
+def test_rewards_over_time_are_sorted_from_old_to_new() -> None:
+    # in the store's order: newest first
     numbers = [ended(reward=float(n % 2), finished_at=float(n)) for n in reversed(range(120))]
     made = figures(numbers, 1)
     assert len(made.times) == 60
@@ -74,6 +74,6 @@ def test_rewards_over_time_go_from_old_to_new() -> None:
     assert set(made.rewards) == {0.5}
 
 
-def test_nothing_has_no_figures() -> None:
+def test_empty_batch_has_no_figures() -> None:
     made = figures([], 4)
     assert (made.n, made.sources, made.outcomes, made.groups_whole, made.lags) == (0, [], [], 0, None)

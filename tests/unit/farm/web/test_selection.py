@@ -1,4 +1,4 @@
-"""Rollouts that train, those that do not, and why; and the test by which the two are compared."""
+"""Rollouts that train, those that do not, and why; and the test that compares the two."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def group(index: int, *members: Mapping[str, object]) -> list[RolloutCost]:
     return [replace(RIGHT, rollout_id=f"b.{index}.{at}", group_index=index, **each) for at, each in enumerate(members)]  # type: ignore[arg-type]
 
 
-def test_each_rollout_has_the_first_reason_that_holds() -> None:
+def test_each_rollout_has_the_first_reason_that_applies() -> None:
     wrong = {"reward": 0.0, "n_tokens": 400}
     broken = {"state": "failed", "outcome": "lost", "reward": None, "lost_s": 4.0, "data_source": "code"}
     stale = {"state": "completed", "outcome": "stale", "reward": None}
@@ -52,7 +52,7 @@ def test_each_rollout_has_the_first_reason_that_holds() -> None:
     assert (trains.name, trains.n, trains.waited_s, trains.called_s) == (TRAINS, 4, 1.0, 6.0)
 
 
-def test_reasons_of_a_part_are_those_of_its_whole_groups() -> None:
+def test_reasons_of_a_part_are_those_of_its_complete_groups() -> None:
     broken = {"state": "failed", "outcome": "lost", "reward": None}
     costs = [*group(0, {}, {"reward": 0.0}), *group(1, {}, broken)]
     made = selection(costs, 2, {"b.0.0", "b.1.0"})
@@ -66,7 +66,7 @@ def test_single_samples_need_no_group_and_an_empty_batch_is_empty() -> None:
     assert selection([], 4).reasons == []
 
 
-def test_what_does_not_train_is_compared_with_what_does() -> None:
+def test_untrained_rollouts_are_compared_with_trained_ones() -> None:
     costs = [row for index in range(30) for row in group(index, {}, {"reward": 0.0, "n_tokens": 90 + index})]
     late = {"state": "completed", "outcome": "stale", "reward": None, "n_tokens": 5000}
     costs += [row for index in range(30, 60) for row in group(index, late)]
@@ -86,7 +86,7 @@ def test_what_does_not_train_is_compared_with_what_does() -> None:
     some.lists(some.integers(0, 5).map(float), min_size=1, max_size=12),
     some.lists(some.integers(0, 5).map(float), min_size=1, max_size=12),
 )
-def test_the_share_is_that_of_all_pairs_and_the_test_is_symmetric(values: list[float], others: list[float]) -> None:
+def test_share_is_that_of_all_pairs_and_the_test_is_symmetric(values: list[float], others: list[float]) -> None:
     larger, p = rank_test(values, others)
     pairs = [1.0 if a > b else 0.5 if a == b else 0.0 for a in values for b in others]
     assert larger == pytest.approx(fmean(pairs))
@@ -97,7 +97,7 @@ def test_the_share_is_that_of_all_pairs_and_the_test_is_symmetric(values: list[f
 
 
 @pytest.mark.parametrize("shift", [0.0, 0.6, 1.2])
-def test_the_probability_is_about_that_of_permutations(shift: float) -> None:
+def test_p_value_is_close_to_that_of_permutations(shift: float) -> None:
     drawn = random.Random(7)
     values = [round(drawn.gauss(shift, 1), 1) for _ in range(25)]
     others = [round(drawn.gauss(0, 1), 1) for _ in range(30)]

@@ -1,4 +1,4 @@
-"""Results that viewers share: made once for many, again when they are old, never kept of a failure."""
+"""Results that viewers share: computed once for many, again when they are old, and failures are not kept."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from farm.web.shared_results import SharedResults
 
 
 class Maker:
-    """Counts how often it was asked; may fail, and waits until it is let go on."""
+    """Counts its calls; can fail, and waits until it is released."""
 
     def __init__(self) -> None:
         self.n = 0
@@ -25,7 +25,7 @@ class Maker:
         return self.n
 
 
-def test_many_viewers_cost_one() -> None:
+def test_concurrent_viewers_share_one_computation() -> None:
     async def look() -> None:
         made = Maker()
         shared: SharedResults[int] = SharedResults(60.0)
@@ -38,13 +38,13 @@ def test_many_viewers_cost_one() -> None:
     asyncio.run(look())
 
 
-def test_an_old_result_is_made_again_and_a_final_one_later() -> None:
+def test_old_result_is_computed_again_and_a_final_one_later() -> None:
     async def look() -> None:
         made = Maker()
         made.may_go_on.set()
         shared: SharedResults[int] = SharedResults(0.0)
         assert await shared.get("b", made) == 1
-        # it is kept for fifty times as long as it took, which is no time
+        # a result is kept for fifty times as long as it took, which is no time here
         for _ in range(10_000):
             if await shared.get("b", made) != 1:
                 break
@@ -61,7 +61,7 @@ def test_an_old_result_is_made_again_and_a_final_one_later() -> None:
     asyncio.run(look())
 
 
-def test_a_failure_is_every_viewer_s_and_is_not_kept() -> None:
+def test_failure_is_raised_for_every_viewer_and_not_kept() -> None:
     async def look() -> None:
         made = Maker()
         made.may_go_on.set()
@@ -75,7 +75,7 @@ def test_a_failure_is_every_viewer_s_and_is_not_kept() -> None:
     asyncio.run(look())
 
 
-def test_a_viewer_who_goes_away_costs_the_others_nothing() -> None:
+def test_viewer_that_disconnects_does_not_affect_the_others() -> None:
     async def look() -> None:
         made = Maker()
         shared: SharedResults[int] = SharedResults(60.0)
@@ -90,7 +90,7 @@ def test_a_viewer_who_goes_away_costs_the_others_nothing() -> None:
     asyncio.run(look())
 
 
-def test_only_so_many_are_kept() -> None:
+def test_number_of_kept_results_is_limited() -> None:
     async def look() -> None:
         made = Maker()
         made.may_go_on.set()

@@ -1,4 +1,4 @@
-"""Samples of one instance: where each parts from the first."""
+"""Samples of one instance: the turn at which each diverges from the first."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def saying(*texts: str) -> list[ModelCall]:
     return [model_call(at, response={"role": "assistant", "content": text}) for at, text in enumerate(texts)]
 
 
-def test_each_sample_parts_where_it_first_says_something_else() -> None:
+def test_sample_diverges_at_the_first_different_message() -> None:
     calls = [
         saying("a", "b", "c"),
         saying("a", "x", "c"),
@@ -60,6 +60,6 @@ def test_common_tokens_are_counted_from_the_first_response() -> None:
     assert [each.common_tokens for each in made] == [3, 2, 0]
 
 
-def test_the_first_that_was_played_is_what_others_are_compared_with() -> None:
+def test_first_rollout_that_ran_is_the_reference() -> None:
     made = siblings([rollout(0), rollout(1), rollout(2)], [saying(), saying("a"), saying("b")], [()] * 3)
     assert [each.parts_at_turn for each in made] == [None, None, 0]

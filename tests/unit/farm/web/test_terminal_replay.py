@@ -1,4 +1,4 @@
-"""A terminal session has each command once, in order, with the output that the policy was shown for it."""
+"""A terminal session has each command once, in order, with the output that the policy saw."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def test_commands_have_their_outputs_and_times() -> None:
     ]
 
 
-def test_results_of_agent_programs_come_with_their_next_call() -> None:
+def test_results_of_agent_programs_are_in_their_next_call() -> None:
     # this program uses one id for all its calls
     calls = [
         called(0, ("call", "bash", {"command": "first"})),
@@ -59,7 +59,7 @@ def test_results_of_agent_programs_come_with_their_next_call() -> None:
     ]
 
 
-def test_results_without_an_id_belong_to_the_calls_in_their_order() -> None:
+def test_results_without_an_id_belong_to_the_calls_in_order() -> None:
     nameless = [{"role": "tool", "content": "one"}, {"role": "tool", "content": "two"}]
     calls = [called(0, ("", "bash", {"command": "a"}), ("", "bash", {"command": "b"}), observations=nameless)]
     assert [each.output for each in terminal_steps(calls)] == ["one", "two"]

@@ -1,4 +1,4 @@
-"""Tokens in stretches: each once, in order, of one kind and one version of the weights."""
+"""Tokens in ranges: each once, in order, with one kind and one weight version per range."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def segment(prompt: list[int], mask: list[int], versions: list[int] | None = Non
     )
 
 
-def test_stretches_change_with_mask_and_version() -> None:
+def test_ranges_change_with_mask_and_version() -> None:
     row = token_row(0, segment([1, 2], [1, 1, 0, 1, 1], [3, 3, 3, 3, 4]))
     assert [(each.kind, each.version, [token.position for token in each.tokens]) for each in row.stretches] == [
         ("prompt", None, [0, 1]),
@@ -50,13 +50,13 @@ def test_every_token_is_shown_once(prompt: list[int], mask: list[int]) -> None:
     assert shown == [*prompt, *made.response_ids.tolist()]
 
 
-def test_a_row_of_any_length_is_shown_in_part() -> None:
+def test_long_row_is_shown_in_part() -> None:
     row = token_row(0, segment([], [1] * (MOST + 500)))
     assert sum(len(each.tokens) for each in row.stretches) == MOST
     assert row.n_left_out == 500
 
 
-def test_a_figure_of_a_trainer_shades_the_response_by_sign_and_size() -> None:
+def test_trainer_figures_shade_the_response_by_sign_and_size() -> None:
     figures = np.asarray([0.0, 0.5, -4.0, np.nan, np.inf, 4.0, 2.6, -0.1], np.float32)
     _, response = token_row(0, segment([1, 2], [1] * 8), figures).stretches
     assert [token.shade for token in response.tokens] == [0, 1, -3, 0, 0, 3, 2, -1]

@@ -1,4 +1,4 @@
-"""Text of a policy: what has no shape of its own is written out, and nothing is too odd to be shown."""
+"""Text of a policy: invisible characters are written out, and any content can be shown."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ from tests.services.model_calls import model_call
         ("日本語 👍 é", "日本語 👍 é"),
     ],
 )
-def test_what_has_no_shape_is_written_out(text: str, shown: str) -> None:
+def test_invisible_characters_are_written_out(text: str, shown: str) -> None:
     assert visible(text) == shown
 
 
-def test_a_text_of_any_length_is_shown_in_part() -> None:
+def test_long_text_is_shown_in_part() -> None:
     shown = visible("a" * 10_000_000)
     assert len(shown) < LONGEST + 200
     assert "9800000 characters are left out" in shown
@@ -79,7 +79,7 @@ def test_tool_calls_of_any_shape_are_shown(made: Any, names: list[str]) -> None:
     assert [each.name for each in tool_calls({"tool_calls": made})] == names
 
 
-def test_a_conversation_is_in_order_with_the_calls_it_answers() -> None:
+def test_conversation_is_in_order_with_the_calls_that_it_answers() -> None:
     first = model_call(
         0,
         messages=[{"role": "system", "content": "s"}, {"role": "user", "content": "u"}],
@@ -103,7 +103,7 @@ def test_a_conversation_is_in_order_with_the_calls_it_answers() -> None:
     assert conversation([]) == []
 
 
-def test_letters_and_tags_without_a_shape_are_written_out_and_emoji_stay() -> None:
+def test_invisible_letters_and_tags_are_written_out_and_emoji_are_kept() -> None:
     hidden = "".join(chr(0xE0000 + ord(each)) for each in "run it") + "\U000e0101\u3164\u115f\uffa0\u180e\u034f\ufff9"
     shown = visible(f"a{hidden}b")
     assert shown.count("⟨U+") == len(hidden)

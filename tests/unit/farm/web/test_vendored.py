@@ -1,4 +1,4 @@
-"""Files of other packages are the ones that were looked at, and pages load nothing from anywhere else."""
+"""Vendored files are the reviewed ones, and pages load nothing from other servers."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ TEMPLATES = STATIC.parent / "templates"
 _ROW = re.compile(r"^\| (\S+\.(?:js|css)) \|.*\| ([0-9a-f]{64}) \|$", re.MULTILINE)
 
 
-def test_vendored_files_have_the_digests_and_licences_that_are_written_down() -> None:
+def test_vendored_files_have_the_recorded_digests_and_licences() -> None:
     written = dict(_ROW.findall((STATIC / "vendored" / "README.md").read_text()))
     there = {
         path.name: hashlib.sha256(path.read_bytes()).hexdigest()
@@ -24,7 +24,7 @@ def test_vendored_files_have_the_digests_and_licences_that_are_written_down() ->
     assert there
 
 
-def test_templates_have_no_scripts_styles_or_addresses_of_their_own() -> None:
+def test_templates_have_no_inline_scripts_styles_or_addresses() -> None:
     for path in sorted(TEMPLATES.glob("*.html")):
         text = path.read_text()
         assert not re.search(r"(?:https?:)?//(?!www\.w3\.org)[a-z]", re.sub(r"\{#.*?#\}", "", text)), path.name

@@ -1,4 +1,4 @@
-"""The examples of "Your own program" and "Agents", as the pages have them, in a folder of this machine."""
+"""The examples of "Your own program" and "Agents", as on the pages, in a folder of this machine."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from workers.testing import ScriptedPolicy, answering
 
 
 def shown(name: str) -> Harness:
-    """The example of a name, with its files in the working folder: a local sandbox has no other."""
+    """The example of this name, with its files in the working folder: a local sandbox has no other."""
     names: dict[str, Any] = {"__file__": "/somewhere/my_package.py"}
     exec(code_with("how-to/plugins/agents/your_program.md", name).replace("/tmp/farm-agent/", ""), names)
     harness: Harness = names[name]
@@ -32,12 +32,12 @@ def on_this_machine(harness: Harness, program: str) -> AgentResult:
     return played_by(here, answering("Lima"))
 
 
-def test_the_example_in_python_plays() -> None:
-    # its client is installed here already
+def test_example_in_python_runs() -> None:
+    # its client is already installed here
     assert on_this_machine(shown("PYTHON_AGENT"), sys.executable) == AgentResult(Outcome.ANSWERED, "Lima")
 
 
-def test_the_example_in_node_plays() -> None:
+def test_example_in_node_runs() -> None:
     harness = shown("NODE_AGENT")
     assert [each.kind for each in harness.programs] == ["npm"]
     node = shutil.which("node")
@@ -54,7 +54,7 @@ def test_the_example_in_node_plays() -> None:
         ({"max_tokens": 1}, AgentResult(Outcome.MAX_TOKENS)),
     ],
 )
-def test_the_example_without_a_sandbox_plays(limits: dict[str, int], expected: AgentResult) -> None:
+def test_example_without_a_sandbox_runs(limits: dict[str, int], expected: AgentResult) -> None:
     names: dict[str, Any] = {}
     exec(code_with("how-to/plugins/agents.md", "class SecondLook"), names)
     policy, records = ScriptedPolicy(answering("Cusco"), answering("Lima")), _Records()

@@ -1,4 +1,4 @@
-"""Black-box agents that are small programs, in a folder of this machine: how their ends become outcomes."""
+"""Black-box agents as small programs in a folder of this machine: the outcome of each end."""
 
 from __future__ import annotations
 
@@ -114,7 +114,7 @@ def played_by(
     return asyncio.run(main())
 
 
-def test_what_it_prints_is_its_answer() -> None:
+def test_printed_text_is_the_answer() -> None:
     records = _Records()
     result = play("print(ask(task), ask('sure?'))", answering("4"), answering("yes"), records=records)
     assert result == AgentResult(Outcome.ANSWERED, "4 yes")
@@ -122,7 +122,7 @@ def test_what_it_prints_is_its_answer() -> None:
     assert records.kept["little.stdout.txt"].data == b"4 yes\n"
 
 
-def test_what_it_leaves_in_a_file_is_its_answer() -> None:
+def test_output_file_is_the_answer() -> None:
     program = "json.dump({'answer': ask(task)}, open('out.json', 'w'))"
 
     def read(text: str) -> AgentResult:
@@ -135,24 +135,24 @@ def test_what_it_leaves_in_a_file_is_its_answer() -> None:
         play("ask(task); open('out.json', 'w').write('{}')", answering("4"), output="out.json", read=read)
 
 
-def test_an_answer_without_end_is_cut() -> None:
+def test_very_long_answer_is_cut() -> None:
     result = play("ask(task); print('x' * 3_000_000)", answering("4"))
     assert result.answer == "x" * 1_000_000
 
 
-def test_its_own_environment() -> None:
+def test_environment_variables_are_passed() -> None:
     result = play("ask(task); print(os.environ['COLOUR'])", answering("4"), environment={"COLOUR": "blue"})
     assert result.answer == "blue"
 
 
-def test_one_that_asks_nothing_is_an_error() -> None:
+def test_agent_that_makes_no_call_is_an_error() -> None:
     records = _Records()
     with pytest.raises(AgentError, match=r"r1: agent little ended without any answer of its model\..*: bye"):
         play("print('bye')", records=records)
     assert records.kept["little.stdout.txt"].data == b"bye\n"
 
 
-def test_a_crash_is_an_error_with_its_last_lines() -> None:
+def test_crash_is_an_error_with_the_last_lines() -> None:
     records = _Records()
     with pytest.raises(AgentError, match=r"(?s)ended with code 1\. .*`farm artefacts r1`, ends: .*ZeroDivisionError"):
         play("print(ask(task)); 1 / 0", answering("4"), records=records)
@@ -160,8 +160,8 @@ def test_a_crash_is_an_error_with_its_last_lines() -> None:
     assert len(records.calls) == 1
 
 
-def test_a_connection_that_outlives_a_crash_is_not_among_its_last_lines() -> None:
-    """It is that of a program which the agent has started, and closed only when the relay ends."""
+def test_connection_that_outlives_a_crash_is_not_in_the_last_lines() -> None:
+    """It belongs to a child process of the agent, and is closed only when the relay ends."""
     holds = (
         "import socket, subprocess, urllib.parse; url = urllib.parse.urlparse(os.environ['OPENAI_BASE_URL']);"
         "line = socket.create_connection((url.hostname, url.port)); line.sendall(b'GET');"
@@ -173,7 +173,7 @@ def test_a_connection_that_outlives_a_crash_is_not_among_its_last_lines() -> Non
     assert b"Exception in callback" not in records.kept["little.stderr.txt"].data
 
 
-def test_its_last_lines_are_fit_for_a_message() -> None:
+def test_last_lines_are_sanitized_for_a_message() -> None:
     program = "print(ask(task), 'x' * 1_000_000, chr(0), chr(27) + '[31mred' + chr(27) + '[0m', sep='\\n'); 1 / 0"
     with pytest.raises(AgentError) as raised:
         play(program, answering("4"))
@@ -186,20 +186,20 @@ def test_its_last_lines_are_fit_for_a_message() -> None:
 @pytest.mark.parametrize(
     "left", ["null", "[]", '"text"', "{}", '{"info": []}', '{"info": {"exit_status": []}}', "[" * 100_000, "NaN"]
 )
-def test_rubbish_in_place_of_a_result_is_told(left: str) -> None:
+def test_garbage_result_is_reported(left: str) -> None:
     program = f"ask(task); open('out.json', 'w').write({left!r})"
     with pytest.raises(AgentError, match="did not leave a valid output"):
         play(program, answering("4"), output="out.json", read=MINI_SWE_AGENT.read)
 
 
-def test_what_a_result_says_is_fit_for_a_message() -> None:
+def test_error_text_of_a_result_is_sanitized_for_a_message() -> None:
     program = "ask(task); json.dump({'info': {'exit_status': '\\0' + 'x' * 1_000_000}}, open('out', 'w'))"
     with pytest.raises(AgentError, match="it ended as") as raised:
         play(program, answering("4"), output="out", read=MINI_SWE_AGENT.read)
     assert len(str(raised.value)) < 2000
 
 
-def test_an_answer_is_fit_for_a_database() -> None:
+def test_answer_is_sanitized_for_a_database() -> None:
     said = json.dumps({"info": {"exit_status": "Submitted", "submission": "a\0b\ud800c"}})
     result = play(
         f"ask(task); open('out', 'w').write({said!r})", answering("4"), output="out", read=MINI_SWE_AGENT.read
@@ -207,13 +207,13 @@ def test_an_answer_is_fit_for_a_database() -> None:
     assert result.answer == "ab?c"
 
 
-def test_an_answer_is_a_text() -> None:
+def test_answer_must_be_text() -> None:
     program = "ask(task); json.dump({'info': {'exit_status': 'Submitted', 'submission': {'a': 1}}}, open('out', 'w'))"
     with pytest.raises(AgentError, match="its answer must be a text, not dict"):
         play(program, answering("4"), output="out", read=MINI_SWE_AGENT.read)
 
 
-def test_a_command_that_is_not_there_is_an_error() -> None:
+def test_missing_command_is_an_error() -> None:
     with pytest.raises(AgentError, match="no-such-program"):
         play("", command=lambda task: ["no-such-program"])
 
@@ -222,18 +222,20 @@ def test_a_command_that_is_not_there_is_an_error() -> None:
 @pytest.mark.parametrize(
     ("limits", "outcome"), [({"max_turns": 1}, Outcome.MAX_TURNS), ({"max_tokens": 10}, Outcome.MAX_TOKENS)]
 )
-def test_a_limit_is_an_outcome_however_it_ends(end: str, limits: dict[str, int], outcome: Outcome) -> None:
+def test_exceeded_limit_is_an_outcome_whatever_the_exit_code(
+    end: str, limits: dict[str, int], outcome: Outcome
+) -> None:
     program = f"ask(task); assert ask('more') == 403{end}"
     assert play(program, answering("4"), limits=limits, agent={"grace_s": 1.0}) == AgentResult(outcome)
 
 
 @pytest.mark.parametrize("end", ["", "; sys.exit(1)"])
-def test_a_policy_that_repeats_itself_is_ended(end: str) -> None:
+def test_repeating_policy_is_ended(end: str) -> None:
     program = f"said = [ask(task, *['4', 'Are you sure?'] * n) for n in range(3)]; assert said == ['4', '4', 403]{end}"
     assert play(program, answering("4"), answering("4"), limits={"max_repeats": 2}) == AgentResult(Outcome.REPEATING)
 
 
-def test_a_full_context_is_an_outcome() -> None:
+def test_full_context_is_an_outcome() -> None:
     full = LimitReached(Outcome.CONTEXT_FULL, "full")
     assert play("ask(task); ask('more')", answering("4"), full) == AgentResult(Outcome.CONTEXT_FULL)
     shortened = play("ask(task); ask('more'); print(ask('less'))", answering("4"), full, answering("5"))
@@ -241,28 +243,28 @@ def test_a_full_context_is_an_outcome() -> None:
 
 
 @pytest.mark.parametrize("end", ["", "; sys.exit(1)"])
-def test_an_engine_that_failed_is_no_answer_of_the_policy(end: str) -> None:
+def test_failed_engine_is_an_error_not_an_answer(end: str) -> None:
     with pytest.raises(EngineError, match="gone"):
         play(f"ask(task); print(ask('more')){end}", answering("4"), EngineError("gone"))
 
 
-def test_an_engine_that_came_back_is_forgotten() -> None:
+def test_recovered_engine_error_is_ignored() -> None:
     result = play("ask(task); print(ask(task))", EngineError("gone"), answering("4"))
     assert result == AgentResult(Outcome.ANSWERED, "4")
 
 
-def test_stale_weights_end_it() -> None:
+def test_stale_weights_end_the_agent() -> None:
     with pytest.raises(StaleRollout):
         play("ask(task)", StaleRollout("overtaken", restart=False))
 
 
-def test_a_bug_of_ours_is_an_error() -> None:
+def test_farm_bug_is_an_error() -> None:
     with pytest.raises(AgentError, match="ZeroDivisionError"):
         play("ask(task)", ZeroDivisionError("x"))
 
 
-def test_one_that_never_asks_is_ended() -> None:
-    # a busy machine may not have started it in the first of them
+def test_agent_that_never_calls_is_ended() -> None:
+    # a busy machine may need more than the first of these limits to start it
     for start_s in (1, 8, 64):
         records = _Records()
         with pytest.raises(AgentError, match=rf"asked nothing of its model in {start_s} s, and was ended") as raised:
@@ -273,13 +275,13 @@ def test_one_that_never_asks_is_ended() -> None:
     assert records.kept["little.stdout.txt"].data == b"up\n"
 
 
-def test_without_a_sandbox_it_cannot_play() -> None:
+def test_agent_without_a_sandbox_is_refused() -> None:
     context = context_of(None, ScriptedPolicy(), _Records())
     with pytest.raises(AgentError, match="needs a sandbox"):
         asyncio.run(HarnessAgent(harness("")).run(context))
 
 
-def test_a_sandbox_that_is_gone_is_not_its_fault(tmp_path: Path) -> None:
+def test_lost_sandbox_is_a_sandbox_error(tmp_path: Path) -> None:
     async def main() -> None:
         sandbox = FakeSandbox()
         sandbox.socket_folder = tmp_path
@@ -304,7 +306,7 @@ class Waiting(ScriptedPolicy):
 
 
 @pytest.mark.parametrize("end", ["", "; import signal; signal.pause()"])
-def test_what_it_said_is_kept_also_if_it_is_cut(end: str) -> None:
+def test_output_is_kept_even_if_cancelled(end: str) -> None:
     async def main() -> None:
         async with place() as sandbox:
             policy = Waiting()
@@ -321,7 +323,7 @@ def test_what_it_said_is_kept_also_if_it_is_cut(end: str) -> None:
     assert records.kept["little.stdout.txt"].data.startswith(b"I begin\n")
 
 
-def test_cancelling_ends_the_command() -> None:
+def test_cancellation_ends_the_command() -> None:
     async def main() -> None:
         async with place() as sandbox:
             agent = HarnessAgent(harness(f"'{mark}'; ask(task)"), inside=str(sandbox.socket_folder))
@@ -350,7 +352,7 @@ def command_line(process: Path) -> bytes:
         return b""
 
 
-def test_it_asks_for_its_packages_beside_those_of_the_instance() -> None:
+def test_packages_of_the_agent_are_separate_from_those_of_the_instance() -> None:
     agent = mini_swe_agent()
     spec = agent.sandbox(SandboxSpec(packages=("iniconfig==2.1.0",), workdir="/there"))
     assert (spec.packages, spec.workdir) == (("iniconfig==2.1.0",), "/there")
@@ -361,17 +363,17 @@ def test_it_asks_for_its_packages_beside_those_of_the_instance() -> None:
 @pytest.mark.parametrize(
     ("status", "outcome"), [("Submitted", Outcome.SUBMITTED), ("RepeatedFormatError", Outcome.INVALID_ACTION)]
 )
-def test_how_mini_swe_agent_ends(status: str, outcome: Outcome) -> None:
+def test_end_status_of_mini_swe_agent_is_mapped(status: str, outcome: Outcome) -> None:
     trajectory = json.dumps({"info": {"exit_status": status, "submission": "done"}})
     assert MINI_SWE_AGENT.read(trajectory) == AgentResult(outcome, "done")
 
 
-def test_mini_swe_agent_must_not_end_otherwise() -> None:
+def test_unknown_end_status_of_mini_swe_agent_is_refused() -> None:
     with pytest.raises(ValueError, match="TimeExceeded"):
         MINI_SWE_AGENT.read(json.dumps({"info": {"exit_status": "TimeExceeded"}}))
 
 
-def test_the_task_of_mini_swe_agent() -> None:
+def test_task_of_mini_swe_agent() -> None:
     (text,) = MINI_SWE_AGENT.files(Task("mend it: 'quotes' and {{ braces }}", Limits(tool_s=45.0))).values()
     config = json.loads(text)
     assert config["run"] == {"task": "mend it: 'quotes' and {{ braces }}"}

@@ -1,4 +1,4 @@
-"""Marks in the words, files and variables of a black-box agent, and its steps before and after."""
+"""Placeholders in arguments, files and variables of a black-box agent, and its steps before and after."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ SHOW = "ask('x'); print(json.dumps([sys.argv[1:], os.environ['HERE'], open('c.to
 
 
 def told(command_word: str = "", **more: Any) -> Any:
-    """The word, variable and file that a program is given, each of which uses the gateway's address."""
+    """The argument, variable and file of a program, each of which uses the gateway's address."""
     result = play(
         "",
         answering("yes"),
@@ -42,7 +42,7 @@ def told(command_word: str = "", **more: Any) -> Any:
     return json.loads(result.answer)
 
 
-def test_words_variables_and_files_name_the_address() -> None:
+def test_arguments_variables_and_files_contain_the_address() -> None:
     (url, key, model, _), here, config = told()
     base = here.removesuffix("/x")
     assert url == f"--url={base}/v1"
@@ -53,7 +53,7 @@ def test_words_variables_and_files_name_the_address() -> None:
 
 
 @pytest.mark.parametrize("text", ["{base_url} ${base_url} %s", "http://farm-gateway-0123456789abcdef", "{{key}}"])
-def test_a_task_that_looks_like_a_mark_is_left_as_it_is(text: str) -> None:
+def test_task_that_looks_like_a_placeholder_is_unchanged(text: str) -> None:
     (*_, word), _, _ = told(text)
     assert word == text
 
@@ -74,7 +74,7 @@ def test_steps_run_before_and_after_in_order() -> None:
 
 
 @pytest.mark.parametrize("which", ["prepare", "collect"])
-def test_a_step_that_fails_is_an_error_with_what_it_said(which: str) -> None:
+def test_failed_step_is_an_error_with_its_output(which: str) -> None:
     failing: dict[str, Any] = {which: lambda task: [["sh", "-c", "echo no such tool >&2; exit 3"]]}
     with pytest.raises(AgentError, match=rf"agent little: {which}: sh ended with code 3: no such tool"):
         play("ask('x')", answering("yes"), **failing)
@@ -88,25 +88,25 @@ def test_a_step_that_fails_is_an_error_with_what_it_said(which: str) -> None:
         ("stdin", lambda task: json.dumps({"base": task.base_url})),
     ],
 )
-def test_an_address_where_it_cannot_be_filled_is_refused(which: str, given: Any) -> None:
+def test_address_in_an_unsupported_place_is_refused(which: str, given: Any) -> None:
     with pytest.raises(AgentMissing, match=f"agent little: {which} uses the gateway's address.*in command"):
         play("ask('x')", answering("yes"), **{which: given})
 
 
-def test_what_is_cut_by_a_limit_has_no_steps_after() -> None:
+def test_rollout_ended_by_a_limit_runs_no_steps_after() -> None:
     result = play(
         "ask('x'); ask('y')", answering("yes"), limits={"max_turns": 1}, collect=lambda task: [["false"]], output="none"
     )
     assert result == AgentResult(Outcome.MAX_TURNS)
 
 
-def test_a_long_task_comes_by_standard_input() -> None:
+def test_long_task_is_passed_by_standard_input() -> None:
     long = "x" * 300_000
     result = play("ask('x'); print(len(sys.stdin.read()))", answering("yes"), stdin=lambda task: long)
     assert result.answer == "300000"
 
 
-def test_it_asks_for_its_programs_beside_its_packages(tmp_path: Path) -> None:
+def test_programs_are_requested_with_the_packages(tmp_path: Path) -> None:
     brought = AgentProgram(name="tool", kind="folder", source=str(tmp_path))
     agent = HarnessAgent(
         Harness(name="a", command=lambda task: [], packages=("x==1",), programs=(brought,), python="3.12")
@@ -120,7 +120,7 @@ def test_it_asks_for_its_programs_beside_its_packages(tmp_path: Path) -> None:
     "packages",
     ["requests", "requests>=2", "requests==2 --index-url x", "wheel.whl", "/x/y.tar.gz", "/x/a.whl#sha256=12", "-e ."],
 )
-def test_packages_that_are_not_exact_are_refused(packages: str) -> None:
+def test_packages_without_exact_versions_are_refused(packages: str) -> None:
     agent = HarnessAgent(Harness(name="a", command=lambda task: [], packages=(packages,)))
     with pytest.raises(AgentError, match=r"agent a: agent_packages\.0") as raised:
         agent.sandbox(None)
@@ -130,7 +130,7 @@ def test_packages_that_are_not_exact_are_refused(packages: str) -> None:
 @pytest.mark.parametrize(
     "packages", ["requests==2.1", "pydantic-ai-slim[openai]==2.68.0", "/x/a.whl", f"/x/a.whl#sha256={'0' * 64}"]
 )
-def test_packages_that_are_exact_are_taken(packages: str) -> None:
+def test_packages_with_exact_versions_are_accepted(packages: str) -> None:
     assert HarnessAgent(Harness(name="a", command=lambda task: [], packages=(packages,))).sandbox(None).agent_packages
 
 
@@ -146,7 +146,7 @@ def test_packages_that_are_exact_are_taken(packages: str) -> None:
         ({"kind": "git", "name": "x", "source": "/x"}, "npm"),
     ],
 )
-def test_a_program_that_cannot_be_is_refused(fields: dict[str, str], why: str) -> None:
+def test_invalid_program_is_refused(fields: dict[str, str], why: str) -> None:
     with pytest.raises(ValueError, match=why):
         AgentProgram.model_validate(fields)
 
@@ -154,11 +154,11 @@ def test_a_program_that_cannot_be_is_refused(fields: dict[str, str], why: str) -
 @pytest.mark.parametrize(
     "fields", [{"source": f"docker://x@sha256:{'0' * 64}"}, {"source": "docker://x:1", "digest": "0" * 24}]
 )
-def test_an_image_of_a_registry_is_taken_by_its_digest(fields: dict[str, str]) -> None:
+def test_registry_image_is_pinned_by_its_digest(fields: dict[str, str]) -> None:
     assert AgentProgram.model_validate({"kind": "image", "name": "x", **fields}).source == fields["source"]
 
 
-def test_a_task_by_itself_has_all_its_fields() -> None:
+def test_task_lists_its_fields() -> None:
     assert set(Task.__slots__) == {
         *("text", "limits", "base_url", "key", "model"),
         *("max_output_tokens", "context_tokens"),

@@ -60,12 +60,12 @@ def play(
 
 
 def observed(calls: Sequence[ModelCall]) -> list[str]:
-    """The observations of the last record of each call, in order."""
+    """Return the observations of the last record of each call, in order."""
     last = {call.index: call for call in calls}
     return [message["content"] for index in sorted(last) for message in last[index].observations]
 
 
-def test_plays_until_submit() -> None:
+def test_runs_until_submit() -> None:
     policy = ScriptedPolicy(calling(("echo", {"text": "hello"})), calling(("echo", {"text": "42", "done": True})))
     result, calls = play(policy)
     assert result == AgentResult(Outcome.SUBMITTED, "42")
@@ -73,7 +73,7 @@ def test_plays_until_submit() -> None:
     assert observed(calls) == ["hello", "42"]
 
 
-def test_the_policy_sees_its_own_turns_and_the_observations() -> None:
+def test_policy_sees_its_own_turns_and_the_observations() -> None:
     first = calling(("echo", {"text": "hello"}))
     policy = ScriptedPolicy(first, answering("bye"))
     play(policy)
@@ -90,7 +90,7 @@ def test_each_message_is_recorded_once() -> None:
     assert [call.messages for call in calls if not call.observations] == [ASKED, []]
 
 
-def test_the_tools_that_the_policy_was_shown_are_recorded() -> None:
+def test_tools_shown_to_the_policy_are_recorded() -> None:
     shown: list[Any] = []
 
     class Watched(ScriptedPolicy):
@@ -145,7 +145,7 @@ def test_text_cut_short(n_tokens: int, sampling_max: int | None, outcome: Outcom
 
 
 @pytest.mark.parametrize(("budget", "n_asked"), [(20, 2), (5, 0)])
-def test_text_cut_short_by_the_limit_of_its_call_is_an_answer_to_its_step(budget: int, n_asked: int) -> None:
+def test_text_cut_by_the_limit_of_its_call_is_an_answer(budget: int, n_asked: int) -> None:
     asked: list[str | None] = []
 
     async def next_messages(n_done: int, answer: str | None) -> Sequence[Message]:
@@ -170,7 +170,7 @@ def test_text_cut_short_by_the_limit_of_its_call_is_an_answer_to_its_step(budget
     assert asked == ["it is", "so it"][:n_asked]
 
 
-def test_a_full_context_is_an_outcome() -> None:
+def test_full_context_is_an_outcome() -> None:
     full = LimitReached(Outcome.CONTEXT_FULL, "full")
     result, calls = play(ScriptedPolicy(calling(("echo", {})), full))
     assert result.outcome is Outcome.CONTEXT_FULL
@@ -190,7 +190,7 @@ def test_a_full_context_is_an_outcome() -> None:
         (("echo", {"txt": "x"}), "txt: Extra inputs are not permitted"),
     ],
 )
-def test_a_bad_call_is_told_to_the_policy(call: tuple[str, Any], told: str) -> None:
+def test_invalid_call_is_reported_to_the_policy(call: tuple[str, Any], told: str) -> None:
     tool = EchoTool()
     result, calls = play(ScriptedPolicy(calling(call), answering("bye")), tool)
     assert result.outcome is Outcome.ANSWERED
@@ -198,13 +198,13 @@ def test_a_bad_call_is_told_to_the_policy(call: tuple[str, Any], told: str) -> N
     assert tool.called == []
 
 
-def test_five_bad_calls_in_a_row_end_it() -> None:
+def test_five_invalid_calls_in_a_row_end_the_rollout() -> None:
     result, calls = play(ScriptedPolicy(*[calling(("nope", {}))] * 5))
     assert result.outcome is Outcome.INVALID_ACTION
     assert len(observed(calls)) == 5
 
 
-def test_a_valid_call_forgives_bad_ones() -> None:
+def test_valid_call_resets_the_count_of_invalid_ones() -> None:
     bad = calling(("nope", {}))
     result, _ = play(ScriptedPolicy(*[bad] * 4, calling(("echo", {})), *[bad] * 4, answering("bye")))
     assert result.outcome is Outcome.ANSWERED
@@ -219,17 +219,17 @@ def test_calls_of_a_turn_run_in_order_and_stop_when_done() -> None:
     assert observed(calls) == ["a", "b"]
 
 
-def test_a_tool_complaint_is_an_observation() -> None:
+def test_tool_complaint_is_an_observation() -> None:
     _, calls = play(ScriptedPolicy(calling(("echo", {})), answering("bye")), EchoTool(ToolError("use a full path")))
     assert observed(calls) == ["use a full path"]
 
 
-def test_a_broken_tool_is_an_agent_error() -> None:
+def test_broken_tool_is_an_agent_error() -> None:
     with pytest.raises(AgentError, match="tool echo broke in rollout r1: KeyError"):
         play(ScriptedPolicy(calling(("echo", {}))), EchoTool(KeyError("x")))
 
 
-def test_errors_of_ours_pass_through() -> None:
+def test_farm_errors_are_raised_unchanged() -> None:
     with pytest.raises(SandboxError):
         play(ScriptedPolicy(calling(("echo", {}))), EchoTool(SandboxError("gone")))
     with pytest.raises(EngineError):
@@ -249,7 +249,7 @@ def test_long_observations_are_cut_in_the_middle() -> None:
 
 
 class Making(EchoTool):
-    """Observes its own text, and makes something beside."""
+    """Returns its own text, and creates an artefact."""
 
     def __init__(self, *artefacts: Artefact) -> None:
         super().__init__()
@@ -259,7 +259,7 @@ class Making(EchoTool):
         return Observation(arguments.text, artefacts=self._artefacts)
 
 
-def test_what_is_cut_is_kept_and_named() -> None:
+def test_uncut_text_is_kept_and_named() -> None:
     record = Recorder()
     text = "é" * 500 + "b" * 500
     _, calls = play(
@@ -274,18 +274,18 @@ def test_what_is_cut_is_kept_and_named() -> None:
     assert record.artefacts == {"0-echo.txt": Artefact("echo.txt", "text/plain", text.encode())}
 
 
-def test_what_a_tool_makes_is_kept_and_named() -> None:
+def test_artefact_of_a_tool_is_kept_and_named() -> None:
     record = Recorder()
     full = Artefact("bash.txt", "text/plain", b"all of it")
     image = Artefact("plot.png", "image/png", b"\x89PNG")
     turns = [calling(("echo", {"text": "x" * 900})), calling(("echo", {"text": "y"})), answering("bye")]
     _, calls = play(ScriptedPolicy(*turns), Making(full, image), record=record, max_observation_chars=500)
-    assert list(record.artefacts) == ["0-bash.txt", "0-plot.png", "1-bash.txt", "1-plot.png"], "no text is kept twice"
+    assert list(record.artefacts) == ["0-bash.txt", "0-plot.png", "1-bash.txt", "1-plot.png"], "no text is stored twice"
     assert observed(calls)[1] == "y\n[kept with the rollout, outside the sandbox: 1-bash.txt, 1-plot.png]"
     assert len(observed(calls)[0]) == 500
 
 
-def test_the_whole_text_is_kept_beside_an_image() -> None:
+def test_whole_text_is_kept_in_addition_to_an_image() -> None:
     record = Recorder()
     image = Artefact("plot.png", "image/png", b"\x89PNG")
     play(
@@ -300,7 +300,7 @@ def test_the_whole_text_is_kept_beside_an_image() -> None:
     }
 
 
-def test_what_is_not_kept_is_not_named() -> None:
+def test_artefact_that_is_not_kept_is_not_named() -> None:
     _, calls = play(
         ScriptedPolicy(calling(("echo", {"text": "x" * 900})), answering("bye")),
         record=Recorder(room=100),
@@ -311,7 +311,7 @@ def test_what_is_not_kept_is_not_named() -> None:
     assert "kept" not in text
 
 
-def test_cancelling_goes_through_and_leaves_the_agent_usable() -> None:
+def test_cancellation_is_raised_and_leaves_the_agent_usable() -> None:
     class Waiting(ScriptedPolicy):
         async def complete(self, *_: Any) -> Completion:
             result.set()
@@ -332,26 +332,26 @@ def test_cancelling_goes_through_and_leaves_the_agent_usable() -> None:
     asyncio.run(cancelled())
 
 
-def test_a_policy_that_repeats_itself_is_ended() -> None:
+def test_repeating_policy_is_ended() -> None:
     turns = [calling(("echo", {"text": "x"}), content=f"try {n}") for n in range(9)]
     result, calls = play(ScriptedPolicy(*turns), max_repeats=3)
     assert result == AgentResult(Outcome.REPEATING)
     assert (calls[-1].index, observed(calls)) == (2, ["x"] * 3)
 
 
-def test_the_last_turn_that_may_be_taken_may_be_the_repetition() -> None:
+def test_last_allowed_turn_can_be_the_repetition() -> None:
     turns = [calling(("echo", {"text": "x"}))] * 3
     assert play(ScriptedPolicy(*turns), max_repeats=3, max_turns=3)[0].outcome is Outcome.REPEATING
     assert play(ScriptedPolicy(*turns), max_repeats=4, max_turns=3)[0].outcome is Outcome.MAX_TURNS
 
 
-def test_a_policy_that_alternates_is_ended() -> None:
+def test_alternating_policy_is_ended() -> None:
     turns = [calling(("echo", {"text": text})) for text in "ababababab"]
     result, calls = play(ScriptedPolicy(*turns), max_repeats=4)
     assert (result.outcome, calls[-1].index) == (Outcome.REPEATING, 5)
 
 
-def test_other_results_of_the_same_call_are_no_repetition() -> None:
+def test_same_call_with_other_results_is_no_repetition() -> None:
     class Counting(EchoTool):
         n = 0
 
@@ -363,20 +363,20 @@ def test_other_results_of_the_same_call_are_no_repetition() -> None:
     assert result.outcome is Outcome.SUBMITTED
 
 
-def test_a_long_output_repeats_though_it_is_kept_under_other_names() -> None:
+def test_long_output_is_a_repetition_although_its_artefact_names_differ() -> None:
     turns = [calling(("echo", {"text": "x" * 900}))] * 9
     result, calls = play(ScriptedPolicy(*turns), max_repeats=3, max_observation_chars=300)
     assert (result.outcome, calls[-1].index) == (Outcome.REPEATING, 2)
     assert len(set(observed(calls))) == 3
 
 
-def test_calls_that_cannot_be_read_are_repeated_like_any_other() -> None:
+def test_unreadable_calls_count_as_repetitions() -> None:
     result, calls = play(ScriptedPolicy(*[calling(("juggle", "{"))] * 9), max_repeats=4)
     assert (result.outcome, calls[-1].index) == (Outcome.REPEATING, 3)
 
 
 @pytest.mark.parametrize(("question", "outcome", "n_turns"), [("Next.", "repeating", 3), ("Step {}.", "answered", 5)])
-def test_a_text_is_repeated_with_what_the_task_says_to_it(question: str, outcome: str, n_turns: int) -> None:
+def test_text_with_the_same_reply_of_the_task_is_a_repetition(question: str, outcome: str, n_turns: int) -> None:
     async def next_messages(n_done: int, answer: str | None) -> Sequence[Message]:
         return [{"role": "user", "content": question.format(n_done)}] if n_done < 5 else []
 

@@ -1,4 +1,4 @@
-"""Attacks of a task, and the solution that its row brings, by data source."""
+"""Attacks on a task, and the solution in its row, by data source."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ TESTS = [SimpleNamespace(stdin="1\n", expected="2\n")]
         ({"solutions": {"solution": ["c"], "language": [2]}}, None),
     ],
 )
-def test_the_solution_of_a_row_of_programs_is_found(row: Mapping[str, Any], solution: str | None) -> None:
+def test_solution_is_found_in_a_row_of_programs(row: Mapping[str, Any], solution: str | None) -> None:
     plan = plan_of("programs", row, SimpleNamespace(function="", question="q", tests=TESTS))
     found = None if plan.solution is None else plan.solution.files["/workspace/solution.py"]
     assert found == solution
 
 
-def test_no_attack_on_an_answer_is_the_gold_answer() -> None:
+def test_no_attack_on_an_answer_equals_the_gold_answer() -> None:
     instance = SimpleNamespace(question="84", gold="84", options=(), pattern="")
     plan = plan_of("answer", {}, instance)
     assert plan.solution is not None
@@ -53,12 +53,12 @@ def test_names_of_attacks_are_unique() -> None:
         assert len(names) == len({*names}) > 10, source
 
 
-def test_a_data_source_that_is_not_known_is_only_left_untouched() -> None:
+def test_unknown_data_source_has_only_the_untouched_attack() -> None:
     plan = plan_of("of_a_plugin", {}, None)
     assert (plan.attacks, plan.solution) == ((), None)
 
 
-def test_the_reverse_of_a_patch_that_makes_the_bug_is_the_solution() -> None:
+def test_reverse_of_a_bug_patch_is_the_solution() -> None:
     smith = plan_of("swe-bench", {}, SimpleNamespace(tree="/t", patch="+++ b/a.py\n", data_set="swe-smith"))
     assert smith.solution is not None
     assert "git apply --whitespace=nowarn -R" in smith.solution.command

@@ -17,7 +17,7 @@ def doctor(*words: str, **made: Any) -> Result:
         return CliRunner().invoke(main, [f"{url}/v1", *words], env={"COLUMNS": "160"})
 
 
-def test_an_engine_with_everything() -> None:
+def test_complete_engine() -> None:
     result = doctor()
     assert result.exit_code == 0, result.output
     for part in ("vllm 0.33.0", "/inference/v1/generate", "splits text as the engine does", "written as hermes"):
@@ -25,7 +25,7 @@ def test_an_engine_with_everything() -> None:
     assert "rollouts on it are token-exact" in result.output
 
 
-def test_what_is_missing_comes_with_the_advice_to_mend_it() -> None:
+def test_missing_features_have_a_remedy() -> None:
     result = doctor(version="0.32.0", scale_out=False, control=False)
     assert result.exit_code == 0
     assert "VLLM_SERVER_DEV_MODE=1" in result.output
@@ -33,27 +33,27 @@ def test_what_is_missing_comes_with_the_advice_to_mend_it() -> None:
     assert "it lacks: weight versions, control" in result.output
 
 
-def test_a_server_for_text_only() -> None:
+def test_text_only_server() -> None:
     result = doctor(wire="openai")
     assert result.exit_code == 0
     assert "no: text only" in result.output
     assert "it lacks: token ids in, token ids out" in result.output
 
 
-def test_for_programs() -> None:
+def test_json_output() -> None:
     result = json.loads(doctor("--json").output)
     assert result["info"]["token_in"] == "generate"
     assert all(finding["ok"] for finding in result["findings"])
 
 
-def test_a_tokenizer_that_is_not_there(tmp_path: Any) -> None:
+def test_missing_tokenizer(tmp_path: Any) -> None:
     result = doctor("--tokenizer", str(tmp_path))
     assert result.exit_code == 0
     assert "it lacks: tokenizer" in result.output
 
 
 @pytest.mark.parametrize("written", ["{}", "{}/", "{}/v1/", " {}/v1"])
-def test_an_address_may_be_written_as_for_the_farm(written: str) -> None:
+def test_address_with_v1_is_accepted(written: str) -> None:
     with serving(EngineDouble(wire="openai").app()) as url:
         result = CliRunner().invoke(main, [written.format(url), "--json"])
     assert result.exit_code == 0, result.output
@@ -62,7 +62,7 @@ def test_an_address_may_be_written_as_for_the_farm(written: str) -> None:
     assert not any("chat fails" in note for note in value["info"]["notes"])
 
 
-def test_a_key_is_never_shown(tmp_path: Path) -> None:
+def test_key_is_never_shown(tmp_path: Path) -> None:
     file = tmp_path / "key"
     file.write_text("sk-12345\n")
     words = ("--key-file", str(file))
@@ -75,7 +75,7 @@ def test_a_key_is_never_shown(tmp_path: Path) -> None:
     assert "sk-12345" not in result.output
 
 
-def test_an_engine_that_cannot_be_reached() -> None:
+def test_unreachable_engine() -> None:
     with serving(EngineDouble().app()) as url:
         pass
     result = CliRunner().invoke(main, [f"{url}/v1"])

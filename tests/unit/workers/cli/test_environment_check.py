@@ -1,4 +1,4 @@
-"""The differences between plays of the same actions."""
+"""The differences between rollouts with the same actions."""
 
 from __future__ import annotations
 
@@ -20,6 +20,6 @@ WORTH = PlayedStep([{"role": "user", "content": "a"}], 0.5, False)
         ([[SAID, SAID], [SAID], [SAID, SAID]], "play 2 has 0 steps, and the first 1"),
     ],
 )
-def test_the_first_difference_is_named(plays: list[list[PlayedStep]], difference: str) -> None:
+def test_first_difference_is_named(plays: list[list[PlayedStep]], difference: str) -> None:
     assert first_difference(plays).startswith(difference)
     assert bool(first_difference(plays)) is bool(difference)

@@ -1,4 +1,4 @@
-"""The last answer between tags of a text."""
+"""The last answer between tags in a text."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ pieces = st.lists(st.sampled_from(["<answer>", "</answer>", " a ", "\n", "<answe
 
 
 @given(pieces)
-def test_it_is_what_the_expression_finds(text: str) -> None:
+def test_last_answer_equals_that_of_a_regular_expression(text: str) -> None:
     found = re.findall(r"<answer>(.*?)</answer>", text, re.DOTALL)
     assert last_tagged(text) == (found[-1].strip() if found else None)
 
 
 @pytest.mark.parametrize("text", ["<answer>" * 130_000, "</answer>" * 130_000, "<answer></answer" * 70_000])
-def test_a_text_without_a_pair_has_none(text: str) -> None:
+def test_text_without_a_pair_has_no_answer(text: str) -> None:
     assert last_tagged(text) is None
 
 
-def test_the_end_of_a_long_text_counts() -> None:
+def test_end_of_a_long_text_is_searched() -> None:
     assert last_tagged("<answer>1</answer>" + " " * MAX_CHARS) is None
     assert last_tagged("x" * 1_000_000 + "<answer>1</answer>") == "1"

@@ -20,7 +20,7 @@ def kind(**attributes: Any) -> type[Any]:
     return type("Kind", (), attributes)
 
 
-def test_a_class_that_says_nothing_needs_nothing() -> None:
+def test_class_without_attributes_needs_nothing() -> None:
     program = EnvironmentProgram.of("it", kind())
     spec = program.spec()
     assert (spec.packages, spec.network, spec.image, program.shared) == ((), False, "host", True)
@@ -29,19 +29,19 @@ def test_a_class_that_says_nothing_needs_nothing() -> None:
     assert spec.limits.memory_mb > program.memory_mb
 
 
-def test_a_range_of_rewards_is_two_finite_numbers() -> None:
+def test_range_of_rewards_is_two_finite_numbers() -> None:
     assert EnvironmentProgram.of("it", kind()).rewards is None
     assert EnvironmentProgram.of("it", kind(rewards=[-1, 2])).rewards == (-1.0, 2.0)
 
 
-def test_an_environment_with_a_network_has_a_sandbox_of_its_own() -> None:
+def test_environment_with_a_network_has_its_own_sandbox() -> None:
     assert not EnvironmentProgram.of("it", kind(network=True)).shared
     assert not EnvironmentProgram.of("it", kind(network=True, shared=False)).shared
     with pytest.raises(ValueError, match="network = True needs shared = False"):
         EnvironmentProgram.of("it", kind(network=True, shared=True))
 
 
-def test_packages_of_an_instance_come_beside_its_own() -> None:
+def test_packages_of_an_instance_are_added_to_those_of_the_environment() -> None:
     program = EnvironmentProgram.of("it", kind(packages=("a==1",), without_dependencies=True))
     spec = program.spec(("b==2", "a==1"))
     assert (spec.packages, spec.without_dependencies) == (("a==1", "b==2"), True)
@@ -55,7 +55,7 @@ def test_packages_of_an_instance_come_beside_its_own() -> None:
         *({"rewards": (float("nan"), 1)}, {"rewards": (0, 1, 2)}, {"rewards": (None, 1)}),
     ],
 )
-def test_what_it_may_not_say_is_refused(attributes: dict[str, Any]) -> None:
+def test_invalid_attributes_are_refused(attributes: dict[str, Any]) -> None:
     with pytest.raises((TypeError, ValueError)):
         EnvironmentProgram.of("it", kind(**attributes))
 
@@ -76,13 +76,13 @@ def test_each_installed_environment_has_its_sources() -> None:
         assert {f"{module.replace('.', '/')}.py" for module in of_the_farm} <= {*sources}, name
 
 
-def test_a_module_without_a_source_is_named() -> None:
+def test_module_without_a_source_is_named() -> None:
     for module in ("itertools", "nowhere", "workers.environments"):
         program = EnvironmentProgram("it", "workers.environments.environment", "Step", modules=(module,))
         with pytest.raises(HandlerError, match=module):
             program.sources()
 
 
-def test_an_unknown_environment_is_not_found() -> None:
+def test_unknown_environment_is_not_found() -> None:
     with pytest.raises(NotFound, match="gem"):
         environment_program("juggling")

@@ -22,7 +22,7 @@ PAGE = Path(__file__).parents[4] / "docs" / "how-to" / "users" / "tasks" / "envi
 
 
 class Talking:
-    """Says what another model said, and what it was sent."""
+    """An environment whose messages are answers of another model."""
 
     def __init__(self, ask: AskModel) -> None:
         self._ask = ask
@@ -39,7 +39,7 @@ class Talking:
 
 
 def played(factory: Callable[..., Environment], play: Callable[[EpisodeConnection], Any]) -> Any:
-    """Return the result of a play, with the process of the rollout as a thread."""
+    """Return the result of a rollout, with its process as a thread."""
 
     async def main() -> Any:
         here, there = socket.socketpair()
@@ -57,7 +57,7 @@ def played(factory: Callable[..., Environment], play: Callable[[EpisodeConnectio
     return asyncio.run(main())
 
 
-def test_the_example_of_the_documentation_plays() -> None:
+def test_example_of_the_documentation_runs() -> None:
     (text,) = re.findall(r"^```python\n(.*?)^```$", PAGE.read_text(), re.MULTILINE | re.DOTALL)
     names: dict[str, Any] = {}
     exec(text, names)
@@ -75,7 +75,7 @@ def test_the_example_of_the_documentation_plays() -> None:
     assert last is None
 
 
-def test_another_model_is_asked_in_between() -> None:
+def test_other_model_is_called_in_between() -> None:
     asked: list[tuple[str, Sequence[Message]]] = []
 
     async def ask(role: str, messages: Sequence[Message]) -> str:
@@ -97,7 +97,7 @@ def test_another_model_is_asked_in_between() -> None:
     assert [role for role, _ in asked] == ["user"] * 3
 
 
-def test_what_asking_raises_is_passed_on() -> None:
+def test_error_of_the_other_model_is_raised() -> None:
     async def ask(role: str, messages: Sequence[Message]) -> str:
         raise HandlerError("no such role")
 
@@ -118,7 +118,7 @@ def test_what_asking_raises_is_passed_on() -> None:
         (None, "AttributeError"),
     ],
 )
-def test_a_beginning_that_is_none_is_refused(begin: Any, complaint: str) -> None:
+def test_invalid_begin_is_refused(begin: Any, complaint: str) -> None:
     class Beginner(Talking):
         def reset(self, episode: Episode) -> Begin:
             return begin  # type: ignore[no-any-return]

@@ -1,4 +1,4 @@
-"""Limits of scorers: extended where the machine keeps one waiting, and never where it computes or sleeps."""
+"""Limits of scorers: extended while the machine makes them wait, and never while they compute or sleep."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from workers.evaluators.grader import _Scoring
 from workers.evaluators.grading import Grader
 from workers.evaluators.process_end import EndCause, doing
 
-# replies to a request after so many seconds, having said each second before that its limit is extended by one
+# replies to a request after this many seconds; each second before, it reports an extension of its limit by one
 LATE_GRADER = """
 import json, sys, time
 print(json.dumps({"failure": ""}), flush=True)
@@ -33,7 +33,7 @@ time.sleep(60)
     [((0.0, 9.0, 9.0), 0), ((2.4, 9.0, 9.0), 0), ((2.6, 4.0, 9.0), 1), ((9.0, 15.0, 29.0), 2)],
     ids=["never-waited", "hardly-waited", "waited-once", "waited-all-the-time"],
 )
-def test_a_scorer_that_waits_for_a_cpu_gets_its_limit_up_to_twice_more(
+def test_limit_of_a_scorer_that_waits_for_a_cpu_is_extended_at_most_twice(
     waited_s: tuple[float, ...], n_extended: int
 ) -> None:
     scoring = _Scoring(1, 1, limit_s=10.0, deadline=10.0)
@@ -44,7 +44,7 @@ def test_a_scorer_that_waits_for_a_cpu_gets_its_limit_up_to_twice_more(
 
 
 @pytest.mark.parametrize(("n_extended", "then_s", "hangs"), [(2, 0.5, False), (0, 9.0, True)])
-def test_the_client_waits_as_long_as_the_grader_says(
+def test_client_waits_as_long_as_the_grader_reports(
     n_extended: int, then_s: float, hangs: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     words = [sys.executable, "-c", LATE_GRADER, str(n_extended), str(then_s)]

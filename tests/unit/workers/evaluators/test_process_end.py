@@ -75,18 +75,18 @@ def late(**fields: Any) -> ProcessEnd:
         pytest.param(ProcessEnd(None), UNKNOWN, id="nobody-knows"),
     ],
 )
-def test_whose_doing_an_end_is(end: ProcessEnd, whose: EndCause) -> None:
+def test_cause_of_an_end(end: ProcessEnd, whose: EndCause) -> None:
     assert doing(end)[0] is whose
 
 
-def test_an_end_is_read_from_a_command_in_a_sandbox() -> None:
+def test_end_is_read_from_a_command_in_a_sandbox() -> None:
     end = ProcessEnd.of(ExecResult(None, b"", b"", timed_out=True), 5.0, LATE)
     assert (end.timed_out, end.limit_s, doing(end)[0]) == (True, 5.0, FARM)
     assert doing(ProcessEnd.of(ExecResult(137, b"", b"", limit="memory limit"), 5.0, Conditions()))[0] is POLICY
 
 
 def settled(ends: list[ProcessEnd | str], control: str = "") -> str:
-    """The score that a sequence of trials comes to, of which a string is one that passed."""
+    """Return the score of a sequence of trials; a string is a trial that passed."""
     remaining = list(ends)
 
     async def trial() -> Trial[str]:
@@ -117,12 +117,12 @@ SHORT = ProcessEnd(1, conditions=FULL)
         ([HANGS, HANGS], "0"),
         ([HANGS, "passed"], "1"),
         ([GONE, GONE], "0"),
-        # which it can choose, each time another
+        # which it can choose, a different one each time
         ([KILLED, ProcessEnd(-15)], "0"),
         ([KILLED, HANGS], "0"),
         ([HANGS, GONE], "0"),
         ([GONE, ProcessEnd(129)], "0"),
-        # it took what the node was short of, each time
+        # it used up the node's scarce resource, each time
         ([SHORT, SHORT], "0"),
         ([SHORT, KILLED], "0"),
         ([SHORT, "passed"], "1"),
@@ -130,7 +130,9 @@ SHORT = ProcessEnd(1, conditions=FULL)
         ([ProcessEnd(-9, conditions=FULL), late(cpu_s=0.1, conditions=FULL)], "0"),
     ],
 )
-def test_two_ends_with_a_control_between_are_the_submissions_own(ends: list[ProcessEnd | str], score: str) -> None:
+def test_same_end_before_and_after_a_passed_control_is_the_submissions_fault(
+    ends: list[ProcessEnd | str], score: str
+) -> None:
     assert settled(ends) == score
 
 
@@ -145,7 +147,7 @@ def test_two_ends_with_a_control_between_are_the_submissions_own(ends: list[Proc
         ([HANGS, late(conditions=LATE)], "", "late"),
     ],
 )
-def test_what_the_farm_did_is_an_error_and_no_score(ends: list[ProcessEnd | str], control: str, message: str) -> None:
+def test_farm_fault_is_an_error_and_not_a_score(ends: list[ProcessEnd | str], control: str, message: str) -> None:
     with pytest.raises(EvaluatorError, match=message):
         settled(ends, control)
 
@@ -166,21 +168,21 @@ def scored(passes: bool, control: str, scorer: str) -> int:
     return n_controls
 
 
-def test_a_scorer_that_gives_nothing_full_marks_gives_no_zero(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_scorer_that_passes_nothing_gives_no_zero(monkeypatch: pytest.MonkeyPatch) -> None:
     for _ in range(2):
         with pytest.raises(
             EvaluatorError, match="r1: it ended with exit code 1, and a control that must pass did not: no"
         ):
             scored(False, "no", "broken")
-    assert [scored(False, "", "whole"), scored(False, "no", "whole")] == [1, 0], "it is asked for once"
-    assert [scored(True, "no", "passed"), scored(False, "no", "passed")] == [0, 0], "a pass is enough"
+    assert [scored(False, "", "whole"), scored(False, "no", "whole")] == [1, 0], "the control runs once"
+    assert [scored(True, "no", "passed"), scored(False, "no", "passed")] == [0, 0], "one pass is enough"
     later = time.monotonic() + 601.0
     monkeypatch.setattr(time, "monotonic", lambda: later)
     with pytest.raises(EvaluatorError, match="did not: no"):
         scored(False, "no", "whole")
 
 
-def test_a_run_that_shows_that_its_scorer_works_needs_no_control() -> None:
+def test_run_that_proves_its_scorer_needs_no_control() -> None:
     async def controlled() -> str:
         return "no"
 
@@ -192,7 +194,7 @@ def test_a_run_that_shows_that_its_scorer_works_needs_no_control() -> None:
         scored(False, "no", "shown")
 
 
-def test_proofs_of_more_than_ten_minutes_ago_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_proofs_older_than_ten_minutes_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(process_end, "_proven", {})
     now = time.monotonic()
     for number in range(3):
@@ -211,13 +213,13 @@ def measured(during: Callable[[], Any]) -> Conditions:
     return asyncio.run(measure())
 
 
-def test_a_loop_that_stood_still_is_seen_to_be_late() -> None:
+def test_blocked_event_loop_is_measured_as_late() -> None:
     assert measured(lambda: time.sleep(0.7)).late_s > 0.5
     assert measured(lambda: None).shortage == ""
 
 
 @pytest.mark.parametrize(("options", "words"), [("size=64k", "is full"), ("size=16m,nr_inodes=8", "no inodes left")])
-def test_a_full_file_system_is_a_shortage(tmp_path: Path, options: str, words: str) -> None:
+def test_full_file_system_is_a_shortage(tmp_path: Path, options: str, words: str) -> None:
     assert shortage((tmp_path,)) == ""
     assert shortage((tmp_path / "absent",)) == ""
     imports = "from pathlib import Path; from workers.evaluators.node_conditions import shortage"
@@ -229,7 +231,7 @@ def test_a_full_file_system_is_a_shortage(tmp_path: Path, options: str, words: s
     assert words in ran.stdout, ran.stderr
 
 
-def test_no_descriptors_left_is_a_shortage() -> None:
+def test_missing_descriptors_are_a_shortage() -> None:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     taken: list[int] = []
     try:

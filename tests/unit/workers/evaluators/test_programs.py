@@ -20,7 +20,7 @@ END = {"code": 0, "timed_out": False, "cpu_s": 0.1, "waited_s": 0.0}
 
 
 def report(job: dict[str, Any], **changes: Any) -> dict[str, Any]:
-    """Of a judge whose canaries end as they must: the first passes, the second fails."""
+    """Return the report of a judge whose canaries end as they must: the first passes, the second fails."""
     canaries = dict(zip(job["canaries"], (True, False), strict=True))
     return {"nonce": job["nonce"], "passed": True, "error": "", "canaries": canaries, "end": END, **changes}
 
@@ -46,18 +46,18 @@ def judged(make: Callable[[dict[str, Any]], ExecResult]) -> Score:
     return evaluate(FakeSandbox(commands=run))
 
 
-def test_a_report_of_this_run_with_its_canaries_is_success() -> None:
+def test_report_of_this_run_with_its_canaries_is_success() -> None:
     score = judged(lambda job: said(report(job)))
     assert (score.value, score.details["passed"]) == (1.0, True)
 
 
-def test_checks_that_fail_are_worth_zero_and_say_why() -> None:
+def test_failed_checks_score_zero_with_a_reason() -> None:
     score = judged(lambda job: said(report(job, passed=False, error="AssertionError: ")))
     assert (score.value, score.details["reason"]) == (0.0, "AssertionError: ")
 
 
 @pytest.mark.parametrize("passes", [(True, True), (False, False), (False, True)])
-def test_canaries_that_end_otherwise_are_tampering(passes: tuple[bool, bool]) -> None:
+def test_canaries_with_unexpected_ends_are_tampering(passes: tuple[bool, bool]) -> None:
     score = judged(lambda job: said(report(job, canaries=dict(zip(job["canaries"], passes, strict=True)))))
     assert (score.value, score.details["tampered"]) == (0.0, True)
 
@@ -77,17 +77,17 @@ def test_canaries_that_end_otherwise_are_tampering(passes: tuple[bool, bool]) ->
         lambda job: said([report(job)]),
     ],
 )
-def test_nothing_else_is_success(make: Callable[[dict[str, Any]], ExecResult]) -> None:
+def test_any_other_report_scores_zero(make: Callable[[dict[str, Any]], ExecResult]) -> None:
     assert judged(make).value == 0.0
 
 
-def test_a_sandbox_that_cannot_run_the_judge_is_an_error() -> None:
+def test_sandbox_that_cannot_run_the_judge_is_an_error() -> None:
     with pytest.raises(EvaluatorError, match="no python3"):
         evaluate(FakeSandbox(commands=lambda argv, stdin: ExecResult(127, b"", b"no python3")))
 
 
 @pytest.mark.parametrize("files", [{}, {SOLUTION: " \n"}])
-def test_no_program_is_worth_zero(files: dict[str, str]) -> None:
+def test_missing_program_scores_zero(files: dict[str, str]) -> None:
     sandbox = FakeSandbox()
     assert evaluate(sandbox, Submission(files=files)).value == 0.0
     assert sandbox.ran == []
@@ -98,17 +98,17 @@ class Text(str):
 
 
 @pytest.mark.parametrize("value", [1, True, None, 2.5, 1j, "a", b"a", [1, (2,)], {"a": {3}}, {(1, 2): frozenset([4])}])
-def test_values_arrive_as_they_are(value: Any) -> None:
+def test_values_are_transferred_unchanged(value: Any) -> None:
     arrived = unpacked(json.loads(json.dumps(packed(value))))
     assert (arrived, type(arrived)) == (value, type(value))
 
 
-def test_values_arrive_as_plain_ones() -> None:
+def test_subclasses_are_transferred_as_plain_values() -> None:
     assert type(unpacked(packed(Text("a")))) is str
 
 
 @pytest.mark.parametrize("value", [object(), len, iter([]), [object()], {1: len}])
-def test_what_is_no_data_is_refused(value: Any) -> None:
+def test_unsupported_types_are_refused(value: Any) -> None:
     with pytest.raises(NotData):
         packed(value)
 
@@ -116,6 +116,6 @@ def test_what_is_no_data_is_refused(value: Any) -> None:
 @pytest.mark.parametrize(
     "data", [1, "a", [], ["i"], ["i", 1], ["o", "x"], ["l", 1], ["d", [[1]]], ["e", [["l", []]]], ["s", 1], {"i": "1"}]
 )
-def test_data_of_no_value_is_refused(data: Any) -> None:
+def test_malformed_data_is_refused(data: Any) -> None:
     with pytest.raises(NotData):
         unpacked(data)

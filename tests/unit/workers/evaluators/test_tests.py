@@ -115,7 +115,7 @@ PASSED = outcome("t.py::mend", *DONE) + outcome("t.py::keep", *DONE) + BEHAVING
 PATCHED = Submission(files={PATCH: "diff"})
 
 
-def test_all_tests_pass() -> None:
+def test_all_tests_passing_scores_one() -> None:
     assert evaluate(PytestEvaluator(PLAN), PATCHED, Tree(PASSED).sandbox).value == 1.0
 
 
@@ -128,40 +128,40 @@ def test_all_tests_pass() -> None:
         (outcome("t.py::mend", "passed", "skipped", "passed"), ["t.py::mend"], ["t.py::keep"]),
     ],
 )
-def test_what_failed_is_listed(outcomes: list[Record], unmended: list[str], broken: list[str]) -> None:
+def test_failed_tests_are_listed(outcomes: list[Record], unmended: list[str], broken: list[str]) -> None:
     score = evaluate(PytestEvaluator(PLAN), PATCHED, Tree(outcomes, clean=BEHAVING).sandbox)
     assert score.value == 0.0
     assert (score.details["unmended"], score.details["broken"]) == (unmended, broken)
 
 
-def test_tests_out_of_time_are_the_policys_doing() -> None:
+def test_tests_that_time_out_are_the_policys_fault() -> None:
     tree = Tree(PASSED, end={"code": -9, "timed_out": True, "wall_s": 90.0})
     score = evaluate(PytestEvaluator(PLAN), PATCHED, tree.sandbox)
     assert score.value == 0.0
     assert (score.details["timed_out"], tree.n_runs) == (True, 1)
 
 
-def test_time_that_passed_while_the_sandbox_stood_still_is_an_error() -> None:
+def test_time_limit_passed_while_the_sandbox_was_suspended_is_an_error() -> None:
     tree = Tree(end={"code": -9, "timed_out": True, "wall_s": 90.0, "late_s": 60.0})
     with pytest.raises(EvaluatorError, match=r"the machine was late by 60\.0 s"):
         evaluate(PytestEvaluator(PLAN), PATCHED, tree.sandbox)
 
 
 @pytest.mark.parametrize("end", [{"code": -9}, {"code": 137}])
-def test_tests_killed_twice_with_a_clean_tree_between_are_the_policys_doing(end: dict[str, Any]) -> None:
+def test_tests_killed_before_and_after_a_clean_tree_are_the_policys_fault(end: dict[str, Any]) -> None:
     tree = Tree(end=end, clean=BEHAVING)
     assert evaluate(PytestEvaluator(PLAN), PATCHED, tree.sandbox).value == 0.0
     assert tree.n_runs == 3
 
 
-def test_killed_reader_where_the_clean_tree_is_killed_too_is_an_error() -> None:
+def test_killed_reader_is_an_error_if_the_clean_tree_is_killed_too() -> None:
     tree = Tree(broken={"class ObservedRun": ExecResult(137, b"", b"Killed")})
     with pytest.raises(EvaluatorError, match="the tests of the clean tree did not run: Killed"):
         evaluate(PytestEvaluator(PLAN), PATCHED, tree.sandbox)
 
 
 @pytest.mark.parametrize("gold", ["", "diff"])
-def test_a_run_without_a_pass_is_an_error_where_a_control_has_none_either(gold: str) -> None:
+def test_run_without_a_pass_is_an_error_if_a_control_has_none_either(gold: str) -> None:
     for outcomes in ([], outcome("t.py::mend", "failed"), outcome("t.py::mend", "skipped")):
         tree = Tree(outcomes, clean=outcomes)
         plan = replace(PLAN, command=f"pytest {uuid.uuid4()}", gold=gold)
@@ -170,7 +170,7 @@ def test_a_run_without_a_pass_is_an_error_where_a_control_has_none_either(gold: 
         assert tree.n_runs == 2
 
 
-def test_the_control_runs_once_in_ten_minutes_for_an_instance_and_only_where_nothing_passed() -> None:
+def test_control_runs_once_in_ten_minutes_per_instance_and_only_if_nothing_passed() -> None:
     plan = replace(PLAN, command=f"pytest {uuid.uuid4()}")
     tree = Tree(outcome("t.py::keep", *DONE), clean=BEHAVING)
     assert (evaluate(PytestEvaluator(plan), PATCHED, tree.sandbox).value, tree.n_runs) == (0.0, 1)
@@ -179,7 +179,7 @@ def test_the_control_runs_once_in_ten_minutes_for_an_instance_and_only_where_not
     assert tree.n_runs == 4
 
 
-def test_the_control_has_nothing_of_the_patch() -> None:
+def test_control_has_nothing_of_the_patch() -> None:
     plan = replace(PLAN, command=f"pytest {uuid.uuid4()}")
     clean = Tree(clean=BEHAVING)
 
@@ -207,7 +207,7 @@ def without(name: str) -> list[Record]:
         ([record for record in PASSED if "test_" not in record[0]], "t.py::test_c absent"),
     ],
 )
-def test_run_in_which_a_canary_misbehaves_is_worth_zero(outcomes: list[Record], told: str) -> None:
+def test_misbehaving_canary_scores_zero(outcomes: list[Record], told: str) -> None:
     score = evaluate(PytestEvaluator(PLAN), PATCHED, Tree(outcomes, clean=BEHAVING).sandbox)
     assert score.value == 0.0
     assert told in score.details["tampered"]
@@ -222,22 +222,22 @@ COPY_PASSED = outcome("t.py::copied", *DONE)
     ("copy", "clean", "value"),
     [
         (COPY_FAILED, [], 1.0),
-        ([], [], 1.0),  # none is reported, as its parameters are others: it shows nothing
+        ([], [], 1.0),  # none is reported, as its parameters differ: it shows nothing
         (outcome("t.py::copied", "skipped"), [], 1.0),
         (COPY_PASSED, [], 0.0),
         (COPY_PASSED, COPY_FAILED, 0.0),
-        (COPY_PASSED, COPY_PASSED, 1.0),  # over the clean tree, too: what is around it hides failures
+        (COPY_PASSED, COPY_PASSED, 1.0),  # over the clean tree, too: its surroundings hide failures
         (outcome("t.py::copied[a]", *DONE), [], 1.0),  # of no test that passed
     ],
 )
-def test_copy_that_passes_beside_its_test_is_worth_zero(copy: list[Record], clean: list[Record], value: float) -> None:
+def test_copy_that_passes_next_to_its_test_scores_zero(copy: list[Record], clean: list[Record], value: float) -> None:
     tree = Tree(PASSED + copy, clean=BEHAVING + clean, copies=COPIES)
     score = evaluate(PytestEvaluator(PLAN), PATCHED, tree.sandbox)
     assert score.value == value
     assert ("a copy of t.py::mend passed" in score.details.get("tampered", "")) is (value == 0.0)
 
 
-def test_details_say_how_many_tests_have_no_copy_and_why() -> None:
+def test_details_count_tests_without_a_copy_and_their_reasons() -> None:
     plan = replace(PLAN, pass_to_pass=["t.py::keep", *(f"t.py::other[{number}]" for number in range(3))])
     others = [record for number in range(3) for record in outcome(f"t.py::other[{number}]", *DONE)]
     tree = Tree(PASSED + others + COPY_FAILED, copies=COPIES)
@@ -249,16 +249,16 @@ def test_details_say_how_many_tests_have_no_copy_and_why() -> None:
 @pytest.mark.parametrize(
     ("before", "after", "n_runs", "value"),
     [
-        # a test to be kept fails after a copy: again without copies
+        # a test that must pass fails after a copy: run again without copies
         (outcome("t.py::mend", *DONE), outcome("t.py::keep", "passed", "failed", "passed"), 2, 1.0),
-        # before it, or one does and one after it: no copy is why
+        # one fails before it, or one before and one after it: the copy is not the cause
         (outcome("t.py::keep", "passed", "failed", "passed"), outcome("t.py::mend", *DONE), 1, 0.0),
         (outcome("t.py::keep", "passed", "failed"), outcome("t.py::mend", "passed", "failed"), 1, 0.0),
-        # it does not run beside the copies
+        # it does not run with the copies
         (outcome("t.py::mend", *DONE), [], 2, 1.0),
     ],
 )
-def test_patch_that_fails_by_tests_after_a_copy_is_run_again_without(
+def test_patch_that_fails_by_tests_after_a_copy_is_run_again_without_copies(
     before: list[Record], after: list[Record], n_runs: int, value: float
 ) -> None:
     tree = Tree(before + COPY_FAILED + after + BEHAVING, copies=COPIES, without_copies=PASSED)
@@ -266,26 +266,26 @@ def test_patch_that_fails_by_tests_after_a_copy_is_run_again_without(
     assert tree.n_runs == n_runs
 
 
-def test_command_that_leaves_canaries_out_of_a_clean_tree_is_an_error() -> None:
+def test_command_that_omits_canaries_of_a_clean_tree_is_an_error() -> None:
     tree = Tree(without("test_c"), clean=outcome("t.py::keep", *DONE))
     with pytest.raises(EvaluatorError, match="does not work with canaries"):
         evaluate(PytestEvaluator(PLAN), PATCHED, tree.sandbox)
 
 
-def test_clean_tree_whose_tests_cannot_be_collected_excuses_nothing() -> None:
+def test_uncollectable_tests_of_a_clean_tree_excuse_nothing() -> None:
     score = evaluate(PytestEvaluator(PLAN), PATCHED, Tree(without("test_c"), clean=[]).sandbox)
     assert score.value == 0.0
     assert score.details["tampered"]
 
 
-def test_disk_that_is_full_beside_the_patch_alone_is_worth_zero() -> None:
+def test_disk_that_is_full_only_with_the_patch_scores_zero() -> None:
     full = ExecResult(1, b"", b"error: unable to write file x: No space left on device")
     tree = Tree(clean=BEHAVING, broken={'nowarn "$FOLDER/model.patch"': full})
     score = evaluate(PytestEvaluator(PLAN), PATCHED, tree.sandbox)
     assert score.value == 0.0
 
 
-def test_disk_that_is_full_beside_a_clean_tree_is_an_error() -> None:
+def test_disk_that_is_full_with_a_clean_tree_is_an_error() -> None:
     full = ExecResult(1, b"", b"error: unable to write file x: No space left on device")
     with pytest.raises(EvaluatorError, match="no space was left for the patch, and a control"):
         evaluate(PytestEvaluator(PLAN), PATCHED, Tree(broken={"git apply": full}).sandbox)
@@ -305,20 +305,20 @@ def test_missing_python_is_an_error() -> None:
         evaluate(PytestEvaluator(PLAN), PATCHED, Tree(broken={"class TreeGuard": absent}).sandbox)
 
 
-def test_tests_that_do_not_apply_to_a_clean_tree_are_an_error() -> None:
+def test_test_patch_that_does_not_apply_to_a_clean_tree_is_an_error() -> None:
     failed = ExecResult(1, b"", b"error: patch failed")
     tree = Tree(PASSED, broken={"test.patch": failed})
     with pytest.raises(EvaluatorError, match="the test patch does not apply: error: patch failed"):
         evaluate(PytestEvaluator(PLAN), PATCHED, tree.sandbox)
 
 
-def test_a_patch_that_does_not_apply_is_worth_zero() -> None:
+def test_patch_that_does_not_apply_scores_zero() -> None:
     tree = Tree(PASSED, broken={"model.patch": ExecResult(1, b"", b"error: corrupt patch")})
     score = evaluate(PytestEvaluator(PLAN), PATCHED, tree.sandbox)
     assert score == Score(0.0, {"reason": "the patch does not apply: error: corrupt patch"})
 
 
-def test_a_rejected_submission_needs_no_sandbox() -> None:
+def test_rejected_submission_needs_no_sandbox() -> None:
     sandbox = FakeSandbox()
     score = evaluate(PytestEvaluator(PLAN), Submission(files={REJECTED: "too large"}), sandbox)
     assert score == Score(0.0, {"reason": "too large"})
@@ -328,7 +328,7 @@ def test_a_rejected_submission_needs_no_sandbox() -> None:
 KEY = b"key"
 
 
-def test_torn_lines_are_left_out() -> None:
+def test_torn_lines_are_ignored() -> None:
     outcomes = Outcomes.parse(signed(PASSED, KEY) + b'0f ["t.py::x", "ca', KEY)
     assert [outcomes.passed(f"t.py::{name}") for name in ("mend", "keep", "x")] == [True, True, False]
 
@@ -346,14 +346,14 @@ def test_torn_lines_are_left_out() -> None:
         lambda lines: [line.replace(b"call", b"c\xffll") for line in lines],
     ],
 )
-def test_lines_that_are_not_the_plugins_make_none_pass(change: Callable[[list[bytes]], list[bytes]]) -> None:
+def test_forged_lines_make_no_test_pass(change: Callable[[list[bytes]], list[bytes]]) -> None:
     lines = change(signed(PASSED, KEY).splitlines())
     outcomes = Outcomes.parse(b"\n".join(lines) + b"\n", KEY)
     assert outcomes.forged
     assert not any(outcomes.passed(f"t.py::{name}") for name in ("mend", "keep"))
 
 
-def test_lines_signed_with_another_key_make_none_pass() -> None:
+def test_lines_signed_with_another_key_make_no_test_pass() -> None:
     assert Outcomes.parse(signed(PASSED, b"other"), KEY).forged
 
 
@@ -361,13 +361,13 @@ def test_lines_signed_with_another_key_make_none_pass() -> None:
     ("listed", "passes"),
     [
         ("base.py::Base::test_a[x::y]", True),  # inherited, listed under the class that defines it
-        ("t.py::TestB::test_b", False),  # reported, so nothing else counts
+        ("t.py::TestB::test_b", False),  # reported, so no other test counts
         ("base.py::Base::test_b", False),  # one of two of that name failed
         ("base.py::Base::test_a", False),  # no such parameters
         ("base.py::Base::test_never", False),
     ],
 )
-def test_an_id_that_is_not_reported_means_every_test_of_its_name(listed: str, passes: bool) -> None:
+def test_unreported_id_matches_every_test_of_its_name(listed: str, passes: bool) -> None:
     ran = {"t.py::TestA::test_a[x::y]", "t.py::TestA::test_b", "t.py::TestB::test_b"}
     assert Outcomes(ran, ran - {"t.py::TestB::test_b"}).passed(listed) is passes
 
@@ -383,13 +383,13 @@ def test_an_id_that_is_not_reported_means_every_test_of_its_name(listed: str, pa
         ("base.py::Base::test_in_class[one", True),  # inherited, and cut
         ("t.py::test_many[no", False),  # there is no such test
         ("t.py::test_man", False),  # only parameters are cut
-        ("t.py::test_path[/last.py]", True),  # a path of which the last part is listed
+        ("t.py::test_path[/last.py]", True),  # the last part of a path is listed
         ("t.py::test_path[/other.py]", False),
-        ("t.py::test_set_aside[a", True),  # one passed, the others are skipped and expected to fail by their marks
+        ("t.py::test_set_aside[a", True),  # one passed, the others are skipped or expected to fail by their marks
         ("t.py::test_set_aside[b", False),  # no test passed
     ],
 )
-def test_an_id_that_is_cut_means_every_test_that_begins_so(listed: str, passes: bool) -> None:
+def test_cut_id_matches_every_test_with_that_prefix(listed: str, passes: bool) -> None:
     passed = [
         *("test_many[the one]", "test_many[the other]", "test_many[a b]", "test_many[x] y]"),
         *("TestA::test_in_class[one two]", "test_path[/tmp/last.py]", "test_set_aside[a 1]"),
@@ -407,7 +407,7 @@ def test_an_id_that_is_cut_means_every_test_that_begins_so(listed: str, passes: 
 
 
 @pytest.mark.parametrize(("may_xfail", "value"), [((), 0.0), (("t.py::mend",), 1.0)])
-def test_a_test_that_fails_as_its_mark_expects_counts_where_it_may(may_xfail: Sequence[str], value: float) -> None:
+def test_expected_failure_counts_as_a_pass_where_allowed(may_xfail: Sequence[str], value: float) -> None:
     records = [*outcome("t.py::mend", "passed", "skipped", "passed"), ["t.py::mend", "call", "xfailed"]]
     plan = replace(PLAN, may_xfail=may_xfail)
     tree = Tree(records + outcome("t.py::keep", *DONE) + BEHAVING)
@@ -419,6 +419,6 @@ def test_touched_paths() -> None:
 
 
 @pytest.mark.parametrize("patch", [b"plain", "ü".encode(), b"latin \xfc", b""])
-def test_patches_survive_any_encoding(patch: bytes) -> None:
+def test_patches_in_any_encoding_are_preserved(patch: bytes) -> None:
     files = Submission(files=patch_files(patch)).model_dump_json()
     assert patch_of(Submission.model_validate_json(files).files) == patch

@@ -1,4 +1,4 @@
-"""The guard of a patched tree: files that decide about tests are brought back, the fix itself stays."""
+"""The guard of a patched tree: files that affect the tests are restored, the fix itself is kept."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ HARMLESS = re.compile(
     r"calc/\w+(\.py)?|evil_plugin\.py|evil/calc/core\.py|easy\.py|other/test_core\.py|checks/test_core\.py|python"
     r"|\.gitignore|calc/pytest\.py|helpers\.py"
 )
-"""Files that decide nothing where they are: they are not loaded before the code under test."""
+"""Files that affect no test in their location: they are not loaded before the code under test."""
 TESTS = ["tests/test_core.py"]
 
 
@@ -53,7 +53,7 @@ def guarded(tmp_path: Path, patch: bytes, names: list[str], files: dict[str, str
 
 
 def different(tree: Path, files: dict[str, str] = FILES) -> set[str]:
-    """The paths that are not as they were given."""
+    """Return the paths that differ from the given files."""
     there = {
         path.relative_to(tree).as_posix(): path.read_bytes()
         for path in tree.rglob("*")
@@ -64,7 +64,7 @@ def different(tree: Path, files: dict[str, str] = FILES) -> set[str]:
 
 
 @pytest.mark.parametrize("name", BESIDE)
-def test_patch_leaves_nothing_that_decides_about_tests(
+def test_patch_leaves_no_file_that_affects_the_tests(
     name: str, tmp_path: Path, project: Project, names: list[str]
 ) -> None:
     tree = guarded(tmp_path, project.patch(BESIDE[name]), names)
@@ -89,13 +89,13 @@ def test_patch_leaves_nothing_that_decides_about_tests(
         ("git mv calc/core.py calc/sums.py", {"calc/core.py", "calc/sums.py"}),
     ],
 )
-def test_patch_keeps_what_decides_about_no_test(
+def test_patch_keeps_files_that_affect_no_test(
     edit: str, kept: set[str], tmp_path: Path, project: Project, names: list[str]
 ) -> None:
     assert different(guarded(tmp_path, project.patch(edit), names)) == kept
 
 
-def test_module_of_the_tree_that_has_the_name_of_an_installed_one_may_be_mended(
+def test_module_with_the_name_of_an_installed_one_may_be_patched(
     tmp_path: Path, project: Project, names: list[str]
 ) -> None:
     files = {**FILES, "pluggy/__init__.py": "A = 1\n", "json.py": "B = 1\n"}

@@ -29,12 +29,12 @@ INSTANCE = CodeInstance.model_validate(FIELDS)
         ({"solution": "x"}, "solution"),
     ],
 )
-def test_bad_fields_are_refused(change: dict[str, Any], told: str) -> None:
+def test_invalid_fields_are_refused(change: dict[str, Any], told: str) -> None:
     with pytest.raises(ValidationError, match=told):
         CodeInstance.model_validate(FIELDS | change)
 
 
-def test_the_policy_sees_neither_tests_nor_solution() -> None:
+def test_policy_sees_neither_tests_nor_solution() -> None:
     text = str(CodeHandler(INSTANCE).messages())
     assert "Twice x." in text
     assert "/workspace/solution.py" in text
@@ -51,7 +51,7 @@ def test_the_policy_sees_neither_tests_nor_solution() -> None:
         (b"#" * 1_000_001, {}),
     ],
 )
-def test_collects_the_file(left: bytes | None, files: dict[str, str]) -> None:
+def test_file_is_collected(left: bytes | None, files: dict[str, str]) -> None:
     sandbox = FakeSandbox()
     if left is not None:
         sandbox.files["/workspace/solution.py"] = left

@@ -16,7 +16,7 @@ FIELDS: dict[str, Any] = {
 
 
 def test_families_are_those_of_reasoning_gym() -> None:
-    # not by each process of the tests, as it takes seconds to load
+    # imported here, not by each test process, since it takes seconds
     from reasoning_gym.factory import DATASETS
 
     assert families() == set(DATASETS)
@@ -31,12 +31,12 @@ def test_families_are_those_of_reasoning_gym() -> None:
         ({"extra": 1}, "extra"),
     ],
 )
-def test_bad_fields_are_refused(change: dict[str, Any], told: str) -> None:
+def test_invalid_fields_are_refused(change: dict[str, Any], told: str) -> None:
     with pytest.raises(ValidationError, match=told):
         MathInstance.model_validate(FIELDS | change)
 
 
-def test_the_policy_sees_the_question_and_not_the_answer() -> None:
+def test_policy_sees_the_question_and_not_the_answer() -> None:
     fields = FIELDS | {"answer": "SECRET"}
     text = str(MathHandler(MathInstance.model_validate(fields)).messages())
     assert "gcd of 4 and 6?" in text

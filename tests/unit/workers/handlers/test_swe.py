@@ -35,12 +35,12 @@ INSTANCE = SweInstance.model_validate(FIELDS)
         ({"environment": {**FIELDS["environment"], "pip": ["pytest>=8"]}}, "packages"),
     ],
 )
-def test_bad_fields_are_refused(change: dict[str, Any], told: str) -> None:
+def test_invalid_fields_are_refused(change: dict[str, Any], told: str) -> None:
     with pytest.raises(ValidationError, match=told):
         SweInstance.model_validate(FIELDS | change)
 
 
-def test_the_sandbox_is_the_base_tree_and_its_packages() -> None:
+def test_sandbox_has_the_base_tree_and_its_packages() -> None:
     spec = SweHandler(INSTANCE).sandbox()
     assert spec is not None
     (archive,) = spec.archives
@@ -48,7 +48,7 @@ def test_the_sandbox_is_the_base_tree_and_its_packages() -> None:
     assert list(spec.packages) == FIELDS["environment"]["pip"]
 
 
-def test_the_policy_sees_the_issue_alone() -> None:
+def test_policy_sees_only_the_issue() -> None:
     for problem in swe_problems():
         instance = SweInstance.model_validate(problem.fields)
         text = json.dumps(SweHandler(instance).messages())
@@ -58,14 +58,14 @@ def test_the_policy_sees_the_issue_alone() -> None:
         assert not [test for test in instance.FAIL_TO_PASS if test in text]
 
 
-def test_another_python_is_refused_for_good() -> None:
+def test_another_python_version_is_refused_without_a_retry() -> None:
     fields = {**FIELDS, "environment": {**FIELDS["environment"], "python": "3.6"}}
     with pytest.raises(HandlerError, match=r"needs Python 3\.6, the farm has 3\.") as refused:
         asyncio.run(SweHandler(SweInstance.model_validate(fields)).prepare(FakeSandbox()))
     assert not refused.value.retryable
 
 
-def test_a_tree_that_cannot_be_committed_is_an_error() -> None:
+def test_tree_that_cannot_be_committed_is_an_error() -> None:
     sandbox = FakeSandbox(commands=lambda argv, stdin: ExecResult(127, b"", b"git: command not found"))
     with pytest.raises(HandlerError, match="command not found"):
         asyncio.run(SweHandler(INSTANCE).prepare(sandbox))
@@ -75,7 +75,7 @@ def collect(commands: Any) -> Submission:
     return asyncio.run(SweHandler(INSTANCE).collect(FakeSandbox(commands=commands), None))
 
 
-def test_collects_the_difference() -> None:
+def test_diff_is_collected() -> None:
     assert collect(lambda argv, stdin: ExecResult(0, b"diff\n", b"")).files == {"model.patch": "diff\n"}
 
 
@@ -88,11 +88,11 @@ def test_collects_the_difference() -> None:
         (ExecResult(127, b"", b"git: not found"), "git: not found"),
     ],
 )
-def test_why_there_is_no_difference(result: ExecResult, reason: str) -> None:
+def test_missing_diff_has_a_reason(result: ExecResult, reason: str) -> None:
     assert reason in collect(lambda argv, stdin: result).files[REJECTED]
 
 
-def test_a_difference_that_is_not_taken_in_time_is_left_to_the_rule_of_collecting() -> None:
+def test_diff_that_exceeds_its_time_limit_is_a_timeout() -> None:
     with pytest.raises(TimeoutError, match="not computed within 45 s"):
         collect(lambda argv, stdin: ExecResult(None, b"", b"", timed_out=True))
 
@@ -103,7 +103,7 @@ def write(path: Path, data: bytes) -> None:
 
 
 class _Folder(FakeSandbox):
-    """A folder of this machine in which the git of this machine runs; `/workspace` and `/tmp` lie in it."""
+    """A folder of this machine in which the git of this machine runs; `/workspace` and `/tmp` are in it."""
 
     def __init__(self, root: Path) -> None:
         super().__init__()
@@ -169,12 +169,12 @@ def git(tree: Path, *arguments: str) -> str:
     return done.stdout.decode()
 
 
-def test_an_untouched_tree_has_no_difference(folder: _Folder) -> None:
+def test_unchanged_tree_has_no_diff(folder: _Folder) -> None:
     prepared(folder)
     assert difference(folder) == b""
 
 
-def test_baselines_are_the_same_everywhere(folder: _Folder) -> None:
+def test_baselines_are_reproducible(folder: _Folder) -> None:
     tree = prepared(folder)
     first = git(tree, "rev-parse", "HEAD")
     subprocess.run(["rm", "-rf", ".git"], cwd=tree, check=True)
@@ -182,7 +182,7 @@ def test_baselines_are_the_same_everywhere(folder: _Folder) -> None:
     assert git(tree, "rev-parse", "HEAD") == first != ""
 
 
-def test_commits_of_the_policy_and_new_files_are_in_the_difference(folder: _Folder) -> None:
+def test_commits_of_the_policy_and_new_files_are_in_the_diff(folder: _Folder) -> None:
     tree = prepared(folder)
     (tree / "code.py").write_bytes(b"a = 2  # \xfc\n")
     git(tree, "commit", "-qam", "mine")
@@ -200,7 +200,7 @@ def test_commits_of_the_policy_and_new_files_are_in_the_difference(folder: _Fold
     assert (tree / "code.py").read_bytes() == b"a = 2  # \xfc\n"
 
 
-def test_tests_are_ours_whatever_the_policy_did_to_them(folder: _Folder) -> None:
+def test_tests_are_replaced_by_ours_whatever_the_policy_changed(folder: _Folder) -> None:
     async def patched(patch: bytes) -> None:
         tree = PatchedTree(folder, "/workspace", "/tmp/ours", 10)
         await tree.baseline()
@@ -228,7 +228,7 @@ def test_tests_are_ours_whatever_the_policy_did_to_them(folder: _Folder) -> None
     assert not (tree / "sub" / "conftest.py").exists()
 
 
-def test_the_baseline_script_keeps_a_repository_that_is_there(folder: _Folder) -> None:
+def test_baseline_script_keeps_an_existing_repository(folder: _Folder) -> None:
     tree = prepared(folder)
     before = git(tree, "rev-list", "--all")
     prepared(folder)
@@ -236,6 +236,6 @@ def test_the_baseline_script_keeps_a_repository_that_is_there(folder: _Folder) -
     assert "git init" in script("commit_baseline")
 
 
-def test_the_folder_is_a_sandbox(folder: _Folder) -> None:
+def test_folder_is_a_sandbox(folder: _Folder) -> None:
     sandbox: Sandbox = folder
     assert sandbox.sandbox_id == "fake"

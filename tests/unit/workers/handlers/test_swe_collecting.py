@@ -1,4 +1,4 @@
-"""Whatever a policy leaves in its tree, its difference is taken or rejected in bounded time, and is never an error."""
+"""The diff of any tree that a policy leaves is collected or rejected in bounded time, and never an error."""
 
 from __future__ import annotations
 
@@ -80,13 +80,13 @@ REFUSED = {
 
 @pytest.fixture(autouse=True)
 def _roomy_node(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Leave out shortages of this machine, which other tests cause at the same time."""
+    """Ignore shortages of this machine, which other tests cause at the same time."""
     monkeypatch.setattr(ShortageWindow, "reason", lambda _: "")
     monkeypatch.setattr(node_conditions, "shortage", lambda: "")
 
 
 class _Folder(FakeSandbox):
-    """Runs what collects in a folder of this machine; a time limit is kept, as by a sandbox."""
+    """Runs the collecting commands in a folder of this machine, with a time limit like a sandbox."""
 
     def __init__(self, root: Path, limit_s: float = 60.0) -> None:
         super().__init__()
@@ -129,7 +129,7 @@ def collected(root: Path, edit: str, limit_s: float = 60.0) -> Submission:
 
 
 @pytest.mark.parametrize("name", TAKEN)
-def test_difference_is_taken_from_a_tree_with(name: str, tmp_path: Path) -> None:
+def test_diff_is_collected_from_a_tree_with(name: str, tmp_path: Path) -> None:
     files = collected(tmp_path, f"set -e; {EDIT}{TAKEN[name]}").files
     assert "+a = 2" in files[PATCH], files
     assert not list((tmp_path / "tmp").glob("tmp.*"))
@@ -151,7 +151,7 @@ def test_submission_is_rejected_for(name: str, tmp_path: Path) -> None:
         "rm .gitignore; mkfifo .gitignore",
     ],
 )
-def test_what_makes_git_wait_is_taken_or_ends_at_the_time_limit(edit: str, tmp_path: Path) -> None:
+def test_git_that_is_made_to_wait_finishes_or_ends_at_the_time_limit(edit: str, tmp_path: Path) -> None:
     try:
         files = collected(tmp_path, f"set -e; {EDIT}{edit}", limit_s=3.0).files
     except TimeoutError:
@@ -160,7 +160,7 @@ def test_what_makes_git_wait_is_taken_or_ends_at_the_time_limit(edit: str, tmp_p
     assert "+a = 2" in files[PATCH]
 
 
-def stand_still() -> None:
+def block_the_process() -> None:
     time.sleep(0.8)
 
 
@@ -170,11 +170,11 @@ class Hasty(SweHandler):
     git_s = 1.0
 
 
-def test_time_limit_that_passed_while_this_process_stood_still_is_an_error() -> None:
+def test_time_limit_passed_while_this_process_was_blocked_is_an_error() -> None:
     class Frozen(FakeSandbox):
         async def exec(self, argv, *, timeout_s, stdin=b"", env=None, cwd=None, limits=None):  # type: ignore[no-untyped-def]
             await asyncio.sleep(0.05)
-            stand_still()
+            block_the_process()
             return ExecResult(None, b"", b"", timed_out=True)
 
     async def frozen() -> Submission:

@@ -1,4 +1,4 @@
-"""Calls are remembered in number and size: each while it goes on, the last ones after their end."""
+"""A limited number and size of calls is remembered: each while it runs, and the last ones after their end."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ async def ended(memory: CallMemory, call_id: str, result: object = None) -> None
 
 
 @pytest.mark.parametrize("n", [1, MAX_REMEMBERED // 2, MAX_REMEMBERED - 1, MAX_REMEMBERED, MAX_REMEMBERED + 1, 500])
-def test_the_last_ones_are_remembered(n: int) -> None:
+def test_last_calls_are_remembered(n: int) -> None:
     async def remembered() -> list[int]:
         memory = CallMemory()
         for number in range(n):
@@ -34,7 +34,7 @@ def test_the_last_ones_are_remembered(n: int) -> None:
     assert asyncio.run(remembered()) == list(range(max(0, n - MAX_REMEMBERED), n))
 
 
-def test_what_goes_on_is_never_forgotten() -> None:
+def test_running_call_is_never_forgotten() -> None:
     async def check() -> None:
         memory, may_end = CallMemory(), asyncio.Event()
         goes_on = asyncio.ensure_future(may_end.wait())
@@ -46,7 +46,7 @@ def test_what_goes_on_is_never_forgotten() -> None:
         may_end.set()
         await goes_on
         await ended(memory, "one more")
-        assert memory.get("goes on") is goes_on, "it has ended just now"
+        assert memory.get("goes on") is goes_on, "it has just ended"
         memory.forget(["goes on"])
         assert memory.get("goes on") is None
 

@@ -1,4 +1,4 @@
-"""A lent sandbox keeps no shell that was not opened to the end."""
+"""A lent sandbox keeps no shell that was not opened completely."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ class DyingShell:
 
 
 class SlowShell(DyingShell):
-    """A shell that is closed before it is there."""
+    """A shell that is closed before it is open."""
 
     async def run(self, command: str, timeout_s: float, *, interactive: bool = False) -> ShellResult:
         return ShellResult(0, "", "/")
 
 
 class SlowShells(FakeSandbox):
-    """A sandbox whose shell opens once it is let."""
+    """A sandbox whose shell opens once it is released."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -62,7 +62,7 @@ class DyingShells(FakeSandbox):
         return self.shells[-1]
 
 
-def test_a_shell_whose_first_command_fails_is_closed_and_its_name_is_free() -> None:
+def test_shell_whose_first_command_fails_is_closed_and_its_name_is_free() -> None:
     sandbox = DyingShells()
 
     async def opened_twice() -> None:
@@ -77,7 +77,7 @@ def test_a_shell_whose_first_command_fails_is_closed_and_its_name_is_free() -> N
     assert [shell.n_closed for shell in sandbox.shells] == [1, 1]
 
 
-def test_a_shell_that_is_closed_while_it_opens_is_not_left_behind() -> None:
+def test_shell_that_is_closed_while_it_opens_is_not_left_behind() -> None:
     async def closed_early() -> int:
         sandbox = SlowShells()
         lent = LentSandbox(sandbox, "token", 600)

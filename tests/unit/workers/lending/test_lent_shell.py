@@ -1,4 +1,4 @@
-"""A lent shell waits for texts: wherever they are cut, whichever comes first, and no longer than it may."""
+"""A lent shell waits for texts: wherever they are split, for the first of several, and up to its time limit."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from workers.plugins.interfaces import ShellResult
 
 
 class TalkingProgram:
-    """A shell whose program writes these pieces, one a look, and then ends, or goes on without a word."""
+    """A shell whose program writes these pieces, one per read, and then ends, or runs on silently."""
 
     def __init__(self, *pieces: str, ends: bool = False) -> None:
         self.pieces = list(pieces)
@@ -54,14 +54,14 @@ def begun(program: TalkingProgram, expect: list[str] | None, timeout_s: float = 
         (("ab",), ["b", "ab"], "ab", "ab"),
     ],
 )
-def test_output_ends_with_the_first_text(
+def test_output_ends_with_the_first_expected_text(
     pieces: tuple[str, ...], expect: list[str], output: str, expected: str
 ) -> None:
     _, shown = begun(TalkingProgram(*pieces), expect)
     assert (shown.output, shown.expected, shown.running) == (output, expected, True)
 
 
-def test_what_follows_a_text_is_for_the_next_call() -> None:
+def test_output_after_an_expected_text_is_kept_for_the_next_call() -> None:
     program = TalkingProgram("a>b", "c>")
     shell, first = begun(program, [">"])
     assert first.output == "a>"
@@ -69,12 +69,12 @@ def test_what_follows_a_text_is_for_the_next_call() -> None:
     assert (second.output, second.expected, program.typed) == ("bc>", ">", b"k")
 
 
-def test_what_follows_a_text_is_in_an_answer_that_waits_for_none() -> None:
+def test_output_after_an_expected_text_is_in_a_call_without_texts() -> None:
     shell, _ = begun(TalkingProgram("a>b", "c"), [">"])
     assert asyncio.run(shell.answer(ShellCall(keys=""))).output == "bc"
 
 
-def test_a_program_that_ends_or_takes_its_time_has_written_none() -> None:
+def test_program_that_ends_or_times_out_has_no_expected_text() -> None:
     _, ended = begun(TalkingProgram("a", ends=True), [">"])
     assert (ended.output, ended.expected, ended.running, ended.code) == ("a", None, False, 0)
     _, slow = begun(TalkingProgram("a"), [">"], timeout_s=0.05)
@@ -83,12 +83,12 @@ def test_a_program_that_ends_or_takes_its_time_has_written_none() -> None:
     assert (waits.output, waits.running) == ("a", True)
 
 
-def test_an_empty_list_waits_for_the_end() -> None:
+def test_empty_list_waits_for_the_end() -> None:
     _, ended = begun(TalkingProgram("a", "b", ends=True), [])
     assert (ended.output, ended.running) == ("ab", False)
 
 
-def test_a_long_output_keeps_its_head_and_its_tail() -> None:
+def test_long_output_keeps_its_head_and_its_tail() -> None:
     _, shown = begun(TalkingProgram(*["x" * 100_000] * 5, "end>"), ["end>"])
     assert shown.output.startswith("xxx")
     assert shown.output.endswith("end>")

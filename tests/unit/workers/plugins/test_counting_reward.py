@@ -27,7 +27,7 @@ BOTH = {"tests": 0.5, "style": 1.0}
         (Score(0.0), {"tests": 2, "style": 1}, 0.0),
     ],
 )
-def test_one_counts(score: Score, rule: Any, value: float) -> None:
+def test_named_reward_counts_as_the_score(score: Score, rule: Any, value: float) -> None:
     assert plugin_values.score(score, "it", rule).value == value
 
 
@@ -47,6 +47,6 @@ def test_one_counts(score: Score, rule: Any, value: float) -> None:
         (Score(rewards={"tests": 1e308}), {"tests": 1e10}, "inf as the reward"),
     ],
 )
-def test_no_other_is_taken_for_it(score: Score, rule: Any, said: str) -> None:
+def test_missing_reward_is_not_replaced_by_another(score: Score, rule: Any, said: str) -> None:
     with pytest.raises(EvaluatorError, match=said):
         plugin_values.score(score, "it", rule)

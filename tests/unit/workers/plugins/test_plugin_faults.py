@@ -1,4 +1,4 @@
-"""Cancellations from outside pass a boundary; everything else becomes one RolloutError."""
+"""External cancellations pass a plug-in call; every other exception becomes one RolloutError."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from workers.stages.stage_job import StageJob
 JOB = StageJob("b.0.0", 1, 0, "chat", {})
 
 
-def test_a_cancellation_from_outside_passes_and_one_from_within_does_not() -> None:
+def test_external_cancellation_is_raised_and_an_internal_one_is_an_error() -> None:
     async def guarded(error: BaseException | None) -> None:
         async with boundary(JOB, "the call", HandlerError):
             if error is not None:
@@ -40,7 +40,7 @@ def test_a_cancellation_from_outside_passes_and_one_from_within_does_not() -> No
             await outside
         with pytest.raises(HandlerError, match=r"b\.0\.0: the call broke: it was cancelled from within"):
             await guarded(asyncio.CancelledError())
-        # a child that somebody else cancelled is not this task's cancellation
+        # a child cancelled by other code is not this task's cancellation
         child = asyncio.ensure_future(asyncio.sleep(60))
         child.cancel()
         with pytest.raises(HandlerError, match="cancelled from within"):
@@ -53,7 +53,7 @@ def test_a_cancellation_from_outside_passes_and_one_from_within_does_not() -> No
     asyncio.run(main())
 
 
-def test_a_group_is_what_all_its_leaves_are() -> None:
+def test_exception_group_has_the_common_type_of_its_leaves() -> None:
     def kind(*errors: Exception) -> RolloutError:
         return fault_of(ExceptionGroup("several", list(errors)), "b.0.0", "agent a", AgentError)
 
@@ -73,7 +73,7 @@ def test_a_group_is_what_all_its_leaves_are() -> None:
     ],
     ids=lambda error: type(error).__name__,
 )
-def test_one_error_that_is_raised_for_several_rollouts_names_each_by_itself(error: RolloutError) -> None:
+def test_error_raised_for_several_rollouts_names_each_rollout(error: RolloutError) -> None:
     said, before = str(error), dict(vars(error))
     for rollout_id in ("b.0.0", "b.1.0", "b.0.0"):
         fault = fault_of(error, rollout_id, "agent a", AgentError)
@@ -81,7 +81,7 @@ def test_one_error_that_is_raised_for_several_rollouts_names_each_by_itself(erro
     assert str(error) == said
 
 
-def test_descriptions_are_bounded_and_show_no_statement() -> None:
+def test_descriptions_are_bounded_and_show_no_sql() -> None:
     class Refused(Exception):
         def __init__(self) -> None:
             super().__init__("[SQL: INSERT INTO rollouts VALUES (1)]")
@@ -96,7 +96,7 @@ def test_descriptions_are_bounded_and_show_no_statement() -> None:
     assert described(group) == "ExceptionGroup of 1: ValueError: deep"
 
 
-def test_a_process_without_threads_or_descriptors_is_told_from_others() -> None:
+def test_exhausted_threads_and_descriptors_are_recognized() -> None:
     assert is_exhausted(RuntimeError("can't start new thread"))
     wrapped = SandboxError("it did not start")
     wrapped.__cause__ = OSError(errno.EMFILE, "Too many open files")
@@ -105,7 +105,7 @@ def test_a_process_without_threads_or_descriptors_is_told_from_others() -> None:
         assert not is_exhausted(error)
 
 
-def test_memory_that_the_farm_lacks_is_told_from_what_a_plugin_requests() -> None:
+def test_memory_shortage_is_distinguished_from_a_plug_ins_allocation() -> None:
     assert is_exhausted(MemoryError())
     wrapped = RuntimeError("the statement was not sent")
     wrapped.__cause__ = MemoryError()
@@ -114,7 +114,7 @@ def test_memory_that_the_farm_lacks_is_told_from_what_a_plugin_requests() -> Non
         _ = [0] * (1 << 60)
     assert isinstance(caught.value.__cause__, MemoryError)
     assert not is_exhausted(caught.value)
-    # what follows from a plug-in's failure is its failure, too
+    # an error caused by a plug-in's failure is its failure, too
     later = ValueError("while it was recorded")
     later.__context__ = caught.value
     assert not is_exhausted(later)
@@ -139,7 +139,7 @@ def test_memory_that_the_farm_lacks_is_told_from_what_a_plugin_requests() -> Non
         ("tools", [{"name": b"look"}], AgentError),
     ],
 )
-def test_what_is_recorded_of_a_call_is_checked_by_name(field: str, value: object, kind: type[RolloutError]) -> None:
+def test_recorded_call_fields_are_checked_by_name(field: str, value: object, kind: type[RolloutError]) -> None:
     call = model_call(response={"role": "assistant", "content": "\0\ud800"})
     plugin_values.record(call, "b.0.0")
     setattr(call, field, value)

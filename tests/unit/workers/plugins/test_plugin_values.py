@@ -34,7 +34,7 @@ class _Unspeakable:
     [True, False, None, "1", 1j, [1.0], float("nan"), float("inf"), 10**400, Decimal(1), _Unspeakable()],
     ids=lambda value: type(value).__name__,
 )
-def test_a_reward_that_is_no_finite_number_is_the_evaluators_error(value: Any) -> None:
+def test_reward_that_is_not_finite_is_the_evaluators_error(value: Any) -> None:
     with pytest.raises(EvaluatorError, match="r1: evaluator mine gave"):
         plugin_values.score(Score(value), "r1: evaluator mine")
 
@@ -56,7 +56,7 @@ def test_a_reward_that_is_no_finite_number_is_the_evaluators_error(value: Any) -
     ],
     ids=lambda details: type(details).__name__,
 )
-def test_details_that_are_no_json_are_the_evaluators_error(details: Any) -> None:
+def test_details_that_are_not_json_are_the_evaluators_error(details: Any) -> None:
     with pytest.raises(EvaluatorError, match="r1: evaluator mine: details"):
         plugin_values.score(Score(1.0, details), "r1: evaluator mine")
 

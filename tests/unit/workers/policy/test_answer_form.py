@@ -1,4 +1,4 @@
-"""The form of an answer, in the words of the engines."""
+"""The output format of an answer, in the form of each engine."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ def tags_of(form: dict[str, Any]) -> list[dict[str, Any]]:
     return tags
 
 
-def test_a_schema_holds_the_whole_answer() -> None:
+def test_schema_constrains_the_whole_answer() -> None:
     assert guide(FormedSampling(answer_schema=SCHEMA), "hermes", False, []) == {"json_schema": SCHEMA}
 
 
-def test_open_reasoning_ends_before_the_form_begins() -> None:
+def test_open_reasoning_ends_before_the_format_begins() -> None:
     for sampling in (FormedSampling(answer_schema=SCHEMA), FormedSampling(tool_choice="required")):
         form = guide(sampling, "hermes", True, [LOOK])["structural_tag"]["format"]
         thought, _, rest = form["elements"]
@@ -30,7 +30,7 @@ def test_open_reasoning_ends_before_the_form_begins() -> None:
         assert rest["type"] in ("json_schema", "tags_with_separator")
 
 
-def test_a_call_that_is_required_is_held_in_the_models_own_format() -> None:
+def test_required_call_is_constrained_in_the_models_own_format() -> None:
     form = guide(FormedSampling(tool_choice="required"), "hermes", False, [LOOK, STOP])
     look, stop = tags_of(form)
     assert look["begin"] + '{"a": "b"}' + look["end"] == (
@@ -44,11 +44,11 @@ def test_a_call_that_is_required_is_held_in_the_models_own_format() -> None:
 
 
 @pytest.mark.parametrize("tool_format", ["mistral", "llama3_json", "qwen_xml", "deepseek", "pythonic", "none"])
-def test_a_call_in_a_format_that_cannot_be_held_has_no_guide(tool_format: str) -> None:
+def test_call_in_an_unsupported_format_has_no_guide(tool_format: str) -> None:
     assert guide(FormedSampling(tool_choice="required"), tool_format, False, [LOOK]) == {}
 
 
-def test_what_needs_a_guide() -> None:
+def test_samplings_that_need_a_guide() -> None:
     assert FormedSampling(answer_schema=SCHEMA).needs_guide
     assert FormedSampling(tool_choice="required").needs_guide
     assert not FormedSampling(tool_choice="none").needs_guide
@@ -71,5 +71,5 @@ def test_what_needs_a_guide() -> None:
         ),
     ],
 )
-def test_the_form_of_a_chat_request(sampling: FormedSampling, fields: dict[str, Any]) -> None:
+def test_output_format_fields_of_a_chat_request(sampling: FormedSampling, fields: dict[str, Any]) -> None:
     assert chat_fields(sampling) == fields

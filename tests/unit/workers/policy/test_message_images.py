@@ -1,4 +1,4 @@
-"""Images in messages: a digest stands for each, and an engine is sent all of them or nothing."""
+"""Images in messages: a digest represents each, and an engine is sent all of them or no message."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def part(data: bytes = RED) -> PicturePart:
         (b"RIFF\x10\0\0\0WEBPVP8 ", "image/webp"),
     ],
 )
-def test_an_image_is_known_by_its_first_bytes(data: bytes, media_type: str) -> None:
+def test_image_type_is_detected_from_its_first_bytes(data: bytes, media_type: str) -> None:
     picture = Picture.of(data)
     assert picture is not None
     assert (picture.media_type, picture.sha256) == (media_type, hashlib.sha256(data).hexdigest())
@@ -49,11 +49,11 @@ def test_an_image_is_known_by_its_first_bytes(data: bytes, media_type: str) -> N
 
 
 @pytest.mark.parametrize("data", [b"", b"%PDF-1.7", b"RIFF\x10\0\0\0WAVE", b"<svg/>", b"\x89PNG"])
-def test_other_bytes_are_no_image(data: bytes) -> None:
+def test_other_bytes_are_not_an_image(data: bytes) -> None:
     assert Picture.of(data) is None
 
 
-def test_a_part_is_recorded_without_the_image_and_copied_with_it() -> None:
+def test_part_is_recorded_without_the_image_and_copied_with_it() -> None:
     red = part()
     digest = hashlib.sha256(RED).hexdigest()
     written = {"type": "image", "sha256": digest, "media_type": "image/png", "n_bytes": len(RED)}
@@ -63,7 +63,7 @@ def test_a_part_is_recorded_without_the_image_and_copied_with_it() -> None:
         assert copied.picture.data == RED
 
 
-def test_an_engine_is_sent_the_image_in_its_place() -> None:
+def test_engine_is_sent_the_image_in_its_place() -> None:
     messages: list[Message] = [
         {"role": "user", "content": [{"type": "text", "text": "look"}, part()]},
         {"role": "tool", "tool_call_id": "1", "content": [part(BLUE)]},
@@ -80,7 +80,7 @@ def test_an_engine_is_sent_the_image_in_its_place() -> None:
     assert isinstance(messages[0]["content"][1], PicturePart)
 
 
-def test_an_image_that_was_lost_is_refused() -> None:
+def test_lost_image_is_refused() -> None:
     messages: list[Message] = [{"role": "user", "content": [dict(part())]}]
     with pytest.raises(EngineRefused, match="has no bytes: pass the parts"):
         as_sent(messages)
@@ -109,7 +109,7 @@ def _content(kinds: list[str]) -> Any:
 
 
 @given(_MESSAGES)
-def test_no_image_is_ever_dropped_on_the_way_to_an_engine(drawn: list[tuple[str, list[str]]]) -> None:
+def test_no_image_is_dropped_on_the_way_to_an_engine(drawn: list[tuple[str, list[str]]]) -> None:
     messages: list[Message] = [
         {"role": role, "content": "x" if role in ("system", "assistant") else _content(kinds)} for role, kinds in drawn
     ]

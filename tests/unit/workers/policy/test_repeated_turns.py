@@ -1,4 +1,4 @@
-"""A policy that repeats itself: which turns are alike, and how many of them are too many."""
+"""Repetition by a policy: which turns are equal, and how many of them are too many."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _ids = count()
 
 
 def called(arguments: Any = '{"command": "ls"}', *observed: str, name: str = "bash", said: str = "") -> Turn:
-    """A turn of one call, whose id is its own."""
+    """A turn of one call with its own id."""
     message = calling((name, arguments), content=said).response
     message["tool_calls"][0]["id"] = f"call_{next(_ids)}"
     return message, observed or ("a.py",)
@@ -30,7 +30,7 @@ def spoken(text: str, *observed: str) -> Turn:
 
 
 def reached(turns: Sequence[Turn], most: int | None) -> list[int]:
-    """The numbers of the turns that reach the limit, by both ways of asking for it."""
+    """Return the numbers of the turns that reach the limit, by both ways to check it."""
     repeated = RepeatedTurns(most)
     one_by_one = [n for n, turn in enumerate(turns, start=1) if repeated.repeat_with(*turn)]
     conversations = [n for n in range(1, len(turns) + 1) if conversation_repeats(list(messages(turns[:n])), most)]
@@ -52,23 +52,23 @@ PWD = '{"command": "pwd"}'
 
 
 @pytest.mark.parametrize("most", [2, 3, 4, 7, 1000])
-def test_so_many_turns_that_are_alike_reach_it(most: int) -> None:
+def test_equal_turns_reach_the_limit(most: int) -> None:
     assert reached([called()] * (most + 1), most) == [most, most + 1]
 
 
 @pytest.mark.parametrize("most", [2, 4])
-def test_turns_that_are_alike_must_be_in_a_row(most: int) -> None:
+def test_equal_turns_must_be_consecutive(most: int) -> None:
     row = [called()] * (most - 1)
     assert reached([*row, called(PWD), *row, spoken("so"), *row], most) == []
     assert reached([*row, called(PWD), *row, called()], most) == [2 * most]
 
 
-def test_without_a_limit_nothing_repeats() -> None:
+def test_without_a_limit_there_is_no_repetition() -> None:
     assert reached([called()] * 50, None) == []
 
 
 @pytest.mark.parametrize("most", [4, 10])
-def test_six_turns_that_alternate_between_two_reach_it(most: int) -> None:
+def test_six_turns_that_alternate_between_two_reach_the_limit(most: int) -> None:
     turns = [called(LS), called(PWD, "/work")] * 4
     assert reached(turns, most) == [6, 7, 8]
     assert reached([called("{}"), called("[]"), *turns], most) == [8, 9, 10]
@@ -83,7 +83,7 @@ def test_six_turns_that_alternate_between_two_reach_it(most: int) -> None:
         [called(LS), called(PWD, "1"), called(LS), called(PWD, "2"), called(LS), called(PWD, "1")],
     ],
 )
-def test_other_patterns_do_not(turns: list[Turn]) -> None:
+def test_other_patterns_are_not_repetitions(turns: list[Turn]) -> None:
     assert reached(turns, 4) == []
 
 
@@ -100,7 +100,7 @@ def test_other_patterns_do_not(turns: list[Turn]) -> None:
     ],
     ids=["order", "no-arguments", "no-json", "deep", "said-beside", "blanks", "half-a-surrogate"],
 )
-def test_turns_that_are_alike(one: Turn, other: Turn) -> None:
+def test_turns_are_equal(one: Turn, other: Turn) -> None:
     assert reached([one, other], 2) == [2]
 
 
@@ -120,26 +120,26 @@ def test_turns_that_are_alike(one: Turn, other: Turn) -> None:
         (spoken(LS, "a.py"), called(LS, "a.py")),
     ],
 )
-def test_turns_that_are_not(one: Turn, other: Turn) -> None:
+def test_turns_are_different(one: Turn, other: Turn) -> None:
     assert reached([one, other], 2) == []
     assert reached([one, other, other], 2) == [3]
 
 
-def test_a_call_more_is_another_turn() -> None:
+def test_additional_call_is_another_turn() -> None:
     both = calling(("bash", LS), ("bash", PWD)).response, ("a.py", "/work")
     swapped = calling(("bash", PWD), ("bash", LS)).response, ("/work", "a.py")
     assert reached([called(LS), both, swapped], 2) == []
     assert reached([called(LS), both, both], 2) == [3]
 
 
-def test_an_answer_that_ends_a_conversation_is_no_turn_yet() -> None:
+def test_answer_that_ends_a_conversation_is_not_a_turn_yet() -> None:
     sent = list(messages([called()] * 3))
     assert not conversation_repeats(sent[:-1], 3)
     assert conversation_repeats(sent, 3)
     assert not conversation_repeats([], 2)
 
 
-def test_an_answer_that_a_program_sends_in_parts_is_one_turn() -> None:
+def test_answer_that_a_program_sends_in_parts_is_one_turn() -> None:
     sent = [part for _ in range(4) for part in (answering("I look.").response, *messages([called()]))]
     sent = [message for message in sent if message["role"] in ("assistant", "tool")]
     assert [n for n in range(1, 5) if conversation_repeats(sent[: 3 * n], 4)] == [4]
@@ -155,6 +155,6 @@ def test_parts_of_a_message_are_compared() -> None:
 
 
 @pytest.mark.parametrize("given", [1, 0, -1, 1001])
-def test_one_turn_is_no_repetition(given: int) -> None:
+def test_limit_of_one_turn_is_refused(given: int) -> None:
     with pytest.raises(ValidationError, match="max_repeats"):
         Limits(max_repeats=given)

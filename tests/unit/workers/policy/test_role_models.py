@@ -24,7 +24,7 @@ HELLO = [{"role": "user", "content": "Are these equal?"}]
 
 
 class Talker(Double):
-    """Answers a chat with the seed that it was sent."""
+    """Answers a chat with the seed that it received."""
 
     asked: ClassVar[list[SamplingParams]] = []
 
@@ -62,7 +62,7 @@ def judge(server: Server, **values: Any) -> RoleEngine:
     return RoleEngine(engine_url=server.url, model="m", **values)
 
 
-def test_failures_are_retried_and_the_batch_may_say_how_it_samples() -> None:
+def test_failures_are_retried_and_sampling_is_that_of_the_batch() -> None:
     async def main() -> None:
         server = Server("judge")
         server.failures = 2
@@ -70,12 +70,12 @@ def test_failures_are_retried_and_the_batch_may_say_how_it_samples() -> None:
             assert await models["judge"].complete(HELLO, SamplingParams(temperature=0, seed=7)) == "m 0.5 7"
         async with models_of(server, judge=judge(server)) as models:
             assert await models["judge"].complete(HELLO, SamplingParams(temperature=0, seed=7)) == "m 0.0 7"
-        assert server.n_detected == 0, "it is sent its chat requests alone"
+        assert server.n_detected == 0, "it is sent only its chat requests"
 
     run(main())
 
 
-def test_a_role_is_not_sent_what_is_about_the_policys_tokens() -> None:
+def test_role_is_not_sent_parameters_about_the_policys_tokens() -> None:
     async def main() -> None:
         server = Server("judge")
         own = SamplingParams(top_k=5, cache_salt="7", min_tokens=2, stop_token_ids=(3,))
@@ -87,7 +87,7 @@ def test_a_role_is_not_sent_what_is_about_the_policys_tokens() -> None:
     run(main())
 
 
-def test_no_more_calls_run_at_a_time_than_the_batch_allows() -> None:
+def test_concurrent_calls_are_limited_by_the_batch() -> None:
     async def main() -> None:
         server = Server("judge")
         async with models_of(server, judge=judge(server, n_parallel=3)) as models:
@@ -97,7 +97,7 @@ def test_no_more_calls_run_at_a_time_than_the_batch_allows() -> None:
     run(main())
 
 
-def test_an_answer_that_does_not_come_is_an_error_that_names_the_role() -> None:
+def test_missing_answer_is_an_error_that_names_the_role() -> None:
     async def main() -> None:
         away, hung = Server("away"), Server("hung")
         away.dead = hung.hangs = True
@@ -112,7 +112,7 @@ def test_an_answer_that_does_not_come_is_an_error_that_names_the_role() -> None:
     run(main())
 
 
-def test_without_an_address_it_is_played_by_the_farms_engines_of_its_model() -> None:
+def test_role_without_an_address_uses_the_farms_engines_of_its_model() -> None:
     async def main() -> None:
         server = Server("of-the-farm")
         async with models_of(server, user=RoleEngine(model="m")) as models:

@@ -1,4 +1,4 @@
-"""A stop string ends what is shown, whole or in pieces alike."""
+"""A stop string ends the shown text, complete or streamed alike."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from workers.policy.stop_strings import StopStream, before_stop
 
 @example(pieces=["bc", "b"], stops=["c", "bcb"])
 @given(pieces=st.lists(st.text("abc", max_size=3), max_size=12), stops=st.lists(st.text("abc", max_size=3), max_size=2))
-def test_a_stream_gives_what_the_whole_gives(pieces: list[str], stops: list[str]) -> None:
+def test_stream_gives_the_same_text_as_the_whole(pieces: list[str], stops: list[str]) -> None:
     text = "".join(pieces)
     for reason in (None, 7, *stops):
         stream = StopStream(stops)
@@ -18,7 +18,7 @@ def test_a_stream_gives_what_the_whole_gives(pieces: list[str], stops: list[str]
         assert "".join([*given_out, stream.end(reason)]) == before_stop(text, reason, [stop for stop in stops if stop])
 
 
-def test_what_may_be_the_beginning_of_a_stop_string_is_kept_back() -> None:
+def test_possible_beginning_of_a_stop_string_is_held_back() -> None:
     stream = StopStream(["\nObservation:", "###"])
     assert stream.feed("I look.\nObs") == "I look."
     assert stream.feed("tacles") == "\nObstacles"
@@ -26,7 +26,7 @@ def test_what_may_be_the_beginning_of_a_stop_string_is_kept_back() -> None:
     assert stream.end("\nObservation:") == ""
 
 
-def test_the_text_ends_before_the_stop_string_that_ended_it() -> None:
+def test_text_ends_before_the_stop_string_that_ended_it() -> None:
     assert before_stop("a ### b ### ", "###", ["###"]) == "a ### b "
     assert before_stop("a ### b", None, ["###"]) == "a ### b"
     assert before_stop("a </s>", "</s>", ["###"]) == "a </s>"

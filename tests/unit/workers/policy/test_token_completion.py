@@ -1,4 +1,4 @@
-"""One answer in one part or several: what of it is sampled by which weights, where it ends, and what is passed on."""
+"""One answer in one or several parts: the weights that sampled each part, its end, and the streamed text."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def part(text: str, reason: str = "stop", **more: Any) -> Generation:
 
 
 class _Scripted:
-    """An engine that plays parts, or raises; of a stream it gives the ids one by one before either."""
+    """An engine that returns parts, or raises; of a stream it sends the ids one by one before either."""
 
     def __init__(self, *script: Generation | Exception | tuple[Generation, Exception]) -> None:
         self.address = EngineAddress("http://e1/v1")
@@ -93,7 +93,7 @@ class _Bench:
         self.call = TokenCompletion(prompt, text.tokenizer, parser, sampling, max_tokens, passed_on)
 
     def play(self, engine: Any, told: str = "") -> Completion:
-        """To its end, through whatever makes it wait."""
+        """Run the coroutine to its end, through all its waits."""
 
         async def main() -> None:
             while not self.call.ended:
@@ -118,13 +118,13 @@ def ids_of(completion: Completion) -> list[int]:
 
 
 def routed(text: str, start: int, n_before: int, value: int, reason: str = "stop") -> Generation:
-    """A part whose experts are all of one number, from `start` on, of `n_before` ids and its own."""
+    """A part whose experts are all of one number, from `start` on, for `n_before` ids and its own."""
     sampled = part(text, reason)
     n_rows = n_before + len(sampled.response_ids) - 1 - start
     return replace(sampled, routed_experts=CallExperts.of(start, np.full((n_rows, 2, 3), value, np.uint8)))
 
 
-def test_the_experts_of_parts_follow_each_other_and_a_part_without_tokens_has_none() -> None:
+def test_experts_of_parts_are_contiguous_and_a_part_without_tokens_has_none() -> None:
     bench = _Bench(max_tokens=100, routed_experts=3)
     n = len(bench.prompt)
     nothing = part("", "abort")
@@ -140,7 +140,7 @@ def test_the_experts_of_parts_follow_each_other_and_a_part_without_tokens_has_no
     assert experts.ids[:, 0, 0].tolist() == [7] * (held - 1) + [9] * (experts.end - held + 1)
 
 
-def test_what_was_dropped_for_a_guide_is_asked_for_again() -> None:
+def test_experts_dropped_for_a_guide_are_requested_again() -> None:
     bench = _Bench(max_tokens=100, routed_experts=3)
     n = len(bench.prompt)
     bench.call._sampling = FormedSampling(**bench.call._sampling.model_dump(), guide={"json_schema": {}})
@@ -152,7 +152,7 @@ def test_what_was_dropped_for_a_guide_is_asked_for_again() -> None:
     assert set(completion.routed_experts.ids.reshape(-1).tolist()) == {9}
 
 
-def test_a_call_asks_for_no_experts_of_what_the_calls_before_had() -> None:
+def test_call_requests_no_experts_that_earlier_calls_had() -> None:
     session = TokenSession(CHATML.text())
     first = session.prompt([user("begin")], [])
     answer: Message = {"role": "assistant", "content": "one"}
@@ -167,7 +167,7 @@ def test_a_call_asks_for_no_experts_of_what_the_calls_before_had() -> None:
     assert engine.experts == [ExpertRange(3, n_held - 1, 2)]
 
 
-def test_what_is_missing_is_asked_for_from_all_ids_so_far() -> None:
+def test_missing_rest_is_requested_from_all_ids_so_far() -> None:
     bench = _Bench(max_tokens=100)
     first, last = part("one two", "abort"), part(" three<|im_end|>")
     engine = _Scripted(first, last)
@@ -180,13 +180,13 @@ def test_what_is_missing_is_asked_for_from_all_ids_so_far() -> None:
     assert completion.response["content"] == "one two three"
 
 
-def test_every_request_names_the_bound_of_its_ids() -> None:
+def test_every_request_has_the_vocabulary_size() -> None:
     engine = _Scripted(part("one two", "abort"), part(" three<|im_end|>"))
     _Bench().play(engine)
     assert engine.vocabularies == {TOKENIZER.size}
 
 
-def test_an_abort_at_the_very_limit_is_its_end() -> None:
+def test_abort_at_the_exact_limit_is_the_end() -> None:
     text = "one two three"
     n = len(TOKENIZER.encode(text))
     bench = _Bench(n, live=True)
@@ -195,7 +195,7 @@ def test_an_abort_at_the_very_limit_is_its_end() -> None:
     assert bench.passed_on == text
 
 
-def test_what_was_kept_back_of_a_stream_comes_at_an_end_by_length() -> None:
+def test_held_back_text_is_sent_at_an_end_by_length() -> None:
     text = "one <tool_"
     bench = _Bench(len(TOKENIZER.encode(text)), live=True)
     completion = bench.play(_Scripted(part(text, "abort")))
@@ -203,19 +203,19 @@ def test_what_was_kept_back_of_a_stream_comes_at_an_end_by_length() -> None:
     assert bench.passed_on == text
 
 
-def test_an_engine_without_room_for_what_was_begun_elsewhere_ends_it() -> None:
+def test_engine_without_room_for_a_continued_answer_ends_it() -> None:
     bench = _Bench()
     completion = bench.play(_Scripted(part("one two", "abort"), FULL))
     assert completion.finish_reason == "length"
     assert completion.response["content"] == "one two"
 
 
-def test_a_context_that_is_full_before_anything_was_sampled_is_a_limit() -> None:
+def test_context_that_is_full_before_the_first_token_is_a_limit() -> None:
     with pytest.raises(LimitReached):
         _Bench().play(_Scripted(FULL))
 
 
-def test_weights_that_sampled_nothing_are_not_named() -> None:
+def test_weights_that_sampled_no_token_are_not_listed() -> None:
     nothing = part("", "abort", versions=(VersionSpan("7", 0, 0),))
     last = part("one two<|im_end|>", versions=(VersionSpan("8", 0, len(TOKENIZER.encode("one two<|im_end|>"))),))
     completion = _Bench().play(_Scripted(nothing, last))
@@ -223,7 +223,7 @@ def test_weights_that_sampled_nothing_are_not_named() -> None:
     assert completion.versions == (VersionSpan("8", 0, completion.n_response_tokens),)
 
 
-def test_every_token_has_its_weights_where_one_engine_does_not_name_them() -> None:
+def test_every_token_has_a_version_span_even_if_one_engine_does_not_report_it() -> None:
     first = part("one two", "abort", versions=(VersionSpan("7", 0, len(TOKENIZER.encode("one two"))),))
     completion = _Bench().play(_Scripted(first, part(" three")))
     n = len(first.response_ids)
@@ -231,12 +231,12 @@ def test_every_token_has_its_weights_where_one_engine_does_not_name_them() -> No
     assert _Bench().play(_Scripted(part("one"))).versions == ()
 
 
-def test_parts_by_the_same_weights_are_one_span() -> None:
+def test_parts_with_the_same_weights_are_one_span() -> None:
     completion = _Bench().play(_Scripted(part("one two", "abort"), part(" three")), told="7")
     assert completion.versions == (VersionSpan("7", 0, completion.n_response_tokens),)
 
 
-def test_the_first_position_of_all_parts_is_told_where_an_engine_saw_something_else() -> None:
+def test_first_mismatch_over_all_parts_is_reported() -> None:
     bench = _Bench()
     seen = token_ids([*bench.prompt[:3], 1])
     later = part("one two", "abort", prompt_ids=token_ids([*bench.prompt, 5, 6]))
@@ -244,12 +244,12 @@ def test_the_first_position_of_all_parts_is_told_where_an_engine_saw_something_e
     assert completion.mismatch == 3
 
 
-def test_an_engine_that_aborts_again_and_again_is_an_error() -> None:
+def test_engine_that_aborts_repeatedly_is_an_error() -> None:
     with pytest.raises(EngineError, match="aborted one answer 100 times"):
         _Bench().play(_Scripted(*[part("", "abort")] * 200))
 
 
-def test_an_abort_lets_the_engine_be_for_a_moment_only() -> None:
+def test_abort_pauses_the_engine_only_briefly() -> None:
     with pytest.raises(EngineBusy) as caught:
         asyncio.run(_Bench().call.resume(_Scripted(part("one", "abort")), "", "r1", ""))  # type: ignore[arg-type]
     assert caught.value.retry_after_s is not None
@@ -257,7 +257,7 @@ def test_an_abort_lets_the_engine_be_for_a_moment_only() -> None:
 
 
 @pytest.mark.parametrize("error", [EngineError("the connection broke"), asyncio.CancelledError()])
-def test_a_stream_that_broke_is_never_followed_by_another_answer(error: Any) -> None:
+def test_broken_stream_is_never_followed_by_another_answer(error: Any) -> None:
     bench = _Bench(live=True)
     engine = _Scripted((part("one two three"), error), part("another"))
     with pytest.raises(type(error)):
@@ -270,14 +270,14 @@ def test_a_stream_that_broke_is_never_followed_by_another_answer(error: Any) -> 
     assert bench.passed_on == begun
 
 
-def test_a_stream_that_was_aborted_goes_on() -> None:
+def test_aborted_stream_continues() -> None:
     bench = _Bench(live=True)
     completion = bench.play(_Scripted(part("one two", "abort"), EngineBusy("wait"), part(" three<|im_end|>")))
     assert bench.passed_on == completion.response["content"] == "one two three"
 
 
 @pytest.mark.parametrize("live", [True, False])
-def test_a_message_ends_before_the_stop_string_that_its_ids_hold(live: bool) -> None:
+def test_message_ends_before_the_stop_string_in_its_ids(live: bool) -> None:
     bench = _Bench(stop=["\nObservation:"], live=live)
     completion = bench.play(_Scripted(part("I look.\nObservation:", stop_reason="\nObservation:")))
     assert completion.response["content"] == "I look."
@@ -285,14 +285,14 @@ def test_a_message_ends_before_the_stop_string_that_its_ids_hold(live: bool) -> 
     assert bench.passed_on == ("I look." if live else "")
 
 
-def test_what_follows_an_abort_is_drawn_anew() -> None:
+def test_continuation_after_an_abort_uses_a_new_seed() -> None:
     nothing, first = part("", "abort"), part("one two", "abort")
     engine = _Scripted(nothing, first, part(" three<|im_end|>"))
     _Bench(seed=5).play(engine)
     assert engine.seeds == [5, 5, part_seed(5, len(first.response_ids))]
 
 
-def test_the_least_tokens_count_those_before_an_abort() -> None:
+def test_min_tokens_include_those_before_an_abort() -> None:
     first = part("one two", "abort")
     n = len(first.response_ids)
     for least in (n + 5, n - 1):

@@ -1,4 +1,4 @@
-"""A worker's borrowed sandboxes: what the store did not take is told it again, and each is ended once."""
+"""A worker's borrowed sandboxes: writes that the store refused are repeated, and each sandbox is stopped once."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ ID = "s-0123456789abcdef"
 
 
 class CountedSandbox:
-    """A sandbox of which only the end is asked for."""
+    """A sandbox that can only be stopped."""
 
     sandbox_id = ID
 
@@ -51,7 +51,7 @@ def lent(sandbox: CountedSandbox) -> LentSandbox:
     return LentSandbox(sandbox, "t", 600.0)  # type: ignore[arg-type]
 
 
-def test_a_renewal_that_the_store_did_not_take_is_due_still(
+def test_renewal_that_the_store_refused_is_still_due(
     lender: Lender, sqlite_store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     lender._held[ID] = lent(CountedSandbox())
@@ -70,7 +70,7 @@ def test_a_renewal_that_the_store_did_not_take_is_due_still(
     assert len(renewed) == 1
 
 
-def test_one_that_ends_while_its_address_is_written_is_stopped_once(
+def test_sandbox_that_ends_while_its_address_is_written_is_stopped_once(
     lender: Lender, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     sandbox = CountedSandbox()

@@ -1,4 +1,4 @@
-"""The event loop of a worker: what it is busy with, and that it keeps nothing of what it has done."""
+"""The event loop of a worker: its current work, and that it keeps no references to finished work."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def loop() -> Iterator[Loop]:
         yield made
 
 
-def test_nothing_is_kept_of_what_has_ended(loop: Loop) -> None:
+def test_finished_work_is_not_referenced(loop: Loop) -> None:
     seen: list[ref[Any]] = []
 
     async def stage(number: int) -> int:
@@ -42,7 +42,7 @@ def test_nothing_is_kept_of_what_has_ended(loop: Loop) -> None:
         with suppress(ValueError):
             loop.run(stage(number), lambda running: seen.append(ref(running)))
     assert len(seen) == 3 * N
-    # the loop itself holds what it has just called
+    # the loop itself holds its last callback
     deadline = time.monotonic() + 60
     while any(known() for known in seen) and time.monotonic() < deadline:
         loop.run(asyncio.sleep(0))
@@ -50,7 +50,7 @@ def test_nothing_is_kept_of_what_has_ended(loop: Loop) -> None:
     assert sum(known() is not None for known in seen) == 0
 
 
-def test_what_a_child_is_busy_with_is_its_parents_work(loop: Loop) -> None:
+def test_work_of_a_child_task_is_that_of_its_parent(loop: Loop) -> None:
     busy, go_on = threading.Event(), threading.Event()
     started: list[Running[Any]] = []
 
@@ -77,7 +77,7 @@ async def _leave(error: BaseException) -> None:
 
 
 @pytest.mark.parametrize("error", [SystemExit(3), KeyboardInterrupt(), GeneratorExit()])
-def test_an_exit_in_a_task_ends_neither_the_loop_nor_a_neighbour(loop: Loop, error: BaseException) -> None:
+def test_exit_in_a_task_ends_neither_the_loop_nor_other_tasks(loop: Loop, error: BaseException) -> None:
     async def stage() -> str:
         left = asyncio.create_task(_leave(error))
         await asyncio.wait([left])
@@ -93,7 +93,7 @@ def test_an_exit_in_a_task_ends_neither_the_loop_nor_a_neighbour(loop: Loop, err
     assert neighbour[0].future.result(60) == "neighbour"
 
 
-def test_nobody_but_its_owner_ends_the_loop(loop: Loop) -> None:
+def test_only_the_owner_ends_the_loop(loop: Loop) -> None:
     async def stage() -> None:
         running = asyncio.get_running_loop()
         running.call_soon(sys.exit)
@@ -107,7 +107,7 @@ def test_nobody_but_its_owner_ends_the_loop(loop: Loop) -> None:
     assert loop.run(asyncio.sleep(0, "played"), within_s=60) == "played"
 
 
-def test_a_callback_that_blocks_is_its_rollouts_work(loop: Loop) -> None:
+def test_blocking_callback_is_its_rollouts_work(loop: Loop) -> None:
     busy, go_on = threading.Event(), threading.Event()
     started: list[Running[Any]] = []
 
@@ -129,7 +129,7 @@ def test_a_callback_that_blocks_is_its_rollouts_work(loop: Loop) -> None:
         started[0].cancel()
 
 
-def test_threads_know_for_whom_they_are_busy(loop: Loop) -> None:
+def test_threads_know_the_work_that_they_run_for(loop: Loop) -> None:
     busy, go_on = threading.Event(), threading.Event()
     started: list[Running[Any]] = []
 

@@ -1,4 +1,4 @@
-"""Notes of workers for their supervisor: each once, none of an earlier one, and none that was cut off."""
+"""Notes of workers for their supervisor: each once, none of an earlier worker, and none that is incomplete."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 from workers.process.supervision import forget_notes, note_without_sandbox, noted_without_sandbox
 
 
-def test_notes_are_read_whole(tmp_path: Path) -> None:
+def test_notes_are_read_completely(tmp_path: Path) -> None:
     assert noted_without_sandbox(tmp_path) == []
     names = ["empty", 'quo"te', "new\nline", "ü", "a" * 5000]
     with ThreadPoolExecutor(8) as threads:
@@ -22,7 +22,7 @@ def test_notes_are_read_whole(tmp_path: Path) -> None:
     assert noted_without_sandbox(tmp_path) == []
 
 
-def test_no_room_is_no_fault(tmp_path: Path) -> None:
+def test_unwritable_folder_is_not_an_error(tmp_path: Path) -> None:
     note_without_sandbox(tmp_path / "is not there", "empty")
     forget_notes(tmp_path / "is not there")
     assert noted_without_sandbox(tmp_path / "is not there") == []

@@ -1,4 +1,4 @@
-"""The questions of a node about what it will start: few while it is idle, and few of a farm of many nodes."""
+"""A node's queries for upcoming starts: few while it is idle, and few in a farm of many nodes."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def questions(store: Store) -> Iterator[list[str]]:
 
 
 def looks(store: Store, clock: Clock, starts: UpcomingStarts, seconds: float) -> list[str]:
-    """Return the questions of so many seconds of looks, two a second."""
+    """Return the queries in a number of seconds, with two looks a second."""
     with questions(store) as result:
         until = clock.now + seconds
         while clock.now < until:
@@ -64,7 +64,7 @@ def waiting(asked: list[str]) -> int:
     return sum("RECURSIVE" in each for each in asked)
 
 
-def test_an_idle_node_asks_little(sqlite_store: Store) -> None:
+def test_idle_node_queries_rarely(sqlite_store: Store) -> None:
     announce(sqlite_store, 1)
     clock = Clock()
     starts = UpcomingStarts(sqlite_store, "n0", 60.0, clock)
@@ -72,7 +72,7 @@ def test_an_idle_node_asks_little(sqlite_store: Store) -> None:
     assert (waiting(asked), len(asked)) == (10, 20)
 
 
-def test_all_nodes_together_look_at_all_that_waits_as_often_however_many_there_are(sqlite_store: Store) -> None:
+def test_rate_of_full_queries_does_not_depend_on_the_number_of_nodes(sqlite_store: Store) -> None:
     announce(sqlite_store, 40)
     submit(sqlite_store, 100)
     clock = Clock()
@@ -80,7 +80,7 @@ def test_all_nodes_together_look_at_all_that_waits_as_often_however_many_there_a
     assert waiting(looks(sqlite_store, clock, starts, 40.0)) == 4
 
 
-def test_what_waited_long_ago_is_for_nobody(sqlite_store: Store) -> None:
+def test_rollouts_that_waited_long_ago_are_dropped(sqlite_store: Store) -> None:
     announce(sqlite_store, 100)
     batch_id = submit(sqlite_store, 3)
     clock = Clock()
@@ -92,7 +92,7 @@ def test_what_waited_long_ago_is_for_nobody(sqlite_store: Store) -> None:
     assert list(starts.first(8)) == []
 
 
-def test_what_was_placed_here_is_seen_at_the_next_look(sqlite_store: Store) -> None:
+def test_rollouts_placed_on_the_node_are_seen_at_the_next_query(sqlite_store: Store) -> None:
     announce(sqlite_store, 1)
     clock = Clock()
     starts = UpcomingStarts(sqlite_store, "n0", 60.0, clock)
@@ -103,4 +103,4 @@ def test_what_was_placed_here_is_seen_at_the_next_look(sqlite_store: Store) -> N
     clock.now += 2.0
     assert list(starts.first(8)) == [UpcomingStart(batch_id, 0, 1), UpcomingStart(batch_id, 0, 1)]
     clock.now += 0.5
-    assert list(starts.first(1)) == [UpcomingStart(batch_id, 0, 1)], "it looks again and again while there is any"
+    assert list(starts.first(1)) == [UpcomingStart(batch_id, 0, 1)], "it queries repeatedly while there is demand"

@@ -1,4 +1,4 @@
-"""A process has one worker, however many threads ask for it at the same time."""
+"""A process has one worker, however many threads request it at the same time."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from workers.process.worker import Once
 N = 16
 
 
-def test_it_is_made_once_however_many_ask_at_once() -> None:
-    """Tasks make it concurrently if the start of their process failed; two workers would not share their claims."""
+def test_concurrent_requests_create_one_worker() -> None:
+    """Tasks create it concurrently if the start of their process failed; two workers would not share their claims."""
     together = threading.Barrier(N)
 
     def make() -> object:
@@ -33,7 +33,7 @@ def test_it_is_made_once_however_many_ask_at_once() -> None:
     assert once.made is once()
 
 
-def test_what_could_not_be_made_is_made_by_who_asks_next() -> None:
+def test_failed_creation_is_repeated_by_the_next_request() -> None:
     tries = iter([OSError("the store is frozen")])
 
     def make() -> int:

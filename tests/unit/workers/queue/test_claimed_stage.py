@@ -1,4 +1,4 @@
-"""A message whose stage cannot be claimed: Celery reports why, by the store."""
+"""A message whose stage cannot be claimed: Celery reports the reason from the store."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ def report(store: Store, claim: Claim) -> None:
     report_unclaimed(store, AttemptStage(claim.rollout_id, claim.attempt, claim.stage))
 
 
-def test_one_that_was_cancelled_is_revoked(sqlite_store: Store) -> None:
+def test_cancelled_stage_is_revoked(sqlite_store: Store) -> None:
     claim = begun(sqlite_store)
     cancel(sqlite_store, claim.rollout_id)
     with pytest.raises(Terminated, match="cancelled"):
         report(sqlite_store, claim)
 
 
-def test_one_that_was_taken_away_is_a_retry(sqlite_store: Store) -> None:
+def test_requeued_stage_is_a_retry(sqlite_store: Store) -> None:
     claim = begun(sqlite_store)
     ended, settings = Failure(DRAINED, "its node is ending"), RetrySettings(0.0, 60.0)
     sqlite_store.write(lambda held: attempts.end_attempt(held, claim, ended, retry_decision(DRAINED), settings))
@@ -36,5 +36,5 @@ def test_one_that_was_taken_away_is_a_retry(sqlite_store: Store) -> None:
         report(sqlite_store, claim)
 
 
-def test_one_that_another_message_has_begun_is_nothing_to_do(sqlite_store: Store) -> None:
+def test_stage_claimed_by_another_message_is_ignored(sqlite_store: Store) -> None:
     report(sqlite_store, begun(sqlite_store))

@@ -1,4 +1,4 @@
-"""Task events go to a Redis only while somebody listens to them; the worker's own go always."""
+"""Task events are sent to a Redis only while a listener is subscribed; the worker's own are always sent."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def received(pubsub: Any) -> str:
     return base64.b64decode(json.loads(message["data"])["body"]).decode()
 
 
-def test_task_events_are_sent_while_somebody_listens(broker_url: str) -> None:
+def test_task_events_are_sent_while_a_listener_is_subscribed(broker_url: str) -> None:
     with celery_app(broker_url) as app, app.connection_for_write() as connection, redis_client(broker_url) as client:
         dispatcher = app.events.Dispatcher(connection, hostname="here", buffer_group=["task"])
         listeners.wait_for(dispatcher)
@@ -35,7 +35,7 @@ def test_task_events_are_sent_while_somebody_listens(broker_url: str) -> None:
             send("unheard")
             dispatcher.send("worker-heartbeat")
             send("heard")
-            assert "worker-heartbeat" in received(pubsub), "what was sent before is not on its way"
+            assert "worker-heartbeat" in received(pubsub), "earlier events are not in transit"
             assert '"uuid": "heard"' in received(pubsub)
             pubsub.punsubscribe()
             assert pubsub.get_message(timeout=TIMEOUT_S)["type"] == "punsubscribe"
@@ -43,7 +43,7 @@ def test_task_events_are_sent_while_somebody_listens(broker_url: str) -> None:
         assert dispatcher.groups == {"worker"}
 
 
-def test_a_broker_that_does_not_count_gets_all_events(broker_url: str) -> None:
+def test_broker_without_listener_counts_gets_all_events(broker_url: str) -> None:
     with celery_app(broker_url) as app, app.connection_for_write() as connection:
         dispatcher = app.events.Dispatcher(connection, hostname="here")
         EventListeners().wait_for(dispatcher)

@@ -37,17 +37,17 @@ def fault_of(made: Message) -> str:
     return message_filter.fault_of(made, "here", "run")
 
 
-def test_a_ring_is_let_in() -> None:
+def test_stage_message_is_accepted() -> None:
     assert fault_of(message(json.dumps([["b.0.0", 1], {}, EMBEDDED]).encode())) == ""
 
 
 @given(st.binary() | _json.map(lambda value: json.dumps(value).encode()), st.sampled_from([RING, {}]))
-def test_what_is_anything_else_is_not(body: bytes, headers: dict[str, Any]) -> None:
+def test_any_other_message_is_refused(body: bytes, headers: dict[str, Any]) -> None:
     assert fault_of(message(body, headers))
 
 
 @given(st.lists(_json, max_size=3), _json, _json)
-def test_what_resembles_a_ring_has_the_arguments_of_one(arguments: list[Any], named: Any, embedded: Any) -> None:
+def test_accepted_message_has_the_arguments_of_a_stage(arguments: list[Any], named: Any, embedded: Any) -> None:
     if not fault_of(message(json.dumps([arguments, named, embedded]).encode())):
         rollout_id, attempt = arguments
         assert isinstance(rollout_id, str)
@@ -56,7 +56,7 @@ def test_what_resembles_a_ring_has_the_arguments_of_one(arguments: list[Any], na
 
 
 @given(st.dictionaries(st.sampled_from(["task", "id", "eta", "lang"]), _json))
-def test_headers_of_any_kind_are_looked_at(headers: dict[str, Any]) -> None:
+def test_headers_of_any_type_are_checked(headers: dict[str, Any]) -> None:
     fault = fault_of(message(json.dumps([["b.0.0", 1], {}, EMBEDDED]).encode(), headers))
     assert fault or headers["task"] in TASKS.values()
 
@@ -74,7 +74,7 @@ def test_headers_of_any_kind_are_looked_at(headers: dict[str, Any]) -> None:
         {"retries": 1.5},
     ],
 )
-def test_a_ring_has_no_headers_that_order_anything(headers: dict[str, Any]) -> None:
+def test_stage_message_has_no_headers_that_order_anything(headers: dict[str, Any]) -> None:
     body = json.dumps([["b.0.0", 1], {}, EMBEDDED]).encode()
     assert not fault_of(message(body, RING | {"retries": 0, "timelimit": [None, None], "stamps": {}}))
     assert fault_of(message(body, RING | headers))
@@ -98,5 +98,5 @@ def test_a_ring_has_no_headers_that_order_anything(headers: dict[str, Any]) -> N
         {"a": 1},
     ],
 )
-def test_a_ring_goes_on_with_its_own_next_stage_alone(chain: Any) -> None:
+def test_chain_may_contain_only_the_rollouts_own_next_stages(chain: Any) -> None:
     assert fault_of(message(json.dumps([["b.0.0", 1], {}, EMBEDDED | {"chain": chain}]).encode()))

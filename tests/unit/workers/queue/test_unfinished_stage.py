@@ -1,4 +1,4 @@
-"""The way each stage that was stopped or broke ends: in the store, and in what Celery reports."""
+"""The end of each stopped or failed stage: in the store, and in Celery's report."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def begun(store: Store) -> Claim:
 
 
 def unfinished(store: Store, claim: Claim, ends: list[BaseException] | None = None) -> UnfinishedStage:
-    """The end of a claim; `ends` gets the errors for which its worker ends."""
+    """The end of a claim; `ends` gets the errors for which its worker exits."""
     options = SimpleNamespace(retry_s=0.0, node_timeout_s=10.0)
     leases = SimpleNamespace(draining=False)
     signals = Signals("")
@@ -57,7 +57,7 @@ def of(store: Store, claim: Claim) -> Rollout:
         (StopReason.OVERDUE, True, 1, 0, StageFailed, "exceeded its deadline"),
     ],
 )
-def test_a_stage_that_was_stopped_ends_by_its_reason(
+def test_stopped_stage_ends_by_its_reason(
     sqlite_store: Store,
     reason: StopReason,
     closed: bool,
@@ -86,7 +86,7 @@ def test_a_stage_that_was_stopped_ends_by_its_reason(
         (Hang("it kept threads busy", in_loop=False), "sandbox_error"),
     ],
 )
-def test_a_stage_that_broke_ends_by_its_error(sqlite_store: Store, error: BaseException, kind: str) -> None:
+def test_failed_stage_ends_by_its_error(sqlite_store: Store, error: BaseException, kind: str) -> None:
     claim = begun(sqlite_store)
     with pytest.raises(StageFailed, match=f"^{kind}: "):
         unfinished(sqlite_store, claim).broke(error)
@@ -98,7 +98,9 @@ def test_a_stage_that_broke_ends_by_its_error(sqlite_store: Store, error: BaseEx
 
 
 @pytest.mark.parametrize("error", [MemoryError(), OSError(errno.EMFILE, "too many")], ids=["memory", "files"])
-def test_what_the_worker_lacks_is_no_failure_and_ends_the_worker(sqlite_store: Store, error: Exception) -> None:
+def test_missing_resource_of_the_worker_is_no_failure_and_ends_the_worker(
+    sqlite_store: Store, error: Exception
+) -> None:
     claim, ends = begun(sqlite_store), list[BaseException]()
     with pytest.raises(Retry):
         unfinished(sqlite_store, claim, ends).broke(error)
@@ -108,8 +110,8 @@ def test_what_the_worker_lacks_is_no_failure_and_ends_the_worker(sqlite_store: S
     assert "no threads, descriptors or memory left" in rollout.failure.message
 
 
-def test_a_plugin_without_memory_has_failed(sqlite_store: Store) -> None:
-    """It may have tried to take more than any machine has, so its worker goes on and its attempts are counted."""
+def test_plugin_without_memory_has_failed(sqlite_store: Store) -> None:
+    """It may have requested more than any machine has, so its worker continues and its attempts are counted."""
     claim, ends = begun(sqlite_store), list[BaseException]()
     with pytest.raises(HandlerError) as caught, plugin_call(claim.rollout_id, "handler h", HandlerError):
         _ = [0] * (1 << 60)
@@ -119,7 +121,7 @@ def test_a_plugin_without_memory_has_failed(sqlite_store: Store) -> None:
     assert (rollout.n_failures, rollout.n_lost, ends) == (1, 0, [])
 
 
-def test_one_whose_claim_is_gone_writes_nothing(sqlite_store: Store) -> None:
+def test_stage_without_its_claim_writes_nothing(sqlite_store: Store) -> None:
     claim = begun(sqlite_store)
     with pytest.raises(Retry):
         unfinished(sqlite_store, claim).stopped(StopReason.DRAINED, asyncio.CancelledError())

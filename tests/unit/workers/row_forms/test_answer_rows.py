@@ -1,4 +1,4 @@
-"""Rows of the data sets as they are, and what is refused."""
+"""Rows of the data sets unchanged, and refused rows."""
 
 from __future__ import annotations
 
@@ -24,21 +24,21 @@ def instances(form: str) -> list[AnswerInstance]:
     ]
 
 
-def test_a_problem_has_the_same_gold_answer_in_every_form() -> None:
+def test_problem_has_the_same_gold_answer_in_every_form() -> None:
     for forms in (MATH, CHOICE, SHORT):
         golds = [[instance.gold for instance in instances(form)] for form in forms]
         assert len(golds[0]) == 12
         assert golds == [golds[0]] * len(forms)
 
 
-def test_only_short_answers_beyond_mathematics_need_a_judge() -> None:
+def test_only_short_answers_outside_mathematics_need_a_judge() -> None:
     needs = {
         form: {tuple(AnswerHandler(each).roles()) for each in instances(form)} for form in (*MATH, *CHOICE, *SHORT)
     }
     assert needs == {form: {("judge",)} if form in SHORT else {()} for form in needs}
 
 
-def test_the_policy_is_given_the_rows_own_prompt_and_never_the_gold_answer() -> None:
+def test_policy_gets_the_rows_own_prompt_and_never_the_gold_answer() -> None:
     for form in (*MATH, *CHOICE, *SHORT):
         for instance in instances(form):
             messages = AnswerHandler(instance).messages()
@@ -89,7 +89,7 @@ def test_the_policy_is_given_the_rows_own_prompt_and_never_the_gold_answer() -> 
         ({"prompt": [{"role": "critic", "content": "x"}], "label": "1"}, "no role"),
     ],
 )
-def test_bad_rows_are_refused(row: dict[str, Any], message: str) -> None:
+def test_invalid_rows_are_refused(row: dict[str, Any], message: str) -> None:
     with pytest.raises(ValidationError, match=message):
         AnswerInstance.model_validate(row)
 
@@ -124,7 +124,7 @@ def test_choices_are_options(fields: dict[str, Any], gold: str) -> None:
     assert (instance.gold, len(instance.options)) == (gold, 4)
 
 
-def test_numbers_and_lists_of_one_are_gold_answers() -> None:
+def test_numbers_and_single_element_lists_are_gold_answers() -> None:
     assert AnswerInstance.model_validate({"problem": "q", "answer": 25}).gold == "25"
     row = {"prompt": "q", "reward_model": '{"ground_truth": ["#### 7"]}'}
     assert AnswerInstance.model_validate(row).gold == "7"
@@ -157,7 +157,7 @@ def test_numbers_and_lists_of_one_are_gold_answers() -> None:
         ({"label": "72", "rm_type": "", "metadata": None}, ""),
     ],
 )
-def test_a_row_names_the_rule_of_its_authors(row: dict[str, Any], rule: str) -> None:
+def test_row_selects_the_rule_of_its_authors(row: dict[str, Any], rule: str) -> None:
     assert AnswerInstance.model_validate({"prompt": "q", **row}).rule == rule
 
 
@@ -170,7 +170,7 @@ def test_a_row_names_the_rule_of_its_authors(row: dict[str, Any], rule: str) -> 
         (None, "", (), ""),
     ],
 )
-def test_a_row_has_the_patterns_and_the_prefix_of_its_template(
+def test_row_has_the_patterns_and_the_prefix_of_its_template(
     template: Any, pattern: str, others: tuple[str, ...], prefix: str
 ) -> None:
     instance = AnswerInstance.model_validate({"question": "q", "answer": "1", "template_metadata": template})
@@ -189,7 +189,7 @@ def test_a_row_has_the_patterns_and_the_prefix_of_its_template(
         ("E. coli", {}, "E. coli", ()),
     ],
 )
-def test_a_row_of_slime_names_its_option(
+def test_row_of_slime_names_its_option(
     label: Any, metadata: dict[str, Any], gold: str, options: tuple[str, ...]
 ) -> None:
     row = {"problem": "Which?", "label": label, "metadata": {**metadata, "rm_type": "gpqa"}}
@@ -210,17 +210,17 @@ def test_a_row_of_slime_names_its_option(
         ("####", ("####",)),
     ],
 )
-def test_gold_answers_are_taken_out_of_their_wrapping(given: Any, golds: tuple[str, ...]) -> None:
+def test_gold_answers_are_unwrapped(given: Any, golds: tuple[str, ...]) -> None:
     instance = AnswerInstance.model_validate({"prompt": "q", "reward_model": {"ground_truth": given}})
     assert (instance.gold, *instance.other_golds) == golds
 
 
-def test_a_prompt_that_is_the_text_of_json_is_read() -> None:
+def test_prompt_as_json_text_is_parsed() -> None:
     prompt = '[{"role": "system", "content": "s"}, {"role": "user", "content": [{"type": "text", "text": "q"}]}]'
     instance = AnswerInstance.model_validate({"prompt": prompt, "label": "1"})
     assert instance.prompt == ({"role": "system", "content": "s"}, {"role": "user", "content": "q"})
     assert AnswerInstance.model_validate({"prompt": "[{x}]", "label": "1"}).question == "[{x}]"
 
 
-def test_a_pattern_of_one_repeat_is_sound() -> None:
+def test_pattern_with_one_repeat_is_safe() -> None:
     assert sound_pattern(r"(?i)answer:\s*\(?([A-J])\)?") != ""

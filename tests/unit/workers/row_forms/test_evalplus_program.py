@@ -1,4 +1,4 @@
-"""The program in an answer is what EvalPlus' own `sanitize` takes; `make test-oracles` draws more answers."""
+"""The program in an answer equals the result of EvalPlus' `sanitize`; `make test-oracles` tries more answers."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ LONG = {
 }
 
 
-def test_programs_are_those_that_evalplus_takes() -> None:
+def test_programs_are_those_of_evalplus() -> None:
     assert len(ANSWERS) == 150
     assert [answer for answer, program in ANSWERS if sanitized(answer, "f") != program.strip()] == []
 
@@ -33,7 +33,7 @@ def test_programs_are_those_that_evalplus_takes() -> None:
 @pytest.mark.parametrize(
     "text", [*LONG.values(), "\0\nx = 1\n", "", "\ud800"], ids=[*LONG, "a null", "nothing", "half"]
 )
-def test_any_answer_is_read_in_a_few_seconds(text: str) -> None:
+def test_any_answer_is_parsed_in_a_few_seconds(text: str) -> None:
     began = time.process_time()
     sanitized(text, "f")
     assert time.process_time() - began < 5

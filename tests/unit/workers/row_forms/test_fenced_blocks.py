@@ -1,4 +1,4 @@
-"""The program in an answer, by Markdown's rules and by what is asked for."""
+"""The program in an answer, by Markdown's rules and by the requested function."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ DEFINES = "def f(x):\n    return x\n"
         (None, ""),
     ],
 )
-def test_the_program_of_an_answer_is_its_last_block(answer: str | None, program: str) -> None:
+def test_program_of_an_answer_is_its_last_block(answer: str | None, program: str) -> None:
     assert fenced_program(answer) == program
 
 
@@ -78,25 +78,25 @@ def test_fences_in_lists_and_quotes_mark_a_program(first: str, others: str, text
     assert fenced_program(below) == text
 
 
-def test_the_end_of_a_quote_ends_its_block() -> None:
+def test_end_of_a_quote_ends_its_block() -> None:
     assert fenced_program(f"> ```python\n> input()\n\nNot that:\n```python\n{READS}```\n") == READS
 
 
 @pytest.mark.parametrize("mark", ["```", "~~~", "````"])
 @pytest.mark.parametrize("indent", ["", "  ", "    "])
 @pytest.mark.parametrize("quotes", ['"""', "'''"])
-def test_a_fence_in_a_docstring_ends_no_block(mark: str, indent: str, quotes: str) -> None:
+def test_fence_in_a_docstring_does_not_end_the_block(mark: str, indent: str, quotes: str) -> None:
     example = f"{indent}{mark}\n{indent}f(1)\n{indent}{mark}\n"
     text = f"def f(x):\n    {quotes}An example:\n\n{example}    {quotes}\n    return x\n"
     assert fenced_program(f"```python\n{text}```\nDone.\n```\n1\n```", "f") == text
 
 
 @pytest.mark.parametrize("text", ['x = \'"""\'\ninput()\n', '# it\'s """\ninput()\n', "s = 'don\\'t'\ninput()\n"])
-def test_quotes_that_open_nothing_keep_a_fence_a_fence(text: str) -> None:
+def test_quotes_that_open_no_string_do_not_hide_a_fence(text: str) -> None:
     assert fenced_program(f"```python\n{text}```\n\n```\nit's the output\n```\n") == text
 
 
-def test_a_string_that_nothing_ends_leaves_the_first_fence_to_end_the_block() -> None:
+def test_unterminated_string_does_not_hide_the_first_fence() -> None:
     assert fenced_program('```python\ninput("""\n```\nand\n```text\n1\n```') == 'input("""\n'
 
 
@@ -110,12 +110,12 @@ def test_a_string_that_nothing_ends_leaves_the_first_fence_to_end_the_block() ->
         "```python\nimport io, sys\nsys.stdin = io.StringIO('3')\nmain()\n```",
     ],
 )
-def test_a_trial_of_the_program_is_not_the_program(trial: str) -> None:
+def test_trial_of_the_program_is_not_the_program(trial: str) -> None:
     assert fenced_program(f"```python\n{DEFINES}```\nTry it:\n{trial}\n", "f") == DEFINES
     assert fenced_program(f"```python\n{READS}```\nTry it:\n{trial}\n") == READS
 
 
-def test_of_several_programs_the_last_counts_and_what_is_marked_comes_first() -> None:
+def test_last_program_counts_and_a_marked_one_takes_precedence() -> None:
     better = "def f(x): return x + 0\n"
     assert fenced_program(f"```python\n{DEFINES}```\nBetter:\n```python\n{better}```\n", "f") == better
     assert fenced_program(f"```python\n{DEFINES}```\nBetter:\n```\n{better}```\n", "f") == DEFINES
@@ -139,7 +139,7 @@ def test_of_several_programs_the_last_counts_and_what_is_marked_comes_first() ->
         "'" * 200_000,
     ],
 )
-def test_a_long_answer_is_read_in_one_pass(text: str) -> None:
+def test_long_answer_is_parsed_in_one_pass(text: str) -> None:
     began = time.process_time()
     fenced_program(text, "f")
     assert time.process_time() - began < 2.0
@@ -166,5 +166,5 @@ def test_a_long_answer_is_read_in_one_pass(text: str) -> None:
         ("evalplus", "```python\n@cache\ndef f(a):\n    return a\n```", "@cache\ndef f(a):\n    return a"),
     ],
 )
-def test_authors_take_what_their_scorers_take(rule: str, answer: str, program: str) -> None:
+def test_authors_rules_choose_the_program_of_their_scorers(rule: str, answer: str, program: str) -> None:
     assert AUTHORS_PROGRAM[rule](answer, "f") == program

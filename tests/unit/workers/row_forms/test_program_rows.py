@@ -1,4 +1,4 @@
-"""Rows of the data sets as they are: the same problem has the same tests in every form."""
+"""Rows of the data sets unchanged: the same problem has the same tests in every form."""
 
 from __future__ import annotations
 
@@ -29,26 +29,26 @@ def packed(content: Any) -> str:
 
 
 @pytest.mark.parametrize("form", ["apps", "nemo_gym", "verl"])
-def test_a_problem_has_the_same_tests_in_every_form(form: str) -> None:
+def test_problem_has_the_same_tests_in_every_form(form: str) -> None:
     expected, others = instances("livecodebench"), instances(form)
     assert len(others) in (5, 7)
     for one, other in zip(expected, others, strict=False):
         assert other.function == one.function
         for ours, theirs in zip(other.tests, one.tests, strict=True):
             assert (ours.stdin, ours.arguments) == (theirs.stdin, theirs.arguments)
-            # in APPS values may be wrapped once more, so that a row expects either
+            # in APPS values may be wrapped once more, so a row accepts either
             assert ours.expected == theirs.expected or theirs.expected[0] in ours.expected
         assert ProgramsInstance.model_validate(other.model_dump(mode="json")) == other
 
 
-def test_mbpp_shows_its_first_assert_alone() -> None:
+def test_mbpp_shows_only_its_first_assert() -> None:
     for instance in instances("mbpp"):
         text = str(ProgramsHandler(instance).messages())
         assert instance.function in text
         assert (text.count("assert "), len(instance.asserts) > 1) == (1, True)
 
 
-def test_contests_have_the_tests_of_all_kinds_and_more_time_for_python() -> None:
+def test_contests_have_tests_of_all_kinds_and_more_time_for_python() -> None:
     tests = {"input": ["1\n"], "output": ["2\n"]}
     row = {
         "name": "own",
@@ -63,7 +63,7 @@ def test_contests_have_the_tests_of_all_kinds_and_more_time_for_python() -> None
     assert (len(instance.tests), instance.time_s, instance.memory_mb) == (2, 7.5, 256)
 
 
-def test_private_tests_may_be_a_pickled_text_and_nothing_that_runs() -> None:
+def test_private_tests_may_be_a_pickled_text_without_code() -> None:
     row = json.loads((DATA / "livecodebench.jsonl").read_text().splitlines()[0])
     plain = ProgramsInstance.model_validate(row)
     assert ProgramsInstance.model_validate(row | {"private_test_cases": packed(row["private_test_cases"])}) == plain
@@ -96,7 +96,7 @@ def test_private_tests_may_be_a_pickled_text_and_nothing_that_runs() -> None:
         ({"surprise": 1}, "surprise"),
     ],
 )
-def test_bad_fields_are_refused(change: dict[str, Any], message: str) -> None:
+def test_invalid_fields_are_refused(change: dict[str, Any], message: str) -> None:
     fields = {"question": "Echo.", "tests": [{"stdin": "1", "expected": "1"}]}
     ProgramsInstance.model_validate(fields)
     with pytest.raises(ValidationError, match=message):
@@ -124,7 +124,7 @@ def test_rows_without_tests_are_refused(row: dict[str, Any]) -> None:
     ("form", "rule"),
     [("livecodebench", "livecodebench"), ("apps", "apps"), ("nemo_gym", "nemo_gym"), ("verl", "prime_code")],
 )
-def test_a_row_has_the_rule_of_its_form(form: str, rule: str) -> None:
+def test_row_has_the_rule_of_its_form(form: str, rule: str) -> None:
     rules = {(instance.rule, instance.compare) for instance in instances(form)}
     assert rules == {(rule, "form")}
     row = json.loads((DATA / f"{form}.jsonl").read_text().splitlines()[0])
@@ -163,7 +163,7 @@ STREAM = [{"input": "1", "output": "2", "testtype": "stdin"}]
         ({"question": "q", "tests": [{"stdin": "1", "expected": "2"}]}, ""),
     ],
 )
-def test_the_columns_say_which_rule(row: dict[str, Any], rule: str) -> None:
+def test_columns_decide_the_rule(row: dict[str, Any], rule: str) -> None:
     assert ProgramsInstance.model_validate(row).rule == rule
 
 

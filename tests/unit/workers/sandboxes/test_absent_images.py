@@ -1,4 +1,4 @@
-"""Images that are known to be missing: by their files, or as a registry says so; all others may be there."""
+"""Images that are known to be missing: by their files, or by a registry's answer; all others may exist."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def _own_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]
     monkeypatch.setenv("FARM_HOME", str(tmp_path / "home"))
     monkeypatch.setenv("HOME", str(tmp_path))
     settings.cache_clear()
-    # a busy machine's own registry takes its time
+    # a busy machine's own registry needs time
     monkeypatch.setattr(absent_images, "REGISTRY_S", LONG_S)
     absent_images._may_be_there.clear()
     yield
@@ -36,7 +36,7 @@ FILES = ("{}.sif", "oci-archive:{}.tar", "docker-archive:{}.tar:tag", "{}", "{}.
 
 
 @pytest.mark.parametrize("name", FILES)
-def test_files_that_are_not_there(tmp_path: Path, name: str) -> None:
+def test_missing_files_are_reported(tmp_path: Path, name: str) -> None:
     image = name.format(tmp_path / "nothing")
     assert f"there is no {tmp_path / 'nothing'}" in absent_image(image, {})
     assert image in absent_image(image, {})
@@ -45,7 +45,7 @@ def test_files_that_are_not_there(tmp_path: Path, name: str) -> None:
     assert absent_image(image, {}) == ""
 
 
-def test_contexts_of_dockerfiles(tmp_path: Path) -> None:
+def test_contexts_of_dockerfiles_are_checked(tmp_path: Path) -> None:
     assert "Dockerfile" in absent_image(f"dockerfile:{tmp_path}", {})
     (tmp_path / "Other").touch()
     assert absent_image(f"dockerfile:{tmp_path}#Other#stage", {}) == ""
@@ -54,15 +54,15 @@ def test_contexts_of_dockerfiles(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "name", ["host", "ubuntu:24.04", "relative/folder", "some.sif", "oci-archive:x.tar", "oras://a/b"]
 )
-def test_what_cannot_be_known_may_be_there(name: str) -> None:
+def test_images_that_cannot_be_checked_may_exist(name: str) -> None:
     assert absent_image(name, {}) == ""
 
 
-def test_an_image_of_the_cache_by_its_key() -> None:
+def test_cached_image_is_checked_by_its_key() -> None:
     assert "no image 'abc' in the cache" in absent_image("cached:abc", {})
 
 
-def test_a_registry_is_asked_for_the_manifest(tmp_path: Path) -> None:
+def test_registry_is_queried_for_the_manifest(tmp_path: Path) -> None:
     with registry(tmp_path / "files") as (host, content):
         assert absent_image(f"{host}/a/b:1", {}) == ""
         assert content.asked == ["/v2/a/b/manifests/1"]
@@ -73,7 +73,7 @@ def test_a_registry_is_asked_for_the_manifest(tmp_path: Path) -> None:
         assert absent_image(f"{host}/{UNKNOWN}", {}) == ""
 
 
-def test_a_login_or_silence_or_another_answer_says_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_other_answers_of_a_registry_report_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert absent_image("docker://127.0.0.1:9/x", {}) == ""
     with registry(tmp_path / "files") as (host, content):
         content.status = 401

@@ -1,4 +1,4 @@
-"""Control groups by the names and contents of their files, which are ordinary ones here: what is written and read."""
+"""Control groups by the names and contents of their files, which are ordinary files here."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from workers.sandboxes import cgroups
 
 @pytest.fixture
 def given(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """The folder that FARM_CGROUP names."""
+    """Return the folder that FARM_CGROUP names."""
     folder = tmp_path / "given"
     folder.mkdir()
     monkeypatch.setenv("FARM_CGROUP", str(folder))
@@ -30,7 +30,7 @@ def as_v2(folder: Path, controllers: str) -> None:
     (folder / "cgroup.subtree_control").write_text("")
 
 
-def test_none_is_given(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_control_groups_are_optional(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.delenv("FARM_CGROUP", raising=False)
     settings.cache_clear()
     assert cgroups.missing() == ""
@@ -42,7 +42,7 @@ def test_none_is_given(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     ("controllers", "complaint"),
     [(None, "is neither a control group"), ("cpu pids", "the memory controller is not delegated")],
 )
-def test_it_must_be_of_the_memory_controller(given: Path, controllers: str | None, complaint: str) -> None:
+def test_configured_group_needs_the_memory_controller(given: Path, controllers: str | None, complaint: str) -> None:
     if controllers is not None:
         as_v2(given, controllers)
     assert complaint in cgroups.missing()
@@ -52,14 +52,14 @@ def test_it_must_be_of_the_memory_controller(given: Path, controllers: str | Non
         cgroups.make(state, 100, 10)
 
 
-def test_a_folder_that_is_not_there(given: Path) -> None:
+def test_missing_folder_is_reported(given: Path) -> None:
     given.rmdir()
     assert "FARM_CGROUP" in cgroups.missing()
 
 
-def test_controllers_are_handed_down(given: Path) -> None:
+def test_controllers_are_passed_down(given: Path) -> None:
     as_v2(given, "cpu io memory pids")
-    # the kernel makes these with the folder
+    # the kernel creates these with the folder
     parent = given / cgroups._name(settings().scratch.absolute() / "sandboxes")
     parent.mkdir()
     as_v2(parent, "memory")
@@ -79,7 +79,7 @@ def test_controllers_are_handed_down(given: Path) -> None:
         ("memory.oom_control", "oom_kill_disable 0\nunder_oom 0\noom_kill 3\n"),
     ],
 )
-def test_what_was_killed(tmp_path: Path, version: str, events: str) -> None:
+def test_number_of_kills_is_read(tmp_path: Path, version: str, events: str) -> None:
     (tmp_path / version).write_text(events)
     assert cgroups.n_killed(str(tmp_path)) == 3
     assert cgroups.n_killed(str(tmp_path / "gone")) == 0
@@ -92,7 +92,7 @@ def test_what_was_killed(tmp_path: Path, version: str, events: str) -> None:
         (False, {"memory.limit_in_bytes": "104857600", "memory.memsw.limit_in_bytes": "104857600"}),
     ],
 )
-def test_limits(tmp_path: Path, is_v2: bool, written: dict[str, str]) -> None:
+def test_limits_are_written(tmp_path: Path, is_v2: bool, written: dict[str, str]) -> None:
     if is_v2:
         as_v2(tmp_path, "memory pids")
     before = {path.name for path in tmp_path.iterdir()}
@@ -101,7 +101,7 @@ def test_limits(tmp_path: Path, is_v2: bool, written: dict[str, str]) -> None:
     assert cgroups.memory_mb(str(tmp_path)) == 100
 
 
-def test_what_no_sandbox_has_is_swept(given: Path) -> None:
+def test_groups_without_a_sandbox_are_removed(given: Path) -> None:
     (given / "memory.limit_in_bytes").touch()
     states = settings().scratch.absolute() / "sandboxes"
     parent = given / cgroups._name(states)

@@ -1,4 +1,4 @@
-"""The share of a sandbox in a disk that is full."""
+"""The share of a sandbox in filling a disk."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def write(folder: Path, n_mb: int) -> None:
 
 @pytest.fixture
 def folder() -> Iterator[Path]:
-    """A sandbox's folder, where every user can enter."""
+    """Return a sandbox's folder, which every user can enter."""
     with TemporaryDirectory() as name:
         Path(name).chmod(0o755)
         (Path(name) / "upper").mkdir()
@@ -45,14 +45,14 @@ def folder() -> Iterator[Path]:
         (0, 4, 10 * MB, 6, True, True),
         (0, 4, 10 * MB, 6, False, False),
         (0, 0, 10 * MB, 10_000, True, False),
-        # what was there before it played is no growth
+        # files that existed before it ran are no growth
         (8, 12, 10 * MB, 10_000, True, False),
         (8, 13, 10 * MB, 10_000, True, True),
         # the disk was full before
         (0, 3, 0, 10_000, True, False),
     ],
 )
-def test_growth_is_compared_with_the_room(
+def test_growth_is_compared_with_the_free_space(
     before: int,
     after: int,
     left: int,
@@ -72,7 +72,7 @@ def test_growth_is_compared_with_the_room(
     use.close()
 
 
-def test_what_was_removed_again_counts(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_files_that_were_removed_again_count(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     room(monkeypatch, 10 * MB, 10_000)
     use = DiskUse(folder, os.getpid())
     write(folder, 6)
@@ -86,18 +86,18 @@ def test_what_was_removed_again_counts(folder: Path, monkeypatch: pytest.MonkeyP
 @pytest.mark.parametrize(
     ("looks", "filled_the_disk"),
     [
-        # of seconds, whether the disk is full, MB that the sandbox has, MB that are left
+        # the seconds, whether the disk is full, MB of the sandbox, MB left
         ([(0.0, False, 6, 4), (0.5, True, 0, 0)], True),
         ([(0.0, False, 6, 4), (5.0, True, 0, 0)], False),
         ([(0.0, True, 0, 0), (0.5, False, 6, 4)], True),
         ([(0.0, True, 0, 0), (5.0, False, 6, 4)], False),
-        # more than half of the room is left
+        # more than half of the space is left
         ([(0.0, False, 6, 8), (0.5, True, 0, 0)], False),
         ([(0.0, False, 4, 4), (0.5, True, 4, 0)], False),
         ([(0.0, False, 6, 4), (0.5, False, 0, 4)], False),
     ],
 )
-def test_what_it_had_shortly_before_or_after_the_disk_was_full_counts(
+def test_files_shortly_before_or_after_the_disk_was_full_count(
     looks: list[tuple[float, bool, int, int]], filled_the_disk: bool, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     room(monkeypatch, 10 * MB, 10_000)
@@ -113,7 +113,7 @@ def test_what_it_had_shortly_before_or_after_the_disk_was_full_counts(
     use.close()
 
 
-def test_a_closed_folder_hides_nothing(folder: Path) -> None:
+def test_closed_folder_hides_nothing(folder: Path) -> None:
     closed = folder / "upper/closed"
     closed.mkdir(mode=0o700)
     (closed / "inside").mkdir()

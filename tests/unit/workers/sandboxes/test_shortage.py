@@ -24,5 +24,5 @@ SLURM = """12:cpuset:/slurm/uid_1000/job_7/step_0
         ("", "", ""),
     ],
 )
-def test_own_groups(lines: str, version_2: str, version_1: str) -> None:
+def test_own_groups_are_found(lines: str, version_2: str, version_1: str) -> None:
     assert own_groups(lines) == (version_2, version_1)

@@ -1,4 +1,4 @@
-"""Evaluators that reward single calls and rows: who is shown them, and what is refused."""
+"""Evaluators that reward single calls and rows: which evaluators get them, and refusals."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ from workers.stages.call_scores import rewards_of_rows
         {"call_rewards": None},
     ],
 )
-def test_rewards_are_finite_numbers_of_indexes(given: dict[str, Any]) -> None:
+def test_rewards_must_be_finite_numbers_by_index(given: dict[str, Any]) -> None:
     with pytest.raises(EvaluatorError, match=f"e: {next(iter(given))}"):
         plugin_values.score(Score(1.0, **given), "e")
 
 
-def test_they_are_for_evaluators_that_are_shown_the_calls() -> None:
+def test_only_evaluators_that_get_the_calls_may_reward_them() -> None:
     score = plugin_values.score(Score(1.0, call_rewards={0: 1}), "e")
     assert score.call_rewards == {0: 1.0}
     with pytest.raises(EvaluatorError, match=r"b1.0.0: evaluator e rewards .* no call 0: .* scores_calls = True"):

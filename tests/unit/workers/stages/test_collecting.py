@@ -1,4 +1,4 @@
-"""A submission that is not collected in time: 0 if the policy made it slow, and else tried again."""
+"""A submission that is not collected in time: scored 0 if the policy made it slow, retried otherwise."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ WHOLE = Submission(answer="said", files={"patch": "+"})
 
 
 class Collecting:
-    """Takes its seconds in the policy's sandbox, one after the other, and `fresh_s` in a fresh one."""
+    """Takes its seconds in the policy's sandbox, in order, and `fresh_s` in a fresh one."""
 
     def __init__(self, seconds: Sequence[float], fresh_s: float, error: Exception | None = None) -> None:
         self._seconds = iter(seconds)
@@ -53,22 +53,22 @@ class Collecting:
         return submission, now() - began - clock.stopped_s
 
 
-def test_what_is_in_time_is_taken_at_once() -> None:
+def test_submission_in_time_is_accepted_at_once() -> None:
     submission, on_clock_s = run(Collecting([59.0], 1.0).submission())
     assert (submission, round(on_clock_s)) == (WHOLE, 59)
 
 
-def test_what_the_policy_made_slow_is_scored_by_its_answer_alone() -> None:
+def test_submission_that_the_policy_made_slow_is_scored_only_by_its_answer() -> None:
     submission, on_clock_s = run(Collecting([1e4, 1e4], 1.0).submission())
     assert submission == Submission(answer="said")
-    assert on_clock_s == pytest.approx(LIMIT_S), "finding out whose doing it was is not on its clock"
+    assert on_clock_s == pytest.approx(LIMIT_S), "finding the cause is not on its clock"
 
 
-def test_what_is_in_time_when_it_is_tried_again_is_taken() -> None:
+def test_submission_in_time_at_the_second_attempt_is_accepted() -> None:
     assert run(Collecting([1e4, 30.0], 1.0).submission())[0] == WHOLE
 
 
-def test_what_a_fresh_sandbox_cannot_read_either_is_in_time() -> None:
+def test_submission_that_a_fresh_sandbox_cannot_read_either_counts_as_in_time() -> None:
     assert run(Collecting([1e4, 1e4], 1.0, ToolError("no file")).submission())[0] == Submission(answer="said")
 
 
@@ -82,11 +82,11 @@ def test_what_a_fresh_sandbox_cannot_read_either_is_in_time() -> None:
         (Collecting([1e4], 1.0, TimeoutError()), "nearly as long in a fresh sandbox"),
     ],
 )
-def test_what_is_slow_in_any_sandbox_is_ours(collecting: Collecting, says: str) -> None:
+def test_submission_that_is_slow_in_any_sandbox_is_a_farm_fault(collecting: Collecting, says: str) -> None:
     with pytest.raises(TimeoutError, match=f"longer than 60 s.*{says}"):
         run(collecting.submission())
 
 
-def test_without_a_sandbox_there_is_nothing_that_the_policy_could_have_made_slow() -> None:
+def test_timeout_without_a_sandbox_is_not_the_policys_fault() -> None:
     with pytest.raises(TimeoutError, match="longer than 60 s"):
         run(Collecting([1e4], 1.0).submission(sandbox=None))

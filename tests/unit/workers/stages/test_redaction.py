@@ -1,4 +1,4 @@
-"""Secrets are blotted out of what is recorded, shown and logged."""
+"""Secrets are removed from recorded, shown and logged text."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ SECRETS = ["hunter22", "hunter22-long", "short"]
 REDACTOR = Redactor(SECRETS)
 
 
-def test_texts_bytes_and_json() -> None:
+def test_texts_bytes_and_json_are_redacted() -> None:
     assert REDACTOR.text("a hunter22-long and hunter22, short") == "a [secret] and [secret], short"
     assert REDACTOR.data(b"\xffhunter22\0") == b"\xff[secret]\0"
     assert REDACTOR.json({"hunter22": [{"y": ("hunter22", 1, None)}]}) == {"[secret]": [{"y": ["[secret]", 1, None]}]}
     assert REDACTOR.artefact(Artefact("hunter22.txt", "text/plain", b"hunter22")).data == b"[secret]"
 
 
-def test_submissions() -> None:
+def test_submissions_are_redacted() -> None:
     given = Submission(answer="hunter22", files={"a": "hunter22"}, tree={"b": SubmittedFile(data=b"\xffhunter22")})
     kept = REDACTOR.submission(given)
     assert "hunter22" not in kept.model_dump_json()
@@ -31,14 +31,14 @@ def test_submissions() -> None:
     assert Redactor(()).submission(given) is given
 
 
-def test_tools() -> None:
+def test_tools_are_redacted() -> None:
     tool = REDACTOR.tool(EchoTool())
     assert asyncio.run(tool.call(EchoTool.arguments(text="hunter22"), 1.0)).text == "[secret]"
     assert (tool.name, tool.description) == (EchoTool.name, EchoTool.description)
     assert isinstance(Redactor(()).tool(EchoTool()), EchoTool)
 
 
-def test_what_is_recorded_of_a_call() -> None:
+def test_recorded_calls_are_redacted() -> None:
     kept: list[ModelCall] = []
 
     async def record(call: ModelCall) -> None:
@@ -64,7 +64,7 @@ def test_secrets_in_use_are_counted() -> None:
     assert in_use.redacted("hunter22") == "[secret]"
 
 
-def test_secrets_of_the_process_and_credentials_are_always_in_use() -> None:
+def test_process_secrets_and_credentials_are_always_redacted() -> None:
     in_use = SecretsInUse(lambda: ["of-the-farm"])
     given = "of-the-farm http://a:hunter22@b/ Authorization: Basic aHVudGVyMjI= Basic authentication"
     assert in_use.redacted(given) == "[secret] http://a:***@b/ Authorization: Basic *** Basic authentication"

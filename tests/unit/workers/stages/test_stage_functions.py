@@ -24,7 +24,7 @@ from workers.testing.fakes import ScriptedPolicy, answering
 
 
 class Slow(ScriptedPolicy):
-    """Answers after a while; `paused` says that all of the while was a pause for new weights."""
+    """Answers after a while; `paused` makes all of that time a pause for new weights."""
 
     def __init__(self, *, blocked: str = "", paused: bool = False, takes_s: float = 30.0) -> None:
         super().__init__(answering("done"))
@@ -75,13 +75,13 @@ def play(policy: Slow, run_s: float = 0.2) -> RunResult:
     return asyncio.run(run(resolve_problem(job_of(run_s)), policy, record, keep))
 
 
-def test_a_policy_that_takes_too_long_has_reached_its_deadline() -> None:
+def test_slow_policy_reaches_its_deadline() -> None:
     policy = Slow()
     assert play(policy).outcome is Outcome.DEADLINE
     assert policy.cancelled
 
 
-def test_a_deadline_that_ends_a_wait_for_engines_is_their_error() -> None:
+def test_deadline_during_a_wait_for_engines_is_an_engine_error() -> None:
     policy = Slow(blocked="engine http://e1/v1 is out")
     with pytest.raises(
         EngineError, match=r"r1: its 0\.2 s ended while it waited for engines: engine http://e1/v1 is out"
@@ -90,12 +90,12 @@ def test_a_deadline_that_ends_a_wait_for_engines_is_their_error() -> None:
     assert policy.cancelled
 
 
-def test_a_pause_for_new_weights_is_on_nobodys_clock() -> None:
+def test_pause_for_new_weights_is_not_charged() -> None:
     assert play(Slow(paused=True, takes_s=0.6)).outcome is Outcome.ANSWERED
 
 
 class Held(Slow):
-    """Answers in small steps, and the whole process stands still for as long as its limit in one of them."""
+    """Answers in small steps, and in one of them the whole process is blocked for as long as its limit."""
 
     def __init__(self, stands_s: float) -> None:
         super().__init__()
@@ -109,11 +109,11 @@ class Held(Slow):
         return await ScriptedPolicy.complete(self, *asked, **more)
 
 
-def test_time_in_which_the_process_was_frozen_is_on_nobodys_clock() -> None:
+def test_time_in_which_the_process_was_blocked_is_not_charged() -> None:
     assert play(Held(stands_s=4.0), run_s=4.0).outcome is Outcome.ANSWERED
 
 
-def test_an_error_of_the_agent_comes_out_as_it_is() -> None:
+def test_error_of_the_agent_is_raised_unchanged() -> None:
     policy = Slow(takes_s=0.0)
     policy._script = iter([EngineError("r1: gone")])
     with pytest.raises(EngineError, match="r1: gone"):
@@ -121,7 +121,7 @@ def test_an_error_of_the_agent_comes_out_as_it_is() -> None:
 
 
 class Stubborn:
-    """An agent that swallows so many cancellations, and then raises."""
+    """An agent that swallows a number of cancellations, and then raises."""
 
     def __init__(self, n_swallowed: int, error: Exception | None = None) -> None:
         self.n_cancelled = 0
@@ -141,9 +141,9 @@ class Stubborn:
 
 
 def end(agent: Stubborn) -> list[dict[str, Any]]:
-    """Begin and end it; what the event loop complains of."""
+    """Start and end it; return the complaints of the event loop."""
     complaints: list[dict[str, Any]] = []
-    # what other tests have left would be complained of here
+    # leftovers of other tests would be reported here
     gc.collect()
 
     async def main() -> None:
@@ -159,13 +159,13 @@ def end(agent: Stubborn) -> list[dict[str, Any]]:
     return complaints
 
 
-def test_an_agent_that_swallows_cancellations_is_cancelled_again() -> None:
+def test_agent_that_swallows_cancellations_is_cancelled_again() -> None:
     agent = Stubborn(n_swallowed=3)
     assert end(agent) == []
     assert agent.n_cancelled == 4
 
 
-def test_what_an_agent_raises_as_it_is_ended_is_nobodys_surprise() -> None:
+def test_error_raised_by_an_agent_during_its_cancellation_is_not_logged() -> None:
     assert end(Stubborn(0, SandboxError("r1: gone meanwhile"))) == []
 
 
@@ -195,7 +195,7 @@ def called(index: int) -> ModelCall:
         (lambda calls: 1 / 0, HandlerError),
     ],
 )
-def test_a_handler_narrows_which_calls_train(monkeypatch: pytest.MonkeyPatch, chosen: Any, expected: Any) -> None:
+def test_handler_narrows_the_calls_that_train(monkeypatch: pytest.MonkeyPatch, chosen: Any, expected: Any) -> None:
     monkeypatch.setattr(
         "workers.plugins.registry.handler", lambda _: type("Chosen", (Choosing,), {"chosen": staticmethod(chosen)})
     )
@@ -208,5 +208,5 @@ def test_a_handler_narrows_which_calls_train(monkeypatch: pytest.MonkeyPatch, ch
         assert [call.index for call in trained_calls(problem, calls)] == expected
 
 
-def test_by_default_all_calls_train() -> None:
+def test_all_calls_train_by_default() -> None:
     assert [call.index for call in trained_calls(resolve_problem(job_of()), [called(0), called(1)])] == [0, 1]

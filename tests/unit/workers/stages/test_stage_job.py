@@ -1,4 +1,4 @@
-"""Plug-ins of a job, resolved once; providers are asked for what more they can do by their methods alone."""
+"""Plug-ins of a job, resolved once; optional features of providers are detected only by their methods."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from workers.testing.local_sandbox import LocalProvider
 
 
 class SharingProvider:
-    """Derives from nothing of ours, and prepares once."""
+    """Derives from no class of the farm, and prepares once."""
 
     kind: ClassVar[str] = "sharing"
 
@@ -61,7 +61,7 @@ class OnceInstance(BaseModel):
 
 
 class OnceHandler(Handler[OnceInstance]):
-    """Counts how often it is asked for a sandbox, and prepares once."""
+    """Counts the requests for its sandbox, and prepares once."""
 
     data_source: ClassVar[str] = "once"
     instance_type: ClassVar[type[BaseModel]] = OnceInstance
@@ -107,7 +107,7 @@ def job(n: int = 1, n_samples: int = 1, **more: Any) -> StageJob:
     return StageJob(**(values | more))
 
 
-def test_all_that_a_stage_needs_is_resolved_together() -> None:
+def test_all_plug_ins_of_a_stage_are_resolved_together() -> None:
     resolved = resolve(resolve_problem(job()))
     assert isinstance(resolved.problem.handler.instance, OnceInstance)
     assert resolved.agent_name == "react"
@@ -115,11 +115,11 @@ def test_all_that_a_stage_needs_is_resolved_together() -> None:
     assert resolved.source.provider is registry.sandbox("sharing")
 
 
-def test_what_needs_no_sandbox_has_no_source() -> None:
+def test_job_without_a_sandbox_has_no_source() -> None:
     assert resolve(resolve_problem(job(0))).source is None
 
 
-def test_a_handler_that_declares_that_it_needs_none_may_not_ask_for_one(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_handler_declared_without_a_sandbox_may_not_request_one(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(OnceHandler, "without_sandbox", True, raising=False)
     assert not asyncio.run(stage_functions.init(resolve_problem(job(0))))
     with pytest.raises(HandlerError, match=r"^b\.0\.0: .*without_sandbox") as refused:
@@ -135,17 +135,17 @@ def test_a_handler_that_declares_that_it_needs_none_may_not_ask_for_one(monkeypa
         ({"data_source": "x"}, HandlerError),
     ],
 )
-def test_a_plugin_that_is_missing_is_named_with_the_rollout(more: dict[str, Any], error: type[Exception]) -> None:
+def test_missing_plug_in_is_named_with_the_rollout(more: dict[str, Any], error: type[Exception]) -> None:
     with pytest.raises(error, match=r"^b\.0\.0: "):
         resolve(resolve_problem(job(**more)))
 
 
 @pytest.mark.parametrize(("n_samples", "shared"), [(1, False), (2, True)])
-def test_only_what_has_siblings_is_shared(n_samples: int, shared: bool) -> None:
+def test_only_rollouts_with_siblings_share_layers(n_samples: int, shared: bool) -> None:
     assert bool(resolve_problem(job(n_samples=n_samples)).shared()) is shared
 
 
-def test_a_provider_that_shares_layers_prepares_once_for_all_samples() -> None:
+def test_provider_that_shares_layers_prepares_once_for_all_samples() -> None:
     for sample in range(3):
         asyncio.run(stage_functions.init(resolve_problem(job(n_samples=3, rollout_id=f"b.0.{sample}"))))
     provider = registry.sandbox("sharing")
@@ -153,13 +153,13 @@ def test_a_provider_that_shares_layers_prepares_once_for_all_samples() -> None:
     assert provider.n_prepared == 1
 
 
-def test_a_handler_is_asked_for_its_sandbox_once_a_stage() -> None:
+def test_handler_is_asked_for_its_sandbox_once_per_stage() -> None:
     before = OnceHandler.n_sandbox
     asyncio.run(stage_functions.init(resolve_problem(job())))
     assert OnceHandler.n_sandbox == before + 1
 
 
-def test_protocols_are_known_by_their_methods() -> None:
+def test_protocols_are_detected_by_their_methods() -> None:
     ours, sharing = NamespaceProvider(), SharingProvider()
     assert (shares_layers(ours), starts_ahead(ours)) == (ours, ours)
     assert (shares_layers(sharing), starts_ahead(sharing)) == (sharing, None)

@@ -30,7 +30,7 @@ def no_sandbox(*_: object, **__: object) -> AbstractAsyncContextManager[Sandbox]
 
 
 @pytest.mark.parametrize(("source", "n"), [("math", 4 * len(FAMILIES)), ("code", 164), ("swe", 7)])
-def test_instances_validate_and_the_book_knows_them(source: str, n: int, tmp_path: Path) -> None:
+def test_instances_validate_and_are_in_the_script(source: str, n: int, tmp_path: Path) -> None:
     instances = PROBLEMS[source]()
     problems = example_script(instances)
     book = Script.read(write_script(problems, tmp_path / "book.jsonl"))
@@ -53,7 +53,7 @@ def test_swe_problems_by_number_and_name() -> None:
     assert [instance.instance_id for instance in swe_problems([name])] == [name]
 
 
-def test_what_mathematics_plays_compute_is_the_answer() -> None:
+def test_programs_of_math_rollouts_print_the_answer() -> None:
     for instance, problem in zip(math_problems(), example_script(math_problems()), strict=True):
         arguments: Any = problem.plays[0].turns[0].tool_calls[0].arguments
         printed: list[object] = []
@@ -68,7 +68,7 @@ def test_rewards_differ_within_most_groups_of_four() -> None:
     for instance, problem in zip(instances, example_script(instances), strict=True):
         handler = HANDLERS[instance.data_source]
         messages = handler(handler.instance_type.model_validate(instance.fields)).messages()
-        # Plays that begin alike cannot be distinguished by their first turn, so the draw itself is checked.
+        # Rollouts with equal beginnings cannot be distinguished by their first turn, so the draw itself is checked.
         drawn = {book.next_play(messages, seed) for seed in range(4)}
         right = {"reference" in name for name in drawn}
         n_mixed += len(right) == 2

@@ -16,7 +16,7 @@ from workers.testing.local_sandbox import LocalProvider
 
 
 def using(use: Callable[[Sandbox], Awaitable[None]], **fields: object) -> None:
-    """Run a coroutine on a local sandbox, and stop that."""
+    """Run a coroutine on a local sandbox, and stop the sandbox."""
 
     async def all_of_it() -> None:
         sandbox = await LocalProvider().start("local", SandboxSpec.model_validate(fields))
@@ -28,7 +28,7 @@ def using(use: Callable[[Sandbox], Awaitable[None]], **fields: object) -> None:
     asyncio.run(all_of_it())
 
 
-def test_the_working_folder_has_two_names() -> None:
+def test_working_folder_has_two_names() -> None:
     async def use(sandbox: Sandbox) -> None:
         await sandbox.write_file("/testbed/a/file", b"x")
         assert await sandbox.read_file("a/file") == b"x"
@@ -39,7 +39,7 @@ def test_the_working_folder_has_two_names() -> None:
 
 
 @pytest.mark.parametrize("path", ["/etc/hostname", "../../etc/hostname", "/workspacex", "a/../../b"])
-def test_files_outside_are_left_alone(path: str, tmp_path: Path) -> None:
+def test_files_outside_are_refused(path: str, tmp_path: Path) -> None:
     async def use(sandbox: Sandbox) -> None:
         for call in (
             sandbox.read_file(path),
@@ -53,7 +53,7 @@ def test_files_outside_are_left_alone(path: str, tmp_path: Path) -> None:
     using(use)
 
 
-def test_nothing_is_left_of_it() -> None:
+def test_stopped_sandbox_leaves_nothing() -> None:
     started: list[Sandbox] = []
     seconds = own_seconds()
 
@@ -67,7 +67,7 @@ def test_nothing_is_left_of_it() -> None:
     assert not started[0].socket_folder.exists()
 
 
-def test_the_environment_is_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_environment_is_not_inherited(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FARM_POLICY_KEY", "a-secret")
 
     async def use(sandbox: Sandbox) -> None:
@@ -76,7 +76,7 @@ def test_the_environment_is_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
     using(use)
 
 
-def test_it_is_found_by_its_provider_alone() -> None:
+def test_sandbox_is_found_only_by_its_own_provider() -> None:
     async def all_of_it() -> None:
         provider = LocalProvider()
         sandbox = await provider.start("one", SandboxSpec())
@@ -92,14 +92,14 @@ def test_it_is_found_by_its_provider_alone() -> None:
     asyncio.run(all_of_it())
 
 
-def test_it_is_not_noticed_by_this_process() -> None:
+def test_sandbox_leaks_no_descriptors() -> None:
     async def use(sandbox: Sandbox) -> None:
         await sandbox.exec(["true"], timeout_s=5)
         before, n_rounds = descriptors(), 20
         for _ in range(n_rounds):
             await sandbox.exec(["cat"], timeout_s=5, stdin=b"x" * 100_000)
             await sandbox.exec(["/no/such/program", "x" * 100_000], timeout_s=5)
-        # a leak leaves one a round; other threads of this process may open one or two meanwhile
+        # a leak leaves one per round; other threads of this process may open one or two meanwhile
         assert descriptors() - before < n_rounds
 
     using(use)

@@ -52,18 +52,18 @@ def test_reward_is_one() -> None:
         ("run:bug", RuntimeError),
     ],
 )
-def test_fails_where_asked(fail: str, error: type[Exception]) -> None:
+def test_requested_failures_are_raised(fail: str, error: type[Exception]) -> None:
     with pytest.raises(error, match="the instance asks for"):
         rollout(fail=fail)
 
 
-def test_final_errors_are_not_tried_again() -> None:
+def test_final_errors_are_not_retried() -> None:
     with pytest.raises(HandlerError) as final:
         rollout(fail="init:final")
     assert not final.value.retryable
 
 
 @pytest.mark.parametrize("fields", [{"fail": "run:nonsense"}, {"seconds": -1}, {"secnds": 1}])
-def test_bad_fields_are_refused(fields: dict[str, Any]) -> None:
+def test_invalid_fields_are_refused(fields: dict[str, Any]) -> None:
     with pytest.raises(ValidationError):
         NoopInstance(**fields)

@@ -27,7 +27,7 @@ def message(turn: ScriptedTurn) -> dict[str, Any]:
 
 
 def whole_play(book: Script, seed: int | None) -> str:
-    """Return the text of the second turn, which is the play's name."""
+    """Return the text of the second turn, which is the name of the scripted run."""
     first = book.next_turn(ASKED, seed)
     history = [*ASKED, message(first), {"role": "tool", "tool_call_id": "x", "content": "..."}]
     second = book.next_turn(history, seed)
@@ -36,31 +36,31 @@ def whole_play(book: Script, seed: int | None) -> str:
     return second.content
 
 
-def test_a_play_goes_on_as_it_began() -> None:
+def test_run_continues_as_it_began() -> None:
     book = Script(BOOK)
     assert {whole_play(book, seed) for seed in range(40)} == {"right", "wrong", "rare"}
     assert {whole_play(book, None) for _ in range(40)} == {"right", "wrong", "rare"}
 
 
-def test_the_seed_decides_whatever_came_before() -> None:
+def test_seed_decides_whatever_came_before() -> None:
     first, second = Script(BOOK, seed=3), Script(BOOK, seed=3)
     whole_play(second, 99)
     assert [whole_play(first, seed) for seed in range(10)] == [whole_play(second, seed) for seed in range(10)]
 
 
-def test_weights() -> None:
+def test_runs_are_drawn_by_their_weights() -> None:
     counts = Counter(whole_play(Script(BOOK), seed) for seed in range(500))
     assert 160 < counts["right"] < 240
     assert 60 < counts["rare"] < 140
 
 
-def test_unknown_problems_and_foreign_histories_are_given_up() -> None:
+def test_unknown_problems_and_unknown_histories_are_given_up() -> None:
     book = Script(BOOK)
     assert book.next_turn([{"role": "user", "content": "What is 3 + 3?"}], 0) == GIVE_UP
     assert book.next_turn([*ASKED, {"role": "assistant", "content": "who knows"}], 0) == GIVE_UP
 
 
-def test_the_longest_match_counts() -> None:
+def test_longest_match_is_chosen() -> None:
     longer = ScriptedProblem(
         match="What is 2 + 2?", plays=(Branch(name="long", turns=(ScriptedTurn(content="long"),)),)
     )
@@ -78,7 +78,7 @@ def test_the_longest_match_counts() -> None:
         },
     ],
 )
-def test_a_turn_is_known_by_its_meaning(again: dict[str, Any]) -> None:
+def test_turn_is_recognized_in_any_equivalent_form(again: dict[str, Any]) -> None:
     assert BOOK[0].plays[0].turns[0].played(again)
 
 
@@ -99,17 +99,17 @@ def test_a_turn_is_known_by_its_meaning(again: dict[str, Any]) -> None:
         {"role": "assistant", "content": "look", "tool_calls": [{"function": {"name": "python", "arguments": "{}"}}]},
     ],
 )
-def test_another_turn_is_another(other: dict[str, Any]) -> None:
+def test_different_turn_is_not_recognized(other: dict[str, Any]) -> None:
     assert not BOOK[0].plays[0].turns[0].played(other)
 
 
-def test_reasoning_may_be_gone_from_the_history() -> None:
+def test_reasoning_may_be_missing_in_the_history() -> None:
     turn = ScriptedTurn(content="look", reasoning="hm")
     assert turn.text == "<think>\nhm\n</think>\n\nlook"
     assert turn.played({"role": "assistant", "content": "look"})
 
 
-def test_what_was_begun_goes_on() -> None:
+def test_begun_turn_is_continued() -> None:
     begun = play("rare").turns[0].text[:-17]
     book = Script(BOOK)
     assert [book.next_turn(ASKED, seed, begun) for seed in range(10)] == [play("rare").turns[0]] * 10

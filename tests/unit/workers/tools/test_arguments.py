@@ -94,7 +94,7 @@ def complaint(text: str) -> str:
 
 
 @every_tool
-def test_a_schema_is_one_that_llm_servers_accept(name: str) -> None:
+def test_schema_is_accepted_by_llm_servers(name: str) -> None:
     function = schemas({name: MAKERS[name](None)})[0]["function"]
     shape = Parameters.model_validate(function["parameters"])
     assert set(shape.required) <= set(shape.properties)
@@ -103,7 +103,7 @@ def test_a_schema_is_one_that_llm_servers_accept(name: str) -> None:
 
 
 @every_tool
-def test_an_unknown_argument_is_refused(name: str) -> None:
+def test_unknown_argument_is_refused(name: str) -> None:
     tool = MAKERS[name](None)
     needed = {
         field: described.enum[0] if described.enum else "x"
@@ -114,7 +114,7 @@ def test_an_unknown_argument_is_refused(name: str) -> None:
         parse(ToolCall("1", name, json.dumps({**needed, "frobnicate": 1})), {name: tool})
 
 
-def test_what_is_easily_understood_is_taken() -> None:
+def test_unambiguous_deviations_are_accepted() -> None:
     assert parsed('{"command": "view"}') == Sample(command="view")
     taken = parsed('{"command": "view", "text": null, "number": null, "yes": null, "rows": null}')
     assert taken == Sample(command="view")
@@ -150,11 +150,11 @@ def test_what_is_easily_understood_is_taken() -> None:
         ("[" * 100_000, "are not JSON"),
     ],
 )
-def test_a_model_is_told_what_to_change(text: str, told: str) -> None:
+def test_complaint_names_the_necessary_change(text: str, told: str) -> None:
     assert told in complaint(text)
 
 
-def test_a_complaint_stays_short() -> None:
+def test_complaint_is_short() -> None:
     assert len(complaint(json.dumps({f"{'x' * 500}{number}": 1 for number in range(10_000)}))) < 1000
     assert "there is more wrong with them" in complaint('{"a": 1, "b": 2, "c": 3, "d": 4, "e": 5}')
     assert len(complaint(json.dumps({"command": "x" * 1_000_000}))) < 300
@@ -171,7 +171,7 @@ TEXTS = ("", "a", "one", "two\n", "one\r\n", "     1\tone", "\0", "\ud800", "x" 
 
 
 def arguments_of(name: str) -> st.SearchStrategy[Any]:
-    """Anything, and objects that come close to what the tool takes."""
+    """Anything, and objects similar to valid arguments."""
     properties = MAKERS[name](None).arguments.model_json_schema()["properties"]
     close = {
         field: st.sampled_from(described.get("enum", PATHS if field == "path" else TEXTS))
@@ -186,14 +186,14 @@ def arguments_of(name: str) -> st.SearchStrategy[Any]:
 @every_tool
 @given(data=st.data())
 @examples(max_examples=150, deadline=None, suppress_health_check=list(HealthCheck))
-def test_whatever_a_model_sends_it_is_answered(name: str, data: st.DataObject) -> None:
+def test_any_arguments_of_a_model_are_answered(name: str, data: st.DataObject) -> None:
     asyncio.run(answered(name, json.dumps(data.draw(arguments_of(name)))))
 
 
 @every_tool
 @given(text=st.text() | st.text(st.sampled_from('{}[]",:\\u0123dD8 atruefalsn\n')))
 @examples(max_examples=150, deadline=None)
-def test_arguments_that_are_no_json_are_answered(name: str, text: str) -> None:
+def test_arguments_that_are_not_json_are_answered(name: str, text: str) -> None:
     asyncio.run(answered(name, text))
 
 
@@ -209,7 +209,7 @@ async def answered(name: str, text: str) -> None:
     except ToolError as error:
         result = str(error)
     except AgentError as error:
-        assert name == "search"  # no server listens there: that is our fault, whatever the model sent
+        assert name == "search"  # no server listens there: that is the farm's fault, whatever the model sent
         result = str(error)
     finally:
         await tool.close()

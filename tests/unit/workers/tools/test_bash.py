@@ -33,7 +33,7 @@ class _Scripted:
 
 
 class SandboxWith(FakeSandbox):
-    """A sandbox whose shell is given."""
+    """A sandbox with a given shell."""
 
     def __init__(self, shell: Shell) -> None:
         super().__init__()
@@ -62,7 +62,7 @@ def refused(**arguments: Any) -> str:
     return str(caught.value)
 
 
-def test_what_makes_no_sense_is_told_with_what_to_change() -> None:
+def test_contradictory_arguments_are_refused_with_a_remedy() -> None:
     assert "Give either `command` or `input`, not both" in refused(command="ls", input="x")
     assert "Give a `command` to run, or `input`" in refused()
     assert "Give a `command` to run, or `input`" in refused(command="", interactive=True)
@@ -70,7 +70,7 @@ def test_what_makes_no_sense_is_told_with_what_to_change() -> None:
     assert "start one with `command` and `interactive: true`" in refused(input="x")
 
 
-def test_arguments_at_their_defaults_do_no_harm() -> None:
+def test_default_arguments_change_nothing() -> None:
     shell = _Scripted(ShellResult(0, "a\n", "/"))
     call = {"command": "echo a", "interactive": False, "input": "", "enter": True, "wait_s": 5}
     assert play(shell, call) == [Observation("a")]
@@ -97,19 +97,19 @@ def test_arguments_at_their_defaults_do_no_harm() -> None:
         ({"input": "press <enter>"}, b"press <enter>\r"),
     ],
 )
-def test_what_is_typed(typed: dict[str, Any], keys: bytes) -> None:
+def test_input_is_typed(typed: dict[str, Any], keys: bytes) -> None:
     shell = _Scripted(running(), running())
     play(shell, {"command": "cat", "interactive": True}, typed)
     assert shell.asked == [("cat", 5.0, True), (keys, 5.0)]
 
 
-def test_waiting_is_bounded_by_the_time_limit_of_a_call() -> None:
+def test_wait_is_limited_by_the_time_limit_of_a_call() -> None:
     shell = _Scripted(running(), running())
     play(shell, {"command": "cat", "interactive": True, "wait_s": 1000}, {"input": "", "wait_s": 0.5})
     assert shell.asked == [("cat", 60.0, True), (b"", 0.5)]
 
 
-def test_a_running_program_and_its_end_are_told() -> None:
+def test_running_program_and_its_end_are_reported() -> None:
     shell = _Scripted(running("? "), ShellResult(3, "bye\n", "/"), ShellResult(0, "x\n", "/"))
     result = play(shell, {"command": "ask", "interactive": True}, {"input": "y"}, {"command": "echo x"})
     assert [each.text for each in result] == [
@@ -119,7 +119,7 @@ def test_a_running_program_and_its_end_are_told() -> None:
     ]
 
 
-def test_a_program_that_makes_room_is_not_forgotten() -> None:
+def test_program_ended_to_make_room_is_reported() -> None:
     shell = _Scripted(running(), running("more\n"), ShellResult(0, "x\n", "/"))
     result = play(shell, {"command": "ask", "interactive": True}, {"command": "echo x"})
     assert shell.asked[1:] == [(b"", 0.0), ("echo x", 60.0, False)]
@@ -134,7 +134,7 @@ def test_a_program_that_makes_room_is_not_forgotten() -> None:
     )
 
 
-def test_everything_there_is_to_say_is_said() -> None:
+def test_all_notes_are_shown() -> None:
     result = ShellResult(
         137, "part\n", "/tmp", restarted=True, n_dropped=7, full=b"all", limit="memory limit of 5 MB reached"
     )
@@ -149,14 +149,14 @@ def test_everything_there_is_to_say_is_said() -> None:
     assert late.text == "[stopped: it did not finish within 60 seconds; this is what it had written]"
 
 
-def test_output_is_what_a_terminal_shows() -> None:
+def test_output_is_shown_as_in_a_terminal() -> None:
     shell = _Scripted(ShellResult(0, "\x1b[1mget\x1b[0m\n 1%\r99%\n", "/"))
     (given,) = play(shell, {"command": "get"})
     assert given.text == "get\n99%"
     assert [each.data for each in given.artefacts] == [b"\x1b[1mget\x1b[0m\n 1%\r99%\n"]
 
 
-def test_all_of_a_long_progress_bar_is_one_line() -> None:
+def test_long_progress_bar_is_reduced_to_one_line() -> None:
     full = b"".join(b"\r%d%%" % number for number in range(100_000)) + b"\n"
     shell = _Scripted(ShellResult(0, "\r1%\n[... 1 bytes left out ...]\n\r2%", "/", n_dropped=5, full=full))
     (given,) = play(shell, {"command": "get"})
@@ -164,7 +164,7 @@ def test_all_of_a_long_progress_bar_is_one_line() -> None:
     assert given.artefacts[0].data == full
 
 
-def test_a_screen_of_a_program_s_own_is_shown_from_call_to_call() -> None:
+def test_alternate_screen_is_kept_from_call_to_call() -> None:
     shell = _Scripted(running("\x1b[?1049h\x1b[Hone\x1b[2Htwo"), running("\x1b[2;1HT"))
     first, second = play(shell, {"command": "vi", "interactive": True}, {"input": "T"})
     assert first.text.split("\n")[-3:-1] == ["one", "two"]

@@ -1,4 +1,4 @@
-"""The `edit` tool on files in memory: every byte outside of the edit stays."""
+"""The `edit` tool on files in memory: every byte outside of the edit is unchanged."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ PATH = "/workspace/a.txt"
 
 
 class Disk(FakeSandbox):
-    """Words its errors as the sandboxes do, removes files, and can be full."""
+    """Words its errors like the sandboxes, removes files, and can be full."""
 
     def __init__(self, data: bytes | None = None) -> None:
         super().__init__(commands=self._remove)
@@ -51,7 +51,7 @@ class Disk(FakeSandbox):
 
 
 class Editor:
-    """A tool and its sandbox, called as an agent does."""
+    """A tool and its sandbox, called like an agent does."""
 
     def __init__(self, data: bytes | None = None) -> None:
         self.disk = Disk(data)
@@ -86,7 +86,7 @@ def test_view_ends_where_the_file_does() -> None:
     assert Editor(b"one\n")("view", view_range=[1, 9]).endswith("     1\tone\n[The file ends at line 1.]")
 
 
-def test_view_of_much_is_bounded() -> None:
+def test_view_of_a_long_file_is_limited() -> None:
     shown = Editor(b"".join(b"%d\n" % number for number in range(100_000)))("view")
     assert len(shown) < MAX_SHOWN_CHARS + 500
     *_, last, note = shown.splitlines()
@@ -97,7 +97,7 @@ def test_view_of_much_is_bounded() -> None:
     assert "has 5000001 bytes" in Editor(b"x" * 5_000_001).complaint("view")
 
 
-def test_what_is_no_text_is_refused() -> None:
+def test_binary_file_is_refused() -> None:
     assert "is a binary file" in Editor(b"\x7fELF\0\0").complaint("view")
     assert "not a text file in UTF-8: it has the byte 0xe9 in line 2" in Editor(b"one\ncaf\xe9\n").complaint("view")
     latin = Editor(b"caf\xe9 one\n")
@@ -105,7 +105,7 @@ def test_what_is_no_text_is_refused() -> None:
     assert "not a text file in UTF-8" in latin.complaint("insert", insert_line=0, insert_text="two")
 
 
-def test_windows_lines_are_read_plain_and_kept() -> None:
+def test_windows_line_ends_are_read_as_newlines_and_kept() -> None:
     edit = Editor(b"one\r\ntwo\r\nthree\r\n")
     assert "     1\tone\n     2\ttwo\n" in edit("view")
     assert edit("view").endswith(r"[Its lines end in \r\n. Write \n for it; \r\n is kept in the file.]")
@@ -120,7 +120,7 @@ def test_windows_lines_are_read_plain_and_kept() -> None:
     assert edit.data == b"one\r\ntwo\r\nthree\r\n"
 
 
-def test_mixed_lines_stay_mixed() -> None:
+def test_mixed_line_ends_stay_mixed() -> None:
     edit = Editor(b"one\r\ntwo\nthree\r\n")
     assert r"some lines of the file end in \r\n" in edit.complaint("str_replace", old_str="one\ntwo", new_str="")
     edit("str_replace", old_str="one\r\ntwo\n", new_str="1\n")
@@ -154,7 +154,7 @@ def test_insert_counts_lines_as_view_does() -> None:
     assert r"[0, 2]" in edit.complaint("insert", insert_line=3, insert_text="x")
 
 
-def test_str_replace_looks_at_every_place() -> None:
+def test_str_replace_searches_every_place() -> None:
     edit = Editor(b"aaa\n" * 50)
     result = edit.complaint("str_replace", old_str="aaa\naa", new_str="")
     assert f"in lines {list(range(1, 21))} and more" in result
@@ -177,7 +177,7 @@ def test_str_replace_looks_at_every_place() -> None:
         ("   \n ", "did not appear verbatim in /workspace/a.txt."),
     ],
 )
-def test_a_near_miss_is_explained(old: str, hint: str) -> None:
+def test_near_miss_is_explained(old: str, hint: str) -> None:
     result = Editor(b"def f():\n    return 1\n").complaint("str_replace", old_str=old, new_str="x")
     assert result.startswith("No replacement was performed, old_str `")
     assert hint in result
@@ -186,7 +186,7 @@ def test_a_near_miss_is_explained(old: str, hint: str) -> None:
 
 
 @given(words=st.lists(st.sampled_from(["a", "bb", "(", "\\d", "é"]), min_size=1), data=st.data())
-def test_a_near_miss_names_the_lines_it_is_near(words: list[str], data: st.DataObject) -> None:
+def test_near_miss_names_the_similar_lines(words: list[str], data: st.DataObject) -> None:
     blanks = st.sampled_from([" ", "\n", "  ", "\t\n", "\u2003"])
     text = "".join(word + data.draw(blanks) for word in words)
     start = data.draw(st.integers(0, len(words) - 1))
@@ -198,7 +198,7 @@ def test_a_near_miss_names_the_lines_it_is_near(words: list[str], data: st.DataO
         assert " ".join(part) in " ".join("\n".join(text.split("\n")[first - 1 : last]).split())
 
 
-def test_undo_goes_back_step_by_step() -> None:
+def test_undo_reverts_step_by_step() -> None:
     edit = Editor()
     edit("create", file_text="one\n")
     edit("str_replace", old_str="one", new_str="two")
@@ -218,7 +218,7 @@ def test_undo_goes_back_step_by_step() -> None:
     assert edit.complaint("undo_edit") == f"No edit history found for {PATH}."
 
 
-def test_undo_is_of_one_file() -> None:
+def test_undo_affects_one_file() -> None:
     edit = Editor(b"one\n")
     edit("str_replace", old_str="one", new_str="two")
     edit("create", "/workspace/b.txt", file_text="b")
@@ -226,7 +226,7 @@ def test_undo_is_of_one_file() -> None:
     assert edit.disk.files == {PATH: b"one\n", "/workspace/b.txt": b"b"}
 
 
-def test_undo_never_loses_what_something_else_wrote() -> None:
+def test_undo_never_loses_changes_by_other_programs() -> None:
     edit = Editor(b"one\n")
     edit("str_replace", old_str="one", new_str="two")
     edit.disk.files[PATH] = b"two\nby hand\n"
@@ -250,7 +250,7 @@ def test_create_over_a_binary_file_can_be_undone() -> None:
     assert edit.data == b"\xff\0\xfe"
 
 
-def test_a_full_disk_loses_nothing() -> None:
+def test_full_disk_loses_nothing() -> None:
     edit = Editor(b"one\n")
     edit.disk.n_free = 6
     for change in (
@@ -262,14 +262,14 @@ def test_a_full_disk_loses_nothing() -> None:
         assert edit.complaint("undo_edit") == f"No edit history found for {PATH}."
 
 
-def test_a_text_that_becomes_binary_is_edited_all_the_same() -> None:
+def test_text_that_becomes_binary_can_still_be_edited() -> None:
     edit = Editor(b"one\n")
     assert edit("str_replace", old_str="one", new_str="\0") == f"The file {PATH} has been edited."
     edit("undo_edit")
     assert edit.data == b"one\n"
 
 
-def test_a_path_is_told_in_the_words_of_editors() -> None:
+def test_errors_about_paths_use_the_words_of_editors() -> None:
     edit = Editor(b"x")
     for command in ("view", "str_replace", "insert"):
         given_all = {"old_str": "x", "insert_line": 0, "insert_text": ""} if command != "view" else {}
@@ -287,7 +287,7 @@ def change(path: str, n_removed: int) -> Change:
     return Change(path, 0, b"x" * n_removed, 0, digest(b""))
 
 
-def test_history_is_bounded() -> None:
+def test_history_is_limited() -> None:
     history = History(max_changes=3, max_bytes=100)
     for number in range(10):
         history.add(change(f"/{number}", 10))
@@ -296,12 +296,12 @@ def test_history_is_bounded() -> None:
     assert history.last("/9") is None
     assert history.n_bytes == 95
     history.add(change("/big", 101))
-    assert history.last("/big") is None, "a change before one that is forgotten cannot be undone either"
+    assert history.last("/big") is None, "changes before a forgotten one cannot be undone either"
     assert history.n_bytes == 0
 
 
 @given(st.binary(max_size=50), st.binary(max_size=50), st.integers(0, 50), st.integers(0, 50))
-def test_a_change_undone_is_the_file_before(before: bytes, new: bytes, offset: int, n_removed: int) -> None:
+def test_undone_change_gives_the_file_before(before: bytes, new: bytes, offset: int, n_removed: int) -> None:
     offset = min(offset, len(before))
     removed = before[offset : offset + n_removed]
     after = before[:offset] + new + before[offset + len(removed) :]
@@ -310,7 +310,7 @@ def test_a_change_undone_is_the_file_before(before: bytes, new: bytes, offset: i
     assert made.undone(after) == before
 
 
-def test_names_that_are_no_lines_are_listed_as_one() -> None:
+def test_names_with_line_breaks_are_listed_in_one_line() -> None:
     assert listed(["/a", "/b\n/c", "/\x1b[31m"]) == ('/a\n"/b\\n/c"\n"/\\u001b[31m"', 0)
     shown, n_left_out = listed([f"/{'x' * 40}{number}" for number in range(100_000)])
     assert len(shown) <= MAX_SHOWN_CHARS

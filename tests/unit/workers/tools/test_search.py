@@ -1,4 +1,4 @@
-"""The `search` tool against real servers that speak the three formats, and against those that misbehave."""
+"""The `search` tool with real servers of the three formats, and with misbehaving ones."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def search(address: str, timeout_s: float = 10.0, *, allowed: str = "", blocked:
 
 
 @pytest.mark.parametrize("kind", ["tavily", "searxng", "http"])
-def test_results_are_numbered_whatever_the_engine(kind: str) -> None:
+def test_results_are_numbered_for_every_engine(kind: str) -> None:
     with _Server().listening() as url:
         assert search(f"{kind}:{url}") == (
             "1. First\n   https://docs.example.org/a\n   about a 2. Forged https://x\n\n"
@@ -90,7 +90,7 @@ def test_results_are_numbered_whatever_the_engine(kind: str) -> None:
         assert "2. " not in search(f"{kind}:{url}", max_results=1).replace("2. Forged", "")
 
 
-def test_what_tavily_is_asked() -> None:
+def test_request_to_tavily() -> None:
     server = _Server()
     with server.listening() as url:
         search(f"tavily:{url}/", allowed="example.org", blocked="a.example.org, *.github.com", max_results=3)
@@ -105,7 +105,7 @@ def test_what_tavily_is_asked() -> None:
     }
 
 
-def test_what_searxng_is_asked() -> None:
+def test_request_to_searxng() -> None:
     server = _Server()
     with server.listening() as url:
         search(f"searxng:{url}/below", query="  é & b=c? ", blocked="github.com")
@@ -114,7 +114,7 @@ def test_what_searxng_is_asked() -> None:
     assert dict(request.query_params) == {"q": "é & b=c?", "format": "json"}
 
 
-def test_what_any_other_endpoint_is_asked() -> None:
+def test_request_to_any_other_endpoint() -> None:
     server = _Server(JSONResponse({"results": [{"url": "https://x.org", "title": "X", "snippet": "here"}]}))
     with server.listening() as url:
         assert search(f"http:{url}/v1/find?index=7") == "1. X\n   https://x.org\n   here"
@@ -124,7 +124,7 @@ def test_what_any_other_endpoint_is_asked() -> None:
     assert json.loads(body) == {"query": "a thing", "max_results": 5, "allowed_domains": [], "blocked_domains": []}
 
 
-def test_domains_are_kept_back_whatever_the_engine_does() -> None:
+def test_domains_are_filtered_whatever_the_engine_returns() -> None:
     with _Server().listening() as url:
         assert "github" not in search(f"searxng:{url}", blocked="GitHub.com.")
         assert search(f"searxng:{url}", allowed="docs.example.org").count("https://") == 2
@@ -153,7 +153,7 @@ def test_domains_are_kept_back_whatever_the_engine_does() -> None:
         ("", False),
     ],
 )
-def test_what_is_blocked(url: str, let_through: bool) -> None:
+def test_blocked_domains(url: str, let_through: bool) -> None:
     assert Domains.of("", "github.com,bücher.de").let_through(url) is let_through
 
 
@@ -166,13 +166,13 @@ def test_no_address_breaks_the_filter(url: str) -> None:
 @pytest.mark.parametrize(
     "domains", ["git hub.com", "github.com/astropy", "https://github.com", "a,,b/c", "*", "a@b.com"]
 )
-def test_a_misspelt_domain_blocks_the_tool(domains: str) -> None:
+def test_misspelt_domain_disables_the_tool(domains: str) -> None:
     for chosen in (Settings(search_blocked=domains), Settings(search_allowed=domains)):
         with pytest.raises(HandlerError, match="the tool `search` cannot be used"):
             SearchTool(None, chosen.model_copy(update={"search": "searxng:http://127.0.0.1:9"}))
 
 
-def test_it_is_off_by_default() -> None:
+def test_search_is_off_by_default() -> None:
     with pytest.raises(HandlerError, match="is off: set FARM_SEARCH on every node") as raised:
         SearchTool(None, Settings(search=""))
     assert not raised.value.retryable
@@ -202,7 +202,7 @@ def test_settings_come_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> 
         ("searxng:http://[::1", "", "not a URL that begins with http:// or https://"),
     ],
 )
-def test_wrong_settings_are_told_before_anything_is_asked(address: str, key: str, complaint: str) -> None:
+def test_wrong_settings_are_reported_before_any_request(address: str, key: str, complaint: str) -> None:
     with pytest.raises(HandlerError, match="the tool `search` cannot be used") as raised:
         SearchTool(None, Settings(search=address, search_key=key))
     assert complaint in str(raised.value)
@@ -210,14 +210,14 @@ def test_wrong_settings_are_told_before_anything_is_asked(address: str, key: str
 
 
 @pytest.mark.parametrize("code", [429, 500])
-def test_an_engine_that_is_busy_is_asked_again(code: int) -> None:
+def test_busy_engine_is_retried(code: int) -> None:
     server = _Server(PlainTextResponse("busy", code), JSONResponse({"results": FOUND}))
     with server.listening() as url:
         assert search(f"searxng:{url}").startswith("1. First")
     assert len(server.asked) == 2
 
 
-def test_it_waits_for_as_long_as_it_is_asked_to() -> None:
+def test_retry_after_is_respected() -> None:
     for after in ("30", formatdate(time.time() + 30, usegmt=True)):
         server = _Server(PlainTextResponse("later", 429, {"Retry-After": after}))
         with server.listening() as url, pytest.raises(AgentError, match="HTTP 429, and there is no time left"):
@@ -229,7 +229,7 @@ def test_it_waits_for_as_long_as_it_is_asked_to() -> None:
 
 
 @pytest.mark.parametrize("after", ["3600", "inf", "nan", "-5", "soon", "Thu, 01 Jan 1970 00:00:00 GMT", "9" * 400])
-def test_an_engine_that_stays_busy_is_our_fault_not_the_policys(after: str) -> None:
+def test_engine_that_stays_busy_is_an_agent_error(after: str) -> None:
     with (
         _Server(PlainTextResponse("no", 503, {"Retry-After": after})).listening() as url,
         pytest.raises(
@@ -241,7 +241,7 @@ def test_an_engine_that_stays_busy_is_our_fault_not_the_policys(after: str) -> N
 
 
 @pytest.mark.parametrize("code", [400, 413, 414, 422])
-def test_a_query_that_is_refused_is_told_to_the_model(code: int) -> None:
+def test_refused_query_is_reported_to_the_model(code: int) -> None:
     server = _Server(PlainTextResponse("Query is too long", code))
     with server.listening() as url, pytest.raises(ToolError, match=f"does not take this query .HTTP {code}."):
         search(f"searxng:{url}")
@@ -249,7 +249,7 @@ def test_a_query_that_is_refused_is_told_to_the_model(code: int) -> None:
 
 
 @pytest.mark.parametrize("code", [401, 402, 403, 404, 432])
-def test_a_wrong_key_is_our_fault(code: int) -> None:
+def test_wrong_key_is_an_agent_error(code: int) -> None:
     server = _Server(PlainTextResponse(f"no such key: {KEY}", code))
     with server.listening() as url, pytest.raises(AgentError, match=f"HTTP {code}; check FARM_SEARCH") as raised:
         search(f"searxng:{url}")
@@ -270,7 +270,7 @@ def test_redirects_are_not_followed() -> None:
 
 async def never(request: Request) -> Response:
     await request.body()
-    await request.receive()  # comes once the client has gone
+    await request.receive()  # arrives once the client has disconnected
     return Response()
 
 
@@ -284,7 +284,7 @@ def dripping(request: Request) -> Response:
 
 
 @pytest.mark.parametrize("answer", [never, dripping])
-def test_an_engine_that_hangs_ends_in_time(answer: Any) -> None:
+def test_hanging_engine_times_out(answer: Any) -> None:
     with (
         serving(Starlette(routes=[Route("/search", answer)])) as url,
         pytest.raises(AgentError, match="no answer within"),
@@ -292,12 +292,12 @@ def test_an_engine_that_hangs_ends_in_time(answer: Any) -> None:
         search(f"searxng:{url}", timeout_s=0.5)
 
 
-def test_an_engine_that_is_not_there_is_our_fault() -> None:
+def test_unreachable_engine_is_an_agent_error() -> None:
     with pytest.raises(AgentError, match="cannot be used: ConnectError"):
         search("searxng:http://127.0.0.1:9", timeout_s=0.3)
 
 
-def test_an_engine_that_hangs_up_is_asked_again() -> None:
+def test_engine_that_closes_the_connection_is_retried() -> None:
     n_calls = 0
 
     def hang_up_twice() -> None:
@@ -325,7 +325,7 @@ def endless(request: Request) -> Response:
 
 
 def compressed(request: Request) -> Response:
-    # a hundred members: to compress as much at once takes a busy machine longer than the search waits
+    # a hundred members: compressing as much at once takes a busy machine longer than the search waits
     return Response(gzip.compress(b" " * 1_000_000) * 100, headers={"content-encoding": "gzip"})
 
 
@@ -343,12 +343,12 @@ def compressed(request: Request) -> Response:
         (compressed, "its answer is compressed"),
     ],
 )
-def test_rubbish_is_our_fault(answer: Answer | Response, complaint: str) -> None:
+def test_garbage_is_an_agent_error(answer: Answer | Response, complaint: str) -> None:
     with _Server(answer).listening() as url, pytest.raises(AgentError, match=complaint):
         search(f"http:{url}")
 
 
-def test_what_is_found_is_bounded_and_harmless() -> None:
+def test_results_are_limited_and_sanitized() -> None:
     wild = [
         {"url": "https://a.org/" + "u" * 100_000, "title": "t" * 100_000, "content": "c" * 100_000},
         {"url": "https://b.org", "title": "\ud800\x1b[31m\0 a\u2028b", "content": "\u202eright"},
@@ -371,7 +371,7 @@ def test_what_is_found_is_bounded_and_harmless() -> None:
         ),
     )
 )
-def test_any_answer_is_read_or_refused(body: Any) -> None:
+def test_any_answer_is_parsed_or_refused(body: Any) -> None:
     try:
         format_results(results_of(json.dumps(body).encode())).encode()
     except ValueError:
@@ -379,12 +379,12 @@ def test_any_answer_is_read_or_refused(body: Any) -> None:
 
 
 @pytest.mark.parametrize("query", ["", "   ", "x" * 401])
-def test_a_query_has_some_words_and_not_too_many(query: str) -> None:
+def test_query_length_is_limited(query: str) -> None:
     with pytest.raises(ValueError, match="String should have at"):
         search("searxng:http://127.0.0.1:9", query=query)
 
 
-def test_a_hundred_at_once_and_cancelled() -> None:
+def test_hundred_concurrent_and_cancelled_searches() -> None:
     async def all_at_once(url: str) -> None:
         tools = [SearchTool(None, Settings(search=f"searxng:{url}")) for _ in range(100)]
         assert len(set(await asyncio.gather(*(asked(tool, 20.0) for tool in tools)))) == 1
@@ -400,7 +400,7 @@ def test_a_hundred_at_once_and_cancelled() -> None:
         asyncio.run(all_at_once(url))
 
 
-def test_the_key_is_not_logged(caplog: pytest.LogCaptureFixture) -> None:
+def test_key_is_not_logged(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.DEBUG), _Server().listening() as url:
         search(f"tavily:{url}")
     assert KEY not in caplog.text

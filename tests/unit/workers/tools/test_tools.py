@@ -32,7 +32,7 @@ TOOLS: list[Callable[[Sandbox | None], Tool]] = [BashTool, EditTool, PythonTool,
     ("make", "arguments"),
     [(BashTool, {"command": "ls"}), (PythonTool, {"code": "1"}), (EditTool, {"command": "view", "path": "/"})],
 )
-def test_a_tool_without_its_sandbox_tells_the_model(
+def test_tool_without_its_sandbox_is_reported_to_the_model(
     make: Callable[[Sandbox | None], Tool], arguments: dict[str, Any]
 ) -> None:
     tool = make(None)
@@ -49,7 +49,7 @@ def test_submit_ends_the_rollout() -> None:
     asyncio.run(tool.close())
 
 
-def test_think_touches_nothing() -> None:
+def test_think_changes_nothing() -> None:
     tool: Tool = ThinkTool(None)
     assert asyncio.run(tool.call(tool.arguments(thought="x" * 10_000), 1)) == Observation(
         "Your thought has been logged."

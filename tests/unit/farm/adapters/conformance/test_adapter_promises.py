@@ -1,4 +1,4 @@
-"""The conformance kit finds the faults that adapters have: each promise fails for an adapter that breaks it."""
+"""The conformance kit finds the faults of adapters: each promise fails for an adapter that breaks it."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class PlainAdapter:
 
 
 class ZeroRewards(PlainAdapter):
-    """Broken rollouts as zeros."""
+    """Returns broken rollouts as zeros."""
 
     def __call__(self, rollouts: Sequence[Rollout], /, *, min_version: int | None = None) -> list[TrainingRow]:
         zeros = [TrainingRow((1,), (1,), (1,), (0.0,), 0.0) for each in rollouts if each.reward is None]
@@ -51,14 +51,14 @@ class ZeroRewards(PlainAdapter):
 
 
 class AnyVersion(PlainAdapter):
-    """Rows of old weights, too."""
+    """Returns rows of old weights, too."""
 
     def __call__(self, rollouts: Sequence[Rollout], /, *, min_version: int | None = None) -> list[TrainingRow]:
         return super().__call__(rollouts)
 
 
 class Spoils(PlainAdapter):
-    """Writes into the rollouts that it was handed."""
+    """Writes into the rollouts that it received."""
 
     def __call__(self, rollouts: Sequence[Rollout], /, *, min_version: int | None = None) -> list[TrainingRow]:
         rows = super().__call__(rollouts, min_version=min_version)
@@ -98,18 +98,18 @@ FAULTS: dict[str, tuple[PlainAdapter, str]] = {
 
 
 @pytest.mark.parametrize("fault", FAULTS)
-def test_a_fault_breaks_its_promise(fault: str) -> None:
+def test_faulty_adapter_fails_the_promise(fault: str) -> None:
     adapter, promise = FAULTS[fault]
     broken = [result.promise for result in examine_adapter(adapter) if not result.ok]
     assert any(promise in each for each in broken), broken
 
 
 @pytest.mark.parametrize("adapter", [PlainAdapter(), ArraysAdapter()])
-def test_an_adapter_without_a_fault_keeps_all(adapter: Any) -> None:
+def test_correct_adapter_keeps_all_promises(adapter: Any) -> None:
     assert all(result.ok for result in examine_adapter(adapter))
 
 
-def test_what_an_adapter_raises_breaks_the_promise() -> None:
+def test_exception_of_an_adapter_fails_the_promise() -> None:
     def fail(rows: list[TrainingRow]) -> list[TrainingRow]:
         raise ValueError("no room")
 

@@ -1,4 +1,4 @@
-"""The conformance kit finds the faults of adapters that give results: each promise fails for one that breaks it."""
+"""The conformance kit finds the faults of adapters that return results: each promise fails if it is broken."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class PlainResults:
 
 
 class SpoilsCalls(PlainResults):
-    """Writes into the calls that it was handed."""
+    """Writes into the calls that it received."""
 
     def result(self, rollout: Rollout, calls: Sequence[ModelCall], /) -> TrainerResult:
         for call in calls:
@@ -65,7 +65,7 @@ class SpoilsCalls(PlainResults):
 
 
 def each(**changed: Any) -> PlainResults:
-    """Return one in whose results these fields are as functions of the result make them."""
+    """Return an adapter whose results have these fields replaced by functions of the result."""
     return PlainResults(lambda result, _: replace(result, **{name: new(result) for name, new in changed.items()}))
 
 
@@ -78,7 +78,7 @@ def each_row(**changed: Any) -> PlainResults:
 
 
 def of(outcome: Outcome, **changed: Any) -> PlainResults:
-    """Return one in which the results of an outcome have these values."""
+    """Return an adapter whose results of one outcome have these values."""
     return PlainResults(lambda result, played: replace(result, **changed) if played.outcome is outcome else result)
 
 
@@ -114,20 +114,20 @@ FAULTS: dict[str, tuple[PlainResults, str]] = {
 
 
 @pytest.mark.parametrize("fault", FAULTS)
-def test_a_fault_breaks_its_promise(fault: str) -> None:
+def test_faulty_adapter_fails_the_promise(fault: str) -> None:
     adapter, promise = FAULTS[fault]
     broken = [result.promise for result in examine_results(adapter) if not result.ok]
     assert any(promise in each for each in broken), broken
 
 
 @pytest.mark.parametrize("tokens", [True, False])
-def test_an_adapter_without_a_fault_keeps_all(tokens: bool) -> None:
+def test_correct_adapter_keeps_all_promises(tokens: bool) -> None:
     adapter = PlainResults() if tokens else each(rows=lambda result: None, versions=lambda result: None)
     assert gives_results(adapter)
     assert [result.fault for result in examine_results(adapter) if not result.ok] == []
 
 
-def test_what_an_adapter_raises_breaks_the_promise_and_a_missing_trainer_is_no_fault() -> None:
+def test_exception_fails_the_promise_and_a_missing_trainer_is_raised() -> None:
     def fail(error: Exception) -> PlainResults:
         def faulty(result: TrainerResult, _: Rollout) -> TrainerResult:
             raise error
@@ -140,7 +140,7 @@ def test_what_an_adapter_raises_breaks_the_promise_and_a_missing_trainer_is_no_f
         list(examine_results(fail(ModuleNotFoundError("No module named 'rllm'"))))
 
 
-def test_constructed_calls_are_those_of_the_rows() -> None:
+def test_constructed_calls_match_the_rows() -> None:
     for rollout in every_kind(64):
         made = segments(calls_of(rollout))
         sampled = [segment for segment in rollout.segments if segment.response_mask.any()]
@@ -153,7 +153,7 @@ def test_constructed_calls_are_those_of_the_rows() -> None:
             assert one.trainable == other.trainable
 
 
-def test_every_end_of_the_policy_is_tried() -> None:
+def test_all_policy_outcomes_are_tried() -> None:
     seen: set[Outcome | None] = set()
 
     def note(result: TrainerResult, played: Rollout) -> TrainerResult:
@@ -165,6 +165,6 @@ def test_every_end_of_the_policy_is_tried() -> None:
     assert seen >= set(Outcome)
 
 
-def test_rows_of_such_an_adapter_are_refused_by_name() -> None:
+def test_requesting_rows_of_a_result_adapter_is_refused() -> None:
     with pytest.raises(InvalidRequest, match="adapter rllm returns a result for each rollout"):
         Farm.rows(cast(Any, None), "b", "rllm")

@@ -38,17 +38,17 @@ def asked(**values: Any) -> ProcessRequest:
         ("harbor", "harbor"),
     ],
 )
-def test_a_data_source_has_a_handler(data_source: str, handler: str) -> None:
+def test_data_source_has_a_handler(data_source: str, handler: str) -> None:
     assert handler_of(data_source) == handler
 
 
 @pytest.mark.parametrize("data_source", ["gui", "osworld", "near", "if_eval", "swebench_multimodal", "unheard"])
-def test_one_that_is_not_played_is_refused_by_name(data_source: str) -> None:
+def test_unsupported_data_source_is_refused_by_name(data_source: str) -> None:
     with pytest.raises(UnknownHandler, match=data_source):
         handler_of(data_source)
 
 
-def test_a_row_keeps_its_columns_and_the_farms_own_fields_have_none_of_the_wire() -> None:
+def test_row_keeps_its_columns_without_fields_of_the_protocol() -> None:
     instance = {"data_source": "x", "trajectory_id": 1, "instance_id": "i", "question": "q"}
     assert fields_of(instance, "swebench") == {"instance_id": "i", "question": "q"}
     assert fields_of(instance, "chat") == {"question": "q"}
@@ -58,7 +58,7 @@ def batch_of(request: ProcessRequest, server: str = "") -> BatchRequest:
     return job_requests.batch_request(request, job_requests.sampling_of(request), server, "key", 77.0)
 
 
-def test_the_mix_goes_where_each_of_it_belongs() -> None:
+def test_sampling_mix_is_mapped_to_sampling_and_limits() -> None:
     mix = {
         "max_iterations": 30,
         "max_output_tokens": 1536,
@@ -84,12 +84,12 @@ def test_the_mix_goes_where_each_of_it_belongs() -> None:
         ({}, 4096, None, 2 * 4096),
         ({"max_iterations": 30, "max_output_tokens": 100}, 100, None, 3000),
         ({"token_level_generation": False, "max_model_len": 500}, 4096, 500, 500),
-        # by token its server samples for as long as the context has room
+        # with token ids, ProRL's server samples for as long as the context has room
         ({"token_level_generation": True, "max_output_tokens": 1536}, None, 32_768, 32_768),
         ({"token_level_generation": True, "max_output_tokens": 1536, "max_model_len": 900}, None, 900, 900),
     ],
 )
-def test_answers_and_rows_are_as_long_as_its_server_lets_them_be(
+def test_answers_and_rows_have_the_length_limits_of_prorls_server(
     mix: dict[str, Any], answer: int | None, row: int | None, sampled: int
 ) -> None:
     batch = batch_of(asked(sampling_params=mix))
@@ -97,14 +97,14 @@ def test_answers_and_rows_are_as_long_as_its_server_lets_them_be(
     assert (batch.limits.max_row_tokens, batch.limits.max_tokens) == (row, sampled)
 
 
-def test_what_is_left_out_is_as_in_its_server() -> None:
+def test_omitted_values_are_the_defaults_of_prorls_server() -> None:
     batch = batch_of(asked(sampling_params={}))
     assert (batch.sampling.temperature, batch.sampling.top_p, batch.limits.max_turns) == (0.0, 1.0, 2)
     assert (batch.limits.max_observation_chars, batch.limits.max_repeats) == (30_000, 4)
     assert batch_of(asked(sampling_params={"strict_loop_detector": True})).limits.max_repeats == 2
 
 
-def test_settings_of_its_client_library_change_nothing() -> None:
+def test_settings_of_the_client_library_are_ignored() -> None:
     given = {"timeout": 30, "max_input_tokens": 9, "reasoning_effort": "high", "num_retries": 4, "disable_vision": True}
     given |= {"input_cost_per_token": 0.1, "openrouter_app_name": "x", "base_url": None, "api_version": None}
     given |= {"custom_llm_provider": "hosted_vllm", "top_k": 20.0}
@@ -123,18 +123,18 @@ def test_settings_of_its_client_library_change_nothing() -> None:
         {"aws_region_name": "x"},
         {"ollama_base_url": "http://e"},
         {"custom_llm_provider": "bedrock"},
-        # its server refuses these as well
+        # ProRL's server refuses these as well
         {"stop": ["x"]},
         {"repetition_penalty": 1.1},
     ],
 )
-def test_a_key_that_is_not_followed_is_refused_by_name(given: dict[str, Any]) -> None:
+def test_unsupported_key_is_refused_by_name(given: dict[str, Any]) -> None:
     with pytest.raises(InvalidRequest) as refused:
         job_requests.sampling_of(asked(sampling_params=given))
     assert [field for field, _ in refused.value.complaints] == [f"sampling_params.{name}" for name in given]
 
 
-# of its openhands/core/config/llm_config.py and openhands/nvidia/registry.py
+# from openhands/core/config/llm_config.py and openhands/nvidia/registry.py of ProRL
 LLM_CONFIG = """
     model api_key base_url api_version aws_access_key_id aws_secret_access_key aws_region_name openrouter_site_url
     openrouter_app_name num_retries retry_multiplier retry_min_wait retry_max_wait timeout max_message_chars temperature
@@ -146,18 +146,18 @@ AGENT_CONFIG = ["max_iterations", "ensure_thinking_end_properly", "strict_loop_d
 OF_OTHER_AGENTS = {"is_reasoning_task", "enable_vision", "enable_a11y_tree"}
 
 
-def test_every_field_of_its_configuration_is_known() -> None:
+def test_every_field_of_prorls_configuration_is_known() -> None:
     assert set(SamplingMix.model_fields) == {*LLM_CONFIG.split(), *AGENT_CONFIG} | OF_OTHER_AGENTS
 
 
-def test_tool_calls_in_the_prompt_are_refused_by_text_alone() -> None:
+def test_tool_calls_in_the_prompt_are_refused_only_by_text() -> None:
     for by_token in ({}, {"token_level_generation": False}, {"token_level_generation": None}):
         with pytest.raises(InvalidRequest, match="native_tool_calling"):
             job_requests.sampling_of(asked(sampling_params={"native_tool_calling": False, **by_token}))
     job_requests.sampling_of(asked(sampling_params={"native_tool_calling": False, "token_level_generation": True}))
 
 
-def test_a_job_is_its_name_and_all_that_it_asks_for() -> None:
+def test_job_key_depends_on_its_name_and_its_parameters() -> None:
     assert job_requests.job_of(asked()) == job_requests.job_of(asked())
     assert job_requests.job_of(asked()) != job_requests.job_of(asked(sampling_params={}))
     named = job_requests.job_of(asked(job_id="a"))
@@ -189,7 +189,7 @@ def call(text: str, calls: list[dict[str, Any]] | None, prompt: list[int], sampl
     )
 
 
-def test_reasoning_without_an_end_is_closed_where_that_is_asked_for() -> None:
+def test_unfinished_reasoning_is_closed_on_request() -> None:
     function = {"name": "bash", "arguments": '{"a": 1}'}
     turn = call("<think>hm", [{"id": "1", "function": function}], [1], [2, 3])
     closed = conversation([turn, turn], True, True)
@@ -200,7 +200,7 @@ def test_reasoning_without_an_end_is_closed_where_that_is_asked_for() -> None:
     assert conversation([turn], True, False).messages[1]["tool_calls"] == [function]
 
 
-def test_of_two_rows_the_one_with_more_sampled_tokens_is_told() -> None:
+def test_row_with_the_most_sampled_tokens_is_returned() -> None:
     short, long = call("a", None, [1, 2], [3]), call("b", None, [7, 8], [9, 9, 9])
     told = conversation([short, long], True, False).messages
     assert [message["content"] for message in told] == ["u", "b"]

@@ -1,4 +1,4 @@
-"""Forms are taken apart as they were put together, whatever bytes they hold; what is none is refused."""
+"""Multipart forms are parsed as they were built, whatever bytes they hold; malformed ones are refused."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def on_disk(data: bytes) -> IO[bytes]:
     ],
     ids=range(10),
 )
-def test_a_form_comes_back_as_it_was(data: bytes) -> None:
+def test_form_is_parsed_as_it_was_built(data: bytes) -> None:
     files = {"file": ("a name.bin", io.BytesIO(data), "application/zip")}
     request = httpx2.Request("POST", "http://h/", data={"path": "/é", "flag": "true"}, files=files)
     with on_disk(request.read()) as body:
@@ -51,7 +51,7 @@ def test_a_form_comes_back_as_it_was(data: bytes) -> None:
     }
 
 
-def test_words_before_and_behind_a_form_and_a_quoted_boundary_are_allowed() -> None:
+def test_text_around_a_form_and_a_quoted_boundary_are_allowed() -> None:
     data = b'words\r\n--a b\r\ncontent-disposition: form-data; name="x"\r\n\r\n1\r\n--a b--\r\nmore words'
     with on_disk(data) as body:
         assert form_fields(body, 'multipart/form-data; boundary="a b"') == {"x": FormField(b"1")}
@@ -72,13 +72,13 @@ def test_words_before_and_behind_a_form_and_a_quoted_boundary_are_allowed() -> N
     ],
     ids=range(9),
 )
-def test_what_is_no_form_is_refused(data: bytes, content_type: object, complaint: str) -> None:
+def test_malformed_form_is_refused(data: bytes, content_type: object, complaint: str) -> None:
     said = content_type.decode("latin-1") if isinstance(content_type, bytes) else str(content_type)
     with on_disk(data) as body, pytest.raises(InvalidRequest, match=complaint):
         form_fields(body, said)
 
 
-def test_no_bytes_break_it() -> None:
+def test_random_bytes_raise_only_invalid_request() -> None:
     seeded = random.Random(1)
     pieces = [
         b"--b",
@@ -101,7 +101,7 @@ def test_no_bytes_break_it() -> None:
 
 
 @pytest.mark.parametrize("name", ["undefined''a", "x\0y''%ff"])
-def test_a_file_name_in_an_encoding_that_is_none_is_refused(name: str) -> None:
+def test_file_name_in_an_unknown_encoding_is_refused(name: str) -> None:
     part = f'--x\r\nContent-Disposition: form-data; name="file"; filename*={name}\r\n\r\nd\r\n--x--\r\n'
     with tempfile.TemporaryFile() as body:
         body.write(part.encode())

@@ -1,4 +1,4 @@
-"""Zips that clients upload: folders with nothing that leads out of them, or an error that the client raises."""
+"""Zips that clients upload: folders without paths that leave them, or an error that the client raises."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from farm.api.swe_rex.rex_uploads import RexUpload, read_upload
 
 
 def sent(data: bytes, unzip: str = "true") -> RexUpload:
-    """Return what is read of a form as the client sends it."""
+    """Return the upload parsed from a form as the client sends it."""
     fields = {"target_path": "/t", "unzip": unzip}
     request = httpx2.Request("POST", "http://h/", data=fields, files={"file": ("f", io.BytesIO(data))})
     body: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115 - its reader closes it
@@ -45,7 +45,7 @@ def names(upload: RexUpload) -> dict[str, bytes | None]:
         return {member.name: None if file is None else file.read() for member, file in members}
 
 
-def test_a_zip_becomes_a_folder() -> None:
+def test_zip_becomes_a_folder() -> None:
     upload = sent(zipped({"a": b"1", "d/": b"", "d/é": b"\0\xff", "empty/": b""}, 0o755))
     assert (upload.path, upload.packed) == ("/t", True)
     assert names(upload) == {"a": b"1", "d": None, "d/é": b"\0\xff", "empty": None}
@@ -53,14 +53,14 @@ def test_a_zip_becomes_a_folder() -> None:
         assert archive.getmember("a").mode == 0o755
 
 
-def test_nothing_leads_out_of_it() -> None:
+def test_no_path_leaves_the_folder() -> None:
     upload = sent(zipped({"../../up": b"1", "/etc/x": b"2", "a/../b": b"3", "..\\w": b"4"}))
     assert names(upload) == {"up": b"1", "etc": None, "etc/x": b"2", "a": None, "a/b": b"3", "w": b"4"}
-    # a link is a file with the place that it leads to
+    # a link becomes a file that contains the link's target
     assert names(sent(zipped({"l": b"/etc"}, 0o120777))) == {"l": b"/etc"}
 
 
-def test_a_file_is_taken_as_it_is() -> None:
+def test_file_is_taken_as_it_is() -> None:
     assert sent(b"\0PK", "false") == RexUpload("/t", b"\0PK", packed=False)
 
 
@@ -77,14 +77,14 @@ def test_a_file_is_taken_as_it_is() -> None:
     ],
     ids=range(7),
 )
-def test_a_zip_that_is_none_is_an_error_of_the_client(data: bytes, kind: str) -> None:
+def test_invalid_zip_is_an_error_of_the_client(data: bytes, kind: str) -> None:
     with pytest.raises(RexError) as refused:
         sent(data)
     assert refused.value.class_path == kind
     assert tempfile.gettempdir() not in str(refused.value)
 
 
-def test_no_bytes_break_it() -> None:
+def test_random_bytes_raise_only_rex_errors() -> None:
     seeded, whole = random.Random(1), zipped({"a": b"x" * 100, "d/b": bytes(range(256))})
     for _ in range(150):
         data = bytearray(whole)
@@ -94,7 +94,7 @@ def test_no_bytes_break_it() -> None:
             sent(bytes(data))
 
 
-def test_what_unpacks_to_too_much_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_zip_that_unpacks_to_too_much_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rex_uploads, "MAX_FILE_BYTES", 100_000)
     with pytest.raises(RexError, match="at most 100000 bytes"):
         sent(zipped({"a": bytes(1_000_000)}))

@@ -1,4 +1,4 @@
-"""Actions of VeRL-Tool's clients: which tool each is for, and the form of what it is shown."""
+"""Actions of VeRL-Tool's clients: the tool of each, and the form of the observation returned to it."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ from farm.api.verl_tool.tool_actions import action_of, shown
         ('<tool_call>{"name": "python", "arguments": {"code": "1"}}</tool_call>', "python", "1", "\nX\n"),
         ('<tool_call>{"name": "bash", "arguments": {"command": "ls"}}</tool_call>', "bash", "ls", "\nX\n"),
         ("<search>a</search> <search> b </search>", "search", "b", "\n\n<information>X</information>\n\n"),
-        # the last block says of which tool
+        # the last block decides the tool
         ("as in ```python\n1\n``` <bash>ls</bash>", "bash", "ls", "\n<o>\nX\n</o>\n"),
         ("<bash>cat <<E\n```python\n1\n```\nE</bash>", "bash", "cat <<E\n```python\n1\n```\nE", "\n<o>\nX\n</o>\n"),
     ],
 )
-def test_form_of_an_action_says_which_tool(text: str, tool: str, code: str, observation: str) -> None:
+def test_form_of_an_action_decides_its_tool(text: str, tool: str, code: str, observation: str) -> None:
     action = action_of(text)
     assert action is not None
     assert (action.tool, list(action.arguments.values())) == (tool, [code])
@@ -58,23 +58,23 @@ def test_form_of_an_action_says_which_tool(text: str, tool: str, code: str, obse
         f"<tool_call>{'[' * 100_000}</tool_call>",
     ],
 )
-def test_what_is_no_action_is_none(text: str) -> None:
+def test_text_without_an_action_is_none(text: str) -> None:
     assert action_of(text) is None
 
 
-def test_an_answer_calls_no_tool() -> None:
+def test_answer_calls_no_tool() -> None:
     action = action_of("<search>a</search> … <answer>b</answer>")
     assert action is not None
     assert action.tool == "answer"
 
 
 @pytest.mark.parametrize("opening", ["<bash>", "```bash\n", "<python>", "<search>", "<tool_call>", "``` "])
-def test_time_grows_with_the_length_of_a_text_alone(opening: str) -> None:
+def test_time_grows_linearly_with_the_length_of_a_text(opening: str) -> None:
     def spent(n: int) -> float:
         began = time.thread_time()
         action_of(opening * n)
         return time.thread_time() - began
 
     spent(1)
-    # of quadratic time the quotient would be 400
+    # with quadratic time the quotient would be 400
     assert spent(200_000) < 100 * max(spent(10_000), 1e-4)

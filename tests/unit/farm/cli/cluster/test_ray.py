@@ -11,7 +11,7 @@ from tests.services.commands import said
 
 
 @pytest.mark.skipif(find_spec("ray") is not None, reason="Ray is installed here")
-def test_without_ray_it_names_the_extra() -> None:
+def test_command_without_ray_names_the_extra() -> None:
     assert "a farm on Ray needs more than the packages installed here (ray missing): pip install" in said(
         ray, "up", code=1
     )

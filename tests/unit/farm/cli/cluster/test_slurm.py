@@ -1,4 +1,4 @@
-"""`farm slurm` on a Slurm that stands in: what cannot come to be is refused, and a second `up` takes nothing away."""
+"""`farm slurm` on a fake Slurm: impossible requests are refused, and a second `up` removes nothing."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def up(*words: str) -> str:
     return said(slurm, "up", "--no-wait", *words)
 
 
-def test_without_a_head_there_is_none_to_keep_jobs(lab: FakeSlurm, tmp_path: Path) -> None:
+def test_without_a_running_head_no_jobs_are_submitted(lab: FakeSlurm, tmp_path: Path) -> None:
     told = said(slurm, "up", "--no-head", code=1)
     assert f"no head runs in {tmp_path / 'shared'} to maintain the jobs" in told
     assert lab.jobs() == []
@@ -43,11 +43,11 @@ def test_without_a_head_there_is_none_to_keep_jobs(lab: FakeSlurm, tmp_path: Pat
         assert lab.jobs() == []
     finally:
         claim.release()
-    # the one that ran has ended
+    # the running head has ended
     assert "no head runs in" in said(slurm, "up", "--no-head", code=1)
 
 
-def test_a_head_that_ends_before_it_is_ready_is_not_waited_for(lab: FakeSlurm) -> None:
+def test_wait_stops_if_the_head_ends_before_it_is_ready(lab: FakeSlurm) -> None:
     up()
     lab.set_jobs()
     lab.refuse("sbatch: error: Invalid account")
@@ -57,12 +57,12 @@ def test_a_head_that_ends_before_it_is_ready_is_not_waited_for(lab: FakeSlurm) -
     assert "the head's job ended before it was ready: see `farm slurm logs head" in said(slurm, "up", code=1)
 
 
-def test_a_second_up_keeps_the_head_and_ends_pools_that_are_left_out(lab: FakeSlurm, tmp_path: Path) -> None:
+def test_second_up_keeps_the_head_and_ends_omitted_pools(lab: FakeSlurm, tmp_path: Path) -> None:
     up("--max", "3")
     assert jobs(lab) == ["head", "head", "node"]
     (tmp_path / "farm.toml").write_text("[slurm.big]\nmax = 2\n")
     up()
-    assert jobs(lab) == ["head", "head", "node"], "those that were submitted are enough"
+    assert jobs(lab) == ["head", "head", "node"], "the submitted jobs are enough"
     pools = {name: (pool.min, pool.max) for name, pool in stored_pools(tmp_path / "shared").items()}
     assert pools == {"head": (2, 2), "big": (1, 2), "node": (0, 0)}
     said(slurm, "down")
@@ -76,12 +76,12 @@ def test_logs_are_found_by_job_and_machine_without_a_head(lab: FakeSlurm, tmp_pa
         (tmp_path / "shared" / "logs" / name).write_text(f"{name}\n")
     assert "node-4_1" in said(slurm, "logs", "4_1")
     assert "node-1_2" in said(slurm, "logs", "n1")
-    assert "node-1_2" in said(slurm, "logs", "3"), "the id of a job of an array"
+    assert "node-1_2" in said(slurm, "logs", "3"), "the id of an array's job"
     assert "head-9_1" in said(slurm, "logs", "head")
     assert "there is no log of n2 in" in said(slurm, "logs", "n2", code=1)
 
 
-def test_two_at_once_submit_one_head(lab: FakeSlurm, tmp_path: Path) -> None:
+def test_two_concurrent_ups_submit_one_head(lab: FakeSlurm, tmp_path: Path) -> None:
     with locked(tmp_path / "shared" / "slurm" / "lock", ""):
         assert "another `farm slurm up` is running" in said(slurm, "up", "--no-wait", code=1)
     assert lab.jobs() == []
@@ -89,7 +89,7 @@ def test_two_at_once_submit_one_head(lab: FakeSlurm, tmp_path: Path) -> None:
     assert jobs(lab) == ["head", "head", "node"]
 
 
-def test_without_nodes_it_waits_for_the_head_alone(lab: FakeSlurm, tmp_path: Path) -> None:
+def test_up_without_nodes_waits_only_for_the_head(lab: FakeSlurm, tmp_path: Path) -> None:
     up("--min", "0", "--max", "4")
     assert jobs(lab) == ["head", "head"]
     write_address(tmp_path / "shared", SharedAddress("ab12", api_url="http://h:1", head="one", store_url="sqlite://"))

@@ -1,4 +1,4 @@
-"""Completion in shells: what they read is sound, and commands, options and batches are completed."""
+"""Shell completion: the scripts are valid, and commands, options and batches are completed."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ FARM = Path(sys.executable).parent / "farm"
 
 
 def completed(line: str, **env: str) -> list[str]:
-    """Words that bash is given for a line whose last word is not whole."""
+    """Return the words that bash proposes for a line whose last word is incomplete."""
     words = line.split(" ")
     asked = {"_FARM_COMPLETE": "bash_complete", "COMP_WORDS": line, "COMP_CWORD": str(len(words) - 1)}
     result = subprocess.run(
@@ -30,7 +30,7 @@ def completed(line: str, **env: str) -> list[str]:
 
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
-def test_what_a_shell_reads_is_sound(shell: str, tmp_path: Path) -> None:
+def test_completion_scripts_are_valid(shell: str, tmp_path: Path) -> None:
     script = subprocess.run([FARM, "completion", shell], capture_output=True, text=True, timeout=600, check=True).stdout
     assert f"_FARM_COMPLETE={shell}_complete" in script
     if shutil.which(shell) is not None:

@@ -1,4 +1,4 @@
-"""Every setting can be given in farm.toml and by a variable; `farm config` says which counts and where it stands."""
+"""Every setting can be given in farm.toml and by a variable; `farm config` shows each value and its source."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ OWN = {
     "webhook_url": "https://hooks.example/farm",
     "otel_endpoint": "http://collector.example:4318",
 }
-"""Values of settings that take no word."""
+"""Values of settings that do not accept any word."""
 HIDDEN = {"api_key", "secret_key", "policy_key", "search_key", "webhook_secret", "webhook_url"}
 
 
@@ -86,7 +86,7 @@ def by_default(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[str,
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_each_setting_stands_in_the_file_and_a_variable_goes_before_it(
+def test_variable_overrides_the_file_for_each_setting(
     name: str,
     path: Path,
     by_file: dict[str, tuple[str, str]],
@@ -108,7 +108,7 @@ def test_each_setting_stands_in_the_file_and_a_variable_goes_before_it(
             assert text.lower() in value.lower()
 
 
-def test_a_setting_of_the_farm_itself_cannot_be_given(tmp_path: Path) -> None:
+def test_internal_setting_cannot_be_set_in_the_file(tmp_path: Path) -> None:
     path = tmp_path / "farm.toml"
     for name in SET_BY_FARM:
         path.write_text(f"\n{name} = 1\n")
@@ -140,10 +140,12 @@ def test_paths_are_relative_to_the_file(tmp_path: Path, monkeypatch: pytest.Monk
     for url in ("sqlite:////abs/f.db", "sqlite:///:memory:", "postgresql://u@h/db"):
         path.write_text(f'store_url = "{url}"')
         assert Settings().store_url == url
-    assert Settings(store_url="sqlite:///mine.db").store_url == "sqlite:///mine.db", "what the caller says is no file's"
+    assert Settings(store_url="sqlite:///mine.db").store_url == "sqlite:///mine.db", (
+        "arguments of the caller override the file"
+    )
 
 
-def test_a_path_that_no_file_can_have_and_a_key_that_no_line_can_show(tmp_path: Path) -> None:
+def test_impossible_path_and_unprintable_key_are_reported(tmp_path: Path) -> None:
     path = tmp_path / "farm.toml"
     for text, fault in (
         ('home = "~no-such-user/x"', "home: there is no such home: ~no-such-user/x"),
@@ -162,7 +164,7 @@ def test_a_path_that_no_file_can_have_and_a_key_that_no_line_can_show(tmp_path: 
     )
 
 
-def test_what_is_shown_is_what_the_file_would_have(tmp_path: Path) -> None:
+def test_shown_value_is_valid_toml(tmp_path: Path) -> None:
     path = tmp_path / "farm.toml"
     for value in ("a\\b'c", "a\\", '"', "'" * 3, "\x7f\t", "ü\u202e"):
         path.write_text(f"node = {json.dumps(value)}")
@@ -170,7 +172,7 @@ def test_what_is_shown_is_what_the_file_would_have(tmp_path: Path) -> None:
         assert tomllib.loads(f"node = {shown}") == {"node": value}
 
 
-def test_a_variable_replaces_a_whole_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_variable_replaces_a_whole_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "farm.toml"
     path.write_text('[build_env]\na = "1"\n')
     monkeypatch.setenv("FARM_CONFIG", str(path))
@@ -202,14 +204,14 @@ def test_all_mistakes_are_named_by_line(tmp_path: Path) -> None:
     assert {n: text.split(":")[0].split()[0] for n, text in named.items()} == {**keys_at, 8: "sandboxes"}
     assert "did you mean lease_s?" in named[1]
     assert "FARM_LEASES: is not a setting; did you mean lease_s?" in shown
-    # and no command goes on without them
+    # and every command refuses to run with them
     for command in (ls, keys):
         refused = said(command, *(["list"] if command is keys else []), env=env, code=1)
         assert "leas_s is not a setting" in refused
         assert "Traceback" not in refused
 
 
-def test_a_variable_that_is_wrong_is_named_though_the_file_is_right(tmp_path: Path) -> None:
+def test_wrong_variable_is_named_even_if_the_file_is_valid(tmp_path: Path) -> None:
     path = tmp_path / "farm.toml"
     path.write_text("warm_pool = 3\n")
     env = {**CLEAR, "FARM_CONFIG": str(path)}
@@ -218,7 +220,7 @@ def test_a_variable_that_is_wrong_is_named_though_the_file_is_right(tmp_path: Pa
     assert said(config, "--check", env=env) == f"ok: {path}\n"
 
 
-def test_secrets_are_not_shown_nor_left_open(tmp_path: Path) -> None:
+def test_secrets_are_hidden_and_readable_files_reported(tmp_path: Path) -> None:
     path = tmp_path / "farm.toml"
     path.write_text('store_url = "postgresql://me:geheim@db/farm"\napi_key = "geheim"\n[build_env]\nT = "geheim"\n')
     path.chmod(0o644)
@@ -239,7 +241,7 @@ def test_secrets_are_not_shown_nor_left_open(tmp_path: Path) -> None:
     assert '{"a" = "docker://registry:5000/a@sha256:1"}' in said(config, env=env)
 
 
-def test_a_process_reads_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_processes_read_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "farm.toml"
     path.write_text("max_open = 7\n")
     monkeypatch.setenv("FARM_CONFIG", str(path))
@@ -250,7 +252,7 @@ def test_a_process_reads_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
         settings.cache_clear()
 
 
-def test_a_node_does_not_start_by_a_file_with_mistakes(tmp_path: Path) -> None:
+def test_node_does_not_start_with_an_invalid_file(tmp_path: Path) -> None:
     path = tmp_path / "farm.toml"
     path.write_text("run_slot = 7\n")
     env = {**CLEAR, "FARM_CONFIG": str(path)}

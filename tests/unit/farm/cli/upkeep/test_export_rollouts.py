@@ -1,4 +1,4 @@
-"""Exports in each form: the same rollouts with all that trains, as much as the filter lets pass, in bounded memory."""
+"""Exports in each format: the same rollouts with all training data, limited by the filter, in bounded memory."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ ARRAYS = ("prompt_ids", "response_ids", "response_mask", "response_logprobs")
 
 
 def read(path: Path) -> list[dict[str, Any]]:
-    """The rows of an export, of whichever form."""
+    """Return the rows of an export in any format."""
     if path.suffix == ".jsonl":
         return [json.loads(line) for line in path.read_text().splitlines()]
     rows: list[dict[str, Any]] = parquet.read_table(path / "data" if path.is_dir() else path).to_pylist()
@@ -35,7 +35,7 @@ def read(path: Path) -> list[dict[str, Any]]:
 
 
 def essence(row: dict[str, Any]) -> Any:
-    """The part of a row that trains, and who said what."""
+    """Return the training data and the messages of a row."""
     said_by = [(message["role"], message.get("content")) for message in row["messages"]]
     rows = [[segment[name] for name in ARRAYS] for segment in row["segments"]]
     return row["rollout_id"], row["outcome"], row["reward"], row["trainable"], row["versions"], said_by, rows
@@ -48,11 +48,11 @@ def versioned(row: dict[str, Any]) -> dict[str, Any]:
 @pytest.fixture
 def batch_ids(sqlite_store: Store) -> list[str]:
     announce(sqlite_store)
-    # more than are read at a time
+    # more than one page
     return [played(sqlite_store, n=n, n_samples=2, age_s=0.0) for n in (PAGE // 2 + 1, 1)]
 
 
-def test_all_forms_hold_the_same(sqlite_store: Store, batch_ids: list[str], tmp_path: Path) -> None:
+def test_all_formats_hold_the_same_rollouts(sqlite_store: Store, batch_ids: list[str], tmp_path: Path) -> None:
     outputs = [tmp_path / name for name in ("rows.jsonl", "rows.parquet", "rows")]
     for output in outputs:
         words = said(export, *batch_ids, str(output), "--url", sqlite_store.url)
@@ -69,7 +69,7 @@ def test_all_forms_hold_the_same(sqlite_store: Store, batch_ids: list[str], tmp_
     assert sorted(each.name for each in tmp_path.glob("*rows*")) == ["rows", "rows.jsonl", "rows.parquet"]
 
 
-def test_a_filter_and_what_is_kept_of_all_batches(sqlite_store: Store, batch_ids: list[str], tmp_path: Path) -> None:
+def test_filters_apply_to_all_batches(sqlite_store: Store, batch_ids: list[str], tmp_path: Path) -> None:
     here = ("--url", sqlite_store.url)
     output = tmp_path / "some"
     words = said(export, str(output), "--format", "jsonl", "--filter", "group=0", *here)
@@ -80,10 +80,10 @@ def test_a_filter_and_what_is_kept_of_all_batches(sqlite_store: Store, batch_ids
     old = played(sqlite_store, n=1)
     assert pruned(sqlite_store) == [old]
     assert "was pruned" in said(export, old, str(output), "--format", "parquet", *here, code=1)
-    assert output.read_bytes() == b"", "what was there stays"
+    assert output.read_bytes() == b"", "existing files are kept"
     assert said(export, str(tmp_path / "all.parquet"), *here).startswith(f"{PAGE + 4} rollouts of 2 batches")
     assert "there is no batch b0000000000" in said(export, "b0000000000", str(tmp_path / "x"), *here, code=1)
-    assert not list(tmp_path.glob(".*")), "nothing half made"
+    assert not list(tmp_path.glob(".*")), "no partial file"
 
 
 @pytest.mark.parametrize(
@@ -99,7 +99,7 @@ def test_a_filter_and_what_is_kept_of_all_batches(sqlite_store: Store, batch_ids
         (("b0123456789", "OUT", "--url", "OUT/none"), "no farm was ever started"),
     ],
 )
-def test_what_cannot_be_done_is_said_first(tmp_path: Path, words: tuple[str, ...], text: str) -> None:
+def test_impossible_exports_are_refused_before_they_start(tmp_path: Path, words: tuple[str, ...], text: str) -> None:
     (tmp_path / "used").write_text("x")
     arguments = [each.replace("OUT", str(tmp_path / "out")) for each in words]
     arguments = [str(tmp_path) if each == f"{tmp_path}/out/.." else each for each in arguments]
@@ -108,11 +108,11 @@ def test_what_cannot_be_done_is_said_first(tmp_path: Path, words: tuple[str, ...
 
 
 class _Tracked(dict[str, Any]):
-    """Values of a rollout whose end can be seen."""
+    """Values of a rollout whose deletion can be observed."""
 
 
 def rollouts(n: int, alive: list[int]) -> Iterator[dict[str, Any]]:
-    """Rollouts of half a megabyte; `alive` gets how many there are at each moment."""
+    """Rollouts of half a megabyte; `alive` receives their number at each moment."""
     known: weakref.WeakValueDictionary[int, _Tracked] = weakref.WeakValueDictionary()
     tokens = np.arange(10_000, dtype=np.int32)
     for index in range(n):
@@ -134,13 +134,13 @@ def rollouts(n: int, alive: list[int]) -> Iterator[dict[str, Any]]:
         yield made
 
 
-def test_what_is_written_is_held_no_more(tmp_path: Path) -> None:
+def test_written_rollouts_are_released(tmp_path: Path) -> None:
     alive: list[int] = []
     n_bytes = []
     for part in parquet_writer.parquet_parts(rollouts(80, alive)):
         n_bytes.append(len(part))
     assert max(alive) <= 3
-    assert sum(n > 0 for n in n_bytes) > 3, "it is given part by part"
+    assert sum(n > 0 for n in n_bytes) > 3, "it is passed on part by part"
     for _ in map(written, rollouts(8, alive)):
         pass
     assert max(alive) <= 3

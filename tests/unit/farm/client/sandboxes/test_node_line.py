@@ -1,4 +1,4 @@
-"""A call to a node that cannot be reached says what became of the sandbox, once the farm knows."""
+"""Calls to an unreachable node report the end of the sandbox, once the farm knows it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ RUNS = BorrowedSandbox("sandbox-1", SandboxState.RUNNING, "", "", "n1", "host", 
 
 
 def called(states: list[BorrowedSandbox]) -> None:
-    """Call a sandbox on a node that is away; each look in the store takes the next of these, the last again."""
+    """Call a sandbox on an unreachable node; each query of the store returns the next state, the last one again."""
     [port] = free_ports(1)
 
     async def find(reference: str) -> tuple[BorrowedSandbox, SandboxAddress | None]:
@@ -35,14 +35,14 @@ def called(states: list[BorrowedSandbox]) -> None:
     asyncio.run(call())
 
 
-def test_a_sandbox_that_ended_while_a_connection_was_tried_is_told_as_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sandbox_that_ended_during_a_connection_attempt_is_reported_as_ended(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(node_line, "_PATIENCE_S", -1.0)  # over by the end of the first try
     ended = replace(RUNS, state=SandboxState.ENDED, ended_why="its node n1 is away")
     with pytest.raises(SandboxEnded, match="node n1 is away"):
         called([RUNS, ended])
 
 
-def test_one_that_has_not_ended_is_given_up_after_one_more_look(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_running_sandbox_is_given_up_after_one_more_query(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(node_line, "_PATIENCE_S", -1.0)
     with pytest.raises(ServiceError, match="its node n1 cannot be reached"):
         called([RUNS])

@@ -1,4 +1,4 @@
-"""The experts of rows, from those of the calls of a rollout."""
+"""The routed experts of rows, from those of the calls of a rollout."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.services.model_calls import model_call
 
 
 def call(index: int, prompt: Sequence[int], response: Sequence[int], start: int | None = 0) -> ModelCall:
-    """A call whose experts are its own number at each position; without a start it has none."""
+    """A call whose experts are its own number at each position; it has none without a start."""
     n_rows = len(prompt) + len(response) - 1 - (start or 0)
     experts = CallExperts.of(start, np.full((n_rows, 2, 3), index + 1, np.uint8)) if start is not None else None
     return model_call(
@@ -31,7 +31,7 @@ def call(index: int, prompt: Sequence[int], response: Sequence[int], start: int 
 
 
 def taken(row: Segment, calls: Sequence[ModelCall]) -> list[int]:
-    """The call that each token of a row has its experts of, counted from 1; 0 for none."""
+    """Return, for each token of a row, the call that its experts come from, counted from 1; 0 for none."""
     of_calls: dict[int, ExpertIds] = {}
     for each in calls:
         if each.routed_experts is not None and each.routed_experts.ids is not None:
@@ -44,49 +44,49 @@ def taken(row: Segment, calls: Sequence[ModelCall]) -> list[int]:
     return result
 
 
-def test_the_last_token_of_a_call_has_those_of_the_next() -> None:
+def test_last_token_of_a_call_has_experts_of_the_next_call() -> None:
     calls = [call(0, [1, 2], [3, 4]), call(1, [1, 2, 3, 4, 5], [6], start=3)]
     [row] = segments(calls)
     assert taken(row, calls) == [1, 1, 1, 2, 2, 0]
 
 
-def test_a_sampled_token_has_those_of_the_call_that_sampled_it_though_another_ran_it_too() -> None:
+def test_sampled_token_has_experts_of_the_call_that_sampled_it() -> None:
     calls = [call(0, [1, 2], [3, 4]), call(1, [1, 2, 3, 4, 5], [6])]
     [row] = segments(calls)
     assert taken(row, calls) == [1, 1, 1, 2, 2, 0]
 
 
-def test_branches_have_their_own() -> None:
+def test_branches_have_their_own_experts() -> None:
     calls = [call(0, [1, 2], [3, 4]), call(1, [1, 2], [3, 7]), call(2, [1, 2, 3, 7, 8], [9], start=3)]
     first, second = segments(calls)
     assert taken(first, calls) == [1, 1, 1, 0]
     assert taken(second, calls) == [2, 2, 2, 3, 3, 0]
 
 
-def test_calls_that_do_not_train_give_theirs_to_rows_that_do() -> None:
+def test_calls_that_do_not_train_provide_experts_to_rows_that_do() -> None:
     calls = [call(0, [1, 2], [3, 4]), call(1, [1, 2, 3, 4, 5], [6], start=3)]
     [row] = segments(calls[1:])
     assert taken(row, calls) == [1, 1, 1, 2, 2, 0]
 
 
-def test_a_row_that_is_shorter_than_its_call_has_those_of_its_tokens() -> None:
+def test_row_shorter_than_its_call_has_experts_of_its_own_tokens() -> None:
     [row] = segments([call(0, [1, 2], [3, 4, 5])])
     assert taken(row.cut(1), [call(0, [1, 2], [3, 4, 5])]) == [1, 1, 1]
 
 
-def test_a_call_without_them_leaves_its_tokens_unknown() -> None:
+def test_call_without_experts_leaves_its_tokens_unknown() -> None:
     calls = [call(0, [1, 2], [3, 4], start=None), call(1, [1, 2, 3, 4, 5], [6], start=3)]
     [row] = segments(calls)
     assert taken(row, calls) == [0, 0, 0, 2, 2, 0]
     assert taken(row, [call(0, [1, 2], [3, 4], start=None)]) == []
 
 
-def test_a_call_of_another_history_gives_none() -> None:
+def test_call_of_another_history_provides_no_experts() -> None:
     calls = [call(0, [9, 2], [3, 4]), call(1, [1, 2, 3], [4], start=None)]
     assert taken(segments(calls)[1], calls) == []
 
 
-def test_stretches_are_few_however_long_a_conversation_is() -> None:
+def test_number_of_ranges_equals_the_number_of_calls() -> None:
     calls, ids = [], [1]
     for index in range(50):
         calls.append(call(index, ids, [2, 3], start=max(len(ids) - 2, 0) if index else 0))
@@ -99,7 +99,7 @@ def test_stretches_are_few_however_long_a_conversation_is() -> None:
     assert all(taken(row, calls)[:-1])
 
 
-def test_types_of_calls_may_differ_and_forms_may_not() -> None:
+def test_dtypes_of_calls_may_differ_and_shapes_may_not() -> None:
     narrow, wide = np.full((2, 2, 3), 7, np.uint8), np.full((2, 2, 3), 700, np.uint16)
     places = [ExpertStretch(0, 2, 0, 0), ExpertStretch(2, 4, 1, 0)]
     experts = assembled(5, places, {0: narrow, 1: wide})
@@ -111,7 +111,7 @@ def test_types_of_calls_may_differ_and_forms_may_not() -> None:
     assert assembled(5, places, {}) is None
 
 
-def test_parts_of_one_call_go_on_where_those_before_end() -> None:
+def test_parts_of_one_call_must_be_contiguous() -> None:
     first, second = CallExperts.of(2, np.ones((3, 2, 2), np.uint8)), CallExperts.of(5, np.ones((1, 2, 2), np.uint16))
     whole = first.then(second)
     assert (whole.start, whole.end) == (2, 6)
@@ -120,7 +120,7 @@ def test_parts_of_one_call_go_on_where_those_before_end() -> None:
             first.then(wrong)
 
 
-def test_a_row_is_cut_with_its_experts() -> None:
+def test_row_is_cut_with_its_experts() -> None:
     experts = RowExperts(np.arange(24, dtype=np.uint8), 3, 2, np.array([1, 1, 1, 0], np.uint8))
     row = Segment(
         token_ids([1]),

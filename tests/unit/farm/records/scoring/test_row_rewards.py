@@ -1,4 +1,4 @@
-"""Rewards of single calls and rows: where a call stands in the rows, and what is kept of an evaluator's."""
+"""Rewards of single calls and rows: the position of a call in the rows, and the stored rewards of an evaluator."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ CALLS = [
     call(0, [1, 2], [3, 4], messages=[{"role": "user", "content": "u"}]),
     call(1, [1, 2, 3, 4, 5], [6]),
     call(2, [7], [3, 4]),
-    # a branch: it shares what was sampled in the first row
+    # a branch: it shares the sampled tokens of the first row
     call(3, [1, 2, 3, 4, 9], [3]),
 ]
 
 
-def test_a_call_stands_where_it_was_sampled() -> None:
+def test_call_is_placed_where_it_was_sampled() -> None:
     shown = played_calls(CALLS, segments(CALLS))
     assert [(each.index, each.row, each.place) for each in shown] == [(0, 0, 1), (1, 0, 3), (2, 1, 1), (3, 2, 0)]
     assert shown[0].messages == [{"role": "user", "content": "u"}]
@@ -34,21 +34,21 @@ def test_a_call_stands_where_it_was_sampled() -> None:
         assert each.response == SAID
 
 
-def test_by_rows_of_single_calls_each_has_its_own() -> None:
+def test_per_call_rows_hold_one_call_each() -> None:
     shown = played_calls(CALLS, segments_per_call(CALLS))
     assert [(each.row, each.place) for each in shown] == [(0, 1), (1, 0), (2, 1), (3, 0)]
 
 
-def test_calls_that_are_alike_have_a_row_each() -> None:
+def test_equal_calls_have_a_row_each() -> None:
     alike = [call(index, [1, 2], [3, 4]) for index in range(3)]
     shown = played_calls(alike, segments_per_call(alike))
     assert [each.row for each in shown] == [0, 1, 2]
     assert row_rewards(shown, {}, {2: 1.0}) == RowRewards(rows={2: 1.0})
-    # of which one trains
+    # one of which trains
     assert [each.row for each in played_calls(alike, segments_per_call(alike[2:]))] == [0, 0, 0]
 
 
-def test_a_call_that_does_not_train_stands_nowhere() -> None:
+def test_call_that_does_not_train_has_no_place() -> None:
     masked = [row.masked() for row in segments(CALLS)]
     without = call(4, [1], [2])
     without.response_ids = None
@@ -58,7 +58,7 @@ def test_a_call_that_does_not_train_stands_nowhere() -> None:
     assert given == RowRewards()
 
 
-def test_what_is_given_is_applied_to_rows() -> None:
+def test_given_rewards_are_applied_to_rows() -> None:
     rows = segments(CALLS)
     given = row_rewards(played_calls(CALLS, rows), {1: 0.5, 0: -1.0, 2: 0.0}, {2: 7.0})
     assert given is not None
@@ -72,10 +72,10 @@ def test_what_is_given_is_applied_to_rows() -> None:
 
 
 @pytest.mark.parametrize(("of_calls", "of_rows"), [({4: 1.0}, {}), ({-1: 1.0}, {}), ({}, {3: 1.0}), ({}, {-1: 1.0})])
-def test_what_is_not_there_is_refused(of_calls: dict[int, float], of_rows: dict[int, float]) -> None:
+def test_rewards_of_unknown_calls_and_rows_are_refused(of_calls: dict[int, float], of_rows: dict[int, float]) -> None:
     with pytest.raises(ValueError, match=r"it has no (call|row) "):
         row_rewards(played_calls(CALLS, segments(CALLS)), of_calls, of_rows)
 
 
-def test_none_are_none() -> None:
+def test_no_rewards_give_none() -> None:
     assert row_rewards(played_calls(CALLS, segments(CALLS)), {}, {}) is None

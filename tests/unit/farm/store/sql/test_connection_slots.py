@@ -27,7 +27,7 @@ def n_waiting(slots: ConnectionSlots) -> int:
 
 
 @pytest.mark.parametrize("n_slots", [1, 2])
-def test_urgent_uses_come_first_then_the_others_in_their_order(threads: ThreadPoolExecutor, n_slots: int) -> None:
+def test_urgent_uses_come_first_then_the_others_in_order(threads: ThreadPoolExecutor, n_slots: int) -> None:
     slots, order = ConnectionSlots(n_slots, 60.0), list[str]()
 
     def use(name: str, urgent: bool) -> None:
@@ -66,7 +66,7 @@ def test_no_more_than_the_slots_are_used_at_a_time(threads: ThreadPoolExecutor, 
 
 
 @pytest.mark.parametrize("left_s", [0.0, -5.0, 1.2])
-def test_a_use_without_time_gives_up_and_leaves_nothing_behind(left_s: float) -> None:
+def test_use_that_times_out_leaves_nothing_behind(left_s: float) -> None:
     slots = ConnectionSlots(1, 60.0)
     with slots.slot(60.0), pytest.raises(NoConnectionLeft, match="for something else"), slots.slot(left_s):
         raise AssertionError("there is one slot")
@@ -78,7 +78,7 @@ def test_a_use_without_time_gives_up_and_leaves_nothing_behind(left_s: float) ->
         pass
 
 
-def test_one_that_waits_without_end_gets_its_slot(threads: ThreadPoolExecutor) -> None:
+def test_use_without_a_timeout_gets_its_slot(threads: ThreadPoolExecutor) -> None:
     slots, had = ConnectionSlots(1, 60.0), threading.Event()
 
     def use() -> None:
@@ -93,7 +93,7 @@ def test_one_that_waits_without_end_gets_its_slot(threads: ThreadPoolExecutor) -
 
 
 class TestAConnectionInUse:
-    """A pair of sockets stands for it, which cannot be cancelled: one is read to find out whether it was broken."""
+    """A pair of sockets replaces a connection; it cannot be cancelled: one end is read to see if it was broken."""
 
     @pytest.fixture
     def ends(self) -> Iterator[tuple[socket.socket, socket.socket]]:
@@ -103,7 +103,7 @@ class TestAConnectionInUse:
             yield server, client
 
     @pytest.mark.parametrize("n_slots", [1, 2])
-    def test_is_broken_for_an_urgent_use_that_waited(
+    def test_connection_is_broken_for_an_urgent_use_that_waited(
         self, threads: ThreadPoolExecutor, ends: tuple[socket.socket, socket.socket], n_slots: int
     ) -> None:
         slots = ConnectionSlots(n_slots, 0.05)
@@ -117,7 +117,7 @@ class TestAConnectionInUse:
             assert not renewal.done()
         assert renewal.result(60)
 
-    def test_is_not_broken_for_others_nor_while_it_renews_itself(
+    def test_connection_is_not_broken_for_other_uses_or_for_its_own_renewal(
         self, threads: ThreadPoolExecutor, ends: tuple[socket.socket, socket.socket]
     ) -> None:
         slots = ConnectionSlots(1, 0.05)
@@ -132,7 +132,7 @@ class TestAConnectionInUse:
         assert ends[0].recv(1) == b"x"
         assert waiting.result(60)
 
-    def test_that_was_given_back_is_not_broken(
+    def test_released_connection_is_not_broken(
         self, threads: ThreadPoolExecutor, ends: tuple[socket.socket, socket.socket]
     ) -> None:
         slots = ConnectionSlots(1, 0.05)

@@ -1,4 +1,4 @@
-"""Each agent that is shipped has a page whose command can be given, and whose costs are those of the table."""
+"""Each shipped agent has a page whose command is valid, and whose costs equal those in the table."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from workers.plugins.registry import agent
 
 DOCS = Path(__file__).parents[5] / "docs" / "how-to" / "plugins" / "agents"
 OWN = {"react", "environment"}
-"""Agents that are no programs in a sandbox."""
+"""Agents that are not programs in a sandbox."""
 PRESETS = sorted(
     name
     for name, point in installed("farm.agents").items()
@@ -28,12 +28,12 @@ ROWS = {
 }
 
 
-def test_all_are_in_the_table_and_have_a_page() -> None:
+def test_all_presets_are_in_the_table_and_have_a_page() -> None:
     assert {path.stem for path in (DOCS / "presets").glob("*.md")} == {*PRESETS} == {*ROWS}
 
 
 @pytest.mark.parametrize("name", PRESETS)
-def test_its_command_can_be_given(name: str) -> None:
+def test_command_of_the_page_is_valid(name: str) -> None:
     [block] = re.findall(r"```bash\n(.*?)```", (DOCS / "presets" / f"{name}.md").read_text(), re.DOTALL)
     [line] = block.splitlines()
     program, verb, *words = shlex.split(line)
@@ -44,7 +44,7 @@ def test_its_command_can_be_given(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", PRESETS)
-def test_its_costs_are_those_that_are_tested(name: str) -> None:
+def test_costs_of_the_page_equal_the_tested_ones(name: str) -> None:
     page = (DOCS / "presets" / f"{name}.md").read_text()
     *_, n_calls, n_rows, _ = ROWS[name]
     [said] = re.findall(r"(\d+) calls, (\d+) training rows?\.", page)

@@ -1,4 +1,4 @@
-"""The presets as they are described: what is installed, how each is started, and what it is told."""
+"""The definitions of the presets: their packages, their commands, and their input."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def environment(preset: Harness) -> dict[str, str]:
 
 
 @each_preset
-def test_it_is_a_plug_in_of_its_name(preset: Harness) -> None:
+def test_preset_is_a_plug_in_of_its_name(preset: Harness) -> None:
     agent = load("farm.agents", preset.name)()
     assert isinstance(agent, HarnessAgent)
     spec = agent.sandbox(None)
@@ -43,32 +43,34 @@ def test_it_is_a_plug_in_of_its_name(preset: Harness) -> None:
 
 
 @each_preset
-def test_a_hard_task_reaches_it_whole_and_never_as_a_word(preset: Harness) -> None:
-    assert not any(HARD in word for word in preset.command(TASK)), "a word has a limit, and may look like an option"
+def test_any_task_is_passed_completely_and_never_as_an_argument(preset: Harness) -> None:
+    assert not any(HARD in word for word in preset.command(TASK)), (
+        "an argument has a length limit, and may look like an option"
+    )
     told = [preset.stdin(TASK), *preset.files(TASK).values()]
     assert any(HARD in each or json.dumps(HARD)[1:-1] in each for each in told)
 
 
 @each_preset
-def test_all_that_it_writes_lies_outside_the_working_folder(preset: Harness) -> None:
+def test_all_files_are_outside_the_working_folder(preset: Harness) -> None:
     assert all(path.startswith(f"{STATE}/") for path in preset.files(TASK))
 
 
 @pytest.mark.parametrize(
     "path", sorted(Path(node_presets.__file__).parent.glob("locks/*.json")), ids=lambda path: path.name
 )
-def test_the_lock_of_npm_packages_is_whole(path: Path) -> None:
+def test_lock_of_npm_packages_is_complete(path: Path) -> None:
     lock = checked_lock(path, path.read_text())
     names = {place.rpartition("node_modules/")[2] for place in lock["packages"]}
     wanted = {name for each in lock["packages"].values() for name in each.get("optionalDependencies", ())}
     assert wanted <= names, "npm refuses a lock that names what it does not list"
-    assert not any("resolved" in each for each in lock["packages"].values()), "each node has a registry of its own"
+    assert not any("resolved" in each for each in lock["packages"].values()), "each node has its own registry"
 
 
 @pytest.mark.parametrize(
     "path", sorted(Path(node_presets.__file__).parent.glob("locks/*.txt")), ids=lambda path: path.name
 )
-def test_the_lock_of_python_packages_is_exact(path: Path) -> None:
+def test_lock_of_python_packages_is_exact(path: Path) -> None:
     lines = path.read_text().split()
     names = [line.partition("==")[0].lower().replace("_", "-") for line in lines]
     assert len(set(names)) == len(names) > 20
@@ -76,7 +78,7 @@ def test_the_lock_of_python_packages_is_exact(path: Path) -> None:
 
 
 @each_preset
-def test_its_python_packages_are_those_of_its_lock(preset: Harness) -> None:
+def test_python_packages_are_those_of_the_lock(preset: Harness) -> None:
     assert preset.packages == (pinned(preset.name) if preset.packages else ())
 
 
@@ -89,14 +91,14 @@ def opencode(files: dict[str, str]) -> Any:
 
 
 @pytest.mark.parametrize(("name", "url"), [("codex", codex), ("opencode", opencode)])
-def test_a_configuration_names_the_address(name: str, url: Callable[[dict[str, str]], Any]) -> None:
+def test_configuration_has_the_gateways_address(name: str, url: Callable[[dict[str, str]], Any]) -> None:
     assert url(dict(PRESETS[name].files(TASK))) == "http://farm-gateway-0123/v1"
 
 
 @pytest.mark.parametrize(
     "name", ["claude-code", "openai-agents", "pydantic-ai", "langgraph", "smolagents", "openhands"]
 )
-def test_its_own_limit_of_turns_is_the_rollouts(name: str) -> None:
+def test_turn_limit_of_the_agent_is_that_of_the_rollout(name: str) -> None:
     preset = PRESETS[name]
     words = preset.command(TASK)
     assert (

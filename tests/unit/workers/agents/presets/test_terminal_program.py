@@ -1,4 +1,4 @@
-"""The bare shell's program: whatever the policy writes, it goes on, and what is typed arrives whole."""
+"""The bare shell's program: it continues after any answer of the policy, and input arrives completely."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ DONE = json.dumps({"commands": [], "task_complete": True, "analysis": "mended"})
 
 
 def shown_after(*said: str) -> list[str]:
-    """Return what the program shows a policy that says these."""
+    """Return the input that the program sends a policy with these answers."""
     turns, shown = iter([*said, DONE]), []
 
     async def answer(request: Request) -> JSONResponse:
@@ -39,7 +39,7 @@ def shown_after(*said: str) -> list[str]:
             file = Path(folder, Path(path).relative_to(STATE))
             file.parent.mkdir(parents=True, exist_ok=True)
             file.write_text(text)
-        # with nothing but what is sent along
+        # with only the modules that are sent along
         command = [sys.executable, "-S", f"{folder}/terminal_program.py"]
         ended = subprocess.run(
             command, input=b"a task", capture_output=True, timeout=300, env={**os.environ, **more}, cwd=folder
@@ -60,16 +60,16 @@ def typing(keys: Any, duration: Any = 30) -> str:
         '{"commands": ' + "[" * 100_000 + "]" * 100_000 + "}",
     ],
 )
-def test_an_answer_that_is_none_is_told_so(said: str) -> None:
+def test_invalid_answer_is_reported_to_the_policy(said: str) -> None:
     assert "Your answer could not be read: " in shown_after(said)[-1]
 
 
 @pytest.mark.parametrize("said", ['{"commands": null}', "{}", typing("true\n", 10**400), typing("true\n", -1)])
-def test_what_says_little_is_an_answer(said: str) -> None:
+def test_incomplete_answer_is_accepted(said: str) -> None:
     assert shown_after(said)[-1].startswith("The terminal:")
 
 
-def test_a_long_file_is_typed_whole(tmp_path: Path) -> None:
+def test_long_file_is_typed_completely(tmp_path: Path) -> None:
     lines = [f"line {n} of a long file" for n in range(4000)]
     keys = "\n".join([f"cat >{tmp_path}/typed <<'E'", *lines, "E", "wc -l <typed", ""]).replace(
         "<typed", f"<{tmp_path}/typed"
@@ -78,11 +78,11 @@ def test_a_long_file_is_typed_whole(tmp_path: Path) -> None:
     assert (tmp_path / "typed").read_text().splitlines() == lines
 
 
-def test_a_shell_that_has_ended_is_said_to_have() -> None:
+def test_ended_shell_is_reported() -> None:
     assert all("[the shell has ended]" in each for each in shown_after(typing("exit\n"), typing("ls\n"))[1:])
 
 
-def test_a_progress_bar_is_its_last_frame() -> None:
+def test_progress_bar_is_reduced_to_its_last_frame() -> None:
     said = typing("for n in 1 2 3; do printf '\\r%d of 3' $n; done; printf '\\033[31m!\\033[0m\\n'\n")
     *_, last = shown_after(said)
     assert "\n3 of 3!\n" in last

@@ -1,4 +1,4 @@
-"""The adapter of NeMo Gym, on a server of its wire."""
+"""The adapter of NeMo Gym, with a server of its protocol."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def test_tools_are_called_and_the_answer_is_verified(url: str) -> None:
     assert (last.reward, last.terminated) == (1.0, True)
 
 
-def test_a_gymnasium_server_is_stepped_in_its_session(url: str) -> None:
+def test_gymnasium_server_is_stepped_in_its_session(url: str) -> None:
     environment = NemoGym(no_model)
     begin = environment.reset(Episode(kwargs={"url": url, "row": ROW, "gymnasium": True}))
     assert begin.messages[-1] == {"role": "user", "content": "Say a word."}
@@ -52,7 +52,7 @@ def test_a_gymnasium_server_is_stepped_in_its_session(url: str) -> None:
     assert (second.messages, second.reward, second.terminated) == ([], 0.0, True)
 
 
-def test_a_server_that_refuses_or_is_not_there_is_an_error(url: str) -> None:
+def test_refusing_or_missing_server_is_an_error(url: str) -> None:
     environment = NemoGym(no_model)
     with pytest.raises(OSError, match="422"):
         environment.reset(Episode(kwargs={"url": f"{url}/nothing", "row": {**ROW, "x": 1}}))

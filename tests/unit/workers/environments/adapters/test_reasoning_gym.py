@@ -1,4 +1,4 @@
-"""The adapter of reasoning-gym: it gives a problem and an answer, and never a reward."""
+"""The adapter of reasoning-gym: it returns a problem and an answer, and never a reward."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def unasked(role: str, messages: object) -> str:
         ("<answer>" * 130_000, None),
     ],
 )
-def test_a_step_gives_the_answer_and_no_reward(family: str, text: str, answer: str | None) -> None:
+def test_step_returns_the_answer_and_no_reward(family: str, text: str, answer: str | None) -> None:
     environment = ReasoningGym(unasked)
     begin = environment.reset(Episode(family, seed=7))
     assert begin.problem is not None
@@ -35,11 +35,11 @@ def test_a_step_gives_the_answer_and_no_reward(family: str, text: str, answer: s
     assert reference.answer == str(begin.problem.entry["answer"]).strip()
 
 
-def test_settings_of_the_dataset_go_with_the_problem() -> None:
+def test_settings_of_the_dataset_are_in_the_problem() -> None:
     begin = ReasoningGym(unasked).reset(Episode("decimal_arithmetic", {"max_num_decimal_places": 4}, seed=7))
     assert begin.problem is not None
     assert begin.problem.settings == {"max_num_decimal_places": 4, "seed": 7, "size": 1}
 
 
-def test_the_entries_are_of_the_release_that_verifies_answers() -> None:
+def test_entries_are_of_the_release_that_verifies_answers() -> None:
     assert f"reasoning-gym=={version('reasoning-gym')}" in ReasoningGym.packages

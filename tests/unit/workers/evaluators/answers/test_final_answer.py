@@ -53,7 +53,7 @@ OPTIONS = ("10 m", "20 m", "30 m", "C")
         ("\\boxed{" + "9" * 30_000 + "}", ""),
     ],
 )
-def test_the_final_answer_of_a_response(response: str | None, text: str) -> None:
+def test_final_answer_of_a_response(response: str | None, text: str) -> None:
     assert final_answer(response).text == text
 
 
@@ -69,11 +69,11 @@ def test_the_final_answer_of_a_response(response: str | None, text: str) -> None
         ("\\boxed{" * 100_000, []),
     ],
 )
-def test_boxes_next_to_each_other(response: str, boxes: list[str]) -> None:
+def test_adjacent_boxes_are_found(response: str, boxes: list[str]) -> None:
     assert closing_boxes(response) == boxes
 
 
-def test_a_rows_own_pattern_finds_the_answer_alone() -> None:
+def test_pattern_of_a_row_replaces_the_other_rules() -> None:
     pattern = r"The answer is \(?([A-J])\)?"
     assert final_answer(r"The answer is (A). The answer is (B). \boxed{C}", pattern) == FinalAnswer("B", True)
     assert final_answer(r"\boxed{C}", pattern) == FinalAnswer()
@@ -90,7 +90,7 @@ def test_a_rows_own_pattern_finds_the_answer_alone() -> None:
         ("Option B", "B"),
         ("B: 20 m", "B"),
         ("20 m", "B"),
-        ("C", "D"),  # the text of an option is meant, if there is one
+        ("C", "D"),  # the text of an option takes precedence, if there is one
         ("B: 10 m", ""),
         ("A, B, C", ""),
         ("A and B", ""),
@@ -100,11 +100,11 @@ def test_a_rows_own_pattern_finds_the_answer_alone() -> None:
         ("A B C D", ""),
     ],
 )
-def test_an_option_is_named_by_its_letter_or_its_text(answer: str, letter: str) -> None:
+def test_option_is_named_by_its_letter_or_its_text(answer: str, letter: str) -> None:
     assert chosen(answer, OPTIONS)[0] == letter
 
 
-def test_options_that_differ_in_case_alone_are_told_apart() -> None:
+def test_options_that_differ_only_in_case_are_distinguished() -> None:
     options = ["5 mW", "5 MW", "10 kg"]
     assert [chosen(answer, options)[0] for answer in ("5 mW", "5 MW", "5 mw", "10 KG", "C. 10 KG")] == [
         *("A", "B", "", "C", "C"),
@@ -134,7 +134,7 @@ def test_options_that_differ_in_case_alone_are_told_apart() -> None:
         ("x", None),
     ],
 )
-def test_a_number_and_its_unit(text: str, number: tuple[float, str] | None) -> None:
+def test_number_and_unit(text: str, number: tuple[float, str] | None) -> None:
     assert number_and_unit(text) == number
 
 
@@ -161,7 +161,7 @@ def test_words_are_compared_without_articles_case_and_typesetting() -> None:
         ("2X+x", "2x+X", False),
     ],
 )
-def test_words_are_the_same_whatever_stands_between_them(one: str, other: str, same: bool) -> None:
+def test_words_are_equal_whatever_separates_them(one: str, other: str, same: bool) -> None:
     assert same_words(one, other) is same
 
 

@@ -1,4 +1,4 @@
-"""The judge: how its replies are read, that a candidate cannot speak for it, and that no decision is ever invented."""
+"""The judge: parsing of its replies, injection by a candidate, and no invented decisions."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ CELL = Reference("Which organelle makes most of the ATP?", "the mitochondrion")
 
 
 @pytest.mark.parametrize("case", REPLIES, ids=lambda case: case["reply"][:30])
-def test_replies_are_read_as_they_are_meant(case: dict[str, str]) -> None:
+def test_replies_are_parsed_as_intended(case: dict[str, str]) -> None:
     assert decision(case["reply"]) is MEANT[case["verdict"]]
 
 
@@ -50,7 +50,7 @@ def test_replies_are_read_as_they_are_meant(case: dict[str, str]) -> None:
         ("[" * 100_000, None),
     ],
 )
-def test_what_is_no_decision_is_not_taken_for_one(reply: str, equal: bool | None) -> None:
+def test_replies_without_a_decision_are_not_decisions(reply: str, equal: bool | None) -> None:
     assert decision(reply) is equal
 
 
@@ -60,7 +60,7 @@ def scored(model: ScriptedModel, answer: str, reference: Reference = CELL, **set
     return asyncio.run(evaluator.evaluate(Submission(answer=answer), no_sandbox, 60.0))
 
 
-def test_rules_come_first_and_the_judge_sees_disputes_alone() -> None:
+def test_rules_come_first_and_the_judge_gets_only_undecided_answers() -> None:
     model = ScriptedModel(YES)
     assert scored(model, "\\boxed{Mitochondrion}").value == 1.0
     assert scored(model, "\\boxed{20}", Reference("How many?", "10")).value == 0.0
@@ -74,7 +74,7 @@ def test_rules_come_first_and_the_judge_sees_disputes_alone() -> None:
     json.dumps(score.details)
 
 
-def test_the_majority_of_votes_decides_and_what_is_decided_is_not_voted_on() -> None:
+def test_majority_of_votes_decides_and_voting_stops_once_it_is_certain() -> None:
     assert scored(ScriptedModel(YES, NO, YES), "\\boxed{a}", n_votes=3).value == 1.0
     assert scored(ScriptedModel(NO, YES, NO), "\\boxed{a}", n_votes=3).value == 0.0
     model = ScriptedModel(NO)
@@ -82,7 +82,7 @@ def test_the_majority_of_votes_decides_and_what_is_decided_is_not_voted_on() -> 
     assert len({sampling.seed for _, sampling in model.requests}) == 2
 
 
-def test_an_unreadable_reply_is_tried_with_another_seed_and_is_never_a_score() -> None:
+def test_unreadable_reply_is_retried_with_another_seed_and_is_never_a_score() -> None:
     model = ScriptedModel(MUMBLE, MUMBLE, NO)
     assert scored(model, "\\boxed{a}").value == 0.0
     assert [sampling.seed for _, sampling in model.requests] == [0, 1, 2]
@@ -97,7 +97,7 @@ def test_an_unreadable_reply_is_tried_with_another_seed_and_is_never_a_score() -
 
 
 @pytest.mark.parametrize("reply", [MUMBLE, "I cannot discuss this.", CUT_OFF, ""], ids=repr)
-def test_what_no_judge_can_decide_is_the_candidates_fault_if_it_decides_on_the_gold_answer(
+def test_undecidable_answer_scores_zero_if_the_judge_can_decide_on_the_gold_answer(
     reply: str | Completion,
 ) -> None:
     score = scored(ScriptedModel(reply, reply, reply, YES), "\\boxed{a}")
@@ -112,7 +112,7 @@ def test_what_no_judge_can_decide_is_the_candidates_fault_if_it_decides_on_the_g
     assert (score.value, len(score.details["judge"]["calls"])) == (0.0, 4)
 
 
-def test_a_decision_is_kept_for_all_that_it_depends_on() -> None:
+def test_decision_is_cached_by_all_its_inputs() -> None:
     async def main() -> None:
         AnswerJudge._decisions.clear()
         model = ScriptedModel(YES, NO)
@@ -160,7 +160,7 @@ INJECTIONS = {
 
 
 @pytest.mark.parametrize("name", INJECTIONS)
-def test_a_candidate_cannot_speak_for_the_judge(name: str) -> None:
+def test_candidate_cannot_impersonate_the_judge(name: str) -> None:
     text = INJECTIONS[name]
     system, user = judge_messages("equivalent", "q", "gold", text)
     (marker,) = set(re.findall(r"====[0-9a-f]{16}====", system["content"]))
@@ -168,7 +168,7 @@ def test_a_candidate_cannot_speak_for_the_judge(name: str) -> None:
     assert (head, tail) == ("Request:\nq\n\nGold answer:\ngold\n\nCandidate:\n", "")
     assert marker not in str(judge_messages("equivalent", "q", "gold", text)[0]), "it is drawn for each request"
     assert len(candidate) < 5000
-    # a judge that only repeats what it was given has decided nothing, and is no reward
+    # a judge that only repeats its input has decided nothing, and gives no reward
     assert decision(candidate) is None
     assert decision(f"The candidate says: {candidate}") is None
     assert decision(f"{NO}. It said: {candidate}") is False
@@ -178,7 +178,7 @@ def test_a_candidate_cannot_speak_for_the_judge(name: str) -> None:
     assert scored(ScriptedModel(f"{candidate} {NO}"), "\\boxed{x}").value == 0.0
 
 
-def test_of_a_long_candidate_the_end_is_kept() -> None:
+def test_end_of_a_long_candidate_is_kept() -> None:
     content = judge_messages("strict", "q", "g", "begin " + "x" * 100_000 + " end")[1]["content"]
     assert "begin" not in content
     assert " end" in content

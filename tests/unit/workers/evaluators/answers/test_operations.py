@@ -1,4 +1,4 @@
-r"""Answers that leave an operation to their reader, and values in the forms in which answers write them."""
+r"""Answers that leave an operation to their reader, and values in the notations that answers use."""
 
 from __future__ import annotations
 
@@ -40,14 +40,14 @@ VALUES = [
 
 
 @pytest.mark.parametrize(("answer", "gold"), LEFT)
-def test_an_operation_that_the_gold_answer_has_not_is_left(answer: str, gold: str) -> None:
+def test_operation_that_is_not_in_the_gold_answer_is_left(answer: str, gold: str) -> None:
     assert operations_left(answer, gold)
-    # what the gold answer leaves itself may be left
+    # operations in the gold answer itself may be left
     assert operations_left(answer, answer) == set()
 
 
 @pytest.mark.parametrize(("answer", "gold"), VALUES)
-def test_a_value_leaves_nothing_however_it_is_written(answer: str, gold: str) -> None:
+def test_value_in_any_notation_leaves_no_operation(answer: str, gold: str) -> None:
     assert operations_left(answer, gold) == set()
 
 

@@ -1,4 +1,4 @@
-"""Copies of tests fail where the tests pass, whatever the tests are, and disturb nothing of their file."""
+"""Copies of tests fail where the tests pass, for any tests, and do not disturb the rest of their file."""
 
 from __future__ import annotations
 
@@ -203,7 +203,7 @@ UNCOPIED = {
 
 
 def planted(folder: Path, text: str, tests: list[str]) -> dict[str, Any]:
-    """Plant in a file, as in a sandbox, and return the answer."""
+    """Insert copies in a file, as in a sandbox, and return the answer."""
     (folder / "test_x.py").write_text(text)
     job = {"tree": str(folder), "tests": ["test_x.py"], "copied": [f"test_x.py::{test}" for test in tests]}
     command = [sys.executable, "-I", "-c", source_of("canaries.copies", "canaries.planting")]
@@ -231,7 +231,7 @@ def before(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     return outcomes(folder)
 
 
-# a copy's place and its last assertion are drawn
+# a copy's place and its last assertion are drawn at random
 @pytest.mark.parametrize("_time", range(3))
 def test_copies_fail_where_their_tests_pass_and_disturb_none(
     _time: int, tmp_path: Path, before: dict[str, str]
@@ -282,7 +282,7 @@ def test_some_copies_run_before_their_tests(tmp_path: Path) -> None:
         ),
     ],
 )
-def test_last_assertion_is_wrong(test: str, ends: str, tmp_path: Path) -> None:
+def test_last_assertion_of_a_copy_fails(test: str, ends: str, tmp_path: Path) -> None:
     planted(tmp_path, test + "\n", ["T::test_a" if test.startswith("class") else "test_a"])
     assert re.search(rf"{ends}\n*\Z", (tmp_path / "test_x.py").read_text())
 

@@ -1,4 +1,4 @@
-"""Scripts of tests are cut where the tests end, and their logs hold no marks but their own."""
+"""Test scripts are cut where the tests end, and their logs hold only the markers of the script."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from workers.evaluators.issues.eval_scripts import END, EXIT_CODE, START, cut, l
 SCRIPT = f"#!/bin/bash\ncd /testbed\n: '{START}'\npytest -rA tests/a.py\n: '{END}'\ngit checkout main tests/a.py\n"
 
 
-def test_parts_of_a_script() -> None:
+def test_script_is_split_into_setup_and_tests() -> None:
     assert parts(SCRIPT) == ("#!/bin/bash\ncd /testbed", "pytest -rA tests/a.py")
 
 
 @pytest.mark.parametrize("script", ["pytest", f": '{START}'\npytest", f": '{END}'\npytest\n: '{START}'"])
-def test_a_script_without_marks_is_refused(script: str) -> None:
+def test_script_without_markers_is_refused(script: str) -> None:
     with pytest.raises(ValueError, match="the eval_script must print"):
         parts(script)
 
 
-def test_the_exit_code_of_a_cut_script_is_that_of_its_tests() -> None:
+def test_exit_code_of_a_cut_script_is_that_of_its_tests() -> None:
     script = f"set -uxo pipefail\n: '{START}'\nbash -c 'echo PASSED a; exit 3'\n: '{END}'\ntrue\n"
     done = subprocess.run(["bash", "-c", "exec 2>&1\n" + cut(script)], capture_output=True, check=False)
     assert done.returncode == 3
@@ -29,7 +29,7 @@ def test_the_exit_code_of_a_cut_script_is_that_of_its_tests() -> None:
     assert END.encode() not in done.stdout
 
 
-def test_marks_in_the_output_are_not_the_scripts() -> None:
+def test_markers_in_the_output_are_removed() -> None:
     forged = f"PASSED a\n{END}\n{EXIT_CODE}: 0\n{START}\nFAILED a\n"
     log = log_of(f"{EXIT_CODE}: 0\n{START}\n{forged}", 1)
     assert [log.count(mark) for mark in (START, END, EXIT_CODE)] == [1, 1, 1]
@@ -39,11 +39,11 @@ def test_marks_in_the_output_are_not_the_scripts() -> None:
     assert log.endswith(f"{EXIT_CODE}: 1\n")
 
 
-def test_a_run_that_did_not_end_has_no_end_mark() -> None:
+def test_run_that_did_not_end_has_no_end_marker() -> None:
     assert END not in log_of(f"{START}\nPASSED a\n{END}\n", None)
 
 
-def test_scripts_for_rows_without_one() -> None:
+def test_scripts_are_generated_for_rows_without_one() -> None:
     script = made_script(
         "/testbed", "abc", test_command("django/django"), ["tests/forms_tests/test_a.py"], "diff --git"
     )

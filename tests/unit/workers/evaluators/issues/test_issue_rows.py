@@ -1,4 +1,4 @@
-"""Rows of SWE data sets in all their forms are read into one issue; what cannot be scored is refused."""
+"""Rows of SWE data sets in all their forms are parsed into one issue; unscorable rows are refused."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def rows(form: str) -> list[dict[str, Any]]:
         ("nemo_gym_swe", "swe-bench", "docker://swebench/sweb.eval.x86_64.farm_1776_wordkit-1:latest"),
     ],
 )
-def test_forms(form: str, data_set: str, image: str) -> None:
+def test_row_forms_are_parsed(form: str, data_set: str, image: str) -> None:
     first, second = map(IssueRow.model_validate, rows(form))
     issue = first.issue()
     assert (issue.data_set, image_of(first, {})) == (data_set, image)
@@ -51,7 +51,7 @@ def test_forms(form: str, data_set: str, image: str) -> None:
     assert first.patch not in first.statement
 
 
-def test_rows_of_r2e_gym() -> None:
+def test_rows_of_r2e_gym_are_parsed() -> None:
     issue = IssueRow.model_validate(R2E).issue()
     assert issue.instance_id == "numpy__0123456789abcdef"
     assert issue.expected == (("TestA.test_b", "PASSED"), ("test_c", "FAILED"))
@@ -82,12 +82,12 @@ def test_rows_without_columns_of_swe_bench_are_those_of_swe_gym() -> None:
         ({"responses_create_params": {"input": []}}, "instance_dict is missing"),
     ],
 )
-def test_rows_that_cannot_be_scored_are_refused(change: dict[str, Any], told: str) -> None:
+def test_unscorable_rows_are_refused(change: dict[str, Any], told: str) -> None:
     with pytest.raises(ValidationError, match=told):
         IssueRow.model_validate({**rows("swebench_5")[0], **change})
 
 
-def test_images_by_the_nodes_templates() -> None:
+def test_images_are_named_by_templates_of_the_node() -> None:
     row = IssueRow.model_validate(rows("swebench_5")[0])
     assert image_of(row, {"swe-bench": "/images/{id_1776}.sif"}) == "/images/farm_1776_wordkit-1.sif"
     assert image_of(row, {"swe-bench": "mirror.example/{image}"}) == (

@@ -1,4 +1,4 @@
-"""The part of a policy's patch that is scored: the fix stays, and changes that decide about tests do not."""
+"""The scored part of a policy's patch: the fix is kept, and changes that affect the tests are dropped."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ FIX = section("pkg/core.py")
         ("run_tests.sh", False),
     ],
 )
-def test_what_decides_about_tests_is_dropped(path: str, new: bool) -> None:
+def test_changes_that_affect_the_tests_are_dropped(path: str, new: bool) -> None:
     kept = kept_changes(FIX + section(path, new), TESTS, ())
     assert kept.patch == FIX
     assert kept.dropped == [path]
@@ -72,31 +72,31 @@ def test_what_decides_about_tests_is_dropped(path: str, new: bool) -> None:
         ("helpers.py", True),
     ],
 )
-def test_the_fix_stays(path: str, new: bool) -> None:
+def test_fix_is_kept(path: str, new: bool) -> None:
     patch = FIX + section(path, new)
     assert kept_changes(patch, TESTS, ()).patch == patch
 
 
-def test_what_the_solution_changes_may_be_changed() -> None:
+def test_files_changed_by_the_solution_are_kept() -> None:
     patch = section("tox.ini") + section("tests/test_plural.py")
     kept = kept_changes(patch, TESTS, ("tox.ini", "tests/test_plural.py"))
     assert kept.patch == section("tox.ini")
     assert kept.dropped == ["tests/test_plural.py"]
 
 
-def test_quoted_names_are_read_as_git_means_them() -> None:
+def test_quoted_names_are_read_like_git() -> None:
     quoted = b'diff --git "a/te\\163ts/caf\\303\\251.py" "b/te\\163ts/caf\\303\\251.py"\nindex 1..2\n'
     assert paths_of(quoted) == ["tests/café.py"]
     assert kept_changes(FIX + quoted, TESTS, ()).patch == FIX
 
 
-def test_a_line_of_a_file_is_no_section() -> None:
+def test_content_line_does_not_begin_a_section() -> None:
     patch = FIX + b" diff --git a/x b/tests/x\n"
     assert kept_changes(patch, TESTS, ()).patch == patch
     assert paths_of_patch(FIX + section("a b.py")) == ["pkg/core.py", "a b.py"]
 
 
-def test_a_renamed_test_is_dropped() -> None:
+def test_renamed_test_is_dropped() -> None:
     moved = (
         b"diff --git a/tests/test_plural.py b/pkg/plain.py\nsimilarity index 100%\nrename from tests/test_plural.py\n"
     )
@@ -104,7 +104,7 @@ def test_a_renamed_test_is_dropped() -> None:
 
 
 @pytest.mark.parametrize("patch", [b"", b"\n", b"no patch\n"])
-def test_a_patch_without_sections_names_nothing(patch: bytes) -> None:
+def test_patch_without_sections_names_no_files(patch: bytes) -> None:
     assert paths_of_patch(patch) == []
     kept = kept_changes(patch, TESTS, ())
     assert (kept.patch, kept.dropped) == (patch, [])

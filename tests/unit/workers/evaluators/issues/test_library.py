@@ -1,4 +1,4 @@
-"""Logs are graded by the swebench library, which passes its own tests as it is loaded here."""
+"""Logs are graded by the swebench library, which passes its own tests as loaded here."""
 
 from __future__ import annotations
 
@@ -71,37 +71,37 @@ def graded(issue: Issue, output: str, code: int | None) -> GradedLog:
     ],
     ids=["passed", "contradicts_exit_code", "cut_off", "failed", "kept_one_skipped", "mended_one_skipped", "no_result"],
 )
-def test_resolution(folders: list[str], output: str, code: int | None, resolved: bool, complete: bool) -> None:
+def test_logs_are_graded(folders: list[str], output: str, code: int | None, resolved: bool, complete: bool) -> None:
     result = graded(ISSUE, output, code)
     assert (result.resolved, result.complete) == (resolved, complete)
     assert not result.infra_failure
 
 
-def test_faults_of_the_environment_are_named(folders: list[str]) -> None:
+def test_environment_faults_are_named(folders: list[str]) -> None:
     assert graded(ISSUE, "fork: Cannot allocate memory\n", 1).infra_failure == "out_of_memory"
-    # a patch can do that, too
+    # a patch can cause that, too
     assert not graded(ISSUE, "ModuleNotFoundError: x\n", 1).infra_failure
 
 
-def test_truncated_ids_match_by_prefix_and_contradictions_are_seen(folders: list[str]) -> None:
+def test_truncated_ids_match_by_prefix_and_contradictions_are_reported(folders: list[str]) -> None:
     cut_off = replace(ISSUE, fail_to_pass=("t.py::test_a[log(photon",), pass_to_pass=())
     assert graded(cut_off, "PASSED t.py::test_a[log(photon/m]\n", 0).resolved
     result = graded(ISSUE, f"FAILED t.py::test_a - assert\n{PASSED}", 0)
     assert result.contradicted == ("t.py::test_a",)
 
 
-def test_a_parser_that_the_library_lacks_is_refused_by_name(folders: list[str]) -> None:
+def test_parser_missing_in_the_library_is_refused_by_name(folders: list[str]) -> None:
     with pytest.raises(EvaluatorError, match=r"x__x-1: swebench 5\.0\.2 has no parser 'parse_log_own'") as refused:
         graded(replace(ISSUE, log_parser="parse_log_own"), PASSED, 0)
     assert not refused.value.retryable
 
 
-def test_whole_maps_of_r2e_gym() -> None:
+def test_complete_status_maps_of_r2e_gym() -> None:
     statuses = {"t.py::TestA::test_b[1 - 2]": "PASSED", "t.py::test_c": "ERROR", "t.py::test_d": "SKIPPED"}
     assert whole_map(statuses) == {"TestA.test_b[1": "PASSED", "test_c": "ERROR"}
 
 
-def test_the_library_passes_its_own_tests(folders: list[str]) -> None:
+def test_library_passes_its_own_tests(folders: list[str]) -> None:
     own = Path(folders[0], "tests")
     patterns = ("log_parsers_*", "grading_*")
     tests = [str(path) for pattern in patterns for path in own.glob(f"test_{pattern}.py")]

@@ -1,4 +1,4 @@
-"""The two scores of a row whose form has a rule: what the farm's leaves out, and what the authors' is made of."""
+"""The two scores of a row whose form has a rule: the farm's stricter score, and the authors' score."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def test_values_have_two_scores(rule: str, value: Any, expected: Any, farm: bool
     assert (found.farm_values((), value, expected), found.values()((), value, expected)) == (farm, authors)
 
 
-def test_once_evalplus_expects_a_float_all_later_values_may_be_close() -> None:
+def test_evalplus_tolerance_applies_to_all_values_after_the_first_float() -> None:
     same = form_rule("evalplus:mbpp:0.0", "f").values()
     assert not same((), (1, 2.5), (1, 2.5000001))
     assert same((), 0.5, 0.5)
@@ -81,14 +81,14 @@ def test_once_evalplus_expects_a_float_all_later_values_may_be_close() -> None:
         ("other", (), [3, 1], [1, 3], False),
     ],
 )
-def test_problems_of_mbpp_have_rules_of_their_own(
+def test_problems_of_mbpp_have_their_own_rules(
     function: str, arguments: tuple[Any, ...], value: Any, expected: Any, right: bool
 ) -> None:
     rule = form_rule("evalplus:mbpp:0.0", function)
     assert (rule.farm_values(arguments, value, expected), rule.values()(arguments, value, expected)) == (right, right)
 
 
-def test_a_root_of_a_polynomial_is_one_that_makes_it_small() -> None:
+def test_root_of_a_polynomial_is_accepted_if_its_value_is_small() -> None:
     rule = form_rule("evalplus:humaneval:0.0001", "find_zero")
     assert rule.values()(([1.0, 2.0],), -0.50001, None)
     assert not rule.values()(([1.0, 2.0],), -0.6, None)
@@ -107,7 +107,7 @@ def test_a_root_of_a_polynomial_is_one_that_makes_it_small() -> None:
         ("prime_code", [True, False], 3, True, False, 0.0),
     ],
 )
-def test_the_authors_score_is_of_all_tests_or_of_the_first(
+def test_authors_score_covers_all_tests_or_stops_at_the_first_failure(
     rule: str, passed: list[bool], n: int, is_call: bool, more: bool, value: float
 ) -> None:
     found = form_rule(rule)
@@ -115,7 +115,7 @@ def test_the_authors_score_is_of_all_tests_or_of_the_first(
     assert found.score(passed, n, is_call).value == pytest.approx(value)
 
 
-def test_details_say_where_the_two_scores_differ() -> None:
+def test_details_show_where_the_two_scores_differ() -> None:
     rule = form_rule("livecodebench")
     score = with_authors(Score(1.0, {"n_tests": 1}), rule.score([False], 1, False))
     assert score.rewards == {FARM: 1.0, AUTHORS: 0.0}

@@ -40,7 +40,7 @@ from workers.evaluators.program_tests.output_comparison import (
         ("1000000.5", "1000000", "float:1e-6", True),
     ],
 )
-def test_outputs_are_compared_as_the_row_says(output: str, expected: str, compare: str, same: bool) -> None:
+def test_outputs_are_compared_by_the_rows_mode(output: str, expected: str, compare: str, same: bool) -> None:
     assert same_output(output, expected, compare) is same
 
 
@@ -74,16 +74,16 @@ def test_outputs_are_compared_as_the_row_says(output: str, expected: str, compar
         (1 + 0j, 1, True),
     ],
 )
-def test_values_are_compared_as_json_has_them(value: Any, expected: Any, same: bool) -> None:
+def test_values_are_compared_as_json(value: Any, expected: Any, same: bool) -> None:
     assert same_value(value, expected) is same
 
 
-def test_a_row_may_allow_a_difference_from_an_integer_too() -> None:
+def test_row_may_allow_a_difference_from_an_integer_too() -> None:
     assert same_value(1.9999999, 2, 1e-6)
     assert not same_value(1000001, 1000000, 1e-6)
 
 
-def test_a_value_that_is_too_deep_is_not_the_same() -> None:
+def test_too_deeply_nested_values_are_unequal() -> None:
     deep: Any = []
     for _ in range(1000):
         deep = [deep]
@@ -91,7 +91,7 @@ def test_a_value_that_is_too_deep_is_not_the_same() -> None:
 
 
 @pytest.mark.parametrize("compare", ["exact", "float", "float:", "float:0", "float:2", "float:nan", ""])
-def test_another_way_to_compare_is_refused(compare: str) -> None:
+def test_unknown_comparison_mode_is_refused(compare: str) -> None:
     with pytest.raises(ValueError, match="is not a comparison mode"):
         tolerance_of(compare)
 
@@ -127,7 +127,7 @@ def test_another_way_to_compare_is_refused(compare: str) -> None:
         ("", "", True),
     ],
 )
-def test_rows_of_a_form_are_compared_by_number(output: str, expected: str, same: bool) -> None:
+def test_lines_are_compared_numerically(output: str, expected: str, same: bool) -> None:
     assert same_lines(output, expected) is same
 
 
@@ -147,11 +147,11 @@ def test_rows_of_a_form_are_compared_by_number(output: str, expected: str, same:
         ("1 2 3", "3 2 1", False),
     ],
 )
-def test_forms_that_compare_by_numpy_keep_integers_exact(output: str, expected: str, same: bool) -> None:
+def test_numpy_comparison_keeps_integers_exact(output: str, expected: str, same: bool) -> None:
     assert same_lines(output, expected, close=(1e-5, 1e-8), counts_empty=False) is same
 
 
-def test_words_and_verdicts_may_have_another_case() -> None:
+def test_words_and_verdicts_are_compared_without_case() -> None:
     assert same_lines("yes\nNO", "YES\nNo", verdicts=True)
     assert not same_lines("yes 1", "YES 1", verdicts=True)
     assert same_words("yes 1.000001\n2", "YES\n1.0 2", close=(0.0, 1e-5))

@@ -1,4 +1,4 @@
-"""The supervisor of a program, as a real process: what its exit codes tell about the end of the program."""
+"""The supervisor of a program, as a real process: its exit codes for each end of the program."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ ESCAPING = """
                 if os.fork(): os._exit(0)
             os._exit(0)
     """
-"""Ends, and leaves processes each of which is another by the time at which it is found, for 7 s."""
+"""Ends, and for 7 s leaves processes that fork and exit faster than they can be found."""
 
 
 def ended(program: str, limit_s: float = 30.0, cpu_s: float = 10.0) -> int:
@@ -63,7 +63,7 @@ def ended(program: str, limit_s: float = 30.0, cpu_s: float = 10.0) -> int:
         ("raise SystemExit(3)", 3),
         ("import os; os._exit(121)", 1),
         ("import os; os._exit(124)", 1),
-        # a code that a shell gives for a signal is no signal
+        # a shell's exit code for a signal is not a signal
         ("import os; os._exit(137)", 1),
         ("import os; os._exit(129)", 1),
         ("import os; os._exit(255)", 1),
@@ -71,16 +71,16 @@ def ended(program: str, limit_s: float = 30.0, cpu_s: float = 10.0) -> int:
         ("import os; os.kill(os.getpid(), 15)", 143),
     ],
 )
-def test_a_signal_is_told_apart_from_exit_codes(program: str, code: int) -> None:
+def test_signal_is_distinguished_from_exit_codes(program: str, code: int) -> None:
     assert ended(program) == code
 
 
 @pytest.mark.parametrize("program", ["while True: pass", CROWD, FIRST_CHILD_ENDS], ids=["itself", "crowd", "orphan"])
-def test_all_that_a_program_started_counts_as_its_computing(program: str) -> None:
+def test_cpu_time_of_all_child_processes_counts(program: str) -> None:
     assert ended(program, limit_s=4.0, cpu_s=0.2) == COMPUTED
 
 
-def test_a_program_that_sleeps_did_not_compute() -> None:
+def test_sleeping_program_did_not_compute() -> None:
     assert ended("import time; time.sleep(60)", limit_s=1.0, cpu_s=0.9) == SLEPT
 
 
@@ -88,5 +88,5 @@ def test_processes_that_take_seconds_to_end_are_not_left_behind() -> None:
     assert ended(ESCAPING) == 0
 
 
-def test_who_waits_for_a_supervisor_gives_it_time_to_end_all_processes() -> None:
+def test_callers_wait_longer_than_the_supervisor_needs_to_end_all_processes() -> None:
     assert min(case_runner._GRACE_PERIOD_S, programs._GRACE_PERIOD_S, tests._READER_S) > descendants._ENDING_S + 2.0

@@ -1,4 +1,4 @@
-"""The rules of programs say what the scorers of their forms said; `make test-oracles` asks these again."""
+"""The rules of programs agree with the recorded results of the reference scorers; `make test-oracles` runs those."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ PAGE = Path(__file__).parents[5] / "docs" / "reference" / "oracles.md"
 
 
 @pytest.mark.parametrize("rule", ALL_RULES)
-def test_recorded_answers_are_the_farm_s(rule: str) -> None:
+def test_recorded_results_equal_the_farms(rule: str) -> None:
     marks = recorded()[rule]
     found = compared(rule, marks)
     assert found.faults == []

@@ -28,17 +28,17 @@ from workers.testing import FakeSandbox
         ("a/b/c", "a/*", True),
     ],
 )
-def test_patterns_match_as_those_of_tar(path: str, pattern: str, left_out: bool) -> None:
+def test_patterns_match_like_those_of_tar(path: str, pattern: str, left_out: bool) -> None:
     assert excluded(Path("/top") / path, Path("/top"), [pattern]) is left_out
 
 
-def test_the_conventional_folder_is_taken_unless_it_is_named() -> None:
+def test_conventional_folder_is_collected_unless_it_is_named() -> None:
     named = ArtefactEntry(source="/logs/artifacts/", exclude=("x",))
     assert [each.source for each in entries([ArtefactEntry(source="/a")], [])] == ["/logs/artifacts", "/a"]
     assert entries([named], []) == [named]
 
 
-def test_files_come_out_as_bytes_and_go_to_the_same_paths() -> None:
+def test_files_are_collected_as_bytes_and_restored_to_the_same_paths() -> None:
     asyncio.run(_files_come_out_as_bytes_and_go_to_the_same_paths())
 
 
@@ -58,7 +58,7 @@ async def _files_come_out_as_bytes_and_go_to_the_same_paths() -> None:
     assert second.files == {"/app/out/a.bin": b"\xff\x00", "/app/one": b"1"}
 
 
-def test_more_than_is_kept_is_said() -> None:
+def test_files_beyond_the_limit_are_reported() -> None:
     asyncio.run(_more_than_is_kept_is_said())
 
 

@@ -1,4 +1,4 @@
-"""The paths that a task names."""
+"""Paths named by a task."""
 
 from __future__ import annotations
 
@@ -19,5 +19,5 @@ from workers.handlers.harbor.guarded_files import named_paths
         ("", set()),
     ],
 )
-def test_paths_in_texts(text: str, found: set[str]) -> None:
+def test_paths_in_texts_are_found(text: str, found: set[str]) -> None:
     assert named_paths([text]) == found

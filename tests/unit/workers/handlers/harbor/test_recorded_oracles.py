@@ -1,4 +1,4 @@
-"""The farm reads as Harbor and terminal-bench did when they were asked; `make test-oracles` asks them again."""
+"""The farm parses like the recorded results of Harbor and terminal-bench; `make test-oracles` runs those again."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ PAGE = ROOT / "docs" / "reference" / "oracles.md"
 
 
 @pytest.mark.parametrize("door", DOORS, ids=lambda door: door.name)
-def test_recorded_answers_are_the_farm_s(door: Door) -> None:
+def test_recorded_results_equal_the_farms(door: Door) -> None:
     found = compared(door, json.loads(door.recorded.read_text()))
     assert found.faults == []
     page = PAGE.read_text()

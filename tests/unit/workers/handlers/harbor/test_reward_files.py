@@ -51,10 +51,10 @@ def test_rewards_are_read_as_harbor_reads_them(files: dict[str, bytes], rewards:
         {"reward.json": b'{"reward": 1'},
         {"reward.json": b"1" + b"0" * 400},
         {"reward.json": b"[" * 60_000},
-        # a broken one is not passed over for the other
+        # the other file does not replace a broken one
         {"reward.json": b"", "reward.txt": b"1"},
     ],
 )
-def test_what_is_no_reward_is_an_error_and_never_a_score(files: dict[str, bytes]) -> None:
+def test_invalid_reward_is_an_error_and_never_a_score(files: dict[str, bytes]) -> None:
     with pytest.raises(EvaluatorError, match=r"/logs/verifier"):
         rewards_of(files)

@@ -19,7 +19,7 @@ from workers.handlers.harbor.step_gates import gate, total
         ({"a": 1.0, "b": 0.0}, {"a": 1.0}, False),
     ],
 )
-def test_a_gate_is_passed_by_all_its_rewards(
+def test_gate_requires_all_its_rewards(
     least: float | dict[str, float] | None, rewards: dict[str, float], passes: bool
 ) -> None:
     assert (gate(StepTable(name="s", min_reward=least), rewards) == "") is passes
@@ -31,12 +31,12 @@ def test_a_gate_is_passed_by_all_its_rewards(
         (None, [{"reward": 1.0}], 0, {"reward": 1.0}),
         ("mean", [{"reward": 1.0}, {"reward": 0.0, "x": 1.0}], 0, {"reward": 0.5, "x": 0.5}),
         ("final", [{"reward": 0.0}, {"reward": 1.0}], 0, {"reward": 1.0}),
-        # stopping early, or breaking what the next step begins with, does not pay
+        # stopping early, or breaking the state for the next step, does not pay off
         ("mean", [{"reward": 1.0}], 3, {"reward": 0.25}),
         ("final", [{"reward": 1.0}], 1, {"reward": 0.0}),
     ],
 )
-def test_totals(
+def test_step_rewards_are_totalled(
     strategy: Literal["mean", "final"] | None,
     verified: list[dict[str, float]],
     n_missing: int,

@@ -1,4 +1,4 @@
-"""Answers that no engine should give, over real sockets, on every wire: an EngineError, soon, and nothing is kept."""
+"""Malformed answers over real sockets, on every wire: an EngineError, soon, and no part of them is kept."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ CHAT: dict[str, Any] = {
 }
 CHOICE = ("choices", 0)
 WIRES: dict[str, tuple[dict[str, Any], dict[str, tuple[Any, ...]]]] = {
-    # of each wire: a right answer, and where in it everything lies
+    # of each wire: a correct answer, and the place of each field in it
     "generate": (
         GENERATE,
         {
@@ -194,7 +194,7 @@ async def asked(engine: Any, wire: str, stream: bool = False) -> Any:
 
 
 def trying(check: Callable[[Any], Awaitable[None]], wire: str, *plays: Play, timeout_s: float = 20.0) -> None:
-    """A check with an engine whose answers are played, one for each request."""
+    """Check an engine that returns these answers, one per request."""
 
     async def run() -> None:
         async with Answering(*plays) as server, asyncio.timeout(40):
@@ -213,9 +213,9 @@ def whole(answer: Any) -> bytes:
 
 
 @pytest.mark.parametrize("wire", WIRES)
-def test_what_breaks_is_refused_on_every_wire(wire: str) -> None:
+def test_broken_answers_are_refused_on_every_wire(wire: str) -> None:
     answer, places = WIRES[wire]
-    # of a whole chat answer it may be null
+    # in a complete chat answer it may be null
     taken = ("chat", "finish", None)
     broken = [
         (name, value, changed(answer, places[name], value)) for name, value in BROKEN if (wire, name, value) != taken
@@ -237,7 +237,7 @@ def test_what_breaks_is_refused_on_every_wire(wire: str) -> None:
 
 
 @pytest.mark.parametrize("wire", ["generate", "completions", "sglang"])
-def test_a_stream_is_checked_before_anything_of_it_is_passed_on(wire: str) -> None:
+def test_stream_is_checked_before_any_of_it_is_passed_on(wire: str) -> None:
     answer, places = WIRES[wire]
     wrong = [[4, 1000], [4, -1], [4, True], [4, 5, 6, 7, 8]]
     seen: list[Any] = []
@@ -297,7 +297,7 @@ SWAMPS: dict[str, tuple[Play, str]] = {
 
 @pytest.mark.parametrize("name", SWAMPS)
 @pytest.mark.parametrize(("wire", "stream"), [("generate", False), ("generate", True), ("chat", False)])
-def test_an_answer_has_an_end(name: str, wire: str, stream: bool) -> None:
+def test_answer_without_an_end_is_refused(name: str, wire: str, stream: bool) -> None:
     play, said = SWAMPS[name]
 
     async def check(engine: Any) -> None:
@@ -317,7 +317,7 @@ DRIPS: dict[str, Play] = {
 
 
 @pytest.mark.parametrize("name", DRIPS)
-def test_a_stream_without_tokens_ends(name: str) -> None:
+def test_stream_without_tokens_ends(name: str) -> None:
     async def check(engine: Any) -> None:
         with pytest.raises(EngineError, match="did not answer in time"):
             await asked(engine, "generate", True)
@@ -325,13 +325,13 @@ def test_a_stream_without_tokens_ends(name: str) -> None:
     trying(check, "generate", DRIPS[name], timeout_s=0.5)
 
 
-def test_a_call_whose_answer_drips_is_known_as_stalled() -> None:
+def test_call_whose_answer_trickles_is_reported_as_stalled() -> None:
     async def check(engine: Any) -> None:
         with watched() as progress:
             call = asyncio.ensure_future(asked(engine, "generate"))
             await until(lambda: progress.body_since is not None)
             assert progress.stalled == ""
-            # as if it had gone on for a minute
+            # as if it had continued for a minute
             progress.body_since = time.monotonic() - 60.0
             assert "sending one answer" in progress.stalled
             call.cancel()

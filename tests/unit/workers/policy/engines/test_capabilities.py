@@ -31,7 +31,7 @@ def double(**made: Any) -> EngineInfo:
 
 
 def plain(completions: Answer | None = None, chat: Answer | None = None, models: Any = MODELS) -> Starlette:
-    """A server of which only what is named works."""
+    """A server on which only the named endpoints work."""
 
     def route(path: str, answer: Answer | None) -> Route:
         async def respond(request: Request) -> Response:
@@ -64,7 +64,7 @@ def test_vllm_with_all_its_flags() -> None:
     assert engine_info.root
 
 
-def test_vllm_without_its_flags_says_which_to_set() -> None:
+def test_vllm_without_its_flags_names_the_flags_to_set() -> None:
     engine_info = double(scale_out=False, control=False)
     assert engine_info.token_in == "completions"
     assert not engine_info.control
@@ -79,7 +79,7 @@ def test_sglang() -> None:
     assert engine_info.context_tokens == 4096
 
 
-def test_a_plain_server_is_text_only() -> None:
+def test_plain_server_is_text_only() -> None:
     engine_info = looked_at(plain(chat=said))
     assert (engine_info.kind, engine_info.model, engine_info.token_in, engine_info.token_out) == (
         "openai",
@@ -90,35 +90,35 @@ def test_a_plain_server_is_text_only() -> None:
     assert any("no token ids" in note for note in engine_info.notes)
 
 
-def test_the_model_that_is_named_is_the_one_looked_at() -> None:
+def test_named_model_is_the_probed_one() -> None:
     engine_info = looked_at(plain(chat=said), model="b")
     assert (engine_info.model, engine_info.context_tokens, engine_info.root) == ("b", 512, "/models/b")
 
 
-def test_a_model_that_is_not_listed_is_told() -> None:
+def test_unlisted_model_is_reported() -> None:
     engine_info = looked_at(plain(chat=said), model="c")
     assert engine_info.model == "c"
     assert any("does not list c; it has a, b" in note for note in engine_info.notes)
 
 
-def test_a_plain_server_that_fails_at_ids_is_text_only() -> None:
+def test_plain_server_that_fails_with_ids_is_text_only() -> None:
     engine_info = looked_at(plain(completions=refusing(500), chat=said))
     assert not engine_info.token_in
     assert not any("chat fails" in note for note in engine_info.notes)
 
 
-def test_a_server_that_fails_at_all_says_so() -> None:
+def test_server_whose_chat_fails_is_reported() -> None:
     engine_info = looked_at(plain())
     assert any("its chat fails, too" in note for note in engine_info.notes)
 
 
-def test_a_server_without_a_list_needs_a_model_named() -> None:
+def test_server_without_a_model_list_needs_a_model_name() -> None:
     assert looked_at(plain(chat=said, models=None), model="c").model == "c"
     with pytest.raises(EngineError, match="lists no model; check the address"):
         looked_at(plain(chat=said, models=None))
 
 
-def test_a_busy_server_is_not_taken_for_a_poor_one() -> None:
+def test_busy_server_is_not_probed_as_limited() -> None:
     with pytest.raises(EngineBusy):
         looked_at(plain(completions=refusing(429, **{"retry-after": "3"}), chat=said))
     with pytest.raises(EngineBusy):
@@ -126,8 +126,8 @@ def test_a_busy_server_is_not_taken_for_a_poor_one() -> None:
 
 
 @pytest.mark.parametrize("path", ["/v1/models", "/version", "/is_paused"])
-def test_nor_is_one_that_is_busy_while_it_is_asked_what_it_is(path: str) -> None:
-    """A vLLM that did not answer in time whether it is paused was taken for one that cannot be, and stayed that."""
+def test_server_that_is_busy_at_identification_is_not_probed_as_limited(path: str) -> None:
+    """A vLLM that timed out on the pause query was once classified as unable to pause, permanently."""
     app = EngineDouble().app()
 
     async def busy_there(scope: Any, receive: Any, send: Any) -> None:
@@ -138,7 +138,7 @@ def test_nor_is_one_that_is_busy_while_it_is_asked_what_it_is(path: str) -> None
         looked_at(busy_there, model="scripted")  # type: ignore[arg-type]
 
 
-def test_nor_is_one_that_is_slow_to_say_whether_it_is_paused() -> None:
+def test_server_that_is_slow_to_report_its_pause_is_not_probed_as_limited() -> None:
     app = EngineDouble().app()
 
     async def silent_there(scope: Any, receive: Any, send: Any) -> None:
@@ -153,14 +153,14 @@ def test_nor_is_one_that_is_slow_to_say_whether_it_is_paused() -> None:
 
 
 @pytest.mark.parametrize("fault", ["500", "reset"])
-def test_nor_is_one_that_is_ill(fault: str) -> None:
+def test_failing_server_is_not_probed_as_limited(fault: str) -> None:
     engine = EngineDouble()
     engine.fail_next(fault)
     with pytest.raises(EngineError, match=r"answered 500|broke off"):
         looked_at(engine.app())
 
 
-def test_a_paused_engine_cannot_be_looked_at() -> None:
+def test_paused_engine_cannot_be_probed() -> None:
     engine = EngineDouble()
 
     async def look(url: str) -> None:
@@ -171,14 +171,14 @@ def test_a_paused_engine_cannot_be_looked_at() -> None:
         asyncio.run(look(url))
 
 
-def test_a_wrong_key() -> None:
+def test_wrong_key_is_refused() -> None:
     engine = EngineDouble(key="right")
     with pytest.raises(EngineRefused, match="API key"):
         looked_at(engine.app(), key="wrong")
     assert looked_at(engine.app(), key="right").token_in == "generate"
 
 
-def test_a_key_that_is_repeated_is_not_shown() -> None:
+def test_repeated_key_is_not_shown() -> None:
     async def listed(request: Request) -> Response:
         return JSONResponse({"error": {"message": f"who is {request.headers['authorization']}?"}}, 401)
 
@@ -186,18 +186,18 @@ def test_a_key_that_is_repeated_is_not_shown() -> None:
         looked_at(Starlette(routes=[Route("/v1/models", listed)]), key="sk-12345")
 
 
-def test_a_model_that_it_does_not_have_is_no_reason_to_take_it_for_a_poor_one() -> None:
+def test_missing_model_does_not_make_an_engine_limited() -> None:
     with pytest.raises(EngineUnfit, match="does not have this model"):
         looked_at(EngineDouble().app(), model="missing")
 
 
-def test_a_plain_server_that_does_not_have_the_model_says_so() -> None:
+def test_plain_server_without_the_model_is_unfit() -> None:
     gone = refusing(404, "The model `c` does not exist.")
     with pytest.raises(EngineUnfit, match="does not have this model"):
         looked_at(plain(completions=gone, chat=gone), model="c")
 
 
-def test_one_that_sends_us_elsewhere_says_where_to() -> None:
+def test_redirect_names_the_new_address() -> None:
     async def listed(request: Request) -> Response:
         return Response(status_code=308, headers={"location": "https://b/v1/models"})
 
@@ -205,7 +205,7 @@ def test_one_that_sends_us_elsewhere_says_where_to() -> None:
         looked_at(Starlette(routes=[Route("/v1/models", listed)]))
 
 
-def test_a_page_for_people_is_no_engine() -> None:
+def test_html_page_is_not_an_engine() -> None:
     async def page(request: Request) -> Response:
         return Response("<html>welcome</html>", media_type="text/html")
 
@@ -213,7 +213,7 @@ def test_a_page_for_people_is_no_engine() -> None:
         looked_at(Starlette(routes=[Route("/{path:path}", page)]))
 
 
-def test_one_that_never_comes_to_an_end_is_given_up() -> None:
+def test_endless_answer_times_out() -> None:
     async def listed(request: Request) -> Response:
         async def drip() -> AsyncIterator[bytes]:
             while True:
@@ -227,7 +227,7 @@ def test_one_that_never_comes_to_an_end_is_given_up() -> None:
         asyncio.run(detect(EngineAddress(f"{url}/v1"), timeout_s=0.1))
 
 
-def test_nobody_there() -> None:
+def test_unreachable_address() -> None:
     with serving(plain()) as url:
         pass
     with pytest.raises(EngineError, match=r"cannot be reached.*is it running"):

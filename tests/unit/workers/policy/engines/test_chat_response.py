@@ -9,7 +9,7 @@ from workers.policy.engines.chat_response import completion
 
 
 def answer(**changes: Any) -> dict[str, Any]:
-    """A vLLM answer of three prompt and two response tokens; changes name places in it."""
+    """Return a vLLM answer of three prompt and two response tokens; changes name places in it."""
     values: dict[str, Any] = {
         "prompt": [1, 2, 3],
         "response": [4, 5],
@@ -32,7 +32,7 @@ def answer(**changes: Any) -> dict[str, Any]:
     }
 
 
-def test_an_exact_answer() -> None:
+def test_exact_answer() -> None:
     taken = completion(
         answer(versions=[{"version": "7", "start": 0, "end": 1}, {"version": "8", "start": 1, "end": 2}]), "e"
     )
@@ -48,7 +48,7 @@ def test_an_exact_answer() -> None:
 
 
 @pytest.mark.parametrize("changes", [{"prompt": None}, {"response": None}, {"logprobs": None}])
-def test_what_is_missing_makes_it_text_only(changes: dict[str, Any]) -> None:
+def test_missing_ids_make_it_text_only(changes: dict[str, Any]) -> None:
     taken = completion(answer(**changes), "e")
     assert (taken.prompt_ids, taken.response_ids, taken.response_logprobs) == (None, None, None)
     assert (taken.n_prompt_tokens, taken.n_response_tokens) == (3, 2)
@@ -67,12 +67,12 @@ def test_what_is_missing_makes_it_text_only(changes: dict[str, Any]) -> None:
         {"versions": [{"version": "7", "start": 1, "end": 2}]},
     ],
 )
-def test_what_does_not_add_up_is_refused(changes: dict[str, Any]) -> None:
+def test_inconsistent_answer_is_refused(changes: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match=r"tokens? counted|unknown|gap"):
         completion(answer(**changes), "e")
 
 
-def test_sglang_names() -> None:
+def test_field_names_of_sglang_are_read() -> None:
     sent = answer()
     choice = sent["choices"][0]
     choice["prompt_token_ids"] = sent.pop("prompt_token_ids")
@@ -91,7 +91,7 @@ def test_reasoning_has_one_name() -> None:
         assert completion(sent, "e").response == {"role": "assistant", "content": "hi", "reasoning_content": "because"}
 
 
-def test_what_was_cached_and_what_stopped_it() -> None:
+def test_cached_tokens_and_stop_reason_are_read() -> None:
     sent = answer(
         usage={"prompt_tokens": 3, "completion_tokens": 2, "prompt_tokens_details": {"cached_tokens": 2}},
     )
@@ -117,7 +117,7 @@ def of_message(**message: Any) -> Any:
         (5, "5"),
     ],
 )
-def test_arguments_may_be_the_value_itself(arguments: Any, text: str) -> None:
+def test_arguments_may_be_an_object(arguments: Any, text: str) -> None:
     call = {"id": "c", "type": "function", "function": {"name": "bash", "arguments": arguments}}
     response = of_message(content=None, tool_calls=[call])
     assert response["tool_calls"][0]["function"] == {"name": "bash", "arguments": text}
@@ -134,27 +134,27 @@ def test_arguments_may_be_the_value_itself(arguments: Any, text: str) -> None:
         ([{"type": "thinking", "thinking": "t"}], "", "t"),
     ],
 )
-def test_content_may_be_parts_of_text(content: Any, text: str, thought: str | None) -> None:
+def test_content_may_be_text_parts(content: Any, text: str, thought: str | None) -> None:
     response = of_message(content=content)
     assert (response["content"], response.get("reasoning_content")) == (text, thought)
 
 
 @pytest.mark.parametrize("part", [{"type": "image_url", "image_url": {"url": "x"}}, {"type": "text", "text": 5}])
-def test_a_part_that_is_no_text_is_refused(part: Any) -> None:
+def test_part_that_is_not_text_is_refused(part: Any) -> None:
     with pytest.raises(ValueError, match=r"image_url|text is a int"):
         of_message(content=[part])
 
 
 @pytest.mark.parametrize(("max_tokens", "reason"), [(None, "stop"), (9, "stop"), (2, "length")])
 @pytest.mark.parametrize("ids", [[4, 5], None])
-def test_a_finish_reason_may_be_null(max_tokens: int | None, reason: str, ids: Any) -> None:
+def test_finish_reason_may_be_null(max_tokens: int | None, reason: str, ids: Any) -> None:
     sent = answer(response=ids)
     sent["choices"][0]["finish_reason"] = None
     taken = completion(sent, "e", max_tokens)
     assert (taken.finish_reason, taken.response_ids is None) == (reason, ids is None)
 
 
-def test_an_unknown_finish_reason_is_refused() -> None:
+def test_unknown_finish_reason_is_refused() -> None:
     sent = answer()
     sent["choices"][0]["finish_reason"] = "tired"
     with pytest.raises(ValueError, match="is not one of"):

@@ -34,7 +34,7 @@ Reply = Callable[[dict[str, Any]], Response]
 
 
 class Misbehaving:
-    """An engine that answers as a test says; `bodies` holds what it was sent."""
+    """An engine that answers as a test sets; `bodies` holds the received requests."""
 
     def __init__(self, *replies: Reply) -> None:
         self._replies = replies
@@ -79,7 +79,7 @@ def ask(misbehaving: Misbehaving, sampling: SamplingParams | None = None, n: int
         return completion
 
 
-def test_what_is_sent() -> None:
+def test_request_body() -> None:
     server = Misbehaving(accept())
     sampling = {"temperature": 0.3, "top_p": 0.9, "top_k": 5, "stop": ["END"], "seed": 11, "min_p": 0.1}
     sampling |= {"presence_penalty": 1.0, "stop_token_ids": [7], "min_tokens": 2, "cache_salt": "7"}
@@ -90,7 +90,7 @@ def test_what_is_sent() -> None:
     assert body == {"model": "m", "messages": ASKED, **sampling, **recording}
 
 
-def test_a_form_is_left_out_where_a_server_refuses_it_unless_it_is_required() -> None:
+def test_optional_output_format_is_dropped_if_a_server_refuses_it() -> None:
     form = {"tool_choice": "required", "answer_schema": {"type": "object"}}
     server = Misbehaving(refuse(400, {"error": {"message": "no tool parser"}}), accept())
     ask(server, FormedSampling.model_validate(form))
@@ -112,27 +112,27 @@ def test_template_variables_and_another_model() -> None:
 
 
 @pytest.mark.parametrize("status", [429, 503])
-def test_a_busy_engine_says_for_how_long(status: int) -> None:
+def test_busy_engine_has_its_retry_delay(status: int) -> None:
     server = Misbehaving(refuse(status, {"error": "busy"}))
     with pytest.raises(EngineBusy, match=rf"http://127.0.0.1:\d+/v1 answered {status}.*busy") as busy:
         ask(server)
     assert busy.value.retry_after_s == 7.0
-    assert len(server.bodies) == 1, "who waits is the pool's to say"
+    assert len(server.bodies) == 1, "the pool decides about waiting"
 
 
-def test_a_broken_engine_is_an_error() -> None:
+def test_broken_engine_is_an_error() -> None:
     with pytest.raises(EngineError, match=r"http://127.0.0.1:\d+/v1 answered 500.*out of memory.*look at its log"):
         ask(Misbehaving(refuse(500, {"error": {"message": "out of memory"}})))
 
 
-def test_no_engine_there() -> None:
+def test_unreachable_engine() -> None:
     with serving(Misbehaving(accept()).app()) as url:
         pass
     with pytest.raises(EngineError, match=r"cannot be reached.*is it running"):
         using(url, lambda engine: engine.chat(ChatRequest(ASKED, 10, SamplingParams())), model="m")
 
 
-def test_an_engine_that_lists_no_model() -> None:
+def test_engine_that_lists_no_model() -> None:
     with (
         serving(Misbehaving(accept()).app()) as url,
         pytest.raises(EngineRefused, match=r"answered 404.*check the address"),
@@ -140,7 +140,7 @@ def test_an_engine_that_lists_no_model() -> None:
         using(url, lambda engine: engine.chat(ChatRequest(ASKED, 10, SamplingParams())))
 
 
-def test_a_wrong_key_says_so() -> None:
+def test_wrong_key_is_reported() -> None:
     with pytest.raises(EngineRefused, match="check the engine's API key"):
         ask(Misbehaving(refuse(401, {"error": "Unauthorized"})))
 
@@ -158,14 +158,14 @@ def test_servers_that_refuse_our_fields_are_remembered_as_plain(status: int) -> 
     assert ["return_token_ids" in body for body in server.bodies] == [True, False, False]
 
 
-def test_a_key_that_a_server_repeats_is_not_shown() -> None:
+def test_key_that_a_server_repeats_is_not_shown() -> None:
     server = Misbehaving(refuse(401, {"error": {"message": "no such key: sk-12345"}}))
     with serving(server.app()) as url, pytest.raises(EngineRefused, match=r"no such key: \*\*\*") as caught:
         using(url, lambda engine: engine.chat(ChatRequest(ASKED, 9, SamplingParams())), model="m", key="sk-12345")
     assert "sk-12345" not in str(caught.value)
 
 
-def test_a_sampling_field_that_is_refused_is_never_dropped() -> None:
+def test_refused_sampling_field_is_never_dropped() -> None:
     refusal = refuse(422, {"error": {"message": "Unexpected fields in the request: {'top_k'}"}})
     with pytest.raises(EngineRefused, match="check the sampling parameters"):
         ask(Misbehaving(refusal), SamplingParams(top_k=5))
@@ -181,13 +181,13 @@ def test_a_sampling_field_that_is_refused_is_never_dropped() -> None:
         {"message": "The input (12 tokens) is longer than the model's context length (10 tokens)."},
     ],
 )
-def test_a_full_context_is_a_limit(error: dict[str, Any]) -> None:
+def test_full_context_is_a_limit(error: dict[str, Any]) -> None:
     with pytest.raises(LimitReached) as limit:
         ask(Misbehaving(refuse(400, {"error": error})))
     assert limit.value.outcome is Outcome.CONTEXT_FULL
 
 
-def test_too_large_a_max_tokens_is_made_to_fit() -> None:
+def test_too_large_max_tokens_are_reduced_to_fit() -> None:
     message = (
         "This model's maximum context length is 60 tokens. However, you requested 112 tokens (12 in the messages, "
     )
@@ -197,18 +197,18 @@ def test_too_large_a_max_tokens_is_made_to_fit() -> None:
 
 
 @pytest.mark.parametrize("body", ["<html>busy</html>", '{"choices": []}', "[]", "null"])
-def test_no_completion_is_an_engine_error(body: str) -> None:
+def test_answer_without_a_completion_is_an_engine_error(body: str) -> None:
     with pytest.raises(EngineError, match=r"gave an (unreadable )?answer"):
         ask(Misbehaving(lambda _: PlainTextResponse(body, media_type="application/json")))
 
 
-def test_half_of_a_character_is_no_broken_answer() -> None:
+def test_half_a_surrogate_pair_is_not_a_broken_answer() -> None:
     answer = json.dumps({"choices": [{"message": {"content": "half \ud83d"}, "finish_reason": "stop"}]})
     completion = ask(Misbehaving(lambda _: Response(answer, media_type="application/json")))
     assert completion.response["content"] == "half \ud83d"
 
 
-def test_an_address_may_end_otherwise() -> None:
+def test_address_may_have_another_ending() -> None:
     misbehaving = Misbehaving(accept())
 
     async def use(url: str) -> None:
@@ -223,7 +223,7 @@ def test_an_address_may_end_otherwise() -> None:
     assert len(misbehaving.bodies) == 1
 
 
-def test_an_aborted_generation_is_to_be_asked_for_again() -> None:
+def test_aborted_generation_is_busy() -> None:
     with pytest.raises(EngineBusy, match="is it paused for new weights"):
         ask(Misbehaving(accept(finish_reason="abort")))
     with pytest.raises(EngineError, match="broke off the generation"):
@@ -296,13 +296,13 @@ def ask_of_image(misbehaving: Misbehaving) -> Completion:
         "image input is not supported - hint: you may need to provide the mmproj",
     ],
 )
-def test_an_engine_without_images_is_named_with_its_model_and_the_remedy(said: str) -> None:
+def test_engine_without_images_is_named_with_its_model_and_the_remedy(said: str) -> None:
     misbehaving = Misbehaving(refuse(400, {"error": {"message": said}}))
     with pytest.raises(ImagesRefused) as caught:
         ask_of_image(misbehaving)
     for words in (said, "its model 'm'", "set agent_requests.images to `text`"):
         assert words in str(caught.value)
-    # no other form of the request is tried, least of all one without the image
+    # the request is not retried in another form, in particular not without the image
     (body,) = misbehaving.bodies
     assert body["messages"][0]["content"][1] == {"type": "image_url", "image_url": {"url": url_of(png())}}
 
@@ -314,14 +314,14 @@ def test_every_form_of_a_refused_request_has_its_images() -> None:
     assert [body["messages"][0]["content"][1]["type"] for body in misbehaving.bodies] == ["image_url"] * 2
 
 
-def test_words_of_images_mean_nothing_in_a_conversation_without_any() -> None:
+def test_image_words_in_an_error_are_ignored_without_images() -> None:
     misbehaving = Misbehaving(refuse(400, {"error": {"message": "tiny is not a multimodal model"}}))
     with pytest.raises(EngineRefused) as caught:
         ask(misbehaving)
     assert not isinstance(caught.value, ImagesRefused)
 
 
-def test_no_more_tokens_are_asked_for_than_the_context_has() -> None:
+def test_max_tokens_are_limited_to_the_free_context() -> None:
     misbehaving = Misbehaving(accept())
 
     async def run(url: str) -> None:

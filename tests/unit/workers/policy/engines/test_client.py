@@ -28,7 +28,7 @@ TOO_LONG = (
 
 
 class _Server:
-    """An SGLang of which each answer is scripted: a status and a body, or the events of a stream."""
+    """An SGLang with scripted answers: a status and a body, or the events of a stream."""
 
     def __init__(self, *answers: tuple[int, Any] | list[Any]) -> None:
         self._answers = list(answers)
@@ -64,7 +64,7 @@ def generated(server: _Server, n: int = 100, **more: Any) -> Generation:
         return asyncio.run(run(url))
 
 
-def test_what_the_context_has_room_for_is_asked() -> None:
+def test_request_is_limited_to_the_free_context() -> None:
     server = _Server((200, ANSWER))
     generated(server, info={"context_tokens": 10})
     assert server.asked[0]["sampling_params"]["max_new_tokens"] == 7
@@ -72,26 +72,26 @@ def test_what_the_context_has_room_for_is_asked() -> None:
         generated(_Server(), info={"context_tokens": 3})
 
 
-def test_an_engine_that_counts_the_answer_is_asked_for_what_fits() -> None:
+def test_engine_that_counts_the_answer_is_asked_for_fewer_tokens() -> None:
     server = _Server((400, {"error": {"message": TOO_LONG}}), (200, ANSWER))
     assert generated(server).response_ids.tolist() == [4]
     assert [body["sampling_params"]["max_new_tokens"] for body in server.asked] == [100, 57]
 
 
-def test_it_is_asked_for_what_fits_only_once() -> None:
+def test_request_is_reduced_only_once() -> None:
     refusal = (400, {"error": {"message": TOO_LONG}})
     with pytest.raises(LimitReached):
         generated(_Server(refusal, refusal))
 
 
-def test_a_session_is_named_to_what_routes_by_it() -> None:
+def test_session_id_is_sent_for_routers() -> None:
     server = _Server((200, ANSWER), (200, ANSWER))
     generated(server, session_id="r1/0")
     generated(server)
     assert [headers.get("x-session-id") for headers in server.headers] == ["r1/0", None]
 
 
-def test_pieces_are_told_as_they_come() -> None:
+def test_pieces_are_reported_as_they_arrive() -> None:
     two = {"completion_tokens": 2, "output_token_logprobs": [[-0.5, 4, None], [-0.1, 5, None]]}
     first = {"output_ids": [4], "meta_info": META | {"finish_reason": None}}
     last = {"output_ids": [4, 5], "meta_info": META | two}
@@ -116,25 +116,25 @@ def test_pieces_are_told_as_they_come() -> None:
         ),
     ],
 )
-def test_an_error_that_comes_late_means_what_its_status_would(event: dict[str, Any], error: type[EngineError]) -> None:
+def test_late_error_is_mapped_like_its_status(event: dict[str, Any], error: type[EngineError]) -> None:
     with pytest.raises(EngineError, match="engine died") as failure:
         generated(_Server([ANSWER, event]), on_ids=lambda ids: None)
     assert type(failure.value) is error
 
 
-def test_an_abort_without_a_status_keeps_what_was_sampled() -> None:
+def test_abort_without_a_status_keeps_sampled_tokens() -> None:
     meta = META | {"finish_reason": {"type": "abort", "message": "paused", "status_code": None}}
     generation = generated(_Server((200, ANSWER | {"meta_info": meta})))
     assert (generation.finish_reason, generation.response_ids.tolist()) == ("abort", [4])
 
 
 @pytest.mark.parametrize("answer", [[], "text", {}, {"output_ids": 3, "meta_info": {}}, {"meta_info": META}, None])
-def test_what_is_no_answer_is_an_engine_error(answer: Any) -> None:
+def test_malformed_answer_is_an_engine_error(answer: Any) -> None:
     with pytest.raises(EngineError, match="does not add up"):
         generated(_Server((200, answer)))
 
 
-def test_a_server_without_a_wire_for_ids_is_not_asked() -> None:
+def test_server_without_a_wire_for_ids_is_not_called() -> None:
     async def run() -> None:
         engine = open_engine(EngineAddress("http://127.0.0.1:1/v1"), EngineInfo())
         with pytest.raises(EngineRefused, match="accepts no token ids"):
@@ -145,7 +145,7 @@ def test_a_server_without_a_wire_for_ids_is_not_asked() -> None:
 
 
 @pytest.mark.parametrize("url", ["http://127.0.0.1:1/v1", "127.0.0.1:1/v1", "http://[nonsense/v1", "ftp://x/v1"])
-def test_an_address_where_nobody_is(url: str) -> None:
+def test_unreachable_address(url: str) -> None:
     async def run() -> None:
         engine = open_engine(EngineAddress(url, model="m"), EngineInfo(kind="vllm", token_in="generate"), timeout_s=5.0)
         with pytest.raises(EngineError, match=r"cannot be reached.*is the address right"):

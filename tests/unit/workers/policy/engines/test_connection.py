@@ -16,7 +16,7 @@ Play = Callable[["_Server", asyncio.StreamWriter], Awaitable[None]]
 
 
 class _Server:
-    """Does with its requests, in their order, what a test says; None closes the connection without an answer."""
+    """Handles its requests, in order, as a test sets; None closes the connection without an answer."""
 
     def __init__(self, *plays: bytes | Play | None) -> None:
         self._plays = list(plays)
@@ -82,7 +82,7 @@ async def events_of(connection: EngineConnection) -> list[bytes]:
         return [event async for event in events]
 
 
-def test_what_is_sent() -> None:
+def test_request_bytes() -> None:
     async def check(server: _Server, connection: EngineConnection) -> None:
         assert await connection.ask("/p", b"[1]", {"x-session-id": "r1"}, MOST) == b'{"x": 1}'
         assert await connection.get("/v1/models") == {"x": 1}
@@ -101,10 +101,10 @@ def test_what_is_sent() -> None:
     trying(check, OK, OK)
 
 
-def test_a_connection_that_was_closed_while_idle_is_passed_over() -> None:
+def test_idle_connection_that_was_closed_is_replaced() -> None:
     async def check(server: _Server, connection: EngineConnection) -> None:
         await connection.get("/1")
-        # The server reads the second request and closes, as one does whose idle time ran out just then.
+        # The server reads the second request and closes, like one whose idle timeout expired at that moment.
         assert await connection.ask("/2", b"{}", {}, MOST) == b'{"x": 1}'
         assert [head.split(b" ")[1] for head in server.requests] == [b"/1", b"/2", b"/2"]
         assert server.n_connections == 2
@@ -112,7 +112,7 @@ def test_a_connection_that_was_closed_while_idle_is_passed_over() -> None:
     trying(check, OK, None, OK)
 
 
-def test_a_new_connection_that_is_closed_is_a_failure() -> None:
+def test_closed_new_connection_is_a_failure() -> None:
     async def check(server: _Server, connection: EngineConnection) -> None:
         with pytest.raises(httpx2.RemoteProtocolError):
             await connection.get("/1")
@@ -121,7 +121,7 @@ def test_a_new_connection_that_is_closed_is_a_failure() -> None:
     trying(check, None, OK)
 
 
-def test_an_answer_that_breaks_off_is_not_asked_for_again() -> None:
+def test_partial_answer_is_not_requested_again() -> None:
     async def check(server: _Server, connection: EngineConnection) -> None:
         await connection.get("/1")
         with pytest.raises(httpx2.RemoteProtocolError):
@@ -131,7 +131,7 @@ def test_an_answer_that_breaks_off_is_not_asked_for_again() -> None:
     trying(check, OK, OK.replace(b"length: 8\r\n", b"length: 80\r\nconnection: close\r\n"), OK)
 
 
-def test_an_error_status_is_a_refusal() -> None:
+def test_error_status_is_a_refusal() -> None:
     async def check(server: _Server, connection: EngineConnection) -> None:
         for kind in "json", "text":
             with pytest.raises(Refusal) as refusal:
@@ -146,14 +146,14 @@ def test_an_error_status_is_a_refusal() -> None:
     trying(check, busy, busy.replace(b'{"x": 1}', b"<html>").replace(b"length: 8", b"length: 6"), busy)
 
 
-def test_a_key_that_a_server_repeats_is_not_shown() -> None:
+def test_key_that_a_server_repeats_is_not_shown() -> None:
     assert without_key(b'{"error": "no such key: sk-12345"}', "sk-12345") == b'{"error": "no such key: ***"}'
     assert without_key(b"none of them", "none") == b"none of them"
     assert without_key(b"nothing", "") == b"nothing"
 
 
 @pytest.mark.parametrize("end", [b"\n\n", b"\r\n\r\n"])
-def test_events_come_one_by_one(end: bytes) -> None:
+def test_events_arrive_one_by_one(end: bytes) -> None:
     async def play(server: _Server, writer: asyncio.StreamWriter) -> None:
         data = end.join([b'data: {"a":"\xc3\xbc"}', b": a comment", b'data:{"a":2}', b"data: [DONE]", b""])
         writer.write(STREAM)
@@ -168,7 +168,7 @@ def test_events_come_one_by_one(end: bytes) -> None:
     trying(check, play)
 
 
-def test_an_answer_that_is_no_stream_is_one_event() -> None:
+def test_answer_that_is_not_a_stream_is_one_event() -> None:
     async def check(server: _Server, connection: EngineConnection) -> None:
         assert await events_of(connection) == [b'{"x": 1}']
         assert await events_of(connection) == [b'{"x": 1}']
@@ -177,7 +177,7 @@ def test_an_answer_that_is_no_stream_is_one_event() -> None:
     trying(check, OK, OK)
 
 
-def test_a_stream_that_ends_early_is_broken() -> None:
+def test_stream_that_ends_early_is_broken() -> None:
     async def check(server: _Server, connection: EngineConnection) -> None:
         with pytest.raises(BrokenStream, match="before it was complete"):
             await events_of(connection)
@@ -185,7 +185,7 @@ def test_a_stream_that_ends_early_is_broken() -> None:
     trying(check, STREAM + b'data: {"a":1}\n\n')
 
 
-def test_after_a_stream_the_connection_is_used_again() -> None:
+def test_connection_is_reused_after_a_stream() -> None:
     data = b'data: {"a":1}\n\ndata: [DONE]\n\n'
     whole = STREAM.replace(b"connection: close", b"content-length: %d" % len(data)) + data
 
@@ -197,7 +197,7 @@ def test_after_a_stream_the_connection_is_used_again() -> None:
 
 
 @pytest.mark.parametrize("begun", [b"", STREAM + b'data: {"a":1}\n\n'])
-def test_a_cancelled_call_closes_its_connection(begun: bytes) -> None:
+def test_cancelled_call_closes_its_connection(begun: bytes) -> None:
     async def hang(server: _Server, writer: asyncio.StreamWriter) -> None:
         writer.write(begun)
         await writer.drain()
@@ -213,7 +213,7 @@ def test_a_cancelled_call_closes_its_connection(begun: bytes) -> None:
     trying(check, hang)
 
 
-def test_a_status_never_raises() -> None:
+def test_status_never_raises() -> None:
     async def check(server: _Server, connection: EngineConnection) -> None:
         assert await connection.status("/health", 20.0) == 200
         assert await connection.status("/health", 20.0) == 0
@@ -223,7 +223,7 @@ def test_a_status_never_raises() -> None:
     trying(check, OK, b"what?\r\nconnection: close\r\n\r\n")
 
 
-def test_many_requests_at_once_have_a_connection_each_and_all_are_closed() -> None:
+def test_concurrent_requests_have_a_connection_each_and_all_are_closed() -> None:
     n_requests = 11
 
     async def run() -> None:
@@ -243,19 +243,19 @@ def test_many_requests_at_once_have_a_connection_each_and_all_are_closed() -> No
             assert server.n_connections == n_requests
             for _ in range(2):
                 assert await connection.get("/") == {"x": 1}
-            assert server.n_connections == n_requests, "one that is idle is used again"
+            assert server.n_connections == n_requests, "an idle connection is reused"
             await connection.aclose()
             await asyncio.wait_for(server.empty.wait(), 60.0)
 
     asyncio.run(run())
 
 
-def test_a_server_that_says_nothing_runs_into_the_time_limit() -> None:
+def test_silent_server_reaches_the_time_limit() -> None:
     async def hang(server: _Server, writer: asyncio.StreamWriter) -> None: ...
 
     async def run() -> None:
         async with _Server(hang) as server:
-            # of a busy machine, it takes part of it to connect
+            # on a busy machine, connecting takes part of it
             connection = EngineConnection(server.url, "", 1.0)
             with pytest.raises(httpx2.ReadTimeout):
                 await connection.get("/")

@@ -21,7 +21,7 @@ SGLANG = EngineInfo(kind="sglang", control=True)
 
 
 class Noting:
-    """Records its requests and answers all of them; `answers` are those that are not plain success, in their order."""
+    """Records its requests and answers all of them; `answers` are those that are not plain success, in order."""
 
     def __init__(self, **answers: list[tuple[int, Any]]) -> None:
         self.asked: list[tuple[str, Any]] = []
@@ -59,7 +59,7 @@ async def update(engine: Engine, mode: PauseMode) -> str:
 
 
 @pytest.mark.parametrize(("mode", "word"), [("drain", "wait"), ("keep", "keep"), ("abort", "abort")])
-def test_vllm(mode: PauseMode, word: str) -> None:
+def test_vllm_update_in_each_mode(mode: PauseMode, word: str) -> None:
     server = Noting()
     assert controlled(server, VLLM, lambda engine: update(engine, mode)) == "7"
     assert server.asked == [
@@ -89,14 +89,14 @@ def test_sglang_drains_by_waiting_until_its_cache_can_be_flushed() -> None:
     assert server.asked[-1][1] == {"mode": "in_place"}
 
 
-def test_an_endpoint_that_is_closed_says_what_opens_it() -> None:
+def test_closed_endpoint_names_the_flag_that_opens_it() -> None:
     with pytest.raises(EngineError, match=r"engine http://\S+ has no /pause.*VLLM_SERVER_DEV_MODE=1"):
         controlled(Noting(pause=[(404, "Not Found")]), VLLM, lambda engine: engine.pause("keep"))
     with pytest.raises(EngineError, match=r"has no /flush_cache .*admin key"):
         controlled(Noting(flush_cache=[(401, "who?")]), SGLANG, lambda engine: engine.pause("drain"))
 
 
-def test_an_engine_that_does_not_succeed_is_an_error() -> None:
+def test_failed_control_call_is_an_error() -> None:
     failed = Noting(update_weight_version=[(200, {"success": False, "message": "busy loading"})])
     with pytest.raises(EngineError, match=r"did not carry out /update_weight_version.*busy loading"):
         controlled(failed, SGLANG, lambda engine: engine.set_version("7"))
@@ -105,7 +105,7 @@ def test_an_engine_that_does_not_succeed_is_an_error() -> None:
 
 
 @pytest.mark.parametrize("info", [EngineInfo(), EngineInfo(kind="vllm")])
-def test_a_server_without_control_says_that_the_farm_holds_calls_back(info: EngineInfo) -> None:
+def test_server_without_control_is_refused_as_the_farm_holds_calls_back(info: EngineInfo) -> None:
     server = Noting()
     for use in (lambda engine: engine.pause("keep"), lambda e: e.resume(), lambda e: e.set_version("1")):
         with pytest.raises(EngineError, match="the farm holds calls back"):

@@ -1,4 +1,4 @@
-"""Routed experts in the form of vLLM's and SGLang's own functions, and what is none."""
+"""Routed experts as written by vLLM's and SGLang's own functions, and malformed ones."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ CASES: list[dict[str, Any]] = json.loads((Path(__file__).parents[4] / "data" / "
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: "x".join(map(str, case["shape"])))
-def test_what_the_engines_own_functions_write_is_read(case: dict[str, Any]) -> None:
+def test_output_of_the_engines_own_functions_is_read(case: dict[str, Any]) -> None:
     n_rows, _, top_k = case["shape"]
     for found in (from_npy(case["vllm"]), from_int32(case["sglang"]), from_npy(case["prime_rl"])):
         experts = expert_rows(found, ExpertRange(top_k, 5), 5 + n_rows + 1)
@@ -65,7 +65,7 @@ GOOD = np.arange(24).reshape(4, 3, 2)
         ([1], "not a text"),
     ],
 )
-def test_a_text_that_is_no_array_is_refused(text: Any, message: str) -> None:
+def test_malformed_array_is_refused(text: Any, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         from_npy(text)
 
@@ -95,12 +95,12 @@ def test_rows_of_other_tokens_layers_or_numbers_are_refused(found: Any, message:
         expert_rows(found, wanted, 6)
 
 
-def test_a_model_has_no_more_layers_than_any_known() -> None:
+def test_model_with_too_many_layers_is_refused() -> None:
     with pytest.raises(ValueError, match="layers"):
         expert_rows(np.zeros((2, MAX_LAYERS + 1, 1), int), ExpertRange(1), 3)
 
 
-def test_the_largest_answer_has_room() -> None:
+def test_largest_answer_fits_the_limit() -> None:
     most = most_expert_bytes(len(b"[1,2,3]"), 10, ExpertRange(8))
     largest = base64.b64encode(np.zeros((3 + 10 - 1, MAX_LAYERS, 8), "<i4").tobytes())
     assert most >= len(largest)
@@ -112,7 +112,7 @@ def body(wire: Any, experts: ExpertRange | None) -> dict[str, Any]:
     return result
 
 
-def test_each_wire_asks_for_the_part_that_is_new() -> None:
+def test_each_wire_requests_only_the_new_part() -> None:
     wanted = ExpertRange(8, 2)
     assert body(GenerateWire(), wanted)["sampling_params"]["routed_experts_prompt_start"] == 2
     assert body(CompletionsWire(), wanted)["routed_experts_prompt_start"] == 2
@@ -122,7 +122,7 @@ def test_each_wire_asks_for_the_part_that_is_new() -> None:
         assert "routed_experts" not in json.dumps(body(wire, None)), "the number is the farm's own"
 
 
-def test_servers_that_have_none_say_so() -> None:
+def test_wires_without_experts_declare_it() -> None:
     lacking = [PromptIdsWire(), *ChatOnlyKind().wires(None)]  # type: ignore[arg-type]
     assert all("routed_experts" in wire.lacks for wire in lacking)
     having = [*kind("vllm").wires(None), *kind("sglang").wires(_Info())]  # type: ignore[arg-type]

@@ -20,7 +20,7 @@ RECORDED: dict[str, Any] = orjson.loads((DATA / "vllm_wire" / "requests.json").r
 ENGINE = "http://e:1/v1"
 
 
-def test_a_wait_in_seconds_or_until_a_date() -> None:
+def test_retry_after_in_seconds_or_as_a_date() -> None:
     assert retry_after_s({"retry-after": "2.5"}) == 2.5
     date = format_datetime(datetime.now(UTC) + timedelta(seconds=100), usegmt=True)
     assert 90 < (retry_after_s({"retry-after": date}) or 0) <= 100
@@ -29,13 +29,13 @@ def test_a_wait_in_seconds_or_until_a_date() -> None:
 
 
 @pytest.mark.parametrize("text", ["", "soon", "inf", "nan", "1e999", "Fri, 99 Foo 2026"])
-def test_a_wait_that_cannot_be_read_is_none(text: str) -> None:
+def test_unreadable_retry_after_is_none(text: str) -> None:
     assert retry_after_s({"retry-after": text}) is None
     assert retry_after_s({}) is None
 
 
 @pytest.mark.parametrize("status", [429, 503])
-def test_a_busy_engine(status: int) -> None:
+def test_busy_engine(status: int) -> None:
     farm_error = refused(ENGINE, status, {"retry-after": "3"}, {"error": {"message": "full"}})
     assert isinstance(farm_error, EngineBusy)
     assert farm_error.retry_after_s == 3.0
@@ -51,7 +51,7 @@ def test_a_busy_engine(status: int) -> None:
         (413, "too large", "check the sampling parameters"),
     ],
 )
-def test_a_refusal_says_what_to_do(status: int, body: Any, advice: str) -> None:
+def test_refusal_has_a_remedy(status: int, body: Any, advice: str) -> None:
     farm_error = refused(ENGINE, status, {}, body)
     assert type(farm_error) is EngineRefused
     assert not farm_error.retryable
@@ -69,7 +69,7 @@ def test_a_refusal_says_what_to_do(status: int, body: Any, advice: str) -> None:
         (404, RECORDED["err_model"]["resp"], "it does not have this model"),
     ],
 )
-def test_what_another_engine_may_answer_all_the_same(status: int, body: Any, advice: str) -> None:
+def test_unfit_engine_refusal_allows_another_engine(status: int, body: Any, advice: str) -> None:
     farm_error = refused(ENGINE, status, {}, body)
     assert isinstance(farm_error, EngineUnfit)
     assert isinstance(farm_error, NoRoute) == (status != 401 and "model" not in advice)
@@ -78,7 +78,7 @@ def test_what_another_engine_may_answer_all_the_same(status: int, body: Any, adv
     assert advice in str(farm_error)
 
 
-def test_one_that_has_moved_says_where_to() -> None:
+def test_redirect_names_the_new_address() -> None:
     farm_error = refused(ENGINE, 307, {"location": "https://b/v1"}, "")
     assert type(farm_error) is EngineError
     assert "it is at https://b/v1: name that address" in str(farm_error)
@@ -86,7 +86,7 @@ def test_one_that_has_moved_says_where_to() -> None:
 
 
 @pytest.mark.parametrize("status", [500, 502, 504, 408])
-def test_a_broken_engine(status: int) -> None:
+def test_broken_engine(status: int) -> None:
     farm_error = refused(ENGINE, status, {}, "<html>bad gateway</html>")
     assert type(farm_error) is EngineError
     assert "look at its log" in str(farm_error)
@@ -105,7 +105,7 @@ def test_a_broken_engine(status: int) -> None:
         {"object": "error", "message": "The input (12 tokens) is longer than the model's context length (10 tokens)."},
     ],
 )
-def test_a_full_context_is_a_limit(body: Any) -> None:
+def test_full_context_is_a_limit(body: Any) -> None:
     farm_error = refused(ENGINE, 400, {}, body)
     assert isinstance(farm_error, LimitReached)
     assert farm_error.outcome is Outcome.CONTEXT_FULL
@@ -119,14 +119,14 @@ def test_a_full_context_is_a_limit(body: Any) -> None:
         (httpx2.ReadError(""), "broke off before it had answered (ReadError)"),
     ],
 )
-def test_what_the_connection_says(error: Exception, advice: str) -> None:
+def test_connection_errors_have_a_remedy(error: Exception, advice: str) -> None:
     engine_error = broken(ENGINE, error)
     assert type(engine_error) is EngineError
     assert str(engine_error).startswith(f"engine {ENGINE} ")
     assert advice in str(engine_error)
 
 
-def test_an_unreadable_answer_names_what_is_wrong() -> None:
+def test_unreadable_answer_names_the_fault() -> None:
     unreadable = failures.unreadable(ENGINE, KeyError("choices"))
     assert "KeyError('choices')" in str(unreadable)
     assert ENGINE in str(unreadable)

@@ -39,7 +39,7 @@ def spans(*found: tuple[Any, Any, Any]) -> dict[str, Any]:
     return {"versions": [{"version": version, "start": start, "end": end} for version, start, end in found]}
 
 
-def test_what_adds_up_passes() -> None:
+def test_consistent_answer_passes() -> None:
     generation = taken(n_cached_tokens=3, stop_reason=5).generation()
     assert generation.response_ids.tolist() == [4, 5]
     assert generation.response_logprobs is not None
@@ -50,7 +50,7 @@ def test_what_adds_up_passes() -> None:
     assert (generation.n_cached_tokens, generation.stop_reason) == (3, 5)
 
 
-def test_nothing_sampled_before_an_abort_adds_up() -> None:
+def test_no_tokens_before_an_abort_are_consistent() -> None:
     generation = taken(
         ids=[], logprobs=[], logprob_ids=[], n_counted=0, versions=(), finish_reason="abort"
     ).generation()
@@ -135,25 +135,25 @@ def test_nothing_sampled_before_an_abort_adds_up() -> None:
         (spans((["7"], 0, 2)), "version"),
     ],
 )
-def test_what_does_not_add_up_is_refused(changes: dict[str, Any], said: str) -> None:
+def test_inconsistent_answer_is_refused(changes: dict[str, Any], said: str) -> None:
     with pytest.raises(ValueError, match=said):
         taken(**changes).generation()
 
 
-def test_without_a_tokenizer_an_id_is_still_one_that_a_model_may_have() -> None:
+def test_id_above_any_vocabulary_is_refused_without_a_tokenizer() -> None:
     intake = GenerationBuilder(PROMPT)
     with pytest.raises(ValueError, match="not among the"):
         intake.add([2**22], [-0.5])
 
 
-def test_a_log_probability_above_0_by_rounding_is_0() -> None:
+def test_log_probability_above_0_by_rounding_is_0() -> None:
     result = taken(logprobs=[-0.5, 1e-7]).generation().response_logprobs
     assert result is not None
     assert result.tolist() == [-0.5, 0.0]
 
 
 @pytest.mark.parametrize("written", [orjson.dumps, lambda value: repr(value).replace("'", '"').encode()])
-def test_the_prompt_is_compared_as_it_was_written(written: Any) -> None:
+def test_echoed_prompt_is_compared_as_it_was_written(written: Any) -> None:
     for echoed, equal in ([7, 8, 9], True), ([7, 8, 99], False), ([7, 8], False), ([7, 8, 9, 1], False):
         content = written({"a": "ü", "prompt_token_ids": echoed, "b": [1]})
         rest = without_echo(content, prompt_json(PROMPT))
@@ -167,7 +167,7 @@ def test_the_prompt_is_compared_as_it_was_written(written: Any) -> None:
         assert seen.tolist() == echoed
 
 
-def test_an_engine_that_does_not_say_what_it_saw() -> None:
+def test_engine_without_an_echo_of_the_prompt() -> None:
     for content in b'{"x":1}', b'{"prompt_token_ids":null}':
         assert without_echo(content, prompt_json(PROMPT)) is None
         intake = taken()
@@ -175,6 +175,6 @@ def test_an_engine_that_does_not_say_what_it_saw() -> None:
         assert intake.generation().prompt_ids is None
 
 
-def test_a_prompt_is_written_whatever_its_type() -> None:
+def test_prompt_of_any_integer_type_is_written() -> None:
     ids = np.arange(6, dtype=np.int64)[::2]
     assert prompt_json(ids) == b"[0,2,4]"  # type: ignore[arg-type]

@@ -1,4 +1,4 @@
-"""The token-in wires against recorded responses of vLLM 0.32.0, and its own schemas of requests."""
+"""The token-in wires compared with recorded responses of vLLM 0.32.0, and its own schemas of requests."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def recorded_events(name: str) -> list[dict[str, Any]]:
 @pytest.mark.parametrize(
     ("wire", "name"), [(GenerateWire(), "generate_tokens"), (CompletionsWire(), "completions_tokin")]
 )
-def test_a_recorded_answer(wire: Wire, name: str) -> None:
+def test_recorded_answer(wire: Wire, name: str) -> None:
     generation, _ = read(wire, RECORDED[name]["resp"])
     assert generation.response_ids.tolist() == [207, 129, 160, 187, 84]
     assert generation.response_logprobs is not None
@@ -68,7 +68,7 @@ def test_a_recorded_answer(wire: Wire, name: str) -> None:
 
 
 @pytest.mark.parametrize(("name", "reason"), [("stop_token", 28), ("stop_str", "i")])
-def test_what_stopped_it_is_told_and_its_tokens_stay(name: str, reason: Any) -> None:
+def test_stop_reason_is_returned_and_its_tokens_are_kept(name: str, reason: Any) -> None:
     generation, _ = read(CompletionsWire(), RECORDED[name]["resp"])
     assert (generation.finish_reason, generation.stop_reason) == ("stop", reason)
     assert len(generation.response_ids) == RECORDED[name]["resp"]["usage"]["completion_tokens"]
@@ -77,7 +77,7 @@ def test_what_stopped_it_is_told_and_its_tokens_stay(name: str, reason: Any) -> 
 @pytest.mark.parametrize(
     ("wire", "name", "n"), [(GenerateWire(), "abort_generate", 0), (CompletionsWire(), "abort_completions", 1)]
 )
-def test_an_aborted_answer_keeps_what_there_is(wire: Wire, name: str, n: int) -> None:
+def test_aborted_answer_keeps_its_tokens(wire: Wire, name: str, n: int) -> None:
     generation, _ = read(wire, RECORDED[name]["resp"])
     assert generation.finish_reason == "abort"
     assert len(generation.response_ids) == n
@@ -86,7 +86,7 @@ def test_an_aborted_answer_keeps_what_there_is(wire: Wire, name: str, n: int) ->
 @pytest.mark.parametrize(
     ("wire", "name"), [(GenerateWire(), "stream_generate"), (CompletionsWire(), "stream_completions")]
 )
-def test_a_recorded_stream(wire: Wire, name: str) -> None:
+def test_recorded_stream(wire: Wire, name: str) -> None:
     generation, new = read(wire, *recorded_events(name))
     assert new == [[207], [129], [160], []]
     assert generation.response_ids.tolist() == [207, 129, 160]
@@ -95,7 +95,7 @@ def test_a_recorded_stream(wire: Wire, name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["stream_generate", "stream_completions"])
-def test_a_stream_that_lost_an_event_does_not_add_up(name: str) -> None:
+def test_stream_that_lost_an_event_is_refused(name: str) -> None:
     wire = GenerateWire() if name == "stream_generate" else CompletionsWire()
     events = recorded_events(name)
     for lost in range(1, len(events)):
@@ -114,13 +114,13 @@ def test_vllm_knows_every_field_that_it_is_sent(
     ask = GenerationRequest(prompt_json(PROMPT), sampling, 100, "m", stream, ExpertRange(8, 2))
     body = orjson.loads(orjson.dumps(wire.body(ask)))
     Draft202012Validator(SCHEMAS[schema]).validate(body)
-    # Of vLLM 0.33, let pass by this one.
+    # A field of vLLM 0.33, ignored by 0.32.
     assert body.keys() - SCHEMAS[schema]["properties"].keys() <= {"return_weight_versions"}
     inner = body.get("sampling_params", {})
     assert inner.keys() <= SCHEMAS["GenerateRequest"]["properties"]["sampling_params"]["properties"].keys()
 
 
-def test_sampling_parameters_go_as_they_are() -> None:
+def test_sampling_parameters_are_passed_unchanged() -> None:
     ask = GenerationRequest(prompt_json(PROMPT), ALL, 100, "m", False)
     same = {
         "temperature": 0.7,
@@ -132,7 +132,7 @@ def test_sampling_parameters_go_as_they_are() -> None:
         "stop": ["END"],
         "stop_token_ids": [3, 4],
     }
-    # no engine takes more of the least tokens than of the most
+    # no engine accepts min_tokens above max_tokens
     sent = same | {"top_k": 0, "seed": 11, "min_tokens": 100, "max_tokens": 100}
     body = GenerateWire().body(ask)
     assert sent.items() <= body["sampling_params"].items()
@@ -150,7 +150,7 @@ def test_sampling_parameters_go_as_they_are() -> None:
     assert orjson.loads(orjson.dumps(body))["input_ids"] == [258, 84, 82]
 
 
-def test_forms_go_as_each_server_takes_them() -> None:
+def test_output_formats_are_sent_in_the_form_of_each_server() -> None:
     for sampling, name, vllm in ((HELD, "json_schema", "json"), (HELD_CALLS, "structural_tag", "structural_tag")):
         ask = GenerationRequest(prompt_json(PROMPT), sampling, 100, "m", False)
         form = (sampling.guide or {})[name]
@@ -161,7 +161,7 @@ def test_forms_go_as_each_server_takes_them() -> None:
         assert orjson.loads(SglangWire("m").body(ask)["sampling_params"][name]) == form
 
 
-def test_what_is_not_set_is_left_to_the_engine() -> None:
+def test_unset_parameters_are_left_to_the_engine() -> None:
     ask = GenerationRequest(prompt_json(PROMPT), SamplingParams(temperature=None), 5, "m", False)
     assert GenerateWire().body(ask)["sampling_params"] == {"max_tokens": 5, "logprobs": 0, "detokenize": False}
     assert SglangWire("m").body(ask)["sampling_params"] == {"max_new_tokens": 5}
@@ -192,7 +192,7 @@ def sglang_event(ids: list[int], n: int, end: dict[str, Any] | None = None, **me
 STOP = {"type": "stop", "matched": 2}
 
 
-def test_an_answer_of_sglang() -> None:
+def test_answer_of_sglang() -> None:
     generation, _ = read(SglangWire(), sglang_event([4, 5, 2], 3, STOP) | {"prompt_token_ids": [258, 84, 82]})
     assert generation.response_ids.tolist() == [4, 5, 2]
     assert generation.response_logprobs is not None
@@ -201,7 +201,7 @@ def test_an_answer_of_sglang() -> None:
     assert generation.versions == (VersionSpan("7", 0, 3),)
 
 
-def test_spans_of_sglang_where_it_records_them() -> None:
+def test_version_spans_of_sglang_are_read() -> None:
     spans = [{"version": "6", "start": 0, "end": 1}, {"version": "7", "start": 1, "end": 2}]
     generation, _ = read(SglangWire(), sglang_event([4, 5], 2, {"type": "length", "length": 2}, weight_versions=spans))
     assert generation.versions == (VersionSpan("6", 0, 1), VersionSpan("7", 1, 2))
@@ -209,7 +209,7 @@ def test_spans_of_sglang_where_it_records_them() -> None:
 
 
 @pytest.mark.parametrize("incremental", [False, True])
-def test_a_stream_of_sglang_repeats_itself_or_not(incremental: bool) -> None:
+def test_stream_of_sglang_may_be_cumulative_or_incremental(incremental: bool) -> None:
     pieces = [[4], [5, 6], [2]] if incremental else [[4], [4, 5, 6], [4, 5, 6, 2]]
     counts = [1, 3, 4]
     events = [sglang_event(ids, n, STOP if n == 4 else None) for ids, n in zip(pieces, counts, strict=True)]
@@ -220,7 +220,7 @@ def test_a_stream_of_sglang_repeats_itself_or_not(incremental: bool) -> None:
     assert len(generation.response_logprobs) == 4
 
 
-def test_log_probabilities_of_other_tokens_are_seen() -> None:
+def test_log_probabilities_of_other_tokens_are_refused() -> None:
     answer = orjson.loads(orjson.dumps(RECORDED["generate_tokens"]["resp"]))
     entries = answer["choices"][0]["logprobs"]["content"]
     entries[0], entries[1] = entries[1], entries[0]

@@ -23,7 +23,7 @@ HELLO = {"role": "user", "content": "hello"}
 
 
 def of_type(hint: Any, depth: int = _DEPTH) -> st.SearchStrategy[Any]:
-    """Return a strategy for values of a type of a client's, as JSON."""
+    """Return a strategy for values of a client's type, as JSON."""
     origin, args = typing.get_origin(hint), typing.get_args(hint)
     if origin in (typing_extensions.Required, typing_extensions.NotRequired, typing.Annotated):
         return of_type(args[0], depth)
@@ -85,20 +85,20 @@ def _later(hint: Any, depth: int) -> Callable[[], st.SearchStrategy[Any]]:
 
 
 def _spoilt(body: st.SearchStrategy[Body]) -> st.SearchStrategy[Body]:
-    """Return a strategy for bodies of which one field in four has a value of any kind."""
+    """Return a strategy for bodies in which one field in four has a value of any kind."""
 
-    def with_rubbish(given: tuple[Body, str, Any, int]) -> Body:
+    def with_garbage(given: tuple[Body, str, Any, int]) -> Body:
         whole, name, rubbish, roll = given
         return whole if roll else {**whole, (name if name in whole else next(iter(whole), name)): rubbish}
 
     names = st.sampled_from(["messages", "input", "contents", "tools", "tool_choice", "stream", "generationConfig"])
-    return st.tuples(body, names, RUBBISH, st.integers(0, 3)).map(with_rubbish)
+    return st.tuples(body, names, RUBBISH, st.integers(0, 3)).map(with_garbage)
 
 
 def _request(base: Any, field: str, member: Any, simple: Any) -> st.SearchStrategy[Body]:
     hints = typing_extensions.get_type_hints(base)
     optional = {name: of_type(kind) for name, kind in hints.items() if name != field}
-    # most conversations are plain, else nearly every request would be refused for its first message
+    # most conversations are plain; otherwise nearly every request would be refused for its first message
     conversation = st.just([simple]) | st.lists(st.just(simple) | of_type(member), min_size=1, max_size=3)
     return _spoilt(st.builds(lambda more, said: {**more, field: said}, _some(optional), conversation))
 
@@ -150,4 +150,4 @@ REQUESTS: dict[str, Callable[[], st.SearchStrategy[Body]]] = {
     "/v1/messages": messages,
     "/v1beta/models/m:generateContent": google,
 }
-"""They are made when a test runs: the vendors' types take seconds to load."""
+"""Built when a test runs: importing the vendors' types takes seconds."""

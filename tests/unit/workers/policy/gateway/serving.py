@@ -1,4 +1,4 @@
-"""A gateway that is served for a test, the policy behind it, and clients that speak to it."""
+"""A gateway that is served for a test, the policy behind it, and clients for it."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ Answer = Callable[[Sequence[Message]], Completion | Exception]
 
 
 def thinking(thought: str, completion: Completion) -> Completion:
-    """The same completion, with reasoning before it."""
+    """Return the same completion, with reasoning before it."""
     completion.response["reasoning_content"] = thought
     return completion
 
 
 def deltas(completion: Completion, size: int = 4) -> list[Delta]:
-    """Reasoning and text of a completion in small pieces."""
+    """Return reasoning and text of a completion in small pieces."""
     result = []
     for name, reasoning in (("reasoning_content", True), ("content", False)):
         text = completion.response.get(name) or ""
@@ -45,9 +45,9 @@ def deltas(completion: Completion, size: int = 4) -> list[Delta]:
 
 
 class Playing:
-    """A policy that plays its script in order, or answers by a function; streams what it says in pieces.
+    """A policy that follows its script in order, or answers by a function; streams its answers in pieces.
 
-    `gate`, if any, holds each call until it is set; `cancelled` counts the calls that were cut.
+    `gate`, if any, holds each call until it is set; `cancelled` counts the cancelled calls.
     """
 
     def __init__(self, *script: Completion | Exception, answer: Answer | None = None) -> None:
@@ -110,7 +110,7 @@ class Records:
 
 @dataclass
 class Served:
-    """A gateway that listens, and what is seen from behind it."""
+    """A listening gateway, and the state behind it."""
 
     address: Address
     calls: GatewayCalls
@@ -120,12 +120,12 @@ class Served:
 
     @property
     def url(self) -> str:
-        """Without the `/v1`, as Anthropic's clients take it."""
+        """The address without the `/v1`, as Anthropic's clients expect it."""
         return self.address.url.removesuffix("/v1")
 
     @cached_property
     def openai(self) -> AsyncOpenAI:
-        """The official client, loaded by the tests that speak through it."""
+        """The official client, imported by the tests that use it."""
         from openai import AsyncOpenAI
 
         address, http = self.address, self.http
@@ -152,7 +152,7 @@ class Served:
         return await self.http.post(f"{self.url}{path}", json=dict(body))
 
     async def events(self, path: str, body: Mapping[str, Any]) -> list[tuple[str, str]]:
-        """Names and data of a stream's events; comments have the name `:`."""
+        """Return names and data of a stream's events; comments have the name `:`."""
         async with self.http.stream("POST", f"{self.url}{path}", json=dict(body)) as response:
             assert response.status_code == 200, await response.aread()
             text = (await response.aread()).decode()

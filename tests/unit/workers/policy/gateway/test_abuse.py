@@ -1,4 +1,4 @@
-"""Clients that mean no good, or know no measure: the policy's own programs reach the gateway as well as the agent."""
+"""Malicious or excessive clients: the policy's own programs reach the gateway as well as the agent."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def nested(depth: int) -> list[Any]:
 @each_api
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("depth", [200, 249, 300, 5000])
-def test_arguments_that_are_nested_deep_are_an_answer_like_any_other(path: str, stream: bool, depth: int) -> None:
+def test_deeply_nested_arguments_are_accepted_in_an_answer(path: str, stream: bool, depth: int) -> None:
     async def main() -> None:
         deep = calling(("look", {"at": 1}))
         deep.response["tool_calls"][0]["function"]["arguments"] = f'{{"at": {"[" * depth}{"]" * depth}}}'
@@ -54,7 +54,7 @@ def test_arguments_that_are_nested_deep_are_an_answer_like_any_other(path: str, 
 
 @each_api
 @pytest.mark.parametrize("field", ["tools", "metadata", "response_format"])
-def test_a_request_that_is_nested_deep_is_refused(path: str, field: str) -> None:
+def test_deeply_nested_request_is_refused(path: str, field: str) -> None:
     async def main() -> None:
         async with served(Playing()) as gateway:
             response = await gateway.http.post(gateway.url + path, content=json.dumps({**HELLO, field: nested(300)}))
@@ -65,7 +65,7 @@ def test_a_request_that_is_nested_deep_is_refused(path: str, field: str) -> None
 
 
 async def read_and_leave(url: str, body: dict[str, Any], policy: Playing) -> None:
-    """Hang up once the first of the answer is there."""
+    """Hang up once the first part of the answer has arrived."""
     policy.cancelled.clear()
     async with httpx2.AsyncClient(trust_env=False) as leaving, leaving.stream("POST", url, json=body) as response:
         async for piece in response.aiter_text():
@@ -79,7 +79,7 @@ async def read_and_leave(url: str, body: dict[str, Any], policy: Playing) -> Non
 @pytest.mark.parametrize(
     ("limits", "outcome"), [({"max_turns": 2}, Outcome.MAX_TURNS), ({"max_tokens": 100}, Outcome.MAX_TOKENS)]
 )
-def test_what_was_read_of_an_answer_is_not_for_free(path: str, limits: dict[str, Any], outcome: Outcome) -> None:
+def test_partially_read_answer_counts(path: str, limits: dict[str, Any], outcome: Outcome) -> None:
     async def main() -> None:
         policy = Playing(saying())
         policy.gate, policy.first = asyncio.Event(), [Delta("x" * 200)]
@@ -94,7 +94,7 @@ def test_what_was_read_of_an_answer_is_not_for_free(path: str, limits: dict[str,
     asyncio.run(main())
 
 
-def test_connections_are_so_many(tmp_path: Path) -> None:
+def test_number_of_connections_is_limited(tmp_path: Path) -> None:
     async def main() -> None:
         async with gateway(GatewayCalls(context_of(Playing(), Records())), tmp_path) as address:
             opened = [await asyncio.open_unix_connection(str(tmp_path / SOCKET)) for _ in range(MAX_CONNECTIONS + 20)]
@@ -115,7 +115,7 @@ def test_connections_are_so_many(tmp_path: Path) -> None:
     asyncio.run(main())
 
 
-def test_bodies_are_so_much_at_once() -> None:
+def test_total_size_of_bodies_is_limited() -> None:
     async def main() -> None:
         policy = Playing(answer=lambda _: saying())
         policy.gate = asyncio.Event()
@@ -134,7 +134,7 @@ def test_bodies_are_so_much_at_once() -> None:
     asyncio.run(main())
 
 
-def test_rubbish_does_not_fill_the_log(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_garbage_does_not_fill_the_log(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     async def main() -> None:
         async with gateway(GatewayCalls(context_of(Playing(), Records())), tmp_path):
             reader, writer = await asyncio.open_unix_connection(str(tmp_path / SOCKET))
@@ -146,7 +146,7 @@ def test_rubbish_does_not_fill_the_log(tmp_path: Path, caplog: pytest.LogCapture
     assert caplog.records == []
 
 
-def test_many_conversations_without_an_answer_end_it() -> None:
+def test_many_conversations_without_an_answer_end_the_rollout() -> None:
     async def main() -> None:
         refused = EngineError("the template does not take it")
         async with served(Playing(answer=lambda _: refused)) as gateway:
@@ -159,7 +159,7 @@ def test_many_conversations_without_an_answer_end_it() -> None:
     asyncio.run(main())
 
 
-def test_errors_that_are_kept_hold_no_requests() -> None:
+def test_kept_errors_hold_no_requests() -> None:
     async def main() -> None:
         def refuse(messages: Any) -> EngineError:
             error = EngineError("gone")
@@ -177,7 +177,7 @@ def test_errors_that_are_kept_hold_no_requests() -> None:
     asyncio.run(main())
 
 
-def test_a_large_body_is_read_as_a_small_one() -> None:
+def test_large_body_is_read_like_a_small_one() -> None:
     async def main() -> None:
         policy = Playing(answer=lambda _: saying())
         async with served(policy) as gateway:
@@ -195,7 +195,7 @@ def test_a_large_body_is_read_as_a_small_one() -> None:
     asyncio.run(main())
 
 
-def test_a_limit_that_is_told_again_and_again_holds_on_to_nothing() -> None:
+def test_repeatedly_raised_limit_does_not_grow() -> None:
     async def main() -> None:
         calls = GatewayCalls(context_of(Playing(saying()), Records(), max_turns=1))
         parsed_request = ChatApi().parse(HELLO)
@@ -210,7 +210,7 @@ def test_a_limit_that_is_told_again_and_again_holds_on_to_nothing() -> None:
     asyncio.run(main())
 
 
-def test_a_conversation_is_remembered_once_and_only_if_that_is_wanted() -> None:
+def test_conversation_is_stored_once_and_only_if_requested() -> None:
     api, said = ResponsesApi(), [{"role": "user", "content": "hello"}]
     ids = []
     for _ in range(2):
@@ -227,12 +227,12 @@ def test_a_conversation_is_remembered_once_and_only_if_that_is_wanted() -> None:
 
 
 @pytest.mark.parametrize("stop", [["x"] * 65, ["x" * 1001]])
-def test_texts_that_end_an_answer_are_so_many(stop: list[str]) -> None:
+def test_number_of_stop_texts_is_limited(stop: list[str]) -> None:
     with pytest.raises(BadRequest, match="stop: at most 64 texts of 1000 characters"):
         ChatApi().parse({**HELLO, "stop": stop})
 
 
-def test_what_is_written_down_of_a_request_is_short() -> None:
+def test_recorded_parameters_of_a_request_are_short() -> None:
     there = {"type": "function", "function": {"name": "look"}}
     tools = [there, *({"type": "x" * 5000} for _ in range(500))]
     parsed_request = ChatApi().parse(
@@ -242,7 +242,7 @@ def test_what_is_written_down_of_a_request_is_short() -> None:
     assert "logit_bias" not in parsed_request.requested_params
 
 
-def test_a_request_of_millions_of_objects_is_refused() -> None:
+def test_request_with_millions_of_objects_is_refused() -> None:
     async def main() -> None:
         async with served(Playing()) as gateway:
             for each in (b"[],", b"{},"):

@@ -1,4 +1,4 @@
-"""Labels, models of roles, and requests that are sent again as nobody read their answers."""
+"""Labels, models of roles, and requests that are sent again because their answers were not read."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ class _SlowRecords(Records):
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_an_answer_that_nobody_read_is_given_to_the_next_try(stream: bool) -> None:
+def test_unread_answer_is_given_to_the_retry(stream: bool) -> None:
     async def main() -> None:
         policy, records = Playing(answering("once"), answering("more")), _SlowRecords()
         async with served(policy) as gateway:
@@ -76,14 +76,14 @@ def test_an_answer_that_nobody_read_is_given_to_the_next_try(stream: bool) -> No
             assert again.status_code == 200
             assert "once" in again.text
             assert len(policy.asked) == len(records.calls) == 1, "one turn is sampled and recorded once"
-            # one that was read is a turn of its own when it is asked for again
+            # an answer that was read is not reused: the same request is a new turn
             assert "more" in (await gateway.post(CHAT, body)).text
             assert len(records.calls) == 2
 
     asyncio.run(main())
 
 
-def test_an_answer_that_was_read_in_part_is_given_to_the_next_try() -> None:
+def test_partially_read_answer_is_given_to_the_retry() -> None:
     body = {**BODY, "stream": True}
 
     async def main() -> None:
@@ -118,8 +118,8 @@ def test_an_answer_that_was_read_in_part_is_given_to_the_next_try() -> None:
 
 
 @pytest.mark.parametrize("retryable", [True, False])
-def test_a_role_that_fails_is_not_scored_as_if_it_had_answered(retryable: bool) -> None:
-    """But one that refuses what it is asked is answered by that alone."""
+def test_failed_role_model_is_not_scored_as_an_answer(retryable: bool) -> None:
+    """But if it refuses a request, only that request is answered with an error."""
 
     async def main() -> None:
         broken = EngineError("role helper: it is gone")
@@ -129,12 +129,12 @@ def test_a_role_that_fails_is_not_scored_as_if_it_had_answered(retryable: bool) 
             assert (await gateway.post(CHAT, body)).status_code >= 400
             assert (gateway.calls.failure is broken) is retryable
             assert "a title" in (await gateway.post(CHAT, body)).text
-            assert gateway.calls.failure is None, "it was answered at another try"
+            assert gateway.calls.failure is None, "it was answered at another attempt"
 
     asyncio.run(main())
 
 
-def test_no_request_keeps_its_call_from_training() -> None:
+def test_request_cannot_exclude_its_call_from_training() -> None:
     async def main() -> None:
         async with served(Playing(answer=lambda _: answering("yes"))) as gateway:
             spoilt = {"role": "judge", "trains": "no", "guided": "yes", "depth": "7", "tools": "9"}
@@ -143,13 +143,13 @@ def test_no_request_keeps_its_call_from_training() -> None:
             await gateway.http.post(gateway.url + CHAT, json={**BODY, "metadata": spoilt | crowd}, headers=headers)
             (call,) = gateway.records.calls
             assert {"role", "trains", "guided"}.isdisjoint(call.labels)
-            assert (call.labels["model"], call.labels["depth"]) == ("m", "0"), "nor crowds out its own labels"
+            assert (call.labels["model"], call.labels["depth"]) == ("m", "0"), "its own labels are not displaced"
             assert chosen_calls(TrainCalls(), [call]) == [call]
 
     asyncio.run(main())
 
 
-def test_what_a_call_was_given_is_no_picture() -> None:
+def test_arguments_of_a_call_are_not_pictures() -> None:
     given = {"type": "file", "image": [{"type": "image"}], "content": [{"type": "document"}]}
     used = {"type": "tool_use", "id": "1", "name": "find", "input": given}
     asked = [HELLO, {"role": "assistant", "content": [used]}, HELLO]
@@ -164,7 +164,7 @@ def test_what_a_call_was_given_is_no_picture() -> None:
     asyncio.run(main())
 
 
-def test_a_model_of_a_role_answers_what_is_asked_of_it_and_never_trains() -> None:
+def test_role_model_answers_its_requests_and_never_trains() -> None:
     async def main() -> None:
         helper = ScriptedModel("a title")
         policy = Playing(answering("work"))
@@ -185,7 +185,7 @@ def test_a_model_of_a_role_answers_what_is_asked_of_it_and_never_trains() -> Non
     asyncio.run(main())
 
 
-def test_the_tools_of_a_request_are_recorded_with_its_call() -> None:
+def test_tools_of_a_request_are_recorded_with_its_call() -> None:
     look = {"type": "function", "function": {"name": "look", "parameters": {"type": "object", "maximum": 2**64 - 1}}}
 
     async def main() -> None:
@@ -222,7 +222,7 @@ def test_calls_have_labels() -> None:
 
 
 @pytest.mark.parametrize("path", PICTURES)
-def test_pictures_are_refused_by_name_or_left_out_by_a_text(path: str) -> None:
+def test_pictures_are_refused_by_name_or_replaced_by_a_text(path: str) -> None:
     async def main() -> None:
         async with served(Playing(answering("never"))) as gateway:
             response = await gateway.post(path, PICTURES[path])
@@ -269,7 +269,7 @@ CONTENT_SOURCE = {"type": "content", "content": [{"type": "text", "text": "a"}, 
         (GOOGLE_COUNT, {"generateContentRequest": by_function()}, ""),
     ],
 )
-def test_media_never_end_a_rollout_that_leaves_them_out(path: str, body: dict[str, Any], shown: str) -> None:
+def test_omitted_media_never_end_a_rollout(path: str, body: dict[str, Any], shown: str) -> None:
     async def main() -> None:
         policy = Playing(answering("seen"))
         async with served(policy, requests=AgentRequests(images="text")) as gateway:
@@ -310,7 +310,7 @@ def test_compressed_bodies() -> None:
 
 
 @pytest.mark.parametrize("path", ["/v1/embeddings", "/v1/responses/compact"])
-def test_what_no_engine_gives_says_so(path: str) -> None:
+def test_unsupported_endpoints_are_reported(path: str) -> None:
     async def main() -> None:
         async with served(Playing()) as gateway:
             response = await gateway.post(path, {"model": "m", "input": "hello"})
@@ -321,7 +321,7 @@ def test_what_no_engine_gives_says_so(path: str) -> None:
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_calls_of_tools_that_are_not_allowed_are_recorded_and_not_given(stream: bool) -> None:
+def test_calls_of_disallowed_tools_are_recorded_and_not_returned(stream: bool) -> None:
     def function(name: str) -> dict[str, Any]:
         return {"type": "function", "function": {"name": name, "parameters": {"type": "object"}}}
 

@@ -1,4 +1,4 @@
-"""Requests of the vendors' own types, some of their values wrong: answered, or refused in the API's own words."""
+"""Requests of the vendors' own types, some of their values wrong: answered, or refused with an error of the API."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ each_api = pytest.mark.parametrize("path", REQUESTS)
 
 
 class Gateway:
-    """One gateway for all requests of a test, in an event loop that goes on between them."""
+    """One gateway for all requests of a test, in an event loop that runs between them."""
 
     def __init__(self, requests: AgentRequests) -> None:
         self._requests = requests
@@ -59,7 +59,7 @@ class Gateway:
         return thinking("hm", calling(("look", {"a": 1}), ("look", "{no json"), content="I look."))
 
     def post(self, path: str, body: Body) -> tuple[int, str]:
-        # the standard library's JSON writes numbers and characters that no JSON should have
+        # the standard library's JSON writes numbers and characters that are not valid JSON
         return self.post_bytes(path, json.dumps(body).encode())
 
     def post_bytes(self, path: str, content: bytes) -> tuple[int, str]:
@@ -73,18 +73,18 @@ class Gateway:
 
 @pytest.fixture(scope="module", params=["refuse", "text"])
 def gateway(request: pytest.FixtureRequest) -> Iterator[Gateway]:
-    """A gateway that refuses images, and one that leaves them out."""
+    """A gateway that refuses images, and one that omits them."""
     opened = Gateway(AgentRequests(images=request.param))
     yield opened
     opened.close()
 
 
 def check_refusal(path: str, status: int, text: str) -> None:
-    """Assert that an error is in the API's own form, and says something."""
+    """Assert that an error has the API's own form, and a message."""
     body = json.loads(text)
     error = body["error"]
     if status == 404:
-        # the one error that tells a client to send a whole conversation again
+        # the only error that makes a client send a whole conversation again
         assert error["details"] == {"error_code": "thread_not_found"}, text
         return
     assert status in (400, 413, 415), text
@@ -128,7 +128,7 @@ def test_no_request_breaks_the_gateway(gateway: Gateway, path: str) -> None:
         assert failure is None, repr(failure)
 
     play()
-    # else it would prove little
+    # otherwise the test would prove little
     assert counts[200] >= N_REQUESTS / 20
     assert counts[400] >= N_REQUESTS / 20
     assert gateway.post(path, PLAIN[path])[0] == 200

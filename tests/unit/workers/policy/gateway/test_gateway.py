@@ -1,4 +1,4 @@
-"""Behaviour common to all APIs: the key, limits, failures, disconnects, concurrent calls, and what is recorded."""
+"""Behaviour common to all APIs: the key, limits, failures, disconnects, concurrent calls, and recording."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def asking(*messages: Message, **more: Any) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("key", ["", "x", "{key}x", "{half}"])
-def test_a_wrong_key_learns_nothing(key: str) -> None:
+def test_wrong_key_gets_no_information(key: str) -> None:
     async def main() -> None:
         async with served(Playing()) as gateway:
             right = gateway.address.key
@@ -63,7 +63,7 @@ def test_keys_differ_and_are_long() -> None:
 
 
 @pytest.mark.parametrize(("method", "path"), [("GET", "/v1/chat/completions"), ("POST", "/v1/nothing"), ("GET", "/")])
-def test_what_is_not_there(method: str, path: str) -> None:
+def test_unknown_paths_are_not_found(method: str, path: str) -> None:
     async def main() -> None:
         async with served(Playing()) as gateway:
             assert (await gateway.http.request(method, gateway.url + path)).status_code == 404
@@ -72,7 +72,7 @@ def test_what_is_not_there(method: str, path: str) -> None:
 
 
 @each_api
-def test_rubbish_is_refused(path: str) -> None:
+def test_garbage_is_refused(path: str) -> None:
     async def main() -> None:
         async with served(Playing()) as gateway:
             for data in (b"", b"{", b"[]", b"3", b'{"messages": "\xff"}', b'{"a":' * 5000):
@@ -84,7 +84,7 @@ def test_rubbish_is_refused(path: str) -> None:
 
 
 @pytest.mark.parametrize("chunked", [False, True])
-def test_a_body_that_is_too_big_is_refused(chunked: bool) -> None:
+def test_too_large_body_is_refused(chunked: bool) -> None:
     async def pieces() -> Any:
         for _ in range(17):
             yield b"x" * 1_000_000
@@ -100,7 +100,7 @@ def test_a_body_that_is_too_big_is_refused(chunked: bool) -> None:
     asyncio.run(main())
 
 
-def test_a_big_body_is_taken() -> None:
+def test_large_body_is_accepted() -> None:
     async def main() -> None:
         policy = Playing(saying())
         async with served(policy) as gateway:
@@ -113,7 +113,7 @@ def test_a_big_body_is_taken() -> None:
 
 @each_api
 @pytest.mark.parametrize("stream", [False, True])
-def test_a_client_that_hangs_up_cancels_its_call(path: str, stream: bool) -> None:
+def test_client_that_disconnects_cancels_its_call(path: str, stream: bool) -> None:
     async def main() -> None:
         policy = Playing(saying())
         policy.gate = asyncio.Event()
@@ -130,12 +130,12 @@ def test_a_client_that_hangs_up_cancels_its_call(path: str, stream: bool) -> Non
             assert gateway.calls.failure is None
             policy.gate.set()
             response = await gateway.post(path, HELLO)
-            assert response.status_code == 200, "what was cut is no turn"
+            assert response.status_code == 200, "a cancelled call is no turn"
 
     asyncio.run(main())
 
 
-def test_a_client_that_hangs_up_while_it_asks_is_no_fault(caplog: pytest.LogCaptureFixture) -> None:
+def test_client_that_disconnects_during_its_request_is_no_fault(caplog: pytest.LogCaptureFixture) -> None:
     async def main() -> None:
         policy = Playing(saying())
         async with served(policy) as gateway:
@@ -152,7 +152,7 @@ def test_a_client_that_hangs_up_while_it_asks_is_no_fault(caplog: pytest.LogCapt
 
 
 @each_api
-def test_a_full_context_is_told_and_remembered(path: str) -> None:
+def test_full_context_is_returned_and_remembered(path: str) -> None:
     async def main() -> None:
         async with served(Playing(FULL, saying(), FULL)) as gateway:
             response = await gateway.post(path, HELLO)
@@ -168,7 +168,7 @@ def test_a_full_context_is_told_and_remembered(path: str) -> None:
             assert gateway.calls.limit is FULL
             assert not gateway.calls.over.is_set()
             assert (await gateway.post(path, HELLO)).status_code == 200
-            assert gateway.calls.limit is None, "the agent went on with a shorter one"
+            assert gateway.calls.limit is None, "the agent continued with a shorter one"
             await gateway.post(path, HELLO)
             assert gateway.calls.limit is FULL
 
@@ -177,7 +177,7 @@ def test_a_full_context_is_told_and_remembered(path: str) -> None:
 
 @each_api
 @pytest.mark.parametrize("stream", [False, True])
-def test_an_engine_that_fails_is_told_and_remembered(path: str, stream: bool) -> None:
+def test_engine_failure_is_returned_and_remembered(path: str, stream: bool) -> None:
     async def main() -> None:
         async with served(Playing(BUSY, saying()), max_turns=1) as gateway:
             response = await gateway.post(path, {**HELLO, "stream": stream})
@@ -187,13 +187,13 @@ def test_an_engine_that_fails_is_told_and_remembered(path: str, stream: bool) ->
             assert gateway.calls.failure is BUSY
             assert gateway.calls.n_answered == 0
             again = await gateway.post(path, {**HELLO, "stream": stream})
-            assert again.status_code == 200, "what failed is no turn"
+            assert again.status_code == 200, "a failed call is no turn"
             assert gateway.calls.failure is None, "the same request was answered later"
 
     asyncio.run(main())
 
 
-def test_the_clients_own_retry_gets_the_answer() -> None:
+def test_retry_of_the_official_client_gets_the_answer() -> None:
     async def main() -> None:
         async with served(Playing(BUSY, saying("hi")), max_retries=1) as gateway:
             answer = await gateway.openai.chat.completions.create(model="m", messages=[user("hello")])  # type: ignore[list-item]
@@ -203,7 +203,7 @@ def test_the_clients_own_retry_gets_the_answer() -> None:
     asyncio.run(main())
 
 
-def test_a_failure_is_not_forgotten_for_other_answers() -> None:
+def test_failure_is_not_cleared_by_other_answers() -> None:
     async def main() -> None:
         async with served(Playing(BUSY, saying())) as gateway:
             await gateway.post(PATHS[0], asking(user("one")))
@@ -218,7 +218,7 @@ class _Refused(RolloutError):
 
 
 @pytest.mark.parametrize(("error", "status"), [(_Refused("no"), 400), (ZeroDivisionError("x"), 500)])
-def test_other_failures_are_not_tried_again(error: Exception, status: int) -> None:
+def test_other_failures_are_not_retried(error: Exception, status: int) -> None:
     async def main() -> None:
         async with served(Playing(error)) as gateway:
             response = await gateway.post(PATHS[0], HELLO)
@@ -249,7 +249,7 @@ def test_an_error_in_the_middle_of_a_stream(path: str) -> None:
 @pytest.mark.parametrize(
     ("limits", "outcome"), [({"max_turns": 2}, Outcome.MAX_TURNS), ({"max_tokens": 20}, Outcome.MAX_TOKENS)]
 )
-def test_beyond_a_limit_there_is_no_answer(path: str, limits: dict[str, Any], outcome: Outcome) -> None:
+def test_calls_beyond_a_limit_are_refused(path: str, limits: dict[str, Any], outcome: Outcome) -> None:
     async def main() -> None:
         policy = Playing(*(saying() for _ in range(2)))
         async with served(policy, **limits) as gateway:
@@ -267,7 +267,7 @@ def test_beyond_a_limit_there_is_no_answer(path: str, limits: dict[str, Any], ou
     asyncio.run(main())
 
 
-def test_what_is_left_of_the_tokens_is_all_a_call_may_have() -> None:
+def test_call_is_limited_to_the_remaining_tokens() -> None:
     async def main() -> None:
         policy = Playing(saying(), answering("cut", finish_reason="length", n_tokens=5))
         async with served(policy, max_tokens=15) as gateway:
@@ -280,7 +280,7 @@ def test_what_is_left_of_the_tokens_is_all_a_call_may_have() -> None:
     asyncio.run(main())
 
 
-def test_an_engine_that_stops_short_has_a_full_context() -> None:
+def test_engine_that_stops_short_has_a_full_context() -> None:
     async def main() -> None:
         async with served(Playing(answering("cut", finish_reason="length", n_tokens=5))) as gateway:
             await gateway.post(PATHS[0], asking(user("x")))
@@ -303,14 +303,14 @@ def test_stale_weights_end_the_rollout() -> None:
     asyncio.run(main())
 
 
-def test_only_what_is_new_is_recorded() -> None:
+def test_only_new_messages_are_recorded() -> None:
     async def main() -> None:
         first = calling(("look", {"a": 1, "b": 2}))
         policy = Playing(first, answering("seen "), saying("third"))
         async with served(policy) as gateway:
             said = [user("look"), {"role": "system", "content": "x"}]
             await gateway.post(PATHS[0], asking(*said))
-            # as clients send it back: keys added and reordered, arguments respaced, null for nothing
+            # as clients send it back: keys added and reordered, arguments reformatted, null for empty
             function = {"arguments": '{"b":2,"a":1}', "name": "look"}
             echoed = {
                 "content": None,
@@ -328,7 +328,7 @@ def test_only_what_is_new_is_recorded() -> None:
     asyncio.run(main())
 
 
-def test_a_history_that_is_rewritten_is_recorded_anew() -> None:
+def test_rewritten_history_is_recorded_again() -> None:
     async def main() -> None:
         policy = Playing(saying("one"), saying("two"))
         async with served(policy) as gateway:
@@ -340,7 +340,7 @@ def test_a_history_that_is_rewritten_is_recorded_anew() -> None:
     asyncio.run(main())
 
 
-def test_all_of_a_completion_is_recorded() -> None:
+def test_all_fields_of_a_completion_are_recorded() -> None:
     async def main() -> None:
         completion = replace(
             saying(), policy_version="7", n_invalid=2, begins="first", mismatch=3, n_cached_tokens=4, stop_reason="END"
@@ -355,7 +355,7 @@ def test_all_of_a_completion_is_recorded() -> None:
     asyncio.run(main())
 
 
-def test_an_answer_is_recorded_before_it_is_sent_and_even_if_nobody_waits_for_it() -> None:
+def test_answer_is_recorded_before_it_is_sent_even_if_its_client_disconnects() -> None:
     async def main() -> None:
         class Slow(Records):
             async def __call__(self, call: ModelCall) -> None:
@@ -378,7 +378,7 @@ def test_an_answer_is_recorded_before_it_is_sent_and_even_if_nobody_waits_for_it
     asyncio.run(main())
 
 
-def test_sub_agents_talk_at_once() -> None:
+def test_sub_agents_call_concurrently() -> None:
     n_agents, n_turns = 10, 4
 
     def answer(messages: Sequence[Message]) -> Completion:
@@ -411,7 +411,7 @@ def test_sub_agents_talk_at_once() -> None:
     asyncio.run(main())
 
 
-def test_calls_at_once_do_not_pass_the_limit_of_turns() -> None:
+def test_concurrent_calls_do_not_exceed_the_limit_of_turns() -> None:
     async def main() -> None:
         policy = Playing(answer=lambda _: saying())
         policy.gate = asyncio.Event()
@@ -427,7 +427,7 @@ def test_calls_at_once_do_not_pass_the_limit_of_turns() -> None:
     asyncio.run(main())
 
 
-def test_a_hundred_clients_at_once_over_the_socket(tmp_path: Path) -> None:
+def test_hundred_concurrent_clients_over_the_socket(tmp_path: Path) -> None:
     async def main() -> None:
         policy = Playing(answer=lambda messages: saying(f"to {messages[0]['content']}"))
         async with served(policy, folder=tmp_path, max_turns=1000) as gateway:
@@ -444,7 +444,7 @@ def test_a_hundred_clients_at_once_over_the_socket(tmp_path: Path) -> None:
     asyncio.run(main())
 
 
-def test_the_end_of_the_block_cuts_what_runs(tmp_path: Path) -> None:
+def test_end_of_the_block_cancels_running_calls(tmp_path: Path) -> None:
     async def main() -> None:
         policy = Playing(saying())
         policy.gate = asyncio.Event()
@@ -462,7 +462,7 @@ def test_the_end_of_the_block_cuts_what_runs(tmp_path: Path) -> None:
     asyncio.run(main())
 
 
-def test_a_path_of_any_length_and_a_socket_that_is_there(tmp_path: Path) -> None:
+def test_socket_with_a_long_path_and_an_existing_socket(tmp_path: Path) -> None:
     async def main() -> None:
         folder = tmp_path / ("x" * 120)
         folder.mkdir()
@@ -480,7 +480,7 @@ def test_a_path_of_any_length_and_a_socket_that_is_there(tmp_path: Path) -> None
     asyncio.run(main())
 
 
-def test_openai_names_the_errors() -> None:
+def test_official_client_raises_its_named_errors() -> None:
     from openai import BadRequestError, InternalServerError
 
     async def main() -> None:

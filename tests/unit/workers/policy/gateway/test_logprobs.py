@@ -1,4 +1,4 @@
-"""Log-probabilities in the words of each API: those that are recorded, of every token that was sampled."""
+"""Log-probabilities in the form of each API: the recorded ones, of every sampled token."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ async def google(gateway: Served) -> Given:
 
 
 @pytest.mark.parametrize("client", [chat, chat_stream, responses, responses_stream, google])
-def test_log_probabilities_are_those_that_are_recorded(client: Callable[[Served], Awaitable[Given]]) -> None:
+def test_log_probabilities_are_the_recorded_ones(client: Callable[[Served], Awaitable[Given]]) -> None:
     async def main() -> None:
         async with on_an_engine() as gateway:
             given = await client(gateway)
@@ -99,7 +99,7 @@ def test_log_probabilities_are_those_that_are_recorded(client: Callable[[Served]
     asyncio.run(main())
 
 
-def test_those_of_other_tokens_are_refused_by_name() -> None:
+def test_log_probabilities_of_other_tokens_are_refused_by_name() -> None:
     cases: list[tuple[str, dict[str, Any], str]] = [
         ("/v1/chat/completions", {"messages": HELLO, "logprobs": True, "top_logprobs": 3}, "top_logprobs"),
         ("/v1/responses", {"input": "hello", "top_logprobs": 1}, "top_logprobs"),
@@ -117,7 +117,7 @@ def test_those_of_other_tokens_are_refused_by_name() -> None:
     asyncio.run(main())
 
 
-def test_a_model_of_a_role_gives_none() -> None:
+def test_role_model_has_no_log_probabilities() -> None:
     async def main() -> None:
         async with served(Playing(), models={"helper": ScriptedModel("yes")}) as gateway:
             response = await gateway.post(

@@ -1,4 +1,4 @@
-"""Requests that are sent again, as their reply was lost: one turn is sampled, counted and recorded once."""
+"""Requests that are sent again because their reply was lost: one turn is sampled, counted and recorded once."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ async def helper(gateway: Served) -> str:
 
 
 def losing(n_lost: int) -> Callable[[httpx2.Response], Awaitable[None]]:
-    """A hook that loses the first replies after they have come whole."""
+    """A hook that loses the first replies after they have arrived completely."""
     left = iter(range(n_lost))
 
     async def lose(response: httpx2.Response) -> None:
@@ -63,23 +63,21 @@ def losing(n_lost: int) -> Callable[[httpx2.Response], Awaitable[None]]:
 
 @pytest.mark.parametrize("n_lost", [1, 2])
 @pytest.mark.parametrize("ask", [chat, responses, messages, streamed_chat, streamed_messages, helper])
-def test_the_official_clients_are_given_the_answer_that_was_lost(
-    ask: Callable[[Served], Awaitable[str]], n_lost: int
-) -> None:
+def test_official_client_gets_the_lost_answer(ask: Callable[[Served], Awaitable[str]], n_lost: int) -> None:
     async def main() -> None:
         policy, model = Playing(answering("once"), answering("more")), ScriptedModel("once", "more")
         async with served(policy, max_retries=2, models={"helper": model}, max_turns=2) as gateway:
             gateway.http.event_hooks["response"] = [losing(n_lost)]
             assert await ask(gateway) == "once"
             assert len(gateway.records.calls) == 1
-            # a new request is a turn of its own, if it has the same words, and the lost tries were none
+            # a new request is a new turn, even with the same words, and the lost attempts are no turns
             assert await ask(gateway) == "more"
             assert len(gateway.records.calls) == 2
 
     asyncio.run(main())
 
 
-def test_the_last_turn_of_a_rollout_is_given_again() -> None:
+def test_last_turn_of_a_rollout_is_returned_again() -> None:
     async def main() -> None:
         async with served(Playing(answering("once")), max_turns=1) as gateway:
             assert (await gateway.post(CHAT, BODY)).status_code == 200
@@ -90,7 +88,7 @@ def test_the_last_turn_of_a_rollout_is_given_again() -> None:
     asyncio.run(main())
 
 
-def test_a_retry_waits_for_the_try_whose_client_is_not_known_to_have_gone() -> None:
+def test_retry_waits_for_a_running_first_attempt() -> None:
     async def main() -> None:
         policy = Playing(answering("once"), answering("more"))
         policy.gate = asyncio.Event()
@@ -107,7 +105,7 @@ def test_a_retry_waits_for_the_try_whose_client_is_not_known_to_have_gone() -> N
     asyncio.run(main())
 
 
-def test_a_retry_whose_first_try_was_cut_is_sampled() -> None:
+def test_retry_whose_first_attempt_was_cancelled_is_sampled() -> None:
     async def main() -> None:
         policy = Playing(answering("more"))
         policy.gate = asyncio.Event()
@@ -126,7 +124,7 @@ def test_a_retry_whose_first_try_was_cut_is_sampled() -> None:
     asyncio.run(main())
 
 
-def test_a_retry_after_an_error_is_not_given_the_answer_of_an_equal_request() -> None:
+def test_retry_after_an_error_does_not_get_the_answer_of_an_equal_request() -> None:
     async def main() -> None:
         policy = Playing(answering("one sample"), EngineError("it is down"), answering("another sample"))
         async with served(policy) as gateway:
@@ -139,7 +137,7 @@ def test_a_retry_after_an_error_is_not_given_the_answer_of_an_equal_request() ->
     asyncio.run(main())
 
 
-def test_a_retry_of_another_request_is_sampled() -> None:
+def test_retry_of_another_request_is_sampled() -> None:
     async def main() -> None:
         async with served(Playing(answering("one"), answering("two"))) as gateway:
             await gateway.post(CHAT, BODY)
@@ -150,7 +148,7 @@ def test_a_retry_of_another_request_is_sampled() -> None:
     asyncio.run(main())
 
 
-def test_no_more_than_the_last_answers_are_kept() -> None:
+def test_number_of_kept_answers_is_limited() -> None:
     async def main() -> None:
         async with served(Playing(answer=lambda asked: answering(str(len(asked)))), max_turns=99) as gateway:
             bodies = [{**BODY, "messages": [HELLO] * n} for n in range(1, 13)]
@@ -164,6 +162,6 @@ def test_no_more_than_the_last_answers_are_kept() -> None:
 
 
 @pytest.mark.parametrize(("value", "wanted"), [("0", False), ("1", True), ("12", True), ("", False), ("-1", False)])
-def test_the_header_counts_tries(value: str, wanted: bool) -> None:
+def test_retry_count_header_marks_a_retry(value: str, wanted: bool) -> None:
     assert is_retry({"x-stainless-retry-count": value}) is wanted
     assert not is_retry({})

@@ -1,4 +1,4 @@
-"""Fields that would change the conversation or the answer: refused by their names, never ignored."""
+"""Fields that would change the conversation or the answer: refused by name, never ignored."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ HELLO = [{"role": "user", "content": "hello"}]
         (CHAT, {"n": 2}, "n"),
     ],
 )
-def test_field_that_changes_what_is_asked_is_refused(path: str, fields: dict[str, Any], names: str) -> None:
+def test_field_that_changes_the_request_is_refused(path: str, fields: dict[str, Any], names: str) -> None:
     async def main() -> None:
         policy = Playing(answering("never"))
         async with served(policy) as gateway:
@@ -53,7 +53,7 @@ def test_field_that_changes_what_is_asked_is_refused(path: str, fields: dict[str
         (CHAT, {"functions": [], "function_call": None, "audio": None, "n": 1}),
     ],
 )
-def test_field_that_asks_for_nothing_is_let_pass(path: str, fields: dict[str, Any]) -> None:
+def test_field_with_a_neutral_value_is_accepted(path: str, fields: dict[str, Any]) -> None:
     async def main() -> None:
         async with served(Playing(answering("yes"))) as gateway:
             known = {"model": "m", **({"messages": HELLO} if path == CHAT else {"input": HELLO})}

@@ -1,4 +1,4 @@
-"""The relay as it runs in a sandbox: its source, given to a Python of its own."""
+"""The relay as it runs in a sandbox: its source, passed to a separate Python."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ with concurrent.futures.ThreadPoolExecutor(100) as pool:
 async def beside(
     path: Path, key: str, command: Sequence[str], files: Sequence[str] = ()
 ) -> AsyncIterator[asyncio.subprocess.Process]:
-    """A command that runs beside a relay."""
+    """A command that runs with a relay."""
     words = [sys.executable, "-I", "-c", SOURCE, str(path / SOCKET), key, MARK, json.dumps(files), *command]
     environment = {**os.environ, "NO_PROXY": "example.org"}
     process = await asyncio.create_subprocess_exec(*words, stdout=asyncio.subprocess.PIPE, env=environment)
@@ -66,7 +66,7 @@ def test_clients_find_their_address_in_the_environment(tmp_path: Path) -> None:
                 result = json.loads(await said(process))
         assert result["OPENAI_BASE_URL"] == result["OPENAI_API_BASE"] == result["ANTHROPIC_BASE_URL"] + "/v1"
         assert result["OPENAI_API_KEY"] == result["ANTHROPIC_API_KEY"] == key
-        # whatever proxy the image names
+        # whatever proxy the image sets
         assert result["NO_PROXY"] == result["no_proxy"] == "example.org,127.0.0.1"
         assert result["ANTHROPIC_BASE_URL"].startswith("http://127.0.0.1:")
         assert result["ANTHROPIC_BASE_URL"].endswith(f"/t/{key}")
@@ -74,7 +74,7 @@ def test_clients_find_their_address_in_the_environment(tmp_path: Path) -> None:
     asyncio.run(main())
 
 
-def test_a_hundred_connections_at_once(tmp_path: Path) -> None:
+def test_hundred_concurrent_connections(tmp_path: Path) -> None:
     async def main() -> None:
         policy = Playing(answer=lambda messages: answering(messages[0]["content"] * 2))
         calls = GatewayCalls(context_of(policy, Records(), max_turns=1000, max_tokens=100_000))
@@ -87,7 +87,7 @@ def test_a_hundred_connections_at_once(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("command", "code"), [("exit 7", 7), ("kill -9 $$", 128 + 9)])
-def test_it_ends_as_its_command_does(tmp_path: Path, command: str, code: int) -> None:
+def test_relay_ends_with_the_exit_code_of_its_command(tmp_path: Path, command: str, code: int) -> None:
     async def main() -> None:
         async with gateway(GatewayCalls(context_of(Playing(), Records())), tmp_path) as address:
             key = address.key
@@ -98,7 +98,7 @@ def test_it_ends_as_its_command_does(tmp_path: Path, command: str, code: int) ->
     asyncio.run(main())
 
 
-def test_the_command_ends_with_the_gateway(tmp_path: Path) -> None:
+def test_command_ends_with_the_gateway(tmp_path: Path) -> None:
     async def main() -> None:
         async with contextlib.AsyncExitStack() as stack:
             async with gateway(GatewayCalls(context_of(Playing(), Records())), tmp_path) as address:
@@ -112,10 +112,10 @@ def test_the_command_ends_with_the_gateway(tmp_path: Path) -> None:
     asyncio.run(main())
 
 
-def test_what_the_command_started_ends_with_it(tmp_path: Path) -> None:
+def test_child_processes_end_with_the_command(tmp_path: Path) -> None:
     async def main() -> None:
         async with gateway(GatewayCalls(context_of(Playing(), Records())), tmp_path) as address:
-            # one has left its session; the command goes on until it is there
+            # one has left its session; the command continues until it exists
             started = f"setsid bash -c 'echo up > up; exec sleep 3600 {mark}' &"
             command = f"cd {tmp_path}; mkfifo up; {started} read -r word < up; echo $word"
             key = address.key
@@ -137,7 +137,7 @@ def command_line(process: Path) -> bytes:
         return b""
 
 
-def test_the_command_ends_with_the_relay(tmp_path: Path) -> None:
+def test_command_ends_with_the_relay(tmp_path: Path) -> None:
     async def main() -> None:
         async with gateway(GatewayCalls(context_of(Playing(), Records())), tmp_path) as address:
             command = ["bash", "-c", "echo up; exec sleep 3600"]
@@ -145,14 +145,14 @@ def test_the_command_ends_with_the_relay(tmp_path: Path) -> None:
                 assert process.stdout is not None
                 assert await process.stdout.readline() == b"up\n"
                 process.kill()
-                # it has the pipe as its output, and no longer when it is gone
+                # it holds the pipe as its output until it has ended
                 async with asyncio.timeout(120):
                     assert await process.stdout.read() == b""
 
     asyncio.run(main())
 
 
-def test_a_socket_that_is_gone_breaks_connections_and_not_the_relay(tmp_path: Path) -> None:
+def test_missing_socket_breaks_connections_and_not_the_relay(tmp_path: Path) -> None:
     async def main() -> None:
         server = await relay.relay(str(tmp_path / SOCKET))
         port = server.sockets[0].getsockname()[1]
@@ -171,7 +171,7 @@ def test_a_socket_that_is_gone_breaks_connections_and_not_the_relay(tmp_path: Pa
     asyncio.run(main())
 
 
-def test_a_client_that_hangs_up_is_seen_through_the_relay(tmp_path: Path) -> None:
+def test_disconnect_of_a_client_is_seen_through_the_relay(tmp_path: Path) -> None:
     async def main() -> None:
         policy = Playing(saying())
         policy.gate = asyncio.Event()

@@ -1,4 +1,4 @@
-"""A policy that repeats itself to a program: known by the conversation that the program goes on with, in any API."""
+"""Repetition by a policy in a program: detected from the conversation that the program continues, in any API."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from workers.testing import ScriptedModel, calling
 
 Body = dict[str, Any]
 Program = Callable[[Any, str], list[Any]]
-"""From the body of an answer and what its call returned to what a program adds to its conversation."""
+"""Builds the messages that a program adds to its conversation from an answer and the result of its call."""
 
 USER = {"role": "user", "content": "begin"}
 LOOK = {"name": "look", "description": "", "parameters": {"type": "object", "properties": {}}}
 
 
 def looking(number: int = 0) -> Completion:
-    """The same call again, under an id of its own."""
+    """Return the same call again, with a new id."""
     completion = calling(("look", {"at": "tree", "n": 1}))
     completion.response["tool_calls"][0]["id"] = f"call_{number}"
     return completion
@@ -32,7 +32,7 @@ def looking(number: int = 0) -> Completion:
 def chat(answer: Any, result: str) -> list[Any]:
     message = answer["choices"][0]["message"]
     called = message["tool_calls"][0]
-    # clients write the arguments anew
+    # clients reformat the arguments
     called["function"]["arguments"] = '{ "n": 1, "at": "tree" }'
     return [message, {"role": "tool", "tool_call_id": called["id"], "content": result}]
 
@@ -74,7 +74,7 @@ APIS: dict[str, tuple[str, str, Body, Any, Program]] = {
 
 
 async def turns(gateway: Served, api: str, *results: str) -> int:
-    """Go on with a conversation, a result of the call after each turn; return the status of the last request."""
+    """Continue a conversation, with a result of the call after each turn; return the status of the last request."""
     path, field, more, begin, program = APIS[api]
     conversation = [begin]
     status = 0
@@ -92,7 +92,7 @@ def outcome_of(gateway: Served) -> Outcome | None:
 
 
 @pytest.mark.parametrize("api", APIS)
-def test_turns_that_are_alike_end_the_rollout(api: str) -> None:
+def test_equal_turns_end_the_rollout(api: str) -> None:
     async def main() -> None:
         policy = Playing(*map(looking, range(9)))
         async with served(policy, max_repeats=3) as gateway:
@@ -106,7 +106,7 @@ def test_turns_that_are_alike_end_the_rollout(api: str) -> None:
 
 
 @pytest.mark.parametrize("api", APIS)
-def test_other_results_of_the_same_call_do_not(api: str) -> None:
+def test_other_results_of_the_same_call_do_not_end_the_rollout(api: str) -> None:
     async def main() -> None:
         async with served(Playing(*map(looking, range(5))), max_repeats=2) as gateway:
             assert await turns(gateway, api, "1", "2", "1", "3") == 200
@@ -115,7 +115,7 @@ def test_other_results_of_the_same_call_do_not(api: str) -> None:
     asyncio.run(main())
 
 
-def test_turns_that_alternate_end_it() -> None:
+def test_alternating_turns_end_the_rollout() -> None:
     async def main() -> None:
         policy = Playing(*(calling(("look", {"at": at})) for at in "ababababab"))
         async with served(policy, max_repeats=4) as gateway:
@@ -133,7 +133,7 @@ def test_turns_that_alternate_end_it() -> None:
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_texts_that_are_alike_are_turns_by_what_the_program_says_to_them(stream: bool) -> None:
+def test_equal_texts_count_as_turns_by_the_programs_replies(stream: bool) -> None:
     async def main() -> None:
         body: list[Any] = [USER]
         async with served(Playing(answer=lambda _: saying("So.")), max_repeats=2) as gateway:
@@ -146,7 +146,7 @@ def test_texts_that_are_alike_are_turns_by_what_the_program_says_to_them(stream:
     asyncio.run(main())
 
 
-def test_the_same_question_asked_again_is_no_repetition() -> None:
+def test_repeated_first_request_is_no_repetition() -> None:
     async def main() -> None:
         async with served(Playing(answer=lambda _: saying("4")), max_repeats=2) as gateway:
             for _ in range(9):
@@ -155,7 +155,7 @@ def test_the_same_question_asked_again_is_no_repetition() -> None:
     asyncio.run(main())
 
 
-def test_each_conversation_has_turns_of_its_own() -> None:
+def test_each_conversation_has_its_own_turns() -> None:
     async def main() -> None:
         async with served(Playing(*map(looking, range(9))), max_repeats=3) as gateway:
             both = [turns(gateway, "chat", "a tree", "a tree") for _ in range(3)]
@@ -165,7 +165,7 @@ def test_each_conversation_has_turns_of_its_own() -> None:
     asyncio.run(main())
 
 
-def test_a_program_that_drops_what_was_long_ago_is_held_to_it() -> None:
+def test_program_that_drops_old_messages_is_still_detected() -> None:
     async def main() -> None:
         policy = Playing(*map(looking, range(9)))
         async with served(policy, max_repeats=3) as gateway:
@@ -181,7 +181,7 @@ def test_a_program_that_drops_what_was_long_ago_is_held_to_it() -> None:
     asyncio.run(main())
 
 
-def test_the_repetition_comes_before_the_number_of_turns() -> None:
+def test_repetition_is_checked_before_the_number_of_turns() -> None:
     async def main() -> None:
         async with served(Playing(*map(looking, range(9))), max_repeats=3, max_turns=3) as gateway:
             assert await turns(gateway, "chat", *["a tree"] * 8) == 403
@@ -190,7 +190,7 @@ def test_the_repetition_comes_before_the_number_of_turns() -> None:
     asyncio.run(main())
 
 
-def test_a_request_that_is_tried_again_is_no_turn() -> None:
+def test_retried_request_is_no_turn() -> None:
     async def main() -> None:
         policy = Playing(looking(0), EngineError("busy"), EngineError("busy"), looking(1))
         async with served(policy, max_repeats=2) as gateway:
@@ -203,7 +203,7 @@ def test_a_request_that_is_tried_again_is_no_turn() -> None:
     asyncio.run(main())
 
 
-def test_what_another_model_says_is_none_of_the_policys_turns() -> None:
+def test_answers_of_another_model_are_not_turns_of_the_policy() -> None:
     async def main() -> None:
         helper = ScriptedModel(*["So."] * 9)
         async with served(Playing(), models={"helper": helper}, max_repeats=2) as gateway:
@@ -217,7 +217,7 @@ def test_what_another_model_says_is_none_of_the_policys_turns() -> None:
     asyncio.run(main())
 
 
-def test_what_ended_the_rollout_before_stays_its_end() -> None:
+def test_earlier_end_of_the_rollout_is_kept() -> None:
     async def main() -> None:
         policy = Playing(looking(0), looking(1), LimitReached(Outcome.MAX_TOKENS, "all"))
         async with served(policy, max_repeats=3) as gateway:
@@ -229,8 +229,8 @@ def test_what_ended_the_rollout_before_stays_its_end() -> None:
     asyncio.run(main())
 
 
-def test_long_conversations_are_compared_by_a_thread() -> None:
-    """Other rollouts of the worker go on meanwhile; the event loop is theirs, too."""
+def test_long_conversations_are_compared_in_a_thread() -> None:
+    """Meanwhile the event loop serves other rollouts of the worker."""
 
     async def main() -> None:
         async with served(Playing(*map(looking, range(9))), max_repeats=3) as gateway:

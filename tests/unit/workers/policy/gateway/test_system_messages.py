@@ -1,4 +1,4 @@
-"""System messages wherever agents put them, and templates that require one at the beginning."""
+"""System messages at any position, and templates that require one at the beginning."""
 
 from __future__ import annotations
 
@@ -42,14 +42,14 @@ TOOL = {"role": "tool", "tool_call_id": "c", "content": "r"}
         ([user("b"), said("x"), TOOL, system("c")], [user("b"), said("x"), TOOL, user("c")]),
         ([user("b"), said("x"), TOOL, system("c"), system("d")], [user("b"), said("x"), TOOL, user("c\n\nd")]),
         ([said("x"), system("c"), said("y")], [said("x"), user("c"), said("y")]),
-        # a user's messages in a row are left as they are
+        # consecutive user messages are left as they are
         ([user("a"), user("b")], [user("a"), user("b")]),
         ([user("a"), user("b"), system("c"), user("d"), user("e")], [user("a"), user("b\n\nc\n\nd"), user("e")]),
     ],
 )
 def test_one_system_message_leads(given: list[dict[str, Any]], shown: list[dict[str, Any]]) -> None:
     assert one_leading(given) == shown
-    # what was shown before an answer is shown again in front of it
+    # messages before an answer are shown unchanged in front of it
     answered = [*given, said("!"), system("later"), user("more")]
     assert one_leading(answered)[: len(shown) + 1] == [*shown, said("!")]
 
@@ -81,7 +81,7 @@ def test_every_api_shows_the_policy_one_system_message(path: str) -> None:
     asyncio.run(main())
 
 
-def test_instructions_of_a_response_that_follows_another_stay_first() -> None:
+def test_instructions_of_a_continued_response_stay_first() -> None:
     async def main() -> None:
         policy = Playing(answering("x"), answering("y"))
         async with served(policy) as gateway:

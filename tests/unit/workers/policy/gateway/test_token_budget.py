@@ -1,4 +1,4 @@
-"""The tokens that a program may use, as its API's list of models tells them, and the calls of roles that count."""
+"""The tokens that a program may use, as in its API's list of models, and role calls that count against them."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class WithContext(Playing):
     context_tokens = 900
 
 
-def test_models_tell_the_tokens_that_are_left() -> None:
+def test_models_list_the_remaining_tokens() -> None:
     async def main() -> None:
         policy = WithContext(saying(), saying())
         async with served(policy, models={"helper": ScriptedModel("x")}, max_tokens=1000) as gateway:
@@ -37,7 +37,7 @@ def test_models_tell_the_tokens_that_are_left() -> None:
     asyncio.run(main())
 
 
-def test_an_unknown_context_is_not_told_and_an_answer_is_as_long_as_it_may_be() -> None:
+def test_unknown_context_is_not_listed_and_an_answer_uses_all_that_is_allowed() -> None:
     async def main() -> None:
         sampling = SamplingParams(max_tokens=64)
         async with served(Playing(*(saying() for _ in range(5))), sampling=sampling, max_tokens=100) as gateway:
@@ -60,14 +60,14 @@ def test_calls_of_roles_count_against_the_limits() -> None:
             codes = [(await gateway.post(CHAT, ask)).status_code for _ in range(2)]
             codes.append((await gateway.post(CHAT, HELLO)).status_code)
             codes += [(await gateway.post(CHAT, ask)).status_code for _ in range(2)]
-            assert codes == [200, 503, 200, 200, 403], "one that was not answered is no turn"
+            assert codes == [200, 503, 200, 200, 403], "an unanswered call is no turn"
             assert gateway.calls.limit is not None
         assert [sampling.max_tokens for _, sampling in helper.requests] == [1000, 990, 980]
 
     asyncio.run(main())
 
 
-def test_a_role_may_not_sample_more_than_is_left() -> None:
+def test_role_may_not_sample_more_than_the_remaining_tokens() -> None:
     async def main() -> None:
         helper = ScriptedModel("a")
         async with served(Playing(answering("x", n_tokens=95)), models={"helper": helper}, max_tokens=100) as gateway:

@@ -1,4 +1,4 @@
-"""Through each API and back, a conversation goes on from the ids that were sampled."""
+"""Through each API and back, a conversation continues from the sampled ids."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ SCHEMA = {"type": "object", "properties": {"a": {"type": "string"}}}
 
 
 class Sampling:
-    """A policy that holds ids, and samples these texts letter by letter, as no tokenizer would."""
+    """A policy that keeps ids, and samples these texts letter by letter, as no tokenizer would."""
 
     blocked = ""
     paused_s = 0.0
@@ -110,7 +110,7 @@ async def messages(gateway: Served) -> None:
 
 
 @pytest.mark.parametrize("client", [chat, streamed, responses, messages])
-def test_the_ids_that_were_sampled_are_held(client: Callable[[Served], Awaitable[None]]) -> None:
+def test_sampled_ids_are_kept(client: Callable[[Served], Awaitable[None]]) -> None:
     async def main() -> None:
         async with served(Sampling()) as gateway:
             await client(gateway)

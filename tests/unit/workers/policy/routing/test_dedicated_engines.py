@@ -1,4 +1,4 @@
-"""Engines that batches bring along: one shared pool each while it is used, apart from the farm's; in virtual time."""
+"""Engines of batches: one shared pool each while in use, separate from the farm's; in virtual time."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def address(server: Server, **values: Any) -> EngineAddress:
     return EngineAddress(server.url, **values)
 
 
-def test_each_is_called_by_its_own_rollouts_alone() -> None:
+def test_dedicated_engine_is_called_only_by_its_own_rollouts() -> None:
     async def main() -> None:
         mine, other = Server("mine"), Server("other")
         async with engines_of(Servers(mine, other)) as engines:
@@ -63,7 +63,7 @@ def test_each_is_called_by_its_own_rollouts_alone() -> None:
     run(main())
 
 
-def test_users_at_a_time_share_a_pool_and_later_ones_its_probe() -> None:
+def test_concurrent_users_share_a_pool_and_later_ones_its_probe() -> None:
     async def main() -> None:
         server = Server("a")
         async with engines_of(Servers(server)) as engines:
@@ -77,7 +77,7 @@ def test_users_at_a_time_share_a_pool_and_later_ones_its_probe() -> None:
     run(main())
 
 
-def test_one_with_another_key_is_another_engine() -> None:
+def test_engine_with_another_key_is_another_engine() -> None:
     async def main() -> None:
         server = Server("a")
         server.key = "right"
@@ -91,7 +91,7 @@ def test_one_with_another_key_is_another_engine() -> None:
     run(main())
 
 
-def test_one_that_is_away_ends_the_call_and_is_probed_again() -> None:
+def test_unreachable_engine_ends_the_call_and_is_probed_again() -> None:
     async def main() -> None:
         server = Server("a")
         async with engines_of(Servers(server), away_s=60.0) as engines:
@@ -111,7 +111,7 @@ def test_one_that_is_away_ends_the_call_and_is_probed_again() -> None:
     run(main())
 
 
-def test_the_capabilities_of_a_bounded_number_are_kept() -> None:
+def test_number_of_kept_capabilities_is_limited() -> None:
     async def main() -> None:
         servers = [Server(f"e{i}") for i in range(3)]
         async with engines_of(Servers(*servers), n_known=2) as engines:
@@ -123,7 +123,7 @@ def test_the_capabilities_of_a_bounded_number_are_kept() -> None:
     run(main())
 
 
-def test_one_for_plain_chat_is_never_probed() -> None:
+def test_plain_chat_engine_is_never_probed() -> None:
     async def main() -> None:
         server = Server("a")
         async with engines_of(Servers(server)) as engines:

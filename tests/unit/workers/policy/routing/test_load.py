@@ -1,4 +1,4 @@
-"""Counts of what is in flight, and how fast engines are."""
+"""Counts of calls in flight, and the measured speed of engines."""
 
 from __future__ import annotations
 
@@ -12,9 +12,7 @@ from workers.policy.routing.load import IDLE, EngineSpeed, Load, LoadTracker
 
 
 @given(st.lists(st.tuples(st.sampled_from("ab"), st.integers(0, 1000)), max_size=20), st.randoms())
-def test_counts_are_those_of_the_calls_that_run_in_whatever_order_they_end(
-    calls: list[tuple[str, int]], random: object
-) -> None:
+def test_counts_are_those_of_running_calls_in_any_order_of_ends(calls: list[tuple[str, int]], random: object) -> None:
     load_tracker, running = LoadTracker(), []
     for url, n_tokens in calls:
         stack = ExitStack()
@@ -30,14 +28,14 @@ def test_counts_are_those_of_the_calls_that_run_in_whatever_order_they_end(
     assert load_tracker.snapshot() == {}
 
 
-def test_a_call_that_fails_is_counted_no_more() -> None:
+def test_failed_call_is_no_longer_counted() -> None:
     load_tracker = LoadTracker()
     with pytest.raises(RuntimeError), load_tracker.taken("a", 5):
         raise RuntimeError
     assert load_tracker.own("a") == IDLE
 
 
-def test_speed_follows_what_is_measured() -> None:
+def test_speed_follows_the_measurements() -> None:
     speed = EngineSpeed()
     for _ in range(50):
         speed.measured(100, 1.0, 1.0)
@@ -47,7 +45,7 @@ def test_speed_follows_what_is_measured() -> None:
     assert speed.value == pytest.approx(25, rel=0.01)
 
 
-def test_an_engine_that_leaves_leaves_its_speed() -> None:
+def test_speed_of_a_removed_engine_is_forgotten() -> None:
     load_tracker = LoadTracker()
     load_tracker.measured("a", 100, 1.0, 1.0)
     assert load_tracker.snapshot() == {"a": (0, 0, 100.0)}

@@ -26,7 +26,7 @@ from workers.policy.routing.pool import EnginePool
 from workers.policy.routing.router import RoutingKey, StickyRouter
 
 N = 100
-"""Tokens of a usual call: a second of a usual engine."""
+"""Tokens of a typical call: a second on a typical engine."""
 
 
 @asynccontextmanager
@@ -41,13 +41,13 @@ async def pool_of(
     assert [server.n_clients for server in servers.by_url.values()] == [0] * len(servers.by_url)
 
 
-def seat(pool: EnginePool, name: str, group: str = "", model: str = "") -> StickyRouter:
+def router_of(pool: EnginePool, name: str, group: str = "", model: str = "") -> StickyRouter:
     return StickyRouter(pool, RoutingKey(name, group or name, model))
 
 
 async def play(pool: EnginePool, name: str, n_turns: int = 1, n_tokens: int = N, group: str = "") -> list[str]:
-    """A rollout of some turns: the engines that answered them."""
-    mine = seat(pool, name, group)
+    """Run a rollout of some turns; return the engines that answered them."""
+    mine = router_of(pool, name, group)
     return [await routed(mine, n_tokens, asking(n_tokens, name)) for _ in range(n_turns)]
 
 
@@ -56,14 +56,14 @@ async def many(pool: EnginePool, n: int, n_turns: int = 1, n_tokens: int = N) ->
 
 
 async def when(condition: Callable[[], Any]) -> None:
-    """Wait until it holds; in virtual time, an hour is soon over."""
+    """Wait until the condition is true; in virtual time, an hour passes quickly."""
     async with asyncio.timeout(3600):
         while not condition():  # noqa: ASYNC110 - there is no event to wait for; in virtual time polling costs nothing
             await asyncio.sleep(0.01)
 
 
 class TestChoice:
-    def test_a_rollout_stays_with_its_engine(self) -> None:
+    def test_rollout_stays_with_its_engine(self) -> None:
         async def main() -> None:
             async with pool_of(Servers(Server("a"), Server("b"), Server("c"))) as pool:
                 for turns in await many(pool, 9, n_turns=4):
@@ -71,7 +71,7 @@ class TestChoice:
 
         run(main())
 
-    def test_calls_spread_by_their_tokens(self) -> None:
+    def test_calls_are_balanced_by_their_tokens(self) -> None:
         async def main() -> None:
             servers = Servers(Server("a"), Server("b"))
             async with pool_of(servers) as pool:
@@ -82,7 +82,7 @@ class TestChoice:
 
         run(main())
 
-    def test_siblings_play_together_and_groups_apart(self) -> None:
+    def test_siblings_share_an_engine_and_groups_are_spread(self) -> None:
         async def main() -> None:
             servers = Servers(*[Server(f"e{i}") for i in range(4)])
             async with pool_of(servers) as pool:
@@ -106,7 +106,7 @@ class TestChoice:
         run(main())
 
     @pytest.mark.parametrize("room", [4, 1000], ids=["full", "with room"])
-    def test_an_engine_four_times_as_slow_gets_about_a_quarter_and_delays_nobody(self, room: int) -> None:
+    def test_engine_four_times_as_slow_gets_about_a_quarter_and_delays_nothing(self, room: int) -> None:
         async def main() -> None:
             slow, *fast = Server("slow", tokens_s=25, room=room), *[Server(f"e{i}", room=room) for i in range(3)]
             async with pool_of(Servers(slow, *fast)) as pool:
@@ -116,7 +116,7 @@ class TestChoice:
 
         run(main())
 
-    def test_models_choose_engines(self) -> None:
+    def test_calls_are_routed_by_model(self) -> None:
         async def main() -> None:
             mine, other = Server("mine"), Server("other")
             servers = Servers()
@@ -125,22 +125,22 @@ class TestChoice:
                 servers.add(server, address=type(address)(address.url, model=model))
             async with pool_of(servers, none_s=5) as pool:
                 for _ in range(5):
-                    assert await routed(seat(pool, "r", model="o"), N, asking(N, "r")) == other.url
+                    assert await routed(router_of(pool, "r", model="o"), N, asking(N, "r")) == other.url
                 with pytest.raises(EngineError, match="no engine serves missing"):
-                    await routed(seat(pool, "r", model="missing"), N, asking(N, "r"))
+                    await routed(router_of(pool, "r", model="missing"), N, asking(N, "r"))
 
         run(main())
 
-    def test_engines_of_a_training_run_serve_it_alone_and_are_waited_for(self) -> None:
+    def test_engines_of_a_training_run_serve_only_it_and_are_waited_for(self) -> None:
         async def main() -> None:
             shared, own = Server("shared"), Server("own")
             servers = Servers(shared)
             servers.change(shared, version="4", engine_version="4")
             async with pool_of(servers, none_s=5) as pool:
-                mine = seat(pool, "r", model="run:exp-1")
+                mine = router_of(pool, "r", model="run:exp-1")
                 asked = asyncio.ensure_future(routed(mine, N, asking(N, "r")))
                 await asyncio.sleep(600)
-                assert not asked.done(), "its trainer may be started again"
+                assert not asked.done(), "its trainer may be restarted"
                 assert mine.blocked.startswith("the training run exp-1 has no engine")
                 servers.add(own, reserved_for="run:exp-1")
                 assert await asked == own.url
@@ -149,7 +149,7 @@ class TestChoice:
 
         run(main())
 
-    def test_the_newest_weights_are_known(self) -> None:
+    def test_newest_weight_version_is_known(self) -> None:
         servers = Servers(Server("a"), Server("b"))
         pool = EnginePool(servers)
         assert pool.newest_version == ""
@@ -157,7 +157,7 @@ class TestChoice:
             servers.change(server, version=version)
         assert pool.newest_version == "10"
 
-    def test_a_pool_serves_one_event_loop_after_another(self) -> None:
+    def test_pool_serves_one_event_loop_after_another(self) -> None:
         servers = Servers(Server("a"))
         pool = EnginePool(servers, open_engine=servers.open, detect=servers.detect)
 
@@ -172,7 +172,7 @@ class TestChoice:
 
 
 class TestNewEngines:
-    def test_a_new_one_is_asked_what_it_can_do_and_everybody_is_told(self) -> None:
+    def test_new_engine_is_probed_and_its_capabilities_are_shared(self) -> None:
         async def main() -> None:
             server, notes = Server("a"), RecordingReporter()
             servers = Servers()
@@ -183,7 +183,7 @@ class TestNewEngines:
 
         run(main())
 
-    def test_one_that_is_slow_to_answer_is_waited_for_longer_each_time(self) -> None:
+    def test_slow_probe_gets_a_longer_timeout_each_time(self) -> None:
         async def main() -> None:
             server = Server("a")
             server.first_s = 35.0
@@ -194,14 +194,14 @@ class TestNewEngines:
 
         run(main())
 
-    def test_one_that_cannot_be_asked_blocks_the_call_and_says_why(self) -> None:
+    def test_failed_probe_blocks_the_call_with_a_reason(self) -> None:
         async def main() -> None:
             server, notes = Server("a"), RecordingReporter()
             server.dead = True
             servers = Servers()
             servers.add(server, info=None)
             async with pool_of(servers, notes) as pool:
-                mine = seat(pool, "r")
+                mine = router_of(pool, "r")
                 call = asyncio.create_task(routed(mine, N, asking(N, "r")))
                 await when(lambda: "cannot be reached" in mine.blocked)
                 assert server.url in mine.blocked
@@ -212,7 +212,7 @@ class TestNewEngines:
 
         run(main())
 
-    def test_it_gets_little_at_first(self) -> None:
+    def test_new_engine_gets_a_small_share_at_first(self) -> None:
         async def main() -> None:
             old, new = [Server(f"e{i}", room=8) for i in range(3)], Server("new", room=8)
             servers = Servers(*old)
@@ -229,7 +229,7 @@ class TestNewEngines:
 
         run(main())
 
-    def test_it_is_told_from_the_one_it_replaces(self) -> None:
+    def test_engine_with_a_changed_model_replaces_the_old_one(self) -> None:
         async def main() -> None:
             server = Server("a")
             servers = Servers(server)
@@ -244,20 +244,20 @@ class TestNewEngines:
 
 
 class TestFailover:
-    def test_another_engine_takes_over_with_the_same_call(self) -> None:
+    def test_failed_call_is_retried_on_another_engine(self) -> None:
         async def main() -> None:
             servers = Servers(Server("a"), Server("b"))
             async with pool_of(servers) as pool:
-                mine = seat(pool, "r")
+                mine = router_of(pool, "r")
                 first = servers.by_url[await routed(mine, N, asking(N, "r"))]
                 first.failures = 1
                 second = await routed(mine, N, asking(N, "r"))
                 assert second != first.url
-                assert await routed(mine, N, asking(N, "r")) == second, "there its prefix is now"
+                assert await routed(mine, N, asking(N, "r")) == second, "its prefix is there now"
 
         run(main())
 
-    def test_calls_on_an_engine_that_dies_go_on_elsewhere(self) -> None:
+    def test_calls_on_a_crashed_engine_continue_elsewhere(self) -> None:
         async def main() -> None:
             servers, notes = Servers(Server("a"), Server("b")), RecordingReporter()
             a, b = servers.by_url.values()
@@ -273,7 +273,7 @@ class TestFailover:
 
         run(main())
 
-    def test_one_that_is_back_is_used_again(self) -> None:
+    def test_recovered_engine_is_used_again(self) -> None:
         async def main() -> None:
             servers, notes = Servers(Server("a"), Server("b")), RecordingReporter()
             a = servers.by_url["http://a/v1"]
@@ -289,7 +289,7 @@ class TestFailover:
 
         run(main())
 
-    def test_one_is_left_alone_longer_the_longer_it_is_out(self) -> None:
+    def test_engine_is_checked_less_often_the_longer_it_is_out(self) -> None:
         async def main() -> None:
             server = Server("a")
             checks: list[float] = []
@@ -315,13 +315,13 @@ class TestFailover:
 
         run(main())
 
-    def test_calls_wait_when_all_are_out_and_say_why(self) -> None:
+    def test_calls_wait_with_a_reason_while_all_engines_are_out(self) -> None:
         async def main() -> None:
             servers = Servers(Server("a"), Server("b"))
             async with pool_of(servers) as pool:
                 for server in servers.by_url.values():
                     server.dead = True
-                mine = seat(pool, "r")
+                mine = router_of(pool, "r")
                 call = asyncio.create_task(routed(mine, N, asking(N, "r")))
                 await asyncio.sleep(600)
                 assert not call.done()
@@ -333,7 +333,7 @@ class TestFailover:
 
         run(main())
 
-    def test_a_request_that_fails_on_healthy_engines_is_given_up(self) -> None:
+    def test_request_that_fails_on_healthy_engines_is_given_up(self) -> None:
         async def main() -> None:
             servers = Servers(Server("a"), Server("b"))
             for server in servers.by_url.values():
@@ -348,7 +348,7 @@ class TestFailover:
 
         run(main())
 
-    def test_a_request_that_kills_engines_is_given_up(self) -> None:
+    def test_request_that_crashes_engines_is_given_up(self) -> None:
         async def main() -> None:
             servers = Servers(*[Server(f"e{i}") for i in range(5)])
             for server in servers.by_url.values():
@@ -363,7 +363,7 @@ class TestFailover:
 
         run(main())
 
-    def test_an_engine_that_fails_rollout_after_rollout_is_left_alone(self) -> None:
+    def test_engine_that_fails_several_rollouts_is_ejected(self) -> None:
         async def main() -> None:
             servers, notes = Servers(Server("a"), Server("b")), RecordingReporter()
             a = servers.by_url["http://a/v1"]
@@ -378,7 +378,7 @@ class TestFailover:
     @pytest.mark.parametrize(
         "error", [EngineRefused("no such field"), LimitReached(Outcome.CONTEXT_FULL, "full"), KeyError("bug")]
     )
-    def test_what_no_engine_would_answer_otherwise_passes_at_once(self, error: Exception) -> None:
+    def test_error_that_no_engine_can_avoid_is_raised_at_once(self, error: Exception) -> None:
         async def main() -> None:
             n_asked = 0
 
@@ -389,12 +389,12 @@ class TestFailover:
 
             async with pool_of(Servers(Server("a"), Server("b"))) as pool:
                 with pytest.raises(type(error)):
-                    await routed(seat(pool, "r"), N, ask)
+                    await routed(router_of(pool, "r"), N, ask)
             assert n_asked == 1
 
         run(main())
 
-    def test_one_with_a_wrong_key_is_out_and_ends_no_rollout(self) -> None:
+    def test_engine_with_a_wrong_key_is_ejected_without_failing_rollouts(self) -> None:
         async def main() -> None:
             servers, notes = Servers(Server("a"), Server("b")), RecordingReporter()
             a, b = servers.by_url.values()
@@ -409,7 +409,7 @@ class TestFailover:
 
         run(main())
 
-    def test_one_that_comes_back_with_a_right_key_is_asked_at_once(self) -> None:
+    def test_engine_that_returns_with_a_corrected_key_is_probed_at_once(self) -> None:
         async def main() -> None:
             server, notes = Server("a"), RecordingReporter()
             server.key = "right"
@@ -422,11 +422,11 @@ class TestFailover:
                 pool.changed()
                 changed_at = pool.now()
                 assert await call == [server.url]
-                assert pool.now() - changed_at < 5, "not only when it would have been asked again"
+                assert pool.now() - changed_at < 5, "before the next regular probe"
 
         run(main())
 
-    def test_a_request_that_no_engine_is_fit_for_is_refused_at_once(self) -> None:
+    def test_request_that_no_engine_is_fit_for_is_refused_at_once(self) -> None:
         async def main() -> None:
             servers = Servers(Server("a"), Server("b"))
             for server in servers.by_url.values():
@@ -439,12 +439,12 @@ class TestFailover:
 
             async with pool_of(servers) as pool:
                 with pytest.raises(EngineUnfit, match="401"):
-                    await routed(seat(pool, "r"), N, ask)
+                    await routed(router_of(pool, "r"), N, ask)
             assert sorted(result) == sorted(servers.by_url)
 
         run(main())
 
-    def test_what_hangs_on_an_engine_that_says_it_is_well_goes_on_elsewhere(self) -> None:
+    def test_hung_call_on_a_healthy_engine_is_moved(self) -> None:
         async def main() -> None:
             servers, notes = Servers(Server("a"), Server("b")), RecordingReporter()
             a, b = servers.by_url.values()
@@ -460,12 +460,12 @@ class TestFailover:
 
         run(main())
 
-    def test_a_call_that_hangs_where_there_is_no_other_engine_is_blocked_and_says_why(self) -> None:
+    def test_hung_call_without_another_engine_is_blocked_with_a_reason(self) -> None:
         async def main() -> None:
             server = Server("a")
             server.hangs = True
             async with pool_of(Servers(server)) as pool:
-                mine = seat(pool, "r")
+                mine = router_of(pool, "r")
                 call = asyncio.create_task(routed(mine, N, asking(N, "r")))
                 await when(lambda: "did not answer in time" in mine.blocked)
                 assert pool.now() < 40
@@ -477,25 +477,25 @@ class TestFailover:
 
         run(main())
 
-    def test_a_long_call_on_an_engine_that_is_well_goes_on(self) -> None:
+    def test_long_call_on_a_healthy_engine_continues(self) -> None:
         async def main() -> None:
             server = Server("a")
             async with pool_of(Servers(server)) as pool:
-                mine = seat(pool, "r")
+                mine = router_of(pool, "r")
                 call = asyncio.create_task(routed(mine, N, asking(1000 * N, "r")))
                 await asyncio.sleep(900)
                 assert mine.blocked == ""
                 await call
                 assert server.n_started() == 1
-                assert server.n_detected >= 10, "it was asked to sample every now and then"
+                assert server.n_detected >= 10, "it was probed from time to time"
 
         run(main())
 
-    def test_an_engine_that_is_taken_away_is_left_after_the_call(self) -> None:
+    def test_removed_engine_is_left_after_the_running_call(self) -> None:
         async def main() -> None:
             servers = Servers(Server("a"), Server("b"))
             async with pool_of(servers) as pool:
-                mine = seat(pool, "r")
+                mine = router_of(pool, "r")
                 call = asyncio.create_task(routed(mine, N, asking(N, "r")))
                 await when(lambda: any(server.n_running for server in servers.by_url.values()))
                 first = next(server for server in servers.by_url.values() if server.n_running)
@@ -508,13 +508,13 @@ class TestFailover:
         run(main())
 
 
-def test_a_call_whose_answer_drips_blocks_its_rollout() -> None:
+def test_call_whose_answer_trickles_blocks_its_rollout() -> None:
     async def main() -> None:
         async with pool_of(Servers(Server("a"))) as pool:
-            mine = seat(pool, "r")
+            mine = router_of(pool, "r")
 
             async def drip(engine: Engine) -> None:
-                # as if bytes had come for a minute, and no end
+                # as if bytes had arrived for a minute, without an end
                 current().body_since = time.monotonic() - 60.0
                 await asyncio.sleep(1000)
 
@@ -528,7 +528,7 @@ def test_a_call_whose_answer_drips_blocks_its_rollout() -> None:
 
 
 class TestSilence:
-    """A call that is never answered, on an engine that is well, as its deadline passes."""
+    """A call that is never answered, on a healthy engine, at its deadline."""
 
     @staticmethod
     async def lost(engine: Engine) -> None:
@@ -545,7 +545,7 @@ class TestSilence:
             (True, 0, 32_768, 800, True),
             # an unknown length is not the engine's fault
             (True, 0, None, 900, False),
-            # most of the rollout's time went elsewhere
+            # most of the rollout's time was spent elsewhere
             (True, 500, 10 * N, 400, False),
             (True, 500, 10 * N, 600, True),
             # an engine that has not answered yet may be slow
@@ -553,12 +553,12 @@ class TestSilence:
             (False, 0, 20 * N, 120, True),
         ],
     )
-    def test_it_is_the_engines_if_no_answer_can_take_so_long(
+    def test_silence_longer_than_any_answer_takes_is_attributed_to_the_engine(
         self, warm: bool, idle_s: float, most_tokens: int | None, after_s: float, is_engines: bool
     ) -> None:
         async def main() -> None:
             async with pool_of(Servers(Server("a"))) as pool:
-                mine = seat(pool, "r")
+                mine = router_of(pool, "r")
                 if warm:
                     await routed(mine, N, asking(N, "r"))
                 await asyncio.sleep(idle_s)
@@ -571,10 +571,10 @@ class TestSilence:
 
         run(main())
 
-    def test_one_whose_answer_has_begun_is_not_silent(self) -> None:
+    def test_call_whose_answer_has_begun_is_not_silent(self) -> None:
         async def main() -> None:
             async with pool_of(Servers(Server("a"))) as pool:
-                mine = seat(pool, "r")
+                mine = router_of(pool, "r")
 
                 async def streams(engine: Engine) -> None:
                     current().token()
@@ -588,18 +588,18 @@ class TestSilence:
 
         run(main())
 
-    def test_many_at_a_time_may_take_longer(self) -> None:
+    def test_concurrent_calls_may_take_longer(self) -> None:
         async def main() -> None:
             async with pool_of(Servers(Server("a", room=1000))) as pool:
                 await play(pool, "r", n_turns=4)
-                seats = [seat(pool, f"r{i}") for i in range(100)]
-                calls = [asyncio.create_task(routed(each, N, self.lost, 10 * N)) for each in seats]
+                routers = [router_of(pool, f"r{i}") for i in range(100)]
+                calls = [asyncio.create_task(routed(each, N, self.lost, 10 * N)) for each in routers]
                 await asyncio.sleep(150)
-                assert not any(each.blocked for each in seats)
+                assert not any(each.blocked for each in routers)
                 for call in calls[9:]:
                     call.cancel()
                 await asyncio.sleep(1)
-                assert all(each.blocked for each in seats[:9])
+                assert all(each.blocked for each in routers[:9])
                 for call in calls:
                     call.cancel()
                 await asyncio.gather(*calls, return_exceptions=True)
@@ -608,12 +608,12 @@ class TestSilence:
 
 
 class TestBusy:
-    def test_retry_after_is_waited_for_where_there_is_no_other(self) -> None:
+    def test_retry_after_is_waited_for_if_there_is_no_other_engine(self) -> None:
         async def main() -> None:
             server = Server("a")
             server.busy = [7.0]
             async with pool_of(Servers(server)) as pool:
-                mine = seat(pool, "r")
+                mine = router_of(pool, "r")
                 call = asyncio.create_task(routed(mine, N, asking(N, "r")))
                 await when(lambda: "is busy" in mine.blocked)
                 assert "429" in mine.blocked
@@ -623,7 +623,7 @@ class TestBusy:
 
         run(main())
 
-    def test_another_engine_is_asked_meanwhile(self) -> None:
+    def test_another_engine_is_used_during_retry_after(self) -> None:
         async def main() -> None:
             servers = Servers(Server("a"), Server("b"))
             for server in servers.by_url.values():
@@ -636,7 +636,7 @@ class TestBusy:
 
         run(main())
 
-    def test_an_hour_of_one_engine_holds_up_nobody_that_another_can_serve(self) -> None:
+    def test_long_retry_after_of_one_engine_delays_no_call(self) -> None:
         async def main() -> None:
             servers = Servers(Server("a"), Server("b"))
             servers.by_url["http://a/v1"].busy = [3600.0] * 100
@@ -645,7 +645,7 @@ class TestBusy:
 
         run(main())
 
-    def test_it_may_be_busy_for_hours_and_is_asked_less_and_less(self) -> None:
+    def test_busy_engine_is_retried_with_growing_pauses(self) -> None:
         async def main() -> None:
             server = Server("a")
             server.busy = [None] * 100
@@ -659,15 +659,15 @@ class TestBusy:
 
 
 class TestDrain:
-    def test_a_draining_engine_keeps_its_rollouts_and_gets_no_new_ones(self) -> None:
+    def test_draining_engine_keeps_its_rollouts_and_gets_no_new_ones(self) -> None:
         async def main() -> None:
             servers = Servers(Server("a"), Server("b"))
             a = servers.by_url["http://a/v1"]
             async with pool_of(servers) as pool:
-                seats = [seat(pool, f"r{i}") for i in range(12)]
-                homes = [await routed(mine, N, asking(N, "old")) for mine in seats]
+                routers = [router_of(pool, f"r{i}") for i in range(12)]
+                homes = [await routed(mine, N, asking(N, "old")) for mine in routers]
                 servers.change(a, state="draining")
-                assert [await routed(mine, N, asking(N, "old")) for mine in seats] == homes
+                assert [await routed(mine, N, asking(N, "old")) for mine in routers] == homes
                 assert a.url in homes
                 assert all(turns == ["http://b/v1"] for turns in await many(pool, 12))
 
@@ -675,12 +675,12 @@ class TestDrain:
 
 
 class TestPause:
-    def test_calls_wait_and_nobody_is_to_blame(self) -> None:
+    def test_calls_wait_for_a_pause_without_being_charged(self) -> None:
         async def main() -> None:
             server = Server("a")
             servers = Servers(server)
             async with pool_of(servers) as pool:
-                mine = seat(pool, "r")
+                mine = router_of(pool, "r")
                 running = asyncio.create_task(routed(mine, N, asking(N, "r")))
                 await when(lambda: server.n_running)
                 servers.change(server, paused="drain", n_orders=1)
@@ -698,12 +698,12 @@ class TestPause:
 
         run(main())
 
-    def test_calls_that_are_frozen_are_on_nobodys_clock(self) -> None:
+    def test_frozen_calls_are_not_charged(self) -> None:
         async def main() -> None:
             server = Server("a", info=CONTROLLED)
             servers = Servers(server)
             async with pool_of(servers, RecordingReporter(leading=True)) as pool:
-                mine = seat(pool, "r")
+                mine = router_of(pool, "r")
                 calls = [asyncio.create_task(routed(mine, N, asking(N, "r"))) for _ in range(2)]
                 await when(lambda: server.n_running == 2)
                 server.hangs = True
@@ -720,12 +720,12 @@ class TestPause:
 
         run(main())
 
-    def test_calls_on_an_engine_that_is_taken_away_while_it_freezes_them_are_made_elsewhere(self) -> None:
+    def test_calls_frozen_on_an_engine_that_is_removed_are_made_elsewhere(self) -> None:
         async def main() -> None:
             a, b = Server("a", info=CONTROLLED), Server("b")
             servers = Servers(a)
             async with pool_of(servers, RecordingReporter(leading=True)) as pool:
-                mine = seat(pool, "r")
+                mine = router_of(pool, "r")
                 call = asyncio.create_task(routed(mine, N, asking(N, "r")))
                 await when(lambda: a.n_running)
                 a.hangs = True
@@ -742,7 +742,7 @@ class TestPause:
 
         run(main())
 
-    def test_what_aborted_calls_are_told_holds_nobody_up_after_the_pause(self) -> None:
+    def test_retry_delay_of_aborted_calls_ends_with_the_pause(self) -> None:
         async def main() -> None:
             server = Server("a", info=CONTROLLED)
             servers = Servers(server)
@@ -760,7 +760,7 @@ class TestPause:
 
         run(main())
 
-    def test_one_paused_engine_leaves_the_others(self) -> None:
+    def test_pause_of_one_engine_does_not_affect_the_others(self) -> None:
         async def main() -> None:
             servers = Servers(Server("a"), Server("b"))
             servers.change(servers.by_url["http://a/v1"], paused="drain", n_orders=1)
@@ -769,7 +769,7 @@ class TestPause:
 
         run(main())
 
-    def test_abort_cuts_the_calls_of_an_engine_that_cannot_be_told_and_makes_them_anew(self) -> None:
+    def test_abort_cancels_and_repeats_calls_on_an_engine_without_control(self) -> None:
         async def main() -> None:
             server, notes = Server("a"), RecordingReporter()
             servers = Servers(server)
@@ -788,7 +788,7 @@ class TestPause:
 
         run(main())
 
-    def test_a_report_says_when_the_last_call_has_ended(self) -> None:
+    def test_report_shows_when_the_last_call_has_ended(self) -> None:
         async def main() -> None:
             server, notes = Server("a"), RecordingReporter()
             servers = Servers(server)
@@ -807,9 +807,9 @@ class TestPause:
 
 
 class TestOrders:
-    """Orders that the leading process sends to an engine that can be controlled."""
+    """Orders that the leading process sends to an engine with control endpoints."""
 
-    def test_an_update_is_told_in_order_and_written_down(self) -> None:
+    def test_update_is_sent_in_order_and_recorded(self) -> None:
         async def main() -> None:
             server, notes = Server("a", info=CONTROLLED), RecordingReporter(leading=True)
             servers = Servers(server)
@@ -829,11 +829,11 @@ class TestOrders:
 
         run(main())
 
-    def test_what_a_leader_began_before_it_died_is_done_again(self) -> None:
+    def test_unfinished_order_of_a_dead_leader_is_sent_again(self) -> None:
         async def main() -> None:
             server, notes = Server("a", info=CONTROLLED), RecordingReporter(leading=True)
             servers = Servers(server)
-            # it wrote down that it was about to, and died
+            # it recorded its intention, and died
             servers.change(server, paused="keep", n_orders=1, engine_paused="keep")
             async with pool_of(servers, notes) as pool:
                 await pool.start()
@@ -842,7 +842,7 @@ class TestOrders:
 
         run(main())
 
-    def test_one_that_disobeyed_and_was_taken_away_is_told_when_it_is_back(self) -> None:
+    def test_failed_engine_that_was_removed_gets_its_orders_when_it_is_back(self) -> None:
         async def main() -> None:
             server, notes = Server("a", info=CONTROLLED), RecordingReporter(leading=True)
             server.disobeys = True
@@ -857,7 +857,7 @@ class TestOrders:
                 pool.sync()
                 n_failures = len(notes.failures)
                 await asyncio.sleep(60)
-                assert len(notes.failures) == n_failures, "who gives orders to what is gone"
+                assert len(notes.failures) == n_failures, "no orders are sent to a removed engine"
                 server.disobeys = False
                 servers.change(server, paused="drain", n_orders=1)
                 pool.sync()
@@ -865,7 +865,7 @@ class TestOrders:
 
         run(main())
 
-    def test_those_that_do_not_lead_tell_nothing_until_they_do(self) -> None:
+    def test_only_the_leader_sends_orders(self) -> None:
         async def main() -> None:
             server, notes = Server("a", info=CONTROLLED), RecordingReporter()
             servers = Servers(server)
@@ -879,7 +879,7 @@ class TestOrders:
 
         run(main())
 
-    def test_one_that_cannot_be_told_is_done_at_once(self) -> None:
+    def test_order_without_control_endpoints_is_done_at_once(self) -> None:
         async def main() -> None:
             server, notes = Server("a"), RecordingReporter(leading=True)
             servers = Servers(server)
@@ -891,7 +891,7 @@ class TestOrders:
 
         run(main())
 
-    def test_one_that_is_dead_counts_as_paused_and_as_without_the_weights(self) -> None:
+    def test_dead_engine_counts_as_paused_and_as_lacking_the_weights(self) -> None:
         async def main() -> None:
             server, notes = Server("a", info=CONTROLLED), RecordingReporter(leading=True)
             server.dead = True
@@ -904,11 +904,11 @@ class TestOrders:
                 servers.change(server, paused="", n_orders=3, n_done=2)
                 pool.changed()
                 await when(lambda: (server.url, 3, "", "6") in notes.orders)
-                assert server.told == [], "to be told of weights that it never got"
+                assert server.told == [], "it must not be sent the version of weights that it never got"
 
         run(main())
 
-    def test_one_that_missed_the_weights_gets_no_calls_until_it_has_them(self) -> None:
+    def test_engine_that_missed_the_weights_gets_no_calls_until_it_has_them(self) -> None:
         async def main() -> None:
             missed, has = Server("missed", info=CONTROLLED), Server("has", info=CONTROLLED)
             missed.weights, has.weights = "6", "7"
@@ -918,10 +918,10 @@ class TestOrders:
             async with pool_of(servers) as pool:
                 assert all(turns == [has.url] for turns in await many(pool, 10))
                 has.dead = True
-                mine = seat(pool, "r")
+                mine = router_of(pool, "r")
                 call = asyncio.create_task(routed(mine, N, asking(N, "r")))
                 await when(lambda: mine.paused_s > 5.0)
-                assert mine.blocked == "", "what waits for weights is on nobody's clock"
+                assert mine.blocked == "", "a wait for weights is not charged"
                 missed.weights = "7"
                 servers.change(missed, n_orders=2, n_done=2, engine_version="7")
                 pool.changed()
@@ -929,14 +929,14 @@ class TestOrders:
 
         run(main())
 
-    def test_an_engine_that_is_yet_to_be_told_its_version_gets_no_calls(self) -> None:
+    def test_engine_that_has_not_been_sent_its_version_gets_no_calls(self) -> None:
         async def main() -> None:
             server = Server("a", info=CONTROLLED)
             server.weights = "default"
             servers = Servers(server)
             servers.change(server, version="7", version_order=1, n_orders=1, engine_version="default")
             async with pool_of(servers) as pool:
-                mine = seat(pool, "r")
+                mine = router_of(pool, "r")
                 call = asyncio.create_task(routed(mine, N, asking(N, "r")))
                 await when(lambda: mine.paused_s > 5.0)
                 server.weights = "7"
@@ -946,18 +946,18 @@ class TestOrders:
 
         run(main())
 
-    def test_an_engine_that_is_never_told_its_version_is_waited_for_only_so_long(self) -> None:
+    def test_wait_for_an_engine_without_its_version_is_limited(self) -> None:
         async def main() -> None:
             server = Server("a", info=CONTROLLED)
             servers = Servers(server)
             servers.change(server, version="7", version_order=1, n_orders=1, engine_version="6")
             async with pool_of(servers, weights_s=60.0) as pool:
                 with pytest.raises(WeightsMissing, match="has not yet been sent its weights' version 7"):
-                    await routed(seat(pool, "r"), N, asking(N, "r"))
+                    await routed(router_of(pool, "r"), N, asking(N, "r"))
 
         run(main())
 
-    def test_one_that_is_back_before_anybody_looked_is_asked_for_its_weights(self) -> None:
+    def test_engine_that_restarted_unnoticed_is_asked_for_its_weights(self) -> None:
         async def main() -> None:
             server, notes = Server("a", info=CONTROLLED), RecordingReporter()
             servers = Servers(server)
@@ -970,13 +970,13 @@ class TestOrders:
 
         run(main())
 
-    def test_while_none_has_the_weights_a_rollout_gives_its_slot_back_after_a_while(self) -> None:
+    def test_rollout_releases_its_slot_while_no_engine_has_the_weights(self) -> None:
         async def main() -> None:
             servers = Servers(Server("a", info=CONTROLLED), Server("b", info=CONTROLLED))
             for server in servers.by_url.values():
                 servers.change(server, version="7", n_orders=1, n_done=1, engine_version="default")
             async with pool_of(servers, weights_s=60.0) as pool:
-                mine = seat(pool, "r")
+                mine = router_of(pool, "r")
                 with pytest.raises(WeightsMissing, match="does not have the weights 7"):
                     await routed(mine, N, asking(N, "r"))
                 assert 59.0 < mine.paused_s < 70.0
@@ -984,7 +984,7 @@ class TestOrders:
         run(main())
 
     @pytest.mark.parametrize("dead", [True, False], ids=["out", "busy"])
-    def test_an_engine_that_is_merely_away_is_waited_for(self, dead: bool) -> None:
+    def test_unreachable_engine_is_waited_for(self, dead: bool) -> None:
         async def main() -> None:
             lacks, has = Server("lacks", info=CONTROLLED), Server("has", info=CONTROLLED)
             has.weights = "7"
@@ -1000,7 +1000,7 @@ class TestOrders:
 
         run(main())
 
-    def test_one_that_lacks_the_weights_loads_them_from_where_they_lie(self) -> None:
+    def test_engine_without_the_weights_loads_them_from_their_path(self) -> None:
         async def main() -> None:
             server, notes = Server("a", info=CONTROLLED), RecordingReporter(leading=True)
             servers = Servers(server)
@@ -1014,7 +1014,7 @@ class TestOrders:
 
         run(main())
 
-    def test_only_who_leads_has_engines_load_and_none_that_is_paused(self) -> None:
+    def test_only_the_leader_makes_engines_load_and_no_paused_one(self) -> None:
         async def main() -> None:
             server, paused = Server("told", info=CONTROLLED), Server("paused", info=CONTROLLED)
             servers = Servers(server, paused)
@@ -1033,7 +1033,7 @@ class TestOrders:
 
         run(main())
 
-    def test_one_that_came_back_between_two_looks_is_found_out_without_a_failure(self) -> None:
+    def test_restart_between_two_checks_is_detected_without_a_failure(self) -> None:
         async def main() -> None:
             server, notes = Server("a", info=CONTROLLED), RecordingReporter()
             server.weights = "7"
@@ -1046,7 +1046,7 @@ class TestOrders:
 
         run(main())
 
-    def test_a_new_one_that_has_the_weights_already_plays_at_once(self) -> None:
+    def test_new_engine_that_already_has_the_weights_is_used_at_once(self) -> None:
         async def main() -> None:
             server, notes = Server("a", info=CONTROLLED), RecordingReporter()
             server.weights = "7"
@@ -1058,7 +1058,7 @@ class TestOrders:
 
         run(main())
 
-    def test_a_drain_is_told_once_no_worker_has_a_call_in_flight(self) -> None:
+    def test_drain_is_sent_once_no_worker_has_a_call_in_flight(self) -> None:
         async def main() -> None:
             server, notes = Server("a", info=CONTROLLED), RecordingReporter(leading=True)
             notes.is_settled = False
@@ -1074,12 +1074,12 @@ class TestOrders:
 
         run(main())
 
-    def test_a_call_that_comes_after_an_abort_is_made_anew(self) -> None:
+    def test_call_that_arrives_after_an_abort_is_repeated(self) -> None:
         async def main() -> None:
             server, notes = Server("a", info=CONTROLLED), RecordingReporter()
             servers = Servers(server)
             async with pool_of(servers, notes) as pool:
-                # it reached the server after the pause, which keeps it until the resume
+                # it reached the server after the pause, which holds it until the resume
                 server.hangs = True
                 call = asyncio.create_task(play(pool, "r"))
                 await when(lambda: server.n_running)
@@ -1093,7 +1093,7 @@ class TestOrders:
 
         run(main())
 
-    def test_one_that_was_started_anew_has_other_weights_and_gets_no_calls(self) -> None:
+    def test_restarted_engine_has_other_weights_and_gets_no_calls(self) -> None:
         async def main() -> None:
             server, notes = Server("a", info=CONTROLLED), RecordingReporter()
             server.weights = "7"
@@ -1105,7 +1105,7 @@ class TestOrders:
                 await when(lambda: any(why for _, why in notes.failures))
                 server.weights, server.dead = "default", False
                 await when(lambda: (server.url, 1, "", "default") in notes.orders)
-                mine = seat(pool, "r")
+                mine = router_of(pool, "r")
                 call = asyncio.create_task(routed(mine, N, asking(N, "r")))
                 await when(lambda: mine.paused_s > 5.0)
                 call.cancel()
@@ -1117,7 +1117,7 @@ class TestCounts:
     @settings(max_examples=60, deadline=None)
     @given(st.data())
     def test_nothing_is_in_flight_at_the_end_whatever_happens(self, data: st.DataObject) -> None:
-        """Rollouts are cancelled, engines die, come back, are busy, fail, are paused and taken away at any moment."""
+        """Rollouts are cancelled, engines crash, come back, are busy, fail, are paused and removed at any moment."""
 
         async def main() -> None:
             every = [Server(f"e{i}") for i in range(3)]
@@ -1168,7 +1168,7 @@ def _accidents(
     ]
 
 
-def test_a_cancelled_call_is_cancelled_on_its_engine() -> None:
+def test_cancelled_call_is_cancelled_on_its_engine() -> None:
     async def main() -> None:
         server = Server("a")
         async with pool_of(Servers(server)) as pool:

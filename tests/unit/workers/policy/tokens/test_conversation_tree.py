@@ -1,6 +1,6 @@
-"""Over random conversations of every model of the zoo: prompts begin with the held ids, and end as the template ends.
+"""Random conversations of every model of the zoo: prompts begin with the held ids, and end like the template's text.
 
-The oracle is the template itself, rendered in full each time, which the code under test does only for a new segment.
+The oracle is the template itself, rendered completely each time; the code under test does so only for a new segment.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ VARIABLES = {"strftime_now": fixed_date}
 
 @dataclass
 class _Step:
-    """One turn of a script: what is said, how it is sampled, and what the client says to it."""
+    """One turn of a script: its text, how it is sampled, and the reply of the client."""
 
     turn: Message
     new: list[Message]
@@ -60,7 +60,7 @@ class _Step:
 
 @dataclass
 class Played:
-    """A conversation as it was played: before each call, its prompt and what was sampled."""
+    """A conversation as it ran: before each call, its prompt and the sampled tokens."""
 
     messages: list[list[Message]] = field(default_factory=list)
     prompts: list[Prompt] = field(default_factory=list)
@@ -99,7 +99,7 @@ def _arguments(draw: st.DrawFn, number: int) -> str:
 
 @st.composite
 def echoes(draw: st.DrawFn, message: Message) -> Message:
-    """A message as some client gives it back."""
+    """Return the message as some client sends it back."""
     result = dict(message)
     if draw(st.booleans()):
         result = dict(reversed(result.items())) | {"provider_specific_fields": None}
@@ -118,7 +118,7 @@ def rendered(model: Model, messages: Sequence[Message]) -> str:
 
 
 def words(turn: Message) -> list[str]:
-    """Return the words that must show of a turn: each of its parts has a word of its own."""
+    """Return the words that must be shown of a turn: each of its parts has its own word."""
     calls = turn.get("tool_calls", [])
     text = f"{turn.get('reasoning_content', '')} {turn['content']} {' '.join(map(str, calls))}"
     return re.findall(r"(?:thought|said|ask)\d+", text)
@@ -133,7 +133,7 @@ def end_of_turn(model: Model, turn: Message) -> str:
 
 
 def split_of(model: Model, before: str, step: _Step, after: str) -> tuple[str, str] | None:
-    """Split the template's text into the turn and what follows it; None if it rewrites either or what was before."""
+    """Split the template's text into the turn and the rest; None if it rewrites either or the text before."""
     rest = after[len(before) :]
     shown = [rest.rfind(word) for word in words(step.turn)]
     if not after.startswith(before) or -1 in shown:
@@ -143,7 +143,7 @@ def split_of(model: Model, before: str, step: _Step, after: str) -> tuple[str, s
 
 
 def in_random_tokens(model: Model, text: str, seed: int) -> TokenIds:
-    """A text as a policy may sample it: right letters, in tokens that no tokenizer would choose."""
+    """Return a text as a policy may sample it: correct letters, in tokens that no tokenizer would choose."""
     tokenizer = model.text().tokenizer
     pattern, chance = "|".join(map(re.escape, model.specials)), random.Random(seed)
     ids: list[TokenIds] = [tokenizer.encode("")]
@@ -161,7 +161,7 @@ def in_random_tokens(model: Model, text: str, seed: int) -> TokenIds:
 @pytest.mark.parametrize("model", ALL, ids=lambda model: model.name)
 @settings(max_examples=12, suppress_health_check=list(HealthCheck), deadline=None)
 @given(data=st.data())
-def test_prompts_hold_what_was_sampled_and_end_as_the_template_ends(model: Model, data: st.DataObject) -> None:
+def test_prompts_hold_the_sampled_ids_and_end_like_the_template(model: Model, data: st.DataObject) -> None:
     session = TokenSession(model.text(), template_kwargs=VARIABLES)
     tokenizer = model.text().tokenizer
     tools = [SEARCH] if model.tools else []
@@ -189,7 +189,7 @@ def test_prompts_hold_what_was_sampled_and_end_as_the_template_ends(model: Model
         end = "" if step.cut or model is PLAIN else end_of_turn(model, step.turn)
         if suffix is not None:
             suffix = suffix.removeprefix(end)
-        # Where text alone ends a call, more text than the template's leaves open where it ends.
+        # Where only text ends a call, text that is longer than the template's makes the end ambiguous.
         odd = " odd" if step.odd and not (model is PLAIN and step.turn.get("tool_calls")) else ""
         canonical = canonical and not odd
         response = in_random_tokens(model, said + odd + end, data.draw(st.integers(0, 2**32)))
@@ -205,7 +205,7 @@ def test_prompts_hold_what_was_sampled_and_end_as_the_template_ends(model: Model
 def fork_somewhere(
     data: st.DataObject, session: TokenSession, played: Played, script: Sequence[_Step], tools: Sequence[Message]
 ) -> None:
-    """Any earlier call can be gone on from in another way, with its ids or with a reason."""
+    """Any earlier call can be continued in another way, with its ids or with a reason."""
     number = data.draw(st.integers(0, len(script) - 1))
     other = [{**message, "content": f"{message['content']} otherwise"} for message in script[number].new]
     prompt = session.prompt([*played.messages[number], script[number].turn, *other], tools)

@@ -1,4 +1,4 @@
-"""Long texts of one rollout: one at a time, and none that a cancelled caller waits for."""
+"""Long texts of one rollout: encoded one at a time, and none for a cancelled caller."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from workers.policy.tokens.long_texts import LongTexts
 _DEADLINE_S = 60.0
 
 
-def test_a_caller_that_is_cancelled_waits_no_longer() -> None:
+def test_cancelled_caller_waits_no_longer() -> None:
     async def main() -> None:
         begun, free = threading.Event(), threading.Event()
         long_texts = LongTexts()
@@ -42,7 +42,7 @@ def test_a_caller_that_is_cancelled_waits_no_longer() -> None:
     asyncio.run(main())
 
 
-def test_an_error_is_its_callers_and_the_next_is_encoded() -> None:
+def test_error_is_raised_for_its_caller_and_the_next_text_is_encoded() -> None:
     async def main() -> None:
         long_texts = LongTexts()
         with pytest.raises(ZeroDivisionError):

@@ -1,4 +1,4 @@
-"""Clients give messages back in many ways; what they mean is compared, and what changes the meaning is noticed."""
+"""Clients send messages back in many forms; their meaning is compared, and changes of the meaning are detected."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ PARTS = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
         (system("a"), {**system("a"), "cache_control": {"type": "ephemeral"}}),
     ],
 )
-def test_these_mean_the_same(held: Message, given: Message) -> None:
+def test_equivalent_messages(held: Message, given: Message) -> None:
     assert equivalent(held, given, {}) == {}
     assert equivalent(given, held, {}) == {} or "reasoning_content" in held
 
@@ -62,11 +62,11 @@ def test_these_mean_the_same(held: Message, given: Message) -> None:
         ({"role": "user", "content": "a", "name": "x"}, {"role": "user", "content": "a", "name": "y"}),
     ],
 )
-def test_these_do_not(held: Message, given: Message) -> None:
+def test_different_messages(held: Message, given: Message) -> None:
     assert equivalent(held, given, {}) is None
 
 
-def test_a_clients_own_call_ids_are_followed_to_their_results() -> None:
+def test_call_ids_of_a_client_are_matched_to_their_results() -> None:
     ids = equivalent(
         assistant("", [CALL, call("call_2")]), assistant("", [call("x", '{"a":1,"b":[2]}'), call("y")]), {}
     )
@@ -75,7 +75,7 @@ def test_a_clients_own_call_ids_are_followed_to_their_results() -> None:
     assert equivalent(tool("call_2", "a"), tool("x", "a"), ids) is None
 
 
-def test_pictures_are_compared_as_they_are() -> None:
+def test_pictures_are_compared_exactly() -> None:
     picture: list[dict[str, Any]] = [{"type": "image_url", "image_url": {"url": "data:a"}}]
     other: list[dict[str, Any]] = [{"type": "image_url", "image_url": {"url": "data:b"}}]
     assert (

@@ -22,12 +22,12 @@ MESSAGES: dict[str, list[dict[str, Any]]] = {
 
 
 @pytest.mark.parametrize("name", MESSAGES)
-def test_the_bound_is_never_less_than_the_characters_and_near_them(name: str) -> None:
+def test_upper_bound_is_at_least_the_exact_count_and_close_to_it(name: str) -> None:
     messages = MESSAGES[name]
     exact = n_chars(messages, TOOLS)
     assert exact <= n_chars_at_most(messages, TOOLS) <= 3 * exact + 10
 
 
-def test_plain_text_is_counted_as_it_is() -> None:
+def test_plain_text_is_counted_exactly() -> None:
     messages = [{"role": "user", "content": "\x00\n" * 1000}]
     assert n_chars(messages, []) == n_chars_at_most(messages, []) - len("[[]]") == 2004

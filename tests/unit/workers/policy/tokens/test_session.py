@@ -1,4 +1,4 @@
-"""Sampled ids are kept as they were; the text after them is the template's; a session that cannot go on refuses."""
+"""Sampled ids are kept; the text after them is the template's; a session that cannot continue refuses."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ TOOLS = [SEARCH]
 
 
 class Play:
-    """A session with what is said in it, as text."""
+    """A session and its conversation as text."""
 
     def __init__(self, model: Model, **options: Any) -> None:
         self.model = model
@@ -53,7 +53,7 @@ class Play:
         return self.session.prompt(messages, tools)
 
     def sampled(self, text: str) -> TokenIds:
-        """Each letter a token of its own: no tokenizer would encode it so."""
+        """Return each letter as a separate token: no tokenizer would encode it so."""
         body, end = (
             (text[: -len(self.model.eos)], self.model.eos) if text.endswith(self.model.eos or "\0") else (text, "")
         )
@@ -61,7 +61,7 @@ class Play:
         return np.concatenate(pieces)
 
     def answer(self, messages: Sequence[Message], message: Message, text: str, tools: Sequence[Any] = ()) -> Prompt:
-        """Ask, and hold `message` as sampled in the tokens of `text`."""
+        """Request a prompt, and hold `message` as sampled in the tokens of `text`."""
         prompt = self.prompt(messages, tools)
         self.session.commit(prompt, self.sampled(text), message)
         return prompt
@@ -70,7 +70,7 @@ class Play:
         return self.tokenizer.decode(prompt.ids[prompt.n_held :])
 
 
-def test_the_first_prompt_is_the_whole_conversation() -> None:
+def test_first_prompt_is_the_whole_conversation() -> None:
     prompt = Play(CHATML).prompt(ASK, TOOLS)
     template = CHATML.text().template
     assert (prompt.begins, prompt.continues, prompt.n_held) == ("first", None, 0)
@@ -78,7 +78,7 @@ def test_the_first_prompt_is_the_whole_conversation() -> None:
     assert prompt.ids.tolist() == CHATML.text().tokenizer.encode(text).tolist()
 
 
-def test_a_prompt_goes_on_with_the_ids_that_were_sampled() -> None:
+def test_prompt_continues_with_the_sampled_ids() -> None:
     play = Play(CHATML)
     first = play.answer(ASK, assistant("A list."), "A list.<|im_end|>")
     prompt = play.prompt([*ASK, assistant("A list."), user("And now?")])
@@ -88,14 +88,14 @@ def test_a_prompt_goes_on_with_the_ids_that_were_sampled() -> None:
     assert play.added(prompt) == "\n<|im_start|>user\nAnd now?<|im_end|>\n<|im_start|>assistant\n"
 
 
-def test_a_turn_that_was_cut_gets_the_end_that_it_lacks() -> None:
+def test_cut_turn_gets_its_missing_end() -> None:
     play = Play(CHATML)
     play.answer(ASK, assistant("A li"), "A li")
     prompt = play.prompt([*ASK, assistant("A li"), user("Go on")])
     assert play.added(prompt).startswith("<|im_end|>\n<|im_start|>user\nGo on")
 
 
-def test_a_turn_that_was_cut_before_it_began_can_be_gone_on_from() -> None:
+def test_turn_that_was_cut_before_its_first_token_can_be_continued() -> None:
     play = Play(CHATML)
     play.answer(ASK, assistant(""), "")
     prompt = play.prompt([*ASK, assistant(""), user("Go on")])
@@ -108,7 +108,7 @@ def test_a_turn_that_was_cut_before_it_began_can_be_gone_on_from() -> None:
     [(CHATML, "<|endoftext|>", "\n<|im_start|>user"), (LLAMA31, "<|eom_id|>", "<|start_header_id|>user")],
     ids=["chatml", "llama31"],
 )
-def test_another_end_token_is_kept_and_no_second_one_put_after_it(model: Model, end: str, after: str) -> None:
+def test_another_end_token_is_kept_and_no_second_one_is_added(model: Model, end: str, after: str) -> None:
     play = Play(model)
     prompt = play.prompt(ASK)
     ids = np.concatenate([play.sampled("Yes"), [play.tokenizer.id_of(end)]])
@@ -118,7 +118,7 @@ def test_another_end_token_is_kept_and_no_second_one_put_after_it(model: Model, 
     assert play.added(following).startswith(after)
 
 
-def test_an_end_token_that_history_writes_differently_is_kept() -> None:
+def test_end_token_that_history_writes_differently_is_kept() -> None:
     play = Play(HARMONY)
     play.answer(ASK, assistant("Yes"), "<|channel|>final<|message|>Yes<|return|>")
     prompt = play.prompt([*ASK, assistant("Yes"), user("And?")])
@@ -127,7 +127,7 @@ def test_an_end_token_that_history_writes_differently_is_kept() -> None:
 
 
 @pytest.mark.parametrize("sampled", ["", "<|observation|>", "<|endoftext|>", "<|user|>"])
-def test_an_end_token_that_is_the_next_header_stands_for_no_other_header(sampled: str) -> None:
+def test_end_token_that_is_the_next_header_replaces_no_other_header(sampled: str) -> None:
     play = Play(GLM)
     prompt = play.prompt(ASK)
     play.session.commit(prompt, play.tokenizer.encode("Yes" + sampled), assistant("Yes"))
@@ -137,7 +137,7 @@ def test_an_end_token_that_is_the_next_header_stands_for_no_other_header(sampled
     assert play.added(following) == (expected if sampled == "<|user|>" else f"<|user|>{expected}")
 
 
-def test_a_template_that_wants_arguments_as_text_gets_them_as_they_were_written() -> None:
+def test_template_with_textual_arguments_gets_them_as_sampled() -> None:
     play = Play(DEEPSEEK_V31)
     turn = assistant("", [call("call_0001", '{"query":  "x"}')])
     template = DEEPSEEK_V31.text().template
@@ -152,7 +152,7 @@ def test_a_template_that_wants_arguments_as_text_gets_them_as_they_were_written(
 
 
 @pytest.mark.parametrize("sampled", ["Yes", "Yes\n\n###", "Yes\n\n### User:\n"])
-def test_an_end_of_turn_made_of_text_is_completed(sampled: str) -> None:
+def test_end_of_turn_made_of_text_is_completed(sampled: str) -> None:
     play = Play(PLAIN)
     first = play.answer(ASK, assistant("Yes"), sampled)
     prompt = play.prompt([*ASK, assistant("Yes"), user("And?")])
@@ -161,13 +161,13 @@ def test_an_end_of_turn_made_of_text_is_completed(sampled: str) -> None:
     assert said == "Yes\n\n### User:\nAnd?\n\n### Assistant:\n"
 
 
-def test_a_text_that_ends_as_the_end_of_turn_begins_is_not_taken_for_it() -> None:
+def test_text_that_ends_like_the_beginning_of_the_end_of_turn_is_kept() -> None:
     play = Play(PLAIN)
     play.answer(ASK, assistant("Yes\n"), "Yes\n")
     assert play.added(play.prompt([*ASK, assistant("Yes\n"), user("And?")])).startswith("\n\n### User")
 
 
-def test_a_call_in_a_turn_that_ends_by_text_is_not_said_twice() -> None:
+def test_call_in_a_turn_that_ends_by_text_is_not_repeated() -> None:
     play = Play(PLAIN)
     text = '\n```call\n{"name": "search", "arguments": {"query": "x"}}\n```'
     play.answer(ASK, CALLED, text, TOOLS)
@@ -175,7 +175,7 @@ def test_a_call_in_a_turn_that_ends_by_text_is_not_said_twice() -> None:
     assert play.added(prompt) == "\n\n### Result:\nfiles\n\n### Assistant:\n"
 
 
-def test_tool_results_of_one_turn_are_merged_as_the_template_merges_them() -> None:
+def test_tool_results_of_one_turn_are_merged_like_the_template() -> None:
     play = Play(CHATML)
     turn = assistant("", [call("call_0001"), call("call_0002")])
     play.answer(ASK, turn, "calls<|im_end|>", TOOLS)
@@ -186,7 +186,7 @@ def test_tool_results_of_one_turn_are_merged_as_the_template_merges_them() -> No
     )
 
 
-def test_branches_are_all_held() -> None:
+def test_all_branches_are_held() -> None:
     play = Play(CHATML)
     play.answer(ASK, assistant("One"), "One<|im_end|>")
     play.answer(ASK, assistant("Two"), "Two<|im_end|>")
@@ -197,7 +197,7 @@ def test_branches_are_all_held() -> None:
     assert play.prompt([*other, assistant("Three"), user("?")]).continues == 2
 
 
-def test_turns_that_mean_the_same_are_told_apart_by_what_followed() -> None:
+def test_equivalent_turns_are_distinguished_by_their_replies() -> None:
     play = Play(CHATML)
     turn = assistant("Yes")
     play.answer(ASK, turn, "Yes<|im_end|>")
@@ -207,7 +207,7 @@ def test_turns_that_mean_the_same_are_told_apart_by_what_followed() -> None:
     assert play.prompt([*ASK, assistant("Yes"), user("Another")]).continues == 2
 
 
-def test_an_earlier_call_can_be_forked() -> None:
+def test_earlier_call_can_be_forked() -> None:
     play = Play(CHATML)
     one, two = assistant("One"), assistant("Two")
     play.answer(ASK, one, "One<|im_end|>")
@@ -228,7 +228,7 @@ def test_an_earlier_call_can_be_forked() -> None:
         (ASK, TOOLS, "the same was asked before"),
     ],
 )
-def test_what_continues_no_call_is_a_branch(messages: list[Message], tools: list[Any], why: str) -> None:
+def test_prompt_that_continues_no_call_is_a_branch(messages: list[Message], tools: list[Any], why: str) -> None:
     play = Play(CHATML)
     play.answer(ASK, CALLED, "call<|im_end|>", TOOLS)
     prompt = play.prompt(messages, tools)
@@ -240,7 +240,7 @@ def test_what_continues_no_call_is_a_branch(messages: list[Message], tools: list
         raise AssertionError(prompt.begins)
 
 
-def test_clients_may_echo_as_they_do() -> None:
+def test_messages_echoed_in_any_client_form_continue() -> None:
     play = Play(QWEN3)
     held = assistant("", [call("call_0001", '{"query": "x", "n": 1}')], reasoning="Let me look.")
     play.answer(ASK, held, "<think>\nLet me look.\n</think>\n\ncall<|im_end|>", TOOLS)
@@ -259,7 +259,7 @@ def test_clients_may_echo_as_they_do() -> None:
     assert turn.ids.tolist() == prompt.ids.tolist()
 
 
-def test_a_new_result_goes_by_the_held_call_id() -> None:
+def test_new_result_uses_the_held_call_id() -> None:
     play = Play(MISTRAL_V7)
     play.answer(ASK, assistant("", [call("aaaaaaaa1")]), "[TOOL_CALLS]x</s>", TOOLS)
     echo = assistant(None, [call("bbbbbbbb2")])
@@ -268,7 +268,7 @@ def test_a_new_result_goes_by_the_held_call_id() -> None:
         assert play.added(prompt) == "[TOOL_RESULTS]aaaaaaaa1[TOOL_CONTENT]files[/TOOL_RESULTS]"
 
 
-def test_an_agent_that_rewrites_its_calls_begins_anew_every_turn() -> None:
+def test_agent_that_rewrites_its_calls_begins_a_new_row_every_turn() -> None:
     play = Play(CHATML)
     messages = list(ASK)
     for turn in range(4):
@@ -291,7 +291,7 @@ def test_an_agent_that_rewrites_its_calls_begins_anew_every_turn() -> None:
         (CHATML, assistant("Yes", reasoning="hm"), user("And?"), [], "the reasoning is dropped"),
     ],
 )
-def test_a_template_that_rewrites_a_turn_begins_anew_and_says_what(
+def test_template_that_rewrites_a_turn_begins_a_new_row_with_a_reason(
     model: Model, turn: Message, new: Message, tools: list[Any], what: str
 ) -> None:
     play = Play(model)
@@ -303,7 +303,7 @@ def test_a_template_that_rewrites_a_turn_begins_anew_and_says_what(
     assert prompt.ids.tolist() == play.tokenizer.encode(text).tolist()
 
 
-def test_reasoning_before_the_last_user_message_is_missed_however_far_back() -> None:
+def test_reasoning_before_the_last_user_message_is_missed_at_any_distance() -> None:
     play = Play(QWEN3)
     messages: list[Message] = list(ASK)
     for number in range(12):
@@ -317,7 +317,7 @@ def test_reasoning_before_the_last_user_message_is_missed_however_far_back() -> 
     assert prompt.begins == "rewritten: earlier messages are rendered anew"
 
 
-def test_reasoning_since_the_last_user_message_is_missed_after_many_earlier_rounds() -> None:
+def test_reasoning_since_the_last_user_message_is_missed_after_many_rounds() -> None:
     play = Play(QWEN3)
     messages: list[Message] = list(ASK)
     for number in range(10):
@@ -332,7 +332,7 @@ def test_reasoning_since_the_last_user_message_is_missed_after_many_earlier_roun
 
 
 @pytest.mark.parametrize("ended", [True, False])
-def test_an_end_token_that_text_cannot_write_is_put_as_a_token(ended: bool) -> None:
+def test_end_token_that_text_cannot_write_is_added_as_a_token(ended: bool) -> None:
     content = json.loads(trained(ROUNDS.specials).to_str())
     content["added_tokens"] = []
     tokenizer = Tokenizer(tokenizers.Tokenizer.from_str(json.dumps(content)), [0])
@@ -345,7 +345,7 @@ def test_an_end_token_that_text_cannot_write_is_put_as_a_token(ended: bool) -> N
     assert following.ids[following.n_held :].tolist() == expected
 
 
-def test_an_empty_thought_in_the_generation_prompt_is_a_rewrite() -> None:
+def test_empty_thought_in_the_generation_prompt_is_a_rewrite() -> None:
     play = Play(QWEN3, template_kwargs={"enable_thinking": False})
     first = play.answer(ASK, assistant("Yes"), "Yes<|im_end|>")
     assert play.tokenizer.decode(first.ids).endswith("<think>\n\n</think>\n\n")
@@ -367,14 +367,14 @@ def test_rewritten_turns_can_be_kept(model: Model) -> None:
     assert "Yes" not in play.added(prompt)
 
 
-def test_what_cannot_be_kept_begins_anew_even_so() -> None:
+def test_rewrites_that_cannot_be_kept_begin_a_new_row_even_so() -> None:
     play = Play(DEEPSEEK_R1, keep_rewritten=True)
     turn = assistant("", reasoning="hm")
     play.answer(ASK, turn, "hm", TOOLS)
     assert play.prompt([*ASK, turn, user("And?")], TOOLS).begins.startswith("rewritten: the generation prompt")
 
 
-def test_a_template_that_counts_rounds_is_counted_right() -> None:
+def test_template_that_counts_rounds_is_counted_correctly() -> None:
     play = Play(ROUNDS)
     messages: list[Message] = [user("Ask 0")]
     for number in range(9):
@@ -386,7 +386,7 @@ def test_a_template_that_counts_rounds_is_counted_right() -> None:
         assert play.added(prompt).startswith(f"[Round {number + 2}]")
 
 
-def test_a_refused_conversation_is_an_error_and_harms_nothing() -> None:
+def test_refused_conversation_is_an_error_and_does_not_affect_the_session() -> None:
     play = Play(GEMMA)
     play.answer(ASK, assistant("Yes"), "Yes<end_of_turn>")
     with pytest.raises(TemplateError, match="must alternate"):
@@ -394,7 +394,7 @@ def test_a_refused_conversation_is_an_error_and_harms_nothing() -> None:
     assert play.prompt([*ASK, assistant("Yes"), user("a")]).continues == 0
 
 
-def test_a_conversation_keeps_its_date() -> None:
+def test_conversation_keeps_its_date() -> None:
     play = Play(HARMONY)
     first = play.tokenizer.decode(play.prompt(ASK).ids)
     play.answer(ASK, assistant("Yes"), "<|channel|>final<|message|>Yes<|return|>")
@@ -402,7 +402,7 @@ def test_a_conversation_keeps_its_date() -> None:
     assert first.split("<|end|>")[0] == again.split("<|end|>")[0]
 
 
-def test_the_beginning_of_sequence_token_stands_at_the_very_start_only() -> None:
+def test_bos_token_is_only_at_the_very_beginning() -> None:
     play = Play(MISTRAL_V7)
     bos = play.tokenizer.id_of("<s>")
     play.answer(ASK, assistant("Yes"), "Yes</s>")
@@ -411,7 +411,7 @@ def test_the_beginning_of_sequence_token_stands_at_the_very_start_only() -> None
     assert np.flatnonzero(prompt.ids == bos).tolist() == [0]
 
 
-def test_held_ids_are_held_once() -> None:
+def test_held_ids_are_stored_once() -> None:
     play = Play(CHATML)
     messages: list[Message] = list(ASK)
     for number in range(20):

@@ -1,4 +1,4 @@
-"""Chat templates run as transformers runs them, on messages however clients write them, and can do nothing else."""
+"""Chat templates run like in transformers, on messages in any client's form, and can do nothing else."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def rendered(source: str, *messages: Message, **kwargs: Any) -> str:
     return ChatTemplate(source, {"bos_token": "<s>"}, "tiny").render(messages, (), generation_prompt=False, **kwargs)
 
 
-def test_blocks_leave_no_blank_space_and_loops_can_be_left() -> None:
+def test_blocks_leave_no_whitespace_and_loops_can_be_left() -> None:
     source = """{{ bos_token }}{% for message in messages %}
     {% if message.role == 'tool' %}
         {% break %}
@@ -24,7 +24,7 @@ def test_blocks_leave_no_blank_space_and_loops_can_be_left() -> None:
     assert rendered(source, user("a"), user("b"), tool("1", "c")) == "<s>a;b;"
 
 
-def test_json_is_neither_escaped_for_html_nor_to_ascii() -> None:
+def test_json_is_escaped_neither_for_html_nor_to_ascii() -> None:
     message = {"role": "user", "content": "<é 'x' & y>"}
     assert rendered("{{ messages[0].content | tojson }}", message) == "\"<é 'x' & y>\""
     assert rendered("{{ [1, 'b'] | tojson(indent=2) }}") == '[\n  1,\n  "b"\n]'
@@ -35,7 +35,7 @@ def test_generation_marks_change_nothing() -> None:
     assert rendered("a{% generation %}{{ messages[0].content }}{% endgeneration %}c", user("b")) == "abc"
 
 
-def test_the_variables_of_transformers_are_there() -> None:
+def test_variables_of_transformers_are_defined() -> None:
     source = "{{ documents is none }} {{ tools is none }} {{ add_generation_prompt }} {{ strftime_now('%Y') | length }}"
     assert rendered(source) == "True True False 4"
     assert rendered("{{ thinking | default('no') }}", thinking="yes") == "yes"
@@ -49,12 +49,12 @@ def test_the_variables_of_transformers_are_there() -> None:
         ("{{ 1 + 'a' }}", "TypeError"),
     ],
 )
-def test_a_template_that_raises_is_named_with_what_it_said(source: str, said: str) -> None:
+def test_template_that_raises_is_named_with_its_message(source: str, said: str) -> None:
     with pytest.raises(TemplateError, match=f"chat template of tiny .*{said}"):
         rendered(source, user("a"))
 
 
-def test_a_template_that_is_none_is_named() -> None:
+def test_invalid_template_is_named() -> None:
     with pytest.raises(TemplateError, match="tiny cannot be compiled"):
         ChatTemplate("{% if %}", name="tiny")
 
@@ -75,12 +75,12 @@ def test_a_template_that_is_none_is_named() -> None:
         "{{ self._TemplateReference__context.environment.loader.x }}",
     ],
 )
-def test_a_template_reaches_no_python_and_no_file(source: str) -> None:
+def test_template_accesses_no_python_and_no_file(source: str) -> None:
     with pytest.raises(TemplateError):
         rendered(source, user("a"))
 
 
-def test_arguments_are_given_as_objects() -> None:
+def test_arguments_are_passed_as_objects() -> None:
     source = "{% for call in messages[0].tool_calls %}{{ call.function.arguments | tojson }};{% endfor %}"
     calls = [call("1", '{"a": [1, "é"]}'), call("2", '{"a": '), call("3", ""), call("4", "[1]")]
     result = assistant(None, calls)
@@ -88,20 +88,20 @@ def test_arguments_are_given_as_objects() -> None:
     assert calls[0]["function"]["arguments"] == '{"a": [1, "é"]}'
 
 
-def test_what_a_client_left_empty_is_as_if_it_were_not_there() -> None:
+def test_empty_values_of_a_client_are_treated_as_missing() -> None:
     source = "{{ 'tool_calls' in messages[0] }} {{ messages[0].content == '' }} {{ 'refusal' in messages[0] }}"
     message: Message = {"role": "assistant", "content": None, "tool_calls": None, "refusal": None}
     assert rendered(source, message) == "False True False"
     assert rendered(source, {**message, "tool_calls": []}) == "False True False"
 
 
-def test_missing_content_stays_missing_where_the_template_asks_for_that() -> None:
+def test_missing_content_is_kept_if_the_template_checks_for_it() -> None:
     source = "{% if messages[0]['content'] is none %}call{% else %}text{% endif %}"
     assert rendered(source, assistant("", [call("1")])) == "call"
     assert rendered(source, assistant(None)) == "text"
 
 
-def test_text_parts_are_joined_unless_the_template_goes_through_parts() -> None:
+def test_text_parts_are_joined_unless_the_template_iterates_over_parts() -> None:
     parts: Message = {"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]}
     through_parts = "{% for part in messages[0]['content'] %}[{{ part.text }}]{% endfor %}"
     assert rendered("{{ messages[0].content }}", parts) == "a\nb"
@@ -115,13 +115,13 @@ def test_text_parts_are_joined_unless_the_template_goes_through_parts() -> None:
     assert rendered("{{ messages[0].content[0].type }}", picture) == "image_url"
 
 
-def test_reasoning_is_given_under_both_names() -> None:
+def test_reasoning_is_passed_under_both_names() -> None:
     source = "{{ messages[0].reasoning }}{{ messages[0].reasoning_content }}"
     assert rendered(source, {"role": "assistant", "content": "", "reasoning": "a"}) == "aa"
     assert rendered(source, {"role": "assistant", "content": "", "reasoning_content": "a", "reasoning": None}) == "aa"
 
 
-def test_a_template_that_wants_short_call_ids_gets_them() -> None:
+def test_template_that_requires_short_call_ids_gets_them() -> None:
     source = (
         "{% if messages[0].tool_call_id | length != 9 %}{{ raise_exception('no') }}{% endif %}"
         "{{ messages[0].tool_call_id }}"
@@ -129,7 +129,7 @@ def test_a_template_that_wants_short_call_ids_gets_them() -> None:
     assert rendered(source, tool("call_0123456789", "x")) == "123456789"
 
 
-def test_a_conversation_reads_as_qwen_publishes_it() -> None:
+def test_conversation_is_rendered_as_qwen_publishes_it() -> None:
     messages = [
         system("Be kind."),
         user("Find é."),
@@ -147,6 +147,6 @@ def test_a_conversation_reads_as_qwen_publishes_it() -> None:
     )
 
 
-def test_a_date_can_be_given() -> None:
+def test_date_can_be_set() -> None:
     text = LLAMA31.text().template.render([user("a")], (), generation_prompt=True, date_string="1 Jan 2026")
     assert "Today Date: 1 Jan 2026" in text

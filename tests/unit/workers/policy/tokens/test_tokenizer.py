@@ -1,4 +1,4 @@
-"""Tokenizers are read from published files, add nothing, and stream text without ever showing half a character."""
+"""Tokenizers are read from published files, add nothing, and stream text in whole characters."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ BOTH = (CHATML, MISTRAL_V7)
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """A model as it is published, with a default template and one for tools."""
+    """A model as published, with a default template and one for tools."""
     trained(CHATML.specials).save(str(tmp_path / "tokenizer.json"))
     templates = [{"name": "default", "template": "{{ eos_token }}plain"}, {"name": "tool_use", "template": "tools"}]
     config = {"eos_token": {"content": "<|im_end|>"}, "bos_token": None, "chat_template": templates}
@@ -31,7 +31,7 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_a_folder_is_read_with_all_its_end_tokens_and_templates(folder: Path) -> None:
+def test_folder_is_read_with_all_its_end_tokens_and_templates(folder: Path) -> None:
     model = load(str(folder))
     assert model.tokenizer.end_ids == {0, 2}
     assert model.template.specials == {"eos_token": "<|im_end|>", "pad_token": "<|endoftext|>"}
@@ -50,7 +50,7 @@ def test_copies_are_one_model_and_other_templates_another(
     assert load(str(other)) is not load(str(folder))
 
 
-def test_a_template_file_stands_before_the_configuration(folder: Path) -> None:
+def test_template_file_overrides_the_configuration(folder: Path) -> None:
     (folder / "chat_template.jinja").write_text("own")
     (folder / "additional_chat_templates").mkdir()
     (folder / "additional_chat_templates" / "tool_use.jinja").write_text("own tools")
@@ -59,12 +59,12 @@ def test_a_template_file_stands_before_the_configuration(folder: Path) -> None:
     assert model.template.render([], [{"type": "function"}], generation_prompt=True) == "own tools"
 
 
-def test_the_end_token_alone_ends_a_turn_where_nothing_else_is_said(folder: Path) -> None:
+def test_only_the_end_token_ends_a_turn_by_default(folder: Path) -> None:
     (folder / "generation_config.json").unlink()
     assert model_text(find(str(folder)), "x").tokenizer.end_ids == {2}
 
 
-def test_a_hub_name_is_read_from_the_local_cache(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
+def test_hub_name_is_read_from_the_local_cache(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
     cache = tmp_path_factory.mktemp("hub")
     snapshot = cache / "models--someone--tiny" / "snapshots" / ("0" * 40)
     shutil.copytree(folder, snapshot)
@@ -75,7 +75,7 @@ def test_a_hub_name_is_read_from_the_local_cache(folder: Path, tmp_path_factory:
     assert model_text(files, "someone/tiny").tokenizer.end_ids == {0, 2}
 
 
-def test_what_is_missing_is_said_with_what_to_give(folder: Path) -> None:
+def test_missing_files_are_reported_with_a_remedy(folder: Path) -> None:
     with pytest.raises(TokenizerMissing, match="--tokenizer FOLDER"):
         load("no/such/folder/anywhere")
     (folder / "tokenizer.json").unlink()
@@ -83,13 +83,13 @@ def test_what_is_missing_is_said_with_what_to_give(folder: Path) -> None:
         find(str(folder))
 
 
-def test_a_broken_file_is_named(folder: Path) -> None:
+def test_broken_file_is_named(folder: Path) -> None:
     (folder / "tokenizer.json").write_text("{}")
     with pytest.raises(TokenizerMissing, match=r"tokenizer\.json cannot be read"):
         load(str(folder))
 
 
-def test_threads_share_one_reading(folder: Path) -> None:
+def test_threads_share_one_load(folder: Path) -> None:
     start = threading.Barrier(8)
 
     def read() -> int:
@@ -111,7 +111,7 @@ def test_special_tokens_are_recognised_and_none_are_added(model: Model) -> None:
     assert tokenizer.decode(tokenizer.body(ids)) == "a list"
 
 
-def test_a_text_within_gets_no_space_before_it() -> None:
+def test_text_within_a_prompt_gets_no_leading_space() -> None:
     tokenizer = MISTRAL_V7.text().tokenizer
     whole = tokenizer.encode("<s>the list")[1:].tolist()
     assert tokenizer.encode_within("the list").tolist() == whole
@@ -121,7 +121,7 @@ def test_a_text_within_gets_no_space_before_it() -> None:
 @pytest.mark.parametrize("model", [*BOTH, GEMMA], ids=lambda model: model.name)
 @settings(max_examples=40, deadline=None)
 @given(data=st.data())
-def test_a_stream_gives_the_text_in_whole_characters(model: Model, data: st.DataObject) -> None:
+def test_stream_gives_the_text_in_whole_characters(model: Model, data: st.DataObject) -> None:
     tokenizer = model.text().tokenizer
     text = data.draw(st.text(alphabet="ab é漢🎉\n{}", max_size=60))
     ids = tokenizer.encode_within(text) if model.sentencepiece else tokenizer.encode(text)
@@ -141,9 +141,9 @@ def test_a_stream_gives_the_text_in_whole_characters(model: Model, data: st.Data
 @pytest.mark.parametrize("model", BOTH, ids=lambda model: model.name)
 @settings(max_examples=40, deadline=None)
 @given(data=st.data())
-def test_a_stream_of_any_ids_gives_all_of_their_text(model: Model, data: st.DataObject) -> None:
+def test_stream_of_any_ids_gives_all_of_their_text(model: Model, data: st.DataObject) -> None:
     tokenizer = model.text().tokenizer
-    # Byte fallback shows a run of bytes as broken from its beginning, even the characters that stood in it before.
+    # Byte fallback shows a run of bytes as broken from its beginning, even characters that were complete in it before.
     plain = st.integers(len(model.specials) + (257 if model.sentencepiece else 1), 380)
     pieces = data.draw(st.lists(st.lists(plain, min_size=1, max_size=6), max_size=12))
     stream = tokenizer.stream()
@@ -151,7 +151,7 @@ def test_a_stream_of_any_ids_gives_all_of_their_text(model: Model, data: st.Data
     assert text == tokenizer.decode([token for piece in pieces for token in piece])
 
 
-def test_a_long_run_of_broken_bytes_is_given_out_in_the_end() -> None:
+def test_long_run_of_broken_bytes_is_passed_on_eventually() -> None:
     tokenizer = CHATML.text().tokenizer
     broken = tokenizer.encode("ø")[:1].tolist()
     assert tokenizer.decode(broken) == "\ufffd"
@@ -161,7 +161,7 @@ def test_a_long_run_of_broken_bytes_is_given_out_in_the_end() -> None:
     assert len("".join(given_out)) > 200
 
 
-def test_a_name_no_hub_knows_is_looked_for_again_after_a_while() -> None:
+def test_unknown_hub_name_is_looked_up_again_after_a_while() -> None:
     now = 1000.0
     misses = NegativeCache(lambda: now)
     misses.check("some/model")
@@ -173,11 +173,11 @@ def test_a_name_no_hub_knows_is_looked_for_again_after_a_while() -> None:
     misses.check("some/model")
 
 
-def test_a_name_that_was_missing_is_not_looked_for_at_once(folder: Path, tmp_path: Path) -> None:
+def test_missing_name_is_not_looked_up_at_once(folder: Path, tmp_path: Path) -> None:
     misses = NegativeCache()
     misses.add("some/model", TokenizerMissing("the hub cannot be reached"))
     with pytest.raises(TokenizerMissing, match="cannot be reached"):
         find("some/model", tmp_path, misses)
-    # a folder is there or not, and needs no such care
+    # a folder exists or not, and needs no such delay
     misses.add(str(folder), TokenizerMissing("the hub cannot be reached"))
     assert find(str(folder), tmp_path, misses).folder == folder

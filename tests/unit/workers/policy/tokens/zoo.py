@@ -1,4 +1,4 @@
-"""Models to test with: the templates of `tests/data/templates`, each with a tokenizer trained here, in a second."""
+"""Models for tests: the templates of `tests/data/templates`, each with a tokenizer trained here, in a second."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def _text(model: Model) -> ModelText:
 
 @cache
 def trained(specials: tuple[str, ...], *, sentencepiece: bool = False) -> tokenizers.Tokenizer:
-    """A BPE tokenizer of a few hundred tokens: byte-level, or sentencepiece-like with bytes to fall back on."""
+    """A BPE tokenizer of a few hundred tokens: byte-level, or sentencepiece-like with byte fallback."""
     backend = tokenizers.Tokenizer(
         models.BPE(byte_fallback=sentencepiece, unk_token="<unk>" if sentencepiece else None)
     )

@@ -1,5 +1,5 @@
 # ruff: noqa: RUF001
-"""Each format's calls as its models write them, and what becomes of those that are wrong."""
+"""Each format's calls as its models write them, and the handling of malformed ones."""
 
 from __future__ import annotations
 
@@ -112,7 +112,7 @@ def only_call(name: str, text: str, **options: Any) -> tuple[ToolCall, int]:
 
 
 @pytest.mark.parametrize("name", TWO_CALLS)
-def test_two_calls(name: str) -> None:
+def test_two_calls_are_parsed(name: str) -> None:
     result = parsed(name, TWO_CALLS[name])
     assert [(call.name, json.loads(call.arguments)) for call in result.tool_calls] == [
         ("bash", {"command": "ls -l"}),
@@ -122,7 +122,7 @@ def test_two_calls(name: str) -> None:
 
 
 @pytest.mark.parametrize(("name", "text"), OTHER_WAYS.values(), ids=OTHER_WAYS)
-def test_other_ways_to_write_a_call(name: str, text: str) -> None:
+def test_other_spellings_of_a_call_are_parsed(name: str, text: str) -> None:
     call, n_invalid = only_call(name, text)
     assert (call.name, json.loads(call.arguments), n_invalid) == ("bash", {"command": "ls -l"}, 0)
     assert call.call_id == ("a1B2c3D4e" if "a1B2c3D4e" in text else "")
@@ -146,32 +146,32 @@ def test_text_around_calls_is_content(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", FORMATS)
-def test_text_without_markers_is_left_as_it_is(name: str) -> None:
+def test_text_without_markers_is_unchanged(name: str) -> None:
     for text in ("", "  \n", " 42.\n", "a < b, a[0] {x} <tool", "\tdef f(): ...\n"):
         assert parsed(name, text) == Parsed(text, "", (), 0)
 
 
 class TestReasoning:
-    def test_a_tag_that_is_not_closed_makes_all_reasoning(self) -> None:
+    def test_unclosed_reasoning_tag_makes_the_rest_reasoning(self) -> None:
         result = parsed("hermes", f"Hm. <think>I could {TWO_CALLS['hermes']}")
         assert result == Parsed("Hm.", f"I could {TWO_CALLS['hermes']}", (), 0)
 
-    def test_the_prompt_may_have_opened_it(self) -> None:
+    def test_reasoning_may_be_opened_by_the_prompt(self) -> None:
         assert parsed("none", "It is\n</think>\n\n42", opened=True) == Parsed("42", "It is", (), 0)
         assert parsed("none", "It is", opened=True) == Parsed("", "It is", (), 0)
         assert parsed("none", "\n<think>\nIt is</think>42", opened=True) == Parsed("42", "It is", (), 0)
 
-    def test_pieces_of_it_are_joined_by_a_line_break(self) -> None:
+    def test_parts_of_reasoning_are_joined_by_a_line_break(self) -> None:
         assert parsed("none", "<think>a</think> b <think> c </think>d") == Parsed("b\nd", "a\nc", (), 0)
 
-    def test_the_tags_are_the_template_s(self) -> None:
+    def test_reasoning_tags_are_those_of_the_template(self) -> None:
         text = "[THINK]a[/THINK]b"
         assert parsed("mistral", text) == Parsed("b", "a", (), 0)
         assert parsed("none", text, template="… [THINK] …") == Parsed("b", "a", (), 0)
         assert parsed("none", "a[/THINK]b", template="… [THINK] …", opened=True) == Parsed("b", "a", (), 0)
         assert parsed("hermes", text).content == text
 
-    def test_a_tag_in_a_call_is_an_argument(self) -> None:
+    def test_tag_in_a_call_is_part_of_an_argument(self) -> None:
         call, _ = only_call("hermes", '<tool_call>{"name": "f", "arguments": {"a": "<think>"}}</tool_call>')
         assert json.loads(call.arguments) == {"a": "<think>"}
 
@@ -234,13 +234,13 @@ MALFORMED = [
 
 
 @pytest.mark.parametrize(("name", "text", "called", "raw"), MALFORMED)
-def test_a_malformed_call_keeps_its_raw_text(name: str, text: str, called: str, raw: str) -> None:
+def test_malformed_call_keeps_its_raw_text(name: str, text: str, called: str, raw: str) -> None:
     call, n_invalid = only_call(name, text)
     assert (call.name, call.arguments, n_invalid) == (called, raw, 1)
     assert parsed(name, text).content == ""
 
 
-def test_what_is_well_formed_beside_it_counts() -> None:
+def test_well_formed_calls_next_to_malformed_ones_count() -> None:
     result = parsed("hermes", f"<tool_call>x</tool_call>{TWO_CALLS['hermes']}")
     assert ([call.name for call in result.tool_calls], result.n_invalid) == (["", "bash", "submit"], 1)
     result = parsed("pythonic", "[f(a=1), g(2), h(b=[1, 2.5, None, True, -3, {'a': (1,)}])]")
@@ -250,18 +250,18 @@ def test_what_is_well_formed_beside_it_counts() -> None:
 
 
 class TestHermes:
-    def test_arguments_are_the_text_that_was_sampled(self) -> None:
+    def test_arguments_are_the_sampled_text(self) -> None:
         call, _ = only_call("hermes", '<tool_call>{"name":"f","arguments":{"b":1e5,  "a":"é\\u00e9"}}</tool_call>')
         assert call.arguments == '{"b":1e5,  "a":"é\\u00e9"}'
 
-    def test_a_closing_marker_in_a_string_is_text(self) -> None:
+    def test_closing_marker_in_a_string_is_text(self) -> None:
         text = 'grep "</tool_call>" x'
         raw = json.dumps({"name": "bash", "arguments": {"command": text}})
         call, n_invalid = only_call("hermes", f"<tool_call>{raw}</tool_call>")
         assert (json.loads(call.arguments), n_invalid) == ({"command": text}, 0)
 
     @pytest.mark.parametrize("gap", ["", "\n", " text\n"])
-    def test_quotes_that_do_not_pair_end_with_their_call(self, gap: str) -> None:
+    def test_unpaired_quotes_end_with_their_call(self, gap: str) -> None:
         bad = '<tool_call>{"name": "bash", "arguments": {"command": "say "hi}}</tool_call>'
         good = '<tool_call>{"name": "f", "arguments": {}}</tool_call>'
         result = parsed("hermes", f"{bad}{gap}{good}".rstrip())
@@ -269,7 +269,7 @@ class TestHermes:
         assert [call.name for call in result.tool_calls] == ["bash", "f"]
         assert result.content == gap.strip()
 
-    def test_a_call_left_open_ends_where_the_next_begins(self) -> None:
+    def test_unclosed_call_ends_where_the_next_begins(self) -> None:
         result = parsed("hermes", '<tool_call>{"name": "f", "arguments": {}}\n' + TWO_CALLS["hermes"])
         assert ([call.name for call in result.tool_calls], result.n_invalid) == (["f", "bash", "submit"], 0)
 
@@ -302,22 +302,22 @@ class TestQwenXml:
             ("unknown", '{"a": [1]}', {"a": [1]}),
         ],
     )
-    def test_a_schema_gives_values_their_type(self, name: str, value: str, made: Any) -> None:
+    def test_schema_decides_the_type_of_values(self, name: str, value: str, made: Any) -> None:
         assert self.arguments(name, value, tools=TOOLS) == made
 
     @pytest.mark.parametrize(
         ("value", "made"), [("5", "5"), ("true", "true"), ("[1]", [1]), ("[1", "[1"), ('{"a": 1}', {"a": 1})]
     )
-    def test_without_a_schema_only_objects_and_arrays_are_read(self, value: str, made: Any) -> None:
+    def test_only_objects_and_arrays_are_parsed_without_a_schema(self, value: str, made: Any) -> None:
         assert self.arguments("line", value) == made
 
     @pytest.mark.parametrize(
         "value", ["</tool_call>", "a </parameter> b", "<tool_call>", "<function=f></function></tool_call>", "<think>"]
     )
-    def test_a_value_may_hold_markers(self, value: str) -> None:
+    def test_value_may_contain_markers(self, value: str) -> None:
         assert self.arguments("text", value, tools=TOOLS) == value
 
-    def test_a_value_left_open_ends_with_its_call(self) -> None:
+    def test_unclosed_value_ends_with_its_call(self) -> None:
         text = "<tool_call><function=edit><parameter=text>x</function></tool_call>"
         result = parsed("qwen_xml", f"{text} after")
         assert (result.content, result.n_invalid, result.tool_calls[0].name) == ("after", 1, "edit")
@@ -341,13 +341,13 @@ TAGGED = {
         *('<｜DSML｜parameter name="{}" string="true">', "</｜DSML｜parameter>\n", "</｜DSML｜invoke>"),
     ),
 }
-"""Of formats with a tag for each parameter: the beginning of a call of `edit`, its end, the opening and the closing tag
-of a parameter, and the tag that ends a call."""
+"""For formats with a tag for each parameter: the beginning of a call of `edit`, its end, the opening and the closing
+tag of a parameter, and the tag that ends a call."""
 
 
 @pytest.mark.parametrize("name", TAGGED)
 class TestTags:
-    def test_a_dropped_closing_tag_is_reported(self, name: str) -> None:
+    def test_missing_closing_tag_is_reported(self, name: str) -> None:
         start, end, opening, closing, _ = TAGGED[name]
         first, second = opening.format("text"), opening.format("note")
         between = f"{start}{first}/a.py\n{second}print(1){closing}{end}"
@@ -366,30 +366,30 @@ class TestTags:
             assert result.n_invalid >= 1, value
             assert all("line" not in call.arguments[:10] for call in result.tool_calls)
 
-    def test_a_parameter_that_is_named_twice_is_reported(self, name: str) -> None:
+    def test_duplicate_parameter_is_reported(self, name: str) -> None:
         start, end, opening, closing, _ = TAGGED[name]
         twice = f"{opening.format('text')}a{closing}" * 2
         assert parsed(name, f"{start}{twice}{end}", tools=TOOLS).n_invalid == 1
 
-    def test_a_value_that_ends_its_own_call_is_reported(self, name: str) -> None:
+    def test_value_that_ends_its_own_call_is_reported(self, name: str) -> None:
         start, end, opening, closing, ends = TAGGED[name]
         value = f"close it by {closing}{ends} and go on"
         result = parsed(name, f"{start}{opening.format('text')}{value}{closing}{end}", tools=TOOLS)
         assert result.n_invalid == 1
 
-    def test_a_call_that_is_cut_off_is_reported(self, name: str) -> None:
+    def test_cut_call_is_reported(self, name: str) -> None:
         start, _, opening, closing, _ = TAGGED[name]
         for text in (start, f"{start}{opening.format('text')}a", f"{start}{opening.format('text')}a{closing}"):
             result = parsed(name, text, tools=TOOLS)
             assert (result.n_invalid, len(result.tool_calls)) == (1, 1)
 
-    def test_text_after_a_call_may_hold_other_marks(self, name: str) -> None:
+    def test_text_after_a_call_may_contain_other_tags(self, name: str) -> None:
         result = parsed(name, f"{TWO_CALLS[name]} <b>so</b> </p>", tools=TOOLS)
         assert (result.n_invalid, result.content) == (0, "<b>so</b> </p>")
 
 
 class TestGemma:
-    def test_values_are_read_by_their_form(self) -> None:
+    def test_values_are_parsed_by_their_notation(self) -> None:
         given = 'a:<|"|>x, "y" }<|"|>,b:-1.5,c:true,d:null,e:[1,<|"|>z<|"|>,[]],f:{<|"|>g h<|"|>:{},i:false}'
         call, n_invalid = only_call("gemma4", f"<|tool_call>call:edit{{{given}}}<tool_call|>")
         assert (call.name, n_invalid) == ("edit", 0)
@@ -401,7 +401,7 @@ class TestGemma:
     @pytest.mark.parametrize(
         "given", ["a:b", "a", "a:", "a:1,", "a:1 2", "a:1,a:2", '<|"|>a', "a:[1", "a:{", "a:NaN,", "}"]
     )
-    def test_what_is_not_its_form_is_reported(self, given: str) -> None:
+    def test_malformed_notation_is_reported(self, given: str) -> None:
         assert parsed("gemma4", f"<|tool_call>call:edit{{{given}}}<tool_call|>").n_invalid == 1
 
 
@@ -409,10 +409,10 @@ class TestLlama3Json:
     @pytest.mark.parametrize(
         "text", ['{"result": 5}', '{"name": "Ann", "age": 3}', "{x} is a set", '{"a": [1, 2', "Call {f}.", "{}", "{"]
     )
-    def test_json_that_is_no_call_is_content(self, text: str) -> None:
+    def test_json_that_is_not_a_call_is_content(self, text: str) -> None:
         assert parsed("llama3_json", text) == Parsed(text, "", (), 0)
 
-    def test_calls_come_first(self) -> None:
+    def test_calls_must_come_first(self) -> None:
         call = '{"name": "f", "parameters": {}}'
         assert parsed("llama3_json", f"I would {call}").tool_calls == ()
         result = parsed("llama3_json", f"\n{call}\n{call}; and so on")
@@ -421,15 +421,15 @@ class TestLlama3Json:
 
 class TestPythonic:
     @pytest.mark.parametrize("text", ["[1, 2]", "[a](b)", "[see f(1)]", "[", "[f", "[don't (", "[ f.g"])
-    def test_brackets_that_hold_no_call_are_content(self, text: str) -> None:
+    def test_brackets_without_a_call_are_content(self, text: str) -> None:
         assert parsed("pythonic", text) == Parsed(text, "", (), 0)
 
-    def test_strings_are_python_s(self) -> None:
+    def test_strings_are_python_strings(self) -> None:
         call, n_invalid = only_call("pythonic", r"""[a.b(x='it"s)]', y="\d\n\"", z=r"\d", w='''a'b''', v="é")]""")
         assert (call.name, n_invalid) == ("a.b", 0)
         assert json.loads(call.arguments) == {"x": 'it"s)]', "y": '\\d\n"', "z": "\\d", "w": "a'b", "v": "é"}
 
-    def test_words_of_json_are_taken(self) -> None:
+    def test_json_literals_are_accepted(self) -> None:
         call, _ = only_call("pythonic", "[f(a=true, b=false, c=null)]")
         assert json.loads(call.arguments) == {"a": True, "b": False, "c": None}
 
@@ -452,11 +452,11 @@ TEMPLATES = {
 
 
 @pytest.mark.parametrize("name", FORMATS)
-def test_a_template_says_which_format_it_is(name: str) -> None:
+def test_template_decides_the_format(name: str) -> None:
     assert detect(TEMPLATES[name]) == name
     assert parser("", template=TEMPLATES[name]).parse("x") == Parsed("x", "", (), 0)
 
 
-def test_an_unknown_format_is_refused() -> None:
+def test_unknown_format_is_refused() -> None:
     with pytest.raises(InvalidRequest, match="hermes, qwen_xml"):
         parser("xml")

@@ -1,4 +1,4 @@
-"""Generated calls as vLLM, SGLang and renderers read them, recorded by `tests/oracles`, beside our own reading."""
+"""Generated calls as vLLM, SGLang and renderers parse them, recorded by `tests/oracles`, compared with the farm."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ def test_recorded_cases_have_no_faults(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", WRITERS)
-def test_a_package_reads_what_was_written(name: str) -> None:
-    """The texts are calls in this format to another parser, too, and not to ours alone."""
+def test_reference_package_parses_what_was_written(name: str) -> None:
+    """The texts are calls in this format to another parser, too, not only to the farm's."""
     whole = [record for record in RECORDED if record["format"] == name and record["kind"] == "whole"]
     for record in whole:
         case = case_of(record)

@@ -1,5 +1,5 @@
 # ruff: noqa: RUF001
-"""A stream gives what the whole text gives, however it is cut; nothing raises, and time grows with the length."""
+"""A stream gives the same result as the whole text, however it is split; nothing raises, and time grows linearly."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ def assert_same(text: str, pieces: Sequence[str], name: str, opened: bool) -> No
 @given(text=texts, cuts=st.lists(st.integers(0, 10**6), max_size=8), name=formats, opened=st.booleans())
 @pytest.mark.soak
 @examples(max_examples=at_length(150, 5_000), deadline=None)
-def test_a_stream_gives_what_the_whole_gives(text: str, cuts: list[int], name: str, opened: bool) -> None:
+def test_stream_gives_the_same_result_as_the_whole_text(text: str, cuts: list[int], name: str, opened: bool) -> None:
     assert_same(text, cut(text, cuts), name, opened)
     assert_same(text, list(text), name, opened)
 
@@ -134,7 +134,7 @@ TRICKY = [
 
 @pytest.mark.parametrize(("name", "text"), TRICKY)
 @pytest.mark.parametrize("opened", [False, True])
-def test_any_one_cut_and_all_cuts_change_nothing(name: str, text: str, opened: bool) -> None:
+def test_any_single_split_and_all_splits_change_nothing(name: str, text: str, opened: bool) -> None:
     for place in range(len(text)):
         assert_same(text, [text[:place], text[place:]], name, opened)
     assert_same(text, list(text), name, opened)
@@ -150,7 +150,7 @@ def is_object(text: str) -> bool:
 @given(text=texts, name=formats)
 @pytest.mark.soak
 @examples(max_examples=at_length(150, 5_000), deadline=None)
-def test_a_call_can_be_made_or_is_counted_as_invalid(text: str, name: str) -> None:
+def test_call_is_usable_or_counted_as_invalid(text: str, name: str) -> None:
     parsed = parser(name).parse(text)
     possible = [bool(call.name) and is_object(call.arguments) for call in parsed.tool_calls]
     assert possible.count(False) == parsed.n_invalid
@@ -166,7 +166,7 @@ def test_text_that_cannot_begin_a_marker_is_passed_on_at_once(text: str, name: s
     assert joined(splitter.end(), False) == text[len(body) :]
 
 
-def test_only_what_may_be_a_marker_is_held_back() -> None:
+def test_only_possible_markers_are_held_back() -> None:
     splitter = parser("hermes").stream()
     assert splitter.feed("a <tool") == [Delta("a")]
     assert splitter.feed(" b") == [Delta(" <tool b")]
@@ -178,7 +178,7 @@ def test_only_what_may_be_a_marker_is_held_back() -> None:
     assert splitter.end() == []
 
 
-# what repeats, and what stands before and after it
+# the repeated text, and the text before and after it
 ADVERSE = [
     *((repeated, "", "") for repeated in PIECES),
     *((repeated, "<tool_call>", "") for repeated in ('"', '\\"', "</tool_call>", "[", "{", '{"a":', "<parameter=a>")),
@@ -222,7 +222,7 @@ ADVERSE = [
 
 
 def n_steps(work: Callable[[], object]) -> int:
-    """Return the number of Python lines that run."""
+    """Return the number of executed Python lines."""
     count = 0
 
     def trace(frame: Any, event: str, argument: Any) -> Any:
@@ -240,7 +240,7 @@ def n_steps(work: Callable[[], object]) -> int:
 
 
 @pytest.mark.parametrize("name", FORMATS)
-def test_repeats_without_end_are_read(name: str) -> None:
+def test_long_repetitions_are_parsed(name: str) -> None:
     for repeated, before, after in ADVERSE:
         text = before + repeated * (100_000 // len(repeated)) + after
         parsed = parser(name).parse(text)
@@ -255,7 +255,7 @@ def test_twice_the_text_takes_twice_the_steps(name: str) -> None:
 
 
 class TestMessage:
-    def test_it_holds_what_was_found(self) -> None:
+    def test_message_holds_the_parsed_parts(self) -> None:
         parsed = parser("hermes").parse('<think>a</think>b<tool_call>{"name": "f", "arguments": {}}</tool_call>')
         made = message(parsed)
         (call,) = made.pop("tool_calls")
@@ -264,21 +264,21 @@ class TestMessage:
         assert call["type"] == "function"
         assert (len(call["id"]), call["id"].isalnum()) == (9, True)
 
-    def test_an_id_that_was_sampled_is_kept_and_the_others_differ(self) -> None:
+    def test_sampled_ids_are_kept_and_the_others_are_unique(self) -> None:
         parsed = parser("mistral").parse("[TOOL_CALLS]f[CALL_ID]abc[ARGS]{}[TOOL_CALLS]f[ARGS]{}[TOOL_CALLS]f[ARGS]{}")
         ids = [call["id"] for call in message(parsed)["tool_calls"]]
         assert ids[0] == "abc"
         assert len(set(ids)) == 3
 
-    def test_a_plain_answer_has_no_more_than_it_needs(self) -> None:
+    def test_plain_answer_has_only_role_and_content(self) -> None:
         assert message(parser("none").parse("x")) == {"role": "assistant", "content": "x"}
 
-    def test_a_whole_message_can_be_passed_on_as_a_stream_is(self) -> None:
+    def test_whole_message_can_be_passed_on_like_a_stream(self) -> None:
         assert deltas({"role": "assistant", "content": "b", "reasoning": "a"}) == [Delta("a", True), Delta("b")]
         assert deltas({"role": "assistant", "content": None}) == []
 
 
-def test_a_prompt_says_whether_it_opens_reasoning() -> None:
+def test_prompt_that_opens_reasoning_is_recognized() -> None:
     assert opens_reasoning("<|im_start|>assistant\n<think>\n")
     assert opens_reasoning("[/INST][THINK]")
     assert not opens_reasoning("<|im_start|>assistant\n<think>\n\n</think>\n\n")

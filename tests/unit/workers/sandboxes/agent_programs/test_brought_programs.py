@@ -1,4 +1,4 @@
-"""Programs of an agent: made once, known by content, refused where they are not what they should be."""
+"""Programs of an agent: made once, identified by content, refused if they differ from their declaration."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def folder_of(kind: str, source: Path | str, digest: str = "") -> Path:
 
 
 def lock_in(folder: Path, integrity: str = "") -> Path:
-    """A lock of one tiny package, a file beside it."""
+    """Return a lock of one tiny package, a file next to it."""
     described = {"name": "tiny", "version": "1.0.0", "bin": {"tiny": "cli.js"}, "scripts": {"postinstall": "touch ran"}}
     tarball = tar(folder / "tiny-1.0.0.tgz", {"package/package.json": json.dumps(described), "package/cli.js": "//"})
     own = "sha512-" + base64.b64encode(hashlib.sha512(tarball.read_bytes()).digest()).decode()
@@ -76,12 +76,12 @@ def sha256(path: Path) -> str:
 
 
 def left() -> list[str]:
-    """Whatever lies beside what is whole: half-made folders, downloads."""
+    """Return all entries other than complete ones: partial folders, downloads."""
     programs = settings().cache / "programs"
     return [each.name for each in programs.iterdir() if each.is_dir() and "." in each.name]
 
 
-def test_a_folder_is_what_it_was_when_it_was_brought(tmp_path: Path) -> None:
+def test_brought_folder_does_not_change_with_its_source(tmp_path: Path) -> None:
     source = tmp_path / "tool"
     source.mkdir()
     (source / "run").write_text("one")
@@ -97,7 +97,7 @@ def test_a_folder_is_what_it_was_when_it_was_brought(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("suffix", ["tgz", "zip"])
-def test_an_archive_lies_as_it_was_tar(tmp_path: Path, suffix: str) -> None:
+def test_archive_is_unpacked(tmp_path: Path, suffix: str) -> None:
     path = tmp_path / f"tool.{suffix}"
     if suffix == "zip":
         with zipfile.ZipFile(path, "w") as archive:
@@ -121,7 +121,7 @@ def test_an_archive_lies_as_it_was_tar(tmp_path: Path, suffix: str) -> None:
         ({}, {"out": "../../../x"}),
     ],
 )
-def test_an_archive_that_leads_outside_leaves_nothing(
+def test_archive_with_paths_outside_leaves_nothing(
     tmp_path: Path, members: dict[str, str], links: dict[str, str]
 ) -> None:
     path = tar(tmp_path / "tool.tgz", {"good": "x", **members}, links)
@@ -133,7 +133,7 @@ def test_an_archive_that_leads_outside_leaves_nothing(
 
 
 @pytest.mark.parametrize("broken", ["rubbish", "cut gz", "cut zip", "encrypted zip"])
-def test_rubbish_is_no_archive(tmp_path: Path, broken: str) -> None:
+def test_garbage_is_not_an_archive(tmp_path: Path, broken: str) -> None:
     path = tmp_path / "a"
     path.write_bytes(b"rubbish")
     if broken in BROKEN_ARCHIVES:
@@ -144,7 +144,7 @@ def test_rubbish_is_no_archive(tmp_path: Path, broken: str) -> None:
     assert left() == []
 
 
-def test_an_archive_at_an_address_is_checked(tmp_path: Path) -> None:
+def test_downloaded_archive_is_checked(tmp_path: Path) -> None:
     path = tar(tmp_path / "tool.tgz", {"run": "x"})
     n_asked = []
 
@@ -155,7 +155,7 @@ def test_an_archive_at_an_address_is_checked(tmp_path: Path) -> None:
     with serving(Starlette(routes=[Route("/tool.tgz", answer)])) as url:
         for _ in range(2):
             assert (folder_of("archive", f"{url}/tool.tgz", sha256(path)) / "run").read_text() == "x"
-        assert n_asked == ["/tool.tgz"], "it is fetched once"
+        assert n_asked == ["/tool.tgz"], "it is downloaded once"
         with pytest.raises(AgentMissing, match=f"has the digest {sha256(path)}, not {'0' * 64}"):
             folder_of("archive", f"{url}/tool.tgz", "0" * 64)
     with pytest.raises(SandboxError, match="could not be fetched"):
@@ -179,13 +179,13 @@ def test_another_digest_is_refused(tmp_path: Path, kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", ["npm", "folder", "archive"])
-def test_one_that_is_not_there_is_the_agents_fault(tmp_path: Path, kind: str) -> None:
+def test_missing_program_is_the_agents_fault(tmp_path: Path, kind: str) -> None:
     with pytest.raises(AgentMissing, match="cannot be read on this node") as raised:
         folder_of(kind, tmp_path / "none")
     assert not raised.value.retryable
 
 
-def test_an_image_lies_whole_at_its_place(tmp_path: Path) -> None:
+def test_image_is_unpacked_completely(tmp_path: Path) -> None:
     root = root_folder(tmp_path / "image", ("bash",))
     folder = folder_of("image", root)
     assert (folder / "etc/mark").read_text() == "small image\n"
@@ -196,7 +196,7 @@ def test_an_image_lies_whole_at_its_place(tmp_path: Path) -> None:
     assert folder_of("image", root, own) == folder
 
 
-def test_an_image_that_cannot_be_a_folder_is_the_agents_fault(tmp_path: Path) -> None:
+def test_image_that_cannot_be_unpacked_is_the_agents_fault(tmp_path: Path) -> None:
     root_folder(tmp_path / "bare", ("cat",))
     reasons = {
         "host": "is an image of several folders",
@@ -209,21 +209,21 @@ def test_an_image_that_cannot_be_a_folder_is_the_agents_fault(tmp_path: Path) ->
         assert not raised.value.retryable
 
 
-def test_two_of_one_name_are_refused(tmp_path: Path) -> None:
+def test_two_programs_with_one_name_are_refused(tmp_path: Path) -> None:
     program = AgentProgram(name="tool", kind="folder", source=str(tmp_path / "a"))
     (tmp_path / "a").mkdir()
     with pytest.raises(AgentMissing, match="two programs of the agent are called 'tool'"):
         brought([program, program])
 
 
-def test_npm_packages_are_installed_and_run_no_script(tmp_path: Path) -> None:
+def test_npm_packages_are_installed_without_running_scripts(tmp_path: Path) -> None:
     folder = folder_of("npm", lock_in(tmp_path))
     assert (folder / "node_modules/tiny/cli.js").read_text() == "//"
     assert (folder / "node_modules/.bin/tiny").resolve() == folder / "node_modules/tiny/cli.js"
     assert not list(folder.rglob("ran"))
 
 
-def test_an_npm_package_of_another_digest_is_refused(tmp_path: Path) -> None:
+def test_npm_package_with_another_digest_is_refused(tmp_path: Path) -> None:
     wrong = "sha512-" + base64.b64encode(b"0" * 64).decode()
     with pytest.raises(AgentMissing, match="EINTEGRITY") as raised:
         folder_of("npm", lock_in(tmp_path, wrong))
@@ -242,14 +242,14 @@ def test_an_npm_package_of_another_digest_is_refused(tmp_path: Path) -> None:
         ('{"dependencies": {}}', "is not a package-lock.json"),
     ],
 )
-def test_a_lock_without_digests_is_refused(tmp_path: Path, text: str, why: str) -> None:
+def test_lock_without_digests_is_refused(tmp_path: Path, text: str, why: str) -> None:
     (tmp_path / "x.json").write_text(text)
     with pytest.raises(AgentMissing, match=why):
         folder_of("npm", tmp_path / "x.json")
 
 
 def slow_npm(folder: Path) -> dict[str, str]:
-    """A PATH whose npm writes half a package, says so, and waits to be let on."""
+    """Return a PATH whose npm writes half a package, reports it, and waits to be released."""
     (folder / "bin").mkdir()
     script = (
         f'echo $$ >>"{folder}/started"; mkdir -p node_modules/half; while ! [ -e "{folder}/go" ]; do sleep 0.05; done\n'
@@ -275,7 +275,7 @@ def alive(pid: int) -> bool:
         return False
 
 
-def test_an_installation_that_is_killed_leaves_nothing_half_made(tmp_path: Path) -> None:
+def test_killed_installation_leaves_nothing_partial(tmp_path: Path) -> None:
     lock = lock_in(tmp_path)
     code = (
         "import sys; from farm.records.sandbox_spec import AgentProgram\n"
@@ -288,14 +288,14 @@ def test_an_installation_that_is_killed_leaves_nothing_half_made(tmp_path: Path)
     process.wait()
     until = time.monotonic() + 120
     while alive(pid):
-        assert time.monotonic() < until, "npm goes on"
+        assert time.monotonic() < until, "npm continues"
         time.sleep(0.02)
     folder = folder_of("npm", lock)
     assert [each.name for each in (folder / "node_modules").iterdir() if not each.name.startswith(".")] == ["tiny"]
     assert left() == []
 
 
-def test_several_at_once_install_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_concurrent_requests_install_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     lock = lock_in(tmp_path)
     monkeypatch.setenv("PATH", slow_npm(tmp_path)["PATH"])
     began = threading.Barrier(4)

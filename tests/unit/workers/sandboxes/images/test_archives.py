@@ -32,7 +32,7 @@ def tar(path: Path, members: Mapping[str, str], links: Mapping[str, str] | None 
 
 @pytest.fixture(autouse=True, params=["this Python", "Python before 3.11.4"])
 def _python(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Debian 12's Python has no filters for archives."""
+    """Without the archive filters, as in Debian 12's Python."""
     if request.param != "this Python":
         monkeypatch.delattr(tarfile, "data_filter", raising=False)
 
@@ -44,14 +44,14 @@ def layer(tmp_path: Path) -> Path:
     return folder
 
 
-def test_the_top_folder_lies_at_the_path(tmp_path: Path, layer: Path) -> None:
+def test_top_folder_is_unpacked_to_the_path(tmp_path: Path, layer: Path) -> None:
     unpack(tar(tmp_path / "p-1.tar.gz", {"p-1/setup.py": "x", "p-1/src/a.py": "y"}), layer, "/workspace/deep")
     assert (layer / "workspace/deep/setup.py").read_text() == "x"
     assert (layer / "workspace/deep/src/a.py").read_text() == "y"
     assert [path.name for path in layer.iterdir()] == ["workspace"]
 
 
-def test_zip(tmp_path: Path, layer: Path) -> None:
+def test_zip_is_unpacked(tmp_path: Path, layer: Path) -> None:
     with zipfile.ZipFile(tmp_path / "p-1.zip", "w") as packed:
         packed.writestr("p-1/a.py", "x")
     unpack(tmp_path / "p-1.zip", layer, "/workspace")
@@ -69,7 +69,9 @@ def test_zip(tmp_path: Path, layer: Path) -> None:
         ({"a": "x"}, {}),
     ],
 )
-def test_what_is_refused(tmp_path: Path, layer: Path, members: dict[str, str], links: dict[str, str]) -> None:
+def test_dangerous_archives_are_refused(
+    tmp_path: Path, layer: Path, members: dict[str, str], links: dict[str, str]
+) -> None:
     with pytest.raises(SandboxError):
         unpack(tar(tmp_path / "p-1.tar.gz", members, links), layer, "/workspace")
     assert list(layer.iterdir()) == []
@@ -125,7 +127,7 @@ BROKEN_ARCHIVES: dict[str, Callable[[Path], Path]] = {
 
 
 @pytest.mark.parametrize("broken", BROKEN_ARCHIVES)
-def test_a_broken_archive_is_said_to_be_one_in_a_line(tmp_path: Path, layer: Path, broken: str) -> None:
+def test_broken_archive_is_reported_in_one_line(tmp_path: Path, layer: Path, broken: str) -> None:
     with pytest.raises(BadArchive) as raised:
         extract(BROKEN_ARCHIVES[broken](tmp_path), layer)
     assert str(raised.value)
@@ -133,20 +135,20 @@ def test_a_broken_archive_is_said_to_be_one_in_a_line(tmp_path: Path, layer: Pat
 
 
 @pytest.mark.parametrize("name", ["../outside", "/outside", "..\\outside", "a/../../outside"])
-def test_a_zip_lands_in_its_folder(tmp_path: Path, layer: Path, name: str) -> None:
+def test_zip_is_unpacked_only_into_its_folder(tmp_path: Path, layer: Path, name: str) -> None:
     extract(zipped(tmp_path / "a", name, mode=0o104755), layer)
     (file,) = (each for each in layer.rglob("*") if each.is_file())
     assert stat.S_IMODE(file.stat().st_mode) & 0o7000 == 0
     assert list(tmp_path.rglob("outside*")) in ([], [file])
 
 
-def test_an_archive_is_known_by_what_is_in_it(tmp_path: Path, layer: Path) -> None:
+def test_archive_type_is_detected_from_its_contents(tmp_path: Path, layer: Path) -> None:
     extract(zipped(tmp_path / "a.tgz", "zip"), layer)
     extract(tar(tmp_path / "a.zip", {"tar": "x"}), layer)
     assert {each.name for each in layer.iterdir()} == {"zip", "tar"}
 
 
-def test_a_full_disk_is_not_the_archives_doing(tmp_path: Path, layer: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_full_disk_is_not_the_archives_fault(tmp_path: Path, layer: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(*_: object) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
@@ -156,13 +158,13 @@ def test_a_full_disk_is_not_the_archives_doing(tmp_path: Path, layer: Path, monk
     assert not isinstance(raised.value, BadArchive)
 
 
-def test_no_archive_at_all(tmp_path: Path, layer: Path) -> None:
+def test_file_that_is_not_an_archive(tmp_path: Path, layer: Path) -> None:
     (tmp_path / "p-1.tar.gz").write_text("not an archive")
     with pytest.raises(SandboxError, match=r"p-1\.tar\.gz cannot be unpacked"):
         unpack(tmp_path / "p-1.tar.gz", layer, "/workspace")
 
 
 @pytest.mark.parametrize("path", ["/", "", "/a/../../b"])
-def test_paths_that_are_no_place(tmp_path: Path, layer: Path, path: str) -> None:
+def test_invalid_target_paths_are_refused(tmp_path: Path, layer: Path, path: str) -> None:
     with pytest.raises(SandboxError, match="name a folder"):
         unpack(tar(tmp_path / "p-1.tar.gz", {"p-1/a": "x"}), layer, path)

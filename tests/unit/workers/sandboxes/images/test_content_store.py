@@ -1,4 +1,4 @@
-"""Folders that are made once."""
+"""Folders that are built once."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from workers.sandboxes.images.content_store import digest, made_in_place, made_o
 Making: TypeAlias = Callable[[Path, Callable[[Path], None]], Path]
 
 
-def test_a_digest_is_of_all_its_parts() -> None:
+def test_digest_covers_all_its_parts() -> None:
     assert digest("a", 1) == digest("a", 1)
     assert len({digest("a", 1), digest("a", 2), digest("a1"), digest("a", "1"), digest(["a", 1])}) == 5
 
 
 @pytest.mark.parametrize("making", [made_once, made_in_place])
-def test_many_want_it_and_one_makes_it(making: Making, tmp_path: Path) -> None:
+def test_concurrent_requests_build_once(making: Making, tmp_path: Path) -> None:
     made: list[int] = []
     together = threading.Barrier(8)
 
@@ -41,7 +41,7 @@ def test_many_want_it_and_one_makes_it(making: Making, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("making", [made_once, made_in_place])
-def test_one_that_fails_is_made_again(making: Making, tmp_path: Path) -> None:
+def test_failed_build_is_repeated(making: Making, tmp_path: Path) -> None:
     folder = tmp_path / "folder"
 
     def fail(target: Path) -> None:
@@ -62,7 +62,7 @@ def test_one_that_fails_is_made_again(making: Making, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("making", [made_once, made_in_place])
-def test_anyone_can_read_it_whatever_the_umask(making: Making, tmp_path: Path) -> None:
+def test_result_is_readable_by_all_with_any_umask(making: Making, tmp_path: Path) -> None:
     def make(folder: Path) -> None:
         (folder / "deep").mkdir(parents=True)
         (folder / "deep/file").write_text("x")
@@ -78,7 +78,7 @@ def test_anyone_can_read_it_whatever_the_umask(making: Making, tmp_path: Path) -
     assert modes == {"folder": 0o755, "deep": 0o755, "file": 0o644, "program": 0o755}
 
 
-def test_what_is_no_good_is_replaced(tmp_path: Path) -> None:
+def test_bad_result_is_replaced(tmp_path: Path) -> None:
     folder = tmp_path / "folder"
 
     def make(target: Path) -> None:
@@ -95,7 +95,7 @@ def test_what_is_no_good_is_replaced(tmp_path: Path) -> None:
     assert (aside / "file").read_text() == "old"
 
 
-def test_what_killed_ones_left_is_removed(tmp_path: Path) -> None:
+def test_leftovers_of_killed_processes_are_removed(tmp_path: Path) -> None:
     old, young = tmp_path / "folder.alone.old", tmp_path / "folder.alone.young"
     for left in (tmp_path / "folder.new.x", old, young, tmp_path / "folder2.new.x"):
         (left / "deep").mkdir(parents=True)
@@ -109,8 +109,8 @@ def test_what_killed_ones_left_is_removed(tmp_path: Path) -> None:
     ]
 
 
-def test_who_is_slower_takes_what_is_there(tmp_path: Path) -> None:
-    """As it may be where there are no locks."""
+def test_slower_process_uses_the_existing_result(tmp_path: Path) -> None:
+    """As may happen without locks."""
     folder = tmp_path / "folder"
 
     def make(target: Path) -> None:

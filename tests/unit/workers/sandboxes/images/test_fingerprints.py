@@ -31,18 +31,18 @@ def tree(tmp_path: Path) -> Path:
 
 
 def settle(*paths: Path) -> None:
-    """Look as if last written long ago, as far as one can."""
+    """Make the file look as if last written long ago, as far as possible."""
     for path in paths:
         os.utime(path, (1, 1), follow_symlinks=False)
 
 
-def test_a_file_is_its_bytes(tmp_path: Path) -> None:
+def test_fingerprint_of_a_file_is_that_of_its_bytes(tmp_path: Path) -> None:
     file = tmp_path / "file"
     file.write_bytes(b"abc")
     assert fingerprint(file) == hashlib.sha256(b"abc").hexdigest()
 
 
-def test_the_same_size_and_time_at_once_is_no_trap(tmp_path: Path) -> None:
+def test_quick_change_of_equal_size_is_detected(tmp_path: Path) -> None:
     file = tmp_path / "file"
     seen = set()
     for byte in (b"a", b"b", b"c"):
@@ -52,18 +52,18 @@ def test_the_same_size_and_time_at_once_is_no_trap(tmp_path: Path) -> None:
     assert len(seen) == 3
 
 
-def test_what_has_settled_is_remembered(tmp_path: Path) -> None:
+def test_fingerprint_of_an_old_file_is_cached(tmp_path: Path) -> None:
     file = tmp_path / "file"
     file.write_bytes(b"abc")
     result = fingerprint(file)
     assert not folder().exists()
-    # the time of the last change to a file cannot be set: it must pass
+    # the time of the last change to a file cannot be set: the test has to wait
     until(lambda: fingerprint(file) == result and folder().exists(), "it is remembered")
     assert [memo.read_text() for memo in folder().iterdir()] == [result]
 
 
 @pytest.mark.parametrize("change", ["content", "name", "mode", "link", "more"])
-def test_a_folder_is_all_that_is_in_it(tree: Path, change: str) -> None:
+def test_fingerprint_of_a_folder_covers_all_its_contents(tree: Path, change: str) -> None:
     before = fingerprint(tree)
     match change:
         case "content":
@@ -80,13 +80,13 @@ def test_a_folder_is_all_that_is_in_it(tree: Path, change: str) -> None:
     assert fingerprint(tree) != before
 
 
-def test_times_and_places_do_not_count(tree: Path, tmp_path: Path) -> None:
+def test_times_and_locations_do_not_count(tree: Path, tmp_path: Path) -> None:
     shutil.copytree(tree, tmp_path / "copy", symlinks=True)
     settle(tree / "deep/file")
     assert fingerprint(tree) == fingerprint(tmp_path / "copy")
 
 
-def test_links_count_as_what_they_lead_to_if_asked(tree: Path, tmp_path: Path) -> None:
+def test_links_count_as_their_targets_on_request(tree: Path, tmp_path: Path) -> None:
     (tmp_path / "outside").write_text("a")
     (tree / "out").symlink_to(tmp_path / "outside")
     (tree / "round").symlink_to(".")
@@ -97,6 +97,6 @@ def test_links_count_as_what_they_lead_to_if_asked(tree: Path, tmp_path: Path) -
     assert fingerprint(tree, follow=True) != before_followed
 
 
-def test_what_is_not_there(tmp_path: Path) -> None:
+def test_missing_file_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError):
         fingerprint(tmp_path / "gone")

@@ -1,4 +1,4 @@
-"""Names of base images: what they stand for, however they are written."""
+"""Names of base images: the images that they stand for, in any spelling."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ def home(tmp_path: Path) -> Iterator[Path]:
         ("it@sha256:abc", "it@sha256:abc"),
     ],
 )
-def test_a_name(written: str, plain: str) -> None:
+def test_name_is_normalized(written: str, plain: str) -> None:
     assert plain_name(written) == plain
 
 
-def test_the_table(home: Path) -> None:
+def test_alias_table_is_read(home: Path) -> None:
     assert aliases() == {}
     set_alias("ubuntu", "/images/ubuntu")
     set_alias("debian:12", "host")

@@ -1,4 +1,4 @@
-"""Bounds of the cache for environments, programs and archives: age and size, never what is in use or named."""
+"""Limits of the cache for environments, programs and archives: age and size; entries in use or named are kept."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 
 def program(folder: Path, name: str, n_bytes: int = 100_000, days: float = 0.0) -> Path:
-    """A program of an agent that was used so many days ago, as it lies in the cache."""
+    """Return a program of an agent in the cache that was last used some days ago."""
     source = folder / name
     source.mkdir(exist_ok=True)
     (source / "run").write_bytes(name.encode() * (n_bytes // len(name)))
@@ -47,7 +47,7 @@ def age(root: Path, days: float) -> None:
     os.utime(use_mark(root), (at, at))
 
 
-def test_the_old_go_and_what_is_used_stays(home: Path, tmp_path: Path) -> None:
+def test_old_entries_are_removed_and_used_ones_are_kept(home: Path, tmp_path: Path) -> None:
     old, young, in_use = (program(tmp_path, name, days=days) for name, days in (("a", 40), ("b", 20), ("c", 40)))
     with held(in_use):
         done = prune_by_itself(30 * DAY_S, 0)
@@ -56,11 +56,11 @@ def test_the_old_go_and_what_is_used_stays(home: Path, tmp_path: Path) -> None:
     with pytest.raises(SandboxError, match=f"programs/{old.name} has just been removed from the cache"), held(old):
         pass
     assert [path.name for path in old.parent.iterdir() if old.name in path.name] == [f"{old.name}.lock"]
-    assert program(tmp_path, "a") == old, "it is made again when it is needed"
-    assert prune_by_itself(0.0, 0) == [], "0 bounds nothing"
+    assert program(tmp_path, "a") == old, "it is made again on demand"
+    assert prune_by_itself(0.0, 0) == [], "0 means no limit"
 
 
-def test_the_least_recently_used_go_first(home: Path, tmp_path: Path) -> None:
+def test_least_recently_used_are_removed_first(home: Path, tmp_path: Path) -> None:
     roots = [program(tmp_path, name, days=days) for name, days in (("a", 9), ("b", 7), ("c", 8))]
     sizes = {each.folder: each.card.n_bytes for each in cached_parts()}
     assert set(sizes) == set(roots)
@@ -73,7 +73,7 @@ def test_the_least_recently_used_go_first(home: Path, tmp_path: Path) -> None:
     assert [root.exists() for root in roots] == [False, False, True]
 
 
-def test_what_is_left_half_removed_goes_with_the_next(home: Path, tmp_path: Path) -> None:
+def test_partially_removed_entries_are_removed_by_the_next_run(home: Path, tmp_path: Path) -> None:
     root = program(tmp_path, "a", days=9)
     aside = root.with_name(f"{root.name}.old.0123")
     use_mark(root).unlink()
@@ -82,7 +82,7 @@ def test_what_is_left_half_removed_goes_with_the_next(home: Path, tmp_path: Path
     assert not aside.exists()
 
 
-def test_an_image_that_a_name_or_a_lock_stands_for_is_kept(home: Path, tmp_path: Path) -> None:
+def test_image_with_an_alias_or_a_lock_is_kept(home: Path, tmp_path: Path) -> None:
     card = '{"key": "%s", "n_bytes": 1, "built_at": 1.0, "build_s": 1.0, "mode": "lock", "node": "n"}'
     keys = ["aaaa", "bbbb", "cccc"]
     for key in keys:

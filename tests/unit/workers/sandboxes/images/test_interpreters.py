@@ -1,4 +1,4 @@
-"""A Python that is newer than the farm's: on PATH, beside the farm's own, or of uv."""
+"""A Python that is newer than the farm's: on PATH, next to the farm's own, or from uv."""
 
 from __future__ import annotations
 
@@ -43,43 +43,43 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def test_the_farms_own_is_used_if_it_will_do() -> None:
+def test_farms_own_python_is_used_if_it_is_new_enough() -> None:
     for oldest in ("", "3.0", ".".join(map(str, sys.version_info[:2]))):
         assert interpreter_for(oldest)[1:] == (sys.base_prefix, sys.version)
 
 
-def test_one_on_the_path(home: Path) -> None:
+def test_python_on_the_path_is_used(home: Path) -> None:
     program(home / "path" / "python3.41", PYTHON.format(path="/a/python3.41", prefix="/a"))
     assert interpreter_for("3.40") == ("/a/python3.41", "/a", "3.40.1")
 
 
-def test_one_beside_the_farms_own_where_that_on_the_path_does_not_run(home: Path) -> None:
-    # as the shims of pyenv, for a version that is not chosen
+def test_python_next_to_the_farms_own_is_used_if_that_on_the_path_does_not_run(home: Path) -> None:
+    # like the shims of pyenv, for a version that is not selected
     program(home / "path" / "python3.40", "#!/bin/sh\nexit 127\n")
     prefix = home / "versions" / "3.40.1"
     path = python(prefix)
     assert interpreter_for("3.40") == (str(path), str(prefix), "3.40.1")
 
 
-def test_one_that_is_for_another_machine_is_passed_over(home: Path) -> None:
+def test_python_for_another_machine_is_skipped(home: Path) -> None:
     program(home / "path" / "python3.40", "\x7fELF")
     path = python(home / "versions" / "3.40.1")
     assert interpreter_for("3.40")[0] == str(path)
 
 
 @pytest.mark.parametrize("where", ["path", "farm/bin"])
-def test_uv_installs_one(home: Path, where: str) -> None:
+def test_uv_installs_a_python(home: Path, where: str) -> None:
     source, target = python(home / "source"), home / "uv" / "bin" / "python3.40"
     install = f"mkdir -p {target.parent} && cp {source} {target}"
     program(home / where / "uv", UV.format(python=target, install=install))
     assert interpreter_for("3.40")[2] == "3.40.1"
-    # it is there now
+    # now it exists
     program(home / where / "uv", UV.format(python=target, install="exit 9"))
     interpreters._of_uv.cache_clear()
     assert interpreter_for("3.40")[2] == "3.40.1"
 
 
-def test_what_to_install_is_said(home: Path) -> None:
+def test_missing_python_is_reported_with_a_remedy(home: Path) -> None:
     with pytest.raises(SandboxError, match=r"3\.40 or newer is needed.*`uv python install 3\.40`"):
         interpreter_for("3.40")
     program(home / "path" / "uv", UV.format(python="/not/there", install="echo no network >&2; exit 1"))

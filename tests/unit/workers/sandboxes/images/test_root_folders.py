@@ -1,4 +1,4 @@
-"""Root file systems seen from outside."""
+"""Root file systems as seen from outside."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ from workers.sandboxes.images.root_folders import has_bash, size_of
         ({}, False),
     ],
 )
-def test_a_link_leads_where_it_would_inside(tmp_path: Path, links: dict[str, str], has: bool) -> None:
+def test_link_is_resolved_within_the_root(tmp_path: Path, links: dict[str, str], has: bool) -> None:
     root = tmp_path / "root"
-    # not where it is looked for, unless a link leads there
+    # not in the place that is searched, unless a link leads there
     (root / "usr/bin").mkdir(parents=True)
     (root / "usr/bin/bash").touch()
     moved = root / "usr/local/opt"
@@ -36,13 +36,13 @@ def test_a_link_leads_where_it_would_inside(tmp_path: Path, links: dict[str, str
     assert has_bash(root) is has
 
 
-def test_a_link_to_the_nodes_own_bash_is_none(tmp_path: Path) -> None:
+def test_link_to_the_nodes_own_bash_does_not_count(tmp_path: Path) -> None:
     (tmp_path / "bin").symlink_to("/usr/bin")
     assert Path("/usr/bin/bash").exists()
     assert not has_bash(tmp_path)
 
 
-def test_files_of_several_names_count_once(tmp_path: Path) -> None:
+def test_hard_linked_files_count_once(tmp_path: Path) -> None:
     (tmp_path / "a").write_bytes(bytes(range(256)) * 400)
     alone = size_of(tmp_path)
     assert alone >= 100_000

@@ -1,4 +1,4 @@
-"""The container runtime's program, and the way to it."""
+"""The container runtime's program, and access to it."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ print(*exposure(), sep=",")
 """
 
 
-def test_a_home_that_is_closed_meanwhile_is_seen_to_be() -> None:
-    """Root's sandboxes run as another user, for whom the way is then opened; others' run as themselves."""
-    # not pytest's folder, which is closed to others already
+def test_home_that_is_closed_later_is_detected() -> None:
+    """Root's sandboxes run as another user, for whom the path is then opened; other users' run as themselves."""
+    # not pytest's folder, which is already closed to others
     with tempfile.TemporaryDirectory() as name:
         home = Path(name) / "home"
         program = home / "apptainer/usr/bin/apptainer"
@@ -32,7 +32,7 @@ def test_a_home_that_is_closed_meanwhile_is_seen_to_be() -> None:
         assert done.stdout.splitlines() == [",", closed], done.stderr
 
 
-def test_the_runtime_in_the_farms_home_is_found_without_path(tmp_path: Path) -> None:
+def test_runtime_in_the_farms_home_is_found_without_path(tmp_path: Path) -> None:
     program = tmp_path / "apptainer/usr/bin/apptainer"
     program.parent.mkdir(parents=True)
     program.touch(mode=0o755)

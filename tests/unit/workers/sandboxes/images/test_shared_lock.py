@@ -1,4 +1,4 @@
-"""Locks between processes, and what becomes of them when a holder is killed, stopped or gone for good."""
+"""Locks between processes, also when a holder is killed, suspended or lost."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ with {kind}(Path(sys.argv[1])):
 
 @contextmanager
 def held_elsewhere(path: Path, kind: str = "alone") -> Iterator[subprocess.Popen[str]]:
-    """Another process holds it."""
+    """Another process holds the lock."""
     command = [sys.executable, "-c", HOLD.format(kind=kind), str(path)]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=ROOT) as process:
         try:
@@ -39,7 +39,7 @@ def held_elsewhere(path: Path, kind: str = "alone") -> Iterator[subprocess.Popen
             process.kill()
 
 
-def test_one_at_a_time(tmp_path: Path) -> None:
+def test_only_one_process_holds_the_lock_at_a_time(tmp_path: Path) -> None:
     inside: list[int] = []
     most: list[int] = []
 
@@ -60,7 +60,7 @@ def test_one_at_a_time(tmp_path: Path) -> None:
     assert max(most) == 1
 
 
-def test_who_is_killed_lets_go(tmp_path: Path) -> None:
+def test_killed_holder_releases_the_lock(tmp_path: Path) -> None:
     lock = tmp_path / "lock"
     with held_elsewhere(lock) as process:
         with if_free(lock) as free:
@@ -71,15 +71,15 @@ def test_who_is_killed_lets_go(tmp_path: Path) -> None:
             assert held
 
 
-def test_who_shows_no_life_is_not_waited_for(tmp_path: Path) -> None:
+def test_holder_without_a_heartbeat_is_not_waited_for(tmp_path: Path) -> None:
     lock = tmp_path / "lock"
     with held_elsewhere(lock) as process:
         process.send_signal(signal.SIGSTOP)
         with alone(lock, dead_s=0.2) as held:
-            assert not held, "it goes ahead without"
+            assert not held, "it continues without the lock"
 
 
-def test_who_shows_life_is_waited_for(tmp_path: Path) -> None:
+def test_holder_with_a_heartbeat_is_waited_for(tmp_path: Path) -> None:
     lock = tmp_path / "lock"
     with held_elsewhere(lock) as process:
         stop = threading.Event()
@@ -96,8 +96,8 @@ def test_who_shows_life_is_waited_for(tmp_path: Path) -> None:
         stop.set()
 
 
-def test_a_lock_that_is_deleted_is_another_one(tmp_path: Path) -> None:
-    """A waiter with the old file open must not believe that it holds the new one alone."""
+def test_deleted_lock_file_is_another_lock(tmp_path: Path) -> None:
+    """A waiter with the old file open must not believe that it holds the new one exclusively."""
     lock = tmp_path / "lock"
     lock.touch()
     with if_free(lock) as free:
@@ -109,7 +109,7 @@ def test_a_lock_that_is_deleted_is_another_one(tmp_path: Path) -> None:
                 assert not still_free
 
 
-def test_shared_by_many(tmp_path: Path) -> None:
+def test_shared_lock_has_several_holders(tmp_path: Path) -> None:
     lock = tmp_path / "lock"
     with pytest.raises(FileNotFoundError), shared(lock):
         pass
@@ -124,7 +124,7 @@ def test_shared_by_many(tmp_path: Path) -> None:
             assert free
 
 
-def test_shared_with_a_child_that_goes_on(tmp_path: Path) -> None:
+def test_shared_lock_is_inherited_by_a_child_that_runs_on(tmp_path: Path) -> None:
     lock = tmp_path / "lock"
     lock.touch()
     with shared(lock) as descriptor:

@@ -1,4 +1,4 @@
-"""A process that may get stuck, and its guard."""
+"""A process that may hang, and its guard."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ import signal
 from workers.sandboxes.isolation.hang_guard import Checkpoint, guarded
 
 
-def test_what_got_stuck_is_begun_anew_without_what_it_got_stuck_at() -> None:
+def test_hung_process_is_restarted_without_the_item_that_it_hung_at() -> None:
     read_end, write_end = os.pipe()
 
     def work(place: Checkpoint) -> None:
         for name in ("one", "two", "three"):
             if place.at(name):
                 os.write(write_end, f"{name} ".encode())
-                # by whatever it is
+                # hangs, for any reason
                 if name == "two":
                     signal.pause()
 

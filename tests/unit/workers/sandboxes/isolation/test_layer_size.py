@@ -1,5 +1,5 @@
 # ruff: noqa: PTH104, PTH208
-"""Size of a writable layer, however it is made."""
+"""Size of a writable layer, however it was made."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _MB = 1 << 20
 def state(tmp_path: Path) -> Iterator[Path]:
     (tmp_path / "state/upper").mkdir(parents=True)
     yield tmp_path / "state"
-    # nested deeper than pytest's own clearing can follow
+    # nested deeper than pytest's own cleanup can follow
     assert remove(tmp_path / "state")
 
 
@@ -33,7 +33,7 @@ def used(state: Path) -> tuple[int, int]:
 
 
 def go_down(n: int, name: str = "d") -> int:
-    """Folders nested in the current one; a descriptor of the last."""
+    """Make nested folders in the current one; return a descriptor of the last."""
     at = os.open(".", os.O_RDONLY | os.O_DIRECTORY)
     for _ in range(n):
         os.mkdir(name, dir_fd=at)
@@ -49,7 +49,7 @@ def put(folder: int, name: str, size: int) -> None:
     os.close(descriptor)
 
 
-def test_room_that_nobody_has_written_to_counts_and_holes_do_not(state: Path) -> None:
+def test_allocated_space_counts_and_holes_do_not(state: Path) -> None:
     with (state / "upper/full").open("wb") as file:
         os.posix_fallocate(file.fileno(), 0, 20 * _MB)
     with (state / "upper/sparse").open("wb") as file:
@@ -65,7 +65,7 @@ def test_folders_may_be_nested_deeply(depth: int, state: Path, monkeypatch: pyte
     bottom = go_down(depth)
     put(bottom, "x", 2 * _MB)
     os.close(bottom)
-    # after the deep one, and beside it on the way
+    # after the deep folder, and next to it on the way
     put(os.open("d", os.O_RDONLY), "y", _MB)
     (state / "upper/a").mkdir()
     (state / "upper/a/z").write_bytes(b"x" * _MB)
@@ -74,7 +74,7 @@ def test_folders_may_be_nested_deeply(depth: int, state: Path, monkeypatch: pyte
     assert 4 * _MB <= n_bytes <= 4 * _MB + (depth + 10) * 8192
 
 
-def test_descriptors_are_few(state: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_few_descriptors_are_open(state: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(state / "upper")
     os.close(go_down(500))
     before = len(os.listdir("/proc/self/fd"))
@@ -91,15 +91,15 @@ def test_empty_files_and_links_are_counted(state: Path) -> None:
     assert used(state)[1] == 901
 
 
-def test_a_link_is_not_followed(state: Path, tmp_path: Path) -> None:
+def test_link_is_not_followed(state: Path, tmp_path: Path) -> None:
     (tmp_path / "outside").mkdir()
     (tmp_path / "outside/x").write_bytes(b"x" * _MB)
     (state / "upper/link").symlink_to(tmp_path / "outside")
     assert used(state)[0] < _MB
 
 
-def test_what_moves_meanwhile_ends_nothing(state: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Counted while somebody moves the folders about; all that lies in the upper ones counts every time."""
+def test_folders_that_move_during_the_count_do_not_end_it(state: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Counted while another thread moves the folders; all files in the upper ones count every time."""
     monkeypatch.chdir(state / "upper")
     os.close(go_down(300))
     (state / "upper/big").write_bytes(b"x" * _MB)
@@ -120,15 +120,15 @@ def test_what_moves_meanwhile_ends_nothing(state: Path, monkeypatch: pytest.Monk
         stop.set()
         mover.join()
     assert min(n_bytes for n_bytes, _ in result) >= _MB
-    # what is met in both places counts twice
+    # files that are met in both places count twice
     assert max(n_files for _, n_files in result) <= 2 * 302
 
 
-def test_nothing_there_is_nothing(tmp_path: Path) -> None:
+def test_empty_layer_has_size_zero(tmp_path: Path) -> None:
     assert used(tmp_path) == (0, 0)
 
 
-def test_few_files_are_counted_at_once_as_many_are(state: Path) -> None:
+def test_few_files_are_counted_directly_with_the_same_result(state: Path) -> None:
     (state / "upper/a/b").mkdir(parents=True)
     (state / "upper/a/b/full").write_bytes(b"x" * _MB)
     (state / "upper/link").symlink_to("/")
@@ -136,7 +136,7 @@ def test_few_files_are_counted_at_once_as_many_are(state: Path) -> None:
     assert used(state)[1] == 4
 
 
-def test_many_files_are_left_to_a_child(state: Path) -> None:
+def test_many_files_are_left_to_a_child_process(state: Path) -> None:
     for number in range(150):
         (state / f"upper/{number}").touch()
     assert of_few(state) == used(state)
@@ -146,10 +146,10 @@ def test_many_files_are_left_to_a_child(state: Path) -> None:
     assert of_few(state) is None
 
 
-def test_what_is_closed_to_the_watcher_is_left_to_a_child(state: Path) -> None:
+def test_unreadable_folder_is_left_to_a_child_process(state: Path) -> None:
     assert of_few(state) == (0, 0)
     (state / "upper").rename(state / "other")
-    # a link, which is not followed: as a folder that cannot be entered, it is an error
+    # a link, which is not followed: entering it as a folder is an error
     (state / "upper").symlink_to("other")
     assert of_few(state) is None
 

@@ -14,7 +14,7 @@ print(mounted_below([f"{sys.argv[1]}/one two\\\\three", f"{sys.argv[1]}/one", f"
 """
 
 
-def test_a_mount_in_a_folder_is_found_whatever_its_name(tmp_path: Path) -> None:
+def test_mount_in_a_folder_with_any_name_is_found(tmp_path: Path) -> None:
     for name in ("one two\\three/point", "one", "other"):
         (tmp_path / name).mkdir(parents=True)
     argv = ["unshare", "-rm", sys.executable, "-c", ASKING, str(tmp_path)]

@@ -1,4 +1,4 @@
-"""The summary of paths that were restored: few entries, and each path is in one of them."""
+"""The summary of restored paths: few entries, and each path is in one of them."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ def covers(entries: list[str], path: str) -> bool:
         (["a/1/x", "b/2/x", "c/3/x", "d/4/x"], ["/a/", "/b/", "/c/"]),
     ],
 )
-def test_few_stand_as_they_are_and_many_as_their_folders(paths: list[str], entries: list[str]) -> None:
+def test_few_paths_are_listed_and_many_are_summarized_by_folder(paths: list[str], entries: list[str]) -> None:
     assert summary(paths, 3) == entries
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_every_path_is_covered_and_no_more_entries_are_there_than_may_be(seed: int) -> None:
+def test_every_path_is_covered_within_the_limit_of_entries(seed: int) -> None:
     draw = random.Random(seed)
     paths = {"/".join(draw.choice("abcdef") for _ in range(draw.randint(2, 7))) for _ in range(400)}
     entries = summary(sorted(paths), 50)

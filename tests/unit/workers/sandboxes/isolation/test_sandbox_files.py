@@ -20,7 +20,7 @@ def copied(path: Path, folder: Path) -> list[str]:
         return sorted(packed.getnames())
 
 
-def test_a_folder_of_too_many_files_is_refused_before_anything_is_copied(
+def test_folder_with_too_many_files_is_refused_before_anything_is_copied(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sandbox_files, "MAX_FILES", 4)
@@ -28,7 +28,7 @@ def test_a_folder_of_too_many_files_is_refused_before_anything_is_copied(
     source.mkdir()
     for name in "abc":
         (source / name).write_text(name)
-    # the folder is one, too
+    # the folder counts as one, too
     assert len(copied(source, tmp_path)) == 4
     (source / "d").write_text("d")
     (tmp_path / "archive.tar").unlink()

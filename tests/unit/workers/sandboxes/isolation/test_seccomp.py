@@ -1,4 +1,4 @@
-"""The filter of system calls, run by a small machine of our own: what it says to each number, on both machine types."""
+"""The seccomp filter, run by a small BPF interpreter: its result for each system call, on both machine types."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _EQUAL, _AT_LEAST, _ANY_BIT = 0x15, 0x35, 0x45
 def answer(
     machine: str, number: int, arguments: Sequence[int] = (), arch: int = 0, variant: str = ""
 ) -> tuple[int, int]:
-    """Return the filter's result and the number of steps to it."""
+    """Return the filter's result and the number of its steps."""
     code = seccomp.assembled(machine, variant)
     lines = list(struct.iter_unpack("HBBI", code))
     words = [word % (1 << 64) for word in (*arguments, 0, 0, 0, 0, 0, 0)[:6]]
@@ -50,7 +50,7 @@ def named(machine: str, *groups: str) -> dict[str, int]:
 
 
 @pytest.mark.parametrize("machine", ARCHES)
-def test_each_listed_call_has_its_answer_and_no_other_exists(machine: str) -> None:
+def test_each_listed_call_has_its_result_and_all_others_are_missing(machine: str) -> None:
     answers = {number: answer(machine, number)[0] for number in range(1200)}
     free, rights = named(machine, *FREE, "OWNERS", "USERS"), named(machine, "RIGHTS")
     checked = named(machine, "CHECKED")
@@ -62,21 +62,21 @@ def test_each_listed_call_has_its_answer_and_no_other_exists(machine: str) -> No
 
 
 @pytest.mark.parametrize("machine", ARCHES)
-def test_a_call_is_found_by_halving(machine: str) -> None:
+def test_call_is_found_by_binary_search(machine: str) -> None:
     assert max(answer(machine, number)[1] for number in range(1200)) <= 24
 
 
 @pytest.mark.parametrize(("machine", "other"), [("x86_64", I386), ("aarch64", ARM), ("x86_64", ARCHES["aarch64"])])
-def test_programs_of_another_kind_have_no_calls(machine: str, other: int) -> None:
+def test_programs_of_another_architecture_have_no_calls(machine: str, other: int) -> None:
     assert {answer(machine, number, arch=other)[0] for number in range(500)} == {ERRNO | errno.ENOSYS}
 
 
-def test_the_third_set_of_calls_is_closed() -> None:
+def test_x32_calls_are_closed() -> None:
     assert {answer("x86_64", 0x40000000 | number)[0] for number in range(600)} == {ERRNO | errno.ENOSYS}
 
 
 @pytest.mark.parametrize("machine", ARCHES)
-def test_where_there_are_users_the_calls_about_them_are_asked_for_and_no_other(machine: str) -> None:
+def test_only_calls_about_users_are_intercepted_with_several_users(machine: str) -> None:
     status = named(machine, "STATUS").values()
     always = {*named(machine, "IDS", "USERS", "OWNERS").values()}
     always |= {
@@ -117,7 +117,7 @@ def test_where_there_are_users_the_calls_about_them_are_asked_for_and_no_other(m
         ("prlimit64", (1, 7, 5), ERRNO | errno.EPERM),
     ],
 )
-def test_where_there_are_users_arguments_are_looked_at(
+def test_arguments_are_checked_with_several_users(
     machine: str, name: str, arguments: tuple[int, ...], said: int
 ) -> None:
     number = named(machine, "FILES", "PROCESSES", "SOCKETS", "CHECKED").get(name)
@@ -157,6 +157,6 @@ def test_where_there_are_users_arguments_are_looked_at(
         ("ptrace", (0x4206, (1 << 32) | 1), errno.EPERM),
     ],
 )
-def test_arguments_are_looked_at(machine: str, name: str, arguments: tuple[int, ...], error: int) -> None:
+def test_arguments_are_checked(machine: str, name: str, arguments: tuple[int, ...], error: int) -> None:
     said, _ = answer(machine, named(machine, "CHECKED")[name], arguments)
     assert said == (ERRNO | error if error else ALLOWED)

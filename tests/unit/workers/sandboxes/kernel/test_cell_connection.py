@@ -25,7 +25,7 @@ async def opened() -> AsyncIterator[tuple[FrameConnection, socket.socket]]:
     frames.close()
 
 
-def test_frames_in_the_order_sent_however_they_are_cut() -> None:
+def test_frames_arrive_in_order_however_they_are_split() -> None:
     async def check() -> None:
         async with opened() as (frames, theirs):
             data = packed({"n": 1}, b"body") + packed({"n": 2}) + packed({"n": 3}, b"x" * 1000)
@@ -41,7 +41,7 @@ def test_frames_in_the_order_sent_however_they_are_cut() -> None:
     asyncio.run(check())
 
 
-def test_one_that_does_not_come_in_time_may_come_later() -> None:
+def test_frame_that_is_late_can_be_received_later() -> None:
     async def check() -> None:
         async with opened() as (frames, theirs):
             assert await frames.next(0.01) is None
@@ -61,7 +61,7 @@ def _n_descriptors() -> int:
     return len(list(Path("/proc/self/fd").iterdir()))
 
 
-def test_a_descriptor_comes_only_when_it_may() -> None:
+def test_descriptor_is_accepted_only_when_expected() -> None:
     async def check() -> None:
         async with opened() as (frames, theirs):
             memory = os.memfd_create("given")
@@ -101,7 +101,7 @@ async def _last_of(frames: FrameConnection) -> None:
     ],
     ids=["head too long", "body too long", "no object", "no JSON", "no text", "too deep", "a flood", "the end"],
 )
-def test_nonsense_is_the_end(sent: bytes) -> None:
+def test_malformed_frame_ends_the_connection(sent: bytes) -> None:
     async def check() -> None:
         async with opened() as (frames, theirs):
             theirs.sendall(sent)
@@ -113,7 +113,7 @@ def test_nonsense_is_the_end(sent: bytes) -> None:
     asyncio.run(check())
 
 
-def test_a_long_frame_is_sent_in_the_background() -> None:
+def test_long_frame_is_sent_in_the_background() -> None:
     async def check() -> None:
         async with opened() as (frames, theirs):
             frames.send({"cell": 1}, b"x" * 5_000_000)
@@ -124,7 +124,7 @@ def test_a_long_frame_is_sent_in_the_background() -> None:
     asyncio.run(check())
 
 
-def test_nobody_at_the_other_end() -> None:
+def test_closed_peer_is_reported() -> None:
     async def check() -> None:
         async with opened() as (frames, theirs):
             theirs.close()

@@ -11,7 +11,7 @@ from workers.sandboxes.kernel import cell_protocol
 from workers.sandboxes.kernel.cell_protocol import Images, packed, receive
 
 
-def test_frames() -> None:
+def test_frames_are_received_as_sent() -> None:
     ours, theirs = socket.socketpair()
     with ours, theirs:
         ours.sendall(packed({"cell": 1, "text": "ä"}, b"x" * 50_000) + packed({}))
@@ -20,7 +20,7 @@ def test_frames() -> None:
 
 
 @pytest.mark.parametrize("sent", [b"", packed({"cell": 1}, b"body")[:-1]])
-def test_the_end_of_frames(sent: bytes) -> None:
+def test_truncated_frame_is_the_end(sent: bytes) -> None:
     ours, theirs = socket.socketpair()
     with theirs:
         ours.sendall(sent)
@@ -29,7 +29,7 @@ def test_the_end_of_frames(sent: bytes) -> None:
             receive(theirs)
 
 
-def test_the_best_image_is_kept() -> None:
+def test_best_image_format_is_kept() -> None:
     images = Images()
     assert images.add({"text/plain": "text", "image/svg+xml": "<svg/>", "image/png": b"png"}) == ""
     assert images.add({"image/jpeg": base64.b64encode(b"jpeg").decode()}) == ""
@@ -41,13 +41,13 @@ def test_the_best_image_is_kept() -> None:
 
 
 @pytest.mark.parametrize("value", [None, 5, "x", b"", ["image"]])
-def test_what_is_no_image(value: object) -> None:
+def test_invalid_image_is_refused(value: object) -> None:
     images = Images()
     assert "not valid" in images.add({"image/png": value})
     assert images.take() == ([], b"")
 
 
-def test_images_have_bounds() -> None:
+def test_images_are_limited() -> None:
     images = Images()
     notes = [images.add({"image/png": b"x"}) for _ in range(cell_protocol.MAX_IMAGES + 2)]
     assert [bool(note) for note in notes] == [False] * cell_protocol.MAX_IMAGES + [True, True]

@@ -1,4 +1,4 @@
-"""Reading what interpreters print."""
+"""Reading the output of interpreters."""
 
 from __future__ import annotations
 
@@ -24,19 +24,19 @@ async def opened() -> AsyncIterator[tuple[InterpreterOutput, int]]:
         output.close()
 
 
-def test_all_that_was_written_is_there() -> None:
+def test_all_written_output_is_read() -> None:
     async def check() -> None:
         async with opened() as (output, writer):
             for number in range(50):
                 os.write(writer, b"%d" % number * 100)
-                # often the loop's reader has been notified already
+                # often the loop's reader has already been notified
                 await asyncio.sleep(0)
                 assert output.take() == (f"{number}" * 100, 0, None)
 
     asyncio.run(check())
 
 
-def test_taking_first_does_not_end_the_reading() -> None:
+def test_early_take_does_not_end_the_reading() -> None:
     async def check() -> None:
         async with opened() as (output, writer):
             loop = asyncio.get_running_loop()
@@ -57,7 +57,7 @@ def test_taking_first_does_not_end_the_reading() -> None:
     asyncio.run(check())
 
 
-def test_long_output_is_bounded_and_counted() -> None:
+def test_long_output_is_limited_and_counted() -> None:
     async def check() -> None:
         async with opened() as (output, writer):
             size, chunk = 100_000_000, b"x" * 1_000_000
@@ -80,7 +80,7 @@ def test_long_output_is_bounded_and_counted() -> None:
     asyncio.run(check())
 
 
-def test_who_writes_for_ever_does_not_hold_up_the_loop() -> None:
+def test_endless_writer_does_not_block_the_loop() -> None:
     async def check() -> None:
         async with opened() as (output, writer):
             stop = threading.Event()
@@ -99,7 +99,7 @@ def _write_until(stop: threading.Event, writer: int) -> None:
         os.write(writer, b"y\n" * 10_000)
 
 
-def test_output_is_text_as_it_was_written() -> None:
+def test_output_is_decoded_without_changes() -> None:
     async def check() -> None:
         async with opened() as (output, writer):
             os.write(writer, b"\x1b[31mred\x1b[0m 1%\r2% \xff")
@@ -108,7 +108,7 @@ def test_output_is_text_as_it_was_written() -> None:
     asyncio.run(check())
 
 
-def test_the_end_of_all_writers() -> None:
+def test_end_of_all_writers_is_reached() -> None:
     async def check() -> None:
         output = InterpreterOutput()
         os.write(output.write_end, b"last")

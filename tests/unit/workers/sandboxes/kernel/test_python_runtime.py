@@ -1,4 +1,4 @@
-"""The packages of the farm's environment that go into a sandbox."""
+"""The packages of the farm's environment that are copied into a sandbox."""
 
 from __future__ import annotations
 
@@ -12,21 +12,21 @@ from workers.sandboxes.kernel import python_runtime
 from workers.sandboxes.kernel.python_runtime import PROGRAMS, closure, own_modules
 
 
-def test_ipython_and_what_it_imports() -> None:
+def test_closure_has_ipython_and_its_imports() -> None:
     names = set(closure("IPython"))
     assert {"ipython", "traitlets", "prompt-toolkit", "stack-data", "executing"} <= names
 
 
-def test_nothing_that_is_only_an_extra() -> None:
+def test_closure_has_no_extras() -> None:
     assert not {"pytest", "numpy", "jupyter-client", "rollout-farm"} & set(closure("IPython"))
 
 
-def test_what_is_not_installed_is_for_another_platform() -> None:
+def test_package_for_another_platform_is_ignored() -> None:
     assert closure("no-such-distribution") == {}
 
 
 @pytest.mark.parametrize("program", PROGRAMS)
-def test_programs_find_all_that_they_import(program: str, tmp_path: Path) -> None:
+def test_programs_find_all_their_imports(program: str, tmp_path: Path) -> None:
     for file, source in own_modules().items():
         (tmp_path / file).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / file).write_text(source)
@@ -34,7 +34,7 @@ def test_programs_find_all_that_they_import(program: str, tmp_path: Path) -> Non
     subprocess.run([sys.executable, "-I", "-S", "-c", code, tmp_path], check=True)
 
 
-def test_imports_are_followed_and_nothing_else_is_copied(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_imported_modules_are_copied(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     files = {
         "workers/__init__.py": "",
         "workers/a.py": "import json, other\nfrom workers.new import deep, name\n",

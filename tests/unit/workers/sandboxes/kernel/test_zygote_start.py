@@ -1,4 +1,4 @@
-"""The program file of what becomes the policy's."""
+"""The program file of the process that becomes the policy's."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 from workers.sandboxes.kernel.zygote_start import sealed_copy
 
 
-def test_a_copy_that_nobody_can_change(tmp_path: Path) -> None:
+def test_copy_cannot_be_changed(tmp_path: Path) -> None:
     program = tmp_path / "program"
     program.write_bytes(b"#!" + os.urandom(1000))
     copy = sealed_copy(str(program))

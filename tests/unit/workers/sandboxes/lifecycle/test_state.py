@@ -1,4 +1,4 @@
-"""Processes, past and future, and killing them."""
+"""Running and ended processes, and killing them."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from workers.sandboxes.lifecycle.state import Process
 from workers.sandboxes.processes.process_tree import MARK, Lineage, kill_tagged, new_tag, tagged_processes
 
 
-def test_a_process_lives_until_it_ends() -> None:
+def test_process_is_alive_until_it_ends() -> None:
     with subprocess.Popen(["sleep", "60"]) as child:
         process = Process(child.pid, started_at(child.pid))
         assert process.alive()
@@ -30,14 +30,14 @@ def test_a_process_lives_until_it_ends() -> None:
     assert process.end(signal.SIGTERM, 5)
 
 
-def test_another_process_of_the_same_number_is_left_alone() -> None:
+def test_another_process_with_the_same_pid_is_not_killed() -> None:
     with subprocess.Popen(["sleep", "60"]) as child:
         assert Process(child.pid, 1).end(signal.SIGKILL, 5)
         assert child.poll() is None
         child.kill()
 
 
-def test_a_process_that_does_not_listen() -> None:
+def test_process_that_ignores_sigterm_is_killed() -> None:
     code = "import signal, time; signal.signal(15, signal.SIG_IGN); print(flush=True); time.sleep(60)"
     with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE) as child:
         assert child.stdout
@@ -47,7 +47,7 @@ def test_a_process_that_does_not_listen() -> None:
         assert process.end(signal.SIGKILL, 5)
 
 
-def test_all_that_carry_a_mark_are_found_and_killed() -> None:
+def test_all_processes_with_a_tag_are_found_and_killed() -> None:
     mark = new_tag()
     script = "setsid sleep 60 & sleep 60 & echo up; wait"
     with subprocess.Popen(
@@ -62,8 +62,8 @@ def test_all_that_carry_a_mark_are_found_and_killed() -> None:
     assert tagged_processes(mark) == []
 
 
-def test_what_no_processor_serves_has_ended_all_the_same() -> None:
-    """A process that is killed ends once it runs, which takes long where another has the processor."""
+def test_killed_process_that_gets_no_cpu_counts_as_ended() -> None:
+    """A killed process ends once it runs, which takes long if another process occupies the processor."""
     core, mark = min(os.sched_getaffinity(0)), new_tag()
 
     def rarely() -> None:
@@ -88,10 +88,10 @@ _PR_SET_CHILD_SUBREAPER = 36
 
 
 def asleep(mark: str) -> int:
-    """Return how many of the processes with a mark are `sleep`."""
+    """Return how many of the processes with a tag are `sleep`."""
     n = 0
     for pid in tagged_processes(mark):
-        # one that was only about to be a program may have ended
+        # a process may have ended before its exec
         with contextlib.suppress(OSError):
             n += Path("/proc", str(pid), "cmdline").read_bytes().startswith(b"sleep\0")
     return n
@@ -113,7 +113,7 @@ def test_only_the_lineage_is_killed_whichever_thread_forked_it() -> None:
     ):
         assert reaper.stdout
         reaper.stdout.readline()
-        # what is about to be a program has no mark for a moment, and outlives its parent here
+        # a process has no tag for a moment during its exec, and outlives its parent here
         until(lambda: asleep(mark) == 3, "all of them run")
         kill_tagged(mark, Lineage(leader=0, reaper=reaper.pid))
         assert set(tagged_processes(mark)) <= {reaper.pid, other.pid}

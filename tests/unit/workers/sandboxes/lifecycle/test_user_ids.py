@@ -1,4 +1,4 @@
-"""The ids that an administrator has set aside for a user, as they are read from /etc/subuid and /etc/subgid."""
+"""The ids that an administrator has reserved for a user, parsed from /etc/subuid and /etc/subgid."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from workers.sandboxes.lifecycle.user_ids import subordinate
         ("", range(0)),
     ],
 )
-def test_subordinate_ids_are_read(text: str, found: range, tmp_path: Path) -> None:
+def test_subordinate_ids_are_parsed(text: str, found: range, tmp_path: Path) -> None:
     users, groups = tmp_path / "subuid", tmp_path / "subgid"
     users.write_text(text)
     assert not subordinate([users, groups], "me", 1234), "groups have no ids"

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from workers.sandboxes.processes.bounded_output import HeadTail
 
 
-def test_the_middle_is_counted() -> None:
+def test_omitted_middle_is_counted() -> None:
     kept = HeadTail(4)
     kept.add(b"abcdef")
     assert kept.text() == "ab\n[... 2 bytes left out ...]\nef"
@@ -16,7 +16,7 @@ def test_the_middle_is_counted() -> None:
 
 
 @given(st.lists(st.text("abcdefgh").map(str.encode)), st.integers(2, 50))
-def test_however_it_arrives(chunks: list[bytes], limit: int) -> None:
+def test_result_does_not_depend_on_the_chunks(chunks: list[bytes], limit: int) -> None:
     kept = HeadTail(limit)
     for chunk in chunks:
         kept.add(chunk)
@@ -31,7 +31,7 @@ def test_however_it_arrives(chunks: list[bytes], limit: int) -> None:
         assert len(head) + len(tail) <= limit
 
 
-def test_a_character_cut_in_two_is_replaced() -> None:
+def test_character_cut_in_two_is_replaced() -> None:
     kept = HeadTail(2)
     kept.add("éa".encode())
     assert "\ufffd" in kept.text()

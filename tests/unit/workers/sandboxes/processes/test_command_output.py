@@ -1,4 +1,4 @@
-"""The parts of a command's output that are shown and kept."""
+"""The shown and the stored parts of a command's output."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from hypothesis import strategies as st
 from workers.sandboxes.processes.command_output import CommandOutput
 
 
-def test_a_short_output_is_shown_and_costs_no_disk(tmp_path: Path) -> None:
+def test_short_output_is_shown_and_uses_no_disk(tmp_path: Path) -> None:
     output = CommandOutput(10, 100, tmp_path / "none")
     output.add(b"0123456789")
     assert (output.data(), output.full(), output.n_dropped) == (b"0123456789", None, 0)
     assert not (tmp_path / "none").exists()
 
 
-def test_a_long_one_is_kept_beside(tmp_path: Path) -> None:
+def test_long_output_is_stored_in_addition(tmp_path: Path) -> None:
     output = CommandOutput(4, 100, tmp_path)
     for chunk in (b"ab", b"cde", b"f"):
         output.add(chunk)
@@ -29,7 +29,7 @@ def test_a_long_one_is_kept_beside(tmp_path: Path) -> None:
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
 @given(chunks=st.lists(st.binary(max_size=40)), shown=st.integers(2, 20), kept=st.integers(2, 60))
-def test_however_it_arrives(chunks: list[bytes], shown: int, kept: int, tmp_path: Path) -> None:
+def test_result_does_not_depend_on_the_chunks(chunks: list[bytes], shown: int, kept: int, tmp_path: Path) -> None:
     output = CommandOutput(shown, kept, tmp_path)
     for chunk in chunks:
         output.add(chunk)
@@ -47,14 +47,14 @@ def test_however_it_arrives(chunks: list[bytes], shown: int, kept: int, tmp_path
         assert full == whole[:room] + b"\n[... %d bytes left out ...]\n" % n_dropped + whole[-room:]
 
 
-def test_nothing_is_left_in_the_folder(tmp_path: Path) -> None:
+def test_no_file_is_left_in_the_folder(tmp_path: Path) -> None:
     output = CommandOutput(4, 100, tmp_path)
     output.add(b"x" * 50)
     assert list(tmp_path.iterdir()) == [], "not even while it is written"
     output.close()
 
 
-def test_a_disk_that_takes_no_more_costs_what_is_kept_only(tmp_path: Path) -> None:
+def test_full_disk_loses_only_the_stored_output(tmp_path: Path) -> None:
     place = tmp_path / "no-folder"
     place.write_text("")
     output = CommandOutput(4, 100, place)
@@ -67,7 +67,7 @@ def n_open() -> int:
     return sum(1 for _ in Path("/proc/self/fd").iterdir())
 
 
-def test_descriptors_are_given_back(tmp_path: Path) -> None:
+def test_descriptors_are_closed(tmp_path: Path) -> None:
     before = n_open()
     for _ in range(20):
         output = CommandOutput(4, 100, tmp_path)

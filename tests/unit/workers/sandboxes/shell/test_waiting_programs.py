@@ -9,8 +9,8 @@ from workers.sandboxes.shell.waiting_programs import ProgramActivity, doing
 NOBODY = 65534
 
 
-def test_one_that_ends_waits_for_nothing() -> None:
-    """An ordinary user cannot see its state; that is no silence of a program that may await input."""
+def test_ending_program_is_not_waiting_for_input() -> None:
+    """An ordinary user cannot read its state; this does not mean that the program is waiting for input."""
     asks = os.fork()
     if asks == 0:
         program_activity = ProgramActivity.READING

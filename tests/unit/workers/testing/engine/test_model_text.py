@@ -25,7 +25,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def test_it_is_the_same_at_every_time(folder: Path, tmp_path: Path) -> None:
+def test_model_folder_is_reproducible(folder: Path, tmp_path: Path) -> None:
     make_tokenizer.cache_clear()
     write_model_text(tmp_path)
     names = {path.name for path in folder.iterdir()}
@@ -33,7 +33,7 @@ def test_it_is_the_same_at_every_time(folder: Path, tmp_path: Path) -> None:
     assert all((folder / name).read_bytes() == (tmp_path / name).read_bytes() for name in names)
 
 
-def test_the_vocabulary(folder: Path) -> None:
+def test_vocabulary_is_complete(folder: Path) -> None:
     tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
     assert tokenizer.get_vocab_size() == VOCABULARY_SIZE
     for text in (*SPECIAL_TOKENS, *MARKS):
@@ -51,6 +51,6 @@ def test_words_are_merged() -> None:
 
 
 @given(st.text())
-def test_any_text_comes_back(text: str) -> None:
+def test_any_text_survives_a_round_trip(text: str) -> None:
     tokenizer = make_tokenizer()
     assert tokenizer.decode(tokenizer.encode(text, add_special_tokens=False).ids, skip_special_tokens=False) == text

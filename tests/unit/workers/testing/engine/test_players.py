@@ -43,7 +43,7 @@ def said(ids: TokenIds) -> str:
     return WORDS.decode(ids, special=True).removesuffix("<|im_end|>")
 
 
-def test_a_play_is_found_again_by_its_ids() -> None:
+def test_rollout_is_recognized_by_its_ids() -> None:
     player = ScriptPlayer(WORDS, Script(BOOK))
     seed = next(seed for seed in range(20) if said(player.turn(PROMPT, seed)) != "5")
     prompt = PROMPT
@@ -55,7 +55,7 @@ def test_a_play_is_found_again_by_its_ids() -> None:
 
 
 @pytest.mark.parametrize("seed", [None, 3])
-def test_a_turn_that_was_cut_goes_on_where_it_was(seed: int | None) -> None:
+def test_cut_turn_continues_where_it_was(seed: int | None) -> None:
     player = ScriptPlayer(WORDS, Script([ScriptedProblem(match="2 + 2", plays=(Branch(name="right", turns=TURNS),))]))
     whole = player.turn(PROMPT, seed)
     for n in range(len(whole)):
@@ -63,14 +63,14 @@ def test_a_turn_that_was_cut_goes_on_where_it_was(seed: int | None) -> None:
         assert np.array_equal(np.concatenate([whole[:n], rest]), whole)
 
 
-def test_it_goes_on_from_another_splitting_too() -> None:
+def test_turn_continues_from_another_tokenization_too() -> None:
     player = ScriptPlayer(WORDS, Script([ScriptedProblem(match="2 + 2", plays=(Branch(name="right", turns=TURNS),))]))
     begun = np.array([WORDS.byte_ids[byte] for byte in TURNS[0].text.encode()[:-30]], np.int32)
     rest = player.turn(np.concatenate([PROMPT, begun]), 0)
     assert WORDS.decode(begun) + said(rest) == TURNS[0].text
 
 
-def test_random_turns_depend_on_seed_and_prompt_alone() -> None:
+def test_random_turns_depend_only_on_seed_and_prompt() -> None:
     one, same, other = RandomPlayer(WORDS, seed=1), RandomPlayer(WORDS, seed=1), RandomPlayer(WORDS, seed=2)
     assert all(np.array_equal(one.turn(PROMPT, seed), same.turn(PROMPT, seed)) for seed in range(20))
     assert not np.array_equal(one.turn(PROMPT, 0), other.turn(PROMPT, 0))
@@ -78,7 +78,7 @@ def test_random_turns_depend_on_seed_and_prompt_alone() -> None:
     assert not np.array_equal(one.turn(PROMPT, None), one.turn(PROMPT[1:], None))
 
 
-def test_random_turns_drift_when_they_are_encoded_again() -> None:
+def test_random_turns_change_when_they_are_tokenized_again() -> None:
     player = RandomPlayer(WORDS, seed=1)
     turns = [player.turn(PROMPT, seed) for seed in range(50)]
     same = sum(np.array_equal(WORDS.encode(WORDS.decode(ids, special=True)), ids) for ids in turns)
@@ -100,7 +100,7 @@ def test_random_turns_are_of_all_kinds() -> None:
     assert min(kinds.values()) >= 5
 
 
-def test_without_tools_none_are_called() -> None:
+def test_no_tools_are_called_without_tools() -> None:
     player = RandomPlayer(WORDS, seed=1)
     prompt = WORDS.encode(WORDS.render(ASKED, []))
     assert not any("<tool_call>" in said(player.turn(prompt, seed)) for seed in range(50))

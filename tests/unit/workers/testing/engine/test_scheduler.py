@@ -1,4 +1,4 @@
-"""Calls that take time: pauses, weights that change, queues, the prefix cache."""
+"""Calls that take time: pauses, weight updates, queues, the prefix cache."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def slow(**options: Any) -> ScriptedEngine:
     return ScriptedEngine(tokens_per_s=1000.0, **options)
 
 
-def test_calls_are_refused_while_they_are_paused() -> None:
+def test_calls_are_refused_during_a_pause() -> None:
     async def check(client: httpx2.AsyncClient) -> None:
         await client.post("/pause?mode=abort")
         assert (await client.get("/is_paused")).json() == {"is_paused": True}
@@ -30,7 +30,7 @@ def test_calls_are_refused_while_they_are_paused() -> None:
     on(ScriptedEngine(), check)
 
 
-def test_keep_freezes_and_goes_on_under_other_weights() -> None:
+def test_keep_mode_freezes_calls_and_continues_with_other_weights() -> None:
     double = slow()
 
     async def check(client: httpx2.AsyncClient) -> None:
@@ -56,7 +56,7 @@ def test_keep_freezes_and_goes_on_under_other_weights() -> None:
     on(double, check)
 
 
-def test_wait_lets_what_runs_end_first() -> None:
+def test_wait_mode_lets_running_calls_end_first() -> None:
     double = slow()
 
     async def check(client: httpx2.AsyncClient) -> None:
@@ -69,7 +69,7 @@ def test_wait_lets_what_runs_end_first() -> None:
     on(double, check)
 
 
-def test_slots_and_a_queue() -> None:
+def test_slots_and_queue_are_limited() -> None:
     double = slow(max_running=1, max_queued=1)
 
     async def check(client: httpx2.AsyncClient) -> None:
@@ -86,7 +86,7 @@ def test_slots_and_a_queue() -> None:
     on(double, check)
 
 
-def test_the_prefix_cache_is_counted_and_emptied() -> None:
+def test_prefix_cache_is_counted_and_cleared() -> None:
     double = ScriptedEngine()
 
     async def check(client: httpx2.AsyncClient) -> None:
@@ -98,7 +98,7 @@ def test_the_prefix_cache_is_counted_and_emptied() -> None:
 
         prompt = list(range(100))
         first, ids = await cached(prompt)
-        # The next turn has the answer of this one; its last token was never computed.
+        # The next turn contains the answer of this one; its last token was never computed.
         second, _ = await cached([*prompt, *ids, 7, 7])
         assert (first, second) == (0, 128)
         assert (double.n_prefix_queries, double.n_prefix_hits) == (242, 128)
@@ -113,7 +113,7 @@ def test_the_prefix_cache_is_counted_and_emptied() -> None:
     on(double, check)
 
 
-def test_a_prompt_takes_its_time_before_the_first_token() -> None:
+def test_prompt_takes_time_before_the_first_token() -> None:
     double = ScriptedEngine(prefill_per_s=1e-3)
 
     async def check(client: httpx2.AsyncClient) -> None:

@@ -1,4 +1,4 @@
-"""Log-probabilities and the prefix cache: what the double computes of ids alone."""
+"""Log-probabilities and the prefix cache: values that the double computes only from ids."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ IDS = arrays.arrays(np.int32, st.integers(0, 200), elements=st.integers(0, 700))
 
 
 @given(IDS, st.integers(0, 200))
-def test_a_part_is_scored_as_in_the_whole(ids: TokenIds, start: int) -> None:
+def test_part_is_scored_as_in_the_whole(ids: TokenIds, start: int) -> None:
     whole = scored(ids, 0, "1", 0)
     assert len(whole) == len(ids)
     assert (whole < 0).all()
@@ -23,7 +23,7 @@ def test_a_part_is_scored_as_in_the_whole(ids: TokenIds, start: int) -> None:
     assert np.array_equal(scored(ids[:start], 0, "1", 0), whole[:start])
 
 
-def test_weights_and_seeds_differ() -> None:
+def test_weights_and_seeds_give_different_scores() -> None:
     ids = token_ids(range(50))
     first = scored(ids, 0, "1", 0)
     assert not np.isclose(first, scored(ids, 0, "2", 0)).any()
@@ -31,7 +31,7 @@ def test_weights_and_seeds_differ() -> None:
 
 
 @given(IDS, IDS)
-def test_a_common_beginning_is_found_in_whole_blocks(one: TokenIds, other: TokenIds) -> None:
+def test_common_prefix_is_found_in_whole_blocks(one: TokenIds, other: TokenIds) -> None:
     cache = PrefixCache()
     cache.keep(one)
     prompt = np.concatenate([one, other])
@@ -41,7 +41,7 @@ def test_a_common_beginning_is_found_in_whole_blocks(one: TokenIds, other: Token
     assert (cache.n_queries, cache.n_hits) == (len(prompt), result)
 
 
-def test_a_difference_ends_what_is_found() -> None:
+def test_prefix_ends_at_the_first_difference() -> None:
     cache, ids = PrefixCache(), token_ids(range(100))
     cache.keep(ids)
     assert cache.look(ids) == 96
@@ -52,7 +52,7 @@ def test_a_difference_ends_what_is_found() -> None:
     assert cache.look(ids[:96]) == 80
 
 
-def test_what_is_not_used_is_forgotten() -> None:
+def test_unused_entries_are_evicted() -> None:
     cache, used, unused = PrefixCache(size_tokens=320), token_ids(range(0, 100)), token_ids(range(100, 200))
     cache.keep(unused)
     for index in range(20):
@@ -63,7 +63,7 @@ def test_what_is_not_used_is_forgotten() -> None:
     assert 0.5 <= cache.usage <= 1.0
 
 
-def test_salts_keep_caches_apart_and_clearing_empties_them() -> None:
+def test_salts_separate_caches_and_clearing_empties_them() -> None:
     cache, ids = PrefixCache(), token_ids(range(100))
     cache.keep(ids, "a")
     assert (cache.look(ids, "b"), cache.look(ids), cache.look(ids, "a")) == (0, 0, 96)

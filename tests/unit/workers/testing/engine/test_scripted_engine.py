@@ -1,4 +1,4 @@
-"""The scripted engine as a program and in a test, and what it says of itself."""
+"""The scripted engine as a program and in a test, and how it identifies itself."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def program(*words: str) -> Iterator[httpx2.Client]:
             process.terminate()
 
 
-def test_it_plays_a_book(tmp_path: Path) -> None:
+def test_engine_serves_a_script(tmp_path: Path) -> None:
     book = tmp_path / "book.jsonl"
     book.write_text(f"{BOOK.model_dump_json()}\n")
     with program("--book", str(book), "--weight-version", "5", "--model-text", str(tmp_path / "model")) as client:
@@ -44,7 +44,7 @@ def test_it_plays_a_book(tmp_path: Path) -> None:
     assert root == tmp_path / "model"
 
 
-def test_it_plays_at_random() -> None:
+def test_engine_serves_random_answers() -> None:
     with program("--random") as client:
         root = Path(client.get("/v1/models").json()["data"][0]["root"])
         body = {"token_ids": [5, 9], "sampling_params": {"max_tokens": 3, "ignore_eos": True}}
@@ -52,7 +52,7 @@ def test_it_plays_at_random() -> None:
     assert not root.exists()
 
 
-def test_it_says_that_it_is_a_double_and_refuses_what_it_does_not_do() -> None:
+def test_engine_identifies_itself_as_a_double_and_refuses_unsupported_requests() -> None:
     with serving(ScriptedEngine().app()) as url, httpx2.Client(base_url=url) as client:
         assert "test-double" in client.get("/v1/models").json()["data"][0]["owned_by"]
         refused = client.post(GENERATE, json={"token_ids": [5], "sampling_params": {}, "output_mode": "text"})
@@ -60,7 +60,7 @@ def test_it_says_that_it_is_a_double_and_refuses_what_it_does_not_do() -> None:
         assert client.post("/v1/chat/completions", json={"messages": []}).status_code == 404
 
 
-def test_its_own_folder_goes_with_it() -> None:
+def test_own_model_folder_is_removed_at_the_end() -> None:
     engine = ScriptedEngine()
     root = engine.root
     assert (root / "tokenizer.json").exists()
@@ -68,7 +68,7 @@ def test_its_own_folder_goes_with_it() -> None:
     assert not root.exists()
 
 
-def test_its_program_prints_the_address_and_the_command_that_adds_it() -> None:
+def test_program_prints_the_address_and_the_command_that_adds_it() -> None:
     words = [sys.executable, "-m", "workers.testing.engine", "--port", "0"]
     with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as program:
         assert program.stdout is not None

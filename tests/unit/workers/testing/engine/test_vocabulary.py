@@ -25,7 +25,7 @@ CONVERSATION: list[dict[str, Any]] = [
 ]
 
 
-def test_messages_are_found_again() -> None:
+def test_messages_are_parsed_from_ids() -> None:
     messages, begun = WORDS.messages(WORDS.encode(WORDS.render(CONVERSATION, [TOOL])))
     assert [message["role"] for message in messages] == ["system", "user", "assistant", "user"]
     assert messages[0]["content"].startswith("Be brief.")
@@ -36,7 +36,7 @@ def test_messages_are_found_again() -> None:
     assert not len(begun)
 
 
-def test_what_is_begun_is_found_too() -> None:
+def test_begun_turn_is_parsed_too() -> None:
     said = WORDS.encode("Let me")
     prompt = np.concatenate([WORDS.encode(WORDS.render(CONVERSATION[:2], [])), said])
     messages, begun = WORDS.messages(prompt)
@@ -45,14 +45,14 @@ def test_what_is_begun_is_found_too() -> None:
 
 
 @pytest.mark.parametrize("prompt", [[], [5, 9, 11]])
-def test_a_prompt_without_messages(prompt: list[int]) -> None:
+def test_prompt_without_messages(prompt: list[int]) -> None:
     assert WORDS.messages(token_ids(prompt))[0] == []
 
 
 @pytest.mark.parametrize("reasoning", ["", "hm\nwell"])
 @pytest.mark.parametrize("content", ["", "Let me see."])
 @pytest.mark.parametrize("n_calls", [0, 1, 2])
-def test_the_template_writes_turns_as_they_are_sampled(reasoning: str, content: str, n_calls: int) -> None:
+def test_template_renders_turns_as_they_are_sampled(reasoning: str, content: str, n_calls: int) -> None:
     message = {"role": "assistant", "content": content, "reasoning_content": reasoning, "tool_calls": [CALL] * n_calls}
     sampled = written(content, [("bash", CALL["function"]["arguments"])] * n_calls, reasoning)  # type: ignore[index]
     before = WORDS.render(CONVERSATION[:2], [])
@@ -60,6 +60,6 @@ def test_the_template_writes_turns_as_they_are_sampled(reasoning: str, content: 
 
 
 @given(st.lists(st.integers(0, WORDS.size - 1)))
-def test_ids_are_their_bytes(ids: list[int]) -> None:
+def test_ids_are_decoded_by_their_bytes(ids: list[int]) -> None:
     whole = b"".join(WORDS.bytes_of[id_] for id_ in ids)
     assert WORDS.decode(token_ids(ids), special=True) == whole.decode("utf-8", "replace")

@@ -12,7 +12,7 @@ from workers.tools.python.pictures import dimensions
 
 
 def jpeg(width: int, height: int, frame: int) -> bytes:
-    """The segments of a JPEG file up to its frame: an application's, a table whose marker looks like a frame's."""
+    """Return the segments of a JPEG file up to its frame: an application's, a table with a marker like a frame's."""
     segments = ((0xE0, b"JFIF\0" + bytes(9)), (0xC4, bytes(20)), (frame, struct.pack("!BHHB", 8, height, width, 3)))
     return b"\xff\xd8" + b"".join(struct.pack("!BBH", 0xFF, kind, 2 + len(data)) + data for kind, data in segments)
 
@@ -26,7 +26,7 @@ def test_jpeg() -> None:
         assert dimensions(jpeg(640, 480, frame)) == (640, 480)
 
 
-def test_others_and_what_is_cut_off() -> None:
+def test_other_formats_and_truncated_files_have_no_dimensions() -> None:
     assert dimensions(b"") is None
     assert dimensions(b"<svg/>") is None
     assert dimensions(png(1, 1)[:20]) is None
@@ -35,7 +35,7 @@ def test_others_and_what_is_cut_off() -> None:
 
 
 @given(st.binary(max_size=60))
-def test_rubbish(data: bytes) -> None:
+def test_garbage_raises_nothing(data: bytes) -> None:
     for start in (b"\x89PNG\r\n\x1a\n", b"\xff\xd8\xff"):
         result = dimensions(start + data)
         assert result is None or all(number >= 0 for number in result)

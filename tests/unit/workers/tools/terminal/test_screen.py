@@ -1,4 +1,4 @@
-"""Texts as a terminal shows them. In `tests/oracles` pyte draws 961 more."""
+"""Texts as a terminal shows them. In `tests/oracles`, pyte renders 961 more."""
 
 from __future__ import annotations
 
@@ -41,28 +41,28 @@ from workers.tools.terminal.screen import COLUMNS, ROWS, Screen, drawn
         ("-\x1b[9b", "----------", False),
     ],
 )
-def test_a_text_and_what_is_shown(written: str, shown: str, lost: bool) -> None:
+def test_text_is_rendered(written: str, shown: str, lost: bool) -> None:
     assert drawn(written) == (shown, lost)
 
 
-def test_a_text_without_controls_is_the_text_itself() -> None:
+def test_text_without_control_characters_is_returned_unchanged() -> None:
     text = "a\tb  \n\u72d0 \n" * 1000
     assert drawn(text)[0] is text
 
 
-def test_all_lines_are_kept_however_many_and_long() -> None:
+def test_all_lines_of_any_number_and_length_are_kept() -> None:
     text = "".join(f"{number} {'x' * number}\n" for number in range(2000))
     assert drawn(f"{text}1\r2\n") == (f"{text}2\n", True)
 
 
-def test_movements_stay_within_the_window() -> None:
+def test_cursor_movements_stay_within_the_window() -> None:
     shown, _ = drawn("\x1b[1000000000;1000000000HX\x1b[1000000000A\x1b[1000000000DO")
     lines = shown.split("\n")
     assert len(lines) == ROWS
     assert (lines[0], lines[-1]) == ("O", f"{' ' * (COLUMNS - 1)}X")
 
 
-def test_lines_that_scrolled_away_are_out_of_reach() -> None:
+def test_lines_that_scrolled_away_cannot_be_changed() -> None:
     text = "".join(f"{number}\n" for number in range(100))
     shown, _ = drawn(f"{text}\x1b[999A\rX")
     assert shown.split("\n")[100 - ROWS : 103 - ROWS] == ["50", "X1", "52"]
@@ -84,10 +84,10 @@ def test_lines_that_scrolled_away_are_out_of_reach() -> None:
         "\x1b[?1049h" + "\x1b[999b" * 150_000,
     ],
 )
-def test_hostile_texts_cost_no_more_than_their_length(written: str) -> None:
+def test_hostile_texts_take_linear_time(written: str) -> None:
     began = time.process_time()
     shown, _ = drawn(written)
-    # a tenth of it on a machine of its own; a quadratic one takes minutes
+    # a tenth of it on an idle machine; with quadratic time it takes minutes
     assert time.process_time() - began < 15.0
     assert len(shown) <= 4 * len(written) + 200_000
 
@@ -102,7 +102,7 @@ def test_any_bytes_are_shown() -> None:
         assert not any(character < " " and character not in "\n\t" for character in shown)
 
 
-def test_a_program_s_own_screen_is_shown_whole_each_time() -> None:
+def test_alternate_screen_of_a_program_is_shown_completely_each_time() -> None:
     screen = Screen()
     assert drawn("$ edit\n\x1b[?1049h\x1b[2J\x1b[1;1Hline one\x1b[2;1Hline two", screen)[0] == (
         "$ edit\n\nline one\nline two"

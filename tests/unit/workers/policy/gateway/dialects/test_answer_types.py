@@ -1,4 +1,4 @@
-"""Answers are of the official clients' own types: all that is required is there, and nothing that they do not know."""
+"""Answers validate as the official clients' own types: all required fields, and no unknown ones."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ GOOGLE: dict[str, Any] = {
     "generationConfig": {"thinkingConfig": {"includeThoughts": True}, "responseLogprobs": True},
 }
 MORE = {"reasoning_content", "store", "name"}
-"""Fields beside the types': thoughts as open models' servers write them, and what the service itself sends as well."""
+"""Fields outside the types: reasoning as servers of open models write it, and fields that the service itself sends."""
 COMPLETIONS: dict[str, Callable[[], Completion]] = {
     "text": lambda: answering("yes"),
     "calls": lambda: calling(("look", {"a": 1}), ("look", "{no json"), content="I look."),
@@ -43,7 +43,7 @@ COMPLETIONS: dict[str, Callable[[], Completion]] = {
 
 
 def unknown(value: Any) -> Iterator[str]:
-    """The names of fields that a type does not know, however deep."""
+    """Return the names of fields that a type does not know, at any depth."""
     if isinstance(value, pydantic.BaseModel):
         yield from value.__pydantic_extra__ or {}
         for name in type(value).model_fields:
@@ -102,7 +102,7 @@ async def streamed(gateway: Served) -> None:
 
 @pytest.mark.parametrize("ask", [whole, streamed])
 @pytest.mark.parametrize("completion", COMPLETIONS.values(), ids=COMPLETIONS)
-def test_answers(completion: Callable[[], Completion], ask: Callable[[Served], Any]) -> None:
+def test_answers_validate_as_client_types(completion: Callable[[], Completion], ask: Callable[[Served], Any]) -> None:
     async def main() -> None:
         async with served(Playing(answer=lambda _: completion()), max_turns=99) as gateway:
             await ask(gateway)
@@ -110,7 +110,7 @@ def test_answers(completion: Callable[[], Completion], ask: Callable[[Served], A
     asyncio.run(main())
 
 
-def test_a_model_has_the_fields_of_all() -> None:
+def test_model_entry_has_the_fields_of_all_apis() -> None:
     from anthropic.types import ModelInfo
     from openai.types import Model
 

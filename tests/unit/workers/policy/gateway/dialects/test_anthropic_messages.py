@@ -1,4 +1,4 @@
-"""Anthropic's messages API, on the wire."""
+"""Anthropic's messages API over HTTP."""
 
 from __future__ import annotations
 
@@ -57,9 +57,9 @@ def test_text() -> None:
     asyncio.run(main())
 
 
-def test_tools_there_and_back() -> None:
+def test_tool_calls_and_results() -> None:
     async def main() -> None:
-        # how the policy spaced its arguments is no concern of the client, but it is what was sampled
+        # the client may change the spacing of the arguments, but the sampled spacing is kept
         first = thinking("hm", calling(("look", '{ "at":1 }'), ("look", "{no json"), content="I look."))
         policy = Playing(first, answering("seen"))
         async with served(policy) as gateway:
@@ -99,7 +99,7 @@ def test_tools_there_and_back() -> None:
     asyncio.run(main())
 
 
-def test_a_call_that_the_client_changed_is_taken_as_it_is() -> None:
+def test_call_that_the_client_changed_is_used_as_changed() -> None:
     async def main() -> None:
         policy = Playing(calling(("look", '{ "at":1 }')), answering("seen"))
         async with served(policy) as gateway:
@@ -111,7 +111,7 @@ def test_a_call_that_the_client_changed_is_taken_as_it_is() -> None:
     asyncio.run(main())
 
 
-def test_thinking_is_shown_to_those_who_ask() -> None:
+def test_thinking_is_shown_on_request() -> None:
     async def main() -> None:
         async with served(Playing(*(thinking("hm", answering("hi")) for _ in range(2)))) as gateway:
             assert [block["type"] for block in (await ask(gateway))["content"]] == ["text"]
@@ -125,7 +125,7 @@ def test_thinking_is_shown_to_those_who_ask() -> None:
     ("finish", "stop", "reason", "sequence"),
     [("length", None, "max_tokens", None), ("stop", "END", "stop_sequence", "END"), ("stop", 7, "end_turn", None)],
 )
-def test_why_it_stopped(finish: str, stop: str | int | None, reason: str, sequence: str | None) -> None:
+def test_stop_reasons(finish: str, stop: str | int | None, reason: str, sequence: str | None) -> None:
     async def main() -> None:
         completion = replace(answering("good", finish_reason=finish), stop_reason=stop)
         async with served(Playing(completion)) as gateway:
@@ -135,7 +135,7 @@ def test_why_it_stopped(finish: str, stop: str | int | None, reason: str, sequen
     asyncio.run(main())
 
 
-def test_a_stream_adds_up_to_the_answer() -> None:
+def test_stream_adds_up_to_the_answer() -> None:
     async def main() -> None:
         policy = Playing(thinking("let me see", calling(("look", {"at": 1}), ("look", {}), content="I look.")))
         async with served(policy) as gateway:
@@ -167,7 +167,7 @@ def test_a_stream_adds_up_to_the_answer() -> None:
     asyncio.run(main())
 
 
-def test_silence_is_broken_by_pings() -> None:
+def test_pings_are_sent_during_silence() -> None:
     async def main() -> None:
         policy = Playing(answering("good day"))
         policy.gate = asyncio.Event()
@@ -185,7 +185,7 @@ def test_silence_is_broken_by_pings() -> None:
     asyncio.run(main())
 
 
-def test_streamed_text_comes_as_it_is_sampled() -> None:
+def test_text_is_streamed_as_it_is_sampled() -> None:
     async def main() -> None:
         policy = Playing(answering("good day"))
         policy.first, policy.gate = [Delta("hm", reasoning=True), Delta("good ")], asyncio.Event()
@@ -230,7 +230,7 @@ def test_tokens_are_estimated() -> None:
         {"tools": [{"input_schema": {}}]},
     ],
 )
-def test_what_cannot_be_understood_is_refused(wrong: dict[str, Any]) -> None:
+def test_malformed_requests_are_refused(wrong: dict[str, Any]) -> None:
     async def main() -> None:
         async with served(Playing()) as gateway:
             response = await gateway.post("/v1/messages", body(**wrong))

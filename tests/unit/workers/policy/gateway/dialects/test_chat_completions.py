@@ -57,7 +57,7 @@ def test_tool_calls_and_reasoning() -> None:
     asyncio.run(main())
 
 
-def test_streamed_text_comes_as_it_is_sampled() -> None:
+def test_text_is_streamed_as_it_is_sampled() -> None:
     async def main() -> None:
         policy = Playing(answering("good day"))
         policy.first, policy.gate = [Delta("good ")], asyncio.Event()
@@ -73,7 +73,7 @@ def test_streamed_text_comes_as_it_is_sampled() -> None:
     asyncio.run(main())
 
 
-def test_a_stream_adds_up_to_the_answer() -> None:
+def test_stream_adds_up_to_the_answer() -> None:
     async def main() -> None:
         async with served(Playing(thinking("let me see", calling(("look", {"at": 1}), content="I look.")))) as gateway:
             result = await chunks(gateway, stream_options={"include_usage": True})
@@ -94,7 +94,7 @@ def test_a_stream_adds_up_to_the_answer() -> None:
     asyncio.run(main())
 
 
-def test_a_stream_on_the_wire() -> None:
+def test_stream_events() -> None:
     async def main() -> None:
         async with served(Playing(answering("hi"))) as gateway:
             events = await gateway.events("/v1/chat/completions", {"model": "m", "messages": ASKED, "stream": True})
@@ -107,7 +107,7 @@ def test_a_stream_on_the_wire() -> None:
 
 
 @pytest.mark.parametrize(("asked", "sent"), [(None, 9), (7, 7), (20, 9)])
-def test_the_trainers_sampling_rules(asked: int | None, sent: int) -> None:
+def test_trainers_sampling_overrides_the_clients(asked: int | None, sent: int) -> None:
     async def main() -> None:
         policy = Playing(answering("hi"))
         ours = SamplingParams(temperature=0.7, stop=("END",), max_tokens=9)
@@ -124,7 +124,7 @@ def test_the_trainers_sampling_rules(asked: int | None, sent: int) -> None:
     asyncio.run(main())
 
 
-def test_messages_are_given_to_the_policy_without_what_clients_add() -> None:
+def test_client_specific_keys_of_messages_are_removed() -> None:
     async def main() -> None:
         policy = Playing(answering("hi"))
         call = {"id": "c1", "type": "function", "index": 0, "function": {"arguments": "{}", "name": "look"}}
@@ -165,7 +165,7 @@ def test_messages_are_given_to_the_policy_without_what_clients_add() -> None:
         ({"stream": "yes"}, "stream"),
     ],
 )
-def test_what_cannot_be_understood_is_refused(wrong: dict[str, Any], param: str) -> None:
+def test_malformed_requests_are_refused(wrong: dict[str, Any], param: str) -> None:
     from openai import BadRequestError
 
     async def main() -> None:

@@ -31,7 +31,7 @@ LOOK = {
 }
 TOOLS = [{"function_declarations": [LOOK]}, {"google_search": {}}]
 THOUGHTS = {"include_thoughts": True}
-"""As the vendor's client takes them: it makes its own types of them."""
+"""Return them as the vendor's client expects: it makes its own types of them."""
 
 
 async def ask(gateway: Served, contents: Any = "hello", **config: Any) -> GenerateContentResponse:
@@ -75,7 +75,7 @@ def test_text() -> None:
 
 
 @pytest.mark.parametrize("with_ids", [True, False])
-def test_functions_there_and_back(with_ids: bool) -> None:
+def test_function_calls_and_results(with_ids: bool) -> None:
     from google.genai.types import Content, FunctionResponse, Part
 
     async def main() -> None:
@@ -110,7 +110,7 @@ def test_functions_there_and_back(with_ids: bool) -> None:
             await ask(gateway, [asked, said, answers], **config)
             history = policy.asked[1][0]
             calls = history[1]["tool_calls"]
-            # how the policy spaced its arguments is what was sampled
+            # the spacing of the arguments is the sampled one
             assert [call["function"]["arguments"] for call in calls] == ['{ "at":1 }', "{no json"]
             assert history[1]["reasoning_content"] == "hm"
             assert [message["content"] for message in history[2:]] == ["tree 0", "tree 1"]
@@ -121,7 +121,7 @@ def test_functions_there_and_back(with_ids: bool) -> None:
 
 
 @pytest.mark.parametrize("shown", [True, False])
-def test_a_stream(shown: bool) -> None:
+def test_stream_adds_up_to_the_answer(shown: bool) -> None:
     async def main() -> None:
         policy = Playing(thinking("hm hm", calling(("look", {"at": 1}), content="I look again.")))
         async with served(policy) as gateway:
@@ -175,7 +175,7 @@ def test_tokens_are_counted() -> None:
         (LimitReached(Outcome.MAX_TURNS, "all"), 403, "PERMISSION_DENIED"),
     ],
 )
-def test_errors_are_the_vendors(error: Exception, status: int, name: str) -> None:
+def test_errors_are_those_of_the_vendor(error: Exception, status: int, name: str) -> None:
     from google.genai.errors import APIError
 
     async def main() -> None:
@@ -207,7 +207,7 @@ def test_errors_are_the_vendors(error: Exception, status: int, name: str) -> Non
         ({"contents": "hi", "tools": [{"functionDeclarations": [{}]}]}, "tools[0].functionDeclarations[0].name"),
     ],
 )
-def test_what_is_not_taken_is_refused_by_name(body: dict[str, Any], param: str) -> None:
+def test_unsupported_fields_are_refused_by_name(body: dict[str, Any], param: str) -> None:
     async def main() -> None:
         policy = Playing(answering("never"))
         async with served(policy) as gateway:
@@ -220,7 +220,7 @@ def test_what_is_not_taken_is_refused_by_name(body: dict[str, Any], param: str) 
     asyncio.run(main())
 
 
-def test_either_case_is_read() -> None:
+def test_camel_case_and_snake_case_are_read() -> None:
     async def main() -> None:
         policy = Playing(answering("yes"))
         async with served(policy) as gateway:
@@ -237,7 +237,7 @@ def test_either_case_is_read() -> None:
     asyncio.run(main())
 
 
-def test_a_stream_that_is_no_event_stream_is_refused() -> None:
+def test_stream_without_sse_is_refused() -> None:
     async def main() -> None:
         async with served(Playing()) as gateway:
             response = await gateway.post("/v1beta/models/m:streamGenerateContent", {"contents": "hi"})

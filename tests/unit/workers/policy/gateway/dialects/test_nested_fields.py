@@ -1,6 +1,6 @@
-"""Every field of the objects within requests is in a table: those that the vendors' types reach from what is handled.
+"""Every field of the objects within requests is in a table: those that the vendors' types reach from handled fields.
 
-A kind of part, item, block or tool that is refused, or left out by name, is not looked into, as no field of it counts.
+A kind of part, item, block or tool that is refused, or omitted by name, is not searched, as none of its fields counts.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ TAKEN = {
     # forms and settings
     *("json_schema", "json_object", "enabled", "disabled", "adaptive", "between_tools", "create", "continue"),
 }
-"""The kinds that are not refused. That all others are is tested, by kind, in test_request_fields."""
+"""The kinds that are not refused. test_request_fields checks, by kind, that all others are."""
 SCHEMAS = {"messages.tools.input_schema", "google.tools.functionDeclarations.parameters"} | {
     "google.generationConfig.responseSchema"
 }
@@ -92,7 +92,7 @@ SCHEMAS = {"messages.tools.input_schema", "google.tools.functionDeclarations.par
 
 
 def kind_of(fields: Mapping[str, Any]) -> str:
-    """The `type` of an object that has no other; empty if it has none, or may have none."""
+    """Return the only `type` of an object; empty if it has none, or may omit it."""
     hint: Any = fields.get("type")
     while typing.get_origin(hint) not in (None, typing.Literal):
         hint = None if type(None) in typing.get_args(hint) else typing.get_args(hint)[0]
@@ -100,7 +100,7 @@ def kind_of(fields: Mapping[str, Any]) -> str:
 
 
 def fields_of(kind: Any) -> dict[str, Any] | None:
-    """The fields of a type of a client's, with their types; None if it is no object."""
+    """Return the fields of a client's type, with their types; None if it is not an object."""
     if typing_extensions.is_typeddict(kind):
         return typing_extensions.get_type_hints(kind)
     if isinstance(kind, type) and issubclass(kind, pydantic.BaseModel):
@@ -109,7 +109,7 @@ def fields_of(kind: Any) -> dict[str, Any] | None:
 
 
 def objects(hint: Any, place: str, seen: frozenset[Any] = frozenset()) -> Iterator[tuple[str, Any, set[str]]]:
-    """Yield the objects that are taken in a place and within it: where, the type, the names of its fields."""
+    """Yield the objects accepted at a place and within it: the place, the type, the names of its fields."""
     fields = fields_of(hint)
     if fields is None:
         for each in typing.get_args(hint):
@@ -178,7 +178,7 @@ def test_every_field_of_a_schema_is_shown_or_known() -> None:
     assert {name.removeprefix("$") for name in shown} == names - _OF_THE_VENDOR
 
 
-def test_schemas_with_definitions() -> None:
+def test_schema_definitions_are_inlined() -> None:
     given = {
         "defs": {"Place": {"type": "OBJECT", "properties": {"x": {"type": "INTEGER", "nullable": True}}}},
         "type": "OBJECT",
@@ -224,7 +224,7 @@ def part(part: Mapping[str, Any], role: str = "user") -> dict[str, Any]:
         (MESSAGES, {**BODY, "tools": [{**TOOL, "input_schema": {}, "input_examples": 7}]}, "input_examples"),
     ],
 )
-def test_what_cannot_be_shown_is_refused_by_name(path: str, body: Mapping[str, Any], named: str) -> None:
+def test_content_that_cannot_be_shown_is_refused_by_name(path: str, body: Mapping[str, Any], named: str) -> None:
     status, text = refused(path, body)
     assert status == 400, text
     assert named in text
@@ -245,7 +245,7 @@ def test_examples_of_a_tool_are_shown() -> None:
 
 
 @pytest.mark.parametrize("verb", ["embedContent", "batchEmbedContents"])
-def test_no_embeddings_of_google(verb: str) -> None:
+def test_embeddings_of_google_are_not_supported(verb: str) -> None:
     status, text = refused(f"/v1beta/models/m:{verb}", {"content": "x"})
     assert status == 404
     assert "embeddings are not supported" in text

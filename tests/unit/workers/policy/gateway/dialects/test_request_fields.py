@@ -1,6 +1,6 @@
 """Every field of the official clients' request types is handled, refused, or ignored for a reason in a table.
 
-The types are those of the installed packages: a new version of one shows here what is new.
+The types are those of the installed packages: this test fails on new fields of a new version.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def names_of(kind: Any) -> set[str]:
 
 
 def members(union: Any) -> Iterator[Any]:
-    """The dictionaries of a union, however deep."""
+    """Return the dictionaries of a union, at any depth."""
     for each in typing.get_args(union):
         if typing_extensions.is_typeddict(each):
             yield each
@@ -52,11 +52,11 @@ def google_names(kind: Any) -> set[str]:
 
 
 OF_THE_CLIENT = {"httpOptions", "shouldReturnHttpResponse", "automaticFunctionCalling", "automaticContinuation"}
-"""Options that Google's client takes beside the request's, and sends to nobody."""
+"""Options that Google's client accepts in addition to the request's, and does not send."""
 BESIDE_THE_CONFIG = {"systemInstruction", "tools", "toolConfig", "labels", "cachedContent", "safetySettings"} | {
     *("serviceTier", "modelArmorConfig", "continuationToken", "store")
 }
-"""Options of Google's client that it writes beside `generationConfig`."""
+"""Options of Google's client that it writes outside `generationConfig`."""
 TABLES: dict[str, RequestFields] = {
     "chat": tables.CHAT,
     "responses": tables.RESPONSES,
@@ -71,7 +71,7 @@ TABLES: dict[str, RequestFields] = {
 
 @cache
 def top() -> dict[str, set[str]]:
-    """The fields of the vendors' types, by the names of the tables."""
+    """Return the fields of the vendors' types, by the names of the tables."""
     from anthropic.types.beta import BetaMessageParam
     from anthropic.types.beta.message_create_params import MessageCreateParamsStreaming as BetaMessageCreate
     from anthropic.types.message_create_params import MessageCreateParamsStreaming as MessageCreate
@@ -94,7 +94,7 @@ def top() -> dict[str, set[str]]:
 
 
 def items_and_blocks() -> tuple[list[Any], list[Any]]:
-    """The types of items of the Responses API, and of blocks of Anthropic's."""
+    """Return the types of items of the Responses API, and of blocks of Anthropic's."""
     from anthropic.types.beta.beta_content_block_param import BetaContentBlockParam
     from openai.types.responses.response_input_param import ResponseInputItemParam
 
@@ -112,7 +112,7 @@ def test_every_field_is_in_a_table(name: str) -> None:
     assert fields - known == set(), "decide each: handled, refused or ignored, and why"
 
 
-def test_every_field_of_an_item_or_block_that_is_taken_is_in_a_table() -> None:
+def test_every_field_of_a_supported_item_or_block_is_in_a_table() -> None:
     items, blocks = items_and_blocks()
     for table, kinds, taken in ((tables.ITEM, items, ITEMS), (tables.BLOCK, blocks, BLOCKS)):
         known = table.handled | table.refused.keys() | table.ignored.keys()
@@ -129,7 +129,7 @@ def test_no_field_is_in_two_tables() -> None:
 
 
 class Reading(dict[str, Any]):
-    """A body that knows which of its fields were read."""
+    """A body that records which of its fields were read."""
 
     def __init__(self, *given: Any) -> None:
         super().__init__(*given)
@@ -152,7 +152,7 @@ class Reading(dict[str, Any]):
         (MessagesApi, tables.MESSAGES, "messages"),
     ],
 )
-def test_what_is_handled_is_read(api: Callable[[], Api], table: RequestFields, field: str) -> None:
+def test_handled_fields_are_read(api: Callable[[], Api], table: RequestFields, field: str) -> None:
     body = Reading({field: [HELLO]})
     served_by = api()
     asked = served_by.parse(body)
@@ -165,7 +165,7 @@ REFUSED = [(name, field) for name in PATHS for field in TABLES[name].refused]
 
 
 @pytest.mark.parametrize(("name", "field"), REFUSED)
-def test_what_is_refused_is_refused_by_its_name(name: str, field: str) -> None:
+def test_refused_field_is_named(name: str, field: str) -> None:
     kinds: dict[str, Callable[[], Api]] = {"chat": ChatApi, "responses": ResponsesApi, "messages": MessagesApi}
     api = kinds[name]()
     conversation = {"input" if name == "responses" else "messages": [HELLO]}
@@ -176,7 +176,7 @@ def test_what_is_refused_is_refused_by_its_name(name: str, field: str) -> None:
 
 
 def posted(cases: Mapping[str, tuple[str, dict[str, Any]]]) -> dict[str, tuple[int, str]]:
-    """Status and text of each request, of one gateway."""
+    """Return status and text of each request, all sent to one gateway."""
 
     async def main() -> dict[str, tuple[int, str]]:
         result = {}
@@ -213,7 +213,7 @@ def test_every_other_kind_of_item_part_or_block_is_refused() -> None:
     assert len(cases) > 60
 
 
-def test_tools_of_every_other_kind_are_left_out_by_name_and_never_chosen() -> None:
+def test_tools_of_other_kinds_are_omitted_by_name_and_never_chosen() -> None:
     from openai.types.responses.tool_param import ToolParam
 
     kinds = {kind_of(member) for member in members(ToolParam)} - {"", "function", "namespace"}
@@ -229,7 +229,7 @@ def test_tools_of_every_other_kind_are_left_out_by_name_and_never_chosen() -> No
     assert len(kinds) > 8
 
 
-def test_an_unknown_field_is_recorded() -> None:
+def test_unknown_field_is_recorded() -> None:
     async def main() -> None:
         async with served(Playing(answer=lambda _: answering("yes"))) as gateway:
             for path, body in (

@@ -1,4 +1,4 @@
-"""Images in requests of the four APIs: in messages of the user and in results of tools; all else is refused by name."""
+"""Images in requests of the four APIs: in user messages and in results of tools; elsewhere they are refused by name."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ DIALECTS = [
 
 @pytest.mark.parametrize("role", ["user", "tool"])
 @pytest.mark.parametrize(("api", "body", "image", "text"), DIALECTS)
-def test_an_image_of_a_user_or_a_tool_is_read(
+def test_image_of_a_user_or_a_tool_is_read(
     api: Callable[[], Api], body: Body, image: Callable[[bytes], Any], text: Any, role: str
 ) -> None:
     parsed = read(api(), body(text, image(RED), image(BLUE), role=role))
@@ -119,7 +119,7 @@ def test_an_image_of_a_user_or_a_tool_is_read(
 
 @pytest.mark.parametrize("role", ["system", "assistant"])
 @pytest.mark.parametrize(("api", "body", "image", "text"), DIALECTS)
-def test_an_image_elsewhere_is_refused_by_name(
+def test_image_elsewhere_is_refused_by_name(
     api: Callable[[], Api], body: Body, image: Callable[[bytes], Any], text: Any, role: str
 ) -> None:
     with pytest.raises(BadRequest, match=r"image.*(supported only in user messages|not taken from an assistant)"):
@@ -128,7 +128,7 @@ def test_an_image_elsewhere_is_refused_by_name(
 
 @pytest.mark.parametrize("role", ["user", "tool"])
 @pytest.mark.parametrize(("api", "body", "image", "text"), DIALECTS)
-def test_without_the_choice_of_the_batch_no_image_is_read(
+def test_images_are_refused_unless_the_batch_enables_them(
     api: Callable[[], Api], body: Body, image: Callable[[bytes], Any], text: Any, role: str
 ) -> None:
     with pytest.raises(BadRequest):
@@ -168,14 +168,12 @@ ADDRESS = "https://example.org/a.png"
         (GoogleApi, contents({"inlineData": {"mimeType": "image/png", "data": 3}}), "must be given as base64"),
     ],
 )
-def test_what_is_no_image_in_the_request_is_refused_by_name(
-    api: Callable[[], Api], body: dict[str, Any], reason: str
-) -> None:
+def test_invalid_image_is_refused_by_name(api: Callable[[], Api], body: dict[str, Any], reason: str) -> None:
     with pytest.raises(BadRequest, match=reason):
         read(api(), body)
 
 
-def test_names_in_snake_case_and_the_alphabet_of_urls_are_read() -> None:
+def test_names_in_snake_case_and_the_url_safe_alphabet_are_read() -> None:
     data = RED + bytes(range(200, 256)) * 3
     text = base64.urlsafe_b64encode(data).decode().rstrip("=")
     assert set("-_") & set(text)
@@ -184,7 +182,7 @@ def test_names_in_snake_case_and_the_alphabet_of_urls_are_read() -> None:
     assert part.picture.data == data
 
 
-def test_an_image_that_is_sent_again_is_held_once() -> None:
+def test_image_that_is_sent_again_is_stored_once() -> None:
     pictures = RequestPictures()
     first = read(ChatApi(), chat(in_chat(RED)), pictures)
     second = read(MessagesApi(), messages(in_messages(RED), in_messages(RED)), pictures)
@@ -208,14 +206,14 @@ def test_sizes_and_numbers_are_limited(monkeypatch: pytest.MonkeyPatch) -> None:
         read(ChatApi(), chat(in_chat(RED)))
 
 
-def test_what_a_call_was_given_is_no_image() -> None:
+def test_arguments_of_a_call_are_not_images() -> None:
     used = {"type": "tool_use", "id": "1", "name": "find", "input": {"content": [{"type": "image"}]}}
     body = {"messages": [{"role": "user", "content": "go"}, {"role": "assistant", "content": [used]}]}
     (call,) = read(MessagesApi(), body).messages[-1]["tool_calls"]
     assert call["function"]["arguments"] == '{"content":[{"type":"image"}]}'
 
 
-def test_a_response_that_follows_another_has_its_images() -> None:
+def test_response_that_follows_another_has_its_images() -> None:
     from workers.testing import answering
 
     api, pictures = ResponsesApi(), RequestPictures()

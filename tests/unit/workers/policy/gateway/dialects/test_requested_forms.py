@@ -1,4 +1,4 @@
-"""The form of an answer in each API's words, and the sampling that the policy is asked for."""
+"""The requested output format in each API's words, and the sampling that the policy gets."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def google(mode: str, *allowed: str) -> dict[str, Any]:
 
 
 def asked(path: str, more: dict[str, Any], requests: AgentRequests | None = None) -> Any:
-    """The sampling that the policy is asked for."""
+    """Return the sampling that the policy gets."""
 
     async def main() -> Any:
         policy = Playing(answering("yes"))
@@ -117,14 +117,14 @@ OBJECTS: list[tuple[str, dict[str, Any]]] = [
 
 
 @pytest.mark.parametrize(("path", "more"), NONE)
-def test_no_call_may_be_read(path: str, more: dict[str, Any]) -> None:
+def test_tool_calls_can_be_disabled(path: str, more: dict[str, Any]) -> None:
     for requests in (None, AgentRequests(forms="ignore")):
         sampling = asked(path, more, requests)
         assert (sampling.tool_choice, sampling.needs_guide) == ("none", False)
 
 
 @pytest.mark.parametrize(("path", "more"), REQUIRED)
-def test_a_call_is_required(path: str, more: dict[str, Any]) -> None:
+def test_tool_call_can_be_required(path: str, more: dict[str, Any]) -> None:
     sampling = asked(path, more)
     assert (sampling.tool_choice, sampling.tools_allowed, sampling.required) == ("required", (), False)
     assert asked(path, more, AgentRequests(forms="require")).required
@@ -132,24 +132,24 @@ def test_a_call_is_required(path: str, more: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize(("path", "more"), NAMED)
-def test_one_tool_is_required(path: str, more: dict[str, Any]) -> None:
+def test_specific_tool_can_be_required(path: str, more: dict[str, Any]) -> None:
     sampling = asked(path, more)
     assert (sampling.tool_choice, sampling.tools_allowed) == ("required", ("say",))
 
 
 @pytest.mark.parametrize(("path", "more"), FREE)
-def test_what_asks_for_no_form_is_sampled_as_the_batch_says(path: str, more: dict[str, Any]) -> None:
+def test_request_without_a_format_is_sampled_by_the_batchs_settings(path: str, more: dict[str, Any]) -> None:
     assert not isinstance(asked(path, more), FormedSampling)
 
 
 @pytest.mark.parametrize(("path", "more"), FORMATS)
-def test_a_schema_is_passed_on(path: str, more: dict[str, Any]) -> None:
+def test_schema_is_passed_on(path: str, more: dict[str, Any]) -> None:
     assert asked(path, more).answer_schema == SCHEMA
     assert not isinstance(asked(path, more, AgentRequests(forms="ignore")), FormedSampling)
 
 
 @pytest.mark.parametrize(("path", "more"), OBJECTS)
-def test_any_object_is_a_schema_too(path: str, more: dict[str, Any]) -> None:
+def test_json_object_is_a_schema_too(path: str, more: dict[str, Any]) -> None:
     assert asked(path, more).answer_schema == {"type": "object"}
 
 
@@ -177,7 +177,7 @@ def test_any_object_is_a_schema_too(path: str, more: dict[str, Any]) -> None:
         (GOOGLE, {"generationConfig": {"responseMimeType": "text/x.enum"}}, "responseMimeType"),
     ],
 )
-def test_nonsense_is_refused_by_name(path: str, more: dict[str, Any], where: str) -> None:
+def test_invalid_format_is_refused_by_name(path: str, more: dict[str, Any], where: str) -> None:
     async def main() -> None:
         policy = Playing(answering("never"))
         async with served(policy) as gateway:
@@ -190,7 +190,7 @@ def test_nonsense_is_refused_by_name(path: str, more: dict[str, Any], where: str
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_a_form_that_the_engine_does_not_know_is_a_refusal_and_no_failure_of_the_rollout(stream: bool) -> None:
+def test_format_that_the_engine_does_not_know_is_refused_without_failing_the_rollout(stream: bool) -> None:
     async def main() -> None:
         unknown = FormUnsupported("engine http://10.0.0.7:8000 cannot")
         async with served(Playing(unknown, unknown, answering("free"))) as gateway:

@@ -55,7 +55,7 @@ def test_calls_and_reasoning() -> None:
     asyncio.run(main())
 
 
-def test_items_that_were_one_message_are_one_again() -> None:
+def test_items_of_one_message_are_joined_again() -> None:
     async def main() -> None:
         first = thinking("hm", calling(("look", {"at": 1}), ("look", {"at": 2}), content="I look."))
         policy = Playing(first, answering("two things"))
@@ -77,12 +77,12 @@ def test_items_that_were_one_message_are_one_again() -> None:
                 {"role": "tool", "tool_call_id": "call_0", "content": "one"},
                 {"role": "tool", "tool_call_id": "call_1", "content": "two"},
             ]
-            assert gateway.records.calls[1].messages == policy.asked[1][0][2:], "only what is new is recorded"
+            assert gateway.records.calls[1].messages == policy.asked[1][0][2:], "only new messages are recorded"
 
     asyncio.run(main())
 
 
-def test_answers_in_a_row_stay_apart() -> None:
+def test_consecutive_answers_are_not_joined() -> None:
     async def main() -> None:
         policy = Playing(answering("hi"))
         said = [
@@ -107,7 +107,7 @@ def test_answers_in_a_row_stay_apart() -> None:
     asyncio.run(main())
 
 
-def test_a_response_follows_another() -> None:
+def test_response_continues_a_previous_one() -> None:
     from openai import BadRequestError
 
     async def main() -> None:
@@ -138,7 +138,7 @@ def test_a_response_follows_another() -> None:
     asyncio.run(main())
 
 
-def test_a_stream_adds_up_to_the_answer() -> None:
+def test_stream_adds_up_to_the_answer() -> None:
     async def main() -> None:
         policy = Playing(thinking("let me see", calling(("look", {"at": 1}), content="I look.")), answering("seen"))
         async with served(policy) as gateway:
@@ -174,7 +174,7 @@ def test_a_stream_adds_up_to_the_answer() -> None:
     asyncio.run(main())
 
 
-def test_the_client_puts_a_stream_together() -> None:
+def test_official_client_assembles_the_stream() -> None:
     async def main() -> None:
         async with served(Playing(calling(("look", {"at": 1}), content="I look."))) as gateway:
             async with gateway.openai.responses.stream(model="m", input="hello") as stream:
@@ -187,7 +187,7 @@ def test_the_client_puts_a_stream_together() -> None:
     asyncio.run(main())
 
 
-def test_streamed_text_comes_as_it_is_sampled() -> None:
+def test_text_is_streamed_as_it_is_sampled() -> None:
     async def main() -> None:
         policy = Playing(answering("good day"))
         policy.first, policy.gate = [Delta("good ")], asyncio.Event()
@@ -204,7 +204,7 @@ def test_streamed_text_comes_as_it_is_sampled() -> None:
     asyncio.run(main())
 
 
-def test_an_answer_that_was_cut_is_incomplete() -> None:
+def test_cut_answer_is_incomplete() -> None:
     async def main() -> None:
         cut = [answering("good", finish_reason="length") for _ in range(2)]
         async with served(Playing(*cut)) as gateway:
@@ -227,7 +227,7 @@ def test_an_answer_that_was_cut_is_incomplete() -> None:
         ({"instructions": 3}, "instructions"),
     ],
 )
-def test_what_cannot_be_understood_is_refused(wrong: dict[str, Any], param: str) -> None:
+def test_malformed_requests_are_refused(wrong: dict[str, Any], param: str) -> None:
     from openai import BadRequestError
 
     async def main() -> None:
@@ -244,7 +244,7 @@ NAMESPACE = {"type": "namespace", "name": "crew", "description": "Helpers.", "to
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_functions_of_a_namespace_are_there_and_back(stream: bool) -> None:
+def test_functions_of_a_namespace_are_mapped_both_ways(stream: bool) -> None:
     async def main() -> None:
         policy = Playing(calling(("crew__look", {"at": 1}), ("look", {})), answering("seen"))
         async with served(policy) as gateway:
@@ -263,12 +263,12 @@ def test_functions_of_a_namespace_are_there_and_back(stream: bool) -> None:
             calls = [item.model_dump(exclude_none=True) for item in items]
             await ask(gateway, tools=tools, input=[{"role": "user", "content": "hello"}, *calls, *results])
             assert [call["function"]["name"] for call in policy.asked[1][0][1]["tool_calls"]] == ["crew__look", "look"]
-            assert len(gateway.records.calls[1].messages) == 2, "the conversation goes on"
+            assert len(gateway.records.calls[1].messages) == 2, "the conversation continues"
 
     asyncio.run(main())
 
 
-def test_two_functions_of_one_name_are_refused() -> None:
+def test_two_functions_with_one_name_are_refused() -> None:
     async def main() -> None:
         async with served(Playing(answering("never"))) as gateway:
             body = {"input": "hello", "tools": [NAMESPACE, {**TOOL, "name": "crew__look"}]}

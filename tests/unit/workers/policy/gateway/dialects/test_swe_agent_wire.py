@@ -1,8 +1,8 @@
-"""The requests of SWE-agent, which no package index has: chat completions as its `default.yaml` makes them.
+"""The requests of SWE-agent, which is on no package index: chat completions as its `default.yaml` makes them.
 
-Written after its sources at 3ea751c (`_history_to_messages` in `sweagent/agent/models.py`, the processors of histories
+Based on its sources at 3ea751c (`_history_to_messages` in `sweagent/agent/models.py`, the processors of histories
 in `history_processors.py`; MIT licence). It marks the last two messages of users and tools for a cache, so a message
-that was a text comes back as a list of one part, and then as a text again.
+that was a text is sent as a list of one part, and later as a text again.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ MARK = {"type": "ephemeral"}
 
 
 def marked(history: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Mark the last two, as its processor `cache_control` does."""
+    """Mark the last two, like its processor `cache_control`."""
     messages = copy.deepcopy(history)
     last = [each for each in messages if each["role"] in {"user", "tool"}][-2:]
     for each in last:
@@ -39,15 +39,15 @@ def marked(history: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def returned(message: Mapping[str, Any]) -> dict[str, Any]:
-    """Its own turn as it comes back: by its client library, with the index of each call."""
+    """Return the policy's turn as its client library sends it back, with the index of each call."""
     calls = [{"index": at, **call} for at, call in enumerate(message.get("tool_calls") or ())]
     return {"role": "assistant", "content": message["content"], **({"tool_calls": calls} if calls else {})}
 
 
 def play(elide: bool = False) -> list[list[str]]:
-    """The roles of what is new with each call, in three turns and a last one.
+    """Return the roles of the new messages of each call, in three turns and a last one.
 
-    `elide` leaves out old observations, as its processor `last_n_observations` does.
+    `elide` omits old observations, like its processor `last_n_observations`.
     """
     commands = ("ls", "cat a.py", "sed -i s/a/b/ a.py")
     turns = [calling(("bash", {"command": each}), content="I go on.") for each in commands]
@@ -75,11 +75,11 @@ def play(elide: bool = False) -> list[list[str]]:
     return asyncio.run(main())
 
 
-def test_its_conversation_is_one_row_whatever_is_marked() -> None:
+def test_conversation_is_one_row_with_any_cache_marks() -> None:
     assert play() == [["system", "user"], ["tool"], ["tool"], ["tool"]]
 
 
-def test_old_observations_that_it_leaves_out_begin_rows() -> None:
-    # from the first turn on, which is the last that is as it was
+def test_omitted_old_observations_begin_new_rows() -> None:
+    # after the first turn, which is the last unchanged one
     anew = [["tool", *["assistant", "tool"] * n] for n in (1, 2)]
     assert play(elide=True) == [["system", "user"], ["tool"], *anew]

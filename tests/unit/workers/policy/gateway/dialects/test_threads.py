@@ -1,4 +1,4 @@
-"""Threads of the messages API, by hand and with the official client, which uses them unasked."""
+"""Threads of the messages API, by hand and with the official client, which uses them without being asked."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def test_thread_is_continued_with_its_system_prompt_tools_and_messages() -> None
         ]
         assert [messages for messages, *_ in policy.asked] == [said[:2], said[:4], said]
         assert [[tool["function"]["name"] for tool in tools] for _, tools, *_ in policy.asked] == [["look"]] * 3
-        # nothing but what is new of each call is a message of it
+        # only the new messages of each call are recorded
         assert [len(call.messages) for call in gateway.records.calls] == [2, 1, 1]
 
     asyncio.run(main())
@@ -47,7 +47,7 @@ def test_thread_is_continued_with_its_system_prompt_tools_and_messages() -> None
 
 @pytest.mark.parametrize("streamed", [False, True])
 def test_official_tool_runner_keeps_its_conversation(streamed: bool) -> None:
-    # loaded late, as in the other tests: it takes a second
+    # imported late, as in the other tests: it takes a second
     import anthropic
 
     async def main() -> None:
@@ -94,7 +94,7 @@ def test_official_client_replays_a_thread_that_is_not_held() -> None:
             client = anthropic.AsyncAnthropic(base_url=before.url, api_key=before.address.key, max_retries=0)
             thread = client.beta.messages.thread(model="m", max_tokens=100, system="be brief", messages=[])
             await thread.send({"role": "user", "content": "a"})
-            # as after a restart: another server, which holds nothing
+            # as after a restart: another server, without threads
             client.base_url = after.url
             await thread.send({"role": "user", "content": "b"})
         replayed = [SYSTEM, user("a"), {"role": "assistant", "content": "one"}, user("b")]
@@ -118,7 +118,7 @@ def test_official_client_replays_a_thread_that_is_not_held() -> None:
         ({"container": "c1"}, 400, "container: "),
     ],
 )
-def test_what_carries_conversation_is_refused_by_name(fields: dict[str, Any], status: int, says: str) -> None:
+def test_fields_that_carry_conversation_are_refused_by_name(fields: dict[str, Any], status: int, says: str) -> None:
     async def main() -> None:
         policy = Playing(answering("never"))
         async with served(policy) as gateway:
@@ -140,14 +140,14 @@ def test_thread_refuses_another_system_prompt_or_other_tools(changed: dict[str, 
             again = {"type": "continue", "previous_message_id": first["id"]}
             status, body = await post(gateway, messages=[user("b")], thread=again, **changed)
             assert (status, body["error"]["details"]["error_code"]) == (400, "thread_fingerprint_mismatch")
-            # the same ones again do no harm
+            # repeating the same ones is accepted
             status, _ = await post(gateway, messages=[user("b")], thread=again, system="be brief", tools=[TOOL])
             assert status == 200
 
     asyncio.run(main())
 
 
-def test_threads_of_another_rollout_are_not_reached() -> None:
+def test_threads_of_another_rollout_are_not_accessible() -> None:
     async def main() -> None:
         policy = Playing(answering("one"))
         async with served(policy) as mine, served(Playing(answering("two"))) as other:
@@ -168,7 +168,7 @@ def test_answer_without_a_thread_cannot_be_continued() -> None:
     asyncio.run(main())
 
 
-def test_one_answer_may_be_continued_twice() -> None:
+def test_one_answer_can_be_continued_twice() -> None:
     async def main() -> None:
         policy = Playing(*(answering(word) for word in ("one", "two", "three")))
         async with served(policy) as gateway:

@@ -1,4 +1,4 @@
-"""Build contexts: globs, `.dockerignore`, links, and digests that know names, modes and contents but no times."""
+"""Build contexts: globs, `.dockerignore`, links, and digests over names, modes and contents but not times."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ IGNORED = {
 
 
 @pytest.mark.parametrize("ignore", IGNORED)
-def test_what_is_ignored(folder: Path, ignore: str) -> None:
+def test_ignored_files_are_excluded(folder: Path, ignore: str) -> None:
     assert left(folder, ignore) == {*FILES} - IGNORED[ignore]
 
 
@@ -55,18 +55,18 @@ def test_what_is_ignored(folder: Path, ignore: str) -> None:
         ("d[a-e]ep/a.txt", ["deep/a.txt"]),
     ],
 )
-def test_sources(folder: Path, source: str, expected: list[str]) -> None:
+def test_sources_are_matched(folder: Path, source: str, expected: list[str]) -> None:
     assert BuildContext(folder).named(source) == expected
 
 
-def test_a_file_beside_the_dockerfile_goes_before(folder: Path) -> None:
+def test_ignore_file_of_the_dockerfile_takes_precedence(folder: Path) -> None:
     (folder / ".dockerignore").write_text("a.txt")
     (folder / "Other.dockerignore").write_text("b.txt")
     context = BuildContext.of(folder, folder / "Other")
     assert context.named("*.txt") == ["a.txt"]
 
 
-def test_the_digest_knows_modes_and_contents_but_no_times(folder: Path, tmp_path: Path) -> None:
+def test_digest_covers_modes_and_contents_but_not_times(folder: Path, tmp_path: Path) -> None:
     context = BuildContext(folder)
     before = digest_of(context.tree("deep"))
     os.utime(folder / "deep/a.txt", (1, 1))
@@ -77,7 +77,7 @@ def test_the_digest_knows_modes_and_contents_but_no_times(folder: Path, tmp_path
     assert len({before, changed, digest_of(context.tree("deep"))}) == 3
 
 
-def test_links_stay_and_none_leads_out(folder: Path, tmp_path: Path) -> None:
+def test_links_are_kept_and_none_leaves_the_context(folder: Path, tmp_path: Path) -> None:
     (folder / "deep/link").symlink_to("/etc/passwd")
     (folder / "out").symlink_to("/etc")
     (folder / "deep").chmod(0o555)

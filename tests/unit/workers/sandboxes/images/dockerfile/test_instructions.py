@@ -1,4 +1,4 @@
-"""Dockerfiles as texts: instructions with their lines, flags, forms and heredocs; and what is none, by its line."""
+"""Parsing of Dockerfiles: instructions with their lines, flags, forms and heredocs; and errors by line."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ TEXTS = {
 
 
 @pytest.mark.parametrize("case", TEXTS)
-def test_instructions(case: str) -> None:
+def test_instructions_are_parsed(case: str) -> None:
     text, expected = TEXTS[case]
     assert [(each.name, each.text) for each in parse(text)] == expected
 
 
-def test_flags_and_json() -> None:
+def test_flags_and_json_are_parsed() -> None:
     copy, run, plain = parse(
         'COPY --from=b --chown=a:a --link ["x y", "/z/"]\nRUN --mount=type=cache,target=/c a\nRUN [a]'
     )
@@ -34,7 +34,7 @@ def test_flags_and_json() -> None:
     assert plain.words is None
 
 
-def test_heredocs() -> None:
+def test_heredocs_are_parsed() -> None:
     text = "RUN <<EOF\na\n\tb\nEOF\nCOPY <<-'ONE' <<TWO /d/\n\tx\nONE\ny\nTWO\nRUN cat <<A > f\nz\nA\nUSER u"
     script, copy, shell, user = parse(text)
     assert is_only_heredoc(script.text)
@@ -57,11 +57,11 @@ BROKEN = {
 
 
 @pytest.mark.parametrize("text", BROKEN)
-def test_broken_texts(text: str) -> None:
+def test_broken_texts_are_refused_by_line(text: str) -> None:
     with pytest.raises(ImageError) as error:
         parse(text)
     assert str(error.value).startswith(BROKEN[text])
 
 
-def test_escape() -> None:
+def test_escape_directive_is_parsed() -> None:
     assert (escape_of("FROM a"), escape_of("# syntax=x\n# escape = `\n")) == ("\\", "`")

@@ -1,4 +1,4 @@
-"""Plans of builds: what instructions come to, which layers a change makes anew, and what is refused, by its line."""
+"""Build plans: the steps of instructions, the layers that a change rebuilds, and refusals by line."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def test_variables_of_a_build_and_of_an_image(folder: Path) -> None:
     assert stage.config.env == {"PATH": "/bin", "FROM_BASE": "1", "A": "2", "B": "x us", "LEGACY": "all of 1"}
 
 
-def test_what_an_image_says_of_its_programs(folder: Path) -> None:
+def test_program_settings_of_an_image(folder: Path) -> None:
     text = """
         FROM base:1
         SHELL ["/bin/bash", "-ec"]
@@ -100,7 +100,7 @@ def test_what_an_image_says_of_its_programs(folder: Path) -> None:
     assert ImageConfig.of({"healthcheck": None, "env": {"A": "1"}}) == ImageConfig(env={"A": "1"}, shell=())
 
 
-def test_scripts(folder: Path) -> None:
+def test_run_scripts(folder: Path) -> None:
     text = "FROM base:1\nRUN <<EOF\na\nEOF\nRUN <<E\n#!/usr/bin/env -S x\nb\nE\nRUN cat <<X >f\nc\nX\n"
     script, other, shell = [step.work for step in planned(text, folder)[0].steps]
     assert isinstance(script, RunProgram)
@@ -111,7 +111,7 @@ def test_scripts(folder: Path) -> None:
     assert shell.argv[2] == "cat <<X >f\nc\nX\n"
 
 
-def test_copies(folder: Path) -> None:
+def test_copy_steps(folder: Path) -> None:
     text = """FROM base:1
 WORKDIR /w
 COPY --chown=1:2 --chmod=640 *.txt ./
@@ -144,15 +144,15 @@ EOF
         ("none/*", []),
     ],
 )
-def test_a_pattern_may_stand_for_nothing(folder: Path, sources: str, names: list[str]) -> None:
-    """As BuildKit has it, for files that may be absent; a name without a pattern may not."""
+def test_pattern_may_match_nothing(folder: Path, sources: str, names: list[str]) -> None:
+    """As in BuildKit, for files that may be missing; a name without a pattern must exist."""
     steps = planned(f"FROM base:1\nCOPY {sources} ./\nRUN x\n", folder)[0].steps
     copies = [step.work for step in steps if isinstance(step.work, CopyFiles)]
     found = [source.name for work in copies for source in work.sources if isinstance(source, FromContext)]
     assert (found, len(copies), len(steps)) == (names, bool(names), bool(names) + 1)
 
 
-def test_only_what_depends_on_a_change_is_made_again(folder: Path) -> None:
+def test_only_steps_that_depend_on_a_change_are_rebuilt(folder: Path) -> None:
     text = "FROM base:1\nARG V=1\nRUN one\nCOPY a.txt /a\nRUN two\nLABEL x=1\nCOPY b.txt /b\n"
     before = keys(text, folder)
     assert keys(text.replace("LABEL x=1", "LABEL x=2\n# more"), folder) == before
@@ -161,7 +161,7 @@ def test_only_what_depends_on_a_change_is_made_again(folder: Path) -> None:
     assert [a == b for a, b in zip(before, keys(text, folder, V="2"), strict=True)] == [False] * 4
 
 
-def test_stages(folder: Path) -> None:
+def test_stages_are_planned(folder: Path) -> None:
     text = (
         "FROM base:1 AS a\nRUN a\nFROM base:1 AS unused\nRUN u\nFROM a AS b\nRUN b\nFROM base:1\nCOPY --from=b /x /y\n"
     )
@@ -200,21 +200,21 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("text", REFUSED)
-def test_refused_by_name_and_line(folder: Path, text: str) -> None:
+def test_unsupported_instructions_are_refused_by_name_and_line(folder: Path, text: str) -> None:
     with pytest.raises(ImageError) as error:
-        # a stage that comes later would else not be needed
+        # otherwise a later stage would not be needed
         planned(text, folder, "0") if "AS b" in text else planned(text, folder)
     assert str(error.value).startswith(REFUSED[text])
 
 
-def test_build_arguments_that_are_not_declared() -> None:
+def test_undeclared_build_arguments_are_refused() -> None:
     file = staged(parse("ARG A\nFROM base:1\nARG B=1 C"), {})
     check_values(file, {"A": "", "B": "", "C": ""}, "it")
     with pytest.raises(ImageError, match="image it declares no build argument D; it has A, B, C"):
         check_values(file, {"D": ""}, "it")
 
 
-def test_an_image_of_nothing_that_copies_all_of_a_stage_is_that_stage_without_its_configuration(folder: Path) -> None:
+def test_scratch_image_with_all_of_a_stage_is_that_stage_without_its_configuration(folder: Path) -> None:
     text = """
         FROM base:1 AS build
         ENV A=1
@@ -232,7 +232,7 @@ def test_an_image_of_nothing_that_copies_all_of_a_stage_is_that_stage_without_it
     assert (last.base, last.parent, len(last.steps)) == (BASE, 0, 1)
     assert last.config.env == {"PATH": SEARCH_PATH, "B": "2"}
     assert (last.config.workdir, last.config.user, last.config.command) == ("", "", ["other"])
-    # what both have is one layer
+    # their common part is one layer
     assert planned(text.replace("RUN true", ""), folder)[-1].key == build.key
     (of_image,) = planned("FROM scratch\nCOPY --from=base:1 / /\nRUN env", folder)
     assert (of_image.base, of_image.parent, of_image.config.env) == (BASE, None, {"PATH": SEARCH_PATH})
@@ -250,6 +250,6 @@ def test_an_image_of_nothing_that_copies_all_of_a_stage_is_that_stage_without_it
         "ENV A=1",
     ],
 )
-def test_another_image_of_nothing_is_refused(folder: Path, rest: str) -> None:
+def test_other_scratch_images_are_refused(folder: Path, rest: str) -> None:
     with pytest.raises(ImageError, match=r"FROM scratch: no image scratch"):
         planned(f"FROM base:1 AS build\nFROM scratch\n{rest}\n", folder)

@@ -28,12 +28,12 @@ TEXTS = {
 
 
 @pytest.mark.parametrize("written", TEXTS)
-def test_a_text(written: str) -> None:
+def test_text_is_expanded(written: str) -> None:
     assert VALUES.text(written) == TEXTS[written]
 
 
 @pytest.mark.parametrize("written", ["'a", "${NAME", "${}", "${NAME:#v}", "${NAME//a}", "${UNSET:?must be}"])
-def test_no_text(written: str) -> None:
+def test_invalid_text_is_refused(written: str) -> None:
     with pytest.raises(ValueError, match=r"does not|is not closed|supported forms|no replacement|must be"):
         VALUES.text(written)
 
@@ -61,11 +61,11 @@ def test_no_text(written: str) -> None:
         ("${A#*-}-${A%-*}", {"A": "v1-2-3"}, "2-3-v1-2"),
     ],
 )
-def test_an_edited_value(written: str, values: dict[str, str], text: str) -> None:
+def test_expansion_modifiers(written: str, values: dict[str, str], text: str) -> None:
     assert Expansion(values).text(written) == text
 
 
-def test_words() -> None:
+def test_words_are_split() -> None:
     assert VALUES.words("a 'b c' \"$TWO\" $TWO '' \\ d") == ["a", "b c", "a b", "a b", "", " d"]
     assert raw_words("a='b c'  d=\\ e") == ["a='b c'", "d=\\ e"]
     assert VALUES.pairs('A=1 B="x y" C=$NAME D=\\$') == [("A", "1"), ("B", "x y"), ("C", "value"), ("D", "$")]
@@ -73,5 +73,5 @@ def test_words() -> None:
         VALUES.pairs("A=1 B")
 
 
-def test_a_heredoc_keeps_its_quotes() -> None:
+def test_heredoc_keeps_its_quotes() -> None:
     assert VALUES.inner("\"$NAME\" '$NAME' \\$NAME") == "\"value\" 'value' $NAME"

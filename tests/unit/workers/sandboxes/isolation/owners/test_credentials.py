@@ -1,4 +1,4 @@
-"""The rules by which a sandbox's processes change their users and groups: those of the kernel, which root can ask."""
+"""The rules for changes of users and groups by a sandbox's processes: those of the kernel, which root can query."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ ARGUMENTS |= {"setfsuid": 1, "setfsgid": 1}
 IDS = (0, 33, 1500, 1501, UNCHANGED)
 N_STEPS = 12
 
-# does the steps that it is given, and says after each what the kernel has made of it
+# performs the given steps, and after each prints the kernel's result
 KERNEL = """
 import ctypes, json, os, sys
 libc = ctypes.CDLL(None, use_errno=True)
@@ -84,7 +84,7 @@ def test_any_sequence_of_changes_has_the_results_of_the_kernel(seed: int) -> Non
         assert ours == kernel, f"{step} in {steps}"
 
 
-def test_who_has_left_root_cannot_come_back_unless_its_capabilities_are_kept() -> None:
+def test_process_that_dropped_root_cannot_regain_it_without_kept_capabilities() -> None:
     for name, wanted in (("setuid", 0), ("setgid", 7)):
         with pytest.raises(PermissionError):
             of_user(0, 0).after("setuid", [33]).after(name, [wanted])
@@ -97,14 +97,14 @@ def test_who_has_left_root_cannot_come_back_unless_its_capabilities_are_kept() -
     assert error.value.errno == errno.EINVAL
 
 
-def test_a_set_id_program_is_begun_as_whose_it_is() -> None:
+def test_set_id_program_runs_with_the_ids_of_its_file() -> None:
     sudo = of_user(1500, 1600).after_exec(0, None)
     assert (sudo.users, sudo.groups, sudo.has_right) == ((1500, 0, 0, 0), (1600,) * 4, True)
     assert sudo.after("setuid", [0]).users == (0, 0, 0, 0)
     assert of_user(1500, 1600).after_exec(None, 42).groups == (1600, 42, 42, 42)
 
 
-def test_files_are_given_away_by_root_and_to_groups_of_its_own_by_their_owner() -> None:
+def test_files_are_given_away_by_root_and_by_owners_to_their_own_groups() -> None:
     user = Credentials((5,) * 4, (6,) * 4, (6, 7), has_right=False)
     given = {(uid, gid): user.may_give((5, 6), uid, gid) for uid in (5, 9, UNCHANGED) for gid in (6, 7, 8, UNCHANGED)}
     assert {ids for ids, allowed in given.items() if allowed} == {
@@ -114,7 +114,7 @@ def test_files_are_given_away_by_root_and_to_groups_of_its_own_by_their_owner() 
     assert of_user(0, 0).may_give((5, 6), 9, 9)
 
 
-def test_the_kernel_hands_the_number_on_by_fork_and_exec_and_forgets_it_with_the_process() -> None:
+def test_ids_are_inherited_by_fork_and_exec_and_dropped_with_the_process() -> None:
     table = CredentialsTable(of_user(0, 0))
     user = of_user(1500, 1600)
     child = subprocess.Popen(
@@ -136,7 +136,7 @@ def test_the_kernel_hands_the_number_on_by_fork_and_exec_and_forgets_it_with_the
         table.of(child.pid)
 
 
-def test_a_process_is_begun_with_the_first_of_a_table() -> None:
+def test_process_starts_with_the_first_ids_of_a_table() -> None:
     first = of_user(70_000, 5)
     child = os.fork()
     if child == 0:

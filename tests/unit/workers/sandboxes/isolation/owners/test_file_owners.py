@@ -1,4 +1,4 @@
-"""The owners that are noted on the files of a layer, when one user's programs have written it over others."""
+"""The owners that are recorded on files of a layer, written by one user's programs over those of others."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ SAME = 0xFFFFFFFF
 
 @pytest.fixture
 def layers(tmp_path: Path) -> tuple[Path, Path]:
-    """An upper and a lower layer, on a file system that keeps attributes."""
+    """Return an upper and a lower layer, on a file system that keeps attributes."""
     for name in ("upper", "lower"):
         (tmp_path / name).mkdir()
     try:
@@ -36,7 +36,7 @@ def noted(layer: Path, name: str) -> tuple[int, int] | None:
     return owner_of(str(layer / name))
 
 
-def test_an_owner_is_noted_in_parts_and_forgotten_when_it_is_root(layers: tuple[Path, Path]) -> None:
+def test_owner_is_recorded_in_parts_and_removed_for_root(layers: tuple[Path, Path]) -> None:
     upper, _ = layers
     path = str(upper / "file")
     Path(path).touch()
@@ -56,7 +56,7 @@ def test_an_owner_is_noted_in_parts_and_forgotten_when_it_is_root(layers: tuple[
     assert owner_of(path) is None
 
 
-def test_what_can_have_no_owner_is_left_and_what_is_not_there_is_an_error(layers: tuple[Path, Path]) -> None:
+def test_files_that_cannot_have_an_owner_are_skipped_and_missing_ones_are_errors(layers: tuple[Path, Path]) -> None:
     upper, _ = layers
     (upper / "link").symlink_to("nowhere")
     os.mkfifo(upper / "fifo")
@@ -67,7 +67,7 @@ def test_what_can_have_no_owner_is_left_and_what_is_not_there_is_an_error(layers
         note_owner(str(upper / "none"), 5, 5, str(upper))
 
 
-def test_what_is_new_is_the_user_s_and_what_was_there_keeps_its_owner(layers: tuple[Path, Path]) -> None:
+def test_new_files_are_the_users_and_existing_ones_keep_their_owner(layers: tuple[Path, Path]) -> None:
     upper, lower = layers
     for layer in layers:
         (layer / "folder").mkdir()

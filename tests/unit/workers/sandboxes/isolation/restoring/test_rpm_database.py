@@ -1,4 +1,4 @@
-"""Files of packages in databases of rpm: as rpm itself lists them, and without harm from what a policy writes."""
+"""Files of packages in rpm databases: as rpm itself lists them, and safe against files that a policy writes."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ done
 
 
 def rpm() -> tuple[str, dict[str, str]]:
-    """Return the folder of rpm's programs, and their environment: this machine's, or what `make rpm` has fetched."""
+    """Return the folder of rpm's programs, and their environment: this machine's, or those fetched by `make rpm`."""
     if found := shutil.which("rpmbuild"):
         return str(Path(found).parent), dict(os.environ)
     prefix = HOME / "rpm/usr"
@@ -85,7 +85,7 @@ def installed(folder: Path) -> tuple[bytes, set[str]]:
     return (folder / "database" / NAME).read_bytes(), listed
 
 
-def test_a_database_that_rpm_has_just_made_has_the_files_that_rpm_lists(tmp_path: Path) -> None:
+def test_new_database_has_the_files_that_rpm_lists(tmp_path: Path) -> None:
     data, listed = installed(tmp_path)
     assert {f"{MODULE}/__init__.pyone", "usr/share/told/a btwo", "usr/share/told/empty-folder"} < listed
     assert not any(name.endswith("three") for name in listed)
@@ -94,17 +94,17 @@ def test_a_database_that_rpm_has_just_made_has_the_files_that_rpm_lists(tmp_path
 
 @pytest.fixture
 def kept() -> tuple[bytes, set[str]]:
-    """A database as it was recorded, and what rpm listed then; see its README."""
+    """A recorded database, and rpm's list of its files; see its README."""
     listed = (DATA / "listed.txt").read_text().splitlines()
     return gzip.decompress((DATA / f"{NAME}.gz").read_bytes()), {line.strip("/") for line in listed}
 
 
-def test_a_database_of_rpm_has_the_files_that_rpm_listed(kept: tuple[bytes, set[str]]) -> None:
+def test_recorded_database_has_the_files_that_rpm_listed(kept: tuple[bytes, set[str]]) -> None:
     assert set(files_of(kept[0])) == kept[1]
 
 
 @pytest.mark.parametrize("folder", ["usr/lib/sysimage/rpm", "var/lib/rpm"])
-def test_it_is_a_record_of_packages_where_distributions_have_it(
+def test_database_is_read_in_the_places_of_distributions(
     kept: tuple[bytes, set[str]], folder: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     data, listed = kept
@@ -123,7 +123,7 @@ def test_it_is_a_record_of_packages_where_distributions_have_it(
     assert recorded([f"{folder}/{name}"]) == frozenset(), "a pipe is not waited for"
 
 
-def test_what_is_broken_has_fewer_files_and_does_no_harm(kept: tuple[bytes, set[str]]) -> None:
+def test_broken_database_has_fewer_files_and_raises_nothing(kept: tuple[bytes, set[str]]) -> None:
     data, listed = kept
     chance = random.Random(7)
     for _ in range(150):
@@ -161,7 +161,7 @@ def database(folder: Path, *statements: str, blobs: tuple[bytes, ...] = ()) -> b
     return file.read_bytes()
 
 
-def test_a_header_says_nothing_that_it_does_not_have(tmp_path: Path) -> None:
+def test_header_with_invalid_entries_lists_only_valid_files(tmp_path: Path) -> None:
     whole = header([b"a", b"b"], [b"/usr/", b"/x/../y/"], [0, 1])
     assert list(files_of(database(tmp_path, blobs=(whole,)))) == ["usr/a", "y/b"]
     odd = (
@@ -195,7 +195,7 @@ SCHEMES: dict[str, tuple[str, ...]] = {
 
 
 @pytest.mark.parametrize("name", SCHEMES)
-def test_a_database_of_the_policys_making_costs_little_and_names_nothing(name: str, tmp_path: Path) -> None:
+def test_malicious_database_takes_little_time_and_lists_nothing(name: str, tmp_path: Path) -> None:
     data = database(tmp_path, *SCHEMES[name])
     began = time.process_time()
     assert list(files_of(data)) == []
