@@ -204,7 +204,7 @@ def test_mistakes_are_one_line(farm: _Shell) -> None:
     refused = farm.at_once("submit", str(farm.folder / "bad.jsonl"), code=1)
     assert "bad.jsonl:1.fields.seconds: " in refused
     (farm.folder / "bad.jsonl").write_text("{}\nnonsense\n")
-    assert "bad.jsonl:2: no JSON" in farm.at_once("submit", str(farm.folder / "bad.jsonl"), code=1)
+    assert "bad.jsonl:2: not JSON" in farm.at_once("submit", str(farm.folder / "bad.jsonl"), code=1)
     assert "ends in .npz or .jsonl" in farm.at_once("collect", "b0", "-o", "x.csv", code=1).replace("must end", "ends")
     assert "Conflict: a farm runs in" in farm("up", code=1)
     assert "99999 is not in the range" in farm.at_once("metrics", "--port", "99999", code=2)
