@@ -203,7 +203,7 @@ DOORS = (
                 r": ours: .*instruction: String should have at least 1",
                 "without an instruction there is nothing to play",
             ),
-            (r": ours: .*not by pytest or swebench", "parsers of adapters with services or tests of their own"),
+            (r": ours: .*not pytest or swebench", "parsers of adapters with services or tests of their own"),
             (
                 r"^(difficulty|tags|estimated_duration_sec|task.yaml): .*theirs refuses",
                 "what only describes a task is not checked",

@@ -349,7 +349,7 @@ def test_mistakes(sif: Path) -> None:
     ("line", "complaint"),
     [
         ('{"data_source": "code", "fields": {}}', "tasks.jsonl:2: task_id: Field required"),
-        ("nonsense", "tasks.jsonl:2: no JSON"),
+        ("nonsense", "tasks.jsonl:2: not JSON"),
         ('{"data_source": "unheard", "fields": {}}', "UnknownHandler"),
     ],
 )
@@ -458,7 +458,7 @@ def test_interrupted(define: Callable[[str], Path], place: Path, number: signal.
         out, _ = process.communicate(timeout=600)
     if number != signal.SIGKILL:
         assert process.returncode == 130
-        assert b"cleared away" in out
+        assert b"unfinished builds are removed" in out
         assert half_built() == []
     wait_until(lambda: not processes_with(first) and not processes_with(second), "nothing runs any more")
     wait_until(lambda: not half_built(), "all is cleared away")

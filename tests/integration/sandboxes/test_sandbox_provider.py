@@ -85,7 +85,7 @@ def test_the_kind_of_the_highest_priority_that_can_run_is_chosen(tmp_path: Path)
     (tmp_path / "ranked-1.dist-info/entry_points.txt").write_text(f"[farm.sandboxes]\n{points}")
     result = chosen(tmp_path)
     assert result.stdout == "first\n", result.stderr
-    assert "sandbox odd cannot be loaded: ValueError" in result.stderr
+    assert "Sandbox plug-in odd cannot be loaded: ValueError" in result.stderr
     assert "has no attribute 'not_there'" in result.stderr
 
 

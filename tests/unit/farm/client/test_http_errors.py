@@ -14,9 +14,9 @@ def test_all_complaints_about_a_request_arrive() -> None:
         checked_request({"instances": [{"data_source": "a"}, {"fields": {}}], "n_samples": 0, "nonsense": 1})
     sent = refused.value
     assert [field for field, _ in sent.complaints] == [
+        "n_samples",
         "instances[0].fields",
         "instances[1].data_source",
-        "n_samples",
         "nonsense",
     ]
     arrived = error_of(problem_of(sent).body())
