@@ -19,8 +19,8 @@ from farm.store.access import api_keys
 from farm.store.access.open_quota import check_room, check_room_again
 from farm.store.access.sealed_secrets import sealed_request
 from farm.store.blobs import stored_archives
-from farm.store.reports.rollout_counts import mean_reward, rollout_counts
 from farm.store.retention.kept import check_kept
+from farm.store.rollout_counts import mean_reward, rollout_counts
 from farm.store.rollouts import attempts, batches, rewards, rollouts
 from farm.store.sql.clock import db_now
 from farm.store.sql.schema import InstanceRow

@@ -11,8 +11,8 @@ from farm.errors import NotFound
 from farm.ids import RolloutRef
 from farm.records.rollout import Stage, State
 from farm.store.locks import lock_batches, lock_rollouts
-from farm.store.reports.rollout_counts import forget
 from farm.store.retention.kept import check_kept
+from farm.store.rollout_counts import forget
 from farm.store.rollouts import CHUNK, LEASE_CLEARED, attempts, batches, ended_unscored, rewards, rollouts
 from farm.store.sql.clock import db_now
 

@@ -32,7 +32,7 @@ from farm.errors import NotFound
 from farm.ids import group_id
 from farm.records.conservation import Conservation, Count, Violation
 from farm.records.rollout import FINAL_STATES, POLICY_OUTCOMES, Outcome, Stage, State
-from farm.store.reports import rollout_counts
+from farm.store import rollout_counts
 from farm.store.retention.kept import RetentionLevel
 from farm.store.rollouts import attempts, batches, rewards, rollouts
 from farm.store.sql.clock import db_now

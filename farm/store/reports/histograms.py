@@ -26,7 +26,7 @@ from farm.store.reports.histogram_kinds import (
     WORK,
     Counts,
 )
-from farm.store.reports.rollout_counts import sum_up
+from farm.store.rollout_counts import sum_up
 from farm.store.rollouts import CHUNK, attempts, batches, rewards, rollouts
 from farm.store.sql.observing_tables import HistogramRow, MeasuredBatchRow
 from farm.store.sql.schema import ModelCallRow

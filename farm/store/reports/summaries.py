@@ -11,7 +11,7 @@ from sqlalchemy import Connection, Row, select
 from farm.errors import NotFound
 from farm.records.rollout import BatchSummary, State
 from farm.store.batches import instances
-from farm.store.reports.rollout_counts import RolloutCount, mean_reward, rollout_counts
+from farm.store.rollout_counts import RolloutCount, mean_reward, rollout_counts
 from farm.store.rollouts import batches
 from farm.store.sql.clock import db_now
 

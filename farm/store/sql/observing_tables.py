@@ -25,7 +25,7 @@ class HistogramRow(Base):
 class MeasuredBatchRow(Base):
     """The number of a batch's last ended rollout in the histograms: `seq`.
 
-    `ended` are the sums of the rollouts that ended up to number `ended_seq`, as `farm.store.reports.rollout_counts`
+    `ended` are the sums of the rollouts that ended up to number `ended_seq`, as `farm.store.rollout_counts`
     writes them: lists of stage, state, kind of failure, number, rewards, mismatches and invalid actions.
     """
 

@@ -17,10 +17,10 @@ from farm.ids import RolloutRef
 from farm.observing.observer import Observer
 from farm.records.rollout import Failure, Stage
 from farm.retry_policy import retry_decision
-from farm.store import attempts, batches, cancel_and_rescore
+from farm.store import attempts, batches, cancel_and_rescore, rollout_counts
 from farm.store.attempts import RetrySettings
 from farm.store.database import Store
-from farm.store.reports import audit, histograms, rollout_counts, summaries
+from farm.store.reports import audit, histograms, summaries
 from farm.store.rollouts import rollouts
 from farm.store.sql.observing_tables import MeasuredBatchRow
 from tests.contract.store.test_store import announce, claimed, finish, new_batch, place, play
