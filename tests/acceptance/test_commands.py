@@ -242,7 +242,7 @@ def test_up_serves_the_api_and_the_page(farm: _Shell) -> None:
         except urllib.error.URLError:
             return ""
 
-    assert "A key of the farm" in until(shown, "the page asks for a key")
+    assert "API key of the farm" in until(shown, "the page asks for a key")
 
 
 def test_flower_shows_the_three_tasks_of_a_rollout(farm: _Shell) -> None:

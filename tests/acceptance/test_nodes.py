@@ -113,7 +113,7 @@ def test_whose_database_file_is_removed_ends_with_one_line(broker_url: str) -> N
                 path.unlink()
             process.wait(120)
         said = (folder / "bereft.log").read_text()
-        ends = [line for line in said.splitlines() if "node bereft ends:" in line]
+        ends = [line for line in said.splitlines() if "Node bereft exits: the database file" in line]
         assert len(ends) == 1, said
         assert "farm.db was removed while it was in use: end this process, put the file back, start again" in ends[0]
         assert "Traceback" not in said, said

@@ -273,7 +273,7 @@ RUBBISH: dict[str, tuple[str, str, dict[str, str], bytes, int, str]] = {
     "no UTF-8": ("POST", "/v1/batches", JSON, b'{"a": "\xff"}', 400, "InvalidRequest is not UTF-8, at byte 7 body"),
     "no object": ("POST", "/v1/batches", JSON, b"[1]", 400, "InvalidRequest .*request"),
     "no instances": ("POST", "/v1/batches", JSON, b"{}", 400, "InvalidRequest Field required instances"),
-    "what nests deep": ("POST", "/v1/batches", JSON, b"[" * 10**6, 400, "InvalidRequest is not JSON: .*deep body"),
+    "what nests deep": ("POST", "/v1/batches", JSON, b"[" * 10**6, 400, "InvalidRequest is not JSON: .*deeply body"),
     "a huge number": ("POST", "/v1/batches", JSON, b'{"n_samples": ' + b"9" * 9999 + b"}", 400, "InvalidRequest"),
     "no number": (
         "POST",

@@ -68,7 +68,7 @@ ROWS = [
     _Row("collect:bytes", Outcome.HANDLER_ERROR, "answer is a bytes"),
     _Row("collect:files", Outcome.HANDLER_ERROR, "files has a bytes for 'a'"),
     _Row("collect:keys", Outcome.HANDLER_ERROR, "files has"),
-    _Row("collect:huge", Outcome.HANDLER_ERROR, "more than 64000000 bytes"),
+    _Row("collect:huge", Outcome.HANDLER_ERROR, "more than the 64000000 bytes allowed"),
     _Row("evaluate:no score", Outcome.EVALUATOR_ERROR, "evaluator unruly returned a float, not a Score"),
     *(_Row(f"details:{kind}", Outcome.EVALUATOR_ERROR, "evaluator unruly.*details") for kind in DETAILS),
 ]
