@@ -17,7 +17,7 @@ from typing import Any
 
 import httpx2
 import numpy as np
-from sqlalchemy import func, insert, select, text
+from sqlalchemy import Connection, func, insert, select, text
 
 from farm.api.connections import ConnectionLimits
 from farm.api.endpoints import Endpoints
@@ -27,9 +27,10 @@ from farm.client.local import LocalFarm
 from farm.ids import rollout_id
 from farm.notifications import Signals
 from farm.records.trajectory import ModelCall, token_ids
-from farm.store import migrations, trajectories
+from farm.store import migrations, rollout_counts, trajectories
 from farm.store.database import Store
 from farm.store.rollouts import batches, rollouts
+from farm.store.sql.observing_tables import MeasuredBatchRow
 from farm.web.app import application
 from testkit.postgres import postgres_server
 from testkit.report import Report, options
@@ -146,6 +147,7 @@ def fill(store: Store, n: int) -> str:
     for start in range(0, n, 5000):
         rows = [_row(batch_id, at, drawn, at >= n - n_live) for at in range(start, min(n, start + 5000))]
         store.write(lambda connection, rows=rows: connection.execute(insert(rollouts), rows) and None)  # type: ignore[misc]
+    store.write(lambda connection: _sum_up(connection, batch_id, n - n_live))
     log = trajectories.CallLog(rollout_id(batch_id, 0, 0), 1)
     ids = list(range(300))
     for index in range(40):
@@ -153,6 +155,12 @@ def fill(store: Store, n: int) -> str:
         ids = [*ids, *range(index, index + 250)]
         store.write(lambda connection, call=call: trajectories.record_call(connection, log.row(call)))  # type: ignore[misc]
     return batch_id
+
+
+def _sum_up(connection: Connection, batch_id: str, last: int) -> None:
+    """Sum up the ended rollouts, as the leading dispatcher has done of a batch that runs."""
+    connection.execute(insert(MeasuredBatchRow), {"batch_id": batch_id, "seq": last})
+    rollout_counts.sum_up(connection, batch_id, last)
 
 
 def _row(batch_id: str, at: int, drawn: np.random.Generator, live: bool) -> dict[str, Any]:

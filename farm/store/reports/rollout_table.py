@@ -181,13 +181,15 @@ class FailureGroup:
 
 
 def failure_groups(
-    connection: Connection, batch_id: str, limit: int = 5000, wanted: RolloutFilter = EVERY
+    connection: Connection, batch_id: str, limit: int = 1000, wanted: RolloutFilter = EVERY
 ) -> list[FailureGroup]:
     """Return the failures that match a filter, most frequent first, among the newest `limit` failed ones of a batch."""
     columns = (_row.rollout_id, _row.failure_kind, _row.failure_message, _row.node)
+    # one that has not ended may have failed before; with the condition an index holds the order
+    ended = (_row.batch_id == batch_id, _row.finish_seq.is_not(None))
     statement = (
         select(*columns)
-        .where(_row.batch_id == batch_id, _row.failure_kind.is_not(None), *conditions(wanted))
+        .where(*ended, _row.failure_kind.is_not(None), *conditions(wanted))
         .order_by(_row.finish_seq.desc())
         .limit(limit)
     )
