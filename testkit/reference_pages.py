@@ -71,7 +71,7 @@ def _default(name: str) -> str:
 
 def commands_part() -> str:
     """Return a section for each command, with a table of its arguments and options."""
-    context = click.Context(main, info_name="farm")
+    context = click.Context(main, info_name="farm", **main.context_settings)
     sections = [_command_section(context, name) for name in COMMANDS]
     return "\n\n".join(sections)
 
@@ -80,7 +80,7 @@ def _command_section(parent: click.Context, name: str) -> str:
     assert isinstance(parent.command, click.Group)
     command = parent.command.get_command(parent, name)
     assert command is not None
-    context = click.Context(command, parent, info_name=name)
+    context = click.Context(command, parent, info_name=name, **command.context_settings)
     path = context.command_path
     if context.command.add_help_option is False or command.context_settings.get("ignore_unknown_options"):
         usage = f"`{path} --help` prints its options."

@@ -50,8 +50,8 @@ def go_on(connection: Connection, last: Epoch | None) -> Epoch:
 
 def begin(connection: Connection, last: Epoch) -> None:
     """Begin another epoch, beyond `last`, for a store that went back; only the first caller's change applies."""
-    anew = update(epochs).where(epochs.c.epoch == last.epoch)
-    if connection.execute(anew.values(epoch=secrets.token_hex(8), counter=last.counter + 1)).rowcount:
+    statement = update(epochs).where(epochs.c.epoch == last.epoch)
+    if connection.execute(statement.values(epoch=secrets.token_hex(8), counter=last.counter + 1)).rowcount:
         connection.execute(
             update(batches)
             .where(batches.c.last_seq < batches.c.n_rollouts)

@@ -62,7 +62,7 @@ _observe_call = (
 _delete_segments = delete(segment_rows).where(segment_rows.c.rollout_id == bindparam("b_id"))
 _add_segments = insert(segment_rows)
 
-_ANEW = "rendered anew: the engine's prompt goes on from the ids of no earlier call"
+_ANEW = "rendered again: the engine's prompt goes on from the ids of no earlier call"
 
 
 class CallLog:

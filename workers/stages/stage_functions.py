@@ -127,7 +127,7 @@ async def run(
             sandbox = None if source is None else await source.provider.attach(job.sandbox_id, source.spec)
         if sandbox is not None:
             stack.push_async_callback(stop_sandbox, sandbox)
-        async with healthy_node(job.rollout_id, "playing", SandboxError) as node_health:
+        async with healthy_node(job.rollout_id, "the run", SandboxError) as node_health:
             node_health.play_in(sandbox)
             try:
                 played = await _play_in(resolved, sandbox, node_health, policy, record, keep, models)

@@ -561,7 +561,7 @@ class TestTrajectories:
             for index, ids in enumerate([([1], [2]), ([1, 2, 3], [4]), ([1, 9], [9])])
         ]
         assert result[:2] == ["first", ""]
-        assert result[2].startswith("rendered anew")
+        assert result[2].startswith("rendered again")
         model_call = _call(3, [7], [8])
         model_call.begins = "branch: another conversation"
         assert log.row(model_call)["begins"] == "branch: another conversation"

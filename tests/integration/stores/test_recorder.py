@@ -189,7 +189,7 @@ def test_images_of_calls_and_rows_are_stored(store: Store, held: Claim) -> None:
     asyncio.run(all_of_them())
     # equal ids of another image are not a prefix of a prompt
     assert [call.begins for call in calls][:3] == ["first", "", calls[2].begins]
-    assert "rendered anew" in calls[2].begins
+    assert "rendered again" in calls[2].begins
     kept = store.read(lambda connection: trajectories.calls(connection, held.rollout_id))
     assert [call.images for call in kept] == [call.images for call in calls]
     assert [call.prompt_ids.tolist() for call in kept if call.prompt_ids is not None][2] == [1, 2, 3, 4]

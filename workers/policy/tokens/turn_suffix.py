@@ -109,7 +109,7 @@ class TurnSuffixes:
             bare = before
         if after.startswith(bare):
             return "the generation prompt is not kept in the turn's history"
-        return "earlier messages are rendered anew"
+        return "earlier messages are rendered again"
 
     def ends(self, called: bool) -> tuple[str, ...]:
         """Return the special tokens that may close a turn (with tool calls or not); none if plain text closes it."""

@@ -358,9 +358,9 @@ class LimitWatch:
 
     def _kill_largest(self, kind: str, reason: str, amounts: dict[str, int], urgent: bool) -> None:
         """Kill the process with the largest amount; all if it is urgent, or after too many single kills."""
-        self._n_kills[kind] += 1
         if not amounts:
             return
+        self._n_kills[kind] += 1
         # written before the kill, so that it can be read when the end is noticed
         notices = os.open(NOTICES, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644, dir_fd=self._folder)
         os.write(notices, f"{reason}\n".encode())

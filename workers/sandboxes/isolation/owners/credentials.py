@@ -27,6 +27,8 @@ LOCKS = 10
 UNCHANGED = 0xFFFFFFFF
 _OVERFLOW = 0xFFFF
 _MAX_GROUPS = 65536
+_MAX_KNOWN = 65536
+"""Different credentials of one sandbox; entries are never removed, as a process may store its number at any time."""
 _OF_PEER = b"\0farm-peer:"
 _KEEP, _SECURE_BITS = 8, 28
 """prctl options PR_SET_KEEPCAPS and PR_SET_SECUREBITS."""
@@ -121,10 +123,12 @@ class CredentialsTable:
         return self._known[index] if index < len(self._known) else self._known[0]
 
     def give(self, process: int, credentials: Credentials) -> None:
-        """Set the credentials of a process. Raises OSError if it has ended."""
+        """Set the credentials of a process. Raises OSError if it has ended, or if there are too many different ones."""
         key = credentials.key()
         index = self._numbers.get(key)
         if index is None:
+            if len(self._known) >= _MAX_KNOWN:
+                raise OSError(errno.EAGAIN, "too many different credentials")
             index = self._numbers[key] = len(self._known)
             self._known.append(credentials)
         hard = resource.prlimit(process, LOCKS)[1]

@@ -284,7 +284,7 @@ def test_agent_that_rewrites_its_calls_begins_a_new_row_every_turn() -> None:
         (QWEN3, assistant("Yes", reasoning="hm"), user("And?"), [], "the reasoning is dropped"),
         (QWEN3, assistant("<think>\nhm\n</think>\n\nYes"), user("And?"), [], "the reasoning in the text is dropped"),
         (DEEPSEEK_R1, assistant("Yes", reasoning="hm"), user("And?"), [], "the generation prompt is not kept"),
-        (MISTRAL_V7, assistant("Yes"), user("And?"), TOOLS, "earlier messages are rendered anew"),
+        (MISTRAL_V7, assistant("Yes"), user("And?"), TOOLS, "earlier messages are rendered again"),
         (HARMONY, assistant("Yes", reasoning="hm"), user("And?"), [], "the reasoning is dropped"),
         (LLAMA31, assistant("Look:", [call("1")]), tool("1", "x"), TOOLS, "the text is dropped"),
         (GEMMA, assistant("Look:", [call("1")]), user("x"), TOOLS, "tool call 1 is dropped"),
@@ -314,7 +314,7 @@ def test_reasoning_before_the_last_user_message_is_missed_at_any_distance() -> N
         messages += [turn, tool(f"call_{number}", f"files {number}")]
     play.answer(messages, assistant("Done."), "Done.<|im_end|>", TOOLS)
     prompt = play.prompt([*messages, assistant("Done."), user("Thanks")], TOOLS)
-    assert prompt.begins == "rewritten: earlier messages are rendered anew"
+    assert prompt.begins == "rewritten: earlier messages are rendered again"
 
 
 def test_reasoning_since_the_last_user_message_is_missed_after_many_rounds() -> None:
@@ -328,7 +328,7 @@ def test_reasoning_since_the_last_user_message_is_missed_after_many_rounds() -> 
         messages += [turn, tool(f"call_{number}", "files") if called else user("Next")]
     play.answer(messages, assistant("Done."), "Done.<|im_end|>", TOOLS)
     prompt = play.prompt([*messages, assistant("Done."), user("Thanks")], TOOLS)
-    assert prompt.begins == "rewritten: earlier messages are rendered anew"
+    assert prompt.begins == "rewritten: earlier messages are rendered again"
 
 
 @pytest.mark.parametrize("ended", [True, False])
