@@ -27,6 +27,7 @@ from farm.client.local import LocalFarm
 from farm.ids import rollout_id
 from farm.notifications import Signals
 from farm.records.trajectory import ModelCall, token_ids
+from farm.startup import limit_full_collections
 from farm.store import migrations, rollout_counts, trajectories
 from farm.store.database import Store
 from farm.store.rollouts import batches, rollouts
@@ -52,6 +53,8 @@ VIEWS = {
     "selection": "/batches/{b}/selection",
     "samples side by side": "/groups/{b}.0",
     "transcript, 40 turns": "/rollouts/{b}.0.0",
+    "terminal, 40 turns": "/rollouts/{b}.0.0/terminal",
+    "tokens, 40 turns": "/rollouts/{b}.0.0/tokens",
     "timeline": "/rollouts/{b}.0.0/timeline",
     "nodes and engines": "/cluster",
 }
@@ -61,6 +64,7 @@ def main() -> None:
     arguments = options(__doc__)
     sizes = (100, 10_000) if arguments.quick else SIZES
     report = Report("the page: milliseconds of server time")
+    limit_full_collections()  # as in `farm api`
     with tempfile.TemporaryDirectory(prefix="farm-web-") as folder:
         measure(report, "SQLite", f"sqlite:///{Path(folder) / 'farm.db'}", sizes)
     with postgres_server() as url:

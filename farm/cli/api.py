@@ -10,6 +10,7 @@ from pathlib import Path
 import click
 
 from farm.cli.console import plain_errors, runs_farm
+from farm.startup import frozen_imports, limit_full_collections
 
 PORT = 8600
 
@@ -51,19 +52,20 @@ def api(
     killed at any moment. Requests must send a key of `farm keys` or the farm's key, which is FARM_API_KEY, else the one
     in FARM_HOME; that is created if missing, and clients of the same user find it.
     """
-    from farm.api.protocols import SpokenProtocol
-    from farm.api.protocols import spoken as protocol
-    from farm.api.server import WAIT_TIMEOUT_S, TlsFiles, serve
-    from farm.cli.doctor import examine_farm
-    from farm.cli.listening import bind, url_of
-    from farm.client.local import LocalFarm, open_store
-    from farm.home import own_key
-    from farm.notifications import Signals
-    from farm.observing import process_log
-    from farm.scheduler.broker import check_broker
-    from farm.settings import settings
-    from farm.store.access.sealed_secrets import check_secret_key
-    from farm.web.app import application
+    with frozen_imports():
+        from farm.api.protocols import SpokenProtocol
+        from farm.api.protocols import spoken as protocol
+        from farm.api.server import WAIT_TIMEOUT_S, TlsFiles, serve
+        from farm.cli.doctor import examine_farm
+        from farm.cli.listening import bind, url_of
+        from farm.client.local import LocalFarm, open_store
+        from farm.home import own_key
+        from farm.notifications import Signals
+        from farm.observing import process_log
+        from farm.scheduler.broker import check_broker
+        from farm.settings import settings
+        from farm.store.access.sealed_secrets import check_secret_key
+        from farm.web.app import application
 
     spoken: list[SpokenProtocol] = [protocol(name, own_port) for name, own_port in _names(speak)]
     if bool(tls_cert) != bool(tls_key):
@@ -73,6 +75,7 @@ def api(
         tls.check()
     key = own_key(settings())
     process_log.set_up(settings(), "api")
+    limit_full_collections()
     # the server stops on a signal, and raises it again afterwards
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     with contextlib.suppress(KeyboardInterrupt), contextlib.ExitStack() as sockets:
@@ -94,7 +97,7 @@ def api(
                 spoken,
                 strict_compat,
                 tls,
-                application if web else None,
+                partial(application, records_history=True) if web else None,
             )
 
 

@@ -32,13 +32,14 @@ _STATIC = Path(__file__).parent / "static"
 View = Callable[[Request], Awaitable[Response]]
 
 
-def application(endpoints: Endpoints, keys: KnownKeys, visitor_key: str = "") -> ASGIApp:
+def application(endpoints: Endpoints, keys: KnownKeys, visitor_key: str = "", records_history: bool = False) -> ASGIApp:
     """Return the page's ASGI application, served below `farm.web.rendering.ROOT`, with that prefix removed from paths.
 
-    With a `visitor_key` there is no sign-in: every browser has that key's rights.
+    With a `visitor_key` there is no sign-in: every browser has that key's rights. With `records_history`, the history
+    of nodes and engines begins now, else at the first request for it.
     """
     batches, rollouts = BatchViews(endpoints), RolloutViews(endpoints)
-    cluster, exports, orders = ClusterViews(endpoints), Exports(endpoints), Orders(endpoints)
+    cluster, exports, orders = ClusterViews(endpoints, records_history), Exports(endpoints), Orders(endpoints)
 
     async def sign_in(request: Request) -> Response:
         if request.method == "POST":

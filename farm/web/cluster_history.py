@@ -1,4 +1,4 @@
-"""The last hour of nodes and engines, kept in the memory of this process since the first request for it."""
+"""The last hour of nodes and engines, in the memory of this process."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
+from typing import NoReturn
 
 from farm.errors import ServiceError
 
@@ -24,18 +25,16 @@ class HistorySample:
 
 
 class ClusterHistory:
-    """Samples that `look` takes every PERIOD_S, until nobody has requested them for KEPT_S."""
+    """Samples that `look` takes every PERIOD_S, from `start` until the process ends."""
 
     def __init__(self, look: Callable[[], dict[str, float]]) -> None:
         self._look = look
         self._samples: deque[HistorySample] = deque(maxlen=round(KEPT_S / PERIOD_S))
-        self._asked_at = 0.0
         self._thread: threading.Thread | None = None
 
-    def keep(self) -> None:
-        """Begin or continue to take samples."""
-        self._asked_at = time.monotonic()
-        if self._thread is None or not self._thread.is_alive():
+    def start(self) -> None:
+        """Take samples from now on; later calls change nothing."""
+        if self._thread is None:
             self._thread = threading.Thread(target=self._run, name="history", daemon=True)
             self._thread.start()
 
@@ -49,8 +48,8 @@ class ClusterHistory:
         """Return all names that have a value."""
         return sorted({name for sample in list(self._samples) for name in sample.values})
 
-    def _run(self) -> None:
-        while time.monotonic() - self._asked_at < KEPT_S:
+    def _run(self) -> NoReturn:
+        while True:
             # no samples while the database is unavailable
             with suppress(ServiceError):
                 self._samples.append(HistorySample(time.time(), self._look()))

@@ -20,16 +20,18 @@ from farm.web.shared_results import SharedResults
 class ClusterViews:
     """The views."""
 
-    def __init__(self, endpoints: Endpoints) -> None:
+    def __init__(self, endpoints: Endpoints, records_history: bool = False) -> None:
         self._endpoints = endpoints
         self._updates = LiveUpdates(endpoints)
         self._history = ClusterHistory(self._numbers)
+        if records_history:
+            self._history.start()
         self._parts: SharedResults[tuple[str, bool]] = SharedResults(1.0)
         self._alarms: SharedResults[dict[str, Any]] = SharedResults(15.0)
 
     async def nodes_and_engines(self, request: Request) -> Response:
         """Show all nodes and engines, updated live."""
-        self._history.keep()
+        self._history.start()
         return html("cluster.html", **await self._endpoints.run(self._state))
 
     async def live(self, request: Request) -> Response:
@@ -42,7 +44,7 @@ class ClusterViews:
 
     async def history(self, request: Request) -> Response:
         """Return the history of nodes and engines in this process, for the chart."""
-        self._history.keep()
+        self._history.start()
         names = self._history.names()
         return JSONResponse({"names": names, "series": self._history.series(names)}, headers=HEADERS)
 

@@ -54,7 +54,7 @@ class ReasonShare:
 
 @dataclass(frozen=True, slots=True)
 class CostShare:
-    """The cost of the rollouts of one data source or reason: means per rollout, in seconds and sampled tokens.
+    """The cost of the rollouts of one data source, reason or step: means per rollout, in seconds and sampled tokens.
 
     `lost_share` is the part of its work in attempts that did not count. `per_trained_s` is all work divided by the
     number of rollouts that train; None without one.
@@ -79,6 +79,8 @@ class BatchSelection:
     reasons: Sequence[ReasonShare]
     by_source: Sequence[CostShare]
     by_reason: Sequence[CostShare]
+    by_step: Sequence[CostShare]
+    """By the newest step that a trainer annotated a rollout for."""
 
 
 def selection(costs: Sequence[RolloutCost], n_samples: int, shown: Collection[str] | None = None) -> BatchSelection:
@@ -90,9 +92,12 @@ def selection(costs: Sequence[RolloutCost], n_samples: int, shown: Collection[st
     costs = [each for each in costs if shown is None or each.rollout_id in shown]
     of_reason: defaultdict[str, list[RolloutCost]] = defaultdict(list)
     of_source: defaultdict[str, list[RolloutCost]] = defaultdict(list)
+    of_step: defaultdict[int, list[RolloutCost]] = defaultdict(list)
     for each in costs:
         of_reason[reasons[each.rollout_id]].append(each)
         of_source[each.data_source].append(each)
+        if each.step is not None:
+            of_step[each.step].append(each)
     training = of_reason.get(TRAINS, [])
     present = [reason for reason in REASONS if reason in of_reason]
     return BatchSelection(
@@ -111,6 +116,7 @@ def selection(costs: Sequence[RolloutCost], n_samples: int, shown: Collection[st
         ],
         [_cost(name, some, reasons) for name, some in sorted(of_source.items())],
         [_cost(reason, of_reason[reason], reasons) for reason in present],
+        [_cost(str(step), some, reasons) for step, some in sorted(of_step.items())],
     )
 
 

@@ -46,11 +46,11 @@ VIEWS = {
     "figures": "/batches/{b}/figures",
     "selection": "/batches/{b}/selection",
     "group": "/groups/{b}.0",
-    "transcript": "/rollouts/{b}.0.0",
-    "terminal": "/rollouts/{b}.0.0/terminal",
-    "tokens": "/rollouts/{b}.0.0/tokens",
-    "annotations": "/rollouts/{b}.0.0/tokens?by=1",
-    "timeline": "/rollouts/{b}.0.0/timeline",
+    "transcript": "/rollouts/{r}",
+    "terminal": "/rollouts/{r}/terminal",
+    "tokens": "/rollouts/{r}/tokens",
+    "annotations": "/rollouts/{r}/tokens?by=1",
+    "timeline": "/rollouts/{r}/timeline",
     "cluster": "/cluster",
     "alarms": "/alarms",
 }
@@ -110,8 +110,8 @@ def _figures(client: LocalFarm, batch_id: str) -> list[dict[str, Any]]:
 
 
 def _request(n_groups: int, n_samples: int) -> dict[str, Any]:
-    fields = {"question": QUESTION, "answer": "4"}
-    instances = [{"data_source": "answer", "instance_id": f"hops-{n}", "fields": fields} for n in range(n_groups)]
+    fields = {"family": "chain_sum", "question": QUESTION, "answer": "4", "metadata": {}}
+    instances = [{"data_source": "math", "instance_id": f"hops-{n}", "fields": fields} for n in range(n_groups)]
     return {"instances": instances, "n_samples": n_samples}
 
 
@@ -142,8 +142,11 @@ def tab(chromium: Any, url: str) -> Iterator[Tab]:
 
 
 @pytest.mark.parametrize("name", VIEWS)
-def test_view_is_shown_without_an_error_and_is_accessible(tab: Tab, url: str, batch_id: str, name: str) -> None:
-    tab.page.goto(url + VIEWS[name].format(b=batch_id))
+def test_view_is_shown_without_an_error_and_is_accessible(
+    tab: Tab, url: str, client: LocalFarm, batch_id: str, name: str
+) -> None:
+    looked = next(each.rollout_id for each in client.rollouts(batch_id) if each.n_turns > 1)
+    tab.page.goto(url + VIEWS[name].format(b=batch_id, r=looked))
     tab.page.get_by_role("heading", level=1).wait_for()
     assert not str(tab.page.title()).isdigit(), "a script of the policy ran"
     assert _inaccessible(tab.page) == "[]"
@@ -179,7 +182,7 @@ def test_view_fits_a_narrow_window_in_both_colour_schemes(
         page.goto(f"{url}/sign-in")
         page.get_by_label("API key of the farm").fill(KEY)
         page.get_by_role("button", name="Sign in").click()
-        page.goto(url + VIEWS[name].format(b=long_named))
+        page.goto(url + VIEWS[name].format(b=long_named, r=f"{long_named}.0.0"))
         assert not str(page.title()).isdigit(), "a script in a name ran"
         wide = page.evaluate("document.documentElement.scrollWidth - document.documentElement.clientWidth")
         assert wide <= 1, f"{wide} pixels are outside the window"
@@ -253,7 +256,7 @@ def test_nothing_is_loaded_from_other_servers(tab: Tab, url: str, batch_id: str)
     asked: list[str] = []
     tab.page.on("request", lambda request: asked.append(request.url))
     for path in VIEWS.values():
-        tab.page.goto(url + path.format(b=batch_id))
+        tab.page.goto(url + path.format(b=batch_id, r=f"{batch_id}.0.0"))
     assert [address for address in asked if not address.startswith(url)] == []
 
 

@@ -27,7 +27,8 @@ class RolloutCost:
 
     `waited_s` is the time in queues, `worked_s` the time of stages, `lost_s` that of attempts that did not count,
     `called_s` that of model calls and `called_tokens` what they sampled; the last two are 0 once model calls were
-    pruned. `left_out` is true if a trainer wrote that it did not train on it.
+    pruned. `left_out` is true if a trainer wrote that it did not train on it; `step` is the newest step that a trainer
+    annotated it for, None without annotations.
     """
 
     rollout_id: str
@@ -46,6 +47,7 @@ class RolloutCost:
     called_s: float = 0.0
     called_tokens: int = 0
     left_out: bool = False
+    step: int | None = None
 
 
 def newest_costs(connection: Connection, batch_id: str, limit: int = NEWEST) -> Sequence[RolloutCost]:
@@ -73,21 +75,21 @@ def newest_costs(connection: Connection, batch_id: str, limit: int = NEWEST) -> 
         .join(_calls, _calls.c.rollout_id == newest.c.rollout_id)
         .group_by(newest.c.rollout_id),
     )
-    left_out = set(
-        connection.execute(
-            select(newest.c.rollout_id)
-            .join(annotation_rows, annotation_rows.c.rollout_id == newest.c.rollout_id)
-            .where(annotation_rows.c.name == TRAINED)
-            .group_by(newest.c.rollout_id)
-            .having(func.max(annotation_rows.c.value) <= 0)
-        ).scalars()
+    trained = case((annotation_rows.c.name == TRAINED, annotation_rows.c.value))
+    annotated = _by_rollout(
+        connection,
+        select(newest.c.rollout_id, func.max(trained), func.max(annotation_rows.c.step))
+        .join(annotation_rows, annotation_rows.c.rollout_id == newest.c.rollout_id)
+        .group_by(newest.c.rollout_id),
     )
     ended = select(row.rollout_id, *columns, *sizes).join(newest, newest.c.rollout_id == row.rollout_id)
     none_worked, none_called = (0.0, 0.0, 0.0), (0.0, 0)
     result = []
     for each in connection.execute(ended.order_by(row.finish_seq.desc())):
         id = each[0]
-        values: tuple[Any, ...] = (*each, *worked.get(id, none_worked), *called.get(id, none_called), id in left_out)
+        was_trained, step = annotated.get(id, (None, None))
+        left_out = was_trained is not None and was_trained <= 0
+        values: tuple[Any, ...] = (*each, *worked.get(id, none_worked), *called.get(id, none_called), left_out, step)
         result.append(RolloutCost(*values))
     return result
 

@@ -19,9 +19,9 @@ class RolloutFilter(Request):
     """Conditions on rollouts, and their order.
 
     `ours` is True for rollouts that the farm broke, False for those that their policy ended. `message` is part of the
-    failure's text, `engine` the URL of one that answered a call, `version` weights that sampled a token. `seconds` are
-    counted from submission to end. `newest` is the order by end. Open rollouts are shown only with `state` queued or
-    active.
+    failure's text, `engine` the URL of one that answered a call, `version` weights that sampled a token, `step` a
+    trainer's step that has annotations of the rollout. `seconds` are counted from submission to end. `newest` is the
+    order by end. Open rollouts are shown only with `state` queued or active.
     """
 
     state: State | None = None
@@ -35,6 +35,7 @@ class RolloutFilter(Request):
     node: _Text = ""
     engine: Annotated[Name, Field(max_length=500)] = ""
     version: _Index | None = None
+    step: _Index | None = None
     min_reward: _Number | None = None
     max_reward: _Number | None = None
     min_tokens: _Index | None = None

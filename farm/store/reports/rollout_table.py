@@ -17,6 +17,7 @@ from farm.errors import InvalidRequest, NotFound
 from farm.ids import RolloutRef
 from farm.records.rollout import POLICY_OUTCOMES, Outcome, Rollout
 from farm.store.batches import rollouts_by
+from farm.store.blobs.stored_annotations import annotation_rows
 from farm.store.reports.rollout_filter import EVERY, RolloutFilter
 from farm.store.rollouts import rollouts
 from farm.store.trajectories import model_calls
@@ -84,6 +85,11 @@ def conditions(wanted: RolloutFilter) -> list[ColumnElement[bool]]:
         result.append(of_engine.exists())
     if wanted.version is not None:
         result += [_row.version_min <= wanted.version, _row.version_max >= wanted.version]
+    if wanted.step is not None:
+        of_step = select(literal(1)).where(
+            annotation_rows.c.rollout_id == _row.rollout_id, annotation_rows.c.step == wanted.step
+        )
+        result.append(of_step.exists())
     ranges: Sequence[tuple[Any, float | None, float | None]] = (
         (_row.reward, wanted.min_reward, wanted.max_reward),
         (_row.n_response_tokens, wanted.min_tokens, wanted.max_tokens),

@@ -34,9 +34,13 @@ def test_costs_are_of_all_attempts(store: Store) -> None:
     assert (one.reward, one.outcome, one.n_segments) == (0.5, "submitted", 1)
     assert one.called_tokens == 2
     assert [costs[id].left_out for id in (first, second, third)] == [False, True, False]
+    assert [costs[id].step for id in (first, second, third)] == [None, 1, 2]
     assert len(store.read(partial(newest_costs, batch_id=batch_id, limit=1))) == 1
     met = partial(newest_meeting, batch_id=batch_id, wanted=RolloutFilter(group=1))
     assert store.read(met) == {second}
+    for step, expected in {1: {second, third}, 2: {third}, 3: set()}.items():
+        of_step = partial(newest_meeting, batch_id=batch_id, wanted=RolloutFilter(step=step))
+        assert store.read(of_step) == expected
     assert store.read(partial(met, limit=1)) == frozenset(), "only the newest are looked at"
     assert pruned(store) == [batch_id]
     kept = store.read(partial(newest_costs, batch_id=batch_id))

@@ -61,6 +61,16 @@ def test_reasons_of_a_part_are_those_of_its_complete_groups() -> None:
     assert selection(costs, 2, ()).reasons == []
 
 
+def test_costs_are_split_by_the_trainers_steps() -> None:
+    costs = [
+        *group(0, {"step": 4}, {"reward": 0.0, "step": 4}),
+        *group(1, {"step": 10}, {"left_out": True, "step": 10}),
+    ]
+    costs += group(2, {}, {})
+    assert [(each.name, each.n, each.n_trained) for each in selection(costs, 2).by_step] == [("4", 2, 2), ("10", 2, 0)]
+    assert selection(group(0, {}), 1).by_step == []
+
+
 def test_single_samples_need_no_group_and_an_empty_batch_is_empty() -> None:
     assert [each.reason for each in selection(group(0, {}) + group(1, {}), 1).reasons] == [TRAINS]
     assert selection([], 4).reasons == []
