@@ -8,11 +8,21 @@ import os
 import signal
 import subprocess
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import IO
 
 _PR_SET_PDEATHSIG = 1
 _KILL_S = 5.0
+# looked up at import: a forked child of a threaded process must not wait for a lock
+_prctl = ctypes.CDLL(None).prctl
+
+
+def die_with_parent(parent: int, number: int = signal.SIGKILL) -> None:
+    """Have the kernel send this newly forked process a signal when its parent ends; exit if it has ended already."""
+    _prctl(_PR_SET_PDEATHSIG, int(number))
+    if os.getppid() != parent:
+        os._exit(1)
 
 
 class ChildProcess:
@@ -27,16 +37,6 @@ class ChildProcess:
         pass_fds: Sequence[int] = (),
         on_parent_death: signal.Signals = signal.SIGKILL,
     ) -> None:
-        parent = os.getpid()
-        # looked up before the fork: a forked child of a threaded process must not wait for a lock
-        prctl = ctypes.CDLL(None).prctl
-        number = int(on_parent_death)
-
-        def die_with_parent() -> None:
-            prctl(_PR_SET_PDEATHSIG, number)
-            if os.getppid() != parent:  # the parent ended before the line above
-                os._exit(1)
-
         with contextlib.ExitStack() as stack:
             output: IO[bytes] | None = None
             if log is not None:
@@ -50,7 +50,7 @@ class ChildProcess:
                 stderr=subprocess.STDOUT if output is not None else None,
                 pass_fds=tuple(pass_fds),
                 start_new_session=True,
-                preexec_fn=die_with_parent,
+                preexec_fn=partial(die_with_parent, os.getpid(), on_parent_death),
             )
 
     @property

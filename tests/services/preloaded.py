@@ -27,7 +27,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from farm.embedded.child_process import ChildProcess
+from farm.embedded.child_process import ChildProcess, die_with_parent
 from farm.plugins import installed
 from farm.settings import settings
 from farm.startup import end_process, frozen_imports
@@ -46,7 +46,6 @@ _MODULES = (
     *("celery.concurrency.thread", "celery.worker.worker", "farm.cli.api", "farm.api.server"),
 )
 """The imports of a node, its workers and an API, except `workers.queue.app`, which reads the settings."""
-_PR_SET_PDEATHSIG = 1
 _ENV_START = 50
 """The field of `/proc/self/stat` with the address of the environment; the next one has its end (man proc_pid_stat)."""
 _ROOM = "FARM_TESTS_ROOM"
@@ -194,9 +193,7 @@ def _play(server: int, start: Mapping[str, Any]) -> None:
     code: int | str | None = 1
     try:
         os.setsid()
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, int(signal.SIGTERM))
-        if os.getppid() != server:  # it ended before the line above
-            return
+        die_with_parent(server, signal.SIGTERM)
         log = os.open(start["log"], os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o666)
         os.dup2(log, 1)
         os.dup2(log, 2)

@@ -11,11 +11,12 @@ import ctypes
 import errno
 import os
 import platform
+import signal
 import struct
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-_PR_SET_DUMPABLE, _PR_SET_SECCOMP, _PR_SET_NO_NEW_PRIVS, _MODE_FILTER = 4, 22, 38, 2
+_PR_SET_PDEATHSIG, _PR_SET_DUMPABLE, _PR_SET_SECCOMP, _PR_SET_NO_NEW_PRIVS, _MODE_FILTER = 1, 4, 22, 38, 2
 _ALLOW, _ERRNO = 0x7FFF0000, 0x00050000
 _LOAD, _EQUAL, _ANY_BIT, _RETURN = 0x20, 0x15, 0x45, 0x06
 _NUMBER_AT, _ARCH_AT, _ARGUMENTS_AT = 0, 4, 16
@@ -86,6 +87,11 @@ def allow_only_serving() -> bool:
     """Also allow waiting, sleeping, and answering on its connections. Permanent. Return False as above."""
     ctypes.CDLL(None).prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
     return can_filter() and _install(_lines(_MACHINES[platform.machine()], serving=True))
+
+
+def die_with_parent() -> None:
+    """Have the kernel kill this process when its parent ends. A change of user clears this."""
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
 
 
 def hide_memory() -> None:

@@ -13,7 +13,6 @@ each has only the system calls of `computing_calls.py`. The server reads nothing
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import gc
 import importlib
 import json
@@ -29,11 +28,10 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any
 
-from workers.environments.computing_calls import allow_only_serving, hide_memory
+from workers.environments.computing_calls import allow_only_serving, die_with_parent, hide_memory
 from workers.environments.environment import Action, CalledTool, Environment, Episode, Step
 
 READY = "ready"
-_PR_SET_PDEATHSIG = 1
 _MB = 1 << 20
 _MESSAGE_CHARS = 2000
 _BACKLOG = 512
@@ -227,7 +225,7 @@ class ForkServer:
         try:
             signal.set_wakeup_fd(-1)
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-            ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+            die_with_parent()
             for other in (self._listener, *self._wakes, *(each for _, each in self._rollouts.values())):
                 other.close()
             # So that its child processes can be killed with it.

@@ -26,13 +26,13 @@ from functools import cache, partial
 from pathlib import Path
 from typing import IO, Any
 
+from workers.environments.computing_calls import die_with_parent
 from workers.evaluators import scorer
 from workers.evaluators.answers import equality
 from workers.evaluators.answers.authors import prm800k
 from workers.evaluators.answers.authors.sympy_rules import SYMPY_RULES
 from workers.evaluators.answers.late_imports import LateImports, import_all
 
-_PR_SET_PDEATHSIG = 1
 _PR_SET_NO_NEW_PRIVS = 38
 _CLONE_NEWNET = 0x40000000
 _CLONE_NEWUSER = 0x10000000
@@ -183,8 +183,7 @@ def _confine(user: str) -> None:
     # If user namespaces are forbidden, only the system call filter keeps scorers off the network.
     libc.unshare(_CLONE_NEWUSER | _CLONE_NEWNET)
     libc.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
-    # After the change of user, which clears it.
-    libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    die_with_parent()  # after the change of user, which clears it
     resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
 

@@ -7,7 +7,6 @@ that no text of the policy runs as a program. Memory and CPU time are limited.
 
 from __future__ import annotations
 
-import ctypes
 import json
 import math
 import os
@@ -18,13 +17,12 @@ import sys
 from collections.abc import Callable
 from typing import Any, NoReturn
 
-from workers.environments.computing_calls import allow_only_computing
+from workers.environments.computing_calls import allow_only_computing, die_with_parent
 from workers.evaluators.answers.late_imports import LateImports
 from workers.evaluators.expressions import refusal
 
 _MEMORY_BYTES = 2 << 30
 """Bytes of memory for a scorer in addition to the grader's own mappings."""
-_PR_SET_PDEATHSIG = 1
 _REFUSED = (
     "socket.",
     "subprocess.",
@@ -73,7 +71,7 @@ def run(verifier: Verifier, answer: str, entry: dict[str, Any], cpu_s: float, pi
 
 def _alone(pipe: int) -> int:
     """Close all descriptors except the pipe, which becomes number 3."""
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    die_with_parent()
     null = os.open(os.devnull, os.O_RDWR)
     os.dup2(pipe, 3)
     for number in range(3):

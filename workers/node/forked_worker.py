@@ -20,9 +20,9 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from farm.embedded.child_process import ChildProcess
+from farm.embedded.child_process import ChildProcess, die_with_parent
 from farm.startup import end_process, frozen_imports
-from workers.process.supervision import WorkerStart, end_with, exit_status
+from workers.process.supervision import WorkerStart, exit_status
 
 _POLL_S = 0.02
 _KILL_S = 5.0
@@ -135,7 +135,7 @@ def _control_sockets() -> tuple[socket.socket, socket.socket]:
 def _serve_forked(control: int, lifeline: int, supervisor: int) -> None:
     """Turn this newly forked process into the fork server."""
     os.setsid()
-    end_with(supervisor)
+    die_with_parent(supervisor)
     nothing = os.open(os.devnull, os.O_RDONLY)
     os.dup2(nothing, 0)
     os.close(nothing)

@@ -5,7 +5,6 @@ It is a separate module because the supervisor needs nothing else of a worker.
 
 from __future__ import annotations
 
-import ctypes
 import json
 import os
 import signal
@@ -25,9 +24,6 @@ EXHAUSTED = 75
 """The exit status of a process that has no threads, descriptors or memory left: EX_TEMPFAIL of sysexits.h."""
 
 
-_PR_SET_PDEATHSIG = 1
-
-
 class WorkerStart(TypedDict):
     """The parameters of a new worker: name, width, environment variables, and the path of its log or an empty text."""
 
@@ -35,13 +31,6 @@ class WorkerStart(TypedDict):
     slots: int
     env: Mapping[str, str]
     log: str
-
-
-def end_with(parent: int) -> None:
-    """Have the kernel kill this newly forked process when its parent ends."""
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL))
-    if os.getppid() != parent:  # it ended before the line above
-        os._exit(1)
 
 
 def exit_status(pid: int) -> int | None:

@@ -20,9 +20,10 @@ from types import FrameType
 
 import numpy as np
 
+from farm.embedded.child_process import die_with_parent
 from farm.settings import settings
 from farm.startup import end_process
-from workers.process.supervision import WorkerStart, end_with, exit_status
+from workers.process.supervision import WorkerStart, exit_status
 from workers.queue.worker_process import run_worker
 from workers.sandboxes.isolation.linux import show_as
 
@@ -62,7 +63,7 @@ def _started(control: socket.socket, start: WorkerStart) -> dict[str, int | str]
 def _become(start: WorkerStart, server: int) -> None:
     """Set up a new worker from its request: session, signals, environment, log, random numbers, name."""
     os.setsid()
-    end_with(server)
+    die_with_parent(server)
     for number in _IGNORED:
         signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
     if start["log"]:
