@@ -190,7 +190,7 @@ test-ray: venv home  ## test nodes of a farm on a local Ray cluster of two nodes
 	@FARM_RAY_PACKAGES='$(abspath $(FARM_HOME))/ray/packages' $(BIN)/python -m pytest -n 0 --timeout 3600 tests/ray $(ARGS)
 
 # Base trees of Debian, and of Ubuntu if UBUNTU_ARCHIVE is the reachable address of its packages.
-test-installers: venv home apptainer  ## test real packages of Debian and Ubuntu on real bases: apt, postgres, sshd, sudo, npm; needs mmdebstrap (1 GB each once); ARGS="..."
+test-installers: venv home apptainer  ## test packages of Debian, Ubuntu, pip and npm on their own bases: apt, postgres, sshd, sudo; needs mmdebstrap and npm (2 GB once); ARGS="..."
 	@bash tests/installers/environment.sh '$(FARM_HOME)/installers'
 	@FARM_TEST_INSTALLERS='$(abspath $(FARM_HOME))/installers' $(BIN)/python -m pytest -n 0 --timeout 3600 tests/installers $(ARGS)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -19,16 +20,23 @@ if not os.environ.get("FARM_TEST_INSTALLERS"):
     collect_ignore_glob = ["test_*.py"]
 
 
-@pytest.fixture(scope="module", params=["bookworm", "noble"])
-def base(request: pytest.FixtureRequest, sandbox_settings: None) -> Iterator[str]:
-    """The name of a base tree, whose files belong to root, and a farm whose builds have the network."""
-    folder = Path(os.environ["FARM_TEST_INSTALLERS"], request.param)
+@contextmanager
+def base_alias(name: str) -> Iterator[str]:
+    """Yield the image name of a base tree, whose files belong to root; meanwhile builds have the network."""
+    folder = Path(os.environ["FARM_TEST_INSTALLERS"], name)
     if not folder.is_dir():
-        pytest.skip(f"there is no base of {request.param}: set UBUNTU_ARCHIVE for `make test-installers`")
-    name = f"base:{request.param}"
-    set_alias(name, str(folder))
+        pytest.skip(f"there is no base of {name}: set UBUNTU_ARCHIVE for `make test-installers`")
+    image = f"base:{name}"
+    set_alias(image, str(folder))
     os.environ["FARM_BUILD_NETWORK"] = "1"
     settings.cache_clear()
-    yield name
+    yield image
     del os.environ["FARM_BUILD_NETWORK"]
     settings.cache_clear()
+
+
+@pytest.fixture(scope="module", params=["bookworm", "noble"])
+def base(request: pytest.FixtureRequest, sandbox_settings: None) -> Iterator[str]:
+    """The image name of a Debian or Ubuntu base."""
+    with base_alias(request.param) as image:
+        yield image
