@@ -33,12 +33,14 @@ from workers.testing.serving import serving
 
 NODES = ("one", "two")
 N_INIT, N_RUN, N_EVAL = 4, 64, 8
-N_PLAYING = len(NODES) * N_RUN
+N_ACTIVE = len(NODES) * N_RUN
 N_QUEUED = len(NODES) * (N_INIT + N_EVAL)
 AT_MOST_MS = 1000.0
 """The promised limit for each percentile, in milliseconds."""
 _ANSWER = "answer"
-_BOOK = Script([ScriptedProblem(match=_ANSWER, plays=(Branch(name="answer", turns=(ScriptedTurn(content=_ANSWER),)),))])
+_BOOK = Script(
+    [ScriptedProblem(match=_ANSWER, branches=(Branch(name="answer", turns=(ScriptedTurn(content=_ANSWER),)),))]
+)
 _PROBLEM = {
     "data_source": "code",
     "fields": {"task_id": "one", "prompt": f"def {_ANSWER}():\n", "entry_point": _ANSWER, "test": "def check(f): ..."},
@@ -62,7 +64,7 @@ class Falling:
 
 def main() -> None:
     result = options(__doc__)
-    report = Report(f"from a cancel of {N_PLAYING} rollouts that play, and {N_QUEUED} that are queued for an agent")
+    report = Report(f"from a cancel of {N_ACTIVE} rollouts that play, and {N_QUEUED} that are queued for an agent")
     times: dict[str, list[float]] = {}
     with tempfile.TemporaryDirectory(prefix="farm-cancel-", dir="/tmp") as name, ExitStack() as stack:
         folder = Path(name)
@@ -97,13 +99,13 @@ def main() -> None:
 
 def cancelled(client: farm.Farm, engine: ScriptedEngine, folder: Path) -> dict[str, list[float]]:
     """Return the seconds until calls were closed, and until the sandboxes of running and queued rollouts were gone."""
-    batch_id = client.submit({"instances": [_PROBLEM] * (N_PLAYING + N_QUEUED), "limits": _LIMITS})
+    batch_id = client.submit({"instances": [_PROBLEM] * (N_ACTIVE + N_QUEUED), "limits": _LIMITS})
     _until(
-        lambda: engine.n_running == N_PLAYING and _all_wait(client, batch_id),
+        lambda: engine.n_running == N_ACTIVE and _all_wait(client, batch_id),
         f"all of {batch_id} play, or wait to",
     )
     queued = {f"{each.rollout_id}.{each.attempt}" for each in client.rollouts(batch_id) if each.state == State.QUEUED}
-    calls, sandboxes, of_queued = Falling(N_PLAYING), Falling(N_PLAYING), Falling(N_QUEUED)
+    calls, sandboxes, of_queued = Falling(N_ACTIVE), Falling(N_ACTIVE), Falling(N_QUEUED)
 
     def all_gone() -> bool:
         left = _sandboxes(folder)

@@ -65,9 +65,9 @@ def solve_rate(instance: int) -> float:
 
 
 @cache
-def sample_of(instance: int, sample: int, play: int) -> tuple[float, float]:
+def sample_of(instance: int, sample: int, repeat: int) -> tuple[float, float]:
     """Return the reward and the seconds of a sample, the `play`th time that it runs."""
-    drawn = random.Random(f"{_SEED}:{instance}:{sample}:{play}")
+    drawn = random.Random(f"{_SEED}:{instance}:{sample}:{repeat}")
     return float(drawn.random() < solve_rate(instance)), drawn.lognormvariate(3.7, 0.8)
 
 
@@ -78,7 +78,7 @@ class Totals:
     n_finished: int = 0
     n_equal: int = 0
     n_trained: int = 0
-    played_s: float = 0.0
+    run_s: float = 0.0
     equal_s: float = 0.0
     trained: list[list[float]] = field(default_factory=list)
     requested: set[int] = field(default_factory=set)
@@ -100,15 +100,15 @@ class Totals:
         requested = [[seconds for _, seconds in group] for each in self.requested if _differ(group := _group(each))]
         trained_s = sum(map(sum, self.trained))
         n_wasted = self.n_finished - self.n_trained - self.n_equal
-        wasted_s = self.played_s - trained_s - self.equal_s
+        wasted_s = self.run_s - trained_s - self.equal_s
         return {
             "finished rollouts": self.n_finished,
             "trained": self.n_trained,
             "equal rewards": self.n_equal,
             "wasted": n_wasted,
             "of them played again": self.n_replayed,
-            "wasted of played seconds, %": 100 * wasted_s / self.played_s,
-            "played seconds a trained rollout": self.played_s / self.n_trained,
+            "wasted of played seconds, %": 100 * wasted_s / self.run_s,
+            "played seconds a trained rollout": self.run_s / self.n_trained,
             "minutes": self.wall_s / 60,
             "steps behind, mean": fmean(self.steps_behind),
             "seconds of a sample that trains": fmean(chain(*self.trained)),
@@ -143,23 +143,23 @@ class Places:
         """Advance to the next end of a sample."""
         self.now, started, member = heapq.heappop(self.running)
         self._totals.n_finished += 1
-        self._totals.played_s += self.now - started
+        self._totals.run_s += self.now - started
         self.fill()
         return member
 
     def end_all(self) -> None:
         """Cancel running and queued samples."""
-        self._totals.played_s += sum(self.now - started for _, started, _ in self.running)
+        self._totals.run_s += sum(self.now - started for _, started, _ in self.running)
         self.running.clear()
         self.queue.clear()
 
 
-def _samples(instance: int, play: int = 0) -> list[Member]:
-    return [(instance, sample, play) for sample in range(N_SAMPLES)]
+def _samples(instance: int, repeat: int = 0) -> list[Member]:
+    return [(instance, sample, repeat) for sample in range(N_SAMPLES)]
 
 
-def _group(instance: int, play: int = 0) -> list[Sample]:
-    return [sample_of(*member) for member in _samples(instance, play)]
+def _group(instance: int, repeat: int = 0) -> list[Sample]:
+    return [sample_of(*member) for member in _samples(instance, repeat)]
 
 
 def _differ(samples: list[Sample]) -> bool:
@@ -199,20 +199,20 @@ def prorl(n_steps: int) -> Totals:
         open_instances: dict[int, int] = {}
         while n_chosen < N_GROUPS:
             while len(places.queue) < N_SAMPLES:
-                instance, play = waiting.popleft() if waiting else (next(fresh), 0)
-                open_instances[instance] = play
+                instance, repeat = waiting.popleft() if waiting else (next(fresh), 0)
+                open_instances[instance] = repeat
                 totals.requested.add(instance)
-                places.queue.extend(_samples(instance, play))
+                places.queue.extend(_samples(instance, repeat))
                 places.fill()
-            instance, _, play = places.next_end()
-            n_ended[instance, play] += 1
-            if n_ended[instance, play] == N_SAMPLES:
+            instance, _, repeat = places.next_end()
+            n_ended[instance, repeat] += 1
+            if n_ended[instance, repeat] == N_SAMPLES:
                 del open_instances[instance]
-                trains = _differ(_group(instance, play))
+                trains = _differ(_group(instance, repeat))
                 n_chosen += trains
-                totals.ends(_group(instance, play), trains)
-        totals.n_replayed += sum(n_ended[instance, play] for instance, play in open_instances.items())
-        waiting.extendleft((instance, play + 1) for instance, play in reversed(open_instances.items()))
+                totals.ends(_group(instance, repeat), trains)
+        totals.n_replayed += sum(n_ended[instance, repeat] for instance, repeat in open_instances.items())
+        waiting.extendleft((instance, repeat + 1) for instance, repeat in reversed(open_instances.items()))
         places.end_all()
         totals.steps_behind.append(0)
         places.now += TRAIN_S
@@ -247,7 +247,7 @@ class SimulatedFarm:
         self._queued = {self.member_of[each.rollout_id]: each for each in queued}
         for _, started, member in self.places.running:
             if member not in self._queued:
-                self._totals.played_s += self.places.now - started
+                self._totals.run_s += self.places.now - started
         self.places.running = [each for each in self.places.running if each[2] in self._queued]
         heapq.heapify(self.places.running)
         self.places.queue = deque(member for member in self.places.queue if member in self._queued)

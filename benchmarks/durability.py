@@ -48,27 +48,27 @@ def main() -> None:
             stores["postgres"] = stack.enter_context(postgres_server())
         except Missing as missing:
             print(f"no Postgres: {missing}", file=sys.stderr)
-        players: dict[str, Callable[[int], float]] = {}
+        runners: dict[str, Callable[[int], float]] = {}
         for early in (False, True):
             # only one of the two kinds of workers may listen to the queues of the chain: each has its own database
             url = f"{broker_url}?virtual_host={1 + early}"
             stack.enter_context(plain.workers(url, folder / "plain.log", early))
-            players["plain_early" if early else "plain"] = partial(plain.play, url, early=early)
+            runners["plain_early" if early else "plain"] = partial(plain.run_batch, url, early=early)
         for index, (store, url) in enumerate(stores.items()):
             broker = f"{broker_url}?virtual_host={3 + index}"
             here = stack.enter_context(
                 Embedded(_settings(folder / store, url, broker), node_options=NODE_OPTIONS, flower=False)
             )
             client = stack.enter_context(farm.connect(here.store_url, broker_url=here.broker_url))
-            _play(client, 40)  # starts the workers up
-            players[store] = partial(_play, client)
-        rates: dict[str, list[float]] = {name: [] for name in players}
-        cpu: dict[str, list[float]] = {name: [] for name in players}
+            _run_batch(client, 40)  # starts the workers up
+            runners[store] = partial(_run_batch, client)
+        rates: dict[str, list[float]] = {name: [] for name in runners}
+        cpu: dict[str, list[float]] = {name: [] for name in runners}
         processes = tree(os.getpid())
         for _ in range(rounds):
-            for name, play in players.items():
+            for name, run in runners.items():
                 before = cpu_s(processes)
-                rates[name].append(n / play(n))
+                rates[name].append(n / run(n))
                 cpu[name].append((cpu_s(processes) - before) / n)
     medians = {name: statistics.median(value) for name, value in rates.items()}
     cpu_ms = {name: statistics.median(value) * 1000 for name, value in cpu.items()}
@@ -98,7 +98,7 @@ def _settings(home: Path, store_url: str, broker_url: str) -> Settings:
     )
 
 
-def _play(client: farm.Farm, n: int) -> float:
+def _run_batch(client: farm.Farm, n: int) -> float:
     """Seconds from submit until n empty rollouts have ended."""
     started = time.perf_counter()
     batch_id = client.submit({"instances": [NOOP] * n})

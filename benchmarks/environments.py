@@ -37,7 +37,7 @@ from workers.sandboxes.images.image import image
 N_STEPS = 20
 _STEP_S = 120.0
 _FAMILIES = ("gcd", "string_insertion", "simple_integration")
-_ALONE = """
+_IN_PROCESS = """
 import sys, time
 started = time.perf_counter()
 import {imports}
@@ -105,19 +105,19 @@ def main() -> None:
     report.show(result.json)
 
 
-async def _measure(report: Report, asked: argparse.Namespace) -> None:
+async def _measure(report: Report, args: argparse.Namespace) -> None:
     provider = provider_of(best_sandbox())
     game = EnvironmentProgram.of("guessing_game", GuessingGame)
-    n = 20 if asked.quick else 100
+    n = 20 if args.quick else 100
     await _one(report, provider, game, "", n, N_STEPS)
     await _one(report, provider, environment_program("reasoning_gym"), "chain_sum", n, 1)
     for family in _FAMILIES:
         await _verdicts(report, family, n)
     for name in _OWN_LOOPS:
-        await _beside_own_loop(report, provider, environment_program(name), n)
+        await _load_on_own_loop(report, provider, environment_program(name), n)
 
 
-async def _beside_own_loop(report: Report, provider: SandboxProvider, program: EnvironmentProgram, n: int) -> None:
+async def _load_on_own_loop(report: Report, provider: SandboxProvider, program: EnvironmentProgram, n: int) -> None:
     """Measure steps of a package per second, with the farm and with the package's own loop."""
     episode_id, source = _OWN_LOOPS[program.name]
     await _installed(provider, program.spec())
@@ -175,7 +175,7 @@ async def _one(
 ) -> None:
     """Measure one environment: starts, rollouts one after another and concurrently."""
     await _installed(provider, program.spec())
-    imported_s, alone_s = _alone(program, episode_id, n, n_steps)
+    imported_s, in_process_s = _in_process(program, episode_id, n, n_steps)
     servers = EnvironmentServers()
 
     async def rollout(seed: int) -> None:
@@ -211,19 +211,23 @@ async def _one(
         for seed in range(n):
             await rollout(seed)
         each_s = (time.perf_counter() - started) / n
-        report.add(f"{program.name}: a rollout of {n_steps} steps", each_s * 1000, "ms", in_one_process=alone_s * 1000)
+        report.add(
+            f"{program.name}: a rollout of {n_steps} steps", each_s * 1000, "ms", in_one_process=in_process_s * 1000
+        )
         started = time.perf_counter()
         for first in range(0, n, 16):
             await asyncio.gather(*map(rollout, range(first, first + 16)))
         rate = n_steps * len(range(0, n, 16)) * 16 / (time.perf_counter() - started)
-        report.add(f"{program.name}: steps, 16 rollouts at once", rate, "/s", in_one_process=n_steps / alone_s)
+        report.add(f"{program.name}: steps, 16 rollouts at once", rate, "/s", in_one_process=n_steps / in_process_s)
     finally:
         await servers.aclose()
 
 
 def _own_rate(program: EnvironmentProgram, source: str, n: int) -> float:
     """Return the steps per second of a package's own loop, in a process of the environment's Python."""
-    folder = environment(program.spec().packages, image(program.image), alone=program.without_dependencies).binds[0][0]
+    folder = environment(
+        program.spec().packages, image(program.image), without_dependencies=program.without_dependencies
+    ).binds[0][0]
     given = f"N, ACTION = {N_STEPS}, {_ACTION!r}\n{source}{_TIMED.format(n=n)}"
     # -P: nothing of this checkout is imported
     done = subprocess.run([f"{folder}/bin/python", "-P", "-c", given], capture_output=True, text=True, check=True)
@@ -235,10 +239,10 @@ async def _installed(provider: SandboxProvider, spec: SandboxSpec) -> None:
     await sandbox.stop()
 
 
-def _alone(program: EnvironmentProgram, episode_id: str, n: int, n_steps: int) -> Sequence[float]:
+def _in_process(program: EnvironmentProgram, episode_id: str, n: int, n_steps: int) -> Sequence[float]:
     """Return the seconds of the imports, and of a rollout, in a fresh process of this machine's Python."""
     imports = [name for name in program.imports if not name.startswith("workers.")] or ["json"]
-    source = _ALONE.format(
+    source = _IN_PROCESS.format(
         imports=", ".join(imports),
         module=program.module,
         name=program.qualname,

@@ -68,36 +68,36 @@ def _settings(home: Path, url: str = "") -> Settings:
     return Settings(home=home, scratch=home / "scratch", store_url=url, broker_url="", sandbox="namespace")
 
 
-def empty_rollouts(report: Report, name: str, here: Embedded, asked: argparse.Namespace, raw: float) -> None:
+def empty_rollouts(report: Report, name: str, here: Embedded, args: argparse.Namespace, raw: float) -> None:
     """Measure latencies one at a time, then the rate and the CPU time of many."""
     with farm.connect(here.store_url, broker_url=here.broker_url) as client:
-        play(client, 40)  # the workers' first tasks import and connect
-        latencies = sorted(play(client, 1) for _ in range(15 if asked.quick else 300))
+        run_batch(client, 40)  # the workers' first tasks import and connect
+        latencies = sorted(run_batch(client, 1) for _ in range(15 if args.quick else 300))
         report.add(f"{name}_latency_p50", statistics.median(latencies) * 1000, "ms")
         report.add(f"{name}_latency_p99", latencies[int(len(latencies) * 0.99)] * 1000, "ms")
-        _rate(report, name, client, asked, raw)
-        play(client, 1, EMPTY)
+        _rate(report, name, client, args, raw)
+        run_batch(client, 1, EMPTY)
         while not any(node.without_sandbox for node in client.nodes()):
             time.sleep(0.1)
-        play(client, 40, EMPTY)
-        _rate(report, f"{name}_without_init", client, asked, raw, EMPTY)
+        run_batch(client, 40, EMPTY)
+        _rate(report, f"{name}_without_init", client, args, raw, EMPTY)
 
 
 def _rate(
-    report: Report, name: str, client: farm.Farm, asked: argparse.Namespace, raw: float, instance: Instance = NOOP
+    report: Report, name: str, client: farm.Farm, args: argparse.Namespace, raw: float, instance: Instance = NOOP
 ) -> None:
     processes = tree(os.getpid())
     rates, cpu = [], []
-    n = 500 if asked.quick else 3000
-    for _ in range(1 if asked.quick else 3):
+    n = 500 if args.quick else 3000
+    for _ in range(1 if args.quick else 3):
         before = cpu_s(processes)
-        rates.append(n / play(client, n, instance))
+        rates.append(n / run_batch(client, n, instance))
         cpu.append((cpu_s(processes) - before) / n)
     report.add(f"{name}_rollouts_per_s", statistics.median(rates), "1/s", plain_celery_chain=raw)
     report.add(f"{name}_cpu_per_rollout", statistics.median(cpu) * 1000, "ms")
 
 
-def play(client: farm.Farm, n: int, instance: Instance = NOOP) -> float:
+def run_batch(client: farm.Farm, n: int, instance: Instance = NOOP) -> float:
     """Return the seconds from submit until n empty rollouts have ended."""
     started = time.perf_counter()
     batch_id = client.submit({"instances": [instance] * n})
@@ -113,13 +113,13 @@ def plain_chain(folder: Path, n: int) -> float:
     redis, url = start_redis(folder / "plain", folder / "redis.log")
     try:
         with plain.workers(url, folder / "plain.log"):
-            return n / plain.play(url, n)
+            return n / plain.run_batch(url, n)
     finally:
         redis.terminate()
         redis.end(5.0)
 
 
-def collecting(report: Report, name: str, url: str, asked: argparse.Namespace) -> None:
+def collecting(report: Report, name: str, url: str, args: argparse.Namespace) -> None:
     """Read 1,024 rollouts of 8k response tokens from the store into numpy arrays."""
     store = Store(url)
     try:
@@ -129,7 +129,7 @@ def collecting(report: Report, name: str, url: str, asked: argparse.Namespace) -
         store.close()
     with farm.connect(url, broker_url="") as client:
         times = []
-        for _ in range(3 if asked.quick else 7):
+        for _ in range(3 if args.quick else 7):
             started = time.perf_counter()
             result = client.collect(batch_id, timeout_s=0)
             times.append(time.perf_counter() - started)
@@ -169,18 +169,18 @@ def _stored_batch(store: Store) -> tuple[str, list[np.ndarray]]:
 
 def _finish(connection, batch_id: str, message: placement.StageMessage, segment: Segment) -> None:  # type: ignore[no-untyped-def]
     placement.place(connection, [message], 3.0)
-    played = RunSummary("submitted", {}, n_turns=1, n_response_tokens=8000)
+    summary = RunSummary("submitted", {}, n_turns=1, n_response_tokens=8000)
     for stage in farm.Stage:
         held = rollouts.claim(connection, message.rollout_id, message.attempt, stage, message.node, "benchmark", 60.0)
         assert held is not None
         if stage is farm.Stage.EVAL:
             rollouts.finish(connection, held, 1.0, {}, "benchmark")
         else:
-            rollouts.advance(connection, held, 3.0, played if stage is farm.Stage.RUN else None)
+            rollouts.advance(connection, held, 3.0, summary if stage is farm.Stage.RUN else None)
     trajectories.store_segments(connection, message.rollout_id, batch_id, message.attempt, [segment])
 
 
-def waiting_rollouts(report: Report, home: Path, asked: argparse.Namespace) -> None:
+def waiting_rollouts(report: Report, home: Path, args: argparse.Namespace) -> None:
     """Measure the memory of a run worker while 256 rollouts wait for a slow policy, beyond its idle memory."""
     n = 256
     policy = ScriptedEngine(Script([]))
@@ -193,11 +193,11 @@ def waiting_rollouts(report: Report, home: Path, asked: argparse.Namespace) -> N
         ):
             client.wait(client.submit({"instances": [{"data_source": "chat", "fields": {"question": "warm up"}}]}), 60)
             # only after the farm has probed it, which takes minutes with such a slow one
-            policy.scheduler.speed = replace(policy.scheduler.speed, latency_s=6.0 if asked.quick else 15.0)
+            policy.scheduler.speed = replace(policy.scheduler.speed, latency_s=6.0 if args.quick else 15.0)
             worker = named(tree(os.getpid()), "-n run@")
             before = memory_mb(worker)
-            asked_of_it = [{"data_source": "chat", "fields": {"question": f"{i}"}} for i in range(n)]
-            batch_id = client.submit({"instances": asked_of_it})
+            instances = [{"data_source": "chat", "fields": {"question": f"{i}"}} for i in range(n)]
+            batch_id = client.submit({"instances": instances})
             while client.status(batch_id).stages[farm.Stage.RUN][farm.State.ACTIVE] < n:
                 time.sleep(0.05)
             time.sleep(0.5)  # the last of them have sent their request

@@ -47,7 +47,7 @@ _CHAT, _GENERATE = "/v1/chat/completions", "/inference/v1/generate"
 _SYSTEM = "You are a careful engineer. " * 250
 _OBSERVATION = "the quick brown fox jumps over the lazy dog, and the dog does not mind\n" * 3
 _HUGE_CHARS = 15_000_000
-_N_BESIDE = 16
+_N_SMALL_AGENTS = 16
 _HELD_TOKENS_PER_S = "0.2"
 
 
@@ -68,11 +68,11 @@ async def _all(report: Report, quick: bool) -> None:
             for n in N_AGENTS:
                 n_calls = {1: 4 if quick else 12}.get(n, 2 if quick else 5)
                 await _row(report, stream, n_calls, [engine] * n, at_proxy, at_gateway)
-        await _huge_bodies(report, at_gateway[0][:_N_BESIDE], 6 if quick else 20)
-    with _served(64) as (_, (beside, _), (ours, _)):
+        await _huge_bodies(report, at_gateway[0][:_N_SMALL_AGENTS], 6 if quick else 20)
+    with _served(64) as (_, (proxied, _), (ours, _)):
         n_calls = 3 if quick else 10
-        rate = (await _played(ours, n_calls, False)).rate
-        report.add("calls_without_latency", rate, "/s", proxy=(await _played([beside] * 64, n_calls, False)).rate)
+        rate = (await _load(ours, n_calls, False)).rate
+        report.add("calls_without_latency", rate, "/s", proxy=(await _load([proxied] * 64, n_calls, False)).rate)
     await _in_flight(report, quick)
     await _memory(report)
 
@@ -80,12 +80,12 @@ async def _all(report: Report, quick: bool) -> None:
 @contextmanager
 def _served(n: int, *words: str) -> Iterator[tuple[str, tuple[str, ChildProcess], tuple[list[str], ChildProcess]]]:
     """Yield an engine, a proxy to it, and the gateways of n rollouts."""
-    with double(*_DOUBLE, *words) as (engine, _), proxy(engine) as beside, gateways(engine, n) as ours:
-        yield engine, beside, ours
+    with double(*_DOUBLE, *words) as (engine, _), proxy(engine) as proxied, gateways(engine, n) as ours:
+        yield engine, proxied, ours
 
 
 @dataclass(slots=True)
-class _Play:
+class _LoadTimes:
     """The times of all calls, their total time, and the number of calls without an answer in time."""
 
     times: list[float] = field(default_factory=list)
@@ -112,18 +112,20 @@ async def _row(
 ) -> None:
     n, name = len(direct), "stream" if stream else "whole"
     # the first calls load tokenizers and open connections
-    await _played([direct[0], proxy[0], *ours[0][:n]], 1, stream)
-    alone = await _played(direct, n_calls, stream)
+    await _load([direct[0], proxy[0], *ours[0][:n]], 1, stream)
+    direct_times = await _load(direct, n_calls, stream)
     spent = cpu_s([proxy[1].process.pid])
-    beside = await _played([proxy[0]] * n, n_calls, stream)
+    proxied = await _load([proxy[0]] * n, n_calls, stream)
     proxy_cpu = cpu_s([proxy[1].process.pid]) - spent
     spent = cpu_s([ours[1].process.pid])
-    here = await _played(ours[0][:n], n_calls, stream)
+    here = await _load(ours[0][:n], n_calls, stream)
     cpu = cpu_s([ours[1].process.pid]) - spent
     for tag, share in (("p50", 0.5), ("p99", 0.99)):
-        added, proxy_added = here.at(share) - alone.at(share), beside.at(share) - alone.at(share)
-        report.add(f"added_{name}_{n}_agents_{tag}", added, "ms", proxy=proxy_added, engine_alone=alone.at(share))
-    report.add(f"calls_{name}_{n}_agents", here.rate, "/s", proxy=beside.rate, engine_alone=alone.rate)
+        added, proxy_added = here.at(share) - direct_times.at(share), proxied.at(share) - direct_times.at(share)
+        report.add(
+            f"added_{name}_{n}_agents_{tag}", added, "ms", proxy=proxy_added, engine_alone=direct_times.at(share)
+        )
+    report.add(f"calls_{name}_{n}_agents", here.rate, "/s", proxy=proxied.rate, engine_alone=direct_times.rate)
     each = len(here.times) / 1000
     report.add(f"cpu_{name}_{n}_agents", cpu / each, "ms/call", proxy=proxy_cpu / each)
 
@@ -134,16 +136,19 @@ async def _in_flight(report: Report, quick: bool) -> None:
     within = {"gateways": 0, "proxy": 0}
     bent: set[str] = set()
     for n in N_IN_FLIGHT:
-        with _served(n, "--latency-s", str(HELD_S)) as (engine, (beside, _), (ours, ours_child)):
-            await _played([engine, beside, *ours], 1, False, spread_s=HELD_S)
+        with _served(n, "--latency-s", str(HELD_S)) as (engine, (through_proxy, _), (ours, ours_child)):
+            await _load([engine, through_proxy, *ours], 1, False, spread_s=HELD_S)
             n_calls = 1 if quick else _N_CALLS.get(n, 3)
-            alone = await _played([engine] * n, n_calls, False, spread_s=HELD_S)
-            proxied = await _played([beside] * n, n_calls, False, spread_s=HELD_S)
+            direct_times = await _load([engine] * n, n_calls, False, spread_s=HELD_S)
+            proxied = await _load([through_proxy] * n, n_calls, False, spread_s=HELD_S)
             spent = cpu_s([ours_child.process.pid])
-            here = await _played(ours, n_calls, False, spread_s=HELD_S)
+            here = await _load(ours, n_calls, False, spread_s=HELD_S)
             cpu = cpu_s([ours_child.process.pid]) - spent
         for tag, share in (("p50", 0.5), ("p99", 0.99)):
-            added = {"gateways": here.at(share) - alone.at(share), "proxy": proxied.at(share) - alone.at(share)}
+            added = {
+                "gateways": here.at(share) - direct_times.at(share),
+                "proxy": proxied.at(share) - direct_times.at(share),
+            }
             aim = AT_256_MS if (n, tag) == (256, "p99") else None
             report.add(f"added_{n}_in_flight_{tag}", added["gateways"], "ms", at_most=aim, proxy=added["proxy"])
         bent |= {name for name, late in added.items() if late > BENT_MS}
@@ -156,14 +161,14 @@ async def _in_flight(report: Report, quick: bool) -> None:
 async def _huge_bodies(report: Report, urls: Sequence[str], n_calls: int) -> None:
     """Measure the calls of other rollouts while one rollout sends bodies of 15 MB."""
     others, (sender, *_) = urls[1:], urls
-    without = await _played(others, n_calls, False)
+    without = await _load(others, n_calls, False)
     bodies = asyncio.ensure_future(_sends_huge_bodies(sender))
-    beside = await _played(others, n_calls, False)
+    meanwhile = await _load(others, n_calls, False)
     bodies.cancel()
     with suppress(asyncio.CancelledError):
         await bodies
     for tag, share in (("p50", 0.5), ("p99", 0.99)):
-        report.add(f"call_beside_huge_bodies_{tag}", beside.at(share), "ms", without=without.at(share))
+        report.add(f"call_beside_huge_bodies_{tag}", meanwhile.at(share), "ms", without=without.at(share))
 
 
 async def _sends_huge_bodies(url: str) -> None:
@@ -200,23 +205,23 @@ async def _steady(measure: Callable[[], float]) -> None:
         same = same + 1 if abs(last - before) < 0.1 else 0
 
 
-async def _played(urls: Sequence[str], n_calls: int, stream: bool, spread_s: float = 0.0) -> _Play:
+async def _load(urls: Sequence[str], n_calls: int, stream: bool, spread_s: float = 0.0) -> _LoadTimes:
     """Let an agent for each address make its calls, one after the other. They begin within `spread_s`."""
-    play, drawn = _Play(), random.Random(0)
+    times, drawn = _LoadTimes(), random.Random(0)
     started = time.perf_counter()
-    await asyncio.gather(*(_conversation(play, url, n_calls, stream, drawn.uniform(0, spread_s)) for url in urls))
-    play.seconds = time.perf_counter() - started
-    return play
+    await asyncio.gather(*(_conversation(times, url, n_calls, stream, drawn.uniform(0, spread_s)) for url in urls))
+    times.seconds = time.perf_counter() - started
+    return times
 
 
-async def _conversation(play: _Play, url: str, n_calls: int, stream: bool, begin_s: float) -> None:
+async def _conversation(times: _LoadTimes, url: str, n_calls: int, stream: bool, begin_s: float) -> None:
     agent = (_Agent if "/t/" in url else _ByHand)(url, stream)
     await asyncio.sleep(begin_s)
     for _ in range(n_calls):
         started = time.perf_counter()
         await agent.call()
-        play.times.append(time.perf_counter() - started)
-        play.n_late += play.times[-1] > HELD_S + _LATE_S
+        times.times.append(time.perf_counter() - started)
+        times.n_late += times.times[-1] > HELD_S + _LATE_S
     agent.client.close()
 
 
@@ -264,9 +269,9 @@ class _Agent:
 
     async def call(self) -> None:
         self._messages.append({"role": "user", "content": _OBSERVATION})
-        asked = {"model": "", "messages": self._messages, "max_tokens": 64, "stream": self._stream}
-        answer = await self.client.post(orjson.dumps(asked))
-        self._messages.append({"role": "assistant", "content": _said(answer, self._stream)})
+        body = {"model": "", "messages": self._messages, "max_tokens": 64, "stream": self._stream}
+        answer = await self.client.post(orjson.dumps(body))
+        self._messages.append({"role": "assistant", "content": _answer_text(answer, self._stream)})
 
 
 class _ByHand:
@@ -280,11 +285,11 @@ class _ByHand:
     async def call(self) -> None:
         self._ids += [9] * 100
         sampling = {"temperature": 1.0, "max_tokens": 64, "logprobs": 0, "detokenize": False}
-        asked = {"token_ids": self._ids, "sampling_params": sampling, "return_token_ids": True, "stream": self._stream}
-        await self.client.post(orjson.dumps(asked))
+        body = {"token_ids": self._ids, "sampling_params": sampling, "return_token_ids": True, "stream": self._stream}
+        await self.client.post(orjson.dumps(body))
 
 
-def _said(answer: bytes, stream: bool) -> str:
+def _answer_text(answer: bytes, stream: bool) -> str:
     if not stream:
         return str(orjson.loads(answer)["choices"][0]["message"]["content"] or "")
     events = [orjson.loads(line[6:]) for line in answer.split(b"\n") if line.startswith(b"data: {")]
@@ -312,11 +317,11 @@ def _process(module: str, *words: str) -> Iterator[tuple[str, ChildProcess]]:
         child = ChildProcess([sys.executable, "-u", "-m", module, *words], log=log)
         try:
             deadline = time.monotonic() + _START_S
-            while not log.exists() or not (said := log.read_text()).startswith(("http", "[")) or "\n" not in said:
+            while not log.exists() or not (text := log.read_text()).startswith(("http", "[")) or "\n" not in text:
                 if not child.running or time.monotonic() > deadline:
                     raise RuntimeError(f"{module} did not start: {log.read_text()[-500:]}")
                 time.sleep(0.02)
-            yield said.partition("\n")[0], child
+            yield text.partition("\n")[0], child
         finally:
             child.terminate()
             child.end(10.0)

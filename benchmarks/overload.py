@@ -91,7 +91,7 @@ def _measure(report: Report, name: str, home: Path, url: str, sizes: Sizes) -> N
             farm.connect(here.store_url, broker_url=here.broker_url) as client,
         ):
             client.wait(client.submit({"instances": [NOOP] * 200}), 60)
-            playing(report, name, client, sizes)
+            throughput(report, name, client, sizes)
             small_batches(report, name, client, sizes)
             many_clients(report, name, here, client, sizes)
     finally:
@@ -157,16 +157,16 @@ def _median_s(ask: Callable[[], object]) -> float:
     return statistics.median(times)
 
 
-def playing(report: Report, name: str, client: farm.Farm, sizes: Sizes) -> None:
+def throughput(report: Report, name: str, client: farm.Farm, sizes: Sizes) -> None:
     """Measure the rate of the farm, its CPU time and its memory, with many waiting rollouts and with few, in turns."""
     processes = tree(os.getpid())
     supervisor = named(processes, "-m workers.node")
     watched = {"client": os.getpid(), "supervisor": supervisor}
     watched |= {stage: named(processes, f"-n {stage}@") for stage in ("init", "run", "eval")}
-    result: dict[str, list[_Played]] = {"few": [], "many": []}
+    result: dict[str, list[_BatchRun]] = {"few": [], "many": []}
     for _ in range(sizes.repeats):
-        result["few"].append(_played(client, sizes.few, sizes.few, watched))
-        result["many"].append(_played(client, sizes.many, sizes.rated, watched))
+        result["few"].append(_run_batch(client, sizes.few, sizes.few, watched))
+        result["many"].append(_run_batch(client, sizes.many, sizes.rated, watched))
     few, many = (
         {key: _medians(result[size], key) for key in ("rate", "cpu_ms", "client_ms")} for size in ("few", "many")
     )
@@ -182,18 +182,18 @@ def playing(report: Report, name: str, client: farm.Farm, sizes: Sizes) -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class _Played:
+class _BatchRun:
     rate: float
     cpu_ms: float
     client_ms: float
     peaks_mb: dict[str, float]
 
 
-def _medians(played: Sequence[_Played], key: str) -> float:
-    return statistics.median([float(getattr(each, key)) for each in played])
+def _medians(runs: Sequence[_BatchRun], key: str) -> float:
+    return statistics.median([float(getattr(each, key)) for each in runs])
 
 
-def _played(client: farm.Farm, n: int, rated: int, watched: dict[str, int]) -> _Played:
+def _run_batch(client: farm.Farm, n: int, rated: int, watched: dict[str, int]) -> _BatchRun:
     """Submit n, stream the first `rated` as a trainer would, cancel the rest."""
     for pid in watched.values():
         forget_peak(pid)
@@ -212,7 +212,7 @@ def _played(client: farm.Farm, n: int, rated: int, watched: dict[str, int]) -> _
     )
     peaks = {part: peak_mb(pid) for part, pid in watched.items()}
     client.cancel(batch_id)
-    return _Played(rated / elapsed_s, cpu_ms, client_ms, peaks)
+    return _BatchRun(rated / elapsed_s, cpu_ms, client_ms, peaks)
 
 
 def small_batches(report: Report, name: str, client: farm.Farm, sizes: Sizes) -> None:

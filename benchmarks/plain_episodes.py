@@ -54,7 +54,7 @@ class PlainLoop:
     tokenizer: Tokenizer
     provider: NodeSandboxProvider | None = None
 
-    async def play(self, chains: Sequence[FileChain], n_samples: int, seed: int) -> list[PlainEpisode]:
+    async def run_episodes(self, chains: Sequence[FileChain], n_samples: int, seed: int) -> list[PlainEpisode]:
         """Run each problem `n_samples` times, WIDTH episodes at a time."""
         slots, starts = asyncio.Semaphore(WIDTH), asyncio.Semaphore(STARTS)
         limits = httpx2.Limits(max_connections=WIDTH, keepalive_expiry=_IDLE_S)
@@ -108,10 +108,10 @@ class PlainLoop:
             n_turns += 1
             n_tokens += len(sampled)
             ids += sampled
-            said = self.tokenizer.decode(sampled, skip_special_tokens=False).removesuffix(TURN_END)
-            if not (said.startswith(CALL) and said.endswith(CALL_END)):
-                return PlainEpisode(float(said == f"answer {chain.answer}"), n_turns, n_tokens)
-            name = said[len(CALL) : -len(CALL_END)]
+            text = self.tokenizer.decode(sampled, skip_special_tokens=False).removesuffix(TURN_END)
+            if not (text.startswith(CALL) and text.endswith(CALL_END)):
+                return PlainEpisode(float(text == f"answer {chain.answer}"), n_turns, n_tokens)
+            name = text[len(CALL) : -len(CALL_END)]
             if files is None:
                 output = chain.files.get(name, "")
             else:

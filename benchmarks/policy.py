@@ -58,9 +58,9 @@ def main() -> None:
     report.show(result.json)
 
 
-async def _all(report: Report, asked: argparse.Namespace) -> None:
+async def _all(report: Report, args: argparse.Namespace) -> None:
     for figure in (call_times, drift, choice, prefix_hits, cancelling):
-        await figure(report, asked)
+        await figure(report, args)
 
 
 @contextmanager
@@ -98,7 +98,7 @@ def _after(completion: Completion, number: int, n_chars: int = 600) -> list[Mess
     return [completion.response, *(results or [{"role": "user", "content": _observation(n_chars, number)["content"]}])]
 
 
-async def call_times(report: Report, asked: argparse.Namespace) -> None:
+async def call_times(report: Report, args: argparse.Namespace) -> None:
     """Compare a model call through the farm with a direct request whose answer is not even parsed."""
     with double("--mean-tokens", "32") as (url, _):
         pool = EnginePool(_Fleet([await listed(url)]))
@@ -106,7 +106,7 @@ async def call_times(report: Report, asked: argparse.Namespace) -> None:
             stack.push_async_callback(pool.aclose)
             client = await stack.enter_async_context(httpx2.AsyncClient(timeout=60))
             for n_context in (2_000, 16_000, 64_000):
-                ours, raw = await _turns(pool, client, url, n_context, 10 if asked.quick else 100)
+                ours, raw = await _turns(pool, client, url, n_context, 10 if args.quick else 100)
                 difference = statistics.median(ours) - statistics.median(raw)
                 allowed = 3.0 + (0.05 * statistics.median(raw) * 1000 if n_context == 64_000 else 0.0)
                 tag = f"{n_context // 1000}k"
@@ -157,9 +157,9 @@ def _body(ids: TokenIds) -> bytes:
     )
 
 
-async def drift(report: Report, asked: argparse.Namespace) -> None:
+async def drift(report: Report, args: argparse.Namespace) -> None:
     """Measure how often a turn's re-encoded text differs from its ids, and how often a prompt of ours does."""
-    n_turns = 1_000 if asked.quick else 10_000
+    n_turns = 1_000 if args.quick else 10_000
     with double("--mean-tokens", "24") as (url, _):
         engine = await listed(url)
         assert engine.info is not None
@@ -211,9 +211,9 @@ class _Fleet:
         return tuple(self.listed)
 
 
-async def choice(report: Report, asked: argparse.Namespace) -> None:
+async def choice(report: Report, args: argparse.Namespace) -> None:
     """Measure a batch's makespan on four uneven engines: one four times slower, one failing, one joining later."""
-    n_groups, n_turns = (6, 4) if asked.quick else (16, 6)
+    n_groups, n_turns = (6, 4) if args.quick else (16, 6)
     result = {name: await _makespan(name, n_groups, n_turns) for name in ("counter", "round_robin", "ours")}
     for name in ("counter", "round_robin"):
         report.add(
@@ -281,9 +281,9 @@ async def _rollout(chooser: LoadBalancer, group: str, sample: int, n_turns: int)
         messages += _after(completion, turn, 200)
 
 
-async def prefix_hits(report: Report, asked: argparse.Namespace) -> None:
+async def prefix_hits(report: Report, args: argparse.Namespace) -> None:
     """Compare the cached prompt tokens of several engines with those of a single engine."""
-    n_groups, n_turns = (8, 4) if asked.quick else (32, 6)
+    n_groups, n_turns = (8, 4) if args.quick else (32, 6)
     hits = {}
     for name, n_engines in (("possible", 1), ("ours", 4), ("round_robin", 4)):
         hits[name] = await _hits("ours" if name == "possible" else name, n_engines, n_groups, n_turns)
@@ -317,13 +317,13 @@ async def _hits(name: str, n_engines: int, n_groups: int, n_turns: int) -> float
     return sum(each.n_prefix_hits for each in doubles) / sum(each.n_prefix_queries for each in doubles)
 
 
-async def cancelling(report: Report, asked: argparse.Namespace) -> None:
+async def cancelling(report: Report, args: argparse.Namespace) -> None:
     """Measure the time from the cancel of a rollout until its engine samples nothing."""
     times = []
     engine = ScriptedEngine(tokens_per_s=50, mean_tokens=10_000)
     with serving(engine.app()) as url:
         pool = EnginePool(_Fleet([await listed(f"{url}/v1")]))
-        for index in range(5 if asked.quick else 50):
+        for index in range(5 if args.quick else 50):
             policy = RolloutPolicy(StickyRouter(pool, RoutingKey(f"c{index}")), f"c{index}")
             call = asyncio.ensure_future(
                 policy.complete([{"role": "user", "content": f"Problem {index}"}], TOOLS, SAMPLING, 20_000)

@@ -33,7 +33,7 @@ KEY = "of-this-benchmark"
 NODE_OPTIONS = ("--init", "16", "--run", "64", "--eval", "16")
 _ROOM = ("--init", "16", "--run", "512", "--eval", "16")
 _PATIENT = {"FARM_VERL_TOOL_WAIT_S": "600", "FARM_VERL_TOOL_ACTION_S": "300"}
-_PLAY_S = 0.5
+_RUN_S = 0.5
 """Seconds that an empty rollout sleeps, so that all requests of a round wait at the same time."""
 
 
@@ -49,7 +49,7 @@ class ProtocolLoad:
 
 
 def _process(index: int) -> tuple[str, Any]:
-    instance = {"data_source": "noop", "seconds": _PLAY_S, "trajectory_id": index}
+    instance = {"data_source": "noop", "seconds": _RUN_S, "trajectory_id": index}
     return "/process", {"instance": instance, "sampling_params": {"max_iterations": 30}}
 
 
@@ -100,7 +100,7 @@ def measure(report: Report, name: str, n: int, n_rounds: int) -> None:
             Embedded(settings, node_options=load.node_options, flower=False) as here,
             api_process(here.home, name) as (url, process),
         ):
-            asyncio.run(play_rounds(report, name, load, f"{url}/{name}", process.pid, n, n_rounds))
+            asyncio.run(run_rounds(report, name, load, f"{url}/{name}", process.pid, n, n_rounds))
 
 
 @contextmanager
@@ -117,7 +117,7 @@ def api_process(home: Path, name: str) -> Iterator[tuple[str, subprocess.Popen[s
         process.wait(30)
 
 
-async def play_rounds(report: Report, name: str, load: ProtocolLoad, url: str, pid: int, n: int, n_rounds: int) -> None:
+async def run_rounds(report: Report, name: str, load: ProtocolLoad, url: str, pid: int, n: int, n_rounds: int) -> None:
     """Run rounds of `n` concurrent requests, and add their figures."""
     memory: list[float] = []
     late: list[float] = []
@@ -130,7 +130,7 @@ async def play_rounds(report: Report, name: str, load: ProtocolLoad, url: str, p
             forget_peak(pid)
             for turn in load.turns:
                 started = time.perf_counter()
-                answers = [asyncio.create_task(_asked(client, load, *turn(index))) for index in range(n)]
+                answers = [asyncio.create_task(_request_s(client, load, *turn(index))) for index in range(n)]
                 late += [await answer - started for answer in answers]
             memory.append(peak_mb(pid))
             await _orders(client, load.after)
@@ -154,7 +154,7 @@ async def _orders(client: httpx2.AsyncClient, orders: tuple[tuple[str, Any], ...
         answer.raise_for_status()
 
 
-async def _asked(client: httpx2.AsyncClient, load: ProtocolLoad, path: str, body: Any) -> float:
+async def _request_s(client: httpx2.AsyncClient, load: ProtocolLoad, path: str, body: Any) -> float:
     answer = await client.post(path, json=body)
     answer.raise_for_status()
     if not load.is_answered(answer.json()):

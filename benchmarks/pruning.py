@@ -43,7 +43,7 @@ from testkit.report import Report, options
 T = TypeVar("T")
 N_SAMPLES = 8
 _N_BATCH = 1000
-_ALONE_S = 15.0
+_BEFORE_S = 15.0
 _DAY_S = 86_400.0
 _NODE = "n1"
 WORDS = "It looks around, and says what it sees. " * 40
@@ -81,10 +81,10 @@ def measure(report: Report, name: str, url: str, n: int) -> None:
         migrations.migrate(store)
         for index in range(n // _N_BATCH):
             fill(store, index)
-        with Beside(url) as alone:
-            time.sleep(_ALONE_S)
+        with ForegroundLoad(url) as earlier:
+            time.sleep(_BEFORE_S)
         store.times.clear()
-        with Beside(url) as meanwhile:
+        with ForegroundLoad(url) as meanwhile:
             began = time.monotonic()
             done = Pruner(store).prune(14 * _DAY_S, RetentionLevel.REWARDS)
             took_s = time.monotonic() - began
@@ -93,15 +93,15 @@ def measure(report: Report, name: str, url: str, n: int) -> None:
         report.add(f"{name}: pruned", sum(each.n_rollouts for each in done) / took_s, "rollouts/s")
         report.times(f"{name}: a write transaction of the pruning", store.times)
         report.add(f"{name}: the longest", max(store.times) * 1000, "ms")
-        for verb in alone.times:
-            before, during = alone.times[verb], meanwhile.times[verb]
+        for verb in earlier.times:
+            before, during = earlier.times[verb], meanwhile.times[verb]
             report.times(f"{name}: {verb}", during, alone=statistics.median(before) * 1000)
             report.add(f"{name}: {verb}, the longest", max(during) * 1000, "ms", alone=max(before) * 1000)
     finally:
         store.close()
 
 
-class Beside:
+class ForegroundLoad:
     """Another process that works on the store while the block runs; `times` are its seconds by operation."""
 
     def __init__(self, url: str) -> None:
@@ -110,7 +110,7 @@ class Beside:
         self._process = context.Process(target=work, args=(url, theirs), daemon=True)
         self.times: dict[str, list[float]] = {}
 
-    def __enter__(self) -> Beside:
+    def __enter__(self) -> ForegroundLoad:
         self._process.start()
         assert self._ours.recv() == "began"
         return self
@@ -139,7 +139,7 @@ def work(url: str, parent: Pipe) -> None:
     while not parent.poll():
         batch_id = timed("submit of 64", lambda: _submitted(store))
         for id in timed("place 64", lambda: _placed(store, batch_id)):  # noqa: B023
-            _play(store, id, timed)
+            _run_rollout(store, id, timed)
         timed("collect of 64", lambda: farm.collect(batch_id))  # noqa: B023
         timed("audit", lambda: store.read(lambda connection: audit.violations(connection, batch_id)))  # noqa: B023
         timed("list of batches", farm.batches)
@@ -160,8 +160,8 @@ def _placed(store: Store, batch_id: str) -> list[str]:
     return [each.rollout_id for each in found]
 
 
-def _play(store: Store, id: str, timed: Callable[[str, Callable[[], Any]], Any]) -> None:
-    played = RunSummary(policy_outcome="submitted", submission={"answer": "42"}, n_turns=1, n_response_tokens=2)
+def _run_rollout(store: Store, id: str, timed: Callable[[str, Callable[[], Any]], Any]) -> None:
+    summary = RunSummary(policy_outcome="submitted", submission={"answer": "42"}, n_turns=1, n_response_tokens=2)
     for stage in Stage:
 
         def claimed(connection: Connection, stage: Stage = stage) -> Any:
@@ -173,7 +173,7 @@ def _play(store: Store, id: str, timed: Callable[[str, Callable[[], Any]], Any])
         def ended(connection: Connection, held: Claim = held) -> bool:
             if held.stage is Stage.EVAL:
                 return transitions.finish(connection, held, 1.0, {}, "benchmark")
-            return transitions.advance(connection, held, 3.0, played if held.stage is Stage.RUN else None)
+            return transitions.advance(connection, held, 3.0, summary if held.stage is Stage.RUN else None)
 
         assert timed("advance or finish", lambda: store.write(ended))
 

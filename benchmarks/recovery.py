@@ -178,12 +178,12 @@ def held_by_leases(client: farm.Farm, machines: Machines) -> tuple[list[float], 
 @contextmanager
 def _long_ones(client: farm.Farm, nodes: Collection[str]) -> Iterator[str]:
     """Submit a batch whose agents all run, some on each of the nodes."""
-    play = {"data_source": "noop", "fields": {"seconds": 3600.0}}
+    instance = {"data_source": "noop", "fields": {"seconds": 3600.0}}
     deadline = time.monotonic() + _DEADLINE_S
     while time.monotonic() < deadline:
-        batch_id = client.submit({"instances": [play] * N_LONG, "max_attempts": 100, "limits": {"run_s": 7200}})
+        batch_id = client.submit({"instances": [instance] * N_LONG, "max_attempts": 100, "limits": {"run_s": 7200}})
         try:
-            _until(partial(_all_play, client, batch_id))
+            _until(partial(_all_active, client, batch_id))
             # a node that was not ready yet has none
             if {each.node for each in client.rollouts(batch_id)} == set(nodes):
                 yield batch_id
@@ -194,7 +194,7 @@ def _long_ones(client: farm.Farm, nodes: Collection[str]) -> Iterator[str]:
     raise TimeoutError(f"{', '.join(nodes)} do not all run rollouts")
 
 
-def _all_play(client: farm.Farm, batch_id: str) -> bool:
+def _all_active(client: farm.Farm, batch_id: str) -> bool:
     return client.status(batch_id).stages[farm.Stage.RUN][farm.State.ACTIVE] == N_LONG
 
 

@@ -78,13 +78,13 @@ class Instances:
     per_s: dict[str, float] = field(default_factory=dict)
 
 
-def _instances(folder: Path, image: Path, asked: argparse.Namespace) -> Instances:
+def _instances(folder: Path, image: Path, args: argparse.Namespace) -> Instances:
     """Measure it, from the unpacked image and from the file, where possible."""
     raw, instances = RawApptainer(folder / "raw"), Instances()
-    n = 8 if asked.quick else 40
+    n = 8 if args.quick else 40
     for name, source in (("instance_start", unpacked(str(image)).folder), ("instance_start_from_file", image)):
         try:
-            times = _blocking_times(partial(raw.start, source), 5 if asked.quick else 20)
+            times = _blocking_times(partial(raw.start, source), 5 if args.quick else 20)
             raw.kill_all()
             started = time.perf_counter()
             with ThreadPoolExecutor(WIDTH) as pool:
@@ -112,12 +112,12 @@ async def _measure(
     provider: NodeSandboxProvider,
     spec: SandboxSpec,
     raw: Instances,
-    asked: argparse.Namespace,
+    args: argparse.Namespace,
 ) -> None:
-    await _cold(report, kind, provider, spec, raw, 10 if asked.quick else 60)
-    await _warm(report, kind, provider, spec, 10 if asked.quick else 60)
-    await _forked(report, kind, provider, spec, 4 if asked.quick else 30)
-    await _many(report, kind, provider, spec, raw, 40 if asked.quick else 200)
+    await _cold(report, kind, provider, spec, raw, 10 if args.quick else 60)
+    await _warm(report, kind, provider, spec, 10 if args.quick else 60)
+    await _forked(report, kind, provider, spec, 4 if args.quick else 30)
+    await _many(report, kind, provider, spec, raw, 40 if args.quick else 200)
 
 
 async def _start(provider: NodeSandboxProvider, spec: SandboxSpec) -> tuple[Sandbox, float]:
@@ -170,10 +170,10 @@ async def _forked(report: Report, kind: str, provider: NodeSandboxProvider, spec
         for number in range(N_FILES):
             await sandbox.write_file(f"/workspace/file-{number}", b"x" * 10_000)
 
-    anew, forked = [], []
+    restarted, forked = [], []
     for number in range(n + 1):
         sandbox, ready_s = await _start(provider, spec)
-        anew.append(ready_s + await _timed(stage(sandbox)))
+        restarted.append(ready_s + await _timed(stage(sandbox)))
         await sandbox.stop()
         started = time.perf_counter()
         sandbox = await provider.start_prepared(f"sibling-{number}", spec, "benchmark", stage)
@@ -181,7 +181,7 @@ async def _forked(report: Report, kind: str, provider: NodeSandboxProvider, spec
         assert len((await sandbox.exec(["ls", "/workspace"], timeout_s=_CALL_S)).stdout.split()) == N_FILES
         await sandbox.stop()
     report.times(
-        f"{kind}_forked", forked[1:], start_and_prepare=statistics.median(anew) * 1000, the_first=forked[0] * 1000
+        f"{kind}_forked", forked[1:], start_and_prepare=statistics.median(restarted) * 1000, the_first=forked[0] * 1000
     )
 
 
@@ -228,22 +228,22 @@ def _memory_mb() -> float:
 
 
 async def _cycles(
-    report: Report, folder: Path, kinds: list[str], spec: SandboxSpec, asked: argparse.Namespace
+    report: Report, folder: Path, kinds: list[str], spec: SandboxSpec, args: argparse.Namespace
 ) -> dict[str, list[str]]:
     """Count the leftovers of many sandboxes that ended in any way."""
     # permanent parts of this process exist from now on
     for kind in kinds:
         await Cycles(PROVIDERS[kind](), spec, 0).run(8)
     leftovers = Leftovers(folder)
-    n = (40 if asked.quick else 1000) // len(kinds)
+    n = (40 if args.quick else 1000) // len(kinds)
     ended: Counter[str] = Counter()
     started = time.perf_counter()
     for seed, kind in enumerate(kinds, 1):
         cycles = Cycles(PROVIDERS[kind](), spec, seed)
         await cycles.run(n)
         ended += cycles.ended
-        for number in range(1 if asked.quick else 5):
-            arguments = (kind, spec.image, 8 if asked.quick else 10, number)
+        for number in range(1 if args.quick else 5):
+            arguments = (kind, spec.image, 8 if args.quick else 10, number)
             ended["worker"] += await asyncio.to_thread(killed_worker, *arguments)
     elapsed_s = time.perf_counter() - started
     await asyncio.to_thread(sweep_all)

@@ -44,10 +44,10 @@ def main() -> None:
     report.show(result.json)
 
 
-async def _measure(report: Report, asked: argparse.Namespace) -> None:
-    await _answers(report, 100 if asked.quick else 500)
-    await _symbols(report, 20 if asked.quick else 100)
-    await _programs(report, 20 if asked.quick else 100)
+async def _measure(report: Report, args: argparse.Namespace) -> None:
+    await _answers(report, 100 if args.quick else 500)
+    await _symbols(report, 20 if args.quick else 100)
+    await _programs(report, 20 if args.quick else 100)
 
 
 async def _answers(report: Report, n: int) -> None:

@@ -32,7 +32,7 @@ async def fresh(instance: SweInstance) -> AsyncIterator[Sandbox]:
         await sandbox.stop()
 
 
-async def tests_alone(instance: SweInstance) -> None:
+async def run_tests(instance: SweInstance) -> None:
     """Apply both patches and run the command; everything must pass."""
     command = instance.environment.test_cmd
     env = {**GIT_ENV, "PYTHONPATH": f"{_TREE}/{instance.environment.pythonpath}", "PYTHONDONTWRITEBYTECODE": "1"}
@@ -110,11 +110,11 @@ async def parts(instance: SweInstance, times: dict[str, list[float]]) -> None:
 
 async def measure(report: Report, rounds: int) -> None:
     instance = SweInstance.model_validate(swe_problems(1)[0].fields)
-    await tests_alone(instance)
+    await run_tests(instance)
     times: dict[str, list[float]] = {"tests_alone": [], "score": []}
     for _ in range(rounds):
         for name, run in (
-            ("tests_alone", tests_alone(instance)),
+            ("tests_alone", run_tests(instance)),
             ("score", scored(instance, instance.patch or "", 1.0)),
         ):
             started = time.perf_counter()
@@ -127,8 +127,8 @@ async def measure(report: Report, rounds: int) -> None:
         copied = [*fixed, *sorted(kept)[:MAX_KEPT_COPIES]]
         for name, tests in (("run_with_canaries", []), ("run_with_canaries_and_copies", copied)):
             times.setdefault(name, []).append(await planted(instance, tests))
-    alone = report.times("tests_alone", times.pop("tests_alone"))
-    report.times("score", times.pop("score"), tests_alone=alone)
+    tests_only = report.times("tests_alone", times.pop("tests_alone"))
+    report.times("score", times.pop("score"), tests_alone=tests_only)
     for name, seconds in times.items():
         report.times(name, seconds)
 

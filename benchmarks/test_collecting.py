@@ -12,17 +12,17 @@ from farm.collecting import CollectingOptions
 
 
 @pytest.mark.parametrize(
-    ("collect", "plays_again"),
+    ("collect", "repeats_groups"),
     [(lambda: naive(2, 1.0), False), (lambda: naive(2, 1.5), False), (lambda: prorl(2), True)],
 )
-def test_finished_rollouts_add_up(collect: Callable[[], Totals], plays_again: bool) -> None:
+def test_finished_rollouts_add_up(collect: Callable[[], Totals], repeats_groups: bool) -> None:
     totals = collect()
     assert totals.n_trained == 2 * N_GROUPS * N_SAMPLES
     wasted = totals.n_finished - totals.n_trained - totals.n_equal
     assert wasted >= 0
     # ProRL discards only rollouts that it repeats; whole batches repeat nothing
-    assert (totals.n_replayed == wasted) is plays_again
-    assert totals.played_s >= sum(map(sum, totals.trained)) + totals.equal_s - 1e-6
+    assert (totals.n_replayed == wasted) is repeats_groups
+    assert totals.run_s >= sum(map(sum, totals.trained)) + totals.equal_s - 1e-6
 
 
 @pytest.mark.parametrize(
@@ -41,7 +41,7 @@ def test_the_farms_own_collector_adds_up_and_wastes_less_than_what_throws_away(o
     wasted = totals.n_finished - totals.n_trained - totals.n_equal
     assert 0 <= totals.n_replayed <= wasted < thrown_away.n_replayed
     assert max(totals.steps_behind) <= options.get("max_staleness", 0)
-    assert totals.played_s >= sum(map(sum, totals.trained)) + totals.equal_s - 1e-6
+    assert totals.run_s >= sum(map(sum, totals.trained)) + totals.equal_s - 1e-6
     if "max_inflight_groups" not in options:
         # by default there is no bias towards short rollouts
         row = totals.row()

@@ -26,7 +26,7 @@ def test_it_says_what_it_measures(
     assert "--quick" in capsys.readouterr().out
 
 
-def test_submits_and_rounds_are_rows_beside_their_peers(tmp_path: Path) -> None:
+def test_submits_and_rounds_are_rows_with_their_peers(tmp_path: Path) -> None:
     url = f"sqlite:///{tmp_path}/farm.db"
     store = Store(url)
     migrations.migrate(store)

@@ -65,18 +65,18 @@ def main() -> None:
     report.show(result.json)
 
 
-def _peers_of_the_shell(folder: Path, image: Path, asked: argparse.Namespace) -> dict[str, float]:
+def _peers_of_the_shell(folder: Path, image: Path, args: argparse.Namespace) -> dict[str, float]:
     """Return the median of an action with the raw command and with tmux, in ms."""
     peers = {}
     try:
         raw = RawApptainer(folder / "raw")
         with instance(raw, unpacked(str(image)).folder) as name:
             words = ["exec", f"instance://{name}", "bash", "-c", "echo hi"]
-            peers["apptainer_exec"] = _median_ms(lambda: raw.run(*words) == "hi\n", 12 if asked.quick else 60)
+            peers["apptainer_exec"] = _median_ms(lambda: raw.run(*words) == "hi\n", 12 if args.quick else 60)
             if shutil.which("tmux"):
                 shell = [*raw.words, "exec", f"instance://{name}", "bash", "--norc", "--noprofile"]
                 tmux = Tmux(raw.folder, shell, raw.env)
-                peers["tmux"] = _median_ms(lambda: "\nhi" in tmux.run("echo hi"), 5 if asked.quick else 20)
+                peers["tmux"] = _median_ms(lambda: "\nhi" in tmux.run("echo hi"), 5 if args.quick else 20)
                 tmux.close()
             else:
                 print("no tmux on PATH: it is left out", file=sys.stderr)
@@ -95,7 +95,7 @@ def _median_ms(action: Callable[[], bool], n: int) -> float:
 
 
 async def _measure(
-    report: Report, provider: SingularityProvider, image: Path, peers: dict[str, float], asked: argparse.Namespace
+    report: Report, provider: SingularityProvider, image: Path, peers: dict[str, float], args: argparse.Namespace
 ) -> None:
     small = SandboxSpec(image=str(image))
     python = SandboxSpec(packages=PEERS)
@@ -104,11 +104,11 @@ async def _measure(
         if with_peers is None:
             python = SandboxSpec()
         else:
-            peers["swe_rex"] = statistics.median(await _inside(with_peers, "swerex", 8 if asked.quick else 60)) * 1000
-        await _shell(report, sandbox, peers, asked)
-        await _shell_among_others(report, provider, small, asked)
-        await _files(report, sandbox, asked)
-        await _cells(report, provider, python, with_peers, asked)
+            peers["swe_rex"] = statistics.median(await _inside(with_peers, "swerex", 8 if args.quick else 60)) * 1000
+        await _shell(report, sandbox, peers, args)
+        await _shell_among_others(report, provider, small, args)
+        await _files(report, sandbox, args)
+        await _cells(report, provider, python, with_peers, args)
         if with_peers:
             await with_peers.stop()
 
@@ -156,21 +156,21 @@ async def _echo(tool: BashTool) -> None:
     assert observation.text.strip() == "hi", observation
 
 
-async def _shell(report: Report, sandbox: Sandbox, peers: dict[str, float], asked: argparse.Namespace) -> None:
+async def _shell(report: Report, sandbox: Sandbox, peers: dict[str, float], args: argparse.Namespace) -> None:
     tool = BashTool(sandbox)
     opened = await _times(lambda: _echo(tool), 1, 0)
     report.times("first_action_of_a_fresh_shell", opened)
-    times = await _times(lambda: _echo(tool), 500 if asked.quick else 5000, 100)
+    times = await _times(lambda: _echo(tool), 500 if args.quick else 5000, 100)
     ours = report.times("bash_echo", times, at_most=0.3, **peers)
     for peer, aim in (("tmux", 1000), ("swe_rex", 300), ("apptainer_exec", None)):
         if peer in peers:
             report.add(f"bash_echo_faster_than_{peer}", peers[peer] / ours, "times", at_least=aim)
-    report.times("bash_ls", await _times(lambda: tool.call(LS, _CALL_S), 100 if asked.quick else 1000))
+    report.times("bash_ls", await _times(lambda: tool.call(LS, _CALL_S), 100 if args.quick else 1000))
     await tool.close()
 
 
 async def _shell_among_others(
-    report: Report, provider: SingularityProvider, spec: SandboxSpec, asked: argparse.Namespace
+    report: Report, provider: SingularityProvider, spec: SandboxSpec, args: argparse.Namespace
 ) -> None:
     """Measure in one sandbox, while 32 others have their own work; and in all 32 at once."""
     async with contextlib.AsyncExitStack() as stack:
@@ -187,10 +187,10 @@ async def _shell_among_others(
         async with asyncio.TaskGroup() as group:
             for tool in others:
                 group.create_task(_be_busy(tool, enough))
-            times = await _times(lambda: _echo(measured), 500 if asked.quick else 3000, 50)
+            times = await _times(lambda: _echo(measured), 500 if args.quick else 3000, 50)
             enough.set()
         report.times("bash_echo_with_32_busy", times, at_most=3)
-        n = 50 if asked.quick else 300
+        n = 50 if args.quick else 300
         started = time.perf_counter()
         result = await asyncio.gather(*(_times(lambda tool=tool: _echo(tool), n, 0) for tool in others))  # type: ignore[misc]
         elapsed_s = time.perf_counter() - started
@@ -206,8 +206,8 @@ async def _be_busy(tool: BashTool, enough: asyncio.Event) -> None:
             await asyncio.sleep(THINK_S)
 
 
-async def _files(report: Report, sandbox: Sandbox, asked: argparse.Namespace) -> None:
-    n = 40 if asked.quick else 400
+async def _files(report: Report, sandbox: Sandbox, args: argparse.Namespace) -> None:
+    n = 40 if args.quick else 400
     path = "/workspace/notes.txt"
     text = "".join(f"line {number}\n" for number in range(200))
     report.times("write_file", await _times(lambda: sandbox.write_file(path, text.encode()), n))
@@ -231,18 +231,18 @@ async def _cells(
     provider: SingularityProvider,
     spec: SandboxSpec,
     with_peers: Sandbox | None,
-    asked: argparse.Namespace,
+    args: argparse.Namespace,
 ) -> None:
     """Compare IPython by the tool, and Jupyter's kernel through the same interface, with the usual ways."""
-    first = await _first_cells(provider, spec, 5 if asked.quick else 30)
+    first = await _first_cells(provider, spec, 5 if args.quick else 30)
     against = {}
     async with _sandbox(provider, spec) as sandbox:
         one = ["python3", "-c", "print(1+1)"]
-        fresh = await _times(lambda: sandbox.exec(one, timeout_s=_CALL_S), 10 if asked.quick else 60)
+        fresh = await _times(lambda: sandbox.exec(one, timeout_s=_CALL_S), 10 if args.quick else 60)
         against["fresh_python"] = statistics.median(fresh) * 1000
         started = {}
         if with_peers is not None:
-            start_s, *tcp = await _inside(with_peers, "jupyter", 50 if asked.quick else 500)
+            start_s, *tcp = await _inside(with_peers, "jupyter", 50 if args.quick else 500)
             against["jupyter_client_over_TCP"] = statistics.median(tcp) * 1000
             started["jupyter_client_over_TCP"] = start_s * 1000
         report.times(
@@ -253,12 +253,12 @@ async def _cells(
         async def cell() -> None:
             assert (await tool.call(CELL, _CALL_S)).text.endswith("2")
 
-        times = await _times(cell, 300 if asked.quick else 3000, 50)
+        times = await _times(cell, 300 if args.quick else 3000, 50)
         report.times("python_cell", times, at_most=0.6, **against)
         await tool.close()
     if with_peers is not None:
         kernel = await with_peers.open_kernel("python3")
-        times = await _times(lambda: kernel.run("1+1", _CALL_S), 80 if asked.quick else 500, 10)
+        times = await _times(lambda: kernel.run("1+1", _CALL_S), 80 if args.quick else 500, 10)
         report.times("jupyter_cell", times, at_most=6, **against)
         await kernel.close()
 

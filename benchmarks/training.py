@@ -93,8 +93,8 @@ def main() -> None:
         plain, by_hand = PlainLoop(engine_url, tokenizer), PlainLoop(engine_url, tokenizer, provider)
         ways = {
             FARM: lambda chains: farm_episodes(client, chains, options),
-            PLAIN: lambda chains: asyncio.run(plain.play(chains, options.samples, SEED)),
-            BY_HAND: lambda chains: asyncio.run(by_hand.play(chains, options.samples, SEED)),
+            PLAIN: lambda chains: asyncio.run(plain.run_episodes(chains, options.samples, SEED)),
+            BY_HAND: lambda chains: asyncio.run(by_hand.run_episodes(chains, options.samples, SEED)),
         }
         rounds = measured(ways, engine_url, parts, options)
     tell(report, rounds, options)
@@ -163,8 +163,8 @@ def tell(report: Report, rounds: Rounds, options: argparse.Namespace) -> None:
     for way in rounds.cpu_s:
         rounds.cpu_s[way] = [used | {"all": sum(used.values())} for used in rounds.cpu_s[way]]
     for part in [*sorted(names), *(["all"] if names else [])]:
-        beside = {way.replace(" ", "_"): rounds.cpu_ms(way, part, n) for way in (PLAIN, BY_HAND)}
-        report.add(f"CPU an episode: {part}", rounds.cpu_ms(FARM, part, n), "ms", **beside)
+        others = {way.replace(" ", "_"): rounds.cpu_ms(way, part, n) for way in (PLAIN, BY_HAND)}
+        report.add(f"CPU an episode: {part}", rounds.cpu_ms(FARM, part, n), "ms", **others)
 
 
 def _post(url: str) -> None:

@@ -57,9 +57,9 @@ class WatchedRun:
 
 
 def main() -> None:
-    asked = options(__doc__)
+    args = options(__doc__)
     plugin_path.install()
-    n_pairs, sizes = (2, {"empty": 600, "waiting": 512}) if asked.quick else (10, {"empty": 5000, "waiting": 3840})
+    n_pairs, sizes = (2, {"empty": 600, "waiting": 512}) if args.quick else (10, {"empty": 5000, "waiting": 3840})
     report = Report(f"a batch with its page open in {N_BROWSERS} browsers, against the same alone")
     os.environ["FARM_API_KEY"] = KEY
     settings.cache_clear()
@@ -72,9 +72,9 @@ def main() -> None:
             farm.connect(here.store_url, broker_url=here.broker_url) as client,
         ):
             for name, instance in LOADS.items():
-                played(here, client, instance, 64, 0)
+                watched_run(here, client, instance, 64, 0)
                 measure(report, name, here, client, instance, sizes[name], n_pairs)
-    report.show(asked.json)
+    report.show(args.json)
 
 
 def measure(
@@ -85,25 +85,27 @@ def measure(
     for pair in range(n_pairs):
         # drift, such as the growth of the database, affects each of the two in turn
         for n_browsers in (0, N_BROWSERS) if pair % 2 == 0 else (N_BROWSERS, 0):
-            runs[n_browsers].append(played(here, client, instance, n, n_browsers))
-    alone, watched = runs[0], runs[N_BROWSERS]
-    costs = [100 * (with_page.took_s / plain.took_s - 1) for plain, with_page in zip(alone, watched, strict=True)]
+            runs[n_browsers].append(watched_run(here, client, instance, n, n_browsers))
+    unwatched, watched = runs[0], runs[N_BROWSERS]
+    costs = [100 * (with_page.took_s / plain.took_s - 1) for plain, with_page in zip(unwatched, watched, strict=True)]
     rate = n / statistics.median(run.took_s for run in watched)
-    report.add(f"{name}: rollouts per second", rate, "1/s", alone=n / statistics.median(run.took_s for run in alone))
+    report.add(
+        f"{name}: rollouts per second", rate, "1/s", alone=n / statistics.median(run.took_s for run in unwatched)
+    )
     spread = {"least": min(costs), "most": max(costs)}
     report.add(f"{name}: longer by", statistics.median(costs), "%", at_most=AIM_PERCENT, **spread)
     api = statistics.median(100 * run.api_cpu_s / run.took_s for run in watched)
-    api_alone = statistics.median(100 * run.api_cpu_s / run.took_s for run in alone)
-    report.add(f"{name}: CPU of the API, of one processor", api, "%", alone=api_alone)
+    api_unwatched = statistics.median(100 * run.api_cpu_s / run.took_s for run in unwatched)
+    report.add(f"{name}: CPU of the API, of one processor", api, "%", alone=api_unwatched)
     farm_cpu = statistics.median(run.farm_cpu_s for run in watched)
-    farm_alone = statistics.median(run.farm_cpu_s for run in alone)
-    report.add(f"{name}: CPU of the farm, API included", farm_cpu, "s", alone=farm_alone)
+    farm_unwatched = statistics.median(run.farm_cpu_s for run in unwatched)
+    report.add(f"{name}: CPU of the farm, API included", farm_cpu, "s", alone=farm_unwatched)
     browsers = statistics.median(100 * run.browsers_cpu_s / run.took_s for run in watched)
     parts = statistics.median(run.n_parts for run in watched)
     report.add(f"{name}: CPU of the browsers, of one processor", browsers, "%", parts_that_were_sent=parts)
 
 
-def played(here: Embedded, client: farm.Farm, instance: dict[str, Any], n: int, n_browsers: int) -> WatchedRun:
+def watched_run(here: Embedded, client: farm.Farm, instance: dict[str, Any], n: int, n_browsers: int) -> WatchedRun:
     """Run a batch, with some browsers that watch it from submit to end. Raises RuntimeError if they did not."""
     processes = tree(os.getpid())
     api = [named(processes, "farm.cli.main api")]

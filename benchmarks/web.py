@@ -83,10 +83,10 @@ def measure(report: Report, name: str, url: str, sizes: tuple[int, ...]) -> None
                 connection.execute(text("VACUUM ANALYZE"))
         for n, batch_id in ids.items():
             of_batch = f"{name}, {n:,} rollouts"
-            alone = select(rollouts.c.state).where(rollouts.c.rollout_id == rollout_id(batch_id, 0, 0))
+            one_row = select(rollouts.c.state).where(rollouts.c.rollout_id == rollout_id(batch_id, 0, 0))
             count = select(func.count()).where(rollouts.c.batch_id == batch_id, rollouts.c.reward > 0)
-            report.times(f"{of_batch}: one row of the database", list(_asked(store, alone)))
-            report.times(f"{of_batch}: a count in the database", list(_asked(store, count)))
+            report.times(f"{of_batch}: one row of the database", list(_query_times(store, one_row)))
+            report.times(f"{of_batch}: a count in the database", list(_query_times(store, count)))
             with _served(store) as address, httpx2.Client(base_url=f"{address}/web", timeout=60) as client:
                 client.post("/sign-in", data={"key": KEY})
                 for view, path in VIEWS.items():
@@ -96,7 +96,7 @@ def measure(report: Report, name: str, url: str, sizes: tuple[int, ...]) -> None
         store.close()
 
 
-def _asked(store: Store, statement: Any) -> Iterator[float]:
+def _query_times(store: Store, statement: Any) -> Iterator[float]:
     for _ in range(_AGAIN):
         started = time.perf_counter()
         store.read(lambda connection: connection.execute(statement).all())

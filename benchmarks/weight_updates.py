@@ -134,10 +134,10 @@ def main() -> None:
         for mode in MODES:
             with client.weight_update(version, mode="drain"):
                 server.load(version)
-            played = play(client, server, mode, version, options)
+            mode_run = run_mode(client, server, mode, version, options)
             version += options.updates
-            tell_times(report, mode, played, by_hand[mode])
-            tell_tokens(report, mode, played, gaps(options.python, weights, played, folder / f"{mode}.npz"))
+            tell_times(report, mode, mode_run, by_hand[mode])
+            tell_tokens(report, mode, mode_run, gaps(options.python, weights, mode_run, folder / f"{mode}.npz"))
             version += 1
     report.show(options.json)
     if any(not row.get("reached", True) for row in report.rows.values()):
@@ -157,25 +157,25 @@ def idle_update(server: DirectServer, mode: PauseMode, number: int) -> tuple[flo
     return ended - began, paused - began + ended - loaded
 
 
-def play(
+def run_mode(
     client: farm.Farm, server: DirectServer, mode: PauseMode, version: int, options: argparse.Namespace
 ) -> ModeRun:
     """Keep rollouts in flight during the updates; the engine has `version` at first."""
-    played, before = ModeRun(), server.counters()
+    mode_run, before = ModeRun(), server.counters()
     batch_ids: list[str] = []
     for number in range(version + 1, version + options.updates + 1):
         busy(client, server, batch_ids)
         # not always at the beginning of calls
         time.sleep(number % 5 * _PHASE_S)
         n_in_flight = busy(client, server, batch_ids)
-        played.updates.append(update(client, server, mode, number, n_in_flight))
-    played.rollouts = [each for batch_id in batch_ids for each in client.collect(batch_id, timeout_s=_END_S)]
+        mode_run.updates.append(update(client, server, mode, number, n_in_flight))
+    mode_run.rollouts = [each for batch_id in batch_ids for each in client.collect(batch_id, timeout_s=_END_S)]
     after = server.counters()
-    played.counted = {name: after[name] - before[name] for name in ("sampled", "answered")}
-    played.n_submitted = len(batch_ids) * _GROUPS * _SAMPLES
-    played.n_violations = sum(len(client.violations(batch_id)) for batch_id in batch_ids)
-    played.calls = [call for each in played.rollouts for call in client.calls(each.rollout_id)]
-    return played
+    mode_run.counted = {name: after[name] - before[name] for name in ("sampled", "answered")}
+    mode_run.n_submitted = len(batch_ids) * _GROUPS * _SAMPLES
+    mode_run.n_violations = sum(len(client.violations(batch_id)) for batch_id in batch_ids)
+    mode_run.calls = [call for each in mode_run.rollouts for call in client.calls(each.rollout_id)]
+    return mode_run
 
 
 def busy(client: farm.Farm, server: DirectServer, batch_ids: list[str]) -> int:
@@ -241,9 +241,9 @@ def silences(server: DirectServer) -> Iterator[list[float]]:
     thread.join(_BUSY_S)
 
 
-def gaps(python: Path, weights: Sequence[Path], played: ModeRun, file: Path) -> dict[str, float]:
+def gaps(python: Path, weights: Sequence[Path], mode_run: ModeRun, file: Path) -> dict[str, float]:
     """Recompute the log-probabilities of all sampled tokens; see `benchmarks/token_weights.py`."""
-    made = arrays(played.rollouts).as_dict()
+    made = arrays(mode_run.rollouts).as_dict()
     numbers: dict[str, Any] = {name: value for name, value in made.items() if value.dtype.kind in "iuf"}
     np.savez(file, **numbers)
     result: dict[str, float] = json.loads(in_vllm(python, "judge", *weights, file))
@@ -255,8 +255,8 @@ def in_vllm(python: Path, *words: object) -> str:
     return subprocess.run(command, env=trainer_variables(), check=True, stdout=subprocess.PIPE, text=True).stdout
 
 
-def tell_times(report: Report, mode: PauseMode, played: ModeRun, by_hand: Sequence[tuple[float, float]]) -> None:
-    updates = played.updates
+def tell_times(report: Report, mode: PauseMode, mode_run: ModeRun, by_hand: Sequence[tuple[float, float]]) -> None:
+    updates = mode_run.updates
     raw, raw_orders = (statistics.median(each[i] for each in by_hand) for i in (0, 1))
     whole = statistics.median(each.whole_s for each in updates)
     report.add(
@@ -268,7 +268,7 @@ def tell_times(report: Report, mode: PauseMode, played: ModeRun, by_hand: Sequen
         ratio=whole / raw,
         calls_in_flight=statistics.median(each.n_in_flight for each in updates),
     )
-    ends = [last_end(each, played.calls) - each.began_at for each in updates]
+    ends = [last_end(each, mode_run.calls) - each.began_at for each in updates]
     late = [each.pause_s - end for each, end in zip(updates, ends, strict=True)]
     drained = {"last_call_ends_after": statistics.median(ends), "and_then": statistics.median(late)}
     report.add(
@@ -292,8 +292,8 @@ def last_end(one: Update, calls: Sequence[ModelCall]) -> float:
     return max((end for end in ends if one.began_at < end <= paused), default=one.began_at)
 
 
-def tell_tokens(report: Report, mode: PauseMode, played: ModeRun, gap: dict[str, float]) -> None:
-    n_tokens = sum(call.n_response_tokens for call in played.calls)
+def tell_tokens(report: Report, mode: PauseMode, mode_run: ModeRun, gap: dict[str, float]) -> None:
+    n_tokens = sum(call.n_response_tokens for call in mode_run.calls)
     report.add(
         f"{mode}: largest gap of a log-probability",
         gap["largest"],
@@ -302,31 +302,31 @@ def tell_tokens(report: Report, mode: PauseMode, played: ModeRun, gap: dict[str,
         median_under_the_other_weights=gap["other_median"],
         tokens=gap["n_tokens"],
     )
-    broken = sum(not each.trainable for each in played.rollouts)
-    again = sum(each.attempt != 1 for each in played.rollouts)
-    lost = played.n_submitted - len({each.rollout_id for each in played.rollouts})
+    broken = sum(not each.trainable for each in mode_run.rollouts)
+    again = sum(each.attempt != 1 for each in mode_run.rollouts)
+    lost = mode_run.n_submitted - len({each.rollout_id for each in mode_run.rollouts})
     report.add(
         f"{mode}: rollouts lost, broken or played again",
-        lost + broken + again + played.n_violations,
+        lost + broken + again + mode_run.n_violations,
         "",
         at_most=0,
-        of=len(played.rollouts),
+        of=len(mode_run.rollouts),
     )
     report.add(
         f"{mode}: calls outside the versions that were served, or out of order",
-        sum(not agrees(call, played.updates) for call in played.calls),
+        sum(not agrees(call, mode_run.updates) for call in mode_run.calls),
         "",
         at_most=0,
-        of=len(played.calls),
-        crossed_an_update=sum(len(call.versions) > 1 for call in played.calls),
+        of=len(mode_run.calls),
+        crossed_an_update=sum(len(call.versions) > 1 for call in mode_run.calls),
     )
     report.add(
         f"{mode}: tokens that the engine sampled and no call has",
-        played.counted["sampled"] - n_tokens,
+        mode_run.counted["sampled"] - n_tokens,
         "",
         of=n_tokens,
-        requests=played.counted["answered"],
-        calls=len(played.calls),
+        requests=mode_run.counted["answered"],
+        calls=len(mode_run.calls),
     )
 
 

@@ -19,7 +19,7 @@ from types import FrameType
 from rich.console import Console
 
 import farm
-from examples import plays, problems
+from examples import problems, scripts
 from farm.cli import display
 from farm.embedded.child_process import ChildProcess
 from farm.embedded.embedded_farm import Embedded
@@ -101,7 +101,7 @@ def run(options: argparse.Namespace) -> None:
             while True:
                 here.check()
                 time.sleep(_TICK_S)
-        console.print(f"the farm ends now; what it played stays in {here.home}", soft_wrap=True, highlight=False)
+        console.print(f"the farm ends now; its rollouts stay in {here.home}", soft_wrap=True, highlight=False)
         console.print(f"look again: {there}.venv/bin/farm watch {batch_id}", soft_wrap=True, highlight=False)
         console.print(f"a farm that stays: {there}.venv/bin/farm up", soft_wrap=True, highlight=False)
         console.print('its page, with this batch: make demo ARGS="--keep"', soft_wrap=True, highlight=False)
@@ -127,14 +127,14 @@ def policy(instances: list[farm.Instance], seed: int) -> Iterator[tuple[str, str
         return
     folder = settings().home.absolute()
     folder.mkdir(parents=True, exist_ok=True)
-    book = plays.write_script(plays.example_script(instances, seed), folder / "plays.jsonl")
+    book = scripts.write_script(scripts.example_script(instances, seed), folder / "script.jsonl")
     log = folder / "logs" / "policy.log"
     log.unlink(missing_ok=True)
     command = [sys.executable, "-m", "workers.testing.engine", "--book", str(book), "--seed", str(seed)]
     command += ["--model-text", str(folder / "scripted-model")]
     child = ChildProcess(command, log=log, env=os.environ | {"PYTHONUNBUFFERED": "1"})
     try:
-        yield f"{_printed_url(child, log)}/v1", "the scripted engine, a test double: it plays scripts"
+        yield f"{_printed_url(child, log)}/v1", "the scripted engine, a test double: it follows a script"
     finally:
         child.terminate()
         child.end(5.0)

@@ -10,7 +10,7 @@
 #SBATCH --output=farm-%j.log
 
 # A minute before the time limit Slurm sends SIGTERM to the step, not to this shell: so no `B:` before TERM. The nodes
-# then begin nothing more, play on for their grace (15 s; scancel kills after 30), hand the rest back, and the job is
+# then begin nothing more, run on for their grace (15 s; scancel kills after 30), hand the rest back, and the job is
 # COMPLETED. `exec`, as a shell that stayed would die of the SIGTERM of scancel and take the job down with it. A job that
 # has ended is not started again: submit several, or `sbatch --array=1-8%4` for four at a time.
 : "${FARM_STORE_URL:?set it to the address of the PostgreSQL, then sbatch again}"

@@ -45,20 +45,20 @@ def redis_client(broker_url: str) -> redis.Redis | None:
 
 def redis_refusal(error: BaseException) -> str:
     """Return why a Redis will never accept this client, and the fix; empty if it may."""
-    said = str(error)
-    if isinstance(error, redis.AuthenticationError) or said.startswith(("NOAUTH", "WRONGPASS", "AUTH ", "ERR AUTH")):
+    message = str(error)
+    if isinstance(error, redis.AuthenticationError) or message.startswith(("NOAUTH", "WRONGPASS", "AUTH ", "ERR AUTH")):
         return "the broker refuses the user or the password: check them in its address (percent-encoded)"
     if isinstance(error, redis.exceptions.NoPermissionError):
         return "the broker user has too few rights: grant +@all, ~* and &* with ACL SETUSER"
-    if "SELECT is not allowed in cluster mode" in said:
+    if "SELECT is not allowed in cluster mode" in message:
         return "the broker is a Redis cluster, which the farm does not support: use a single Redis"
-    if "unknown command" in said:
+    if "unknown command" in message:
         return "the server at the broker's address is not a Redis server (perhaps a Sentinel): check the port"
-    if said.startswith("DENIED"):
+    if message.startswith("DENIED"):
         return "the broker is in protected mode and serves only its own machine: set a password on it (requirepass)"
-    if "WRONG_VERSION_NUMBER" in said or "CERTIFICATE_VERIFY_FAILED" in said:
+    if "WRONG_VERSION_NUMBER" in message or "CERTIFICATE_VERIFY_FAILED" in message:
         return "the broker does not use TLS, or its certificate is not trusted; redis:// is without TLS, rediss:// with"
-    if "DB index" in said or "Invalid Database" in said:
+    if "DB index" in message or "Invalid Database" in message:
         return "the broker has no database with that number: use another in its address, such as /0"
     if isinstance(error, redis.exceptions.InvalidResponse):
         return "the server at the broker's address is not Redis: check the host and the port"
@@ -135,8 +135,8 @@ class Signals:
             elif address.hostname:
                 socket.create_connection((address.hostname, address.port or 5672), _CHECK_S).close()
         except (redis.RedisError, OSError) as error:
-            said = redis_refusal(error) or f"the broker does not answer: {type(error).__name__}"
-            raise BrokerUnavailable(said) from error
+            reason = redis_refusal(error) or f"the broker does not answer: {type(error).__name__}"
+            raise BrokerUnavailable(reason) from error
 
     def listen(self, *channels: str) -> Listener:
         """Subscribe to notifications sent from now on."""
@@ -162,23 +162,23 @@ class Listener:
         """Return the received messages as soon as there are any; an empty list after `timeout_s`."""
         deadline = time.monotonic() + timeout_s
         time.sleep(max(0.0, min(self._next_at - _BURST_S, deadline) - time.monotonic()))
-        result: list[str] = []
+        batch_ids: list[str] = []
         n_read = 0
         while n_read < _MOST:
-            left = 0.0 if result else max(0.0, deadline - time.monotonic())
+            left = 0.0 if batch_ids else max(0.0, deadline - time.monotonic())
             message = self._next(left)
             if message is None:
-                if result or time.monotonic() >= deadline:
+                if batch_ids or time.monotonic() >= deadline:
                     break
                 continue
             n_read += 1
             if wanted(*message):
-                result.append(message[1])
+                batch_ids.append(message[1])
         else:
             self._leave()
-        if result:
+        if batch_ids:
             self._next_at = max(self._next_at, time.monotonic()) + _MIN_S
-        return result
+        return batch_ids
 
     def _leave(self) -> None:
         """Unsubscribe for `_AWAY_S`: the channel is flooded, and listeners also poll the store."""

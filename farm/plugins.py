@@ -37,8 +37,8 @@ def load(group: str, name: str) -> Any:
     point = entry_point(group, name)
     if point is None:
         names = ", ".join(sorted(installed(group))) or "none"
-        mend = "install it in the Python of every node, then restart nodes that do not find it"
-        raise NotFound(f"there is no {group} plug-in {name!r}; installed: {names}; {mend}")
+        remedy = "install it in the Python of every node, then restart nodes that do not find it"
+        raise NotFound(f"there is no {group} plug-in {name!r}; installed: {names}; {remedy}")
     try:
         return point.load()
     except (ImportError, AttributeError) as error:

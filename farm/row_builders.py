@@ -32,8 +32,8 @@ def _takes(rule: TrainCalls, labels: Mapping[str, str]) -> bool:
     return wanted and not any(fnmatchcase(labels.get(name, ""), each) for name, each in rule.without.items())
 
 
-def build_rows(name: str, trained: Sequence[ModelCall], played: Sequence[ModelCall]) -> tuple[Segment, ...]:
-    """Return the checked training rows of a rollout, built from those of its `played` calls that train.
+def build_rows(name: str, trained: Sequence[ModelCall], calls: Sequence[ModelCall]) -> tuple[Segment, ...]:
+    """Return the checked training rows of a rollout, built from those of its `calls` that train.
 
     If none train, returns the first row of all calls with mask 0, so that adapters have a row for each rollout.
     Raises ValueError or TypeError for rows that do not match the calls, NotFound, and the errors of a plug-in.
@@ -42,4 +42,4 @@ def build_rows(name: str, trained: Sequence[ModelCall], played: Sequence[ModelCa
     if not all(isinstance(row, Segment) for row in rows):
         raise TypeError("its rows must be segments")
     check(rows, trained, whole=name in WHOLE)
-    return rows or tuple(row.masked() for row in segments(played)[:1])
+    return rows or tuple(row.masked() for row in segments(calls)[:1])

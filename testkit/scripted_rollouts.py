@@ -43,7 +43,7 @@ class ScriptedRollouts:
         self._store = store
         self._rewards = rewards
         self.version = version
-        self.played: list[str] = []
+        self.finished: list[str] = []
         node = Node(NODE, 64, 64, 64, 64, list(data_sources), {})
         store.write(lambda connection: nodes.announce(connection, node))
 
@@ -51,7 +51,7 @@ class ScriptedRollouts:
         """Return the rollouts that nobody runs, by batch in order of submission."""
         return self._store.read(_queued)
 
-    def play(self, n: int | None = None) -> int:
+    def run_next(self, n: int | None = None) -> int:
         """Run the next `n` of them, or all, each to its end. Returns how many there were."""
         some = self.queued()[:n]
         self.finish(some)
@@ -63,10 +63,10 @@ class ScriptedRollouts:
 
         def work(connection: Connection) -> None:
             for each, reward in zip(some, rewards, strict=True):
-                play(connection, each, reward, self.version)
+                run_to_end(connection, each, reward, self.version)
 
         self._store.write(work)
-        self.played += [each.rollout_id for each in some]
+        self.finished += [each.rollout_id for each in some]
 
 
 def _queued(connection: Connection) -> list[QueuedRollout]:
@@ -80,7 +80,7 @@ def _queued(connection: Connection) -> list[QueuedRollout]:
     return [QueuedRollout(*row) for row in rows]
 
 
-def play(connection: Connection, rollout: QueuedRollout, reward: float | None, version: int = NO_VERSION) -> None:
+def run_to_end(connection: Connection, rollout: QueuedRollout, reward: float | None, version: int = NO_VERSION) -> None:
     """Run one rollout through all its stages, with one training row; without a reward its sandbox breaks."""
     rollout_id = rollout.rollout_id
     placement.place(connection, [placement.StageMessage(rollout_id, 1, Stage.INIT, NODE)], _LEASE_S)
@@ -92,8 +92,8 @@ def play(connection: Connection, rollout: QueuedRollout, reward: float | None, v
     held = _claimed(connection, rollout_id, Stage.RUN)
     trajectories.store_segments(connection, rollout_id, rollout.batch_id, 1, [_row(version)])
     known = None if version == NO_VERSION else version
-    played = RunSummary("submitted", {"answer": "42"}, 1, 2, n_segments=1, version_min=known, version_max=known)
-    assert advance(connection, held, _LEASE_S, played)
+    summary = RunSummary("submitted", {"answer": "42"}, 1, 2, n_segments=1, version_min=known, version_max=known)
+    assert advance(connection, held, _LEASE_S, summary)
     assert finish(connection, _claimed(connection, rollout_id, Stage.EVAL), reward, {}, "scripted")
 
 

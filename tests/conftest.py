@@ -74,7 +74,7 @@ def pytest_configure(config: pytest.Config) -> None:
     opened = ExitStack()
     opened.enter_context(home_of_tests())
     config.add_cleanup(opened.close)
-    if rerun.is_asked_for(config):
+    if rerun.is_enabled(config):
         config.pluginmanager.register(rerun.Rerun())
     fork_workers(config, Path(os.environ["FARM_HOME"]), _ORDER)
 
@@ -88,14 +88,14 @@ def pytest_collection() -> Iterator[None]:
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Run cheap tests first, so that a broken function is not first seen as a broken farm."""
-    left_out = [] if SOAK_MINUTES else [item for item in items if _is_for_a_soak_alone(item)]
+    left_out = [] if SOAK_MINUTES else [item for item in items if _is_soak_only(item)]
     if left_out:
         config.hook.pytest_deselected(items=left_out)
-        items[:] = [item for item in items if not _is_for_a_soak_alone(item)]
+        items[:] = [item for item in items if not _is_soak_only(item)]
     items.sort(key=_rank)
 
 
-def _is_for_a_soak_alone(item: pytest.Item) -> bool:
+def _is_soak_only(item: pytest.Item) -> bool:
     return any(mark.kwargs.get("only") for mark in item.iter_markers("soak"))
 
 

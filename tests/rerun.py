@@ -26,7 +26,7 @@ _FLAKY = "flaky"
 _WORKER = re.compile(r"^\[gw\d+\].*\n")
 
 
-def is_asked_for(config: pytest.Config) -> bool:
+def is_enabled(config: pytest.Config) -> bool:
     """Tell whether this process reruns failed tests: a worker of pytest-xdist does not."""
     return os.environ.get("RERUN", "0") != "0" and not hasattr(config, "workerinput")
 

@@ -1,4 +1,4 @@
-"""The log of a node's processes, without the secrets of what they play (`farm.observing.process_log`)."""
+"""The log of a node's processes, without the secrets of their rollouts (`farm.observing.process_log`)."""
 
 from __future__ import annotations
 

@@ -61,7 +61,7 @@ def workers(url: str, log: Path, early: bool = False) -> Iterator[None]:
         for queue, width in _WIDTHS.items()
     ]
     try:
-        play(url, 40, early)  # starts the workers up
+        run_batch(url, 40, early)  # starts the workers up
         yield
     finally:
         for child in running:
@@ -69,7 +69,7 @@ def workers(url: str, log: Path, early: bool = False) -> Iterator[None]:
             child.end(5.0)
 
 
-def play(url: str, n: int, early: bool = False) -> float:
+def run_batch(url: str, n: int, early: bool = False) -> float:
     """Return the seconds until n chains have run."""
     client = redis_client(url)
     assert client is not None

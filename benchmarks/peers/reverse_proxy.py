@@ -29,8 +29,8 @@ def application(engine: str) -> Starlette:
     async def forward(request: Request) -> StreamingResponse:
         headers = {name: value for name, value in request.headers.items() if name not in _OF_A_CONNECTION}
         url = engine.removesuffix("/v1") + request.url.path
-        asked = client.build_request(request.method, url, headers=headers, content=await request.body())
-        answer = await client.send(asked, stream=True)
+        forwarded = client.build_request(request.method, url, headers=headers, content=await request.body())
+        answer = await client.send(forwarded, stream=True)
         back = {name: value for name, value in answer.headers.items() if name not in _OF_A_CONNECTION}
         return StreamingResponse(_pieces(answer), answer.status_code, back)
 

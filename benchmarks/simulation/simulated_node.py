@@ -32,7 +32,7 @@ _INIT_S, _EVAL_S = 0.3, 0.5
 _SPREAD = 0.2
 """The relative variation of rollout lengths around their mean."""
 RESEND_AFTER_S = 60.0
-_PLAYED = RunSummary("submitted", {}, n_turns=20, n_response_tokens=8000)
+_SUMMARY = RunSummary("submitted", {}, n_turns=20, n_response_tokens=8000)
 PERIODIC: dict[str, float] = {
     "look for lost claims": 4.0,
     "sandboxes to end": 2.2,
@@ -137,8 +137,8 @@ class SimulatedNode:
             self._shared.time.at(now + took_s, self._shared.ended)
         else:
             following = rollouts.NEXT_STAGE[held.stage]
-            played = _PLAYED if held.stage is Stage.RUN else None
-            advance = partial(rollouts.advance, held=held, resend_after_s=RESEND_AFTER_S, played=played)
+            summary = _SUMMARY if held.stage is Stage.RUN else None
+            advance = partial(rollouts.advance, held=held, resend_after_s=RESEND_AFTER_S, summary=summary)
             _, took_s = self._write("advance", advance)
             message = StageMessage(held.rollout_id, held.attempt, following, self.name)
             self._shared.time.at(now + took_s, partial(self.receive, message))

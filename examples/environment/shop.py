@@ -43,7 +43,9 @@ class Shop:
         persona = _PERSONA.format(wish=f"cancel your order {self._meant}")
         self._heard = [{"role": "system", "content": persona}, {"role": "user", "content": "Hello, how can I help?"}]
         system = "You are the clerk of a shop. Do what the customer asks for, by your tools."
-        return Begin([{"role": "system", "content": system}, {"role": "user", "content": self._said()}], _TOOLS)
+        return Begin(
+            [{"role": "system", "content": system}, {"role": "user", "content": self._customer_reply()}], _TOOLS
+        )
 
     def step(self, action: Action) -> Step:
         if action.tool_calls:
@@ -54,19 +56,19 @@ class Shop:
                 ]
             )
         self._heard.append({"role": "user", "content": action.text})
-        said = self._said()
-        if STOP in said:
+        reply = self._customer_reply()
+        if STOP in reply:
             return Step(reward=float(len(self._open) == 2 and self._meant not in self._open), terminated=True)
-        return Step([{"role": "user", "content": said}])
+        return Step([{"role": "user", "content": reply}])
 
     def close(self) -> float | None:
         return None
 
-    def _said(self) -> str:
+    def _customer_reply(self) -> str:
         """Return the customer's next message; for its model, the clerk is the user."""
-        said = self._ask("user", self._heard)
-        self._heard.append({"role": "assistant", "content": said})
-        return said
+        reply = self._ask("user", self._heard)
+        self._heard.append({"role": "assistant", "content": reply})
+        return reply
 
     def _cancel(self, arguments: dict[str, object]) -> str:
         number = arguments.get("number")

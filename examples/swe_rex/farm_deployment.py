@@ -96,8 +96,8 @@ class FarmDeployment(AbstractDeployment):  # type: ignore[misc]
             aiohttp.ClientSession(headers=headers) as session,
             session.request(method, f"{self._url}/v1/sandboxes{path}", **sent) as answer,
         ):
-            said: dict[str, Any] = await answer.json()
+            body: dict[str, Any] = await answer.json()
             if answer.status >= 400:
-                error = said["error"]
+                error = body["error"]
                 raise DeploymentStartupError(f"the farm refused the request: {error['field']} {error['message']}")
-            return said
+            return body

@@ -63,8 +63,8 @@ class MiniSweEnvironment(SwerexDockerEnvironment):  # type: ignore[misc]
 
 async def _system(deployment: FarmDeployment) -> list[str]:
     script = "for flag in s r v m; do uname -$flag; done"
-    said = await deployment.runtime.execute(Command(command=script, shell=True, check=True))
-    lines: list[str] = said.stdout.splitlines()
+    response = await deployment.runtime.execute(Command(command=script, shell=True, check=True))
+    lines: list[str] = response.stdout.splitlines()
     return lines
 
 

@@ -79,7 +79,7 @@ def read_options() -> argparse.Namespace:
     parser.add_argument("problems", type=Path, help="instances, a line of JSON each")
     parser.add_argument("--farm", required=True, help="the farm's address")
     parser.add_argument("--model", required=True, help="a folder, or a name on a hub")
-    parser.add_argument("--run", default="trl-example", help="the run's name: the same one takes up what was played")
+    parser.add_argument("--run", default="trl-example", help="the run's name: the same one continues its rollouts")
     parser.add_argument("--out", type=Path, default=Path("trl-out"))
     parser.add_argument("--steps", type=int, default=20)
     parser.add_argument("--samples", type=int, default=8)

@@ -80,7 +80,7 @@ def run(options: argparse.Namespace) -> None:
         n_lost = unscored(here)
         print(f"trained in {time.monotonic() - began:.0f} s; {n_lost} rollouts have no score")
         print(f"curve: {folder / 'curve.csv'}, {folder / 'curve.png'}")
-        print(f"what was played: FARM_HOME={here.home} .venv/bin/farm ls")
+        print(f"its rollouts: FARM_HOME={here.home} .venv/bin/farm ls")
     if n_lost:
         sys.exit(1)
 

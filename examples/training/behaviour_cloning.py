@@ -56,10 +56,10 @@ def clone(model: Any, words: Any, n_updates: int, n_episodes: int, random: Rando
     )
     began = time.monotonic()
     for update in range(n_updates):
-        ids, said = padded([episode(words, file_chain(random), random) for _ in range(n_episodes)], words.pad_token_id)
+        ids, masks = padded([episode(words, file_chain(random), random) for _ in range(n_episodes)], words.pad_token_id)
         logits = model(input_ids=ids, attention_mask=(ids != words.pad_token_id).long()).logits[:, :-1]
         surprise = torch.nn.functional.cross_entropy(logits.transpose(1, 2), ids[:, 1:], reduction="none")
-        loss = (surprise * said[:, 1:]).sum() / said[:, 1:].sum()
+        loss = (surprise * masks[:, 1:]).sum() / masks[:, 1:].sum()
         optimizer.zero_grad()
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
@@ -72,13 +72,13 @@ def clone(model: Any, words: Any, n_updates: int, n_episodes: int, random: Rando
 def episode(words: Any, chain: FileChain, random: Random) -> Episode:
     """Return an episode of the teacher as tokens."""
     ids: list[int] = words.encode(opening(chain.request))
-    said = [0.0] * len(ids)
+    mask = [0.0] * len(ids)
     for text, shown in teacher(chain, random):
         turn = words.encode(text + TURN_END)
         after = words.encode(shown) if shown else []
         ids += turn + after
-        said += [1.0] * len(turn) + [0.0] * len(after)
-    return ids, said
+        mask += [1.0] * len(turn) + [0.0] * len(after)
+    return ids, mask
 
 
 def teacher(chain: FileChain, random: Random) -> list[tuple[str, str]]:
@@ -96,11 +96,11 @@ def padded(episodes: Sequence[Episode], pad_id: int) -> tuple[Any, Any]:
     """Return ids and targets as tensors, padded on the right."""
     width = max(len(ids) for ids, _ in episodes)
     ids = torch.full((len(episodes), width), pad_id)
-    said = torch.zeros(len(episodes), width)
+    masks = torch.zeros(len(episodes), width)
     for row, (tokens, mask) in enumerate(episodes):
         ids[row, : len(tokens)] = torch.tensor(tokens)
-        said[row, : len(mask)] = torch.tensor(mask)
-    return ids, said
+        masks[row, : len(mask)] = torch.tensor(mask)
+    return ids, masks
 
 
 if __name__ == "__main__":

@@ -48,11 +48,11 @@ def main() -> None:
         for step in range(learner.step + 1, options.steps + 1):
             began = time.monotonic()
             groups = list(client.stream_groups(submit(client, step, options)))
-            played = time.monotonic()
+            rolled_out = time.monotonic()
             if options.mode == "off-policy" and step < options.steps:
                 submit(client, step + 1, options)
             row = learner.learn(step, groups)
-            times = {"play_s": played - began, "train_s": time.monotonic() - played, "push_s": push_s}
+            times = {"play_s": rolled_out - began, "train_s": time.monotonic() - rolled_out, "push_s": push_s}
             learner.save(row | times)
             push_s = push(client, learner, options.folder)
             client.acknowledge(groups[-1])

@@ -46,7 +46,7 @@ def main() -> None:
     }
     with farm.connect(options.farm) as client:
         pusher = StepWeights(options.folder / "weights")
-        play = rollout_func(
+        roll_out = rollout_func(
             client,
             instances,
             run=options.folder.name,
@@ -58,7 +58,7 @@ def main() -> None:
             max_staleness=0,
             on_stale="restart",
         )
-        measured = MeasuredRollouts(play, pusher)
+        measured = MeasuredRollouts(roll_out, pusher)
         trainer = GRPOTrainer(
             model=AutoModelForCausalLM.from_pretrained(options.policy, dtype=torch.float32),
             processing_class=AutoTokenizer.from_pretrained(options.policy),
@@ -128,14 +128,14 @@ class StepWeights:
 class MeasuredRollouts:
     """The farm's rollout function, and a reward function that adds the numbers of a step to TRL's log."""
 
-    def __init__(self, play: FarmRolloutFunc, pusher: StepWeights) -> None:
-        self._play = play
+    def __init__(self, roll_out: FarmRolloutFunc, pusher: StepWeights) -> None:
+        self._roll_out = roll_out
         self._pusher = pusher
         self._row: dict[str, float] = {}
 
     def __call__(self, prompts: Sequence[Any], trainer: Any) -> dict[str, list[Any]]:
         began = time.monotonic()
-        output = self._play(prompts, trainer)
+        output = self._roll_out(prompts, trainer)
         seconds, push_s = time.monotonic() - began, self._pusher.seconds
         scored = [reward for reward in output["farm_reward"] if reward is not None]
         self._row = {

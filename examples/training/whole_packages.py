@@ -31,15 +31,15 @@ def half_installed(site: Path) -> Iterator[Path]:
 
 def main() -> None:
     """Print partially installed packages, and remove their metadata if requested."""
-    mend = "--mend" in sys.argv[1:]
+    removes = "--mend" in sys.argv[1:]
     broken = sorted(set(half_installed(Path(sysconfig.get_path("purelib")))))
     for path in broken:
         print(f"  not whole: {path.name}")
-        if mend and path.is_dir():
+        if removes and path.is_dir():
             shutil.rmtree(path)
-        elif mend:
+        elif removes:
             path.unlink()
-    sys.exit(bool(broken) and not mend)
+    sys.exit(bool(broken) and not removes)
 
 
 if __name__ == "__main__":

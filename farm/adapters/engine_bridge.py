@@ -182,10 +182,10 @@ class EngineBridge:
 
     async def _generated(self, body: bytes, session: str) -> _Answer:
         try:
-            asked = json.loads(body)
-            prompt, sampling = [int(each) for each in asked["token_ids"]], dict(asked["sampling_params"])
-            if asked.get("cache_salt"):
-                sampling["cache_salt"] = str(asked["cache_salt"])
+            request = json.loads(body)
+            prompt, sampling = [int(each) for each in request["token_ids"]], dict(request["sampling_params"])
+            if request.get("cache_salt"):
+                sampling["cache_salt"] = str(request["cache_salt"])
             experts_start = int(sampling.pop("routed_experts_prompt_start", 0))
         except (ValueError, KeyError, TypeError) as error:
             return _failed(400, f"{type(error).__name__}: {error}")
@@ -197,16 +197,16 @@ class EngineBridge:
             return _failed(400, f"{type(error).__name__}: {error}")
         except Exception as error:
             return _failed(500, f"{type(error).__name__}: {error}")
-        return _Answer(200, answer, is_stream=bool(asked.get("stream")))
+        return _Answer(200, answer, is_stream=bool(request.get("stream")))
 
     async def _sampled(self, prompt: list[int], sampling: dict[str, Any], session: str) -> SampledByTrainer:
         if self.loop is None:
             return await self.generate(prompt, sampling, session)
 
-        async def asked() -> SampledByTrainer:
+        async def sample() -> SampledByTrainer:
             return await self.generate(prompt, sampling, session)
 
-        return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(asked(), self.loop))
+        return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(sample(), self.loop))
 
 
 class OwnEngines:

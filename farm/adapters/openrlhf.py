@@ -48,14 +48,14 @@ class OpenRLHFAdapter:
 
     def read(self, rows: Sequence[Mapping[str, Any]], /) -> list[TrainingRow]:
         """Return the rows as plain values; the prompt is in the response, as the format does not show its end."""
-        result = []
+        read_rows = []
         for row in rows:
             mask = np.zeros(len(row["observation_tokens"]), np.uint8)
             for start, end in row["action_ranges"]:
                 mask[start:end] = 1
             ids, logprobs = tuple(row["observation_tokens"]), tuple(row["rollout_log_probs"])
-            result.append(TrainingRow((), ids, tuple(mask.tolist()), logprobs, row["reward"]))
-        return result
+            read_rows.append(TrainingRow((), ids, tuple(mask.tolist()), logprobs, row["reward"]))
+        return read_rows
 
 
 rows = OpenRLHFAdapter()
@@ -86,7 +86,7 @@ def placeholder_fields(row: StepRow) -> dict[str, Any]:
     """
     fields = response_fields(row.rollout, row.segments[0].cut(1), row.reward)
     n_prompt = len(row.segments[0].prompt_ids)
-    if row.alone:
+    if row.group_unscored:
         fields["scores"] = -math.inf
     return fields | {"action_ranges": [(n_prompt, n_prompt + 1)], "truncated": False}
 

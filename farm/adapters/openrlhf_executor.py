@@ -59,12 +59,12 @@ class FarmAgentExecutor(AgentExecutorBase):  # type: ignore[misc, unused-ignore]
 
     def __init__(self) -> None:
         name = f"{self.run}-{secrets.token_hex(4)}"
-        self._player = TrainerRun(type(self).connect(), name, self.settings, self.timeout_s, takes_experts=False)
-        self._window: SampleWindow[_Call, StepRow] = SampleWindow(self._play)
+        self._trainer_run = TrainerRun(type(self).connect(), name, self.settings, self.timeout_s, takes_experts=False)
+        self._window: SampleWindow[_Call, StepRow] = SampleWindow(self._run_calls)
         self._lock = threading.Lock()
         self._n_groups = 0
         self._so_far = RewardsSoFar()
-        self._engines = OwnEngines(self._player, self.bridge_host)
+        self._engines = OwnEngines(self._trainer_run, self.bridge_host)
 
     def instance(self, prompt: str, label: str) -> Instance:
         """Return the instance of a prompt."""
@@ -93,10 +93,10 @@ class FarmAgentExecutor(AgentExecutorBase):  # type: ignore[misc, unused-ignore]
     def _open_engine(self, llm_engine: Any, tokenizer: Any, sampling_params: type) -> None:
         """Make the farm use this actor's engine from now on."""
         known = self._engines.bridge is not None or llm_engine is None
-        if not known and self.own_engines and not self._player.names_engines:
+        if not known and self.own_engines and not self._trainer_run.names_engines:
             self._engines.bridge = _bridge_of(llm_engine, tokenizer, sampling_params)
 
-    def _play(self, calls: Sequence[_Call]) -> list[StepRow]:
+    def _run_calls(self, calls: Sequence[_Call]) -> list[StepRow]:
         first = calls[0]
         with self._lock:
             self._n_groups += 1
@@ -105,9 +105,9 @@ class FarmAgentExecutor(AgentExecutorBase):  # type: ignore[misc, unused-ignore]
         request: dict[str, Any] = {name: value for name, value in fields.items() if name not in self.settings}
         request["limits"] = limits_of(self.settings, max_row_tokens=first.max_length)
         if step == 1 and self._engines.bridge is not None:
-            remove_silent_servers(self._player.client, f"{self.run}-")
+            remove_silent_servers(self._trainer_run.client, f"{self.run}-")
         with self._engines.admitted(first.loop):
-            rollouts = self._player.play([call.instance for call in calls], step, **request)
+            rollouts = self._trainer_run.run_samples([call.instance for call in calls], step, **request)
         check_count(len(rollouts), len(calls))
         limits = RowLimits(
             total_tokens=first.max_length, vocabulary=self.vocabulary, too_long=self.too_long, total_option="max_len"

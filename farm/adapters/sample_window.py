@@ -30,17 +30,17 @@ class _Group(Generic[Sample, Result]):
 class SampleWindow(Generic[Sample, Result]):
     """Gathers calls with one key that come within `window_s`, or until there are `most`, into one group.
 
-    `play(samples)` runs a group in a thread and returns a result for each sample. For one event loop.
+    `run_samples(samples)` runs a group in a thread and returns a result for each sample. For one event loop.
     """
 
-    play: Callable[[Sequence[Sample]], Sequence[Result]]
+    run_samples: Callable[[Sequence[Sample]], Sequence[Result]]
     window_s: float = WINDOW_S
     most: int | None = None
     _open: dict[str, _Group[Sample, Result]] = field(default_factory=dict, init=False)
     _tasks: set[asyncio.Task[None]] = field(default_factory=set, init=False)
 
     async def result(self, key: str, sample: Sample) -> Result:
-        """Return the result of a sample once its group has ended; all calls of the group raise the errors of `play`."""
+        """Return the result of a sample once its group has ended; all calls of the group raise its errors."""
         group = self._open.get(key)
         if group is None:
             group = self._open[key] = _Group(asyncio.get_running_loop().create_future())
@@ -59,7 +59,7 @@ class SampleWindow(Generic[Sample, Result]):
         if self._open.get(key) is group:
             del self._open[key]
         try:
-            group.results.set_result(await asyncio.to_thread(self.play, group.samples))
+            group.results.set_result(await asyncio.to_thread(self.run_samples, group.samples))
         except Exception as error:
             group.results.set_exception(error)
             # read here, too: all of the calls may have been cancelled

@@ -81,7 +81,7 @@ class StepRow:
     """The rows of one rollout: its training `segments`, at least one, or a placeholder with mask 0.
 
     `reward` is its own, or the neutral one if it is not `scored`: it failed, or was `too_long` for the trainer.
-    `masked` rows do not train. `alone` is True if nothing in its group was scored.
+    `masked` rows do not train. `group_unscored` is True if nothing in its group was scored.
     """
 
     rollout: Rollout
@@ -90,7 +90,7 @@ class StepRow:
     scored: bool
     masked: bool
     too_long: bool = False
-    alone: bool = False
+    group_unscored: bool = False
 
 
 def most_sampled(segments: Sequence[Segment]) -> Segment:

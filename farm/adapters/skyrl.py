@@ -186,11 +186,11 @@ class FarmGenerator:
             sampling = sampling.model_copy(update={"routed_experts": self.expert_form[1]})
         loop = asyncio.get_running_loop()
 
-        def play() -> list[Rollout]:
+        def run_samples() -> list[Rollout]:
             with self._engines.admitted(loop):
-                return self._run.play(listed, step, phase, sampling=sampling)
+                return self._run.run_samples(listed, step, phase, sampling=sampling)
 
-        rollouts = await asyncio.to_thread(play)
+        rollouts = await asyncio.to_thread(run_samples)
         check_count(len(rollouts), len(input_batch["prompts"]))
         return self._output(rollouts, trajectory_ids, phase)
 
@@ -218,13 +218,13 @@ class FarmGenerator:
         else:
             groups = [each.instance_id for each in trajectory_ids]
         # the fully asynchronous trainer asks for one group at a time, and ends if a call fails
-        alone = phase == "train" and len(set(groups)) == 1
+        is_one_group = phase == "train" and len(set(groups)) == 1
         step_rows = rows_of_step(
             rollouts,
             broken=self.broken,
             limits=limits,
             every_segment=self.step_wise,
-            fallback=self._so_far.fallback() if alone else None,
+            fallback=self._so_far.fallback() if is_one_group else None,
             groups=groups,
         )
         if phase == "train":
@@ -285,7 +285,7 @@ def _filtered(row: StepRow) -> StepRow:
 
 def _check_whole_groups(step_rows: Sequence[StepRow]) -> None:
     """Raise NoTrainableRollouts if all rollouts of a problem failed: SkyRL's metrics would count the problem."""
-    if lost := [row.rollout for row in step_rows if row.alone]:
+    if lost := [row.rollout for row in step_rows if row.group_unscored]:
         problems = sorted({rollout.instance_id for rollout in lost})
         failure = next((f": {each.failure.message}" for each in lost if each.failure is not None), "")
         raise NoTrainableRollouts(
@@ -300,12 +300,12 @@ def _bridge_of(client: Any, tokenizer: str) -> EngineBridge:
     async def generate(prompt_ids: list[int], sampling: dict[str, Any], session: str) -> SampledByTrainer:
         # SkyRL also requires the text of an answer, whatever is requested
         params = {name: value for name, value in sampling.items() if name not in ("cache_salt", "detokenize")}
-        asked = {"prompt_token_ids": [prompt_ids], "sampling_params": params, "session_ids": [session]}
+        request = {"prompt_token_ids": [prompt_ids], "sampling_params": params, "session_ids": [session]}
         if "cache_salt" in sampling:
-            asked["cache_salt"] = sampling["cache_salt"]
+            request["cache_salt"] = sampling["cache_salt"]
         # a later version may have sampled a part: the older one bounds the age of the whole
         version = getattr(client, "weight_version", None)
-        output = await client.generate(asked)
+        output = await client.generate(request)
         logprobs = output["response_logprobs"]
         return SampledByTrainer(
             output["response_ids"][0],

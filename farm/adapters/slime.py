@@ -81,14 +81,16 @@ class SlimeAdapter:
 
     def read(self, rows: Sequence[Mapping[str, Any]], /) -> list[TrainingRow]:
         """Return the rows as plain values."""
-        result = []
+        read_rows = []
         for row in rows:
             n_prompt = len(row["tokens"]) - row["response_length"]
             prompt, response = row["tokens"][:n_prompt], row["tokens"][n_prompt:]
             mask, logprobs = tuple(row["loss_mask"]), tuple(row["rollout_log_probs"])
             rollout_id = row["metadata"]["farm_rollout_id"]
-            result.append(TrainingRow(tuple(prompt), tuple(response), mask, logprobs, row["reward"], None, rollout_id))
-        return result
+            read_rows.append(
+                TrainingRow(tuple(prompt), tuple(response), mask, logprobs, row["reward"], None, rollout_id)
+            )
+        return read_rows
 
 
 rows = SlimeAdapter()
@@ -156,7 +158,7 @@ class SlimeSamples:
                 field="custom_reward_post_process_path",
             )
 
-    def play(
+    def run_samples(
         self,
         args: Any,
         samples: Sequence[Any],
@@ -170,7 +172,9 @@ class SlimeSamples:
         """
         phase: Phase = "eval" if evaluation else "train"
         listed = [self.instance(sample.metadata or {}) for sample in samples]
-        rollouts = self._on_engines(args).play(listed, step, phase, **self._request(args, sampling_params, phase))
+        rollouts = self._on_engines(args).run_samples(
+            listed, step, phase, **self._request(args, sampling_params, phase)
+        )
         check_count(len(rollouts), len(samples))
         return rollouts
 
@@ -307,7 +311,7 @@ def rollout_function(
             return _collected_output(samples_of, collectors[id(data_source)], args, rollout_id)
         groups = data_source.get_samples(args.rollout_batch_size)
         listed = list(itertools.chain.from_iterable(groups))
-        filled = samples_of.fill(args, listed, samples_of.play(args, listed, rollout_id))
+        filled = samples_of.fill(args, listed, samples_of.run_samples(args, listed, rollout_id))
         sizes = [len(group) for group in groups]
         bounds = [0, *itertools.accumulate(sizes)]
         return train_output(args, listed[0], [filled[start:end] for start, end in itertools.pairwise(bounds)])
@@ -317,13 +321,13 @@ def rollout_function(
 
 def _collected_output(samples_of: SlimeSamples, collector: SlimeCollector, args: Any, step: int) -> Any:
     n = args.n_samples_per_prompt
-    played = collector.collect(*samples_of.collected_by(args, n), step)
-    first = step * len(played.groups)
+    collected = collector.collect(*samples_of.collected_by(args, n), step)
+    first = step * len(collected.groups)
     filled = [
-        collector.samples_of(group, (first + place) * n, first + place) for place, group in enumerate(played.groups)
+        collector.samples_of(group, (first + place) * n, first + place) for place, group in enumerate(collected.groups)
     ]
     one = filled[0][0]
-    return train_output(args, one[0] if isinstance(one, list) else one, filled, metrics_of(played))
+    return train_output(args, one[0] if isinstance(one, list) else one, filled, metrics_of(collected))
 
 
 def generate_function(connect: Callable[[], Farm], run: str, **options: Any) -> Callable[..., Any]:
@@ -369,7 +373,7 @@ class _GeneratedGroups:
         if call.evaluation not in self._windows:
             # an evaluation has as many samples of a problem as its data set says
             most = None if call.evaluation else getattr(call.args, "n_samples_per_prompt", None)
-            self._windows[call.evaluation] = SampleWindow(self._play, most=most)
+            self._windows[call.evaluation] = SampleWindow(self._run_calls, most=most)
         # an evaluation does not number groups: they are those of one problem
         group = call.sample.metadata if call.evaluation else call.sample.group_index
         # in deterministic inference each sample of a group has its own seed: the farm derives them from the first
@@ -378,7 +382,7 @@ class _GeneratedGroups:
             json.dumps([group, sampling], sort_keys=True, default=str), call
         )
 
-    def _play(self, calls: Sequence[_Call]) -> list[Any]:
+    def _run_calls(self, calls: Sequence[_Call]) -> list[Any]:
         args, evaluation = calls[0].args, calls[0].evaluation
         samples = [call.sample for call in calls]
         sampling = dict(calls[0].sampling_params)
@@ -387,7 +391,7 @@ class _GeneratedGroups:
         with self._lock:
             self._n_groups += 1
             step = self._n_groups
-        rollouts = self.samples_of.play(args, samples, step, sampling, evaluation)
+        rollouts = self.samples_of.run_samples(args, samples, step, sampling, evaluation)
         filled = self.samples_of.fill(args, samples, rollouts, self._so_far[evaluation].fallback(), evaluation)
         self._so_far[evaluation].take([each.reward for each in rollouts if each.trainable and each.reward is not None])
         return filled

@@ -99,7 +99,7 @@ def _keys(listed: Sequence[Instance]) -> list[str]:
     return [written[id(instance)] for instance in listed]
 
 
-def play_step(
+def run_step(
     client: Farm,
     request: BatchRequest,
     *,
@@ -159,7 +159,7 @@ class TrainerRun:
     """The run for which the trainer's own servers are registered, if several runs of a trainer share them."""
     takes_experts: bool = True
     _lock: threading.Lock = field(default_factory=threading.Lock, init=False, repr=False)
-    _played: dict[int, Counter[str]] = field(default_factory=dict, init=False, repr=False)
+    _n_requests: dict[int, Counter[str]] = field(default_factory=dict, init=False, repr=False)
     _servers: dict[str, TrainerServer] = field(default_factory=dict, init=False, repr=False)
     """The servers of the trainer registered by this process, by URL."""
 
@@ -208,7 +208,9 @@ class TrainerRun:
         with contextlib.suppress(NotFound):
             self.client.remove_engine(url)
 
-    def play(self, listed: Sequence[Instance], step: int, phase: Phase = "train", **changed: Any) -> list[Rollout]:
+    def run_samples(
+        self, listed: Sequence[Instance], step: int, phase: Phase = "train", **changed: Any
+    ) -> list[Rollout]:
         """Run a sample for each of these instances; return the rollouts in order. Arguments as in `submit`."""
         batch_id, samples = self.submit(listed, step, phase, **changed)
         return samples.in_order(groups_of(self.client.collect(batch_id, self.timeout_s), samples.n_samples))
@@ -251,9 +253,9 @@ class TrainerRun:
         Steps may overlap, if a trainer runs the next one while it trains; older ones are forgotten.
         """
         with self._lock:
-            counts = self._played.setdefault(step, Counter())
-            for old in [each for each in self._played if each < step - _COUNTED_STEPS]:
-                del self._played[old]
+            counts = self._n_requests.setdefault(step, Counter())
+            for old in [each for each in self._n_requests if each < step - _COUNTED_STEPS]:
+                del self._n_requests[old]
             counts[key] += 1
             return counts[key] - 1
 

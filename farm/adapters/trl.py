@@ -116,8 +116,8 @@ def rollout_func(
     are the trainer's arguments; a row that still exceeds its `max_completion_length` is handled as `too_long` says.
     `settings` are further fields of `BatchRequest`, which override the trainer's arguments.
     """
-    player = TrainerRun(client, run, settings, timeout_s, takes_experts=False)
-    return FarmRolloutFunc(player, instances, push, mode, too_long)
+    trainer_run = TrainerRun(client, run, settings, timeout_s, takes_experts=False)
+    return FarmRolloutFunc(trainer_run, instances, push, mode, too_long)
 
 
 @dataclass
@@ -138,7 +138,7 @@ class FarmRolloutFunc:
         self._push(trainer, step)
         self.run.part = int(trainer.accelerator.process_index)
         phase: Phase = "train" if trainer.model.training else "eval"
-        rollouts = self.run.play(listed, step, phase, **trl_request(trainer.args, self.run.settings))
+        rollouts = self.run.run_samples(listed, step, phase, **trl_request(trainer.args, self.run.settings))
         check_count(len(rollouts), len(prompts))
         # one process of several may have no training row while others have; then its rows have no numeric reward
         fallback = None if int(trainer.accelerator.num_processes) == 1 else 0.0

@@ -153,14 +153,14 @@ class FarmRolloutWorker:
                 with self._lock:
                     number = next(self._numbers)
                     (instance,), self._state = self._sampler.draw(1, self._state)
-                self._play(number, instance)
+                self._run_instance(number, instance)
         except Exception as error:
             self._failure = error
             self._over.set()
 
-    def _play(self, number: int, instance: Instance) -> None:
+    def _run_instance(self, number: int, instance: Instance) -> None:
         begun_with = self._model_version
-        rollouts = self._run.play([instance] * self._n_samples, number)
+        rollouts = self._run.run_samples([instance] * self._n_samples, number)
         self._ended_at = time.monotonic()
         n_unscored = sum(not rollout.trainable for rollout in rollouts)
         metrics = {"farm/n_unscored_total": float(n_unscored)}

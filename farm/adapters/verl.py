@@ -191,8 +191,8 @@ def bridge_of(llm_client: Any, config: Any) -> EngineBridge:
             prompt_ids=prompt_ids,
             sampling_params={names.get(name, name): value for name, value in known.items()} | {"logprobs": True},
         )
-        told = output.extra_fields
-        version = told.get("min_global_steps", told.get("global_steps"))
+        extra = output.extra_fields
+        version = extra.get("min_global_steps", extra.get("global_steps"))
         ended = "length" if len(output.token_ids) >= most else "stop"
         return SampledByTrainer(
             output.token_ids,

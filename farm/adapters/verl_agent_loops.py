@@ -97,9 +97,9 @@ class FarmAgentLoopManager:
         self.llm_client = llm_client
         name = self.run or f"{config.trainer.project_name}-{config.trainer.experiment_name}"
         self.client = type(self).connect()
-        self.player = TrainerRun(self.client, name, self.settings, self.timeout_s)
-        self._engines = OwnEngines(self.player, self.bridge_host)
-        if llm_client is not None and self.own_engines and not self.player.names_engines:
+        self.trainer_run = TrainerRun(self.client, name, self.settings, self.timeout_s)
+        self._engines = OwnEngines(self.trainer_run, self.bridge_host)
+        if llm_client is not None and self.own_engines and not self.trainer_run.names_engines:
             self._engines.bridge = bridge_of(llm_client, config.actor_rollout_ref)
         self._reward_handles = reward_loop_worker_handles
         self._threads: set[threading.Thread] = set()
@@ -129,7 +129,7 @@ class FarmAgentLoopManager:
         step, validate = int(prompts.meta_info.get("global_steps", 0)), bool(prompts.meta_info.get("validate", False))
         self._name_weights(step)
         with self._engines.admitted():
-            rollouts = self.player.play(listed, step, _phase(validate), **self._request(validate))
+            rollouts = self.trainer_run.run_samples(listed, step, _phase(validate), **self._request(validate))
         check_count(len(rollouts), len(prompts))
         groups = list(table["uid"]) if "uid" in table else None
         step_rows = rows_of_step(rollouts, broken=self.broken, limits=self._limits(), pad_id=self.pad_id, groups=groups)
@@ -155,7 +155,7 @@ class FarmAgentLoopManager:
         self._name_weights(step)
         with contextlib.ExitStack() as admitted:
             admitted.enter_context(self._engines.admitted())
-            batch_id, samples = self.player.submit(listed, step, _phase(validate), **self._request(validate))
+            batch_id, samples = self.trainer_run.submit(listed, step, _phase(validate), **self._request(validate))
             writer = _PromptWriter("val" if validate else "train", rows, numbers)
             writer.begin()
             # its engines are admitted until it has ended

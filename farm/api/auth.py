@@ -46,7 +46,7 @@ class KnownKeys:
         self._endpoints = endpoints
         self._own = key.encode()
         self._known: Mapping[str, ApiKey] = {}
-        self._read_at = self._asked_at = float("-inf")
+        self._read_at = self._requested_at = float("-inf")
         self._failure: FarmError | None = None
         self._reading = asyncio.Lock()
         self._rates: defaultdict[str, _Rate] = defaultdict(_Rate)
@@ -75,19 +75,19 @@ class KnownKeys:
     async def _read(self, since: float) -> None:
         """Read the keys of the store, unless another request has begun to since: then its result is shared."""
         async with self._reading:
-            if self._asked_at >= since:
+            if self._requested_at >= since:
                 if self._failure is not None:
                     # else all waiting requests would query an unavailable store, one after the other
                     raise self._failure
                 return
-            await asyncio.sleep(self._asked_at + _APART_S - time.monotonic())
-            self._asked_at = time.monotonic()
+            await asyncio.sleep(self._requested_at + _APART_S - time.monotonic())
+            self._requested_at = time.monotonic()
             try:
                 self._known = await self._endpoints.run(self._endpoints.farm.store.read, api_keys.by_digest)
             except FarmError as error:
                 self._failure = error
                 raise
-            self._read_at, self._failure = self._asked_at, None
+            self._read_at, self._failure = self._requested_at, None
             names = {key.name for key in self._known.values()}
             for name in [name for name in self._rates if name not in names]:
                 del self._rates[name]
@@ -128,7 +128,11 @@ class KeyMiddleware:
             return
         headers = scope["headers"]
         shown = [value for name, value in headers if name in _PLAIN_HEADERS]
-        shown += [_key_in(value) for name, value in headers if name == b"authorization" and not _is_user_alone(value)]
+        shown += [
+            _key_in(value)
+            for name, value in headers
+            if name == b"authorization" and not _is_user_without_password(value)
+        ]
         if not shown and scope["path"] in self._open_paths:
             await self._app(scope, receive, send)
             return
@@ -151,7 +155,7 @@ class KeyMiddleware:
                 await self._app({**scope, "farm.caller": caller, "farm.key": key}, receive, send)
 
 
-def _is_user_alone(value: bytes) -> bool:
+def _is_user_without_password(value: bytes) -> bool:
     """Return whether an Authorization header names a user with an empty password."""
     scheme, _, rest = value.partition(b" ")
     return scheme.lower() == b"basic" and not _key_in(value) and _user_in(rest) != b""

@@ -118,10 +118,10 @@ class Endpoints:
 
         return self.route("GET", path, answer)
 
-    def health(self, path: str, said: Callable[[], Any] = lambda: {"status": "ok"}) -> Route:
+    def health(self, path: str, status: Callable[[], Any] = lambda: {"status": "ok"}) -> Route:
         """Return the route of a health check, which fails if the database or the broker does not answer.
 
-        `said` returns its answer otherwise, without blocking.
+        `status` returns its answer otherwise, without blocking.
         """
 
         async def answer(request: ApiRequest) -> Any:
@@ -136,7 +136,7 @@ class Endpoints:
                     await loop.run_in_executor(self._health, self.farm.signals.check)
             except TimeoutError:
                 raise BrokerUnavailable("the broker does not answer") from None
-            return said()
+            return status()
 
         return self.route("GET", path, answer)
 

@@ -128,8 +128,8 @@ def one_line_errors(command: F) -> F:
             if not isinstance(error, (FarmError, OSError, *_database_errors())):
                 raise
             # only the farm's own errors are worded for a person, in one line
-            said = str(error) if isinstance(error, FarmError) else str(error).partition("\n")[0]
-            raise click.ClickException(f"{type(error).__name__}: {said}") from error
+            message = str(error) if isinstance(error, FarmError) else str(error).partition("\n")[0]
+            raise click.ClickException(f"{type(error).__name__}: {message}") from error
 
     return run  # type: ignore[return-value]
 

@@ -128,9 +128,9 @@ def conservation(numbers: Conservation, wrong: Sequence[Violation]) -> Renderabl
     for column in ("", "submitted", "completed", "failed", "cancelled", "in flight", ""):
         table.add_column(column, justify="left" if not column else "right", overflow="fold")
     for count in dict.fromkeys((numbers.batch, *numbers.off)):
-        result = (count.n_submitted, count.n_completed, count.n_failed, count.n_cancelled, count.n_in_flight)
+        counts = (count.n_submitted, count.n_completed, count.n_failed, count.n_cancelled, count.n_in_flight)
         decision = "[green]adds up[/green]" if count.holds else "[red]does not add up[/red]"
-        table.add_row(count.id, *map(str, result), decision)
+        table.add_row(count.id, *map(str, counts), decision)
     colour = "red" if wrong else "green"
     line = f"[{colour}]{len(wrong)} violations[/{colour}] in {len(numbers.groups)} groups"
     return Group(table, line, *(f"[red]{escape(str(violation))}[/red]" for violation in wrong))
@@ -221,8 +221,8 @@ def _headline(rollout: Rollout) -> str:
 def _spent(rollout: Rollout) -> str:
     """Return the counts of its earlier attempts by kind, in words; empty if there were none."""
     counts = {"failed": rollout.n_failures, "lost": rollout.n_lost, "restarted": rollout.n_restarts}
-    said = ", ".join(f"{n} {what}" for what, n in counts.items() if n)
-    return f" ({said})" if said else ""
+    text = ", ".join(f"{n} {what}" for what, n in counts.items() if n)
+    return f" ({text})" if text else ""
 
 
 def _weights(rollout: Rollout) -> str:

@@ -17,7 +17,7 @@ import redis
 from sqlalchemy import select
 
 from farm.address import ADDRESS_FILE, address_of
-from farm.cli.readiness import NOT_ASKED, CheckResult, engine_trouble, takes_rollouts, unready_reason
+from farm.cli.readiness import NOT_PROBED, CheckResult, engine_trouble, takes_rollouts, unready_reason
 from farm.configuration.secret_values import shown_host
 from farm.configuration.service_urls import sqlite_path
 from farm.embedded.own_redis import redis_server
@@ -93,30 +93,30 @@ def examine_scorers(command: Sequence[str] = (sys.executable, "-m", "workers.pro
     """
     try:
         proofs = subprocess.run(command, capture_output=True, text=True, timeout=_PROOFS_S, check=False)
-        code, lines, said = proofs.returncode, proofs.stdout.splitlines(), proofs.stderr
+        code, lines, stderr = proofs.returncode, proofs.stdout.splitlines(), proofs.stderr
     except subprocess.TimeoutExpired:
-        code, lines, said = 1, [], f"the proofs of the scorers took longer than {_PROOFS_S:g} s"
+        code, lines, stderr = 1, [], f"the proofs of the scorers took longer than {_PROOFS_S:g} s"
     for line in sorted(lines):
         yield _scorer(**json.loads(line))
     if code:
-        mend = f"fix this error, and run it by hand: {' '.join(command)}"
-        yield CheckResult("scorers", False, "the proofs stopped early: " + said.strip().rpartition("\n")[2], mend)
+        remedy = f"fix this error, and run it by hand: {' '.join(command)}"
+        yield CheckResult("scorers", False, "the proofs stopped early: " + stderr.strip().rpartition("\n")[2], remedy)
 
 
 def _scorer(name: str, failure: str, skipped: str, took_s: float) -> CheckResult:
     what = f"scorer {name}"
     if skipped:
         return CheckResult(what, False, f"not proven: {skipped}", "nothing if it is not used", needed=False)
-    mend = f"fix it before {name} is scored here; run it by hand: {sys.executable} -m workers.proofs {name!r}"
+    remedy = f"fix it before {name} is scored here; run it by hand: {sys.executable} -m workers.proofs {name!r}"
     detail = failure or f"tells known submissions apart, in {took_s:.1f} s"
-    return CheckResult(what, not failure, detail, mend)
+    return CheckResult(what, not failure, detail, remedy)
 
 
 def _store(settings: Settings, url: str) -> CheckResult:
     if not settings.store_url and url == settings.database_url and not (settings.home / ADDRESS_FILE).exists():
         # not an error: every farm starts like this
         return CheckResult("farm", False, f"no farm yet in {settings.home}", "`farm up` creates one", needed=False)
-    mend = "start the database, or set FARM_STORE_URL to its address"
+    remedy = "start the database, or set FARM_STORE_URL to its address"
     if url.startswith("sqlite:///") and not (file := sqlite_path(url)).exists():
         # opening it would create it
         return CheckResult("store", False, f"there is no file {file}", "run `farm migrate` to create it, or `farm up`")
@@ -127,7 +127,7 @@ def _store(settings: Settings, url: str) -> CheckResult:
         finally:
             store.close()
     except Exception as error:
-        return CheckResult("store", False, _first_line(error), mend)
+        return CheckResult("store", False, _first_line(error), remedy)
     detail = f"{store.name}, schema {current or 'none'}"
     return CheckResult("store", current == head, detail, f"run `farm migrate` to upgrade it to {head}")
 
@@ -155,7 +155,7 @@ def _clock(url: str) -> CheckResult:
 
 
 def _broker(settings: Settings, url: str) -> CheckResult:
-    mend = "start it, or set FARM_BROKER_URL, or let `farm up` run its own"
+    remedy = "start it, or set FARM_BROKER_URL, or let `farm up` run its own"
     if not url:
         try:
             return CheckResult("redis", True, f"none is set; `farm up` runs its own with {redis_server()}")
@@ -165,7 +165,7 @@ def _broker(settings: Settings, url: str) -> CheckResult:
         try:
             return CheckResult("rabbitmq", True, f"{rabbitmq_version(url)} answers")
         except FarmError as error:
-            return CheckResult("rabbitmq", False, str(error), mend)
+            return CheckResult("rabbitmq", False, str(error), remedy)
     client = redis_client(url)
     if client is None:
         return CheckResult("redis", True, f"{url.split('@')[-1]} is not Redis and was not checked", needed=False)
@@ -177,13 +177,13 @@ def _broker(settings: Settings, url: str) -> CheckResult:
         if not settings.broker_url and "socket://" in url:
             # an embedded Redis ends with its farm; that is not a fault
             return CheckResult("redis", False, "the farm here is not running", "`farm up` starts it", needed=False)
-        return CheckResult("redis", False, f"{url.split('@')[-1]}: {redis_refusal(error) or error}", mend)
+        return CheckResult("redis", False, f"{url.split('@')[-1]}: {redis_refusal(error) or error}", remedy)
     finally:
         client.close()
     if "socket://" not in url and urlsplit(url).password is None:
-        mend = "set a password on it (requirepass), and in FARM_BROKER_URL: redis://:PASSWORD@HOST:6379/0"
+        remedy = "set a password on it (requirepass), and in FARM_BROKER_URL: redis://:PASSWORD@HOST:6379/0"
         return CheckResult(
-            "redis", False, f"{detail}; it requires no password: others may access it", mend, needed=False
+            "redis", False, f"{detail}; it requires no password: others may access it", remedy, needed=False
         )
     return CheckResult("redis", True, detail)
 
@@ -199,26 +199,26 @@ def _of_store(url: str, work: Work[T]) -> T:
 def _engines(url: str) -> CheckResult:
     """Check that some engine answers, and that none was left paused."""
     try:
-        result = _of_store(url, llm_engines.listing)
+        states = _of_store(url, llm_engines.listing)
     except Exception as error:
         return CheckResult(
             "engines", False, f"the store does not answer: {_first_line(error)}", "fix the store first", needed=False
         )
-    if not result:
-        mend = "run `farm engines add http://HOST:PORT/v1`, or set FARM_POLICY_URL"
-        return CheckResult("engines", False, "none is added", mend, needed=False)
-    troubled = [(engine, why) for engine in result if (why := engine_trouble(engine))]
+    if not states:
+        remedy = "run `farm engines add http://HOST:PORT/v1`, or set FARM_POLICY_URL"
+        return CheckResult("engines", False, "none is added", remedy, needed=False)
+    troubled = [(engine, why) for engine in states if (why := engine_trouble(engine))]
     if not troubled:
-        return CheckResult("engines", True, f"{len(result)} in use", needed=False)
+        return CheckResult("engines", True, f"{len(states)} in use", needed=False)
     # a forgotten pause stops all rollouts without any other sign
     engine, why = next((each for each in troubled if each[0].paused), troubled[0])
-    mend = "fix it, or run `farm engines remove URL`"
+    remedy = "fix it, or run `farm engines remove URL`"
     if engine.paused:
-        mend = "if that process has ended: run `farm engines resume`"
-    elif why == NOT_ASKED:
-        mend = f"start a node, which probes it at once, or run `farm doctor --engine {engine.url}`"
+        remedy = "if that process has ended: run `farm engines resume`"
+    elif why == NOT_PROBED:
+        remedy = f"start a node, which probes it at once, or run `farm doctor --engine {engine.url}`"
     return CheckResult(
-        "engines", False, f"{len(troubled)} of {len(result)} are out: {engine.url}: {why}", mend, needed=False
+        "engines", False, f"{len(troubled)} of {len(states)} are out: {engine.url}: {why}", remedy, needed=False
     )
 
 
@@ -230,19 +230,21 @@ def _nodes(url: str) -> CheckResult:
         return CheckResult(
             "nodes", False, f"the store does not answer: {_first_line(error)}", "fix the store first", needed=False
         )
-    said = "; ".join(
+    detail = "; ".join(
         [f"{len(known)} known", *(f"{node.node} {why}" for node in known if (why := unready_reason(node)))]
     )
     if not any(map(takes_rollouts, known)):
-        detail = f"none runs ({said})" if known else "none runs"
+        detail = f"none runs ({detail})" if known else "none runs"
         return CheckResult("nodes", False, detail, "start `farm up` here, or `farm node` on each node", needed=False)
     versions = sorted({node.version for node in known if node.version})
     if len(versions) > 1:
-        mend = "stop the outdated nodes, and start them with the version of the others"
-        return CheckResult("nodes", False, f"{said}; of different versions: {', '.join(versions)}", mend, needed=False)
+        remedy = "stop the outdated nodes, and start them with the version of the others"
+        return CheckResult(
+            "nodes", False, f"{detail}; of different versions: {', '.join(versions)}", remedy, needed=False
+        )
     well = not any(node.n_trips or node.state == BROKEN for node in known)
-    mend = "fix what fails there; the node rejoins after the next success"
-    return CheckResult("nodes", well, said, mend, needed=False)
+    remedy = "fix what fails there; the node rejoins after the next success"
+    return CheckResult("nodes", well, detail, remedy, needed=False)
 
 
 def sandbox_in_use(settings: Settings) -> str:
@@ -258,14 +260,14 @@ def sandbox_in_use(settings: Settings) -> str:
 def _connections(url: str) -> CheckResult:
     """Check that the database allows as many connections as the nodes need."""
     try:
-        result = _of_store(url, capacity)
+        limits = _of_store(url, capacity)
     except Exception as error:
         return CheckResult("connections", False, f"the store does not answer: {error}", "fix the store first", False)
-    if result is None:
+    if limits is None:
         return CheckResult("connections", True, "no limit with SQLite or behind a pooler", needed=False)
-    detail = f"{result.n_allowed} allowed, {result.n_needed} needed by {result.n_nodes} nodes and a client"
-    mend = f"raise max_connections of Postgres ({NODE_CONNECTIONS} a node), or put PgBouncer before it"
-    return CheckResult("connections", result.suffices, detail, mend, needed=False)
+    detail = f"{limits.n_allowed} allowed, {limits.n_needed} needed by {limits.n_nodes} nodes and a client"
+    remedy = f"raise max_connections of Postgres ({NODE_CONNECTIONS} a node), or put PgBouncer before it"
+    return CheckResult("connections", limits.suffices, detail, remedy, needed=False)
 
 
 def _transactions(url: str) -> CheckResult:
@@ -275,16 +277,16 @@ def _transactions(url: str) -> CheckResult:
     except Exception as error:
         return CheckResult("transactions", False, f"the store does not answer: {error}", "fix the store first", False)
     detail = "; ".join(map(str, silent)) or "none is left open"
-    mend = "check its client, or end it in Postgres: SELECT pg_terminate_backend(PID)"
-    return CheckResult("transactions", not silent, detail, mend, needed=False)
+    remedy = "check its client, or end it in Postgres: SELECT pg_terminate_backend(PID)"
+    return CheckResult("transactions", not silent, detail, remedy, needed=False)
 
 
 def _webhooks(settings: Settings, url: str) -> CheckResult:
     """Check that the receivers of webhooks accept them."""
     if settings.webhook_url and not settings.webhook_secret:
-        mend = "set FARM_WEBHOOK_SECRET, on all nodes"
+        remedy = "set FARM_WEBHOOK_SECRET, on all nodes"
         return CheckResult(
-            "webhooks", False, "nothing is sent to FARM_WEBHOOK_URL without a key to sign it", mend, False
+            "webhooks", False, "nothing is sent to FARM_WEBHOOK_URL without a key to sign it", remedy, False
         )
     try:
         refused = _of_store(url, undelivered)
@@ -295,8 +297,8 @@ def _webhooks(settings: Settings, url: str) -> CheckResult:
         f"{GIVE_UP_DAYS:g} days"
         for each in refused
     )
-    mend = "check the receiver; those not given up are sent again, at most every hour"
-    return CheckResult("webhooks", not refused, detail or "all were accepted", mend, needed=False)
+    remedy = "check the receiver; those not given up are sent again, at most every hour"
+    return CheckResult("webhooks", not refused, detail or "all were accepted", remedy, needed=False)
 
 
 def _sandbox(kind: str) -> CheckResult:
@@ -314,7 +316,7 @@ def _sandbox(kind: str) -> CheckResult:
 def _user_namespaces() -> CheckResult:
     limit = Path("/proc/sys/user/max_user_namespaces")
     n = int(limit.read_text()) if limit.exists() else 0
-    mend = "as root: sysctl -w user.max_user_namespaces=15000"
+    remedy = "as root: sysctl -w user.max_user_namespaces=15000"
     closed = Path("/proc/sys/kernel/unprivileged_userns_clone")
     if closed.exists() and closed.read_text().strip() == "0":
         return CheckResult(
@@ -322,9 +324,9 @@ def _user_namespaces() -> CheckResult:
         )
     restricted = Path("/proc/sys/kernel/apparmor_restrict_unprivileged_userns")
     if os.getuid() and restricted.exists() and restricted.read_text().strip() == "1":
-        mend = "as root: sysctl -w kernel.apparmor_restrict_unprivileged_userns=0"
-        return CheckResult("user namespaces", False, "restricted by AppArmor", mend)
-    return CheckResult("user namespaces", n > 0, f"up to {n}", mend)
+        remedy = "as root: sysctl -w kernel.apparmor_restrict_unprivileged_userns=0"
+        return CheckResult("user namespaces", False, "restricted by AppArmor", remedy)
+    return CheckResult("user namespaces", n > 0, f"up to {n}", remedy)
 
 
 def _cgroup(settings: Settings) -> CheckResult:
@@ -337,11 +339,13 @@ def _cgroup(settings: Settings) -> CheckResult:
     version = next((number for file, number in _CGROUPS.items() if (group / file).exists()), 0)
     there = version == 1 or (version == 2 and "memory" in (group / "cgroup.controllers").read_text().split())
     detail = f"{group}: version {version}" if version else f"{group} is not a control group"
-    mend = "set FARM_CGROUP to a version 2 group with a delegated memory controller, or to a memory group of version 1"
+    remedy = (
+        "set FARM_CGROUP to a version 2 group with a delegated memory controller, or to a memory group of version 1"
+    )
     if not there:
-        return CheckResult("control group", False, detail if not version else f"{detail}, no memory controller", mend)
-    mend = f"allow user {os.getuid()} to create groups in it, or unset FARM_CGROUP"
-    return CheckResult("control group", os.access(group, os.W_OK | os.X_OK), detail, mend)
+        return CheckResult("control group", False, detail if not version else f"{detail}, no memory controller", remedy)
+    remedy = f"allow user {os.getuid()} to create groups in it, or unset FARM_CGROUP"
+    return CheckResult("control group", os.access(group, os.W_OK | os.X_OK), detail, remedy)
 
 
 def _fuse() -> CheckResult:
@@ -366,8 +370,8 @@ def _disk(name: str, path: Path) -> CheckResult:
 def _local(name: str, path: Path) -> CheckResult:
     kind = _file_system(_existing(path.absolute()))
     detail = f"{path} is on {kind}"
-    mend = "put it on a local disk: FARM_SCRATCH for sandboxes; for several nodes use PostgreSQL, not SQLite"
-    return CheckResult(f"local disk ({name})", kind not in _NETWORK_FILE_SYSTEMS, detail, mend)
+    remedy = "put it on a local disk: FARM_SCRATCH for sandboxes; for several nodes use PostgreSQL, not SQLite"
+    return CheckResult(f"local disk ({name})", kind not in _NETWORK_FILE_SYSTEMS, detail, remedy)
 
 
 def _file_system(path: Path) -> str:

@@ -115,7 +115,7 @@ def add(engine: str, model: str, key_file: TextIO | None, tokenizer: str, tool_f
         if problem := _problem(address, key, model):
             click.secho(f"{address} was added, but {problem}", fg="yellow", err=True)
             return
-        state = _once_asked(farm, address) if any(map(takes_rollouts, farm.nodes())) else None
+        state = _once_probed(farm, address) if any(map(takes_rollouts, farm.nodes())) else None
     if state is None:
         click.secho(f"{address} was added and answers here; no node has probed it yet", fg="yellow", err=True)
         return
@@ -143,7 +143,7 @@ def _problem(url: str, key: str, model: str) -> str:
     return ""
 
 
-def _once_asked(farm: Farm, url: str) -> EngineState | None:
+def _once_probed(farm: Farm, url: str) -> EngineState | None:
     """Return an engine's state once a node has probed it; None if none does within `_NODE_S`."""
     deadline = time.monotonic() + _NODE_S
     while True:

@@ -93,9 +93,9 @@ def eval(
     progress = Console(stderr=True)
     with connected(url) as farm:
         try:
-            asked = evaluation_request(problems.instances, request, name=name, version=farm.newest_version())
-            _say_if_known(farm, str(asked.idempotency_key), progress)
-            batch_id = farm.submit(asked)
+            batch_request = evaluation_request(problems.instances, request, name=name, version=farm.newest_version())
+            _say_if_known(farm, str(batch_request.idempotency_key), progress)
+            batch_id = farm.submit(batch_request)
         except InvalidRequest as error:
             placed = [(problems.placed(place), problems.placed(text)) for place, text in error.complaints]
             raise InvalidRequest.of(placed) from error
@@ -103,7 +103,7 @@ def eval(
             raise UnknownHandler(problems.placed(str(error))) from error
         known = None if other is None else _other(farm, other, solved_at)
         display.watch(farm, batch_id, progress, timeout_s=timeout_s)
-        shown = str(asked.idempotency_key).removeprefix("eval:")
+        shown = str(batch_request.idempotency_key).removeprefix("eval:")
         rollouts = farm.rollouts(batch_id)
         report = report_of(
             rollouts,
@@ -111,7 +111,7 @@ def eval(
             named=named_rewards(farm, rollouts),
             name=shown,
             batch_id=batch_id,
-            model=asked.model,
+            model=batch_request.model,
             solved_at=solved_at,
         )
     comparison = None if known is None else compare(report, known)

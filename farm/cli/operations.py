@@ -97,8 +97,8 @@ def _table(findings: Sequence[CheckResult]) -> Table:
     table.add_column(overflow="fold")
     for finding in findings:
         mark = "[green]ok[/green]" if finding.ok else ("[red]bad[/red]" if finding.needed else "[yellow]no[/yellow]")
-        mend = "" if finding.ok or not finding.mend else f"\n→ {finding.mend}"
-        table.add_row(mark, finding.what, escape(finding.detail + mend))
+        remedy = "" if finding.ok or not finding.remedy else f"\n→ {finding.remedy}"
+        table.add_row(mark, finding.what, escape(finding.detail + remedy))
     return table
 
 

@@ -16,17 +16,17 @@ from farm.settings import settings
 
 _PAUSE_S = 300.0
 """Longer than any weight update takes."""
-NOT_ASKED = "has not answered any node yet"
+NOT_PROBED = "has not answered any node yet"
 
 
 @dataclass(frozen=True, slots=True)
 class CheckResult:
-    """One check. `mend` is the remedy if it is not `ok`; `needed`: a farm cannot run without it."""
+    """One check. `remedy` says how to fix it if it is not `ok`; `needed`: a farm cannot run without it."""
 
     what: str
     ok: bool
     detail: str
-    mend: str = ""
+    remedy: str = ""
     needed: bool = True
 
 
@@ -53,7 +53,7 @@ def engine_trouble(engine: StoredEngine) -> str:
     """Return why an engine gets no calls, or may get none; empty if it is known to work."""
     if engine.paused_s > _PAUSE_S and not engine.abandoned:
         return f"has been paused for {engine.paused_s:.0f} s by {engine.paused_by}"
-    return engine.trouble or (NOT_ASKED if engine.info is None else "")
+    return engine.trouble or (NOT_PROBED if engine.info is None else "")
 
 
 def missing_parts(nodes: Sequence[Node], engines: Sequence[EngineState], *, needs_engine: bool = True) -> list[str]:
@@ -87,4 +87,4 @@ def remarks(nodes: Sequence[Node], engines: Sequence[EngineState]) -> list[str]:
 
 def _is_out(engine: StoredEngine) -> bool:
     """Return whether an engine will not be used soon; one that was only just added is probed in a moment."""
-    return engine.state != ACTIVE or engine_trouble(engine) not in ("", NOT_ASKED)
+    return engine.state != ACTIVE or engine_trouble(engine) not in ("", NOT_PROBED)

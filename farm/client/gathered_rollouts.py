@@ -89,9 +89,9 @@ class GatheredRollouts:
     def _submit(self, key: str, request: dict[str, Any]) -> None:
         with self._lock:
             gathered = self._gathered.pop(key)
-        self._play(gathered, request)
+        self._run_batch(gathered, request)
 
-    def _play(self, batch: Sequence[StartedRollout], request: dict[str, Any]) -> None:
+    def _run_batch(self, batch: Sequence[StartedRollout], request: dict[str, Any]) -> None:
         """Submit a batch and return its rollouts as they end. Each batch runs in its own thread."""
         try:
             instances = tuple(started.instance for started in batch)
@@ -102,7 +102,7 @@ class GatheredRollouts:
             else:
                 # one invalid instance does not affect the others
                 for started in batch:
-                    _in_background(self._play, [started], request)
+                    _in_background(self._run_batch, [started], request)
             return
         except Exception as error:
             _fail_all(batch, error)

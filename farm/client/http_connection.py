@@ -77,20 +77,20 @@ class ApiConnection:
     def get(self, kind: type[T], path: str, *, wait_s: float = 0.0, patience_s: float | None = None, **query: Any) -> T:
         """Return the answer to a read request. `wait_s` is how long it may take; `patience_s` overrides the
         connection's."""
-        result = {name: str(value) for name, value in query.items()}
+        params = {name: str(value) for name, value in query.items()}
         if wait_s:
-            result["wait_s"] = f"{wait_s:.3f}"
-        return self._read(kind, self._ask("GET", path, result, None, wait_s, patience_s=patience_s))
+            params["wait_s"] = f"{wait_s:.3f}"
+        return self._read(kind, self._ask("GET", path, params, None, wait_s, patience_s=patience_s))
 
     def pages(self, kind: type[T], path: str, key: Callable[[T], object], limit: int = 1000) -> list[T]:
         """Return a whole list, page by page; `key` of a page's last item asks for the next page."""
-        result: list[T] = []
+        items: list[T] = []
         while True:
-            after: dict[str, Any] = {"after": key(result[-1])} if result else {}
+            after: dict[str, Any] = {"after": key(items[-1])} if items else {}
             page = self.get(list[kind], path, limit=limit, **after)  # type: ignore[valid-type]
-            result += page
+            items += page
             if len(page) < limit:
-                return result
+                return items
 
     def data(self, path: str, **query: str) -> bytes:
         """Return the bytes of an answer that is not JSON; otherwise like `get`."""
@@ -153,8 +153,8 @@ class ApiConnection:
             response = self._client.send(request)
         except (httpx2.ConnectError, httpx2.ConnectTimeout) as error:
             if "CERTIFICATE_VERIFY_FAILED" in str(error):
-                mend = "set FARM_API_CA to the file of the authority that signed it"
-                raise FarmUnreachable(f"the certificate of {self.url} is not trusted: {mend}; {error}") from error
+                remedy = "set FARM_API_CA to the file of the authority that signed it"
+                raise FarmUnreachable(f"the certificate of {self.url} is not trusted: {remedy}; {error}") from error
             if "[SSL" in str(error):
                 raise FarmUnreachable(f"the server at {self.url} does not support this TLS: {error}") from error
             return _NoAnswer(FarmUnreachable(f"no API of a farm answers at {self.url}: {error}"), False)

@@ -80,25 +80,25 @@ def problem_of(error: Exception) -> ProblemDetails:
 
 def error_of(data: bytes) -> UsageError | ServiceError | None:
     """Return the error of a response body; None if it is not a farm's."""
-    result = _told(data)
-    kind = _KINDS.get(str(result.get("kind")))
+    error = _error_in(data)
+    kind = _KINDS.get(str(error.get("kind")))
     if kind is None:
         return None
     if kind is InvalidRequest:
-        return InvalidRequest(str(result.get("message")), field=str(result.get("field") or ""), more=_more(result))
-    return kind(str(result.get("message")))
+        return InvalidRequest(str(error.get("message")), field=str(error.get("field") or ""), more=_more(error))
+    return kind(str(error.get("message")))
 
 
-def _more(told: dict[str, Any]) -> list[tuple[str, str]]:
-    more = told.get("more")
+def _more(error: dict[str, Any]) -> list[tuple[str, str]]:
+    more = error.get("more")
     pairs = more if isinstance(more, list) else []
     return [(str(pair[0]), str(pair[1])) for pair in pairs if isinstance(pair, list) and len(pair) == 2]
 
 
-def _told(data: bytes) -> dict[str, Any]:
+def _error_in(data: bytes) -> dict[str, Any]:
     try:
         body = serialization.parsed(data)
     except ValueError:
         return {}
-    result = body.get("error") if isinstance(body, dict) else None
-    return result if isinstance(result, dict) else {}
+    error = body.get("error") if isinstance(body, dict) else None
+    return error if isinstance(error, dict) else {}

@@ -131,10 +131,10 @@ class LocalFarm(Farm):
 
     def rollouts(self, batch_id: str) -> list[Rollout]:
         _named(batch_id, "batch")
-        result = self.store.read(lambda connection: batches.rollouts_of(connection, batch_id))
-        if not result:
+        rollouts = self.store.read(lambda connection: batches.rollouts_of(connection, batch_id))
+        if not rollouts:
             raise NotFound(f"there is no batch {batch_id}")
-        return result
+        return rollouts
 
     def rollouts_after(self, batch_id: str, after: str | None, limit: int) -> list[Rollout]:
         """Return the first rollouts of a batch, or those after `after`. Raises NotFound."""
@@ -233,9 +233,9 @@ class LocalFarm(Farm):
 
     def collect(self, batch_id: str, timeout_s: float | None = None) -> list[Rollout]:
         self.wait(batch_id, timeout_s)
-        result = self.store.read(lambda connection: batches.rollouts_of(connection, batch_id))
+        rollouts = self.store.read(lambda connection: batches.rollouts_of(connection, batch_id))
         rows = self.store.read(lambda connection: trajectories.segments_of(connection, batch_id, experts=True))
-        return batches.with_segments(result, rows)
+        return batches.with_segments(rollouts, rows)
 
     def has_open(self, batch_id: str) -> bool:
         """Return whether some rollout of a batch has not ended; called for each notification. Raises NotFound."""
@@ -244,15 +244,15 @@ class LocalFarm(Farm):
     def _progress(self, batch_id: str) -> tuple[int, bool]:
         """Return the last cursor of a batch and whether it has open rollouts; log once if the cursor went back."""
         _named(batch_id, "batch")
-        result = self._of_batch(batch_id, lambda connection: batches.progress(connection, batch_id))
-        if result[0] < self._seen.get(batch_id, 0):
+        progress = self._of_batch(batch_id, lambda connection: batches.progress(connection, batch_id))
+        if progress[0] < self._seen.get(batch_id, 0):
             log.error(
                 "ALARM batch %s has come to number %d, and was at %d: the database went back in time, and what ended "
-                "since is played again",
-                *(batch_id, result[0], self._seen.get(batch_id)),
+                "since runs again",
+                *(batch_id, progress[0], self._seen.get(batch_id)),
             )
-        self._saw(batch_id, result[0])
-        return result
+        self._saw(batch_id, progress[0])
+        return progress
 
     def _saw(self, batch_id: str, last: int) -> None:
         self._seen[batch_id] = last
@@ -395,5 +395,5 @@ def _named(text: str, kind: str) -> RolloutRef:
 
 
 def _state(engine: StoredEngine, by_owner: Mapping[str, Mapping[str, EngineUse]]) -> EngineState:
-    result = [uses[engine.url] for uses in by_owner.values() if engine.url in uses]
-    return EngineState(engine, sum(use.n_calls for use in result), sum(use.n_tokens for use in result))
+    uses_of_engine = [uses[engine.url] for uses in by_owner.values() if engine.url in uses]
+    return EngineState(engine, sum(use.n_calls for use in uses_of_engine), sum(use.n_tokens for use in uses_of_engine))

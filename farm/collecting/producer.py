@@ -39,17 +39,17 @@ class Producer:
         self._thread.join()
 
     def _produce(self) -> None:
-        said = ""
+        last_error = ""
         while not self._closed.is_set():
             try:
                 self._collector.keep_ahead()
-                said = ""
+                last_error = ""
             except Exception as error:
-                if str(error) != said:
+                if str(error) != last_error:
                     # errors of a sampler or of the trainer's own rule are bugs
                     is_bug = not isinstance(error, FarmError)
                     log.warning("Production ahead of the trainer is paused: %s", error, exc_info=is_bug)
-                said = str(error)
+                last_error = str(error)
             self._closed.wait(self._poll_s)
 
     def __enter__(self) -> Self:

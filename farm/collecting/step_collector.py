@@ -210,7 +210,7 @@ class StepCollector:
                 if decision is GroupDecision.ACCEPTED:
                     accepted.append((wave, group))
                 elif not decision.is_final:
-                    kept = tuple((each.rollout_id, wave.played_for(each)) for each in young)
+                    kept = tuple((each.rollout_id, wave.step_of(each)) for each in young)
                     lengths = Lengths.of_requested([group], [rollout_id for rollout_id, _ in kept])
                     to_requeue.append((wave, group, RequeuedGroup(group.group_id, kept, lengths)))
                 else:
@@ -220,7 +220,7 @@ class StepCollector:
         return _Look(accepted, to_requeue)
 
     def _is_young(self, rollout: Rollout, wave: Wave, step: int, newest: str) -> bool:
-        return not too_old(rollout, newest, step - wave.played_for(rollout), self.options.max_staleness)
+        return not too_old(rollout, newest, step - wave.step_of(rollout), self.options.max_staleness)
 
     def _decision(self, group: Group) -> GroupDecision:
         filtered = self.options.filter_groups == "drop"

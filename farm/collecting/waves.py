@@ -139,7 +139,7 @@ class Wave:
         """Return the rollouts of earlier groups that count in the group with this index."""
         return self.requeued[index].rollout_ids if self.requeued else []
 
-    def played_for(self, rollout: Rollout) -> int:
+    def step_of(self, rollout: Rollout) -> int:
         """Return the step that was being collected when a sample of its groups was requested."""
         kept = self.requeued[rollout.group_index].kept if self.requeued else ()
         return dict(kept).get(rollout.rollout_id, self.step)

@@ -35,7 +35,7 @@ class FarmProcess:
         self._deaths: deque[float] = deque(maxlen=_MAX_DEATHS)
         self.child = start()
 
-    def mend(self) -> None:
+    def restart_if_ended(self) -> None:
         """Restart it if it has ended. Raises ServiceError if it ends too often."""
         if self.child.running:
             return
@@ -59,7 +59,7 @@ class FarmProcesses:
     def __init__(self, logs: Path) -> None:
         self.logs = logs
         self._parts: list[FarmProcess] = []
-        self._mending = threading.Lock()
+        self._restart_lock = threading.Lock()
         self._ports = contextlib.ExitStack()
         self._stopping = False
         self._stopped = threading.Event()
@@ -95,16 +95,16 @@ class FarmProcesses:
 
     def _keep_up(self) -> None:
         while not self._stopped.wait(_POLL_S):
-            self.mend()
+            self.restart_ended()
 
-    def mend(self) -> None:
+    def restart_ended(self) -> None:
         """Restart ended processes."""
-        with self._mending:
+        with self._restart_lock:
             if self._stopping or self._given_up:
                 return
             for part in self._parts:
                 try:
-                    part.mend()
+                    part.restart_if_ended()
                 except ServiceError as error:
                     log.error("%s", error)
                     self._given_up = error
@@ -119,7 +119,7 @@ class FarmProcesses:
 
         A process that does not end within `patience_s` is killed. May be repeated.
         """
-        with self._mending:
+        with self._restart_lock:
             self._stopping = True
             parts, self._parts = self._parts, []
         for part in reversed(parts):

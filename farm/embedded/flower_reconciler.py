@@ -65,10 +65,10 @@ class FlowerReconciler:
             if end is not None and end.age_s > _EVENTS_S and opened[task_id].state in _OPEN:
                 self._events.state.event(_event(task_id, opened[task_id], end))
 
-    def _ask(self, asked: set[AttemptStage]) -> Mapping[AttemptStage, StageEnd]:
+    def _ask(self, stages: set[AttemptStage]) -> Mapping[AttemptStage, StageEnd]:
         if self._store is None:
             self._store = Store(settings().database_url)
-        return self._store.read(lambda connection: stage_ends(connection, asked))
+        return self._store.read(lambda connection: stage_ends(connection, stages))
 
 
 def _event(task_id: str, task: Any, end: StageEnd) -> dict[str, Any]:

@@ -59,11 +59,11 @@ def evaluate(
     Raises InvalidRequest, Conflict for a name that another evaluation has, TimeoutError.
     """
     fields = {**(request or {}), "n_samples": n_samples}
-    asked = evaluation_request(problems, fields, name=name, version=client.newest_version())
-    batch_id = client.submit(asked)
+    submitted = evaluation_request(problems, fields, name=name, version=client.newest_version())
+    batch_id = client.submit(submitted)
     client.wait(batch_id, timeout_s)
-    shown = (asked.idempotency_key or "").removeprefix("eval:")
-    named = {"name": shown, "batch_id": batch_id, "model": asked.model}
+    shown = (submitted.idempotency_key or "").removeprefix("eval:")
+    named = {"name": shown, "batch_id": batch_id, "model": submitted.model}
     rollouts = client.rollouts(batch_id)
     by_name = named_rewards(client, rollouts)
     return report_of(rollouts, n_samples=n_samples, solved_at=solved_at, named=by_name, **named)

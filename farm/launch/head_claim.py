@@ -35,12 +35,12 @@ _POLL_S = 0.5
 def is_led(folder: Path, silent_s: float = SILENT_S) -> bool:
     """Return whether a folder has a live head, as far as known; for another machine's, by its counter."""
     claim = HeadClaim(folder)
-    before = claim.said()
+    before = claim.status()
     if not before or claim.has_ended():
         return False
     deadline = time.monotonic() + silent_s
     while time.monotonic() < deadline:
-        if claim.said() != before:
+        if claim.status() != before:
             return not claim.has_ended()
         time.sleep(_POLL_S)
     return False
@@ -76,7 +76,7 @@ class HeadClaim:
 
         Raises Conflict if there is another and it does not wait.
         """
-        told, deadline = False, time.monotonic() + self._ending_s
+        logged, deadline = False, time.monotonic() + self._ending_s
         while going_on():
             try:
                 if self._lock is None:
@@ -88,11 +88,11 @@ class HeadClaim:
                 return True
             if not waits and (not self.has_ended() or time.monotonic() > deadline):
                 self._unlock()
-                before = self.said()
+                before = self.status()
                 where = f", on {before['host']}" if before.get("host") and not before.get("ended") else ""
                 raise Conflict(f"a farm runs in {self._folder} already{where}; stop it, or choose another folder")
-            if not told:
-                told = True
+            if not logged:
+                logged = True
                 log.warning("Another head holds %s; waiting to replace it", self._folder)
             time.sleep(_POLL_S)
         self._unlock()
@@ -101,17 +101,17 @@ class HeadClaim:
     def has_ended(self) -> bool:
         """Return whether the previous head said that it ended, or its process (not its Postgres) is known to be
         gone."""
-        before = self.said()
+        before = self.status()
         return bool(before) and bool(before.get("ended") or is_gone(before.get("process")))
 
     def _is_free(self, going_on: Callable[[], bool]) -> bool:
         """Return whether there is no head: there was none, it has ended, or it is silent."""
-        before = self.said()
+        before = self.status()
         if not before or self.has_ended():
             return True
         silent_since = time.monotonic()
         while going_on():
-            if self.said() != before:
+            if self.status() != before:
                 return False
             if time.monotonic() - silent_since >= self._silent_s:
                 silent = before.get("host"), self._silent_s
@@ -121,7 +121,7 @@ class HeadClaim:
         return False
 
     def _begin(self) -> None:
-        before = self.said()
+        before = self.status()
         process, here = before.get("process", {}), this_process()
         self.from_elsewhere = bool(before) and any(process.get(name) != here[name] for name in ("boot", "pids"))
         self._write(0)
@@ -133,7 +133,7 @@ class HeadClaim:
         while not self._ended.wait(self._beat_s):
             n += 1
             try:
-                if self.said().get("head") not in (self._token, None):
+                if self.status().get("head") not in (self._token, None):
                     log.error("Another head has taken over %s; exiting", self._folder)
                     self.lost = True
                     return
@@ -157,14 +157,14 @@ class HeadClaim:
             self._lock.close()
             self._lock = None
 
-    def said(self) -> dict[str, Any]:
+    def status(self) -> dict[str, Any]:
         """Return the last status written by a head; empty if missing or invalid."""
         try:
-            result = json.loads(self._file.read_bytes())
+            status = json.loads(self._file.read_bytes())
         except (OSError, ValueError, RecursionError):
             return {}
-        return result if isinstance(result, dict) and isinstance(result.get("process", {}), dict) else {}
+        return status if isinstance(status, dict) and isinstance(status.get("process", {}), dict) else {}
 
     def _write(self, n: int, ended: bool = False) -> None:
-        said = {"head": self._token, "host": socket.gethostname(), "process": this_process(), "n": n, "ended": ended}
-        write_own(self._file, json.dumps(said))
+        status = {"head": self._token, "host": socket.gethostname(), "process": this_process(), "n": n, "ended": ended}
+        write_own(self._file, json.dumps(status))

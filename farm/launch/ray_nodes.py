@@ -103,7 +103,7 @@ class RayNodes:
         self._grace_s = grace_s
         self._group: Any = None
         self._keepers: list[Any] = []
-        self._asked: dict[int, Any] = {}
+        self._pending: dict[int, Any] = {}
         self._known: dict[int, RayNode] = {}
 
     def __enter__(self) -> Self:
@@ -120,17 +120,17 @@ class RayNodes:
     def look(self) -> list[RayNode]:
         """Return the nodes that have a Ray node, restarting ended ones; lost ones are left out."""
         for n, keeper in enumerate(self._keepers):
-            if n not in self._asked:
-                self._asked[n] = keeper.keep.remote()
-        done, _ = self._ray.wait(list(self._asked.values()), num_returns=len(self._asked), timeout=_ANSWER_S)
-        for n, asked in list(self._asked.items()):
-            if asked not in done:
+            if n not in self._pending:
+                self._pending[n] = keeper.keep.remote()
+        done, _ = self._ray.wait(list(self._pending.values()), num_returns=len(self._pending), timeout=_ANSWER_S)
+        for n, pending in list(self._pending.items()):
+            if pending not in done:
                 # it waits for a Ray node
                 self._known.pop(n, None)
                 continue
-            del self._asked[n]
+            del self._pending[n]
             try:
-                self._known[n] = self._ray.get(asked)
+                self._known[n] = self._ray.get(pending)
             except self._ray.exceptions.RayError as error:
                 raise FarmError(f"Ray has given up a node of the farm: {error}") from error
         return list(self._known.values())

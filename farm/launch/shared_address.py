@@ -72,13 +72,13 @@ def await_address(
     folder: Path, say: Callable[[str], None], *, going_on: Callable[[], bool] = lambda: True
 ) -> SharedAddress | None:
     """Return the address of a folder once it has a head; None if `going_on` becomes false before."""
-    said = False
+    logged = False
     while going_on():
         address = read_address(folder)
         if address is not None and address.head:
             return address
-        if not said:
-            said = True
+        if not logged:
+            logged = True
             say(f"waiting for a head in {folder} (`farm head --dir {folder}`)")
         time.sleep(_POLL_S)
     return None

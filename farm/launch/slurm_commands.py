@@ -64,37 +64,37 @@ def submit(script: Path, n: int, after: str = "") -> str:
     None starts before the first job of the array `after`.
     """
     more = (f"--dependency=after:{after}_1",) if after else ()
-    return _said("sbatch", "--parsable", f"--array=1-{n}", *more, str(script)).strip().partition(";")[0]
+    return _output("sbatch", "--parsable", f"--array=1-{n}", *more, str(script)).strip().partition(";")[0]
 
 
 def jobs_named(names: Sequence[str]) -> list[SlurmJob]:
     """Return this user's unfinished jobs with these names."""
-    text = _said("squeue", "--noheader", "--array", "--me", f"--name={','.join(names)}", f"--format={_FORMAT}")
+    text = _output("squeue", "--noheader", "--array", "--me", f"--name={','.join(names)}", f"--format={_FORMAT}")
     return [job for line in text.splitlines() if line.strip() and not (job := _job(line)).ended]
 
 
 def any_left(names: Sequence[str]) -> bool:
     """Return whether jobs with these names still exist, including ones that are ending."""
-    return bool(_said("squeue", "--noheader", "--array", "--me", f"--name={','.join(names)}", "--format=%A").strip())
+    return bool(_output("squeue", "--noheader", "--array", "--me", f"--name={','.join(names)}", "--format=%A").strip())
 
 
 def array_place(job_id: str) -> str:
     """Return the `ARRAY_PLACE` of a job, as in its log's name; for an ended job, while Slurm remembers it."""
     # the id of an array shows all its jobs
     own = rf"^JobId={re.escape(job_id)} ArrayJobId=(\d+) ArrayTaskId=(\d+)"
-    said = re.search(own, _said("scontrol", "show", "job", job_id), re.MULTILINE)
-    return f"{said[1]}_{said[2]}" if said else job_id
+    match = re.search(own, _output("scontrol", "show", "job", job_id), re.MULTILINE)
+    return f"{match[1]}_{match[2]}" if match else job_id
 
 
 def cancel(jobs: Sequence[SlurmJob]) -> None:
     """Cancel jobs; ended ones are ignored."""
     if jobs:
-        _said("scancel", "--quiet", *(job.place for job in jobs))
+        _output("scancel", "--quiet", *(job.place for job in jobs))
 
 
 def job_left_s(job_id: str) -> float:
     """Return the seconds until a job's time limit; infinite if it has none."""
-    text = _said("squeue", "--noheader", "--array", f"--jobs={job_id}", "--format=%A|%L")
+    text = _output("squeue", "--noheader", "--array", f"--jobs={job_id}", "--format=%A|%L")
     # the id of an array shows all its jobs
     left = dict(line.strip().split("|", 1) for line in text.splitlines() if "|" in line)
     return seconds(left.get(job_id, ""))
@@ -102,8 +102,8 @@ def job_left_s(job_id: str) -> float:
 
 def kill_wait_s() -> int:
     """Return the seconds between SIGTERM and SIGKILL when Slurm ends a job."""
-    said = re.search(r"^KillWait\s*=\s*(\d+)", _said("scontrol", "show", "config"), re.MULTILINE)
-    return int(said[1]) if said else _KILL_WAIT_S
+    match = re.search(r"^KillWait\s*=\s*(\d+)", _output("scontrol", "show", "config"), re.MULTILINE)
+    return int(match[1]) if match else _KILL_WAIT_S
 
 
 def seconds(text: str) -> float:
@@ -120,7 +120,7 @@ def _job(line: str) -> SlurmJob:
     return SlurmJob(job_id, array_id, place, state, seconds(left), partition, nodes, name, reason)
 
 
-def _said(*words: str) -> str:
+def _output(*words: str) -> str:
     """Return a command's output. Raises NotAllowed without Slurm, SlurmFailed with its error output."""
     env = {name: value for name, value in os.environ.items() if name == "SLURM_CONF" or not name.startswith(_FOR_JOB)}
     try:
@@ -130,6 +130,6 @@ def _said(*words: str) -> str:
     except subprocess.TimeoutExpired:
         raise SlurmFailed(f"{words[0]} did not answer within {_TIMEOUT_S:g} s") from None
     if done.returncode:
-        said = " ".join(line.strip() for line in done.stderr.splitlines() if line.strip())
-        raise SlurmFailed(said[:500] or f"{words[0]} ended with status {done.returncode}")
+        stderr = " ".join(line.strip() for line in done.stderr.splitlines() if line.strip())
+        raise SlurmFailed(stderr[:500] or f"{words[0]} ended with status {done.returncode}")
     return done.stdout

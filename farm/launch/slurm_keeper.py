@@ -49,7 +49,7 @@ class SlurmKeeper:
         self._idle_since: dict[str, float] = {}
         self._awaited: dict[str, str] = {}
         """Array → pool, for arrays without a known node yet."""
-        self._n_vain: dict[str, int] = {}
+        self._n_failed: dict[str, int] = {}
         self._not_before: dict[str, float] = {}
         self._faults: dict[str, str] = {}
 
@@ -88,7 +88,7 @@ class SlurmKeeper:
         most_s = self._store.read(longest_s)
         names = {job_name(self._farm_id, pool): pool for pool in pools}
         jobs = slurm_commands.jobs_named(list(names))
-        self._note_vain(jobs, node_of)
+        self._check_awaited(jobs, node_of)
         idle_s = self._idle_s(jobs, node_of, occupied)
         targets = wanted(pools, n_rollouts)
         for name, pool in pools.items():
@@ -114,20 +114,20 @@ class SlurmKeeper:
         self._awaited[array_id] = pool
         log.info("Pool %s: submitted %d jobs as array %s", pool, n, array_id)
 
-    def _note_vain(self, jobs: list[SlurmJob], node_of: Mapping[str, str]) -> None:
+    def _check_awaited(self, jobs: list[SlurmJob], node_of: Mapping[str, str]) -> None:
         """Slow down a pool whose jobs end before they have a node of the farm; normal again when one has."""
         for array_id, pool in list(self._awaited.items()):
             own = [job for job in jobs if job.array_id == array_id]
             if any(job.job_id in node_of for job in own) or (pool == HEAD and own):
                 del self._awaited[array_id]
-                self._n_vain.pop(pool, None)
+                self._n_failed.pop(pool, None)
                 self._faults.pop(pool, None)
             elif not own:
                 del self._awaited[array_id]
                 self._pause(pool, f"array {array_id} ended before a node of it was known: see {self._folder / 'logs'}")
 
     def _pause(self, pool: str, why: str) -> None:
-        n = self._n_vain[pool] = self._n_vain.get(pool, 0) + 1
+        n = self._n_failed[pool] = self._n_failed.get(pool, 0) + 1
         pause_s = min(_PAUSE_S[0] * 2 ** min(n - 1, 16), _PAUSE_S[1])
         self._not_before[pool] = self._clock() + pause_s
         self._faults[pool] = why
@@ -141,8 +141,8 @@ class SlurmKeeper:
         return {job: now - since for job, since in self._idle_since.items()}
 
     def _write_status(self, targets: Mapping[str, int], pools: Pools) -> None:
-        said = {name: {"wanted": targets[name], "fault": self._faults.get(name, "")} for name in pools}
-        write_own(self._folder / _STATUS, json.dumps(said))
+        status = {name: {"wanted": targets[name], "fault": self._faults.get(name, "")} for name in pools}
+        write_own(self._folder / _STATUS, json.dumps(status))
 
 
 def demand(connection: Connection) -> tuple[dict[str, int], int, dict[str, str]]:
@@ -160,7 +160,7 @@ def demand(connection: Connection) -> tuple[dict[str, int], int, dict[str, str]]
 def status(folder: Path) -> dict[str, dict[str, str | int]]:
     """Return the last target and fault of each pool from its keeper; empty before the first round."""
     try:
-        result: dict[str, dict[str, str | int]] = json.loads((folder / _STATUS).read_text())
+        states: dict[str, dict[str, str | int]] = json.loads((folder / _STATUS).read_text())
     except (OSError, ValueError):
         return {}
-    return result
+    return states

@@ -43,20 +43,20 @@ class Node:
     @property
     def version(self) -> str:
         """The version of its code and its schema; empty if not reported."""
-        said = (self.info.get("version"), self.info.get("schema"))
-        return f"{said[0]} (schema {said[1]})" if all(said) else ""
+        versions = (self.info.get("version"), self.info.get("schema"))
+        return f"{versions[0]} (schema {versions[1]})" if all(versions) else ""
 
     @property
     def lease_s(self) -> float:
         """Seconds until its workers' unrenewed claims expire; 0 if not reported."""
-        said = self.info.get("lease_s", 0.0)
-        return float(said) if isinstance(said, int | float) else 0.0
+        value = self.info.get("lease_s", 0.0)
+        return float(value) if isinstance(value, int | float) else 0.0
 
     @property
     def without_sandbox(self) -> frozenset[str]:
         """Data sources whose rollouts start with the run stage on this node."""
-        said = self.info.get(WITHOUT_SANDBOX)
-        return frozenset(filter(lambda name: isinstance(name, str), said)) if isinstance(said, list) else frozenset()
+        value = self.info.get(WITHOUT_SANDBOX)
+        return frozenset(filter(lambda name: isinstance(name, str), value)) if isinstance(value, list) else frozenset()
 
     @property
     def ends(self) -> bool:
@@ -67,8 +67,8 @@ class Node:
         """Return whether its job lasts that long, or for half of its limit: no other node would be better then."""
         if not self.ends:
             return True
-        said = float(self.info["job_left_s"])
-        return said - self.up_s >= min(seconds, said / 2)
+        left_s = float(self.info["job_left_s"])
+        return left_s - self.up_s >= min(seconds, left_s / 2)
 
     @property
     def takes(self) -> int:

@@ -301,7 +301,7 @@ class BatchSettings(Request):
 
     @field_validator("chat_template_kwargs")
     @classmethod
-    def _beside_the_conversation(cls, given: dict[str, Any]) -> dict[str, Any]:
+    def _without_conversation(cls, given: dict[str, Any]) -> dict[str, Any]:
         """Refuse template variables that hold the conversation, which a batch may not set."""
         if taken := _CONVERSATION & given.keys():
             raise ValueError(f"{', '.join(sorted(taken))} cannot be set: the farm passes it to the template")

@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from farm.records.scoring.row_rewards import PlayedCall
+from farm.records.scoring.row_rewards import SubmittedCall
 
 MAX_TREE_BYTES = 16_000_000
 MAX_TREE_FILES = 10_000
@@ -77,5 +77,5 @@ class Submission(BaseModel):
     early_score: EarlyScore | None = None
     rewards: tuple[float, ...] | None = None
     """Rewards of an environment's steps, recorded by its agent. None without an environment."""
-    calls: tuple[PlayedCall, ...] = ()
+    calls: tuple[SubmittedCall, ...] = ()
     """The model calls, for handlers with `scores_calls = True`."""

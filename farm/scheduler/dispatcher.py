@@ -302,9 +302,9 @@ class Dispatcher:
 
     def _enqueue(self, stage_messages: Sequence[StageMessage]) -> None:
         """Send messages; those that the broker did not take are sent again after the first, shortest pause."""
-        if in_vain := stage_messages[enqueue(self._app, stage_messages) :]:
+        if unsent := stage_messages[enqueue(self._app, stage_messages) :]:
             again_s = self._settings.resend_after_s
-            self._write(lambda connection: placement.mark_unsent(connection, in_vain, again_s))
+            self._write(lambda connection: placement.mark_unsent(connection, unsent, again_s))
 
     def _admit(self) -> bool:
         """Place waiting rollouts on nodes with free slots; return whether more than one is under way."""

@@ -70,10 +70,10 @@ class InvariantChecker:
         ]
         new = [engine for engine in result if (engine.url, engine.status) not in self._troubled]
         self._troubled = {(engine.url, engine.status) for engine in result}
-        said = [f"engine {engine.url} {engine.trouble}" for engine in new]
-        for words in said:
+        messages = [f"engine {engine.url} {engine.trouble}" for engine in new]
+        for words in messages:
             log.error("ALARM %s", words)
-        return said
+        return messages
 
     def look(self) -> list[Violation]:
         """Audit the least recently checked batch, open or ended lately; return its violations, each once."""
@@ -85,11 +85,11 @@ class InvariantChecker:
         batch_id = min(opened, key=self._looked_at.__getitem__)
         self._looked_at[batch_id] = time.monotonic()
         try:
-            result = self._violations(batch_id)
+            violations = self._violations(batch_id)
         except NotFound:
             return []
         known = self._known.setdefault(batch_id, set())
-        new = [violation for violation in result if violation not in known]
+        new = [violation for violation in violations if violation not in known]
         known.update(new)
         for violation in new:
             log.error("ALARM %s", violation)
@@ -97,9 +97,9 @@ class InvariantChecker:
 
     def _violations(self, batch_id: str) -> list[Violation]:
         """Return `audit.violations`, part by part: other work of this process uses the connection in between."""
-        numbers, result = self._store.read(partial(audit.of_batch, batch_id=batch_id))
+        numbers, violations = self._store.read(partial(audit.of_batch, batch_id=batch_id))
         for groups in audit.parts(numbers):
             if self._thread.closed:
                 break
-            result += self._store.read(partial(audit.of_rollouts, batch_id=batch_id, groups=groups))
-        return result[: audit.LIMIT]
+            violations += self._store.read(partial(audit.of_rollouts, batch_id=batch_id, groups=groups))
+        return violations[: audit.LIMIT]

@@ -64,7 +64,7 @@ class Store:
         bounded = n_connections is not None and self._file is None
         self._slots = ConnectionSlots(n_connections, urgent_s) if bounded and n_connections is not None else None
         self._lock_wait_s = lock_wait_s(n_connections)
-        self._blocked_said_at = -math.inf
+        self._blocked_logged_at = -math.inf
         self._timeout_s = patience_s
         self._has_answered = False
         # a single query needs no transaction, which would cost Postgres two round trips
@@ -73,7 +73,7 @@ class Store:
         self._urgent = Writer("store-urgent", partial(self._transaction, urgent=True), self._answers)
         self._closes_at = math.inf
         self._no_reads = Outage("reads")
-        self._stalled = StallMonitor(self._answers_anew)
+        self._stalled = StallMonitor(self._accepts_connections)
 
     @property
     def name(self) -> str:
@@ -163,7 +163,7 @@ class Store:
 
     def _tell_who_blocks(self) -> None:
         """Log the holder of the lock, but not at each retry."""
-        if time.monotonic() - self._blocked_said_at < LOCK_WAIT_S:
+        if time.monotonic() - self._blocked_logged_at < LOCK_WAIT_S:
             return
         try:
             with self._connected(_PROBE_S, reading=True) as connection:
@@ -171,7 +171,7 @@ class Store:
         except Exception:
             holder = None
         if holder is not None:
-            self._blocked_said_at = time.monotonic()
+            self._blocked_logged_at = time.monotonic()
         waits = f"Lock in the database not acquired within {self._lock_wait_s:g} s; it waits for"
         if holder is not None and holder.is_silent:
             log.error("ALARM %s %s: check its client, or end it with SELECT pg_terminate_backend(pid)", waits, holder)
@@ -187,7 +187,7 @@ class Store:
             return False
         return True
 
-    def _answers_anew(self) -> bool:
+    def _accepts_connections(self) -> bool:
         """Return whether the database answers on a new connection outside the pool."""
         dialect = self.engine.dialect
         try:

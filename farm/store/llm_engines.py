@@ -205,8 +205,8 @@ def set_version(connection: Connection, version: str, urls: Collection[str] | No
     """
     known = path or case((engines.c.version == version, engines.c.weights_path), else_="")
     connection.execute(update(engines).where(_among(urls)).values(weights_path=known))
-    untold = (engines.c.version != version) | (engines.c.engine_version != version)
-    changed = update(engines).where(untold, _among(urls))
+    outdated = (engines.c.version != version) | (engines.c.engine_version != version)
+    changed = update(engines).where(outdated, _among(urls))
     order = engines.c.n_orders + 1
     connection.execute(changed.values(n_orders=order, version=version, version_order=order))
     for model in connection.execute(select(engines.c.model).where(_among(urls)).distinct()).scalars().all():
@@ -270,5 +270,5 @@ def forget_users(connection: Connection, older_than_s: float) -> None:
 def uses(connection: Connection, alive_s: float) -> dict[str, dict[str, EngineUse]]:
     """Return owner → URL → use, of the processes that reported in the last `alive_s`."""
     alive = select(users.c.owner, users.c.uses).where(age_of(users.c.heartbeat_at) <= alive_s)
-    result = connection.execute(alive.order_by(users.c.owner))
-    return {row.owner: {url: EngineUse(*use) for url, use in row.uses.items()} for row in result}
+    rows = connection.execute(alive.order_by(users.c.owner))
+    return {row.owner: {url: EngineUse(*use) for url, use in row.uses.items()} for row in rows}

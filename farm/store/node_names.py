@@ -71,13 +71,13 @@ def take(store: Store, node: Node, timeout_s: float) -> None:
     The node that is announced so far takes no rollouts.
     """
     starting = replace(node, room=0, handlers=[], info={"process": node.info.get("process")}, state=STARTING)
-    said, last_age_s = False, 0.0
+    logged, last_age_s = False, 0.0
     while (age_s := store.write(lambda connection: _taken(connection, starting, timeout_s))) is not None:
         if age_s < last_age_s:
             raise name_is_taken(node.node)
         last_age_s = age_s
-        if not said:
-            said = True
+        if not logged:
+            logged = True
             wait_s = max(0.0, timeout_s - age_s)
             log.warning(
                 "Node name %s is in use (heartbeat %.0f s ago); taking it over in %.0f s unless there is another",

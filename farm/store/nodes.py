@@ -65,8 +65,8 @@ def heartbeat(connection: Connection, node: Node) -> str:
     """
     own = select(nodes.c.node).where(_is_of(node)).with_for_update(skip_locked=True, key_share=True)
     state = case((nodes.c.state == DRAINING, DRAINING), else_=node.state)
-    said = update(nodes).where(nodes.c.node.in_(own)).values(heartbeat_at=db_now(), state=state, info=node.info)
-    if (now := connection.execute(said.returning(nodes.c.state)).scalar()) is not None:
+    statement = update(nodes).where(nodes.c.node.in_(own)).values(heartbeat_at=db_now(), state=state, info=node.info)
+    if (now := connection.execute(statement.returning(nodes.c.state)).scalar()) is not None:
         return str(now)
     instance = connection.execute(select(nodes.c.instance).where(nodes.c.node == node.node)).scalar_one_or_none()
     if instance not in (None, node.instance):

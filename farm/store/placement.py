@@ -61,19 +61,19 @@ class UpcomingStart:
     n: int
 
 
-_plays = (
+_has_weights = (
     select(literal(1))
     .where(engines.c.state == ACTIVE, engines.c.failure == "", engines.c.version == engines.c.engine_version)
     .exists()
 )
-_may_play = rollouts.c.failure_kind.is_(None) | (rollouts.c.failure_kind != WITHOUT_WEIGHTS) | _plays
+_may_be_placed = rollouts.c.failure_kind.is_(None) | (rollouts.c.failure_kind != WITHOUT_WEIGHTS) | _has_weights
 """The condition that a rollout may be placed: one requeued for lack of weights waits until an engine has them."""
 _waits = (
     _live,
     rollouts.c.state == State.QUEUED.value,
     rollouts.c.node.is_(None),
     due(rollouts.c.ready_at, MAX_PAUSE_S),
-    _may_play,
+    _may_be_placed,
 )
 # `node` is null in all rows sorted by these; including it makes this the order of the index of live rollouts, so that
 # Postgres reads only `limit` rows
@@ -88,20 +88,20 @@ def _statement_of_waiting() -> Select[str, int, int]:
         .order_by(rollouts.c.node, rollouts.c.batch_id)
         .limit(1)
     )
-    result = select(unplaced.scalar_subquery().label("batch_id")).cte("found", recursive=True)
-    following = unplaced.where(rollouts.c.batch_id > result.c.batch_id).correlate(result).scalar_subquery()
-    result = result.union_all(select(following).where(result.c.batch_id.is_not(None)))
+    found = select(unplaced.scalar_subquery().label("batch_id")).cte("found", recursive=True)
+    following = unplaced.where(rollouts.c.batch_id > found.c.batch_id).correlate(found).scalar_subquery()
+    found = found.union_all(select(following).where(found.c.batch_id.is_not(None)))
     some = (
         select(literal(1))
-        .where(rollouts.c.batch_id == result.c.batch_id, *_waits)
+        .where(rollouts.c.batch_id == found.c.batch_id, *_waits)
         .limit(bindparam("b_limit"))
-        .correlate(result)
+        .correlate(found)
         .subquery()
     )
-    n_waiting = select(func.count(literal(1))).select_from(some).correlate(result).scalar_subquery()
+    n_waiting = select(func.count(literal(1))).select_from(some).correlate(found).scalar_subquery()
     return (
         select(batches.c.batch_id, batches.c.priority, n_waiting)
-        .join(result, batches.c.batch_id == result.c.batch_id)
+        .join(found, batches.c.batch_id == found.c.batch_id)
         .order_by(batches.c.created_at)
     )
 
@@ -351,7 +351,7 @@ def requeue_all(connection: Connection, node: str) -> int:
     return requeue_of_dead_nodes(connection, [node])
 
 
-def start_anew(connection: Connection, node: str) -> int:
+def requeue_of_predecessor(connection: Connection, node: str) -> int:
     """Expire the leases of a node's killed predecessor and requeue its queued rollouts. Returns how many."""
     held = (_live, rollouts.c.node == node, rollouts.c.state == State.ACTIVE.value)
     lock_rollouts(connection, _live, rollouts.c.node == node)
@@ -371,17 +371,17 @@ def ended_or_requeued(connection: Connection, rollout_ids: Collection[str]) -> s
     These are attempts that have ended, for example by a cancel, even if a worker still runs them; and attempts that
     were requeued after their start and before their run, as no worker holds their sandboxes.
     """
-    played = attempts.alias()
-    nobody_played = ~(
+    run_attempts = attempts.alias()
+    never_run = ~(
         select(literal(1))
         .where(
-            played.c.rollout_id == attempts.c.rollout_id,
-            played.c.attempt == attempts.c.attempt,
-            played.c.stage == Stage.RUN.value,
+            run_attempts.c.rollout_id == attempts.c.rollout_id,
+            run_attempts.c.attempt == attempts.c.attempt,
+            run_attempts.c.stage == Stage.RUN.value,
         )
         .exists()
     )
-    waited = (attempts.c.stage == Stage.INIT.value) & (attempts.c.result == "advanced") & nobody_played
+    waited = (attempts.c.stage == Stage.INIT.value) & (attempts.c.result == "advanced") & never_run
     away: set[tuple[str, int]] = set()
     ids = sorted(rollout_ids)
     for start in range(0, len(ids), CHUNK):

@@ -185,8 +185,8 @@ _advance = (
         **LEASE_CLEARED,
     )
 )
-_PLAYED = tuple(field.name for field in fields(RunSummary))
-_advance_played = _advance.values({rollouts.c[name]: bindparam(f"b_{name}") for name in _PLAYED})
+_SUMMARY_FIELDS = tuple(field.name for field in fields(RunSummary))
+_advance_with_summary = _advance.values({rollouts.c[name]: bindparam(f"b_{name}") for name in _SUMMARY_FIELDS})
 _finish = (
     update(rollouts)
     .where(*held_by_worker)
@@ -252,7 +252,7 @@ attempt_ends = (
 
 
 _advance_at_once = advance_at_once(_advance, attempt_ends)
-_advance_played_at_once = advance_at_once(_advance_played, attempt_ends)
+_advance_with_summary_at_once = advance_at_once(_advance_with_summary, attempt_ends)
 _finish_at_once = finish_at_once(_finish, attempt_ends)
 
 
@@ -275,16 +275,16 @@ def _ended_before(connection: Connection, held: Claim, result: str) -> bool:
     return connection.execute(select(attempts.c.result).filter_by(**key)).scalar() == result
 
 
-def advance(connection: Connection, held: Claim, resend_after_s: float, played: RunSummary | None = None) -> bool:
-    """Queue the next stage; False if the claim is gone. `played` is the result of the run stage."""
+def advance(connection: Connection, held: Claim, resend_after_s: float, summary: RunSummary | None = None) -> bool:
+    """Queue the next stage; False if the claim is gone. `summary` is the result of the run stage."""
     names = lease_params(held) | {"b_next": NEXT_STAGE[held.stage].value, "b_resend_after": resend_after_s}
-    if played is not None:
-        names |= {f"b_{name}": getattr(played, name) for name in _PLAYED}
+    if summary is not None:
+        names |= {f"b_{name}": getattr(summary, name) for name in _SUMMARY_FIELDS}
     if runs_together(connection):
-        statement = _advance_at_once if played is None else _advance_played_at_once
+        statement = _advance_at_once if summary is None else _advance_with_summary_at_once
         applied = connection.execute(statement, names | {"b_result": "advanced", "b_error": None}).first() is not None
         return applied or _ended_before(connection, held, "advanced")
-    if not _applied(connection.execute(_advance if played is None else _advance_played, names)):
+    if not _applied(connection.execute(_advance if summary is None else _advance_with_summary, names)):
         return _ended_before(connection, held, "advanced")
     _close_attempt(connection, held.rollout_id, held.attempt, held.stage.value, "advanced", "")
     return True

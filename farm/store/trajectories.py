@@ -62,7 +62,7 @@ _observe_call = (
 _delete_segments = delete(segment_rows).where(segment_rows.c.rollout_id == bindparam("b_id"))
 _add_segments = insert(segment_rows)
 
-_ANEW = "rendered again: the engine's prompt goes on from the ids of no earlier call"
+_RENDERED_AGAIN = "rendered again: the engine's prompt goes on from the ids of no earlier call"
 
 
 class CallLog:
@@ -89,7 +89,7 @@ class CallLog:
         prompt = call.prompt_ids
         if prompt is not None and prefix is not None:
             prompt = prompt[self._known.length(prefix) :]
-        told = prefix is not None and self._calls[prefix].tools is call.tools
+        is_repeated = prefix is not None and self._calls[prefix].tools is call.tools
         return {
             "rollout_id": self.rollout_id,
             "attempt": self.attempt,
@@ -97,7 +97,7 @@ class CallLog:
             "call_index": call.index,
             "prefix_call": prefix,
             "prompt_ids": prompt,
-            "tools": None if told else call.tools,
+            "tools": None if is_repeated else call.tools,
             "versions": [{"version": span.version, "start": span.start, "end": span.end} for span in call.versions],
             "images": list(call.images) or None,
         }
@@ -107,7 +107,7 @@ class CallLog:
         prefix = None if prompt is None else self._known.longest(prompt, call.index, call.images)
         if prompt is not None and prefix is None and not call.begins:
             # known only now, for an engine that renders conversations itself
-            call.begins = _ANEW if self._prefix else "first"
+            call.begins = _RENDERED_AGAIN if self._prefix else "first"
         if call.tools is not None:
             # compared as text: the order of a schema's keys is part of the prompt
             call.tools = self._tools.setdefault(written(call.tools), call.tools)
@@ -295,17 +295,19 @@ def _cut_short(connection: Connection, batch_id: str, rollout_ids: Sequence[str]
     )
     if rollout_ids is not None:
         statement = statement.where(rollouts.c.rollout_id.in_(rollout_ids))
-    played = [
+    calls_of_rollouts = [
         (rollout_id, _in_full(rows))
         for rollout_id, rows in groupby(connection.execute(statement), key=lambda row: str(row.rollout_id))
     ]
-    if not played:
+    if not calls_of_rollouts:
         return {}
-    asked = connection.scalar(select(batches.c.request).where(batches.c.batch_id == batch_id)) or {}
-    rule, builder = TrainCalls.model_validate(asked.get("train_calls") or {}), asked.get("row_builder")
+    request = connection.scalar(select(batches.c.request).where(batches.c.batch_id == batch_id)) or {}
+    rule, builder = TrainCalls.model_validate(request.get("train_calls") or {}), request.get("row_builder")
     # only workers call a plug-in's: readers may not have it installed, and no row of these is trained on
     name = builder if builder in WHOLE else "prefix"
-    return {rollout_id: list(build_rows(name, chosen_calls(rule, calls), calls)) for rollout_id, calls in played}
+    return {
+        rollout_id: list(build_rows(name, chosen_calls(rule, calls), calls)) for rollout_id, calls in calls_of_rollouts
+    }
 
 
 def _in_full(rows: Iterable[Any]) -> list[ModelCall]:

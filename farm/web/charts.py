@@ -113,11 +113,11 @@ def figures(numbers: Sequence[EndedNumbers], n_samples: int, newest_version: str
 
 def _source(name: str, rows: Sequence[EndedNumbers]) -> SourceFigures:
     scored = [each.reward for each in rows if each.reward is not None]
-    played = [each for each in rows if each.n_turns]
+    with_turns = [each for each in rows if each.n_turns]
     made = (
         histogram("reward", scored),
-        histogram("turns", [float(each.n_turns) for each in played]),
-        histogram("sampled tokens", [float(each.n_tokens) for each in played]),
+        histogram("turns", [float(each.n_turns) for each in with_turns]),
+        histogram("sampled tokens", [float(each.n_tokens) for each in with_turns]),
         histogram("seconds", [each.finished_at - each.submitted_at for each in rows]),
     )
     mean = sum(scored) / len(scored) if scored else None

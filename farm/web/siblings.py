@@ -37,12 +37,12 @@ def siblings(
 ) -> list[Sibling]:
     """Return the samples of a group; the reference is the first one with a model call."""
     reference = next((at for at, made in enumerate(calls) if made), None)
-    result = []
+    samples = []
     for at, rollout in enumerate(rollouts):
-        turns = [said(call) for call in calls[at]]
+        turns = [answer_of(call) for call in calls[at]]
         first = None
         if reference is not None and at != reference:
-            others = [said(call) for call in calls[reference]]
+            others = [answer_of(call) for call in calls[reference]]
             first = next((n for n in range(len(turns)) if n >= len(others) or turns[n] != others[n]), None)
             if first is None and len(turns) < len(others) and turns:
                 first = len(turns) - 1
@@ -50,11 +50,11 @@ def siblings(
         if reference is not None and rows[at] and rows[reference]:
             common = _common(rows[at][0], rows[reference][0])
         shown = [SiblingTurn(n, text, n == first) for n, text in enumerate(turns)]
-        result.append(Sibling(rollout, shown, common, first))
-    return result
+        samples.append(Sibling(rollout, shown, common, first))
+    return samples
 
 
-def said(call: ModelCall) -> str:
+def answer_of(call: ModelCall) -> str:
     """Return the policy's answer in a model call, in a few lines: thoughts, text, tool calls."""
     message = call.response
     lines = [f"({reasoning})" for reasoning in [reasoning_of(message).strip()] if reasoning]

@@ -12,7 +12,7 @@ import farm
 from farm.cli.main import main
 from farm.errors import NotFound
 from tests.doubles import EngineDouble
-from tests.services.commands import said
+from tests.services.commands import output_of
 from tests.services.farms import embedded, farm_folder
 from workers.testing.scripted_model import Branch, Script, ScriptedCall, ScriptedProblem, ScriptedTurn
 from workers.testing.serving import serving
@@ -31,7 +31,7 @@ BOOK = Script(
     [
         ScriptedProblem(
             match="count a lot",
-            plays=(
+            branches=(
                 Branch(
                     name="long outputs",
                     turns=(
@@ -52,7 +52,7 @@ def sequence(last: int) -> bytes:
     return "".join(f"{n}\n" for n in range(1, last + 1)).encode()
 
 
-def test_long_outputs_are_kept_in_full_up_to_the_cap_of_a_rollout() -> None:
+def test_long_outputs_are_kept_up_to_the_cap_of_the_rollout() -> None:
     with (
         farm_folder() as folder,
         serving(EngineDouble(BOOK).app()) as policy,
@@ -88,8 +88,8 @@ def on_the_command_line(url: str, rollout_id: str, folder: Path) -> None:
         command = [str(Path(sys.executable).parent / "farm"), *words, "--url", url]
         return subprocess.run(command, capture_output=True, check=True, timeout=600, cwd=folder).stdout
 
-    assert "0-bash.txt" in said(main, "show", rollout_id, "--url", url)
-    listed = said(main, "artefacts", rollout_id, "--url", url).splitlines()[2:]
+    assert "0-bash.txt" in output_of(main, "show", rollout_id, "--url", url)
+    listed = output_of(main, "artefacts", rollout_id, "--url", url).splitlines()[2:]
     assert [line.split()[0] for line in listed] == ["0-bash.txt", "1-bash.txt", "2-bash.txt"]
     assert run("artefacts", rollout_id, "0-bash.txt", "-o", "-") == sequence(200_000)
     run("artefacts", rollout_id, "0-bash.txt")

@@ -26,7 +26,7 @@ from workers.testing.scripted_model import Branch, Script, ScriptedCall, Scripte
 from workers.testing.serving import serving
 
 SLEEPS = ScriptedTurn(tool_calls=(ScriptedCall(name="bash", arguments={"command": "sleep 600"}),))
-BOOK = Script([ScriptedProblem(match="sleep", plays=(Branch(name="sleep", turns=(SLEEPS,)),))])
+BOOK = Script([ScriptedProblem(match="sleep", branches=(Branch(name="sleep", turns=(SLEEPS,)),))])
 IN_SANDBOX = {"data_source": "working", "fields": {"question": "sleep"}}
 IN_ENGINE = {"data_source": "chat", "fields": {"question": "think", "expected": "x"}}
 IN_INIT = {"data_source": "unruly", "fields": {"fault": "prepare:hang", "where": "host"}}
@@ -36,17 +36,17 @@ QUEUED = {"data_source": "noop", "fields": {"seconds": 600}}
 
 
 @dataclass
-class Two:
+class TwoNodeFarm:
     """A farm of two nodes; `slow` is an engine whose calls never end."""
 
     client: farm.Farm
     slow: EngineDouble
     folder: Path
 
-    def plays(self, batch_id: str, stage: Stage, n: int) -> bool:
+    def is_active(self, batch_id: str, stage: Stage, n: int) -> bool:
         return self.client.status(batch_id).stages[stage][State.ACTIVE] == n
 
-    def told(self, name: str, batch_id: str) -> str:
+    def progress(self, name: str, batch_id: str) -> str:
         result = [f"{each.stage} {each.state} {each.failure or ''}" for each in self.client.rollouts(batch_id)]
         return f"{name} is under way: {result}"
 
@@ -83,15 +83,17 @@ def nodes_of_two(postgres_url: str, migrated_postgres: str) -> Iterator[tuple[St
 
 
 @pytest.fixture(params=["told", "untold"])
-def two(request: pytest.FixtureRequest, nodes_of_two: tuple[Store, str, EngineDouble, Path]) -> Iterator[Two]:
+def two_nodes(
+    request: pytest.FixtureRequest, nodes_of_two: tuple[Store, str, EngineDouble, Path]
+) -> Iterator[TwoNodeFarm]:
     """Workers always reach a Redis. The client does, too, or has only the database: then it sends no notification."""
     store, broker_url, slow, folder = nodes_of_two
     with farm.connect(store.url, broker_url=broker_url if request.param == "told" else "") as client:
-        yield Two(client, slow, folder)
+        yield TwoNodeFarm(client, slow, folder)
 
 
-def test_what_is_cancelled_ends_wherever_it_is(two: Two) -> None:
-    client = two.client
+def test_cancelled_rollouts_end_in_every_stage(two_nodes: TwoNodeFarm) -> None:
+    client = two_nodes.client
     ids: dict[str, str] = {}
     result: dict[str, Any] = {
         "sandbox": {"instances": [IN_SANDBOX], "n_samples": 2, "model": "fast"},
@@ -103,23 +105,23 @@ def test_what_is_cancelled_ends_wherever_it_is(two: Two) -> None:
         ids[name] = client.submit(request | {"limits": LIMITS})
     waited_for = {"sandbox": (2, Stage.RUN), "engine": (4, Stage.RUN), "init": (2, Stage.INIT), "eval": (2, Stage.EVAL)}
     for name, (n, stage) in waited_for.items():
-        until(partial(two.plays, ids[name], stage, n), partial(two.told, name, ids[name]), 120)
+        until(partial(two_nodes.is_active, ids[name], stage, n), partial(two_nodes.progress, name, ids[name]), 120)
     # these take all free slots, and more
     ids["queued"] = client.submit({"instances": [QUEUED] * 60})
-    until(lambda: two.slow.n_running == 4, lambda: f"the engine is at work, not {two.slow.n_running}", 120)
+    until(lambda: two_nodes.slow.n_running == 4, lambda: f"the engine is at work, not {two_nodes.slow.n_running}", 120)
     until(lambda: all(client.calls(f"{ids['sandbox']}.0.{k}") for k in range(2)), "the first calls are recorded", 120)
     until(lambda: {"one", "two"} <= {each.node for each in client.rollouts(ids["queued"])}, "both nodes play", 120)
 
     one = f"{ids['engine']}.0.1"
     assert client.cancel(one) == [one]
-    until(lambda: two.slow.n_running == 3, "its call is closed")
+    until(lambda: two_nodes.slow.n_running == 3, "its call is closed")
     group = f"{ids['engine']}.1"
     assert client.cancel(group) == [f"{group}.0", f"{group}.1"]
-    until(lambda: two.slow.n_running == 1, "their calls are closed")
+    until(lambda: two_nodes.slow.n_running == 1, "their calls are closed")
     for batch_id in ids.values():
         client.cancel(batch_id)
-    until(lambda: two.slow.n_running == 0, "all calls are closed")
-    until(lambda: not two.sandboxes(), "all sandboxes are gone")
+    until(lambda: two_nodes.slow.n_running == 0, "all calls are closed")
+    until(lambda: not two_nodes.sandboxes(), "all sandboxes are gone")
     assert all(client.cancel(batch_id) == [] for batch_id in ids.values()), "once more does nothing"
 
     for batch_id in ids.values():

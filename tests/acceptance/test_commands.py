@@ -22,7 +22,7 @@ from farm.embedded.embedded_farm import Embedded
 from farm.errors import ServiceError
 from farm.settings import Settings
 from tests.doubles import EngineDouble
-from tests.services.commands import said
+from tests.services.commands import output_of
 from tests.services.farms import farm_folder, flower_request, left_of, until
 from workers.testing.scripted_model import Branch, Script, ScriptedProblem, ScriptedTurn
 from workers.testing.serving import serving
@@ -44,7 +44,7 @@ class _Shell:
         return done.stdout + done.stderr
 
     def at_once(self, *words: str, code: int = 0) -> str:
-        return said(main, *words, code=code, env={name: self.env.get(name) for name in {*os.environ, *self.env}})
+        return output_of(main, *words, code=code, env={name: self.env.get(name) for name in {*os.environ, *self.env}})
 
 
 @pytest.fixture(scope="module")
@@ -80,7 +80,7 @@ def batch(farm: _Shell, *lines: dict[str, Any]) -> str:
 NOOP = {"data_source": "noop", "fields": {}, "instance_id": "nothing"}
 
 
-def test_submit_watch_show_collect(farm: _Shell) -> None:
+def test_batch_is_submitted_watched_shown_and_collected(farm: _Shell) -> None:
     batch_id = farm("submit", problems(farm, NOOP, NOOP), "-n", "2").split()[0]
     watched = farm.at_once("watch", batch_id)
     assert "4/4 ended" in watched
@@ -110,13 +110,15 @@ def engine(farm: _Shell) -> Iterator[str]:
         farm.at_once("engines", "clear")
 
 
-ANSWER = ScriptedProblem(match="capital", plays=(Branch(name="lima", turns=(ScriptedTurn(content="Lima, I think."),)),))
+ANSWER = ScriptedProblem(
+    match="capital", branches=(Branch(name="lima", turns=(ScriptedTurn(content="Lima, I think."),)),)
+)
 CHAT = {"data_source": "chat", "fields": {"question": "What is the capital of Peru?", "expected": "Lima"}}
 FAILING = {"data_source": "noop", "fields": {"fail": "run:final"}}
 SLOW = {"data_source": "noop", "fields": {"seconds": 300}}
 
 
-def test_a_batch_of_all_kinds_is_collected_in_both_formats(farm: _Shell, engine: str) -> None:
+def test_batch_of_all_outcomes_is_collected_as_jsonl_and_npz(farm: _Shell, engine: str) -> None:
     batch_id = batch(farm, CHAT, FAILING, SLOW, NOOP)
     farm.at_once("cancel", f"{batch_id}.2.0")
     output, arrays = farm.folder / "kinds.jsonl", farm.folder / "kinds.npz"
@@ -141,7 +143,7 @@ def test_a_batch_of_all_kinds_is_collected_in_both_formats(farm: _Shell, engine:
     assert line[:4] == [batch_id, "completed", "4/4", "1"]
 
 
-def test_what_waits_for_a_batch_that_does_not_end(farm: _Shell) -> None:
+def test_collect_of_an_unfinished_batch_times_out_or_is_interrupted(farm: _Shell) -> None:
     batch_id = batch(farm, SLOW)
     output = farm.folder / "never.npz"
     assert "0/1 ended" in farm.at_once("collect", batch_id, "-o", str(output), "--timeout", "0.2", code=1)
@@ -156,7 +158,7 @@ def test_what_waits_for_a_batch_that_does_not_end(farm: _Shell) -> None:
     farm.at_once("cancel", batch_id)
 
 
-def test_watch_tells_scripts_whether_all_went_well(farm: _Shell) -> None:
+def test_watch_exit_status_reports_failures(farm: _Shell) -> None:
     mixed, well = batch(farm, NOOP, FAILING), batch(farm, NOOP)
     farm.at_once("watch", mixed)
     output = farm.at_once("watch", mixed, "--exit-status", code=1)
@@ -165,13 +167,13 @@ def test_watch_tells_scripts_whether_all_went_well(farm: _Shell) -> None:
     farm.at_once("watch", well, "--exit-status")
 
 
-def test_a_wrong_option_of_a_node_starts_nothing(farm: _Shell) -> None:
+def test_up_with_an_invalid_node_option_is_refused(farm: _Shell) -> None:
     """Also next to a running farm, which another start would have found."""
     for words, expected in ((("--runn", "3"), "Did you mean '--run'?"), (("--run", "x"), "'x' is not a valid integer")):
         assert expected in farm("up", *words, code=2)
 
 
-def test_an_engine_that_does_not_answer_is_added_with_a_warning(farm: _Shell) -> None:
+def test_unreachable_engine_is_added_with_a_warning(farm: _Shell) -> None:
     url = "http://127.0.0.1:9/v1"
     assert f"{url} was added, but it does not answer from here" in farm.at_once("engines", "add", url)
     assert "no engine can be used" in until(lambda: warned(farm, url), "a node has found out", 30)
@@ -183,7 +185,7 @@ def warned(farm: _Shell, url: str) -> str:
     return output if url in output else ""
 
 
-def test_watch_says_what_failed_and_why(farm: _Shell) -> None:
+def test_watch_reports_failures_and_their_causes(farm: _Shell) -> None:
     broken = NOOP | {"fields": {"fail": "run:final"}, "instance_id": "broken"}
     watched = farm.at_once("watch", batch(farm, broken, broken, NOOP))
     assert "failures: 2 handler_error" in watched
@@ -191,14 +193,14 @@ def test_watch_says_what_failed_and_why(farm: _Shell) -> None:
     assert "the instance asks for a final error in run" in watched
 
 
-def test_cancel(farm: _Shell) -> None:
+def test_cancel_reports_the_number_of_rollouts(farm: _Shell) -> None:
     batch_id = batch(farm, NOOP | {"fields": {"seconds": 300}}, NOOP | {"fields": {"seconds": 300}})
     assert "1 rollouts cancelled" in farm.at_once("cancel", batch_id, f"{batch_id}.0.0")
     assert "1 rollouts cancelled" in farm.at_once("cancel", batch_id)
     assert "0 rollouts cancelled" in farm.at_once("cancel", batch_id)
 
 
-def test_mistakes_are_one_line(farm: _Shell) -> None:
+def test_errors_are_reported_in_one_line(farm: _Shell) -> None:
     assert "NotFound: there is no batch b0" in farm.at_once("watch", "b0", code=1)
     (farm.folder / "bad.jsonl").write_text('{"data_source": "noop", "fields": {"seconds": "x"}}\n')
     refused = farm.at_once("submit", str(farm.folder / "bad.jsonl"), code=1)
@@ -211,18 +213,18 @@ def test_mistakes_are_one_line(farm: _Shell) -> None:
     assert "FarmUnreachable: no farm" in farm.at_once("doctor", "--url", "/etc/passwd", code=1)
 
 
-def test_up_says_which_kind_of_sandbox_plays(farm: _Shell) -> None:
+def test_up_reports_the_kind_of_sandbox(farm: _Shell) -> None:
     said = (farm.folder / "up.log").read_text()
     assert re.search(r"^sandbox (singularity|namespace)( |$)", said, re.MULTILINE), said
 
 
-def test_doctor_finds_all_in_order(farm: _Shell) -> None:
+def test_doctor_passes_on_a_running_farm(farm: _Shell) -> None:
     result = farm("doctor")
     for what in ("store", "clock", "redis", "sandbox namespace", "user namespaces", "/dev/fuse", "disk (scratch)"):
         assert what in result
 
 
-def test_doctor_says_how_to_mend(farm: _Shell) -> None:
+def test_doctor_names_the_remedy(farm: _Shell) -> None:
     env = farm.env | {"FARM_HOME": str(farm.folder / "other"), "FARM_BROKER_URL": "redis://127.0.0.1:1/0"}
     env |= {"FARM_STORE_URL": f"sqlite:///{farm.folder}/other/farm.db"}
     done = subprocess.run([FARM, "doctor"], env=env, capture_output=True, text=True, timeout=600)
@@ -272,7 +274,7 @@ def test_flower_shows_the_three_tasks_of_a_rollout(farm: _Shell) -> None:
             urllib.request.urlopen(f"{url}{path}", timeout=60)
 
 
-def test_a_node_that_does_not_start_says_why_at_once(tmp_path: Path) -> None:
+def test_node_that_fails_to_start_reports_its_error(tmp_path: Path) -> None:
     """Also where a program starts the farm, without the checks of the command line."""
     options = Settings(home=tmp_path / "home", scratch=tmp_path / "scratch")
     with pytest.raises(

@@ -48,7 +48,7 @@ def trained_on(here: Embedded, batch_id: str, n_acknowledged: int) -> list[str]:
     return [line.split()[0] for line in lines if line.endswith(" 2\n")]
 
 
-def test_what_a_killed_trainer_did_not_acknowledge_comes_again(here: Embedded) -> None:
+def test_unacknowledged_groups_of_a_killed_trainer_are_delivered_again(here: Embedded) -> None:
     with farm.connect(here.home) as client:
         batch_id = client.submit({"instances": [{"data_source": "noop", "fields": {}}] * 7, "n_samples": 2})
         first = trained_on(here, batch_id, 2)
@@ -74,7 +74,7 @@ def test_what_a_killed_trainer_did_not_acknowledge_comes_again(here: Embedded) -
         assert client.violations(batch_id) == []
 
 
-def test_a_group_with_seven_of_eight_done_plays_one_more(here: Embedded, tmp_path: Path) -> None:
+def test_retry_runs_only_the_failed_rollout_of_a_group(here: Embedded, tmp_path: Path) -> None:
     breaks_once = {"data_source": "unruly", "fields": {"fault": "agent:raise", "times": 1, "marks": str(tmp_path)}}
     with farm.connect(here.home) as client:
         batch_id = client.submit({"instances": [breaks_once], "n_samples": 8, "max_attempts": 3})

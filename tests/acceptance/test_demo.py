@@ -46,7 +46,7 @@ def demo(folder: Path, *options: str, policy_url: str = "") -> subprocess.Popen[
     )
 
 
-def test_it_plays_math_code_and_bug_fixes(folder: Path, apptainer: Path) -> None:
+def test_demo_runs_math_code_and_bug_fixes(folder: Path, apptainer: Path) -> None:
     process = demo(folder, "--math", "1", "--code", "2", "--swe", "1", "-n", "4")
     output, _ = process.communicate(timeout=600)
     assert process.returncode == 0, output
@@ -69,7 +69,7 @@ def test_it_plays_math_code_and_bug_fixes(folder: Path, apptainer: Path) -> None
         assert segment.response_mask.sum() == rollout.n_response_tokens
 
 
-def test_it_keeps_its_page_up_until_it_is_interrupted(folder: Path) -> None:
+def test_demo_serves_its_page_until_interrupted(folder: Path) -> None:
     process = demo(folder, "--math", "0", "--code", "1", "--swe", "0", "-n", "1", "--no-flower", "--keep")
     assert process.stdout is not None
     words = ""
@@ -119,7 +119,7 @@ They are programs, scored in a sandbox: answers would need a grader, which loads
     ],
     ids=["interrupted", "terminated", "killed"],
 )
-def test_ended_half_way_it_leaves_nothing(
+def test_interrupted_demo_leaves_nothing(
     folder: Path, number: signal.Signals, given: bool, words: Sequence[str], policy_url: str
 ) -> None:
     """With either engine: its own double, or a given server."""

@@ -41,21 +41,21 @@ print(json.dumps({
 SUBMIT = ScriptedTurn(tool_calls=(ScriptedCall(name="submit", arguments={"answer": "5"}),))
 
 
-def mended() -> ScriptedProblem:
+def gold_patch_script() -> ScriptedProblem:
     """Return the script of the first bug: apply the gold patch, and submit."""
     row = json.loads((ROOT / "examples/data/swe/swebench_5_form.jsonl").read_text().splitlines()[0])
     command = f"git apply - <<'PATCH'\n{row['patch']}PATCH"
     turn = ScriptedTurn(tool_calls=(ScriptedCall(name="bash", arguments={"command": command}),))
-    return ScriptedProblem(match="plural() is wrong", plays=(Branch(name="gold", turns=(turn, SUBMIT)),))
+    return ScriptedProblem(match="plural() is wrong", branches=(Branch(name="gold", turns=(turn, SUBMIT)),))
 
 
 @pytest.fixture(scope="module")
 def home() -> Iterator[Path]:
     others = [
-        ScriptedProblem(match=text, plays=(Branch(name="5", turns=(SUBMIT,)),))
+        ScriptedProblem(match=text, branches=(Branch(name="5", turns=(SUBMIT,)),))
         for text in ("wrap(", "2 + 3 =", "4 + 4 =")
     ]
-    double = EngineDouble(Script([mended(), *others]), weight_version="1")
+    double = EngineDouble(Script([gold_patch_script(), *others]), weight_version="1")
     with farm_folder() as folder, embedded(folder, FARM_SANDBOX="namespace") as here, serving(double.app()) as url:
         with farm.connect(here.home) as client:
             client.add_engine(f"{url}/v1")
@@ -117,9 +117,9 @@ def ran_page(home: Path, folder: Path, page: str) -> Any:
     return json.loads(done.stdout.splitlines()[-1])
 
 
-def test_rows_of_swe_bench(home: Path, tmp_path: Path) -> None:
+def test_swe_bench_page_scores_its_rows(home: Path, tmp_path: Path) -> None:
     assert ran_page(home, tmp_path, f"{USERS}/tasks/swe.md") == {"farm__wordkit-1": 1.0, "farm__wordkit-2": 0.0}
 
 
-def test_rows_by_their_columns(home: Path, tmp_path: Path) -> None:
+def test_rows_page_scores_its_rows(home: Path, tmp_path: Path) -> None:
     assert sorted(ran_page(home, tmp_path, f"{USERS}/tasks/rows.md")) == [0.0, 1.0]

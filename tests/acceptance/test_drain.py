@@ -44,7 +44,7 @@ def store(postgres_store: Store) -> Store:
     return postgres_store
 
 
-def playing(client: farm.Farm, batch_id: str, n: int) -> None:
+def until_running(client: farm.Farm, batch_id: str, n: int) -> None:
     until(lambda: client.status(batch_id).stages[farm.Stage.RUN][farm.State.ACTIVE] >= n, f"{n} play", 120)
 
 
@@ -70,12 +70,12 @@ def worker_of(supervisor: int, stage: str) -> int:
     return next(pid for pid in family(supervisor) if words in Path(f"/proc/{pid}/cmdline").read_bytes())
 
 
-def test_what_has_begun_plays_on_and_the_rest_goes_to_others(folder: Path, store: Store, broker_url: str) -> None:
+def test_drained_node_ends_running_rollouts_and_requeues_the_rest(folder: Path, store: Store, broker_url: str) -> None:
     with farm.connect(store.url, broker_url=broker_url) as client:
         with node(folder, "one", store.url, broker_url, grace_s=1200, **PATIENT) as one:
             # the node takes sixteen, of which eight run at a time
             batch_id = client.submit({"instances": [{"data_source": "noop", "fields": {"seconds": 2.0}}] * 30})
-            playing(client, batch_id, 8)
+            until_running(client, batch_id, 8)
             n_ended = client.status(batch_id).n_finished
             one.terminate()
             assert one.wait(600) == 0, "it ends long before its grace does"
@@ -92,7 +92,7 @@ def test_what_has_begun_plays_on_and_the_rest_goes_to_others(folder: Path, store
 
 
 @pytest.mark.parametrize("by", ["client", "api"])
-def test_an_order_drains_a_node_as_a_signal_does(folder: Path, store: Store, broker_url: str, by: str) -> None:
+def test_drain_order_works_like_a_signal(folder: Path, store: Store, broker_url: str, by: str) -> None:
     with ExitStack() as running:
         client = running.enter_context(farm.connect(store.url, broker_url=broker_url))
         orders = client
@@ -102,7 +102,7 @@ def test_an_order_drains_a_node_as_a_signal_does(folder: Path, store: Store, bro
             orders = running.enter_context(farm.connect(running.enter_context(served(client))))
         with node(folder, "one", store.url, broker_url, grace_s=1200, **PATIENT) as one:
             batch_id = client.submit({"instances": [{"data_source": "noop", "fields": {"seconds": 2.0}}] * 30})
-            playing(client, batch_id, 8)
+            until_running(client, batch_id, 8)
             with pytest.raises(farm.NotFound, match="there is no node two"):
                 orders.drain_node("two")
             orders.drain_node("one")
@@ -116,7 +116,7 @@ def test_an_order_drains_a_node_as_a_signal_does(folder: Path, store: Store, bro
     assert left_of(folder) == []
 
 
-def test_a_signal_to_every_process_of_the_step_is_no_other(folder: Path, store: Store, broker_url: str) -> None:
+def test_signal_to_every_process_of_a_job_step_drains_the_node(folder: Path, store: Store, broker_url: str) -> None:
     with (
         serving(EngineDouble(Script([]), latency_s=4.0).app()) as policy,
         farm.connect(store.url, broker_url=broker_url) as client,
@@ -124,7 +124,7 @@ def test_a_signal_to_every_process_of_the_step_is_no_other(folder: Path, store: 
     ):
         problems = tuple(math_problems(["gcd"], 4, seed=1))
         batch_id = client.submit(farm.BatchRequest(instances=problems, n_samples=2))
-        playing(client, batch_id, 8)
+        until_running(client, batch_id, 8)
         step = family(one.pid)
         assert len(step) > 4 + 8, "the supervisor, its workers and the sandboxes"
         for pid in step:
@@ -137,18 +137,16 @@ def test_a_signal_to_every_process_of_the_step_is_no_other(folder: Path, store: 
     assert left_of(folder) == []
 
 
-def test_a_second_signal_ends_the_grace_and_what_hangs_is_handed_back_for_it(
-    folder: Path, store: Store, broker_url: str
-) -> None:
+def test_second_signal_ends_the_grace_and_requeues_hung_rollouts(folder: Path, store: Store, broker_url: str) -> None:
     with farm.connect(store.url, broker_url=broker_url) as client:
         with node(folder, "one", store.url, broker_url, grace_s=600, **PATIENT) as one:
             batch_id = client.submit({"instances": [FOR_EVER] * 12})
-            playing(client, batch_id, 8)
+            until_running(client, batch_id, 8)
             os.kill(worker_of(one.pid, "run"), signal.SIGSTOP)
             one.terminate()
             until(lambda: draining(store), "the node drains")
             assert one.poll() is None
-            until(lambda: _told_again(one), "the grace is over", 120)
+            until(lambda: _terminate_again(one), "the grace is over", 120)
         rollouts = client.rollouts(batch_id)
         assert {(rollout.state, rollout.node) for rollout in rollouts} == {(farm.State.QUEUED, None)}
         results = {timing.result for rollout in rollouts for timing in client.timings(rollout.rollout_id)}
@@ -157,14 +155,16 @@ def test_a_second_signal_ends_the_grace_and_what_hangs_is_handed_back_for_it(
     assert left_of(folder) == []
 
 
-def _told_again(process: subprocess.Popen[bytes]) -> bool:
+def _terminate_again(process: subprocess.Popen[bytes]) -> bool:
     process.terminate()
     with suppress(subprocess.TimeoutExpired):
         process.wait(0.5)
     return process.poll() is not None
 
 
-def test_what_breaks_because_it_is_stopped_has_not_failed(folder: Path, store: Store, broker_url: str) -> None:
+def test_stage_that_breaks_while_stopped_is_requeued_without_a_failure(
+    folder: Path, store: Store, broker_url: str
+) -> None:
     breaks = {"data_source": "unruly", "fields": {"fault": "evaluate:hang and break"}}
     with farm.connect(store.url, broker_url=broker_url) as client:
         with node(folder, "one", store.url, broker_url, 0, **installed_in(folder)):
@@ -179,7 +179,7 @@ def test_what_breaks_because_it_is_stopped_has_not_failed(folder: Path, store: S
     assert left_of(folder) == []
 
 
-def test_a_node_whose_database_is_away_ends_all_the_same(folder: Path, broker_url: str) -> None:
+def test_node_exits_while_its_database_is_away(folder: Path, broker_url: str) -> None:
     with ExitStack() as servers:
         try:
             store = Store(servers.enter_context(postgres_server()))
@@ -190,7 +190,7 @@ def test_a_node_whose_database_is_away_ends_all_the_same(folder: Path, broker_ur
         with node(folder, "one", store.url, broker_url, grace_s=1) as one:
             with farm.connect(store.url, broker_url=broker_url) as client:
                 batch_id = client.submit({"instances": [FOR_EVER] * 4})
-                playing(client, batch_id, 4)
+                until_running(client, batch_id, 4)
             servers.close()
             one.terminate()
             one.wait(600)
@@ -199,7 +199,7 @@ def test_a_node_whose_database_is_away_ends_all_the_same(folder: Path, broker_ur
     assert left_of(folder) == []
 
 
-def test_a_node_whose_workers_die_at_once_is_given_nothing(folder: Path, store: Store, broker_url: str) -> None:
+def test_node_with_repeatedly_dying_workers_gets_no_rollouts(folder: Path, store: Store, broker_url: str) -> None:
     with (
         node(folder, "one", store.url, broker_url) as one,
         farm.connect(store.url, broker_url=broker_url) as client,

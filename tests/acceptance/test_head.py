@@ -71,18 +71,18 @@ def leads(folder: Path, process: ChildProcess) -> bool:
     return False
 
 
-def said_by(folder: Path, name: str) -> str:
+def log_of(folder: Path, name: str) -> str:
     with suppress(OSError):
         return (folder / f"{name}.log").read_text()
     return ""
 
 
-def test_a_head_that_is_killed_is_followed_by_another_and_no_attempt_is_lost(folder: Path) -> None:
+def test_killed_head_is_replaced_without_losing_attempts(folder: Path) -> None:
     shared = folder / "shared"
     with node(folder, "early"):
-        until(lambda: "waiting for a head in" in said_by(folder, "early"), "the node waits")
+        until(lambda: "waiting for a head in" in log_of(folder, "early"), "the node waits")
         with head(folder, "first") as first:
-            until(lambda: leads(folder, first), lambda: f"there is a head: {said_by(folder, 'first')}", 600)
+            until(lambda: leads(folder, first), lambda: f"there is a head: {log_of(folder, 'first')}", 600)
             for file in ("address.json", "api_key", "secret_key", "password", "head.json"):
                 assert stat.S_IMODE((shared / file).stat().st_mode) == 0o600
             words = [sys.executable, "-m", "farm.cli.main", "head", "--dir", str(shared)]
@@ -94,17 +94,17 @@ def test_a_head_that_is_killed_is_followed_by_another_and_no_attempt_is_lost(fol
                     batch_id = client.submit({"instances": [NAP] * 24})
                     until(lambda: client.status(batch_id).n_finished >= 2, "it plays", 600)
                 os.kill(first.pid, signal.SIGKILL)
-                until(lambda: leads(folder, second), lambda: f"another leads: {said_by(folder, 'second')}", 600)
+                until(lambda: leads(folder, second), lambda: f"another leads: {log_of(folder, 'second')}", 600)
                 with farm.connect(shared) as client:
                     rollouts = client.collect(batch_id, timeout_s=600)
                 assert {(each.reward is not None, each.attempt, each.n_failures) for each in rollouts} == {(True, 1, 0)}
     assert left_of(folder) == []
 
 
-def test_the_first_node_is_the_head_too_and_a_signal_to_all_lets_it_hand_back_first(folder: Path) -> None:
+def test_first_node_serves_as_head_and_requeues_before_it_ends(folder: Path) -> None:
     shared = folder / "shared"
     with node(folder, "alone", "--head-on-first") as alone:
-        until(lambda: "is ready" in said_by(folder, "alone"), lambda: said_by(folder, "alone"), 600)
+        until(lambda: "is ready" in log_of(folder, "alone"), lambda: log_of(folder, "alone"), 600)
         with farm.connect(shared) as client:
             batch_id = client.submit({"instances": [{"data_source": "noop", "fields": {"seconds": 600.0}}] * 4})
             until(lambda: client.status(batch_id).stages[farm.Stage.RUN][farm.State.ACTIVE] == 4, "they play", 600)
@@ -115,7 +115,7 @@ def test_the_first_node_is_the_head_too_and_a_signal_to_all_lets_it_hand_back_fi
             now = read_address(shared)
             return before is not None and now is not None and now.head not in ("", before.head)
 
-        until(led_again, lambda: f"its head is started again: {said_by(folder, 'alone')}", 600)
+        until(led_again, lambda: f"its head is started again: {log_of(folder, 'alone')}", 600)
         after = read_address(shared)
         assert before is not None
         assert after is not None
@@ -125,11 +125,11 @@ def test_the_first_node_is_the_head_too_and_a_signal_to_all_lets_it_hand_back_fi
         for pid in family(alone.pid):
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGTERM)
-        assert alone.process.wait(600) == 0, said_by(folder, "alone")
+        assert alone.process.wait(600) == 0, log_of(folder, "alone")
     assert left_of(folder) == []
     # requeued rollouts wait for the next node
     with head(folder, "next") as following:
-        until(lambda: leads(folder, following), lambda: f"there is a head: {said_by(folder, 'next')}", 600)
+        until(lambda: leads(folder, following), lambda: f"there is a head: {log_of(folder, 'next')}", 600)
         with farm.connect(folder / "shared") as client:
             left = client.rollouts(batch_id)
         assert {(each.state, each.node, each.n_failures) for each in left} == {(farm.State.QUEUED, None, 0)}

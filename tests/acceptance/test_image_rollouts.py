@@ -21,7 +21,7 @@ from tests.acceptance.looking_program import IMAGE, QUESTION, installed_in
 from tests.doubles import EngineDouble
 from tests.doubles.vllm.image_parts import PLACEHOLDER
 from tests.integration.tasks.task_plugin import known_here
-from tests.services.commands import said
+from tests.services.commands import output_of
 from tests.services.farms import embedded, farm_folder
 from workers.testing.scripted_model import Branch, Script, ScriptedProblem, ScriptedTurn
 from workers.testing.serving import serving
@@ -29,7 +29,7 @@ from workers.testing.serving import serving
 DIGEST = hashlib.sha256(IMAGE).hexdigest()
 N_PLACES = 15
 TURNS = (ScriptedTurn(content="It is red."), ScriptedTurn(content="It is red again."))
-BOOK = Script([ScriptedProblem(match=QUESTION, plays=(Branch(name="red", turns=TURNS),))])
+BOOK = Script([ScriptedProblem(match=QUESTION, branches=(Branch(name="red", turns=TURNS),))])
 INSTANCE = {"data_source": "plain", "fields": {"commands": ["true"]}}
 
 
@@ -44,15 +44,15 @@ def here() -> Iterator[tuple[Embedded, Farm]]:
         yield started, stack.enter_context(farm.connect(started.store_url, broker_url=started.broker_url))
 
 
-def played(client: Farm, images: str, **more: Any) -> Rollout:
+def run_rollout(client: Farm, images: str, **more: Any) -> Rollout:
     request = {"instances": [INSTANCE], "agent": "looking", "agent_requests": {"images": images}, **more}
     (rollout,) = client.collect(client.submit(request), timeout_s=300)
     return rollout
 
 
-def test_an_image_that_is_shown_twice_is_kept_once_and_named_twice(here: tuple[Embedded, Farm]) -> None:
+def test_repeated_image_is_stored_once_and_referenced_twice(here: tuple[Embedded, Farm]) -> None:
     _, client = here
-    rollout = played(client, "engine")
+    rollout = run_rollout(client, "engine")
     assert rollout.outcome is Outcome.ANSWERED, rollout.failure
     name = f"0-{DIGEST}.png"
     images = [each for each in client.artefacts(rollout.rollout_id) if each.media_type == "image/png"]
@@ -77,27 +77,27 @@ def test_an_image_that_is_shown_twice_is_kept_once_and_named_twice(here: tuple[E
 
 def test_rows_exports_and_commands_name_the_images(here: tuple[Embedded, Farm], tmp_path: Path) -> None:
     started, client = here
-    rollout = played(client, "engine")
+    rollout = run_rollout(client, "engine")
     arrays = client.rows(rollout.batch_id, "arrays")
     assert arrays.images.tolist() == [[DIGEST, DIGEST]]
     with pytest.raises(InvalidRequest, match="2 images, but this trainer's rows have no field"):
         client.rows(rollout.batch_id, "trl")
     file = tmp_path / "rollouts.jsonl"
-    said(main, "export", rollout.batch_id, str(file), "--url", started.store_url)
+    output_of(main, "export", rollout.batch_id, str(file), "--url", started.store_url)
     exported = json.loads(file.read_text(encoding="utf-8"))
     assert [row["images"] for row in exported["segments"]] == [[DIGEST, DIGEST]]
-    assert "[image]" in said(main, "show", rollout.rollout_id, "--url", started.store_url)
+    assert "[image]" in output_of(main, "show", rollout.rollout_id, "--url", started.store_url)
 
 
-def test_a_model_without_images_fails_the_rollout_once_with_the_remedy(here: tuple[Embedded, Farm]) -> None:
+def test_text_only_model_fails_the_rollout_once_with_a_remedy(here: tuple[Embedded, Farm]) -> None:
     _, client = here
     with serving(EngineDouble(BOOK).app()) as url:
-        rollout = played(client, "engine", engine_url=f"{url}/v1", max_attempts=3)
+        rollout = run_rollout(client, "engine", engine_url=f"{url}/v1", max_attempts=3)
         assert rollout.outcome is Outcome.ENGINE_ERROR
         assert rollout.attempt == 1
         assert rollout.failure is not None
         for words in (url, "is not a multimodal model", "set agent_requests.images to `text`"):
             assert words in rollout.failure.message
-        rollout = played(client, "text", engine_url=f"{url}/v1")
+        rollout = run_rollout(client, "text", engine_url=f"{url}/v1")
         assert rollout.outcome is Outcome.ANSWERED, rollout.failure
         assert [row.images for row in rollout.segments] == [()]

@@ -19,7 +19,7 @@ from workers.testing.serving import serving
 
 QUESTION = "How many hops?"
 SCRIPT = Script(
-    [ScriptedProblem(match=QUESTION, plays=(Branch(name="right", turns=(ScriptedTurn(content="three"),)),))]
+    [ScriptedProblem(match=QUESTION, branches=(Branch(name="right", turns=(ScriptedTurn(content="three"),)),))]
 )
 FIELDS = re.compile(r"^\S+ \S+ (?P<level>\w+) \S+/(?P<process>\w+) \S+: (?P<message>.*) \[(?P<fields>[^]]*)\]$")
 
@@ -40,7 +40,7 @@ def read(line: str, form: str) -> dict[str, str]:
 
 
 @pytest.mark.parametrize("form", ["text", "json"])
-def test_each_stage_ends_with_a_line_that_has_its_ids(form: str) -> None:
+def test_each_stage_ends_with_a_log_line_with_its_ids(form: str) -> None:
     chat = {"data_source": "chat", "fields": {"question": QUESTION, "expected": "three"}}
     long = {"data_source": "noop", "fields": {"seconds": 600.0}}
     with (

@@ -50,7 +50,7 @@ def n_up(store: Store) -> int:
     return sum(each.state == UP for each in store.read(nodes.listing))
 
 
-def test_without_a_broker_it_refuses(folder: Path, store: Store) -> None:
+def test_node_without_a_broker_is_refused(folder: Path, store: Store) -> None:
     env = {name: value for name, value in os.environ.items() if not name.startswith("FARM_")}
     env |= {"FARM_STORE_URL": store.url, "FARM_SCRATCH": str(folder / "scratch")}
     command = [str(Path(sys.executable).parent / "farm"), "node"]
@@ -60,7 +60,7 @@ def test_without_a_broker_it_refuses(folder: Path, store: Store) -> None:
     assert names(store) == set()
 
 
-def test_nodes_of_slurm_on_one_machine_have_names_of_their_own(folder: Path, store: Store, broker_url: str) -> None:
+def test_nodes_of_slurm_on_one_machine_have_distinct_names(folder: Path, store: Store, broker_url: str) -> None:
     slurm = {"SLURMD_NODENAME": "rack%7", "SLURM_JOB_ID": "42"}
     with ExitStack() as running:
         for number in range(2):
@@ -88,7 +88,7 @@ def test_nodes_of_slurm_on_one_machine_have_names_of_their_own(folder: Path, sto
     assert any("is ready" in line["message"] for line in lines)
 
 
-def test_while_its_broker_is_away_it_says_so_and_is_not_announced(folder: Path, store: Store) -> None:
+def test_node_reports_an_absent_broker_and_is_announced_later(folder: Path, store: Store) -> None:
     with redis_broker() as broker:
         broker.kill()
         before = n_up(store)
@@ -102,7 +102,7 @@ def test_while_its_broker_is_away_it_says_so_and_is_not_announced(folder: Path, 
     assert "Traceback" not in log.read_text()
 
 
-def test_whose_database_file_is_removed_ends_with_one_line(broker_url: str) -> None:
+def test_removed_database_file_ends_the_node_with_one_line(broker_url: str) -> None:
     with farm_folder() as folder:
         store = Store(f"sqlite:///{folder / 'farm.db'}")
         migrations.migrate(store)
@@ -120,9 +120,7 @@ def test_whose_database_file_is_removed_ends_with_one_line(broker_url: str) -> N
         assert not (folder / "farm.db").exists()
 
 
-def test_a_node_that_lacks_the_key_of_a_later_secret_takes_nothing_until_it_has_it(
-    folder: Path, store: Store, broker_url: str
-) -> None:
+def test_node_without_the_secret_key_takes_nothing_until_it_has_it(folder: Path, store: Store, broker_url: str) -> None:
     def said() -> str:
         [known] = store.read(nodes.listing)
         return str(known.info.get(BROKEN, ""))

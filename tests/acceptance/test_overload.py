@@ -41,7 +41,7 @@ def client(here: Embedded) -> Iterator[farm.Farm]:
 
 
 @pytest.fixture
-def huge(client: farm.Farm) -> str:
+def huge_batch(client: farm.Farm) -> str:
     """Return a running batch that takes far longer than a test."""
     batch_id = client.submit({"instances": [NOOP] * (HUGE // 8), "n_samples": 8})
     until(lambda: client.status(batch_id).n_finished >= ROOM, "it plays")
@@ -56,19 +56,19 @@ def ended_during(client: farm.Farm, batch_id: str, others: list[Rollout]) -> int
     return sum(end is not None and since < end < until_then for end in ends)
 
 
-def test_a_small_batch_passes_a_huge_one(client: farm.Farm, huge: str) -> None:
+def test_small_batch_overtakes_a_huge_one(client: farm.Farm, huge_batch: str) -> None:
     small = client.collect(client.submit({"instances": [NOOP] * 24}), timeout_s=LONG_S)
     # it has half of the slots for itself; in a queue it would have waited for all of them
-    assert ended_during(client, huge, small) < 4 * len(small)
+    assert ended_during(client, huge_batch, small) < 4 * len(small)
 
 
-def test_a_higher_priority_has_all_the_room(client: farm.Farm, huge: str) -> None:
+def test_higher_priority_gets_all_slots(client: farm.Farm, huge_batch: str) -> None:
     small = client.collect(client.submit({"instances": [NOOP] * 50, "priority": 1}), timeout_s=LONG_S)
     # those placed before it, and those that took their slots while its last ones ran: equals get the same number
-    assert ended_during(client, huge, small) < 33
+    assert ended_during(client, huge_batch, small) < 33
 
 
-def test_a_lower_priority_waits_until_there_is_nothing_higher(client: farm.Farm) -> None:
+def test_lower_priority_waits_for_higher_priority(client: farm.Farm) -> None:
     higher = client.submit({"instances": [NOOP] * 70, "priority": 1})
     lower = client.submit({"instances": [NOOP] * 8})
     low = client.collect(lower, timeout_s=600)
@@ -78,13 +78,13 @@ def test_a_lower_priority_waits_until_there_is_nothing_higher(client: farm.Farm)
     assert sum(end > begun for end in ends) <= 2 * ROOM, "no more than had been placed already"
 
 
-def test_more_batches_than_there_is_room_for_take_turns(client: farm.Farm) -> None:
+def test_batches_beyond_capacity_take_turns(client: farm.Farm) -> None:
     ids = [client.submit({"instances": [NOOP] * 20}) for _ in range(2 * ROOM)]
     until(lambda: sum(client.status(each).n_finished for each in ids) >= 4 * len(ids), "some of them ended")
     assert min(client.status(batch_id).n_finished for batch_id in ids) >= 1
 
 
-def test_memory_does_not_grow_with_what_waits(client: farm.Farm) -> None:
+def test_memory_does_not_grow_with_waiting_rollouts(client: farm.Farm) -> None:
     client.wait(client.submit({"instances": [NOOP] * 2 * ROOM}), 600)
     supervisor = named(tree(os.getpid()), "-m workers.node")
     before = peak_mb(supervisor)
@@ -94,8 +94,8 @@ def test_memory_does_not_grow_with_what_waits(client: farm.Farm) -> None:
     assert peak_mb(supervisor) < before + 30
 
 
-def test_a_batch_that_is_refused_leaves_nothing(
-    here: Embedded, client: farm.Farm, huge: str, monkeypatch: pytest.MonkeyPatch
+def test_refused_batch_leaves_nothing(
+    here: Embedded, client: farm.Farm, huge_batch: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     known = client.recent(1000)
     monkeypatch.setenv("FARM_MAX_OPEN", str(HUGE))
@@ -106,7 +106,7 @@ def test_a_batch_that_is_refused_leaves_nothing(
                 bounded.submit({"instances": [NOOP] * 2000})
             with pytest.raises(farm.UsageError, match="several batches"):
                 bounded.submit({"instances": [NOOP] * (HUGE + 1)})
-            bounded.cancel(huge)
+            bounded.cancel(huge_batch)
             accepted = bounded.submit({"instances": [NOOP] * 20})
             assert bounded.wait(accepted, 120).n_completed == 20
     finally:

@@ -34,7 +34,7 @@ from testkit.postgres import postgres_database
 from tests.doubles import EngineDouble
 from tests.integration.tasks.secret_plugin import installed_in
 from tests.integration.tasks.task_plugin import known_here
-from tests.services.commands import said
+from tests.services.commands import output_of
 from tests.services.farms import QUICK, PreloadedFarm, farm_folder, until
 from tests.services.servers.broker import free_ports
 from workers.testing.serving import serving
@@ -47,7 +47,7 @@ NAMES = (
 SECRET = {name: f"leak{name.replace('_', '')}{secrets.token_hex(6)}" for name in NAMES}
 
 
-class _Repeating(BaseHTTPRequestHandler):
+class _EchoHandler(BaseHTTPRequestHandler):
     """Refuses everything, and repeats what it was sent."""
 
     protocol_version = "HTTP/1.1"
@@ -72,7 +72,7 @@ class _Repeating(BaseHTTPRequestHandler):
 @contextmanager
 def repeating() -> Iterator[str]:
     """Yield the host and port of a server that repeats what it is sent."""
-    server = ThreadingHTTPServer(("127.0.0.1", 0), _Repeating)
+    server = ThreadingHTTPServer(("127.0.0.1", 0), _EchoHandler)
     thread = threading.Thread(target=server.serve_forever, daemon=True)
     thread.start()
     try:
@@ -210,19 +210,19 @@ def leaks(text: str, but: tuple[str, ...] = ()) -> dict[str, str]:
     }
 
 
-def test_each_broke_or_showed_as_it_was_meant_to(here: SearchedFarm) -> None:
+def test_each_rollout_fails_or_succeeds_as_designed(here: SearchedFarm) -> None:
     failures = {name: rollout.failure.message for name, rollout in here.rollouts.items() if rollout.failure}
     assert {*failures} == {*("fails", "crashed", "engine", "instance", "search", "packages", "image")}, failures
     assert here.client.calls(here.rollouts["told"].rollout_id)
     assert leaks(str(failures)) == {}
 
 
-def test_other_users_see_none_in_the_list_of_processes(here: SearchedFarm) -> None:
+def test_process_list_shows_no_secret_to_other_users(here: SearchedFarm) -> None:
     # a row's variables for its own sandbox are in that sandbox
     assert leaks(here.processes, but=("row_secret",)) == {}
 
 
-def test_files_of_the_farm_have_none(here: SearchedFarm) -> None:
+def test_files_of_the_farm_contain_no_secret(here: SearchedFarm) -> None:
     # files that are meant to hold them, readable only by their owner
     private = {"address.json", "redis.conf"}
     found = {}
@@ -236,7 +236,7 @@ def test_files_of_the_farm_have_none(here: SearchedFarm) -> None:
     assert {path: each for path, each in found.items() if each} == {}
 
 
-def test_the_store_and_the_broker_hold_none(here: SearchedFarm) -> None:
+def test_store_and_broker_contain_no_secret(here: SearchedFarm) -> None:
     store = Store(here.env["FARM_STORE_URL"])
     try:
         with store.engine.connect() as connection:
@@ -262,14 +262,14 @@ COMMANDS: tuple[tuple[str, ...], ...] = (
 
 
 @pytest.mark.parametrize("words", COMMANDS, ids=" ".join)
-def test_commands_show_none(here: SearchedFarm, words: tuple[str, ...]) -> None:
+def test_commands_print_no_secret(here: SearchedFarm, words: tuple[str, ...]) -> None:
     of_all = {"ROLLOUT", "BATCH"} & {*words}
     shown = list(here.rollouts.values()) if of_all else [here.rollouts["shown"]]
     for rollout in shown:
         if "--atif" in words and not here.client.calls(rollout.rollout_id):
             continue
         names = {"ROLLOUT": rollout.rollout_id, "BATCH": rollout.batch_id}
-        output = said(main, *(names.get(word, word) for word in words), env=here.env)
+        output = output_of(main, *(names.get(word, word) for word in words), env=here.env)
         assert output
         assert leaks(output) == {}
 
@@ -281,7 +281,7 @@ PAGES = (
 )
 
 
-def test_replies_pages_and_exports_have_none(here: SearchedFarm) -> None:
+def test_replies_pages_and_exports_contain_no_secret(here: SearchedFarm) -> None:
     shown = [here.rollouts[name] for name in ("told", "engine", "image")]
     key = SECRET["api_key"]
     with httpx2.Client(base_url=here.started.api_url, headers={"x-api-key": key}, timeout=60) as client:

@@ -19,8 +19,8 @@ from farm.embedded.embedded_farm import Embedded
 from farm.errors import NotAllowed
 from farm.home import known_key
 from farm.settings import Settings, settings
-from tests.services.api import mortal_api
-from tests.services.commands import said
+from tests.services.api import killable_api
+from tests.services.commands import output_of
 from tests.services.farms import NOOP, embedded, farm_folder, flower_request, processes_of, until
 
 
@@ -51,7 +51,7 @@ def answer_to(request: urllib.request.Request | str) -> tuple[int, bytes]:
         return 0, b""
 
 
-def test_everything_in_the_home_is_for_its_owner_alone(here: Embedded) -> None:
+def test_files_in_the_home_are_private_to_their_owner(here: Embedded) -> None:
     modes = {path: stat.S_IMODE(path.stat().st_mode) for path in (here.home, *here.home.glob("*"))}
     assert modes[here.home] == 0o700
     names = {path.name for path in modes}
@@ -60,14 +60,14 @@ def test_everything_in_the_home_is_for_its_owner_alone(here: Embedded) -> None:
     assert {oct(modes[path]) for path in secret} == {"0o600"}
 
 
-def test_no_key_is_seen_in_ps(here: Embedded, folder: Path) -> None:
+def test_no_key_appears_in_ps(here: Embedded, folder: Path) -> None:
     key = known_key(Settings(home=here.home))
     lines = processes_of(folder)
     assert any("flower" in line for line in lines)
     assert [line for line in lines if key in line] == []
 
 
-def test_flower_asks_for_the_key(here: Embedded) -> None:
+def test_flower_requires_the_key(here: Embedded) -> None:
     until(lambda: answer_to(here.flower_url)[0], "Flower answers")
     for path in ("/", "/workers", "/tasks", "/broker", "/api/tasks", "/api/workers", "/metrics"):
         assert answer_to(f"{here.flower_url}{path}")[0] == 401, path
@@ -76,7 +76,7 @@ def test_flower_asks_for_the_key(here: Embedded) -> None:
     assert answer_to(f"{here.flower_url}/healthcheck") == (200, b"OK")
 
 
-def test_api_is_found_and_asked_by_clients_of_the_same_home_alone(
+def test_api_key_is_found_only_by_clients_of_the_same_home(
     here: Embedded, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def as_user(home: Path) -> None:
@@ -84,7 +84,7 @@ def test_api_is_found_and_asked_by_clients_of_the_same_home_alone(
         settings.cache_clear()
 
     try:
-        with mortal_api(here.home, folder / "api.log", key="") as api:
+        with killable_api(here.home, folder / "api.log", key="") as api:
             until(api.listens, "the API listens")
             as_user(here.home)
             with farm.connect(api.url) as client:
@@ -92,13 +92,13 @@ def test_api_is_found_and_asked_by_clients_of_the_same_home_alone(
             as_user(folder / "of-somebody-else")
             with pytest.raises(NotAllowed, match="needs a key"):
                 farm.connect(api.url)
-            assert "needs a key" in said(main, "cancel", "b0", "--url", api.url, code=1)
+            assert "needs a key" in output_of(main, "cancel", "b0", "--url", api.url, code=1)
     finally:
         monkeypatch.undo()
         settings.cache_clear()
 
 
-def test_metrics_want_the_key(here: Embedded) -> None:
+def test_metrics_require_the_key(here: Embedded) -> None:
     env = os.environ | {"FARM_HOME": str(here.home), "FARM_API_KEY": ""}
     command = [str(Path(sys.executable).parent / "farm"), "metrics", "--port", "0"]
     with subprocess.Popen(command, env=env, stdout=subprocess.PIPE, text=True) as served:

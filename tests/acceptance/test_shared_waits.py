@@ -13,7 +13,7 @@ from tests.services.unruly import installed_in
 INIT_S, OVERDUE_S = 4.0, 2.0
 
 
-def test_slow_installation_is_on_no_rollouts_clock() -> None:
+def test_shared_installation_is_excluded_from_rollout_timeouts() -> None:
     with farm_folder() as folder:
         package = GatedPackage(folder)
         env: dict[str, Any] = (

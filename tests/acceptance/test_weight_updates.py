@@ -71,7 +71,7 @@ def engine(client: farm.Farm, **options: Any) -> Iterator[_Bench]:
 
 
 @pytest.mark.parametrize("mode", ["keep", "abort"])
-def test_what_runs_crosses_an_update_and_records_both(client: farm.Farm, mode: PauseMode) -> None:
+def test_running_calls_cross_an_update_and_record_both_versions(client: farm.Farm, mode: PauseMode) -> None:
     with engine(client, tokens_per_s=60) as here:
         batch_id = here.submit(180)
         here.sampling()
@@ -85,7 +85,7 @@ def test_what_runs_crosses_an_update_and_records_both(client: farm.Farm, mode: P
         assert all(len(rollout.segments[0].response_ids) == 180 for rollout in rollouts)
 
 
-def test_a_drain_ends_what_runs_and_holds_back_the_rest(client: farm.Farm) -> None:
+def test_drain_ends_running_calls_and_holds_back_new_ones(client: farm.Farm) -> None:
     with engine(client, tokens_per_s=60) as here:
         batch_id = here.submit(300)
         here.sampling()
@@ -103,7 +103,7 @@ def test_a_drain_ends_what_runs_and_holds_back_the_rest(client: farm.Farm) -> No
 
 
 @pytest.mark.parametrize("on_stale", ["drop", "restart"])
-def test_a_batch_says_how_old_its_weights_may_be(client: farm.Farm, on_stale: str) -> None:
+def test_max_staleness_of_a_batch_drops_or_restarts_rollouts(client: farm.Farm, on_stale: str) -> None:
     with engine(client, tokens_per_s=100) as here:
         batch_id = here.submit(400, max_staleness=0, on_stale=on_stale)
         here.sampling()
@@ -120,7 +120,7 @@ def test_a_batch_says_how_old_its_weights_may_be(client: farm.Farm, on_stale: st
             assert all("max_staleness 0" in rollout.failure.message for rollout in rollouts if rollout.failure)
 
 
-def test_cancelling_a_batch_frees_its_engine(client: farm.Farm) -> None:
+def test_cancel_of_a_batch_frees_its_engine(client: farm.Farm) -> None:
     with engine(client, tokens_per_s=50) as here:
         batch_id = here.submit(5_000)
         here.sampling()
@@ -130,7 +130,7 @@ def test_cancelling_a_batch_frees_its_engine(client: farm.Farm) -> None:
 
 
 @pytest.mark.parametrize("fault", ["429", "503"])
-def test_a_deadline_with_a_busy_engine_is_no_reward(client: farm.Farm, fault: str) -> None:
+def test_timeout_with_a_busy_engine_gives_no_reward(client: farm.Farm, fault: str) -> None:
     with engine(client) as here:
         here.double.faults.set_rates({fault: 1.0})
         limits = {"max_tokens": 20, "max_turns": 1, "run_s": 3}
@@ -141,7 +141,7 @@ def test_a_deadline_with_a_busy_engine_is_no_reward(client: farm.Farm, fault: st
         assert all(rollout.failure and "busy" in rollout.failure.message for rollout in rollouts)
 
 
-def test_an_engine_that_comes_late_is_waited_for(client: farm.Farm) -> None:
+def test_batch_waits_for_a_late_engine(client: farm.Farm) -> None:
     with engine(client) as here:
         [known] = here.client.engines()
         here.client.remove_engine(known.engine.url)
@@ -152,7 +152,7 @@ def test_an_engine_that_comes_late_is_waited_for(client: farm.Farm) -> None:
         assert here.client.wait(batch_id, 60).n_completed == N
 
 
-def test_an_engine_that_is_there_only_now_is_named_by_the_first_update(client: farm.Farm) -> None:
+def test_first_update_covers_a_newly_added_engine(client: farm.Farm) -> None:
     with engine(client), serving(EngineDouble().app()) as url:
         client.add_engine(f"{url}/v1")
         with client.weight_update("3") as stored_engines:
@@ -160,7 +160,7 @@ def test_an_engine_that_is_there_only_now_is_named_by_the_first_update(client: f
         assert [state.engine.engine_version for state in client.engines()] == ["3", "3"]
 
 
-def test_an_engine_that_comes_back_with_other_weights_says_so_and_is_given_them(client: farm.Farm) -> None:
+def test_restarted_engine_without_weights_is_reported_and_updated(client: farm.Farm) -> None:
     with engine(client) as here:
         client.set_version("2")
         # as if it had been restarted
@@ -176,7 +176,7 @@ def test_an_engine_that_comes_back_with_other_weights_says_so_and_is_given_them(
         assert client.status(batch_id).warnings == ()
 
 
-def test_an_engine_that_comes_back_loads_its_weights_from_where_they_lie(client: farm.Farm) -> None:
+def test_restarted_engine_loads_weights_from_their_path(client: farm.Farm) -> None:
     with engine(client) as here:
         with client.weight_update("2", path="/shared/2"):
             pass
@@ -195,7 +195,7 @@ with client.weight_update("8", mode=sys.argv[3]):
 
 
 @pytest.mark.parametrize("mode", ["drain", "keep", "abort"])
-def test_a_trainer_that_is_killed_inside_an_update_is_taken_over_by_the_next(
+def test_next_trainer_takes_over_an_update_of_a_killed_trainer(
     here: Embedded, client: farm.Farm, mode: PauseMode
 ) -> None:
     with engine(client, tokens_per_s=60) as bench:
@@ -220,9 +220,7 @@ with client.weight_update("8", mode="drain"):
 """
 
 
-def test_a_trainer_that_is_killed_while_calls_drain_has_abandoned_its_engines(
-    here: Embedded, client: farm.Farm
-) -> None:
+def test_engine_of_trainer_killed_during_drain_is_abandoned(here: Embedded, client: farm.Farm) -> None:
     with engine(client, tokens_per_s=60) as bench:
         batch_id = bench.submit(600)
         bench.sampling()
@@ -234,7 +232,7 @@ def test_a_trainer_that_is_killed_while_calls_drain_has_abandoned_its_engines(
         assert bench.versions(batch_id) == [{1}] * N
 
 
-def test_what_is_collected_late_may_be_too_old(client: farm.Farm) -> None:
+def test_rollouts_collected_late_are_checked_for_staleness(client: farm.Farm) -> None:
     with engine(client):
         client.set_version("3")
         request = {"instances": [QUESTION], "n_samples": N, "limits": {"max_tokens": 20, "max_turns": 1}}

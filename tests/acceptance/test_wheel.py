@@ -50,7 +50,7 @@ class WheelEnvironment:
         self.bin = folder / "venv" / "bin"
         venv.create(folder / "venv", symlinks=True)
         site = next((folder / "venv" / "lib").glob("python*/site-packages"))
-        for link, package in sorted(_files_of(_asked_for(wheel, extras)).items()):
+        for link, package in sorted(_files_of(_required_packages(wheel, extras)).items()):
             (site / link).symlink_to(package)
         pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "--python", str(self.bin / "python")]
         done = subprocess.run(
@@ -99,7 +99,7 @@ class WheelEnvironment:
         assert process.returncode == 0, log.read_text()
 
 
-def _asked_for(wheel: Path, extras: Sequence[str]) -> set[str]:
+def _required_packages(wheel: Path, extras: Sequence[str]) -> set[str]:
     """Return the names of all packages that the wheel requires with its extras, with their own requirements."""
     with zipfile.ZipFile(wheel) as archive:
         # a folder of plug-ins inside it has one, too
@@ -158,7 +158,7 @@ def client(folder: Path, wheel: Path) -> WheelEnvironment:
 
 
 @pytest.fixture(scope="module")
-def whole(folder: Path, wheel: Path) -> WheelEnvironment:
+def farm_install(folder: Path, wheel: Path) -> WheelEnvironment:
     (folder / "whole").mkdir()
     return WheelEnvironment(folder / "whole", wheel, ["farm"])
 
@@ -179,7 +179,7 @@ def play(address: str) -> list[float]:
 """
 
 
-def test_a_users_program_passes_strict_mypy_against_the_wheel(client: WheelEnvironment) -> None:
+def test_user_program_passes_strict_mypy_against_the_wheel(client: WheelEnvironment) -> None:
     program = client.folder / "program.py"
     program.write_text(USERS_PROGRAM)
     command = [sys.executable, "-m", "mypy", "--strict", "--config-file=", f"--cache-dir={client.folder / 'mypy'}"]
@@ -192,7 +192,7 @@ def test_a_users_program_passes_strict_mypy_against_the_wheel(client: WheelEnvir
     assert "has no attribute" in checked.stdout, "a misspelt name is no Any"
 
 
-def test_the_client_alone_brings_no_package_of_the_farms(client: WheelEnvironment) -> None:
+def test_client_install_contains_no_farm_package(client: WheelEnvironment) -> None:
     code = f"from importlib.util import find_spec; import farm; print([n for n in {FARMS_OWN!r} if find_spec(n)])"
     assert client.run("python", "-c", code).strip() == "[]"
 
@@ -204,34 +204,34 @@ def test_the_client_alone_brings_no_package_of_the_farms(client: WheelEnvironmen
         *("migrate", "doctor", "doctor --sandbox namespace", "metrics", "ls"),
     ],
 )
-def test_a_command_that_runs_a_farm_names_the_extra(client: WheelEnvironment, words: str) -> None:
+def test_command_that_needs_the_farm_extra_names_it(client: WheelEnvironment, words: str) -> None:
     said = client.run("farm", *words.split(), code=1)
     assert "pip install 'rollout-farm[farm]'" in said
     assert "Traceback" not in said
     assert len(said.splitlines()) == 1
 
 
-def test_help_is_there_without_the_extra(client: WheelEnvironment) -> None:
+def test_help_works_without_the_extra(client: WheelEnvironment) -> None:
     assert "Show a batch's progress" in client.run("farm", "--help")
     assert "NODE_OPTIONS" in client.run("farm", "up", "--help")
 
 
-def test_a_request_in_yaml_names_the_extra(client: WheelEnvironment) -> None:
+def test_yaml_request_without_the_extra_names_it(client: WheelEnvironment) -> None:
     (client.empty / "request.yaml").write_text("n_samples: 8\n")
     assert "rollout-farm[farm]" in client.run("farm", "submit", "--request", "request.yaml", code=1)
 
 
-def test_a_farm_runs_from_its_wheel_and_is_used_by_the_client_alone(
-    client: WheelEnvironment, whole: WheelEnvironment, folder: Path
+def test_farm_from_the_wheel_serves_the_client_install(
+    client: WheelEnvironment, farm_install: WheelEnvironment, folder: Path
 ) -> None:
-    assert "is at 0" in whole.run("farm", "migrate", "--url", f"sqlite:///{folder}/other.db")
-    for environment in (client, whole):
+    assert "is at 0" in farm_install.run("farm", "migrate", "--url", f"sqlite:///{folder}/other.db")
+    for environment in (client, farm_install):
         (environment.empty / "problems.jsonl").write_text(json.dumps({"data_source": "noop", "fields": {}}) + "\n")
-    with whole.running("farm", "up", "--no-flower", "--init", "1", "--run", "4", "--eval", "1") as up:
+    with farm_install.running("farm", "up", "--no-flower", "--init", "1", "--run", "4", "--eval", "1") as up:
         until(lambda: "ready" in up.read_text(), "the farm is up")
-        batch_id = whole.run("farm", "submit", "problems.jsonl", "-n", "2").split()[0]
-        assert "2 rollouts written" in whole.run("farm", "collect", batch_id, "-o", "batch.jsonl")
-        with whole.running("farm", "api", "--port", "0") as api:
+        batch_id = farm_install.run("farm", "submit", "problems.jsonl", "-n", "2").split()[0]
+        assert "2 rollouts written" in farm_install.run("farm", "collect", batch_id, "-o", "batch.jsonl")
+        with farm_install.running("farm", "api", "--port", "0") as api:
             url = api.read_text().strip()
             assert "pip install 'rollout-farm[farm]'" in client.run("python", "-c", CLIENT, url)
             batch_id = client.run("farm", "submit", "problems.jsonl", "--url", url).split()[0]
@@ -239,4 +239,4 @@ def test_a_farm_runs_from_its_wheel_and_is_used_by_the_client_alone(
             assert client.run("farm", "doctor", "--batch", batch_id, "--url", url)
             assert "farm_violations" in client.run("farm", "metrics", "--url", url)
             assert "nodes" in client.run("farm", "doctor", "--url", url, code=0)
-    assert {path.name for path in whole.empty.iterdir()} == {"problems.jsonl", "batch.jsonl"}
+    assert {path.name for path in farm_install.empty.iterdir()} == {"problems.jsonl", "batch.jsonl"}

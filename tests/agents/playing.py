@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from examples.problems import swe_problems
 from farm.records.request import BatchSettings
 from tests.doubles import EngineDouble
-from workers.cli.agent_check import PlayedAgent, play_on
+from workers.cli.agent_check import AgentTrial, run_on
 from workers.handlers.swe import SweInstance
 from workers.stages.stage_job import StageJob
 from workers.testing.ordered_script import OrderedScript
@@ -30,13 +30,13 @@ def job_of(agent: str, kind: str) -> StageJob:
     )
 
 
-def play(agent: str, kind: str, turns: Sequence[ScriptedTurn]) -> PlayedAgent:
+def run_rollout(agent: str, kind: str, turns: Sequence[ScriptedTurn]) -> AgentTrial:
     """Run a rollout of the issue: all three stages as a worker runs them."""
-    return play_by(job_of(agent, kind), OrderedScript(turns, SWE.problem_statement[:60]))
+    return run_with_script(job_of(agent, kind), OrderedScript(turns, SWE.problem_statement[:60]))
 
 
-def play_by(job: StageJob, book: Script) -> PlayedAgent:
+def run_with_script(job: StageJob, book: Script) -> AgentTrial:
     """Run it on an engine that follows a script."""
-    played = PlayedAgent()
-    play_on(job, EngineDouble(book, weight_version="3"), played)
+    played = AgentTrial()
+    run_on(job, EngineDouble(book, weight_version="3"), played)
     return played

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from farm.records.trajectory import Message
-from tests.agents.playing import MEND, SWE, job_of, play_by
+from tests.agents.playing import MEND, SWE, job_of, run_with_script
 from tests.services.entry_points import installed
 from workers.testing.ordered_script import OrderedScript
 from workers.testing.scripted_model import DONE, GIVE_UP, ScriptedCall, ScriptedTurn
@@ -65,7 +65,7 @@ def test_sub_agent_of_claude_code_has_its_own_rows() -> None:
         "Somebody else.", "Agent", description="mend it", prompt="HELPER: mend", subagent_type="general-purpose"
     )
     helper = [turn("I mend it.", "Bash", command=MEND), ScriptedTurn(content="It is mended.")]
-    played = play_by(job_of("claude-code", "namespace"), WithHelper([delegated, DONE], helper))
+    played = run_with_script(job_of("claude-code", "namespace"), WithHelper([delegated, DONE], helper))
     assert played.reward == 1.0, played
     assert len(played.rows) == 2
     assert played.breaks == ["branch: no earlier call had these tools"]
@@ -73,6 +73,6 @@ def test_sub_agent_of_claude_code_has_its_own_rows() -> None:
 
 @pytest.mark.usefixtures("_variants")
 def test_compaction_of_codex_begins_a_row() -> None:
-    played = play_by(job_of("codex-compacting", "namespace"), Summing())
+    played = run_with_script(job_of("codex-compacting", "namespace"), Summing())
     assert played.reward == 1.0, played
     assert len(played.rows) > 1, played.breaks

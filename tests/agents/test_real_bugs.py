@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from farm.errors import SandboxError
-from tests.agents.playing import MEND, SWE, play
+from tests.agents.playing import MEND, SWE, run_rollout
 from tests.conftest import absent
 from workers.plugins.registry import sandbox as provider
 from workers.sandboxes.images.building.interpreters import interpreter_for
@@ -30,7 +30,7 @@ def by_tool(
     return [*turns, last or ScriptedTurn(content="I have mended it.")]
 
 
-def ending(name: str, **arguments: object) -> ScriptedTurn:
+def submission(name: str, **arguments: object) -> ScriptedTurn:
     return ScriptedTurn(content="I have mended it.", tool_calls=(ScriptedCall(name=name, arguments=dict(arguments)),))
 
 
@@ -52,10 +52,10 @@ TURNS: dict[str, Callable[[], list[ScriptedTurn]]] = {
     "qwen-code": lambda: by_tool("run_shell_command", is_background=False),
     "gemini-cli": lambda: by_tool("run_shell_command"),
     "mini-swe-agent": lambda: by_tool(
-        "bash", last=ending("bash", command="echo COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT; echo done")
+        "bash", last=submission("bash", command="echo COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT; echo done")
     ),
-    "openhands": lambda: by_tool("terminal", last=ending("finish", message="mended")),
-    "smolagents": lambda: by_tool("bash", last=ending("final_answer", answer="mended")),
+    "openhands": lambda: by_tool("terminal", last=submission("finish", message="mended")),
+    "smolagents": lambda: by_tool("bash", last=submission("final_answer", answer="mended")),
     "openai-agents": lambda: by_tool("bash"),
     "pydantic-ai": lambda: by_tool("bash"),
     "langgraph": lambda: by_tool("bash"),
@@ -82,7 +82,7 @@ def test_preset_fixes_an_issue(preset: str, kind: str, request: pytest.FixtureRe
             interpreter_for("3.12")
         except SandboxError as error:
             absent(str(error))
-    played = play(preset, kind, TURNS[preset]())
+    played = run_rollout(preset, kind, TURNS[preset]())
     assert played.reward == 1.0, played
     *_, n_calls, n_rows, why = page_rows()[preset]
     assert [str(len(played.calls)), str(len(played.rows))] == [n_calls, n_rows], played.breaks

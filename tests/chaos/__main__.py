@@ -70,7 +70,7 @@ def chaos(asked: argparse.Namespace, folder: Path) -> bool:
     try:
         parts.start()
         run.warm_up()
-        run.play()
+        run.inject_faults()
         run.restore()
         run.settle(asked.settle)
         run.check()

@@ -55,7 +55,7 @@ def all_of(seen: Evidence) -> list[BrokenPromise]:
     result = list(_audited(seen.store))
     result += _poisoned([row for row in every if row.batch_id in seen.done.poisoned])
     rows = [row for row in every if row.batch_id not in seen.done.poisoned]
-    result += _ended_once(rows, _asked(seen.orders))
+    result += _ended_once(rows, _requested(seen.orders))
     result += _scored_right(rows, seen)
     result += _failed(rows)
     result += _cancelled(rows, seen.done)
@@ -107,7 +107,7 @@ def _audited(store: Store) -> Iterator[BrokenPromise]:
             yield BrokenPromise("audit", each.id, each.what)
 
 
-def _asked(orders: Sequence[Order]) -> dict[str, tuple[int, int]]:
+def _requested(orders: Sequence[Order]) -> dict[str, tuple[int, int]]:
     """Return batch → (instances, samples of each), from its request."""
     result = {}
     for order in orders:
@@ -126,7 +126,7 @@ def _ended_once(rows: list[Any], asked: dict[str, tuple[int, int]]) -> Iterator[
         if row.state not in FINAL_STATES:
             yield BrokenPromise("every rollout ends", row.rollout_id, f"it is {row.state}")
     for batch_id in by_batch.keys() - asked.keys():
-        yield BrokenPromise("a batch is made once", batch_id, "no client has it: it was made twice, or never told")
+        yield BrokenPromise("a batch is made once", batch_id, "no client has it: it was made twice, or never reported")
     for batch_id, (n_groups, n_samples) in asked.items():
         wanted = Counter((group, sample) for group in range(n_groups) for sample in range(n_samples))
         if by_batch[batch_id] != wanted:
@@ -235,11 +235,13 @@ def _delivered(rows: list[Any], orders: Sequence[Order], done: Interventions) ->
             if {each["rollout_id"] for each in result} != members.keys():
                 yield BrokenPromise("groups are whole", group, f"{len(result)} of {len(members)} were given")
             else:
-                yield from _as_told(result, members, done)
+                yield from _unchanged(result, members, done)
 
 
-def _as_told(told: list[dict[str, Any]], members: dict[str, Any], done: Interventions) -> Iterator[BrokenPromise]:
-    for each in told:
+def _unchanged(
+    delivered: list[dict[str, Any]], members: dict[str, Any], done: Interventions
+) -> Iterator[BrokenPromise]:
+    for each in delivered:
         row = members[each["rollout_id"]]
         # the segments of a cancelled one are made from the calls recorded at the time of each request
         names = ("state", "outcome", "reward", *(("n_segments",) if row.state == State.COMPLETED.value else ()))

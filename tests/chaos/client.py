@@ -84,10 +84,10 @@ class Journal:
 
     def record_group(self, group: farm.Group) -> None:
         """Record what a trainer would train on."""
-        self.write(group_id=group.group_id, cursor=group.cursor, rollouts=_told(group))
+        self.write(group_id=group.group_id, cursor=group.cursor, rollouts=_delivered_rollouts(group))
 
 
-def play(order: Order) -> None:
+def run_batches(order: Order) -> None:
     """Run one batch after the other until there is a stop file; a batch that was begun is completed.
 
     If the farm is unreachable for longer than a client waits, it starts over from its journal, like a trainer that is
@@ -95,14 +95,14 @@ def play(order: Order) -> None:
     """
     while True:
         try:
-            _play(order, Journal(order.journal))
+            _run_until_stopped(order, Journal(order.journal))
             return
         except farm.ServiceError as error:
             print(f"begins anew: {error}", file=sys.stderr, flush=True)
             time.sleep(_AGAIN_S)
 
 
-def _play(order: Order, journal: Journal) -> None:
+def _run_until_stopped(order: Order, journal: Journal) -> None:
     with farm.connect(order.address, broker_url=order.broker_url) as client:
         while journal.unfinished or not order.stop.exists():
             _batch(order, journal, client)
@@ -123,7 +123,7 @@ def _batch(order: Order, journal: Journal, client: farm.Farm) -> None:
     journal.next, journal.unfinished = number + 1, False
 
 
-def _told(group: farm.Group) -> list[dict[str, Any]]:
+def _delivered_rollouts(group: farm.Group) -> list[dict[str, Any]]:
     return [
         {
             "rollout_id": rollout.rollout_id,
@@ -139,4 +139,4 @@ def _told(group: farm.Group) -> list[dict[str, Any]]:
 
 
 if __name__ == "__main__":
-    play(Order(**json.loads(sys.argv[1])))
+    run_batches(Order(**json.loads(sys.argv[1])))

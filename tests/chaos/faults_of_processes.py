@@ -125,7 +125,7 @@ def kill_api(scene: Scene) -> Strike:
     return Strike(f"{api.name}/{api.pid}")
 
 
-def _heard(scene: Scene, node: Part) -> bool:
+def _has_heartbeats(scene: Scene, node: Part) -> bool:
     """Return whether the database receives a node's heartbeats, by a correct clock: only then is its name taken."""
     line, clock = scene.parts.lines.get(node.name), scene.parts.clock
     if (line is not None and line.silent) or (clock is not None and clock.off_s):
@@ -142,10 +142,10 @@ def second_node(scene: Scene) -> Strike:
     """Start another node with a taken name: it is refused, and the first continues. No other fault is active then."""
     node = _node(scene)
     deadline = time.monotonic() + _HEARD_S
-    while not (node.running and not node.struck and _heard(scene, node)):
+    while not (node.running and not node.struck and _has_heartbeats(scene, node)):
         if time.monotonic() > deadline:
             raise NotNow(f"a {node.name} that the database hears")
-        scene.tend()
+        scene.restart_dead()
         time.sleep(_LOOK_S)
     other = scene.parts.second(node)
     other.start()
@@ -154,7 +154,7 @@ def second_node(scene: Scene) -> Strike:
     first = node.child
     try:
         while other.running and time.monotonic() < deadline and node.child is first and node.running:
-            scene.tend()
+            scene.restart_dead()
             time.sleep(_LOOK_S)
         refused, lives = not other.running, node.child is first and node.running
     finally:

@@ -49,7 +49,7 @@ def fill_inodes(scene: Scene) -> Strike:
     with contextlib.suppress(OSError):
         for number in range(1_000_000):
             if number % _MANY == 0:
-                scene.tend()
+                scene.restart_dead()
             os.close(os.open(ballast / str(number), os.O_CREAT | os.O_WRONLY, 0o600))
     for_s = scene.chance.uniform(5.0, 20.0)
     return Strike(f"for {for_s:.0f} s", undo=partial(free_disk, scene.parts.folder), after_s=for_s)

@@ -75,15 +75,15 @@ def silence_node(scene: Scene) -> Strike:
     line = scene.parts.lines.get(node.name) if node is not None else None
     if node is None or line is None:
         raise NotNow("a node that is up")
-    line.swallow()
+    line.drop_data()
     for_s = scene.chance.uniform(5.0, 30.0)
-    return Strike(f"{node.name} for {for_s:.0f} s", undo=partial(_heard, line), after_s=for_s)
+    return Strike(f"{node.name} for {for_s:.0f} s", undo=partial(_restore_network, line), after_s=for_s)
 
 
-def _heard(line: Line) -> None:
+def _restore_network(line: Line) -> None:
     """Restore the network: it resets connections that it does not know."""
     line.refuse()
-    line.mend()
+    line.restore()
 
 
 @kind(1, needs_postgres=True, needs_store=True)
@@ -284,10 +284,10 @@ def break_engine(scene: Scene) -> Strike:
     except httpx2.HTTPError as error:
         raise NotNow(f"an engine that can be told: {error}") from error
     target = f"{engine.name}: {fault} of {share:g} of its calls for {for_s:.1f} s"
-    return Strike(target, undo=partial(mended, url), after_s=for_s)
+    return Strike(target, undo=partial(restore_engine, url), after_s=for_s)
 
 
-def mended(url: str) -> None:
+def restore_engine(url: str) -> None:
     """Undo it; a killed engine has lost its faults."""
     deadline = time.monotonic() + 5.0
     while time.monotonic() < deadline:

@@ -17,7 +17,7 @@ import httpx2
 from sqlalchemy.engine import make_url
 
 import farm
-from examples.plays import write_script
+from examples.scripts import write_script
 from farm.client.weight_server import WeightServer
 from farm.embedded.child_process import ChildProcess
 from farm.home import own_key
@@ -255,18 +255,18 @@ class Parts:
     def _n_up(self) -> int:
         return len(self.store.read(nodes.listing))
 
-    def tend(self) -> None:
+    def restart_dead(self) -> None:
         """Restart dead parts, each after its pause."""
         now = time.monotonic()
         for part in self.all:
             if part.running or part.ended:
                 continue
             if part.child is not None:
-                self._buried(part, now)
+                self._record_exit(part, now)
             elif now >= part.due_at:
                 part.start()
 
-    def _buried(self, part: Part, now: float) -> None:
+    def _record_exit(self, part: Part, now: float) -> None:
         assert part.child
         code = part.child.process.returncode
         part.child = None
@@ -277,7 +277,7 @@ class Parts:
             self.died.append(f"{part.name} ended by itself ({code}): {' '.join(last)[-300:]}")
             part.due_at = now + _PAUSE_S
 
-    def mend(self) -> None:
+    def restore(self) -> None:
         """Undo everything that is down, frozen or full."""
         if self.postgres is not None and not self.postgres.running:
             self.postgres.start()
@@ -292,7 +292,7 @@ class Parts:
                 send(each, signal.SIGCONT)
         for line in self.lines.values():
             line.refuse()
-            line.mend()
+            line.restore()
         if self.clock is not None:
             self.clock.set(0.0)
         free_disk(self.folder)

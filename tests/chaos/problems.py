@@ -12,8 +12,8 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
-from examples.plays import example_script
 from examples.problems import humaneval_problems, math_problems
+from examples.scripts import example_script
 from farm.records.request import BatchRequest, Instance, Limits, SamplingParams
 from farm.records.trajectory import Message
 from farm.seeds import call_seed, rollout_seed
@@ -91,37 +91,37 @@ class ExpectedScore:
             return 1.0
         instance, problem = self._instances[instance_id], self._problems[instance_id]
         seed = rollout_seed(sampling_seed, instance.data_source, instance.fields, group_index, sample_index)
-        play = self._played(problem, seed)
-        key = instance_id, play.name
+        branch = self._selected_script(problem, seed)
+        key = instance_id, branch.name
         if key not in self._known:
-            self._known[key] = _worth(instance, play)
+            self._known[key] = _worth(instance, branch)
         return self._known[key]
 
-    def _played(self, problem: ScriptedProblem, seed: int) -> Branch:
+    def _selected_script(self, problem: ScriptedProblem, seed: int) -> Branch:
         """Return the script selected by the draws of all calls: some scripts begin alike."""
         messages: list[Message] = [{"role": "user", "content": problem.match}]
-        left = list(problem.plays)
+        left = list(problem.branches)
         for number in count():
             turn = self._book.next_turn(messages, call_seed(seed, number))
             messages.append(message_of(turn.text))
-            left = [play for play in left if play.turn(number).played(messages[-1])]
+            left = [branch for branch in left if branch.turn(number).matches(messages[-1])]
             if len(left) == 1 or not turn.tool_calls:
                 return left[0]
         raise AssertionError("a play has an end")
 
 
-def _worth(instance: Instance, play: Branch) -> float:
+def _worth(instance: Instance, branch: Branch) -> float:
     if instance.data_source == "code":
-        return float(play.name.endswith("reference"))
+        return float(branch.name.endswith("reference"))
     # imported here, as it takes a second
     import reasoning_gym
 
     entry: dict[str, Any] = {name: instance.fields[name] for name in ("question", "answer", "metadata")}
-    return float(reasoning_gym.get_score_answer_fn(instance.fields["family"])(_answer(play), entry))
+    return float(reasoning_gym.get_score_answer_fn(instance.fields["family"])(_answer(branch), entry))
 
 
-def _answer(play: Branch) -> str:
-    last = play.turns[-1]
+def _answer(branch: Branch) -> str:
+    last = branch.turns[-1]
     if last.tool_calls:
         arguments = last.tool_calls[0].arguments
         assert isinstance(arguments, dict)

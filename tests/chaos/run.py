@@ -68,14 +68,14 @@ class Run:
         while not self._any_ended():
             if time.monotonic() > deadline:
                 raise RuntimeError(f"no rollout was completed; see {self.parts.logs}")
-            self._tend()
+            self._restart_dead()
             time.sleep(_TICK_S)
 
     def _any_ended(self) -> bool:
         statement = select(rollouts.c.rollout_id).where(rollouts.c.finish_seq.is_not(None)).limit(1)
         return self.parts.store.read(lambda connection: connection.execute(statement).first()) is not None
 
-    def play(self) -> None:
+    def inject_faults(self) -> None:
         """Inject faults until the plan is done. A Ctrl-C ends this part early, but not the following ones.
 
         A fault without a target is retried for a while, along with those that follow.
@@ -84,7 +84,7 @@ class Run:
         todo = list(self.events)
         try:
             while todo:
-                self._tend()
+                self._restart_dead()
                 now = time.monotonic() - began
                 due = [event for event in todo if event.at_s <= now]
                 over = now > self.events[-1].at_s + _AFTER_S
@@ -94,18 +94,18 @@ class Run:
         except KeyboardInterrupt:
             self.interrupted = True
 
-    def _tend(self) -> None:
+    def _restart_dead(self) -> None:
         now = time.monotonic()
         while self._undos and self._undos[0][0] <= now:
             self._undo(heapq.heappop(self._undos)[2])
         if self._store_is_up():
-            self.parts.tend()
+            self.parts.restart_dead()
 
     def _undo(self, undo: Callable[[], None]) -> None:
         try:
             undo()
         except Exception as error:
-            self._tell(f"could not be undone: {error}")
+            self._print(f"could not be undone: {error}")
 
     def _store_is_up(self) -> bool:
         return self.parts.postgres is None or self.parts.postgres.running
@@ -117,7 +117,7 @@ class Run:
             return False
         at = time.time()
         try:
-            strike = kind.inject(Scene(self.parts, random.Random(event.draw), self.interventions, self._tend))
+            strike = kind.inject(Scene(self.parts, random.Random(event.draw), self.interventions, self._restart_dead))
         except NotNow as error:
             if late_s < kind.patience_s:
                 return False
@@ -129,29 +129,29 @@ class Run:
             if strike.undo is not None:
                 heapq.heappush(self._undos, (time.monotonic() + strike.after_s, next(self._numbers), strike.undo))
         last = self.injected[-1]
-        self._tell(f"{event.kind}: {last.strike.target if last.strike else 'NOT INJECTED, ' + last.why}")
+        self._print(f"{event.kind}: {last.strike.target if last.strike else 'NOT INJECTED, ' + last.why}")
         return True
 
-    def _tell(self, words: str) -> None:
+    def _print(self, words: str) -> None:
         print(time.strftime("%H:%M:%S"), f"{len(self.injected):4}", words, file=sys.stderr, flush=True)
 
     def restore(self) -> None:
         """Undo all active faults, and wait until every part is up again."""
-        self._tell("no more faults; all parts are restored")
+        self._print("no more faults; all parts are restored")
         while self._undos:
             self._undo(heapq.heappop(self._undos)[2])
         # a fault that was interrupted in the middle has not recorded how to undo it
-        self.parts.mend()
+        self.parts.restore()
         deadline = time.monotonic() + _RESTORE_S
         while not all(part.running or part.ended for part in self.parts.all):
             if time.monotonic() > deadline:
                 down = [part.name for part in self.parts.all if not part.running and not part.ended]
                 self.broken.append(BrokenPromise("restored", ", ".join(down), "did not come up again"))
                 return
-            self.parts.tend()
+            self.parts.restart_dead()
             time.sleep(_TICK_S)
         for url in self.parts.urls:
-            self._undo(lambda url=url: faults_of_servers.mended(url))  # type: ignore[misc]
+            self._undo(lambda url=url: faults_of_servers.restore_engine(url))  # type: ignore[misc]
         for thread in threading.enumerate():
             if thread.name == "weights":
                 thread.join(90.0)
@@ -181,7 +181,7 @@ class Run:
         deadline = time.monotonic() + deadline_s
         try:
             while not all(part.ended for part in self.parts.clients) and time.monotonic() < deadline:
-                self._tend()
+                self._restart_dead()
                 time.sleep(_TICK_S)
         except KeyboardInterrupt:
             self.interrupted = True
@@ -194,9 +194,9 @@ class Run:
         waiting = [part.name for part in self.parts.clients if not part.ended]
         self.broken += [BrokenPromise("every client is given its batches", name, "it still waits") for name in waiting]
         if any(each.promise == "every batch ends" for each in self.broken) or waiting:
-            self.tell_why()
+            self.report_open_rollouts()
 
-    def tell_why(self) -> None:
+    def report_open_rollouts(self) -> None:
         """Print the open rollouts, and the state of engines and nodes; keep it with the logs."""
         unended = select(rollouts).where(rollouts.c.finish_seq.is_(None)).order_by(rollouts.c.rollout_id)
         words = [f"{state.engine} with {state.n_calls} calls" for state in self.parts.farm.engines()]
@@ -204,7 +204,7 @@ class Run:
         for row in self.parts.store.read(lambda connection: connection.execute(unended).mappings().all()):
             words.append(str({name: row[name] for name in _SHOWN}))
         for each in words:
-            self._tell(each)
+            self._print(each)
         (self.parts.logs / "unended").write_text("\n".join(words))
 
     def batches(self) -> list[str]:
@@ -218,6 +218,6 @@ class Run:
 
     def check(self) -> None:
         """Check the promises against the store and the clients' journals."""
-        self._tell("the checks begin")
+        self._print("the checks begin")
         self.broken += checks.all_of(Evidence(self.parts.store, self.parts.orders, self.parts.seed, self.interventions))
         self.broken += [BrokenPromise("a part ends only when it is struck", "", what) for what in self.parts.died]

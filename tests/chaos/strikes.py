@@ -47,13 +47,14 @@ class Interventions:
 class Scene:
     """The farm that a fault strikes, and the fault's own random generator.
 
-    A longer fault calls `tend` repeatedly, so that other faults are undone in time, and ended parts are restarted.
+    A longer fault calls `restart_dead` repeatedly, so that other faults are undone in time, and ended parts are
+    restarted.
     """
 
     parts: Parts
     chance: random.Random
     interventions: Interventions
-    tend: Callable[[], None]
+    restart_dead: Callable[[], None]
 
 
 Injection = Callable[[Scene], Strike]

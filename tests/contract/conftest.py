@@ -35,11 +35,11 @@ Start: TypeAlias = Callable[..., Sandbox]
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Leave to `make soak` tests of each kind of sandbox whose subject does not depend on the kind."""
     for item in items:
-        if _is_tried_again(item):
+        if _runs_in_soak_only(item):
             item.add_marker(ONLY)
 
 
-def _is_tried_again(item: pytest.Item) -> bool:
+def _runs_in_soak_only(item: pytest.Item) -> bool:
     params: dict[str, Any] = {}
     if isinstance(item, pytest.Function) and hasattr(item, "callspec"):
         params = item.callspec.params

@@ -125,12 +125,14 @@ async def until(condition: Callable[[], bool]) -> None:
             await asyncio.sleep(_POLL_S)
 
 
-def trying(url: str, check: Promise, tokenizer: Tokenizer, *, spans: bool, **info: Any) -> None:
+def check_promise(url: str, check: Promise, tokenizer: Tokenizer, *, spans: bool, **info: Any) -> None:
     """Check one promise on a server; `info` replaces what detection would choose."""
-    asyncio.run(_try(EngineAddress(f"{url}/v1"), check, tokenizer, spans, info))
+    asyncio.run(_check(EngineAddress(f"{url}/v1"), check, tokenizer, spans, info))
 
 
-async def _try(address: EngineAddress, check: Promise, tokenizer: Tokenizer, spans: bool, info: dict[str, Any]) -> None:
+async def _check(
+    address: EngineAddress, check: Promise, tokenizer: Tokenizer, spans: bool, info: dict[str, Any]
+) -> None:
     engine_info = await detect(address, timeout_s=_ANSWER_S)
     engine = open_engine(address, engine_info.model_copy(update=info), timeout_s=_ANSWER_S)
     try:
@@ -143,19 +145,19 @@ async def _try(address: EngineAddress, check: Promise, tokenizer: Tokenizer, spa
 
 
 @promise
-async def ids_in_are_ids_seen(bench: Bench) -> None:
+async def prompt_ids_are_those_sent(bench: Bench) -> None:
     for generation in (await bench.generate(), await bench.generate(on_ids=lambda _: None)):
-        _seen_as_sent(generation, bench)
+        _check_prompt_ids(generation, bench)
 
 
-def _seen_as_sent(generation: Generation, bench: Bench) -> None:
+def _check_prompt_ids(generation: Generation, bench: Bench) -> None:
     assert generation.prompt_ids is not None
     assert np.array_equal(generation.prompt_ids, bench.prompt)
     assert generation.prompt_ids.dtype == generation.response_ids.dtype == np.int32
 
 
 @token_promise
-async def every_id_has_its_log_probability(bench: Bench) -> None:
+async def every_id_has_a_log_probability(bench: Bench) -> None:
     generation = await bench.generate(40)
     assert generation.response_logprobs is not None
     assert 1 <= len(generation.response_ids) == len(generation.response_logprobs) <= 40
@@ -165,7 +167,7 @@ async def every_id_has_its_log_probability(bench: Bench) -> None:
 
 
 @token_promise
-async def versions_cover_the_answer(bench: Bench) -> None:
+async def versions_cover_the_response(bench: Bench) -> None:
     generation = await bench.generate(9)
     ends = [0, *(span.end for span in generation.versions)]
     assert [span.start for span in generation.versions] == ends[:-1]
@@ -173,14 +175,14 @@ async def versions_cover_the_answer(bench: Bench) -> None:
 
 
 @token_promise
-async def a_seed_gives_the_same_ids(bench: Bench) -> None:
+async def same_seed_gives_the_same_ids(bench: Bench) -> None:
     one, same, other = [await bench.generate(24, seed) for seed in (7, 7, 8)]
     assert np.array_equal(one.response_ids, same.response_ids)
     assert not np.array_equal(one.response_ids, other.response_ids)
 
 
 @token_promise
-async def max_tokens_ends_it(bench: Bench) -> None:
+async def max_tokens_ends_the_generation(bench: Bench) -> None:
     sampling = await bench.long()
     generation = await bench.generate(12, sampling=sampling)
     assert len(generation.response_ids) == 12
@@ -189,7 +191,7 @@ async def max_tokens_ends_it(bench: Bench) -> None:
 
 
 @token_promise
-async def a_stop_string_ends_it_and_its_tokens_stay(bench: Bench) -> None:
+async def stop_string_ends_the_generation_and_keeps_its_tokens(bench: Bench) -> None:
     sampling = await bench.long()
     whole = await bench.generate(60, sampling=sampling)
     text = bench.tokenizer.decode(whole.response_ids.tolist())
@@ -202,7 +204,7 @@ async def a_stop_string_ends_it_and_its_tokens_stay(bench: Bench) -> None:
 
 
 @token_promise
-async def a_prompt_that_fills_the_context_is_a_limit(bench: Bench) -> None:
+async def full_context_is_reported_as_a_limit(bench: Bench) -> None:
     size = bench.engine.info.context_tokens
     assert size is not None
     for unaware in (False, True):
@@ -220,19 +222,19 @@ async def a_prompt_that_fills_the_context_is_a_limit(bench: Bench) -> None:
 
 
 @promise
-async def a_model_it_does_not_have_is_refused(bench: Bench) -> None:
+async def unknown_model_is_refused(bench: Bench) -> None:
     with pytest.raises(EngineRefused, match=rf"{bench.engine.address.url}.*nope"):
         await bench.generate(model="nope")
 
 
 @token_promise
-async def a_token_it_does_not_have_is_refused(bench: Bench) -> None:
+async def unknown_token_is_refused(bench: Bench) -> None:
     with pytest.raises(EngineRefused, match="tokenizer is not this model's"):
         await bench.generate(prompt=token_ids([10_000_000]))
 
 
 @token_promise
-async def a_stream_is_the_answer_in_pieces(bench: Bench) -> None:
+async def streamed_pieces_equal_the_response(bench: Bench) -> None:
     sampling, pieces = await bench.long(), []
     streamed = await bench.generate(50, sampling=sampling, on_ids=lambda ids: pieces.append(list(ids)))
     assert len(pieces) > 1
@@ -246,7 +248,7 @@ async def a_stream_is_the_answer_in_pieces(bench: Bench) -> None:
 
 
 @promise
-async def many_calls_at_once_each_get_their_own(bench: Bench) -> None:
+async def concurrent_calls_get_their_own_results(bench: Bench) -> None:
     prompts = [token_ids([5, 6, 7, index + 20]) for index in range(64)]
     result = await asyncio.gather(*[bench.generate(8, index, prompt=prompt) for index, prompt in enumerate(prompts)])
     for prompt, generation in zip(prompts, result, strict=True):
@@ -255,7 +257,7 @@ async def many_calls_at_once_each_get_their_own(bench: Bench) -> None:
 
 
 @token_promise
-async def what_was_cached_is_told(bench: Bench) -> None:
+async def cached_tokens_are_reported(bench: Bench) -> None:
     prompt = token_ids([number % 200 for number in range(600)])
     for _ in range(2):
         generation = await bench.generate(4, prompt=prompt)
@@ -264,7 +266,7 @@ async def what_was_cached_is_told(bench: Bench) -> None:
 
 
 @token_promise
-async def a_cancelled_call_leaves_the_engine_idle(bench: Bench) -> None:
+async def cancelled_call_leaves_the_engine_idle(bench: Bench) -> None:
     await bench.idle()
     for stream in (True, False):
         on_ids = (lambda _: None) if stream else None
@@ -284,7 +286,7 @@ async def a_cancelled_call_leaves_the_engine_idle(bench: Bench) -> None:
 
 
 @promise
-async def a_call_kept_over_an_update_tells_both_versions(bench: Bench) -> None:
+async def call_kept_over_an_update_reports_both_versions(bench: Bench) -> None:
     await bench.engine.set_version("11")
     task, came = await bench.paused("keep")
     await bench.engine.set_version("12")
@@ -299,7 +301,7 @@ async def a_call_kept_over_an_update_tells_both_versions(bench: Bench) -> None:
 
 
 @promise
-async def an_aborted_call_keeps_what_was_sampled(bench: Bench) -> None:
+async def aborted_call_keeps_its_sampled_tokens(bench: Bench) -> None:
     task, came = await bench.paused("abort")
     generation = await task
     assert generation.finish_reason == "abort"
@@ -310,7 +312,7 @@ async def an_aborted_call_keeps_what_was_sampled(bench: Bench) -> None:
 
 
 @promise
-async def draining_waits_for_what_runs(bench: Bench) -> None:
+async def drain_waits_for_running_calls(bench: Bench) -> None:
     task, _ = await bench.begun()
     await bench.engine.pause("drain")
     assert not await bench.n_running()
@@ -328,7 +330,7 @@ async def draining_waits_for_what_runs(bench: Bench) -> None:
 
 
 @promise
-async def chat_is_as_exact(bench: Bench) -> None:
+async def chat_returns_exact_ids(bench: Bench) -> None:
     hello = [{"role": "user", "content": "Hello"}]
     template_kwargs = {"enable_thinking": True}
     said = await bench.engine.chat(ChatRequest(hello, 12, SamplingParams(seed=1), template_kwargs=template_kwargs))
@@ -342,7 +344,7 @@ async def chat_is_as_exact(bench: Bench) -> None:
 
 
 @promise
-async def it_is_found_out(bench: Bench) -> None:
+async def engine_kind_is_detected(bench: Bench) -> None:
     engine_info: EngineInfo = await detect(bench.engine.address, timeout_s=_ANSWER_S)
     assert engine_info.token_in in (bench.engine.info.token_in, "generate")
     assert engine_info.token_out

@@ -37,7 +37,7 @@ def example(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     plugins.load.cache_clear()
 
 
-def test_what_may_train_is_known() -> None:
+def test_only_trainable_rows_are_selected() -> None:
     rows = [(played.rollout_id[-3:], len(each.prompt_ids)) for played, each in training_rows(every_kind())]
     first = [("0.0", 2), ("0.1", 3), ("0.1", 4), ("0.1", 1), ("1.0", 2)]
     assert rows == [*first, ("2.1", 9), ("3.1", 2), ("5.0", 512), ("5.1", 1)]
@@ -46,13 +46,13 @@ def test_what_may_train_is_known() -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_adapter_holds_its_promises(name: str) -> None:
+def test_adapter_keeps_its_promises(name: str) -> None:
     results = list(examine_adapter(plugins.load(ADAPTERS, name)))
     assert len(results) == 10
     assert {each.promise: each.fault for each in results if not each.ok} == {}
 
 
-def test_every_built_in_adapter_is_held_to_them() -> None:
+def test_every_built_in_adapter_is_tested() -> None:
     plugins.load(ADAPTERS, "packed")
     assert {*plugins.installed(ADAPTERS)} >= {*NAMES}
     own = {name for name, point in plugins.installed(ADAPTERS).items() if point.value.startswith("farm.")}
@@ -60,6 +60,6 @@ def test_every_built_in_adapter_is_held_to_them() -> None:
     assert own <= {*NAMES, "rllm", "verifiers"}
 
 
-def test_an_adapter_that_is_not_installed_is_named_with_those_that_are() -> None:
+def test_missing_adapter_is_named_with_the_installed_ones() -> None:
     with pytest.raises(NotFound, match=r"'none-such'.*arrays, .*packed"):
         plugins.load(ADAPTERS, "none-such")

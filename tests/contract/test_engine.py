@@ -12,7 +12,7 @@ import pytest
 from farm.errors import EngineError
 from farm.records.request import SamplingParams
 from farm.records.trajectory import token_ids
-from tests.contract.engine_promises import PROMISES, Promise, trying, until
+from tests.contract.engine_promises import PROMISES, Promise, check_promise, until
 from tests.doubles import EngineDouble, Wire
 from workers.policy.engines import detect, open_engine
 from workers.policy.generation import EngineAddress, EngineBusy, Generation
@@ -40,7 +40,7 @@ def server(request: pytest.FixtureRequest) -> Iterator[tuple[str, str]]:
 @pytest.mark.parametrize("check", PROMISES, ids=lambda check: check.__name__)
 def test_promise(check: Promise, server: tuple[str, str]) -> None:
     name, url = server
-    trying(url, check, make_tokenizer(), spans=name != "vllm-0.32-completions")
+    check_promise(url, check, make_tokenizer(), spans=name != "vllm-0.32-completions")
 
 
 Faulty = tuple[EngineDouble, str]
@@ -55,7 +55,7 @@ def faulty(request: pytest.FixtureRequest) -> Iterator[Faulty]:
         yield double, url
 
 
-def asking(
+def with_warm_engine(
     faulty: Faulty, check: Callable[[EngineDouble, Callable[..., Awaitable[Generation]]], Awaitable[None]]
 ) -> None:
     """Run a check with an engine that has made a call already, so that it has an idle connection."""
@@ -90,7 +90,7 @@ def asking(
         ("garbage", "does not add up"),
     ],
 )
-def test_a_fault_is_an_engine_error_and_over_with_the_call(faulty: Faulty, fault: str, said: str, stream: bool) -> None:
+def test_fault_is_an_engine_error_of_one_call(faulty: Faulty, fault: str, said: str, stream: bool) -> None:
     async def check(double: EngineDouble, ask: Callable[..., Awaitable[Generation]]) -> None:
         double.fail_next(fault)
         with pytest.raises(EngineError, match=rf"engine http://127.0.0.1:\d+/v1 .*{said}") as failure:
@@ -99,23 +99,23 @@ def test_a_fault_is_an_engine_error_and_over_with_the_call(faulty: Faulty, fault
         assert failure.value.retryable
         assert len((await ask(stream)).response_ids) > 0
 
-    asking(faulty, check)
+    with_warm_engine(faulty, check)
 
 
 @pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
 @pytest.mark.parametrize(("fault", "wait_s"), [("429", 7.0), ("503", None)])
-def test_a_busy_engine_says_when_to_come_again(faulty: Faulty, fault: str, wait_s: float | None, stream: bool) -> None:
+def test_busy_engine_reports_its_retry_delay(faulty: Faulty, fault: str, wait_s: float | None, stream: bool) -> None:
     async def check(double: EngineDouble, ask: Callable[..., Awaitable[Generation]]) -> None:
         double.fail_next(fault)
         with pytest.raises(EngineBusy) as busy:
             await ask(stream)
         assert busy.value.retry_after_s == wait_s
 
-    asking(faulty, check)
+    with_warm_engine(faulty, check)
 
 
 @pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
-def test_an_idle_connection_that_the_engine_closes_costs_nothing(faulty: Faulty, stream: bool) -> None:
+def test_closed_idle_connection_is_replaced_without_an_error(faulty: Faulty, stream: bool) -> None:
     async def check(double: EngineDouble, ask: Callable[..., Awaitable[Generation]]) -> None:
         struck = double.faults.n_struck["close"]
         double.fail_next("close")
@@ -125,11 +125,11 @@ def test_an_idle_connection_that_the_engine_closes_costs_nothing(faulty: Faulty,
         with pytest.raises(EngineError, match="broke off before it had answered"):
             await ask(stream)
 
-    asking(faulty, check)
+    with_warm_engine(faulty, check)
 
 
 @pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
-def test_a_hanging_call_is_cancelled(faulty: Faulty, stream: bool) -> None:
+def test_hanging_call_is_cancelled(faulty: Faulty, stream: bool) -> None:
     async def check(double: EngineDouble, ask: Callable[..., Awaitable[Generation]]) -> None:
         double.fail_next("hang")
         n_before = double.n_cancelled
@@ -141,11 +141,11 @@ def test_a_hanging_call_is_cancelled(faulty: Faulty, stream: bool) -> None:
         await until(lambda: double.n_running == 0)
         assert double.n_cancelled == n_before + 1
 
-    asking(faulty, check)
+    with_warm_engine(faulty, check)
 
 
 @pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
-def test_another_prompt_than_the_one_sent_is_handed_on(faulty: Faulty, stream: bool) -> None:
+def test_altered_prompt_is_returned_as_received(faulty: Faulty, stream: bool) -> None:
     async def check(double: EngineDouble, ask: Callable[..., Awaitable[Generation]]) -> None:
         double.fail_next("echo")
         seen = (await ask(stream)).prompt_ids
@@ -155,4 +155,4 @@ def test_another_prompt_than_the_one_sent_is_handed_on(faulty: Faulty, stream: b
         assert seen is not None
         assert np.array_equal(seen, PROMPT)
 
-    asking(faulty, check)
+    with_warm_engine(faulty, check)

@@ -21,7 +21,7 @@ from farm.records.engine import EngineInfo
 from farm.records.request import SamplingParams
 from farm.records.trajectory import token_ids
 from tests.contract import engine_promises
-from tests.contract.engine_promises import TOKEN_PROMISES, Promise, trying
+from tests.contract.engine_promises import TOKEN_PROMISES, Promise, check_promise
 from tests.doubles import EngineDouble
 from tests.services.entry_points import install, installed
 from tests.services.servers.llamacpp_server import LlamaCppServer
@@ -58,7 +58,7 @@ def server(request: pytest.FixtureRequest, example: None) -> Iterator[tuple[str,
         yield request.param, f"{url}/v1"
 
 
-def using(url: str, use: Callable[[Engine], Awaitable[Any]]) -> Any:
+def with_engine(url: str, use: Callable[[Engine], Awaitable[Any]]) -> Any:
     async def run() -> Any:
         address = EngineAddress(url, model=MODEL)
         engine = open_engine(address, await detect(address), timeout_s=30.0)
@@ -70,13 +70,13 @@ def using(url: str, use: Callable[[Engine], Awaitable[Any]]) -> Any:
     return asyncio.run(run())
 
 
-def looked_at(url: str) -> EngineInfo:
+def detected(url: str) -> EngineInfo:
     return asyncio.run(detect(EngineAddress(url, model=MODEL)))
 
 
-def test_it_is_recognised_by_its_kind_and_no_other(server: tuple[str, str]) -> None:
+def test_server_is_detected_only_by_its_kind(server: tuple[str, str]) -> None:
     name, url = server
-    assert looked_at(url).kind == name
+    assert detected(url).kind == name
 
     async def claims() -> dict[str, bool]:
         connection = EngineConnection(url, "none", 10.0)
@@ -90,13 +90,13 @@ def test_it_is_recognised_by_its_kind_and_no_other(server: tuple[str, str]) -> N
     assert asyncio.run(claims()) == {each: each in (name, "openai") for each in ("bridge", *SERVERS)}
 
 
-def test_those_that_take_any_server_come_last() -> None:
+def test_fallback_kinds_come_last() -> None:
     assert [each.is_fallback for _, each in kinds()] == [False, False, False, False, False, True]
 
 
-def test_its_wires_have_names_and_routes_of_their_own(server: tuple[str, str]) -> None:
+def test_wires_have_unique_names_and_routes(server: tuple[str, str]) -> None:
     name, url = server
-    info = looked_at(url)
+    info = detected(url)
     wires = kind(name).wires(info)
     assert len({wire.name for wire in wires}) == len({wire.path for wire in wires}) == len(wires) > 0
     assert all(wire.path.startswith("/") and wire.advice for wire in wires)
@@ -105,19 +105,19 @@ def test_its_wires_have_names_and_routes_of_their_own(server: tuple[str, str]) -
     assert wire is None or wire.name == info.token_in
 
 
-def test_it_is_healthy_and_chats_if_it_can(server: tuple[str, str]) -> None:
-    assert using(server[1], lambda engine: engine.healthy()) is True
+def test_engine_is_healthy_and_chats_where_supported(server: tuple[str, str]) -> None:
+    assert with_engine(server[1], lambda engine: engine.healthy()) is True
     messages = [{"role": "user", "content": "Hello"}]
     chat = ChatRequest(messages, 8, SamplingParams())
     if server[0] == "prorl":
         with pytest.raises(EngineError):
-            using(server[1], lambda engine: engine.chat(chat))
+            with_engine(server[1], lambda engine: engine.chat(chat))
         return
-    said = using(server[1], lambda engine: engine.chat(chat))
+    said = with_engine(server[1], lambda engine: engine.chat(chat))
     assert said.response["role"] == "assistant"
 
 
-def test_it_is_controlled_or_says_that_the_farm_holds_calls_back(server: tuple[str, str]) -> None:
+def test_engine_is_controlled_or_refuses_orders(server: tuple[str, str]) -> None:
     async def check(engine: Engine) -> None:
         if engine.info.control:
             await engine.set_version("7")
@@ -132,7 +132,7 @@ def test_it_is_controlled_or_says_that_the_farm_holds_calls_back(server: tuple[s
                 await order
         assert (await engine.version(), await engine.paused()) == ("", None)
 
-    using(server[1], check)
+    with_engine(server[1], check)
 
 
 @pytest.fixture(scope="module")
@@ -143,40 +143,40 @@ def llamacpp(example: None) -> Iterator[str]:
 
 @pytest.mark.parametrize("check", TOKEN_PROMISES, ids=lambda check: check.__name__)
 def test_promise_of_the_example(check: Promise, llamacpp: str) -> None:
-    trying(llamacpp, check, make_tokenizer(), spans=False)
+    check_promise(llamacpp, check, make_tokenizer(), spans=False)
 
 
-def test_the_example_is_found_out(llamacpp: str) -> None:
-    info = looked_at(f"{llamacpp}/v1")
+def test_example_is_detected(llamacpp: str) -> None:
+    info = detected(f"{llamacpp}/v1")
     assert (info.version, info.token_in, info.token_out, info.logprobs) == ("b6000-0123abc", "completion", True, "raw")
     assert (info.context_tokens, info.control) == (2048, False)
 
 
-def test_the_example_asks_for_the_models_own_distribution(llamacpp: str) -> None:
+def test_example_samples_the_unmodified_distribution(llamacpp: str) -> None:
     server = LlamaCppServer(make_tokenizer())
     with serving(server.app()) as url:
         sampling = SamplingParams(top_p=0.9, seed=2**40 + 3)
-        using(f"{url}/v1", lambda engine: engine.generate(token_ids([5, 6]), sampling, 3))
+        with_engine(f"{url}/v1", lambda engine: engine.generate(token_ids([5, 6]), sampling, 3))
     sent = {"temperature": 1.0, "top_k": 0, "top_p": 0.9, "min_p": 0.0, "repeat_penalty": 1.0, "seed": 3}
     assert sent.items() <= server.asked[-1].items()
 
 
 @pytest.mark.parametrize("name", ["min_tokens", "stop_token_ids", "cache_salt"])
-def test_a_parameter_that_a_server_lacks_is_refused_by_name(llamacpp: str, name: str) -> None:
+def test_unsupported_parameter_is_refused_by_name(llamacpp: str, name: str) -> None:
     value = {"min_tokens": 2, "stop_token_ids": (3,), "cache_salt": "7"}[name]
     sampling = SamplingParams.model_validate({name: value})
     with pytest.raises(EngineRefused, match=f"lacks {name}: leave it out"):
-        using(f"{llamacpp}/v1", lambda engine: engine.generate(token_ids([5, 6]), sampling, 8))
+        with_engine(f"{llamacpp}/v1", lambda engine: engine.generate(token_ids([5, 6]), sampling, 8))
 
 
-def test_a_token_that_the_server_leaves_out_is_noticed() -> None:
+def test_omitted_token_is_detected() -> None:
     server = LlamaCppServer(make_tokenizer(), torn_at=2)
     with serving(server.app()) as url, pytest.raises(EngineError, match="does not add up"):
-        using(f"{url}/v1", lambda engine: engine.generate(token_ids([5, 6]), SamplingParams(seed=1), 8))
+        with_engine(f"{url}/v1", lambda engine: engine.generate(token_ids([5, 6]), SamplingParams(seed=1), 8))
 
 
 @pytest.mark.parametrize("ends_at", [0, 2])
-def test_a_stream_without_its_last_event_is_no_answer(ends_at: int) -> None:
+def test_stream_without_its_last_event_is_an_error(ends_at: int) -> None:
     server = LlamaCppServer(make_tokenizer(), ends_at=ends_at)
 
     async def ask(engine: Engine) -> None:
@@ -188,24 +188,24 @@ def test_a_stream_without_its_last_event_is_no_answer(ends_at: int) -> None:
 
 
 _OF_PRORL = (
-    engine_promises.every_id_has_its_log_probability,
-    engine_promises.versions_cover_the_answer,
-    engine_promises.a_seed_gives_the_same_ids,
-    engine_promises.max_tokens_ends_it,
+    engine_promises.every_id_has_a_log_probability,
+    engine_promises.versions_cover_the_response,
+    engine_promises.same_seed_gives_the_same_ids,
+    engine_promises.max_tokens_ends_the_generation,
 )
 
 
 @pytest.mark.parametrize("check", _OF_PRORL, ids=lambda check: check.__name__)
-def test_promise_of_the_server_of_prorls_trainer(check: Promise) -> None:
+def test_promise_of_the_prorl_server(check: Promise) -> None:
     with serving(SERVERS["prorl"]()) as url:
-        using(f"{url}/v1", lambda engine: check(engine_promises.Bench(engine, make_tokenizer(), spans=False)))
+        with_engine(f"{url}/v1", lambda engine: check(engine_promises.Bench(engine, make_tokenizer(), spans=False)))
 
 
-def test_an_answer_of_prorls_trainer_is_cut_off_only_if_it_is_full() -> None:
+def test_full_prorl_response_ends_by_length() -> None:
     with serving(SERVERS["prorl"]()) as url:
-        info = looked_at(f"{url}/v1")
+        info = detected(f"{url}/v1")
         assert (info.token_in, info.token_out, info.logprobs) == ("prompt_ids", True, "processed")
-        many = using(f"{url}/v1", lambda engine: engine.generate(token_ids([5, 6]), SamplingParams(seed=1), 2000))
+        many = with_engine(f"{url}/v1", lambda engine: engine.generate(token_ids([5, 6]), SamplingParams(seed=1), 2000))
     assert many.finish_reason == ("length" if len(many.response_ids) == 2000 else "stop")
 
 
@@ -219,7 +219,7 @@ def test_an_answer_of_prorls_trainer_is_cut_off_only_if_it_is_full() -> None:
         {"logprobs": [-1.0]},
     ],
 )
-def test_an_answer_of_prorls_trainer_that_does_not_add_up_is_none(answer: dict[str, Any]) -> None:
+def test_inconsistent_prorl_response_is_an_error(answer: dict[str, Any]) -> None:
     app = Starlette(routes=[Route("/generate", lambda _: JSONResponse(answer), methods=["POST"])])
     info = EngineInfo(kind="prorl", model="m", token_in="prompt_ids", token_out=True)
 
@@ -234,12 +234,12 @@ def test_an_answer_of_prorls_trainer_that_does_not_add_up_is_none(answer: dict[s
         asyncio.run(ask(url))
 
 
-def test_a_kind_that_is_not_installed_here_says_so() -> None:
+def test_missing_kind_is_named() -> None:
     with pytest.raises(EngineUnfit, match=r"no farm.engines plug-in 'missing'; installed: bridge, llamacpp"):
         open_engine(EngineAddress("http://e/v1"), EngineInfo(kind="missing", token_in="x"))
 
 
-def test_a_kind_that_breaks_leaves_the_others_alone(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_broken_kind_does_not_affect_the_others(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     project = tmp_path / "project"
     project.mkdir()
     (project / "pyproject.toml").write_text(
@@ -251,14 +251,14 @@ def test_a_kind_that_breaks_leaves_the_others_alone(tmp_path: Path, caplog: pyte
         "    async def identify(self, connection, card):\n        raise KeyError('of its own')\n"
     )
     with installed(project, tmp_path / "site"), serving(SERVERS["vllm"]()) as url:
-        assert looked_at(f"{url}/v1").kind == "vllm"
+        assert detected(f"{url}/v1").kind == "vllm"
         with pytest.raises(EngineUnfit, match="'absent' cannot be imported here"):
             open_engine(EngineAddress(f"{url}/v1"), EngineInfo(kind="absent"))
     assert "'absent' cannot be used" in caplog.text
     assert "engine kind broken failed" in caplog.text
 
 
-def test_doctor_of_another_process_knows_the_installed_example(llamacpp: str, tmp_path: Path) -> None:
+def test_doctor_process_detects_the_installed_example(llamacpp: str, tmp_path: Path) -> None:
     install(EXAMPLE, tmp_path / "site")
     command = [sys.executable, "-m", "workers.cli.engine_check", f"{llamacpp}/v1", "--json"]
     env = {**os.environ, "PYTHONPATH": f"{tmp_path / 'site'}:{ROOT}"}

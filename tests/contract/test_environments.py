@@ -14,7 +14,7 @@ import pytest
 
 from farm.errors import SandboxError
 from farm.settings import settings
-from tests.services.commands import said
+from tests.services.commands import output_of
 from tests.services.farms import processes_of
 from tests.services.gated_package import REQUIREMENT, GatedPackage
 from workers.cli.images import main
@@ -44,7 +44,7 @@ def n_tries(log: Path) -> int:
     return log.read_text().count("No such file or directory: '/nonexistent") if log.exists() else 0
 
 
-def test_a_failure_is_that_of_all_who_waited(open_folder: Path) -> None:
+def test_failed_installation_is_shared_by_all_waiting(open_folder: Path) -> None:
     log = open_folder / "pip.log"
     together = Barrier(N_WAITING)
 
@@ -81,20 +81,18 @@ def pull(*words: str, env: Mapping[str, str]) -> str:
     return done.stdout + done.stderr
 
 
-def test_an_agents_environment_is_made_ahead(open_folder: Path, with_agent: Mapping[str, str]) -> None:
+def test_environment_of_an_agent_is_prepared_in_advance(open_folder: Path, with_agent: Mapping[str, str]) -> None:
     assert "1 packages of its agent" in pull("--agent", "played", env=with_agent)
     result = list((settings().cache / "environments").glob("*/lib/python*/site-packages/iniconfig"))
     assert len(result) == 1
     tasks = open_folder / "tasks.jsonl"
     tasks.write_text('{"data_source": "noop", "fields": {}}\n')
     assert "1/1" in pull("--from", str(tasks), "--agent", "played", env=with_agent)
-    assert "give --from, --agent or both" in said(main, "pull", code=2)
-    assert "unheard" in said(main, "pull", "--agent", "unheard", code=1)
+    assert "give --from, --agent or both" in output_of(main, "pull", code=2)
+    assert "unheard" in output_of(main, "pull", "--agent", "unheard", code=1)
 
 
-def test_an_installation_that_hangs_ends_by_its_own_limit_with_all_that_it_started(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_hung_installation_ends_with_all_its_processes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     package = GatedPackage(tmp_path)
     for name, value in package.environment.items():
         monkeypatch.setenv(name, value)

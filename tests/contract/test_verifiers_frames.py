@@ -74,7 +74,7 @@ def _value(packed: bytes) -> tuple[Any, bytes]:
 
 
 @pytest.mark.parametrize("wire", ClientWire)
-def test_a_run_tells_the_wire_of_its_client(wire: ClientWire) -> None:
+def test_run_determines_the_wire_of_its_client(wire: ClientWire) -> None:
     health, run, cancel, evaluation, _ = frames_of(wire)
     assert health == (b"health", {}), "health is the same on both wires"
     assert cancel[0] == b"cancel"
@@ -96,7 +96,7 @@ def test_each_run_is_answered_in_its_own_wire() -> None:
     assert wires.of_run(OTHER, {}) is ClientWire.WHOLE
 
 
-def test_a_client_that_does_not_understand_two_frames_is_sent_three() -> None:
+def test_client_that_ignores_two_frames_is_sent_three() -> None:
     wires = ClientWires()
     # frames sent before the server existed arrive at once, and are no sign
     waiting = [wires.of_probe(CLIENT, 100 + 0.01 * number) for number in range(30)]
@@ -107,7 +107,7 @@ def test_a_client_that_does_not_understand_two_frames_is_sent_three() -> None:
     assert wires.of_run(CLIENT, frames_of(ClientWire.WHOLE)[1][1]) is ClientWire.WHOLE, "a run is more certain"
 
 
-def test_the_clients_that_are_remembered_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_number_of_remembered_clients_is_limited(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("farm.adapters.verifiers.client_wires._N_CLIENTS", 2)
     wires = ClientWires()
     run = frames_of(ClientWire.STREAMED)[1][1]
@@ -116,7 +116,7 @@ def test_the_clients_that_are_remembered_are_bounded(monkeypatch: pytest.MonkeyP
     assert [wires.of(client) for client in (CLIENT, OTHER)] == [ClientWire.WHOLE, ClientWire.STREAMED]
 
 
-def test_both_ask_for_the_same() -> None:
+def test_both_wires_give_the_same_request() -> None:
     plain = [plain_request(frames_of(wire)[1][1]) for wire in ClientWire]
     wanted = {"temperature": 0.9, "max_tokens": 64, "top_k": 20, "cache_salt": "7"}
     assert [each["sampling"] for each in plain] == [wanted] * 2
@@ -126,13 +126,13 @@ def test_both_ask_for_the_same() -> None:
     assert plain_request({"client": 3, "sampling": None}) == {"client": 3, "sampling": None}
 
 
-def test_headers_that_are_named_by_variables_are_headers(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_headers_from_variables_are_added(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TEAM", "blue")
     client = {"headers": {"X-One": "1"}, "headers_from_env": {"X-Team": "TEAM", "X-None": "NOT_SET"}, "timeout": {}}
     assert plain_request({"client": client}) == {"client": {"headers": {"X-One": "1", "X-Team": "blue"}}}
 
 
-def test_an_episode_is_whole_or_streamed() -> None:
+def test_episode_is_whole_or_streamed() -> None:
     [(kind, whole)] = ClientWire.WHOLE.messages(EPISODE)
     assert (kind, whole["success"], whole["error"], whole["episode"]["id"]) == ("reply", True, None, "e")
     assert ClientWire.WHOLE.frames(kind, b"...") == [b"..."]
@@ -149,6 +149,6 @@ def test_an_episode_is_whole_or_streamed() -> None:
     assert (len(delta["nodes"]), len(delta["calls"]), len(delta["errors"])) == (2, 1, 1)
 
 
-def test_what_fails_says_why() -> None:
+def test_failure_reply_has_its_reason() -> None:
     assert reply("it is not so") == {"success": False, "error": "it is not so"}
     assert reply() == {"success": True, "error": None}

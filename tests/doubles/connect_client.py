@@ -45,13 +45,13 @@ class AgentClient:
         headers = {"content-type": "application/json"}
         return self._http.post(f"/{verb}", content=json.dumps(message), headers=headers)
 
-    def told(self, verb: str, message: Any) -> Any:
+    def message(self, verb: str, message: Any) -> Any:
         """Return the message of a response."""
         response = self.ask(verb, message)
         assert response.status_code == 200, response.text
         return response.json()
 
-    def refused(self, verb: str, message: Any) -> tuple[int, str]:
+    def refusal(self, verb: str, message: Any) -> tuple[int, str]:
         """Return the status of a refusal and its code."""
         response = self.ask(verb, message)
         assert response.status_code >= 400, response.text

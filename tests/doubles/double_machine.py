@@ -36,8 +36,10 @@ class DoubleMachine(Machine):
     faults: Faults
     takes_images = False
 
-    def run(self, asked: SamplingRequest, index: int = 0) -> EngineRun:
-        values = {field.name: getattr(run, field.name) for run in [super().run(asked, index)] for field in fields(run)}
+    def run(self, request: SamplingRequest, index: int = 0) -> EngineRun:
+        values = {
+            field.name: getattr(run, field.name) for run in [super().run(request, index)] for field in fields(run)
+        }
         run = FaultyRun(**values, fault=struck.get())
         run.extra_s = {"slow": self.faults.slow_s, "hang": inf}.get(run.fault, 0.0)
         if run.fault == "echo":

@@ -47,7 +47,7 @@ def test_example_gives_the_documented_rewards(
     command: str, name: str, rewards: str, folder: Path, address: str
 ) -> None:
     program = environment_program(name)
-    lend_environment(program.spec().packages, alone=program.without_dependencies)
+    lend_environment(program.spec().packages, without_dependencies=program.without_dependencies)
     path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
     env = os.environ | {"PATH": path, "PYTHONPATH": str(folder / "site"), "COLUMNS": "200"}
     shell = ["bash", "-c", command.replace("http://127.0.0.1:8000", address)]
@@ -60,7 +60,7 @@ def test_example_gives_the_documented_rewards(
 @pytest.mark.parametrize(("name", "game"), [("textarena", "Wordle-v0"), ("gem", "game:Hangman-v0-easy")])
 def test_missing_data_of_a_word_game_is_one_clear_line(name: str, game: str) -> None:
     program = environment_program(name)
-    lend_environment(program.spec().packages, alone=program.without_dependencies)
+    lend_environment(program.spec().packages, without_dependencies=program.without_dependencies)
     command = [sys.executable, "-m", "workers.cli.environment_check", "check", name, "--id", game]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=600)
     assert done.returncode == 1

@@ -16,7 +16,7 @@ from tests.contract.sandboxes.sandbox_kinds import farm_in
 from tests.services.entry_points import installed
 from tests.services.environments import lend_environment
 from tests.services.farms import farm_folder
-from workers.cli.environment_check import PlayedStep, first_difference, played
+from workers.cli.environment_check import ObservedStep, first_difference, run_episodes
 from workers.environments.environment import Action, Episode
 from workers.environments.environment_program import environment_program
 from workers.environments.environment_servers import EnvironmentServers
@@ -41,36 +41,36 @@ def _farm() -> Iterator[None]:
         yield
 
 
-def play(environment: str, *actions: str, **fields: Any) -> list[PlayedStep]:
+def run_episode(environment: str, *actions: str, **fields: Any) -> list[ObservedStep]:
     """The first of three equal runs: the beginning, and the result of each action."""
     program = environment_program(environment)
-    lend_environment(program.spec().packages, alone=program.without_dependencies)
+    lend_environment(program.spec().packages, without_dependencies=program.without_dependencies)
     instance = EnvironmentInstance.model_validate({"environment": environment, **fields})
-    plays = asyncio.run(played(instance, "namespace", actions))
-    assert first_difference(plays) == ""
-    return plays[0]
+    episodes = asyncio.run(run_episodes(instance, "namespace", actions))
+    assert first_difference(episodes) == ""
+    return episodes[0]
 
 
-def rewards(steps: list[PlayedStep]) -> list[float]:
+def rewards(steps: list[ObservedStep]) -> list[float]:
     return [step.reward for step in steps[1:]]
 
 
 def test_reasoning_gym_scores_an_answer() -> None:
-    begin, _ = play("reasoning_gym", "no answer", id="chain_sum", seed=7)
+    begin, _ = run_episode("reasoning_gym", "no answer", id="chain_sum", seed=7)
     numbers = begin.messages[0]["content"].split(": ")[1].split(" =")[0]
     right = f"It is <answer>{eval(numbers)}</answer>."
     assert extract_answer(right) == str(eval(numbers))
-    assert rewards(play("reasoning_gym", right, id="chain_sum", seed=7)) == [1.0]
+    assert rewards(run_episode("reasoning_gym", right, id="chain_sum", seed=7)) == [1.0]
     # its verifier raises for text that is not a number
-    assert rewards(play("reasoning_gym", "<answer>x</answer>", id="prime_factorization", seed=7)) == [0.0]
+    assert rewards(run_episode("reasoning_gym", "<answer>x</answer>", id="prime_factorization", seed=7)) == [0.0]
 
 
 def test_gem_plays_a_game() -> None:
     guesses = [f"\\boxed{{{number}}}" for number in (5, 3, 2, 4)]
-    steps = play("gem", *guesses, id="game:GuessTheNumber-v0-easy", seed=3)
+    steps = run_episode("gem", *guesses, id="game:GuessTheNumber-v0-easy", seed=3)
     assert "between 1 and 10" in steps[0].messages[0]["content"]
     assert steps[-1].over
-    assert rewards(play("gem", "no box", id="game:GuessTheNumber-v0-easy")) == [-0.1]
+    assert rewards(run_episode("gem", "no box", id="game:GuessTheNumber-v0-easy")) == [-0.1]
 
 
 EVALUATED = {
@@ -92,7 +92,7 @@ OPENING = "<answer>" * 130_000
 def test_only_answers_are_scored(environment: str, prefix: str, form: str) -> None:
     """One server has all episodes, as in a worker: none of them is lost or changed by another."""
     program = environment_program(environment)
-    lend_environment(program.spec().packages, alone=program.without_dependencies)
+    lend_environment(program.spec().packages, without_dependencies=program.without_dependencies)
 
     async def main() -> None:
         servers = EnvironmentServers()
@@ -127,12 +127,12 @@ def test_only_answers_are_scored(environment: str, prefix: str, form: str) -> No
 
 def test_environment_that_downloads_data_reports_it() -> None:
     with pytest.raises(HandlerError, match=r"environment gem: reset\(\)"):
-        play("gem", "1", id="math:GSM8K")
+        run_episode("gem", "1", id="math:GSM8K")
 
 
 def test_skyrl_gym_scores_an_answer() -> None:
-    assert rewards(play("skyrl_gym", "#### 4", id="gsm8k", **SUM)) == [1.0]
-    turns = play(
+    assert rewards(run_episode("skyrl_gym", "#### 4", id="gsm8k", **SUM)) == [1.0]
+    turns = run_episode(
         "skyrl_gym",
         "I do not know.",
         "#### 4",
@@ -141,12 +141,12 @@ def test_skyrl_gym_scores_an_answer() -> None:
     )
     assert rewards(turns) == [0.0, 1.0]
     with pytest.raises(HandlerError, match="use the environment skyrl_gym_code"):
-        play("skyrl_gym", "x", id="lcb", **SUM)
+        run_episode("skyrl_gym", "x", id="lcb", **SUM)
 
 
 def test_textarena_gives_its_reward_at_the_end() -> None:
     guesses = [f"[{number}]" for number in range(1, 12)]
-    steps = play("textarena", *guesses, id="GuessTheNumber-v0", seed=3)
+    steps = run_episode("textarena", *guesses, id="GuessTheNumber-v0", seed=3)
     assert "between 1 and 20" in steps[0].messages[0]["content"]
     assert "higher" in steps[1].messages[0]["content"]
     assert "Player 0" not in steps[1].messages[0]["content"], "only new messages"
@@ -154,7 +154,7 @@ def test_textarena_gives_its_reward_at_the_end() -> None:
 
 
 def test_openenv_acts_by_a_tool() -> None:
-    begin, said, acted, wrong = play("openenv_echo", "hi", ACT, '{"name": "act", "arguments": {"text": 1}}')
+    begin, said, acted, wrong = run_episode("openenv_echo", "hi", ACT, '{"name": "act", "arguments": {"text": 1}}')
     assert "environment ready" in begin.messages[0]["content"]
     assert begin.messages[1]["function"]["name"] == "act"
     assert [said.reward, acted.reward, wrong.reward] == pytest.approx([0.2, 0.5, 0.0])
@@ -164,7 +164,7 @@ def test_openenv_acts_by_a_tool() -> None:
 
 def test_verifiers_scores_by_its_rewards() -> None:
     fields = {"kwargs": {"taskset": "verifiers_sums:Sums", "index": 2}, "rewards": (0, 1.5)}
-    begin, step = play("verifiers_sums", "It is 4.", **fields)
+    begin, step = run_episode("verifiers_sums", "It is 4.", **fields)
     assert begin.messages == [{"role": "user", "content": "What is 2 + 2?"}]
     assert step.reward == 1.5
-    assert rewards(play("verifiers_sums", "It is certainly five.", **fields)) == [0.0]
+    assert rewards(run_episode("verifiers_sums", "It is certainly five.", **fields)) == [0.0]

@@ -89,14 +89,14 @@ def checked(*arguments: str) -> tuple[int, str]:
     return ran.exit_code, ran.output
 
 
-def test_a_program_that_asks_is_shown_with_its_calls() -> None:
+def test_working_program_is_shown_with_its_calls() -> None:
     code, output = checked("asking")
     assert code == 0, output
     assert "its tool bash ran a command" in output
     assert "asking: answered; 2 calls, 1 training row" in output
 
 
-def test_the_policy_says_what_a_file_has(tmp_path: Path) -> None:
+def test_policy_answers_with_the_turns_of_a_file(tmp_path: Path) -> None:
     turns = [{"tool_calls": [{"name": "bash", "arguments": {"command": f"echo {number}"}}]} for number in range(3)]
     (tmp_path / "turns.jsonl").write_text("\n".join(map(json.dumps, [*turns, {"content": "done"}])))
     code, output = checked("asking", "--turns", str(tmp_path / "turns.jsonl"))
@@ -113,20 +113,20 @@ def test_the_policy_says_what_a_file_has(tmp_path: Path) -> None:
         ("nothing", ["no agent is named 'nothing'", "installed here are: ", "asking"]),
     ],
 )
-def test_what_breaks_is_said_with_its_output(name: str, words: list[str]) -> None:
+def test_failure_is_reported_with_the_output_of_the_program(name: str, words: list[str]) -> None:
     code, output = checked(name)
     assert code == 1
     assert [word for word in words if word not in output] == [], output
     assert "Traceback" not in output
 
 
-def test_turns_that_cannot_be_read_are_named(tmp_path: Path) -> None:
+def test_unreadable_turns_file_is_named(tmp_path: Path) -> None:
     (tmp_path / "turns.jsonl").write_text('{"said": "x"}')
     code, output = checked("asking", "--turns", str(tmp_path / "turns.jsonl"))
     assert code == 1
     assert "turns.jsonl: " in output
 
 
-def test_the_list_has_all_that_are_installed() -> None:
+def test_list_contains_all_installed_agents() -> None:
     output = CliRunner().invoke(main, ["list"]).output
     assert {"asking", "claude-code", "react"} <= {line.split()[0] for line in output.splitlines() if line.strip()}

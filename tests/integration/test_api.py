@@ -42,11 +42,11 @@ from farm.records.trajectory import ModelCall, Segment, VersionSpan
 from farm.settings import settings
 from farm.store import llm_engines, trajectories
 from farm.store.database import Store
-from tests.contract.store.test_store import advance, announce, claimed, finish, keep, place, play
+from tests.contract.store.test_store import advance, announce, claimed, finish, keep, place, run_to_end
 from tests.integration.engines.test_weight_update import Workers
 from tests.integration.test_bad_input import refused_requests
-from tests.services.api import KEY, Loses, served, shown_key
-from tests.services.commands import said
+from tests.services.api import KEY, ResponseDropper, served, shown_key
+from tests.services.commands import output_of
 from tests.services.engines import CONTROLLED, Server, Servers
 from tests.services.farms import NOOP, until
 from tests.services.servers.postgres_cut import between
@@ -132,7 +132,7 @@ def batch_id(service: LocalFarm) -> str:
     finish(store, claimed(store, first, Stage.EVAL), 1 / 3)
     store.write(lambda connection: trajectories.store_segments(connection, first, batch_id, 1, [segment()] * 2))
     for number in ("0.1", "1.0"):
-        play(store, f"{batch_id}.{number}", reward=-0.0)
+        run_to_end(store, f"{batch_id}.{number}", reward=-0.0)
     service.cancel(f"{batch_id}.1.1")
     store.write(
         lambda connection: llm_engines.add(connection, StoredEngine("http://e:1", "m", "secret", tool_format="hermes"))
@@ -158,7 +158,7 @@ def plain(value: Any) -> Any:
     return type(value), repr(value)
 
 
-def test_every_answer_is_the_same_to_the_bit(local: Farm, remote: Farm, batch_id: str) -> None:
+def test_remote_results_equal_local_results_exactly(local: Farm, remote: Farm, batch_id: str) -> None:
     first = f"{batch_id}.0.0"
     asks: list[Callable[[Farm], Any]] = [
         lambda client: client.status(batch_id),
@@ -194,7 +194,7 @@ def test_every_answer_is_the_same_to_the_bit(local: Farm, remote: Farm, batch_id
     assert all(0 <= each.work.p50_s <= each.work.p99_s <= each.work.max_s for each in remote.stage_times(batch_id))
 
 
-def test_what_is_done_over_http_is_done(local: Farm, remote: Farm, batch_id: str) -> None:
+def test_changes_over_http_are_stored(local: Farm, remote: Farm, batch_id: str) -> None:
     groups = list(remote.stream_groups(batch_id))
     assert remote.acknowledge(groups[0]) == groups[0].cursor == local.acknowledged(batch_id)
     assert [group.group_id for group in remote.stream_groups(batch_id)] == [groups[1].group_id]
@@ -220,7 +220,7 @@ def test_what_is_done_over_http_is_done(local: Farm, remote: Farm, batch_id: str
 
 
 @pytest.mark.parametrize("store", ["sqlite_store"], indirect=True)
-def test_errors_are_the_same(local: Farm, remote: Farm, batch_id: str) -> None:
+def test_remote_errors_equal_local_errors(local: Farm, remote: Farm, batch_id: str) -> None:
     def submit(request: Any) -> Callable[[Farm], Any]:
         return lambda client: client.submit(request)
 
@@ -313,7 +313,7 @@ RUBBISH: dict[str, tuple[str, str, dict[str, str], bytes, int, str]] = {
 }
 
 
-def test_rubbish_gets_one_clear_error_each(sqlite_store: Store, caplog: pytest.LogCaptureFixture) -> None:
+def test_malformed_requests_get_one_clear_error_each(sqlite_store: Store, caplog: pytest.LogCaptureFixture) -> None:
     wrong = []
     with served(LocalFarm(sqlite_store, Signals(""), 1000)) as url, httpx2.Client(headers=SHOWN) as client:
         for name, (method, path, headers, body, status, wanted) in RUBBISH.items():
@@ -334,7 +334,7 @@ def test_rubbish_gets_one_clear_error_each(sqlite_store: Store, caplog: pytest.L
     assert [record for record in caplog.records if record.exc_info] == []
 
 
-def test_a_key_is_wanted_of_everybody(sqlite_store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_request_requires_the_key(sqlite_store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     def connected(key: str) -> Farm:
         monkeypatch.setenv("FARM_API_KEY", key)
         settings.cache_clear()
@@ -359,7 +359,7 @@ def test_a_key_is_wanted_of_everybody(sqlite_store: Store, monkeypatch: pytest.M
         settings.cache_clear()
 
 
-def test_requests_that_do_not_come_whole_are_ended(sqlite_store: Store) -> None:
+def test_incomplete_requests_are_ended(sqlite_store: Store) -> None:
     head = f"POST /v1/cancel HTTP/1.1\r\nhost: a\r\nauthorization: Bearer {KEY}\r\n".encode()
     body = head + b"content-type: application/json\r\ncontent-length: 100\r\n\r\n{"
     whole = f"GET /healthz HTTP/1.1\r\nhost: a\r\nauthorization: Bearer {KEY}\r\n\r\n".encode()
@@ -376,7 +376,7 @@ def test_requests_that_do_not_come_whole_are_ended(sqlite_store: Store) -> None:
                 assert bool(answer) == bool(ends)
 
 
-def test_large_requests_at_once_are_bounded(sqlite_store: Store) -> None:
+def test_bytes_of_concurrent_large_requests_are_limited(sqlite_store: Store) -> None:
     head = f"POST /v1/cancel HTTP/1.1\r\nhost: a\r\nauthorization: Bearer {KEY}\r\ncontent-type: application/json\r\n"
     piece = b"0" * 1_000_000
     with served(LocalFarm(sqlite_store, Signals(""), 1000), max_held_bytes=3_000_000) as url, ExitStack() as stack:
@@ -396,7 +396,7 @@ def _is_taken(url: str, body: bytes) -> bool:
     return httpx2.post(f"{url}/v1/cancel", headers=JSON | SHOWN, content=body).status_code == 400
 
 
-def test_address_that_cannot_be_had_is_named(sqlite_store: Store) -> None:
+def test_occupied_address_is_named(sqlite_store: Store) -> None:
     with bind("127.0.0.1", 0) as taken:
         taken.listen()
         port = taken.getsockname()[1]
@@ -404,12 +404,12 @@ def test_address_that_cannot_be_had_is_named(sqlite_store: Store) -> None:
             NotAllowed, match=f"cannot listen at 127.0.0.1 port {port}: Address already in use; .*--port"
         ):
             bind("127.0.0.1", port)
-        said_to = said(main, "api", "--port", str(port), "--url", sqlite_store.url, code=1)
+        said_to = output_of(main, "api", "--port", str(port), "--url", sqlite_store.url, code=1)
     assert f"cannot listen at 127.0.0.1 port {port}" in said_to
 
 
 @pytest.mark.parametrize("command", ["metrics", "flower"])
-def test_address_of_a_server_beside_it_is_named_too(command: str, sqlite_store: Store, tmp_path: Path) -> None:
+def test_occupied_address_of_metrics_and_flower_is_named(command: str, sqlite_store: Store, tmp_path: Path) -> None:
     env = {"FARM_STORE_URL": sqlite_store.url, "FARM_BROKER_URL": "redis://127.0.0.1:9/0", "FARM_HOME": str(tmp_path)}
     with bind("127.0.0.1", 0) as taken:
         taken.listen()
@@ -422,7 +422,7 @@ def test_address_of_a_server_beside_it_is_named_too(command: str, sqlite_store: 
     assert f"cannot listen at 127.0.0.1 port {port}: Address already in use" in line
 
 
-def test_those_who_wait_take_up_no_thread(sqlite_store: Store) -> None:
+def test_long_polls_occupy_no_thread(sqlite_store: Store) -> None:
     service = LocalFarm(sqlite_store, Signals(""), 1000)
     n = 3 * N_THREADS
     with served(service) as url, farm.connect(url) as client, ThreadPoolExecutor(n) as trainers:
@@ -442,16 +442,16 @@ def test_those_who_wait_take_up_no_thread(sqlite_store: Store) -> None:
             assert client.status(batch_id).n_finished == 0
         assert not any(each.done() for each in waiting), "the others need not wait until these have waited"
         place(sqlite_store, batch_id)
-        play(sqlite_store, f"{batch_id}.0.0")
+        run_to_end(sqlite_store, f"{batch_id}.0.0")
         assert [each.result(600) for each in waiting] == [[f"{batch_id}.0.0"]] * n
 
 
-def test_an_answer_that_is_lost_makes_nothing_twice(sqlite_store: Store) -> None:
+def test_lost_response_repeats_no_change(sqlite_store: Store) -> None:
     service = LocalFarm(sqlite_store, Signals(""), 1000)
-    kept: list[Loses] = []
+    kept: list[ResponseDropper] = []
 
-    def around(app: Any) -> Loses:
-        kept.append(Loses(app))
+    def around(app: Any) -> ResponseDropper:
+        kept.append(ResponseDropper(app))
         return kept[0]
 
     with served(service, around=around) as url, farm.connect(url) as client:
@@ -461,7 +461,7 @@ def test_an_answer_that_is_lost_makes_nothing_twice(sqlite_store: Store) -> None
         assert (api.n, client.recent()) == (0, [batch_id])
         assert client.submit({"instances": [NOOP] * 2}) != batch_id, "the same again is another"
         place(sqlite_store, batch_id)
-        play(sqlite_store, f"{batch_id}.0.0")
+        run_to_end(sqlite_store, f"{batch_id}.0.0")
         [ended] = service.page(batch_id, 0).rollouts
         api.n = 1
         assert client.acknowledge(ended) == ended.cursor
@@ -474,7 +474,7 @@ def test_an_answer_that_is_lost_makes_nothing_twice(sqlite_store: Store) -> None
         assert client.rollout(f"{batch_id}.0.0").state is State.QUEUED
 
 
-def test_what_is_no_api_is_said_to_be_none(sqlite_store: Store) -> None:
+def test_server_that_is_no_farm_api_is_reported(sqlite_store: Store) -> None:
     (port,) = (listener.getsockname()[1] for listener in [bind("127.0.0.1", 0)])
     with pytest.raises(FarmUnreachable, match="no API of a farm answers"):
         RemoteFarm(f"http://127.0.0.1:{port}", patience_s=0.2).check()
@@ -514,7 +514,7 @@ def test_weights_are_updated_over_http(sqlite_store: Store, broker_url: str) -> 
     service.signals.close()
 
 
-def test_any_of_several_apis_will_do(store: Store, batch_id: str) -> None:
+def test_clients_may_use_any_of_several_apis(store: Store, batch_id: str) -> None:
     """All APIs of a store share its state: each client receives the remaining rollouts."""
     with ExitStack() as stack:
         urls = [stack.enter_context(served(LocalFarm(store, Signals(""), 1_000_000))) for _ in range(3)]
@@ -529,7 +529,7 @@ def test_any_of_several_apis_will_do(store: Store, batch_id: str) -> None:
         assert len(set(ids)) == 1
 
 
-def test_a_database_that_is_away_behind_an_api_is_waited_for(postgres_store: Store) -> None:
+def test_request_waits_for_the_database_behind_an_api(postgres_store: Store) -> None:
     with between(postgres_store.url) as line:
         store = Store(line.url, patience_s=0.2)
         with served(LocalFarm(store, Signals(""), 1_000_000)) as url, farm.connect(url) as client:

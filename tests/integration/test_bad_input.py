@@ -43,7 +43,7 @@ def nested(n: int) -> dict[str, Any]:
     return value
 
 
-def in_itself() -> dict[str, Any]:
+def self_reference() -> dict[str, Any]:
     value: dict[str, Any] = {}
     value["me"] = value
     return value
@@ -93,7 +93,7 @@ def refused_requests() -> dict[str, tuple[Any, str]]:
         "an infinite number": (fields({"seconds": float("inf")}), r"instances\[1\]\.fields: seconds is inf"),
         "a huge integer": (fields({"seconds": 2**64}), r"instances\[1\]\.fields: seconds is an integer beyond 64 bits"),
         "what nests deep": (fields(nested(100_000)), r"instances\[1\]\.fields: .*nested more than 64 deep"),
-        "what nests in itself": (fields(in_itself()), r"instances\[1\]\.fields: .*nested more than 64 deep"),
+        "what nests in itself": (fields(self_reference()), r"instances\[1\]\.fields: .*nested more than 64 deep"),
         "bytes": (fields({"fail": b"x"}), r"instances\[1\]\.fields: fail is a bytes"),
         "a key that is no text": (fields({"a": {1: 2}}), r"instances\[1\]\.fields: a has the key 1"),
         "zero samples": (one(n_samples=0), "n_samples: "),
@@ -131,7 +131,7 @@ def n_rows(store: Store) -> list[int]:
     return store.read(count)
 
 
-def test_a_request_that_is_none_is_refused_by_name_and_leaves_nothing(service: LocalFarm) -> None:
+def test_invalid_request_is_refused_by_field_and_stores_nothing(service: LocalFarm) -> None:
     wrong = []
     for name, (request, message) in refused_requests().items():
         try:
@@ -145,20 +145,20 @@ def test_a_request_that_is_none_is_refused_by_name_and_leaves_nothing(service: L
     assert n_rows(service.store) == [0, 0, 0]
 
 
-def test_an_unknown_handler_is_named_with_those_there_are(service: LocalFarm) -> None:
+def test_unknown_handler_is_refused_and_the_installed_ones_are_named(service: LocalFarm) -> None:
     with pytest.raises(UnknownHandler, match=r"instances\[1\]\.data_source: no handler for 'chess'; .*noop"):
         service.submit({"instances": [NOOP, {"data_source": "chess", "fields": {}}]})
     assert n_rows(service.store) == [0, 0, 0]
 
 
-def test_repeats_of_one_problem_are_allowed(service: LocalFarm) -> None:
+def test_duplicate_instances_are_allowed(service: LocalFarm) -> None:
     assert len(service.rollouts(service.submit(named({"seconds": 1}, {"seconds": 1})))) == 2
 
 
 @pytest.mark.parametrize(
     "id", ["", "b0", "x y", "b\0", "b.1.2.3", "b.-1", "b.1.x", "\ud800", "b" * 1000, "b0.99999999999"]
 )
-def test_an_id_of_nothing_is_not_found(service: LocalFarm, id: str) -> None:
+def test_unknown_id_is_not_found(service: LocalFarm, id: str) -> None:
     asks: list[Any] = [service.status, service.rollouts, service.rollout, service.calls, service.timings]
     asks += [service.rewards, service.cancel, service.rescore, service.conservation, service.violations]
     asks += [service.artefacts, lambda id: service.artefact(id, "x"), lambda id: list(service.stream(id))]
@@ -167,7 +167,7 @@ def test_an_id_of_nothing_is_not_found(service: LocalFarm, id: str) -> None:
             ask(id)
 
 
-def test_a_group_that_is_not_there_is_not_cancelled_in_part(service: LocalFarm) -> None:
+def test_cancel_with_an_unknown_id_cancels_nothing(service: LocalFarm) -> None:
     batch_id = service.submit(one(n_samples=2))
     for wrong in (f"{batch_id}.1", f"{batch_id}.0.2"):
         with pytest.raises(NotFound, match=wrong):
@@ -178,7 +178,7 @@ def test_a_group_that_is_not_there_is_not_cancelled_in_part(service: LocalFarm) 
     assert service.cancel(batch_id, []) == []
 
 
-def test_an_acknowledgement_of_what_nobody_was_given_is_refused(service: LocalFarm) -> None:
+def test_acknowledgement_of_an_unfinished_rollout_is_refused(service: LocalFarm) -> None:
     batch_id = service.submit(one())
     (rollout,) = service.rollouts(batch_id)
     with pytest.raises(InvalidRequest, match="has not ended"):
@@ -188,7 +188,7 @@ def test_an_acknowledgement_of_what_nobody_was_given_is_refused(service: LocalFa
             service.acknowledged(batch_id, consumer)
 
 
-def test_a_key_outlives_a_new_setting_that_is_left_alone(service: LocalFarm) -> None:
+def test_idempotency_key_ignores_settings_at_their_defaults(service: LocalFarm) -> None:
     batch_id = service.submit(one(idempotency_key="k"))
     written_out = BatchRequest.model_validate(one(idempotency_key="k")).model_dump()
     assert service.submit(written_out) == batch_id, "what is at its default may as well not be there"
@@ -196,7 +196,7 @@ def test_a_key_outlives_a_new_setting_that_is_left_alone(service: LocalFarm) -> 
         service.submit(one(idempotency_key="k", max_losses=3))
 
 
-def test_a_database_of_another_revision_is_refused_with_the_mend(store_url: str, tmp_path: Path) -> None:
+def test_database_of_another_revision_is_refused_with_a_remedy(store_url: str, tmp_path: Path) -> None:
     store = Store(store_url)
     migrations.migrate(store)
     older = "at schema revision none, this version needs .*farm migrate"
@@ -241,13 +241,13 @@ BAD_CALLS = (
 )
 
 
-def ugly_instances(calls: Sequence[ScriptedCall]) -> Iterator[tuple[dict[str, Any], ScriptedProblem]]:
+def malformed_instances(calls: Sequence[ScriptedCall]) -> Iterator[tuple[dict[str, Any], ScriptedProblem]]:
     """Yield instances, each with one of the calls, in a sandbox with a shell or in one with a Python."""
     (math,) = math_problems(["gcd"], 1, seed=1)
     for n, call in enumerate(calls):
         question = f"Say something ugly, number {n}."
         turn = ScriptedTurn(content=UGLY, tool_calls=(call,))
-        problem = ScriptedProblem(match=question, plays=(Branch(name="ugly", turns=(turn,)),))
+        problem = ScriptedProblem(match=question, branches=(Branch(name="ugly", turns=(turn,)),))
         if call.name == "python":
             yield {"data_source": "math", "fields": math.fields | {"question": question}}, problem
         else:
@@ -257,7 +257,7 @@ def ugly_instances(calls: Sequence[ScriptedCall]) -> Iterator[tuple[dict[str, An
 @pytest.fixture(scope="module")
 def client(postgres_url: str, migrated_postgres: str) -> Iterator[farm.Farm]:
     """Yield a client of a farm whose policy produces malformed output."""
-    problems = [problem for _, problem in ugly_instances(BAD_CALLS)]
+    problems = [problem for _, problem in malformed_instances(BAD_CALLS)]
     with (
         postgres_database(postgres_url, migrated_postgres) as url,
         farm_folder() as folder,
@@ -268,8 +268,8 @@ def client(postgres_url: str, migrated_postgres: str) -> Iterator[farm.Farm]:
         yield connected
 
 
-def test_what_a_model_writes_never_breaks_the_farm(client: farm.Farm) -> None:
-    result = [instance for instance, _ in ugly_instances(BAD_CALLS)]
+def test_malformed_model_output_does_not_break_the_farm(client: farm.Farm) -> None:
+    result = [instance for instance, _ in malformed_instances(BAD_CALLS)]
     batch_id = client.submit({"instances": result, "max_attempts": 1})
     rollouts = client.collect(batch_id, timeout_s=600)
     assert [each.failure for each in rollouts if each.state is not State.COMPLETED] == []

@@ -28,7 +28,7 @@ from workers.process.lease_renewal import Leases
 from workers.sandboxes.lifecycle.state import folder_of_all
 
 
-def test_a_worker_asks_the_store_however_well_it_hears(store: Store, broker_url: str) -> None:
+def test_worker_polls_the_store_despite_a_working_broker(store: Store, broker_url: str) -> None:
     batch_id = new_batch(store)
     place(store, batch_id)
     result: Counter[str] = Counter()
@@ -56,7 +56,7 @@ def folder() -> Iterator[Path]:
         yield made
 
 
-def test_the_sandbox_of_what_is_cancelled_ends_whoever_holds_it(postgres_store: Store, folder: Path) -> None:
+def test_sandboxes_of_cancelled_rollouts_end_in_every_stage(postgres_store: Store, folder: Path) -> None:
     store = postgres_store
     batch_id = new_batch(store, 4)
     place(store, batch_id)

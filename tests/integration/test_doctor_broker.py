@@ -34,11 +34,11 @@ def broker(url: str, tmp_path: Path) -> CheckResult:
 
 
 @pytest.mark.parametrize(("options", "login", "ok"), [((), "", False), (("--requirepass", "abc"), ":abc@", True)])
-def test_a_redis_without_a_password_is_named(options: tuple[str, ...], login: str, ok: bool, tmp_path: Path) -> None:
+def test_redis_without_a_password_is_reported(options: tuple[str, ...], login: str, ok: bool, tmp_path: Path) -> None:
     with listening(*options) as port:
         url = f"redis://{login}127.0.0.1:{port}/0"
         until(lambda: broker(url, tmp_path).detail.startswith("answers"), "it answers")
         check_result = broker(url, tmp_path)
         assert (check_result.ok, check_result.needed) == (ok, ok)
         assert ("requires no password" in check_result.detail) is not ok
-        assert "abc" not in check_result.detail + check_result.mend
+        assert "abc" not in check_result.detail + check_result.remedy

@@ -40,18 +40,18 @@ def farm_eval(store: Store, *words: object) -> Result:
     return CliRunner().invoke(main, ["eval", "--url", store.url, "-k", "2", *map(str, words)])
 
 
-def test_an_interrupted_evaluation_goes_on(sqlite_store: Store, scripted: ScriptedRollouts, problems: Path) -> None:
+def test_interrupted_evaluation_continues(sqlite_store: Store, scripted: ScriptedRollouts, problems: Path) -> None:
     first = farm_eval(sqlite_store, problems, "--timeout", 0.01)
     assert first.exit_code == 1
     assert "0/6 ended" in first.stderr
-    scripted.play(3)
+    scripted.run_next(3)
     second = farm_eval(sqlite_store, problems, "--timeout", 0.01)
     assert "3 of 6 rollouts have ended" in second.stderr
-    scripted.play()
+    scripted.run_next()
     report_file = problems.parent / "report.json"
     last = farm_eval(sqlite_store, problems, "-o", report_file)
     assert last.exit_code == 0, last.stderr
-    assert len(scripted.played) == 6
+    assert len(scripted.finished) == 6
     assert scripted.queued() == []
     assert "0.500 (0.000 to 1.000)" in last.stdout
     assert "1 rollouts without a score: sandbox_error" in last.stdout
@@ -64,10 +64,10 @@ def test_an_interrupted_evaluation_goes_on(sqlite_store: Store, scripted: Script
     assert list(report["unscored"]) == ["sandbox_error"]
 
 
-def test_two_evaluations_are_compared(sqlite_store: Store, scripted: ScriptedRollouts, problems: Path) -> None:
+def test_evaluations_are_compared(sqlite_store: Store, scripted: ScriptedRollouts, problems: Path) -> None:
     def evaluated(name: str, *words: object) -> Result:
         farm_eval(sqlite_store, problems, "--name", name, "--timeout", 0.01)
-        scripted.play()
+        scripted.run_next()
         return farm_eval(sqlite_store, problems, "--name", name, "--json", *words)
 
     base_file = problems.parent / "base.json"
@@ -84,7 +84,7 @@ def test_two_evaluations_are_compared(sqlite_store: Store, scripted: ScriptedRol
     assert (average["n_better"], average["n_worse"], average["p_value"]) == (2, 0, 0.5)
     again = farm_eval(sqlite_store, problems, "--name", "tuned", "--json", "--compare", base["batch_id"])
     assert json.loads(again.stdout)["comparison"]["average"] == tuned["comparison"]["average"]
-    assert len(scripted.played) == 12
+    assert len(scripted.finished) == 12
 
 
 @pytest.mark.parametrize(
@@ -97,7 +97,7 @@ def test_two_evaluations_are_compared(sqlite_store: Store, scripted: ScriptedRol
         (("-k", "0"), "Invalid value for '-k'"),
     ],
 )
-def test_what_is_wrong_is_said_in_a_line(
+def test_invalid_options_are_reported_in_one_line(
     sqlite_store: Store,
     scripted: ScriptedRollouts,
     problems: Path,
@@ -113,15 +113,15 @@ def test_what_is_wrong_is_said_in_a_line(
     assert scripted.queued() == [] or "--compare" in words
 
 
-def test_a_trainer_evaluates_by_name(sqlite_store: Store, scripted: ScriptedRollouts) -> None:
+def test_evaluation_from_python_is_idempotent_by_name(sqlite_store: Store, scripted: ScriptedRollouts) -> None:
     client = LocalFarm(sqlite_store, Signals(""), 1000)
     problem = {"data_source": "algebra", "instance_id": "b", "fields": {}}
     with pytest.raises(TimeoutError):
         evaluate(client, [problem], n_samples=2, name="step-1", timeout_s=0.0)
-    scripted.play()
+    scripted.run_next()
     report = evaluate(client, [problem], n_samples=2, name="step-1")
     assert report.sources["algebra"].average is not None
     assert report.sources["algebra"].average.value == 1.0
     with pytest.raises(Conflict):
         evaluate(client, [problem], n_samples=3, name="step-1")
-    assert len(scripted.played) == 2
+    assert len(scripted.finished) == 2

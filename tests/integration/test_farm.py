@@ -24,7 +24,7 @@ BOOK = Script(
     [
         ScriptedProblem(
             match=QUESTION,
-            plays=(
+            branches=(
                 Branch(name="right", turns=(ScriptedTurn(content="three"),)),
                 Branch(name="wrong", turns=(ScriptedTurn(content="four"),)),
             ),
@@ -54,7 +54,7 @@ def noop(**fields: Any) -> dict[str, Any]:
     return {"data_source": "noop", "fields": fields}
 
 
-def test_a_batch_is_played_and_collected_in_order(client: farm.Farm) -> None:
+def test_batch_is_run_and_collected_in_order(client: farm.Farm) -> None:
     batch_id = client.submit({"instances": [NOOP] * 20, "n_samples": 3})
     rollouts = client.collect(batch_id, timeout_s=600)
     assert [rollout.rollout_id for rollout in rollouts] == [f"{batch_id}.{g}.{s}" for g in range(20) for s in range(3)]
@@ -66,7 +66,7 @@ def test_a_batch_is_played_and_collected_in_order(client: farm.Farm) -> None:
     assert len({init.node, run.node, score.node}) == 1, "later stages run where the sandbox is"
 
 
-def test_the_policys_tokens_come_back(client: farm.Farm) -> None:
+def test_tokens_of_the_policy_are_returned(client: farm.Farm) -> None:
     instance = {"data_source": "chat", "fields": {"question": QUESTION, "expected": "three"}}
     batch_id = client.submit({"instances": [instance] * 4, "n_samples": 2, "sampling": {"seed": 3}})
     arrays: Arrays = client.rows(batch_id, whole_groups=True, timeout_s=600)
@@ -88,7 +88,7 @@ def test_the_policys_tokens_come_back(client: farm.Farm) -> None:
         ({"train_calls": {"labels": {"model": "small"}}}, False),
     ],
 )
-def test_a_batch_says_which_calls_train(client: farm.Farm, more: dict[str, Any], trains: bool) -> None:
+def test_batch_options_select_the_calls_that_train(client: farm.Farm, more: dict[str, Any], trains: bool) -> None:
     instance = {"data_source": "chat", "fields": {"question": QUESTION, "expected": "three"}}
     batch_id = client.submit({"instances": [instance], "n_samples": 2, **more})
     rollouts = client.collect(batch_id, timeout_s=600)
@@ -98,7 +98,7 @@ def test_a_batch_says_which_calls_train(client: farm.Farm, more: dict[str, Any],
     assert call.labels == ({} if trains else {"trains": "no"})
 
 
-def test_turns_and_rows_have_rewards_of_their_own_where_the_evaluator_gives_them(client: farm.Farm) -> None:
+def test_evaluator_sets_rewards_of_turns_and_rows(client: farm.Farm) -> None:
     fields = {"question": QUESTION, "expected": "three", "call_reward": 0.25}
     batch_id = client.submit({"instances": [{"data_source": "chat", "fields": fields}]})
     for _ in range(2):
@@ -139,7 +139,7 @@ def test_steps_of_a_training_run_are_collected(client: farm.Farm) -> None:
         assert client.violations(batch.batch_id) == []
 
 
-def test_waves_of_a_collector_draw_apart_and_a_repeated_step_alike(client: farm.Farm) -> None:
+def test_collector_seeds_differ_between_waves_and_repeat_with_the_seed(client: farm.Farm) -> None:
     problem = {"data_source": "chat", "instance_id": "one", "fields": {"question": QUESTION, "expected": "three"}}
     request = {"n_samples": 2, "sampling": {"seed": 7}}
 
@@ -156,7 +156,7 @@ def test_waves_of_a_collector_draw_apart_and_a_repeated_step_alike(client: farm.
     assert seeds("drawn-again") == drawn, "the seed and the wave decide, and not the name of the run"
 
 
-def test_streams_go_on_from_a_cursor(client: farm.Farm) -> None:
+def test_stream_continues_from_a_cursor(client: farm.Farm) -> None:
     batch_id = client.submit({"instances": [NOOP] * 10, "n_samples": 2})
     first = []
     for rollout in client.stream(batch_id, timeout_s=600):
@@ -171,7 +171,7 @@ def test_streams_go_on_from_a_cursor(client: farm.Farm) -> None:
     assert len(list(client.stream_groups(batch_id, cursor=groups[5].cursor))) == 4
 
 
-def test_a_bad_instance_is_refused_by_its_field_and_nothing_starts(client: farm.Farm) -> None:
+def test_invalid_instance_is_refused_by_its_field_and_nothing_starts(client: farm.Farm) -> None:
     before = client.recent(1000)
     with pytest.raises(InvalidRequest, match=r"^instances\[1\]\.fields\.seconds: ") as caught:
         client.submit({"instances": [NOOP, noop(seconds=-1)]})
@@ -185,32 +185,34 @@ def test_a_bad_instance_is_refused_by_its_field_and_nothing_starts(client: farm.
     assert client.recent(1000) == before
 
 
-def test_the_same_key_is_the_same_batch(client: farm.Farm) -> None:
+def test_same_idempotency_key_returns_the_same_batch(client: farm.Farm) -> None:
     request = {"instances": [NOOP], "idempotency_key": "step-7"}
     assert client.submit(request) == client.submit(request)
     with pytest.raises(Conflict, match="step-7"):
         client.submit(request | {"n_samples": 2})
 
 
-def test_a_trainer_that_starts_again_plays_a_step_once(client: farm.Farm) -> None:
+def test_restarted_trainer_runs_a_step_once(client: farm.Farm) -> None:
     name = f"run-{client.submit({'instances': [NOOP]})}"
     right, other = farm.Instance(**noop()), farm.Instance(**noop(seconds=0.01))
     listed = [right, other, right, other]
     run = TrainerRun(client, name, {"max_attempts": 2}, timeout_s=600)
-    first = run.play(listed, 7)
+    first = run.run_samples(listed, 7)
     assert [(each.group_index, each.sample_index) for each in first] == [(0, 0), (1, 0), (0, 1), (1, 1)]
     again = TrainerRun(client, name, {"max_attempts": 2}, timeout_s=600)
-    assert [each.rollout_id for each in again.play(listed, 7)] == [each.rollout_id for each in first]
+    assert [each.rollout_id for each in again.run_samples(listed, 7)] == [each.rollout_id for each in first]
     batches = {each.batch_id for each in first}
-    assert {each.batch_id for each in again.play(listed, 7)} != batches, "the same once more, in one step, is more"
-    assert {each.batch_id for each in run.play(listed, 8)} != batches
-    assert {each.batch_id for each in run.play(listed, 8, "eval")} != batches
+    assert {each.batch_id for each in again.run_samples(listed, 7)} != batches, (
+        "the same once more, in one step, is more"
+    )
+    assert {each.batch_id for each in run.run_samples(listed, 8)} != batches
+    assert {each.batch_id for each in run.run_samples(listed, 8, "eval")} != batches
 
 
 KINDS = ("sandbox_error", "engine_error", "evaluator_error", "agent_error", "handler_error")
 
 
-def test_what_we_break_is_tried_again_and_never_scored(client: farm.Farm) -> None:
+def test_infrastructure_errors_are_retried_and_never_scored(client: farm.Farm) -> None:
     each = [(stage, kind) for stage in ("init", "run", "eval") for kind in KINDS]
     broken = [noop(fail=f"{stage}:{kind}") for stage, kind in each]
     batch_id = client.submit({"instances": [NOOP, *broken], "max_attempts": 2})
@@ -225,25 +227,25 @@ def test_what_we_break_is_tried_again_and_never_scored(client: farm.Farm) -> Non
     assert (status.failures, status.mean_reward) == (dict.fromkeys(KINDS, 3), 1.0)
 
 
-def test_a_bug_in_a_plug_in_is_named(client: farm.Farm) -> None:
+def test_error_in_a_plugin_is_named(client: farm.Farm) -> None:
     (rollout,) = client.collect(client.submit({"instances": [noop(fail="run:bug")], "max_attempts": 1}), timeout_s=600)
     assert rollout.failure is not None
     assert rollout.rollout_id in rollout.failure.message
     assert "RuntimeError" in rollout.failure.message
 
 
-def test_what_cannot_help_is_not_tried_again(client: farm.Farm) -> None:
+def test_final_error_is_not_retried(client: farm.Farm) -> None:
     (rollout,) = client.collect(client.submit({"instances": [noop(fail="run:final")]}), timeout_s=600)
     assert (rollout.outcome, rollout.attempt) == ("handler_error", 1)
 
 
-def test_a_deadline_is_an_outcome_that_is_scored(client: farm.Farm) -> None:
+def test_deadline_is_a_scored_outcome(client: farm.Farm) -> None:
     request = {"instances": [noop(seconds=60)], "limits": {"run_s": 0.2}}
     (rollout,) = client.collect(client.submit(request), timeout_s=600)
     assert (rollout.outcome, rollout.reward, rollout.trainable) == ("deadline", 1.0, True)
 
 
-def test_cancelling_ends_it_at_once_and_may_be_repeated(client: farm.Farm) -> None:
+def test_cancel_ends_a_batch_at_once_and_is_idempotent(client: farm.Farm) -> None:
     batch_id = client.submit({"instances": [noop(seconds=300)] * 30})
     for status in iter(lambda: client.status(batch_id), None):
         if status.stages[farm.Stage.RUN][farm.State.ACTIVE] == 16:
@@ -256,7 +258,7 @@ def test_cancelling_ends_it_at_once_and_may_be_repeated(client: farm.Farm) -> No
     assert client.wait(client.submit({"instances": [NOOP] * 40}), 200).n_completed == 40
 
 
-def test_rescoring_scores_and_does_not_play(client: farm.Farm) -> None:
+def test_rescore_repeats_only_the_evaluation(client: farm.Farm) -> None:
     batch_id = client.submit({"instances": [NOOP] * 2})
     client.wait(batch_id, 600)
     assert len(client.rescore(batch_id)) == 2
@@ -273,7 +275,7 @@ def test_unknown_ids_are_not_found(client: farm.Farm) -> None:
         next(client.stream("nope"))
 
 
-def test_waiting_has_an_end(client: farm.Farm) -> None:
+def test_waiting_times_out(client: farm.Farm) -> None:
     batch_id = client.submit({"instances": [noop(seconds=300)]})
     with pytest.raises(TimeoutError, match="0 of 1"):
         client.collect(batch_id, timeout_s=0.1)
@@ -282,12 +284,12 @@ def test_waiting_has_an_end(client: farm.Farm) -> None:
     client.cancel(batch_id)
 
 
-def test_hints_only_save_time(here: Embedded) -> None:
+def test_batch_completes_without_notifications(here: Embedded) -> None:
     with farm.connect(here.store_url, broker_url="redis+socket:///nowhere/redis.sock") as deaf:
         assert deaf.wait(deaf.submit({"instances": [NOOP]}), 600).n_completed == 1
 
 
-def test_a_stopped_farm_leaves_nothing_and_its_batches_are_found(tmp_path: Any) -> None:
+def test_stopped_farm_leaves_no_files_and_keeps_its_batches(tmp_path: Any) -> None:
     with farm_folder() as folder:
         with pytest.raises(FarmUnreachable, match="farm up"):
             farm.connect(folder / "home")

@@ -29,7 +29,7 @@ def here() -> Iterator[tuple[farm.Farm, str]]:
         yield client, running.broker_url
 
 
-def test_forged_hints_stop_nothing(here: tuple[farm.Farm, str]) -> None:
+def test_forged_notifications_and_control_commands_have_no_effect(here: tuple[farm.Farm, str]) -> None:
     client, broker_url = here
     batch_id = client.submit({"instances": [PLAYS] * N, "max_attempts": 1, "max_losses": 0})
     until(lambda: client.status(batch_id).stages[Stage.RUN][State.ACTIVE] == N, "they play", 60.0)
@@ -62,7 +62,7 @@ def test_forged_hints_stop_nothing(here: tuple[farm.Farm, str]) -> None:
     redis.close()
 
 
-def test_a_flood_of_hints_holds_nothing_up(here: tuple[farm.Farm, str]) -> None:
+def test_notification_flood_does_not_block_rollouts_or_cancels(here: tuple[farm.Farm, str]) -> None:
     client, broker_url = here
     over = threading.Event()
 
@@ -93,7 +93,7 @@ def test_a_flood_of_hints_holds_nothing_up(here: tuple[farm.Farm, str]) -> None:
         flooding.join()
 
 
-def test_a_listener_reads_a_flood_in_bounded_pieces_and_hears_again_afterwards() -> None:
+def test_listener_limits_pages_of_a_flood_and_recovers() -> None:
     with redis_server() as url:
         signals = Signals(url)
         listener = signals.listen(WAKE)
@@ -105,12 +105,12 @@ def test_a_listener_reads_a_flood_in_bounded_pieces_and_hears_again_afterwards()
         pipe.execute()
         assert 0 < len(listener.wait(10.0)) <= 2_000
 
-        def hears() -> bool:
+        def receives() -> bool:
             signals.wake()
             return listener.wait(0.1) == [""]
 
         # the rest of it is dropped, and later messages are received
-        until(hears, "it listens again", 30.0)
+        until(receives, "it listens again", 30.0)
         listener.close()
         signals.close()
         redis.close()

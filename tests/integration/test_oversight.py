@@ -58,7 +58,7 @@ def numbers(store: Store) -> Numbers:
     return read(generate_latest(metrics.registry(store, 60.0)).decode())
 
 
-def test_the_numbers_are_those_of_open_batches(store: Store) -> None:
+def test_metrics_count_open_and_ended_rollouts(store: Store) -> None:
     assert numbers(store)["farm_store_up", ()] == 1
     announce(store)
     service = LocalFarm(store, Signals(""), 1000)
@@ -90,7 +90,7 @@ def test_the_numbers_are_those_of_open_batches(store: Store) -> None:
     assert numbers(store)["farm_violations", ()] > 0
 
 
-def test_the_number_of_series_is_bounded_whatever_is_played(sqlite_store: Store) -> None:
+def test_metric_series_are_bounded(sqlite_store: Store) -> None:
     before = len(numbers(sqlite_store))
     announce(sqlite_store)
     batch_id = LocalFarm(sqlite_store, Signals(""), 1000).submit({"instances": [NOOP]})
@@ -147,7 +147,7 @@ SAID = (
 )
 
 
-def test_engines_without_the_farms_weights_are_counted_alarmed_once_and_told_by_doctor(sqlite_store: Store) -> None:
+def test_engines_without_current_weights_are_counted_and_reported_once(sqlite_store: Store) -> None:
     url, invariant_checker = "http://a/v1", InvariantChecker(sqlite_store, 0.0)
 
     def has(version: str) -> None:
@@ -176,7 +176,7 @@ def test_engines_without_the_farms_weights_are_counted_alarmed_once_and_told_by_
     assert len(invariant_checker.look_at_engines()) == 1
 
 
-def test_doctor_and_watch_say_which_nodes_are_given_nothing_and_why(store: Store) -> None:
+def test_doctor_and_watch_report_nodes_that_get_no_work_and_why(store: Store) -> None:
     announce(store)
     alone = doctor._nodes(store.url)
     assert (alone.ok, alone.detail) == (True, "1 known")
@@ -225,7 +225,7 @@ def scraped(url: str) -> Numbers:
         return read(answer.read().decode())
 
 
-def test_a_scrape_is_answered_while_the_database_is_away(postgres: RestartablePostgres, tmp_path: Path) -> None:
+def test_metrics_are_served_during_a_database_outage(postgres: RestartablePostgres, tmp_path: Path) -> None:
     store = Store(postgres.url)
     migrations.migrate(store)
     store.close()

@@ -95,7 +95,7 @@ def folder() -> Iterator[Path]:
 
 
 @pytest.fixture(scope="module")
-def played(folder: Path) -> Iterator[dict[str, Rollout]]:
+def results(folder: Path) -> Iterator[dict[str, Rollout]]:
     """Run all of them at once, with some correct ones, in one worker of each stage."""
     faults = [*(row.fault for row in ROWS), *HARMLESS, *(f"good {n}" for n in range(N_GOOD))]
     request = {"instances": [unruly(fault, seconds=0.5) for fault in faults], "max_attempts": 1, "max_losses": 0}
@@ -114,8 +114,8 @@ def played(folder: Path) -> Iterator[dict[str, Rollout]]:
 
 
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: row.fault)
-def test_a_fault_is_its_plugins_failure_and_is_named(played: dict[str, Rollout], row: _Row) -> None:
-    rollout = played[row.fault]
+def test_fault_of_a_plugin_fails_its_rollout_and_is_named(results: dict[str, Rollout], row: _Row) -> None:
+    rollout = results[row.fault]
     assert rollout.failure is not None
     assert rollout.outcome == row.outcome, rollout.failure
     start = row.says.partition(".*")
@@ -129,12 +129,12 @@ def test_a_fault_is_its_plugins_failure_and_is_named(played: dict[str, Rollout],
 
 
 @pytest.mark.parametrize("fault", [*HARMLESS, *(f"good {n}" for n in range(N_GOOD))])
-def test_its_neighbours_are_played(played: dict[str, Rollout], fault: str) -> None:
-    rollout = played[fault]
+def test_other_rollouts_complete(results: dict[str, Rollout], fault: str) -> None:
+    rollout = results[fault]
     assert rollout.state is State.COMPLETED, rollout.failure
     assert (rollout.reward, rollout.n_failures, rollout.n_lost, rollout.attempt) == (1.0, 0, 0, 1)
 
 
-def test_no_worker_ended(played: dict[str, Rollout], folder: Path) -> None:
+def test_no_worker_exited(results: dict[str, Rollout], folder: Path) -> None:
     log = (folder / "home/logs/node.log").read_text()
     assert "exited (" not in log, log

@@ -25,9 +25,7 @@ def server() -> Iterator[preloaded._ProgramServer]:
     result.end()
 
 
-def test_a_server_that_is_killed_is_named_and_takes_its_programs_along(
-    server: preloaded._ProgramServer, tmp_path: Path
-) -> None:
+def test_killed_server_is_reported_and_ends_its_programs(server: preloaded._ProgramServer, tmp_path: Path) -> None:
     program = server.start(*_PROGRAM, os.environ, tmp_path / "log")
     server._process.kill()
     for ask in (lambda: program.wait(60), lambda: server.start(*_PROGRAM, os.environ, tmp_path / "log")):
@@ -35,7 +33,7 @@ def test_a_server_that_is_killed_is_named_and_takes_its_programs_along(
             ask()
 
 
-def test_a_server_that_cannot_import_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_server_with_a_failed_import_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "celery.py").write_text("raise ImportError('broken')")
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     broken = preloaded._ProgramServer()
@@ -44,7 +42,7 @@ def test_a_server_that_cannot_import_is_named(tmp_path: Path, monkeypatch: pytes
     broken.end()
 
 
-def test_nothing_is_left_when_the_process_of_the_tests_is_killed(tmp_path: Path) -> None:
+def test_killed_test_process_leaves_no_server_or_program(tmp_path: Path) -> None:
     code = "import os, sys; from pathlib import Path; from tests.services import preloaded as p; server = p._server(); "
     code += f"one = p.program({_PROGRAM[0]!r}, {_PROGRAM[1]!r}, os.environ, Path(sys.argv[1])); "
     code += "print(server._process.pid, one.pid, flush=True); input()"

@@ -12,7 +12,7 @@ CONFTEST = """
 from tests import rerun
 
 def pytest_configure(config):
-    if rerun.is_asked_for(config):
+    if rerun.is_enabled(config):
         config.pluginmanager.register(rerun.Rerun())
 """
 FIRST = """
@@ -101,7 +101,7 @@ def last_line(output: str) -> str:
     return output.strip().splitlines()[-1]
 
 
-def test_tests_that_pass_by_themselves_leave_the_run_green_and_are_named(tmp_path: Path) -> None:
+def test_tests_that_pass_when_rerun_are_listed_as_flaky(tmp_path: Path) -> None:
     """A failure in a set-up, in a clean-up, of a whole worker, and one that lasts while another test runs."""
     code, output = run(tmp_path, SET_UP, CLEAN_UP, DIES, ALONE, SLOW, PASSES)
     assert code == 0, output
@@ -111,14 +111,14 @@ def test_tests_that_pass_by_themselves_leave_the_run_green_and_are_named(tmp_pat
     assert "2 passed, 4 flaky in" in last_line(output)
 
 
-def test_parameters_of_any_text_are_named_to_the_second_run(tmp_path: Path) -> None:
+def test_parametrized_ids_with_any_text_are_rerun(tmp_path: Path) -> None:
     code, output = run(tmp_path, BY_PARAMETER, FLAKY, n=0)
     assert code == 0, output
     assert "of the first run" in output
     assert "4 flaky in" in last_line(output)
 
 
-def test_what_does_not_pass_by_itself_leaves_it_red(tmp_path: Path) -> None:
+def test_tests_that_do_not_pass_when_rerun_fail_the_run(tmp_path: Path) -> None:
     """A test that fails twice, and one that is skipped the second time."""
     code, output = run(tmp_path, FAILS, SKIPPED_THEN, FLAKY)
     assert code == 1, output
@@ -127,26 +127,26 @@ def test_what_does_not_pass_by_itself_leaves_it_red(tmp_path: Path) -> None:
     assert "2 failed, 1 flaky in" in last_line(output)
 
 
-def test_more_than_the_limit_are_not_run_again(tmp_path: Path) -> None:
+def test_failures_over_the_limit_are_not_rerun(tmp_path: Path) -> None:
     code, output = run(tmp_path, *(FLAKY.replace("'flaky'", f"'{number}'") for number in range(6)), n=0)
     assert code == 1, output
     assert "6 tests failed, more than 5: none is run again" in output
     assert "6 failed in" in last_line(output)
 
 
-def test_a_set_up_that_failed_for_a_whole_module_is_one_failure(tmp_path: Path) -> None:
+def test_failed_module_set_up_is_rerun_once(tmp_path: Path) -> None:
     code, output = run(tmp_path, OF_MODULE, PASSES)
     assert code == 0, output
     assert output.count("running again, by itself: ") == 1
     assert "1 passed, 7 flaky in" in last_line(output)
 
 
-def test_file_that_cannot_be_imported_leaves_it_red(tmp_path: Path) -> None:
+def test_file_that_cannot_be_imported_fails_the_run(tmp_path: Path) -> None:
     code, output = run(tmp_path, "import no_such_module\n", PASSES, n=1)
     assert code != 0, output
 
 
-def test_it_is_off_unless_asked_for(tmp_path: Path) -> None:
+def test_rerun_is_off_by_default(tmp_path: Path) -> None:
     code, output = run(tmp_path, FLAKY, n=0, RERUN="0")
     assert code == 1, output
     assert "1 failed in" in last_line(output)

@@ -35,12 +35,12 @@ def test_celery_talks_to_redis(broker_url: str) -> None:
         assert client.llen("somewhere") == 1
 
 
-def test_a_broker_starts_empty(broker_url: str) -> None:
+def test_broker_starts_empty(broker_url: str) -> None:
     with redis_client(broker_url) as client:
         assert client.dbsize() == 0
 
 
-def test_both_stores_answer_and_start_empty(store_url: str) -> None:
+def test_both_databases_answer_and_start_empty(store_url: str) -> None:
     engine = create_engine(store_url)
     with engine.begin() as connection:
         connection.execute(text("CREATE TABLE found (here INTEGER)"))
@@ -48,7 +48,7 @@ def test_both_stores_answer_and_start_empty(store_url: str) -> None:
     engine.dispose()
 
 
-def test_postgres_is_postgres(postgres_database: str) -> None:
+def test_postgres_url_points_to_postgres(postgres_database: str) -> None:
     engine = create_engine(postgres_database)
     with engine.connect() as connection:
         assert str(connection.execute(text("SELECT version()")).scalar_one()).startswith("PostgreSQL")
@@ -60,14 +60,14 @@ def test_apptainer_shows_its_version(apptainer: Path) -> None:
     assert "version" in shown
 
 
-def test_a_server_that_does_not_start_shows_its_log(tmp_path: Path) -> None:
+def test_failed_server_start_shows_its_log(tmp_path: Path) -> None:
     server = running(["sh", "-c", "echo no room; exit 3"], lambda: False, tmp_path / "log")
     with pytest.raises(RuntimeError, match="no room"), server:
         pytest.fail("it did not start")
 
 
 @pytest.mark.parametrize("kind", ["redis", "postgres"])
-def test_a_server_dies_with_the_tests_even_by_kill_9(kind: str, request: pytest.FixtureRequest) -> None:
+def test_server_ends_with_a_killed_test_process(kind: str, request: pytest.FixtureRequest) -> None:
     request.getfixturevalue(f"{kind}_url")  # skips or fails where there is none
     module = "testkit.postgres" if kind == "postgres" else f"tests.services.servers.{kind}"
     starts = f"from {module} import *\nwith {kind}_server() as url: print(url, flush=True); input()"

@@ -27,7 +27,7 @@ from workers.sandboxes.processes.process_tree import children
 
 
 @contextlib.contextmanager
-def all_are_signalled(but: Collection[int]) -> Iterator[None]:
+def signal_all_children(but: Collection[int]) -> Iterator[None]:
     """Send SIGTERM repeatedly to all direct children of this process, from their first moment on.
 
     Its children `but` are skipped: servers that all tests of a process share are not part of a node.
@@ -49,13 +49,13 @@ def all_are_signalled(but: Collection[int]) -> Iterator[None]:
         thread.join()
 
 
-def test_helpers_that_are_being_started_outlive_a_sigterm_to_all(provider: NamespaceProvider) -> None:
+def test_starting_helper_processes_survive_a_sigterm_to_all(provider: NamespaceProvider) -> None:
     servers = children(os.getpid())
 
     async def tried() -> None:
         sandbox = await provider.start("signalled", SandboxSpec())
         try:
-            with all_are_signalled(but=servers):
+            with signal_all_children(but=servers):
                 for _ in range(4):
                     fork_client()._end()
                     assert (await sandbox.exec(["echo", "hi"], timeout_s=30)).stdout == b"hi\n"
@@ -74,7 +74,7 @@ def test_helpers_that_are_being_started_outlive_a_sigterm_to_all(provider: Names
     asyncio.run(tried())
 
 
-def test_programs_of_a_sandbox_heed_sigterm_all_the_same(provider: NamespaceProvider) -> None:
+def test_programs_in_a_sandbox_receive_sigterm(provider: NamespaceProvider) -> None:
     code = "import subprocess as s\np = s.Popen(['sleep', '60'])\np.terminate()\nprint(p.wait(20))"
 
     async def tried() -> None:
@@ -111,7 +111,7 @@ class _Store:
         (StaleRollout("newer weights", restart=True), True, True, "stale", StageFailed),
     ],
 )
-def test_what_breaks_as_a_node_is_ended_costs_no_attempt(
+def test_error_during_node_shutdown_costs_no_attempt(
     error: RolloutError, draining: bool, signalled: bool, cause: str, end: type[Exception]
 ) -> None:
     store = _Store()

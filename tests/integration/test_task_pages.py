@@ -34,7 +34,7 @@ SHORT = {"question": "Which organelle makes most of the ATP?", "answer": "the mi
 
 def script(plays: dict[str, str]) -> Script:
     branches = {text: (Branch(name="only", turns=(ScriptedTurn(content=reply),)),) for text, reply in plays.items()}
-    return Script([ScriptedProblem(match=text, plays=plays_of) for text, plays_of in branches.items()])
+    return Script([ScriptedProblem(match=text, branches=plays_of) for text, plays_of in branches.items()])
 
 
 @dataclass(slots=True)
@@ -60,7 +60,7 @@ def bench() -> Iterator[JudgedFarm]:
         yield JudgedFarm(here, client, judge, f"{judge_url}/v1")
 
 
-def ran(bench: JudgedFarm, page: str) -> dict[str, Any]:
+def run_example(bench: JudgedFarm, page: str) -> dict[str, Any]:
     """Run the example of a page; return its names."""
     (program,) = re.findall(
         r"^```python\n(.*?)^```$", (ROOT / "docs/how-to/users/tasks" / page).read_text(), re.MULTILINE | re.DOTALL
@@ -71,13 +71,13 @@ def ran(bench: JudgedFarm, page: str) -> dict[str, Any]:
     return names
 
 
-def test_the_example_of_math_is_scored(bench: JudgedFarm) -> None:
-    assert ran(bench, "math.md")["rewards"] == [1.0] * 4
+def test_math_example_is_scored(bench: JudgedFarm) -> None:
+    assert run_example(bench, "math.md")["rewards"] == [1.0] * 4
 
 
-def test_the_example_of_stem_is_scored_by_rules_and_by_a_judge_whose_key_is_shown_nowhere(bench: JudgedFarm) -> None:
+def test_stem_example_is_scored_by_rules_and_a_judge_with_a_hidden_key(bench: JudgedFarm) -> None:
     before = bench.judge.n_started
-    names = ran(bench, "stem.md")
+    names = run_example(bench, "stem.md")
     assert names["rewards"] == [0.0, 1.0], [rollout.failure for rollout in names["rollouts"]]
     assert bench.judge.n_started == before + 1, "what rules decide is not asked, and a judge is never probed"
     details = names["score"].details
@@ -90,17 +90,17 @@ def test_the_example_of_stem_is_scored_by_rules_and_by_a_judge_whose_key_is_show
     assert KEY not in shown
 
 
-def test_the_example_of_code_is_scored(bench: JudgedFarm) -> None:
-    assert ran(bench, "code.md")["rewards"] == [1.0, 1.0]
+def test_code_example_is_scored(bench: JudgedFarm) -> None:
+    assert run_example(bench, "code.md")["rewards"] == [1.0, 1.0]
 
 
-def test_a_batch_without_the_judge_that_a_row_needs_is_refused(bench: JudgedFarm) -> None:
+def test_batch_without_a_required_judge_is_refused(bench: JudgedFarm) -> None:
     with pytest.raises(InvalidRequest, match="needs an LLM for the role 'judge'") as refusal:
         bench.client.submit({"instances": [{"data_source": "answer", "fields": SHORT}]})
     assert refusal.value.field == "instances[0].fields"
 
 
-def test_a_judge_that_refuses_its_key_gives_no_reward(bench: JudgedFarm) -> None:
+def test_judge_that_refuses_its_key_gives_no_reward(bench: JudgedFarm) -> None:
     rows = [{"data_source": "answer", "fields": SHORT | {"question": "Which organelle is it?"}}]
     roles = {"judge": {"engine_url": bench.judge_url, "engine_key": "wrong", "model": MODEL}}
     request = {"instances": rows, "roles": roles, "max_attempts": 1}

@@ -45,7 +45,7 @@ def server_of(folder: Path) -> int:
     return next(int(line.partition(":")[0]) for line in processes_of(folder) if "fork-server" in line)
 
 
-def test_a_worker_is_seen_by_its_name_and_ends_by_its_signal(server: WorkerForkServer, tmp_path: Path) -> None:
+def test_worker_has_its_command_line_and_ends_by_its_signal(server: WorkerForkServer, tmp_path: Path) -> None:
     worker = ready(started(server, tmp_path), tmp_path)
     words = Path(f"/proc/{worker.pid}/cmdline").read_bytes().rstrip(b"\0").split(b"\0")
     assert words[1:] == [b"-m", b"workers.queue", b"-n", b"run@here", b"-c", b"2"]
@@ -54,7 +54,7 @@ def test_a_worker_is_seen_by_its_name_and_ends_by_its_signal(server: WorkerForkS
     assert worker.returncode == 0
 
 
-def test_a_killed_worker_is_noticed_and_another_is_forked(server: WorkerForkServer, tmp_path: Path) -> None:
+def test_killed_worker_is_detected_and_replaced(server: WorkerForkServer, tmp_path: Path) -> None:
     first = ready(started(server, tmp_path), tmp_path)
     before = server_of(tmp_path)
     os.kill(first.pid, signal.SIGKILL)
@@ -64,7 +64,7 @@ def test_a_killed_worker_is_noticed_and_another_is_forked(server: WorkerForkServ
     assert server_of(tmp_path) == before
 
 
-def test_workers_end_with_their_server_and_the_next_has_another(server: WorkerForkServer, tmp_path: Path) -> None:
+def test_workers_end_with_their_server_and_a_new_one_starts(server: WorkerForkServer, tmp_path: Path) -> None:
     first = ready(started(server, tmp_path), tmp_path)
     before = server_of(tmp_path)
     os.kill(before, signal.SIGKILL)
@@ -74,14 +74,14 @@ def test_workers_end_with_their_server_and_the_next_has_another(server: WorkerFo
     assert server_of(tmp_path) != before
 
 
-def test_a_signal_to_all_of_a_node_is_not_for_the_server(server: WorkerForkServer, tmp_path: Path) -> None:
+def test_server_ignores_signals_to_all_processes(server: WorkerForkServer, tmp_path: Path) -> None:
     ready(started(server, tmp_path), tmp_path)
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         os.kill(server_of(tmp_path), number)
     ready(started(server, tmp_path), tmp_path)
 
 
-def test_a_worker_that_cannot_begin_ends_and_logs_why(server: WorkerForkServer, tmp_path: Path) -> None:
+def test_worker_that_fails_to_start_exits_and_logs_the_error(server: WorkerForkServer, tmp_path: Path) -> None:
     worker = started(server, tmp_path, FARM_STORE_URL=f"sqlite:///{tmp_path}/there/is/none.db")
     until(lambda: not worker.running, "it ends")
     assert worker.returncode == 1

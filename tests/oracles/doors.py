@@ -309,7 +309,7 @@ DOORS = (
 )
 
 
-def asked(door: Door) -> dict[str, Any]:
+def query_oracle(door: Door) -> dict[str, Any]:
     """Return the results of an oracle's own code, as they are recorded. Skips the test if it is not installed."""
     python = Path(os.environ["FARM_TEST_ORACLES"]) / door.oracle / ".venv" / "bin" / "python"
     if not python.exists():
@@ -328,7 +328,7 @@ def asked(door: Door) -> dict[str, Any]:
 def _compact(answers: Mapping[str, Any]) -> dict[str, Any]:
     plain, separate = _flat(answers["plain"]), _flat(answers[SEPARATE])
     kept = {
-        name: answer if answer == REFUSED else _beside(_flat(answer), plain, separate)
+        name: answer if answer == REFUSED else _differences_from(_flat(answer), plain, separate)
         for name, answer in answers.items()
     }
     return kept | {"plain": plain, SEPARATE: separate}
@@ -344,7 +344,9 @@ def _flat(value: Any, place: str = "") -> dict[str, Any]:
     return {name: each for part in parts for name, each in part.items()}
 
 
-def _beside(reading: Mapping[str, Any], plain: Mapping[str, Any], separate: Mapping[str, Any]) -> dict[str, Any]:
+def _differences_from(
+    reading: Mapping[str, Any], plain: Mapping[str, Any], separate: Mapping[str, Any]
+) -> dict[str, Any]:
     """Return the differences from the result of the plain task, in which all steps are alike."""
     usual = {**separate, **plain}
     first = {name: re.sub(r"^steps\.\d+", "steps.0", name) for name in reading}

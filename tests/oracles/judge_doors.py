@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from tests.conftest import absent
-from tests.oracles.cases.judge_cases import EVAL_PLUS, RULES, JudgedCase, asked, cases_of, value_of
+from tests.oracles.cases.judge_cases import EVAL_PLUS, RULES, JudgedCase, cases_of, oracle_input, value_of
 from workers.evaluators.program_tests.form_rules import FormRule, form_rule
 
 RECORDED = Path(__file__).parents[1] / "data" / "oracles" / "program_judges.json"
@@ -107,7 +107,7 @@ def answers() -> dict[str, str]:
     folder = Path(os.environ["FARM_TEST_ORACLES"]) / "judges"
     if not (folder / ".venv").exists():
         absent("the scorers of programs are not installed: tests/oracles/judges_environment.sh says why")
-    cases = {rule: [asked(rule, case) for case in cases_of(rule)] for rule in ALL_RULES}
+    cases = {rule: [oracle_input(rule, case) for case in cases_of(rule)] for rule in ALL_RULES}
     command = [folder / ".venv" / "bin" / "python", PROGRAM, folder]
     done = subprocess.run(command, input=json.dumps(cases), capture_output=True, text=True, timeout=1200)
     assert done.returncode == 0, done.stderr[-4000:]
@@ -130,7 +130,7 @@ def record(found: dict[str, str]) -> None:
 
 def digest() -> str:
     """Return a digest of all cases."""
-    text = json.dumps([[rule, asked(rule, case)] for rule in ALL_RULES for case in cases_of(rule)])
+    text = json.dumps([[rule, oracle_input(rule, case)] for rule in ALL_RULES for case in cases_of(rule)])
     return hashlib.sha256(text.encode()).hexdigest()
 
 
@@ -142,7 +142,7 @@ def compared(rule: str, theirs: str) -> JudgeAgreement:
     for case, mark in zip(cases, theirs, strict=True):
         right = mark == "1"
         result.n_right += right
-        authors, farm = _verdicts(form, values, rule, case)
+        authors, farm = _results(form, values, rule, case)
         line = f"{rule}: {case.kind}: {case.given[:80]!r} for {case.expected[:80]!r}"
         if authors != right:
             result.faults.append(f"{line}: its scorer says {right}, our reading of it {authors}")
@@ -159,7 +159,7 @@ def compared(rule: str, theirs: str) -> JudgeAgreement:
     return result
 
 
-def _verdicts(form: FormRule, values: object, rule: str, case: JudgedCase) -> tuple[bool, bool]:
+def _results(form: FormRule, values: object, rule: str, case: JudgedCase) -> tuple[bool, bool]:
     if not case.is_value:
         return form.outputs(case.given, case.expected), form.farm_outputs(case.given, case.expected)
     value, expected = value_of(case.given), value_of(case.expected)

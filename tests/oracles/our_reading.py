@@ -31,7 +31,7 @@ from workers.handlers.answer_handler import AnswerInstance
 from workers.handlers.harbor.artefact_files import entries
 from workers.handlers.harbor.harbor_evaluator import HarborEvaluator
 from workers.handlers.harbor.reward_files import rewards_of
-from workers.handlers.harbor.sandbox_specs import played_in, verified_in
+from workers.handlers.harbor.sandbox_specs import agent_sandbox, verifier_sandbox
 from workers.handlers.harbor.step_gates import gate, total
 from workers.plugins.handler import TaskContext
 from workers.policy.repeated_turns import RepeatedTurns
@@ -72,7 +72,7 @@ def read(folder: Path) -> dict[str, Any]:
         if reasons := unsupported(needs_of(instance), None, "allow"):
             raise FarmError(f"it asks for {'; '.join(reasons)}")
         config, table = instance.task, instance.task.environment
-        spec = played_in(instance, _ARCHIVE, VARIABLES)
+        spec = agent_sandbox(instance, _ARCHIVE, VARIABLES)
         return {
             "name": instance.name if config.task else None,
             "image": _image(spec),
@@ -89,7 +89,7 @@ def read(folder: Path) -> dict[str, Any]:
 
 def _step(instance: HarborInstance, step: StepTable | None, index: int) -> dict[str, Any]:
     config, mode, modes = instance.task, instance.task.mode(step), instance.network_modes(step)
-    spec = verified_in(instance, step, _ARCHIVE, VARIABLES)
+    spec = verifier_sandbox(instance, step, _ARCHIVE, VARIABLES)
     assert ("eval" in spec.network_in) is (modes["eval"] == "public")
     separate = mode == "separate"
     tests = HarborEvaluator(instance, TaskContext(BatchSettings(secrets=VARIABLES))).tests(step, _ARCHIVE, 1e9)

@@ -6,7 +6,7 @@ import json
 import os
 import sys
 
-from tests.oracles.doors import DOORS, asked
+from tests.oracles.doors import DOORS, query_oracle
 
 
 def main() -> None:
@@ -14,7 +14,9 @@ def main() -> None:
     os.environ["FARM_TEST_ORACLES"] = sys.argv[1]
     for door in DOORS:
         door.recorded.parent.mkdir(exist_ok=True)
-        lines = [f"{json.dumps(name)}: {json.dumps(answer, sort_keys=True)}" for name, answer in asked(door).items()]
+        lines = [
+            f"{json.dumps(name)}: {json.dumps(answer, sort_keys=True)}" for name, answer in query_oracle(door).items()
+        ]
         door.recorded.write_text("{\n" + ",\n".join(lines) + "\n}\n")
 
 

@@ -15,7 +15,7 @@ from farm.errors import InvalidRequest
 from farm.store.capacity import capacity
 from farm.store.database import Store
 from farm.store.sql.database_sessions import LOCK_WAIT_S
-from tests.contract.store.test_store import new_batch, place, play, status
+from tests.contract.store.test_store import new_batch, place, run_to_end, status
 from tests.services.farms import NOOP, embedded, farm_folder, until
 from tests.services.servers.pgbouncer import N_SESSIONS, through
 
@@ -56,7 +56,7 @@ def test_many_clients_run_concurrently(pooled_url: str) -> None:
 
     def some(number: int) -> None:
         for turn in range(4):
-            play(stores[number], f"{batch_id}.{number * 4 + turn}.0")
+            run_to_end(stores[number], f"{batch_id}.{number * 4 + turn}.0")
 
     with ThreadPoolExecutor(len(stores)) as threads:
         list(threads.map(some, range(len(stores))))
@@ -79,7 +79,7 @@ def test_client_that_is_idle_in_a_transaction_is_ended(pooled_url: str) -> None:
     writing = silent.submit(hold)
     assert begun.wait(60)
     place(other, batch_id)
-    play(other, f"{batch_id}.0.0")
+    run_to_end(other, f"{batch_id}.0.0")
     assert status(other, batch_id).n_completed == 1, "the wait for its lock was limited"
     ended.set()
     writing.result(60)

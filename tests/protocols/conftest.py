@@ -17,7 +17,7 @@ import pytest
 from farm.embedded.embedded_farm import Embedded
 from tests.conftest import absent
 from tests.doubles import EngineDouble
-from tests.services.api import KEY, RestartableApi, mortal_api
+from tests.services.api import KEY, RestartableApi, killable_api
 from tests.services.farms import embedded, farm_folder, until
 from tests.services.servers.broker import free_ports
 from workers.testing.scripted_model import Branch, Script, ScriptedProblem, ScriptedTurn
@@ -35,7 +35,7 @@ if not os.environ.get("FARM_TEST_PROTOCOLS"):
 @pytest.fixture(scope="module")
 def double() -> EngineDouble:
     """A slow engine, so that a program can be killed meanwhile."""
-    return EngineDouble(Script([ScriptedProblem(match=QUESTION, plays=(RIGHT,))]), tokens_per_s=2)
+    return EngineDouble(Script([ScriptedProblem(match=QUESTION, branches=(RIGHT,))]), tokens_per_s=2)
 
 
 @pytest.fixture(scope="module")
@@ -58,7 +58,7 @@ def here(root_port: int) -> Iterator[tuple[Embedded, RestartableApi]]:
     with (
         farm_folder() as folder,
         embedded(folder) as started,
-        mortal_api(started.home, folder / "api.log", KEY, "--speak", speak) as api,
+        killable_api(started.home, folder / "api.log", KEY, "--speak", speak) as api,
     ):
         until(api.listens, "the API listens")
         yield started, api

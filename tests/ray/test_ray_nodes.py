@@ -20,7 +20,7 @@ from farm.records.node import UP
 from farm.records.rollout import State
 from farm.store import nodes
 from farm.store.database import Store
-from tests.acceptance.test_head import env_of, head, leads, running, said_by
+from tests.acceptance.test_head import env_of, head, leads, log_of, running
 from tests.services.farms import farm_folder, left_of, processes_of, until
 from workers.testing import plugin_path
 
@@ -50,7 +50,7 @@ def cluster(folder: Path) -> Iterator[Any]:
 @pytest.fixture(scope="module")
 def client(folder: Path, cluster: Any) -> Iterator[farm.Farm]:
     with head(folder, "first") as first:
-        until(lambda: leads(folder, first), lambda: said_by(folder, "first"), LONG_S)
+        until(lambda: leads(folder, first), lambda: log_of(folder, "first"), LONG_S)
         with farm.connect(folder / "shared") as connected:
             yield connected
 
@@ -88,7 +88,7 @@ def submitted(client: farm.Farm, n: int, seconds: float) -> str:
     return client.submit({"instances": [{"data_source": "noop", "fields": {"seconds": seconds}}] * n})
 
 
-def played(client: farm.Farm, batch_id: str) -> set[str | None]:
+def nodes_used(client: farm.Farm, batch_id: str) -> set[str | None]:
     """Return the nodes that ran a batch, none of whose attempts was counted or lost."""
     ended = client.collect(batch_id, timeout_s=LONG_S)
     assert {(each.state, each.n_failures, each.n_lost) for each in ended} == {(State.COMPLETED, 0, 0)}
@@ -103,7 +103,7 @@ def of_nodes(folder: Path) -> list[str]:
 def test_each_ray_node_runs_rollouts_and_releases_them_on_ctrl_c(folder: Path, cluster: Any, client: farm.Farm) -> None:
     with up(folder, cluster, "up") as process:
         until(lambda: len(nodes_up(folder)) == 2, lambda: logs(folder, "up"), LONG_S)
-        assert len(played(client, submitted(client, 12, 0.5))) == 2
+        assert len(nodes_used(client, submitted(client, 12, 0.5))) == 2
         batch_id = submitted(client, 8, 60.0)
         until(lambda: client.status(batch_id).stages[farm.Stage.RUN][State.ACTIVE] == 4, "they play", LONG_S)
         process.send(signal.SIGINT)
@@ -126,7 +126,7 @@ def test_killed_driver_leaves_nothing_behind_and_costs_no_attempt(
         until(lambda: of_nodes(folder) == [], lambda: f"nothing is left: {of_nodes(folder)}", LONG_S)
     assert nodes_up(folder) == set()
     with up(folder, cluster, "next"):
-        assert played(client, batch_id)
+        assert nodes_used(client, batch_id)
 
 
 def test_node_of_a_lost_ray_node_restarts_elsewhere(folder: Path, cluster: Any, client: farm.Farm) -> None:
@@ -138,7 +138,7 @@ def test_node_of_a_lost_ray_node_restarts_elsewhere(folder: Path, cluster: Any, 
         cluster.add_node(num_cpus=2)
         until(lambda: len(nodes_up(folder)) == 2, lambda: logs(folder, "lost"), LONG_S)
         assert len(nodes_up(folder) - before) == 1
-        assert len(played(client, submitted(client, 12, 0.5))) == 2
+        assert len(nodes_used(client, submitted(client, 12, 0.5))) == 2
 
 
 def test_one_of_the_nodes_is_the_head_if_there_is_none(cluster: Any) -> None:
@@ -146,7 +146,7 @@ def test_one_of_the_nodes_is_the_head_if_there_is_none(cluster: Any) -> None:
         with up(folder, cluster, "alone", "--head-on-first"):
             until(lambda: len(nodes_up(folder)) == 2, lambda: logs(folder, "alone"), LONG_S)
             with farm.connect(folder / "shared") as client:
-                assert len(played(client, submitted(client, 12, 0.5))) == 2
+                assert len(nodes_used(client, submitted(client, 12, 0.5))) == 2
         until(lambda: left_of(folder) == [], lambda: f"nothing is left: {left_of(folder)}")
 
 

@@ -70,7 +70,7 @@ def served(
             thread.join(_START_S)
 
 
-class Loses:
+class ResponseDropper:
     """Executes a POST and breaks the connection instead of answering, the first `n` times."""
 
     def __init__(self, app: ASGIApp) -> None:
@@ -122,7 +122,7 @@ class RestartableApi:
 
 
 @contextmanager
-def mortal_api(home: Path, log: Path, key: str = KEY, *options: str) -> Iterator[RestartableApi]:
+def killable_api(home: Path, log: Path, key: str = KEY, *options: str) -> Iterator[RestartableApi]:
     """Yield it; it is killed at the end, if it still runs."""
     api = RestartableApi(home, log, key, *options)
     try:

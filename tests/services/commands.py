@@ -13,7 +13,7 @@ from farm.cli.console import console
 from farm.settings import settings
 
 
-def said(command: click.Command, *words: str, code: int = 0, env: Mapping[str, str | None] | None = None) -> str:
+def output_of(command: click.Command, *words: str, code: int = 0, env: Mapping[str, str | None] | None = None) -> str:
     """Return the output of a command, which must end with this exit code. `env` changes its environment; None unsets.
 
     The settings and signal handlers that it changes are restored.

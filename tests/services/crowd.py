@@ -68,7 +68,7 @@ class _Worker:
                     if sandbox:
                         await self._furnish(sandbox)
                 if sandbox and self._comes_and_goes:
-                    await self._play(sandbox)
+                    await self._use(sandbox)
 
     async def _start(self, starting: Any) -> Sandbox | None:
         """Start a sandbox; sometimes its rollout is cancelled during the start."""
@@ -87,7 +87,7 @@ class _Worker:
             kernel = await sandbox.open_kernel()
             await kernel.run("import subprocess; subprocess.Popen(['sleep', '9999'], start_new_session=True)", 20)
 
-    async def _play(self, sandbox: Sandbox) -> None:
+    async def _use(self, sandbox: Sandbox) -> None:
         for _ in range(self._random.randrange(4)):
             await sandbox.exec(["bash", "-c", "sleep 0.05; ls -R / | head -c 100000"], timeout_s=0.3)
         # sometimes it is left to the sweep

@@ -68,7 +68,7 @@ class Server:
     def listed(self, **values: Any) -> EngineRecord:
         return replace(EngineRecord(EngineAddress(self.url), self.info), **values)
 
-    async def play(self, n_tokens: int, who: str) -> str:
+    async def answer(self, n_tokens: int, who: str) -> str:
         """Answer one call with the engine's URL."""
         self.check()
         self.started.append((asyncio.get_running_loop().time(), who))
@@ -245,13 +245,13 @@ async def routed(
             return await ask(engine)
 
 
-def asking(n_tokens: int, who: str) -> Callable[[Engine], Awaitable[str]]:
+def engine_call(n_tokens: int, who: str) -> Callable[[Engine], Awaitable[str]]:
     """Return a call that a router can make, whose result is the URL of the engine that answered."""
 
     async def ask(engine: Engine) -> str:
         assert isinstance(engine, Double)
         if engine.server.key not in ("", engine.address.key):
             raise EngineUnfit(f"engine {engine.address.url} answered 401")
-        return await engine.server.play(n_tokens, who)
+        return await engine.server.answer(n_tokens, who)
 
     return ask

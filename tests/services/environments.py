@@ -17,12 +17,12 @@ from workers.sandboxes.images.image import image
 _SHARED = HOME / "cache" / "test-home"
 
 
-def lend_environment(packages: Sequence[str], *, imported: str = "", alone: bool = False) -> None:
+def lend_environment(packages: Sequence[str], *, imported: str = "", without_dependencies: bool = False) -> None:
     """Link the environment that sandboxes of the current farm have for these packages to one that all tests share.
 
     Programs in it must not need its scripts, which name the interpreter by the path of its installation. If modules are
     `imported`, only they and their imports are compiled, as compiling all would take longer than most tests. Raises
-    SandboxError. `alone` as in `environment`.
+    SandboxError. `without_dependencies` as in `environment`.
     """
     own, host = settings().cache / "environments", image("host")
     with pytest.MonkeyPatch.context() as patch:
@@ -32,7 +32,7 @@ def lend_environment(packages: Sequence[str], *, imported: str = "", alone: bool
             patch.setenv("PIP_NO_COMPILE", "0")
         settings.cache_clear()
         try:
-            shared = Path(environment(packages, host, alone=alone).binds[0][0])
+            shared = Path(environment(packages, host, without_dependencies=without_dependencies).binds[0][0])
             if imported:
                 program = [str(shared / "bin/python"), "-c", f"import {imported}"]
                 subprocess.run(program, env=os.environ | {"HOME": str(_SHARED)}, check=True)

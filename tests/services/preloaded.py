@@ -184,11 +184,11 @@ def _serve(control: socket.socket) -> None:
                 answer = str(error)
             if answer == 0:
                 control.close()
-                _play(server, request["start"])
+                _run_program(server, request["start"])
         control.send(json.dumps(answer).encode())
 
 
-def _play(server: int, start: Mapping[str, Any]) -> None:
+def _run_program(server: int, start: Mapping[str, Any]) -> None:
     """Act as the program, and end with it."""
     code: int | str | None = 1
     try:

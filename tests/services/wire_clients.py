@@ -36,7 +36,7 @@ class WireClient:
     def get(self, path: str) -> httpx2.Response:
         return self.ask("GET", path)
 
-    def said(self, path: str, body: Any = None) -> tuple[int, Any]:
+    def reply(self, path: str, body: Any = None) -> tuple[int, Any]:
         answer = self.post(path, body)
         return answer.status_code, answer.json()
 
@@ -81,7 +81,7 @@ def model_call(index: int, prompt: list[int], sampled: list[int], **values: Any)
     )
 
 
-def play_two_turns(store: Store, batch_id: str, sample: int = 0, reward: float = 1.0) -> None:
+def run_two_turns(store: Store, batch_id: str, sample: int = 0, reward: float = 1.0) -> None:
     """Write a rollout whose agent has the tool `BASH`, and calls it once."""
     rollout_id = f"{batch_id}.0.{sample}"
     place(store, batch_id)

@@ -192,7 +192,7 @@ def _is_away(on_slurm: FarmOnSlurm, job: str) -> bool:
 
 def test_events_of_jobs_cost_no_rollout_and_no_attempt(on_slurm: FarmOnSlurm) -> None:
     chance = random.Random(SEED)
-    said = on_slurm.cluster.said
+    slurm = on_slurm.cluster.output_of
     on_slurm("scale", "2", "--pool", "cpu")
     on_slurm("scale", "2", "--pool", "big")
     with farm.connect(on_slurm.shared) as client:
@@ -206,15 +206,15 @@ def test_events_of_jobs_cost_no_rollout_and_no_attempt(on_slurm: FarmOnSlurm) ->
             kind = kinds[n] if n < len(kinds) else chance.choice(kinds)
             print(f"event {n}: {kind} of {place}", flush=True)
             if kind == "scancel":
-                said("scancel", place)
+                slurm("scancel", place)
             elif kind == "requeue":
-                said("scontrol", "requeue", place)
+                slurm("scontrol", "requeue", place)
             elif kind == "signal":
-                said("scancel", "--signal=TERM", place)
+                slurm("scancel", "--signal=TERM", place)
             else:
                 # two minutes from now, of which the signal takes the last
                 run_s = next(1200 - each.left_s for each in on_slurm.jobs() if each.job_id == job)
-                said("scontrol", "update", f"JobId={place}", f"TimeLimit={int(run_s // 60) + 2}")
+                slurm("scontrol", "update", f"JobId={place}", f"TimeLimit={int(run_s // 60) + 2}")
                 before = frozenset(each.job_id for each in on_slurm.jobs())
                 until(partial(_has_another, on_slurm, before), "a successor is submitted", LONG_S)
             until(partial(_is_away, on_slurm, job), f"the node of {job} has ended", LONG_S)
@@ -239,7 +239,7 @@ def test_head_that_ends_is_followed_by_the_standby(on_slurm: FarmOnSlurm, how: s
         os.kill(json.loads((on_slurm.shared / "head.json").read_text())["process"]["pid"], signal.SIGKILL)
     else:
         words = ("scontrol", "requeue") if how == "requeued" else ("scancel",)
-        on_slurm.cluster.said(*words, _head_job(on_slurm))
+        on_slurm.cluster.output_of(*words, _head_job(on_slurm))
 
     def another() -> bool:
         after = read_address(on_slurm.shared)

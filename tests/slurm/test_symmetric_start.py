@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 
 import farm
-from tests.acceptance.test_head import env_of, head, leads, said_by
+from tests.acceptance.test_head import env_of, head, leads, log_of
 from tests.services.farms import farm_folder, left_of, until
 from tests.services.servers.slurm_cluster import SlurmCluster
 
@@ -16,7 +16,7 @@ FOR_EVER = {"data_source": "noop", "fields": {"seconds": 600.0}}
 def handed_back(folder: Path, batch_id: str) -> None:
     """Check that all rollouts wait for the next node, and nothing counts against them."""
     with head(folder, "next") as after:
-        until(lambda: leads(folder, after), lambda: f"there is a head: {said_by(folder, 'next')}", 600)
+        until(lambda: leads(folder, after), lambda: f"there is a head: {log_of(folder, 'next')}", 600)
         with farm.connect(folder / "shared") as client:
             left = client.rollouts(batch_id)
             client.cancel(batch_id)
@@ -33,15 +33,19 @@ def test_same_command_on_two_nodes_of_a_job_and_scancel(cluster: SlurmCluster) -
         options = "#SBATCH --nodes=2 --ntasks-per-node=1 --time=20\n#SBATCH --output=" + str(folder / "job.log")
         slots = "--init 2 --run 2 --eval 2 --grace 5"
         script.write_text(f"#!/bin/bash\n{options}\n{exports}\nexec srun --kill-on-bad-exit=0 {line} {slots}\n")
-        job = cluster.said("sbatch", "--parsable", str(script))
+        job = cluster.output_of("sbatch", "--parsable", str(script))
         try:
-            until(lambda: said_by(folder, "job").count(" is ready:") == 2, lambda: said_by(folder, "job"), 600)
+            until(lambda: log_of(folder, "job").count(" is ready:") == 2, lambda: log_of(folder, "job"), 600)
             with farm.connect(folder / "shared") as client:
                 batch_id = client.submit({"instances": [FOR_EVER] * 4})
                 until(lambda: client.status(batch_id).stages[farm.Stage.RUN][farm.State.ACTIVE] == 4, "they play", 600)
                 assert len({each.node for each in client.rollouts(batch_id)}) == 2
         finally:
-            cluster.said("scancel", job)
-        until(lambda: not cluster.said("squeue", "-h", "-j", job, "-t", "all", "-o", "%T").startswith("COMPL"), "", 600)
+            cluster.output_of("scancel", job)
+        until(
+            lambda: not cluster.output_of("squeue", "-h", "-j", job, "-t", "all", "-o", "%T").startswith("COMPL"),
+            "",
+            600,
+        )
         until(lambda: left_of(folder) == [], lambda: f"nothing is left: {left_of(folder)}", 600)
         handed_back(folder, batch_id)

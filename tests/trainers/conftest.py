@@ -36,7 +36,7 @@ BOOK = Script(
     [
         ScriptedProblem(
             match=QUESTION,
-            plays=(
+            branches=(
                 Branch(name="right", turns=(ScriptedTurn(content="three"),)),
                 Branch(name="wrong", turns=(ScriptedTurn(content="four"),)),
             ),

@@ -21,7 +21,7 @@ PLAYS = tuple(
     Branch(name=answer, turns=(ScriptedTurn(content=f"I count them. The answer is \\boxed{{{answer}}}."),))
     for answer in ("3", "4")
 )
-SCRIPT = Script([ScriptedProblem(match=question, plays=PLAYS) for question in QUESTIONS])
+SCRIPT = Script([ScriptedProblem(match=question, branches=PLAYS) for question in QUESTIONS])
 LOOPS = ("in_steps", "asynchronous")
 
 

@@ -33,10 +33,10 @@ def two_turns(first: ScriptedTurn) -> tuple[Branch, ...]:
 
 SCRIPT = Script(
     [
-        ScriptedProblem(match=QUESTION, plays=one_turn("three", "four")),
-        ScriptedProblem(match="Count.", plays=one_turn("one two three four five six", "three, two, one, nought")),
-        ScriptedProblem(match="Look twice.", plays=two_turns(LOOK)),
-        ScriptedProblem(match="Look with space.", plays=two_turns(SPACED_LOOK)),
+        ScriptedProblem(match=QUESTION, branches=one_turn("three", "four")),
+        ScriptedProblem(match="Count.", branches=one_turn("one two three four five six", "three, two, one, nought")),
+        ScriptedProblem(match="Look twice.", branches=two_turns(LOOK)),
+        ScriptedProblem(match="Look with space.", branches=two_turns(SPACED_LOOK)),
     ]
 )
 

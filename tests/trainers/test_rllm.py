@@ -26,7 +26,7 @@ def test_rllm_runs_its_tasks_on_the_farm_and_trains_on_its_own_tokens(
     if not (source / "rllm").exists():
         absent(f"the source of rLLM is not in {source}: tests/trainers/environment.sh could not fetch it")
     worker = EngineDouble(BOOK)
-    keyed = EngineDouble(Script([ScriptedProblem(match=QUESTION, plays=(RIGHT,))]), key=SESSION_KEY)
+    keyed = EngineDouble(Script([ScriptedProblem(match=QUESTION, branches=(RIGHT,))]), key=SESSION_KEY)
     broken = {"data_source": "noop", "fields": {"fail": "run:agent_error"}}
     slow = {"data_source": "noop", "fields": {"seconds": 300}}
     with serving(worker.app()) as address, serving(keyed.app()) as keyed_address:

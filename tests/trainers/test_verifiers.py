@@ -27,9 +27,9 @@ SCRIPT = Script(
     [
         ScriptedProblem(
             match=QUESTION,
-            plays=tuple(Branch(name=text, turns=(ScriptedTurn(content=text),)) for text in ("three", "four")),
+            branches=tuple(Branch(name=text, turns=(ScriptedTurn(content=text),)) for text in ("three", "four")),
         ),
-        ScriptedProblem(match=LONG, plays=(Branch(name="long", turns=TURNS),)),
+        ScriptedProblem(match=LONG, branches=(Branch(name="long", turns=TURNS),)),
     ]
 )
 ENGINE_KEY = "sk-of-the-trainer"

@@ -75,7 +75,7 @@ def test_failed_installation_shows_the_reason(clone: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("target", "folder", "mend"),
+    ("target", "folder", "remedy"),
     [
         ("runtime", ".venv", "run make as that user or in a clone of your own"),
         ("venv", ".venv", "run make as that user or in a clone of your own"),
@@ -84,7 +84,7 @@ def test_failed_installation_shows_the_reason(clone: Path) -> None:
 )
 @pytest.mark.parametrize("exists", [True, False])
 def test_folder_of_another_user_is_a_one_line_error(
-    clone: Path, target: str, folder: str, mend: str, exists: bool
+    clone: Path, target: str, folder: str, remedy: str, exists: bool
 ) -> None:
     with farm_folder() as made:
         shutil.copytree(clone, made / "clone").chmod(0o755)
@@ -98,4 +98,4 @@ def test_folder_of_another_user_is_a_one_line_error(
     assert done.stdout == ""
     [line] = done.stderr.splitlines()
     assert f"*** {closed} belongs to " in line
-    assert line.endswith(f"may not write to it: {mend}.  Stop.")
+    assert line.endswith(f"may not write to it: {remedy}.  Stop.")

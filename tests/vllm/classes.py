@@ -38,7 +38,7 @@ _CLASSES = {
 _LICENSE = "Generated from the classes of vLLM {} (Apache-2.0, Copyright contributors to the vLLM project)."
 
 
-def found_class(name: str) -> Any:
+def class_named(name: str) -> Any:
     """Return the class of that name, wherever vLLM defines it."""
     module = next(module for module, names in _CLASSES.items() if name in names)
     return getattr(importlib.import_module(module), name)
@@ -48,7 +48,7 @@ def schemas() -> dict[str, Any]:
     """Return class name to its schema, without prose: requests as they are read, answers as they are written."""
     result = {
         name: _without_prose(
-            TypeAdapter(found_class(name)).json_schema(
+            TypeAdapter(class_named(name)).json_schema(
                 mode="validation" if name.endswith("Request") else "serialization"
             )
         )
@@ -74,7 +74,7 @@ def _without_prose(schema: Any) -> Any:
 def judge(line: str) -> None:
     name, value = json.loads(line)
     try:
-        TypeAdapter(found_class(name)).validate_python(value)
+        TypeAdapter(class_named(name)).validate_python(value)
     except ValidationError as error:
         print(name, str(error).replace("\n", " | ")[:1000])
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from tokenizers import Tokenizer
 
-from tests.contract.engine_promises import PROMISES, Promise, trying
+from tests.contract.engine_promises import PROMISES, Promise, check_promise
 from tests.vllm.server import RealVllm
 
 
@@ -13,4 +13,4 @@ from tests.vllm.server import RealVllm
 @pytest.mark.parametrize("check", PROMISES, ids=lambda check: check.__name__)
 def test_promise(check: Promise, wire: str, vllm: RealVllm, tokenizer: Tokenizer) -> None:
     # vLLM 0.32 reports the weight versions in one of its wire formats only.
-    trying(vllm.url, check, tokenizer, spans=wire == "generate", token_in=wire)
+    check_promise(vllm.url, check, tokenizer, spans=wire == "generate", token_in=wire)

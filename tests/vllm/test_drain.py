@@ -74,13 +74,13 @@ def test_updates_with_short_calls_in_flight_all_finish(
     async def ask(engine: Engine) -> None:
         await engine.generate(PROMPT, SamplingParams(), 12)
 
-    async def play(number: int) -> None:
+    async def call_repeatedly(number: int) -> None:
         router = StickyRouter(pools[number % 2], RoutingKey(f"r{number}"))
         while not stop.is_set():
             await routed(router, 12, ask)
             n_answered[number] += 1
 
-    calls = [run(play(number)) for number in range(N_CALLS)]
+    calls = [run(call_repeatedly(number)) for number in range(N_CALLS)]
     try:
         for number in range(n_updates):
             before = sum(n_answered)

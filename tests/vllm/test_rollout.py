@@ -21,7 +21,7 @@ N_TURNS = 4
 
 
 def test_conversation_is_one_exact_training_row(vllm: RealVllm) -> None:
-    async def play() -> list[ModelCall]:
+    async def main() -> list[ModelCall]:
         address = EngineAddress(f"{vllm.url}/v1", tokenizer=str(vllm.weights[0]))
         pool = EnginePool(lambda: [EngineRecord(address)])
         policy = RolloutPolicy(StickyRouter(pool, RoutingKey("r1")), "r1")
@@ -36,7 +36,7 @@ def test_conversation_is_one_exact_training_row(vllm: RealVllm) -> None:
             await pool.aclose()
         return calls
 
-    calls = asyncio.run(play())
+    calls = asyncio.run(main())
     assert all(call.token_exact for call in calls)
     assert [call.mismatch for call in calls] == [None] * N_TURNS
     (row,) = segments(calls)

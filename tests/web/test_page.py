@@ -31,7 +31,7 @@ BOOK = Script(
     problems=[
         ScriptedProblem(
             match=QUESTION,
-            plays=(
+            branches=(
                 Branch(name="right", turns=(LOOKS, ScriptedTurn(content="<answer>4</answer>"))),
                 Branch(name="wrong", turns=(ScriptedTurn(content="<answer>5</answer>"),)),
             ),

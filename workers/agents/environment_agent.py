@@ -42,14 +42,14 @@ class EnvironmentAgent:
         instance = context.instance
         if not isinstance(instance, EnvironmentInstance) or context.provider is None:
             raise AgentError(f"{context.rollout_id}: agent environment runs only instances of data_source environment")
-        play = _EpisodePlay(context, instance, context.provider())
+        episode_run = _EpisodeRun(context, instance, context.provider())
         try:
-            return await play.run()
+            return await episode_run.run()
         finally:
-            play.drop()
+            episode_run.drop()
 
 
-class _EpisodePlay:
+class _EpisodeRun:
     """The state of one rollout."""
 
     def __init__(self, context: AgentContext, instance: EnvironmentInstance, provider: SandboxProvider) -> None:
@@ -206,8 +206,8 @@ class _EpisodePlay:
             replies = iter(heard)
 
             async def reply(role: str, messages: Sequence[Message]) -> str:
-                said = next(replies, None)
-                return await self._ask_role(role, messages) if said is None else said
+                known = next(replies, None)
+                return await self._ask_role(role, messages) if known is None else known
 
             await again.reset(self._instance.episode, _RESET_S, reply)
             again.verify = _unread

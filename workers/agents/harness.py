@@ -164,7 +164,7 @@ class HarnessAgent:
                 mark = f"http://farm-gateway-{secrets.token_hex(8)}"
                 budget = calls.token_budget
                 task = Task(
-                    _asked(context.messages),
+                    _user_text(context.messages),
                     context.limits,
                     mark,
                     address.key,
@@ -196,10 +196,10 @@ class HarnessAgent:
         for words in (harness.prepare if which == "prepare" else harness.collect)(task):
             result = await sandbox.exec(words, timeout_s=context.limits.tool_s, env=_variables(harness, task))
             if result.code != 0:
-                said = " | ".join(_lines((result.stdout + result.stderr).decode("utf-8", "replace"))[-_LOG_LINES:])
+                output = " | ".join(_lines((result.stdout + result.stderr).decode("utf-8", "replace"))[-_LOG_LINES:])
                 why = f"ended with code {result.code}" if result.code is not None else "took too long"
                 what = f"agent {harness.name}: {which}: {words[0]} {why}"
-                raise AgentError(f"{context.rollout_id}: {what}: {said or 'no output'}")
+                raise AgentError(f"{context.rollout_id}: {what}: {output or 'no output'}")
 
     async def _keep_log(self, context: AgentContext, calls: GatewayCalls, command: asyncio.Future[ExecResult]) -> None:
         try:
@@ -214,9 +214,9 @@ class HarnessAgent:
             # Its own environment exists, unless the farm's Python is unavailable in this image.
             python = ["sh", "-c", _EITHER, AGENT_FOLDER]
         # -I: files in the working folder must not be imported.
-        beside = [*python, "-I", "-c", _relay_source(), f"{self._inside}/{SOCKET}", task.key]
+        relayed = [*python, "-I", "-c", _relay_source(), f"{self._inside}/{SOCKET}", task.key]
         return await sandbox.exec(
-            [*beside, task.base_url, json.dumps(list(files)), *harness.command(task)],
+            [*relayed, task.base_url, json.dumps(list(files)), *harness.command(task)],
             # The caller enforces the deadline by cancelling, as engine pauses do not count.
             timeout_s=_NEVER_S,
             stdin=harness.stdin(task).encode(),
@@ -334,10 +334,10 @@ class _End:
         streams = [] if ended is None else [ended.stdout, ended.stderr]
         lines = [line for data in streams for line in _lines(data[-_LOG_BYTES:].decode("utf-8", "replace"))]
         why = " ".join(_lines(how))
-        said = "\n".join(lines[-_LOG_LINES:]) or "nothing"
+        output = "\n".join(lines[-_LOG_LINES:]) or "nothing"
         return AgentError(
             f"{rollout_id}: agent {self.harness.name} {why}. Its output, kept for `farm artefacts {rollout_id}`, ends: "
-            f"{said}"
+            f"{output}"
         )
 
 
@@ -361,7 +361,7 @@ def _how(ended: ExecResult) -> str:
     return f"ended with code {ended.code}{limit}"
 
 
-def _asked(messages: Sequence[Message]) -> str:
+def _user_text(messages: Sequence[Message]) -> str:
     """Return the user messages. System messages are the farm's own, about tools that the command does not have."""
     return "\n\n".join(str(message["content"]) for message in messages if message["role"] == "user")
 

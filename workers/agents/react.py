@@ -27,20 +27,20 @@ class ReactAgent:
 
     async def run(self, context: AgentContext) -> AgentResult:
         """Run a rollout to its end. Raises EngineError, SandboxError, and AgentError if a tool fails."""
-        play = _Play(context)
+        react_run = _ReactRun(context)
         try:
             for index in range(context.limits.max_turns):
-                result = await play.turn(index)
-                if result is not None and not await play.goes_on(result):
+                result = await react_run.turn(index)
+                if result is not None and not await react_run.goes_on(result):
                     return result
-                if play.repeats():
+                if react_run.repeats():
                     return AgentResult(Outcome.REPEATING)
         except LimitReached as limit:
             return AgentResult(limit.outcome)
         return AgentResult(Outcome.MAX_TURNS)
 
 
-class _Play:
+class _ReactRun:
     """The state of one rollout."""
 
     def __init__(self, context: AgentContext) -> None:

@@ -55,10 +55,10 @@ def _of_paths(paths: Sequence[str], data: Sequence[str], instructions: Sequence[
         each = "; ".join(f'p={shlex.quote(path)}; mkdir -p "$(dirname $p)"; {command}' for path in paths)
         return Attack(name, kind, command=each)
 
-    told = shlex.quote("\n".join(instructions))
+    quoted = shlex.quote("\n".join(instructions))
     attacks = [
         made("empty_files", "empty-output", "test -e $p || : > $p"),
-        made("instruction_as_answer", "hedged-answer", f"test -e $p || printf %s {told} > $p"),
+        made("instruction_as_answer", "hedged-answer", f"test -e $p || printf %s {quoted} > $p"),
         made("zero_as_answer", "constant-output", "test -e $p || echo 0 > $p"),
         made("looks_for_the_tests", "search-files", "test -e $p || cat /tests/* /logs/* > $p 2>/dev/null"),
     ]

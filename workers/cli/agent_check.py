@@ -44,7 +44,7 @@ _TAIL_LINES = 15
 
 
 @dataclass
-class PlayedAgent:
+class AgentTrial:
     """One rollout: its end, its recorded calls, its rows, and the program's output."""
 
     outcome: Outcome | None = None
@@ -67,10 +67,10 @@ class PlayedAgent:
         return [call.begins for call in self.calls[1:] if call.begins]
 
 
-def play_on(job: StageJob, engine: ScriptedEngine, played: PlayedAgent) -> None:
+def run_on(job: StageJob, engine: ScriptedEngine, trial: AgentTrial) -> None:
     """Run a job through all its stages, like a worker, on an engine of this process. Raises FarmError.
 
-    After an error, `played` has everything recorded so far. Raises AssertionError if its rows do not follow from its
+    After an error, `trial` has everything recorded so far. Raises AssertionError if its rows do not follow from its
     calls.
     """
 
@@ -82,18 +82,18 @@ def play_on(job: StageJob, engine: ScriptedEngine, played: PlayedAgent) -> None:
         try:
             problem = resolve_problem(job)
             await stage_functions.init(problem)
-            ended = await stage_functions.run(problem, policy, played.record, played.keep)
+            ended = await stage_functions.run(problem, policy, trial.record, trial.keep)
             score, _ = await stage_functions.evaluate(problem, ended.submission)
         finally:
             await pool.aclose()
-        played.outcome, played.reward = ended.outcome, score.value
+        trial.outcome, trial.reward = ended.outcome, score.value
 
     with serving(engine.app()) as url:
         try:
             asyncio.run(main(url))
         finally:
-            played.rows = segments(played.calls)
-    check_rows(played.rows, played.calls)
+            trial.rows = segments(trial.calls)
+    check_rows(trial.rows, trial.calls)
 
 
 @click.group()
@@ -140,22 +140,22 @@ def check(name: str, task: str, turns: Path | None, sandbox: str, run_s: float) 
     except (FarmError, OSError, ValueError) as error:
         raise click.ClickException(f"{type(error).__name__}: {error}") from error
     click.echo(f"{name}: its packages, if it has any, are installed the first time, which takes minutes", err=True)
-    played = PlayedAgent()
+    trial = AgentTrial()
     failure = ""
     try:
-        play_on(_job(name, task, kind, run_s), ScriptedEngine(script), played)
+        run_on(_job(name, task, kind, run_s), ScriptedEngine(script), trial)
     except (FarmError, AssertionError) as error:
         failure = f"{type(error).__name__}: {error}"
-    failure = failure or ("" if played.calls else "it made no model call")
-    _print_calls(played)
-    if isinstance(script, ShellScript) and played.calls:
-        _say(_tool_line(script, played))
+    failure = failure or ("" if trial.calls else "it made no model call")
+    _print_calls(trial)
+    if isinstance(script, ShellScript) and trial.calls:
+        _say(_tool_line(script, trial))
     if failure:
-        _print_output(played)
+        _print_output(trial)
         _say(f"{name}: {failure}")
         raise SystemExit(1)
-    n_calls, n_rows = _counted(len(played.calls), "call"), _counted(len(played.rows), "training row")
-    _say(f"{name}: {played.outcome}; {n_calls}, {n_rows}")
+    n_calls, n_rows = _counted(len(trial.calls), "call"), _counted(len(trial.rows), "training row")
+    _say(f"{name}: {trial.outcome}; {n_calls}, {n_rows}")
 
 
 def _job(agent: str, task: str, kind: str, run_s: float) -> StageJob:
@@ -177,28 +177,28 @@ def _script(task: str, turns: Path | None) -> Script:
     return OrderedScript([ScriptedTurn.model_validate_json(line) for line in lines if line.strip()], task)
 
 
-def _print_calls(played: PlayedAgent) -> None:
+def _print_calls(trial: AgentTrial) -> None:
     table = Table(box=None, pad_edge=False)
     for title in ("call", "prompt", "sampled", "tools", "begins a row, as"):
         table.add_column(title, overflow="fold")
-    for call in sorted(played.calls, key=lambda each: each.index):
+    for call in sorted(trial.calls, key=lambda each: each.index):
         tools = "" if call.tools is None else str(len(call.tools))
         cells = [str(call.index), str(call.n_prompt_tokens), str(call.n_response_tokens), tools, escape(call.begins)]
         table.add_row(*cells)
-    if played.calls:
+    if trial.calls:
         console.print(table)
 
 
-def _tool_line(script: ShellScript, played: PlayedAgent) -> str:
+def _tool_line(script: ShellScript, trial: AgentTrial) -> str:
     if not script.tool:
         return "none of its tools accepts a shell command, so the policy called none: --turns gives it other answers"
-    ran = any(MARK in str(message.get("content")) for call in played.calls[1:] for message in call.messages)
-    ran = ran or any(MARK in str(message.get("content")) for call in played.calls for message in call.observations)
+    ran = any(MARK in str(message.get("content")) for call in trial.calls[1:] for message in call.messages)
+    ran = ran or any(MARK in str(message.get("content")) for call in trial.calls for message in call.observations)
     return f"its tool {script.tool} {'ran a command' if ran else 'was called, and its result was not sent back'}"
 
 
-def _print_output(played: PlayedAgent) -> None:
-    for name, text in played.kept.items():
+def _print_output(trial: AgentTrial) -> None:
+    for name, text in trial.kept.items():
         for line in text.splitlines()[-_TAIL_LINES:]:
             _say(f"  {name}: {line}")
 

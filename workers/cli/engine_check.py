@@ -71,9 +71,11 @@ def _able(info: EngineInfo) -> Iterator[EngineCheck]:
     yield EngineCheck("token ids in", bool(info.token_in), wire.path if wire is not None else "no")
     yield EngineCheck("token ids out", info.token_out, "with log-probabilities" if info.token_out else "no: text only")
     yield EngineCheck("log-probabilities", bool(info.logprobs), _LOGPROBS.get(info.logprobs, "none that can be used"))
-    result = bool(info.token_in) and NO_VERSIONS not in info.notes
+    is_able = bool(info.token_in) and NO_VERSIONS not in info.notes
     yield EngineCheck(
-        "weight versions", result, "told with every answer" if result else "not told; the farm's own is recorded"
+        "weight versions",
+        is_able,
+        "reported with every answer" if is_able else "not reported; the farm's own is recorded",
     )
     control = "pauses and takes versions itself" if info.control else "no; the farm holds its own calls back instead"
     yield EngineCheck("control", info.control, control)
@@ -88,8 +90,8 @@ def _text(address: EngineAddress, info: EngineInfo) -> Iterator[EngineCheck]:
         yield EngineCheck("tokenizer", False, str(error))
         return
     agrees = asyncio.run(_agrees(address, info, text))
-    said = {True: "; splits text as the engine does", False: "; splits text otherwise than the engine does", None: ""}
-    yield EngineCheck("tokenizer", agrees is not False, f"{name}{said[agrees]}")
+    notes = {True: "; splits text as the engine does", False: "; splits text otherwise than the engine does", None: ""}
+    yield EngineCheck("tokenizer", agrees is not False, f"{name}{notes[agrees]}")
     tool_format = tool_calls.detect(text.template.source)
     yield EngineCheck("tool calls", tool_format != "none", f"written as {tool_format}")
 
@@ -98,8 +100,8 @@ async def _agrees(address: EngineAddress, info: EngineInfo, text: ModelText) -> 
     """Return whether the engine splits a text into the same ids; None if it cannot report its own."""
     connection = EngineConnection(address.url, address.key, 10.0)
     try:
-        result = {"model": info.model, "prompt": _SPOKEN, "add_special_tokens": False}
-        value = await connection.post("/tokenize", result)
+        body = {"model": info.model, "prompt": _SPOKEN, "add_special_tokens": False}
+        value = await connection.post("/tokenize", body)
         return bool(value["tokens"] == text.tokenizer.encode(_SPOKEN).tolist())
     except (Refusal, *FAILURES, KeyError, TypeError):
         return None

@@ -55,7 +55,7 @@ def list_environments() -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class PlayedStep:
+class ObservedStep:
     """An environment's reply to an action: `messages` with their texts, and its reward."""
 
     messages: list[dict[str, Any]]
@@ -99,47 +99,47 @@ def check(
         n_packages = len(instance.program.packages) + len(packages)
         if n_packages:
             click.echo(f"{name}: {n_packages} packages are installed the first time, which takes minutes", err=True)
-        plays = asyncio.run(played(instance, kind, actions or _DEFAULT_ACTIONS))
+        episodes = asyncio.run(run_episodes(instance, kind, actions or _DEFAULT_ACTIONS))
     except ValidationError as error:
         raise click.ClickException("; ".join(each["msg"] for each in error.errors())) from error
     except (FarmError, ValueError) as error:
         raise click.ClickException(f"{type(error).__name__}: {error}") from error
-    difference = first_difference(plays)
-    n_steps = len(plays[0]) - 1
+    difference = first_difference(episodes)
+    n_steps = len(episodes[0]) - 1
     if difference:
         console.print(f"{name}: not deterministic: {difference}", highlight=False, markup=False)
         raise SystemExit(1)
-    given = [each.reward for each in plays[0][1:]]
+    given = [each.reward for each in episodes[0][1:]]
     console.print(f"{name}: deterministic over {n_steps} steps; rewards {given}", highlight=False, markup=False)
 
 
-async def played(instance: EnvironmentInstance, kind: str, actions: Sequence[str]) -> list[list[PlayedStep]]:
+async def run_episodes(instance: EnvironmentInstance, kind: str, actions: Sequence[str]) -> list[list[ObservedStep]]:
     """Return three runs of the same actions, the last by another server than the first two. Raises RolloutError."""
     provider = registry.sandbox(kind)
-    plays = []
-    for n_plays in (2, 1):
+    episodes = []
+    for n_episodes in (2, 1):
         servers = EnvironmentServers()
         try:
-            for _ in range(n_plays):
+            for _ in range(n_episodes):
                 connection = await servers.connect(instance.program, provider, instance.packages)
                 connection.rewards = instance.reward_range
                 connection.verify = partial(verified, timeout_s=_VERIFIER_S)
                 try:
                     begin = await connection.reset(instance.episode, 300.0)
-                    play = [PlayedStep([*map(dict, begin.messages), *map(dict, begin.tools)], 0.0, False)]
+                    steps = [ObservedStep([*map(dict, begin.messages), *map(dict, begin.tools)], 0.0, False)]
                     for number, text in enumerate(actions):
                         step = await connection.step(_action(text, number), 60.0)
                         over = step.terminated or step.truncated
-                        play.append(PlayedStep([dict(each) for each in step.messages], step.reward, over))
+                        steps.append(ObservedStep([dict(each) for each in step.messages], step.reward, over))
                         if over:
                             break
                     last = await connection.finish(60.0)
-                    plays.append([*play, PlayedStep([], last, True)] if last is not None else play)
+                    episodes.append([*steps, ObservedStep([], last, True)] if last is not None else steps)
                 finally:
                     connection.drop()
         finally:
             await servers.aclose()
-    return plays
+    return episodes
 
 
 def _action(text: str, number: int) -> Action:
@@ -152,18 +152,18 @@ def _action(text: str, number: int) -> Action:
     return Action("", (CalledTool(f"call_{number}", call["name"], dict(call.get("arguments") or {})),))
 
 
-def first_difference(plays: Sequence[Sequence[PlayedStep]]) -> str:
+def first_difference(episodes: Sequence[Sequence[ObservedStep]]) -> str:
     """Return where runs of the same actions first differ, in words; empty if they are equal."""
-    first, *others = plays
+    first, *others = episodes
     for number, other in enumerate(others, start=2):
-        where = " (in a fresh process)" if number == len(plays) else ""
+        where = " (in a fresh process)" if number == len(episodes) else ""
         for index, (one, two) in enumerate(zip(first, other, strict=False)):
             if one != two:
                 what = "the beginning" if index == 0 else f"the answer to action {index}"
                 shown = [json.dumps(asdict(each), ensure_ascii=False)[:300] for each in (one, two)]
-                return f"{what} differs in play {number}{where}: {shown[0]} and {shown[1]}"
+                return f"{what} differs in episode {number}{where}: {shown[0]} and {shown[1]}"
         if len(first) != len(other):
-            return f"play {number}{where} has {len(other) - 1} steps, and the first {len(first) - 1}"
+            return f"episode {number}{where} has {len(other) - 1} steps, and the first {len(first) - 1}"
     return ""
 
 

@@ -174,7 +174,7 @@ def _table(results: list[TaskCheck]) -> Table:
             lines.append(escape(f"policies may change, as its solution does: {', '.join(footprint)}"))
         if not each.sound and each.log:
             rewards = ", ".join(f"{name} {value:g}" for name, value in each.rewards.items())
-            lines.append(escape(f"its tests say: {each.said or 'nothing'}"))
+            lines.append(escape(f"its tests say: {each.test_output or 'nothing'}"))
             lines.append(escape(f"rewards of the solution: {rewards or 'none'}; all that was written: {each.log}"))
         if each.known:
             lines.append(

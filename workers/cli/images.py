@@ -43,7 +43,7 @@ _jobs = click.option(
 
 
 def _mode(command: F) -> F:
-    return click.option("--mode", type=click.Choice(_MODES), help="Instead of FARM_IMAGE_CACHE; scratch builds anew.")(
+    return click.option("--mode", type=click.Choice(_MODES), help="Instead of FARM_IMAGE_CACHE; scratch rebuilds it.")(
         command
     )
 
@@ -161,11 +161,11 @@ def _specs(file: Path | None, agent: str) -> Iterator[SandboxSpec]:
 
 def _jobs_of(specs: Iterable[SandboxSpec]) -> list[PrefetchJob]:
     """Return one job for each distinct resource; each program of an agent is one."""
-    result: dict[str, PrefetchJob] = {}
+    jobs: dict[str, PrefetchJob] = {}
     for spec in specs:
         for parts in _parts_of(spec):
-            result.setdefault(parts.model_dump_json(), PrefetchJob(_label(parts), parts))
-    return list(result.values())
+            jobs.setdefault(parts.model_dump_json(), PrefetchJob(_label(parts), parts))
+    return list(jobs.values())
 
 
 _PARTS = (

@@ -27,12 +27,12 @@ async def score_job(job: StageJob, policy_of: Callable[[Problem, SandboxSource |
     problem = await asyncio.to_thread(resolve_problem, job)
     await stage_functions.init(problem)
     policy = policy_of(problem, resolve(problem).source)
-    played = await stage_functions.run(problem, policy, _forget_call, _forget_artefact)
+    run_result = await stage_functions.run(problem, policy, _forget_call, _forget_artefact)
     try:
-        score, _ = await stage_functions.evaluate(problem, played.submission)
+        score, _ = await stage_functions.evaluate(problem, run_result.submission)
     finally:
-        if played.submission.layer is not None:
-            await asyncio.to_thread(layers.discard, played.submission.layer.name)
+        if run_result.submission.layer is not None:
+            await asyncio.to_thread(layers.discard, run_result.submission.layer.name)
     return score
 
 

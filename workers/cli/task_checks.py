@@ -27,7 +27,7 @@ from workers.cli.attack_reports import now
 from workers.cli.kept_checks import check_key, has_kept, keep_check, kept_check
 from workers.cli.local_rollout import local_archive, repeated, score_job
 from workers.cli.solution_policy import SolutionPolicy
-from workers.handlers.harbor.sandbox_specs import verified_in
+from workers.handlers.harbor.sandbox_specs import verifier_sandbox
 from workers.plugins.interfaces import ExecResult, Score
 from workers.stages.stage_job import Problem, SandboxSource, StageJob, resolve, resolve_problem
 from workers.stages.task_archives import archive_folder
@@ -87,7 +87,7 @@ class TaskCheck:
     """The facts stored for batches of this task."""
     rewards: Mapping[str, float] = field(default_factory=dict, compare=False)
     """The rewards of the solution by name."""
-    said: str = field(default="", compare=False)
+    test_output: str = field(default="", compare=False)
     """The last lines of the tests' output in a run with a wrong score."""
     image: str = field(default="", compare=False)
     """The images that were built from Dockerfiles because the named ones could not be pulled, and why."""
@@ -186,7 +186,7 @@ async def _key(task: TaskFolder, options: CheckOptions) -> tuple[str, str]:
     source = resolve(problem).source
     assert source is not None
     folder = archive_folder(job.archive)
-    own = [verified_in(task.instance, step, folder, job.batch.secrets) for step in task.instance.steps or (None,)]
+    own = [verifier_sandbox(task.instance, step, folder, job.batch.secrets) for step in task.instance.steps or (None,)]
     specs = list({each.model_dump_json(): each for each in (source.spec, *own)}.values())
     return job.archive, await asyncio.to_thread(check_key, problem.job, source.provider.kind, specs)
 
@@ -235,13 +235,13 @@ def _runs_python(task: TaskFolder) -> bool:
 
 def _result(task: TaskFolder, archive: str, untouched: Score, solution: SolutionRun, note: str) -> TaskCheck:
     solved = solution.score.value
-    faults, said = [], ""
+    faults, test_output = [], ""
     if untouched.value > 0.0:
         faults.append(f"an untouched sandbox scores {untouched.value:g}, not 0")
-        said = _said(untouched)
+        test_output = _output_end(untouched)
     if solved < 1.0:
         faults.insert(0, f"its solution scores {solved:g}, not 1{note}")
-        said = _said(solution.score)
+        test_output = _output_end(solution.score)
     log = keep_text(CHECKS, f"{archive}.log", _log(task.name, untouched, solution))
     rewards = solution.score.rewards
     image = str(solution.score.details.get("image", ""))
@@ -252,14 +252,14 @@ def _result(task: TaskFolder, archive: str, untouched: Score, solution: Solution
         "; ".join(faults),
         evidence_of(archive),
         rewards,
-        said,
+        test_output,
         image,
         str(log),
         checked_at=now(),
     )
 
 
-def _said(score: Score) -> str:
+def _output_end(score: Score) -> str:
     """Return the last lines of the tests' output, or why there are none."""
     text = str(score.details.get("output") or score.details.get("reason") or "")
     return "\n".join(text.splitlines()[-_N_LINES:])

@@ -35,14 +35,14 @@ def same(found: object, wanted: object, what: str) -> None:
 @contextmanager
 def raises(kind: type[Exception], *words: str) -> Iterator[None]:
     """Check that the block raises an error of this kind, with all of the words in its message."""
-    said = None
+    message = None
     try:
         yield
     except kind as error:
-        said = str(error)
-    assert said is not None, f"{kind.__name__} should have been raised"
-    missing = [word for word in words if word not in said]
-    assert not missing, f"{kind.__name__} should name {', '.join(missing)} and says: {short(said)}"
+        message = str(error)
+    assert message is not None, f"{kind.__name__} should have been raised"
+    missing = [word for word in words if word not in message]
+    assert not missing, f"{kind.__name__} should name {', '.join(missing)} and says: {short(message)}"
 
 
 @asynccontextmanager

@@ -215,12 +215,12 @@ class ForkServer:
             connection.close()
             return
         if pid == 0:
-            self._play(connection)
+            self._run_rollout(connection)
         self._rollouts[connection.fileno()] = (pid, connection)
         # Data is for the child; this process only has to detect that the node is gone.
         self._poll.register(connection, select.POLLRDHUP)
 
-    def _play(self, connection: socket.socket) -> None:
+    def _run_rollout(self, connection: socket.socket) -> None:
         """In the child: run the rollout, and exit."""
         try:
             signal.set_wakeup_fd(-1)

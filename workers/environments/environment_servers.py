@@ -82,7 +82,7 @@ class EnvironmentServers:
         """Return a new episode of an environment. Raises SandboxError, or HandlerError if its server does not start."""
         try:
             if not program.shared or not can_filter():
-                server = await self._wait(asyncio.ensure_future(_start(program, provider, packages)), alone=True)
+                server = await self._wait(asyncio.ensure_future(_start(program, provider, packages)), is_own=True)
                 try:
                     return await self._connection(program, server, partial(self._stop, server), shared=False)
                 except OSError:
@@ -121,13 +121,13 @@ class EnvironmentServers:
         servers = [each for each in ended if isinstance(each, EnvironmentServer)]
         await asyncio.gather(*(each.stop() for each in servers), *self._stopping, return_exceptions=True)
 
-    async def _wait(self, starting: asyncio.Future[EnvironmentServer], alone: bool = False) -> EnvironmentServer:
+    async def _wait(self, starting: asyncio.Future[EnvironmentServer], is_own: bool = False) -> EnvironmentServer:
         """Wait off the rollout's clock; the end of the rollout does not cancel a start that others may wait for."""
         with off_clock(_INSTALL_S + START_S):
             try:
                 return await asyncio.shield(starting)
             except asyncio.CancelledError:
-                if alone:
+                if is_own:
                     starting.add_done_callback(self._stop_started)
                 raise
 

@@ -166,9 +166,9 @@ class EpisodeConnection:
             if "ask" not in reply:
                 raise self._failed(reply, what)
             # The time of another LLM is not charged to the environment.
-            message = await self._asked(reply, what, ask)
+            message = await self._answered_ask(reply, what, ask)
 
-    async def _asked(self, request: Mapping[str, Any], what: str, ask: Ask) -> Mapping[str, Any]:
+    async def _answered_ask(self, request: Mapping[str, Any], what: str, ask: Ask) -> Mapping[str, Any]:
         messages = self._messages(request.get("messages"), f"{what}: ask()")
         text = await ask(str(request["ask"]), messages)
         self.heard.append(text)

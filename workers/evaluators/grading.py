@@ -50,14 +50,14 @@ class Graded:
 
 def graded(family: str, reply: dict[str, Any], limit_s: float, conditions: Conditions) -> Graded:
     """Read the grader's reply. Raises EvaluatorError if the scorer could not import a part of its library."""
-    result = reply["reply"] or {}
-    if "broken" in result:
+    answer = reply["reply"] or {}
+    if "broken" in answer:
         user = settings().sandbox_user
         raise EvaluatorError(
-            f"the verifier of {family} {result['broken']}: make the folders of its modules readable by {user}"
+            f"the verifier of {family} {answer['broken']}: make the folders of its modules readable by {user}"
         )
     end = ProcessEnd(**{"limit_s": limit_s, **reply["end"]}, confined=True, conditions=conditions)
-    return Graded(end, **result)
+    return Graded(end, **answer)
 
 
 class Grader:
@@ -135,7 +135,7 @@ class _Line:
         self._process = process
         self.pid = process.pid
         self._waiting: dict[int, tuple[asyncio.Future[Any], asyncio.Timeout]] = {}
-        self._n_asked = 0
+        self._n_requests = 0
         self.ended = asyncio.ensure_future(self._read())
 
     async def ask(self, request: dict[str, Any], limit: asyncio.Timeout) -> dict[str, Any]:
@@ -143,8 +143,8 @@ class _Line:
         assert self._process.stdin
         if self.ended.done():
             raise BrokenPipeError
-        self._n_asked += 1
-        number = self._n_asked
+        self._n_requests += 1
+        number = self._n_requests
         reply: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
         self._waiting[number] = reply, limit
         try:

@@ -48,8 +48,8 @@ def _plugin_folder(name: str, source: str) -> str:
 class ObservedRun:
     """One run of the command: each pipe's data, its end, and the delay of the clock."""
 
-    def __init__(self, asked: dict[str, Any]) -> None:
-        self._asked = asked
+    def __init__(self, request: dict[str, Any]) -> None:
+        self._request = request
         self._streams = {"records": bytearray(), "output": bytearray()}
         self._selector = selectors.DefaultSelector()
         self._late_s = 0.0
@@ -57,7 +57,7 @@ class ObservedRun:
     def run(self) -> dict[str, Any]:
         started = time.monotonic()
         process = self._start()
-        timed_out = not self._wait(process, started + self._asked["limit_s"])
+        timed_out = not self._wait(process, started + self._request["limit_s"])
         if timed_out:
             os.killpg(process.pid, signal.SIGKILL)
         code = process.wait()
@@ -73,23 +73,23 @@ class ObservedRun:
         }
 
     def _start(self) -> subprocess.Popen[bytes]:
-        result = self._asked
+        request = self._request
         records, output = os.pipe(), os.pipe()
         value = _high(records[1])
         secret = os.pipe()
-        os.write(secret[1], f"{value} {result['key']}".encode())
+        os.write(secret[1], f"{value} {request['key']}".encode())
         os.close(secret[1])
         secret_end = _high(secret[0])
-        folder = _plugin_folder(result["plugin"], result["source"])
+        folder = _plugin_folder(request["plugin"], request["source"])
         env = {
             **os.environ,
-            **result["env"],
+            **request["env"],
             "OUTCOMES_FD": str(secret_end),
-            "PYTHONPATH": ":".join([*result["pythonpath"], folder]),
+            "PYTHONPATH": ":".join([*request["pythonpath"], folder]),
         }
         process = subprocess.Popen(
-            ["bash", "-c", result["command"]],
-            cwd=result["tree"],
+            ["bash", "-c", request["command"]],
+            cwd=request["tree"],
             env=env,
             stdin=subprocess.DEVNULL,
             stdout=output[1],

@@ -117,7 +117,9 @@ class PatchedTree:
         """Mark the clean tree. Raises EvaluatorError."""
         result = await self._bash(script("commit_baseline"))
         if result.code != 0:
-            raise EvaluatorError(f"sandbox {self._sandbox.sandbox_id}: cannot commit the clean tree: {said(result)}")
+            raise EvaluatorError(
+                f"sandbox {self._sandbox.sandbox_id}: cannot commit the clean tree: {output_end(result)}"
+            )
 
     async def survey(self) -> list[str]:
         """Record the modules that Python finds before the patch; return pytest's installed plug-ins.
@@ -143,7 +145,7 @@ class PatchedTree:
         """Restore protected files and apply the tests; return the restored paths. Raises NotRestored."""
         changed = await self._bash(script("list_changed"))
         if changed.code != 0:
-            raise NotRestored(f"cannot tell what the patch changed: {said(changed)}")
+            raise NotRestored(f"cannot tell what the patch changed: {output_end(changed)}")
         value = {"do": "restore", "changed": f"{self._folder}/changed", "baseline": BASELINE, "names": self._names}
         try:
             restored = await self._guard({**value, "tests": [*touched(test_patch), *tests]})
@@ -154,7 +156,7 @@ class PatchedTree:
         await self._sandbox.write_file(f"{self._folder}/test.patch", test_patch.encode())
         result = await self._bash('git apply --whitespace=nowarn "$FOLDER/test.patch"')
         if result.code != 0:
-            raise NotRestored(f"the test patch does not apply: {said(result)}")
+            raise NotRestored(f"the test patch does not apply: {output_end(result)}")
         return list(restored["restored"])
 
     async def replace_tests(self, ids: Collection[str], tests: Collection[str]) -> None:
@@ -173,18 +175,20 @@ class PatchedTree:
         )
         return Planted(**planted)
 
-    async def _guard(self, asked: Mapping[str, Any]) -> dict[str, Any]:
-        purpose = "see what the environment holds" if asked["do"] == "survey" else "restore the test files"
-        seen: dict[str, Any] = await self.python("tree_guard", {**asked, "pythonpath": self._pythonpath}, purpose)
+    async def _guard(self, request: Mapping[str, Any]) -> dict[str, Any]:
+        purpose = "see what the environment holds" if request["do"] == "survey" else "restore the test files"
+        seen: dict[str, Any] = await self.python("tree_guard", {**request, "pythonpath": self._pythonpath}, purpose)
         return seen
 
-    async def python(self, program: str, asked: Mapping[str, Any], purpose: str) -> Any:
+    async def python(self, program: str, request: Mapping[str, Any], purpose: str) -> Any:
         """Run one of the programs next to this module in the tree's Python, isolated. Raises EvaluatorError."""
-        result = await run_program(self._sandbox, program, {**asked, "tree": self._tree}, self._timeout_s)
+        result = await run_program(self._sandbox, program, {**request, "tree": self._tree}, self._timeout_s)
         try:
             return json.loads(result.stdout)
         except ValueError:
-            raise EvaluatorError(f"sandbox {self._sandbox.sandbox_id}: cannot {purpose}: {said(result)}") from None
+            raise EvaluatorError(
+                f"sandbox {self._sandbox.sandbox_id}: cannot {purpose}: {output_end(result)}"
+            ) from None
 
     async def _bash(self, command: str) -> ExecResult:
         env = {**GIT_ENV, "FOLDER": self._folder}
@@ -199,13 +203,13 @@ def script(name: str) -> str:
 _NEEDED = {"canaries.planting": ("canaries.copies",), "outcomes_reader": ("program_tests.descendants",)}
 
 
-async def run_program(sandbox: Sandbox, program: str, asked: Mapping[str, Any], timeout_s: float) -> ExecResult:
+async def run_program(sandbox: Sandbox, program: str, request: Mapping[str, Any], timeout_s: float) -> ExecResult:
     """Run one of this package's programs in a sandbox's Python; it reads and prints JSON."""
     command = ["python", "-I", "-c", source_of(*_NEEDED.get(program, ()), program)]
-    return await sandbox.exec(command, timeout_s=timeout_s, stdin=json.dumps(asked).encode(), env=GIT_ENV, cwd="/")
+    return await sandbox.exec(command, timeout_s=timeout_s, stdin=json.dumps(request).encode(), env=GIT_ENV, cwd="/")
 
 
-def said(result: ExecResult) -> str:
+def output_end(result: ExecResult) -> str:
     """Return the end of a command's output, for a message."""
     text = (result.stderr or result.stdout).decode("utf-8", "replace").strip()[-500:]
     if result.timed_out:

@@ -192,7 +192,7 @@ class Trial(Generic[T]):
     stands: bool = False
 
 
-_ALONE: WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Lock] = WeakKeyDictionary()
+_REPETITION_LOCKS: WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Lock] = WeakKeyDictionary()
 """One lock per event loop, held by the one submission that is repeated after a shortage."""
 _proven: dict[str, float] = {}
 """Scorers by name, with the time of their last full marks, in that order; removed after ten minutes."""
@@ -255,14 +255,14 @@ async def _repetition(took_s: float) -> AsyncIterator[None]:
 
     `took_s` is the duration of one of them.
     """
-    alone = _ALONE.setdefault(asyncio.get_running_loop(), asyncio.Lock())
+    lock = _REPETITION_LOCKS.setdefault(asyncio.get_running_loop(), asyncio.Lock())
     with off_clock(_TURN_S):
-        await alone.acquire()
+        await lock.acquire()
     try:
         with off_clock(2 * took_s + _START_S):
             yield
     finally:
-        alone.release()
+        lock.release()
 
 
 async def _judged(trial: Trial[T]) -> tuple[EndCause, str]:

@@ -52,7 +52,7 @@ def run(verifier: Verifier, answer: str, entry: dict[str, Any], cpu_s: float, pi
     """Score, write the reply as JSON to `pipe`, and exit. Only to be called in a fork."""
     code = 1
     try:
-        only = _alone(pipe)
+        only = _detached(pipe)
         _limit(cpu_s)
         letters = any(letter.isalpha() for letter in str(entry.get("answer") or "a"))
         if _takes_anything(verifier, entry):
@@ -69,7 +69,7 @@ def run(verifier: Verifier, answer: str, entry: dict[str, Any], cpu_s: float, pi
         os._exit(code)
 
 
-def _alone(pipe: int) -> int:
+def _detached(pipe: int) -> int:
     """Close all descriptors except the pipe, which becomes number 3."""
     die_with_parent()
     null = os.open(os.devnull, os.O_RDWR)

@@ -36,7 +36,7 @@ from typing import Any, ClassVar
 from farm.errors import EvaluatorError
 from workers.evaluators.node_conditions import observed
 from workers.evaluators.outcomes import Outcomes, Planted, missing
-from workers.evaluators.patches import REJECTED, NotRestored, PatchedTree, patch_of, run_program, said, touched
+from workers.evaluators.patches import REJECTED, NotRestored, PatchedTree, output_end, patch_of, run_program, touched
 from workers.evaluators.process_end import EndCause, ProcessEnd, Trial, doing, settle
 from workers.evaluators.program_source import source_of
 from workers.evaluators.programs import end_details
@@ -164,7 +164,7 @@ class PytestEvaluator:
             copied = []
             run = await settled(copied)
             n_tests = sum(run.score.details.get("uncopied", {}).values())
-            left_out = {"uncopied": {"a test failed beside the copies": n_tests}}
+            left_out = {"uncopied": {"a test failed next to the copies": n_tests}}
             run = replace(run, score=Score(run.score.value, {**run.score.details, **left_out}))
         if not run.tampered and not run.passing_copies:
             return run.score
@@ -196,7 +196,7 @@ class PytestEvaluator:
                 end = ProcessEnd.of(applied, timeout_s / 4, conditions)
                 if _NO_SPACE in applied.stderr and not applied.limit:
                     end = ProcessEnd(None, gone="no space was left for the patch", conditions=conditions)
-                score = Score(0.0, {"reason": f"the patch does not apply: {said(applied)}"})
+                score = Score(0.0, {"reason": f"the patch does not apply: {output_end(applied)}"})
                 return Trial(_Run(score), end, stands=True)
             try:
                 restored = await tree.apply_tests(self._plan.test_patch, self._plan.files)
@@ -231,10 +231,10 @@ class PytestEvaluator:
                 return ""
             result, seen = await self._run_tests(sandbox, plugins, now + (deadline - now) / 2)
             if seen is None:
-                return f"the tests of the clean tree did not run: {said(result)}"
+                return f"the tests of the clean tree did not run: {output_end(result)}"
             if seen.timed_out or seen.outcomes.has_passes:
                 return ""
-            return f"no test was reported as passed: {said(_shown(result, seen))}"
+            return f"no test was reported as passed: {output_end(_shown(result, seen))}"
 
     async def _control(self, copied: Sequence[str], fresh: FreshSandbox, timeout_s: float, deadline: float) -> _Control:
         """Run the tests over the clean tree; the result is empty if there is no time."""
@@ -251,7 +251,7 @@ class PytestEvaluator:
             # The clean tree may hang, and the patch may have to be run again.
             result, seen = await self._run_tests(sandbox, plugins, now + (deadline - now) / 2)
             if seen is None:
-                return _Control(f"the tests of the clean tree did not run: {said(result)}")
+                return _Control(f"the tests of the clean tree did not run: {output_end(result)}")
             if seen.timed_out:
                 return _Control()
             failed = ", ".join(seen.outcomes.misbehaving(planted.canaries)[:3])
@@ -292,15 +292,15 @@ class PytestEvaluator:
     def _score(self, seen: _Seen | None, planted: Planted) -> _Run:
         """Return the score by the outcomes only, and the reasons to distrust them."""
         outcomes = seen.outcomes if seen else Outcomes((), ())
-        unmended = missing(outcomes, self._plan.fail_to_pass, self._plan.may_xfail)
+        still_failing = missing(outcomes, self._plan.fail_to_pass, self._plan.may_xfail)
         broken = missing(outcomes, self._plan.pass_to_pass)
-        success = not unmended and not broken and not (seen and seen.timed_out)
+        success = not still_failing and not broken and not (seen and seen.timed_out)
         odd = outcomes.misbehaving(planted.canaries)
         tampered = outcomes.forged or ", ".join(odd[:3])
         details = {
-            "n_fail_to_pass": [len(self._plan.fail_to_pass) - len(unmended), len(self._plan.fail_to_pass)],
+            "n_fail_to_pass": [len(self._plan.fail_to_pass) - len(still_failing), len(self._plan.fail_to_pass)],
             "n_pass_to_pass": [len(self._plan.pass_to_pass) - len(broken), len(self._plan.pass_to_pass)],
-            "unmended": unmended[:_MAX_LISTED],
+            "unmended": still_failing[:_MAX_LISTED],
             "broken": broken[:_MAX_LISTED],
             "n_canaries": outcomes.n_reported(planted.canaries),
             **self._copy_details(outcomes, planted),
@@ -311,7 +311,7 @@ class PytestEvaluator:
             return _Run(score, tampered, frozenset(passing))
         if seen is None or seen.timed_out or not planted.copies or outcomes.passing_copies(planted):
             return _Run(score)
-        return _Run(score, disturbed=outcomes.may_be_disturbed([*unmended, *broken], planted))
+        return _Run(score, disturbed=outcomes.may_be_disturbed([*still_failing, *broken], planted))
 
     def _copy_details(self, outcomes: Outcomes, planted: Planted) -> dict[str, Any]:
         """Return the counts of correctly failed copies, of all copies, and of tests without one by reason."""

@@ -182,20 +182,20 @@ def pytest_settings(name: str, text: str) -> Any:
             # Before Python 3.11; then any change of the file counts as a change of pytest's settings.
             return text
         tools = tomllib.loads(text).get("tool", {})
-        return {tool: said for tool, said in tools.items() if tool in ("pytest", "coverage", "tox")}
+        return {tool: config for tool, config in tools.items() if tool in ("pytest", "coverage", "tox")}
     parser = configparser.RawConfigParser()
     parser.read_string(text)
     return {section: dict(parser[section]) for section in parser.sections() if section.startswith(("tool:", "pytest"))}
 
 
 def main() -> None:
-    result = json.load(sys.stdin)
-    tree = Path(result["tree"])
-    if result["do"] == "survey":
-        answer = survey(tree, result["pythonpath"])
+    request = json.load(sys.stdin)
+    tree = Path(request["tree"])
+    if request["do"] == "survey":
+        answer = survey(tree, request["pythonpath"])
     else:
-        changed = changed_paths(Path(result["changed"]), Path(f"{result['changed']}.numstat"))
-        guard = TreeGuard(tree, result["baseline"], result["pythonpath"], result["names"], result["tests"])
+        changed = changed_paths(Path(request["changed"]), Path(f"{request['changed']}.numstat"))
+        guard = TreeGuard(tree, request["baseline"], request["pythonpath"], request["names"], request["tests"])
         answer = {"restored": [os.fsencode(path).decode("utf-8", "replace") for path in guard.restore(changed)]}
     json.dump(answer, sys.stdout)
 

@@ -16,7 +16,7 @@ from farm.errors import HandlerError
 from farm.records.request import Archive, SandboxSpec
 from farm.records.trajectory import Message
 from workers.evaluators.issues.differences import GIT_S, difference
-from workers.evaluators.patches import GIT_ENV, said, script, touched
+from workers.evaluators.patches import GIT_ENV, output_end, script, touched
 from workers.evaluators.tests import PytestEvaluator, TestPlan
 from workers.plugins.handler import Handler
 from workers.plugins.interfaces import Evaluator, ExecResult, Sandbox, Submission
@@ -24,7 +24,7 @@ from workers.plugins.roles import NO_MODELS, ChatModel
 
 _TREE = "/workspace"
 _SYSTEM = (
-    f"The source tree of {{repo}} is in {_TREE}. Mend the issue you are shown by changing the source; do not change "
+    f"The source tree of {{repo}} is in {_TREE}. Fix the issue you are shown by changing the source; do not change "
     "tests. Hidden tests check your change. When you are done, call submit."
 )
 
@@ -119,7 +119,7 @@ class SweHandler(Handler[SweInstance]):
         result = await self._git(sandbox, script("commit_baseline"))
         if result.code != 0:
             raise HandlerError(
-                f"{self.instance.instance_id}: cannot commit the given tree; is git installed? {said(result)}"
+                f"{self.instance.instance_id}: cannot commit the given tree; is git installed? {output_end(result)}"
             )
 
     async def collect(self, sandbox: Sandbox | None, answer: str | None) -> Submission:

@@ -26,7 +26,7 @@ from workers.plugins.roles import NO_MODELS, ChatModel
 
 _STAGE_S = 240.0
 _SYSTEM = (
-    "The source tree of {repo} is in {tree}. Mend the issue you are shown by changing the source; do not change tests. "
+    "The source tree of {repo} is in {tree}. Fix the issue you are shown by changing the source; do not change tests. "
     "Hidden tests check your change. When you are done, call submit."
 )
 

@@ -82,12 +82,12 @@ _CLOSE_S = 10.0
 class LentSandbox:
     """Answers calls on the event loop. `used_at` is when the last call began or ended, by the monotonic clock.
 
-    `begins_anew` is True for a sandbox that another worker held before, with its shells and tools.
+    `lost_state` is True for a sandbox that another worker held before, with its shells and tools.
     """
 
-    def __init__(self, sandbox: Sandbox, token: str, lease_s: float, begins_anew: bool = False) -> None:
+    def __init__(self, sandbox: Sandbox, token: str, lease_s: float, lost_state: bool = False) -> None:
         self.sandbox = sandbox
-        self.begins_anew = begins_anew
+        self.lost_state = lost_state
         self.token = token
         self.lease_s = lease_s
         self.used_at = time.monotonic()

@@ -61,7 +61,7 @@ async def _answer(lent: LentSandbox, request: Request) -> bytes:
     if kind is None:
         raise NotFound(f"a sandbox has no verb {request.path_params['verb']!r:.100}")
     call = checked(kind[0], serialization.parsed(await _body(request)))
-    if lent.begins_anew and NEEDS_STATE in request.headers:
+    if lent.lost_state and NEEDS_STATE in request.headers:
         raise SandboxEnded(
             f"sandbox {lent.sandbox.sandbox_id} was held by a worker that has ended, and its shells and tools with it"
         )

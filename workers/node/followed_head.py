@@ -78,7 +78,7 @@ class FollowedHead:
         self._processes.keep_up()
 
     def _goes_on(self) -> bool:
-        self._processes.mend()
+        self._processes.restart_ended()
         return not self._ended.is_set()
 
     def _end(self, number: int, frame: object) -> None:

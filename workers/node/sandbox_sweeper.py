@@ -1,4 +1,4 @@
-"""Removes sandboxes that no rollout of a node needs and nobody borrows, whoever left them."""
+"""Removes sandboxes that no rollout of a node needs and no client borrows."""
 
 from __future__ import annotations
 

@@ -120,7 +120,7 @@ class Supervisor:
         # layers prepared by another version of a handler
         layers.sweep(idle_s=0.0)
         node_names.take(self._store, self._announced, self._options.node_timeout_s)
-        self._start_anew()
+        self._requeue_of_predecessor()
         for pool in self._pools.values():
             pool.start()
         threads = [
@@ -169,10 +169,10 @@ class Supervisor:
         else:
             log.info("Sandboxes of this node: %s", kind)
 
-    def _start_anew(self) -> None:
+    def _requeue_of_predecessor(self) -> None:
         """Requeue the work of earlier processes of the node, which have ended: only this one runs for it now."""
         node = self._options.node
-        n = self._store.write(lambda connection: placement.start_anew(connection, node))
+        n = self._store.write(lambda connection: placement.requeue_of_predecessor(connection, node))
         restarted = f"its node {node} was killed and started again"
         self._store.write(lambda connection: borrowed_sandboxes.end_on(connection, [node], restarted))
         if n:

@@ -55,11 +55,11 @@ class ImagesRefused(EngineUnfit):
 
 
 class ImageUnreadable(EngineRefused):
-    """A conversation with an image that the engine cannot decode; `said` is the engine's message."""
+    """A conversation with an image that the engine cannot decode; `reason` is the engine's message."""
 
-    def __init__(self, message: str, said: str) -> None:
+    def __init__(self, message: str, reason: str) -> None:
         super().__init__(message)
-        self.said = said
+        self.reason = reason
 
 
 class LogprobsMissing(EngineRefused):

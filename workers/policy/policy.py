@@ -124,7 +124,7 @@ class RolloutPolicy:
         self._turn = asyncio.Lock()
         self._long_texts = LongTexts()
         self._oldest: int | None = None
-        self._n_asked = 0
+        self._n_requests = 0
         self._n_calls = 0
         self._n_sampled = 0
         self._n_layers: int | None = None
@@ -152,15 +152,15 @@ class RolloutPolicy:
         on_delta: OnDelta | None = None,
     ) -> Completion:
         """Implement `Policy.complete`. Raises StaleRollout when the rollout's weights have become too old."""
-        number, self._n_asked = self._n_asked, self._n_asked + 1
+        number, self._n_requests = self._n_requests, self._n_requests + 1
         if sampling.seed is not None:
             sampling = sampling.model_copy(update={"seed": call_seed(sampling.seed, number)})
         request = ChatRequest(
             messages, max_tokens, sampling, tools, self._model, self._rollout_id, self._rules.template_kwargs
         )
         try:
-            asked = _Asked(request, on_delta, self._n_layers)
-            completion = await self._answered(asked, Call(self._load(messages), max_tokens))
+            pending = _PendingRequest(request, on_delta, self._n_layers)
+            completion = await self._answered(pending, Call(self._load(messages), max_tokens))
         except EngineError as error:
             raise _named(error, self._rollout_id) from error
         self._n_calls += 1
@@ -170,61 +170,61 @@ class RolloutPolicy:
         self._remember(completion)
         return completion
 
-    async def _answered(self, asked: _Asked, call: Call) -> Completion:
+    async def _answered(self, pending: _PendingRequest, call: Call) -> Completion:
         """Try one engine after another, as long as the router provides one, until the request is answered."""
         while True:
             async with self._router.acquire(call) as engine:
-                return await self._ask(engine, asked)
+                return await self._ask(engine, pending)
 
-    async def _ask(self, engine: Engine, asked: _Asked) -> Completion:
+    async def _ask(self, engine: Engine, pending: _PendingRequest) -> Completion:
         self._check_age(self._router.newest_version)
-        _check_size(engine, asked)
+        _check_size(engine, pending)
         # For an engine that does not name its weights, the farm's version at the start of the call counts.
-        result = self._router.version_of(engine.address.url)
+        version = self._router.version_of(engine.address.url)
         # Ids cannot represent an image: the engine renders the prompt and returns its ids.
-        text = await self._text(engine) if engine.info.token_in and not asked.has_images else None
+        text = await self._text(engine) if engine.info.token_in and not pending.has_images else None
         if text is not None:
-            if asked.media:
+            if pending.media:
                 raise EngineRefused(
-                    f"a message has a part of type {asked.media!r}, which token ids cannot represent: only an "
+                    f"a message has a part of type {pending.media!r}, which token ids cannot represent: only an "
                     "agent program's images reach an engine, with agent_requests.images `engine`"
                 )
-            return await self._exact(engine, text, asked, result)
-        if is_spelled(asked.request.sampling):
+            return await self._exact(engine, text, pending, version)
+        if is_spelled(pending.request.sampling):
             raise LogprobsMissing(f"engine {engine.address.url} gives no log-probabilities")
-        if asked.request.sampling.routed_experts:
+        if pending.request.sampling.routed_experts:
             raise ExpertsMissing(
                 f"engine {engine.address.url} accepts no token ids for this call, and gives no routed_experts: use "
                 "another, or leave routed_experts out of the batch's sampling"
             )
-        return await asked.chat(engine, result)
+        return await pending.chat(engine, version)
 
     async def _text(self, engine: Engine) -> ModelText | None:
         if engine.address not in self._texts:
             self._texts[engine.address] = await model_text_of(engine.address, engine.info)
         return self._texts[engine.address]
 
-    async def _exact(self, engine: Engine, text: ModelText, asked: _Asked, told: str) -> Completion:
+    async def _exact(self, engine: Engine, text: ModelText, pending: _PendingRequest, version: str) -> Completion:
         session = self._session(text)
         try:
-            call = await asked.call_on(engine, text, lambda: self._prompt(session, asked), self._rules.room)
+            call = await pending.call_on(engine, text, lambda: self._prompt(session, pending), self._rules.room)
         except TemplateError as error:
             raise EngineRefused(f"engine {engine.address.url}: {error}") from error
         except InvalidRequest as error:
             raise EngineUnfit(f"engine {engine.address.url}: {error}") from error
         while not call.ended:
-            await call.resume(engine, self._model, self._rollout_id, told)
+            await call.resume(engine, self._model, self._rollout_id, version)
         parsed = call.parsed()
         message = tool_calls.message(parsed)
         async with self._turn:
             session.commit(call.prompt, call.response_ids, message)
         return call.completion(engine.address.url, message, parsed.n_invalid)
 
-    async def _prompt(self, session: TokenSession, asked: _Asked) -> Prompt:
+    async def _prompt(self, session: TokenSession, pending: _PendingRequest) -> Prompt:
         """Return the ids to sample from. The session is locked only for its draft, not while a long text is encoded."""
-        moved, begin = self._n_calls > 0, partial(session.draft, asked.request.messages, asked.request.tools)
+        moved, begin = self._n_calls > 0, partial(session.draft, pending.request.messages, pending.request.tools)
         async with self._turn:
-            draft = begin() if asked.n_chars_at_most < _LONG_REQUEST_CHARS else await _in_thread(begin)
+            draft = begin() if pending.n_chars_at_most < _LONG_REQUEST_CHARS else await _in_thread(begin)
         prompt = draft.encode() if draft.n_chars < _LONG_CHARS else await self._long_texts.run(draft.encode)
         # Earlier calls used another tokenizer's ids, or none.
         return replace(prompt, begins=_MOVED) if moved and prompt.begins == FIRST else prompt
@@ -263,7 +263,7 @@ class RolloutPolicy:
         )
 
 
-class _Asked:
+class _PendingRequest:
     """One request and its progress, kept when another engine takes over."""
 
     def __init__(self, request: ChatRequest, on_delta: OnDelta | None, n_layers: int | None) -> None:
@@ -324,14 +324,14 @@ class _Asked:
             raise FormUnsupported(f"engine {engine.address.url} cannot answer in the requested form")
         return sampling.model_copy(update={"guide": form or None})
 
-    async def chat(self, engine: Engine, told: str) -> Completion:
+    async def chat(self, engine: Engine, version: str) -> Completion:
         """Return the answer of an engine that renders and tokenises the messages itself, streamed in one piece."""
         self._check_begun(None)
         completion = await engine.chat(self.request)
         if self._on_delta is not None:
             for delta in tool_calls.deltas(completion.response):
                 self._on_delta(delta)
-        return _dated(completion, told)
+        return _dated(completion, version)
 
     def _check_begun(self, goes_on: TokenCompletion | None) -> None:
         """Raise Interrupted if the beginning of another answer has been streamed."""
@@ -343,13 +343,13 @@ def _full(noun: str, n_tokens: int, name: str, most: int) -> LimitReached:
     return LimitReached(Outcome.CONTEXT_FULL, f"{noun} has {n_tokens} tokens, and {name} of its limits is {most}")
 
 
-def _check_size(engine: Engine, asked: _Asked) -> None:
+def _check_size(engine: Engine, pending: _PendingRequest) -> None:
     """Raise LimitReached if the text, calls and tools of a request cannot fit into the engine's context."""
     context_tokens = engine.info.context_tokens
     limit = _MAX_CHARS if context_tokens is None else context_tokens * _MAX_CHARS_PER_TOKEN
-    if asked.n_chars_at_most <= limit:
+    if pending.n_chars_at_most <= limit:
         return
-    size = n_chars(asked.request.messages, asked.request.tools)
+    size = n_chars(pending.request.messages, pending.request.tools)
     if size > limit:
         context = "a context of unknown length" if context_tokens is None else f"a context of {context_tokens} tokens"
         raise LimitReached(
@@ -357,13 +357,13 @@ def _check_size(engine: Engine, asked: _Asked) -> None:
         )
 
 
-def _dated(completion: Completion, told: str) -> Completion:
+def _dated(completion: Completion, version: str) -> Completion:
     """Return the completion with the version that the farm sent the engine, if the engine names none."""
-    if completion.policy_version or completion.versions or not told:
+    if completion.policy_version or completion.versions or not version:
         return completion
     sampled = completion.response_ids is not None
-    spans = (VersionSpan(told, 0, completion.n_response_tokens),) if sampled else ()
-    return replace(completion, policy_version=told, versions=spans)
+    spans = (VersionSpan(version, 0, completion.n_response_tokens),) if sampled else ()
+    return replace(completion, policy_version=version, versions=spans)
 
 
 async def _in_thread(work: Callable[[], T]) -> T:
@@ -379,7 +379,7 @@ async def _in_thread(work: Callable[[], T]) -> T:
 def _named(error: EngineError, rollout_id: str) -> EngineError:
     """Return an error of the same kind whose message begins with the rollout's id."""
     if isinstance(error, ImageUnreadable):
-        return ImageUnreadable(f"{rollout_id}: {error}", error.said)
+        return ImageUnreadable(f"{rollout_id}: {error}", error.reason)
     named = next((kind for kind in _KEPT_KINDS if isinstance(error, kind)), EngineError)(f"{rollout_id}: {error}")
     named.retryable = error.retryable
     return named

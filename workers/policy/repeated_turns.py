@@ -69,8 +69,8 @@ def _repeat(newest_first: Iterable[bytes], most: int) -> bool:
 def _digest(answer: Message, observations: Iterable[str]) -> bytes:
     functions = [call.get("function") or {} for call in answer.get("tool_calls") or []]
     calls = [[each.get("name") or "", _arguments(each.get("arguments") or "")] for each in functions]
-    asked = calls or text_of(answer).strip()
-    return hashlib.blake2b(json.dumps([asked, *observations]).encode(), digest_size=16).digest()
+    turn = calls or text_of(answer).strip()
+    return hashlib.blake2b(json.dumps([turn, *observations]).encode(), digest_size=16).digest()
 
 
 def _arguments(text: str) -> str:

@@ -72,10 +72,10 @@ class TokenCompletion:
     def response_ids(self) -> TokenIds:
         return np.concatenate([part.response_ids for part in self._parts])
 
-    async def resume(self, engine: Engine, model: str, session_id: str, told: str) -> None:
+    async def resume(self, engine: Engine, model: str, session_id: str, version: str) -> None:
         """Request the rest. Raises EngineBusy if the engine aborted it, so that the call waits for the engine.
 
-        `told` is the version of the weights if the engine does not tell it.
+        `version` is that of the weights if the engine does not tell it.
         """
         ids = np.concatenate([self.prompt.ids, *(part.response_ids for part in self._parts)])
         room = self._max_tokens - (len(ids) - len(self.prompt.ids))
@@ -87,7 +87,7 @@ class TokenCompletion:
             # The ids sampled before the abort fill the context of this engine.
             self._end_by_length()
             return
-        self._take(part, ids, told)
+        self._take(part, ids, version)
         if part.finish_reason != "abort":
             return
         if len(part.response_ids) >= room:
@@ -97,13 +97,13 @@ class TokenCompletion:
         if len(self._parts) > _MAX_ABORTS:
             raise EngineError(f"engine {engine.address.url} aborted one answer {_MAX_ABORTS} times")
         if guide_of(self._sampling):
-            self._begin_anew()
+            self._restart()
         n_ids = len(ids) + len(part.response_ids)
         raise EngineBusy(
             f"engine {engine.address.url} aborted the answer; it continues after {n_ids} ids", _ABORT_PAUSE_S
         )
 
-    def _begin_anew(self) -> None:
+    def _restart(self) -> None:
         """Drop the sampled ids: a guide applies from the beginning. Raises Interrupted if they were streamed."""
         if self.begun:
             raise Interrupted("the guided answer broke off after its beginning was passed on; ask again")
@@ -159,12 +159,12 @@ class TokenCompletion:
             }
         )
 
-    def _take(self, part: Generation, ids: TokenIds, told: str) -> None:
+    def _take(self, part: Generation, ids: TokenIds, version: str) -> None:
         mismatch = _first_difference(ids, part.prompt_ids)
         if mismatch is not None:
             self._mismatches.append(mismatch)
         if not part.versions:
-            part = replace(part, versions=(VersionSpan(told, 0, len(part.response_ids)),))
+            part = replace(part, versions=(VersionSpan(version, 0, len(part.response_ids)),))
         self._parts.append(part)
 
     def _end_by_length(self) -> None:
@@ -180,7 +180,7 @@ class TokenCompletion:
 
     def completion(self, engine: str, message: Message, n_invalid: int) -> Completion:
         whole = self._whole()
-        result = Completion(
+        completion = Completion(
             **field_values(whole, SampledTokens),
             response=message,
             engine=engine,
@@ -193,9 +193,9 @@ class TokenCompletion:
             labels={GUIDED: "yes"} if guide_of(self._sampling) else {},
         )
         if not is_spelled(self._sampling):
-            return result
+            return completion
         texts = self._tokenizer.texts(whole.response_ids)
-        return SpelledCompletion(**field_values(result, Completion), token_texts=texts)
+        return SpelledCompletion(**field_values(completion, Completion), token_texts=texts)
 
     def _whole(self) -> Generation:
         """Return all parts as one sample, from the prompt as it was sent."""
@@ -219,8 +219,8 @@ def _first_difference(sent: TokenIds, seen: TokenIds | None) -> int | None:
 
 
 def _joined_logprobs(parts: Sequence[Generation]) -> LogProbs | None:
-    result = [part.response_logprobs for part in parts if part.response_logprobs is not None]
-    return np.concatenate(result) if len(result) == len(parts) else None
+    logprobs = [part.response_logprobs for part in parts if part.response_logprobs is not None]
+    return np.concatenate(logprobs) if len(logprobs) == len(parts) else None
 
 
 def _joined_versions(parts: Sequence[Generation]) -> tuple[VersionSpan, ...]:

@@ -52,7 +52,7 @@ class EngineRegistry:
         self._signals = signals
         self._owner = owner
         self._listed: tuple[EngineRecord, ...] = ()
-        self._said: dict[str, tuple[str, float]] = {}
+        self._reported_failures: dict[str, tuple[str, float]] = {}
         self._reported: Mapping[str, InFlight] = {}
         self._reminded = 0.0
         self._closed = threading.Event()
@@ -129,10 +129,10 @@ class EngineRegistry:
         self._write(lambda connection: llm_engines.set_info(connection, url, info))
 
     def report_failure(self, url: str, why: str) -> None:
-        last, said_at = self._said.get(url, ("", 0.0))
-        if why and why == last and time.monotonic() - said_at < _LOG_AGAIN_S:
+        last, reported_at = self._reported_failures.get(url, ("", 0.0))
+        if why and why == last and time.monotonic() - reported_at < _LOG_AGAIN_S:
             return
-        self._said[url] = (why, time.monotonic())
+        self._reported_failures[url] = (why, time.monotonic())
         self._write(lambda connection: llm_engines.set_failure(connection, url, why))
 
     def report(self, in_flight: Mapping[str, InFlight]) -> None:

@@ -95,7 +95,7 @@ class Lender:
             listener.close()
 
     def _look(self) -> None:
-        asked_at = time.monotonic()
+        requested_at = time.monotonic()
         read = partial(borrowed_sandboxes.of_node, node=self._options.node)
         rows = self._store.read(read, patience_s=_PATIENCE_S)
         broken, used = self._loop.run(self._settle(rows))
@@ -105,7 +105,7 @@ class Lender:
         if used:
             self._store.write(partial(borrowed_sandboxes.renew, sandbox_ids=used))
             # only now: renewals that the store did not accept are still due
-            self._renewed_at.update(dict.fromkeys(used, asked_at))
+            self._renewed_at.update(dict.fromkeys(used, requested_at))
 
     async def _settle(self, rows: Sequence[NodeSandboxRow]) -> tuple[list[str], list[str]]:
         """Start new sandboxes and end old ones. Returns the ids of broken ones, and of those with a renewal due."""
@@ -158,7 +158,7 @@ class Lender:
         await asyncio.to_thread(self._signals.ended, name)
 
     async def _serve(self, row: NodeSandboxRow, sandbox: Sandbox) -> None:
-        lent = LentSandbox(sandbox, row.token, row.lease_s, begins_anew=bool(row.url))
+        lent = LentSandbox(sandbox, row.token, row.lease_s, lost_state=bool(row.url))
         name = row.sandbox_id
         try:
             # served first, because its address is useless before that

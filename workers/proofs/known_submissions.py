@@ -102,10 +102,10 @@ class _KnownJudge:
     async def answer(
         self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]], sampling: SamplingParams
     ) -> Completion:
-        said = await self.complete(messages, sampling)
-        response = {"role": "assistant", "content": said}
+        text = await self.complete(messages, sampling)
+        response = {"role": "assistant", "content": text}
         return Completion(
-            finish_reason="stop", response=response, engine="", n_prompt_tokens=0, n_response_tokens=len(said)
+            finish_reason="stop", response=response, engine="", n_prompt_tokens=0, n_response_tokens=len(text)
         )
 
     async def complete(self, messages: Sequence[Message], sampling: SamplingParams) -> str:
@@ -242,17 +242,19 @@ async def _harbor(known: Known) -> float:
 
 async def _environment(known: Known) -> float:
     program = EnvironmentProgram.of("known", KnownEnvironment)
-    return await _played(program, Episode(), {"right": RIGHT, "wrong": WRONG}[known])
+    return await _episode_reward(program, Episode(), {"right": RIGHT, "wrong": WRONG}[known])
 
 
 async def _reasoning_gym(fetch: bool, known: Known) -> float:
     program = environment_program("reasoning_gym")
-    if not fetch and not is_made(program.packages, alone=program.without_dependencies):
+    if not fetch and not is_made(program.packages, without_dependencies=program.without_dependencies):
         raise NotProvable(f"{_FETCHED} {program.packages[0]}")
-    return await _played(program, Episode(id="gcd", seed=1), None if known == "right" else "<answer>none</answer>")
+    return await _episode_reward(
+        program, Episode(id="gcd", seed=1), None if known == "right" else "<answer>none</answer>"
+    )
 
 
-async def _played(program: EnvironmentProgram, episode: Episode, text: str | None) -> float:
+async def _episode_reward(program: EnvironmentProgram, episode: Episode, text: str | None) -> float:
     """Return the reward of one step; without a text, of the reference solution."""
     servers = EnvironmentServers()
     try:

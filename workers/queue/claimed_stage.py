@@ -54,7 +54,7 @@ class ClaimedStage:
     def job(self) -> StageJob:
         return self.problem.job
 
-    def play(self, stage: Coroutine[Any, Any, T]) -> T:
+    def run(self, stage: Coroutine[Any, Any, T]) -> T:
         """Run the stage on the worker's event loop and wait for its end. Raises the stage's error."""
         return self.worker.loop.run(stage, self.work.working)
 
@@ -66,10 +66,10 @@ class ClaimedStage:
         if not self.worker.store.write(transition, batch_id=batch_id, rollout_id=self.claim.rollout_id):
             raise ClaimLost
 
-    def ended(self, said: str) -> str:
+    def ended(self, outcome: str) -> str:
         """Log the end of the stage after it was written, with its result. Returns the result for Celery to show."""
-        log.info("Stage ended after %.1f s: %s", time.monotonic() - self.began, said)
-        return said
+        log.info("Stage ended after %.1f s: %s", time.monotonic() - self.began, outcome)
+        return outcome
 
     def discard_sandbox(self) -> None:
         """Stop the sandbox started for a lost claim; otherwise the node's sweep removes it."""

@@ -71,7 +71,7 @@ def init_sandbox(self: Task, rollout_id: str, attempt: int) -> str:
     with claimed_stage(self, Stage.INIT, rollout_id, attempt) as stage:
         if stage is None:
             return UNCLAIMED
-        started = stage.play(stage_functions.init(stage.problem))
+        started = stage.run(stage_functions.init(stage.problem))
         advance = partial(rollouts.advance, held=stage.claim, resend_after_s=stage.worker.options.resend_after_s)
         try:
             stage.write(advance)
@@ -93,7 +93,7 @@ def run_agent(self: Task, rollout_id: str, attempt: int) -> str:
         with stage.worker.policy(stage.job) as policy, stage.worker.models(stage.job) as models:
             stage.work.excused_s = lambda: policy.paused_s
             left = stage.worker.layers(stage.claim)
-            played = stage.play(
+            run_result = stage.run(
                 stage_functions.run(stage.problem, policy, recorder.record, recorder.keep, left, models)
             )
         calls = recorder.in_order()
@@ -102,14 +102,14 @@ def run_agent(self: Task, rollout_id: str, attempt: int) -> str:
         builder = stage.job.batch.row_builder
         with plugin_call(rollout_id, f"row builder {builder!r}", AgentError):
             rows = build_rows(builder, trained, calls)
-        played = replace(played, submission=with_calls(stage.problem, played.submission, calls, rows))
-        summary = _summary(played, [call for call in calls if ROLE not in call.labels], rows)
+        run_result = replace(run_result, submission=with_calls(stage.problem, run_result.submission, calls, rows))
+        summary = _summary(run_result, [call for call in calls if ROLE not in call.labels], rows)
         taken = {call.index for call in trained}
         others = [call for call in calls if call.index not in taken]
         places = [places_of(row, calls) for row in rows]
         resend_after_s = stage.worker.options.resend_after_s
-        stage.write(partial(_advance_played, stage.claim, resend_after_s, summary, rows, places, others))
-        return stage.ended(f"advanced to eval: {played.outcome.value}, {len(calls)} turns")
+        stage.write(partial(_advance_with_rows, stage.claim, resend_after_s, summary, rows, places, others))
+        return stage.ended(f"advanced to eval: {run_result.outcome.value}, {len(calls)} turns")
 
 
 @app.task(name=TASKS[Stage.EVAL], bind=True, base=StageTask, shared=False)  # type: ignore[untyped-decorator]
@@ -121,7 +121,7 @@ def evaluate(self: Task, rollout_id: str, attempt: int) -> str:
         claim = stage.claim
         submission = Submission.model_validate(claim.submission or {})
         with stage.worker.models(stage.job) as models:
-            score, name = stage.play(
+            score, name = stage.run(
                 stage_functions.evaluate(stage.problem, submission, stage.worker.layers(claim), models)
             )
         of_rows = rewards_of_rows(rollout_id, submission, score, name)
@@ -141,11 +141,11 @@ def evaluate(self: Task, rollout_id: str, attempt: int) -> str:
         return stage.ended(f"reward {score.value:g}, {claim.policy_outcome}")
 
 
-def _summary(played: RunResult, calls: Sequence[ModelCall], rows: Sequence[Segment]) -> RunSummary:
+def _summary(run_result: RunResult, calls: Sequence[ModelCall], rows: Sequence[Segment]) -> RunSummary:
     oldest, newest = version_range(calls)
     return RunSummary(
-        policy_outcome=played.outcome.value,
-        submission=played.submission.model_dump(mode="json"),
+        policy_outcome=run_result.outcome.value,
+        submission=run_result.submission.model_dump(mode="json"),
         n_turns=len(calls),
         n_response_tokens=sum(call.n_response_tokens for call in calls),
         n_invalid_actions=sum(call.n_invalid for call in calls),
@@ -156,7 +156,7 @@ def _summary(played: RunResult, calls: Sequence[ModelCall], rows: Sequence[Segme
     )
 
 
-def _advance_played(
+def _advance_with_rows(
     claim: Claim,
     resend_after_s: float,
     summary: RunSummary,

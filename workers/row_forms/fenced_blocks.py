@@ -53,12 +53,12 @@ def fenced_program(answer: str | None, function: str = "") -> str:
     python = [block.text for block in blocks if block.is_python]
     plain = [block.text for block in blocks if not block.language]
     for texts in (python, plain):
-        if asked := [text for text in texts if _is_asked_for(text, function)]:
-            return asked[-1]
+        if fitting := [text for text in texts if _fits(text, function)]:
+            return fitting[-1]
     return (python or plain or [""])[-1]
 
 
-def _is_asked_for(text: str, function: str) -> bool:
+def _fits(text: str, function: str) -> bool:
     if not function:
         return bool(_READS.search(text)) and not _FEEDS.search(text)
     defines = (
@@ -69,7 +69,7 @@ def _is_asked_for(text: str, function: str) -> bool:
 
 def fenced_blocks(text: str) -> list[Block]:
     """Return all fenced blocks of a text, in order."""
-    result: list[Block] = []
+    blocks: list[Block] = []
     lines = text.removesuffix("\n").split("\n")
     place = n_open_strings = 0
     while place < len(lines):
@@ -80,10 +80,10 @@ def fenced_blocks(text: str) -> list[Block]:
         end, is_in_string = _end(lines, place, fence, n_open_strings < _MAX_OPEN_STRINGS)
         n_open_strings += is_in_string
         body = [unquoted for line in lines[place:end] if (unquoted := fence.within(line)) is not None]
-        result.append(Block(fence.language, _dedented(body, fence.indent)))
+        blocks.append(Block(fence.language, _dedented(body, fence.indent)))
         # A line outside the quote, which ends with it, may open another block.
         place = end if end < len(lines) and fence.within(lines[end]) is None else end + 1
-    return result
+    return blocks
 
 
 @dataclass(frozen=True, slots=True)

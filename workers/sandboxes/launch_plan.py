@@ -63,7 +63,7 @@ Runtime = Callable[[Path, dict[str, str], SandboxSpec], tuple[list[str], dict[st
 def prepare(spec: SandboxSpec) -> SandboxParts:
     """Find or create all parts. Raises SandboxError. Blocks, but only briefly once the parts are cached."""
     base = image(spec.image, spec.image_values, fallback=spec.fallback_image, start=start_build)
-    python = environment(spec.packages, base, alone=spec.without_dependencies)
+    python = environment(spec.packages, base, without_dependencies=spec.without_dependencies)
     agent = agent_environment(spec.agent_packages, base, spec.agent_python, always=bool(spec.agent_programs))
     programs = brought(spec.agent_programs, start_build)
     archives = [layer(archive) for archive in reversed(spec.archives)]

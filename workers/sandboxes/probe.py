@@ -32,10 +32,10 @@ def namespaces_missing() -> str:
     missing = [name for name in PROGRAMS if shutil.which(name) is None]
     if sys.platform != "linux" or missing:
         return f"needs Linux with {', '.join(missing)}: install bash, coreutils and util-linux"
-    for switch, (off, mend) in _SWITCHES.items():
+    for switch, (off, remedy) in _SWITCHES.items():
         path = Path("/proc/sys") / switch
         if path.exists() and path.read_text().strip() == off:
-            return f"user namespaces are switched off: as root, {mend}"
+            return f"user namespaces are switched off: as root, {remedy}"
     try:
         done = answer_of(_try)
     except (SandboxError, OSError, subprocess.TimeoutExpired) as error:

@@ -11,7 +11,7 @@ from pathlib import Path
 from farm.errors import SandboxError
 
 _MIN_BYTES, _MIN_FILES = 1 << 16, 8
-MENDS = {
+REMEDIES = {
     errno.EMFILE: "it has no file descriptor left: start it with a higher `ulimit -n`",
     errno.ENFILE: "the node has no file descriptor left: raise the sysctl fs.file-max",
     errno.EAGAIN: "the node lets this user have no more processes: raise `ulimit -u`",
@@ -24,19 +24,19 @@ MENDS = {
 
 def reason(error: OSError) -> str:
     """Return why a call failed and how to fix that."""
-    return MENDS.get(error.errno or 0) or error.strerror or str(error)
+    return REMEDIES.get(error.errno or 0) or error.strerror or str(error)
 
 
 def disk_is_full(folder: Path) -> str:
     """Return a message if the disk is full, else an empty one. The error may not say so, as overlays turn read-only."""
     room = os.statvfs(folder)
     full = room.f_bavail * room.f_frsize < _MIN_BYTES or (room.f_files and room.f_favail < _MIN_FILES)
-    return MENDS[errno.ENOSPC] if full else ""
+    return REMEDIES[errno.ENOSPC] if full else ""
 
 
 def shortage(error: OSError, folder: Path) -> str:
     """Return the resource that the node lacked when a write to a folder failed; empty if the cause was another."""
-    return MENDS.get(error.errno or 0) or disk_is_full(folder)
+    return REMEDIES.get(error.errno or 0) or disk_is_full(folder)
 
 
 @contextmanager

@@ -283,21 +283,21 @@ def chosen_cpus(sandbox_id: str, cpus: float | None) -> list[int]:
     return sorted((there + there)[first : first + n])
 
 
-def _resources(bounds: SandboxLimits, asked: SandboxLimits) -> dict[str, int]:
+def _resources(bounds: SandboxLimits, requested: SandboxLimits) -> dict[str, int]:
     """Return the rlimits of each process. A command can have lower limits than its sandbox."""
     mb = 1 << 20
     result = {
         "RLIMIT_CORE": 0,
         # for the whole sandbox, because the kernel counts it for each user namespace
         "RLIMIT_NPROC": bounds.n_processes,
-        "RLIMIT_CPU": min(bounds.cpu_s, asked.cpu_s),
-        "RLIMIT_NOFILE": min(bounds.n_files, asked.n_files),
-        "RLIMIT_FSIZE": min(bounds.file_mb, asked.file_mb) * mb,
+        "RLIMIT_CPU": min(bounds.cpu_s, requested.cpu_s),
+        "RLIMIT_NOFILE": min(bounds.n_files, requested.n_files),
+        "RLIMIT_FSIZE": min(bounds.file_mb, requested.file_mb) * mb,
     }
     # counts reserved memory even if it is unused, and a race detector reserves terabytes. So the sandbox's own limit is
     # left to its control group or the watcher. A command's limit has no other guard.
-    if asked.memory_mb < bounds.memory_mb:
-        result["RLIMIT_DATA"] = asked.memory_mb * mb
+    if requested.memory_mb < bounds.memory_mb:
+        result["RLIMIT_DATA"] = requested.memory_mb * mb
     return result
 
 

@@ -27,7 +27,7 @@ from pathlib import Path
 
 from farm.settings import settings
 from workers.sandboxes.disk_use import DiskUse
-from workers.sandboxes.resource_exhaustion import MENDS
+from workers.sandboxes.resource_exhaustion import REMEDIES
 
 SAMPLE_S, SOONEST_S = 0.2, 0.005
 BYTES_PER_S, FILES_PER_S = 2_000_000_000, 400_000
@@ -116,11 +116,11 @@ def exhausted(error: BaseException | None) -> str:
     """Return the exhausted resource that made a call of this process fail, in words. Checks the error's causes, too."""
     while error is not None:
         if isinstance(error, OSError) and error.errno in _EXHAUSTED and not isinstance(error, TimeoutError):
-            return MENDS[error.errno or 0]
+            return REMEDIES[error.errno or 0]
         if isinstance(error, MemoryError) and memory_is_short():
-            return MENDS[errno.ENOMEM]
+            return REMEDIES[errno.ENOMEM]
         if isinstance(error, RuntimeError) and _NO_THREAD in str(error):
-            return MENDS[errno.EAGAIN]
+            return REMEDIES[errno.EAGAIN]
         error = error.__cause__
     return ""
 
@@ -249,7 +249,7 @@ def _disk() -> str:
     least = min(MIN_BYTES, room.f_blocks * room.f_frsize // _SHARE)
     full = room.f_bavail * room.f_frsize < least
     if full or (room.f_files and room.f_favail < min(MIN_FILES, room.f_files // _SHARE)):
-        return MENDS[errno.ENOSPC]
+        return REMEDIES[errno.ENOSPC]
     return ""
 
 
@@ -266,7 +266,7 @@ def _pause_s() -> float:
 def _processes() -> str:
     """Return a message if the node is nearly out of processes. Threads count, as in the kernel."""
     n = int(_read("/proc/loadavg").split()[3].partition("/")[2])
-    return MENDS[errno.EAGAIN] if n > _NEARLY * _most_processes() else ""
+    return REMEDIES[errno.EAGAIN] if n > _NEARLY * _most_processes() else ""
 
 
 @cache
@@ -276,7 +276,7 @@ def _most_processes() -> int:
 
 def _files() -> str:
     n, _, most = map(int, _read("/proc/sys/fs/file-nr").split())
-    return MENDS[errno.ENFILE] if n > _NEARLY * most else ""
+    return REMEDIES[errno.ENFILE] if n > _NEARLY * most else ""
 
 
 _SHORT: Mapping[str, Callable[[], str]] = {
@@ -306,8 +306,8 @@ def n_kills() -> int | None:
 def _counts() -> dict[str, int]:
     """Return the kernel's counters of OOM kills and refused forks, of this process's control group if possible."""
     refusals_in = _counted_in()[1]
-    result = {"memory": n_kills(), "processes": _count(refusals_in, "max") if refusals_in else None}
-    return {cause: n for cause, n in result.items() if n is not None}
+    counts = {"memory": n_kills(), "processes": _count(refusals_in, "max") if refusals_in else None}
+    return {cause: n for cause, n in counts.items() if n is not None}
 
 
 @cache
@@ -347,7 +347,7 @@ def _text(file: str) -> str:
 
 
 def _grown(before: Mapping[str, int]) -> dict[str, str]:
-    words = {"memory": MENDS[errno.ENOMEM], "processes": MENDS[errno.EAGAIN]}
+    words = {"memory": REMEDIES[errno.ENOMEM], "processes": REMEDIES[errno.EAGAIN]}
     return {cause: words[cause] for cause, n in _counts().items() if n > before.get(cause, n)}
 
 

@@ -16,7 +16,7 @@ from typing import ClassVar
 from farm.errors import SandboxError
 from farm.records.request import SandboxSpec
 from workers.sandboxes import cgroups
-from workers.sandboxes.images.runtime import MEND, exec_command, exposure, program
+from workers.sandboxes.images.runtime import APPTAINER_REMEDY, exec_command, exposure, program
 from workers.sandboxes.isolation.monitor import MASKED
 from workers.sandboxes.lifecycle.start import SOCKETS
 from workers.sandboxes.probe import answer_of, namespaces_missing, run
@@ -36,7 +36,7 @@ _NO_NETWORK = ("--net", "--network", "none")
 def _missing() -> str:
     path = program()
     if path is None:
-        return f"no apptainer or singularity on PATH: {MEND}"
+        return f"no apptainer or singularity on PATH: {APPTAINER_REMEDY}"
     try:
         # if only the monitor can open its folder to the sandbox user, it suffices that it runs for this process's user
         drop = [] if exposure()[0] else drop_privileges()

@@ -69,21 +69,21 @@ class Transfer:
 
     async def entries(self, path: str, depth: int) -> list[FileEntry]:
         """Return the entries of a folder down to a depth, by depth and name; with depth 0, that of the path itself."""
-        return [FileEntry(**entry) for entry in json.loads(await self._told("list", path, {"depth": depth}))]
+        return [FileEntry(**entry) for entry in json.loads(await self._ask_contents("list", path, {"depth": depth}))]
 
     async def move(self, path: str, target: str) -> None:
         """Move a file or folder, creating the parents of its new path."""
-        await self._told("move", path, {"target": target})
+        await self._ask_contents("move", path, {"target": target})
 
     async def remove(self, path: str) -> None:
         """Remove a file, or a folder with its contents."""
-        await self._told("remove", path, {})
+        await self._ask_contents("remove", path, {})
 
     async def make_folder(self, path: str) -> None:
         """Create a new folder and its missing parents."""
-        await self._told("make_folder", path, {})
+        await self._ask_contents("make_folder", path, {})
 
-    async def _told(self, action: str, path: str, values: Mapping[str, Any]) -> bytes:
+    async def _ask_contents(self, action: str, path: str, values: Mapping[str, Any]) -> bytes:
         """Return the contents of a memory file, filled with these values, after an action has replaced them."""
         memory = os.memfd_create("files")
         try:

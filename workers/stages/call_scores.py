@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from farm.errors import EvaluatorError
-from farm.records.scoring.row_rewards import RowRewards, played_calls, row_rewards
+from farm.records.scoring.row_rewards import RowRewards, row_rewards, submitted_calls
 from farm.records.trajectory import ModelCall, Segment
 from workers.plugins.interfaces import Score, Submission
 from workers.stages.stage_job import Problem
@@ -17,7 +17,7 @@ def with_calls(
     """Return the submission, with the model calls if its evaluator wants them."""
     if not problem.handler.scores_calls:
         return submission
-    return submission.model_copy(update={"calls": played_calls(calls, rows)})
+    return submission.model_copy(update={"calls": submitted_calls(calls, rows)})
 
 
 def rewards_of_rows(rollout_id: str, submission: Submission, score: Score, evaluator: str) -> RowRewards | None:

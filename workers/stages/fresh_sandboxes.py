@@ -30,15 +30,15 @@ def fresh_sandboxes(
     node_health: NodeHealth,
     submission: Submission,
     layer_store: LayerStore | None = None,
-    playing: Sandbox | None = None,
+    policy_sandbox: Sandbox | None = None,
     serving: Sandbox | None = None,
 ) -> FreshSandbox:
     """Return a function that opens a fresh sandbox, or one with the policy's files; one at a time.
 
-    With `playing`, these are the current files of that sandbox. Services of `playing` or `serving` are reachable from a
-    sandbox with the policy's files.
+    With `policy_sandbox`, these are the current files of that sandbox. Services of `policy_sandbox` or `serving` are
+    reachable from a sandbox with the policy's files.
     """
-    job, serving = problem.job, serving or playing
+    job, serving = problem.job, serving or policy_sandbox
 
     @asynccontextmanager
     async def fresh(spec: SandboxSpec | None = None, *, layer: bool = False) -> AsyncIterator[Sandbox]:
@@ -52,8 +52,10 @@ def fresh_sandboxes(
             raise EvaluatorError(f"{job.rollout_id}: handler {job.data_source} scores in a sandbox but asks for none")
         async with AsyncExitStack() as stack:
             start, left = None, submission.layer
-            if layer and playing is not None:
-                left = await stack.enter_async_context(copied_layer(job, source, playing, restored_files(problem)))
+            if layer and policy_sandbox is not None:
+                left = await stack.enter_async_context(
+                    copied_layer(job, source, policy_sandbox, restored_files(problem))
+                )
             if layer and left is None:
                 raise NothingLeft("the policy broke its sandbox: nothing is left to score")
             if layer and left is not None:

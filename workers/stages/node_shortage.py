@@ -18,7 +18,7 @@ class NodeHealth:
         self._window = window
         self._in_use: list[NodeSandbox] = []
 
-    def play_in(self, sandbox: Sandbox | None) -> None:
+    def use_policy_sandbox(self, sandbox: Sandbox | None) -> None:
         """Use the policy's sandbox; a disk that it fills itself is not a shortage of the node."""
         self.use(sandbox)
         if isinstance(sandbox, NodeSandbox) and (use := sandbox.disk_use()) is not None:

@@ -34,7 +34,7 @@ def limit_s(stage: Stage, limits: Limits) -> float:
     return limits.init_s + limits.eval_s + _GRACE_PERIOD_S
 
 
-async def in_time(play: asyncio.Future[AgentResult], limit_s: float, policy: Policy) -> bool:
+async def in_time(agent_run: asyncio.Future[AgentResult], limit_s: float, policy: Policy) -> bool:
     """Return whether the agent ended within the limit.
 
     Not counted: pauses of engines for new weights, times when this process was blocked or suspended, and times when the
@@ -45,24 +45,24 @@ async def in_time(play: asyncio.Future[AgentResult], limit_s: float, policy: Pol
         return policy.paused_s + stopped_s()
 
     deadline = time.monotonic() + limit_s - excused_s()
-    while not play.done():
+    while not agent_run.done():
         now = time.monotonic()
         left_s = deadline + excused_s() - now
         if left_s <= 0:
             return False
         wait_s = min(max(left_s, _MIN_WAIT_S), _MAX_WAIT_S)
-        await asyncio.wait([play], timeout=wait_s)
+        await asyncio.wait([agent_run], timeout=wait_s)
         late_s = time.monotonic() - now - wait_s
         deadline += late_s if late_s > _LATE_S else 0.0
     return True
 
 
-async def ended(play: asyncio.Future[Any], rollout_id: str, patience_s: float = _WAIT_TIMEOUT_S) -> None:
+async def ended(agent_run: asyncio.Future[Any], rollout_id: str, patience_s: float = _WAIT_TIMEOUT_S) -> None:
     """Cancel it until it has ended, as an agent may swallow a cancellation. Its exception is only logged."""
-    while not play.done():
-        play.cancel()
-        done, _ = await asyncio.wait([play], timeout=patience_s)
+    while not agent_run.done():
+        agent_run.cancel()
+        done, _ = await asyncio.wait([agent_run], timeout=patience_s)
         if not done:
             log.warning("Rollout %s: agent has not ended %g s after its cancellation", rollout_id, patience_s)
-    if not play.cancelled() and (error := play.exception()) is not None:
+    if not agent_run.cancelled() and (error := agent_run.exception()) is not None:
         log.debug("Rollout %s: agent ended with %s", rollout_id, described(error))

@@ -128,9 +128,9 @@ async def run(
         if sandbox is not None:
             stack.push_async_callback(stop_sandbox, sandbox)
         async with healthy_node(job.rollout_id, "the run", SandboxError) as node_health:
-            node_health.play_in(sandbox)
+            node_health.use_policy_sandbox(sandbox)
             try:
-                played = await _play_in(resolved, sandbox, node_health, policy, record, keep, models)
+                run_result = await _run_in(resolved, sandbox, node_health, policy, record, keep, models)
             except (SandboxError, HandlerError) as error:
                 kernel = "python" in problem.handler.tools
                 another = None if source is None else partial(opened, job, source)
@@ -138,17 +138,17 @@ async def run(
                     raise
                 log.warning("Rollout %s: policy broke its sandbox: %s", job.rollout_id, error)
                 return RunResult(Outcome.INVALID_ACTION, Submission())
-        is_kept = problem.handler.keeps_layer and played.submission.early_score is None
+        is_kept = problem.handler.keeps_layer and run_result.submission.early_score is None
         if source is not None and sandbox is not None and is_kept:
             async with boundary(job, "keeping what the policy left", SandboxError):
                 restored = restored_files(problem)
                 layer = await keep_layer(job, source, sandbox, layer_store or NoLayerStore(), restored)
-                submission = played.submission.model_copy(update={"layer": layer})
-                played = replace(played, submission=submission)
-    return played
+                submission = run_result.submission.model_copy(update={"layer": layer})
+                run_result = replace(run_result, submission=submission)
+    return run_result
 
 
-async def _play_in(
+async def _run_in(
     resolved: ResolvedJob,
     sandbox: Sandbox | None,
     node_health: NodeHealth,
@@ -159,7 +159,7 @@ async def _play_in(
 ) -> RunResult:
     problem, job = resolved.problem, resolved.problem.job
     redactor, calls = Redactor(job.batch.secrets.values()), RoleCalls()
-    steps = TaskSteps(problem, sandbox, fresh_sandboxes(problem, node_health, Submission(), playing=sandbox))
+    steps = TaskSteps(problem, sandbox, fresh_sandboxes(problem, node_health, Submission(), policy_sandbox=sandbox))
     async with AsyncExitStack() as stack:
         async with boundary(job, f"agent {resolved.agent_name}", AgentError):
             context = AgentContext(
@@ -180,7 +180,7 @@ async def _play_in(
                 verify=partial(_verify, job),
             )
             stack.push_async_callback(_close, context.tools)
-            result = await _play(resolved, context)
+            result = await _run_agent(resolved, context)
             await steps.finish(result, resolved.agent_name)
             if calls.lines:
                 await context.keep(0, calls.artefact())
@@ -230,8 +230,8 @@ async def _prepared(resolved: ResolvedJob) -> AsyncIterator[Sandbox]:
 
 
 def _messages(problem: Problem) -> list[Message]:
-    result = problem.ask("messages()", lambda handler: handler.messages())
-    return plugin_values.messages(result, f"{problem.job.rollout_id}: the handler's messages()")
+    messages = problem.ask("messages()", lambda handler: handler.messages())
+    return plugin_values.messages(messages, f"{problem.job.rollout_id}: the handler's messages()")
 
 
 def _tools(problem: Problem, sandbox: Sandbox | None) -> dict[str, Tool]:
@@ -244,7 +244,7 @@ def _tools(problem: Problem, sandbox: Sandbox | None) -> dict[str, Tool]:
     return made
 
 
-async def _play(resolved: ResolvedJob, context: AgentContext) -> AgentResult:
+async def _run_agent(resolved: ResolvedJob, context: AgentContext) -> AgentResult:
     """Run the agent under its deadline. A timeout is an outcome, or an EngineError if it waited for engines."""
     limit_s, policy = context.limits.run_s, context.policy
 
@@ -253,16 +253,16 @@ async def _play(resolved: ResolvedJob, context: AgentContext) -> AgentResult:
         async with boundary(resolved.problem.job, f"agent {resolved.agent_name}", AgentError):
             return await resolved.agent.run(context)
 
-    play = asyncio.ensure_future(bounded())
+    agent_run = asyncio.ensure_future(bounded())
     try:
-        if await in_time(play, limit_s, policy):
-            return plugin_values.agent_result(play.result(), context.rollout_id)
+        if await in_time(agent_run, limit_s, policy):
+            return plugin_values.agent_result(agent_run.result(), context.rollout_id)
         reasons = (policy.blocked, *(model.blocked for model in context.models.values()))
         if blocked := next(filter(None, reasons), ""):
             raise EngineError(f"{context.rollout_id}: its {limit_s:g} s ended while it waited for engines: {blocked}")
         return AgentResult(Outcome.DEADLINE)
     finally:
-        await ended(play, context.rollout_id)
+        await ended(agent_run, context.rollout_id)
 
 
 def _seeded(job: StageJob) -> SamplingParams:

@@ -17,7 +17,7 @@ from uuid import uuid4
 from farm.errors import HandlerError, InvalidRequest
 from farm.settings import settings
 from farm.task_archive import PartStream, unpack
-from workers.sandboxes.images.shared_lock import alone
+from workers.sandboxes.images.shared_lock import exclusive
 from workers.stage_clock import off_clock
 
 IDLE_S = 2 * 86_400.0
@@ -49,7 +49,7 @@ def fetch_archive(digest: str, part: Callable[[int], bytes | None]) -> Path:
     parent = folder_of_archives()
     with suppress(HandlerError):
         return archive_folder(digest)
-    with off_clock(_FETCH_S), alone(parent / _LOCKS / digest):
+    with off_clock(_FETCH_S), exclusive(parent / _LOCKS / digest):
         with suppress(HandlerError):
             return archive_folder(digest)
         sweep_archives(parent, IDLE_S)

@@ -22,7 +22,7 @@ class TaskSteps:
         self._problem = problem
         self._sandbox = sandbox
         self._fresh = fresh
-        self._n_asked = 0
+        self._n_requested = 0
         self._ended = False
         self.records: list[dict[str, Any]] = []
 
@@ -36,7 +36,7 @@ class TaskSteps:
                     self._sandbox, n_done, answer, tuple(self.records), self._fresh
                 )
         turn = plugin_values.next_turn(turn, f"{job.rollout_id}: {what}")
-        self._n_asked = n_done
+        self._n_requested = n_done
         self._ended = not turn.messages
         if turn.record:
             self.records.append(turn.record)
@@ -46,9 +46,9 @@ class TaskSteps:
         """Check that the agent has run all steps. Raises HandlerError, not retryable, if it ran only the first."""
         if result.outcome not in STEP_ENDS or self._ended:
             return
-        if await self.next_messages(self._n_asked + 1, result.answer):
+        if await self.next_messages(self._n_requested + 1, result.answer):
             raise HandlerError(
-                f"{self._problem.job.rollout_id}: the task has several steps, and agent {agent_name} plays only one: "
+                f"{self._problem.job.rollout_id}: the task has several steps, and agent {agent_name} runs only one: "
                 "choose another agent, such as react",
                 retryable=False,
             )

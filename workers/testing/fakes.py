@@ -55,11 +55,11 @@ def _completion(message: Message, finish_reason: str, n_tokens: int) -> Completi
 
 
 class ScriptedPolicy:
-    """A policy that returns its script's completions in order, and raises its exceptions; `asked` has the requests."""
+    """A policy that returns its script's completions in order, and raises its exceptions; it keeps `requests`."""
 
     def __init__(self, *script: Completion | Exception) -> None:
         self._script: Iterator[Completion | Exception] = iter(script)
-        self.asked: list[tuple[list[Message], SamplingParams, int]] = []
+        self.requests: list[tuple[list[Message], SamplingParams, int]] = []
         self.blocked = ""
         self.paused_s = 0.0
 
@@ -71,7 +71,7 @@ class ScriptedPolicy:
         max_tokens: int,
         on_delta: OnDelta | None = None,
     ) -> Completion:
-        self.asked.append((list(messages), sampling, max_tokens))
+        self.requests.append((list(messages), sampling, max_tokens))
         answer = next(self._script, None)
         if answer is None:
             raise AssertionError("the policy was asked again after the last turn of its script")

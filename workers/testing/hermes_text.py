@@ -36,8 +36,8 @@ def reasoned(text: str) -> tuple[str, str]:
     """Split a text into reasoning and the rest, whitespace included. Unclosed reasoning takes the whole text."""
     if not text.startswith(THINK):
         return "", text
-    reasoning, _, said = text.removeprefix(THINK).partition(THINK_END)
-    return reasoning, said
+    reasoning, _, rest = text.removeprefix(THINK).partition(THINK_END)
+    return reasoning, rest
 
 
 def loose_calls(text: str) -> tuple[str, tuple[HermesCall, ...]]:
@@ -47,8 +47,8 @@ def loose_calls(text: str) -> tuple[str, tuple[HermesCall, ...]]:
 
 def _call(body: str) -> HermesCall:
     try:
-        result = json.loads(body)
-        return HermesCall(str(result["name"]), json.dumps(result["arguments"], ensure_ascii=False))
+        fields = json.loads(body)
+        return HermesCall(str(fields["name"]), json.dumps(fields["arguments"], ensure_ascii=False))
     except (ValueError, KeyError, TypeError):
         return HermesCall("", body.strip())
 
@@ -61,8 +61,8 @@ def strict_calls(text: str) -> tuple[str, tuple[HermesCall, ...]]:
 
 def message_of(text: str) -> Message:
     """Return an assistant turn's text as a chat message, including broken calls."""
-    _, said = reasoned(text)
-    content, calls = loose_calls(said)
+    _, rest = reasoned(text)
+    content, calls = loose_calls(rest)
     return {"role": "assistant", "content": content, "tool_calls": [tool_call(call, "") for call in calls]}
 
 
@@ -74,11 +74,11 @@ def tool_call(call: HermesCall, call_id: str) -> dict[str, Any]:
 def listed_tools(system: str) -> tuple[dict[str, Any], ...]:
     """Return the functions that a system turn lists as JSON lines between tags."""
     lines = system.partition("<tools>")[2].partition("</tools>")[0].strip().splitlines()
-    result = []
+    tools = []
     for line in lines:
         try:
             tool = json.loads(line)
-            result.append(tool.get("function", tool))
+            tools.append(tool.get("function", tool))
         except (ValueError, AttributeError):
             continue
-    return tuple(tool for tool in result if isinstance(tool.get("name"), str))
+    return tuple(tool for tool in tools if isinstance(tool.get("name"), str))

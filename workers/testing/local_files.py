@@ -34,7 +34,7 @@ class LocalFiles:
 
     def read(self, path: str) -> bytes:
         """See `workers.plugins.interfaces.Sandbox.read_file`."""
-        with _told(path):
+        with _translated_errors(path):
             descriptor = os.open(self._place(path), os.O_RDONLY | os.O_NONBLOCK)
             with os.fdopen(descriptor, "rb") as file:
                 _check(path, os.fstat(descriptor))
@@ -42,7 +42,7 @@ class LocalFiles:
 
     def write(self, path: str, data: bytes) -> None:
         """See `workers.plugins.interfaces.Sandbox.write_file`."""
-        with _told(path):
+        with _translated_errors(path):
             place = self._place(path)
             place.parent.mkdir(parents=True, exist_ok=True)
             descriptor = os.open(place, os.O_WRONLY | os.O_CREAT | os.O_NONBLOCK, 0o644)
@@ -53,7 +53,7 @@ class LocalFiles:
 
     def upload(self, source: Path, path: str) -> None:
         """See `workers.plugins.interfaces.Sandbox.upload`."""
-        with _told(path):
+        with _translated_errors(path):
             place = self._place(path)
             place.parent.mkdir(parents=True, exist_ok=True)
             _copy(source, place)
@@ -62,7 +62,7 @@ class LocalFiles:
         """See `workers.plugins.interfaces.Sandbox.download`."""
         if target.exists() or target.is_symlink():
             raise ToolError(f"{target} already exists on the node")
-        with _told(path):
+        with _translated_errors(path):
             _copy(self._place(path), target)
 
 
@@ -97,7 +97,7 @@ def _may_be_copied(path: Path, top: Path) -> bool:
 
 
 @contextmanager
-def _told(path: str) -> Iterator[None]:
+def _translated_errors(path: str) -> Iterator[None]:
     """Translate this machine's errors to messages about the sandbox's path."""
     try:
         yield

@@ -31,10 +31,10 @@ class OrderedScript(Script):
     def next_turn(self, messages: Sequence[Message], seed: int | None, begun: str = "") -> ScriptedTurn:
         if not any(self._match in str(message.get("content")) for message in messages if message["role"] == "user"):
             return GIVE_UP
-        n_said = sum(message["role"] == "assistant" for message in messages)
-        self._n_before = n_said if self._n_before is None else self._n_before
-        n_played = n_said - self._n_before
-        return self._turn(n_played, messages)
+        n_answers = sum(message["role"] == "assistant" for message in messages)
+        self._n_before = n_answers if self._n_before is None else self._n_before
+        n_turns = n_answers - self._n_before
+        return self._turn(n_turns, messages)
 
     def _turn(self, index: int, messages: Sequence[Message]) -> ScriptedTurn:
         return self._turns[index] if index < len(self._turns) else DONE
@@ -76,14 +76,14 @@ def shell_call(tools: Sequence[Mapping[str, Any]], command: str) -> ScriptedCall
     return None
 
 
-def last_call(tools: Sequence[Mapping[str, Any]], said: str) -> ScriptedCall | None:
+def last_call(tools: Sequence[Mapping[str, Any]], text: str) -> ScriptedCall | None:
     """Return a call of the tool by which a policy finishes; None if there is none."""
     for tool in tools:
         if any(word in tool["name"].lower() for word in LAST_TOOLS):
             schema = tool.get("parameters") or {}
             properties = schema.get("properties") or {}
             filled = {name: _filled(properties.get(name) or {}) for name in schema.get("required") or ()}
-            texts = {name: said for name, value in filled.items() if value == _FILLED["string"]}
+            texts = {name: text for name, value in filled.items() if value == _FILLED["string"]}
             return ScriptedCall(name=tool["name"], arguments=filled | texts)
     return None
 

@@ -1,6 +1,6 @@
-"""The play book of the scripted engine: for each problem its known plays, and the choice of the next turn.
+"""The script of the scripted engine: for each problem its known branches, and the choice of the next turn.
 
-The only state is a counter per problem: later turns find their play from the history, so any number of rollouts,
+The only state is a counter per problem: later turns find their branch from the history, so any number of rollouts,
 retries and restarts of the engine continue alike. Turns are recognised by meaning, as clients return the history with
 changed whitespace and rewritten JSON.
 """
@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import AliasChoices, BaseModel, ConfigDict, Field
 
 from farm.records.trajectory import Message
 from workers.testing.hermes_text import message_of, written
@@ -48,7 +48,7 @@ class ScriptedTurn(BaseModel):
         """The text that is sampled."""
         return written(self.content, [(call.name, call.text) for call in self.tool_calls], self.reasoning)
 
-    def played(self, message: Message) -> bool:
+    def matches(self, message: Message) -> bool:
         """Return whether this message is this turn."""
         return _meaning(message) == _meaning(message_of(self.text))
 
@@ -58,7 +58,7 @@ DONE = ScriptedTurn(content="done")
 
 
 class Branch(BaseModel):
-    """One play of a problem; a play with twice the weight is chosen twice as often."""
+    """One course of a problem; a branch with twice the weight is chosen twice as often."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -66,11 +66,11 @@ class Branch(BaseModel):
     weight: float = Field(default=1.0, gt=0)
     turns: tuple[ScriptedTurn, ...] = Field(min_length=1)
 
-    def begins_with(self, played: Sequence[Message], begun: str) -> bool:
+    def begins_with(self, answers: Sequence[Message], begun: str) -> bool:
         return (
-            len(played) <= len(self.turns)
-            and all(turn.played(message) for turn, message in zip(self.turns, played, strict=False))
-            and self.turn(len(played)).text.startswith(begun)
+            len(answers) <= len(self.turns)
+            and all(turn.matches(message) for turn, message in zip(self.turns, answers, strict=False))
+            and self.turn(len(answers)).text.startswith(begun)
         )
 
     def turn(self, index: int) -> ScriptedTurn:
@@ -84,7 +84,10 @@ class ScriptedProblem(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     match: str = Field(min_length=1)
-    plays: tuple[Branch, ...] = Field(min_length=1)
+    branches: tuple[Branch, ...] = Field(
+        min_length=1, validation_alias=AliasChoices("plays", "branches"), serialization_alias="plays"
+    )
+    """The key in a file is `plays`."""
 
 
 class Script:
@@ -102,35 +105,35 @@ class Script:
             return cls([ScriptedProblem.model_validate_json(line) for line in file if line.strip()], seed)
 
     def next_turn(self, messages: Sequence[Message], seed: int | None, begun: str = "") -> ScriptedTurn:
-        """Return the next turn, which starts with `begun`: DONE after a play's last turn, GIVE_UP if no play fits."""
+        """Return the next turn, which starts with `begun`: DONE after a branch's last turn, GIVE_UP if none fits."""
         problem = self._problem(messages)
         if problem is None:
             return GIVE_UP
-        played = [message for message in messages if message["role"] == "assistant"]
-        candidates = [play for play in problem.plays if play.begins_with(played, begun)]
+        answers = [message for message in messages if message["role"] == "assistant"]
+        candidates = [branch for branch in problem.branches if branch.begins_with(answers, begun)]
         if not candidates:
             return GIVE_UP
-        play = self._choose(problem, candidates, seed, first=not played and not begun)
-        return play.turn(len(played))
+        branch = self._choose(problem, candidates, seed, first=not answers and not begun)
+        return branch.turn(len(answers))
 
-    def next_play(self, messages: Sequence[Message], seed: int) -> str:
-        """Return the name of the play that a request's seed chooses. Raises KeyError for an unknown problem."""
+    def next_branch(self, messages: Sequence[Message], seed: int) -> str:
+        """Return the name of the branch that a request's seed chooses. Raises KeyError for an unknown problem."""
         problem = self._problem(messages)
         if problem is None:
-            raise KeyError("the problem is not in the book")
-        return self._choose(problem, problem.plays, seed, first=False).name
+            raise KeyError("the problem is not in the script")
+        return self._choose(problem, problem.branches, seed, first=False).name
 
     def _problem(self, messages: Sequence[Message]) -> ScriptedProblem | None:
-        result = next((message for message in messages if message["role"] == "user"), None)
-        text = _text(result.get("content")) if result else ""
+        first = next((message for message in messages if message["role"] == "user"), None)
+        text = _text(first.get("content")) if first else ""
         return next((problem for problem in self._problems if problem.match in text), None)
 
     def _choose(
         self, problem: ScriptedProblem, candidates: Sequence[Branch], seed: int | None, *, first: bool
     ) -> Branch:
-        """Return the play that the seed chose initially if it still fits, else draw again among those that fit."""
+        """Return the branch that the seed chose initially if it still fits, else draw again among those that fit."""
         draw = f"seed {seed}" if seed is not None else f"count {self._count(problem, first)}"
-        chosen = _draw(problem.plays, f"{self._seed}/{draw}/{problem.match}")
+        chosen = _draw(problem.branches, f"{self._seed}/{draw}/{problem.match}")
         return chosen if chosen in candidates else _draw(candidates, f"{self._seed}/{draw}/{problem.match}")
 
     def _count(self, problem: ScriptedProblem, first: bool) -> int:
@@ -139,14 +142,14 @@ class Script:
         return self._n_begun[problem.match]
 
 
-def _draw(plays: Sequence[Branch], key: str) -> Branch:
+def _draw(branches: Sequence[Branch], key: str) -> Branch:
     digest = hashlib.sha256(key.encode()).digest()
-    point = int.from_bytes(digest[:8], "big") / 2**64 * sum(play.weight for play in plays)
-    for play in plays:
-        point -= play.weight
+    point = int.from_bytes(digest[:8], "big") / 2**64 * sum(branch.weight for branch in branches)
+    for branch in branches:
+        point -= branch.weight
         if point < 0:
-            return play
-    return plays[-1]
+            return branch
+    return branches[-1]
 
 
 def _meaning(message: Message) -> tuple[str, list[tuple[str, Any]]]:

@@ -57,7 +57,7 @@ class Arguments(BaseModel):
 
     @model_validator(mode="wrap")
     @classmethod
-    def _told(cls, given: Any, check: ModelWrapValidatorHandler[Self]) -> Self:
+    def _validated(cls, given: Any, check: ModelWrapValidatorHandler[Self]) -> Self:
         if isinstance(given, cls):
             return given
         if not isinstance(given, dict):
@@ -79,12 +79,12 @@ _Complaint = tuple[tuple[int | str, ...], str]
 
 
 def _refusal(model: type[BaseModel], complaints: list[_Complaint]) -> ValidationError:
-    result = complaints[:_MAX_COMPLAINTS]
-    if len(complaints) > len(result):
-        result.append(((), "there is more wrong with them"))
+    shown = complaints[:_MAX_COMPLAINTS]
+    if len(complaints) > len(shown):
+        shown.append(((), "there is more wrong with them"))
     errors = [
         InitErrorDetails(type=PydanticCustomError("argument", "{text}", {"text": text}), loc=place, input=None)
-        for place, text in result
+        for place, text in shown
     ]
     return ValidationError.from_exception_data(model.__name__, errors)
 

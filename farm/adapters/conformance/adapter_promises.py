@@ -93,11 +93,11 @@ def _source(index: int, row: TrainingRow, sources: Sequence[Source]) -> Source:
 
 
 def _rows_correspond(adapter: TrainerAdapter[Any]) -> None:
-    for index, (row, (played, made_of)) in enumerate(_pairs(adapter)):
+    for index, (row, (origin, made_of)) in enumerate(_pairs(adapter)):
         if row.prompt_ids and list(row.prompt_ids) != made_of.prompt_ids.tolist():
-            raise Broken(f"row {index} has another prompt than {played.rollout_id}")
-        if row.rollout_id and row.rollout_id != played.rollout_id:
-            raise Broken(f"row {index} names {row.rollout_id}, but is of {played.rollout_id}")
+            raise Broken(f"row {index} has another prompt than {origin.rollout_id}")
+        if row.rollout_id and row.rollout_id != origin.rollout_id:
+            raise Broken(f"row {index} names {row.rollout_id}, but is of {origin.rollout_id}")
 
 
 def _masks(adapter: TrainerAdapter[Any]) -> None:
@@ -135,9 +135,9 @@ def _equal(index: int, noun: str, values: Sequence[float], expected: Sequence[fl
 
 
 def _rewards(adapter: TrainerAdapter[Any]) -> None:
-    for index, (row, (played, _)) in enumerate(_pairs(adapter)):
-        if row.reward is None or np.float32(row.reward) != np.float32(played.reward):
-            raise Broken(f"row {index} has reward {row.reward} instead of {played.reward} of {played.rollout_id}")
+    for index, (row, (origin, _)) in enumerate(_pairs(adapter)):
+        if row.reward is None or np.float32(row.reward) != np.float32(origin.reward):
+            raise Broken(f"row {index} has reward {row.reward} instead of {origin.reward} of {origin.rollout_id}")
 
 
 def _broken_make_no_rows(adapter: TrainerAdapter[Any]) -> None:

@@ -40,7 +40,7 @@ def segment(n_prompt: int, versions: Sequence[int], mismatch: int | None = None,
 def rollout(number: int, segments: Sequence[Segment], **changed: Any) -> Rollout:
     """Return the rollout with this number, in groups of N_SAMPLES: completed and scored, unless `changed`."""
     group, sample = divmod(number, N_SAMPLES)
-    played = Rollout(
+    complete = Rollout(
         rollout_id=str(RolloutRef(BATCH, group, sample)),
         batch_id=BATCH,
         group_index=group,
@@ -62,7 +62,7 @@ def rollout(number: int, segments: Sequence[Segment], **changed: Any) -> Rollout
         segments=tuple(segments),
         n_segments=len(segments),
     )
-    return replace(played, **changed)
+    return replace(complete, **changed)
 
 
 def broken(number: int, outcome: Outcome, segments: Sequence[Segment]) -> Rollout:

@@ -86,23 +86,23 @@ def _named(adapter: Adapter) -> None:
 
 def _rewards(adapter: Adapter) -> None:
     for given in _all():
-        played, result = given.rollout, _read(adapter, given)
-        if not played.trainable:
+        origin, result = given.rollout, _read(adapter, given)
+        if not origin.trainable:
             continue
         if result.error or not result.ended:
-            raise Broken(f"{played.rollout_id} ended as {played.outcome}, but its result is broken: {result.error!r}")
-        if result.reward is None or np.float32(result.reward) != np.float32(played.reward or 0.0):
-            raise Broken(f"{played.rollout_id} has reward {result.reward} instead of {played.reward}")
+            raise Broken(f"{origin.rollout_id} ended as {origin.outcome}, but its result is broken: {result.error!r}")
+        if result.reward is None or np.float32(result.reward) != np.float32(origin.reward or 0.0):
+            raise Broken(f"{origin.rollout_id} has reward {result.reward} instead of {origin.reward}")
 
 
 def _broken_have_no_reward(adapter: Adapter) -> None:
     for given in map(_given, _without_reward()):
-        played, result = given.rollout, _read(adapter, given)
+        origin, result = given.rollout, _read(adapter, given)
         if result.reward is not None or result.ended:
-            raise Broken(f"{played.outcome} is reported as an end with reward {result.reward}")
-        if played.rollout_id not in result.error:
+            raise Broken(f"{origin.outcome} is reported as an end with reward {result.reward}")
+        if origin.rollout_id not in result.error:
             raise Broken(
-                f"{played.outcome} of {played.rollout_id} has an error that does not name it: {result.error!r}"
+                f"{origin.outcome} of {origin.rollout_id} has an error that does not name it: {result.error!r}"
             )
 
 
@@ -151,9 +151,9 @@ def _logprobs(adapter: Adapter) -> None:
 
 def _versions(adapter: Adapter) -> None:
     for given in _all():
-        played, versions = given.rollout, _read(adapter, given).versions
-        if versions is not None and versions != (played.version_min, played.version_max):
-            raise Broken(f"{played.rollout_id} has versions {versions}, not {played.version_min}, {played.version_max}")
+        origin, versions = given.rollout, _read(adapter, given).versions
+        if versions is not None and versions != (origin.version_min, origin.version_max):
+            raise Broken(f"{origin.rollout_id} has versions {versions}, not {origin.version_min}, {origin.version_max}")
 
 
 def _aligned(row: TrainingRow, made_of: Segment, values: Any, of_prompt: float) -> list[float]:

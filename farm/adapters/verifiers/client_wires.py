@@ -99,7 +99,7 @@ def plain_request(request: Mapping[str, Any]) -> dict[str, Any]:
 class _Client:
     """A connection: the wire shown by its runs, or the number of its health probes."""
 
-    told: ClientWire | None = None
+    shown: ClientWire | None = None
     n_probes: int = 0
     probed_at: float = 0.0
 
@@ -113,15 +113,15 @@ class ClientWires:
     def of(self, client: bytes) -> ClientWire:
         """Return the wire shown by a client's runs, or the one guessed from its probes."""
         known = self._clients.get(client, _Client())
-        if known.told is not None:
-            return known.told
+        if known.shown is not None:
+            return known.shown
         return ClientWire.WHOLE if known.n_probes <= _N_PROBES else ClientWire.STREAMED
 
     def of_run(self, client: bytes, request: Any) -> ClientWire:
         """Return the wire of a run by its payload, and remember it for its client; needs an endpoint in the payload."""
         endpoint = request.get("client") if isinstance(request, Mapping) else None
         if isinstance(endpoint, Mapping):
-            self._known(client).told = ClientWire.STREAMED if _TELLING & endpoint.keys() else ClientWire.WHOLE
+            self._known(client).shown = ClientWire.STREAMED if _TELLING & endpoint.keys() else ClientWire.WHOLE
         return self.of(client)
 
     def of_probe(self, client: bytes, at: float) -> ClientWire:

@@ -34,7 +34,7 @@ from verifiers.v1.task import TaskData  # type: ignore[import-not-found, unused-
 
 from farm.adapters.trainer_sampling import TrainerSampling
 from farm.adapters.verifiers.client_wires import ClientWires, plain_request, reply
-from farm.adapters.verifiers.traces import PlayedRollout, trace_of, trace_task
+from farm.adapters.verifiers.traces import RecordedRollout, trace_of, trace_task
 from farm.client.gathered_rollouts import GatheredRollouts
 from farm.errors import FarmError, InvalidRequest
 from farm.records.request import BatchRequest, EngineSettings, Instance, SamplingParams
@@ -100,10 +100,10 @@ def engine_of(run: RunRequest) -> dict[str, Any]:
 
 def sampling_of(run: RunRequest, ignored: Collection[str] = ()) -> dict[str, Any]:
     """Return the fields of a batch for a request's sampling. Raises InvalidRequest for unsupported parameters."""
-    asked = {name: value for name, value in run.sampling.model_dump().items() if value is not None}
-    template = asked.pop("chat_template_kwargs", {})
+    requested = {name: value for name, value in run.sampling.model_dump().items() if value is not None}
+    template = requested.pop("chat_template_kwargs", {})
     # the engine chooses what a request leaves out
-    sampling = {"temperature": None} | TrainerSampling("sampling", ignored, "--ignore leaves it out").fields(asked)
+    sampling = {"temperature": None} | TrainerSampling("sampling", ignored, "--ignore leaves it out").fields(requested)
     return {"sampling": sampling, "chat_template_kwargs": template}
 
 
@@ -210,7 +210,7 @@ class FarmEnvServer(EnvServer):  # type: ignore[misc, unused-ignore]
     def _episode(self, rollout: Rollout, req: RunRequest) -> dict[str, Any]:
         """Return the dumped episode of a rollout, in fields that both versions read."""
         task = trace_task(req.task_data)
-        trace = trace_of(self._played(rollout), task, req.model, req.sampling)
+        trace = trace_of(self._recorded(rollout), task, req.model, req.sampling)
         episode = WireEpisode(env=EnvInfo(id="farm"), task=task, ok=trace.ok, traces=[trace])
         dumped: dict[str, Any] = episode.model_dump(mode="python", serialize_as_any=True)
         # a version refuses unknown fields of an agent, and has its own fields of a task
@@ -228,6 +228,8 @@ class FarmEnvServer(EnvServer):  # type: ignore[misc, unused-ignore]
         own = {_LIMITS[name]: value for name, value in timeouts.items() if value is not None}
         return {**self._request.get("limits", {}), **own}
 
-    def _played(self, rollout: Rollout) -> PlayedRollout:
+    def _recorded(self, rollout: Rollout) -> RecordedRollout:
         client, rollout_id = self._rollouts.client, rollout.rollout_id
-        return PlayedRollout(rollout, client.calls(rollout_id), client.rewards(rollout_id), client.timings(rollout_id))
+        return RecordedRollout(
+            rollout, client.calls(rollout_id), client.rewards(rollout_id), client.timings(rollout_id)
+        )

@@ -60,7 +60,7 @@ _REASONS = frozenset({"stop", "length", "tool_calls"})
 
 
 @dataclass(frozen=True, slots=True)
-class PlayedRollout:
+class RecordedRollout:
     """An ended rollout with everything that a trace shows of it."""
 
     rollout: Rollout
@@ -77,17 +77,19 @@ def trace_task(task_data: Mapping[str, Any]) -> TraceTask[WireTaskData]:
     return TraceTask[WireTaskData](type="FarmTask", data=data, key=key, hash=key)
 
 
-def trace_of(played: PlayedRollout, task: TraceTask[WireTaskData], model: str, sampling: SamplingConfig) -> WireTrace:
+def trace_of(
+    recorded: RecordedRollout, task: TraceTask[WireTaskData], model: str, sampling: SamplingConfig
+) -> WireTrace:
     """Return the trace of a rollout. A failed one has its error and no reward: `ok` is False."""
-    rollout = played.rollout
+    rollout = recorded.rollout
     agent = AgentInfo[WireAgentConfig](config=WireAgentConfig(model=model, sampling=sampling))
-    trace = WireTrace(task=task, agent=agent, info={"farm": _details(rollout)}, timing=_timing(played.timings))
-    _add_calls(trace, played, model)
+    trace = WireTrace(task=task, agent=agent, info={"farm": _details(rollout)}, timing=_timing(recorded.timings))
+    _add_calls(trace, recorded, model)
     if rollout.trainable:
         trace.ok = True
-        name = played.rewards[-1].evaluator if played.rewards else "reward"
+        name = recorded.rewards[-1].evaluator if recorded.rewards else "reward"
         trace.record_reward(name, rollout.reward or 0.0)
-        for score in played.rewards[-1:]:
+        for score in recorded.rewards[-1:]:
             trace.record_metrics({key: float(value) for key, value in score.details.items() if _is_number(value)})
         if rollout.outcome is Outcome.DEADLINE:
             trace.stop("agent_timeout")
@@ -97,7 +99,7 @@ def trace_of(played: PlayedRollout, task: TraceTask[WireTaskData], model: str, s
     else:
         kind = _ERRORS.get(rollout.outcome or Outcome.CANCELLED, errors.EnvError)
         message = rollout.failure.message if rollout.failure else f"it ended as {rollout.outcome}"
-        trace.rewards = {each.evaluator: None for each in played.rewards} or {"reward": None}
+        trace.rewards = {each.evaluator: None for each in recorded.rewards} or {"reward": None}
         trace.record_error(kind(f"rollout {rollout.rollout_id}: {message}"))
         trace.stop_condition = f"{kind.__name__.removesuffix('Error').lower()}_error"
     trace.split_agent_time()
@@ -132,13 +134,13 @@ def _timing(timings: Sequence[StageTiming]) -> Timing:
     return timing
 
 
-def _add_calls(trace: WireTrace, played: PlayedRollout, model: str) -> None:
+def _add_calls(trace: WireTrace, recorded: RecordedRollout, model: str) -> None:
     """Add the nodes of all calls, row by row, then those of calls without ids; and the calls as they were made."""
-    calls = played.calls
+    calls = recorded.calls
     graph = _Graph(trace, calls, model)
-    for row in played.rollout.segments:
-        check_text_only(played.rollout.rollout_id, row)
-    experts = {_ids(row): _experts(row) for row in played.rollout.segments}
+    for row in recorded.rollout.segments:
+        check_text_only(recorded.rollout.rollout_id, row)
+    experts = {_ids(row): _experts(row) for row in recorded.rollout.segments}
     for segment, members in zip(segments(calls), calls_of_segments(calls), strict=True):
         graph.add_row(members, with_tokens=segment.trainable, experts=experts.get(_ids(segment)))
     graph.add_row([call for call in calls if not call.token_exact], with_tokens=False)
@@ -284,7 +286,7 @@ class VerifiersResults:
 
     def result(self, rollout: Rollout, calls: Sequence[ModelCall], /) -> WireTrace:
         task = trace_task({"data_source": rollout.data_source, "fields": {}})
-        return trace_of(PlayedRollout(rollout, calls, [], []), task, "policy", SamplingConfig())
+        return trace_of(RecordedRollout(rollout, calls, [], []), task, "policy", SamplingConfig())
 
     def read_result(self, result: WireTrace, /) -> TrainerResult:
         given = [each.value for each in result.rewards.values() if each is not None]

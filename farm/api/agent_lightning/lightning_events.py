@@ -52,15 +52,15 @@ class LightningEvents:
         """
         _, rollout = self._rollouts.stored(name)
         is_triplet = query.format == "triplet"
-        result: list[Event] = []
+        events: list[Event] = []
         if rollout.trainable:
             calls = self._farm.calls(rollout.rollout_id)
             calls = _last_of_each_prompt(calls) if is_triplet else calls
             written = _triplet if is_triplet else _request
-            result += [_event(name, "model_request", call.started_at + call.latency_s, written(call)) for call in calls]
-            result.append(_event(name, "reward", rollout.finished_at or 0.0, _reward(rollout, is_triplet)))
-        result += self._posted(name).read().get("events", [])
-        return [event for event in result if query.event_type in (None, event["event_type"])]
+            events += [_event(name, "model_request", call.started_at + call.latency_s, written(call)) for call in calls]
+            events.append(_event(name, "reward", rollout.finished_at or 0.0, _reward(rollout, is_triplet)))
+        events += self._posted(name).read().get("events", [])
+        return [event for event in events if query.event_type in (None, event["event_type"])]
 
     def _posted(self, name: str) -> KeptState:
         return KeptState(self._farm.runs, key_of(name))
@@ -130,5 +130,5 @@ def _request(call: ModelCall) -> dict[str, Any]:
 
 def _reward(rollout: Rollout, is_triplet: bool) -> dict[str, Any]:
     reason = str(rollout.outcome)
-    told = {"value": rollout.reward, "source": "agent", "reason": reason}
-    return told if is_triplet else {**told, "message": None}
+    values = {"value": rollout.reward, "source": "agent", "reason": reason}
+    return values if is_triplet else {**values, "message": None}

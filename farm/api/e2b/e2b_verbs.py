@@ -98,7 +98,7 @@ def _routes(endpoints: Endpoints) -> Sequence[BaseRoute]:
     rest, processes, files = RestSandboxes(endpoints), AgentProcesses(endpoints), AgentFiles(endpoints)
 
     def agent(method: str, path: str, verb: Verb, streams: bool = False) -> BaseRoute:
-        return endpoints.route(method, path, lambda request: _told(verb, request, streams), takes_body=False)
+        return endpoints.route(method, path, lambda request: _response_of(verb, request, streams), takes_body=False)
 
     async def health(request: ApiRequest) -> Response:
         await AgentSandbox(endpoints, request).check()
@@ -116,7 +116,7 @@ def _routes(endpoints: Endpoints) -> Sequence[BaseRoute]:
     ]
 
 
-async def _told(verb: Verb, request: ApiRequest, streams: bool) -> Response:
+async def _response_of(verb: Verb, request: ApiRequest, streams: bool) -> Response:
     """Return the response of a method of the agent, or its error in the form of that kind of response."""
     try:
         return await verb(request)

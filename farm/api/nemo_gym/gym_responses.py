@@ -34,20 +34,20 @@ def run_result(row: Mapping[str, Any], names: RowNames, rollout: Rollout, calls:
     result = {**columns_without(row, (KEY_COLUMN,)), "rollout_id": rollout.rollout_id}
     if not rollout.trainable:
         kind = _KINDS.get(rollout.outcome or Outcome.LOST, "agent_run_error")
-        said = f": {rollout.failure.message}" if rollout.failure is not None else ""
-        reason = f"rollout {rollout.rollout_id} ended as {rollout.outcome}{said}"
+        message = f": {rollout.failure.message}" if rollout.failure is not None else ""
+        reason = f"rollout {rollout.rollout_id} ended as {rollout.outcome}{message}"
         failure = {"mask_sample": True, "failure_kind": kind, "failure_reason": reason}
         return result | failure | {"_ng_failure_class": kind, "_ng_failure_message": reason}
-    played = longest_row(calls)
-    differs = any(call.mismatch is not None for call in played)
+    row_calls = longest_row(calls)
+    differs = any(call.mismatch is not None for call in row_calls)
     result |= {"mask_sample": differs, "failure_kind": None, "failure_reason": None}
     if differs:
         reason = "the engine saw other tokens than it was sent"
         result |= {"failure_kind": "farm:token_mismatch", "failure_reason": reason}
     elif rollout.outcome is Outcome.DEADLINE:
         result |= {"failure_kind": "agent_timeout", "failure_reason": "the time limit of the run was reached"}
-    tools = tools_by_call(calls)[played[0].index] if played else []
-    return result | {"reward": rollout.reward, "response": _response(names, rollout, played, tools)}
+    tools = tools_by_call(calls)[row_calls[0].index] if row_calls else []
+    return result | {"reward": rollout.reward, "response": _response(names, rollout, row_calls, tools)}
 
 
 def longest_row(calls: Sequence[ModelCall]) -> Sequence[ModelCall]:
@@ -61,16 +61,16 @@ def longest_row(calls: Sequence[ModelCall]) -> Sequence[ModelCall]:
 
 def output_items(calls: Sequence[ModelCall]) -> list[Item]:
     """Return the items that a model and its tools added to the input; the last of a call has its tokens."""
-    result: list[Item] = []
+    output: list[Item] = []
     for number, call in enumerate(calls):
         if number:
-            result += [_input_item(message) for message in call.messages]
+            output += [_input_item(message) for message in call.messages]
         items = _sampled_items(call)
         if call.token_exact:
             items[-1] |= _tokens(call)
-        result += items
-        result += [_input_item(message) for message in call.observations]
-    return result
+        output += items
+        output += [_input_item(message) for message in call.observations]
+    return output
 
 
 def _tokens(call: ModelCall) -> Item:
@@ -87,19 +87,19 @@ def _tokens(call: ModelCall) -> Item:
 def _sampled_items(call: ModelCall) -> list[Item]:
     reasoning, text = reasoning_and_text(call.response)
     tool_calls = call.response.get("tool_calls") or []
-    result: list[Item] = []
+    items: list[Item] = []
     if reasoning:
         summary = [{"type": "summary_text", "text": reasoning}]
-        result.append({"type": "reasoning", "id": f"rs_{call.index}", "summary": summary})
+        items.append({"type": "reasoning", "id": f"rs_{call.index}", "summary": summary})
     if text or not (reasoning or tool_calls):
         content = [{"type": "output_text", "text": text, "annotations": []}]
-        said = {"type": "message", "id": f"msg_{call.index}", "role": "assistant", "status": "completed"}
-        result.append({**said, "content": content})
+        message = {"type": "message", "id": f"msg_{call.index}", "role": "assistant", "status": "completed"}
+        items.append({**message, "content": content})
     for each in tool_calls:
         function = each.get("function") or {}
         name = {"name": str(function.get("name", "")), "arguments": str(function.get("arguments", ""))}
-        result.append({"type": "function_call", "call_id": str(each.get("id", "")), "status": "completed", **name})
-    return result
+        items.append({"type": "function_call", "call_id": str(each.get("id", "")), "status": "completed", **name})
+    return items
 
 
 def _input_item(message: Message) -> Item:

@@ -36,7 +36,7 @@ _UNSCORED = (
 
 
 @dataclass(frozen=True, slots=True)
-class PlayedRow:
+class SubmittedRow:
     """A row that was submitted as a batch of one rollout, or found again."""
 
     row: dict[str, Any]
@@ -64,21 +64,21 @@ class _Routes:
     async def _run(self, request: ApiRequest) -> dict[str, Any]:
         """Answer once the rollout has ended. A client that left without the answer may ask again."""
         endpoints = self._endpoints
-        played = await endpoints.run(_submitted, self._farm, request)
+        submitted = await endpoints.run(_submitted, self._farm, request)
         is_disconnected = request.is_disconnected
         # released here, as it may be large and the wait long
         del request
-        await await_batch(endpoints, played.batch_id, _WAIT_S, is_disconnected)
-        rollout, result = await endpoints.run(_result, self._farm, played)
-        if played.identity.key and not played.identity.is_lasting and not await is_disconnected():
-            await endpoints.run(self._farm.acknowledge_up_to, played.batch_id, rollout.cursor, _CONSUMER)
+        await await_batch(endpoints, submitted.batch_id, _WAIT_S, is_disconnected)
+        rollout, result = await endpoints.run(_result, self._farm, submitted)
+        if submitted.identity.key and not submitted.identity.is_lasting and not await is_disconnected():
+            await endpoints.run(self._farm.acknowledge_up_to, submitted.batch_id, rollout.cursor, _CONSUMER)
         return result
 
     def _unscored(self, request: ApiRequest) -> Any:
         raise RequestRejected(ProblemDetails(501, "NotAllowed", _UNSCORED))
 
 
-def _submitted(farm: LocalFarm, request: ApiRequest) -> PlayedRow:
+def _submitted(farm: LocalFarm, request: ApiRequest) -> SubmittedRow:
     """Submit a row, or find its rollout. Raises InvalidRequest, UnknownHandler, Conflict, ServiceError."""
     row = request.body
     names = row_names(row)
@@ -90,7 +90,7 @@ def _submitted(farm: LocalFarm, request: ApiRequest) -> PlayedRow:
             "there is no model server: name it in the row, policy_base_url, or add one to the farm, `farm engines add`"
         )
     try:
-        return PlayedRow(row, names, identity, farm.submit(batch))
+        return SubmittedRow(row, names, identity, farm.submit(batch))
     except InvalidRequest as error:
         raise named_as_sent(error) from None
     except Conflict:
@@ -115,10 +115,10 @@ def _next_key(farm: LocalFarm, key: str) -> str:
     return f"{key}:{n}"
 
 
-def _result(farm: LocalFarm, played: PlayedRow) -> tuple[Rollout, dict[str, Any]]:
-    name = rollout_id(played.batch_id, 0, 0)
+def _result(farm: LocalFarm, submitted: SubmittedRow) -> tuple[Rollout, dict[str, Any]]:
+    name = rollout_id(submitted.batch_id, 0, 0)
     rollout = farm.rollout(name)
-    return rollout, run_result(played.row, played.names, rollout, farm.calls(name))
+    return rollout, run_result(submitted.row, submitted.names, rollout, farm.calls(name))
 
 
 def _aggregated(request: ApiRequest) -> dict[str, Any]:

@@ -35,8 +35,8 @@ def session_result(
     error = None
     tools = tools_by_call(calls)
     if status == "ERROR":
-        said = f": {rollout.failure.message}" if rollout.failure is not None else ""
-        error = f"rollout {rollout.rollout_id} ended as {rollout.outcome}{said}"
+        reason = f": {rollout.failure.message}" if rollout.failure is not None else ""
+        error = f"rollout {rollout.rollout_id} ended as {rollout.outcome}{reason}"
         traces: list[Value] = []
     elif builder == "prefix_merging":
         traces = [_merged(row, row_calls, rollout, tools[row_calls[0].index]) for row, row_calls in _rows(calls)]
@@ -105,9 +105,9 @@ def _timing(rollout: Rollout, timings: Sequence[Timing]) -> dict[str, float]:
     last = max((timing.attempt for timing in timings), default=0)
     names = {Stage.INIT: ("register_to_init_queue_ms", "init_ms"), Stage.RUN: ("ready_queue_ms", "run_ms")}
     names[Stage.EVAL] = ("postrun_queue_ms", "postrun_ms")
-    result = {"e2e_ms": 1000 * ((rollout.finished_at or rollout.submitted_at) - rollout.submitted_at)}
+    times = {"e2e_ms": 1000 * ((rollout.finished_at or rollout.submitted_at) - rollout.submitted_at)}
     for timing in timings:
         if timing.attempt == last:
             queued, worked = names[timing.stage]
-            result |= {queued: 1000 * (timing.queued_s or 0.0), worked: 1000 * (timing.work_s or 0.0)}
-    return result
+            times |= {queued: 1000 * (timing.queued_s or 0.0), worked: 1000 * (timing.work_s or 0.0)}
+    return times

@@ -142,8 +142,8 @@ def _lines(connection: Connection, query: PolarTasksQuery) -> Iterator[dict[str,
             "created_at": each.created_at,
             "updated_at": each.updated_at,
         }
-        is_asked_for = query.status in (None, line["status"]) and query.harness in (None, line["harness"])
-        if is_asked_for and (query.since is None or each.updated_at >= query.since):
+        is_requested = query.status in (None, line["status"]) and query.harness in (None, line["harness"])
+        if is_requested and (query.since is None or each.updated_at >= query.since):
             yield line
 
 

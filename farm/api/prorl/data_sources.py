@@ -19,7 +19,7 @@ _HANDLERS = {
     "taco": "programs",
 }
 _PREFIXES = {"deepcoder": "programs", "stem": "answer"}
-_NOT_PLAYED = {
+_UNSUPPORTED = {
     "swebench_multimodal": "images in an issue",
     "gui": "a browser",
     "visual_browsing": "a browser",
@@ -40,8 +40,8 @@ _OF_THE_WIRE = ("data_source", "trajectory_id", "instance_id")
 
 def handler_of(data_source: str) -> str:
     """Return the farm's handler for a data source. Raises UnknownHandler, naming the known ones."""
-    if data_source in _NOT_PLAYED:
-        raise UnknownHandler(f"data_source {data_source!r} needs {_NOT_PLAYED[data_source]}, which the farm lacks")
+    if data_source in _UNSUPPORTED:
+        raise UnknownHandler(f"data_source {data_source!r} needs {_UNSUPPORTED[data_source]}, which the farm lacks")
     if data_source in _HANDLERS:
         return _HANDLERS[data_source]
     for prefix, handler in _PREFIXES.items():

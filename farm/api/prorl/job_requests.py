@@ -62,7 +62,7 @@ def server_of(request: ProcessRequest, servers: Sequence[str], key: str) -> str:
     return servers[(first + place) % len(servers)]
 
 
-def batch_request(request: ProcessRequest, sampling: SamplingMix, server: str, key: str, play_s: float) -> BatchRequest:
+def batch_request(request: ProcessRequest, sampling: SamplingMix, server: str, key: str, run_s: float) -> BatchRequest:
     """Return the batch of one rollout. Raises InvalidRequest by the names of this protocol, and UnknownHandler."""
     data_source = request.instance.get("data_source", DEFAULT)
     if not isinstance(data_source, str):
@@ -74,7 +74,7 @@ def batch_request(request: ProcessRequest, sampling: SamplingMix, server: str, k
     }
     max_turns = 1 if sampling.is_reasoning_task else sampling.max_iterations
     limits: dict[str, Any] = {
-        "run_s": play_s,
+        "run_s": run_s,
         "max_turns": max_turns,
         "max_repeats": 2 if sampling.strict_loop_detector else 4,
         "max_observation_chars": sampling.max_message_chars,

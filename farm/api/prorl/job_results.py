@@ -39,7 +39,7 @@ def result_of(
     """
     whole = rollout.state is State.COMPLETED
     with_tokens = sampling.token_level_generation is not False
-    said = conversation(calls if whole else (), with_tokens, sampling.ensure_thinking_end_properly)
+    transcript = conversation(calls if whole else (), with_tokens, sampling.ensure_thinking_end_properly)
     error = _error(rollout)
     critical = _critical(rollout)
     times = _times(rollout, timings)
@@ -53,9 +53,9 @@ def result_of(
         "error": error,
         "finish": rollout.outcome in _FINISHED,
         "git_patch": (submission or {}).get("files", {}).get("model.patch"),
-        "messages": said.messages,
-        "tools": said.tools,
-        "end_properly": said.ends_properly and rollout.outcome is not Outcome.INVALID_ACTION,
+        "messages": transcript.messages,
+        "tools": transcript.tools,
+        "end_properly": transcript.ends_properly and rollout.outcome is not Outcome.INVALID_ACTION,
         "filter": _filter(rollout, critical, error),
         "timing": times | {"timeout_triggered": rollout.outcome is Outcome.DEADLINE},
         "rollout_id": rollout.rollout_id,

@@ -264,8 +264,8 @@ def _text(output: str) -> str:
     return _CONTROL.sub("", output).replace("\r\n", "\n")
 
 
-def _non_zero(message: str, said: str) -> RexError:
-    return RexError(rex_errors.NON_ZERO, f"{said}: {message}" if said else message)
+def _non_zero(message: str, reason: str) -> RexError:
+    return RexError(rex_errors.NON_ZERO, f"{reason}: {message}" if reason else message)
 
 
 def _write_call(path: str, data: bytes, packed: bool) -> WriteCall:

@@ -71,7 +71,7 @@ class _Routes:
     ) -> BaseRoute:
         async def answer(request: ApiRequest) -> Any:
             wanted = request.parse_body(kind)
-            return await _told(verb(self._sandbox(request, name), wanted))
+            return await _response_of(verb(self._sandbox(request, name), wanted))
 
         return self._endpoints.route("POST", f"{_ONE}/{name}", answer)
 
@@ -84,8 +84,8 @@ class _Routes:
     async def _run(self, request: ApiRequest) -> Any:
         body, sandbox = request.body, self._sandbox(request, "run_in_session")
         if isinstance(body, dict) and body.get("action_type") == "bash_interrupt":
-            return await _told(sandbox.interrupt(request.parse_body(RexInterrupt)))
-        return await _told(sandbox.run(request.parse_body(RexAction)))
+            return await _response_of(sandbox.interrupt(request.parse_body(RexInterrupt)))
+        return await _response_of(sandbox.run(request.parse_body(RexAction)))
 
     def _is_alive(self, request: ApiRequest) -> Mapping[str, Any]:
         """Return whether a sandbox runs. Its client is alive, so this renews the lease."""
@@ -107,7 +107,7 @@ class _Routes:
             except RexError as error:
                 return error.response()
             sandbox = self._sandbox(request, "upload")
-            return await _told(sandbox.put(upload.path, upload.data, upload.packed))
+            return await _response_of(sandbox.put(upload.path, upload.data, upload.packed))
 
     async def _close(self, request: ApiRequest) -> Any:
         """End the sandbox. Idempotent."""
@@ -116,10 +116,10 @@ class _Routes:
             await self._endpoints.run(self._sandboxes.stop, request.path["reference"])
             return {}
 
-        return await _told(stop())
+        return await _response_of(stop())
 
 
-async def _told(doing: Awaitable[Any]) -> Any:
+async def _response_of(doing: Awaitable[Any]) -> Any:
     """Return the result, or the response that makes the client raise the error."""
     try:
         return await doing

@@ -127,17 +127,17 @@ class Observations:
     async def _settle(self, answered: _Answered) -> None:
         """Forget the answered actions of a trajectory, or end its sandbox after its last step."""
         began = max((index + 1 for index, (step, _) in enumerate(answered) if step.finishes), default=0)
-        asked = [each for each in answered[began:] if each[1].sandbox_id]
+        in_sandbox = [each for each in answered[began:] if each[1].sandbox_id]
         try:
             if any(step.is_last for step, _ in answered[began:]):
                 await self._sandboxes.finish(answered[0][0])
-            elif asked:
-                forget = ForgetCall(call_ids=[step.call_id for step, _ in asked])
+            elif in_sandbox:
+                forget = ForgetCall(call_ids=[step.call_id for step, _ in in_sandbox])
                 sent = SentCall("forget", serialization.written(forget), CALL_S)
-                await self._endpoints.nodes.call(asked[-1][1].sandbox_id, sent)
+                await self._endpoints.nodes.call(in_sandbox[-1][1].sandbox_id, sent)
         except _OUTAGES as error:
             # the next repeat would be answered by the result of this one
-            for step, observation in asked:
+            for step, observation in in_sandbox:
                 lost = _outage(step, error)
                 observation.shown, observation.done, observation.valid = lost.shown, lost.done, lost.valid
 

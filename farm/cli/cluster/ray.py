@@ -70,13 +70,13 @@ def up(
     options = [str(word) for name, n in slots.items() if n is not None for word in (name, n)]
     options += ["--head-on-first"] if head_on_first else []
     say(f"{wanted} nodes on Ray; {len(have)} have {cpus:g} CPUs now")
-    told: set[str] = set()
+    printed: set[str] = set()
     with RayNodes(folder, wanted, cpus=cpus, options=options, settings=passed_settings(), grace_s=grace_s) as nodes:
         while not received:
             for node in nodes.look():
                 ended = f" has ended with status {node.status} and is restarted; see" if node.status else ", log"
-                if (text := f"node {node.name}{ended} {node.log}") not in told or node.status:
-                    told.add(text)
+                if (text := f"node {node.name}{ended} {node.log}") not in printed or node.status:
+                    printed.add(text)
                     say(text)
             time.sleep(_POLL_S)
     library.shutdown()

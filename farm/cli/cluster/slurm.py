@@ -154,14 +154,14 @@ def ls(folder: Path | None) -> None:
         node = node_of.get(job.job_id, "")
         left = "" if job.pending else ("∞" if job.left_s == float("inf") else f"{job.left_s / 60:.0f} min")
         state = f"{job.state} ({job.reason})" if job.pending else job.state
-        plays = str(occupied.get(node, 0)) if node else ""
-        table.add_row(job.place, names[job.name], state, left, job.nodes, node, plays)
+        n_rollouts = str(occupied.get(node, 0)) if node else ""
+        table.add_row(job.place, names[job.name], state, left, job.nodes, node, n_rollouts)
     console.print(table)
-    for name, said in status(shared).items():
+    for name, pool_status in status(shared).items():
         n = sum(names[job.name] == name for job in jobs)
         if name in pools:
-            line = f"{name}: {n} jobs, {said.get('wanted')} wanted, from {pools[name].min} to {pools[name].max}"
-            say(f"{line}; {said['fault']}" if said.get("fault") else line)
+            line = f"{name}: {n} jobs, {pool_status.get('wanted')} wanted, from {pools[name].min} to {pools[name].max}"
+            say(f"{line}; {pool_status['fault']}" if pool_status.get("fault") else line)
     if fault:
         say(f"the head does not answer, so nodes are not shown: {fault}")
 
@@ -273,14 +273,14 @@ def _pools(shared: Path, given: dict[str, Any]) -> Pools:
     size = {name: given[name] for name in ("cpus", "mem", "run_slots")}
     more = {"sbatch": given["sbatch"] or None}
     options = {name: value for name, value in (same | size | some | more).items() if value is not None}
-    result = {name: table | options for name, table in chosen.items()}
+    options_of = {name: table | options for name, table in chosen.items()}
     has_job = given["head"]
     if has_job is None:
         has_job = own_head is not None or keeps_head(shared) or not is_led(shared)
     if has_job:
         shared_options = {name: value for name, value in same.items() if value is not None}
-        result = {HEAD: _HEAD_SIZE | shared_options | (own_head or {})} | result
-    return checked(result, "slurm")
+        options_of = {HEAD: _HEAD_SIZE | shared_options | (own_head or {})} | options_of
+    return checked(options_of, "slurm")
 
 
 def _nodes(shared: Path, patience_s: float) -> tuple[dict[str, str], dict[str, int]]:
@@ -319,19 +319,19 @@ def _await_node(shared: Path, head_jobs: str, has_nodes: bool) -> None:
     from farm.launch.slurm_commands import jobs_named
     from farm.launch.slurm_keeper import status
 
-    told: set[str] = set()
+    printed: set[str] = set()
     while True:
         address, text = read_address(shared), ""
         if address is not None and address.head:
             text = f"page    {address.api_url}/web/ (the key is in {shared / 'api_key'})"
             with suppress(ServiceError):
                 if not has_nodes or _nodes(shared, first_s())[0]:
-                    if text not in told:
+                    if text not in printed:
                         say(text)
                     break
-            for name, said in status(shared).items():
-                if said.get("fault"):
-                    text = f"pool {name}: {said['fault']}"
+            for name, pool_status in status(shared).items():
+                if pool_status.get("fault"):
+                    text = f"pool {name}: {pool_status['fault']}"
         elif jobs := jobs_named([head_jobs]):
             text = f"waiting for the head, job {jobs[0].place}: {jobs[0].state} {jobs[0].reason}"
         elif not is_led(shared):
@@ -339,8 +339,8 @@ def _await_node(shared: Path, head_jobs: str, has_nodes: bool) -> None:
                 f"the head's job ended before it was ready: see `farm slurm logs head --dir {shared}`; "
                 f"`farm slurm down --dir {shared}` cancels the rest"
             )
-        if text and text not in told:
-            told.add(text)
+        if text and text not in printed:
+            printed.add(text)
             say(text)
         time.sleep(_POLL_S)
     say(f"ready; clients: --url {shared}")

@@ -16,7 +16,7 @@ configs:
   data_files: data/*.parquet
 ---
 
-{n} rollouts that a rollout farm played. A row is a rollout: `messages` is what was said; `segments` are its training
+{n} rollouts of a rollout farm. A row is a rollout: `messages` is the conversation; `segments` are its training
 rows (prompt and response ids, mask, log-probabilities, versions of the weights); `reward` is the score that counts,
 `scores` all of them as JSON.
 """

@@ -15,7 +15,7 @@ from pydantic import BaseModel, ConfigDict
 from farm.records.trajectory import ModelCall, Segment
 
 
-class PlayedCall(BaseModel):
+class SubmittedCall(BaseModel):
     """A model call as passed to an evaluator.
 
     `row` is the training row in which it was sampled, `place` the index of its last token in the row's response; None
@@ -50,9 +50,9 @@ class RowRewards(BaseModel):
         return replace(segment, reward=self.rows.get(index), turn_rewards=tuple(sorted(turns.items())))
 
 
-def played_calls(calls: Sequence[ModelCall], rows: Sequence[Segment]) -> tuple[PlayedCall, ...]:
+def submitted_calls(calls: Sequence[ModelCall], rows: Sequence[Segment]) -> tuple[SubmittedCall, ...]:
     """Return the calls of a rollout with their positions in the training rows, for any row builder."""
-    result: list[PlayedCall] = []
+    submitted: list[SubmittedCall] = []
     taken: set[tuple[int, int]] = set()
     for call in calls:
         places = list(_places(call, rows))
@@ -60,7 +60,7 @@ def played_calls(calls: Sequence[ModelCall], rows: Sequence[Segment]) -> tuple[P
         row, place = next((each for each in places if each not in taken), places[0] if places else (None, None))
         if row is not None and place is not None:
             taken.add((row, place))
-        shown = PlayedCall(
+        shown = SubmittedCall(
             index=call.index,
             labels=call.labels,
             messages=call.messages,
@@ -68,12 +68,12 @@ def played_calls(calls: Sequence[ModelCall], rows: Sequence[Segment]) -> tuple[P
             row=row,
             place=place,
         )
-        result.append(shown)
-    return tuple(result)
+        submitted.append(shown)
+    return tuple(submitted)
 
 
 def row_rewards(
-    calls: Sequence[PlayedCall], of_calls: Mapping[int, float], of_rows: Mapping[int, float]
+    calls: Sequence[SubmittedCall], of_calls: Mapping[int, float], of_rows: Mapping[int, float]
 ) -> RowRewards | None:
     """Return the rewards from an evaluator; None if it returned none. Raises ValueError for unknown calls or rows."""
     known = {call.index: call for call in calls}

@@ -68,7 +68,7 @@ def opened(url: URL, text: str) -> str:
     try:
         return str(_fernet(key).decrypt(text.removeprefix(_SEALED)).decode())
     except InvalidToken:
-        raise NotAllowed(f"node {settings().node} has a different secret key than the farm: {_MEND}") from None
+        raise NotAllowed(f"node {settings().node} has a different secret key than the farm: {_REMEDY}") from None
 
 
 def sealed_request(connection: Connection, stored: dict[str, Any], caller: Caller | None = None) -> dict[str, Any]:
@@ -109,7 +109,7 @@ def check_secret_key(connection: Connection) -> None:
     if not key:
         raise NotAllowed(f"node {settings().node} {_missing(connection.engine.url)}")
     if _fingerprint(key) != fingerprint:
-        raise NotAllowed(f"node {settings().node} has a different secret key than the farm: {_MEND}")
+        raise NotAllowed(f"node {settings().node} has a different secret key than the farm: {_REMEDY}")
 
 
 def has_secrets(connection: Connection) -> bool:
@@ -182,11 +182,11 @@ def _fernet(key: str) -> Any:
     return Fernet(base64.urlsafe_b64encode(hashlib.sha256(key.encode()).digest()))
 
 
-_MEND = "set FARM_SECRET_KEY to the farm's, or share FARM_HOME with the node that made it"
+_REMEDY = "set FARM_SECRET_KEY to the farm's, or share FARM_HOME with the node that made it"
 
 
 def _missing(url: URL) -> str:
-    return f"has no secret key of the farm, which keys of engines are encrypted with ({_folder(url) / FILE}): {_MEND}"
+    return f"has no secret key of the farm, which keys of engines are encrypted with ({_folder(url) / FILE}): {_REMEDY}"
 
 
 def _checked_reference(text: str, caller: Caller | None) -> str:

@@ -106,11 +106,11 @@ def parts(numbers: Conservation) -> Iterator[range]:
 def of_batch(connection: Connection, batch_id: str) -> tuple[Conservation, list[Violation]]:
     """Return the counts of a batch, and the violated invariants of the batch as a whole. Raises NotFound."""
     numbers = conservation(connection, batch_id)
-    result = [
+    violations = [
         Violation(each.id, f"{each.n_submitted} rollouts were submitted, {each.n_found} are there")
         for each in numbers.off
     ]
-    return numbers, result + _of_numbers_given(connection, batch_id)
+    return numbers, violations + _of_numbers_given(connection, batch_id)
 
 
 def open_batches(connection: Connection) -> list[str]:
@@ -154,14 +154,14 @@ def of_rollouts(connection: Connection, batch_id: str, groups: range) -> list[Vi
     bound = {"b_batch": batch_id, "b_first": groups.start, "b_end": groups.stop, "b_limit": LIMIT}
     rows = connection.execute(_broken(), bound)
     return [
-        Violation(row.rollout_id, f"{sentence} ({_said(row)})")
+        Violation(row.rollout_id, f"{sentence} ({_facts_of(row)})")
         for row in rows
         for index, (sentence, _) in enumerate(_RULES)
         if getattr(row, f"rule_{index}")
     ]
 
 
-def _said(row: Row[Any]) -> str:
+def _facts_of(row: Row[Any]) -> str:
     return ", ".join(f"{name} {getattr(row, name)}" for name in _FACTS if getattr(row, name) is not None)
 
 
@@ -218,7 +218,7 @@ _owners = and_(
     attempts.c.worker == _row.owner,
     attempts.c.node == _row.node,
 )
-_played = and_(attempts.c.stage == Stage.RUN.value, attempts.c.result == "advanced")
+_run_advanced = and_(attempts.c.stage == Stage.RUN.value, attempts.c.result == "advanced")
 _scoring = and_(attempts.c.stage == Stage.EVAL.value, attempts.c.result == "completed")
 
 _RULES: Sequence[tuple[str, ColumnElement[bool]]] = (
@@ -306,20 +306,20 @@ _RULES: Sequence[tuple[str, ColumnElement[bool]]] = (
         and_(
             _whole,
             _in_eval,
-            or_(_row.policy_outcome.is_(None), _row.submission.is_(None), _count(attempts, _played) != 1),
+            or_(_row.policy_outcome.is_(None), _row.submission.is_(None), _count(attempts, _run_advanced) != 1),
         ),
     ),
     (
         "it has the results of a run, but no completed run",
         and_(
             not_(_in_eval),
-            or_(_row.policy_outcome.is_not(None), _row.submission.is_not(None), _any(attempts, _played)),
+            or_(_row.policy_outcome.is_not(None), _row.submission.is_not(None), _any(attempts, _run_advanced)),
         ),
     ),
     ("its number of training rows differs from its count", and_(_whole, _count(_segments) != _row.n_segments)),
     (
         "it has training rows of an attempt that does not count",
-        _any(_segments, _without(_segments, attempts, _played)),
+        _any(_segments, _without(_segments, attempts, _run_advanced)),
     ),
 )
 """Violations of a rollout's invariants: description and condition. A condition that is NULL is not true."""

@@ -34,24 +34,24 @@ class StageEnd:
 _TAKEN_AWAY = frozenset({DRAINED, Outcome.LOST.value})
 
 
-def stage_ends(connection: Connection, asked: Collection[AttemptStage]) -> Mapping[AttemptStage, StageEnd]:
+def stage_ends(connection: Connection, requested: Collection[AttemptStage]) -> Mapping[AttemptStage, StageEnd]:
     """Return the ends of the stages that have ended. A stage that never began ends with its attempt."""
-    ids = sorted({each.rollout_id for each in asked})
+    ids = sorted({each.rollout_id for each in requested})
     found: dict[AttemptStage, StageEnd] = {}
     for start in range(0, len(ids), CHUNK):
-        found |= _ends(connection, ids[start : start + CHUNK], asked)
+        found |= _ends(connection, ids[start : start + CHUNK], requested)
     return found
 
 
 def _ends(
-    connection: Connection, ids: Collection[str], asked: Collection[AttemptStage]
+    connection: Connection, ids: Collection[str], requested: Collection[AttemptStage]
 ) -> dict[AttemptStage, StageEnd]:
     now = (rollouts.c.rollout_id, rollouts.c.attempt, rollouts.c.state, age_of(rollouts.c.finished_at).label("age"))
     current = {row.rollout_id: row for row in connection.execute(select(*now).where(rollouts.c.rollout_id.in_(ids)))}
     tried = select(attempts, age_of(attempts.c.finished_at).label("age")).where(attempts.c.rollout_id.in_(ids))
     begun = {(row.rollout_id, row.attempt, row.stage): row for row in connection.execute(tried)}
-    result: dict[AttemptStage, StageEnd] = {}
-    for each in asked:
+    ends: dict[AttemptStage, StageEnd] = {}
+    for each in requested:
         rollout = current.get(each.rollout_id)
         if rollout is None:
             continue
@@ -59,13 +59,13 @@ def _ends(
             if row.age is None:
                 continue
             last = row.attempt == rollout.attempt and rollout.state == State.FAILED.value
-            result[each] = StageEnd(_state(row.result, last), row.error or row.result, row.age)
+            ends[each] = StageEnd(_state(row.result, last), row.error or row.result, row.age)
         elif rollout.attempt > each.attempt:
             cancelled = rollout.state == State.CANCELLED.value
             # a stage that was taken away before it began has no end time
             state, age_s = (State.CANCELLED, rollout.age or 0.0) if cancelled else (State.QUEUED, float("inf"))
-            result[each] = StageEnd(state, f"attempt {each.attempt} was over before this was begun", age_s)
-    return result
+            ends[each] = StageEnd(state, f"attempt {each.attempt} was over before this was begun", age_s)
+    return ends
 
 
 def _state(result: str, last: bool) -> State:

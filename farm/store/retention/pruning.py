@@ -85,7 +85,7 @@ class Pruner:
         older_s: float,
         kept: RetentionLevel,
         batch_ids: Collection[str] | None = None,
-        said: Callable[[PrunedBatch], object] = lambda batch: None,
+        on_marked: Callable[[PrunedBatch], object] = lambda batch: None,
     ) -> list[PrunedBatch]:
         """Prune batches older than so many seconds, except for what `kept` keeps. Returns the completed batches."""
         done = []
@@ -95,7 +95,7 @@ class Pruner:
                 continue
             if self._remove(marked):
                 done.append(marked)
-                said(marked)
+                on_marked(marked)
         if done:
             self._vacuum()
         return done

@@ -33,14 +33,14 @@ class Timekeeper:
 
         A slow answer is no jump: the store's time lies between the query and the answer.
         """
-        asked_at = self._own_time()
+        requested_at = self._own_time()
         now = ask()
         answered_at = self._own_time()
-        last, self._last = self._last, (asked_at, answered_at, now)
+        last, self._last = self._last, (requested_at, answered_at, now)
         if last is None:
             return now, 0.0
         passed_s = now - last[2]
-        at_least_s, at_most_s = asked_at - last[1], answered_at - last[0]
+        at_least_s, at_most_s = requested_at - last[1], answered_at - last[0]
         ahead_s, behind_s = passed_s - at_most_s, at_least_s - passed_s
         if max(ahead_s, behind_s) < _MIN_S:
             return now, 0.0

@@ -34,8 +34,8 @@ class RetryableFailure(Enum):
 
 _LOGIN = "check the user and the password in the address, and percent-encode special characters"
 _REFUSALS = tuple(
-    (re.compile(pattern), f"the database refuses the connection ({what}): {mend}")
-    for pattern, what, mend in (
+    (re.compile(pattern), f"the database refuses the connection ({what}): {remedy}")
+    for pattern, what, remedy in (
         ("(password|peer|ident|SCRAM|LDAP|GSSAPI|certificate) authentication failed", "user or password", _LOGIN),
         ("no password supplied|SASL authentication failed|wrong password", "user or password", _LOGIN),
         ('FATAL: +role ".*" (does not exist|is not permitted to log in)', "user", _LOGIN),
@@ -92,8 +92,8 @@ def refusal(error: BaseException) -> str:
 
     libpq has no error codes before a session begins, so this matches the English messages of servers.
     """
-    said = first_line(error)
-    return next((mend for pattern, mend in _REFUSALS if pattern.search(said)), "")
+    message = first_line(error)
+    return next((remedy for pattern, remedy in _REFUSALS if pattern.search(message)), "")
 
 
 def waited_for_lock(error: BaseException) -> bool:
@@ -118,7 +118,7 @@ class Outage:
         self._what = what
         self._since = math.inf
         self._say_at = math.inf
-        self._said = False
+        self._logged = False
 
     @property
     def lasts(self) -> bool:
@@ -129,12 +129,12 @@ class Outage:
         if not self.lasts:
             self._since, self._say_at = now, now + _LOG_INTERVAL_S[0]
         elif now >= self._say_at:
-            self._say_at, self._said = now + _LOG_INTERVAL_S[1], True
+            self._say_at, self._logged = now + _LOG_INTERVAL_S[1], True
             log.warning("Database does not answer; %s wait for it: %s", self._what, first_line(error))
 
     def over(self) -> None:
         if self.lasts:
             since, self._since = self._since, math.inf
-            if self._said:
-                self._said = False
+            if self._logged:
+                self._logged = False
                 log.warning("Database answers again; %s waited %.0f s", self._what, time.monotonic() - since)

@@ -22,9 +22,9 @@ from farm.store.sql.observing_tables import HistogramRow as HistogramRow
 from farm.store.sql.observing_tables import MeasuredBatchRow as MeasuredBatchRow
 from farm.store.sql.observing_tables import OutboxRow as OutboxRow
 from farm.store.sql.sanitize import PlainText
-from farm.store.sql.tables.beside_calls import AnnotationRow as AnnotationRow
-from farm.store.sql.tables.beside_calls import ArtefactRow as ArtefactRow
-from farm.store.sql.tables.beside_calls import CallExpertsRow as CallExpertsRow
+from farm.store.sql.tables.call_attachments import AnnotationRow as AnnotationRow
+from farm.store.sql.tables.call_attachments import ArtefactRow as ArtefactRow
+from farm.store.sql.tables.call_attachments import CallExpertsRow as CallExpertsRow
 from farm.store.sql.terminal_table import AwaitsPlace
 
 _LIVE, _ENDED = text("finish_seq IS NULL"), text("finish_seq IS NOT NULL")

@@ -32,7 +32,7 @@ CLOSE_S = 5.0
 """Time for writes that wait for an unavailable database when a store is closed; all pending ones get `_END_S`."""
 _END_S = 30.0
 _PAUSE_S = (0.02, 1.0)
-_N_ALONE = 10
+_N_SINGLE_TRIES = 10
 """The maximum number of tries of a write that breaks its connection while the database answers others."""
 
 
@@ -49,7 +49,7 @@ class PendingWrite:
     batch_id: str = ""
     rollout_id: str = ""
     error: BaseException | None = None
-    n_alone: int = 0
+    n_single_tries: int = 0
 
     def is_wanted(self, closes_at: float) -> bool:
         """Return whether to try it (again): not if its caller cancelled it, or if it took too long and fails here."""
@@ -155,17 +155,17 @@ class Writer:
             return group
         if len(group) > 1:
             log.debug("Group of %d writes failed; retrying them one by one", len(group), exc_info=error)
-            return self._tried_alone(group)
+            return self._tried_singly(group)
         one = group[0]
         one.error = error
         # the server soon ends the session that holds that lock
-        one.n_alone += 0 if waited_for_lock(error) else 1
-        if trouble is not None and one.n_alone < _N_ALONE:
+        one.n_single_tries += 0 if waited_for_lock(error) else 1
+        if trouble is not None and one.n_single_tries < _N_SINGLE_TRIES:
             return group
         one.fail(error if trouble is None else unavailable(error))
         return []
 
-    def _tried_alone(self, group: list[PendingWrite]) -> list[PendingWrite]:
+    def _tried_singly(self, group: list[PendingWrite]) -> list[PendingWrite]:
         left: list[PendingWrite] = []
         for n, each in enumerate(group):
             left += self._tried([each])

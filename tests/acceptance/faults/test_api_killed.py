@@ -12,8 +12,8 @@ import pytest
 import farm
 from farm.cli.main import main
 from farm.records.rollout import State
-from tests.services.api import RestartableApi, mortal_api, shown_key
-from tests.services.commands import said
+from tests.services.api import RestartableApi, killable_api, shown_key
+from tests.services.commands import output_of
 from tests.services.farms import embedded, farm_folder, left_of, until
 from tests.services.soak import repeats
 
@@ -32,7 +32,7 @@ def folder() -> Iterator[Path]:
 @pytest.fixture(scope="module")
 def api(folder: Path) -> Iterator[RestartableApi]:
     """Yield the API of a farm; when both have ended, nothing is left of them."""
-    with shown_key(), embedded(folder) as here, mortal_api(here.home, folder / "api.log") as started:
+    with shown_key(), embedded(folder) as here, killable_api(here.home, folder / "api.log") as started:
         until(started.listens, "the API listens")
         yield started
     assert left_of(folder) == []
@@ -58,7 +58,7 @@ class Trainer:
 
 
 @pytest.mark.soak
-def test_a_killed_api_loses_and_doubles_nothing(api: RestartableApi) -> None:
+def test_killed_api_loses_and_repeats_no_rollout(api: RestartableApi) -> None:
     chance = random.Random(7)
     with farm.connect(api.url) as client, ThreadPoolExecutor(N_TRAINERS) as pool:
         trainers = [Trainer(client) for _ in range(N_TRAINERS)]
@@ -91,21 +91,21 @@ def test_a_killed_api_loses_and_doubles_nothing(api: RestartableApi) -> None:
             assert client.violations(batch_id) == []
 
 
-def test_a_command_asks_an_api_as_it_asks_a_database(api: RestartableApi, tmp_path: Path) -> None:
+def test_cli_commands_accept_the_url_of_an_api(api: RestartableApi, tmp_path: Path) -> None:
     batch_id = farm.connect(api.url).submit({"instances": [BRIEF]})
-    assert "1/1 ended" in said(main, "watch", batch_id, "--url", api.url)
-    assert "completed" in said(main, "show", f"{batch_id}.0.0", "--url", api.url)
-    assert "farm_store_up 1.0" in said(main, "metrics", "--url", api.url)
-    assert "1 known" in said(main, "doctor", "--url", api.url)
+    assert "1/1 ended" in output_of(main, "watch", batch_id, "--url", api.url)
+    assert "completed" in output_of(main, "show", f"{batch_id}.0.0", "--url", api.url)
+    assert "farm_store_up 1.0" in output_of(main, "metrics", "--url", api.url)
+    assert "1 known" in output_of(main, "doctor", "--url", api.url)
     named = {"FARM_STORE_URL": api.url}
-    assert "1/1 ended" in said(main, "watch", batch_id, env=named)
-    assert "farm_store_up 1.0" in said(main, "metrics", env=named)
-    assert "1 known" in said(main, "doctor", env=named)
+    assert "1/1 ended" in output_of(main, "watch", batch_id, env=named)
+    assert "farm_store_up 1.0" in output_of(main, "metrics", env=named)
+    assert "1 known" in output_of(main, "doctor", env=named)
     for words in (("prune", "--older-than", "1d"), ("backup", str(tmp_path / "backup"))):
-        assert "this needs the farm's database URL or its folder" in said(main, *words, env=named, code=1)
+        assert "this needs the farm's database URL or its folder" in output_of(main, *words, env=named, code=1)
 
 
-def test_an_api_that_is_told_to_end_lets_nobody_wait(api: RestartableApi, folder: Path) -> None:
+def test_stream_resumes_after_a_clean_api_shutdown(api: RestartableApi, folder: Path) -> None:
     with farm.connect(api.url) as client, ThreadPoolExecutor(1) as pool:
         batch_id = client.submit({"instances": [SLOW]})
         waiting = pool.submit(lambda: list(client.stream(batch_id)))

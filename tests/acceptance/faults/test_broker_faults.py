@@ -77,14 +77,14 @@ class _Here:
                         result.add(process.name)
         return result
 
-    def of(self, batch_id: str, state: farm.State) -> dict[str, int]:
+    def rollouts_in_state(self, batch_id: str, state: farm.State) -> dict[str, int]:
         """Return the active or queued rollouts of a batch on the node, with the number of messages sent for each."""
         statement = select(rollouts.c.rollout_id, rollouts.c.n_sends).where(
             rollouts.c.batch_id == batch_id, rollouts.c.stage == Stage.RUN.value, rollouts.c.state == state.value
         )
         return dict(self.store.read(lambda connection: connection.execute(statement).tuples().all()))
 
-    def rests(self, batch_id: str) -> bool:
+    def is_idle(self, batch_id: str) -> bool:
         """Return whether no rollout of a batch is active."""
         stages = self.client.status(batch_id).stages.values()
         return not any(stage[farm.State.ACTIVE] for stage in stages)
@@ -113,7 +113,7 @@ def here(request: pytest.FixtureRequest) -> Iterator[_Here]:
 
 
 @contextmanager
-def played(here: _Here) -> Iterator[str]:
+def running_batch(here: _Here) -> Iterator[str]:
     """Run a batch around the block, and afterwards another on what is left."""
     workers = here.workers()
     batch_id = here.client.submit({"instances": [SLOW] * N, "max_attempts": 5})
@@ -135,54 +135,54 @@ def every_rollout_ended_once(here: _Here, batch_id: str) -> None:
 
 
 @pytest.mark.soak
-def test_it_dies_and_comes_back(here: _Here) -> None:
-    with played(here) as batch_id:
+def test_batch_survives_broker_crashes(here: _Here) -> None:
+    with running_batch(here) as batch_id:
         for _ in range(N_DEATHS[here.kind]):
             here.broker.kill()
-            until(lambda: here.rests(batch_id), "nothing goes on without a broker", 120)
+            until(lambda: here.is_idle(batch_id), "nothing goes on without a broker", 120)
             here.broker.start()
             n_finished = here.client.status(batch_id).n_finished
             more = min(N, n_finished + 1)
             until(lambda more=more: here.client.status(batch_id).n_finished >= more, "it goes on", 120)  # type: ignore[misc]
 
 
-def test_it_freezes(here: _Here) -> None:
-    with played(here) as batch_id:
+def test_batch_survives_a_frozen_broker(here: _Here) -> None:
+    with running_batch(here) as batch_id:
         here.broker.freeze()
-        until(lambda: here.rests(batch_id), "nothing goes on without a broker", 120)
+        until(lambda: here.is_idle(batch_id), "nothing goes on without a broker", 120)
         here.broker.thaw()
 
 
-def test_it_is_out_of_memory(here: _Here) -> None:
-    with played(here) as batch_id:
+def test_batch_survives_a_broker_out_of_memory(here: _Here) -> None:
+    with running_batch(here) as batch_id:
         here.broker.full(True)
-        until(lambda: here.rests(batch_id), "nothing goes on without a broker", 120)
+        until(lambda: here.is_idle(batch_id), "nothing goes on without a broker", 120)
         here.broker.full(False)
 
 
-def test_connections_are_cut(here: _Here) -> None:
-    with played(here) as batch_id:
+def test_batch_survives_dropped_broker_connections(here: _Here) -> None:
+    with running_batch(here) as batch_id:
         for n_finished in (8, 13, 18):
             here.broker.cut()
             until(lambda n=n_finished: here.client.status(batch_id).n_finished >= n, "it goes on", 120)  # type: ignore[misc]
 
 
 @pytest.mark.soak
-def test_the_line_to_it_refuses(here: _Here) -> None:
+def test_batch_survives_refused_broker_connections(here: _Here) -> None:
     cut_off(here, here.line.refuse)
 
 
 @pytest.mark.soak
-def test_the_line_to_it_swallows(here: _Here) -> None:
+def test_batch_survives_blackholed_broker_connections(here: _Here) -> None:
     message = StageMessage("b.0.0", 1, Stage.INIT, "nowhere")
     with celery_app(here.broker.url_at(here.line.port), "ringer") as app:
         assert enqueue(app, [message])
-        cut_off(here, here.line.swallow)
+        cut_off(here, here.line.drop_data)
         # its connection is dead by now, which a client that only sends does not notice
-        until(lambda: enqueue(app, [message]) and n_rung(here, "nowhere") > 1, "a message arrives", 30)
+        until(lambda: enqueue(app, [message]) and n_queued_messages(here, "nowhere") > 1, "a message arrives", 30)
 
 
-def n_rung(here: _Here, node: str) -> int:
+def n_queued_messages(here: _Here, node: str) -> int:
     """Return the number of messages queued for the workers of a node without workers."""
     with celery_app(here.broker.url, "counter") as app, app.connection_for_read() as connection:
         queue = app.amqp.queues[queue_name(Stage.INIT, node)]
@@ -191,22 +191,22 @@ def n_rung(here: _Here, node: str) -> int:
 
 def cut_off(here: _Here, cut: Callable[[], None]) -> None:
     """Cut the connection for a while during a batch, which loses nothing, and print how soon it continued."""
-    with played(here) as batch_id:
+    with running_batch(here) as batch_id:
         cut_at = time.monotonic()
         cut()
-        until(lambda: here.rests(batch_id), "nothing goes on without a broker", 120)
+        until(lambda: here.is_idle(batch_id), "nothing goes on without a broker", 120)
         # this waits for no state: it is the length of the cut
         time.sleep(max(0.0, cut_at + CUT_S - time.monotonic()))
         n_finished = here.client.status(batch_id).n_finished
-        here.line.mend()
+        here.line.restore()
         mended_at = time.monotonic()
         until(lambda: here.client.status(batch_id).n_finished > n_finished, "it goes on", 120)
         print(f"cut off for {mended_at - cut_at:.1f} s, it went on after {time.monotonic() - mended_at:.2f} s")
     assert {rollout.attempt for rollout in here.client.rollouts(batch_id)} == {1}
 
 
-def test_everything_is_delivered_again_and_again(here: _Here) -> None:
-    with celery_app(here.broker.url, "doubler") as app, played(here) as batch_id:
+def test_duplicate_messages_run_no_stage_twice(here: _Here) -> None:
+    with celery_app(here.broker.url, "doubler") as app, running_batch(here) as batch_id:
         while open_ones := [rollout for rollout in here.client.rollouts(batch_id) if rollout.state not in FINAL_STATES]:
             stage_messages = [
                 StageMessage(each.rollout_id, each.attempt, stage, NODE) for each in open_ones for stage in Stage
@@ -214,7 +214,7 @@ def test_everything_is_delivered_again_and_again(here: _Here) -> None:
             assert enqueue(app, stage_messages) == len(stage_messages)
 
 
-def test_messages_are_lost(here: _Here) -> None:
+def test_lost_messages_are_sent_again(here: _Here) -> None:
     stolen: list[Any] = []
     stop = threading.Event()
 
@@ -233,7 +233,7 @@ def test_messages_are_lost(here: _Here) -> None:
     thief = threading.Thread(target=steal)
     thief.start()
     try:
-        with played(here):
+        with running_batch(here):
             until(lambda: len(stolen) >= N // 3, "many are stolen", 120)
             stop.set()
             thief.join()
@@ -295,7 +295,7 @@ def dropped(log: str) -> Counter[str]:
     return Counter(re.findall(r"(\w+/\w+) \S+: Dropped", log))
 
 
-def test_poison_is_dropped_with_a_line_each(here: _Here) -> None:
+def test_invalid_messages_are_dropped_with_one_log_line_each(here: _Here) -> None:
     touched = here.folder / "touched"
     app = celery_app(here.broker.url, "poisoner")
     if here.kind == "rabbitmq":
@@ -317,7 +317,7 @@ def test_poison_is_dropped_with_a_line_each(here: _Here) -> None:
             for stage in Stage:
                 client.lpush(queue_name(stage, NODE), *POISON_OF_REDIS)
         n += len(Stage) * len(POISON_OF_REDIS)
-    with played(here):
+    with running_batch(here):
         until(lambda: here.log.count("Dropped") >= n, lambda: f"all {n} are dropped, not {dropped(here.log)}", 120)
     # a connection that an earlier test cut may be noticed only now
     new = here.log.splitlines()[n_lines:]
@@ -327,7 +327,7 @@ def test_poison_is_dropped_with_a_line_each(here: _Here) -> None:
     assert not touched.exists()
 
 
-def test_rings_for_what_is_not_to_be_played_do_nothing(here: _Here) -> None:
+def test_messages_of_unknown_or_ended_rollouts_are_ignored(here: _Here) -> None:
     log = here.log
     batch_id = here.client.submit({"instances": [NOOP]})
     every_rollout_ended_once(here, batch_id)
@@ -348,26 +348,30 @@ def test_rings_for_what_is_not_to_be_played_do_nothing(here: _Here) -> None:
             for stage in Stage
         ]
         assert enqueue(app, stage_messages) == len(stage_messages)
-    with played(here):
+    with running_batch(here):
         pass
     said = here.log.removeprefix(log)
     assert not [word for word in ("ghost", "DROP TABLE", "Dropped", "internal error") if word in said], said[-4000:]
 
 
-def test_what_waits_for_hours_is_not_taken_for_lost(here: _Here) -> None:
+def test_long_queue_wait_is_not_taken_for_message_loss(here: _Here) -> None:
     """All slots of the farm are taken. A message lost then is detected, which shows that the dispatcher checks."""
     busy = here.client.submit({"instances": [ENDLESS] * N_RUN, "limits": {"run_s": 7200}})
     try:
-        until(lambda: len(here.of(busy, farm.State.ACTIVE)) == N_RUN, "all slots are taken", 120)
+        until(lambda: len(here.rollouts_in_state(busy, farm.State.ACTIVE)) == N_RUN, "all slots are taken", 120)
         waiting = here.client.submit({"instances": [NOOP] * N})
-        until(lambda: len(here.of(waiting, farm.State.QUEUED)) == N_ROOM - N_RUN, "some wait for a slot", 120)
+        until(
+            lambda: len(here.rollouts_in_state(waiting, farm.State.QUEUED)) == N_ROOM - N_RUN,
+            "some wait for a slot",
+            120,
+        )
         lost = here.client.submit({"instances": [NOOP] * 3})
-        n_sends = here.of(waiting, farm.State.QUEUED)
+        n_sends = here.rollouts_in_state(waiting, farm.State.QUEUED)
         for k in range(3):
             one = f"{lost}.{k}.0"
-            here.store.write(partial(hours_pass, lost=one))
-            until(lambda one=one: one in here.of(lost, farm.State.QUEUED), "what is lost is found", 120)  # type: ignore[misc]
-            assert here.of(waiting, farm.State.QUEUED) == n_sends, "and what waits is let wait"
+            here.store.write(partial(age_queued_rollouts, lost=one))
+            until(lambda one=one: one in here.rollouts_in_state(lost, farm.State.QUEUED), "what is lost is found", 120)  # type: ignore[misc]
+            assert here.rollouts_in_state(waiting, farm.State.QUEUED) == n_sends, "and what waits is let wait"
             assert not any(here.client.violations(batch_id) for batch_id in (busy, waiting, lost))
     finally:
         here.client.cancel(busy)
@@ -377,7 +381,7 @@ def test_what_waits_for_hours_is_not_taken_for_lost(here: _Here) -> None:
         assert here.client.violations(batch_id) == []
 
 
-def hours_pass(connection: Connection, lost: str) -> None:
+def age_queued_rollouts(connection: Connection, lost: str) -> None:
     """Age all queued rollouts, with and without a node, and one on a node whose message was lost."""
     queued = (rollouts.c.finish_seq.is_(None), rollouts.c.state == farm.State.QUEUED.value)
     for table, where, names in (

@@ -65,7 +65,7 @@ def unruly(fault: str = "", **more: Any) -> dict[str, Any]:
     return {"data_source": "unruly", "fields": {"fault": fault} | more}
 
 
-def test_a_node_on_which_everything_fails_is_taken_out_and_comes_back(
+def test_failing_node_is_taken_out_of_service_and_recovers(
     client: farm.Farm, store: Store, folder: Path, tmp_path: Path
 ) -> None:
     broken = unruly("node:sick", nodes=["two"], times=14, marks=str(tmp_path), seconds=0.2)
@@ -92,7 +92,7 @@ def test_a_node_on_which_everything_fails_is_taken_out_and_comes_back(
     assert _nodes(store.url).ok
 
 
-def test_an_agent_that_is_installed_while_the_farm_runs_is_found_and_none_quarantines(
+def test_agent_installed_at_runtime_is_found_without_quarantine(
     client: farm.Farm, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     request = {"instances": [unruly()], "n_samples": 40, "max_attempts": 1, "quarantine_after": 2}
@@ -121,7 +121,9 @@ def test_an_agent_that_is_installed_while_the_farm_runs_is_found_and_none_quaran
         assert all(why in each and "quarantine" not in each for each in said), said[0]
 
 
-def test_a_row_builder_that_breaks_is_named(client: farm.Farm, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_failing_row_builder_is_named_in_the_failure(
+    client: farm.Farm, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.syspath_prepend(str(folder / "site"))
     batch_id = client.submit({"instances": [unruly()], "n_samples": 2, "max_attempts": 1, "row_builder": "exiting"})
     for rollout in client.collect(batch_id, timeout_s=600):
@@ -130,7 +132,7 @@ def test_a_row_builder_that_breaks_is_named(client: farm.Farm, folder: Path, mon
         assert f"{rollout.rollout_id}: row builder 'exiting' broke: SystemExit: 3" in rollout.failure.message
 
 
-def test_an_instance_that_always_fails_is_given_up_and_the_others_are_played(client: farm.Farm) -> None:
+def test_failing_instance_is_quarantined_and_others_complete(client: farm.Farm) -> None:
     request = {"instances": [unruly("agent:raise"), unruly()], "n_samples": 64, "max_attempts": 20}
     batch_id = client.submit(request)
     rollouts = client.collect(batch_id, timeout_s=600)

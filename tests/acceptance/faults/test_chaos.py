@@ -33,7 +33,7 @@ def command(tmp_path: Path, *words: str) -> list[str]:
 
 
 @pytest.mark.soak
-def test_every_promise_is_kept_while_parts_die_at_random(tmp_path: Path) -> None:
+def test_chaos_run_breaks_no_promise(tmp_path: Path) -> None:
     n_faults = repeats(7, 20)
     length = ("--minutes", f"{max(2.0, SOAK_MINUTES):g}", "--pace", at_length("1", "3"), "--faults", str(n_faults))
     words = command(tmp_path, "--seed", SEED, *length, "--settle", at_length("180", "600"))
@@ -47,7 +47,7 @@ def test_every_promise_is_kept_while_parts_die_at_random(tmp_path: Path) -> None
 
 
 @pytest.mark.soak
-def test_an_interrupted_run_cleans_up_and_reports(tmp_path: Path) -> None:
+def test_interrupted_chaos_run_cleans_up_and_reports(tmp_path: Path) -> None:
     size = at_length(SMALLEST, ("--nodes", "1", "--engines", "1"))
     words = command(tmp_path, "--minutes", "30", "--pace", "2", "--settle", "180", *size)
     said = tmp_path / "said"

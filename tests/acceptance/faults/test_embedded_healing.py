@@ -54,14 +54,14 @@ def _is(pid: str, folder: Path, part: str) -> bool:
     return ours and WORDS[part] in words
 
 
-def killed(folder: Path, part: str) -> None:
+def kill_and_await_restart(folder: Path, part: str) -> None:
     """Kill it, and wait until it was replaced."""
     (old,) = until(lambda: pids(folder, part), f"there is a {part}")
     os.kill(old, signal.SIGKILL)
     until(lambda: pids(folder, part) not in ([], [old]), f"there is another {part}", 60)
 
 
-def answers(here: Embedded) -> bool:
+def redis_answers(here: Embedded) -> bool:
     client = redis_client(here.broker_url)
     assert client is not None
     try:
@@ -80,22 +80,22 @@ def flower_answers(here: Embedded) -> bool:
         return False
 
 
-def test_what_dies_comes_up_again_and_loses_nothing(
+def test_killed_parts_are_restarted_and_lose_nothing(
     here: Embedded, folder: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     with farm.connect(here.home) as client:
         batch_id = client.submit({"instances": [SLOW] * 60, "max_attempts": 1})
         for part, n_ended in (("redis", 5), ("node", 15), ("flower", 25), ("redis", 35)):
             until(lambda n=n_ended: client.status(batch_id).n_finished >= n, f"{n_ended} have ended", 120)  # type: ignore[misc]
-            killed(folder, part)
+            kill_and_await_restart(folder, part)
         every_rollout_ended_once(client, batch_id)
-        until(lambda: answers(here) and flower_answers(here), "they answer where they did", 60)
+        until(lambda: redis_answers(here) and flower_answers(here), "they answer where they did", 60)
         here.check()
     said = [line.split(" has exited")[0] for line in caplog.messages if "restarting" in line]
     assert said == [f"The {part} of the farm" for part in ("redis", "node", "flower", "redis")]
 
 
-def test_what_dies_again_and_again_is_given_up(here: Embedded, folder: Path) -> None:
+def test_repeatedly_killed_part_is_given_up(here: Embedded, folder: Path) -> None:
     def given_up() -> bool:
         for pid in pids(folder, "redis"):
             os.kill(pid, signal.SIGKILL)

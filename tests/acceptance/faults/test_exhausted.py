@@ -46,7 +46,7 @@ def worker_of(folder: Path, stage: Stage) -> int:
     return 0
 
 
-def leave_none(pid: int, limit: str) -> None:
+def exhaust(pid: int, limit: str) -> None:
     """Limit a process to what it already has."""
     if limit == "threads":
         # memory for all but the stack of a thread: a process without any memory ends in other ways
@@ -61,11 +61,11 @@ def leave_none(pid: int, limit: str) -> None:
 
 
 @pytest.mark.parametrize("limit", ["threads", "descriptors"])
-def test_it_is_replaced_and_nothing_fails(client: farm.Farm, folder: Path, limit: str) -> None:
+def test_exhausted_worker_is_replaced_and_no_rollout_fails(client: farm.Farm, folder: Path, limit: str) -> None:
     paths = folder / "home/logs/run.log", folder / "home/logs/node.log"
     before = [path.read_text() for path in paths]
     first = until(lambda: worker_of(folder, Stage.RUN), "there is a worker")
-    leave_none(first, limit)
+    exhaust(first, limit)
     batch_id = client.submit({"instances": [SLOW] * N, "max_attempts": 1, "max_losses": 3})
     result = client.collect(batch_id, timeout_s=LONG_S)
     assert {rollout.state for rollout in result} == {State.COMPLETED}, [rollout.failure for rollout in result]
@@ -76,7 +76,7 @@ def test_it_is_replaced_and_nothing_fails(client: farm.Farm, folder: Path, limit
     assert "exit status 75" in logs[1]
 
 
-def test_a_node_on_which_that_goes_on_is_given_nothing_more(client: farm.Farm, folder: Path) -> None:
+def test_node_with_exhausted_workers_gets_no_more_rollouts(client: farm.Farm, folder: Path) -> None:
     """Each new worker of one pool has no descriptors: the node reports it, and takes no rollouts.
 
     Not tested without threads: ended workers free enough of them for an idle one.
@@ -89,7 +89,7 @@ def test_a_node_on_which_that_goes_on_is_given_nothing_more(client: farm.Farm, f
             try:
                 # a starting worker is not ready before it has its threads
                 if len(list(Path(f"/proc/{pid}/task").iterdir())) > 4:
-                    leave_none(pid, "descriptors")
+                    exhaust(pid, "descriptors")
                     hurt.add(pid)
             except OSError:
                 pass

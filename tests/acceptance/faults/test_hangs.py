@@ -49,7 +49,7 @@ def unruly_client() -> Iterator[farm.Farm]:
         ("lock", "lost", "was lost in stage run"),
     ],
 )
-def test_what_hangs_fails_alone(client: farm.Farm, stuck: str, kind: str, words: str) -> None:
+def test_hung_stage_fails_only_its_own_rollout(client: farm.Farm, stuck: str, kind: str, words: str) -> None:
     hangs = {"data_source": "noop", "fields": {"seconds": 300.0, "stuck": stuck}}
     request = {"instances": [PLAYS] * 6 + [hangs] + [PLAYS] * 6, "limits": LIMITS, "max_attempts": 1, "max_losses": 0}
     free = {"instances": [PLAYS] * 4, "max_attempts": 1, "max_losses": 5}
@@ -78,7 +78,7 @@ def test_what_hangs_fails_alone(client: farm.Farm, stuck: str, kind: str, words:
         ("agent:crash process", "lost", "was lost in stage run", 2),
     ],
 )
-def test_what_hangs_or_ends_its_worker_again_and_again_comes_to_an_end(
+def test_rollout_that_always_hangs_or_kills_its_worker_fails(
     unruly_client: farm.Farm, fault: str, kind: str, words: str, n_lost: int
 ) -> None:
     hangs = {"data_source": "unruly", "fields": {"fault": fault}}

@@ -81,9 +81,7 @@ def stages_of(client: farm.Farm, rollout_id: str, attempt: int) -> list[str]:
     return [each.stage.value for each in client.timings(rollout_id) if each.attempt == attempt]
 
 
-def test_what_needs_no_sandbox_begins_with_the_run_stage_and_is_lost_no_more_for_that(
-    here: Embedded, client: farm.Farm
-) -> None:
+def test_rollout_without_sandbox_starts_in_the_run_stage(here: Embedded, client: farm.Farm) -> None:
     empty = {"data_source": "empty", "fields": {"seconds": 0.0}}
     first = client.submit({"instances": [empty]})
     client.wait(first, 600)
@@ -112,7 +110,7 @@ def every_rollout_ended_once(client: farm.Farm, batch_id: str) -> None:
 
 
 @pytest.mark.parametrize("stage", ["run", "init", "eval"])
-def test_a_killed_worker_loses_and_doubles_nothing(here: Embedded, client: farm.Farm, stage: str) -> None:
+def test_killed_worker_loses_and_repeats_no_rollout(here: Embedded, client: farm.Farm, stage: str) -> None:
     batch_id = client.submit({"instances": [SLOW] * 60, "max_attempts": 5})
     for n_ended in (5, 20):
         until(lambda n_ended=n_ended: client.status(batch_id).n_finished >= n_ended, f"{n_ended} have ended")  # type: ignore[misc]
@@ -123,7 +121,7 @@ def test_a_killed_worker_loses_and_doubles_nothing(here: Embedded, client: farm.
         assert max(attempts) > 1, "the kill took some rollouts away"
 
 
-def test_sandboxes_of_a_killed_worker_are_played_again_and_gone(here: Embedded, client: farm.Farm) -> None:
+def test_rollouts_of_killed_worker_rerun_and_its_sandboxes_are_removed(here: Embedded, client: farm.Farm) -> None:
     with engine(client, latency_s=2.0):
         problems = tuple(math_problems(["gcd"], 6, seed=1))
         batch_id = client.submit(farm.BatchRequest(instances=problems, n_samples=2, max_attempts=5))
@@ -139,7 +137,7 @@ def test_sandboxes_of_a_killed_worker_are_played_again_and_gone(here: Embedded, 
     until(lambda: not list(scratch.glob("*/sandboxes/[!.]*")), "the sandboxes of the dead are gone")
 
 
-def test_a_frozen_worker_writes_nothing_when_it_thaws(here: Embedded, client: farm.Farm) -> None:
+def test_thawed_worker_writes_no_stale_results(here: Embedded, client: farm.Farm) -> None:
     with engine(client, latency_s=4.0):
         problems = tuple(math_problems(["gcd"], 4, seed=1))
         batch_id = client.submit(farm.BatchRequest(instances=problems, n_samples=2, max_attempts=5))
@@ -193,7 +191,7 @@ def client_process(program: str, *words: str) -> Iterator[subprocess.Popen[str]]
             process.kill()
 
 
-def test_a_stream_of_a_killed_client_goes_on_where_it_was(here: Embedded, client: farm.Farm) -> None:
+def test_stream_resumes_after_its_client_is_killed(here: Embedded, client: farm.Farm) -> None:
     batch_id = client.submit({"instances": [SLOW] * 40})
     with client_process(STREAM, here.store_url, here.broker_url, batch_id) as process:
         assert process.stdout
@@ -204,9 +202,7 @@ def test_a_stream_of_a_killed_client_goes_on_where_it_was(here: Embedded, client
 
 
 @pytest.mark.soak
-def test_a_batch_of_a_client_killed_in_its_submit_is_there_whole_or_not_at_all(
-    postgres_store: Store, broker_url: str
-) -> None:
+def test_submit_of_a_killed_client_is_atomic(postgres_store: Store, broker_url: str) -> None:
     chance = random.Random(5)
     with farm.connect(postgres_store.url, broker_url=broker_url) as client:
         for number in range(N_SUBMITS):

@@ -23,7 +23,7 @@ def folder() -> Iterator[Path]:
         yield made
 
 
-def test_a_killed_node_is_played_on_by_another(folder: Path, postgres_store: Store, broker_url: str) -> None:
+def test_rollouts_of_killed_node_run_on_another_node(folder: Path, postgres_store: Store, broker_url: str) -> None:
     with (
         node(folder, "one", postgres_store.url, broker_url, FARM_SANDBOX="namespace") as first,
         node(folder, "two", postgres_store.url, broker_url, FARM_SANDBOX="namespace") as second,
@@ -57,7 +57,7 @@ def _one_on_each(client: Farm, *names: str) -> dict[str, LentHandle]:
     raise AssertionError(f"20 sandboxes are all on {', '.join(lent)}")
 
 
-def test_a_killed_node_plays_on_when_it_is_started_again(folder: Path, postgres_store: Store, broker_url: str) -> None:
+def test_restarted_node_resumes_its_rollouts(folder: Path, postgres_store: Store, broker_url: str) -> None:
     # nothing expires by itself: the node knows when it comes back
     patient = partial(
         node, folder, "one", postgres_store.url, broker_url, FARM_LEASE_S="600", FARM_NODE_TIMEOUT_S="600"
@@ -75,7 +75,7 @@ def test_a_killed_node_plays_on_when_it_is_started_again(folder: Path, postgres_
     assert left_of(folder) == []
 
 
-def test_a_terminated_node_hands_back_what_it_plays(folder: Path, postgres_store: Store, broker_url: str) -> None:
+def test_terminated_node_requeues_its_rollouts(folder: Path, postgres_store: Store, broker_url: str) -> None:
     with farm.connect(postgres_store.url, broker_url=broker_url) as client:
         with node(folder, "one", postgres_store.url, broker_url):
             batch_id = client.submit({"instances": [SLOW | {"fields": {"seconds": 300}}] * 4 + [SLOW] * 4})

@@ -71,7 +71,7 @@ class _Node:
             if entry.name.isdecimal() and (pid := int(entry.name)) not in others:
                 with contextlib.suppress(OSError):
                     if self._is_ours(entry):
-                        result.setdefault(_what(entry), []).append(pid)
+                        result.setdefault(_kind_of(entry), []).append(pid)
                     else:
                         others.add(pid)
         return result
@@ -88,7 +88,7 @@ class _Node:
                     return True
         return mark in bytes((process / "cwd").readlink())
 
-    def hit(self, pid: int, number: int) -> None:
+    def send_signal(self, pid: int, number: int) -> None:
         """Send a signal, if the pid is still ours."""
         with contextlib.suppress(OSError):
             pidfd = os.pidfd_open(pid)
@@ -104,7 +104,7 @@ class _Node:
             with contextlib.suppress(OSError):
                 state, parent = _stat(Path(f"/proc/{pid}"))[:2]
                 if state == "T" and int(parent) == self.supervisor.pid:
-                    self.hit(pid, signal.SIGKILL)
+                    self.send_signal(pid, signal.SIGKILL)
 
     def kill(self) -> None:
         self.supervisor.kill()
@@ -119,7 +119,7 @@ class _Node:
         return processes + mounts + [f"{parent}/{name}" for parent, folders, files in walk for name in folders + files]
 
 
-def _what(process: Path) -> str:
+def _kind_of(process: Path) -> str:
     """Return the kind of a process by its arguments; a forked process has those of its parent."""
     words = (process / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
     parent = _parent(process)
@@ -156,7 +156,7 @@ def sandboxes() -> list[SandboxRecord]:
 
 
 @pytest.mark.soak
-def test_all_live_ones_end_with_the_supervisor(folder: Path) -> None:
+def test_all_processes_end_with_their_supervisor(folder: Path) -> None:
     chance = random.Random(SEED)
     kinds = at_length({"namespace": 9, "singularity": 2}, {"namespace": 88, "singularity": 12})
     node = _Node(folder, n_workers=2, kinds=kinds, comes_and_goes=False)
@@ -167,7 +167,7 @@ def test_all_live_ones_end_with_the_supervisor(folder: Path) -> None:
         assert len(before["first process"]) >= 2 * sum(kinds.values())
         for what in ("monitor", "first process", "porter", "forked by the porter"):
             for pid in chance.sample(before[what], max(1, len(before[what]) // 10)):
-                node.hit(pid, signal.SIGKILL)
+                node.send_signal(pid, signal.SIGKILL)
     finally:
         node.kill()
     # all but the folders of sandboxes whose monitor was killed, which cannot be removed before the next start
@@ -184,7 +184,7 @@ def _all_are_up(folder: Path, node: _Node) -> int:
 
 
 @pytest.mark.soak
-def test_killed_at_random_points_nothing_is_left(folder: Path) -> None:
+def test_random_kills_leave_nothing_on_the_node(folder: Path) -> None:
     chance = random.Random(SEED)
     hits: Counter[str] = Counter()
     kinds = {"namespace": 5, "singularity": 1}
@@ -203,7 +203,9 @@ def test_killed_at_random_points_nothing_is_left(folder: Path) -> None:
             # each kind equally often, however many processes it has
             what = chance.choice(sorted(there))
             time.sleep(chance.uniform(0, 0.05))
-            node.hit(chance.choice(there[what]), signal.SIGSTOP if chance.random() < STOPPED else signal.SIGKILL)
+            node.send_signal(
+                chance.choice(there[what]), signal.SIGSTOP if chance.random() < STOPPED else signal.SIGKILL
+            )
             hits[what] += 1
         assert len(hits) >= 4, hits
         # a stopped process is continued later
@@ -216,7 +218,7 @@ def test_killed_at_random_points_nothing_is_left(folder: Path) -> None:
     until(lambda: not node.left(), lambda: f"nothing is left: {node.left()}")
 
 
-def test_what_is_stopped_ends_with_its_worker(folder: Path) -> None:
+def test_stopped_processes_end_with_their_worker(folder: Path) -> None:
     """Nothing sweeps here: leftovers would be permanent."""
     kinds = {"namespace": 1, "singularity": 1}
     node = _Node(folder, n_workers=1, kinds=kinds, comes_and_goes=False, kernels=1)
@@ -226,25 +228,25 @@ def test_what_is_stopped_ends_with_its_worker(folder: Path) -> None:
         # including those that would resume the fork server; the watcher belongs to the node
         for pid in there["forked by the porter"]:
             if _parent(Path(f"/proc/{pid}")) in there["porter"]:
-                node.hit(pid, signal.SIGKILL)
+                node.send_signal(pid, signal.SIGKILL)
         stopped = {*there["porter"], *there["interpreter"]}
         for pid in stopped:
-            node.hit(pid, signal.SIGSTOP)
-        node.hit(there["worker"][0], signal.SIGKILL)
+            node.send_signal(pid, signal.SIGSTOP)
+        node.send_signal(there["worker"][0], signal.SIGKILL)
         until(lambda: not stopped & node.pids(), lambda: f"a worker takes along {stopped & node.pids()} of {there}")
         until(lambda: _all_are_up(folder, node) >= 2, "its successor's sandboxes are up", 60)
         # its children are orphaned by then, and the end of the worker is not that of their parent
-        node.hit(node.processes()["porter"][0], signal.SIGKILL)
+        node.send_signal(node.processes()["porter"][0], signal.SIGKILL)
         there = node.processes()
         assert {"monitor", "runtime", "first process", "forked by the porter", "interpreter"} <= there.keys()
         for pid in node.pids():
-            node.hit(pid, signal.SIGSTOP)
+            node.send_signal(pid, signal.SIGSTOP)
     finally:
         node.kill()
     until(lambda: not node.left(), lambda: f"nothing is left: {node.left()} of {there}")
 
 
-def test_a_stopped_remover_goes_on_when_its_worker_is_killed(tmp_path: Path) -> None:
+def test_stopped_remover_resumes_after_its_worker_is_killed(tmp_path: Path) -> None:
     (tmp_path / "state/folder").mkdir(parents=True)
     slow = tmp_path / "rm"
     slow.write_text(f'#!/bin/sh\nkill -STOP $$\nexec {shutil.which("rm")} "$@"\n')
@@ -262,7 +264,7 @@ def test_a_stopped_remover_goes_on_when_its_worker_is_killed(tmp_path: Path) -> 
     until(lambda: not (tmp_path / "state").exists(), "it has removed what it was to")
 
 
-def test_a_grader_that_is_stopped_as_it_starts_ends_with_its_worker() -> None:
+def test_stopped_grader_ends_with_its_worker() -> None:
     code = "import asyncio; from workers.evaluators.grading import Grader; asyncio.run(Grader().score('', {}, '', 60))"
     with python(code) as worker:
         children = Path(f"/proc/{worker.pid}/task/{worker.pid}/children")
@@ -284,14 +286,14 @@ def test_a_grader_that_is_stopped_as_it_starts_ends_with_its_worker() -> None:
     until(lambda: not grader.alive(), "it has ended")
 
 
-def test_a_killed_monitor_takes_along_what_the_policy_started(folder: Path) -> None:
+def test_sandbox_ends_with_its_killed_monitor(folder: Path) -> None:
     node = _Node(folder, n_workers=1, kinds={"namespace": 2, "singularity": 2}, comes_and_goes=False)
     try:
         until(lambda: _all_are_up(folder, node) >= 1, "the sandboxes are up", 60)
         records = sandboxes()
         assert len(records) == 4
         for record in records:
-            node.hit(record.monitor.pid, signal.SIGKILL)
+            node.send_signal(record.monitor.pid, signal.SIGKILL)
         until(lambda: not any(record.first.alive() for record in records), "the sandboxes end with their monitors")
     finally:
         node.kill()
@@ -299,23 +301,23 @@ def test_a_killed_monitor_takes_along_what_the_policy_started(folder: Path) -> N
     until(lambda: not node.left(), lambda: f"nothing is left: {node.left()}")
 
 
-def test_a_stopped_runtime_ends_with_its_killed_monitor(folder: Path) -> None:
+def test_stopped_runtime_ends_with_its_killed_monitor(folder: Path) -> None:
     """Only its process group still identifies it."""
     node = _Node(folder, n_workers=1, kinds={"singularity": 2}, comes_and_goes=False)
     try:
         until(lambda: _all_are_up(folder, node) >= 1, "the sandboxes are up", 60)
         stopped = node.processes()["runtime"]
         for pid in stopped:
-            node.hit(pid, signal.SIGSTOP)
+            node.send_signal(pid, signal.SIGSTOP)
         for record in sandboxes():
-            node.hit(record.monitor.pid, signal.SIGKILL)
+            node.send_signal(record.monitor.pid, signal.SIGKILL)
     finally:
         node.kill()
     sweep_all()
     until(lambda: not node.left(), lambda: f"nothing is left: {node.left()} of {stopped}")
 
 
-def test_a_neighbour_sweeps_what_a_killed_node_left(folder: Path) -> None:
+def test_leftovers_of_killed_node_are_swept_by_its_neighbour(folder: Path) -> None:
     """Nodes have separate folders in one parent, and hold their lock while they live."""
 
     def start_in(name: str) -> SandboxRecord:

@@ -51,7 +51,7 @@ def wake(servers: Path) -> None:
             mark.unlink()
 
 
-def asleep() -> list[str]:
+def uninterruptible_processes() -> list[str]:
     """Return this machine's processes in uninterruptible sleep, immune to SIGKILL."""
     result = []
     for entry in Path("/proc").iterdir():
@@ -61,7 +61,7 @@ def asleep() -> list[str]:
     return result
 
 
-def test_those_that_sleep_fail_alone(folder: Path, servers: Path) -> None:
+def test_uninterruptible_processes_fail_only_their_own_rollouts(folder: Path, servers: Path) -> None:
     def instance(**fields: Any) -> dict[str, Any]:
         return {"data_source": "asleep", "fields": {"servers": str(servers)} | fields}
 
@@ -104,7 +104,7 @@ def test_those_that_sleep_fail_alone(folder: Path, servers: Path) -> None:
         assert (gone.state, gone.reward) == (State.CANCELLED, None)
         sandboxes = folder / "scratch"
         until(lambda: not list(sandboxes.glob("*/sandboxes/[!.]*")), "no sandbox is there any more")
-        assert asleep().count("cat") >= 2, "they sleep on"
+        assert uninterruptible_processes().count("cat") >= 2, "they sleep on"
         again = client.collect(client.submit(request | {"instances": [lively] * 8}), timeout_s=600)
         assert workers_of(client, again) == workers, "the same workers play on"
     assert not [path for path in sandboxes.rglob("*") if path.parent.name == "sandboxes"]

@@ -58,7 +58,7 @@ def here(server: RestartablePostgres) -> Iterator[Embedded]:
 
 
 @contextmanager
-def playing(here: Embedded) -> Iterator[tuple[farm.Farm, str]]:
+def running_batch(here: Embedded) -> Iterator[tuple[farm.Farm, str]]:
     """Yield a batch of a farm that is running; afterwards every rollout has ended, and was run once."""
     with farm.connect(here.home) as client:
         batch_id = client.submit({"instances": [SLOW] * 60})
@@ -74,15 +74,15 @@ def playing(here: Embedded) -> Iterator[tuple[farm.Farm, str]]:
         store.close()
 
 
-def test_a_postgres_that_is_cut_down_for_longer_than_a_lease(here: Embedded, server: RestartablePostgres) -> None:
-    with playing(here):
+def test_batch_survives_a_postgres_outage_longer_than_a_lease(here: Embedded, server: RestartablePostgres) -> None:
+    with running_batch(here):
         server.cut_down()
         until_s = time.monotonic() + 7.0
         until(lambda: time.monotonic() > until_s, "a lease and a node's silence would have run out")
         server.start()
 
 
-def test_a_worker_that_dies_while_the_store_is_away(folder: Path, server: RestartablePostgres) -> None:
+def test_rollouts_of_worker_killed_during_outage_are_retried(folder: Path, server: RestartablePostgres) -> None:
     # nothing expires by itself
     patient = {"FARM_LEASE_S": "600", "FARM_NODE_TIMEOUT_S": "600"}
     with embedded(folder, database(server, "bereft"), False, **patient) as here, farm.connect(here.home) as client:
@@ -97,8 +97,8 @@ def test_a_worker_that_dies_while_the_store_is_away(folder: Path, server: Restar
     assert left_of(folder) == []
 
 
-def test_connections_that_are_ended_again_and_again(here: Embedded, server: RestartablePostgres) -> None:
-    with playing(here) as (client, batch_id):
+def test_batch_survives_terminated_store_connections(here: Embedded, server: RestartablePostgres) -> None:
+    with running_batch(here) as (client, batch_id):
         others = Store(server.url)
         end = "SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity WHERE datname = 'shared'"
         n_ended = 0
@@ -109,8 +109,8 @@ def test_connections_that_are_ended_again_and_again(here: Embedded, server: Rest
         assert n_ended > 20
 
 
-def test_a_migration_that_locks_the_table_while_it_is_played(here: Embedded) -> None:
-    with playing(here):
+def test_batch_survives_a_table_lock_by_a_migration(here: Embedded) -> None:
+    with running_batch(here):
         beside = Store(here.store_url)
 
         def migrate(connection: Connection) -> None:
@@ -124,12 +124,12 @@ def test_a_migration_that_locks_the_table_while_it_is_played(here: Embedded) -> 
         beside.close()
 
 
-def test_a_full_disk_under_sqlite(folder: Path) -> None:
+def test_batch_survives_a_full_disk_under_sqlite(folder: Path) -> None:
     url = f"sqlite:///{folder / 'disk' / 'farm.db'}"
     with (
         small_disk(folder / "disk") as disk,
         embedded(folder, url, False, **SHORT) as small,
-        playing(small) as (client, batch_id),
+        running_batch(small) as (client, batch_id),
     ):
         store = Store(url, patience_s=7.0)
         fill(disk / "filler")

@@ -15,7 +15,7 @@ import farm
 from farm.client.farm import Farm
 from farm.embedded.embedded_farm import Embedded
 from tests.doubles.connect_client import AgentClient, StreamFailed, encoded, started, text_of
-from tests.services.api import KEY, RestartableApi, mortal_api
+from tests.services.api import KEY, RestartableApi, killable_api
 from tests.services.farms import embedded, farm_folder, processes_of, until
 
 START, CONNECT = "process.Process/Start", "process.Process/Connect"
@@ -52,8 +52,8 @@ def setting() -> Iterator[_Setting]:
     with (
         farm_folder() as folder,
         embedded(folder, FARM_SANDBOX="namespace") as begun,
-        mortal_api(begun.home, folder / "api.log", KEY, "--speak", "e2b") as first,
-        mortal_api(begun.home, folder / "second.log", KEY, "--speak", "e2b") as second,
+        killable_api(begun.home, folder / "api.log", KEY, "--speak", "e2b") as first,
+        killable_api(begun.home, folder / "second.log", KEY, "--speak", "e2b") as second,
         farm.connect(begun.home) as client,
     ):
         until(lambda: first.listens() and second.listens(), "both listen")
@@ -85,7 +85,7 @@ def all_of(agent: AgentClient, message: dict[str, Any], verb: str = START, **hea
     raise AssertionError("it has no end")
 
 
-def test_commands(agent: AgentClient) -> None:
+def test_commands_report_output_and_exit_status(agent: AgentClient) -> None:
     done = {"exitCode": 0, "exited": True, "status": "exit status 0"}
     assert all_of(agent, started("echo out; echo err >&2; echo $GIVEN")) == ("out\nyes\n", "err\n", done)
     failed = {"exitCode": 3, "exited": True, "status": "exit status 3", "error": "exit status 3"}
@@ -95,38 +95,38 @@ def test_commands(agent: AgentClient) -> None:
     assert "A=é\n" in all_of(agent, config)[0]
     with pytest.raises(StreamFailed, match="deadline_exceeded"):
         all_of(agent, started("sleep 600"), **{"connect-timeout-ms": "300"})
-    assert agent.told("process.Process/List", {}) == {"processes": []}
+    assert agent.message("process.Process/List", {}) == {"processes": []}
 
 
-def test_a_process_is_fed_watched_and_killed(agent: AgentClient) -> None:
+def test_process_accepts_input_watchers_and_signals(agent: AgentClient) -> None:
     with agent.stream(START, {**started("cat"), "stdin": True, "tag": "cat"}) as events:
         pid = next(events)["start"]["pid"]
-        [listed] = agent.told("process.Process/List", {})["processes"]
+        [listed] = agent.message("process.Process/List", {})["processes"]
         assert (listed["pid"], listed["tag"], listed["config"]["cmd"]) == (pid, "cat", "/bin/bash")
         selector = {"process": {"tag": "cat"}}
-        agent.told("process.Process/SendInput", {**selector, "input": {"stdin": encoded("é\n".encode())}})
+        agent.message("process.Process/SendInput", {**selector, "input": {"stdin": encoded("é\n".encode())}})
         assert text_of(next(events)) == "é\n"
         with agent.stream(CONNECT, {"process": {"pid": pid}}, **{"keepalive-ping-interval": "1"}) as others:
             assert next(others)["start"]["pid"] == pid
             assert "keepalive" in next(others)
-            agent.told("process.Process/SendInput", {**selector, "input": {"stdin": encoded(b"more\n")}})
+            agent.message("process.Process/SendInput", {**selector, "input": {"stdin": encoded(b"more\n")}})
             assert (text_of(next(events)), text_of(next(others))) == ("more\n", "more\n")
-            agent.told("process.Process/SendSignal", {**selector, "signal": "SIGNAL_SIGKILL"})
+            agent.message("process.Process/SendSignal", {**selector, "signal": "SIGNAL_SIGKILL"})
             assert next(events)["end"]["exitCode"] == next(others)["end"]["exitCode"] == -1
     for verb, more in (("SendSignal", {"signal": "SIGNAL_SIGTERM"}), ("CloseStdin", {}), ("SendInput", {})):
-        assert agent.refused(f"process.Process/{verb}", {"process": {"pid": pid}, **more}) == (404, "not_found"), verb
+        assert agent.refusal(f"process.Process/{verb}", {"process": {"pid": pid}, **more}) == (404, "not_found"), verb
     with pytest.raises(StreamFailed, match="not_found"), agent.stream(CONNECT, {"process": {"pid": pid}}) as events:
         next(events)
 
 
-def test_files(agent: AgentClient) -> None:
+def test_files_are_written_read_listed_and_moved(agent: AgentClient) -> None:
     data = bytes(range(256)) * 1000
     told = agent.file("POST", params={"path": "new/é"}, content=data, headers=OCTETS)
     assert told.json() == [{"name": "é", "path": "/workspace/new/é", "type": "file"}]
     assert agent.file("GET", params={"path": "/workspace/new/é"}).content == data
     several = [("file", ("/tmp/1", b"one")), ("file", ("two/2", b"two"))]
     assert [each["path"] for each in agent.file("POST", files=several).json()] == ["/tmp/1", "/workspace/two/2"]
-    entry = agent.told("filesystem.Filesystem/Stat", {"path": "/tmp/1"})["entry"]
+    entry = agent.message("filesystem.Filesystem/Stat", {"path": "/tmp/1"})["entry"]
     assert (entry["type"], entry["size"], entry["permissions"]) == ("FILE_TYPE_FILE", "3", "-rw-r--r--")
     for verb, message, refused in (
         ("MakeDir", {"path": "/tmp"}, (409, "already_exists")),
@@ -136,12 +136,12 @@ def test_files(agent: AgentClient) -> None:
         ("ListDir", {"path": "/tmp/1"}, (400, "invalid_argument")),
         ("Move", {"source": "/nothere", "destination": "/x"}, (404, "not_found")),
     ):
-        assert agent.refused(f"filesystem.Filesystem/{verb}", message) == refused, message
+        assert agent.refusal(f"filesystem.Filesystem/{verb}", message) == refused, message
     for path, status in (("/nothere", 404), ("/tmp", 400)):
         assert agent.file("GET", params={"path": path}).status_code == status
 
 
-def test_a_killed_api_ends_the_stream_and_not_the_command(setting: _Setting, sandbox_id: str) -> None:
+def test_command_survives_a_killed_api_that_streams_it(setting: _Setting, sandbox_id: str) -> None:
     agent, other = setting.agent(sandbox_id), setting.agent(sandbox_id, api=1)
     script = "echo one >>/tmp/times; echo begun; while [ ! -e /tmp/go ]; do sleep 0.05; done; wc -l </tmp/times"
     with agent.stream(START, started(script)) as events:
@@ -161,7 +161,7 @@ def test_a_killed_api_ends_the_stream_and_not_the_command(setting: _Setting, san
     until(setting.first.listens, "the API listens again")
 
 
-def test_a_sandbox_is_created_once_under_its_key_though_the_api_is_killed(setting: _Setting) -> None:
+def test_sandbox_is_created_once_per_key_when_its_api_is_killed(setting: _Setting) -> None:
     body, key = {"templateID": "base", "timeout": 60}, {"idempotency-key": "one-sandbox"}
     with ThreadPoolExecutor(1) as pool:
         cut = pool.submit(setting.rest, "POST", "/v2/sandboxes", body, 0, **key)
@@ -176,7 +176,7 @@ def test_a_sandbox_is_created_once_under_its_key_though_the_api_is_killed(settin
     assert setting.rest("DELETE", f"/sandboxes/{made[0]}").status_code == 404
 
 
-def test_who_leaves_before_it_runs_leaves_none(setting: _Setting) -> None:
+def test_failed_create_leaves_no_sandbox(setting: _Setting) -> None:
     n_before = len(setting.farm.sandboxes.list())
     url = f"{setting.first.url}/e2b/v2/sandboxes"
     slow = {"templateID": "docker-archive:/nowhere.tar", "timeout": 60}
@@ -185,7 +185,7 @@ def test_who_leaves_before_it_runs_leaves_none(setting: _Setting) -> None:
     until(lambda: len(setting.farm.sandboxes.list()) == n_before, "none is left")
 
 
-def test_a_lease_ends_what_a_dead_client_left_running(setting: _Setting) -> None:
+def test_sandbox_of_dead_client_ends_with_its_lease(setting: _Setting) -> None:
     left = setting.created(timeout=5)
     agent = setting.agent(left)
     with agent.stream(START, started("sleep 600")) as events:
@@ -196,7 +196,7 @@ def test_a_lease_ends_what_a_dead_client_left_running(setting: _Setting) -> None
     until(lambda: not [each for each in processes_of(folder) if left in each], "it is gone")
 
 
-def test_who_watches_renews_the_lease(setting: _Setting) -> None:
+def test_open_stream_renews_the_lease(setting: _Setting) -> None:
     watched = setting.created(timeout=5)
     agent, began = setting.agent(watched), time.monotonic()
     assert all_of(agent, started("sleep 8; echo on"))[0] == "on\n"
@@ -204,7 +204,7 @@ def test_who_watches_renews_the_lease(setting: _Setting) -> None:
     setting.rest("DELETE", f"/sandboxes/{watched}")
 
 
-def test_a_sandbox_that_is_killed_ends_the_stream_of_its_command(setting: _Setting) -> None:
+def test_delete_of_sandbox_ends_the_stream_of_its_command(setting: _Setting) -> None:
     killed = setting.created()
     agent = setting.agent(killed)
     with agent.stream(START, started("echo begun; sleep 600")) as events:
@@ -215,7 +215,7 @@ def test_a_sandbox_that_is_killed_ends_the_stream_of_its_command(setting: _Setti
             list(events)
 
 
-def test_a_hundred_commands_at_once_in_two_sandboxes(setting: _Setting, sandbox_id: str) -> None:
+def test_hundred_concurrent_commands_keep_their_outputs_apart(setting: _Setting, sandbox_id: str) -> None:
     second = setting.created()
     clients = [setting.agent(sandbox_id), setting.agent(second, api=1)]
     with ThreadPoolExecutor(100) as pool:
@@ -224,6 +224,6 @@ def test_a_hundred_commands_at_once_in_two_sandboxes(setting: _Setting, sandbox_
     setting.rest("DELETE", f"/sandboxes/{second}")
 
 
-def test_the_logs_of_the_apis_have_no_fault(setting: _Setting) -> None:
+def test_api_logs_have_no_traceback(setting: _Setting) -> None:
     for name in ("api.log", "second.log"):
         assert "Traceback" not in (Path(setting.started.home).parent / name).read_text()

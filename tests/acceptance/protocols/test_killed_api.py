@@ -14,7 +14,7 @@ import pytest
 import farm
 from farm.embedded.embedded_farm import Embedded
 from tests.doubles import EngineDouble
-from tests.services.api import KEY, RestartableApi, mortal_api
+from tests.services.api import KEY, RestartableApi, killable_api
 from tests.services.farms import embedded, farm_folder, until
 from tests.services.wire_clients import WireClient
 from workers.testing.scripted_model import Branch, Script, ScriptedProblem, ScriptedTurn
@@ -40,12 +40,12 @@ class Setting:
 
 @pytest.fixture(scope="module")
 def setting() -> Iterator[Setting]:
-    double = EngineDouble(Script([ScriptedProblem(match=QUESTION, plays=(RIGHT,))]), tokens_per_s=4)
+    double = EngineDouble(Script([ScriptedProblem(match=QUESTION, branches=(RIGHT,))]), tokens_per_s=4)
     with (
         farm_folder() as folder,
         serving(double.app()) as engine,
         embedded(folder, FARM_POLICY_URL=f"{engine}/v1") as started,
-        mortal_api(started.home, folder / "api.log", KEY, "--speak", "agent-lightning,nemo-gym,polar") as api,
+        killable_api(started.home, folder / "api.log", KEY, "--speak", "agent-lightning,nemo-gym,polar") as api,
     ):
         until(api.listens, "the API listens")
         yield Setting(started, api, double, engine)
@@ -101,7 +101,7 @@ def ask(protocol: str, url: str, name: str) -> Tokens:
 
 @pytest.mark.parametrize("killed", ["the API", "its client", "both"])
 @pytest.mark.parametrize("protocol", CLIENTS)
-def test_a_client_that_asks_again_gets_the_rollouts_that_it_began(setting: Setting, protocol: str, killed: str) -> None:
+def test_repeated_request_gets_its_rollouts_after_a_kill(setting: Setting, protocol: str, killed: str) -> None:
     url = setting.api.url
     name = f"{protocol}-{killed.replace(' ', '-')}"
     code = f"from {__name__} import ask; ask({protocol!r}, {url!r}, {name!r})"

@@ -15,7 +15,7 @@ from farm.embedded.embedded_farm import Embedded
 from tests.conftest import absent
 from tests.doubles import EngineDouble
 from tests.doubles.protocols.prorl_trainer import ProrlTrainer, training_row
-from tests.services.api import KEY, RestartableApi, mortal_api
+from tests.services.api import KEY, RestartableApi, killable_api
 from tests.services.farms import embedded, farm_folder, until
 from workers.sandboxes.namespace import NamespaceProvider
 from workers.testing.serving import serving
@@ -33,7 +33,7 @@ def here(double: EngineDouble) -> Iterator[tuple[Embedded, RestartableApi, str]]
     with (
         farm_folder() as folder,
         embedded(folder) as started,
-        mortal_api(started.home, folder / "api.log", KEY, "--speak", "prorl") as api,
+        killable_api(started.home, folder / "api.log", KEY, "--speak", "prorl") as api,
         serving(double.app()) as engine,
     ):
         until(api.listens, "the API listens")
@@ -50,7 +50,7 @@ def problems(n: int) -> list[dict[str, Any]]:
     return [fields | {"trajectory_id": index} for index in range(n)]
 
 
-def test_a_killed_api_and_a_trainer_that_asks_again_get_the_same_rollouts(
+def test_repeated_request_gets_its_rollouts_after_an_api_kill(
     here: tuple[Embedded, RestartableApi, str], double: EngineDouble
 ) -> None:
     started, api, engine = here
@@ -83,7 +83,7 @@ def test_a_killed_api_and_a_trainer_that_asks_again_get_the_same_rollouts(
             assert np.allclose(logprobs[len(segment.prompt_ids) :], segment.response_logprobs)
 
 
-def test_a_trainer_that_has_enough_cancels_the_rest_and_others_play_on(
+def test_trainer_with_enough_results_cancels_only_its_own_rest(
     here: tuple[Embedded, RestartableApi, str], double: EngineDouble
 ) -> None:
     started, api, engine = here
@@ -105,7 +105,7 @@ def test_a_trainer_that_has_enough_cancels_the_rest_and_others_play_on(
         client.cancel(foreign)
 
 
-def test_a_trainer_that_renders_the_messages_with_the_tools_gets_the_prompt_that_was_sampled_from(
+def test_prompt_rendered_by_trainer_equals_the_sampled_prompt(
     here: tuple[Embedded, RestartableApi, str], double: EngineDouble
 ) -> None:
     if missing := NamespaceProvider().missing():
@@ -134,6 +134,6 @@ def test_a_trainer_that_renders_the_messages_with_the_tools_gets_the_prompt_that
     assert prompt.tolist() == segment.prompt_ids.tolist()
 
 
-def test_the_log_of_the_api_has_no_fault(here: tuple[Embedded, RestartableApi, str]) -> None:
+def test_api_log_has_no_traceback(here: tuple[Embedded, RestartableApi, str]) -> None:
     started, _, _ = here
     assert "Traceback" not in Path(started.home).parent.joinpath("api.log").read_text()

@@ -16,7 +16,7 @@ import farm
 from farm.client.farm import Farm
 from farm.client.sandboxes.borrower import LentHandle
 from farm.embedded.embedded_farm import Embedded
-from tests.services.api import KEY, RestartableApi, mortal_api
+from tests.services.api import KEY, RestartableApi, killable_api
 from tests.services.farms import embedded, farm_folder, processes_of, until
 
 N_SESSIONS = 50
@@ -61,7 +61,7 @@ class RexClient:
     def alive(self) -> Any:
         return self._http.get(f"{self.url}/is_alive").json()
 
-    def told(self, verb: str, body: Any = None, request_id: str = "", **form: Any) -> Any:
+    def call(self, verb: str, body: Any = None, request_id: str = "", **form: Any) -> Any:
         answer = self.post(verb, body, request_id, **form)
         assert answer.status_code == 200, answer.text
         return answer.json()
@@ -73,18 +73,18 @@ class RexClient:
         return about["class_path"].rpartition(".")[2], about["message"]
 
     def run(self, command: str, request_id: str = "", **values: Any) -> dict[str, Any]:
-        said: dict[str, Any] = self.told("run_in_session", {**ACTION, "command": command, **values}, request_id)
+        said: dict[str, Any] = self.call("run_in_session", {**ACTION, "command": command, **values}, request_id)
         return said
 
     def refused(self, command: str, **values: Any) -> tuple[str, str]:
         return self.error("run_in_session", {**ACTION, "command": command, **values})
 
     def interrupt(self, **values: Any) -> dict[str, Any]:
-        said: dict[str, Any] = self.told("run_in_session", {**INTERRUPT, **values})
+        said: dict[str, Any] = self.call("run_in_session", {**INTERRUPT, **values})
         return said
 
     def executed(self, command: str | list[str], **values: Any) -> dict[str, Any]:
-        said: dict[str, Any] = self.told("execute", {"command": command, "shell": isinstance(command, str), **values})
+        said: dict[str, Any] = self.call("execute", {"command": command, "shell": isinstance(command, str), **values})
         return said
 
 
@@ -93,8 +93,8 @@ def setting() -> Iterator[_Setting]:
     with (
         farm_folder() as folder,
         embedded(folder, FARM_SANDBOX="namespace") as started,
-        mortal_api(started.home, folder / "api.log", KEY, "--speak", "swe-rex") as first,
-        mortal_api(started.home, folder / "second.log", KEY, "--speak", "swe-rex") as second,
+        killable_api(started.home, folder / "api.log", KEY, "--speak", "swe-rex") as first,
+        killable_api(started.home, folder / "second.log", KEY, "--speak", "swe-rex") as second,
         farm.connect(started.home) as client,
     ):
         until(lambda: first.listens() and second.listens(), "both listen")
@@ -112,7 +112,7 @@ def rex(setting: _Setting, lent: LentHandle) -> RexClient:
     client = RexClient(setting.first, "mine")
     assert client.alive() == {"is_alive": True, "message": ""}
     opened = {"startup_source": [], "session": "default", "session_type": "bash", "startup_timeout": 1.0}
-    assert client.told("create_session", opened) == {"output": "", "session_type": "bash"}
+    assert client.call("create_session", opened) == {"output": "", "session_type": "bash"}
     return client
 
 
@@ -143,7 +143,7 @@ _COMMANDS = [
 ]
 
 
-def test_commands_of_a_session(rex: RexClient) -> None:
+def test_session_commands_report_output_and_exit_code(rex: RexClient) -> None:
     for command, output, code in _COMMANDS:
         said = rex.run(command)
         assert said["exit_code"] == code, (command, said)
@@ -153,7 +153,7 @@ def test_commands_of_a_session(rex: RexClient) -> None:
     assert rex.run("false", check="ignore")["exit_code"] is None
 
 
-def test_commands_that_the_client_raises_an_error_for(rex: RexClient) -> None:
+def test_invalid_commands_raise_the_errors_of_the_client(rex: RexClient) -> None:
     kind, message = rex.refused("echo why; false", check="raise", error_msg="oh")
     assert (kind, message.startswith("oh: "), "why" in message) == ("NonZeroExitCodeError", True, True)
     for command in ("(a", "for", "a='", "touch /tmp/half\n(b"):
@@ -171,7 +171,7 @@ def test_commands_that_the_client_raises_an_error_for(rex: RexClient) -> None:
     assert rex.error("create_session", {})[0] == "SessionExistsError"
 
 
-def test_programs_that_have_the_terminal(rex: RexClient) -> None:
+def test_interactive_programs_use_the_terminal(rex: RexClient) -> None:
     begun = rex.run("python3 -q", **PYTHON)
     assert (begun["exit_code"], begun["expect_string"]) == (0, ">>> ")
     assert rex.run("print('hello world')", **PYTHON)["output"] == "hello world"
@@ -193,7 +193,7 @@ def test_programs_that_have_the_terminal(rex: RexClient) -> None:
     assert rex.run("echo on", expect=["never"])["output"] == "on\n"
 
 
-def test_commands_by_themselves(rex: RexClient) -> None:
+def test_execute_reports_output_exit_code_and_errors(rex: RexClient) -> None:
     assert rex.executed("echo out; echo err >&2") == {"stdout": "out\n", "stderr": "err\n", "exit_code": 0}
     merged = rex.executed(["bash", "-lc", "echo out; echo err >&2"], merge_output_streams=True)
     assert merged == {"stdout": "out\nerr\n", "stderr": "", "exit_code": 0}
@@ -216,14 +216,14 @@ def test_commands_by_themselves(rex: RexClient) -> None:
         assert rex.error("execute", body)[0] == kind, body
 
 
-def test_files(rex: RexClient, lent: LentHandle, tmp_path: Path) -> None:
+def test_files_are_read_written_and_uploaded(rex: RexClient, lent: LentHandle, tmp_path: Path) -> None:
     place = "/workspace/new/folder/f"
-    assert rex.told("write_file", {"path": place, "content": "é\r\nx"}) == {}
+    assert rex.call("write_file", {"path": place, "content": "é\r\nx"}) == {}
     assert lent.read(place) == "é\r\nx".encode()
-    assert rex.told("read_file", {"path": place, "encoding": None, "errors": None}) == {"content": "é\nx"}
+    assert rex.call("read_file", {"path": place, "encoding": None, "errors": None}) == {"content": "é\nx"}
     lent.write(place, b"\xff")
-    assert rex.told("read_file", {"path": place, "encoding": "latin-1"}) == {"content": "ÿ"}
-    assert rex.told("read_file", {"path": place, "errors": "replace"}) == {"content": "�"}
+    assert rex.call("read_file", {"path": place, "encoding": "latin-1"}) == {"content": "ÿ"}
+    assert rex.call("read_file", {"path": place, "errors": "replace"}) == {"content": "�"}
     for verb, body, kind in (
         ("read_file", {"path": place}, "UnicodeDecodeError"),
         ("read_file", {"path": place, "encoding": "klingon"}, "LookupError"),
@@ -246,17 +246,17 @@ def test_files(rex: RexClient, lent: LentHandle, tmp_path: Path) -> None:
     fields = {"target_path": "/workspace/up", "unzip": "true"}
     for _ in range(2):
         with archive.open("rb") as file:
-            assert rex.told("upload", data=fields, files={"file": ("z.zip", file, "application/zip")}) == {}
+            assert rex.call("upload", data=fields, files={"file": ("z.zip", file, "application/zip")}) == {}
     assert lent.read("/workspace/up/deep/binary") == bytes(range(256)) * 4000
     assert rex.executed(["/workspace/up/run.sh"])["stdout"] == "ran\n"
     one = {"target_path": "/workspace/one/file", "unzip": "false"}
-    assert rex.told("upload", data=one, files={"file": ("f", b"\0\r\n--\xff")}) == {}
+    assert rex.call("upload", data=one, files={"file": ("f", b"\0\r\n--\xff")}) == {}
     assert lent.read("/workspace/one/file") == b"\0\r\n--\xff"
     onto = rex.post("upload", data={"target_path": "/workspace/one"}, files={"file": b"x"})
     assert onto.json()["swerexception"]["class_path"] == "builtins.IsADirectoryError"
 
 
-def test_an_output_of_ten_megabytes(rex: RexClient) -> None:
+def test_large_output_is_cut_in_sessions_and_whole_in_execute(rex: RexClient) -> None:
     command = "yes 0123456789 | head -c 9999990; echo end"
     shown = rex.run(command)["output"]
     assert shown.startswith("0123456789\n")
@@ -265,35 +265,35 @@ def test_an_output_of_ten_megabytes(rex: RexClient) -> None:
     assert len(rex.executed(command)["stdout"]) == 9_999_994
 
 
-def test_startup_files_are_sourced_and_a_session_that_does_not_start_is_none(rex: RexClient, lent: LentHandle) -> None:
+def test_startup_files_are_sourced_and_a_slow_start_fails(rex: RexClient, lent: LentHandle) -> None:
     lent.write("/tmp/rc", b"sourced=yes; echo hello; PS1=odd")
     lent.write("/tmp/slow", b"sleep 600")
-    opened = rex.told("create_session", {"session": "s", "startup_source": ["/tmp/rc"], "startup_timeout": 60})
+    opened = rex.call("create_session", {"session": "s", "startup_source": ["/tmp/rc"], "startup_timeout": 60})
     assert opened["output"] == "hello\n"
     assert rex.run("echo $sourced", session="s")["output"] == "yes\n"
-    rex.told("close_session", {"session": "s"})
+    rex.call("close_session", {"session": "s"})
     for _ in range(2):
         slow = {"session": "slow", "startup_source": ["/tmp/slow"], "startup_timeout": 0.1}
         assert rex.error("create_session", slow)[0] == "CommandTimeoutError"
     assert rex.refused("true", session="slow")[0] == "SessionDoesNotExistError"
 
 
-def test_fifty_sessions_at_once_share_nothing(setting: _Setting) -> None:
+def test_fifty_concurrent_sessions_share_nothing(setting: _Setting) -> None:
     with setting.farm.sandboxes.start(name="crowded"), ThreadPoolExecutor(N_SESSIONS) as pool:
         clients = [RexClient(api, "crowded") for api in (setting.first, setting.second)]
 
         def one(number: int) -> str:
             rex, name = clients[number % 2], f"session-{number}"
-            rex.told("create_session", {"session": name})
+            rex.call("create_session", {"session": name})
             rex.run(f"x={number}", session=name)
             output = str(rex.run("echo $x", session=name)["output"])
-            rex.told("close_session", {"session": name})
+            rex.call("close_session", {"session": name})
             return output
 
         assert list(pool.map(one, range(N_SESSIONS))) == [f"{number}\n" for number in range(N_SESSIONS)]
 
 
-def test_a_request_is_done_once_though_its_api_and_its_client_are_killed(
+def test_request_runs_once_when_its_api_and_client_are_killed(
     setting: _Setting, rex: RexClient, lent: LentHandle
 ) -> None:
     waits = "echo one >>/tmp/n; while [ ! -e /tmp/go ]; do sleep 0.05; done; wc -l </tmp/n"
@@ -317,7 +317,7 @@ def test_a_request_is_done_once_though_its_api_and_its_client_are_killed(
         ("create_session", {"session": "once"}),
         ("close_session", {"session": "once"}),
     ):
-        assert rex.told(verb, body, verb) == other.told(verb, body, verb)
+        assert rex.call(verb, body, verb) == other.call(verb, body, verb)
     typed: dict[str, Any] = {"is_interactive_command": True, "expect": ["? "], "timeout": 60}
     command = "read -p 'more? ' x; echo $x >>/tmp/typed"
     assert rex.run(command, "q", **typed) == other.run(command, "q", **typed)
@@ -326,10 +326,10 @@ def test_a_request_is_done_once_though_its_api_and_its_client_are_killed(
     assert lent.read("/tmp/typed") == b"yes\n"
 
 
-def test_a_lease_ends_what_a_dead_client_left(setting: _Setting) -> None:
+def test_sandbox_of_dead_client_ends_with_its_lease(setting: _Setting) -> None:
     left = setting.farm.sandboxes.start(name="left", lease_s=5)
     rex = RexClient(setting.first, "left")
-    rex.told("create_session", {})
+    rex.call("create_session", {})
     rex.run("sleep 600 &")
     until(lambda: left.state().ended, "its lease has run out")
     assert "lease ran out" in rex.refused("true")[1]
@@ -339,14 +339,14 @@ def test_a_lease_ends_what_a_dead_client_left(setting: _Setting) -> None:
     until(lambda: not [each for each in processes_of(folder) if left.sandbox_id in each], "it is gone")
 
 
-def test_closing_ends_the_sandbox(setting: _Setting) -> None:
+def test_close_ends_the_sandbox(setting: _Setting) -> None:
     with setting.farm.sandboxes.start(name="closed") as handle:
         rex = RexClient(setting.first, "closed")
-        assert rex.told("close") == rex.told("close") == {}
+        assert rex.call("close") == rex.call("close") == {}
         assert handle.state().finished
         assert "it was stopped" in rex.refused("true")[1]
 
 
-def test_the_logs_of_the_apis_have_no_fault(setting: _Setting) -> None:
+def test_api_logs_have_no_traceback(setting: _Setting) -> None:
     for name in ("api.log", "second.log"):
         assert "Traceback" not in (Path(setting.started.home).parent / name).read_text()

@@ -17,7 +17,7 @@ from farm.embedded.embedded_farm import Embedded
 from farm.errors import SandboxEnded
 from farm.records.lending.borrowed_sandbox import BorrowedSandbox
 from tests.doubles.protocols.verl_tool_trajectory import VerlToolTrajectory
-from tests.services.api import KEY, RestartableApi, mortal_api
+from tests.services.api import KEY, RestartableApi, killable_api
 from tests.services.farms import embedded_of, farm_folder, processes_of, until
 
 N = 20
@@ -34,8 +34,8 @@ def here() -> Iterator[Here]:
         with (
             farm_folder() as folder,
             embedded_of(N, folder, FARM_SANDBOX="namespace") as started,
-            mortal_api(started.home, folder / "api.log", KEY, *speak) as first,
-            mortal_api(started.home, folder / "second.log", KEY, *speak) as second,
+            killable_api(started.home, folder / "api.log", KEY, *speak) as first,
+            killable_api(started.home, folder / "second.log", KEY, *speak) as second,
         ):
             until(lambda: first.listens() and second.listens(), "both listen")
             yield started, first, second
@@ -57,10 +57,10 @@ def open_sandboxes(here: Here) -> list[BorrowedSandbox]:
         return list(client.sandboxes.list(1000))
 
 
-def test_trajectories_are_played_though_an_api_is_killed(here: Here) -> None:
+def test_trajectories_complete_when_an_api_is_killed(here: Here) -> None:
     _, first, second = here
 
-    async def play(number: int, client: httpx2.AsyncClient, other: httpx2.AsyncClient) -> list[str]:
+    async def run_actions(number: int, client: httpx2.AsyncClient, other: httpx2.AsyncClient) -> list[str]:
         one = VerlToolTrajectory(client, max_retries=60)
         waits = "while [ ! -e go ]; do sleep 0.1; done; " if number == 0 else ""
         cut = await one.act(f"<bash>echo one >>n; {waits}cd /tmp; x={number}; wc -l <~-/n</bash>")
@@ -80,7 +80,7 @@ def test_trajectories_are_played_though_an_api_is_killed(here: Here) -> None:
 
     async def train() -> list[list[str]]:
         async with trainer(first) as client, trainer(second) as other:
-            playing = [asyncio.create_task(play(number, client, other)) for number in range(N)]
+            playing = [asyncio.create_task(run_actions(number, client, other)) for number in range(N)]
             slow = await asyncio.to_thread(until, lambda: _begun(here), "the first one's command has begun")
             first.kill()
             first.start()
@@ -110,10 +110,10 @@ def _begun(here: Here) -> str:
     return ""
 
 
-def test_the_same_action_again_is_done_again_and_in_one_request_as_often_as_it_stands(here: Here) -> None:
+def test_repeated_action_runs_once_per_occurrence(here: Here) -> None:
     count = "<bash>echo x >>n; wc -l <n</bash>"
 
-    async def play() -> None:
+    async def run_actions() -> None:
         async with trainer(here[1]) as client, trainer(here[2]) as other:
             one, two = VerlToolTrajectory(client), VerlToolTrajectory(other)
             two.request_id = one.request_id
@@ -125,14 +125,14 @@ def test_the_same_action_again_is_done_again_and_in_one_request_as_often_as_it_s
             assert answer["observations"] == [f"\n<o>\n{number}\n</o>\n" for number in (6, 1, 7, 2)]
             assert (answer["dones"], answer["valids"]) == ([False] * 4, [True] * 4)
 
-    asyncio.run(play())
+    asyncio.run(run_actions())
     assert open_sandboxes(here) == [], "their last steps ended them"
 
 
-def test_a_client_that_hung_up_and_asks_again_gets_what_was_done(here: Here) -> None:
+def test_reconnected_client_gets_the_result_of_its_action(here: Here) -> None:
     slow = "<bash>echo x >>n; while [ ! -e go ]; do sleep 0.1; done; wc -l <n</bash>"
 
-    async def play() -> None:
+    async def run_actions() -> None:
         async with trainer(here[1]) as client, trainer(here[2]) as other:
             one = VerlToolTrajectory(client)
             asked = asyncio.create_task(one.act(slow))
@@ -150,11 +150,11 @@ def test_a_client_that_hung_up_and_asks_again_gets_what_was_done(here: Here) -> 
             assert (await two.act(slow)).text == "\n<o>\n2\n</o>\n"
             await two.close()
 
-    asyncio.run(play())
+    asyncio.run(run_actions())
 
 
-def test_a_search_that_is_off_and_a_worker_that_dies_are_no_observation(here: Here) -> None:
-    async def play() -> None:
+def test_disabled_search_and_dead_worker_give_no_observation(here: Here) -> None:
+    async def run_actions() -> None:
         async with trainer(here[1]) as client, trainer(here[2]) as other:
             searching = VerlToolTrajectory(client)
             off = await searching.act("<search>x</search>")
@@ -175,10 +175,10 @@ def test_a_search_that_is_off_and_a_worker_that_dies_are_no_observation(here: He
             assert (await next_one.act("<bash>echo again</bash>")).text == "\n<o>\nagain\n</o>\n"
             await next_one.close()
 
-    asyncio.run(play())
+    asyncio.run(run_actions())
     assert open_sandboxes(here) == []
 
 
-def test_the_logs_of_the_apis_have_no_fault(here: Here) -> None:
+def test_api_logs_have_no_traceback(here: Here) -> None:
     for name in ("api.log", "second.log"):
         assert "Traceback" not in (Path(here[0].home).parent / name).read_text()

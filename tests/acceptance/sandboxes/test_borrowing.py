@@ -23,7 +23,7 @@ from farm.embedded.embedded_farm import Embedded
 from farm.errors import Conflict, InvalidRequest, NotFound, Overloaded, SandboxEnded, ServiceError
 from farm.records.lending.borrowed_sandbox import SandboxState
 from farm.records.lending.sandbox_calls import OpenShellCall
-from tests.services.api import KEY, RestartableApi, mortal_api, shown_key
+from tests.services.api import KEY, RestartableApi, killable_api, shown_key
 from tests.services.farms import embedded, farm_folder, processes_of, until
 
 
@@ -32,8 +32,8 @@ def here() -> Iterator[tuple[Embedded, RestartableApi, RestartableApi]]:
     with (
         farm_folder() as folder,
         embedded(folder, FARM_SANDBOX="namespace") as started,
-        mortal_api(started.home, folder / "api.log") as first,
-        mortal_api(started.home, folder / "second.log") as second,
+        killable_api(started.home, folder / "api.log") as first,
+        killable_api(started.home, folder / "second.log") as second,
         shown_key(),
     ):
         until(lambda: first.listens() and second.listens(), "both listen")
@@ -52,7 +52,7 @@ def sandbox(client: Farm) -> Iterator[LentHandle]:
         yield started
 
 
-def test_a_shell_and_a_python_are_kept_from_call_to_call_and_from_api_to_api(
+def test_shell_and_python_sessions_persist_across_calls_and_apis(
     here: tuple[Embedded, RestartableApi, RestartableApi], sandbox: LentHandle
 ) -> None:
     sandbox.shell("cd /tmp && x=41")
@@ -70,7 +70,7 @@ def test_a_shell_and_a_python_are_kept_from_call_to_call_and_from_api_to_api(
         sandbox.close_shell("other")
 
 
-def test_commands_files_and_folders(sandbox: LentHandle, tmp_path: Path) -> None:
+def test_commands_and_file_transfers_work(sandbox: LentHandle, tmp_path: Path) -> None:
     result = sandbox.exec("sh", "-c", "cat; echo $A >&2; exit 3", stdin=b"in", env={"A": "b"})
     assert (result.code, result.stdout, result.stderr) == (3, "in", "b\n")
     assert sandbox.exec("sleep", "60", timeout_s=0.2).timed_out
@@ -104,7 +104,7 @@ def test_commands_files_and_folders(sandbox: LentHandle, tmp_path: Path) -> None
         ("nothing", {}, 404, "NotFound"),
     ],
 )
-def test_bad_calls_are_refused_in_one_shape(
+def test_invalid_calls_are_refused_with_status_and_kind(
     here: tuple[Embedded, RestartableApi, RestartableApi],
     sandbox: LentHandle,
     verb: str,
@@ -117,7 +117,7 @@ def test_bad_calls_are_refused_in_one_shape(
     assert (answer.status_code, answer.json()["error"]["kind"]) == (status, kind)
 
 
-def test_a_shell_is_opened_once_and_bad_arguments_of_a_tool_are_text(client: Farm, sandbox: LentHandle) -> None:
+def test_shell_opens_once_and_invalid_tool_arguments_return_text(client: Farm, sandbox: LentHandle) -> None:
     call = OpenShellCall(session="once")
     client.sandboxes.call("shared", call)
     with pytest.raises(Conflict, match="once"):
@@ -127,13 +127,13 @@ def test_a_shell_is_opened_once_and_bad_arguments_of_a_tool_are_text(client: Far
     assert "nonsense" in refused.text
 
 
-def test_a_start_that_fails_says_why(client: Farm) -> None:
+def test_failed_start_names_its_cause(client: Farm) -> None:
     with pytest.raises(SandboxEnded, match=r"did not start.*/nowhere\.sif"):
         client.sandboxes.start({"image": "/nowhere.sif"})
     assert [each.name for each in client.sandboxes.list()] == ["shared"]
 
 
-def test_a_call_is_done_once_though_its_api_is_killed_under_it(
+def test_call_runs_once_when_its_api_is_killed(
     here: tuple[Embedded, RestartableApi, RestartableApi], sandbox: LentHandle
 ) -> None:
     _, api, _ = here
@@ -159,7 +159,7 @@ def test_a_call_is_done_once_though_its_api_is_killed_under_it(
     assert [result.output for result in results] == ["1\n"]
 
 
-def test_a_sandbox_outlives_its_worker_and_not_its_lease(
+def test_sandbox_outlives_its_worker_until_its_lease_ends(
     here: tuple[Embedded, RestartableApi, RestartableApi], client: Farm
 ) -> None:
     started, _, _ = here
@@ -191,7 +191,7 @@ def test_a_sandbox_outlives_its_worker_and_not_its_lease(
     )
 
 
-def test_what_a_killed_client_borrowed_ends_with_its_lease(
+def test_sandbox_of_killed_client_ends_with_its_lease(
     here: tuple[Embedded, RestartableApi, RestartableApi], client: Farm
 ) -> None:
     code = (
@@ -220,7 +220,7 @@ def _begun(client: Farm, name: str) -> bool:
         return False
 
 
-def test_what_is_read_is_never_an_earlier_answer(
+def test_read_is_never_answered_from_an_earlier_call(
     here: tuple[Embedded, RestartableApi, RestartableApi], sandbox: LentHandle
 ) -> None:
     url = f"{here[1].url}/v1/sandboxes/{sandbox.sandbox_id}"
@@ -235,7 +235,7 @@ def test_what_is_read_is_never_an_earlier_answer(
         assert ran.json()["stdout"] == "0", "a command is run once"
 
 
-def test_one_who_is_interrupted_while_it_waits_leaves_none(client: Farm, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_interrupted_start_leaves_no_sandbox(client: Farm, monkeypatch: pytest.MonkeyPatch) -> None:
     def interrupted(*_: object) -> None:
         raise KeyboardInterrupt
 
@@ -248,7 +248,7 @@ def test_one_who_is_interrupted_while_it_waits_leaves_none(client: Farm, monkeyp
     assert client.sandboxes.get("no-time").ended
 
 
-def test_what_its_own_commands_break_ends_with_a_reason(client: Farm) -> None:
+def test_call_on_a_stopped_sandbox_names_the_reason(client: Farm) -> None:
     handle = client.sandboxes.start()
     assert handle.state().state is SandboxState.RUNNING
     handle.stop()
@@ -256,7 +256,9 @@ def test_what_its_own_commands_break_ends_with_a_reason(client: Farm) -> None:
         handle.exec("true")
 
 
-def test_the_commands(here: tuple[Embedded, RestartableApi, RestartableApi], tmp_path: Path) -> None:
+def test_sandbox_commands_of_the_cli_work(
+    here: tuple[Embedded, RestartableApi, RestartableApi], tmp_path: Path
+) -> None:
     url = ["--url", here[2].url]
 
     def run(*words: str, code: int = 0) -> str:
@@ -285,7 +287,7 @@ def test_the_commands(here: tuple[Embedded, RestartableApi, RestartableApi], tmp
         connected.sandboxes.start({"network": True})
 
 
-def test_a_killed_node_ends_what_it_lent_and_says_so(
+def test_sandbox_of_killed_node_ends_with_a_reason(
     here: tuple[Embedded, RestartableApi, RestartableApi], client: Farm
 ) -> None:
     folder = Path(here[0].home).parent
@@ -314,6 +316,6 @@ def test_a_killed_node_ends_what_it_lent_and_says_so(
         assert next_one.exec("echo", "again").stdout == "again\n"
 
 
-def test_the_logs_of_the_apis_have_no_fault(here: tuple[Embedded, RestartableApi, RestartableApi]) -> None:
+def test_api_logs_have_no_traceback(here: tuple[Embedded, RestartableApi, RestartableApi]) -> None:
     for name in ("api.log", "second.log"):
         assert "Traceback" not in (Path(here[0].home).parent / name).read_text()

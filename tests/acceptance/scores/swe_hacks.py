@@ -200,7 +200,7 @@ def edits() -> dict[str, str]:
     return {**{name: _appended(code) for name, code in IN_PYTEST.items()}, **beside}
 
 
-def edits_alone() -> dict[str, str]:
+def edits_for_separate_sandboxes() -> dict[str, str]:
     """Return the scripts that need a separate sandbox."""
     return {name: _appended(code) for name, code in ALONE.items()}
 

@@ -61,19 +61,19 @@ async def scored(number: int, *script: Completion) -> float:
 
 
 @pytest.mark.parametrize("name", FILLED)
-def test_a_policy_that_fills_the_disk_is_scored(name: str) -> None:
+def test_policy_that_fills_the_disk_scores_zero(name: str) -> None:
     options, command = FILLING[name]
     with small_scratch(options):
         assert asyncio.run(scored(0, bash(command))) == 0.0
 
 
-def test_a_solution_beside_a_disk_that_was_filled_and_emptied_is_right() -> None:
+def test_solution_scores_one_after_the_disk_was_filled_and_emptied() -> None:
     with small_scratch(BYTES):
         commands = bash(f"{FILL} > /tmp/x; rm /tmp/x"), solving(PROBLEMS[0])
         assert asyncio.run(scored(0, *commands)) == 1.0
 
 
-def test_a_neighbour_of_a_policy_that_fills_the_disk_plays_again() -> None:
+def test_neighbour_of_disk_filling_policy_fails_and_passes_on_retry() -> None:
     async def both() -> tuple[float, float | BaseException]:
         filling = asyncio.create_task(scored(0, bash(f"sleep 3; {FILL} > /tmp/x; sleep 4")))
         beside = asyncio.create_task(

@@ -21,7 +21,7 @@ from farm.errors import AgentError, EngineError
 from farm.records.request import Limits, SamplingParams, SandboxSpec
 from farm.records.rollout import Outcome
 from farm.records.trajectory import Message, ModelCall
-from tests.agents.playing import MEND, SWE, play
+from tests.agents.playing import MEND, SWE, run_rollout
 from tests.conftest import absent
 from tests.services.environments import lend_environment
 from tests.services.soak import ONLY, SOAK_MINUTES
@@ -123,7 +123,7 @@ def context_of(
     )
 
 
-async def mini(policy: Policy, records: _Records, **limits: Any) -> tuple[AgentResult, float]:
+async def run_and_score(policy: Policy, records: _Records, **limits: Any) -> tuple[AgentResult, float]:
     """Play the issue by mini-swe-agent and score what it leaves."""
     handler, agent = SweHandler(SWE), registered("mini-swe-agent")
     assert isinstance(agent, HarnessAgent)
@@ -137,14 +137,14 @@ async def mini(policy: Policy, records: _Records, **limits: Any) -> tuple[AgentR
 
 @ONLY
 @pytest.mark.usefixtures("mini_swe_agent")
-def test_mini_swe_agent_mends_an_issue() -> None:
+def test_mini_swe_agent_fixes_an_issue() -> None:
     records = _Records()
     turns = [
         calling(("bash", {"command": "which python; git status --short; ls"}), content="I look."),
         calling(("bash", {"command": MEND}), content="I see the fault."),
         SUBMIT,
     ]
-    result, value = asyncio.run(mini(ScriptedPolicy(*turns), records))
+    result, value = asyncio.run(run_and_score(ScriptedPolicy(*turns), records))
     assert result == AgentResult(Outcome.SUBMITTED, "done\n")
     assert value == 1.0
     assert [call.index for call in records.calls] == [0, 1, 2]
@@ -157,11 +157,11 @@ def test_mini_swe_agent_mends_an_issue() -> None:
 
 
 @pytest.mark.usefixtures("mini_swe_agent")
-def test_its_tokens_are_those_that_an_engine_sampled() -> None:
+def test_tokens_are_those_sampled_by_the_engine() -> None:
     """Run all three stages as a worker does, on the scripted engine's token wire, through gateway and relay."""
     calls = ("which python; git status --short; ls", MEND, "echo COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT; echo done")
     turns = tuple(ScriptedTurn(tool_calls=(ScriptedCall(name="bash", arguments={"command": each}),)) for each in calls)
-    played = play("mini-swe-agent", "namespace", turns)
+    played = run_rollout("mini-swe-agent", "namespace", turns)
     assert (played.outcome, played.reward) == (Outcome.SUBMITTED, 1.0)
     assert len(played.rows) == 1, played.breaks
     assert [call.mismatch for call in played.calls] == [None] * 3
@@ -170,10 +170,10 @@ def test_its_tokens_are_those_that_an_engine_sampled() -> None:
 
 @ONLY
 @pytest.mark.usefixtures("mini_swe_agent")
-def test_a_limit_ends_mini_swe_agent_and_what_it_did_is_scored() -> None:
+def test_work_before_the_turn_limit_is_scored() -> None:
     records = _Records()
     turns = [calling(("bash", {"command": MEND}), content="I see the fault.")] * 3
-    result, value = asyncio.run(mini(ScriptedPolicy(*turns), records, max_turns=1))
+    result, value = asyncio.run(run_and_score(ScriptedPolicy(*turns), records, max_turns=1))
     assert result.outcome is Outcome.MAX_TURNS
     assert value == 1.0
     assert len(records.calls) == 1
@@ -181,13 +181,13 @@ def test_a_limit_ends_mini_swe_agent_and_what_it_did_is_scored() -> None:
 
 @ONLY
 @pytest.mark.usefixtures("mini_swe_agent")
-def test_answers_without_a_call_are_the_policys_doing() -> None:
-    result, value = asyncio.run(mini(ScriptedPolicy(*[answering("Let me think.")] * 3), _Records()))
+def test_answers_without_a_tool_call_are_invalid_actions() -> None:
+    result, value = asyncio.run(run_and_score(ScriptedPolicy(*[answering("Let me think.")] * 3), _Records()))
     assert (result.outcome, value) == (Outcome.INVALID_ACTION, 0.0)
 
 
 @pytest.mark.parametrize("kind", ["namespace", "singularity"])
-def test_an_agents_environment_lies_beside_the_instances(kind: str, request: pytest.FixtureRequest) -> None:
+def test_agent_packages_are_kept_apart_from_instance_packages(kind: str, request: pytest.FixtureRequest) -> None:
     if kind == "singularity":
         request.getfixturevalue("apptainer")
     if missing := provider(kind).missing():
@@ -216,7 +216,7 @@ def test_an_agents_environment_lies_beside_the_instances(kind: str, request: pyt
     assert not any("/opt/farm" in line for line in (*value, path)), "programs are looked for elsewhere"
 
 
-def test_a_program_without_packages_talks_through_the_sandboxs_own_python() -> None:
+def test_program_without_packages_uses_the_python_of_the_sandbox() -> None:
     code = """
 import http.client, json, os, urllib.parse
 url = urllib.parse.urlsplit(os.environ["ANTHROPIC_BASE_URL"])
@@ -237,7 +237,7 @@ print(json.loads(connection.getresponse().read())["content"][0]["text"])
         asyncio.run(main(EngineError("gone")))
 
 
-def little(program: str, **more: Any) -> Harness:
+def short_program_agent(program: str, **more: Any) -> Harness:
     """Return an agent that is a short program: it makes one call, and then the policy decides."""
     ask = """
 import http.client, json, os, signal, socket, subprocess, sys, urllib.parse
@@ -252,7 +252,7 @@ ask("first")
     return Harness(name="little", command=lambda task: ["python3", "-c", ask + program], **more)
 
 
-def hostile(
+def run_harness(
     harness: Harness, records: _Records, *, n_answers: int = 1, env: dict[str, str] | None = None
 ) -> AgentResult:
     async def main() -> AgentResult:
@@ -278,23 +278,23 @@ def hostile(
         "head -c 1000000 /dev/zero | tr '\\0' '[' > out",
     ],
 )
-def test_whatever_lies_where_its_result_should_be(left: str) -> None:
-    harness = little(f"subprocess.run({left!r}, shell=True)", output="out", read=MINI_SWE_AGENT.read)
+def test_invalid_output_file_is_an_agent_error(left: str) -> None:
+    harness = short_program_agent(f"subprocess.run({left!r}, shell=True)", output="out", read=MINI_SWE_AGENT.read)
     with pytest.raises(AgentError, match="did not leave a valid output"):
-        hostile(harness, _Records())
+        run_harness(harness, _Records())
 
 
-def test_what_the_policys_programs_ask_is_a_call_like_any_other() -> None:
+def test_calls_by_programs_of_the_policy_are_recorded() -> None:
     """They find the key in the environment that they inherit from the agent."""
     records = _Records()
     own = "subprocess.run([sys.executable, '-c', 'import os; print(os.environ[\"OPENAI_API_KEY\"])'], check=True)"
-    result = hostile(little(f"{own}; ask('second'); ask('third')"), records, n_answers=3)
+    result = run_harness(short_program_agent(f"{own}; ask('second'); ask('third')"), records, n_answers=3)
     assert result.answer
     assert len(result.answer) >= 32
     assert [call.messages[0]["content"] for call in records.calls] == ["first", "second", "third"]
 
 
-def test_a_socket_of_the_policys_own_in_place_of_the_gateways_samples_nothing() -> None:
+def test_forged_gateway_socket_samples_nothing() -> None:
     records = _Records()
     fake = """
 os.unlink("/run/farm/gateway.sock")
@@ -308,16 +308,16 @@ if os.fork() == 0:
         connection.sendall(b"HTTP/1.1 200 OK\\r\\ncontent-length: 2\\r\\n\\r\\n{}")
 print(ask("second"))
 """
-    assert hostile(little(fake), records) == AgentResult(Outcome.ANSWERED, "200")
+    assert run_harness(short_program_agent(fake), records) == AgentResult(Outcome.ANSWERED, "200")
     assert [call.messages[0]["content"] for call in records.calls] == ["first"]
 
 
-def test_killing_the_relay_is_a_crash() -> None:
+def test_killed_relay_is_an_agent_error() -> None:
     with pytest.raises(AgentError, match=r"ended with code (137|-9)"):
-        hostile(little("os.kill(os.getppid(), signal.SIGKILL); signal.pause()"), _Records())
+        run_harness(short_program_agent("os.kill(os.getppid(), signal.SIGKILL); signal.pause()"), _Records())
 
 
-def test_hundreds_of_connections_do_not_stop_the_agent() -> None:
+def test_hundreds_of_connections_do_not_block_the_agent() -> None:
     flood = """
 opened = []
 for number in range(600):
@@ -333,15 +333,15 @@ while True:
         # not all are seen to be closed yet
         pass
 """
-    assert hostile(little(flood), _Records(), n_answers=2) == AgentResult(Outcome.ANSWERED, "200")
+    assert run_harness(short_program_agent(flood), _Records(), n_answers=2) == AgentResult(Outcome.ANSWERED, "200")
 
 
-def test_an_image_without_python_is_told() -> None:
+def test_image_without_python_is_named_in_the_error() -> None:
     with pytest.raises(AgentError, match="without a python3, which its image lacks: a Harness with `packages`"):
-        hostile(little(""), _Records(), env={"PATH": "/nowhere"})
+        run_harness(short_program_agent(""), _Records(), env={"PATH": "/nowhere"})
 
 
-def test_an_image_in_which_the_agents_python_does_not_start_is_told() -> None:
+def test_image_that_cannot_start_agent_python_is_named_in_the_error() -> None:
     with pytest.raises(AgentError, match="a Python that does not start in its image"):
         # the sandbox was not made for this agent
-        hostile(little("", packages=("iniconfig==2.0.0",)), _Records())
+        run_harness(short_program_agent("", packages=("iniconfig==2.0.0",)), _Records())

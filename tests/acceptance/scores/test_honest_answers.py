@@ -46,20 +46,20 @@ def boxed(corpus: dict[str, tuple[str, ...]]) -> list[tuple[Reference, str]]:
 
 
 @pytest.mark.parametrize("kind", HONEST)
-def test_right_answers_are_scored_one(kind: str) -> None:
+def test_right_answers_score_one(kind: str) -> None:
     pairs = boxed(HONEST[kind])
     assert len(pairs) >= N_HONEST
     assert [each for each in scored(pairs) if each[2] != 1.0] == []
 
 
 @pytest.mark.parametrize("kind", TWINS)
-def test_wrong_answers_of_these_notations_are_scored_zero(kind: str) -> None:
+def test_wrong_answers_in_the_same_notations_score_zero(kind: str) -> None:
     pairs = boxed(TWINS[kind])
     assert len(pairs) >= N_TWINS
     assert [each for each in scored(pairs) if each[2] != 0.0] == []
 
 
-def test_options_that_are_named_in_any_way() -> None:
+def test_options_are_recognised_in_any_phrasing() -> None:
     right, wrong = (
         [(Reference("q", "C", honest_choices.OPTIONS), response) for response in responses]
         for responses in (honest_choices.HONEST, honest_choices.WRONG)
@@ -69,12 +69,12 @@ def test_options_that_are_named_in_any_way() -> None:
     assert [each for each in scored(wrong) if each[2] != 0.0] == []
 
 
-def test_there_are_enough_attempts() -> None:
+def test_corpus_has_enough_wrong_answers() -> None:
     wrong = sum(len(answers) for golds in TWINS.values() for answers in golds.values())
     assert wrong + len(honest_choices.WRONG) >= N_ATTEMPTS
 
 
 @pytest.mark.parametrize("gold", ["}{", r"\frac{1}{", "{"])
-def test_a_gold_answer_that_no_box_can_hold_is_refused_at_submit(gold: str) -> None:
+def test_gold_answer_with_unbalanced_braces_is_refused(gold: str) -> None:
     with pytest.raises(ValueError, match="unbalanced braces"):
         AnswerInstance(question="q", gold=gold)

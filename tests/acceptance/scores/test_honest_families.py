@@ -30,11 +30,11 @@ WAYS = (
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_reference_answers_are_scored_one(score: Callable[..., Score], family: str) -> None:
+def test_reference_answers_score_one(score: Callable[..., Score], family: str) -> None:
     problem: dict[str, Any] = entry(family)
     wrong = {way: score(family, way.format(problem["answer"])).value for way in WAYS}
     assert {way: value for way, value in wrong.items() if value != 1.0} == {}
 
 
-def test_there_are_enough() -> None:
+def test_enough_families_are_covered() -> None:
     assert len(FAMILIES) >= 40

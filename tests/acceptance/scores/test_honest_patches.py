@@ -39,7 +39,7 @@ async def all_scores(
     }
 
 
-def test_right_patches_are_scored_one(folder: Path) -> None:
+def test_right_patches_score_one(folder: Path) -> None:
     project = swe_project.Project(folder)
 
     async def main() -> dict[str, Score | BaseException]:
@@ -55,7 +55,7 @@ def test_right_patches_are_scored_one(folder: Path) -> None:
     assert asyncio.run(main()) == {}
 
 
-def test_right_patches_of_a_row_are_scored_one(folder: Path) -> None:
+def test_right_patches_of_swe_bench_rows_score_one(folder: Path) -> None:
     project = swe_project.Project(folder)
     row = issue_project.row_of(project, folder)
 
@@ -70,5 +70,5 @@ def test_right_patches_of_a_row_are_scored_one(folder: Path) -> None:
     assert asyncio.run(main()) == {}
 
 
-def test_there_are_enough() -> None:
+def test_corpus_has_enough_patches() -> None:
     assert len(PATCHES) >= N_HONEST

@@ -35,7 +35,7 @@ def values(
 
 
 @pytest.mark.parametrize("evaluator", [CODE, ProgramTestsEvaluator(CALLS)], ids=["checks", "calls"])
-def test_right_functions_are_scored_one(
+def test_right_functions_score_one(
     runner: asyncio.Runner, fresh: FreshSandbox, evaluator: ProgramEvaluator | ProgramTestsEvaluator
 ) -> None:
     programs = SORTS if evaluator is CODE else {**SORTS, **WRITING}
@@ -43,7 +43,7 @@ def test_right_functions_are_scored_one(
     assert [each for each in values(runner, evaluator, fresh, programs) if each[1] != 1.0] == []
 
 
-def test_right_programs_are_scored_one(runner: asyncio.Runner, fresh: FreshSandbox) -> None:
+def test_right_programs_score_one(runner: asyncio.Runner, fresh: FreshSandbox) -> None:
     ending = "\nprint(*f(list(map(int, input().split()))))\n"
     whole = {f"f-{name}": textwrap.dedent(SORTS[name]) + ending for name in SORTS if name != "prints"}
     programs = {**READS, **{name: whole[name] for name in [*whole][::2]}}
@@ -52,14 +52,16 @@ def test_right_programs_are_scored_one(runner: asyncio.Runner, fresh: FreshSandb
 
 
 @pytest.mark.parametrize("evaluator", [CODE, ProgramTestsEvaluator(CALLS)], ids=["checks", "calls"])
-def test_values_that_are_not_the_list_are_scored_zero(
+def test_values_other_than_the_list_score_zero(
     runner: asyncio.Runner, fresh: FreshSandbox, evaluator: ProgramEvaluator | ProgramTestsEvaluator
 ) -> None:
     assert [each for each in values(runner, evaluator, fresh, WRONG_VALUES) if each[1] != 0.0] == []
 
 
 @pytest.mark.parametrize(("depth", "value"), [(150, 1.0), (180, 1.0)])
-def test_nested_values_are_compared(runner: asyncio.Runner, fresh: FreshSandbox, depth: int, value: float) -> None:
+def test_deeply_nested_values_are_compared(
+    runner: asyncio.Runner, fresh: FreshSandbox, depth: int, value: float
+) -> None:
     expected: list[object] = []
     for _ in range(depth):
         expected = [expected]

@@ -80,7 +80,7 @@ def test_hack_resolves_nothing(name: str, scores: dict[str, Score | BaseExceptio
     assert result.value == 0.0, result
 
 
-def test_right_patch_resolves_where_names_are_cut(scores_of_cut_names: dict[str, Score | BaseException]) -> None:
+def test_right_patch_resolves_rows_with_cut_test_names(scores_of_cut_names: dict[str, Score | BaseException]) -> None:
     result = scores_of_cut_names["gold"]
     assert isinstance(result, Score), result
     assert (result.value, result.details["confirmed"]) == (1.0, True), result

@@ -53,5 +53,5 @@ def test_hack_resolves_nothing(name: str, scores: dict[str, Score | BaseExceptio
     assert result.value == 0.0, result
 
 
-def test_there_are_enough_attempts() -> None:
+def test_corpus_has_enough_hacks() -> None:
     assert len(MORE) + len(edits_of_rows()) >= N_ATTEMPTS

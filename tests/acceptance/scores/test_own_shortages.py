@@ -129,14 +129,14 @@ def usable(kind: str) -> str:
     ("name", "kind"),
     [*((name, "namespace") for name in TAKING), *((name, "singularity") for name in ("disk", "inodes", "processes"))],
 )
-def test_a_program_that_takes_what_the_node_has_is_scored(name: str, kind: str) -> None:
+def test_program_that_exhausts_the_node_scores_zero(name: str, kind: str) -> None:
     options, text = TAKING[name]
     with small_scratch(options):
         assert program(usable(kind), _FILL + text) == 0.0
 
 
 @pytest.mark.parametrize("name", OF_A_FUNCTION)
-def test_a_function_that_takes_what_the_node_has_is_scored(name: str) -> None:
+def test_function_that_exhausts_the_node_scores_zero(name: str) -> None:
     options, text = OF_A_FUNCTION[name]
     evaluator = ProgramEvaluator("", CHECK, "f")
     function = f"{_FILL}\ndef f(x):\n    {text.replace(chr(10), chr(10) + '    ')}"
@@ -146,7 +146,7 @@ def test_a_function_that_takes_what_the_node_has_is_scored(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["disk", "disk-for-a-moment", "inodes", "memory", "descriptors", "processes"])
-def test_a_patch_that_takes_what_the_node_has_is_scored(name: str, tmp_path: Path) -> None:
+def test_patch_that_exhausts_the_node_scores_zero(name: str, tmp_path: Path) -> None:
     options, text = TAKING[name]
     project = Project(tmp_path)
     code = f"{_FILL}\ndef add(a, b):\n    {text.replace(chr(10), chr(10) + '    ')}\n\ndef mul(a, b): return a * b\n"
@@ -160,7 +160,7 @@ def test_a_patch_that_takes_what_the_node_has_is_scored(name: str, tmp_path: Pat
 
 
 @pytest.mark.parametrize("then", ["exit 0", "kill -9 $$", "sleep 100", ""])
-def test_what_a_policy_left_that_fills_the_disk_is_scored(place: Path, tmp_path: Path, then: str) -> None:
+def test_leftover_script_that_fills_the_disk_is_scored(place: Path, tmp_path: Path, then: str) -> None:
     test = SHELL_TEST.replace(". /tests/helper.sh", ". /tests/helper.sh; . /app/leave")
     leave = f"head -c 1G /dev/zero > /app/full; {then}"
     folder = write_task(
@@ -213,7 +213,7 @@ open('/tmp/needed', 'wb').write(bytes(1 << 20))
 {RIGHT}"""
 
 
-def test_a_right_program_that_met_a_neighbours_shortage_is_scored_by_another_run() -> None:
+def test_right_program_is_rerun_after_a_shortage_by_a_neighbour() -> None:
     usable("namespace")
     with small_scratch(BYTES) as disk:
         with Neighbour(disk, 1):
@@ -222,7 +222,7 @@ def test_a_right_program_that_met_a_neighbours_shortage_is_scored_by_another_run
             assert program("namespace", NEEDY) == 1.0
 
 
-def test_a_shortage_that_others_hold_is_no_score() -> None:
+def test_shortage_held_by_others_is_an_evaluator_error() -> None:
     usable("namespace")
     with small_scratch(BYTES) as disk:
         wrong = "import sys\nsys.exit(1)\n"
@@ -247,7 +247,7 @@ for program in (RIGHT, sys.argv[1]):
 """
 
 
-def test_a_program_that_takes_more_memory_than_its_node_has_is_scored(group: Path) -> None:
+def test_program_that_exceeds_node_memory_is_scored(group: Path) -> None:
     """The node is a control group, in which the kernel kills before the sandbox reaches its own limit."""
     usable("namespace")
     node = group / "node"

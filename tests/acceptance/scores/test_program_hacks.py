@@ -164,44 +164,44 @@ def test_no_hack_passes(runner: asyncio.Runner, fresh: FreshSandbox, name: str) 
 
 
 @pytest.mark.parametrize("name", REACHING)
-def test_a_program_reaches_nothing_of_the_judge(runner: asyncio.Runner, fresh: FreshSandbox, name: str) -> None:
+def test_program_cannot_reach_the_judge(runner: asyncio.Runner, fresh: FreshSandbox, name: str) -> None:
     score = runner.run(scored(fresh, f"{HEAD}{textwrap.dedent(REACHING[name])}\n{RIGHT}"))
     assert score.value == 0.0
     assert "Error" in score.details["reason"]
 
 
 @pytest.mark.parametrize("name", SPOILING)
-def test_what_spoils_the_sandbox_does_not_pass(runner: asyncio.Runner, name: str) -> None:
+def test_program_that_damages_its_sandbox_scores_zero(runner: asyncio.Runner, name: str) -> None:
     score = runner.run(scored(new, HEAD + textwrap.dedent(SPOILING[name])))
     assert (score.value, score.details["passed"]) == (0.0, False), score.details
 
 
-def test_what_is_right_passes_after_all_hacks(runner: asyncio.Runner, fresh: FreshSandbox) -> None:
+def test_right_program_passes_after_all_hacks(runner: asyncio.Runner, fresh: FreshSandbox) -> None:
     assert runner.run(scored(fresh, RIGHT)).value == 1.0
 
 
 @pytest.mark.parametrize("name", DEADLY)
-def test_what_a_program_does_to_itself_and_its_judge_is_worth_zero(
+def test_program_that_harms_itself_or_its_judge_scores_zero(
     runner: asyncio.Runner, fresh: FreshSandbox, name: str
 ) -> None:
     assert runner.run(scored(fresh, HEAD + DEADLY[name], 4.0)).value == 0.0
 
 
 @pytest.mark.parametrize("detached", ["", "os.setsid()"], ids=["children", "detached"])
-def test_a_program_that_waits_behind_its_own_crowd_is_not_late(runner: asyncio.Runner, detached: str) -> None:
+def test_program_slowed_by_its_own_children_is_timed_out(runner: asyncio.Runner, detached: str) -> None:
     crowd = f"for _ in range(60):\n    if os.fork() == 0:\n        {detached}\n        while True: pass\n"
     score = runner.run(scored_once(new, f"import os\n{crowd}while True: pass\n", 5.0))
     assert (score.value, score.details["timed_out"]) == (0.0, True), score.details
 
 
-def test_a_program_that_changes_what_it_echoes_is_found_to_tamper(runner: asyncio.Runner, fresh: FreshSandbox) -> None:
+def test_tampering_with_the_echo_function_is_detected(runner: asyncio.Runner, fresh: FreshSandbox) -> None:
     program = "import sys\nsys.modules['__main__'].echo = lambda *a: 'seven'\n" + RIGHT
     score = runner.run(scored(fresh, program))
     assert (score.value, score.details["tampered"]) == (0.0, True)
 
 
 @pytest.mark.soak
-def test_reference_programs_pass_and_broken_ones_do_not(runner: asyncio.Runner, fresh: FreshSandbox) -> None:
+def test_reference_programs_pass_and_broken_ones_fail(runner: asyncio.Runner, fresh: FreshSandbox) -> None:
     # they share a sandbox, to which each writes its judge again
     room = asyncio.Semaphore(1)
     problems, broken = at_length((PROBLEMS[::12], PROBLEMS[::24]), (PROBLEMS, PROBLEMS[::8]))
@@ -233,7 +233,9 @@ def test_reference_programs_pass_and_broken_ones_do_not(runner: asyncio.Runner, 
         ("__import__('collections').Counter('aa')", "{'a': 2}"),
     ],
 )
-def test_values_come_as_they_are(runner: asyncio.Runner, fresh: FreshSandbox, returned: str, expected: str) -> None:
+def test_values_keep_their_types_and_precision(
+    runner: asyncio.Runner, fresh: FreshSandbox, returned: str, expected: str
+) -> None:
     evaluator = ProgramEvaluator(
         "", f"def check(c):\n    assert c([1]) == {expected}\n    assert c([], k=2) == 2\n", "f"
     )
@@ -280,7 +282,7 @@ GONE = SandboxError("sandbox s1 is gone")
         ([KILLED, None, ExecResult(None, b"", b"", timed_out=True)], 0.0),
     ],
 )
-def test_a_right_program_that_is_ended_from_outside_is_no_zero(
+def test_right_program_killed_from_outside_is_rerun(
     runner: asyncio.Runner, fresh: FreshSandbox, ends: list[ExecResult | SandboxError | None], value: float | None
 ) -> None:
     async def score() -> float | None:

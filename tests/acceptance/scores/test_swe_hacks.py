@@ -10,7 +10,7 @@ import asyncio
 import pytest
 
 from farm.errors import EvaluatorError
-from tests.acceptance.scores.swe_hacks import edits, edits_alone
+from tests.acceptance.scores.swe_hacks import edits, edits_for_separate_sandboxes
 from tests.conftest import absent
 from tests.integration.scores.swe_project import GOLD, Pool, Project, score
 from tests.services.soak import at_length
@@ -37,7 +37,7 @@ FEW = (
     *("conftest_of_tests", "pytest_py", "pyproject"),
 )
 HACKS = at_length({name: ALL[name] for name in FEW}, ALL)
-ALONE = edits_alone()
+ALONE = edits_for_separate_sandboxes()
 RIGHT = {
     "gold": GOLD,
     "gold_and_a_module": f"{GOLD}; echo 'X = 1' > calc/extra.py; echo 'Y = 2' > helpers_of_calc.py",
@@ -116,6 +116,6 @@ def test_hack_that_harms_its_sandbox_scores_zero(name: str, scores: dict[str, Sc
     assert score.value == 0.0, score
 
 
-def test_forged_reports_are_seen_by_the_canaries(scores: dict[str, Score | BaseException]) -> None:
+def test_forged_reports_are_detected_by_canaries(scores: dict[str, Score | BaseException]) -> None:
     seen = [name for name in HACKS if "tampered" in getattr(scores[name], "details", {})]
     assert set(SEEN) <= set(seen)

@@ -52,7 +52,7 @@ PLAYS: dict[str, tuple[ScriptedTurn, ...]] = {
     "Stumble.": tuple(ScriptedTurn(tool_calls=(ScriptedCall(name="juggle", arguments={"n": n}),)) for n in range(9)),
 }
 BOOK = Script(
-    [ScriptedProblem(match=question, plays=(Branch(name="only", turns=turns),)) for question, turns in PLAYS.items()]
+    [ScriptedProblem(match=question, branches=(Branch(name="only", turns=turns),)) for question, turns in PLAYS.items()]
 )
 
 
@@ -93,7 +93,7 @@ class _Row:
         return {"instances": [self.instance], "limits": limits, "max_attempts": self.max_attempts} | model
 
 
-def struck(fault: str, outcome: Outcome, budget: Budget, says: str = "", **more: Any) -> _Row:
+def faulty_engine_row(fault: str, outcome: Outcome, budget: Budget, says: str = "", **more: Any) -> _Row:
     """Return a row with an engine that does this to every call."""
     return _Row(f"engine-{fault}", chat(), outcome, budget, says, engine={"slow_s": 0.5}, fault=fault, **more)
 
@@ -116,30 +116,30 @@ THE_POLICYS = [
     _Row("killed-shell", working("Kill the shell."), Outcome.SUBMITTED, NEVER, engine={}),
 ]
 THE_ENGINES = [
-    struck("500", Outcome.ENGINE_ERROR, FAILURES, "500"),
-    struck("502", Outcome.ENGINE_ERROR, FAILURES, "502"),
+    faulty_engine_row("500", Outcome.ENGINE_ERROR, FAILURES, "500"),
+    faulty_engine_row("502", Outcome.ENGINE_ERROR, FAILURES, "502"),
     # they end while the engine is left alone, or at the moment of a retry
-    struck(
+    faulty_engine_row(
         "429",
         Outcome.ENGINE_ERROR,
         FAILURES,
         "its 5 s ended while it waited for engines: .*(busy|answered 429)",
         **DEADLINE,
     ),
-    struck(
+    faulty_engine_row(
         "503",
         Outcome.ENGINE_ERROR,
         FAILURES,
         "its 5 s ended while it waited for engines: .*(busy|answered 503)",
         **DEADLINE,
     ),
-    struck("close", Outcome.ENGINE_ERROR, FAILURES, "tries failed"),
-    struck("reset", Outcome.ENGINE_ERROR, FAILURES, "tries failed"),
-    struck("hang", Outcome.ENGINE_ERROR, FAILURES, max_attempts=1),
-    struck("lengths", Outcome.ENGINE_ERROR, FAILURES),
-    struck("garbage", Outcome.ENGINE_ERROR, FAILURES, "tries failed"),
-    struck("slow", Outcome.ANSWERED, NEVER),
-    struck("echo", Outcome.ANSWERED, NEVER, trains=False),
+    faulty_engine_row("close", Outcome.ENGINE_ERROR, FAILURES, "tries failed"),
+    faulty_engine_row("reset", Outcome.ENGINE_ERROR, FAILURES, "tries failed"),
+    faulty_engine_row("hang", Outcome.ENGINE_ERROR, FAILURES, max_attempts=1),
+    faulty_engine_row("lengths", Outcome.ENGINE_ERROR, FAILURES),
+    faulty_engine_row("garbage", Outcome.ENGINE_ERROR, FAILURES, "tries failed"),
+    faulty_engine_row("slow", Outcome.ANSWERED, NEVER),
+    faulty_engine_row("echo", Outcome.ANSWERED, NEVER, trains=False),
     # the same deadline as that of `slow-policy`, but no score
     _Row(
         "engine-dead",
@@ -206,7 +206,7 @@ def client() -> Iterator[farm.Farm]:
 
 
 @pytest.fixture(scope="module")
-def played(client: farm.Farm) -> Iterator[dict[str, Rollout]]:
+def ended_rollouts(client: farm.Farm) -> Iterator[dict[str, Rollout]]:
     """Run every row, all of them at once."""
     doubles: dict[str, EngineDouble] = {}
     with ExitStack() as serves:
@@ -240,8 +240,10 @@ def check(client: farm.Farm, rollout: Rollout, outcome: Outcome, trains: bool = 
 
 
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: row.name)
-def test_what_follows_from_each_cause(client: farm.Farm, played: dict[str, Rollout], row: _Row) -> None:
-    rollout = played[row.name]
+def test_each_cause_gives_its_outcome_score_and_budget(
+    client: farm.Farm, ended_rollouts: dict[str, Rollout], row: _Row
+) -> None:
+    rollout = ended_rollouts[row.name]
     check(client, rollout, row.outcome, row.trains)
     if rollout.failure is not None:
         assert re.search(row.says, rollout.failure.message), rollout.failure.message
@@ -257,21 +259,21 @@ def test_what_follows_from_each_cause(client: farm.Farm, played: dict[str, Rollo
     assert len(runs) <= (1 if rollout.stage is Stage.EVAL else rollout.attempt)
 
 
-def test_no_outcome_and_no_fault_is_missing() -> None:
+def test_every_outcome_and_fault_is_covered() -> None:
     assert {row.outcome for row in ROWS} | APART == set(Outcome)
     assert {row.name for row in THE_ENGINES} >= {f"engine-{fault}" for fault in FAULTS}
     assert not {row.outcome for row in ROWS} & APART
 
 
-def test_what_is_lost_has_no_score(client: farm.Farm, played: dict[str, Rollout]) -> None:
+def test_lost_rollout_has_no_score(client: farm.Farm, ended_rollouts: dict[str, Rollout]) -> None:
     request = {"instances": [unruly("agent:die")], "max_losses": 0}
     (rollout,) = client.collect(client.submit(request), timeout_s=600)
     check(client, rollout, Outcome.LOST)
     assert (rollout.n_failures, rollout.n_lost, rollout.attempt) == (0, 1, 1)
 
 
-def test_what_is_lost_is_played_again_and_no_failure(
-    client: farm.Farm, played: dict[str, Rollout], tmp_path: Any
+def test_lost_rollout_is_retried_without_counting_a_failure(
+    client: farm.Farm, ended_rollouts: dict[str, Rollout], tmp_path: Any
 ) -> None:
     request = {"instances": [unruly("agent:die", times=1, marks=str(tmp_path))], "max_attempts": 1}
     (rollout,) = client.collect(client.submit(request), timeout_s=600)
@@ -279,7 +281,7 @@ def test_what_is_lost_is_played_again_and_no_failure(
     assert (rollout.n_failures, rollout.n_lost, rollout.attempt) == (0, 1, 2)
 
 
-def test_what_is_cancelled_has_no_score(client: farm.Farm, played: dict[str, Rollout]) -> None:
+def test_cancelled_rollout_has_no_score(client: farm.Farm, ended_rollouts: dict[str, Rollout]) -> None:
     batch_id = client.submit({"instances": [unruly("", seconds=1000.0)]})
     until(lambda: client.status(batch_id).stages[Stage.RUN][State.ACTIVE] == 1, "it plays", 120.0)
     client.cancel(batch_id)
@@ -289,8 +291,8 @@ def test_what_is_cancelled_has_no_score(client: farm.Farm, played: dict[str, Rol
 
 
 @pytest.mark.parametrize(("on_stale", "n_restarts", "attempt"), [("drop", 0, 1), ("restart", 2, 2)])
-def test_what_new_weights_have_overtaken_has_no_score(
-    client: farm.Farm, played: dict[str, Rollout], on_stale: str, n_restarts: int, attempt: int
+def test_stale_rollout_has_no_score(
+    client: farm.Farm, ended_rollouts: dict[str, Rollout], on_stale: str, n_restarts: int, attempt: int
 ) -> None:
     """Restarted, it is overtaken again and again, up to the limit."""
     client.clear_engines(forget_weights=True)
@@ -300,14 +302,14 @@ def test_what_new_weights_have_overtaken_has_no_score(
         until(lambda: client.engines()[0].engine.info is not None, "the engine is known", 120.0)
         rules = {"max_staleness": 0, "on_stale": on_stale, "max_attempts": 1, "limits": {"max_tokens": 100}}
         batch_id = client.submit({"instances": [chat("Tell me at length.")]} | rules)
-        overtake(client, double, batch_id)
+        make_stale(client, double, batch_id)
         (rollout,) = client.collect(batch_id, timeout_s=600)
         client.clear_engines(forget_weights=True)
     check(client, rollout, Outcome.STALE)
     assert (rollout.n_failures, rollout.n_restarts, rollout.attempt) == (0, n_restarts, attempt)
 
 
-def overtake(client: farm.Farm, double: EngineDouble, batch_id: str) -> None:
+def make_stale(client: farm.Farm, double: EngineDouble, batch_id: str) -> None:
     """Name new weights whenever some tokens have been sampled, until the batch has ended."""
     for version in range(2, 100):
         n_before = double.n_tokens

@@ -75,7 +75,7 @@ def job_of(problem: dict[str, str], number: int = 0, **limits: Any) -> StageJob:
     )
 
 
-async def played(job: StageJob, *script: Completion) -> RunResult:
+async def run_job(job: StageJob, *script: Completion) -> RunResult:
     problem = resolve_problem(job)
     await init(problem)
     return await run(problem, ScriptedPolicy(*script, SUBMIT), record, keep)
@@ -99,7 +99,7 @@ def small_scratch(options: str) -> Iterator[Path]:
             remove(folder)
 
 
-class Gated(ScriptedPolicy):
+class GatedPolicy(ScriptedPolicy):
     """Waits for an event before each of its turns; signals at a barrier that it waits."""
 
     def __init__(self, reached: Sequence[asyncio.Semaphore], gates: Sequence[asyncio.Event], *script: Completion):
@@ -130,7 +130,7 @@ def empty(scratch: Path) -> None:
 
 
 @pytest.mark.parametrize("what", ["bytes", "inodes"])
-def test_no_right_solution_is_scored_0_on_a_disk_that_fills(what: str) -> None:
+def test_right_solution_never_scores_zero_on_a_full_disk(what: str) -> None:
     """12 rollouts, of which half write their solution while the disk is full; it is emptied before they submit."""
 
     async def rollout(number: int, steps: Sequence[asyncio.Semaphore], gates: Sequence[asyncio.Event]) -> float | str:
@@ -138,7 +138,7 @@ def test_no_right_solution_is_scored_0_on_a_disk_that_fills(what: str) -> None:
         try:
             await init(problem)
             # the shell is opened before the disk is full, as opening one would fail
-            policy = Gated(steps, gates, bash("true"), solving(PROBLEMS[number]), SUBMIT)
+            policy = GatedPolicy(steps, gates, bash("true"), solving(PROBLEMS[number]), SUBMIT)
             done = await run(problem, policy, record, keep)
             return (await evaluate(problem, done.submission))[0].value
         except RolloutError as error:
@@ -180,7 +180,7 @@ def test_no_right_solution_is_scored_0_on_a_disk_that_fills(what: str) -> None:
     assert result[N_AT_ONCE:] == [1.0] * N_AT_ONCE
 
 
-def test_a_sandbox_at_its_own_disk_limit_is_the_policys() -> None:
+def test_sandbox_at_its_own_disk_limit_is_charged_to_the_policy() -> None:
     with small_scratch("size=120m"), shortage.watched() as life:
         life.on_disk = True
         (settings().scratch / "filler").write_bytes(bytes(118 << 20))
@@ -189,7 +189,7 @@ def test_a_sandbox_at_its_own_disk_limit_is_the_policys() -> None:
         assert life.reason() == ""
 
 
-def test_a_disk_that_nothing_was_played_on_does_not_count() -> None:
+def test_full_disk_is_ignored_when_the_rollout_does_not_use_it() -> None:
     with small_scratch("size=120m"), shortage.watched() as life:
         (settings().scratch / "filler").write_bytes(bytes(118 << 20))
         assert life.reason() == ""
@@ -211,7 +211,7 @@ def test_a_disk_that_nothing_was_played_on_does_not_count() -> None:
         (HandlerError("an own one"), HandlerError),
     ],
 )
-def test_a_call_that_fails_for_want_of_something_is_the_nodes(error: Exception, becomes: type[Exception]) -> None:
+def test_call_that_lacks_resources_is_charged_to_the_node(error: Exception, becomes: type[Exception]) -> None:
     async def scored(given: Exception) -> None:
         async with healthy_node("r1", "scoring", EvaluatorError):
             raise given
@@ -251,11 +251,11 @@ def meminfo(**kilobytes: int) -> str:
         (meminfo(Committed_AS=5 << 20), False, False),
     ],
 )
-def test_memory_is_short_where_hardly_any_is_left(shown: str, strict: bool, short: bool) -> None:
+def test_memory_shortage_is_detected_from_meminfo(shown: str, strict: bool, short: bool) -> None:
     assert shortage.used_up(shown, strict=strict) is short
 
 
-def test_a_memory_error_is_the_nodes_where_there_is_hardly_any_left() -> None:
+def test_memory_error_on_a_node_without_memory_is_a_shortage() -> None:
     """Runs in a separate process, which may take no more memory than it has."""
     code = (
         "import resource as r; from pathlib import Path; from workers.sandboxes.shortage import exhausted\n"
@@ -298,10 +298,10 @@ SABOTAGE = {
 
 
 @pytest.mark.parametrize("name", SABOTAGE)
-def test_what_a_policy_does_to_its_sandbox_is_scored(name: str, home: Path) -> None:
+def test_policy_that_damages_its_sandbox_scores_zero(name: str, home: Path) -> None:
     async def scored() -> tuple[Outcome, float]:
         job = job_of(PROBLEMS[0], tool_s=30)
-        done = await played(job, bash(SABOTAGE[name]), bash("echo next"))
+        done = await run_job(job, bash(SABOTAGE[name]), bash("echo next"))
         return done.outcome, (await evaluate(resolve_problem(job), done.submission))[0].value
 
     assert asyncio.run(scored()) in {(Outcome.SUBMITTED, 0.0), (Outcome.INVALID_ACTION, 0.0)}
@@ -333,7 +333,7 @@ async def diagnosed(sandbox: NodeSandbox, provider: NamespaceProvider, spec: San
         ("stopped", True, False),
     ],
 )
-def test_a_sandbox_that_fails_is_compared_with_a_fresh_one(done: str, well: bool, theirs: bool, home: Path) -> None:
+def test_failing_sandbox_is_compared_with_a_fresh_one(done: str, well: bool, theirs: bool, home: Path) -> None:
     provider = NamespaceProvider()
 
     async def tried() -> bool:

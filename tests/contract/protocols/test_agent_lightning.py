@@ -15,7 +15,7 @@ from farm.store.database import Store
 from tests.contract.store.test_store import claimed, fail, place
 from tests.services.api import served
 from tests.services.farms import until
-from tests.services.wire_clients import WireClient, play_two_turns, submitted
+from tests.services.wire_clients import WireClient, run_two_turns, submitted
 
 SERVER = {"model": "m", "endpoint": "http://127.0.0.1:9/v1", "version": 0}
 INPUT = {"data_source": "noop", "data_id": "d7", "seconds": 0.0}
@@ -32,7 +32,7 @@ def service(sqlite_store: Store) -> LocalFarm:
 def client(service: LocalFarm) -> Iterator[WireClient]:
     with served(service, speak=("agent-lightning",)) as url, ThreadPoolExecutor(2) as pool:
         client = WireClient(f"{url}/agent-lightning", pool)
-        assert client.said("/api/models", [SERVER]) == (201, [SERVER])
+        assert client.reply("/api/models", [SERVER]) == (201, [SERVER])
         yield client
 
 
@@ -40,22 +40,22 @@ def state(client: WireClient, name: str = "r1") -> str:
     return str(client.get(f"/api/rollouts/{name}").json()["rollout"]["status"]["state"])
 
 
-def test_a_rollout_from_its_creation_to_its_deletion(client: WireClient, service: LocalFarm) -> None:
-    status, [created] = client.said("/api/rollouts", [NEW])
+def test_rollout_is_created_read_and_deleted(client: WireClient, service: LocalFarm) -> None:
+    status, [created] = client.reply("/api/rollouts", [NEW])
     life = created.pop("status")
     config = {"timeout_seconds": 60.0, "local": None, "k8s": None}
     expected = {**NEW, "config": config, "metadata": {"batch_idx": None, "sample_idx_in_batch": None}}
     assert (status, created) == (201, expected)
     assert (life["state"], life["version"], life["last_attempt_id"]) == ("queuing", 1, None)
     [batch_id] = submitted(service)
-    assert client.said("/api/rollouts", [NEW, NEW])[1][1] == {**created, "status": life}, "it is the same one"
+    assert client.reply("/api/rollouts", [NEW, NEW])[1][1] == {**created, "status": life}, "it is the same one"
     assert service.recent() == [batch_id]
     assert [each["rollout_id"] for each in client.get("/api/rollouts?state_in=queuing&state_in=running").json()] == [
         "r1"
     ]
     assert client.get("/api/rollouts?state_in=succeeded").json() == []
     place(service.store, batch_id)
-    play_two_turns(service.store, batch_id, reward=0.25)
+    run_two_turns(service.store, batch_id, reward=0.25)
     detail = client.get(ONE).json()
     assert (detail["rollout"]["status"]["state"], detail["attempts"]) == ("succeeded", ["0"])
     until(lambda: client.get("/api/rollouts/terminal").json()["total_terminal"] == 1, "its end is told")
@@ -63,14 +63,14 @@ def test_a_rollout_from_its_creation_to_its_deletion(client: WireClient, service
     assert client.get("/api/rollouts/terminal").json() == {"items": [item], "next_after": 1, "total_terminal": 1}
     assert client.get("/api/rollouts/terminal?after=1").json() == {"items": [], "next_after": 1, "total_terminal": 1}
     assert client.ask("DELETE", ONE).status_code == client.ask("DELETE", ONE).status_code == 204
-    assert client.said("/api/rollouts", [{**NEW, "rollout_id": "r2"}, NEW])[0] == 409, "a deleted id is used up"
+    assert client.reply("/api/rollouts", [{**NEW, "rollout_id": "r2"}, NEW])[0] == 409, "a deleted id is used up"
     assert service.recent() == [batch_id]
     missing = client.get(ONE)
     assert (missing.status_code, missing.json()) == (404, {"detail": "Rollout not found: r1"})
     assert client.get("/api/rollouts/terminal").json() == {"items": [], "next_after": 1, "total_terminal": 1}
 
 
-def test_nobody_else_submits_under_a_key_of_this_protocol(client: WireClient, service: LocalFarm) -> None:
+def test_idempotency_keys_of_the_protocol_are_reserved(client: WireClient, service: LocalFarm) -> None:
     batches = str(client._http.base_url.join("/v1/batches"))
     batch = {"instances": [{"data_source": "noop", "fields": {}}], "n_samples": 2}
     refused = client.post(batches, {**batch, "idempotency_key": "agent-lightning:x"})
@@ -82,12 +82,12 @@ def test_nobody_else_submits_under_a_key_of_this_protocol(client: WireClient, se
     assert client.get("/api/rollouts/terminal").json() == {"items": [], "next_after": 0, "total_terminal": 0}
 
 
-def test_events_as_triplets(client: WireClient, service: LocalFarm) -> None:
+def test_events_are_returned_as_triplets(client: WireClient, service: LocalFarm) -> None:
     client.post("/api/rollouts", [NEW])
     [batch_id] = submitted(service)
     assert client.get(f"{ONE}/events").json() == []
-    play_two_turns(service.store, batch_id, reward=0.25)
-    posted = client.said(f"{ONE}/attempt/0/events", {"event_type": "note", "data": {"a": 1}})
+    run_two_turns(service.store, batch_id, reward=0.25)
+    posted = client.reply(f"{ONE}/attempt/0/events", {"event_type": "note", "data": {"a": 1}})
     assert (posted[0], posted[1]["data"]) == (200, {"a": 1})
     triplets = client.get(f"{ONE}/events?format=triplet").json()
     assert [event["event_type"] for event in triplets] == ["model_request", "model_request", "reward", "note"]
@@ -106,7 +106,7 @@ def test_events_as_triplets(client: WireClient, service: LocalFarm) -> None:
     assert [event["data"]["response"]["choices"][0]["token_ids"] for event in raw] == [[4, 5], [8]]
 
 
-def test_what_broke_failed_and_has_nothing_to_train_on(client: WireClient, service: LocalFarm) -> None:
+def test_failed_rollout_has_no_triplets(client: WireClient, service: LocalFarm) -> None:
     client.post("/api/rollouts", [NEW])
     [batch_id] = submitted(service)
     place(service.store, batch_id)
@@ -117,7 +117,7 @@ def test_what_broke_failed_and_has_nothing_to_train_on(client: WireClient, servi
     assert client.get(f"{ONE}/events?format=triplet").json() == []
 
 
-def test_a_client_gives_a_rollout_up(client: WireClient) -> None:
+def test_client_may_end_a_rollout_only_as_failed(client: WireClient) -> None:
     client.post("/api/rollouts", [NEW])
     refused = client.ask("PATCH", ONE, {"status": {"state": "succeeded"}})
     assert (refused.status_code, list(refused.json())) == (409, ["detail"])
@@ -126,16 +126,16 @@ def test_a_client_gives_a_rollout_up(client: WireClient) -> None:
     assert client.ask("PATCH", ONE, {"status": {"state": "failed"}}).status_code == 409
 
 
-def test_servers_are_engines_that_can_be_paused(client: WireClient, service: LocalFarm) -> None:
+def test_servers_are_paused_and_resumed_as_engines(client: WireClient, service: LocalFarm) -> None:
     service.add_engine("http://127.0.0.1:8/v1", "other")
     paused = {"paused": True, "retry_after_seconds": 5, "reason": "step 3", "inflight": 0}
-    assert client.said("/proxy/pause", {"reason": "step 3"}) == (200, paused)
+    assert client.reply("/proxy/pause", {"reason": "step 3"}) == (200, paused)
     assert client.get("/proxy/state").json() == paused
     orders = {each.engine.url: each.engine.paused for each in service.engines()}
     assert orders == {SERVER["endpoint"]: "drain", "http://127.0.0.1:8/v1": ""}
     client.post("/api/models", [{"model": "m", "endpoint": "http://127.0.0.1:7/v1"}])
     assert [each.engine.paused for each in service.engines()] == ["drain", "", "drain"], "a new one waits, too"
-    assert client.said("/proxy/resume") == (200, {**paused, "paused": False, "reason": None})
+    assert client.reply("/proxy/resume") == (200, {**paused, "paused": False, "reason": None})
     assert {each.engine.paused for each in service.engines()} == {""}
     assert client.ask("DELETE", "/api/models").json() == {"status": "ok"}
     assert [each.engine.url for each in service.engines()] == ["http://127.0.0.1:8/v1"], "only its own"
@@ -167,7 +167,7 @@ _REFUSED: list[tuple[str, str, Any, int, str]] = [
 ]
 
 
-def test_bad_requests_are_refused_in_its_own_shape_and_leave_nothing(client: WireClient, service: LocalFarm) -> None:
+def test_invalid_requests_are_refused_in_protocol_form_without_effect(client: WireClient, service: LocalFarm) -> None:
     for method, path, body, status, words in _REFUSED:
         answer = client.ask(method, path, body)
         assert (answer.status_code, list(answer.json())) == (status, ["detail"]), (path, body, answer.text)
@@ -176,8 +176,8 @@ def test_bad_requests_are_refused_in_its_own_shape_and_leave_nothing(client: Wir
     assert [each.engine.url for each in service.engines()] == [SERVER["endpoint"]]
 
 
-def test_without_a_server_nothing_is_created(client: WireClient, service: LocalFarm) -> None:
+def test_rollout_without_a_server_is_refused(client: WireClient, service: LocalFarm) -> None:
     client.ask("DELETE", "/api/models")
-    status, answer = client.said("/api/rollouts", [NEW])
+    status, answer = client.reply("/api/rollouts", [NEW])
     assert (status, service.recent()) == (503, [])
     assert "POST /api/models" in answer["detail"]

@@ -65,7 +65,7 @@ _NO_SANDBOXES: list[tuple[Any, str]] = [
 ]
 
 
-def test_a_sandbox_that_cannot_be_is_refused_by_field(rest: httpx2.Client, service: LocalFarm) -> None:
+def test_invalid_sandbox_is_refused_by_its_field(rest: httpx2.Client, service: LocalFarm) -> None:
     for body, field in _NO_SANDBOXES:
         for path in ("/sandboxes", "/v2/sandboxes"):
             answer = rest.post(path, json=body)
@@ -75,7 +75,7 @@ def test_a_sandbox_that_cannot_be_is_refused_by_field(rest: httpx2.Client, servi
     assert not service.sandboxes.list(), "none is left"
 
 
-def test_a_message_that_is_none_is_refused_by_code(url: str) -> None:
+def test_invalid_message_is_refused_by_its_code(url: str) -> None:
     agent = AgentClient(url, "none")
     message: Any
     for verb in UNARY:
@@ -89,19 +89,19 @@ def test_a_message_that_is_none_is_refused_by_code(url: str) -> None:
                 continue
             assert (answer.status_code, answer.json()["code"]) == (400, "invalid_argument"), (verb, body)
     for message in ({"process": {}}, {"process": {"pid": 0}}, {"process": {"pid": "x"}}, {"process": {"tag": ""}}):
-        assert agent.refused("process.Process/CloseStdin", message) == (400, "invalid_argument"), message
+        assert agent.refusal("process.Process/CloseStdin", message) == (400, "invalid_argument"), message
     for message in ({**PROCESS, "signal": "SIGNAL_SIGHUP"}, PROCESS, {**PROCESS, "signal": 1}):
-        assert agent.refused("process.Process/SendSignal", message) == (400, "invalid_argument"), message
+        assert agent.refusal("process.Process/SendSignal", message) == (400, "invalid_argument"), message
     for data in ("é", "a", 1, "%%%%"):
         message = {**PROCESS, "input": {"stdin": data}}
-        assert agent.refused("process.Process/SendInput", message) == (400, "invalid_argument"), data
+        assert agent.refusal("process.Process/SendInput", message) == (400, "invalid_argument"), data
     for path in ("", "x" * 4097, "a\0b", "\ud800"):
-        assert agent.refused("filesystem.Filesystem/Stat", {"path": path}) == (400, "invalid_argument"), path
+        assert agent.refusal("filesystem.Filesystem/Stat", {"path": path}) == (400, "invalid_argument"), path
     for verb in ("CreateWatcher", "GetWatcherEvents", "RemoveWatcher"):
-        assert agent.refused(f"filesystem.Filesystem/{verb}", PATH) == (501, "unimplemented")
+        assert agent.refusal(f"filesystem.Filesystem/{verb}", PATH) == (501, "unimplemented")
 
 
-def test_a_stream_that_is_none_is_refused_in_its_last_message(url: str) -> None:
+def test_invalid_stream_is_refused_in_its_last_message(url: str) -> None:
     def end_of(verb: str, content: bytes, content_type: str = "application/connect+json", **more: str) -> str:
         headers = {"x-api-key": KEY, "e2b-sandbox-id": "none", "content-type": content_type, **more}
         answer = httpx2.post(f"{url}/{verb}", content=content, headers=headers)
@@ -125,9 +125,7 @@ def test_a_stream_that_is_none_is_refused_in_its_last_message(url: str) -> None:
     assert end_of("filesystem.Filesystem/WatchDir", framed(PATH)) == "unimplemented"
 
 
-def test_a_sandbox_that_is_not_there_is_said_in_the_words_that_clients_look_for(
-    url: str, rest: httpx2.Client, service: LocalFarm
-) -> None:
+def test_missing_sandbox_is_reported_in_the_form_of_e2b(url: str, rest: httpx2.Client, service: LocalFarm) -> None:
     ended = service.sandboxes.begin(BorrowRequest()).sandbox_id
     service.sandboxes.stop(ended)
     message: Any
@@ -159,7 +157,7 @@ def test_a_sandbox_that_is_not_there_is_said_in_the_words_that_clients_look_for(
     assert httpx2.get(f"{url}/health", headers={"x-api-key": KEY}).status_code == 400, "no sandbox is named"
 
 
-def test_files_are_refused_as_clients_read_it(url: str) -> None:
+def test_invalid_file_requests_are_refused_with_e2b_status(url: str) -> None:
     agent = AgentClient(url, "none")
     values: Any
     for values, status in (
@@ -183,7 +181,7 @@ def test_files_are_refused_as_clients_read_it(url: str) -> None:
         assert (answer.status_code, "message" in answer.json()) == (status, True), (values, answer.text)
 
 
-def test_keys_come_in_each_header_that_its_clients_send(url: str, service: LocalFarm) -> None:
+def test_key_is_accepted_in_every_header_of_its_clients(url: str, service: LocalFarm) -> None:
     begun = service.sandboxes.begin(BorrowRequest()).sandbox_id
     user = base64.b64encode(b"root:").decode()
     for headers, status in (
@@ -200,7 +198,7 @@ def test_keys_come_in_each_header_that_its_clients_send(url: str, service: Local
         assert status == 200 or set(answer.json()) == {"code", "message"}
 
 
-def test_a_key_uses_what_it_borrowed_and_no_more(url: str, service: LocalFarm) -> None:
+def test_key_may_use_only_its_own_sandboxes(url: str, service: LocalFarm) -> None:
     other = service.sandboxes.begin(BorrowRequest(labels={"a": "b"})).sandbox_id
     mine = service.access.add_key("mine", [Scope.READ, Scope.SUBMIT])
     reader = service.access.add_key("reader", [Scope.READ])
@@ -215,7 +213,7 @@ def test_a_key_uses_what_it_borrowed_and_no_more(url: str, service: LocalFarm) -
     assert service.sandboxes.get(other).ended is False
 
 
-def test_what_the_farm_has_not_is_refused_by_name(rest: httpx2.Client) -> None:
+def test_unsupported_endpoints_are_refused_as_unimplemented(rest: httpx2.Client) -> None:
     for method, path in (
         ("POST", "/sandboxes/x/pause"),
         ("POST", "/sandboxes/x/fork"),

@@ -17,7 +17,7 @@ from farm.store.database import Store
 from tests.contract.store.test_store import claimed, fail, place
 from tests.services.api import served
 from tests.services.farms import until
-from tests.services.wire_clients import BASH, WireClient, play_two_turns, submitted
+from tests.services.wire_clients import BASH, WireClient, run_two_turns, submitted
 
 MODEL = "http://127.0.0.1:9/v1"
 ROW = {
@@ -43,12 +43,12 @@ def client(service: LocalFarm) -> Iterator[WireClient]:
         yield WireClient(f"{url}/nemo-gym", pool)
 
 
-def test_a_result_is_the_row_with_a_response_and_a_reward(client: WireClient, service: LocalFarm) -> None:
+def test_result_is_the_row_with_response_and_reward(client: WireClient, service: LocalFarm) -> None:
     answer = client.later("/run", NAMED)
     [batch_id] = submitted(service)
     request = service.store.read(partial(batches.request_of, batch_id=batch_id))
     assert (request["sampling"]["temperature"], request["engines"][0]["engine_url"]) == (0.5, MODEL)
-    play_two_turns(service.store, batch_id)
+    run_two_turns(service.store, batch_id)
     result = answer.result(60).json()
     response = result.pop("response")
     expected = {name: value for name, value in NAMED.items() if name != "policy_api_key"}
@@ -73,32 +73,30 @@ def test_a_result_is_the_row_with_a_response_and_a_reward(client: WireClient, se
     [tool] = response["tools"]
     assert tool == {"type": "function", "strict": None, **BASH["function"]}
     FunctionTool.model_validate(tool, strict=True)
-    assert client.said("/run", NAMED) == (200, answer.result().json()), "asked again, it is the same"
+    assert client.reply("/run", NAMED) == (200, answer.result().json()), "asked again, it is the same"
 
 
-def test_rows_with_indices_alone_are_played_anew_once_they_were_answered(
-    client: WireClient, service: LocalFarm
-) -> None:
+def test_answered_rows_with_only_indices_run_again(client: WireClient, service: LocalFarm) -> None:
     answers = [client.later("/run", ROW), client.later("/run", ROW)]
     [batch_id] = submitted(service)
     until(lambda: service.has_open(batch_id), "it plays")
-    play_two_turns(service.store, batch_id)
+    run_two_turns(service.store, batch_id)
     assert {answer.result(60).json()["rollout_id"] for answer in answers} == {f"{batch_id}.0.0"}
     again = client.later("/run", ROW)
     newest, _ = submitted(service, 2)
-    play_two_turns(service.store, newest, reward=0.0)
+    run_two_turns(service.store, newest, reward=0.0)
     assert (again.result(60).json()["rollout_id"], again.result().json()["reward"]) == (f"{newest}.0.0", 0.0)
 
 
-def test_rows_without_any_id_are_rollouts_of_their_own(client: WireClient, service: LocalFarm) -> None:
+def test_rows_without_an_id_are_separate_rollouts(client: WireClient, service: LocalFarm) -> None:
     row = {name: value for name, value in ROW.items() if not name.startswith("_ng_")}
     answers = [client.later("/run", row), client.later("/run", row)]
     for batch_id in submitted(service, 2):
-        play_two_turns(service.store, batch_id)
+        run_two_turns(service.store, batch_id)
     assert len({answer.result(60).json()["rollout_id"] for answer in answers}) == 2
 
 
-def test_what_the_farm_broke_is_a_failure_without_a_reward(client: WireClient, service: LocalFarm) -> None:
+def test_failed_rollout_has_a_failure_class_and_no_reward(client: WireClient, service: LocalFarm) -> None:
     answer = client.later("/run", NAMED)
     [batch_id] = submitted(service)
     place(service.store, batch_id)
@@ -113,14 +111,14 @@ def test_what_the_farm_broke_is_a_failure_without_a_reward(client: WireClient, s
     assert another.result(60).json()["failure_kind"] == "cancelled", "its next attempt is another rollout"
 
 
-def test_metrics_are_of_what_has_a_reward(client: WireClient) -> None:
+def test_metrics_cover_only_rows_with_a_reward(client: WireClient) -> None:
     results = [
         {"_ng_task_index": 0, "_ng_rollout_index": 0, "reward": 1.0, "response": {"usage": {"input_tokens": 4}}},
         {"_ng_task_index": 0, "_ng_rollout_index": 1, "reward": 0.0, "response": {"usage": "x"}, "huge": 1e308},
         {"_ng_task_index": 1, "_ng_rollout_index": 0, "mask_sample": True, "reward": 0.0},
         {"_ng_task_index": 1, "_ng_rollout_index": 1, "_ng_failure_class": "verifier_error"},
     ]
-    status, metrics = client.said("/aggregate_metrics", {"verify_responses": results})
+    status, metrics = client.reply("/aggregate_metrics", {"verify_responses": results})
     assert (status, metrics["key_metrics"]["mean/reward"], metrics["agent_metrics"]["max/input_tokens"]) == (
         200,
         0.5,
@@ -130,7 +128,7 @@ def test_metrics_are_of_what_has_a_reward(client: WireClient) -> None:
     assert metrics["key_metrics"]["coverage/fully_masked_tasks"] == 1
     assert [(task["_ng_task_index"], task["mean/reward"]) for task in metrics["group_level_metrics"]] == [(0, 0.5)]
     assert [repeat["mean/reward"] for repeat in metrics["repeat_level_metrics"]] == [1.0, 0.0]
-    assert client.said("/aggregate_metrics", {"verify_responses": []})[1]["agent_metrics"] == {}
+    assert client.reply("/aggregate_metrics", {"verify_responses": []})[1]["agent_metrics"] == {}
 
 
 def _params(**changed: Any) -> dict[str, Any]:
@@ -163,7 +161,7 @@ _REFUSED: list[tuple[str, Any, int, str]] = [
 ]
 
 
-def test_bad_requests_are_refused_in_its_own_shape_and_leave_nothing(client: WireClient, service: LocalFarm) -> None:
+def test_invalid_requests_are_refused_in_protocol_form_without_effect(client: WireClient, service: LocalFarm) -> None:
     for path, body, status, words in _REFUSED:
         answer = client.post(path, body)
         assert (answer.status_code, list(answer.json())) == (status, ["detail"]), (path, body, answer.text)
@@ -172,10 +170,10 @@ def test_bad_requests_are_refused_in_its_own_shape_and_leave_nothing(client: Wir
     assert [client.get(path).status_code for path in ("", "/health", "/healthz")] == [200] * 3
 
 
-def test_one_rollout_id_asks_for_one_thing(client: WireClient, service: LocalFarm) -> None:
+def test_rollout_id_of_a_different_request_is_refused(client: WireClient, service: LocalFarm) -> None:
     first = client.later("/run", NAMED)
     [batch_id] = submitted(service)
-    status, answer = client.said("/run", {**NAMED, "seconds": 1.0})
+    status, answer = client.reply("/run", {**NAMED, "seconds": 1.0})
     assert (status, len(service.recent())) == (409, 1)
     assert "'step7-3-1' belongs to a different request" in answer["detail"]
     service.cancel(batch_id)

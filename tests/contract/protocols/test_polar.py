@@ -17,7 +17,7 @@ from farm.store.database import Store
 from tests.contract.store.test_store import claimed, fail, place
 from tests.services.api import served
 from tests.services.servers.webhook_receiver import receiver
-from tests.services.wire_clients import BASH, WireClient, play_two_turns, submitted
+from tests.services.wire_clients import BASH, WireClient, run_two_turns, submitted
 
 ENGINE = "http://127.0.0.1:9/v1"
 TASK = {
@@ -49,17 +49,17 @@ def named(task: dict[str, Any], **changed: Any) -> dict[str, Any]:
     return {**task, **changed}
 
 
-def test_a_task_from_its_submit_to_its_results(client: WireClient, service: LocalFarm) -> None:
+def test_task_is_submitted_and_its_results_are_read(client: WireClient, service: LocalFarm) -> None:
     task = named(TASK)
     running = {"task_id": "t1", "status": "running"}
-    assert client.said("/rollout/task/submit", task) == client.said("/rollout/task/submit", task) == (200, running)
+    assert client.reply("/rollout/task/submit", task) == client.reply("/rollout/task/submit", task) == (200, running)
     [batch_id] = submitted(service)
     begun = client.get("/rollout/task/t1").json()
     counts = {"total_sessions": 2, "completed_sessions": 0, "results": [], "result_paths": []}
     assert begun == {**running, **counts}
     assert client.get("/rollout/status").json() == {"running_tasks": 1, "sessions": {"init": 2}}
     place(service.store, batch_id)
-    play_two_turns(service.store, batch_id, reward=0.25)
+    run_two_turns(service.store, batch_id, reward=0.25)
     fail(service.store, claimed(service.store, f"{batch_id}.0.1", Stage.INIT), None)
     ended = client.get("/rollout/task/t1").json()
     assert (ended["status"], ended["completed_sessions"]) == ("completed", 2)
@@ -95,10 +95,10 @@ def test_a_task_from_its_submit_to_its_results(client: WireClient, service: Loca
     assert client.ask("DELETE", "/rollout/task/t1").json()["status"] == "completed"
 
 
-def test_a_trace_for_each_request(client: WireClient, service: LocalFarm) -> None:
+def test_per_request_builder_gives_a_trace_per_request(client: WireClient, service: LocalFarm) -> None:
     client.post("/rollout/task/submit", named(TASK, num_samples=1, builder={"strategy": "per_request"}))
     [batch_id] = submitted(service)
-    play_two_turns(service.store, batch_id)
+    run_two_turns(service.store, batch_id)
     [result] = client.get("/rollout/task/t1").json()["results"]
     traces = result["trajectory"]["traces"]
     assert [(each["prompt_ids"], each["response_ids"], each["loss_mask"]) for each in traces] == [
@@ -108,12 +108,12 @@ def test_a_trace_for_each_request(client: WireClient, service: LocalFarm) -> Non
     assert [each["tools"] for each in traces] == [[BASH], [BASH]]
 
 
-def test_a_task_is_cancelled_before_and_after_its_submit(client: WireClient, service: LocalFarm) -> None:
+def test_task_is_cancelled_before_and_after_its_submit(client: WireClient, service: LocalFarm) -> None:
     task = named(TASK)
     assert client.ask("DELETE", "/rollout/task/t1").status_code == 404
     tombstone = client.ask("DELETE", "/rollout/task/t1?register_if_missing=true").json()
     assert (tombstone["status"], tombstone["total_sessions"]) == ("cancelled", 0)
-    status, answer = client.said("/rollout/task/submit", task)
+    status, answer = client.reply("/rollout/task/submit", task)
     assert (status, answer) == (409, {"detail": "task t1 was cancelled before submission"})
     assert service.recent() == []
     client.post("/rollout/task/submit", {**task, "task_id": "t2"})
@@ -121,11 +121,11 @@ def test_a_task_is_cancelled_before_and_after_its_submit(client: WireClient, ser
     assert (ended["status"], [each["status"] for each in ended["results"]]) == ("cancelled", ["ERROR"] * 2)
 
 
-def test_a_callback_gets_the_result(client: WireClient, service: LocalFarm) -> None:
+def test_callback_receives_the_result(client: WireClient, service: LocalFarm) -> None:
     with receiver() as hook:
         client.post("/rollout/task/submit", named(TASK, num_samples=1, callback_url=hook.url))
         [batch_id] = submitted(service)
-        play_two_turns(service.store, batch_id)
+        run_two_turns(service.store, batch_id)
         Observer(service.store, lambda: True).look()
         WebhookSender(service.store, lambda: True).send()
         assert hook.bodies == [client.get("/rollout/task/t1").json()]
@@ -133,11 +133,11 @@ def test_a_callback_gets_the_result(client: WireClient, service: LocalFarm) -> N
 
 def test_engines_are_paused_and_resumed(client: WireClient, service: LocalFarm) -> None:
     assert client.get("/admin/inference/status").json() == {"paused": False, "inflight": 0}
-    assert client.said("/admin/inference/resume") == (200, {"paused": False, "inflight": 0})
-    status, answer = client.said("/admin/inference/pause?timeout_seconds=0.01")
+    assert client.reply("/admin/inference/resume") == (200, {"paused": False, "inflight": 0})
+    status, answer = client.reply("/admin/inference/pause?timeout_seconds=0.01")
     assert (status, list(answer)) in [(504, ["detail"]), (200, ["paused", "inflight"])]
     assert client.get("/admin/inference/status").json()["paused"] is True
-    assert client.said("/admin/inference/resume")[1]["paused"] is False
+    assert client.reply("/admin/inference/resume")[1]["paused"] is False
 
 
 _REFUSED: list[tuple[str, Any, int, str]] = [
@@ -161,7 +161,7 @@ _REFUSED: list[tuple[str, Any, int, str]] = [
 ]
 
 
-def test_bad_requests_are_refused_in_its_own_shape_and_leave_nothing(client: WireClient, service: LocalFarm) -> None:
+def test_invalid_requests_are_refused_in_protocol_form_without_effect(client: WireClient, service: LocalFarm) -> None:
     for path, body, status, words in _REFUSED:
         answer = client.post(path, body)
         assert (answer.status_code, list(answer.json())) == (status, ["detail"]), (path, body, answer.text)
@@ -172,10 +172,10 @@ def test_bad_requests_are_refused_in_its_own_shape_and_leave_nothing(client: Wir
     assert service.recent() == []
 
 
-def test_one_task_id_is_one_task(client: WireClient, service: LocalFarm) -> None:
+def test_task_id_of_a_different_request_is_refused(client: WireClient, service: LocalFarm) -> None:
     client.post("/rollout/task/submit", named(TASK))
-    status, answer = client.said("/rollout/task/submit", named(TASK, num_samples=1))
+    status, answer = client.reply("/rollout/task/submit", named(TASK, num_samples=1))
     assert (status, len(service.recent())) == (409, 1)
     assert "task t1 belongs to a different request" in answer["detail"]
     service.remove_engine(ENGINE)
-    assert client.said("/rollout/task/submit", named(TASK, task_id="t2"))[0] == 503
+    assert client.reply("/rollout/task/submit", named(TASK, task_id="t2"))[0] == 503

@@ -16,9 +16,9 @@ from farm.records.rollout import Stage
 from farm.settings import settings
 from farm.store import batches
 from farm.store.database import Store
-from tests.contract.store.test_store import claimed, fail, place, play
+from tests.contract.store.test_store import claimed, fail, place, run_to_end
 from tests.services.api import served
-from tests.services.wire_clients import BASH, WireClient, play_two_turns, submitted
+from tests.services.wire_clients import BASH, WireClient, run_two_turns, submitted
 
 INSTANCE = {"data_source": "noop", "instance_id": "p1", "trajectory_id": 0}
 SAMPLING = {"model": "hosted_vllm/m", "temperature": 1.0, "max_iterations": 5}
@@ -54,36 +54,36 @@ def running(client: WireClient) -> WireClient:
     return client
 
 
-def test_a_session_in_its_own_words(client: WireClient) -> None:
+def test_session_starts_reports_its_status_and_stops(client: WireClient) -> None:
     not_running = (503, {"detail": "Server is not running. Please start the server first."})
     assert status(client) == not_running
-    assert client.said("/stop") == not_running
-    assert client.said("/process", BODY) == not_running
-    assert client.said("/cancel", {"job_id": "x"}) == not_running
+    assert client.reply("/stop") == not_running
+    assert client.reply("/process", BODY) == not_running
+    assert client.reply("/cancel", {"job_id": "x"}) == not_running
     added = (200, {"status": f"Buffered LLM server address: {SERVER}"})
-    assert client.said("/add_llm_server", {"address": SERVER}) == added
-    assert client.said("/clear_llm_server") == (200, {"status": "Cleared buffered LLM server addresses"})
-    assert client.said("/start") == (200, {"status": "Server started successfully"})
-    assert client.said("/start") == (400, {"detail": "Server is already running"})
+    assert client.reply("/add_llm_server", {"address": SERVER}) == added
+    assert client.reply("/clear_llm_server") == (200, {"status": "Cleared buffered LLM server addresses"})
+    assert client.reply("/start") == (200, {"status": "Server started successfully"})
+    assert client.reply("/start") == (400, {"detail": "Server is already running"})
     no_server = "No LLM server addresses configured. Please add at least one LLM server address."
-    assert client.said("/process", BODY) == (503, {"detail": no_server})
+    assert client.reply("/process", BODY) == (503, {"detail": no_server})
     added = (200, {"status": f"Added LLM server address: {SERVER}"})
-    assert client.said("/add_llm_server", {"address": SERVER}) == added
-    assert client.said("/clear_llm_server") == (200, {"status": "Cleared all LLM server addresses"})
+    assert client.reply("/add_llm_server", {"address": SERVER}) == added
+    assert client.reply("/clear_llm_server") == (200, {"status": "Cleared all LLM server addresses"})
     by_process = {"status": "running", "pending_jobs": 0, "running": True, "jobs": 0, "init": 0, "run": 0, "eval": 0}
     by_thread = dict.fromkeys(("init_queue", "run_queue", "eval_queue"), 0)
     by_thread |= dict.fromkeys(("active_init", "active_run", "active_eval", "total"), 0)
     assert status(client) == (200, by_process | by_thread)
-    assert client.said("/cancel", {"job_id": "x"})[0] == 404
-    assert client.said("/stop") == (200, {"status": "Server stopped successfully"})
+    assert client.reply("/cancel", {"job_id": "x"})[0] == 404
+    assert client.reply("/stop") == (200, {"status": "Server stopped successfully"})
     assert status(client) == not_running
 
 
-def test_a_result_has_what_its_trainer_reads(running: WireClient, service: LocalFarm) -> None:
+def test_result_has_the_fields_that_its_trainer_reads(running: WireClient, service: LocalFarm) -> None:
     answer = process(running, BODY)
     [batch_id] = submitted(service)
     assert status(running)[1]["pending_jobs"] == status(running)[1]["init_queue"] == 1
-    play_two_turns(service.store, batch_id)
+    run_two_turns(service.store, batch_id)
     result = answer.result(60).json()
     timing = result.pop("timing")
     assert timing["counted_elapsed"] == timing["init_time"] + timing["run_time"] + timing["eval_time"]
@@ -118,7 +118,7 @@ def test_a_result_has_what_its_trainer_reads(running: WireClient, service: Local
     }
 
 
-def test_what_the_farm_broke_is_filtered_and_has_no_messages(running: WireClient, service: LocalFarm) -> None:
+def test_failed_rollout_is_filtered_and_has_no_messages(running: WireClient, service: LocalFarm) -> None:
     answer = process(running, BODY)
     [batch_id] = submitted(service)
     place(service.store, batch_id)
@@ -129,7 +129,7 @@ def test_what_the_farm_broke_is_filtered_and_has_no_messages(running: WireClient
     assert result["error"] == result["traceback"]
 
 
-def test_a_stop_ends_only_what_its_client_submitted_here(running: WireClient, service: LocalFarm) -> None:
+def test_stop_ends_only_the_jobs_of_its_client(running: WireClient, service: LocalFarm) -> None:
     running.post("/other/add_llm_server", {"address": SERVER})
     running.post("/other/start")
     foreign = service.submit({"instances": [{"data_source": "noop", "fields": {}}]})
@@ -137,18 +137,18 @@ def test_a_stop_ends_only_what_its_client_submitted_here(running: WireClient, se
     submitted(service, 2)
     mine = [process(running, {**BODY, "job_id": f"j{index}"}) for index in range(3)]
     ids = submitted(service, 5)
-    assert running.said("/cancel", {"job_id": "j0"}) == (200, {"status": "Cancel requested for job j0"})
+    assert running.reply("/cancel", {"job_id": "j0"}) == (200, {"status": "Cancel requested for job j0"})
     cancelled = mine[0].result(60).json()
     assert (cancelled["error"], cancelled["messages"], cancelled["filter"]) == ("cancelled", [], True)
     assert status(running)[1]["pending_jobs"] == 2
-    assert running.said("/cancel", {"job_id": "j0"})[0] == 200, "it is known, though it has ended"
-    assert running.said("/other/cancel", {"job_id": "j1"})[0] == 404, "another client's"
+    assert running.reply("/cancel", {"job_id": "j0"})[0] == 200, "it is known, though it has ended"
+    assert running.reply("/other/cancel", {"job_id": "j1"})[0] == 404, "another client's"
     running.post("/stop")
     assert [answer.result(60).json()["error"] for answer in mine] == ["cancelled"] * 3
     [left] = [each for each in ids if each != foreign and not service.status(each).done]
     assert not service.status(foreign).done
     place(service.store, left)
-    play(service.store, f"{left}.0.0")
+    run_to_end(service.store, f"{left}.0.0")
     assert of_other.result(60).json()["resolved"] is True
 
 
@@ -179,7 +179,7 @@ _REFUSED: list[tuple[str, Any, int, str]] = [
 ]
 
 
-def test_bad_requests_are_refused_in_its_own_shape_and_leave_nothing(running: WireClient, service: LocalFarm) -> None:
+def test_invalid_requests_are_refused_in_protocol_form_without_effect(running: WireClient, service: LocalFarm) -> None:
     for path, body, status, words in _REFUSED:
         answer = running.post(path, body)
         assert (answer.status_code, list(answer.json())) == (status, ["detail"]), (path, body, answer.text)
@@ -189,7 +189,9 @@ def test_bad_requests_are_refused_in_its_own_shape_and_leave_nothing(running: Wi
 
 
 @pytest.mark.parametrize("strict", [False, True])
-def test_a_timeout_and_an_unknown_id(service: LocalFarm, strict: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_timed_out_job_and_unknown_id_are_refused(
+    service: LocalFarm, strict: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(
         "farm.api.prorl.prorl_verbs.settings", lambda: settings().model_copy(update={"prorl_timeout_s": -4.9})
     )
@@ -205,7 +207,7 @@ def test_a_timeout_and_an_unknown_id(service: LocalFarm, strict: bool, monkeypat
         assert not service.status(batch_id).done, "it goes on, for a client that asks again"
 
 
-def test_two_processes_of_the_api_know_one_session(service: LocalFarm) -> None:
+def test_two_api_processes_share_one_session(service: LocalFarm) -> None:
     with (
         served(service, speak=("prorl",)) as one,
         served(service, speak=("prorl",)) as two,
@@ -219,13 +221,13 @@ def test_two_processes_of_the_api_know_one_session(service: LocalFarm) -> None:
         [batch_id] = submitted(service)
         assert status(second)[1]["pending_jobs"] == 1
         place(service.store, batch_id)
-        play(service.store, f"{batch_id}.0.0")
+        run_to_end(service.store, f"{batch_id}.0.0")
         assert answer.result(60).json()["rollout_id"] == f"{batch_id}.0.0"
-        assert second.said("/stop")[0] == 200
-        assert first.said("/process", BODY)[0] == 503
+        assert second.reply("/stop")[0] == 200
+        assert first.reply("/process", BODY)[0] == 503
 
 
-def test_samples_of_an_instance_are_spread_evenly_over_the_servers(running: WireClient, service: LocalFarm) -> None:
+def test_samples_of_an_instance_are_spread_evenly_over_servers(running: WireClient, service: LocalFarm) -> None:
     running.post("/add_llm_server", {"address": "http://127.0.0.1:8/v1"})
     bodies = [{**BODY, "instance": {**INSTANCE, "trajectory_id": index}} for index in range(4)]
     answers = [process(running, body) for body in bodies]

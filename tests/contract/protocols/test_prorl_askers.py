@@ -17,7 +17,7 @@ from farm.notifications import Signals
 from farm.records.rollout import Stage
 from farm.store import leader
 from farm.store.database import Store
-from tests.contract.store.test_store import claimed, fail, place, play
+from tests.contract.store.test_store import claimed, fail, place, run_to_end
 from tests.doubles import EngineDouble
 from tests.services.api import served
 from tests.services.farms import until
@@ -40,10 +40,10 @@ def service(sqlite_store: Store) -> LocalFarm:
 @pytest.fixture
 def client(service: LocalFarm) -> Iterator[WireClient]:
     with served(service, speak=("prorl",)) as url, ThreadPoolExecutor(12) as pool:
-        yield begun(WireClient(f"{url}/prorl", pool))
+        yield start_session(WireClient(f"{url}/prorl", pool))
 
 
-def begun(client: WireClient) -> WireClient:
+def start_session(client: WireClient) -> WireClient:
     """Return a client that begins as a trainer's program does."""
     client.post("/clear_llm_server")
     client.post("/add_llm_server", {"address": SERVER})
@@ -55,13 +55,13 @@ def rollout_of(answer: Answer) -> Any:
     return answer.result(60).json()["rollout_id"]
 
 
-def played(service: LocalFarm, batch_id: str) -> str:
+def run_rollout(service: LocalFarm, batch_id: str) -> str:
     place(service.store, batch_id)
-    play(service.store, f"{batch_id}.0.0")
+    run_to_end(service.store, f"{batch_id}.0.0")
     return f"{batch_id}.0.0"
 
 
-def given_up(client: WireClient, service: LocalFarm, body: dict[str, Any]) -> str:
+def abandon_request(client: WireClient, service: LocalFarm, body: dict[str, Any]) -> str:
     """Send a request and leave before its answer; return its batch."""
     before = set(service.recent())
     client.give_up("/process", body)
@@ -77,44 +77,42 @@ def claims(service: LocalFarm) -> list[leader.ClaimedRole]:
 
 
 @pytest.mark.parametrize("body", [BODY, UNNAMED, SAMPLE])
-def test_repeats_at_a_time_are_samples_of_their_own(
-    client: WireClient, service: LocalFarm, body: dict[str, Any]
-) -> None:
+def test_concurrent_repeats_are_separate_samples(client: WireClient, service: LocalFarm, body: dict[str, Any]) -> None:
     answers = [client.later("/process", body) for _ in range(4)]
-    names = {played(service, batch_id) for batch_id in submitted(service, 4)}
+    names = {run_rollout(service, batch_id) for batch_id in submitted(service, 4)}
     assert {rollout_of(answer) for answer in answers} == names
     assert claims(service) == []
 
 
 @pytest.mark.parametrize("body", [BODY, UNNAMED, SAMPLE])
-def test_who_was_answered_gets_another_sample(client: WireClient, service: LocalFarm, body: dict[str, Any]) -> None:
+def test_repeat_after_an_answer_is_a_new_sample(client: WireClient, service: LocalFarm, body: dict[str, Any]) -> None:
     first = client.later("/process", body)
     [batch_id] = submitted(service)
-    name = played(service, batch_id)
+    name = run_rollout(service, batch_id)
     assert rollout_of(first) == name
     second = client.later("/process", body)
     [other] = set(submitted(service, 2)) - {batch_id}
-    assert played(service, other) == rollout_of(second) != name
+    assert run_rollout(service, other) == rollout_of(second) != name
 
 
 @pytest.mark.parametrize("body", [BODY, UNNAMED, SAMPLE])
 @pytest.mark.parametrize("ended", [False, True])
-def test_who_gave_up_gets_the_rollout_that_it_began(
+def test_repeat_after_a_disconnect_gets_the_same_rollout(
     client: WireClient, service: LocalFarm, body: dict[str, Any], ended: bool
 ) -> None:
-    batch_id = given_up(client, service, body)
+    batch_id = abandon_request(client, service, body)
     if ended:
-        played(service, batch_id)
+        run_rollout(service, batch_id)
     again = client.later("/process", body)
     until(lambda: all(each.is_held for each in claims(service)), "it is taken over")
     if not ended:
-        played(service, batch_id)
+        run_rollout(service, batch_id)
     assert rollout_of(again) == f"{batch_id}.0.0"
     assert service.recent() == [batch_id]
 
 
-def test_another_request_gets_none_of_what_was_given_up(client: WireClient, service: LocalFarm) -> None:
-    batch_id = given_up(client, service, BODY)
+def test_different_request_gets_no_abandoned_rollout(client: WireClient, service: LocalFarm) -> None:
+    batch_id = abandon_request(client, service, BODY)
     others = [
         BODY | {"sampling_params": {"model": "m", "temperature": 0.5}},
         BODY | {"instance": INSTANCE | {"seconds": 1.0}},
@@ -124,30 +122,32 @@ def test_another_request_gets_none_of_what_was_given_up(client: WireClient, serv
     ]
     answers = [client.later("/process", body) for body in others]
     ids = set(submitted(service, 1 + len(others))) - {batch_id}
-    names = {played(service, each) for each in ids}
+    names = {run_rollout(service, each) for each in ids}
     assert {rollout_of(answer) for answer in answers} == names
 
 
 @pytest.mark.parametrize("was_answered", [False, True])
-def test_what_broke_is_played_again(client: WireClient, service: LocalFarm, was_answered: bool) -> None:
+def test_failed_rollout_is_replaced_for_a_repeated_request(
+    client: WireClient, service: LocalFarm, was_answered: bool
+) -> None:
     if was_answered:
         first = client.later("/process", BODY)
         [broken] = submitted(service)
     else:
-        broken = given_up(client, service, BODY)
+        broken = abandon_request(client, service, BODY)
     place(service.store, broken)
     fail(service.store, claimed(service.store, f"{broken}.0.0", Stage.INIT), None)
     if was_answered:
         assert first.result(60).json()["critical_error"] == "init"
     second = client.later("/process", BODY)
     [batch_id] = set(submitted(service, 2)) - {broken}
-    assert played(service, batch_id) == rollout_of(second)
+    assert run_rollout(service, batch_id) == rollout_of(second)
 
 
 @pytest.mark.parametrize("sign", ["/clear_llm_server", "/start"])
-def test_another_life_gets_nothing_of_the_one_before(client: WireClient, service: LocalFarm, sign: str) -> None:
-    left, ended = given_up(client, service, SAMPLE), given_up(client, service, BODY)
-    played(service, ended)
+def test_new_session_gets_no_rollout_of_the_old_one(client: WireClient, service: LocalFarm, sign: str) -> None:
+    left, ended = abandon_request(client, service, SAMPLE), abandon_request(client, service, BODY)
+    run_rollout(service, ended)
     waited_for = client.later("/process", UNNAMED)
     [awaited] = set(submitted(service, 3)) - {left, ended}
     assert client.post(sign).status_code == (400 if sign == "/start" else 200)
@@ -156,14 +156,14 @@ def test_another_life_gets_nothing_of_the_one_before(client: WireClient, service
     assert not service.status(awaited).done
     answers = [client.later("/process", body) for body in (SAMPLE, BODY, UNNAMED)]
     ids = set(submitted(service, 6)) - {left, ended, awaited}
-    names = {played(service, each) for each in ids}
+    names = {run_rollout(service, each) for each in ids}
     assert {rollout_of(answer) for answer in answers} == names
-    assert played(service, awaited) == rollout_of(waited_for)
+    assert run_rollout(service, awaited) == rollout_of(waited_for)
     client.post("/stop")
     assert all(service.status(batch_id).done for batch_id in service.recent())
 
 
-def test_a_stop_ends_what_all_lives_of_a_session_asked_for(client: WireClient, service: LocalFarm) -> None:
+def test_stop_cancels_jobs_of_earlier_sessions(client: WireClient, service: LocalFarm) -> None:
     answer = client.later("/process", BODY)
     [batch_id] = submitted(service)
     client.post("/clear_llm_server")
@@ -172,7 +172,7 @@ def test_a_stop_ends_what_all_lives_of_a_session_asked_for(client: WireClient, s
     assert service.status(batch_id).done
 
 
-def test_of_two_processes_one_that_lives_keeps_its_rollout_and_one_that_ended_does_not(
+def test_claims_of_a_dead_api_process_are_taken_over_and_live_ones_kept(
     client: WireClient, service: LocalFarm, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(askers, "_LEASE_S", 2.0)
@@ -182,31 +182,31 @@ def test_of_two_processes_one_that_lives_keeps_its_rollout_and_one_that_ended_do
         [first] = submitted(service)
         its = other.later("/process", BODY)
         [second] = set(submitted(service, 2)) - {first}
-        names = [played(service, each) for each in (first, second)]
+        names = [run_rollout(service, each) for each in (first, second)]
         assert [rollout_of(mine), rollout_of(its)] == names
     # a killed process leaves its claims and a lease that nobody renews
     killed = "api-0123456789abcdef"
-    batch_id = given_up(client, service, BODY)
+    batch_id = abandon_request(client, service, BODY)
     [claim] = claims(service)
     service.store.write(partial(leader.acquire_leadership, role=killed, owner=killed, lease_s=2.0))
     assert service.store.write(partial(leader.pass_claim, role=claim.role, owner="", to=killed))
     again = client.later("/process", BODY)
     until(lambda: claims(service)[0].owner != killed, "it is taken over")
-    assert played(service, batch_id) == rollout_of(again)
+    assert run_rollout(service, batch_id) == rollout_of(again)
     assert len(service.recent()) == 3
 
 
-def test_an_answer_that_was_taken_over_is_given_once(client: WireClient, service: LocalFarm) -> None:
+def test_answer_taken_over_by_another_request_is_given_once(client: WireClient, service: LocalFarm) -> None:
     answer = client.later("/process", BODY)
     [batch_id] = submitted(service)
     [claim] = claims(service)
     assert service.store.write(partial(leader.pass_claim, role=claim.role, owner=claim.owner, to=""))
-    played(service, batch_id)
+    run_rollout(service, batch_id)
     assert answer.result(60).status_code == 503
     assert rollout_of(client.later("/process", BODY)) == f"{batch_id}.0.0"
 
 
-def test_nothing_of_a_refused_request_is_claimed(client: WireClient, service: LocalFarm) -> None:
+def test_refused_request_claims_nothing(client: WireClient, service: LocalFarm) -> None:
     for body in (
         BODY | {"instance": {"data_source": "nope"}},
         BODY | {"instance": {"data_source": "deepscaler", "prompt": "2+2"}},
@@ -216,10 +216,10 @@ def test_nothing_of_a_refused_request_is_claimed(client: WireClient, service: Lo
     assert claims(service) == []
 
 
-def test_the_lease_of_a_process_ends_when_nobody_waits(client: WireClient, service: LocalFarm) -> None:
+def test_process_lease_ends_without_waiting_requests(client: WireClient, service: LocalFarm) -> None:
     answer = client.later("/process", BODY)
     [batch_id] = submitted(service)
-    played(service, batch_id)
+    run_rollout(service, batch_id)
     answer.result(60)
     until(lambda: not _renewing(), "the thread that renews it ends")
     assert rollout_of_next(client, service, {batch_id})
@@ -233,11 +233,11 @@ def rollout_of_next(client: WireClient, service: LocalFarm, before: set[str]) ->
     answer = client.later("/process", BODY)
     [batch_id] = set(submitted(service, len(before) + 1)) - before
     until(_renewing, "it is renewed again")
-    played(service, batch_id)
+    run_rollout(service, batch_id)
     return rollout_of(answer)
 
 
-def test_a_job_without_a_model_is_refused_where_its_server_lists_none(service: LocalFarm, client: WireClient) -> None:
+def test_job_without_model_is_refused_where_its_server_lists_none(service: LocalFarm, client: WireClient) -> None:
     unnamed = {"instance": INSTANCE, "sampling_params": {}}
     with serving(EngineDouble(wire="prorl", model="scripted").app()) as engine:
         client.post("/clear_llm_server")

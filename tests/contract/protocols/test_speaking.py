@@ -37,7 +37,7 @@ def url(sqlite_store: Store) -> Iterator[str]:
         [("authorization", f"Basic {PASSWORD}")],
     ],
 )
-def test_key_is_shown_in_each_form(url: str, headers: list[tuple[str, str]]) -> None:
+def test_key_is_accepted_in_each_header_form(url: str, headers: list[tuple[str, str]]) -> None:
     assert httpx2.get(f"{url}/v1/nodes", headers=headers).status_code == 200
     assert httpx2.get(f"{url}/prorl/status", headers=headers).status_code == 503
 
@@ -58,7 +58,7 @@ def test_key_is_shown_in_each_form(url: str, headers: list[tuple[str, str]]) -> 
         [("authorization", f"Bearer {KEY}"), ("authorization", "Bearer other")],
     ],
 )
-def test_what_shows_no_key_is_refused_in_the_words_of_each(url: str, headers: list[tuple[str, str]]) -> None:
+def test_missing_key_is_refused_in_the_form_of_the_protocol(url: str, headers: list[tuple[str, str]]) -> None:
     own = httpx2.get(f"{url}/v1/nodes", headers=headers)
     assert (own.status_code, own.json()["error"]["kind"]) == (401, "NotAllowed")
     other = httpx2.get(f"{url}/prorl/status", headers=headers)
@@ -66,13 +66,13 @@ def test_what_shows_no_key_is_refused_in_the_words_of_each(url: str, headers: li
 
 
 @pytest.mark.parametrize("path", ["/prorl/nothing", "/prorl/healthz", "/prorl", "/prorl/v1/nodes"])
-def test_unknown_path_of_a_protocol_is_refused_in_its_words(url: str, path: str) -> None:
+def test_unknown_path_is_refused_in_the_form_of_the_protocol(url: str, path: str) -> None:
     assert httpx2.get(url + path).status_code == 401
     answer = httpx2.get(url + path, headers={"x-api-key": KEY})
     assert (answer.status_code, list(answer.json())) == (404, ["detail"])
 
 
-def test_only_spoken_protocols_have_an_address(url: str, sqlite_store: Store) -> None:
+def test_only_enabled_protocols_are_served(url: str, sqlite_store: Store) -> None:
     with served(LocalFarm(sqlite_store, Signals(""), 1000)) as silent:
         answer = httpx2.get(f"{silent}/prorl/status", headers={"x-api-key": KEY})
     assert (answer.status_code, answer.json()["error"]["kind"]) == (404, "NotFound")
@@ -91,7 +91,7 @@ def test_only_spoken_protocols_have_an_address(url: str, sqlite_store: Store) ->
         ("/b/x", 1, "b:/x"),
     ],
 )
-def test_request_goes_to_the_protocol_of_its_port_or_of_its_path(path: str, port: int, answers: str) -> None:
+def test_request_is_routed_by_port_or_path(path: str, port: int, answers: str) -> None:
     asked: list[str] = []
 
     def app(name: str) -> ASGIApp:
@@ -118,7 +118,7 @@ def test_request_goes_to_the_protocol_of_its_port_or_of_its_path(path: str, port
         ("prorl,", "''"),
     ],
 )
-def test_protocol_that_cannot_be_spoken_is_refused_before_anything_runs(speak: str, complaint: str) -> None:
+def test_invalid_speak_option_is_refused(speak: str, complaint: str) -> None:
     result = CliRunner().invoke(main, ["api", "--port", "0", "--speak", speak])
     assert result.exit_code != 0
     assert complaint in result.output

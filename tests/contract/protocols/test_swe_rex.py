@@ -69,7 +69,7 @@ _NO_BODIES: list[tuple[str, Any, str]] = [
 ]
 
 
-def test_a_body_that_is_none_is_refused_by_field(client: httpx2.Client) -> None:
+def test_invalid_body_is_refused_by_its_field(client: httpx2.Client) -> None:
     for verb, body, field in _NO_BODIES:
         content = b"{" if body is None else json.dumps(body).encode()
         answer = client.post(f"/none/{verb}", content=content, headers={"content-type": "application/json"})
@@ -94,7 +94,7 @@ _NO_FORMS: list[tuple[bytes, str, str]] = [
 ]
 
 
-def test_a_form_that_is_none_is_refused(client: httpx2.Client) -> None:
+def test_invalid_form_is_refused_by_its_field(client: httpx2.Client) -> None:
     for content, content_type, field in _NO_FORMS:
         answer = client.post("/none/upload", content=content, headers={"content-type": content_type})
         assert (answer.status_code, answer.json()["detail"][0]["loc"][-1]) == (422, field), content
@@ -109,7 +109,7 @@ _NO_UPLOADS: list[tuple[dict[str, Any], bytes, int, str]] = [
 ]
 
 
-def test_an_upload_that_cannot_be_is_refused(client: httpx2.Client) -> None:
+def test_invalid_upload_is_refused(client: httpx2.Client) -> None:
     for fields, data, status, complaint in _NO_UPLOADS:
         answer = client.post("/none/upload", data=fields, files={"file": data})
         shape = "detail" if status == 422 else "swerexception"
@@ -117,7 +117,7 @@ def test_an_upload_that_cannot_be_is_refused(client: httpx2.Client) -> None:
         assert complaint in answer.text, fields
 
 
-def test_a_sandbox_that_does_not_exist_is_an_error_that_the_client_raises(client: httpx2.Client) -> None:
+def test_missing_sandbox_is_reported_as_a_swerex_exception(client: httpx2.Client) -> None:
     assert client.get("/").json() == {"message": "hello world"}
     missing = client.get("/none/is_alive")
     assert (missing.status_code, list(missing.json())) == (404, ["detail"])
@@ -138,7 +138,7 @@ def test_a_sandbox_that_does_not_exist_is_an_error_that_the_client_raises(client
         assert (about["traceback"], about["extra_info"]) == ("", {})
 
 
-def test_paths_methods_and_keys_are_refused_with_detail(client: httpx2.Client) -> None:
+def test_invalid_paths_methods_and_keys_are_refused_with_detail(client: httpx2.Client) -> None:
     assert client.get("/x/y/z").status_code == 404
     assert client.get("/none/execute").status_code == 405
     for method, path in [("GET", "/is_alive"), *(("POST", f"/none/{verb}") for verb in (*VERBS, "upload", "close"))]:
@@ -148,7 +148,7 @@ def test_paths_methods_and_keys_are_refused_with_detail(client: httpx2.Client) -
     assert (plain.status_code, list(plain.json())) == (415, ["detail"])
 
 
-def test_a_sandbox_is_alive_once_it_runs_and_until_it_has_ended(client: httpx2.Client, service: LocalFarm) -> None:
+def test_sandbox_that_waits_or_has_ended_is_not_alive(client: httpx2.Client, service: LocalFarm) -> None:
     waiting = service.sandboxes.begin(BorrowRequest(name="mine", lease_s=5))
     alive = client.get("/mine/is_alive").json()
     assert alive == {"is_alive": False, "message": f"sandbox {waiting.sandbox_id} is waiting"}
@@ -160,7 +160,7 @@ def test_a_sandbox_is_alive_once_it_runs_and_until_it_has_ended(client: httpx2.C
     assert (late.status_code, "has ended" in late.json()["swerexception"]["message"]) == (511, True)
 
 
-def test_who_may_not_use_it_is_refused(client: httpx2.Client, service: LocalFarm) -> None:
+def test_key_without_permission_is_refused(client: httpx2.Client, service: LocalFarm) -> None:
     service.sandboxes.begin(BorrowRequest(name="mine"))
     reader = service.access.add_key("reader", [Scope.READ])
     other = service.access.add_key("other", [Scope.SUBMIT])

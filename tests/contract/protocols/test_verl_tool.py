@@ -39,7 +39,7 @@ def client(service: LocalFarm) -> Iterator[WireClient]:
 
 
 def observed(client: WireClient, body: dict[str, Any]) -> list[tuple[Any, bool, bool]]:
-    status, answer = client.said("/get_observation", body)
+    status, answer = client.reply("/get_observation", body)
     assert status == 200, answer
     assert min(answer["processing_time_ms"], answer["queue_time_ms"]) >= 0
     return list(zip(answer["observations"], answer["dones"], answer["valids"], strict=True))
@@ -89,7 +89,7 @@ ONE = {"trajectory_ids": ["t"], "actions": [LS]}
         ("text", ""),
     ],
 )
-def test_rubbish_is_refused_in_its_words_and_begins_nothing(
+def test_invalid_body_is_refused_by_its_field_without_effect(
     client: WireClient, service: LocalFarm, body: Any, field: str
 ) -> None:
     answer = client._http.post("/get_observation", json=body)
@@ -100,7 +100,7 @@ def test_rubbish_is_refused_in_its_words_and_begins_nothing(
     assert sandboxes(service) == []
 
 
-def test_what_is_no_json_or_has_no_key_is_refused(client: WireClient, service: LocalFarm) -> None:
+def test_invalid_json_and_missing_key_are_refused(client: WireClient, service: LocalFarm) -> None:
     headers = {"content-type": "application/json"}
     for content in (b"{", b"\xff", b"[" * 100_000):
         answer = client._http.post("/get_observation", content=content, headers=headers)
@@ -124,7 +124,7 @@ def test_actions_without_a_tool_need_no_sandbox(client: WireClient, service: Loc
     assert sandboxes(service) == []
 
 
-def test_no_room_is_no_observation_and_finish_ends_what_waits(client: WireClient, service: LocalFarm) -> None:
+def test_waiting_sandbox_gives_no_observation_and_finish_ends_it(client: WireClient, service: LocalFarm) -> None:
     for _ in range(2):
         shown, done, valid = one(client, LS)
         assert (shown["obs"], done, valid) == ("", True, False)
@@ -140,7 +140,7 @@ def test_no_room_is_no_observation_and_finish_ends_what_waits(client: WireClient
     assert len(sandboxes(service)) == 2, "a finished id begins anew"
 
 
-def test_a_lost_trajectory_is_not_begun_anew(client: WireClient, service: LocalFarm) -> None:
+def test_lost_trajectory_is_not_restarted(client: WireClient, service: LocalFarm) -> None:
     one(client, LS)
     [waiting] = sandboxes(service)
     why = "its node was lost"
@@ -155,7 +155,7 @@ def test_a_lost_trajectory_is_not_begun_anew(client: WireClient, service: LocalF
     assert len(sandboxes(service)) == 2
 
 
-def test_health_and_metrics_are_as_its_server_has_them(client: WireClient) -> None:
+def test_health_and_metrics_have_the_fields_of_its_server(client: WireClient) -> None:
     health = client.get("/health").json()
     assert (health["status"], health["concurrent_requests"]) == ("healthy", 0)
     assert health["tools"] == ["bash", "python", "search", "finish"]

@@ -15,7 +15,7 @@ from farm.store.attempts import RetrySettings
 from farm.store.database import Store
 from farm.store.reports import histograms
 from farm.store.reports.histogram_kinds import CALLS, REWARDS, Counts
-from tests.contract.store.test_store import advance, announce, claimed, finish, new_batch, place, play
+from tests.contract.store.test_store import advance, announce, claimed, finish, new_batch, place, run_to_end
 from tests.contract.store.test_store_rescore import cancel, rescore
 from tests.services.model_calls import model_call
 
@@ -26,7 +26,7 @@ def look(store: Store) -> dict[tuple[str, str], tuple[int, float]]:
     return {key: (sum(each.counts), each.total) for key, each in store.read(histograms.stored).items()}
 
 
-def test_what_ended_is_counted_once(store: Store) -> None:
+def test_ended_rollouts_are_counted_once(store: Store) -> None:
     announce(store)
     batch_id = new_batch(store, 3, max_attempts=2)
     place(store, batch_id)
@@ -36,8 +36,8 @@ def test_what_ended_is_counted_once(store: Store) -> None:
     store.write(lambda connection: attempts.end_attempt(connection, held, failure, decision, settings))
     assert look(store) == {}, "it has not ended"
     place(store, batch_id)
-    play(store, f"{batch_id}.0.0", attempt=2, reward=0.75)
-    play(store, f"{batch_id}.1.0", reward=-0.5)
+    run_to_end(store, f"{batch_id}.0.0", attempt=2, reward=0.75)
+    run_to_end(store, f"{batch_id}.1.0", reward=-0.5)
     first = look(store)
     assert first["farm_reward", ""] == (2, 0.25)
     assert first["farm_rollouts_ended", "submitted"] == (2, 2)
@@ -49,11 +49,11 @@ def test_what_ended_is_counted_once(store: Store) -> None:
     assert look(store)["farm_rollouts_ended", "cancelled"] == (1, 1)
 
 
-def test_a_second_score_is_one_more_reward_and_one_more_stage(store: Store) -> None:
+def test_rescore_adds_one_reward_and_one_stage(store: Store) -> None:
     announce(store)
     batch_id = new_batch(store)
     place(store, batch_id)
-    play(store, f"{batch_id}.0.0", reward=0.0)
+    run_to_end(store, f"{batch_id}.0.0", reward=0.0)
     first = look(store)
     rescore(store, batch_id)
     place(store, batch_id)
@@ -67,7 +67,7 @@ def test_a_second_score_is_one_more_reward_and_one_more_stage(store: Store) -> N
     assert again["farm_turns", ""] == first["farm_turns", ""]
 
 
-def test_the_engines_latency_is_counted_by_call(store: Store) -> None:
+def test_engine_latency_is_counted_per_call(store: Store) -> None:
     announce(store)
     batch_id = new_batch(store)
     place(store, batch_id)
@@ -88,23 +88,23 @@ def test_the_engines_latency_is_counted_by_call(store: Store) -> None:
     ]
 
 
-def test_rewards_without_a_finite_sum_are_counted_and_so_are_those_after_them(store: Store) -> None:
+def test_rewards_without_a_finite_sum_are_counted(store: Store) -> None:
     announce(store)
     for n, rewards in enumerate([(1e308, 1e308), (-1e308, -1e308), (0.5,)], 1):
         batch_id = new_batch(store, len(rewards))
         place(store, batch_id)
         for index, reward in enumerate(rewards):
-            play(store, f"{batch_id}.{index}.0", reward=reward)
+            run_to_end(store, f"{batch_id}.{index}.0", reward=reward)
         count, total = look(store)["farm_reward", ""]
         assert count == (2, 4, 5)[n - 1]
         assert isfinite(total)
 
 
-def test_of_two_who_count_the_same_one_adds_it(store: Store) -> None:
+def test_concurrent_counters_add_a_value_once(store: Store) -> None:
     announce(store)
     batch_id = new_batch(store)
     place(store, batch_id)
-    play(store, f"{batch_id}.0.0")
+    run_to_end(store, f"{batch_id}.0.0")
     assert store.read(histograms.uncounted) == [(batch_id, 0, 1)]
     found = store.read(partial(histograms.counted, batch_id=batch_id, after=0, last=1))
     add = partial(histograms.add, batch_id=batch_id, after=0, last=1, found=found)
@@ -114,7 +114,7 @@ def test_of_two_who_count_the_same_one_adds_it(store: Store) -> None:
 
 
 @pytest.mark.parametrize(("value", "bucket"), [(-3.0, "0.0"), (0.0, "0.0"), (0.6, "0.75"), (1.0, "1.0"), (9.0, "+Inf")])
-def test_a_bucket_holds_what_is_not_above_its_bound(value: float, bucket: str) -> None:
+def test_bucket_contains_values_up_to_its_bound(value: float, bucket: str) -> None:
     counts = Counts(REWARDS)
     counts.count([value])
     assert next(bound for bound, n in counts.cumulative() if n) == bucket

@@ -23,7 +23,7 @@ from farm.store.database import Store
 from farm.store.reports import audit, histograms, summaries
 from farm.store.rollouts import rollouts
 from farm.store.sql.observing_tables import MeasuredBatchRow
-from tests.contract.store.test_store import announce, claimed, finish, new_batch, place, play
+from tests.contract.store.test_store import announce, claimed, finish, new_batch, place, run_to_end
 from tests.contract.store.test_store_rescore import cancel, rescore
 
 
@@ -58,7 +58,7 @@ def fail(store: Store, rollout_id: str) -> None:
 
 
 @pytest.mark.parametrize("seed", range(6))
-def test_they_are_those_of_the_rows_at_every_moment(store: Store, seed: int) -> None:
+def test_counts_equal_the_rows_at_every_moment(store: Store, seed: int) -> None:
     drawn = random.Random(seed)
     announce(store)
     batch_id, other = new_batch(store, 12), new_batch(store, 3)
@@ -67,10 +67,10 @@ def test_they_are_those_of_the_rows_at_every_moment(store: Store, seed: int) -> 
     drawn.shuffle(left)
     done: list[str] = []
     for _ in range(24):
-        match drawn.choice(["play", "play", "fail", "cancel", "rescore", "look", "look"]):
-            case "play" if left:
+        match drawn.choice(["run", "run", "fail", "cancel", "rescore", "look", "look"]):
+            case "run" if left:
                 done.append(left.pop())
-                play(store, done[-1], reward=drawn.choice([0.1, 0.7, -1.0]))
+                run_to_end(store, done[-1], reward=drawn.choice([0.1, 0.7, -1.0]))
             case "fail" if left:
                 fail(store, left.pop())
             case "cancel" if left:
@@ -97,11 +97,11 @@ def test_they_are_those_of_the_rows_at_every_moment(store: Store, seed: int) -> 
     assert counted(store, batch_id, other) == rows(store, batch_id) + rows(store, other)
 
 
-def test_what_was_summed_up_is_not_read_again(store: Store) -> None:
+def test_summed_rollouts_are_not_read_again(store: Store) -> None:
     announce(store)
     batch_id = new_batch(store, 2)
     place(store, batch_id)
-    play(store, f"{batch_id}.0.0")
+    run_to_end(store, f"{batch_id}.0.0")
     look(store)
     assert summed(store, batch_id) == 1
     # a change that the farm never makes shows which rows are read
@@ -113,11 +113,11 @@ def test_what_was_summed_up_is_not_read_again(store: Store) -> None:
     assert counted(store, batch_id) == rows(store, batch_id)
 
 
-def test_sums_that_are_wrong_are_a_violation(store: Store) -> None:
+def test_wrong_sums_are_a_violation(store: Store) -> None:
     announce(store)
     batch_id = new_batch(store, 2)
     place(store, batch_id)
-    play(store, f"{batch_id}.0.0")
+    run_to_end(store, f"{batch_id}.0.0")
     look(store)
     wrong = MeasuredBatchRow.__table__.update().values(ended=[["eval", "completed", None, 3, 1.0, 0, 0]])  # type: ignore[attr-defined]
     store.write(lambda connection: connection.execute(wrong) and None)
@@ -130,19 +130,19 @@ def test_rewards_beyond_the_range_of_their_sum_have_a_mean(store: Store) -> None
     batch_id = new_batch(store, 3)
     place(store, batch_id)
     for index in range(3):
-        play(store, f"{batch_id}.{index}.0", reward=1.5e308)
+        run_to_end(store, f"{batch_id}.{index}.0", reward=1.5e308)
         if index == 1:
             look(store)
     assert store.read(partial(batches.status, batch_id=batch_id)).mean_reward == pytest.approx(1.5e308)
 
 
 @pytest.mark.parametrize("first", ["look", "rescore"])
-def test_a_rescore_and_a_sum_at_one_moment(store: Store, first: str) -> None:
+def test_concurrent_rescore_and_sum_keep_counts_correct(store: Store, first: str) -> None:
     """Whichever of two transactions began first, no rescored rollout stays in the sums."""
     announce(store)
     batch_id = new_batch(store, 2)
     place(store, batch_id)
-    play(store, f"{batch_id}.0.0")
+    run_to_end(store, f"{batch_id}.0.0")
     begun, go = threading.Event(), threading.Event()
 
     def slowly(connection: Connection, work: Callable[[Connection], object]) -> None:
@@ -172,7 +172,7 @@ def test_a_rescore_and_a_sum_at_one_moment(store: Store, first: str) -> None:
     assert store.read(partial(audit.violations, batch_id=batch_id)) == []
 
 
-def test_an_unknown_batch_has_none(store: Store) -> None:
+def test_unknown_batch_has_no_counts(store: Store) -> None:
     assert counted(store, "none") == Counter()
     with pytest.raises(NotFound):
         store.read(partial(batches.status, batch_id="none"))

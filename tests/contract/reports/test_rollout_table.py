@@ -35,12 +35,12 @@ def batch_id(store: Store) -> str:
     ids = [each.rollout_id for each in store.read(lambda connection: batches.rollouts_of(connection, made))]
     source.shuffle(ids)
 
-    def play(connection: Any) -> None:
+    def fill(connection: Any) -> None:
         for number, rollout_id in enumerate(ids):
             statement = rollouts.update().where(rollouts.c.rollout_id == rollout_id)
             connection.execute(statement.values(**_values(source, number)))
 
-    store.write(play)
+    store.write(fill)
     return made
 
 
@@ -109,7 +109,7 @@ def pages(store: Store, batch_id: str, wanted: RolloutFilter, limit: int) -> lis
             return result
 
 
-def test_pages_hold_what_the_filter_lets_pass_each_once(store: Store, batch_id: str) -> None:
+def test_pages_contain_each_matching_rollout_once(store: Store, batch_id: str) -> None:
     everything = store.read(lambda connection: batches.rollouts_of(connection, batch_id))
     for values, holds in CASES:
         wanted = RolloutFilter.model_validate(values)
@@ -122,7 +122,7 @@ def test_pages_hold_what_the_filter_lets_pass_each_once(store: Store, batch_id: 
 
 
 @pytest.mark.parametrize("ascending", [True, False])
-def test_pages_are_in_order_whatever_ties(store: Store, batch_id: str, ascending: bool) -> None:
+def test_pages_are_ordered_despite_ties(store: Store, batch_id: str, ascending: bool) -> None:
     keys: dict[str, Callable[[Rollout], float]] = {
         "newest": lambda each: each.cursor,
         "reward": lambda each: -1.0 if each.reward is None else each.reward,
@@ -137,7 +137,7 @@ def test_pages_are_in_order_whatever_ties(store: Store, batch_id: str, ascending
         assert values == sorted(values, reverse=not ascending), order
 
 
-def test_rows_that_end_meanwhile_move_nothing(store: Store, batch_id: str) -> None:
+def test_rollouts_that_end_between_pages_shift_nothing(store: Store, batch_id: str) -> None:
     wanted = RolloutFilter()
     first = store.read(lambda connection: rollout_table.page(connection, batch_id, wanted, "", 10))
     live = pages(store, batch_id, RolloutFilter(state=State.QUEUED), 100)[0]
@@ -152,7 +152,7 @@ def test_rows_that_end_meanwhile_move_nothing(store: Store, batch_id: str) -> No
 @pytest.mark.parametrize(
     "after", ["x", "[1]", '["a", "b"]', "[NaN, 1]", "[true, 1]", "[1e400, 1]", '{"a": 1}', "[1, []]"]
 )
-def test_a_cursor_that_no_page_gave_is_refused(store: Store, batch_id: str, after: str) -> None:
+def test_unknown_cursor_is_refused(store: Store, batch_id: str, after: str) -> None:
     with pytest.raises(InvalidRequest, match="no cursor"):
         store.read(lambda connection: rollout_table.page(connection, batch_id, RolloutFilter(), after, 10))
     live = RolloutFilter(state=State.QUEUED)
@@ -161,7 +161,7 @@ def test_a_cursor_that_no_page_gave_is_refused(store: Store, batch_id: str, afte
 
 
 @pytest.mark.parametrize("order", ["newest", "reward", "tokens", "turns", "seconds"])
-def test_rubbish_for_a_cursor_is_refused_by_every_database(store: Store, batch_id: str, order: str) -> None:
+def test_invalid_cursor_is_refused_by_every_database(store: Store, batch_id: str, order: str) -> None:
     values = ["1", "1.5", "-1", "9007199254740992", "1e400", "1" + 30 * "0", "true", '"a"', "null", "[1]"]
     places = [f'"{batch_id}.0.0"', "5", "1" + 30 * "0", '"x"', '"\\u0000"', '"\\ud800"', "true", "null", "[]"]
     for state in (None, State.QUEUED):
@@ -172,7 +172,7 @@ def test_rubbish_for_a_cursor_is_refused_by_every_database(store: Store, batch_i
                 store.read(page)
 
 
-def test_a_reward_of_any_size_is_a_place_in_the_order(store: Store, batch_id: str) -> None:
+def test_huge_reward_is_a_valid_cursor(store: Store, batch_id: str) -> None:
     huge = rollouts.update().where(rollouts.c.reward.is_not(None)).values(reward=1e300)
     store.write(lambda connection: connection.execute(huge))
     wanted = RolloutFilter(order="reward")
@@ -204,7 +204,7 @@ def test_failures_are_grouped_by_kind_and_first_line(store: Store, batch_id: str
     assert {group.kind for group in met} == {"lost"}
 
 
-def test_numbers_are_of_the_newest_that_ended(store: Store, batch_id: str) -> None:
+def test_statistics_cover_the_newest_ended_rollouts(store: Store, batch_id: str) -> None:
     everything = store.read(lambda connection: batches.rollouts_of(connection, batch_id))
     ended = sorted((each for each in everything if each.cursor), key=lambda each: -each.cursor)
     numbers = store.read(lambda connection: newest_ended(connection, batch_id, 9))

@@ -10,7 +10,7 @@ from farm.store import attempts
 from farm.store.attempts import RetrySettings
 from farm.store.database import Store
 from farm.store.reports.stage_ends import AttemptStage, StageEnd, stage_ends
-from tests.contract.store.test_store import announce, claimed, new_batch, place, play
+from tests.contract.store.test_store import announce, claimed, new_batch, place, run_to_end
 from tests.contract.store.test_store_rescore import cancel, rescore
 
 
@@ -42,7 +42,7 @@ def _end(store: Store, rollout_id: str, cause: str, attempt: int = 1) -> None:
     store.write(lambda connection: attempts.end_attempt(connection, held, failure, decision, RetrySettings(0.0, 60.0)))
 
 
-def test_what_waits_or_is_played_has_not_ended(store: Store, rollout_id: str) -> None:
+def test_queued_or_active_stage_has_no_end(store: Store, rollout_id: str) -> None:
     assert end_of(store, rollout_id, 1, Stage.INIT) is None
     _begin(store, rollout_id)
     assert end_of(store, rollout_id, 1, Stage.INIT) is None
@@ -50,15 +50,15 @@ def test_what_waits_or_is_played_has_not_ended(store: Store, rollout_id: str) ->
     assert end_of(store, "nothing.0.0", 1, Stage.INIT) is None
 
 
-def test_what_was_played_is_completed_and_scoring_again_changes_that_of_no_stage(store: Store, rollout_id: str) -> None:
+def test_completed_stages_stay_completed_after_a_rescore(store: Store, rollout_id: str) -> None:
     place(store, rollout_id.partition(".")[0])
-    play(store, rollout_id)
+    run_to_end(store, rollout_id)
     rescore(store, rollout_id)
     assert {state_of(store, rollout_id, 1, stage) for stage in Stage} == {State.COMPLETED}
 
 
 @pytest.mark.parametrize("cause", [DRAINED, Outcome.LOST.value])
-def test_what_was_taken_away_is_queued_again(store: Store, rollout_id: str, cause: str) -> None:
+def test_lost_or_drained_stage_is_queued_again(store: Store, rollout_id: str, cause: str) -> None:
     _end(store, rollout_id, cause)
     end = end_of(store, rollout_id, 1, Stage.INIT)
     assert end is not None
@@ -66,21 +66,19 @@ def test_what_was_taken_away_is_queued_again(store: Store, rollout_id: str, caus
     assert end_of(store, rollout_id, 2, Stage.INIT) is None
 
 
-def test_a_loss_too_many_is_a_failure(store: Store, rollout_id: str) -> None:
+def test_loss_beyond_the_limit_is_a_failure(store: Store, rollout_id: str) -> None:
     _end(store, rollout_id, Outcome.LOST.value)
     _end(store, rollout_id, Outcome.LOST.value, 2)
     assert [state_of(store, rollout_id, n, Stage.INIT) for n in (1, 2)] == [State.QUEUED, State.FAILED]
 
 
 @pytest.mark.parametrize("cause", [Outcome.SANDBOX_ERROR.value, Outcome.STALE.value, RESTARTED])
-def test_what_broke_has_failed(store: Store, rollout_id: str, cause: str) -> None:
+def test_failing_stage_has_failed(store: Store, rollout_id: str, cause: str) -> None:
     _end(store, rollout_id, cause)
     assert state_of(store, rollout_id, 1, Stage.INIT) is State.FAILED
 
 
-def test_what_is_cancelled_is_so_in_the_stage_that_it_was_in_and_in_those_that_it_never_began(
-    store: Store, rollout_id: str
-) -> None:
+def test_cancel_ends_the_current_and_all_later_stages(store: Store, rollout_id: str) -> None:
     cancel(store, rollout_id)
     assert state_of(store, rollout_id, 1, Stage.INIT) is State.CANCELLED
     other = f"{new_batch(store)}.0.0"
@@ -89,8 +87,6 @@ def test_what_is_cancelled_is_so_in_the_stage_that_it_was_in_and_in_those_that_i
     assert [state_of(store, other, 1, stage) for stage in Stage] == [State.CANCELLED] * 3
 
 
-def test_a_message_of_an_attempt_that_was_over_before_it_was_begun_is_one_to_be_played_again(
-    store: Store, rollout_id: str
-) -> None:
+def test_later_stage_of_a_requeued_attempt_is_queued(store: Store, rollout_id: str) -> None:
     _end(store, rollout_id, DRAINED)
     assert state_of(store, rollout_id, 1, Stage.EVAL) is State.QUEUED

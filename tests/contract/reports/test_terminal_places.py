@@ -39,7 +39,7 @@ def end(store: Store, batch_id: str, ago_s: float = 0.0) -> None:
     store.write(work)
 
 
-def told(store: Store, after: int = 0, limit: int = 10) -> tuple[list[str], int, int]:
+def place_and_list(store: Store, after: int = 0, limit: int = 10) -> tuple[list[str], int, int]:
     with suppress(IntegrityError):
         store.write(partial(keyed_rollouts.place_ended, prefix=PREFIX))
     page = partial(keyed_rollouts.ended, prefix=PREFIX, consumer="c", after=after, limit=limit)
@@ -47,28 +47,28 @@ def told(store: Store, after: int = 0, limit: int = 10) -> tuple[list[str], int,
     return [metadata["name"] for metadata, _, _ in rows], last, total
 
 
-def test_places_are_kept_and_pages_follow_each_other(store: Store) -> None:
-    assert told(store) == ([], 0, 0)
-    assert told(store, after=7) == ([], 7, 0)
+def test_places_are_kept_and_pages_are_consecutive(store: Store) -> None:
+    assert place_and_list(store) == ([], 0, 0)
+    assert place_and_list(store, after=7) == ([], 7, 0)
     ids = {name: begin(store, name) for name in "abcd"}
     for name, ago_s in (("c", 3.0), ("a", 2.0)):
         end(store, ids[name], ago_s)
     assert store.read(partial(keyed_rollouts.any_unplaced, prefix=PREFIX))
-    assert told(store) == (["c", "a"], 2, 2)
+    assert place_and_list(store) == (["c", "a"], 2, 2)
     assert not store.read(partial(keyed_rollouts.any_unplaced, prefix=PREFIX))
     waiting = select(batches_table.c.batch_id).where(batches_table.c.awaits_place.is_not(None))
     found = store.read(lambda connection: connection.execute(waiting).scalars().all())
     assert {*found} == {ids["d"], ids["b"]}, "those with a place are looked at no more"
     end(store, ids["d"], 100.0)
     end(store, ids["b"])
-    assert told(store, after=2) == (["d", "b"], 4, 4), "earlier ends that come later are told later"
-    assert told(store, after=1, limit=2) == (["a", "d"], 3, 4)
+    assert place_and_list(store, after=2) == (["d", "b"], 4, 4), "earlier ends that come later are told later"
+    assert place_and_list(store, after=1, limit=2) == (["a", "d"], 3, 4)
     again = update(rollouts).where(rollouts.c.batch_id == ids["c"]).values(finished_at=None)
     store.write(lambda connection: connection.execute(again))
-    assert told(store, after=2) == (["d", "b"], 4, 4), "one that is scored again shifts none"
+    assert place_and_list(store, after=2) == (["d", "b"], 4, 4), "one that is scored again shifts none"
 
 
-def test_an_end_whose_commit_takes_long_is_not_skipped(store: Store) -> None:
+def test_end_with_a_slow_commit_is_not_skipped(store: Store) -> None:
     slow, quick = begin(store, "slow"), begin(store, "quick")
     held, go = threading.Event(), threading.Event()
     name = rollout_id(slow, 0, 0)
@@ -92,16 +92,16 @@ def test_an_end_whose_commit_takes_long_is_not_skipped(store: Store) -> None:
                 wait([committed])
             else:
                 end(store, quick)
-                assert told(store) == (["quick"], 1, 1)
+                assert place_and_list(store) == (["quick"], 1, 1)
                 go.set()
                 wait([committed])
-                assert told(store, after=1) == (["slow"], 2, 2)
+                assert place_and_list(store, after=1) == (["slow"], 2, 2)
     finally:
         other.close()
-    assert sorted(told(store)[0]) == (["slow"] if store.url.startswith("sqlite") else ["quick", "slow"])
+    assert sorted(place_and_list(store)[0]) == (["slow"] if store.url.startswith("sqlite") else ["quick", "slow"])
 
 
-def test_processes_that_tell_at_once_give_each_one_place(store: Store) -> None:
+def test_concurrent_processes_give_each_end_one_place(store: Store) -> None:
     others = [Store(store.url) for _ in range(4)]
     for n in range(8):
         end(store, begin(store, f"{n}"), 8.0 - n)
@@ -109,7 +109,7 @@ def test_processes_that_tell_at_once_give_each_one_place(store: Store) -> None:
 
     def tell(other: Store) -> Any:
         start.wait()
-        return told(other)
+        return place_and_list(other)
 
     try:
         with ThreadPoolExecutor(len(others)) as threads:

@@ -31,9 +31,9 @@ from farm.store.nodes import nodes
 from farm.store.rollouts import batches, rollouts
 from farm.store.sql.clock import db_now
 from testkit.deadline import LONG_S
-from tests.contract.retention.test_pruning import played
+from tests.contract.retention.test_pruning import ended_batch
 from tests.contract.store.test_store import announce, claimed, new_batch, place
-from tests.services.commands import said
+from tests.services.commands import output_of
 from tests.services.farms import NOOP, embedded, farm_folder
 
 DAMAGES: dict[str, Callable[[bytes], bytes]] = {
@@ -47,20 +47,20 @@ DAMAGES: dict[str, Callable[[bytes], bytes]] = {
 CHANGED = {"last_seq", "heartbeat_at", "lease_expires_at", "expires_at"}
 
 
-def silence(store: Store) -> None:
+def age_heartbeats(store: Store) -> None:
     """Age the heartbeats of all nodes by a day."""
     store.write(lambda connection: connection.execute(update(nodes).values(heartbeat_at=db_now() - 86_400)))
 
 
 @pytest.fixture
-def used(store: Store) -> Store:
+def used_store(store: Store) -> Store:
     """Return a store with ended batches, an open one, and a secret."""
     announce(store)
-    played(store, n=3, n_samples=2)
+    ended_batch(store, n=3, n_samples=2)
     open_id = new_batch(store, 2, idempotency_key="mine")
     place(store, open_id)
     claimed(store, f"{open_id}.0.0", Stage.INIT)
-    silence(store)
+    age_heartbeats(store)
     return store
 
 
@@ -84,28 +84,26 @@ def contents(store: Store) -> dict[str, list[Any]]:
     return {table.name: rows(table) for table in TABLES if table.name != "epochs"}
 
 
-def test_each_database_is_restored_into_another_kind_and_into_its_own(
-    used: Store, other: Store, tmp_path: Path
-) -> None:
-    before, was = contents(used), used.read(epoch.current)
-    made = backups.back_up(used, tmp_path / "kept")
+def test_backup_is_restored_into_the_same_and_another_database(used_store: Store, other: Store, tmp_path: Path) -> None:
+    before, was = contents(used_store), used_store.read(epoch.current)
+    made = backups.back_up(used_store, tmp_path / "kept")
     assert (made.n_batches, made.n_rollouts) == (2, 8)
     assert (tmp_path / "kept").stat().st_mode & 0o777 == 0o600
     backups.restore(other, read_backup(tmp_path / "kept"))
     assert contents(other) == before
-    new_batch(used, 5)
-    backups.restore(used, made, replace=True)
-    assert contents(used) == before
-    now = used.read(epoch.current)
+    new_batch(used_store, 5)
+    backups.restore(used_store, made, replace=True)
+    assert contents(used_store) == before
+    now = used_store.read(epoch.current)
     assert now.epoch != was.epoch, "whoever saw more learns of it"
     last = dict(
-        used.read(lambda connection: connection.execute(select(batches.c.n_rollouts, batches.c.last_seq)).all())
+        used_store.read(lambda connection: connection.execute(select(batches.c.n_rollouts, batches.c.last_seq)).all())
     )
     assert last[2] > 1000, "numbers that were given to somebody are not given again"
     assert [each.name for each in tmp_path.glob(".kept*")] == []
 
 
-def test_a_backup_is_of_one_moment_while_others_write(store: Store, tmp_path: Path) -> None:
+def test_backup_is_consistent_while_others_write(store: Store, tmp_path: Path) -> None:
     announce(store)
     n_before, stop = 20, threading.Event()
     for _ in range(n_before):
@@ -145,13 +143,13 @@ def refused(store: Store, made: BackupFile, error: type[FarmError], text: str) -
     assert contents(store) == before
 
 
-def test_what_would_be_lost_is_kept_unless_told(used: Store, other: Store, tmp_path: Path) -> None:
-    made = backups.back_up(used, tmp_path / "kept")
-    refused(used, made, Conflict, "has 2 batches and is not empty")
-    announce(used)
+def test_restore_overwrites_data_only_with_replace(used_store: Store, other: Store, tmp_path: Path) -> None:
+    made = backups.back_up(used_store, tmp_path / "kept")
+    refused(used_store, made, Conflict, "has 2 batches and is not empty")
+    announce(used_store)
     for replace in (False, True):
         with pytest.raises(Conflict, match="node n1 sent a heartbeat within"):
-            backups.restore(used, made, replace)
+            backups.restore(used_store, made, replace)
     other.write(lambda connection: None) if other.is_there else None
     backups.restore(other, made)
     refused(other, made, Conflict, "--replace removes all")
@@ -166,14 +164,14 @@ class Torn(BackupFile):
         yield from super().rows(table)
 
 
-def test_one_that_breaks_half_way_leaves_all_as_it_was(used: Store, other: Store, tmp_path: Path) -> None:
-    sealed = used.write(lambda connection: sealed_secrets.sealed(connection, "word"))
-    made = backups.back_up(used, tmp_path / "kept")
+def test_failed_restore_leaves_the_store_unchanged(used_store: Store, other: Store, tmp_path: Path) -> None:
+    sealed = used_store.write(lambda connection: sealed_secrets.sealed(connection, "word"))
+    made = backups.back_up(used_store, tmp_path / "kept")
     torn = Torn(**{each.name: getattr(made, each.name) for each in dataclasses.fields(made)})
-    before = contents(used)
+    before = contents(used_store)
     with pytest.raises(OSError, match="the disk is gone"):
-        backups.restore(used, torn, replace=True)
-    assert contents(used) == before
+        backups.restore(used_store, torn, replace=True)
+    assert contents(used_store) == before
     with pytest.raises(OSError, match="the disk is gone"):
         backups.restore(other, torn)
     key = sealed_secrets.secret_key_file(other.engine.url)
@@ -190,8 +188,8 @@ def test_one_that_breaks_half_way_leaves_all_as_it_was(used: Store, other: Store
 
 
 @pytest.mark.parametrize("damage", DAMAGES)
-def test_what_is_no_backup_or_damaged_is_said(sqlite_store: Store, tmp_path: Path, damage: str) -> None:
-    played(sqlite_store, n=40)
+def test_damaged_or_foreign_backup_is_refused(sqlite_store: Store, tmp_path: Path, damage: str) -> None:
+    ended_batch(sqlite_store, n=40)
     path = tmp_path / "kept"
     backups.back_up(sqlite_store, path)
     path.write_bytes(DAMAGES[damage](path.read_bytes()))
@@ -199,7 +197,7 @@ def test_what_is_no_backup_or_damaged_is_said(sqlite_store: Store, tmp_path: Pat
         read_backup(path)
 
 
-def test_one_of_another_schema_names_the_version_that_made_it(sqlite_store: Store, tmp_path: Path) -> None:
+def test_backup_of_another_schema_names_its_version(sqlite_store: Store, tmp_path: Path) -> None:
     path = tmp_path / "kept"
     version = backups.back_up(sqlite_store, path).version
     for change, text in (
@@ -225,40 +223,40 @@ back_up(Store(sys.argv[1]), Path(sys.argv[2]), check)
 """
 
 
-def test_one_that_is_killed_leaves_the_backup_before_it(used: Store, tmp_path: Path) -> None:
+def test_killed_backup_keeps_the_previous_one(used_store: Store, tmp_path: Path) -> None:
     path = tmp_path / "kept"
-    whole = backups.back_up(used, path).n_batches
-    new_batch(used)
-    address = used.engine.url.render_as_string(hide_password=False)
+    whole = backups.back_up(used_store, path).n_batches
+    new_batch(used_store)
+    address = used_store.engine.url.render_as_string(hide_password=False)
     maker = subprocess.Popen([sys.executable, "-c", MAKER, address, str(path)], stdout=subprocess.PIPE)
     try:
         assert maker.stdout is not None
         assert maker.stdout.readline() == b"in the middle\n"
         with pytest.raises(Conflict, match="another process is writing"):
-            backups.back_up(used, path)
+            backups.back_up(used_store, path)
     finally:
         maker.send_signal(signal.SIGKILL)
         maker.communicate(timeout=LONG_S)
     assert read_backup(path).n_batches == whole
-    assert backups.back_up(used, path).n_batches == whole + 1
+    assert backups.back_up(used_store, path).n_batches == whole + 1
     assert sorted(each.name for each in tmp_path.glob(".kept*")) == []
 
 
-def test_the_commands_and_a_farm_that_goes_on_where_it_was(sqlite_store: Store, tmp_path: Path) -> None:
+def test_backup_commands_restore_a_farm_that_continues(sqlite_store: Store, tmp_path: Path) -> None:
     announce(sqlite_store)
     batch_id = LocalFarm(sqlite_store, Signals(""), 1000).submit({"instances": [NOOP] * 3, "idempotency_key": "mine"})
     place(sqlite_store, batch_id)
     claimed(sqlite_store, f"{batch_id}.0.0", Stage.INIT)
     file = str(tmp_path / "kept")
-    assert "1 batches, 3 rollouts" in said(backup, file, "--url", sqlite_store.url)
+    assert "1 batches, 3 rollouts" in output_of(backup, file, "--url", sqlite_store.url)
     database = str(sqlite_store.engine.url.database)
-    assert "exists and is not a backup" in said(backup, database, "--url", sqlite_store.url, code=1)
-    assert "an API makes no backups" in said(backup, file, "--url", "http://127.0.0.1:1", code=1)
-    assert "an API restores nothing" in said(restore, file, "--url", "http://127.0.0.1:1", code=1)
+    assert "exists and is not a backup" in output_of(backup, database, "--url", sqlite_store.url, code=1)
+    assert "an API makes no backups" in output_of(backup, file, "--url", "http://127.0.0.1:1", code=1)
+    assert "an API restores nothing" in output_of(restore, file, "--url", "http://127.0.0.1:1", code=1)
     with farm_folder() as folder:
         home = folder / "home"
-        assert "1 batches, 3 rollouts" in said(restore, file, "--url", str(home))
-        assert "--replace removes all" in said(restore, file, "--url", str(home), code=1)
+        assert "1 batches, 3 rollouts" in output_of(restore, file, "--url", str(home))
+        assert "--replace removes all" in output_of(restore, file, "--url", str(home), code=1)
         with embedded(folder) as running, farm.connect(running.store_url, broker_url=running.broker_url) as client:
             again = client.submit({"instances": [NOOP] * 3, "idempotency_key": "mine"})
             assert again == batch_id, "what was submitted is known"

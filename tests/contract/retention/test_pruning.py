@@ -37,7 +37,7 @@ from farm.store.rollouts import attempts, batches, rewards, rollouts
 from farm.store.sql.clock import db_now
 from farm.store.trajectories import CallLog, model_calls, record_call, segment_rows, store_segments
 from tests.contract.store.test_store import advance, announce, claimed, finish, new_batch, place
-from tests.services.commands import said
+from tests.services.commands import output_of
 from tests.services.model_calls import model_call
 
 DAY_S = 86_400.0
@@ -48,19 +48,19 @@ TABLES = (
 )
 
 
-def played(store: Store, n: int = 2, n_samples: int = 1, age_s: float = OLD_S, **values: Any) -> str:
+def ended_batch(store: Store, n: int = 2, n_samples: int = 1, age_s: float = OLD_S, **values: Any) -> str:
     """Return a batch that ended so long ago, with calls, rows, an artefact and an archive."""
     batch_id = new_batch(store, n, n_samples, **values)
     place(store, batch_id)
     for group in range(n):
         for sample in range(n_samples):
-            _play(store, f"{batch_id}.{group}.{sample}", batch_id)
+            _run_rollout(store, f"{batch_id}.{group}.{sample}", batch_id)
     change(store, instances, instances.c.batch_id == batch_id, archive="a" * 64)
     age(store, batch_id, age_s)
     return batch_id
 
 
-def _play(store: Store, rollout_id: str, batch_id: str) -> None:
+def _run_rollout(store: Store, rollout_id: str, batch_id: str) -> None:
     assert advance(store, claimed(store, rollout_id, Stage.INIT))
     held = claimed(store, rollout_id, Stage.RUN)
     prompt, response = token_ids([1, 2]), token_ids([3])
@@ -126,8 +126,8 @@ LOOKUPS: dict[str, Callable[[LocalFarm, str], Any]] = {
 }
 
 
-def test_rewards_counts_and_failures_stay_and_what_is_gone_is_said_by_name(store: Store) -> None:
-    batch_id, young = played(store), played(store, age_s=13 * DAY_S)
+def test_rewards_and_counts_survive_pruning_and_removed_data_is_named(store: Store) -> None:
+    batch_id, young = ended_batch(store), ended_batch(store, age_s=13 * DAY_S)
     farm, before = farm_of(store), rows(store, young)
     known = [farm.rollout(each.rollout_id) for each in farm.rollouts(batch_id)]
     status, scores = farm.status(batch_id), farm.rewards(f"{batch_id}.1.0")
@@ -152,8 +152,8 @@ def test_rewards_counts_and_failures_stay_and_what_is_gone_is_said_by_name(store
     assert pruned(store) == [], "it is done"
 
 
-def test_trajectories_stay_without_what_does_not_train(store: Store) -> None:
-    batch_id = played(store)
+def test_trajectories_level_keeps_only_training_data(store: Store) -> None:
+    batch_id = ended_batch(store)
     farm, before = farm_of(store), rows(store, batch_id)
     known = farm.collect(batch_id)
     assert pruned(store, RetentionLevel.TRAJECTORIES) == [batch_id]
@@ -174,8 +174,8 @@ def test_trajectories_stay_without_what_does_not_train(store: Store) -> None:
     assert pruned(store, RetentionLevel.TRAJECTORIES) == [], "and no more again"
 
 
-def test_nothing_stays(store: Store) -> None:
-    batch_id, other = played(store, idempotency_key="mine"), played(store, age_s=0.0)
+def test_nothing_level_removes_the_whole_batch(store: Store) -> None:
+    batch_id, other = ended_batch(store, idempotency_key="mine"), ended_batch(store, age_s=0.0)
     before = rows(store, other)
     assert pruned(store, RetentionLevel.NOTHING) == [batch_id]
     assert set(rows(store, batch_id).values()) == {0}
@@ -217,8 +217,8 @@ def _rescored(store: Store, batch_id: str) -> None:
 
 
 @pytest.mark.parametrize("held", [_open, _pinned, _consumed, _of_a_run_that_records, _of_a_run_that_submits, _rescored])
-def test_what_is_in_use_is_never_touched(store: Store, held: Callable[[Store, str], None]) -> None:
-    batch_id = played(store)
+def test_batch_in_use_is_not_pruned(store: Store, held: Callable[[Store, str], None]) -> None:
+    batch_id = ended_batch(store)
     held(store, batch_id)
     before = rows(store, batch_id)
     for kept in RetentionLevel:
@@ -226,8 +226,8 @@ def test_what_is_in_use_is_never_touched(store: Store, held: Callable[[Store, st
     assert rows(store, batch_id) == before
 
 
-def test_a_run_and_a_consumer_that_ended_hold_nothing(store: Store) -> None:
-    batch_id = played(store)
+def test_ended_run_and_consumer_hold_no_batch(store: Store) -> None:
+    batch_id = ended_batch(store)
     _of_a_run_that_records(store, batch_id)
     _consumed(store, batch_id)
     store.write(lambda connection: consumers.record_step(connection, "r1", 8, {}))
@@ -239,18 +239,18 @@ def test_a_run_and_a_consumer_that_ended_hold_nothing(store: Store) -> None:
     assert store.read(lambda connection: consumers.recorded_step(connection, "r1")).step == 8  # type: ignore[union-attr]
 
 
-def test_no_place_of_a_protocol_is_given_twice(store: Store) -> None:
-    first, last = (played(store, n=1, idempotency_key=f"lightning:{each}") for each in "ab")
+def test_protocol_places_are_not_reused_after_pruning(store: Store) -> None:
+    first, last = (ended_batch(store, n=1, idempotency_key=f"lightning:{each}") for each in "ab")
     assert store.write(lambda connection: keyed_rollouts.place_ended(connection, "lightning:")) == 2
     assert pruned(store, RetentionLevel.NOTHING) == [first]
-    played(store, n=1, age_s=0.0, idempotency_key="lightning:c")
+    ended_batch(store, n=1, age_s=0.0, idempotency_key="lightning:c")
     assert store.write(lambda connection: keyed_rollouts.place_ended(connection, "lightning:")) == 1
     told, _, newest = store.read(lambda connection: keyed_rollouts.ended(connection, "lightning:", "c", 2, 10))
     assert (len(told), newest) == (1, 3), "a client that was told of two hears of the third"
     assert pruned(store, RetentionLevel.NOTHING) == [last]
 
 
-def test_nodes_that_are_silent_for_long_are_forgotten(store: Store) -> None:
+def test_long_silent_nodes_are_removed(store: Store) -> None:
     announce(store)
     assert Pruner(store).forget(DAY_S) == 0
     store.write(lambda connection: connection.execute(update(nodes).values(heartbeat_at=db_now() - OLD_S)))
@@ -259,10 +259,10 @@ def test_nodes_that_are_silent_for_long_are_forgotten(store: Store) -> None:
 
 
 @pytest.mark.parametrize("kept", list(RetentionLevel))
-def test_one_that_is_stopped_anywhere_is_gone_on_with(store: Store, kept: RetentionLevel) -> None:
+def test_interrupted_pruning_is_resumed(store: Store, kept: RetentionLevel) -> None:
     """Stop it before each of its transactions in turn; readable data in between is complete or refused."""
     farm, source = farm_of(store), random.Random(kept)
-    batch_id, control = played(store, n=3), played(store, n=1, age_s=0.0)
+    batch_id, control = ended_batch(store, n=3), ended_batch(store, n=1, age_s=0.0)
     whole = {each.rollout_id: len(farm.calls(each.rollout_id)) for each in farm.rollouts(batch_id)}
     n_runs = 0
     for _ in range(60):
@@ -301,8 +301,8 @@ def _is_marked(store: Store, batch_id: str) -> bool:
     return bool(store.read(lambda connection: connection.execute(marked).scalar_one()))
 
 
-def test_a_half_pruned_one_is_gone_on_with_whatever_is_asked_now(store: Store) -> None:
-    batch_id = played(store)
+def test_half_pruned_batch_is_finished_at_its_own_level(store: Store) -> None:
+    batch_id = ended_batch(store)
     asked = iter([True, True])
     assert pruned(store, RetentionLevel.REWARDS, goes_on=lambda: next(asked, False)) == []
     assert _is_marked(store, batch_id)
@@ -310,8 +310,8 @@ def test_a_half_pruned_one_is_gone_on_with_whatever_is_asked_now(store: Store) -
     assert rows(store, batch_id)["segments"] == 0
 
 
-def test_only_chosen_batches_and_a_dry_run(store: Store) -> None:
-    first, second = played(store), played(store)
+def test_only_chosen_batches_are_pruned_and_dry_run_changes_nothing(store: Store) -> None:
+    first, second = ended_batch(store), ended_batch(store)
     pruner = Pruner(store, pause=0.0)
     assert {each.batch_id for each in pruner.candidates(DAY_S, RetentionLevel.REWARDS)} == {first, second}
     assert [each.batch_id for each in pruner.candidates(DAY_S, RetentionLevel.REWARDS, [second])] == [second]
@@ -320,10 +320,10 @@ def test_only_chosen_batches_and_a_dry_run(store: Store) -> None:
     assert rows(store, first)["segments"] == 2
 
 
-def test_a_farm_prunes_by_its_settings_while_it_leads(store: Store) -> None:
+def test_retention_settings_apply_while_the_process_leads(store: Store) -> None:
     leads = False
     keeper = RetentionKeeper(store, Settings(keep_trajectories_days=0.0), lambda: leads)
-    batch_id, older = played(store, age_s=50 * DAY_S), played(store, age_s=100 * DAY_S)
+    batch_id, older = ended_batch(store, age_s=50 * DAY_S), ended_batch(store, age_s=100 * DAY_S)
     leads = True
     assert keeper.prune() == [], "for ever"
     keeper = RetentionKeeper(store, Settings(), lambda: leads)
@@ -344,10 +344,10 @@ def trajectories_of(store: Store, batch_id: str) -> Any:
     return store.read(lambda connection: trajectories.segments_of(connection, batch_id))
 
 
-def test_a_file_gets_smaller(sqlite_store: Store) -> None:
+def test_pruning_shrinks_the_sqlite_file(sqlite_store: Store) -> None:
     """For Postgres, autovacuum does it."""
     store = sqlite_store
-    batch_id = played(store, n=1, n_samples=1)
+    batch_id = ended_batch(store, n=1, n_samples=1)
     noise = random.Random(1).randbytes(3_000_000)
     key = {"rollout_id": f"{batch_id}.0.0", "attempt": 1, "name": "noise"}
     values = {"media_type": "x", "n_bytes": 1, "data": noise, "created_at": 0.0}
@@ -362,21 +362,21 @@ def test_a_file_gets_smaller(sqlite_store: Store) -> None:
     assert store.read(lambda connection: connection.exec_driver_sql("PRAGMA integrity_check").scalar_one()) == "ok"
 
 
-def test_the_command(store: Store) -> None:
-    batch_id, kept_id = played(store), played(store)
+def test_prune_command_pins_lists_and_prunes(store: Store) -> None:
+    batch_id, kept_id = ended_batch(store), ended_batch(store)
     here = ("--url", store.url)
-    assert said(prune, kept_id, "--pin", *here) == f"{kept_id} is pinned\n"
-    dry = said(prune, "--older-than", "14d", "--dry-run", *here)
+    assert output_of(prune, kept_id, "--pin", *here) == f"{kept_id} is pinned\n"
+    dry = output_of(prune, "--older-than", "14d", "--dry-run", *here)
     assert dry.endswith("kept: rewards\n1 batches, 2 rollouts would be pruned\n")
     assert rows(store, batch_id)["segments"] == 2
-    assert said(prune, *here) == "0 batches, 0 rollouts pruned\n", "by the settings after 90 days"
-    assert f"{batch_id}: 2 rollouts" in said(prune, "--older-than", "14d", *here)
-    shown = said(show, f"{batch_id}.0.0", *here)
+    assert output_of(prune, *here) == "0 batches, 0 rollouts pruned\n", "by the settings after 90 days"
+    assert f"{batch_id}: 2 rollouts" in output_of(prune, "--older-than", "14d", *here)
+    shown = output_of(show, f"{batch_id}.0.0", *here)
     assert f"batch {batch_id} was pruned on" in shown
     assert "0.5" in shown, "its reward"
-    assert "Pruned" in said(prune, batch_id, "--pin", *here, code=1)
-    assert said(prune, kept_id, "--unpin", *here) == f"{kept_id} is not pinned\n"
-    assert f"{kept_id}: 2 rollouts" in said(prune, kept_id, "--older-than", "2w", "--keep", "nothing", *here)
+    assert "Pruned" in output_of(prune, batch_id, "--pin", *here, code=1)
+    assert output_of(prune, kept_id, "--unpin", *here) == f"{kept_id} is not pinned\n"
+    assert f"{kept_id}: 2 rollouts" in output_of(prune, kept_id, "--older-than", "2w", "--keep", "nothing", *here)
     for words in (("--pin",), ("--keep", "nothing"), ("--older-than", "soon"), (kept_id, "--pin", "--unpin")):
-        said(prune, *words, *here, code=2)
-    assert "an API does not prune" in said(prune, "--url", "http://127.0.0.1:1", code=1)
+        output_of(prune, *words, *here, code=2)
+    assert "an API does not prune" in output_of(prune, "--url", "http://127.0.0.1:1", code=1)

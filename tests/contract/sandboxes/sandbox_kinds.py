@@ -32,7 +32,7 @@ ABOVE_THE_KIND = (
 """Files about code that all of our kinds share, which `make test` runs on the first kind and a soak on each."""
 ABOVE_THE_KIND_PROMISES = (
     *("many_sandboxes_answer", "one_leaves_the_others_what_they_need", "shells_of_many_sandboxes_run_side_by_side"),
-    *("a_shell_outlives_a_memory_hog", "a_kernel_outlives_a_memory_hog", "a_kernel_that_dies_is_started_anew"),
+    *("a_shell_outlives_a_memory_hog", "a_kernel_outlives_a_memory_hog", "a_kernel_that_dies_is_restarted"),
     *("a_shell_outlives_a_fork_bomb", "many_small_hogs_end", "memory_cannot_be_hidden", "processes_are_counted"),
     *("what_sockets_hold_counts", "cpu_time_is_counted", "files_are_counted", "many_small_files_fill_a_disk_too"),
     *("disk_is_taken_without_writing", "a_removed_file_still_counts", "a_large_tree_can_be_copied_and_removed"),
@@ -51,13 +51,13 @@ ABOVE_THE_KIND_PROMISES = (
 """Promises with the same property, among those that take longest."""
 ABOVE_THE_KIND_TESTS = (
     # the warm pool's hand-over; a promise of each kind tests that a new sandbox is clean
-    *("test_one_from_stock_is_as_clean_as_a_new_one", "test_more_at_once_than_there_are"),
+    *("test_pooled_sandbox_is_as_clean_as_a_new_one", "test_empty_pool_starts_new_sandboxes"),
     # the first of them tests which back end ends a cell
     *(
-        "test_many_at_once",
-        "test_closing_ends_what_cells_started",
+        "test_many_kernels_run_at_once",
+        "test_close_ends_processes_of_cells",
         "test_images_are_bounded",
-        "test_chance_is_not_shared",
+        "test_random_state_is_not_shared",
     ),
 )
 """Tests of files on both."""

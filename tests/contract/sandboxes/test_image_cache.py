@@ -19,7 +19,7 @@ import pytest
 from farm.errors import ImageError
 from farm.settings import settings
 from tests.contract.sandboxes.sandbox_kinds import processes_with, python
-from tests.services.commands import said
+from tests.services.commands import output_of
 from tests.services.farms import until
 from tests.services.images import root_folder
 from tests.services.servers.registry import registry
@@ -121,7 +121,7 @@ def use_long_ago() -> None:
         os.utime(mark, (time.time() - 3600, time.time() - 3600))
 
 
-def test_four_processes_want_it_and_one_builds_it(sif: Path) -> None:
+def test_concurrent_processes_build_an_image_once(sif: Path) -> None:
     with registry(sif.with_suffix("")) as (names, content):
         image(f"{names}/team/small:alone")
         processes = [
@@ -137,14 +137,14 @@ def test_four_processes_want_it_and_one_builds_it(sif: Path) -> None:
     assert result.count("four") == result.count("alone") > 0
 
 
-def test_what_differs_is_another_image(define: Callable[[str], Path]) -> None:
+def test_changed_definition_is_another_image(define: Callable[[str], Path]) -> None:
     first = built(define(UUID))
     assert built(define(UUID)) == first, "written again, but the same"
     assert built(define(f"{UUID}; true")) != first
     assert built(define(UUID)) == first
 
 
-def test_what_is_copied_is_part_of_it(define: Callable[[str], Path]) -> None:
+def test_copied_files_are_part_of_the_image_key(define: Callable[[str], Path]) -> None:
     path = define(f"{UUID}\n%files\n    folder /opt/folder")
     folder = path.with_name("folder")
     (folder / "deep").mkdir(parents=True)
@@ -156,7 +156,7 @@ def test_what_is_copied_is_part_of_it(define: Callable[[str], Path]) -> None:
     assert built(path) != first
 
 
-def test_a_failure_is_that_of_all_who_ask_for_a_while(define: Callable[[str], Path]) -> None:
+def test_failure_is_cached_for_all_callers_until_a_retry(define: Callable[[str], Path]) -> None:
     path = define("echo once >&2; cat /proc/sys/kernel/random/uuid; exit 1")
     messages = set()
     for _ in range(3):
@@ -169,7 +169,7 @@ def test_a_failure_is_that_of_all_who_ask_for_a_while(define: Callable[[str], Pa
     assert str(raised.value) not in messages
 
 
-def test_a_failure_that_may_pass_is_soon_tried_again(define: Callable[[str], Path]) -> None:
+def test_transient_failure_is_retried_soon(define: Callable[[str], Path]) -> None:
     path = define("cat /proc/sys/kernel/random/uuid; echo No space left on device; exit 1")
     messages = set()
 
@@ -184,7 +184,7 @@ def test_a_failure_that_may_pass_is_soon_tried_again(define: Callable[[str], Pat
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, pytest.param(signal.SIGINT, marks=ONLY)])
-def test_ended_half_way(define: Callable[[str], Path], number: signal.Signals) -> None:
+def test_killed_build_leaves_nothing_and_is_repeated(define: Callable[[str], Path], number: signal.Signals) -> None:
     awaited, left = seconds(4711, number), seconds(4712, number)
     # leftovers of builds that other tests killed, until they are repeated or pruned
     before = half_built()
@@ -202,7 +202,7 @@ def test_ended_half_way(define: Callable[[str], Path], number: signal.Signals) -
     assert not processes_with(left), "nor what a build left running that came to its end"
 
 
-def test_a_changed_mind_about_what_is_built(define: Callable[[str], Path]) -> None:
+def test_definition_edited_during_its_build_is_not_cached(define: Callable[[str], Path]) -> None:
     """A definition that is edited during its build is not cached under the old contents."""
     awaited = seconds(4711, 0)
     path = define(f"{UUID}; sleep {awaited} || true")
@@ -215,7 +215,7 @@ def test_a_changed_mind_about_what_is_built(define: Callable[[str], Path]) -> No
     assert str(path) not in cached_names()
 
 
-def test_scratch_builds_anew_for_each_farm(define: Callable[[str], Path]) -> None:
+def test_scratch_mode_rebuilds_once_per_farm(define: Callable[[str], Path]) -> None:
     path = define(UUID)
     first = built(path)
     assert built_elsewhere(path) == first
@@ -230,7 +230,7 @@ def test_scratch_builds_anew_for_each_farm(define: Callable[[str], Path]) -> Non
     assert not list(images().glob("*.old.*")), "nobody used the replaced ones"
 
 
-def test_lock_keeps_what_a_name_stood_for(define: Callable[[str], Path]) -> None:
+def test_lock_mode_keeps_the_image_of_a_name(define: Callable[[str], Path]) -> None:
     path = define(UUID)
     first = built_elsewhere(path, FARM_IMAGE_CACHE="lock")
     define(f"{UUID}; true")
@@ -250,7 +250,7 @@ def test_lock_keeps_what_a_name_stood_for(define: Callable[[str], Path]) -> None
 
 def farm(*words: str, code: int = 0) -> str:
     """Return the output of `farm images`."""
-    return said(images_main, *words, code=code)
+    return output_of(images_main, *words, code=code)
 
 
 def pulled(*words: str, env: Mapping[str, str], code: int = 0) -> str:
@@ -268,7 +268,7 @@ def pruned_parts() -> set[str]:
     return {result.kept for result in prune(cached_parts())}
 
 
-def test_pruning_spares_what_is_used(start: Start, run: Run, sif: Path) -> None:
+def test_pruning_keeps_images_in_use(start: Start, run: Run, sif: Path) -> None:
     """One of two images is in use by a sandbox."""
     use_long_ago()
     prune(entries())
@@ -290,7 +290,7 @@ def test_pruning_spares_what_is_used(start: Start, run: Run, sif: Path) -> None:
     assert [path for path in images().iterdir() if path.name not in notes and path.suffix != ".failed"] == []
 
 
-def test_pruning_spares_what_another_node_uses(sif: Path) -> None:
+def test_pruning_keeps_images_used_on_another_node(sif: Path) -> None:
     image(str(sif))
     entry = entry_of(sif)
     (entry.folder / "used/another").touch()
@@ -303,7 +303,7 @@ def test_pruning_spares_what_another_node_uses(sif: Path) -> None:
     assert prune([entry])[0].kept == ""
 
 
-def test_what_goes_first(sif: Path, define: Callable[[str], Path]) -> None:
+def test_least_recently_used_images_are_pruned_first(sif: Path, define: Callable[[str], Path]) -> None:
     use_long_ago()
     prune(entries())
     image(str(sif))
@@ -319,7 +319,7 @@ def test_what_goes_first(sif: Path, define: Callable[[str], Path]) -> None:
     assert len(beyond(0)) == 2 + len(others)
 
 
-def test_commands(sif: Path, define: Callable[[str], Path]) -> None:
+def test_image_commands_build_list_and_prune(sif: Path, define: Callable[[str], Path]) -> None:
     good = define(UUID)
     bad = good.with_name("bad.def")
     bad.write_text("Bootstrap: localimage\nFrom: small.sif\n%post\n    echo these are; echo the last words; exit 9\n")
@@ -339,7 +339,7 @@ def test_commands(sif: Path, define: Callable[[str], Path]) -> None:
     assert str(good) not in farm("list")
 
 
-def test_mistakes(sif: Path) -> None:
+def test_invalid_options_are_refused(sif: Path) -> None:
     assert "give one of" in farm("prune", code=2)
     assert "is not a duration such as 30m, 12h or 7d" in farm("prune", "--older-than", "soon", code=2)
     assert "NAME=VALUE" in farm("build", "x.def.j2", "--value", "x", code=2)
@@ -353,7 +353,7 @@ def test_mistakes(sif: Path) -> None:
         ('{"data_source": "unheard", "fields": {}}', "UnknownHandler"),
     ],
 )
-def test_tasks_that_are_none(sif: Path, line: str, complaint: str) -> None:
+def test_invalid_tasks_are_refused_with_their_line(sif: Path, line: str, complaint: str) -> None:
     tasks = sif.with_name("tasks.jsonl")
     tasks.write_text(f'{{"data_source": "noop", "fields": {{}}}}\n{line}\n')
     assert complaint in farm("pull", "--from", str(tasks), code=1)
@@ -417,7 +417,7 @@ asyncio.run(main())
 """
 
 
-def test_a_hundred_rollouts_fail_at_once_and_say_why(
+def test_hundred_rollouts_fail_with_one_build_and_its_cause(
     define: Callable[[str], Path], with_handler: dict[str, str]
 ) -> None:
     path = define("cat /proc/sys/kernel/random/uuid; echo these are the last words; exit 1")
@@ -429,7 +429,9 @@ def test_a_hundred_rollouts_fail_at_once_and_say_why(
     assert said.count("\n") == 1, "it was built once, for all of them"
 
 
-def test_pull(sif: Path, define: Callable[[str], Path], with_handler: dict[str, str]) -> None:
+def test_pull_builds_the_images_of_all_tasks(
+    sif: Path, define: Callable[[str], Path], with_handler: dict[str, str]
+) -> None:
     """Ten instances use three images, one of them broken, and one instance needs none."""
     names = [str(sif), str(define(UUID)), str(sif.with_name("missing.sif"))]
     tasks = sif.with_name("tasks.jsonl")
@@ -447,7 +449,9 @@ def test_pull(sif: Path, define: Callable[[str], Path], with_handler: dict[str, 
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=ONLY), signal.SIGKILL])
-def test_interrupted(define: Callable[[str], Path], place: Path, number: signal.Signals) -> None:
+def test_interrupted_build_command_leaves_nothing(
+    define: Callable[[str], Path], place: Path, number: signal.Signals
+) -> None:
     first, second = seconds(4711, number), seconds(4712, number)
     path = define(f"{UUID}; setsid sleep {first} & sleep {second}")
     process = subprocess.Popen([FARM, "images", "build", str(path)], stdout=subprocess.PIPE, start_new_session=True)

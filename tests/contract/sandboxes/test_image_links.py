@@ -127,7 +127,7 @@ def test_links_to_folders_of_the_node_are_not_written_through(
 
 
 @pytest.mark.parametrize("form", ["folder", *ARCHIVES, "registry"])
-def test_an_image_of_systemd_is_built(start: Start, run: Run, plain_image: Path, apptainer: Path, form: str) -> None:
+def test_image_of_systemd_is_built(start: Start, run: Run, plain_image: Path, apptainer: Path, form: str) -> None:
     with named(linked(plain_image, f"systemd-{form}", {"etc/resolv.conf": SYSTEMD}), form) as name:
         sandbox = start(image=name)
         assert run(sandbox.exec(["cat", "/etc/mark"], timeout_s=10)).stdout == b"small image\n"

@@ -89,7 +89,7 @@ def lend(sandbox: Sandbox, run: Run) -> Lend:
     return lambda body: run(lending(body))
 
 
-def test_what_a_process_writes_is_told_by_stream_with_its_end(lend: Lend) -> None:
+def test_output_is_reported_by_stream_with_the_exit_code(lend: Lend) -> None:
     async def body(lent: Lent) -> None:
         process = await lent.start("echo out; echo err >&2; exit 3")
         streams, end = await lent.all_of(process)
@@ -107,7 +107,7 @@ def test_what_a_process_writes_is_told_by_stream_with_its_end(lend: Lend) -> Non
     lend(body)
 
 
-def test_output_is_told_as_it_comes(lend: Lend) -> None:
+def test_output_is_streamed_as_it_is_written(lend: Lend) -> None:
     async def body(lent: Lent) -> None:
         process = await lent.start("echo one; read x; echo two $x", stdin=True)
         first, after = await lent.first_of(process)
@@ -128,7 +128,7 @@ def test_output_is_told_as_it_comes(lend: Lend) -> None:
     lend(body)
 
 
-def test_an_input_is_written_and_closed(lend: Lend) -> None:
+def test_input_is_written_and_closed(lend: Lend) -> None:
     async def body(lent: Lent) -> None:
         process = await lent.start("sha256sum", stdin=True)
         data = bytes(range(256)) * 20_000
@@ -155,7 +155,7 @@ def test_an_input_is_written_and_closed(lend: Lend) -> None:
     lend(body)
 
 
-def test_a_terminal_is_one(lend: Lend) -> None:
+def test_terminal_has_a_size_and_is_resized(lend: Lend) -> None:
     async def body(lent: Lent) -> None:
         reads = 'while read x; do echo "<$x>"; done'
         script = f"trap 'stty size' WINCH; test -t 0 && test -t 1 && test -t 2 && stty size; {reads}"
@@ -178,7 +178,7 @@ def test_a_terminal_is_one(lend: Lend) -> None:
     lend(body)
 
 
-def test_signals_and_a_kill_that_leaves_nothing(lend: Lend) -> None:
+def test_signals_are_delivered_and_kill_leaves_nothing(lend: Lend) -> None:
     async def body(lent: Lent) -> None:
         process = await lent.start("trap 'echo caught; exit 5' TERM; echo ready; while :; do sleep 0.05; done")
         _, after = await lent.first_of(process)
@@ -198,7 +198,7 @@ def test_signals_and_a_kill_that_leaves_nothing(lend: Lend) -> None:
     lend(body)
 
 
-def test_a_time_limit_ends_a_process_with_all_it_started(lend: Lend) -> None:
+def test_time_limit_ends_a_process_and_its_children(lend: Lend) -> None:
     async def body(lent: Lent) -> None:
         seconds = own_seconds()
         process = await lent.start(f"setsid sleep {seconds} & echo ready; wait", limit_s=0.3)
@@ -209,7 +209,7 @@ def test_a_time_limit_ends_a_process_with_all_it_started(lend: Lend) -> None:
     lend(body)
 
 
-def test_processes_are_known_by_id_number_and_label(lend: Lend) -> None:
+def test_processes_are_found_by_id_pid_and_label(lend: Lend) -> None:
     async def body(lent: Lent) -> None:
         process = await lent.start("echo $$; sleep 600", label="server", env={"A": "b"}, cwd="/tmp")
         [state] = (await lent.call(ListProcessesCall())).processes
@@ -228,7 +228,7 @@ def test_processes_are_known_by_id_number_and_label(lend: Lend) -> None:
     lend(body)
 
 
-def test_who_watches_loses_nothing_and_who_does_not_the_oldest(lend: Lend, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_watcher_gets_all_output_and_others_lose_the_oldest(lend: Lend, monkeypatch: pytest.MonkeyPatch) -> None:
     # a busy machine may take long between two calls
     monkeypatch.setattr("workers.lending.lent_process._WATCHED_S", LONG_S)
     n_bytes = 5 * MAX_KEPT
@@ -255,7 +255,7 @@ def test_who_watches_loses_nothing_and_who_does_not_the_oldest(lend: Lend, monke
     lend(body)
 
 
-def test_what_nobody_watches_goes_on(lend: Lend, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unwatched_process_continues(lend: Lend, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("workers.lending.lent_process._WATCHED_S", 0.2)
 
     async def body(lent: Lent) -> None:
@@ -275,7 +275,7 @@ def test_what_nobody_watches_goes_on(lend: Lend, monkeypatch: pytest.MonkeyPatch
     lend(body)
 
 
-def test_what_a_process_leaves_running_is_not_killed_by_its_own_output(lend: Lend) -> None:
+def test_background_process_survives_its_own_output(lend: Lend) -> None:
     async def body(lent: Lent) -> None:
         script = "(for i in $(seq 40); do echo $i; sleep 0.02; done; touch /tmp/all-told) & echo begun"
         streams, end = await lent.all_of(await lent.start(script))
@@ -289,7 +289,7 @@ def test_what_a_process_leaves_running_is_not_killed_by_its_own_output(lend: Len
     lend(body)
 
 
-def test_a_sandbox_runs_so_many_processes_and_remembers_so_many(lend: Lend, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_numbers_of_running_and_ended_processes_are_limited(lend: Lend, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(process_table, "MAX_RUNNING", 3)
     monkeypatch.setattr(process_table, "MAX_ENDED", 2)
 
@@ -354,7 +354,7 @@ def test_files_are_listed_moved_and_removed(lend: Lend, sandbox: Sandbox) -> Non
     lend(body)
 
 
-def test_a_link_leads_nowhere_but_inside(lend: Lend, tmp_path: Path) -> None:
+def test_links_do_not_lead_outside_the_sandbox(lend: Lend, tmp_path: Path) -> None:
     (tmp_path / "secret").write_text("x")
 
     async def body(lent: Lent) -> None:

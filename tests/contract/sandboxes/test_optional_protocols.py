@@ -72,7 +72,7 @@ def nothing_is_left(sandbox_settings: None) -> Iterator[None]:
     layers.sweep(0.0)
 
 
-def test_the_warm_pool_is_filled_for_it_and_hands_over(composed: SandboxProvider, run: Run) -> None:
+def test_warm_pool_is_filled_and_used_for_the_provider(composed: SandboxProvider, run: Run) -> None:
     provider, spec = starts_ahead(composed), SandboxSpec()
     assert provider is not None
     demand = [WarmPoolDemand(provider.recipe(spec), 1)]
@@ -91,7 +91,7 @@ def test_the_warm_pool_is_filled_for_it_and_hands_over(composed: SandboxProvider
     run(sandbox.stop())
 
 
-def test_what_is_prepared_once_is_seen_by_all_samples(composed: SandboxProvider, run: Run) -> None:
+def test_prepared_layer_is_shared_by_all_samples(composed: SandboxProvider, run: Run) -> None:
     provider = shares_layers(composed)
     assert provider is not None
     n_prepared = 0

@@ -97,7 +97,7 @@ def sabotage(run: Run, **methods: Callable[..., Any]) -> Iterator[PromiseBench]:
             run(sandbox.stop())
 
 
-def verdict(run: Run, bench: PromiseBench, name: str) -> PromiseResult:
+def result_of(run: Run, bench: PromiseBench, name: str) -> PromiseResult:
     promise, *others = chosen(only=[name])
     assert not others
     result = run(bench.judge(promise))
@@ -110,7 +110,7 @@ def verdict(run: Run, bench: PromiseBench, name: str) -> PromiseResult:
     ("method", "fault", "promise", "reason"),
     [
         ("exec", lends_the_environment, "a_secret_of_the_worker_never_shows_inside", "secret can be read inside"),
-        ("exec", hides_failures, "streams_and_exit_code_are_told_apart", "should be (3, "),
+        ("exec", hides_failures, "streams_and_exit_code_are_separate", "should be (3, "),
         ("exec", hides_failures, "file_size_is_counted", "the exit code is 0"),
         ("read_file", reads_on_the_node, "a_path_leads_nowhere_outside", "ToolError should have been raised"),
         ("write_file", does_nothing, "what_is_written_is_read", "No such file"),
@@ -118,16 +118,16 @@ def verdict(run: Run, bench: PromiseBench, name: str) -> PromiseResult:
         ("stop", does_nothing, "an_id_can_be_used_again", "SandboxError"),
     ],
 )
-def test_a_promise_that_is_broken_is_found(
+def test_broken_promise_is_detected(
     method: str, fault: Callable[..., Any], promise: str, reason: str, run: Run
 ) -> None:
     with sabotage(run, **{method: fault}) as bench:
-        promise_result = verdict(run, bench, promise)
+        promise_result = result_of(run, bench, promise)
     assert (promise_result.state, reason in promise_result.reason) == (PromiseState.BROKEN, True), promise_result.reason
 
 
 @pytest.mark.usefixtures("namespaces")
-def test_a_promise_has_its_time(run: Run) -> None:
+def test_promise_has_a_time_limit(run: Run) -> None:
     slow = next(promise for promise in PROMISES if promise.name == "a_time_limit_gives_what_was_written")
     with sabotage(run, exec=forgets_the_time) as bench:
         result = run(bench.judge(type(slow)(slow.name, slow.group, slow.statement, slow.check, time_s=1.0)))
@@ -135,14 +135,14 @@ def test_a_promise_has_its_time(run: Run) -> None:
 
 
 @pytest.mark.usefixtures("namespaces")
-def test_a_sandbox_that_a_promise_has_ended_is_replaced(run: Run) -> None:
+def test_sandbox_ended_by_a_promise_is_replaced(run: Run) -> None:
     async def end(trial: PromiseTrial) -> None:
         """End the shared sandbox and fail."""
         await trial.sandbox.stop()
         raise AssertionError("it is gone")
 
     bench = PromiseBench(NamespaceProvider())
-    last = chosen(only=["streams_and_exit_code_are_told_apart"])[0]
+    last = chosen(only=["streams_and_exit_code_are_separate"])[0]
     first = run(bench.shared())
     assert run(bench.judge(type(last)("end", "test", "", end))).reason == "it is gone"
     assert run(bench.judge(last)).state is PromiseState.KEPT
@@ -159,7 +159,7 @@ def test_a_sandbox_that_a_promise_has_ended_is_replaced(run: Run) -> None:
         *("open_files_are_counted", "file_size_is_counted", "a_command_can_have_lower_limits"),
     ],
 )
-def test_what_is_no_sandbox_is_found_out(name: str, run: Run, tmp_path: Path) -> None:
+def test_missing_isolation_is_detected(name: str, run: Run, tmp_path: Path) -> None:
     """Run, without the guard of a bench, on a folder of this machine: the promises do no harm there, and must fail."""
 
     async def tried() -> None:
@@ -176,7 +176,7 @@ def test_what_is_no_sandbox_is_found_out(name: str, run: Run, tmp_path: Path) ->
         run(tried())
 
 
-def test_nothing_dangerous_is_tried_on_the_node_itself(run: Run) -> None:
+def test_dangerous_promises_are_not_tried_on_the_node(run: Run) -> None:
     bench = PromiseBench(LocalProvider())
     for promise in PROMISES:
         if not promise.surface:
@@ -202,12 +202,12 @@ def test_nothing_dangerous_is_tried_on_the_node_itself(run: Run) -> None:
         (["--only", "a_signal*"], 2, "name a kind of sandbox"),
     ],
 )
-def test_the_command(words: list[str], code: int, said: str) -> None:
+def test_promise_command_lists_and_selects_promises(words: list[str], code: int, said: str) -> None:
     result = CliRunner().invoke(main, words)
     assert (result.exit_code, said in result.output) == (code, True), result.output
 
 
-def test_more_options_are_for_a_sandbox_only() -> None:
+def test_extra_options_need_a_sandbox_or_an_engine() -> None:
     result = CliRunner().invoke(farm, ["doctor", "--list"])
     assert (result.exit_code, "only --sandbox NAME and --engine URL accept further options" in result.output) == (
         2,
@@ -215,7 +215,7 @@ def test_more_options_are_for_a_sandbox_only() -> None:
     )
 
 
-def test_the_doctor_tries_promises() -> None:
+def test_doctor_checks_promises() -> None:
     """Run in a separate process, which becomes the doctor."""
     words = ["-c", "from farm.cli.main import main; main()", "doctor", "--sandbox", LOCAL, "--only", "a_signal*"]
     done = subprocess.run([sys.executable, *words], capture_output=True, text=True, timeout=600)
@@ -224,7 +224,7 @@ def test_the_doctor_tries_promises() -> None:
 
 @pytest.mark.usefixtures("namespaces")
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_interrupted_it_leaves_nothing(number: int, run: Run) -> None:
+def test_interrupted_promise_command_leaves_nothing(number: int, run: Run) -> None:
     # the preparation for a first sandbox is done from here on
     run(_start_and_stop())
     words = ["-m", "workers.conformance", "namespace", "--group", "limits"]
@@ -247,7 +247,7 @@ async def _start_and_stop() -> None:
     await sandbox.stop()
 
 
-def test_every_promise_says_what_it_is() -> None:
+def test_every_promise_has_a_unique_name_and_a_statement() -> None:
     assert len({promise.name for promise in PROMISES}) == len(PROMISES) > 100
     for promise in PROMISES:
         assert promise.statement.endswith("."), promise.name

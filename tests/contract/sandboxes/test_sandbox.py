@@ -87,19 +87,19 @@ def record_of(sandbox: Sandbox) -> SandboxRecord:
     return record
 
 
-def test_no_variable_is_there_by_accident(sandbox: Sandbox, run: Run) -> None:
+def test_only_listed_variables_are_set(sandbox: Sandbox, run: Run) -> None:
     seen = run(sandbox.exec(["env"], timeout_s=5)).stdout.decode().splitlines()
     names = {line.partition("=")[0] for line in seen}
     assert names == {"PATH", "HOME", "USER", "LANG", "TERM", "SHELL", "GREETING", "SANDBOX_COMMAND"}
     assert "HOME=/root" in seen
 
 
-def test_the_host_image_has_nothing_of_its_people(sandbox: Sandbox, run: Run) -> None:
+def test_host_image_contains_no_user_data(sandbox: Sandbox, run: Run) -> None:
     script = "ls /home /mnt /srv; test ! -e /etc/shadow; test ! -e /etc/ssh; cat /etc/hostname; cut -d: -f1 /etc/passwd"
     assert sh(run, sandbox, script) == "/home:\n\n/mnt:\n\n/srv:\nsandbox\nroot\nnobody\n"
 
 
-def test_the_image_is_not_changed(start: Start, run: Run) -> None:
+def test_image_is_never_changed(start: Start, run: Run) -> None:
     lower = image("host").folder
     before = sorted(str(path) for path in lower.rglob("*"))
     sh(run, start(), "rm -rf /etc/ssl /srv; sed -i s/root/toor/ /etc/passwd; mv /media /media2; echo x > /etc/new")
@@ -107,7 +107,7 @@ def test_the_image_is_not_changed(start: Start, run: Run) -> None:
     assert "toor" not in (lower / "etc/passwd").read_text()
 
 
-def test_a_sandbox_that_ends_while_a_command_runs(start: Start, run: Run) -> None:
+def test_sandbox_that_ends_during_a_command_is_an_error(start: Start, run: Run) -> None:
     one, seconds = start(), own_seconds()
 
     async def pulled() -> None:
@@ -121,7 +121,7 @@ def test_a_sandbox_that_ends_while_a_command_runs(start: Start, run: Run) -> Non
     until(lambda: not folder(one.sandbox_id).exists(), "the monitor has removed the folder")
 
 
-def test_the_monitor_is_killed(start: Start, run: Run) -> None:
+def test_killed_monitor_ends_all_processes_and_is_swept(start: Start, run: Run) -> None:
     one, seconds = start(), own_seconds()
     sh(run, one, f"(setsid sleep {seconds} >/dev/null 2>&1 &)")
     os.kill(record_of(one).monitor.pid, signal.SIGKILL)
@@ -134,7 +134,7 @@ def test_the_monitor_is_killed(start: Start, run: Run) -> None:
     assert not left_of(one.sandbox_id)
 
 
-def test_a_supervisors_lifeline_outlives_the_starter(provider: SandboxProvider, run: Run) -> None:
+def test_lifeline_keeps_a_sandbox_after_its_starter_is_killed(provider: SandboxProvider, run: Run) -> None:
     sandbox_id = f"held-{provider.kind}"
     read_end, write_end = os.pipe()
     os.set_inheritable(read_end, True)
@@ -152,7 +152,7 @@ def test_a_supervisors_lifeline_outlives_the_starter(provider: SandboxProvider, 
     assert not left_of(sandbox_id)
 
 
-def test_sweeping(start: Start, run: Run) -> None:
+def test_sweep_removes_only_unwanted_and_old_sandboxes(start: Start, run: Run) -> None:
     kept, unwanted = start(), start()
     new, old = folder("just-made"), folder("long-dead")
     for path in (new, old):
@@ -166,7 +166,7 @@ def test_sweeping(start: Start, run: Run) -> None:
     assert sweep(keep=lambda: others, starting_s=0) == [new.name]
 
 
-def test_what_starts_during_a_sweep_is_left_alone(start: Start, run: Run) -> None:
+def test_sandbox_started_during_a_sweep_is_kept(start: Start, run: Run) -> None:
     start()
     before = {path.name for path in folder_of_all().iterdir()}
     during: list[Sandbox] = []
@@ -179,7 +179,7 @@ def test_what_starts_during_a_sweep_is_left_alone(start: Start, run: Run) -> Non
     assert sh(run, during[0], "echo alive") == "alive\n"
 
 
-def test_python_of_its_own(sandbox: Sandbox, run: Run) -> None:
+def test_sandbox_has_its_own_python(sandbox: Sandbox, run: Run) -> None:
     code = "import sys, json; print(json.dumps([sys.version_info[:2], sys.prefix != sys.base_prefix]))"
     for name in ("python", "python3"):
         result = run(sandbox.exec([name, "-c", code], timeout_s=10))
@@ -187,7 +187,7 @@ def test_python_of_its_own(sandbox: Sandbox, run: Run) -> None:
     assert run(sandbox.exec(["python", "-c", "import pydantic"], timeout_s=10)).code == 1
 
 
-def test_a_link_in_the_image_does_not_move_the_working_folder(
+def test_link_in_the_image_does_not_move_the_working_folder(
     provider: SandboxProvider, start: Start, open_folder: Path
 ) -> None:
     base = open_folder / f"linked-{provider.kind}"

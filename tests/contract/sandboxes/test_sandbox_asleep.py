@@ -52,13 +52,13 @@ time.sleep(1000)
 """
 
 
-class Silence:
+class HangingMount:
     """Mounts a file system that does not answer until `end`."""
 
     def __init__(self) -> None:
         self._servers = ExitStack()
 
-    def fall(self, run: Run, sandbox: Sandbox) -> None:
+    def mount(self, run: Run, sandbox: Sandbox) -> None:
         assert isinstance(sandbox, NodeSandbox)
         if os.geteuid():
             pytest.skip("only root may mount something in a sandbox")
@@ -74,8 +74,8 @@ class Silence:
 
 
 @pytest.fixture
-def silence() -> Iterator[Silence]:
-    opened = Silence()
+def hanging_mount() -> Iterator[HangingMount]:
+    opened = HangingMount()
     yield opened
     opened.end()
 
@@ -92,18 +92,20 @@ def sleeper(run: Run, sandbox: Sandbox) -> int:
     return until(lambda: next((pid for pid in children(first) if state_of(pid) == "D"), 0), "it sleeps")
 
 
-def test_limits_hold_beside_and_in_a_sandbox_that_sleeps(run: Run, start: Start, silence: Silence) -> None:
+def test_limits_hold_in_and_next_to_a_sandbox_with_hung_processes(
+    run: Run, start: Start, hanging_mount: HangingMount
+) -> None:
     sleeping, other = start(limits=SMALL), start(limits=SMALL)
-    silence.fall(run, sleeping)
+    hanging_mount.mount(run, sleeping)
     run(sleeping.write_file("/workspace/holds.py", HOLDS.encode()))
     sh(run, sleeping, "python3 holds.py >out & until grep -q up out; do sleep 0.02; done")
     for sandbox in (other, sleeping):
         assert "disk" in run(sandbox.exec(["python3", "-c", WRITES], timeout_s=60)).limit, sandbox.sandbox_id
 
 
-def test_a_command_that_sleeps_is_given_up(run: Run, start: Start, silence: Silence) -> None:
+def test_uninterruptible_command_times_out(run: Run, start: Start, hanging_mount: HangingMount) -> None:
     sandbox = start()
-    silence.fall(run, sandbox)
+    hanging_mount.mount(run, sandbox)
     run(sandbox.write_file("/workspace/execs.py", EXECS.encode()))
     shell = run(sandbox.open_shell())
     assert run(shell.run("python3 execs.py", 1)).timed_out
@@ -111,10 +113,10 @@ def test_a_command_that_sleeps_is_given_up(run: Run, start: Start, silence: Sile
     run(shell.close())
 
 
-def test_those_that_sleep_are_swept_side_by_side(run: Run, start: Start, silence: Silence) -> None:
+def test_hung_sandboxes_are_swept_in_parallel(run: Run, start: Start, hanging_mount: HangingMount) -> None:
     *sleeping, lively = sorted((start() for _ in range(3)), key=lambda sandbox: sandbox.sandbox_id)
     for sandbox in sleeping:
-        silence.fall(run, sandbox)
+        hanging_mount.mount(run, sandbox)
     sleepers = [sleeper(run, sandbox) for sandbox in sleeping]
     monitors = [sandbox._record.monitor for sandbox in sleeping if isinstance(sandbox, NodeSandbox)]
     others = [path.name for path in folder("x").parent.iterdir() if path not in map(folder, ids(*sleeping, lively))]
@@ -125,7 +127,7 @@ def test_those_that_sleep_are_swept_side_by_side(run: Run, start: Start, silence
         assert set(sweeping.result()) == ids(*sleeping, lively)
     assert not any(folder(sandbox.sandbox_id).exists() for sandbox in sleeping)
     assert [state_of(pid) for pid in sleepers] == ["D", "D"]
-    silence.end()
+    hanging_mount.end()
     until(lambda: not any(map(state_of, sleepers)), "nothing is left of them")
 
 
@@ -134,11 +136,11 @@ def ids(*sandboxes: Sandbox) -> set[str]:
 
 
 @pytest.mark.parametrize("direction", ["in", "out"])
-def test_a_transfer_that_sleeps_can_be_given_up(
-    run: Run, start: Start, silence: Silence, tmp_path: Path, direction: str
+def test_hung_transfer_can_be_cancelled(
+    run: Run, start: Start, hanging_mount: HangingMount, tmp_path: Path, direction: str
 ) -> None:
     sandbox = start()
-    silence.fall(run, sandbox)
+    hanging_mount.mount(run, sandbox)
     (tmp_path / "large").write_bytes(bytes(1 << 20))
 
     async def give_up() -> bool:

@@ -54,14 +54,14 @@ def shared() -> int:
     return user[0]
 
 
-def test_each_sandbox_has_an_id_of_its_own(start: Start) -> None:
+def test_each_sandbox_has_its_own_user_id(start: Start) -> None:
     first, count = map(int, SANDBOX_IDS.split(":"))
     ids = {owner(start()) for _ in range(3)}
     assert len(ids) == 3
     assert ids <= set(range(first, first + count))
 
 
-def test_what_it_writes_is_the_sandbox_users_on_disk(start: Start, run: Run) -> None:
+def test_files_belong_to_the_sandbox_user_on_disk(start: Start, run: Run) -> None:
     sandbox = start()
     run(sandbox.write_file("/root/new", b"new"))
     run(sandbox.exec(["bash", "-c", "echo x >>/etc/passwd; mkdir /a; mv /etc/hostname /a; chmod 0 /a"], timeout_s=20))
@@ -71,7 +71,7 @@ def test_what_it_writes_is_the_sandbox_users_on_disk(start: Start, run: Run) -> 
     assert set(seen.stdout.split()) == {b"0:0"}
 
 
-def test_an_id_is_had_once_and_free_again_when_its_sandbox_ends(one_id: int, start: Start, run: Run) -> None:
+def test_user_id_is_exclusive_and_reused_after_the_sandbox_ends(one_id: int, start: Start, run: Run) -> None:
     sandbox = start()
     assert owner(sandbox) == one_id
     assert owner(start()) == shared(), "all others are taken"
@@ -92,14 +92,14 @@ def own(_: int) -> int:
         return number
 
 
-def test_sandboxes_with_and_without_an_id_share_what_is_on_disk(one_id: int, start: Start, run: Run) -> None:
+def test_sandboxes_with_and_without_own_id_share_an_image(one_id: int, start: Start, run: Run) -> None:
     """They share the image, first of all; inside, both own it, whichever user made it."""
     for sandbox in (start(), start()):
         done = run(sandbox.exec(["bash", "-c", "rm -r /etc/ssl /opt; echo fine >/etc/passwd"], timeout_s=20))
         assert (done.code, done.stderr) == (0, b"")
 
 
-def test_what_cannot_be_mapped_is_shared(sandbox_settings: None, caplog: pytest.LogCaptureFixture) -> None:
+def test_unmappable_file_system_is_shared_by_one_user(sandbox_settings: None, caplog: pytest.LogCaptureFixture) -> None:
     """The kernel's own file system stands for all without id-mapped mounts."""
     scratch = settings().scratch
     scratch.mkdir(parents=True, exist_ok=True)
@@ -110,9 +110,7 @@ def test_what_cannot_be_mapped_is_shared(sandbox_settings: None, caplog: pytest.
 
 
 @pytest.mark.parametrize("chosen", ["1:5000000000", "4294967295:1"])
-def test_ids_that_there_are_not_are_refused(
-    chosen: str, sandbox_settings: None, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_invalid_id_ranges_are_refused(chosen: str, sandbox_settings: None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FARM_SANDBOX_IDS", chosen)
     settings.cache_clear()
     with pytest.raises(SandboxError, match="FARM_SANDBOX_IDS"), own_id([]):
@@ -121,9 +119,9 @@ def test_ids_that_there_are_not_are_refused(
     settings.cache_clear()
 
 
-def test_of_an_ordinary_user_is_asked_no_right_of_root_in_ci_either() -> None:
+def test_ordinary_user_needs_no_root_rights_in_ci() -> None:
     promise = "test_sandbox.py::test_promise[namespace-what_is_counted_for_a_user_is_counted_for_each]"
-    tried = [f"{__file__}::test_what_cannot_be_mapped_is_shared", str(Path(__file__).with_name(promise))]
+    tried = [f"{__file__}::test_unmappable_file_system_is_shared_by_one_user", str(Path(__file__).with_name(promise))]
     pytest_words = [sys.executable, "-m", "pytest", "-q", "-n", "0", "-p", "no:cacheprovider", *tried]
     done = subprocess.run(
         ["unshare", "--user", "--map-user=1000", "--map-group=1000", *pytest_words],

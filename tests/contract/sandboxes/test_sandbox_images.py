@@ -67,25 +67,25 @@ def definition(image_file: Path) -> Path:
 
 def works(run: Run, sandbox: Sandbox) -> None:
     script = "cat /etc/mark; rm -rf /opt/data; ls -A /opt; sed -i s/small/big/ /etc/mark; cat /etc/mark"
-    assert said(run, sandbox, script) == "small image\nbig image\n"
+    assert output_of(run, sandbox, script) == "small image\nbig image\n"
     shell = run(sandbox.open_shell())
     assert run(shell.run("echo $((6 * 7)); pwd", 5)).output == "42\n/workspace\n"
     run(shell.close())
 
 
-def said(run: Run, sandbox: Sandbox, script: str) -> str:
+def output_of(run: Run, sandbox: Sandbox, script: str) -> str:
     result = run(sandbox.exec(["bash", "-c", script], timeout_s=10))
     assert result.stderr == b""
     return str(result.stdout.decode())
 
 
-def test_a_folder(start: Start, run: Run, small_image: Path) -> None:
+def test_folder_is_a_usable_image(start: Start, run: Run, small_image: Path) -> None:
     works(run, start(image=str(small_image)))
     works(run, start(image=str(small_image)))
     assert (small_image / "etc/mark").read_text() == "small image\n"
 
 
-def test_a_folder_of_the_sandbox_user_is_used_where_it_is(open_folder: Path, start: Start, run: Run) -> None:
+def test_folder_of_the_sandbox_user_is_used_in_place(open_folder: Path, start: Start, run: Run) -> None:
     folder = open_folder / "given"
     if not folder.exists():
         give(root_folder(folder))
@@ -93,60 +93,64 @@ def test_a_folder_of_the_sandbox_user_is_used_where_it_is(open_folder: Path, sta
     works(run, start(image=str(folder)))
 
 
-def test_an_image_file(start: Start, run: Run, image_file: Path) -> None:
+def test_image_file_is_a_usable_image(start: Start, run: Run, image_file: Path) -> None:
     works(run, start(image=str(image_file)))
     works(run, start(image=str(image_file)))
 
 
 @pytest.mark.parametrize("name", ["docker-archive:{}/d.tar", "{}/d.tar.gz", "oci-archive:{}/o.tar", "{}/bare.tar"])
-def test_an_archive(start: Start, run: Run, small_image: Path, apptainer: Path, name: str) -> None:
+def test_archive_is_a_usable_image(start: Start, run: Run, small_image: Path, apptainer: Path, name: str) -> None:
     folder = small_image.parent
     for archive in (folder / "d.tar", folder / "d.tar.gz"):
         archive.exists() or docker_archive(small_image, archive)
     for archive in (folder / "o.tar", folder / "bare.tar"):
         archive.exists() or oci_archive(small_image, archive, folders_listed=archive.name == "o.tar")
     sandbox = start(image=name.format(folder))
-    assert said(run, sandbox, "cat /opt/own/added; ls /opt; rm -r /opt/own; ls /opt") == "by the second layer\nown\n"
-    greeting, path = said(run, sandbox, "echo $GREETING; echo $PATH").splitlines()
+    assert (
+        output_of(run, sandbox, "cat /opt/own/added; ls /opt; rm -r /opt/own; ls /opt") == "by the second layer\nown\n"
+    )
+    greeting, path = output_of(run, sandbox, "echo $GREETING; echo $PATH").splitlines()
     assert greeting == "hello from the image"
     assert "/opt/own/bin" in path.split(":")
 
 
 @pytest.mark.parametrize("unlisted", [False, True], ids=["listed", "unlisted"])
-def test_an_image_of_an_archive_is_named_by_its_tag(
+def test_image_of_an_archive_is_selected_by_its_tag(
     start: Start, run: Run, small_image: Path, apptainer: Path, unlisted: bool
 ) -> None:
     packed = small_image.parent / f"tagged-{unlisted}.tar"
     packed.exists() or oci_archive(small_image, packed, folders_listed=not unlisted)
-    assert said(run, start(image=f"oci-archive:{packed}:latest"), "cat /opt/own/added") == "by the second layer\n"
+    assert output_of(run, start(image=f"oci-archive:{packed}:latest"), "cat /opt/own/added") == "by the second layer\n"
     with pytest.raises(ImageError, match="is not in its archive: it has no image 'other', but latest"):
         start(image=f"oci-archive:{packed}:other")
     saved = small_image.parent / "saved.tar"
     saved.exists() or docker_archive(small_image, saved)
-    assert said(run, start(image=f"docker-archive:{saved}:small:1"), "cat /opt/own/added") == "by the second layer\n"
+    assert (
+        output_of(run, start(image=f"docker-archive:{saved}:small:1"), "cat /opt/own/added") == "by the second layer\n"
+    )
     with pytest.raises(ImageError, match="it has no image 'small:2', but small:1"):
         start(image=f"docker-archive:{saved}:small:2")
 
 
-def test_a_definition(start: Start, run: Run, definition: Path) -> None:
+def test_definition_is_built(start: Start, run: Run, definition: Path) -> None:
     sandbox = start(image=str(definition))
     script = "cat /etc/mark; ls /opt /opt/words; rm -r /opt/words; sed -i s/small/big/ /etc/mark; cat /etc/mark"
     before, after = "small image\nand more\n/opt:\nwords\n\n/opt/words:\none.txt\ntwo.txt\n", "big image\nand more\n"
-    assert said(run, sandbox, script) == before + after
-    assert said(run, sandbox, "echo $GREETING") == "hello from the definition\n"
+    assert output_of(run, sandbox, script) == before + after
+    assert output_of(run, sandbox, "echo $GREETING") == "hello from the definition\n"
 
 
-def test_a_template(start: Start, run: Run, definition: Path) -> None:
+def test_template_is_built_with_its_values(start: Start, run: Run, definition: Path) -> None:
     template = definition.with_name("template.def.j2")
     # its temporary files belong to the build
     post = "set -e; echo {{ word }} >/tmp/word; cat /tmp/word >/var/tmp/word; cat /var/tmp/word >>/etc/mark"
     template.write_text(f"Bootstrap: localimage\nFrom: {{{{ base }}}}.sif\n%post\n    {post}\n")
     for word in ("here", "there"):
         sandbox = start(image=str(template), image_values={"base": "small", "word": word})
-        assert said(run, sandbox, "cat /etc/mark") == f"small image\n{word}\n"
+        assert output_of(run, sandbox, "cat /etc/mark") == f"small image\n{word}\n"
 
 
-def test_what_the_sandbox_user_cannot_read_is_lent(run: Run, start: Start, definition: Path) -> None:
+def test_files_unreadable_to_the_sandbox_user_are_made_available(run: Run, start: Start, definition: Path) -> None:
     closed = definition.parent / "closed"
     if not closed.exists():
         closed.mkdir()
@@ -155,7 +159,7 @@ def test_what_the_sandbox_user_cannot_read_is_lent(run: Run, start: Start, defin
         (closed / "it.def").write_text("Bootstrap: localimage\nFrom: base.sif\n%files\n    secret /etc/mark\n")
         (closed / "base.sif").write_bytes(definition.with_name("small.sif").read_bytes())
         closed.chmod(0o700)
-    assert said(run, start(image=str(closed / "it.def")), "cat /etc/mark") == "not so secret\n"
+    assert output_of(run, start(image=str(closed / "it.def")), "cat /etc/mark") == "not so secret\n"
 
 
 BROKEN = {
@@ -187,7 +191,7 @@ BROKEN = {
 
 
 @pytest.mark.parametrize("name", BROKEN)
-def test_an_image_that_is_none(start: Start, definition: Path, name: str) -> None:
+def test_invalid_image_is_refused_with_its_cause(start: Start, definition: Path, name: str) -> None:
     content, complaint = BROKEN[name]
     path = definition.parent / name
     if content is not None:
@@ -198,7 +202,7 @@ def test_an_image_that_is_none(start: Start, definition: Path, name: str) -> Non
         assert not raised.value.retryable, "to try it again would not help"
 
 
-def test_an_image_file_that_is_cut_short(start: Start, image_file: Path) -> None:
+def test_truncated_image_file_is_refused(start: Start, image_file: Path) -> None:
     cut = image_file.with_name("cut.sif")
     cut.write_bytes(image_file.read_bytes()[:100_000])
     with pytest.raises(ImageError, match=r"cut\.sif could not be built: .*corruption") as raised:
@@ -206,7 +210,7 @@ def test_an_image_file_that_is_cut_short(start: Start, image_file: Path) -> None
     assert not raised.value.retryable
 
 
-def test_an_image_without_bash(start: Start, open_folder: Path, apptainer: Path) -> None:
+def test_image_without_bash_is_refused(start: Start, open_folder: Path, apptainer: Path) -> None:
     bare = open_folder / "bare"
     if not bare.exists():
         root_folder(bare, programs=("ls", "cat"))
@@ -216,16 +220,16 @@ def test_an_image_without_bash(start: Start, open_folder: Path, apptainer: Path)
             start(image=str(name))
 
 
-def test_a_registry(start: Start, run: Run, small_image: Path, apptainer: Path) -> None:
+def test_registry_image_is_pulled_once(start: Start, run: Run, small_image: Path, apptainer: Path) -> None:
     with registry(small_image) as (names, content):
-        assert said(run, start(image=f"{names}/team/small:1"), "cat /opt/own/added") == "by the second layer\n"
+        assert output_of(run, start(image=f"{names}/team/small:1"), "cat /opt/own/added") == "by the second layer\n"
         n_asked = len(content.asked)
         assert n_asked > 3
         start(image=f"{names}/team/small:1")
         assert len(content.asked) == n_asked, "what is cached needs no network"
 
 
-def test_a_registry_that_cannot_be_reached_may_be_later(start: Start, apptainer: Path) -> None:
+def test_unreachable_registry_is_retryable(start: Start, apptainer: Path) -> None:
     with pytest.raises(
         ImageError, match=r"docker://127\.0\.0\.1:1/x/y could not be built; .* name a \.sif .*refused"
     ) as raised:
@@ -233,7 +237,7 @@ def test_a_registry_that_cannot_be_reached_may_be_later(start: Start, apptainer:
     assert raised.value.retryable
 
 
-def test_values_are_for_templates(start: Start, small_image: Path) -> None:
+def test_image_values_are_refused_without_a_template(start: Start, small_image: Path) -> None:
     with pytest.raises(ImageError, match="takes no image_values"):
         start(image=str(small_image), image_values={"x": "y"})
 
@@ -246,7 +250,7 @@ def test_images_belong_to_the_sandbox_user(small_image: Path, image_file: Path, 
 
 
 @pytest.mark.skipif(sys.base_prefix == "/usr", reason="the system's own Python cannot be lent to another system")
-def test_the_farms_python_comes_along(start: Start, run: Run, small_image: Path) -> None:
+def test_python_of_the_farm_is_available_in_the_image(start: Start, run: Run, small_image: Path) -> None:
     result = run(
         start(image=str(small_image)).exec(["python3", "-S", "-c", "import json; print(json.dumps(1))"], timeout_s=10)
     )

@@ -80,7 +80,7 @@ def names() -> set[str]:
     return {path.name for path in result.iterdir()} if result.is_dir() else set()
 
 
-def test_it_is_prepared_once_and_seen_by_all(siblings: Callable[..., Any], run: Run) -> None:
+def test_layer_is_prepared_once_and_visible_to_all(siblings: Callable[..., Any], run: Run) -> None:
     stage = _Stage()
     result = siblings(4, stage) + siblings(1, stage)
     assert stage.n == 1
@@ -94,7 +94,7 @@ def test_it_is_prepared_once_and_seen_by_all(siblings: Callable[..., Any], run: 
         assert sh(run, sandbox, "test ! -e /srv && echo deleted") == "deleted\n"
 
 
-def test_the_sandbox_that_was_prepared_is_gone(siblings: Callable[..., Any]) -> None:
+def test_preparing_sandbox_is_removed(siblings: Callable[..., Any]) -> None:
     (sandbox,) = siblings(1, _Stage())
     assert not folder(prepare_sandbox_id(sandbox.sandbox_id)).exists()
     assert len(names()) == 1
@@ -110,13 +110,13 @@ def test_siblings_do_not_see_each_others_changes(siblings: Callable[..., Any], r
         )
 
 
-def test_deleting_what_was_prepared(siblings: Callable[..., Any], run: Run) -> None:
+def test_prepared_files_can_be_deleted(siblings: Callable[..., Any], run: Run) -> None:
     (one,) = siblings(1, _Stage())
     assert sh(run, one, "rm -rf tree /root/.profile /opt/new; ls -A . /opt; test ! -e /root/.pro*") == ".:\n\n/opt:\n"
     assert sh(run, one, "mkdir tree; ls -A tree; echo again > tree/file; cat tree/file; rm -r tree; ls") == "again\n"
 
 
-def test_the_policys_sandbox_has_it_and_one_to_score_in_has_not(
+def test_scoring_sandbox_has_no_prepared_layer(
     provider: NodeSandboxProvider, siblings: Callable[..., Any], run: Run
 ) -> None:
     siblings(1, _Stage())
@@ -125,14 +125,14 @@ def test_the_policys_sandbox_has_it_and_one_to_score_in_has_not(
     run(fresh.stop())
 
 
-def test_what_is_made_otherwise_is_prepared_by_itself(siblings: Callable[..., Any], run: Run) -> None:
+def test_different_spec_is_prepared_separately(siblings: Callable[..., Any], run: Run) -> None:
     stage = _Stage("echo $PWD > /where")
     (one,) = siblings(1, stage)
     (two,) = siblings(1, stage, workdir="/other")
     assert (sh(run, one, "cat /where"), sh(run, two, "cat /where"), stage.n) == ("/workspace\n", "/other\n", 2)
 
 
-def test_a_failure_is_told_and_the_next_tries_again(siblings: Callable[..., Any], run: Run) -> None:
+def test_failed_preparation_is_reported_and_retried(siblings: Callable[..., Any], run: Run) -> None:
     stage = _Stage(fail=1)
     with pytest.raises(HandlerError, match="not today"):
         siblings(1, stage)
@@ -142,7 +142,7 @@ def test_a_failure_is_told_and_the_next_tries_again(siblings: Callable[..., Any]
     assert stage.n == 2
 
 
-def test_cancelled_half_way_it_leaves_nothing(provider: NodeSandboxProvider, run: Run) -> None:
+def test_cancelled_preparation_leaves_nothing(provider: NodeSandboxProvider, run: Run) -> None:
     async def cancelled() -> None:
         begun = asyncio.Event()
 
@@ -161,7 +161,7 @@ def test_cancelled_half_way_it_leaves_nothing(provider: NodeSandboxProvider, run
     assert not names()
 
 
-def test_one_in_use_is_not_removed(provider: NodeSandboxProvider, siblings: Callable[..., Any], run: Run) -> None:
+def test_layer_in_use_is_not_removed(provider: NodeSandboxProvider, siblings: Callable[..., Any], run: Run) -> None:
     (one,) = siblings(1, _Stage())
     (name,) = names()
     place = layers.folder_of_layers() / name
@@ -183,7 +183,7 @@ def test_one_in_use_is_not_removed(provider: NodeSandboxProvider, siblings: Call
         provider.recipe(SandboxSpec(), name).start("too-late")
 
 
-def test_siblings_come_from_stock_too(provider: NodeSandboxProvider, siblings: Callable[..., Any], run: Run) -> None:
+def test_siblings_use_pooled_sandboxes(provider: NodeSandboxProvider, siblings: Callable[..., Any], run: Run) -> None:
     stage = _Stage()
     (one,) = siblings(1, stage)
     (name,) = names()
@@ -201,7 +201,7 @@ def test_siblings_come_from_stock_too(provider: NodeSandboxProvider, siblings: C
     assert not warm_pool.ready()
 
 
-def test_what_was_left_half_done_is_removed(siblings: Callable[..., Any]) -> None:
+def test_unfinished_layers_are_removed(siblings: Callable[..., Any]) -> None:
     siblings(1, _Stage())
     for left in (".new.1234", ".gone.1234"):
         (layers.folder_of_layers() / left / "files").mkdir(parents=True)

@@ -91,7 +91,7 @@ def test_promise(promise: Promise, image_bench: PromiseBench, run: Run) -> None:
 @pytest.mark.soak
 @pytest.mark.parametrize("promise", chosen(only=OF_THE_IMAGE), ids=lambda promise: promise.name)
 @pytest.mark.parametrize("image_bench", PACKED, indirect=True, ids="-".join)
-def test_promise_of_what_comes_with_an_image(promise: Promise, image_bench: PromiseBench, run: Run) -> None:
+def test_promise_of_packed_images(promise: Promise, image_bench: PromiseBench, run: Run) -> None:
     run(image_bench.hold(promise))
 
 

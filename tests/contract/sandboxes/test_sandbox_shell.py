@@ -308,7 +308,7 @@ def shell(sandbox: Sandbox, run: Run) -> Iterator[Shell]:
 
 
 @pytest.mark.parametrize("name", TRAPS)
-def test_trap(name: str, shell: Shell, run: Run) -> None:
+def test_shell_works_after_each_trap(name: str, shell: Shell, run: Run) -> None:
     for step in TRAPS[name]:
         begun = time.monotonic()
         result = run(shell.run(step.command, step.timeout_s))
@@ -323,7 +323,7 @@ def test_trap(name: str, shell: Shell, run: Run) -> None:
     assert (after.output, after.code) == ("ok-2\n", 0)
 
 
-def test_closing_ends_what_the_shell_left(sandbox: Sandbox, run: Run) -> None:
+def test_close_ends_processes_of_the_shell(sandbox: Sandbox, run: Run) -> None:
     opened = run(sandbox.open_shell())
     run(opened.run("setsid sleep 4242 & nohup sleep 4242 & disown -a", 5))
     run(opened.close())
@@ -332,7 +332,7 @@ def test_closing_ends_what_the_shell_left(sandbox: Sandbox, run: Run) -> None:
     assert b"sleep\x004242" not in left.stdout
 
 
-def test_two_shells_are_apart(sandbox: Sandbox, run: Run) -> None:
+def test_two_shells_are_independent(sandbox: Sandbox, run: Run) -> None:
     one, two = run(sandbox.open_shell()), run(sandbox.open_shell())
     run(one.run("X=1; cd /usr", 5))
     assert run(two.run("echo ${X-unset} $PWD", 5)).output == "unset /workspace\n"
@@ -340,7 +340,7 @@ def test_two_shells_are_apart(sandbox: Sandbox, run: Run) -> None:
     run(two.close())
 
 
-def test_a_cancelled_command_does_not_spoil_the_next(sandbox: Sandbox, run: Run) -> None:
+def test_cancelled_command_does_not_affect_the_next(sandbox: Sandbox, run: Run) -> None:
     import asyncio
 
     async def cancelled() -> ShellResult:

@@ -74,7 +74,7 @@ def shell(sandbox: Sandbox, run: Run) -> Iterator[Shell]:
 
 
 @pytest.mark.parametrize("name", GOES_ON)
-def test_a_shell_goes_on(name: str, shell: Shell, run: Run) -> None:
+def test_attacked_shell_continues(name: str, shell: Shell, run: Run) -> None:
     run(shell.run("kept=yes", 5))
     assert not run(shell.run(GOES_ON[name], 5)).restarted
     for _ in range(2):
@@ -83,7 +83,7 @@ def test_a_shell_goes_on(name: str, shell: Shell, run: Run) -> None:
 
 
 @pytest.mark.parametrize("name", IS_REPLACED)
-def test_a_shell_that_cannot_go_on_is_replaced_at_once(name: str, shell: Shell, run: Run) -> None:
+def test_broken_shell_is_replaced_at_once(name: str, shell: Shell, run: Run) -> None:
     began = time.monotonic()
     result = run(shell.run(IS_REPLACED[name], 30))
     assert (result.restarted, result.timed_out) == (True, False), result
@@ -113,14 +113,14 @@ def test_a_shell_that_cannot_go_on_is_replaced_at_once(name: str, shell: Shell, 
         ("{ exec 3>&1; } >/tmp/_to", "echo a >&3; cat /tmp/_to", "a\n"),
     ],
 )
-def test_a_redirection_of_the_shell_lasts(command: str, then: str, output: str, shell: Shell, run: Run) -> None:
+def test_redirection_of_the_shell_persists(command: str, then: str, output: str, shell: Shell, run: Run) -> None:
     run(shell.run(command, 5))
     assert run(shell.run(then, 5)).output == output
     assert run(shell.run("exit", 5)).restarted
     assert run(shell.run("echo back", 5)).output == "back\n"
 
 
-def test_a_redirection_that_is_interrupted_leaves_a_shell_that_works(shell: Shell, run: Run) -> None:
+def test_interrupted_redirection_leaves_a_working_shell(shell: Shell, run: Run) -> None:
     assert run(shell.run("exec >/tmp/_to; sleep 100", 1)).timed_out
     result = run(shell.run("echo ok", 5))
     assert (result.output, result.restarted) == ("ok\n", False)
@@ -128,7 +128,7 @@ def test_a_redirection_that_is_interrupted_leaves_a_shell_that_works(shell: Shel
     assert run(shell.run("echo a; echo b >&2", 5)).output == "a\n"
 
 
-def test_a_shell_without_output_says_so(shell: Shell, run: Run) -> None:
+def test_shell_without_output_has_a_note(shell: Shell, run: Run) -> None:
     assert run(shell.run("true", 5)).note == ""
     assert "goes elsewhere" in run(shell.run("exec >/tmp/_to", 5)).note
     assert "goes elsewhere" in run(shell.run("echo a", 5)).note
@@ -155,14 +155,14 @@ def test_a_shell_without_output_says_so(shell: Shell, run: Run) -> None:
         (["exec 5>&1", "ls /proc/self/fd | tail -1"], "5\n"),
     ],
 )
-def test_a_shell_shows_nothing_of_its_driver(commands: list[str], output: str, shell: Shell, run: Run) -> None:
+def test_shell_shows_nothing_of_its_driver(commands: list[str], output: str, shell: Shell, run: Run) -> None:
     for command in commands:
         result = run(shell.run(command, 5))
     assert result.output == output
 
 
 @pytest.mark.parametrize("command", ["echo \ud800", "\udfff", "a" * 5000 + "\ud83d"])
-def test_half_a_character_is_no_command(command: str, shell: Shell, run: Run) -> None:
+def test_lone_surrogate_is_refused(command: str, shell: Shell, run: Run) -> None:
     with pytest.raises(ToolError, match="surrogate"):
         run(shell.run(command, 5))
     assert run(shell.run("echo fine", 5)).output == "fine\n"

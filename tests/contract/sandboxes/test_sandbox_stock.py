@@ -86,7 +86,7 @@ def drop(paths: Iterable[Path], after_s: float) -> None:
     terminate_in(filter(None, [warm_pool.dropped(path, starting_s=after_s, idle_s=after_s) for path in paths]))
 
 
-def stocked_up(provider: NodeSandboxProvider, n: int = 1, **fields: Any) -> list[Path]:
+def fill_pool(provider: NodeSandboxProvider, n: int = 1, **fields: Any) -> list[Path]:
     spec = SandboxSpec(**fields)
     return [provider.recipe(spec).fill_warm_pool(prepare(spec)) for _ in range(n)]
 
@@ -102,14 +102,14 @@ def ready() -> set[Path]:
 
 
 @pytest.mark.parametrize("promise", CLEAN, ids=[promise.name for promise in CLEAN])
-def test_one_from_stock_is_as_clean_as_a_new_one(promise: Promise, bench: PromiseBench, run: Run) -> None:
+def test_pooled_sandbox_is_as_clean_as_a_new_one(promise: Promise, bench: PromiseBench, run: Run) -> None:
     try:
         run(bench.hold(promise))
     except NotTried as why:
         absent(str(why))
 
 
-def test_all_works_after_the_hand_over(provider: NodeSandboxProvider, run: Run) -> None:
+def test_all_features_work_after_the_hand_over(provider: NodeSandboxProvider, run: Run) -> None:
     """Shell, kernel, sockets and the monitor's notices are found under the new name."""
 
     async def used() -> None:
@@ -129,8 +129,8 @@ def test_all_works_after_the_hand_over(provider: NodeSandboxProvider, run: Run) 
     assert not folder("handed").exists()
 
 
-def test_what_differs_has_a_stock_of_its_own(provider: NodeSandboxProvider, run: Run) -> None:
-    (path,) = stocked_up(provider, workdir="/elsewhere")
+def test_different_spec_has_its_own_pool(provider: NodeSandboxProvider, run: Run) -> None:
+    (path,) = fill_pool(provider, workdir="/elsewhere")
     for fields in ({}, {"network": True}, {"limits": SandboxLimits(memory_mb=64)}):
         run(run_and_stop(provider, SandboxSpec(**fields)))
         assert ready() == {path}
@@ -144,9 +144,9 @@ async def run_and_stop(provider: NodeSandboxProvider, spec: SandboxSpec) -> None
     await sandbox.stop()
 
 
-def test_each_is_taken_once(provider: NodeSandboxProvider, sandbox_settings: None) -> None:
+def test_pooled_sandbox_is_taken_once(provider: NodeSandboxProvider, sandbox_settings: None) -> None:
     """Tested with two processes, and as many threads of this one, at the same time."""
-    paths = stocked_up(provider, 6)
+    paths = fill_pool(provider, 6)
     made = {record_in(path).first.pid for path in paths}
     key = paths[0].name.split(".")[2]
     codes = [TAKER.format(kind=provider.kind, n=4, name=f"other-{number}") for number in range(2)]
@@ -175,8 +175,8 @@ def test_each_is_taken_once(provider: NodeSandboxProvider, sandbox_settings: Non
     sweep(keep=tuple, starting_s=0)
 
 
-def test_a_dead_one_is_not_handed_over(provider: NodeSandboxProvider) -> None:
-    dead, orphaned, alive = stocked_up(provider, 3)
+def test_dead_pooled_sandbox_is_not_handed_over(provider: NodeSandboxProvider) -> None:
+    dead, orphaned, alive = fill_pool(provider, 3)
     pid = record_in(alive).first.pid
     os.kill(record_in(dead).monitor.pid, signal.SIGSTOP)
     os.kill(record_in(dead).first.pid, signal.SIGKILL)
@@ -194,9 +194,9 @@ def test_a_dead_one_is_not_handed_over(provider: NodeSandboxProvider) -> None:
 
 
 @pytest.mark.parametrize("stop", ["stop", "monitor", "first"])
-def test_one_that_was_handed_over_leaves_nothing(provider: NodeSandboxProvider, run: Run, stop: str) -> None:
+def test_handed_over_sandbox_leaves_nothing(provider: NodeSandboxProvider, run: Run, stop: str) -> None:
     sandbox_id = f"taken-{provider.kind}-{stop}"
-    (path,) = stocked_up(provider)
+    (path,) = fill_pool(provider)
     sandbox = run(PROVIDERS[provider.kind]().start(sandbox_id, SandboxSpec()))
     assert not ready()
     script = f"(setsid sleep {(seconds := own_seconds())} >/dev/null 2>&1 &); mkdir -p a/b; chmod 000 a"
@@ -216,7 +216,7 @@ def test_one_that_was_handed_over_leaves_nothing(provider: NodeSandboxProvider, 
         assert not [line for line in processes_with(name) if "pytest" not in line]
 
 
-def test_the_stock_ends_with_the_node_and_not_with_the_worker(provider: NodeSandboxProvider, run: Run) -> None:
+def test_pool_ends_with_its_node_and_not_with_its_worker(provider: NodeSandboxProvider, run: Run) -> None:
     read_end, write_end = os.pipe()
     os.set_inheritable(read_end, True)
     code = STOCKER.format(kind=provider.kind)
@@ -235,8 +235,8 @@ def test_the_stock_ends_with_the_node_and_not_with_the_worker(provider: NodeSand
     assert not mounts_with(path.name)
 
 
-def test_sweeping_keeps_the_stock_and_drops_what_is_old(provider: NodeSandboxProvider) -> None:
-    new, old = stocked_up(provider, 2)
+def test_sweep_keeps_the_pool_and_drops_old_sandboxes(provider: NodeSandboxProvider) -> None:
+    new, old = fill_pool(provider, 2)
     record = record_in(old)
     os.utime(old, (0, 0))
     unfinished, half_dropped = warm_pool.starting("key"), folder_of_all() / ".gone.x"
@@ -254,7 +254,7 @@ def test_sweeping_keeps_the_stock_and_drops_what_is_old(provider: NodeSandboxPro
     assert list(folder_of_all().iterdir()) == []
 
 
-def stocker_of(provider: NodeSandboxProvider, wants: Sequence[WarmPoolDemand], **options: Any) -> WarmPoolFiller:
+def filler_of(provider: NodeSandboxProvider, wants: Sequence[WarmPoolDemand], **options: Any) -> WarmPoolFiller:
     return WarmPoolFiller(lambda limit: wants, settings().model_copy(update=options))
 
 
@@ -266,9 +266,9 @@ def filled(warm_pool_filler: WarmPoolFiller, n: int) -> None:
     until(is_full, f"there are {n} in stock")
 
 
-def test_as_many_are_made_as_are_wanted(provider: NodeSandboxProvider) -> None:
+def test_pool_is_filled_up_to_the_demand(provider: NodeSandboxProvider) -> None:
     one, two = (provider.recipe(SandboxSpec(workdir=f"/{name}")) for name in ("one", "two"))
-    warm_pool_filler = stocker_of(
+    warm_pool_filler = filler_of(
         provider, [WarmPoolDemand(one, 2), WarmPoolDemand(two, 9)], warm_pool=3, warm_pool_total=4, warm_pool_starts=2
     )
     filled(warm_pool_filler, 4)
@@ -278,36 +278,36 @@ def test_as_many_are_made_as_are_wanted(provider: NodeSandboxProvider) -> None:
     assert result == {one.key(prepare(one.spec)): 2, two.key(prepare(two.spec)): 2}
 
 
-def test_what_nobody_wants_makes_room(provider: NodeSandboxProvider) -> None:
-    old = set(stocked_up(provider, 3, workdir="/old"))
+def test_pooled_sandboxes_without_demand_are_replaced(provider: NodeSandboxProvider) -> None:
+    old = set(fill_pool(provider, 3, workdir="/old"))
     wants = [WarmPoolDemand(provider.recipe(SandboxSpec(workdir="/new")), 2)]
-    warm_pool_filler = stocker_of(provider, wants, warm_pool=8, warm_pool_total=4, warm_pool_starts=1)
+    warm_pool_filler = filler_of(provider, wants, warm_pool=8, warm_pool_total=4, warm_pool_starts=1)
     filled(warm_pool_filler, 4)
     assert len(ready() & old) == 2
 
 
-def test_what_is_wanted_does_not_age(provider: NodeSandboxProvider) -> None:
-    (path,) = stocked_up(provider)
+def test_pooled_sandboxes_with_demand_do_not_expire(provider: NodeSandboxProvider) -> None:
+    (path,) = fill_pool(provider)
     os.utime(path, (0, 0))
-    stocker_of(provider, [WarmPoolDemand(provider.recipe(SandboxSpec()), 1)]).round()
+    filler_of(provider, [WarmPoolDemand(provider.recipe(SandboxSpec()), 1)]).round()
     sweep(keep=lambda: {path.name for path in folder_of_all().iterdir()})
     assert ready() == {path}
 
 
-def test_what_cannot_be_made_harms_nothing(provider: NodeSandboxProvider, caplog: pytest.LogCaptureFixture) -> None:
+def test_failing_demand_does_not_affect_others(provider: NodeSandboxProvider, caplog: pytest.LogCaptureFixture) -> None:
     broken = provider.recipe(SandboxSpec(image="/no/such/image"))
     fine = provider.recipe(SandboxSpec())
-    filled(stocker_of(provider, [WarmPoolDemand(broken, 3), WarmPoolDemand(fine, 1)]), 1)
+    filled(filler_of(provider, [WarmPoolDemand(broken, 3), WarmPoolDemand(fine, 1)]), 1)
 
 
-def test_a_stocker_that_is_stopped_begins_nothing(provider: NodeSandboxProvider) -> None:
-    warm_pool_filler = stocker_of(provider, [WarmPoolDemand(provider.recipe(SandboxSpec()), 1)])
+def test_stopped_filler_starts_nothing(provider: NodeSandboxProvider) -> None:
+    warm_pool_filler = filler_of(provider, [WarmPoolDemand(provider.recipe(SandboxSpec()), 1)])
     warm_pool_filler.stop()
     warm_pool_filler.round()
     assert not [path for path in folder_of_all().iterdir() if warm_pool.is_pooled(path)]
 
 
-def test_some_of_what_was_used_is_kept_at_hand(
+def test_recently_used_specs_stay_in_the_pool(
     provider: NodeSandboxProvider, run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     read_end, write_end = os.pipe()
@@ -318,7 +318,7 @@ def test_some_of_what_was_used_is_kept_at_hand(
         sandbox = run(PROVIDERS[provider.kind]().start("user", spec))
         run(sandbox.stop())
         assert [use.spec for use in warm_pool.uses(60)] == [spec.model_copy(update={"env": {}})]
-        filled(stocker_of(provider, [], warm_pool_starts=2), 2)
+        filled(filler_of(provider, [], warm_pool_starts=2), 2)
         sweep_all()
         assert warm_pool.uses(-1) == warm_pool.uses(60) == []
     finally:
@@ -328,24 +328,24 @@ def test_some_of_what_was_used_is_kept_at_hand(
         settings.cache_clear()
 
 
-def test_switched_off_nothing_is_taken_nor_made(
+def test_disabled_pool_is_neither_used_nor_filled(
     provider: NodeSandboxProvider, run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (path,) = stocked_up(provider)
+    (path,) = fill_pool(provider)
     monkeypatch.setenv("FARM_WARM_POOL", "0")
     settings.cache_clear()
     try:
         run(run_and_stop(provider, SandboxSpec()))
-        stocker_of(provider, [WarmPoolDemand(provider.recipe(SandboxSpec()), 2)]).round()
+        filler_of(provider, [WarmPoolDemand(provider.recipe(SandboxSpec()), 2)]).round()
         assert ready() == {path}
     finally:
         monkeypatch.undo()
         settings.cache_clear()
 
 
-def test_more_at_once_than_there_are(provider: NodeSandboxProvider, run: Run) -> None:
+def test_empty_pool_starts_new_sandboxes(provider: NodeSandboxProvider, run: Run) -> None:
     """A request that finds the pool empty starts a sandbox."""
-    stocked_up(provider, 4)
+    fill_pool(provider, 4)
     plain = PROVIDERS[provider.kind]()
 
     async def all_of_them() -> None:

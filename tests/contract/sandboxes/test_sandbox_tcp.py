@@ -31,7 +31,7 @@ print("sent")
 """
 
 
-def test_a_sandbox_has_a_small_share_of_the_nodes_tcp_memory(start: Start, run: Run) -> None:
+def test_sandbox_has_a_small_share_of_the_tcp_memory_of_its_node(start: Start, run: Run) -> None:
     pages = int(Path("/proc/sys/net/ipv4/tcp_mem").read_text().split()[1])
     assert most_tcp() <= max(16 << 20, pages * 4096 // 16)
     sandbox = start(limits=ROOMY)
@@ -42,7 +42,7 @@ def test_a_sandbox_has_a_small_share_of_the_nodes_tcp_memory(start: Start, run: 
     assert run(sandbox.exec(["echo", "on"], timeout_s=10)).stdout == b"on\n"
 
 
-def test_data_that_is_read_is_not_limited(start: Start, run: Run) -> None:
+def test_received_data_is_not_limited(start: Start, run: Run) -> None:
     sandbox = start(limits=ROOMY)
     result = run(sandbox.exec(["python3", "-c", ECHO], timeout_s=60))
     assert (result.stdout, result.limit) == (b"sent\n", ""), "200 MB in all, little of it at a time"

@@ -66,7 +66,7 @@ def ended(result: ShellResult, code: int) -> bool:
     return (result.running, result.code) == (False, code)
 
 
-def test_a_program_that_asks_is_answered(typist: Typist) -> None:
+def test_interactive_program_gets_its_answer(typist: Typist) -> None:
     shell_result = typist.start("read -p 'name? ' n; echo \"hello $n\"; (exit 3)")
     assert (shell_result.running, shell_result.code, shell_result.output) == (True, None, "name? ")
     result = typist.type("Zoë\n".encode())
@@ -75,13 +75,13 @@ def test_a_program_that_asks_is_answered(typist: Typist) -> None:
     assert typist.plain("echo $n").output == "Zoë\n", "it ran in the shell itself"
 
 
-def test_a_command_that_asks_nothing_just_ends(typist: Typist) -> None:
+def test_non_interactive_command_ends_by_itself(typist: Typist) -> None:
     result = typist.start("echo a; test -t 0 && test -t 1 && test -t 2; echo $? $TERM; cd /usr")
     assert ended(result, 0)
     assert (result.output, result.cwd) == ("a\n0 dumb\n", "/usr")
 
 
-def test_python_is_talked_to(typist: Typist) -> None:
+def test_python_prompt_is_usable(typist: Typist) -> None:
     assert typist.start("python3 -q").output.endswith(">>> ")
     assert "42" in typist.type(b"6 * 7\n").output
     assert "2\n" in typist.type_until(b"for i in range(3):\n    print(i)\n\n", "2\n").output
@@ -92,7 +92,7 @@ def test_python_is_talked_to(typist: Typist) -> None:
     assert ended(left, 7)
 
 
-def test_ctrl_c_and_ctrl_d(typist: Typist) -> None:
+def test_ctrl_c_and_ctrl_d_end_programs(typist: Typist) -> None:
     assert typist.start("sleep 100", 0.3).running
     assert ended(typist.type(CTRL_C), 130)
     assert typist.start("cat").running
@@ -100,7 +100,7 @@ def test_ctrl_c_and_ctrl_d(typist: Typist) -> None:
     assert ended(typist.type(CTRL_D), 0)
 
 
-def test_ctrl_z_and_back(typist: Typist) -> None:
+def test_ctrl_z_stops_a_program_and_fg_resumes_it(typist: Typist) -> None:
     assert typist.start("sleep 101", 0.3).running
     stopped = typist.type(CTRL_Z)
     assert ended(stopped, 148)
@@ -110,7 +110,7 @@ def test_ctrl_z_and_back(typist: Typist) -> None:
     assert ended(typist.type(CTRL_C), 130)
 
 
-def test_waiting_for_more(typist: Typist) -> None:
+def test_empty_input_waits_for_more_output(typist: Typist) -> None:
     first = typist.start("echo one; sleep 1; echo two; sleep 1; echo three", 0.3)
     assert (first.running, first.output) == (True, "one\n")
     second = typist.type(b"", 1.5)
@@ -120,7 +120,7 @@ def test_waiting_for_more(typist: Typist) -> None:
     assert third.output == "three\n"
 
 
-def test_waiting_in_vain_has_an_end(typist: Typist) -> None:
+def test_wait_without_output_times_out(typist: Typist) -> None:
     typist.start("cat")
     begun = time.monotonic()
     nothing = typist.type(b"", 0.3)
@@ -128,13 +128,13 @@ def test_waiting_in_vain_has_an_end(typist: Typist) -> None:
     assert 0.25 < time.monotonic() - begun < LONG_S / 2
 
 
-def test_what_computes_is_waited_for(typist: Typist) -> None:
+def test_computing_program_is_waited_for(typist: Typist) -> None:
     result = typist.start("sleep 0.7; read -p 'now? ' x")
     assert (result.running, result.output) == (True, "now? ")
     typist.type(b"\n")
 
 
-def test_a_server_that_waits_for_others_is_not_waited_for(typist: Typist) -> None:
+def test_idle_server_is_not_waited_for(typist: Typist) -> None:
     begun = time.monotonic()
     result = typist.start("python3 -m http.server 8123", 60)
     assert result.running
@@ -142,7 +142,7 @@ def test_a_server_that_waits_for_others_is_not_waited_for(typist: Typist) -> Non
     assert ended(typist.type(CTRL_C), 0)
 
 
-def test_a_secret_is_not_shown(typist: Typist) -> None:
+def test_hidden_input_is_not_shown(typist: Typist) -> None:
     shell_result = typist.start("python3 -c 'import getpass; print(len(getpass.getpass()))'")
     assert shell_result.output == "Password: "
     result = typist.type(b"secret\n")
@@ -150,7 +150,7 @@ def test_a_secret_is_not_shown(typist: Typist) -> None:
     assert result.output.split() == ["6"]
 
 
-def test_utf_8_split_between_two_looks(typist: Typist) -> None:
+def test_split_utf_8_character_is_joined(typist: Typist) -> None:
     program = (
         "import sys, time; w = sys.stdout.buffer; w.write(b'\\xc3'); w.flush(); time.sleep(1); w.write(b'\\xa9\\n')"
     )
@@ -174,7 +174,7 @@ def test_endless_output_is_cut_and_stopped(typist: Typist) -> None:
     assert ended(typist.type(CTRL_C), 130)
 
 
-def test_a_background_job_that_writes_to_the_terminal_for_ever(typist: Typist) -> None:
+def test_endless_background_output_does_not_block_the_shell(typist: Typist) -> None:
     typist.plain("yes >/dev/tty & yes=$!")
     assert typist.start("sleep 0.3; read x", 1.0).running
     assert ended(typist.type(b"\n"), 0)
@@ -183,7 +183,7 @@ def test_a_background_job_that_writes_to_the_terminal_for_ever(typist: Typist) -
     typist.plain("kill $yes; wait")
 
 
-def test_long_input(typist: Typist) -> None:
+def test_long_input_is_delivered_whole(typist: Typist) -> None:
     typist.start("cat > /tmp/_typed")
     with pytest.raises(ToolError, match="lines of at most 4095 bytes"):
         typist.type(b"x" * 5000 + b"\n")
@@ -193,7 +193,7 @@ def test_long_input(typist: Typist) -> None:
     assert typist.plain("md5sum < /tmp/_typed; wc -c < /tmp/_typed").output.split()[-1] == str(len(text))
 
 
-def test_a_program_that_does_not_read_takes_only_so_much(typist: Typist) -> None:
+def test_program_that_does_not_read_takes_limited_input(typist: Typist) -> None:
     typist.start("sleep 100", 0.3)
     with pytest.raises(ToolError, match="does not read"):
         typist.type(b"line\n" * 100_000, 1.0)
@@ -201,13 +201,13 @@ def test_a_program_that_does_not_read_takes_only_so_much(typist: Typist) -> None
 
 
 @pytest.mark.parametrize("typed", [b"touch /tmp/_ahead\n", b"exit\n", b"cat\n", b"\x04", b"'", b"touch /tmp/_ahead"])
-def test_what_was_typed_and_not_read_is_no_command(typed: bytes, typist: Typist) -> None:
+def test_unread_input_is_not_run_as_a_command(typed: bytes, typist: Typist) -> None:
     typist.start("sleep 0.5", 0.2)
     assert ended(typist.type(typed * 3), 0)
     assert typist.plain("ls /tmp/_ahead 2>/dev/null; echo over").output == "over\n"
 
 
-def test_keys_for_nobody(typist: Typist) -> None:
+def test_input_without_a_program_is_refused(typist: Typist) -> None:
     with pytest.raises(ToolError, match="no interactive program"):
         typist.type(b"x\n")
     typist.start("true")
@@ -227,7 +227,7 @@ def test_keys_for_nobody(typist: Typist) -> None:
         "stty raw -isig -echo; cat",
     ],
 )
-def test_a_plain_command_ends_what_runs(command: str, typist: Typist) -> None:
+def test_plain_command_ends_the_running_program(command: str, typist: Typist) -> None:
     typist.plain("X=5; cd /usr")
     assert typist.start(command, 1.0).running
     result = typist.plain("echo $X $PWD")
@@ -236,13 +236,13 @@ def test_a_plain_command_ends_what_runs(command: str, typist: Typist) -> None:
         typist.type(b"x\n")
 
 
-def test_another_interactive_one_does_too(typist: Typist) -> None:
+def test_next_interactive_command_ends_the_running_program(typist: Typist) -> None:
     typist.start("cat")
     assert typist.start("read -p 'b? ' b").output == "b? "
     assert ended(typist.type(b"1\n"), 0)
 
 
-def test_the_end_of_the_shell_while_one_types(typist: Typist) -> None:
+def test_shell_that_ends_during_input_is_restarted(typist: Typist) -> None:
     typist.plain("cd /usr; export A=1")
     typist.start("read x; exit 4")
     result = typist.type(b"\n")
@@ -266,7 +266,7 @@ FULL_SCREEN = {
 
 
 @pytest.mark.parametrize("name", FULL_SCREEN)
-def test_full_screen_programs(name: str, typist: Typist) -> None:
+def test_full_screen_programs_are_usable(name: str, typist: Typist) -> None:
     command, keys = FULL_SCREEN[name]
     if typist.plain(f"type {'python3' if name == 'curses' else name}").code:
         absent(f"no {name} on this machine, whose programs the `host` image has")
@@ -284,7 +284,7 @@ def test_full_screen_programs(name: str, typist: Typist) -> None:
     assert "echo" in typist.start("stty -a").output.split(), "the next program gets a terminal as it should be"
 
 
-def test_a_cancelled_look_does_not_spoil_the_next(sandbox: Sandbox, run: Run) -> None:
+def test_cancelled_wait_does_not_affect_the_next(sandbox: Sandbox, run: Run) -> None:
     async def cancelled() -> list[ShellResult]:
         shell = await sandbox.open_shell()
         await shell.run("cd /usr", 5)
@@ -304,7 +304,7 @@ def test_a_cancelled_look_does_not_spoil_the_next(sandbox: Sandbox, run: Run) ->
     assert (result.output, result.running) == ("? ", True)
 
 
-def test_many_shells_at_once(sandbox: Sandbox, run: Run) -> None:
+def test_many_shells_run_at_once(sandbox: Sandbox, run: Run) -> None:
     async def one(number: int) -> None:
         shell = await sandbox.open_shell()
         for turn in range(3):
@@ -322,7 +322,7 @@ def test_many_shells_at_once(sandbox: Sandbox, run: Run) -> None:
     run(all_of_them())
 
 
-def test_a_model_uses_a_debugger_and_goes_on(sandbox: Sandbox, run: Run) -> None:
+def test_debugger_is_usable_through_the_bash_tool(sandbox: Sandbox, run: Run) -> None:
     tool = BashTool(sandbox)
 
     def call(**arguments: Any) -> str:
@@ -375,7 +375,7 @@ for number in range(3, 1024):
 
 
 @pytest.mark.parametrize("way", FORGERS)
-def test_a_program_cannot_forge_its_end(way: str, sandbox: Sandbox, run: Run, typist: Typist) -> None:
+def test_program_cannot_forge_its_end(way: str, sandbox: Sandbox, run: Run, typist: Typist) -> None:
     run(sandbox.write_file("/tmp/_forge.py", (FORGERS[way] + "print('real')\nraise SystemExit(5)\n").encode()))
     for result in (typist.plain("python3 /tmp/_forge.py"), typist.start("python3 /tmp/_forge.py")):
         # it may write to its own output, by any of its names
@@ -383,7 +383,7 @@ def test_a_program_cannot_forge_its_end(way: str, sandbox: Sandbox, run: Run, ty
         assert (result.code, result.cwd) == (5, "/workspace"), result
 
 
-def test_a_subshell_cannot_forge_the_end_of_its_command_or_of_others(typist: Typist) -> None:
+def test_subshell_cannot_forge_the_end_of_a_command(typist: Typist) -> None:
     seen = typist.plain("ls -l /proc/$$/fd").output
     (number,) = set(re.findall(r" (\d+) -> socket:", seen))
     forge = f"for n in {{1..60}}; do printf '%d 77 /forged\\0' $n; done >&{number}"
@@ -396,14 +396,14 @@ def test_a_subshell_cannot_forge_the_end_of_its_command_or_of_others(typist: Typ
     typist.plain("kill $forger; wait")
 
 
-def test_a_program_sees_nothing_of_the_protocol(typist: Typist) -> None:
+def test_program_sees_nothing_of_the_protocol(typist: Typist) -> None:
     seen = typist.plain("ls -l /proc/self/fd").output
     assert "socket" not in seen
     assert "memfd" not in seen
     assert "__sandbox" not in typist.plain("env").output
 
 
-def test_code_in_the_shell_itself_can_only_spoil_its_own_command(typist: Typist) -> None:
+def test_shell_code_can_only_spoil_its_own_command(typist: Typist) -> None:
     # it is the shell itself, so it can report that its command has ended; what follows is still in step
     early = typist.plain("__sandbox_done; sleep 0.3; echo late")
     assert early.code == 0
@@ -413,7 +413,7 @@ def test_code_in_the_shell_itself_can_only_spoil_its_own_command(typist: Typist)
     typist.plain("__sandbox_busy=99; unset -f __sandbox_done __sandbox_code", 0.5)
 
 
-def test_no_program_can_take_the_shells_descriptors(sandbox: Sandbox, run: Run, typist: Typist) -> None:
+def test_program_cannot_take_descriptors_of_the_shell(sandbox: Sandbox, run: Run, typist: Typist) -> None:
     thief = """
 import ctypes, errno, os
 libc = ctypes.CDLL(None, use_errno=True)

@@ -32,7 +32,7 @@ def edit(sandbox: Sandbox, run: Run) -> EditTool:
     return EditTool(sandbox)
 
 
-def test_bash(sandbox: Sandbox, run: Run) -> None:
+def test_bash_keeps_state_and_reports_exits(sandbox: Sandbox, run: Run) -> None:
     tool = BashTool(sandbox)
     assert call(run, tool, command="cd /usr; X=1; echo hi") == "hi"
     assert call(run, tool, command="echo $X $PWD; false") == "1 /usr\n[exit code 1]"
@@ -45,7 +45,7 @@ def test_bash(sandbox: Sandbox, run: Run) -> None:
     run(tool.close())
 
 
-def test_bash_shows_what_a_terminal_does(sandbox: Sandbox, run: Run) -> None:
+def test_bash_renders_terminal_output(sandbox: Sandbox, run: Run) -> None:
     tool = BashTool(sandbox)
     bar = "for n in $(seq 30000); do printf '\\r%9d' $n; done; printf '\\r\\033[K\\033[32mdone\\033[0m\\n'"
     shown = run(tool.call(BashArguments.model_validate({"command": bar}), 60))
@@ -58,7 +58,7 @@ def test_bash_shows_what_a_terminal_does(sandbox: Sandbox, run: Run) -> None:
     run(tool.close())
 
 
-def test_python(sandbox: Sandbox, run: Run) -> None:
+def test_python_keeps_state_and_reports_timeouts(sandbox: Sandbox, run: Run) -> None:
     tool = PythonTool(sandbox)
     assert call(run, tool, code="x = 20\nx + 1") == "Out[1]: 21"
     result = call(run, tool, timeout_s=0.3, code="import time; print('part'); time.sleep(9)")
@@ -69,7 +69,7 @@ def test_python(sandbox: Sandbox, run: Run) -> None:
     run(tool.close())
 
 
-def test_view(edit: EditTool, run: Run) -> None:
+def test_view_shows_numbered_lines(edit: EditTool, run: Run) -> None:
     shown = f"Here's the result of running `cat -n` on {PATH}:\n"
     assert call(run, edit, command="view", path=PATH) == shown + "     1\tone\n     2\ttwo\n     3\tthree\n     4\ttwo"
     assert call(run, edit, command="view", path=PATH, view_range=[2, 3]) == shown + "     2\ttwo\n     3\tthree"
@@ -87,7 +87,7 @@ def listing(edit: EditTool, run: Run, path: str) -> list[str]:
     return call(run, edit, command="view", path=path).splitlines()[1:]
 
 
-def test_a_folder_is_listed_two_levels_deep(edit: EditTool, sandbox: Sandbox, run: Run) -> None:
+def test_folder_is_listed_two_levels_deep(edit: EditTool, sandbox: Sandbox, run: Run) -> None:
     shell(sandbox, run, "mkdir -p /workspace/l/.git/x /workspace/l/a/b/c /workspace/l/empty; ln -sfn l /workspace/link")
     shell(sandbox, run, "cd /workspace/l; touch .hidden .git/HEAD a/f a/.g $'new\nline'")
     assert listing(edit, run, "/workspace/l") == [
@@ -108,7 +108,7 @@ def test_a_folder_is_listed_two_levels_deep(edit: EditTool, sandbox: Sandbox, ru
     assert "/usr" in listing(edit, run, "/")
 
 
-def test_a_folder_of_very_many_files_is_listed_in_part(edit: EditTool, sandbox: Sandbox, run: Run) -> None:
+def test_large_folder_is_listed_in_part(edit: EditTool, sandbox: Sandbox, run: Run) -> None:
     shell(sandbox, run, "mkdir -p /workspace/many/below; cd /workspace/many; touch {1..50} below/{1..4000}")
     shown = listing(edit, run, "/workspace/many")
     assert len(shown) == 52
@@ -118,20 +118,20 @@ def test_a_folder_of_very_many_files_is_listed_in_part(edit: EditTool, sandbox: 
     shell(sandbox, run, "rm -r /workspace/many")
 
 
-def test_a_folder_is_listed_where_bash_is_all_there_is(start: Start, run: Run) -> None:
+def test_folder_is_listed_with_only_bash(start: Start, run: Run) -> None:
     sandbox = start(env={"PATH": "/workspace/bin"})
     bare = "PATH=/usr/bin:/bin; mkdir -p /workspace/bin /workspace/l/a/b /workspace/l/.h/i; "
     run(sandbox.exec(["/bin/bash", "-c", bare + "ln -s /bin/bash /workspace/bin/bash"], timeout_s=10))
     assert listing(EditTool(sandbox), run, "/workspace/l") == ["/workspace/l", "/workspace/l/a", "/workspace/l/a/b"]
 
 
-def test_create(edit: EditTool, sandbox: Sandbox, run: Run) -> None:
+def test_create_writes_a_file(edit: EditTool, sandbox: Sandbox, run: Run) -> None:
     path = "/workspace/tools/new/é.txt"
     assert call(run, edit, command="create", path=path, file_text="é\n") == f"File created successfully at: {path}"
     assert run(sandbox.read_file(path)) == "é\n".encode()
 
 
-def test_str_replace(edit: EditTool, sandbox: Sandbox, run: Run) -> None:
+def test_str_replace_edits_a_file(edit: EditTool, sandbox: Sandbox, run: Run) -> None:
     result = call(run, edit, command="str_replace", path=PATH, old_str="three\n", new_str="3\n3\n")
     assert f"The file {PATH} has been edited." in result
     assert "     3\t3\n     4\t3\n     5\ttwo" in result
@@ -140,13 +140,13 @@ def test_str_replace(edit: EditTool, sandbox: Sandbox, run: Run) -> None:
     assert run(sandbox.read_file(PATH)) == b"two\n3\n3\ntwo\n"
 
 
-def test_insert(edit: EditTool, sandbox: Sandbox, run: Run) -> None:
+def test_insert_adds_lines(edit: EditTool, sandbox: Sandbox, run: Run) -> None:
     call(run, edit, command="insert", path=PATH, insert_line=0, insert_text="zero")
     call(run, edit, command="insert", path=PATH, insert_line=5, insert_text="five\n")
     assert run(sandbox.read_file(PATH)) == b"zero\none\ntwo\nthree\ntwo\nfive\n"
 
 
-def test_a_file_stays_the_file_it_is(edit: EditTool, sandbox: Sandbox, run: Run) -> None:
+def test_edits_keep_mode_and_links_of_a_file(edit: EditTool, sandbox: Sandbox, run: Run) -> None:
     shell(sandbox, run, f"cd /workspace/tools; chmod 750 {PATH}; ln -f {PATH} hard; ln -sf {PATH} soft")
     for path in (PATH, "/workspace/tools/soft", "/workspace/tools/hard"):
         call(run, edit, command="insert", path=path, insert_line=0, insert_text="zero")
@@ -157,7 +157,7 @@ def test_a_file_stays_the_file_it_is(edit: EditTool, sandbox: Sandbox, run: Run)
     )
 
 
-def test_undo(edit: EditTool, sandbox: Sandbox, run: Run) -> None:
+def test_undo_restores_the_previous_contents(edit: EditTool, sandbox: Sandbox, run: Run) -> None:
     call(run, edit, command="str_replace", path=PATH, old_str="one", new_str="1")
     call(run, edit, command="insert", path=PATH, insert_line=1, insert_text="1.5")
     result = call(run, edit, command="undo_edit", path=PATH)
@@ -189,7 +189,7 @@ def test_undo_of_a_created_file_removes_it(edit: EditTool, sandbox: Sandbox, run
     )
 
 
-def test_a_file_that_cannot_grow_keeps_what_it_held(start: Start, run: Run) -> None:
+def test_failed_edit_keeps_the_contents(start: Start, run: Run) -> None:
     sandbox = start(limits=SandboxLimits(file_mb=1))
     tool, held = EditTool(sandbox), b"x" * 1_000_000 + b"\n"
     run(sandbox.write_file("/workspace/f", held))
@@ -202,7 +202,7 @@ def test_a_file_that_cannot_grow_keeps_what_it_held(start: Start, run: Run) -> N
         assert run(sandbox.read_file("/workspace/f")) == held
 
 
-def test_a_hundred_edits_at_once(sandbox: Sandbox, run: Run) -> None:
+def test_hundred_concurrent_edits_succeed(sandbox: Sandbox, run: Run) -> None:
     async def one(number: int) -> bytes:
         tool: Tool = EditTool(sandbox)
         path = f"/workspace/h/{number % 10}/{number}"
@@ -219,7 +219,7 @@ def test_a_hundred_edits_at_once(sandbox: Sandbox, run: Run) -> None:
     assert set(run(all_of_them())) == {b"a\nb"}
 
 
-def test_the_key_of_the_search_engine_is_not_inside(start: Start, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_search_key_is_not_inside_the_sandbox(start: Start, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FARM_SEARCH", "tavily")
     monkeypatch.setenv("FARM_SEARCH_KEY", "key-that-nobody-sees")
     sandbox = start()
@@ -269,7 +269,9 @@ def test_the_key_of_the_search_engine_is_not_inside(start: Start, run: Run, monk
         ({"command": "undo_edit", "path": PATH}, f"No edit history found for {PATH}."),
     ],
 )
-def test_mistakes(arguments: dict[str, Any], complaint: str, edit: EditTool, sandbox: Sandbox, run: Run) -> None:
+def test_invalid_edits_are_refused(
+    arguments: dict[str, Any], complaint: str, edit: EditTool, sandbox: Sandbox, run: Run
+) -> None:
     with pytest.raises(ToolError, match=complaint):
         call(run, edit, **arguments)
     assert run(sandbox.read_file(PATH)) == b"one\ntwo\nthree\ntwo\n"

@@ -63,7 +63,7 @@ def expire(store: Store, sandbox_id: str) -> None:
     store.write(lambda connection: connection.execute(late))
 
 
-def test_a_name_stands_for_one_sandbox_at_a_time(borrower: LocalBorrower) -> None:
+def test_name_identifies_one_sandbox_at_a_time(borrower: LocalBorrower) -> None:
     first = begin(borrower, name="mine")
     assert begin(borrower, name="mine") == first
     with pytest.raises(Conflict, match=first):
@@ -79,7 +79,7 @@ def test_a_name_stands_for_one_sandbox_at_a_time(borrower: LocalBorrower) -> Non
     assert {each.sandbox_id for each in borrower.list(ended=True)} == {first, second}
 
 
-def test_what_cannot_be_borrowed_leaves_nothing(borrower: LocalBorrower) -> None:
+def test_invalid_borrow_request_leaves_nothing(borrower: LocalBorrower) -> None:
     for fields, said in (
         ({"spec": {"kind": "klingon"}}, "no kind of sandbox 'klingon'"),
         ({"spec": {"network": True}}, 'network="allow"'),
@@ -94,15 +94,13 @@ def test_what_cannot_be_borrowed_leaves_nothing(borrower: LocalBorrower) -> None
 
 
 @pytest.mark.parametrize("reference", ["\0", "a\0b", "\ud800", "é" * 5000, "", "s-" + "0" * 16])
-def test_whatever_stands_for_none_is_said_not_to_be_there(
-    store: Store, borrower: LocalBorrower, reference: str
-) -> None:
+def test_unknown_reference_is_not_found(store: Store, borrower: LocalBorrower, reference: str) -> None:
     for use in (borrower.get, borrower.address, borrower.renew, borrower.stop, LocalAccess(store).revoke_key):
         with pytest.raises(NotFound, match="there is no"):
             use(reference)
 
 
-def test_as_many_are_open_as_the_farm_allows(borrower: LocalBorrower) -> None:
+def test_number_of_open_sandboxes_is_limited(borrower: LocalBorrower) -> None:
     ids = [begin(borrower) for _ in range(10)]
     with pytest.raises(Overloaded, match="FARM_MAX_SANDBOXES"):
         begin(borrower)
@@ -110,7 +108,7 @@ def test_as_many_are_open_as_the_farm_allows(borrower: LocalBorrower) -> None:
     begin(borrower)
 
 
-def test_the_dispatcher_gives_slots_to_batches_and_sandboxes_in_turn(store: Store, borrower: LocalBorrower) -> None:
+def test_dispatcher_alternates_between_batches_and_sandboxes(store: Store, borrower: LocalBorrower) -> None:
     announce(store, n_slots=2)
     request = BatchRequest(instances=(Instance(data_source="noop", fields={}),) * 8)
     batch_id, _ = store.write(lambda connection: batches.create(connection, request, "f"))
@@ -127,7 +125,7 @@ def test_the_dispatcher_gives_slots_to_batches_and_sandboxes_in_turn(store: Stor
     assert store.read(lambda connection: batches.status(connection, batch_id)).n_rollouts == 8
 
 
-def test_leases_end_what_nobody_uses(store: Store, borrower: LocalBorrower) -> None:
+def test_expired_lease_ends_the_sandbox(store: Store, borrower: LocalBorrower) -> None:
     announce(store)
     kept, dropped = begin(borrower), begin(borrower)
     dispatcher = admit(store)
@@ -147,9 +145,7 @@ def test_leases_end_what_nobody_uses(store: Store, borrower: LocalBorrower) -> N
         borrower.renew(dropped)
 
 
-def test_a_lost_node_ends_what_it_had_and_one_that_drains_gives_back_what_it_did_not_start(
-    store: Store, borrower: LocalBorrower
-) -> None:
+def test_lost_node_ends_its_sandboxes_and_drained_node_requeues_starts(store: Store, borrower: LocalBorrower) -> None:
     announce(store)
     ran = begin(borrower)
     admit(store)
@@ -169,7 +165,7 @@ def test_a_lost_node_ends_what_it_had_and_one_that_drains_gives_back_what_it_did
     }
 
 
-def test_a_try_whose_commit_was_not_answered_made_the_one_sandbox(store: Store) -> None:
+def test_repeated_create_after_a_lost_answer_makes_one_sandbox(store: Store) -> None:
     create = partial(
         borrowed_sandboxes.create,
         request=BorrowRequest(),
@@ -182,7 +178,7 @@ def test_a_try_whose_commit_was_not_answered_made_the_one_sandbox(store: Store) 
     assert (first[0].sandbox_id, first[1]) == (second[0].sandbox_id, second[1]) == ("s-0123456789abcdef", True)
 
 
-def test_the_ended_are_remembered_for_a_day_and_no_longer(store: Store, borrower: LocalBorrower) -> None:
+def test_ended_sandboxes_are_kept_for_a_day(store: Store, borrower: LocalBorrower) -> None:
     ids = [begin(borrower) for _ in range(3)]
     for each in ids[:2]:
         borrower.stop(each)
@@ -194,7 +190,7 @@ def test_the_ended_are_remembered_for_a_day_and_no_longer(store: Store, borrower
     assert {each.sandbox_id for each in borrower.list(ended=True)} == set(ids[1:]), "no lease had run out"
 
 
-def test_a_finished_name_begins_anew_and_a_lost_one_is_known(store: Store, borrower: LocalBorrower) -> None:
+def test_finished_name_is_reusable_and_lost_name_is_known(store: Store, borrower: LocalBorrower) -> None:
     assert borrower.newest_named("t") is None
     announce(store)
     begin(borrower, name="t")
@@ -209,7 +205,7 @@ def test_a_finished_name_begins_anew_and_a_lost_one_is_known(store: Store, borro
     assert borrower.counts("t") == {SandboxState.WAITING: 0, SandboxState.STARTING: 0, SandboxState.RUNNING: 0}
 
 
-def test_a_key_uses_what_it_borrowed_and_as_much_as_its_quota(store: Store, borrower: LocalBorrower) -> None:
+def test_key_uses_only_its_own_sandboxes_up_to_its_quota(store: Store, borrower: LocalBorrower) -> None:
     one, other = Caller("one", (Scope.SUBMIT,), max_open=1), Caller("other", (Scope.SUBMIT,))
     with acting_for(one), pytest.raises(Forbidden, match="'one' was revoked"):
         begin(borrower)
@@ -230,7 +226,7 @@ def test_a_key_uses_what_it_borrowed_and_as_much_as_its_quota(store: Store, borr
         assert borrower.stop(first).ended
 
 
-def test_a_quota_holds_for_those_who_ask_at_the_same_moment(store: Store, borrower: LocalBorrower) -> None:
+def test_quota_holds_for_concurrent_requests(store: Store, borrower: LocalBorrower) -> None:
     LocalAccess(store).add_key("one", ["submit"], max_open=1)
 
     def ask(_: int) -> bool:

@@ -91,7 +91,7 @@ def fail(store: Store, held: Claim, retry_in_s: float | None) -> bool:
     return store.write(lambda connection: rollouts.requeue(connection, held, LOST, later))
 
 
-def play(store: Store, rollout_id: str, attempt: int = 1, reward: float = 1.0, in_run: bool = False) -> None:
+def run_to_end(store: Store, rollout_id: str, attempt: int = 1, reward: float = 1.0, in_run: bool = False) -> None:
     assert in_run or advance(store, claimed(store, rollout_id, Stage.INIT, attempt))
     ended = {"policy_outcome": "submitted", "submission": {"answer": "42"}}
     assert advance(store, claimed(store, rollout_id, Stage.RUN, attempt), **ended)
@@ -103,7 +103,7 @@ def status(store: Store, batch_id: str) -> BatchStatus:
 
 
 class TestSchema:
-    def test_head_equals_the_tables(self, store: Store) -> None:
+    def test_head_revision_equals_the_tables(self, store: Store) -> None:
         from alembic.autogenerate import compare_metadata
         from alembic.runtime.migration import MigrationContext
 
@@ -113,7 +113,7 @@ class TestSchema:
 
         assert store.read(differences) == []
 
-    def test_every_revision_goes_up_and_down(self, store_url: str) -> None:
+    def test_every_revision_upgrades_and_downgrades(self, store_url: str) -> None:
         store = Store(store_url)
         try:
             for _ in range(2):
@@ -124,7 +124,7 @@ class TestSchema:
         finally:
             store.close()
 
-    def test_another_revision_is_refused_with_the_mend(self, store_url: str) -> None:
+    def test_other_revision_is_refused_with_the_remedy(self, store_url: str) -> None:
         store = Store(store_url)
         try:
             with pytest.raises(StoreUnavailable, match="farm migrate"):
@@ -134,16 +134,16 @@ class TestSchema:
 
 
 class TestSubmit:
-    def test_the_same_key_gives_the_same_batch(self, store: Store) -> None:
+    def test_same_key_gives_the_same_batch(self, store: Store) -> None:
         assert new_batch(store, idempotency_key="k") == new_batch(store, idempotency_key="k")
 
-    def test_the_same_key_for_something_else_is_a_conflict(self, store: Store) -> None:
+    def test_same_key_for_another_request_is_a_conflict(self, store: Store) -> None:
         new_batch(store, idempotency_key="k")
         request = BatchRequest(instances=(Instance(data_source="x", fields={}),), idempotency_key="k")
         with pytest.raises(Conflict, match="'k'"):
             store.write(lambda connection: batches.create(connection, request, "another"))
 
-    def test_the_same_key_at_the_same_moment_is_one_batch(self, store: Store) -> None:
+    def test_concurrent_submits_with_one_key_make_one_batch(self, store: Store) -> None:
         others = [Store(store.url) for _ in range(4)]
         start = threading.Barrier(4)
 
@@ -161,11 +161,11 @@ class TestSubmit:
             for other in others:
                 other.close()
 
-    def test_an_unknown_batch_is_not_found(self, store: Store) -> None:
+    def test_unknown_batch_is_not_found(self, store: Store) -> None:
         with pytest.raises(NotFound, match="nope"):
             status(store, "nope")
 
-    def test_what_was_found_of_its_tasks_is_told_with_a_batch(self, store: Store) -> None:
+    def test_findings_of_tasks_are_stored_with_the_batch(self, store: Store) -> None:
         findings = ("1 of 1 tasks is vacuous (ä)",)
         assert status(store, new_batch(store, findings=findings)).findings == findings
         batch_id = new_batch(store)
@@ -176,16 +176,16 @@ class TestSubmit:
         store.write(lambda connection: connection.execute(update(Batch).values(request=older)))
         assert status(store, batch_id).findings == ()
 
-    def test_instances_come_back_as_they_were(self, store: Store) -> None:
+    def test_instances_are_read_back_unchanged(self, store: Store) -> None:
         batch_id = new_batch(store, 3)
         assert store.read(lambda connection: batches.instance_fields(connection, batch_id, 2)) == ("noop", {"i": 2}, "")
 
 
 class TestTransitions:
-    def test_a_rollout_goes_through_its_stages(self, store: Store) -> None:
+    def test_rollout_passes_through_its_stages(self, store: Store) -> None:
         batch_id = new_batch(store)
         place(store, batch_id)
-        play(store, f"{batch_id}.0.0", reward=0.5)
+        run_to_end(store, f"{batch_id}.0.0", reward=0.5)
         (rollout,) = store.read(lambda connection: batches.rollouts_of(connection, batch_id))
         assert (rollout.state, rollout.outcome, rollout.reward) == (State.COMPLETED, Outcome.SUBMITTED, 0.5)
         assert rollout.finished_at is not None
@@ -201,7 +201,7 @@ class TestTransitions:
         (score,) = store.read(lambda connection: batches.rewards_of(connection, rollout.rollout_id))
         assert (score.value, score.details, score.evaluator) == (0.5, {"why": "x"}, "test")
 
-    def test_what_a_play_counted_is_on_its_rollout_and_in_its_batch(self, store: Store) -> None:
+    def test_counts_of_a_run_are_on_its_rollout_and_its_batch(self, store: Store) -> None:
         batch_id = new_batch(store, n=2)
         place(store, batch_id)
         rollout_id = f"{batch_id}.0.0"
@@ -228,7 +228,7 @@ class TestTransitions:
                 other.close()
         assert sorted(each.rollout_id for each in won if each is not None) == sorted(names)
 
-    def test_a_claim_needs_the_right_node_attempt_and_stage(self, store: Store) -> None:
+    def test_claim_needs_the_right_node_attempt_and_stage(self, store: Store) -> None:
         batch_id = new_batch(store)
         rollout_id = f"{batch_id}.0.0"
         assert claim(store, rollout_id, Stage.INIT) is None, "it is on no node yet"
@@ -240,7 +240,7 @@ class TestTransitions:
         assert claim(store, rollout_id, Stage.RUN, attempt=2) is None
         assert claim(store, rollout_id, Stage.INIT, attempt=2) is not None
 
-    def test_a_worker_presumed_dead_writes_nothing(self, store: Store) -> None:
+    def test_expired_worker_writes_nothing(self, store: Store) -> None:
         batch_id = new_batch(store)
         place(store, batch_id)
         rollout_id = f"{batch_id}.0.0"
@@ -257,7 +257,7 @@ class TestTransitions:
         assert advance(store, second)
         assert status(store, batch_id).n_finished == 0
 
-    def test_renewing_tells_what_is_still_held(self, store: Store) -> None:
+    def test_renewal_returns_the_claims_still_held(self, store: Store) -> None:
         batch_id = new_batch(store, n=2)
         place(store, batch_id)
         held = [claimed(store, f"{batch_id}.{i}.0", Stage.INIT) for i in range(2)]
@@ -267,7 +267,7 @@ class TestTransitions:
         ids = [each.rollout_id for each in held]
         assert store.write(lambda connection: leases.renew(connection, "w", ids, 60.0)) == {held[1].rollout_id}
 
-    def test_a_failure_in_scoring_scores_again_without_playing_again(self, store: Store) -> None:
+    def test_failed_scoring_is_repeated_without_another_run(self, store: Store) -> None:
         batch_id = new_batch(store)
         place(store, batch_id)
         rollout_id = f"{batch_id}.0.0"
@@ -279,19 +279,19 @@ class TestTransitions:
         assert again.submission == {"answer": "a"}
         assert finish(store, again)
 
-    def test_a_failure_in_play_starts_over(self, store: Store) -> None:
+    def test_failed_run_starts_over(self, store: Store) -> None:
         batch_id = new_batch(store)
         place(store, batch_id)
         rollout_id = f"{batch_id}.0.0"
         advance(store, claimed(store, rollout_id, Stage.INIT))
         assert fail(store, claimed(store, rollout_id, Stage.RUN), 0.0)
         place(store, batch_id)
-        play(store, rollout_id, attempt=2)
+        run_to_end(store, rollout_id, attempt=2)
         assert store.read(lambda connection: batches.rollout(connection, rollout_id)).failure is None
         timings = store.read(lambda connection: batches.timings(connection, rollout_id))
         assert [each.failure for each in timings if each.attempt == 1 and each.stage is Stage.RUN] == [LOST]
 
-    def test_a_failed_rollout_has_no_reward(self, store: Store) -> None:
+    def test_failed_rollout_has_no_reward(self, store: Store) -> None:
         batch_id = new_batch(store)
         place(store, batch_id)
         assert fail(store, claimed(store, f"{batch_id}.0.0", Stage.INIT), None)
@@ -305,16 +305,16 @@ class TestTransitions:
         (rollout,) = store.read(lambda connection: batches.rollouts_of(connection, batch_id))
         assert (rollout.reward, rollout.trainable, rollout.outcome) == (None, False, Outcome.LOST)
 
-    def test_a_retry_waits_its_time(self, store: Store) -> None:
+    def test_retry_waits_for_its_delay(self, store: Store) -> None:
         batch_id = new_batch(store)
         place(store, batch_id)
         assert fail(store, claimed(store, f"{batch_id}.0.0", Stage.INIT), 50.0)
         assert store.read(lambda connection: placement.waiting(connection, 1)) == []
 
-    def test_a_rescored_rollout_keeps_its_outcome_and_both_scores(self, store: Store) -> None:
+    def test_rescored_rollout_keeps_its_outcome_and_both_scores(self, store: Store) -> None:
         batch_id = new_batch(store, n=2)
         place(store, batch_id)
-        play(store, f"{batch_id}.0.0", reward=0.0)
+        run_to_end(store, f"{batch_id}.0.0", reward=0.0)
         assert store.write(lambda connection: cancel_and_rescore.rescore(connection, RolloutRef(batch_id), None)) == [
             f"{batch_id}.0.0"
         ]
@@ -328,10 +328,10 @@ class TestTransitions:
 
 
 class TestCancel:
-    def test_it_ends_all_that_has_not_ended_once(self, store: Store) -> None:
+    def test_cancel_ends_all_open_rollouts_once(self, store: Store) -> None:
         batch_id = new_batch(store, n=3)
         place(store, batch_id)
-        play(store, f"{batch_id}.0.0")
+        run_to_end(store, f"{batch_id}.0.0")
         held = claimed(store, f"{batch_id}.1.0", Stage.INIT)
         ids = store.write(lambda connection: cancel_and_rescore.cancel(connection, RolloutRef(batch_id), None))
         assert sorted(ids) == [f"{batch_id}.1.0", f"{batch_id}.2.0"]
@@ -360,7 +360,7 @@ class TestArtefacts:
     def contents(self, store: Store, rollout_id: str, name: str) -> bytes:
         return store.read(lambda connection: artefacts.contents(connection, rollout_id, name))
 
-    def test_they_come_back_byte_for_byte_and_take_less_room(self, store: Store) -> None:
+    def test_artefacts_are_read_back_unchanged_and_compressed(self, store: Store) -> None:
         held = self.held(store, new_batch(store))
         result = {"a.txt": b"line\n" * 100_000, "b.png": bytes(range(256)), "empty": b""}
         for name, data in result.items():
@@ -372,7 +372,7 @@ class TestArtefacts:
         }
         assert next(each.n_stored for each in kept_artefacts if each.name == "a.txt") < 10_000
 
-    def test_the_same_write_twice_is_one(self, store: Store) -> None:
+    def test_repeated_write_is_stored_once(self, store: Store) -> None:
         held = self.held(store, new_batch(store))
         assert keep(store, held, "a", b"first")
         assert keep(store, held, "a", b"first")
@@ -390,13 +390,13 @@ class TestArtefacts:
         assert keep(store, second, "a", b"of the second")
         assert self.contents(store, zombie.rollout_id, "a") == b"of the second"
 
-    def test_what_is_not_there_is_not_found(self, store: Store) -> None:
+    def test_missing_artefact_is_not_found(self, store: Store) -> None:
         held = self.held(store, new_batch(store))
         assert self.names(store, held.rollout_id) == []
         with pytest.raises(NotFound, match="nope"):
             self.contents(store, held.rollout_id, "nope")
 
-    def test_they_go_with_the_batch(self, store: Store) -> None:
+    def test_artefacts_are_deleted_with_the_batch(self, store: Store) -> None:
         held = self.held(store, new_batch(store))
         keep(store, held, "a", b"x")
         table = cast(Table, Batch.__table__)
@@ -405,54 +405,54 @@ class TestArtefacts:
 
 
 class TestCursor:
-    def test_rollouts_are_numbered_in_the_order_in_which_they_end(self, store: Store) -> None:
+    def test_rollouts_are_numbered_in_the_order_of_their_ends(self, store: Store) -> None:
         batch_id = new_batch(store, n=4)
         place(store, batch_id)
         for index in (2, 0, 3):
-            play(store, f"{batch_id}.{index}.0")
+            run_to_end(store, f"{batch_id}.{index}.0")
         store.write(lambda connection: cancel_and_rescore.cancel(connection, RolloutRef(batch_id), None))
         ended = store.read(lambda connection: batches.ended_after(connection, batch_id, 0, 100))
         assert [(each.group_index, each.cursor) for each in ended] == [(2, 1), (0, 2), (3, 3), (1, 4)]
         rest = store.read(lambda connection: batches.ended_after(connection, batch_id, 2, 100))
         assert [each.group_index for each in rest] == [3, 1]
 
-    def test_a_finish_that_does_not_apply_leaves_the_count(self, store: Store) -> None:
+    def test_finish_that_does_not_apply_leaves_the_count(self, store: Store) -> None:
         batch_id = new_batch(store, n=2)
         place(store, batch_id)
-        play(store, f"{batch_id}.0.0")
+        run_to_end(store, f"{batch_id}.0.0")
         stale = Claim(f"{batch_id}.0.0", 2, Stage.EVAL, "w", batch_id, 0, 0, NODE, None, None)
         assert not finish(store, stale)
         its_own = replace(stale, attempt=1)
         assert finish(store, its_own), "one whose answer was lost is told that it applied"
         batch_status = status(store, batch_id)
         assert (batch_status.n_finished, batch_status.n_completed) == (1, 1)
-        play(store, f"{batch_id}.1.0")
+        run_to_end(store, f"{batch_id}.1.0")
         ended = store.read(lambda connection: batches.ended_after(connection, batch_id, 0, 100))
         assert [each.cursor for each in ended] == [1, 2]
 
-    def test_only_whole_groups_are_groups(self, store: Store) -> None:
+    def test_only_complete_groups_are_returned(self, store: Store) -> None:
         batch_id = new_batch(store, n=2, n_samples=2)
         place(store, batch_id)
         for name in ("0.0", "1.0", "1.1"):
-            play(store, f"{batch_id}.{name}")
+            run_to_end(store, f"{batch_id}.{name}")
         (group,) = store.read(lambda connection: batches.groups_after(connection, batch_id, 0, 100))
         assert [each.rollout_id for each in group] == [f"{batch_id}.1.0", f"{batch_id}.1.1"]
         assert store.read(lambda connection: batches.groups_after(connection, batch_id, 3, 100)) == []
-        play(store, f"{batch_id}.0.1")
+        run_to_end(store, f"{batch_id}.0.1")
         (group,) = store.read(lambda connection: batches.groups_after(connection, batch_id, 3, 100))
         assert group[0].group_index == 0
 
-    def test_what_is_scored_again_while_a_page_is_read_passes_over_nothing(self, store: Store) -> None:
+    def test_rescore_during_a_page_read_skips_no_group(self, store: Store) -> None:
         batch_id = new_batch(store, n=3)
         place(store, batch_id)
         for index in range(2):
-            play(store, f"{batch_id}.{index}.0")
+            run_to_end(store, f"{batch_id}.{index}.0")
         result: list[str] = []
 
         def meanwhile(*call: Any) -> None:
             result.append(call[2])
             if len(result) == 1:
-                play(store, f"{batch_id}.2.0")
+                run_to_end(store, f"{batch_id}.2.0")
                 store.write(lambda connection: cancel_and_rescore.rescore(connection, RolloutRef(batch_id, 0)))
                 place(store, batch_id)
                 assert finish(store, claimed(store, f"{batch_id}.0.0", Stage.EVAL, 2))
@@ -467,7 +467,7 @@ class TestCursor:
 
 
 class TestTrajectories:
-    def test_model_calls_come_back_whole_and_only_what_is_new_is_stored(self, store: Store) -> None:
+    def test_model_calls_are_stored_as_differences_and_read_back_whole(self, store: Store) -> None:
         batch_id = new_batch(store)
         log = trajectories.CallLog(f"{batch_id}.0.0", 1)
         first, second = _call(0, [1, 2], [3, 4]), _call(1, [1, 2, 3, 4, 5], [6])
@@ -483,7 +483,7 @@ class TestTrajectories:
         assert result[0].response_logprobs is not None
         assert result[0].response_logprobs.dtype == np.float32
 
-    def test_tools_are_stored_once_for_calls_that_continue_each_other(self, store: Store) -> None:
+    def test_tools_are_stored_once_for_continued_calls(self, store: Store) -> None:
         def tool(name: str) -> dict[str, Any]:
             parameters = {"type": "object", "properties": {name: {"maximum": 2**70}, "a": {}}}
             return {"type": "function", "function": {"name": name, "parameters": parameters}}
@@ -509,7 +509,7 @@ class TestTrajectories:
         properties = by_call[2][0]["function"]["parameters"]["properties"]
         assert list(properties) == ["look", "a"], "the order of a schema is part of the prompt"
 
-    def test_calls_whose_schemas_differ_in_their_order_alone_have_tools_of_their_own(self, store: Store) -> None:
+    def test_calls_with_reordered_schemas_have_separate_tools(self, store: Store) -> None:
         log = trajectories.CallLog("r", 1)
         first, second = _call(0, [1], [2]), _call(1, [1, 2, 3], [4])
         first.tools, second.tools = [{"a": 1, "b": 2}], [{"b": 2, "a": 1}]
@@ -517,7 +517,7 @@ class TestTrajectories:
         assert [list(row["tools"][0]) for row in rows] == [["a", "b"], ["b", "a"]]
 
     @pytest.mark.parametrize("stop_reason", [None, "</s>", 151645, "151645"])
-    def test_all_that_is_known_of_a_call_comes_back(self, store: Store, stop_reason: str | int | None) -> None:
+    def test_all_fields_of_a_call_are_read_back(self, store: Store, stop_reason: str | int | None) -> None:
         rollout_id = f"{new_batch(store)}.0.0"
         call = _call(0, [1], [2, 3])
         call.versions = (VersionSpan("3", 0, 1), VersionSpan("step-4", 1, 2))
@@ -532,7 +532,7 @@ class TestTrajectories:
         (model_call,) = store.read(lambda connection: trajectories.calls(connection, rollout_id))
         assert model_call.n_invalid == 2, "known only once its tool calls were looked at"
 
-    def test_a_row_s_mismatch_comes_back(self, store: Store) -> None:
+    def test_mismatch_of_a_row_is_read_back(self, store: Store) -> None:
         batch_id = new_batch(store)
         rollout_id = f"{batch_id}.0.0"
         off = _call(1, [7], [8])
@@ -540,11 +540,11 @@ class TestTrajectories:
         rows = segments([_call(0, [1], [2]), off])
         store.write(lambda connection: trajectories.store_segments(connection, rollout_id, batch_id, 1, rows))
         place(store, batch_id)
-        play(store, rollout_id)
+        run_to_end(store, rollout_id)
         result = store.read(lambda connection: trajectories.segments_of(connection, batch_id))[rollout_id]
         assert [(row.mismatch, row.trainable) for row in result] == [(None, True), (0, False)]
 
-    def test_a_call_is_stored_beyond_the_longest_it_continues(self, store: Store) -> None:
+    def test_call_is_stored_relative_to_the_longest_prefix(self, store: Store) -> None:
         log = trajectories.CallLog("r", 1)
         prefixes = [
             log.row(_call(index, *ids))["prefix_call"]
@@ -554,7 +554,7 @@ class TestTrajectories:
         again = log.row(_call(3, [1, 2, 3, 4], []))
         assert (again["prefix_call"], again["prompt_ids"].tolist()) == (1, [])
 
-    def test_a_call_that_goes_on_from_none_says_so_where_nobody_else_could(self, store: Store) -> None:
+    def test_call_without_a_prefix_records_how_it_begins(self, store: Store) -> None:
         log = trajectories.CallLog("r", 1)
         result = [
             log.row(_call(index, *ids))["begins"]
@@ -566,7 +566,7 @@ class TestTrajectories:
         model_call.begins = "branch: another conversation"
         assert log.row(model_call)["begins"] == "branch: another conversation"
 
-    def test_calls_are_those_of_the_attempt_asked_for(self, store: Store) -> None:
+    def test_calls_are_those_of_the_requested_attempt(self, store: Store) -> None:
         rollout_id = f"{new_batch(store)}.0.0"
         for attempt, token in ((1, 7), (2, 8)):
             row = trajectories.CallLog(rollout_id, attempt).row(_call(0, [1], [token]))
@@ -590,7 +590,7 @@ class TestTrajectories:
             )
         assert store.read(lambda connection: trajectories.segments_of(connection, batch_id)) == {}, "it has not ended"
         place(store, batch_id)
-        play(store, rollout_id)
+        run_to_end(store, rollout_id)
         result = store.read(lambda connection: trajectories.segments_of(connection, batch_id))
         assert [row.response_ids.tolist() for row in result[rollout_id]] == [[8]]
 
@@ -613,7 +613,7 @@ def _call(index: int, prompt: list[int], response: list[int]) -> ModelCall:
 
 
 class TestNodes:
-    def test_one_leads_until_its_lease_runs_out(self, store: Store) -> None:
+    def test_leadership_lasts_until_its_lease_ends(self, store: Store) -> None:
         def lead(owner: str, lease_s: float = 60.0) -> bool:
             return store.write(lambda connection: leader.acquire_leadership(connection, "dispatcher", owner, lease_s))
 
@@ -624,7 +624,7 @@ class TestNodes:
         store.write(lambda connection: leader.release_leadership(connection, "dispatcher", "b"))
         assert lead("a")
 
-    def test_of_many_who_begin_to_lead_at_once_one_does(self, store: Store) -> None:
+    def test_one_of_many_concurrent_candidates_leads(self, store: Store) -> None:
         stores = [Store(store.url) for _ in range(6)]
 
         def lead(number: int, role: str, together: threading.Barrier) -> bool:
@@ -642,7 +642,7 @@ class TestNodes:
             for each in stores:
                 each.close()
 
-    def test_a_node_is_announced_drained_and_removed(self, store: Store) -> None:
+    def test_node_is_announced_drained_and_removed(self, store: Store) -> None:
         node = Node(NODE, 10, 1, 2, 3, ["noop"], {"x": 1})
         store.write(lambda connection: nodes.announce(connection, node))
         store.write(lambda connection: nodes.announce(connection, node))
@@ -661,7 +661,7 @@ class TestNodes:
         store.write(lambda connection: nodes.remove(connection, NODE))
         assert not store.write(lambda connection: nodes.heartbeat(connection, node))
 
-    def test_what_nobody_heard_is_rung_again_less_and_less_often(self, store: Store) -> None:
+    def test_undelivered_message_is_sent_again_with_backoff(self, store: Store) -> None:
         announce(store)
         batch_id = new_batch(store)
         place(store, batch_id)
@@ -673,7 +673,7 @@ class TestNodes:
         assert message == placement.StageMessage(f"{batch_id}.0.0", 1, Stage.INIT, NODE)
         assert store.write(lambda connection: placement.undelivered(connection, 3.0, 10)) == []
 
-    def test_what_a_broker_that_is_away_did_not_carry_is_soon_rung_again(self, store: Store) -> None:
+    def test_message_unsent_by_an_absent_broker_is_sent_again_soon(self, store: Store) -> None:
         announce(store)
         batch_id = new_batch(store)
         place(store, batch_id)
@@ -686,26 +686,26 @@ class TestNodes:
         store.write(lambda connection: placement.mark_unsent(connection, stage_messages, 3.0))
         assert store.read(lambda connection: connection.execute(waits).scalar_one()) <= 3.0
 
-    def test_a_busy_pool_is_not_rung_again_however_long_its_queue_waits(self, store: Store) -> None:
+    def test_busy_pool_gets_no_repeated_messages(self, store: Store) -> None:
         announce(store, n_slots=2)
         batch_id = new_batch(store, n=5)
         place(store, batch_id)
         held = [claimed(store, f"{batch_id}.{index}.0", Stage.INIT) for index in range(2)]
 
-        def rung_again() -> list[str]:
+        def resent() -> list[str]:
             # hours pass between two rounds
             store.write(lambda connection: connection.execute(update(rollouts.rollouts).values(resend_at=0.0)) and None)
             assert store.read(placement.any_undelivered) == (len(held) < 2)
             return [message.rollout_id for message in store.write(lambda each: placement.undelivered(each, 3.0, 10))]
 
-        assert [rung_again() for _ in range(50)] == [[]] * 50
+        assert [resent() for _ in range(50)] == [[]] * 50
         assert advance(store, held.pop())
-        assert len(rung_again()) == 2, "one slot of init is free, and that of run for what went there"
+        assert len(resent()) == 2, "one slot of init is free, and that of run for what went there"
         assert {row.attempt for row in store.read(lambda each: batches.rollouts_of(each, batch_id))} == {1}
 
 
 class TestWrites:
-    def test_a_write_that_fails_takes_no_other_along(self, store: Store) -> None:
+    def test_failed_write_fails_no_other(self, store: Store) -> None:
         go = threading.Event()
 
         def wait(connection: Connection) -> None:
@@ -735,7 +735,7 @@ class TestWrites:
         count = select(rollouts.attempts.c.rollout_id)
         assert len(store.read(lambda connection: connection.execute(count).all())) == 200
 
-    def test_an_address_that_is_no_database_is_refused(self) -> None:
+    def test_invalid_database_address_is_refused(self) -> None:
         for url in ("mysql://x/y", "nonsense", "sqlite://", ""):
             with pytest.raises(InvalidRequest, match="store_url"):
                 Store(url)

@@ -19,7 +19,7 @@ from farm.store.sql.schema import Batch
 from farm.task_archive import pack
 
 
-def test_an_archive_is_whole_once_it_is_checked_and_goes_with_its_batches(store: Store, tmp_path: Path) -> None:
+def test_archive_is_complete_once_checked_and_removed_with_its_batches(store: Store, tmp_path: Path) -> None:
     task = tmp_path / "task"
     task.mkdir()
     (task / "large").write_bytes(bytes(range(256)) * (PART_BYTES // 200))
@@ -43,7 +43,7 @@ def test_an_archive_is_whole_once_it_is_checked_and_goes_with_its_batches(store:
     assert store.read(lambda connection: stored_archives.part(connection, digest, 0)) is None
 
 
-def test_parts_that_are_another_archive_or_none_are_dropped(store: Store, tmp_path: Path) -> None:
+def test_invalid_parts_are_dropped(store: Store, tmp_path: Path) -> None:
     archives = LocalArchives(store)
     (tmp_path / "task").mkdir()
     archive = io.BytesIO()

@@ -20,14 +20,14 @@ from farm.store.database import Store
 from farm.store.reports import audit
 from farm.store.rollouts import attempts, batches, rewards
 from farm.store.sql.schema import DeliveryRow, SegmentRow
-from tests.contract.store.test_store import advance, claimed, fail, finish, new_batch, place, play
+from tests.contract.store.test_store import advance, claimed, fail, finish, new_batch, place, run_to_end
 from tests.services.farms import until
 from tests.services.model_calls import model_call
 
 ROW = rollouts.rollouts
 
 
-def wrongs(store: Store, batch_id: str) -> list[str]:
+def violations_of(store: Store, batch_id: str) -> list[str]:
     return [violation.what for violation in store.read(lambda connection: audit.violations(connection, batch_id))]
 
 
@@ -35,7 +35,7 @@ def one_of_each(store: Store) -> str:
     """Write ten groups of two, with a rollout in each possible state; `.0.0` is completed, with a row."""
     batch_id = new_batch(store, 10, 2, max_attempts=2)
     place(store, batch_id)
-    _played_with_a_row(store, batch_id)
+    _run_with_a_row(store, batch_id)
     claimed(store, f"{batch_id}.1.0", Stage.INIT)
     held = claimed(store, f"{batch_id}.2.0", Stage.INIT)
     assert fail(store, held, retry_in_s=0.0)
@@ -44,16 +44,16 @@ def one_of_each(store: Store) -> str:
     assert advance(store, claimed(store, f"{batch_id}.5.0", Stage.INIT))
     assert advance(store, claimed(store, f"{batch_id}.6.0", Stage.INIT))
     claimed(store, f"{batch_id}.6.0", Stage.RUN)
-    play(store, f"{batch_id}.7.0")
+    run_to_end(store, f"{batch_id}.7.0")
     store.write(lambda connection: cancel_and_rescore.rescore(connection, RolloutRef(batch_id), [f"{batch_id}.7.0"]))
-    play(store, f"{batch_id}.8.0")
+    run_to_end(store, f"{batch_id}.8.0")
     store.write(lambda connection: cancel_and_rescore.rescore(connection, RolloutRef(batch_id), [f"{batch_id}.8.0"]))
     place(store, batch_id)
     assert finish(store, claimed(store, f"{batch_id}.8.0", Stage.EVAL, 2), 0.5)
     return batch_id
 
 
-def _played_with_a_row(store: Store, batch_id: str) -> None:
+def _run_with_a_row(store: Store, batch_id: str) -> None:
     rollout_id = f"{batch_id}.0.0"
     assert advance(store, claimed(store, rollout_id, Stage.INIT))
     held = claimed(store, rollout_id, Stage.RUN)
@@ -65,9 +65,9 @@ def _played_with_a_row(store: Store, batch_id: str) -> None:
     assert finish(store, claimed(store, rollout_id, Stage.EVAL))
 
 
-def test_all_that_may_be_is_in_order(store: Store) -> None:
+def test_valid_states_have_no_violation(store: Store) -> None:
     batch_id = one_of_each(store)
-    assert wrongs(store, batch_id) == []
+    assert violations_of(store, batch_id) == []
     numbers = store.read(lambda connection: audit.conservation(connection, batch_id))
     assert numbers.batch == Count(batch_id, 20, 2, 1, 1, 16)
     assert numbers.groups[4] == Count(f"{batch_id}.4", 2, 0, 0, 1, 1)
@@ -75,9 +75,9 @@ def test_all_that_may_be_is_in_order(store: Store) -> None:
     assert store.read(audit.open_batches) == [batch_id]
 
 
-def test_a_batch_that_is_not_there_is_not_in_order(store: Store) -> None:
+def test_unknown_batch_is_not_found(store: Store) -> None:
     with pytest.raises(NotFound):
-        wrongs(store, "b0")
+        violations_of(store, "b0")
 
 
 BROKEN: list[tuple[str, int, dict[str, Any], str]] = [
@@ -119,7 +119,7 @@ BROKEN: list[tuple[str, int, dict[str, Any], str]] = [
 
 
 @pytest.mark.parametrize(("group", "values", "what"), [each[1:] for each in BROKEN], ids=[each[0] for each in BROKEN])
-def test_what_must_never_be_is_found(sqlite_audited: tuple[Store, str], group: int, values: Any, what: str) -> None:
+def test_violation_of_a_rollout_is_found(sqlite_audited: tuple[Store, str], group: int, values: Any, what: str) -> None:
     store, batch_id = sqlite_audited
     rollout_id = f"{batch_id}.{group}.0"
     store.write(lambda connection: connection.execute(update(ROW).where(ROW.c.rollout_id == rollout_id).values(values)))
@@ -132,7 +132,7 @@ def sqlite_audited(sqlite_store: Store) -> tuple[Store, str]:
     return sqlite_store, one_of_each(sqlite_store)
 
 
-def test_what_must_never_be_of_other_tables_is_found(store: Store) -> None:
+def test_violations_in_other_tables_are_found(store: Store) -> None:
     batch_id = one_of_each(store)
     done = f"{batch_id}.0.0"
     rows, deliveries = cast(Table, SegmentRow.__table__), cast(Table, DeliveryRow.__table__)
@@ -149,12 +149,12 @@ def test_what_must_never_be_of_other_tables_is_found(store: Store) -> None:
         (update(batches).values(n_rollouts=21), "21 rollouts were submitted, 19 are there"),
     ]
     for statement, what in faults:
-        assert not any(what in each for each in wrongs(store, batch_id))
+        assert not any(what in each for each in violations_of(store, batch_id))
         store.write(lambda connection, statement=statement: connection.execute(statement))  # type: ignore[misc]
-        assert any(what in each for each in wrongs(store, batch_id)), (what, wrongs(store, batch_id))
+        assert any(what in each for each in violations_of(store, batch_id)), (what, violations_of(store, batch_id))
 
 
-def test_no_alarm_is_false_while_rollouts_go_on(store: Store) -> None:
+def test_running_rollouts_cause_no_false_alarm(store: Store) -> None:
     batch_id = new_batch(store, 30, 2)
     place(store, batch_id)
     ended = threading.Event()
@@ -163,17 +163,17 @@ def test_no_alarm_is_false_while_rollouts_go_on(store: Store) -> None:
     def audit_on() -> list[str]:
         result: list[str] = []
         while not ended.is_set() and not result:
-            result = wrongs(store, batch_id)
+            result = violations_of(store, batch_id)
         return result
 
     with ThreadPoolExecutor(9) as threads:
         audited = threads.submit(audit_on)
-        list(threads.map(lambda rollout_id: play(store, rollout_id), ids))
+        list(threads.map(lambda rollout_id: run_to_end(store, rollout_id), ids))
         ended.set()
     assert audited.result() == []
 
 
-def test_an_auditor_cries_out_once_about_each_thing(store: Store, caplog: pytest.LogCaptureFixture) -> None:
+def test_each_violation_is_reported_once(store: Store, caplog: pytest.LogCaptureFixture) -> None:
     first, second = new_batch(store), new_batch(store)
     invariant_checker = InvariantChecker(store, period_s=0.0)
     assert [invariant_checker.look() for _ in range(2)] == [[], []]
@@ -188,7 +188,7 @@ def test_an_auditor_cries_out_once_about_each_thing(store: Store, caplog: pytest
     assert store.read(audit.open_batches) == [second]
 
 
-def test_what_was_never_looked_at_comes_first(store: Store) -> None:
+def test_unchecked_batches_are_checked_first(store: Store) -> None:
     new_batch(store), new_batch(store)
     invariant_checker = InvariantChecker(store, period_s=0.0)
     assert invariant_checker.look() == []
@@ -197,7 +197,7 @@ def test_what_was_never_looked_at_comes_first(store: Store) -> None:
     assert [violation.id for _ in range(2) for violation in invariant_checker.look()] == [f"{late}.0.0"]
 
 
-def test_many_small_batches_are_looked_at_together(store: Store, caplog: pytest.LogCaptureFixture) -> None:
+def test_many_small_batches_are_checked_together(store: Store, caplog: pytest.LogCaptureFixture) -> None:
     for _ in range(30):
         new_batch(store)
     store.write(lambda connection: connection.execute(update(ROW).values(reward=1.0)))
@@ -209,7 +209,7 @@ def test_many_small_batches_are_looked_at_together(store: Store, caplog: pytest.
     assert rounds < 30
 
 
-def test_an_auditor_that_is_started_looks_until_it_is_closed(store: Store, caplog: pytest.LogCaptureFixture) -> None:
+def test_started_checker_runs_until_it_is_closed(store: Store, caplog: pytest.LogCaptureFixture) -> None:
     invariant_checker = InvariantChecker(store, period_s=0.05)
     invariant_checker.start()
     for number in range(1, 3):
@@ -222,7 +222,7 @@ def test_an_auditor_that_is_started_looks_until_it_is_closed(store: Store, caplo
     invariant_checker.close()
 
 
-def test_its_cost_does_not_grow_with_what_has_ended(postgres_store: Store) -> None:
+def test_audit_cost_does_not_grow_with_ended_rollouts(postgres_store: Store) -> None:
     batch_id = one_of_each(postgres_store)
 
     def plan(connection: Connection) -> str:

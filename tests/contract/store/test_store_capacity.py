@@ -29,7 +29,7 @@ def announce(store: Store, *infos: dict[str, Any]) -> None:
         store.write(lambda c, node=node: nodes.announce(c, node))  # type: ignore[misc]
 
 
-def test_too_few_connections_are_said(postgres_store: Store) -> None:
+def test_too_few_connections_are_reported(postgres_store: Store) -> None:
     announce(postgres_store, {}, {})
     result = postgres_store.read(capacity)
     assert result is not None
@@ -39,11 +39,11 @@ def test_too_few_connections_are_said(postgres_store: Store) -> None:
     said = finding(postgres_store, "connections")
     assert not said.ok
     assert f"{22 * NODE_CONNECTIONS + 15} needed by 22 nodes" in said.detail
-    assert "max_connections" in said.mend
+    assert "max_connections" in said.remedy
     assert Capacity(20, 97).suffices != Capacity(21, 97).suffices
 
 
-def test_sqlite_has_no_bound(sqlite_store: Store) -> None:
+def test_sqlite_has_no_connection_limit(sqlite_store: Store) -> None:
     assert sqlite_store.read(capacity) is None
     assert finding(sqlite_store, "connections").ok
 
@@ -57,7 +57,7 @@ def test_sqlite_has_no_bound(sqlite_store: Store) -> None:
         ([("1.0", "0007"), ("", "")], False),
     ],
 )
-def test_a_farm_of_several_versions_says_so(store: Store, versions: list[tuple[str, str]], mixed: bool) -> None:
+def test_nodes_of_different_versions_are_reported(store: Store, versions: list[tuple[str, str]], mixed: bool) -> None:
     announce(store, *({"version": code, "schema": schema} for code, schema in versions))
     said = finding(store, "nodes")
     assert ("different versions" in said.detail) == mixed
@@ -65,7 +65,7 @@ def test_a_farm_of_several_versions_says_so(store: Store, versions: list[tuple[s
 
 
 @pytest.mark.parametrize("n_connections", [1, 2])
-def test_a_process_has_no_more_connections_than_it_was_given(postgres_store: Store, n_connections: int) -> None:
+def test_process_opens_no_more_connections_than_its_limit(postgres_store: Store, n_connections: int) -> None:
     named = make_url(postgres_store.url).update_query_dict({"application_name": "counted"})
     store = Store(named.render_as_string(hide_password=False), n_connections=n_connections)
     mine = text("SELECT count(*) FROM pg_stat_activity WHERE application_name = 'counted'")

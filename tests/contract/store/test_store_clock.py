@@ -36,15 +36,15 @@ def skewed(clock: Skewed) -> Iterator[Store]:
     opened.close()
 
 
-def test_the_clock_is_the_stores(clock: Skewed, skewed: Store) -> None:
+def test_time_is_that_of_the_store(clock: Skewed, skewed: Store) -> None:
     before = skewed.read(store_time)
     clock.set(-HOUR_S)
     assert before - HOUR_S <= skewed.read(store_time) < before - HOUR_S + 60
 
 
 @pytest.mark.parametrize("off_s", [-HOUR_S, -100.0, 1e7])
-class TestWaitingTime:
-    def test_is_placed_at_once(self, clock: Skewed, skewed: Store, off_s: float) -> None:
+class TestClockJumps:
+    def test_waiting_rollout_is_placed_at_once(self, clock: Skewed, skewed: Store, off_s: float) -> None:
         batch_id = new_batch(skewed, 2)
         place(skewed, batch_id)
         fail(skewed, claimed(skewed, f"{batch_id}.1.0", Stage.INIT), 50.0)
@@ -53,7 +53,7 @@ class TestWaitingTime:
         waits = {each.batch_id for each in skewed.read(lambda connection: placement.waiting(connection, 9))}
         assert waits == {batch_id, fresh}
 
-    def test_is_announced_again(self, clock: Skewed, skewed: Store, off_s: float) -> None:
+    def test_undelivered_message_is_sent_again(self, clock: Skewed, skewed: Store, off_s: float) -> None:
         announce(skewed)
         batch_id = new_batch(skewed)
         place(skewed, batch_id)
@@ -63,7 +63,7 @@ class TestWaitingTime:
         assert len(skewed.write(lambda connection: placement.undelivered(connection, 3.0, 9))) == 1
         assert not skewed.read(placement.any_undelivered)
 
-    def test_is_led_at_once_by_another(self, clock: Skewed, skewed: Store, off_s: float) -> None:
+    def test_leadership_passes_at_once_to_another(self, clock: Skewed, skewed: Store, off_s: float) -> None:
         assert skewed.write(lambda connection: leader.acquire_leadership(connection, "r", "a", 10.0))
         assert skewed.read(lambda connection: leader.is_led_by_other(connection, "r", "b", 10.0))
         assert not skewed.write(lambda connection: leader.acquire_leadership(connection, "r", "b", 10.0))
@@ -72,7 +72,7 @@ class TestWaitingTime:
         assert skewed.write(lambda connection: leader.acquire_leadership(connection, "r", "b", 10.0))
         assert not skewed.write(lambda connection: leader.acquire_leadership(connection, "r", "a", 10.0))
 
-    def test_is_no_sign_of_life(self, clock: Skewed, skewed: Store, off_s: float) -> None:
+    def test_old_heartbeats_and_reports_are_ignored(self, clock: Skewed, skewed: Store, off_s: float) -> None:
         announce(skewed)
         skewed.write(lambda connection: llm_engines.report(connection, "gone", {}))
         clock.set(off_s)
@@ -83,7 +83,7 @@ class TestWaitingTime:
         assert skewed.write(lambda connection: nodes.heartbeat(connection, node))
         assert skewed.read(nodes.listing)[0].heartbeat_age_s < 60.0
 
-    def test_is_tried_again_where_it_failed(self, clock: Skewed, skewed: Store, off_s: float) -> None:
+    def test_out_of_service_node_is_tried_again(self, clock: Skewed, skewed: Store, off_s: float) -> None:
         announce(skewed)
         sick = update(nodes.nodes).values(out_of_service_until=db_now() + 40.0, out_of_service_why="x", n_trips=1)
         skewed.write(lambda connection: connection.execute(sick) and None)
@@ -108,9 +108,7 @@ class TestTimekeeper:
             (10.0, 980.0, 70.0, -30.0),
         ],
     )
-    def test_a_jump_is_what_no_waiting_explains(
-        self, asked: float, found: float, answered: float, jump_s: float
-    ) -> None:
+    def test_jump_excludes_the_waiting_time(self, asked: float, found: float, answered: float, jump_s: float) -> None:
         own = iter([0.0, 0.0, asked, answered])
         keeper = Timekeeper(lambda: next(own))
         assert keeper.read(lambda: 1000.0) == (1000.0, 0.0)
@@ -137,7 +135,7 @@ class TestClaims:
     """Renewed claims are kept, whatever the clock does; others are requeued within a lease or two."""
 
     @pytest.mark.parametrize("off_s", [-HOUR_S, HOUR_S])
-    def test_of_the_living_are_kept_and_of_the_dead_are_not(
+    def test_claims_of_live_workers_are_kept_and_of_dead_ones_requeued(
         self, clock: Skewed, skewed: Store, off_s: float, caplog: pytest.LogCaptureFixture
     ) -> None:
         announce(skewed)
@@ -176,9 +174,7 @@ class TestClaims:
         assert "the store's clock jumped" in caplog.text
 
 
-def test_a_dispatcher_that_is_new_takes_back_what_was_leased_before_the_clock_went_back(
-    clock: Skewed, skewed: Store
-) -> None:
+def test_new_dispatcher_requeues_claims_leased_before_a_clock_jump(clock: Skewed, skewed: Store) -> None:
     announce(skewed)
     batch_id = new_batch(skewed)
     place(skewed, batch_id)
@@ -188,7 +184,7 @@ def test_a_dispatcher_that_is_new_takes_back_what_was_leased_before_the_clock_we
         until(lambda: skewed.read(lambda c: batches.rollout(c, f"{batch_id}.0.0")).attempt == 2, "it is taken back")
 
 
-def test_a_stage_goes_on_whatever_the_clock_does(clock: Skewed, skewed: Store) -> None:
+def test_stage_advances_after_a_clock_jump(clock: Skewed, skewed: Store) -> None:
     batch_id = new_batch(skewed)
     place(skewed, batch_id)
     held = claimed(skewed, f"{batch_id}.0.0", Stage.INIT)

@@ -28,7 +28,7 @@ def place(store: Store, batch_id: str, n: int, node: str = NODE) -> None:
     store.write(lambda connection: placement.place(connection, stage_messages, 3.0))
 
 
-def rung(store: Store) -> list[UpcomingStart]:
+def assigned(store: Store) -> list[UpcomingStart]:
     return store.read(lambda connection: placement.assigned_starts(connection, NODE))
 
 
@@ -36,27 +36,27 @@ def following(store: Store, batch_id: str, limit: int) -> list[UpcomingStart]:
     return store.read(lambda connection: placement.next_groups_of(connection, batch_id, limit))
 
 
-def test_what_waits_is_told_by_group_in_the_order_it_is_placed(store: Store, batch_id: str) -> None:
+def test_upcoming_starts_are_grouped_in_order_of_placement(store: Store, batch_id: str) -> None:
     assert following(store, batch_id, 3) == [UpcomingStart(batch_id, 0, 2), UpcomingStart(batch_id, 1, 1)]
     place(store, batch_id, 3)
     assert following(store, batch_id, 100) == [UpcomingStart(batch_id, 1, 1), UpcomingStart(batch_id, 2, 2)]
     assert following(store, batch_id, 0) == following(store, "none", 9) == []
 
 
-def test_what_a_node_was_given_and_has_not_begun(store: Store, batch_id: str) -> None:
-    assert rung(store) == []
+def test_assigned_starts_are_those_not_begun(store: Store, batch_id: str) -> None:
+    assert assigned(store) == []
     place(store, batch_id, 3)
     place(store, batch_id, 1, "another")
-    assert rung(store) == [UpcomingStart(batch_id, 0, 2), UpcomingStart(batch_id, 1, 1)]
+    assert assigned(store) == [UpcomingStart(batch_id, 0, 2), UpcomingStart(batch_id, 1, 1)]
     held = claimed(store, batch_id, Stage.INIT)
-    assert rung(store) == [UpcomingStart(batch_id, 0, 1), UpcomingStart(batch_id, 1, 1)]
+    assert assigned(store) == [UpcomingStart(batch_id, 0, 1), UpcomingStart(batch_id, 1, 1)]
     advance(store, held, None)
-    assert rung(store) == [UpcomingStart(batch_id, 0, 1), UpcomingStart(batch_id, 1, 1)], (
+    assert assigned(store) == [UpcomingStart(batch_id, 0, 1), UpcomingStart(batch_id, 1, 1)], (
         "the next stages have their sandbox"
     )
 
 
-def test_what_is_only_to_be_scored_is_not_told(store: Store, batch_id: str) -> None:
+def test_rollouts_to_be_scored_are_no_upcoming_start(store: Store, batch_id: str) -> None:
     place(store, batch_id, 1)
     advance(store, claimed(store, batch_id, Stage.INIT), None)
     ended = RunSummary("submitted", {}, n_turns=1, n_response_tokens=1)

@@ -9,7 +9,7 @@ from farm.store import batches, leases, placement, rollouts
 from farm.store.database import Store
 from farm.store.reports import audit
 from farm.store.rollouts import Claim
-from tests.contract.store.test_store import NODE, advance, announce, claim, claimed, new_batch, place, play
+from tests.contract.store.test_store import NODE, advance, announce, claim, claimed, new_batch, place, run_to_end
 
 LEASE_S = 60.0
 ENDED = {"policy_outcome": "submitted", "submission": {"answer": "42"}}
@@ -21,7 +21,7 @@ def node_with_one_of_each(store: Store) -> tuple[list[str], dict[str, Claim]]:
     batch_id = new_batch(store, n=6)
     place(store, batch_id)
     ids = [f"{batch_id}.{group}.0" for group in range(6)]
-    play(store, ids[0])
+    run_to_end(store, ids[0])
     held = {ids[2]: claimed(store, ids[2], Stage.INIT)}
     for rollout_id in ids[3:]:
         assert advance(store, claimed(store, rollout_id, Stage.INIT))
@@ -41,7 +41,7 @@ def rows(store: Store) -> list[tuple[str, str, int, str | None, int, int]]:
     return store.read(found)
 
 
-def test_what_has_not_begun_is_handed_back_and_nothing_else(store: Store) -> None:
+def test_only_unstarted_rollouts_are_requeued(store: Store) -> None:
     node_with_one_of_each(store)
     before = rows(store)
     assert store.write(lambda connection: placement.requeue_unstarted(connection, NODE)) == 1
@@ -49,26 +49,26 @@ def test_what_has_not_begun_is_handed_back_and_nothing_else(store: Store) -> Non
     assert store.write(lambda connection: placement.requeue_unstarted(connection, NODE)) == 0
 
 
-def test_what_was_placed_in_the_run_stage_is_handed_back_until_it_has_begun(store: Store) -> None:
+def test_rollout_placed_in_run_is_requeued_until_it_has_begun(store: Store) -> None:
     announce(store)
     batch_id = new_batch(store, n=3)
     place(store, batch_id, in_run=True)
     assert rows(store) == [("run", "queued", 1, NODE, 0, 0)] * 3
-    play(store, f"{batch_id}.0.0", in_run=True)
+    run_to_end(store, f"{batch_id}.0.0", in_run=True)
     assert claim(store, f"{batch_id}.1.0", Stage.INIT) is None, "it waits for no sandbox"
     held = claimed(store, f"{batch_id}.1.0", Stage.RUN)
     before = rows(store)
     assert store.write(lambda connection: placement.requeue_unstarted(connection, NODE)) == 1
     assert rows(store) == [*before[:2], ("init", "queued", 1, None, 0, 0)]
     assert store.read(lambda connection: audit.violations(connection, batch_id)) == []
-    assert store.write(lambda connection: placement.start_anew(connection, NODE)) == 1
+    assert store.write(lambda connection: placement.requeue_of_predecessor(connection, NODE)) == 1
     lost = Failure(Outcome.LOST, "gone")
     assert store.write(lambda connection: rollouts.requeue(connection, held, lost, {}))
     assert rows(store)[1] == ("init", "queued", 2, None, 0, 0), "the next attempt goes the long way"
     assert store.read(lambda connection: audit.violations(connection, batch_id)) == []
 
 
-def test_everything_is_handed_back_and_counts_for_nothing(store: Store) -> None:
+def test_requeue_of_all_counts_as_no_failure(store: Store) -> None:
     _, held = node_with_one_of_each(store)
     before = rows(store)
     assert store.write(lambda connection: placement.requeue_all(connection, "another")) == 0
@@ -84,10 +84,10 @@ def test_everything_is_handed_back_and_counts_for_nothing(store: Store) -> None:
     assert store.write(lambda connection: placement.requeue_all(connection, NODE)) == 0
 
 
-def test_a_node_that_was_killed_starts_anew(store: Store) -> None:
+def test_restart_of_a_killed_node_requeues_its_queued_rollouts(store: Store) -> None:
     _, held = node_with_one_of_each(store)
     before = rows(store)
-    assert store.write(lambda connection: placement.start_anew(connection, NODE)) == 5
+    assert store.write(lambda connection: placement.requeue_of_predecessor(connection, NODE)) == 5
     after = rows(store)
     assert [row[1] for row in after] == [row[1] for row in before], "what was active is for the dispatcher to take back"
     assert [(row[0], row[2], row[3]) for row in after if row[1] == State.QUEUED] == [("init", 2, None)] * 2

@@ -29,22 +29,22 @@ def listed(store: Store) -> dict[str, StoredEngine]:
 
 
 @pytest.fixture
-def both(store: Store) -> Store:
+def two_engines(store: Store) -> Store:
     write(store, llm_engines.add, StoredEngine(A, "m"))
     write(store, llm_engines.add, StoredEngine(B, "m"))
     return store
 
 
 class TestListing:
-    def test_they_are_listed_oldest_first_until_removed(self, both: Store) -> None:
-        assert list(listed(both)) == [A, B]
-        assert write(both, llm_engines.remove, A)
-        assert not write(both, llm_engines.remove, A)
-        assert list(listed(both)) == [B]
-        assert write(both, llm_engines.clear) == 1
-        assert listed(both) == {}
+    def test_engines_are_listed_oldest_first_until_removed(self, two_engines: Store) -> None:
+        assert list(listed(two_engines)) == [A, B]
+        assert write(two_engines, llm_engines.remove, A)
+        assert not write(two_engines, llm_engines.remove, A)
+        assert list(listed(two_engines)) == [B]
+        assert write(two_engines, llm_engines.clear) == 1
+        assert listed(two_engines) == {}
 
-    def test_the_same_again_says_what_holds_now_and_is_asked_anew(self, store: Store) -> None:
+    def test_engine_that_is_added_again_is_updated_and_redetected(self, store: Store) -> None:
         write(store, llm_engines.add, StoredEngine(A, "m"))
         write(store, llm_engines.set_info, A, INFO)
         write(store, llm_engines.set_failure, A, "gone")
@@ -58,132 +58,138 @@ class TestListing:
         assert engine.paused == "drain", "who adds an engine does not know of the weight update that goes on"
 
     @pytest.mark.parametrize("written", [A, A + "/", "http://a:8000", " http://a:8000/v1 ", "HTTP://A:8000/v1//"])
-    def test_an_address_is_one_however_it_is_written(self, store: Store, written: str) -> None:
+    def test_address_is_normalised(self, store: Store, written: str) -> None:
         write(store, llm_engines.add, StoredEngine(written, "m"))
         assert write(store, llm_engines.drain, A)
         assert list(listed(store)) == [A]
 
-    def test_a_usual_port_and_an_address_in_brackets_are_written_alike_too(self) -> None:
+    def test_default_port_and_ipv6_address_are_normalised(self) -> None:
         assert normal_url("https://Api.example:443") == normal_url("https://api.example/v1")
         assert normal_url("http://api.example:443") == "http://api.example:443/v1"
         assert normal_url("http://[::1]:8000/") == "http://[::1]:8000/v1"
         assert normal_url("http://a/Path/v1?x=1") == "http://a/Path/v1"
 
     @pytest.mark.parametrize("written", ["", "a:8000", "ftp://a/v1", "http:///v1", "http://a:port/v1", "http://[::1"])
-    def test_what_is_no_address_is_refused(self, store: Store, written: str) -> None:
+    def test_invalid_address_is_refused(self, store: Store, written: str) -> None:
         with pytest.raises(InvalidRequest, match="url"):
             write(store, llm_engines.add, StoredEngine(written, "m"))
 
-    def test_a_key_is_shown_nowhere(self, store: Store) -> None:
+    def test_key_is_shown_nowhere(self, store: Store) -> None:
         write(store, llm_engines.add, StoredEngine(A, "m", "secret"))
         assert opened(store.engine.url, listed(store)[A].key) == "secret"
         assert "secret" not in repr(listed(store))
 
-    def test_a_password_in_an_address_is_refused_and_not_shown(self, store: Store) -> None:
+    def test_password_in_an_address_is_refused_and_not_shown(self, store: Store) -> None:
         with pytest.raises(InvalidRequest, match="password") as caught:
             write(store, llm_engines.add, StoredEngine("http://me:secret@a/v1", "m"))
         assert "secret" not in str(caught.value)
 
     @pytest.mark.parametrize("key", ["secret\nsecret", "sécret", "se cret", "secret" * 100])
-    def test_a_key_that_no_header_can_hold_is_refused_and_not_shown(self, store: Store, key: str) -> None:
+    def test_invalid_key_is_refused_and_not_shown(self, store: Store, key: str) -> None:
         with pytest.raises(InvalidRequest, match="API key") as caught:
             write(store, llm_engines.add, StoredEngine(A, "m", key))
         assert "cret" not in str(caught.value)
 
-    def test_a_node_takes_its_own_along_but_what_it_still_brings(self, both: Store) -> None:
-        write(both, llm_engines.add, StoredEngine("http://n1/v1", added_by="n"))
-        write(both, llm_engines.add, StoredEngine("http://n2/v1", added_by="n"))
-        write(both, llm_engines.remove_of, "n", "http://n2/v1")
-        assert list(listed(both)) == [A, B, "http://n2/v1"]
-        write(both, llm_engines.remove_of, "n")
-        assert list(listed(both)) == [A, B]
+    def test_node_removes_its_own_engines_except_kept_ones(self, two_engines: Store) -> None:
+        write(two_engines, llm_engines.add, StoredEngine("http://n1/v1", added_by="n"))
+        write(two_engines, llm_engines.add, StoredEngine("http://n2/v1", added_by="n"))
+        write(two_engines, llm_engines.remove_of, "n", "http://n2/v1")
+        assert list(listed(two_engines)) == [A, B, "http://n2/v1"]
+        write(two_engines, llm_engines.remove_of, "n")
+        assert list(listed(two_engines)) == [A, B]
 
-    def test_what_others_use_too_stays_when_a_node_ends(self, both: Store) -> None:
+    def test_engine_shared_with_others_stays_when_a_node_ends(self, two_engines: Store) -> None:
         for node in ("n1", "n2"):
-            write(both, llm_engines.add, StoredEngine("http://n/v1", added_by=node))
-            write(both, llm_engines.add, StoredEngine(A, added_by=node))
-        write(both, llm_engines.add, StoredEngine("http://own/v1", added_by="n2"))
-        write(both, llm_engines.add, StoredEngine("http://own/v1", added_by="n2"))
-        write(both, llm_engines.remove_of, "n2")
-        assert list(listed(both)) == [A, B, "http://n/v1"]
+            write(two_engines, llm_engines.add, StoredEngine("http://n/v1", added_by=node))
+            write(two_engines, llm_engines.add, StoredEngine(A, added_by=node))
+        write(two_engines, llm_engines.add, StoredEngine("http://own/v1", added_by="n2"))
+        write(two_engines, llm_engines.add, StoredEngine("http://own/v1", added_by="n2"))
+        write(two_engines, llm_engines.remove_of, "n2")
+        assert list(listed(two_engines)) == [A, B, "http://n/v1"]
 
-    def test_a_draining_one_stays_listed(self, both: Store) -> None:
-        assert write(both, llm_engines.drain, B)
-        assert not write(both, llm_engines.drain, "http://c/v1")
-        assert {url: engine.state for url, engine in listed(both).items()} == {A: "active", B: "draining"}
+    def test_draining_engine_stays_listed(self, two_engines: Store) -> None:
+        assert write(two_engines, llm_engines.drain, B)
+        assert not write(two_engines, llm_engines.drain, "http://c/v1")
+        assert {url: engine.state for url, engine in listed(two_engines).items()} == {A: "active", B: "draining"}
 
-    def test_what_is_found_out_comes_back(self, both: Store) -> None:
-        write(both, llm_engines.set_failure, A, "x" * 5000)
-        assert len(listed(both)[A].failure) == 1000
-        write(both, llm_engines.set_info, A, INFO)
-        assert (listed(both)[A].info, listed(both)[A].failure, listed(both)[B].info) == (INFO, "", None)
+    def test_detected_info_and_failure_are_stored(self, two_engines: Store) -> None:
+        write(two_engines, llm_engines.set_failure, A, "x" * 5000)
+        assert len(listed(two_engines)[A].failure) == 1000
+        write(two_engines, llm_engines.set_info, A, INFO)
+        assert (listed(two_engines)[A].info, listed(two_engines)[A].failure, listed(two_engines)[B].info) == (
+            INFO,
+            "",
+            None,
+        )
 
 
 class TestStoredOrders:
-    def test_a_pause_is_one_order_however_often_it_is_given(self, both: Store) -> None:
+    def test_repeated_pause_is_one_order(self, two_engines: Store) -> None:
         for _ in range(2):
-            write(both, llm_engines.set_paused, "drain", "me", None)
-        engine = listed(both)[A]
+            write(two_engines, llm_engines.set_paused, "drain", "me", None)
+        engine = listed(two_engines)[A]
         assert (engine.paused, engine.paused_by, engine.n_orders, engine.n_done) == ("drain", "me", 1, 0)
         assert 0 <= engine.paused_s < 60
-        write(both, llm_engines.set_paused, "abort", "you", [A])
-        assert [(each.paused, each.n_orders) for each in listed(both).values()] == [("abort", 2), ("drain", 1)]
-        write(both, llm_engines.set_paused, "", "", None)
-        write(both, llm_engines.set_paused, "", "", None)
-        assert [(each.paused, each.paused_by, each.n_orders) for each in listed(both).values()] == [
+        write(two_engines, llm_engines.set_paused, "abort", "you", [A])
+        assert [(each.paused, each.n_orders) for each in listed(two_engines).values()] == [("abort", 2), ("drain", 1)]
+        write(two_engines, llm_engines.set_paused, "", "", None)
+        write(two_engines, llm_engines.set_paused, "", "", None)
+        assert [(each.paused, each.paused_by, each.n_orders) for each in listed(two_engines).values()] == [
             ("", "", 3),
             ("", "", 2),
         ]
 
-    def test_what_was_done_before_it_was_added_anew_counts_for_nothing(self, both: Store) -> None:
-        write(both, llm_engines.set_paused, "drain", "me", None)
-        write(both, llm_engines.set_version, "7", None)
-        write(both, llm_engines.clear)
-        write(both, llm_engines.add, StoredEngine(A))
+    def test_orders_done_before_a_new_registration_do_not_count(self, two_engines: Store) -> None:
+        write(two_engines, llm_engines.set_paused, "drain", "me", None)
+        write(two_engines, llm_engines.set_version, "7", None)
+        write(two_engines, llm_engines.clear)
+        write(two_engines, llm_engines.add, StoredEngine(A))
         # from a worker that has not seen the change
-        write(both, llm_engines.carried_out, A, 2, "drain", "7")
-        engine = listed(both)[A]
+        write(two_engines, llm_engines.carried_out, A, 2, "drain", "7")
+        engine = listed(two_engines)[A]
         assert (engine.n_orders, engine.n_done, engine.engine_paused, engine.engine_version) == (0, 0, "", "")
 
-    def test_another_mode_does_not_hide_how_long_it_lasts(self, both: Store) -> None:
+    def test_change_of_pause_mode_keeps_its_start_time(self, two_engines: Store) -> None:
         def first_paused() -> float:
-            result = both.read(lambda connection: connection.execute(text("SELECT paused_at FROM engines")).scalars())
+            result = two_engines.read(
+                lambda connection: connection.execute(text("SELECT paused_at FROM engines")).scalars()
+            )
             return float(max(result))
 
-        write(both, llm_engines.set_paused, "drain", "me", None)
+        write(two_engines, llm_engines.set_paused, "drain", "me", None)
         before = first_paused()
-        write(both, llm_engines.set_paused, "abort", "me", None)
+        write(two_engines, llm_engines.set_paused, "abort", "me", None)
         assert first_paused() == before
 
-    def test_an_order_is_done_once_it_was_carried_out_and_an_older_one_undoes_nothing(self, both: Store) -> None:
-        write(both, llm_engines.set_paused, "keep", "me", None)
-        write(both, llm_engines.set_version, "7", None)
-        write(both, llm_engines.carried_out, A, 2, "keep", "7")
-        write(both, llm_engines.carried_out, A, 1, "keep", "")
-        engine = listed(both)[A]
+    def test_order_is_done_once_carried_out_and_older_ones_are_ignored(self, two_engines: Store) -> None:
+        write(two_engines, llm_engines.set_paused, "keep", "me", None)
+        write(two_engines, llm_engines.set_version, "7", None)
+        write(two_engines, llm_engines.carried_out, A, 2, "keep", "7")
+        write(two_engines, llm_engines.carried_out, A, 1, "keep", "")
+        engine = listed(two_engines)[A]
         assert (engine.n_orders, engine.n_done, engine.engine_paused, engine.engine_version) == (2, 2, "keep", "7")
-        assert listed(both)[B].n_done == 0
+        assert listed(two_engines)[B].n_done == 0
 
-    def test_weights_are_named_again_only_to_those_that_missed_it(self, both: Store) -> None:
-        write(both, llm_engines.set_version, "7", None)
-        write(both, llm_engines.carried_out, A, 1, "", "7")
-        write(both, llm_engines.carried_out, B, 1, "", "")
-        write(both, llm_engines.set_version, "7", None)
-        assert [each.n_orders for each in listed(both).values()] == [1, 2]
+    def test_version_is_set_again_only_on_engines_that_missed_it(self, two_engines: Store) -> None:
+        write(two_engines, llm_engines.set_version, "7", None)
+        write(two_engines, llm_engines.carried_out, A, 1, "", "7")
+        write(two_engines, llm_engines.carried_out, B, 1, "", "")
+        write(two_engines, llm_engines.set_version, "7", None)
+        assert [each.n_orders for each in listed(two_engines).values()] == [1, 2]
 
 
 class TestUsers:
-    def test_the_reports_of_those_that_live_are_found(self, both: Store) -> None:
-        write(both, llm_engines.report, "w1", {A: EngineUse(1, 2, 300)})
-        write(both, llm_engines.report, "w2", {})
-        write(both, llm_engines.report, "w1", {A: EngineUse(2, 1, 100), B: EngineUse(0)})
+    def test_reports_of_live_users_are_listed(self, two_engines: Store) -> None:
+        write(two_engines, llm_engines.report, "w1", {A: EngineUse(1, 2, 300)})
+        write(two_engines, llm_engines.report, "w2", {})
+        write(two_engines, llm_engines.report, "w1", {A: EngineUse(2, 1, 100), B: EngineUse(0)})
         both_live = {"w1": {A: EngineUse(2, 1, 100), B: EngineUse(0, 0, 0)}, "w2": {}}
-        assert both.read(lambda connection: llm_engines.uses(connection, 60.0)) == both_live
-        assert both.read(lambda connection: llm_engines.uses(connection, -60.0)) == {}
-        write(both, llm_engines.forget_user, "w1")
-        assert both.read(lambda connection: llm_engines.uses(connection, 60.0)) == {"w2": {}}
-        write(both, llm_engines.forget_users, -60.0)
-        assert both.read(lambda connection: llm_engines.uses(connection, 60.0)) == {}
+        assert two_engines.read(lambda connection: llm_engines.uses(connection, 60.0)) == both_live
+        assert two_engines.read(lambda connection: llm_engines.uses(connection, -60.0)) == {}
+        write(two_engines, llm_engines.forget_user, "w1")
+        assert two_engines.read(lambda connection: llm_engines.uses(connection, 60.0)) == {"w2": {}}
+        write(two_engines, llm_engines.forget_users, -60.0)
+        assert two_engines.read(lambda connection: llm_engines.uses(connection, 60.0)) == {}
 
 
 class TestWeights:
@@ -195,24 +201,24 @@ class TestWeights:
         write(store, llm_engines.set_version, version, [url])
         write(store, llm_engines.carried_out, url, listed(store)[url].n_orders, "", version)
 
-    def test_one_that_has_them_is_ready_and_one_that_came_back_without_is_not(self, both: Store) -> None:
-        assert {engine.status for engine in listed(both).values()} == {"unknown"}
+    def test_engine_with_weights_is_ready_and_restarted_one_is_not(self, two_engines: Store) -> None:
+        assert {engine.status for engine in listed(two_engines).values()} == {"unknown"}
         for url in (A, B):
-            self.named(both, url, "7")
-        assert {(engine.status, engine.trouble) for engine in listed(both).values()} == {("ready", "")}
-        write(both, llm_engines.carried_out, A, listed(both)[A].n_done, "", "default")
-        engine = listed(both)[A]
+            self.named(two_engines, url, "7")
+        assert {(engine.status, engine.trouble) for engine in listed(two_engines).values()} == {("ready", "")}
+        write(two_engines, llm_engines.carried_out, A, listed(two_engines)[A].n_done, "", "default")
+        engine = listed(two_engines)[A]
         assert engine.status == "without weights"
         assert "lacks version 7" in engine.trouble
         assert "'default'" in engine.trouble
-        assert listed(both)[B].status == "ready"
+        assert listed(two_engines)[B].status == "ready"
 
-    def test_a_new_one_is_expected_to_have_what_its_like_have(self, both: Store) -> None:
-        self.named(both, A, "7")
-        write(both, llm_engines.set_version, "7", [A], "/shared/7")
-        write(both, llm_engines.add, StoredEngine("http://new/v1", "m"))
-        write(both, llm_engines.add, StoredEngine("http://judge/v1", "another"))
-        result = listed(both)
+    def test_new_engine_expects_the_weights_of_its_model(self, two_engines: Store) -> None:
+        self.named(two_engines, A, "7")
+        write(two_engines, llm_engines.set_version, "7", [A], "/shared/7")
+        write(two_engines, llm_engines.add, StoredEngine("http://new/v1", "m"))
+        write(two_engines, llm_engines.add, StoredEngine("http://judge/v1", "another"))
+        result = listed(two_engines)
         new, judge = result["http://new/v1"], result["http://judge/v1"]
         assert (new.version, new.weights_path, new.n_orders, new.lacks_weights) == ("7", "/shared/7", 0, True)
         assert (judge.version, judge.lacks_weights) == ("", False), "of another model"
@@ -225,7 +231,7 @@ class TestWeights:
             (llm_engines.remove, A),
         ],
     )
-    def test_weights_outlive_the_engines_that_had_them(self, store: Store, away: tuple[Any, ...]) -> None:
+    def test_version_outlives_its_engines(self, store: Store, away: tuple[Any, ...]) -> None:
         write(store, llm_engines.add, StoredEngine(A, "m", added_by="n"))
         write(store, llm_engines.set_version, "6", None)
         write(store, llm_engines.set_version, "7", None, "/shared/7")
@@ -240,58 +246,56 @@ class TestWeights:
         write(store, llm_engines.clear)
         assert store.read(llm_engines.newest_version) == "3", "what was named last, also by a trainer that went back"
 
-    def test_weights_are_forgotten_when_that_is_said(self, both: Store) -> None:
-        write(both, llm_engines.set_version, "7", None)
-        assert write(both, llm_engines.clear, True) == 2
-        assert both.read(llm_engines.newest_version) == ""
-        write(both, llm_engines.add, StoredEngine(A, "m"))
-        assert not listed(both)[A].lacks_weights
+    def test_versions_are_forgotten_on_request(self, two_engines: Store) -> None:
+        write(two_engines, llm_engines.set_version, "7", None)
+        assert write(two_engines, llm_engines.clear, True) == 2
+        assert two_engines.read(llm_engines.newest_version) == ""
+        write(two_engines, llm_engines.add, StoredEngine(A, "m"))
+        assert not listed(two_engines)[A].lacks_weights
 
-    def test_an_engine_without_named_weights_is_not_measured_by_those_of_another_model(self, both: Store) -> None:
-        write(both, llm_engines.set_version, "900", None)
-        write(both, llm_engines.clear)
-        write(both, llm_engines.add, StoredEngine(A, "another"))
-        assert both.read(llm_engines.newest_version) == ""
+    def test_version_of_another_model_does_not_apply(self, two_engines: Store) -> None:
+        write(two_engines, llm_engines.set_version, "900", None)
+        write(two_engines, llm_engines.clear)
+        write(two_engines, llm_engines.add, StoredEngine(A, "another"))
+        assert two_engines.read(llm_engines.newest_version) == ""
 
-    def test_a_farm_without_versions_expects_none(self, both: Store) -> None:
-        write(both, llm_engines.add, StoredEngine("http://new/v1", "m"))
-        assert not any(engine.lacks_weights for engine in listed(both).values())
+    def test_farm_without_versions_expects_no_weights(self, two_engines: Store) -> None:
+        write(two_engines, llm_engines.add, StoredEngine("http://new/v1", "m"))
+        assert not any(engine.lacks_weights for engine in listed(two_engines).values())
 
-    def test_where_weights_lie_is_known_of_that_version_alone(self, both: Store) -> None:
-        write(both, llm_engines.set_version, "7", None, "/shared/7")
-        write(both, llm_engines.set_version, "7", None)
-        assert {engine.weights_path for engine in listed(both).values()} == {"/shared/7"}
-        write(both, llm_engines.set_version, "8", None)
-        assert {engine.weights_path for engine in listed(both).values()} == {""}
+    def test_weights_path_belongs_to_its_version_only(self, two_engines: Store) -> None:
+        write(two_engines, llm_engines.set_version, "7", None, "/shared/7")
+        write(two_engines, llm_engines.set_version, "7", None)
+        assert {engine.weights_path for engine in listed(two_engines).values()} == {"/shared/7"}
+        write(two_engines, llm_engines.set_version, "8", None)
+        assert {engine.weights_path for engine in listed(two_engines).values()} == {""}
 
     @pytest.mark.parametrize("n_heartbeats", [0, 1])
-    def test_who_updates_weights_and_falls_silent_has_abandoned_its_engines(
-        self, both: Store, n_heartbeats: int
-    ) -> None:
-        write(both, llm_engines.set_paused, "drain", "host/1", None, True)
+    def test_engines_of_a_silent_trainer_are_abandoned(self, two_engines: Store, n_heartbeats: int) -> None:
+        write(two_engines, llm_engines.set_paused, "drain", "host/1", None, True)
         for _ in range(n_heartbeats):
-            write(both, llm_engines.hold, "host/1", None)
-        assert {engine.status for engine in listed(both).values()} == {"paused"}
+            write(two_engines, llm_engines.hold, "host/1", None)
+        assert {engine.status for engine in listed(two_engines).values()} == {"paused"}
         silent = update(llm_engines.engines).values(held_at=llm_engines.engines.c.held_at - 60)
-        both.write(lambda connection: connection.execute(silent) and None)
-        engine = listed(both)[A]
+        two_engines.write(lambda connection: connection.execute(silent) and None)
+        engine = listed(two_engines)[A]
         assert (engine.status, engine.abandoned) == ("abandoned", True)
         assert "host/1" in engine.trouble
         assert "farm engines resume" in engine.trouble
-        write(both, llm_engines.hold, "host/2", None)
-        assert listed(both)[A].abandoned, "another's sign of life is none of its"
+        write(two_engines, llm_engines.hold, "host/2", None)
+        assert listed(two_engines)[A].abandoned, "another's sign of life is none of its"
 
-    def test_the_next_weight_update_takes_engines_over(self, both: Store) -> None:
-        write(both, llm_engines.set_paused, "drain", "host/1", None)
-        write(both, llm_engines.hold, "host/1", None)
+    def test_next_weight_update_takes_engines_over(self, two_engines: Store) -> None:
+        write(two_engines, llm_engines.set_paused, "drain", "host/1", None)
+        write(two_engines, llm_engines.hold, "host/1", None)
         silent = update(llm_engines.engines).values(held_at=llm_engines.engines.c.held_at - 60)
-        both.write(lambda connection: connection.execute(silent) and None)
-        write(both, llm_engines.set_paused, "drain", "host/2", None)
-        engine = listed(both)[A]
+        two_engines.write(lambda connection: connection.execute(silent) and None)
+        write(two_engines, llm_engines.set_paused, "drain", "host/2", None)
+        engine = listed(two_engines)[A]
         assert (engine.paused_by, engine.status, engine.n_orders) == ("host/2", "paused", 1)
-        write(both, llm_engines.hold, "host/1", None)
-        assert listed(both)[A].silent_s == 0.0
+        write(two_engines, llm_engines.hold, "host/1", None)
+        assert listed(two_engines)[A].silent_s == 0.0
 
-    def test_a_pause_by_hand_is_nobodys_to_hold(self, both: Store) -> None:
-        write(both, llm_engines.set_paused, "drain", "host/1", None)
-        assert {engine.status for engine in listed(both).values()} == {"paused"}
+    def test_manual_pause_is_never_abandoned(self, two_engines: Store) -> None:
+        write(two_engines, llm_engines.set_paused, "drain", "host/1", None)
+        assert {engine.status for engine in listed(two_engines).values()} == {"paused"}

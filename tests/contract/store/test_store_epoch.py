@@ -21,7 +21,7 @@ from farm.store import epoch, node_names, nodes
 from farm.store.database import Store
 from farm.store.rollouts import batches, rollouts
 from farm.store.sql.clock import db_now
-from tests.contract.store.test_store import new_batch, place, play
+from tests.contract.store.test_store import new_batch, place, run_to_end
 from tests.services.farms import NOOP
 
 
@@ -39,20 +39,20 @@ def restore(store: Store, to: epoch.Epoch) -> None:
 
 
 class TestEpoch:
-    def test_goes_on_in_silence(self, store: Store, caplog: pytest.LogCaptureFixture) -> None:
+    def test_counter_increases_without_an_alarm(self, store: Store, caplog: pytest.LogCaptureFixture) -> None:
         one, other = epoch.EpochTracker(), epoch.EpochTracker()
         result = [count_on(store, memory) for memory in (one, other, one, one, other)]
         assert [each.counter for each in result] == [1, 2, 3, 4, 5]
         assert len({each.epoch for each in result}) == 1
         assert caplog.text == ""
 
-    def test_that_went_back_is_said_by_all_and_another_begins_once(
+    def test_rollback_is_reported_by_all_and_starts_one_new_epoch(
         self, store: Store, caplog: pytest.LogCaptureFixture
     ) -> None:
         batch_id, done = new_batch(store, 2), new_batch(store)
         for each in (batch_id, done):
             place(store, each)
-            play(store, f"{each}.0.0")
+            run_to_end(store, f"{each}.0.0")
         backup = store.read(epoch.current)
         leader, standby, new = epoch.EpochTracker(), epoch.EpochTracker(), epoch.EpochTracker()
         for memory in (leader, leader, standby, leader):
@@ -69,11 +69,11 @@ class TestEpoch:
         # rollouts that end from now on have numbers that no stream has passed
         assert last[batch_id] > 1000
         assert last[done] == 1
-        play(store, f"{batch_id}.1.0")
+        run_to_end(store, f"{batch_id}.1.0")
         (ended,) = LocalFarm(store, Signals(""), 10).page(batch_id, 500).rollouts
         assert ended.rollout_id == f"{batch_id}.1.0"
 
-    def test_of_another_store_is_said(self, store: Store, caplog: pytest.LogCaptureFixture) -> None:
+    def test_epoch_of_another_store_is_reported(self, store: Store, caplog: pytest.LogCaptureFixture) -> None:
         memory = epoch.EpochTracker()
         count_on(store, memory)
         restore(store, epoch.Epoch("another", 99))
@@ -86,7 +86,7 @@ def _last_seqs(store: Store) -> dict[str, int]:
 
 
 class TestClientEpoch:
-    def test_is_told_of_a_batch_that_was_there(self, store: Store) -> None:
+    def test_lost_batch_is_reported_as_a_store_rollback(self, store: Store) -> None:
         service = LocalFarm(store, Signals(""), 100)
         batch_id = service.submit({"instances": [NOOP]})
         store.write(lambda c: c.execute(delete(batches).where(batches.c.batch_id == batch_id)) and None)
@@ -102,14 +102,14 @@ class TestClientEpoch:
         with pytest.raises(NotFound):
             service.status("b0123456789")
 
-    def test_never_misses_what_ended_before_its_own_cursor(
+    def test_cursor_beyond_the_store_is_reported_as_a_rollback(
         self, store: Store, caplog: pytest.LogCaptureFixture
     ) -> None:
         service = LocalFarm(store, Signals(""), 100)
         batch_id = service.submit({"instances": [NOOP], "n_samples": 3})
         place(store, batch_id)
         for sample in range(2):
-            play(store, f"{batch_id}.0.{sample}")
+            run_to_end(store, f"{batch_id}.0.{sample}")
         cursor = service.page(batch_id, 0).rollouts[-1].cursor
         assert service.page(batch_id, cursor).rollouts == ()
         again = {"state": "queued", "stage": "init", "finish_seq": None, "finished_at": None, "outcome": None}
@@ -130,8 +130,8 @@ def node(name: str = "a", instance: str = "one", **process: Any) -> Node:
 ELSEWHERE = {"boot": "of another machine"}
 
 
-class TestName:
-    def test_is_taken_given_and_taken_again(self, store: Store) -> None:
+class TestNodeName:
+    def test_name_is_taken_released_and_taken_again(self, store: Store) -> None:
         first = node()
         node_names.take(store, first, 60.0)
         node_names.take(store, first, 60.0)
@@ -143,7 +143,7 @@ class TestName:
         node_names.take(store, node(instance="two"), 60.0)
 
     @pytest.mark.parametrize("where", [{}, ELSEWHERE], ids=["here", "elsewhere"])
-    def test_of_one_that_lives_is_refused(self, store: Store, where: dict[str, Any]) -> None:
+    def test_name_of_a_live_node_is_refused(self, store: Store, where: dict[str, Any]) -> None:
         first = node(**where)
         store.write(lambda c: nodes.announce(c, first))
         silent = update(nodes.nodes).values(heartbeat_at=db_now() - 30.0)
@@ -166,7 +166,7 @@ class TestName:
         assert store.write(lambda c: nodes.heartbeat(c, first))
         assert not store.read(lambda c: node_names.has(c, node(instance="two")))
 
-    def test_of_one_that_was_silent_for_too_long_is_free(self, store: Store) -> None:
+    def test_name_of_a_long_silent_node_is_free(self, store: Store) -> None:
         first = node(**ELSEWHERE)
         store.write(lambda c: nodes.announce(c, first))
         node_names.take(store, node(instance="two"), 0.5)
@@ -176,7 +176,7 @@ class TestName:
             store.write(lambda c: nodes.heartbeat(c, first))
         assert not store.read(lambda c: node_names.has(c, first))
 
-    def test_of_a_process_that_has_ended_here_is_free_at_once(self, store: Store) -> None:
+    def test_name_of_an_ended_local_process_is_free_at_once(self, store: Store) -> None:
         program = "import json; from farm.store import node_names; print(json.dumps(node_names.this_process()))"
         made = subprocess.run([sys.executable, "-c", program], capture_output=True, check=True, text=True)
         dead = json.loads(made.stdout)
@@ -190,14 +190,14 @@ class TestName:
         node_names.take(store, node(instance="two"), 600.0)
         assert node_names.this_process()["pid"] == os.getpid()
 
-    def test_is_had_by_one_of_those_who_ask_at_once(self, store: Store) -> None:
+    def test_name_goes_to_one_of_concurrent_nodes(self, store: Store) -> None:
         named = [node(instance=str(n)) for n in range(2)]
         for each in named:
             store.write(lambda c, each=each: node_names._taken(c, each, 60.0))  # type: ignore[misc]
         assert [store.read(lambda c, each=each: node_names.has(c, each)) for each in named] == [True, False]  # type: ignore[misc]
 
 
-def test_a_client_of_many_batches_remembers_the_newest(sqlite_store: Store) -> None:
+def test_client_remembers_only_its_newest_batches(sqlite_store: Store) -> None:
     service = LocalFarm(sqlite_store, Signals(""), 100)
     for number in range(5 * _MAX_SEEN):
         service._saw(f"b{number}", number)

@@ -44,7 +44,7 @@ def rollout(store: Store, rollout_id: str) -> Rollout:
     return store.read(lambda connection: batches.rollout(connection, rollout_id))
 
 
-def begun(store: Store, rollout_id: str) -> Claim:
+def claim_init(store: Store, rollout_id: str) -> Claim:
     """Claim its init stage once more."""
     now = rollout(store, rollout_id)
     if now.node is None:
@@ -52,7 +52,7 @@ def begun(store: Store, rollout_id: str) -> Claim:
     return claimed(store, rollout_id, Stage.INIT, now.attempt)
 
 
-def up(store: Store, *names: str, room: int = 8) -> None:
+def announce_nodes(store: Store, *names: str, room: int = 8) -> None:
     for name in names:
         node = Node(name, room, 4, 4, 4, ["noop"], {})
         store.write(partial(nodes.announce, node=node))
@@ -72,12 +72,12 @@ class TestBudgets:
             (Outcome.STALE, 1, (0, 0, 0), Outcome.STALE),
         ],
     )
-    def test_each_cause_is_counted_by_itself(
+    def test_each_cause_has_its_own_budget(
         self, store: Store, cause: str, n_attempts: int, counts: tuple[int, int, int], outcome: Outcome
     ) -> None:
         rollout_id = f"{new_batch(store, max_attempts=3, max_losses=5)}.0.0"
         for attempt in range(1, n_attempts + 1):
-            ending = end(store, begun(store, rollout_id), cause)
+            ending = end(store, claim_init(store, rollout_id), cause)
             assert ending is not None
             assert (ending.again_in_s is None) == (attempt == n_attempts)
         result = rollout(store, rollout_id)
@@ -85,59 +85,59 @@ class TestBudgets:
         assert (result.n_failures, result.n_lost, result.n_restarts) == counts
         assert result.attempt == n_attempts
 
-    def test_losses_leave_the_failures_alone(self, store: Store) -> None:
+    def test_losses_do_not_count_as_failures(self, store: Store) -> None:
         rollout_id = f"{new_batch(store, max_attempts=2)}.0.0"
         for cause in (Outcome.LOST, Outcome.ENGINE_ERROR, Outcome.LOST, DRAINED, DRAINED):
-            ending = end(store, begun(store, rollout_id), cause)
+            ending = end(store, claim_init(store, rollout_id), cause)
             assert ending is not None
             assert ending.again_in_s is not None
         result = rollout(store, rollout_id)
         assert (result.state, result.n_failures, result.n_lost) == (State.QUEUED, 1, 2)
 
-    def test_what_cannot_help_ends_at_once(self, store: Store) -> None:
+    def test_permanent_failure_ends_at_once(self, store: Store) -> None:
         rollout_id = f"{new_batch(store)}.0.0"
-        ending = end(store, begun(store, rollout_id), Outcome.HANDLER_ERROR, retryable=False)
+        ending = end(store, claim_init(store, rollout_id), Outcome.HANDLER_ERROR, retryable=False)
         assert ending == AttemptEnd(Failure(Outcome.HANDLER_ERROR, "it broke"), None)
         assert rollout(store, rollout_id).n_failures == 0
 
-    def test_a_failed_attempt_waits(self, store: Store) -> None:
+    def test_retry_is_delayed(self, store: Store) -> None:
         rollout_id = f"{new_batch(store)}.0.0"
-        ending = end(store, begun(store, rollout_id), Outcome.ENGINE_ERROR, retry_s=40.0)
+        ending = end(store, claim_init(store, rollout_id), Outcome.ENGINE_ERROR, retry_s=40.0)
         assert ending is not None
         assert ending.again_in_s is not None
         assert 20.0 <= ending.again_in_s <= 40.0
         ready = select((rollouts.c.ready_at - db_now()).label("left")).where(rollouts.c.rollout_id == rollout_id)
         assert 10.0 < store.read(lambda connection: connection.execute(ready).scalar_one()) <= 40.0
 
-    def test_who_lost_the_claim_ends_nothing(self, store: Store) -> None:
+    def test_lost_claim_ends_nothing(self, store: Store) -> None:
         rollout_id = f"{new_batch(store)}.0.0"
-        first = begun(store, rollout_id)
+        first = claim_init(store, rollout_id)
         assert end(store, first, Outcome.LOST) is not None
-        second = begun(store, rollout_id)
+        second = claim_init(store, rollout_id)
         for cause in (Outcome.LOST, Outcome.HANDLER_ERROR, DRAINED):
             assert end(store, first, cause) is None
         result = rollout(store, rollout_id)
         assert (result.state, result.attempt, result.n_lost, result.n_failures) == (State.ACTIVE, second.attempt, 1, 0)
 
-    def test_a_message_may_be_anything(self, store: Store) -> None:
+    def test_any_failure_message_is_stored(self, store: Store) -> None:
         batch_id = new_batch(store, n=2, max_attempts=1)
         for index, message in enumerate(["nul \0 and half \ud800 a pair", "x" * 1_000_000]):
             rollout_id = f"{batch_id}.{index}.0"
-            assert end(store, begun(store, rollout_id), Outcome.AGENT_ERROR, message) is not None
+            assert end(store, claim_init(store, rollout_id), Outcome.AGENT_ERROR, message) is not None
             failure = rollout(store, rollout_id).failure
             assert failure is not None
             assert len(failure.message) < 30_000
 
 
 class TestQuarantine:
-    def test_an_instance_that_always_fails_is_given_up_with_its_first_error(self, store: Store) -> None:
+    def test_failing_instance_is_quarantined_with_its_first_error(self, store: Store) -> None:
         batch_id = new_batch(store, n=2, n_samples=8, quarantine_after=4, max_attempts=3)
         for n, sample in enumerate((0, 1, 0)):
-            ending = end(store, begun(store, f"{batch_id}.0.{sample}"), Outcome.SANDBOX_ERROR, f"error {n}")
+            ending = end(store, claim_init(store, f"{batch_id}.0.{sample}"), Outcome.SANDBOX_ERROR, f"error {n}")
             assert ending is not None
             assert ending.again_in_s is not None
-        playing = begun(store, f"{batch_id}.0.7")
-        ending = end(store, begun(store, f"{batch_id}.0.2"), Outcome.EVALUATOR_ERROR, "the last")
+        playing = claim_init(store, f"{batch_id}.0.7")
+        ending = end(store, claim_init(store, f"{batch_id}.0.2"), Outcome.EVALUATOR_ERROR, "the last")
         assert ending is not None
         assert (ending.again_in_s, ending.n_quarantined) == (None, 6)
         result = [rollout(store, f"{batch_id}.0.{sample}") for sample in range(8)]
@@ -160,11 +160,11 @@ class TestQuarantine:
         assert rollout(store, f"{batch_id}.0.7").trainable
 
     @pytest.mark.parametrize("cause", [Outcome.SANDBOX_ERROR, Outcome.ENGINE_ERROR, Outcome.LOST, DRAINED])
-    def test_what_was_being_played_gets_no_other_attempt(self, store: Store, cause: str) -> None:
+    def test_active_rollout_of_a_quarantined_instance_gets_no_retry(self, store: Store, cause: str) -> None:
         batch_id = new_batch(store, n_samples=3, quarantine_after=2)
-        playing = begun(store, f"{batch_id}.0.2")
+        playing = claim_init(store, f"{batch_id}.0.2")
         for _ in range(2):
-            end(store, begun(store, f"{batch_id}.0.0"), Outcome.AGENT_ERROR, "first")
+            end(store, claim_init(store, f"{batch_id}.0.0"), Outcome.AGENT_ERROR, "first")
         assert rollout(store, f"{batch_id}.0.1").state is State.FAILED
         ending = end(store, playing, cause)
         assert ending is not None
@@ -172,15 +172,15 @@ class TestQuarantine:
         result = rollout(store, f"{batch_id}.0.2")
         assert result.outcome == (cause if cause == Outcome.SANDBOX_ERROR else Outcome.AGENT_ERROR)
 
-    def test_what_is_between_two_stages_is_played_on(self, store: Store) -> None:
+    def test_rollout_between_stages_survives_quarantine(self, store: Store) -> None:
         batch_id = new_batch(store, n_samples=4, quarantine_after=2)
-        playing = begun(store, f"{batch_id}.0.3")
-        assert advance(store, begun(store, f"{batch_id}.0.1"))
-        assert advance(store, begun(store, f"{batch_id}.0.2"))
+        playing = claim_init(store, f"{batch_id}.0.3")
+        assert advance(store, claim_init(store, f"{batch_id}.0.1"))
+        assert advance(store, claim_init(store, f"{batch_id}.0.2"))
         run = claimed(store, f"{batch_id}.0.2", Stage.RUN)
         assert advance(store, run, policy_outcome="submitted", submission={})
         for _ in range(2):
-            last = end(store, begun(store, f"{batch_id}.0.0"), Outcome.SANDBOX_ERROR)
+            last = end(store, claim_init(store, f"{batch_id}.0.0"), Outcome.SANDBOX_ERROR)
         assert last is not None
         assert (last.again_in_s, last.n_quarantined) == (None, 0)
         result = [rollout(store, f"{batch_id}.0.{sample}") for sample in (1, 2)]
@@ -190,10 +190,10 @@ class TestQuarantine:
         assert again is not None
         assert again.again_in_s is not None, "one was scored now"
 
-    def test_what_is_scored_again_has_all_its_attempts_again(self, store: Store) -> None:
+    def test_rescored_rollouts_regain_all_attempts(self, store: Store) -> None:
         batch_id = new_batch(store, n_samples=2, quarantine_after=2, max_attempts=2)
         for sample in range(2):
-            assert advance(store, begun(store, f"{batch_id}.0.{sample}"))
+            assert advance(store, claim_init(store, f"{batch_id}.0.{sample}"))
             run = claimed(store, f"{batch_id}.0.{sample}", Stage.RUN)
             assert advance(store, run, policy_outcome="submitted", submission={})
         for sample, attempt in ((0, 1), (0, 2), (1, 1)):
@@ -209,11 +209,11 @@ class TestQuarantine:
         assert ending.again_in_s is not None
         assert rollout(store, f"{batch_id}.0.1").state is State.QUEUED
 
-    def test_what_is_claimed_at_that_moment_is_not_among_those_given_up(self, postgres_store: Store) -> None:
+    def test_rollout_claimed_during_quarantine_is_not_failed(self, postgres_store: Store) -> None:
         store = postgres_store
         batch_id = new_batch(store, n_samples=3, quarantine_after=2)
         for _ in range(2):
-            last = begun(store, f"{batch_id}.0.0")
+            last = claim_init(store, f"{batch_id}.0.0")
             if last.attempt == 1:
                 end(store, last, Outcome.SANDBOX_ERROR)
         waits = "SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND datname = current_database()"
@@ -243,44 +243,44 @@ class TestQuarantine:
             ([Outcome.AGENT_ERROR] * 6, 0),
         ],
     )
-    def test_other_causes_and_too_few_failures_are_no_reason(
+    def test_other_causes_and_few_failures_do_not_quarantine(
         self, store: Store, causes: list[Outcome], after: int
     ) -> None:
         batch_id = new_batch(store, n_samples=2, quarantine_after=after, max_attempts=10)
         for cause in causes:
-            end(store, begun(store, f"{batch_id}.0.0"), cause)
+            end(store, claim_init(store, f"{batch_id}.0.0"), cause)
         assert rollout(store, f"{batch_id}.0.0").state is State.QUEUED
 
-    def test_one_moment_in_which_all_samples_fail_is_no_reason(self, store: Store) -> None:
+    def test_simultaneous_failure_of_all_samples_does_not_quarantine(self, store: Store) -> None:
         batch_id = new_batch(store, n_samples=8, quarantine_after=6)
-        held = [begun(store, f"{batch_id}.0.{sample}") for sample in range(8)]
+        held = [claim_init(store, f"{batch_id}.0.{sample}") for sample in range(8)]
         for each in held:
             ending = end(store, each, Outcome.SANDBOX_ERROR)
             assert ending is not None
             assert ending.again_in_s is not None
 
-    def test_one_sample_that_was_scored_is_enough_to_go_on(self, store: Store) -> None:
+    def test_one_scored_sample_prevents_quarantine(self, store: Store) -> None:
         batch_id = new_batch(store, n_samples=3, quarantine_after=2, max_attempts=9)
-        init = begun(store, f"{batch_id}.0.0")
+        init = claim_init(store, f"{batch_id}.0.0")
         assert advance(store, init)
         run = claimed(store, f"{batch_id}.0.0", Stage.RUN)
         assert advance(store, run, policy_outcome="submitted", submission={})
         assert finish(store, claimed(store, f"{batch_id}.0.0", Stage.EVAL))
         for _ in range(5):
-            end(store, begun(store, f"{batch_id}.0.1"), Outcome.SANDBOX_ERROR)
+            end(store, claim_init(store, f"{batch_id}.0.1"), Outcome.SANDBOX_ERROR)
         assert rollout(store, f"{batch_id}.0.2").state is not State.FAILED
 
-    def test_where_there_are_two_nodes_both_must_have_failed(self, store: Store) -> None:
-        up(store, "n1", "n2")
+    def test_quarantine_needs_failures_on_two_nodes_if_there_are_two(self, store: Store) -> None:
+        announce_nodes(store, "n1", "n2")
         batch_id = new_batch(store, n_samples=2, quarantine_after=2, max_attempts=9)
         for _ in range(4):
-            end(store, begun(store, f"{batch_id}.0.0"), Outcome.SANDBOX_ERROR)
+            end(store, claim_init(store, f"{batch_id}.0.0"), Outcome.SANDBOX_ERROR)
         assert rollout(store, f"{batch_id}.0.1").state is not State.FAILED
         store.write(partial(nodes.drain, node="n2"))
-        end(store, begun(store, f"{batch_id}.0.0"), Outcome.SANDBOX_ERROR)
+        end(store, claim_init(store, f"{batch_id}.0.0"), Outcome.SANDBOX_ERROR)
         assert rollout(store, f"{batch_id}.0.1").state is State.FAILED
 
-    def test_a_rollout_that_ends_as_it_should_asks_nothing_of_it(self, store: Store) -> None:
+    def test_successful_rollout_needs_no_extra_statement(self, store: Store) -> None:
         batch_id = new_batch(store, quarantine_after=1)
         place(store, batch_id)
         result: list[str] = []
@@ -318,8 +318,8 @@ class TestNodeCircuitBreaker:
             )
         )
 
-    def test_it_takes_nothing_then_little_then_all(self, store: Store) -> None:
-        up(store, "n1", "n2")
+    def test_node_takes_none_then_few_then_all_rollouts(self, store: Store) -> None:
+        announce_nodes(store, "n1", "n2")
         assert self.trip(store, "n1") == 30.0
         result = known(store)
         assert (result["n1"].takes, result["n2"].takes, result["n1"].out_of_service_why) == (0, 8, "init: why")
@@ -333,22 +333,22 @@ class TestNodeCircuitBreaker:
         assert store.write(partial(nodes.close_breaker, node="n1", why="init: why"))
         assert (known(store)["n1"].takes, known(store)["n1"].n_trips) == (8, 0)
 
-    def test_it_is_out_for_longer_each_time(self, store: Store) -> None:
-        up(store, "n1", "n2")
+    def test_time_out_of_service_grows(self, store: Store) -> None:
+        announce_nodes(store, "n1", "n2")
         result = []
         for _ in range(7):
             result.append(self.trip(store, "n1"))
             self.over(store, "n1")
         assert result == [30, 60, 120, 240, 480, 600, 600]
 
-    def test_one_that_is_out_is_not_taken_out_again(self, store: Store) -> None:
-        up(store, "n1", "n2")
+    def test_open_breaker_is_not_opened_again(self, store: Store) -> None:
+        announce_nodes(store, "n1", "n2")
         assert self.trip(store, "n1")
         assert self.trip(store, "n1", "run: another") == 0.0
         assert known(store)["n1"].n_trips == 1
 
-    def test_who_asks_again_for_want_of_an_answer_is_told_what_it_did(self, store: Store) -> None:
-        up(store, "n1", "n2")
+    def test_repeated_request_gets_the_same_answer(self, store: Store) -> None:
+        announce_nodes(store, "n1", "n2")
         why = "init: a\0b" + "x" * 100_000
         self.trip(store, "n1", why)
         again = self.trip(store, "n1", why)
@@ -359,17 +359,17 @@ class TestNodeCircuitBreaker:
         self.over(store, "n1")
         assert [store.write(partial(nodes.close_breaker, node="n1", why=why)) for _ in range(2)] == [True, True]
 
-    def test_the_last_that_is_well_is_never_taken_out(self, store: Store) -> None:
-        up(store, "n1", "n2", "n3")
+    def test_last_healthy_node_is_never_taken_out(self, store: Store) -> None:
+        announce_nodes(store, "n1", "n2", "n3")
         store.write(partial(nodes.drain, node="n3"))
         assert self.trip(store, "n1")
         assert self.trip(store, "n2") is None
         assert known(store)["n2"].takes == 8
 
-    def test_a_new_supervisor_does_not_make_it_well(self, store: Store) -> None:
-        up(store, "n1", "n2")
+    def test_restart_does_not_close_the_breaker(self, store: Store) -> None:
+        announce_nodes(store, "n1", "n2")
         self.trip(store, "n1")
-        up(store, "n1")
+        announce_nodes(store, "n1")
         node = known(store)["n1"]
         assert (node.takes, node.n_trips, node.out_of_service_why) == (0, 1, "init: why")
         assert store.read(partial(nodes.breaker_reason, node="n1")) == "init: why"

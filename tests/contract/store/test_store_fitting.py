@@ -17,7 +17,7 @@ CYCLE: dict[str, Any] = {}
 CYCLE["again"] = CYCLE
 
 
-def test_details_that_are_no_json_are_the_evaluators(store: Store) -> None:
+def test_unstorable_details_are_an_evaluator_error(store: Store) -> None:
     batch_id = new_batch(store)
     place(store, batch_id)
     rollout_id = f"{batch_id}.0.0"
@@ -34,7 +34,7 @@ def test_details_that_are_no_json_are_the_evaluators(store: Store) -> None:
 @pytest.mark.parametrize(
     "wrong", [{"n_cached_tokens": 2**70}, {"finish_reason": ["stop"]}, {"sampling": {"a": object()}}]
 )
-def test_a_call_that_does_not_fit_is_the_engines(store: Store, wrong: dict[str, Any]) -> None:
+def test_unstorable_call_is_an_engine_error(store: Store, wrong: dict[str, Any]) -> None:
     batch_id = new_batch(store)
     call = model_call()
     row = trajectories.CallLog(f"{batch_id}.0.0", 1).row(call) | wrong

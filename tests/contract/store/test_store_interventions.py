@@ -17,7 +17,7 @@ from farm.store import batches, cancel_and_rescore, consumers, rollouts, traject
 from farm.store.database import Store
 from farm.store.reports import audit
 from farm.store.sql.sanitize import plain, written
-from tests.contract.store.test_store import advance, claimed, finish, new_batch, place, play
+from tests.contract.store.test_store import advance, claimed, finish, new_batch, place, run_to_end
 from tests.services.model_calls import model_call
 
 PLAYED = {"policy_outcome": "submitted", "submission": {"answer": "42"}}
@@ -35,7 +35,7 @@ def violations(store: Store, batch_id: str) -> list[Any]:
     return store.read(lambda connection: audit.violations(connection, batch_id))
 
 
-def test_of_a_cancel_and_a_finish_at_once_one_wins(store: Store) -> None:
+def test_concurrent_cancel_and_finish_have_one_winner(store: Store) -> None:
     batch_id = new_batch(store, 30)
     place(store, batch_id)
     held = {}
@@ -61,7 +61,7 @@ def test_of_a_cancel_and_a_finish_at_once_one_wins(store: Store) -> None:
     assert violations(store, batch_id) == []
 
 
-def test_a_cancel_while_rollouts_are_claimed_leaves_no_attempt_open(store: Store) -> None:
+def test_cancel_during_claims_leaves_no_open_attempt(store: Store) -> None:
     batch_id = new_batch(store, 40)
     place(store, batch_id)
 
@@ -76,11 +76,11 @@ def test_a_cancel_while_rollouts_are_claimed_leaves_no_attempt_open(store: Store
     assert violations(store, batch_id) == []
 
 
-def test_an_acknowledgement_only_ever_moves_on(store: Store) -> None:
+def test_acknowledged_cursor_only_increases(store: Store) -> None:
     batch_id = new_batch(store, 3)
     place(store, batch_id)
     for index in range(3):
-        play(store, f"{batch_id}.{index}.0")
+        run_to_end(store, f"{batch_id}.{index}.0")
     assert acknowledge(store, batch_id, 2) == 2
     assert acknowledge(store, batch_id, 1) == 2
     with ThreadPoolExecutor(6) as threads:
@@ -94,7 +94,7 @@ def test_an_acknowledgement_only_ever_moves_on(store: Store) -> None:
         acknowledge(store, "b0", 0)
 
 
-def test_what_was_recorded_of_a_cancelled_rollout_comes_with_it(store: Store) -> None:
+def test_recorded_calls_of_a_cancelled_rollout_are_returned(store: Store) -> None:
     batch_id = new_batch(store, 2)
     place(store, batch_id)
     for index in range(2):
@@ -122,7 +122,7 @@ def test_what_was_recorded_of_a_cancelled_rollout_comes_with_it(store: Store) ->
 UGLY = "a\0b\ud800c"
 
 
-def test_text_that_no_database_holds_is_kept_as_well_as_it_can_be(store: Store) -> None:
+def test_unstorable_text_is_sanitised(store: Store) -> None:
     batch_id = new_batch(store)
     place(store, batch_id)
     rollout_id = f"{batch_id}.0.0"

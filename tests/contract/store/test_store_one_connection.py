@@ -19,7 +19,7 @@ from farm.store import cancel_and_rescore, leader, leases, nodes, rollouts
 from farm.store.database import Store
 from farm.store.sql.clock import db_now
 from tests.contract.store.test_store import announce, claimed, new_batch, place
-from tests.contract.store.test_store_silence import all_rows, impatient, silent
+from tests.contract.store.test_store_silence import all_rows, idle_transaction, short_timeout_store
 from tests.services.farms import until
 from workers.process.lease_renewal import Leases
 
@@ -32,17 +32,20 @@ def one(postgres_store: Store) -> Iterator[Store]:
     store.close()
 
 
-def test_who_says_that_it_lives_waits_for_no_lock_that_its_writer_waits_for(postgres_store: Store) -> None:
+def test_heartbeat_waits_for_no_lock_of_its_writer(postgres_store: Store) -> None:
     announce(postgres_store)
     batch_id = new_batch(postgres_store)
     place(postgres_store, batch_id)
     held = claimed(postgres_store, f"{batch_id}.0.0", Stage.INIT)
     (node,) = postgres_store.read(nodes.listing)
     # no use is broken here: lock timeouts are shorter
-    one, other = Store(postgres_store.url, n_connections=1, urgent_s=60.0), impatient(postgres_store.url, idle_ms=0)
+    one, other = (
+        Store(postgres_store.url, n_connections=1, urgent_s=60.0),
+        short_timeout_store(postgres_store.url, idle_ms=0),
+    )
     assert one.write(lambda c: leader.acquire_leadership(c, ROLE, "me", 60.0), urgent=True)
     try:
-        with silent(other, all_rows):
+        with idle_transaction(other, all_rows):
             waiting = [one.submit(lambda c: len(cancel_and_rescore.cancel(c, RolloutRef(batch_id)))) for _ in range(3)]
             assert one.write(lambda c: leases.renew(c, "w", [held.rollout_id], 60.0), urgent=True)
             assert one.write(lambda c: nodes.heartbeat(c, node), urgent=True)
@@ -87,9 +90,7 @@ ENDLESS: dict[str, Callable[[Connection], object]] = {
 
 @pytest.mark.parametrize("endless", ENDLESS)
 @pytest.mark.parametrize("reading", [False, True], ids=["write", "read"])
-def test_what_does_not_end_loses_its_connection_to_an_urgent_write_and_is_tried_again(
-    one: Store, endless: str, reading: bool
-) -> None:
+def test_endless_work_yields_to_an_urgent_write_and_is_retried(one: Store, endless: str, reading: bool) -> None:
     work, answers = _Once(ENDLESS[endless]), list[int]()
     thread = threading.Thread(target=lambda: answers.append((one.read if reading else one.write)(work)))
     thread.start()
@@ -118,7 +119,7 @@ class Busy:
         self._free.wait(600)
 
 
-def test_of_a_group_what_does_not_end_harms_no_other_write(one: Store) -> None:
+def test_endless_write_in_a_group_affects_no_other_write(one: Store) -> None:
     busy = Busy(one)
     work = _Once(ENDLESS["a statement"])
     written = [one.submit(lambda c: 1), one.submit(work), one.submit(lambda c: 3)]
@@ -128,7 +129,7 @@ def test_of_a_group_what_does_not_end_harms_no_other_write(one: Store) -> None:
     assert [each.result(60) for each in written] == [1, 7, 3]
 
 
-def test_a_question_that_is_asked_once_is_not_held_up_by_what_others_do(one: Store) -> None:
+def test_single_read_fails_fast_on_a_busy_connection(one: Store) -> None:
     busy = Busy(one)
     with pytest.raises(StoreUnavailable, match="used its connection for something else"):
         one.read(lambda c: c.execute(text("SELECT 1")).scalar_one(), patience_s=0.0)
@@ -145,10 +146,12 @@ def wait_in_statements(store: Store, ended: threading.Event, _: str) -> None:
 
 def wait_for_locks(store: Store, ended: threading.Event, batch_id: str) -> None:
     """Keep the writer waiting for rows of a silent session."""
-    other = impatient(store.url, idle_ms=0)
+    other = short_timeout_store(store.url, idle_ms=0)
     with ExitStack() as stack:
         stack.callback(other.close)
-        stack.enter_context(silent(other, lambda c: c.execute(text("SELECT * FROM batches FOR UPDATE")).all()))
+        stack.enter_context(
+            idle_transaction(other, lambda c: c.execute(text("SELECT * FROM batches FOR UPDATE")).all())
+        )
         waiting = [store.submit(lambda c: cancel_and_rescore.cancel(c, RolloutRef(batch_id))) for _ in range(3)]
         ended.wait(600)
         assert not any(each.done() for each in waiting)
@@ -168,7 +171,7 @@ def read_without_end(store: Store, ended: threading.Event, _: str) -> None:
 
 
 @pytest.mark.parametrize("busy_with", [wait_in_statements, wait_for_locks, read_without_end])
-def test_a_worker_whose_connection_is_busy_keeps_its_leases(
+def test_worker_with_a_busy_connection_keeps_its_leases(
     postgres_store: Store, busy_with: Callable[[Store, threading.Event, str], None]
 ) -> None:
     lease_s = 6.0

@@ -9,7 +9,7 @@ from farm.errors import InvalidRequest
 from farm.store.database import Store
 
 
-def test_a_session_that_another_client_has_used_is_refused(postgres_database: str) -> None:
+def test_session_used_by_another_client_is_refused(postgres_database: str) -> None:
     name = postgres_database.partition("?")[0].rpartition("/")[2]
     first = Store(postgres_database)
     # as a pooler would leave it: new sessions have the mark of earlier ones
@@ -22,7 +22,7 @@ def test_a_session_that_another_client_has_used_is_refused(postgres_database: st
     second.close()
 
 
-def test_sessions_of_clients_side_by_side_are_their_own(postgres_database: str) -> None:
+def test_concurrent_clients_have_separate_sessions(postgres_database: str) -> None:
     stores = [Store(postgres_database) for _ in range(3)]
     for _ in range(2):
         for store in stores:

@@ -19,19 +19,19 @@ from farm.store.attempts import RetrySettings
 from farm.store.database import Store
 from farm.store.reports import audit
 from farm.store.rollouts import RunSummary
-from tests.contract.store.test_store import NODE, announce, claimed, finish, new_batch, place, play
+from tests.contract.store.test_store import NODE, announce, claimed, finish, new_batch, place, run_to_end
 from tests.services.wire_clients import model_call
 
 SCORE = 0.75
 
 
-def played(store: Store, n: int = 1, n_samples: int = 1, **values: Any) -> str:
+def scored_batch(store: Store, n: int = 1, n_samples: int = 1, **values: Any) -> str:
     """Return a batch that is completed with SCORE."""
     batch_id = new_batch(store, n, n_samples, **values)
     place(store, batch_id)
     for group in range(n):
         for sample in range(n_samples):
-            play(store, f"{batch_id}.{group}.{sample}", reward=SCORE)
+            run_to_end(store, f"{batch_id}.{group}.{sample}", reward=SCORE)
     return batch_id
 
 
@@ -43,7 +43,7 @@ def cancel(store: Store, id: str) -> list[str]:
     return store.write(lambda connection: cancel_and_rescore.cancel(connection, RolloutRef.of(id)))
 
 
-def of(store: Store, batch_id: str) -> list[Rollout]:
+def all_rollouts(store: Store, batch_id: str) -> list[Rollout]:
     return store.read(lambda connection: batches.rollouts_of(connection, batch_id))
 
 
@@ -129,13 +129,13 @@ WAYS: list[Callable[[Store, str], None]] = [
 
 
 @pytest.mark.parametrize("way", WAYS, ids=lambda way: way.__name__.strip("_"))
-def test_a_score_outlives_a_scoring_that_came_to_nothing(store: Store, way: Callable[[Store, str], None]) -> None:
+def test_score_survives_a_rescore_without_result(store: Store, way: Callable[[Store, str], None]) -> None:
     announce(store)
-    batch_id = played(store, max_attempts=2, max_losses=1)
-    (before,) = of(store, batch_id)
+    batch_id = scored_batch(store, max_attempts=2, max_losses=1)
+    (before,) = all_rollouts(store, batch_id)
     assert rescore(store, batch_id) == [before.rollout_id]
     way(store, batch_id)
-    (after,) = of(store, batch_id)
+    (after,) = all_rollouts(store, batch_id)
     assert (after.state, after.outcome, after.reward) == (State.COMPLETED, before.outcome, SCORE)
     assert (after.failure, after.trainable, after.n_turns) == (None, True, before.n_turns)
     assert after.cursor > before.cursor, "who streams the batch is given it again"
@@ -146,46 +146,46 @@ def test_a_score_outlives_a_scoring_that_came_to_nothing(store: Store, way: Call
     assert rescore(store, batch_id) == [before.rollout_id]
     place(store, batch_id)
     assert finish(store, claimed(store, before.rollout_id, Stage.EVAL, after.attempt + 1), 0.5)
-    (last,) = of(store, batch_id)
+    (last,) = all_rollouts(store, batch_id)
     assert (last.reward, last.state) == (0.5, State.COMPLETED)
     assert rescore(store, batch_id) == [before.rollout_id]
     cancel(store, batch_id)
-    assert [each.reward for each in of(store, batch_id)] == [0.5], "the newest score is the one that stays"
+    assert [each.reward for each in all_rollouts(store, batch_id)] == [0.5], "the newest score is the one that stays"
     assert store.read(lambda connection: audit.violations(connection, batch_id)) == []
 
 
 @pytest.mark.parametrize("what", ["", ".0", ".0.1"])
-def test_a_cancel_of_more_ends_what_has_no_score_and_keeps_what_has(store: Store, what: str) -> None:
-    batch_id = played(store, 1, 2)
+def test_cancel_ends_unscored_rollouts_and_keeps_scored_ones(store: Store, what: str) -> None:
+    batch_id = scored_batch(store, 1, 2)
     other = new_batch(store, 1)
     rescore(store, f"{batch_id}.0.1")
     service = LocalFarm(store, Signals(""), 1000)
     assert service.cancel(f"{batch_id}{what}") == [f"{batch_id}.0.1"]
     assert service.cancel(f"{batch_id}{what}") == []
     assert service.cancel(other) == [f"{other}.0.0"]
-    assert [(each.state, each.reward) for each in of(store, batch_id)] == [(State.COMPLETED, SCORE)] * 2
-    assert [(each.state, each.reward) for each in of(store, other)] == [(State.CANCELLED, None)]
+    assert [(each.state, each.reward) for each in all_rollouts(store, batch_id)] == [(State.COMPLETED, SCORE)] * 2
+    assert [(each.state, each.reward) for each in all_rollouts(store, other)] == [(State.CANCELLED, None)]
     assert [each.cursor for each in service.page(batch_id, 2).rollouts] == [3]
 
 
-def test_scoring_again_what_was_never_scored_may_end_without_a_score(store: Store) -> None:
+def test_rescore_of_an_unscored_rollout_may_end_without_a_score(store: Store) -> None:
     announce(store)
     batch_id = new_batch(store, max_attempts=1)
     place(store, batch_id)
     rollout_id = f"{batch_id}.0.0"
-    for stage, played in ((Stage.INIT, None), (Stage.RUN, RunSummary("submitted", {}))):
+    for stage, run_summary in ((Stage.INIT, None), (Stage.RUN, RunSummary("submitted", {}))):
         held = claimed(store, rollout_id, stage)
-        assert store.write(lambda c, held=held, played=played: rollouts.advance(c, held, 3.0, played))  # type: ignore[misc]
+        assert store.write(lambda c, held=held, run_summary=run_summary: rollouts.advance(c, held, 3.0, run_summary))  # type: ignore[misc]
     end(store, batch_id, Outcome.EVALUATOR_ERROR)
     assert rescore(store, batch_id) == [rollout_id]
     cancel(store, batch_id)
-    (rollout,) = of(store, batch_id)
+    (rollout,) = all_rollouts(store, batch_id)
     assert (rollout.state, rollout.reward) == (State.CANCELLED, None)
     assert store.read(lambda connection: audit.violations(connection, batch_id)) == []
 
 
 def test_rewards_of_rows_are_those_of_the_newest_score(store: Store) -> None:
-    batch_id = played(store)
+    batch_id = scored_batch(store)
     rollout_id = f"{batch_id}.0.0"
     response = {"role": "assistant", "content": "x"}
     calls = [model_call(0, [1, 2], [3, 4], response=response), model_call(1, [9], [8], response=response)]
@@ -193,7 +193,7 @@ def test_rewards_of_rows_are_those_of_the_newest_score(store: Store) -> None:
     rows = segments(calls)
     store.write(lambda connection: trajectories.store_segments(connection, rollout_id, batch_id, 1, rows))
 
-    def told() -> list[tuple[float | None, tuple[tuple[int, float], ...]]]:
+    def row_rewards() -> list[tuple[float | None, tuple[tuple[int, float], ...]]]:
         made = store.read(lambda connection: trajectories.segments_of(connection, batch_id, [rollout_id]))[rollout_id]
         assert all(isinstance(row, Segment) for row in made)
         return [(row.reward, row.turn_rewards) for row in made]
@@ -205,13 +205,13 @@ def test_rewards_of_rows_are_those_of_the_newest_score(store: Store) -> None:
         held = claimed(store, rollout_id, Stage.EVAL, attempt)
         store.write(lambda connection: rollouts.finish(connection, held, 0.5, {}, "test", None, of_rows))
 
-    assert told() == [(None, ((1, -1.0),)), (None, ())]
+    assert row_rewards() == [(None, ((1, -1.0),)), (None, ())]
     scored_again(RowRewards(rows={1: 0.0}, turns=((0, 1, 2.0), (1, 0, 3.0))))
-    assert told() == [(None, ((1, 2.0),)), (0.0, ((0, 3.0),))]
+    assert row_rewards() == [(None, ((1, 2.0),)), (0.0, ((0, 3.0),))]
     scored_again(RowRewards(rows={0: 4.0}))
-    assert told() == [(4.0, ((1, -1.0),)), (None, ())]
+    assert row_rewards() == [(4.0, ((1, -1.0),)), (None, ())]
     rescore(store, rollout_id)
     cancel(store, rollout_id)
-    assert told() == [(4.0, ((1, -1.0),)), (None, ())], "what was not scored again keeps its score"
+    assert row_rewards() == [(4.0, ((1, -1.0),)), (None, ())], "what was not scored again keeps its score"
     scored_again(None)
-    assert told() == [(None, ((1, -1.0),)), (None, ())]
+    assert row_rewards() == [(None, ((1, -1.0),)), (None, ())]

@@ -37,14 +37,14 @@ from tests.services.farms import until
 PLAYED = RunSummary("submitted", {}, n_turns=1, n_response_tokens=1)
 
 
-def impatient(url: str, idle_ms: int = 1500, lock_ms: int = 500, **options: Any) -> Store:
+def short_timeout_store(url: str, idle_ms: int = 1500, lock_ms: int = 500, **options: Any) -> Store:
     """Return a store whose sessions are ended sooner than usual."""
     own = f"-c idle_in_transaction_session_timeout={idle_ms} -c lock_timeout={lock_ms}"
     return Store(make_url(url).update_query_dict({"options": own}).render_as_string(hide_password=False), **options)
 
 
 @contextmanager
-def silent(store: Store, hold: Callable[[Connection], Any]) -> Iterator[None]:
+def idle_transaction(store: Store, hold: Callable[[Connection], Any]) -> Iterator[None]:
     """Hold a lock in a session that then goes silent."""
     connection = store.engine.connect()
     try:
@@ -60,17 +60,17 @@ def all_rows(connection: Connection) -> None:
         connection.execute(text(f"SELECT * FROM {table} FOR UPDATE")).all()
 
 
-def test_every_session_has_limits(postgres_store: Store) -> None:
+def test_every_session_has_timeouts(postgres_store: Store) -> None:
     result = postgres_store.read(
         lambda c: {name: c.execute(text(f"SHOW {name}")).scalar_one() for name in SESSION if "tcp" not in name}
     )
     assert result == {name: value for name, value in SESSION.items() if "tcp" not in name}
-    own = impatient(postgres_store.url, lock_ms=123)
+    own = short_timeout_store(postgres_store.url, lock_ms=123)
     assert own.read(lambda c: c.execute(text("SHOW lock_timeout")).scalar_one()) == "123ms"
     own.close()
 
 
-def test_who_says_that_it_lives_waits_for_no_lock(postgres_store: Store) -> None:
+def test_heartbeat_waits_for_no_lock(postgres_store: Store) -> None:
     store = postgres_store
     announce(store)
     batch_id = new_batch(store)
@@ -78,9 +78,9 @@ def test_who_says_that_it_lives_waits_for_no_lock(postgres_store: Store) -> None
     held = claimed(store, f"{batch_id}.0.0", Stage.INIT)
     assert store.write(lambda c: leader.acquire_leadership(c, ROLE, "me", 60.0), urgent=True)
     (node,) = store.read(nodes.listing)
-    other = impatient(store.url, idle_ms=0)
+    other = short_timeout_store(store.url, idle_ms=0)
     try:
-        with silent(other, all_rows):
+        with idle_transaction(other, all_rows):
             # the writer of this process waits, and none of these does
             waiting = store.submit(lambda c: leases.expire_owner(c, "nobody") + interventions_of(c, batch_id))
             assert store.write(lambda c: leases.renew(c, "w", [held.rollout_id], 60.0), urgent=True) == {
@@ -99,13 +99,11 @@ def interventions_of(connection: Connection, batch_id: str) -> int:
     return len(cancel_and_rescore.cancel(connection, RolloutRef(batch_id)))
 
 
-def test_a_session_that_is_silent_in_a_transaction_is_ended(
-    postgres_store: Store, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_session_idle_in_a_transaction_is_ended(postgres_store: Store, caplog: pytest.LogCaptureFixture) -> None:
     batch_id = new_batch(postgres_store)
-    frozen, other = impatient(postgres_store.url, idle_ms=3000), impatient(postgres_store.url)
+    frozen, other = short_timeout_store(postgres_store.url, idle_ms=3000), short_timeout_store(postgres_store.url)
     try:
-        with silent(frozen, all_rows):
+        with idle_transaction(frozen, all_rows):
             result = other.write(lambda c: cancel_and_rescore.cancel(c, RolloutRef(batch_id)))
             assert result == [f"{batch_id}.0.0"]
         [alarm] = [record.message for record in caplog.records if record.levelname == "ERROR"]
@@ -116,34 +114,34 @@ def test_a_session_that_is_silent_in_a_transaction_is_ended(
         other.close()
 
 
-def test_a_session_that_is_silent_in_a_transaction_is_counted_and_named(postgres_store: Store) -> None:
+def test_session_idle_in_a_transaction_is_counted_and_reported(postgres_store: Store) -> None:
     def n_silent() -> float | None:
         return metrics.registry(postgres_store, 60.0).get_sample_value("farm_silent_transactions")
 
-    frozen = impatient(postgres_store.url, idle_ms=0)
+    frozen = short_timeout_store(postgres_store.url, idle_ms=0)
     try:
         assert (n_silent(), doctor._transactions(postgres_store.url).ok) == (0, True)
-        with silent(frozen, all_rows):
+        with idle_transaction(frozen, all_rows):
             until(lambda: n_silent() == 1, "it is counted")
             finding = doctor._transactions(postgres_store.url)
             assert not finding.ok
             assert "idle in transaction for" in finding.detail
-            assert "pg_terminate_backend" in finding.mend
+            assert "pg_terminate_backend" in finding.remedy
     finally:
         frozen.close()
 
 
 @pytest.fixture(scope="module")
-def mortal() -> Iterator[RestartablePostgres]:
+def restartable_server() -> Iterator[RestartablePostgres]:
     with mortal_postgres() as server:
         yield server
 
 
-def test_a_server_that_is_frozen_is_not_waited_for_without_end(mortal: RestartablePostgres) -> None:
-    store = Store(f"{mortal.url}&connect_timeout=2", patience_s=2.0)
+def test_frozen_server_raises_store_unavailable(restartable_server: RestartablePostgres) -> None:
+    store = Store(f"{restartable_server.url}&connect_timeout=2", patience_s=2.0)
     assert store.read(lambda c: c.execute(text("SELECT 1")).scalar_one()) == 1
     assert store.write(lambda c: c.execute(text("SELECT 2")).scalar_one()) == 2
-    pids = _processes_of(mortal)
+    pids = _processes_of(restartable_server)
     for pid in pids:
         os.kill(pid, signal.SIGSTOP)
     try:
@@ -154,14 +152,14 @@ def test_a_server_that_is_frozen_is_not_waited_for_without_end(mortal: Restartab
     finally:
         for pid in reversed(pids):
             os.kill(pid, signal.SIGCONT)
-    patient = Store(mortal.url)
+    patient = Store(restartable_server.url)
     assert patient.write(lambda c: c.execute(text("SELECT 5")).scalar_one()) == 5
     patient.close()
     store.close()
 
 
-def test_a_statement_that_is_slow_is_waited_for(mortal: RestartablePostgres) -> None:
-    store = Store(mortal.url, patience_s=1.0)
+def test_slow_statement_is_waited_for(restartable_server: RestartablePostgres) -> None:
+    store = Store(restartable_server.url, patience_s=1.0)
     assert store.read(lambda c: c.execute(text("SELECT 7 FROM pg_sleep(4)")).scalar_one()) == 7
     store.close()
 
@@ -180,7 +178,7 @@ def _processes_of(server: RestartablePostgres) -> list[int]:
 
 
 class TestManyFinishes:
-    def test_of_several_batches_in_two_processes_never_wait_for_each_other(self, postgres_store: Store) -> None:
+    def test_finishes_of_several_batches_never_deadlock(self, postgres_store: Store) -> None:
         stores = [Store(postgres_store.url) for _ in range(3)]
         ids = [new_batch(postgres_store, 8, 3) for _ in range(4)]
         held = []
@@ -217,7 +215,7 @@ class TestManyFinishes:
         assert postgres_store.read(lambda c: c.execute(deadlocks).scalar_one()) == 0
         assert [status(postgres_store, batch_id).n_completed for batch_id in ids] == [24] * 4
 
-    def test_are_written_each_for_itself_and_answered_in_order(self, store: Store) -> None:
+    def test_finishes_are_written_separately_and_answered_in_order(self, store: Store) -> None:
         free, busy = threading.Event(), threading.Event()
 
         def wait(_: Connection) -> None:
@@ -243,7 +241,7 @@ def _to_the_end(connection: Connection, rollout_id: str) -> None:
         assert rollouts.advance(connection, held, 3.0, result)
 
 
-def test_a_dispatcher_that_does_not_lead_writes_nothing_however_many_hints_come(store: Store) -> None:
+def test_standby_dispatcher_writes_nothing(store: Store) -> None:
     announce(store)
     assert store.write(lambda c: leader.acquire_leadership(c, ROLE, "leader", 10.0))
     result: list[str] = []
@@ -267,7 +265,7 @@ class TestSqliteFile:
     """Tests of a SQLite store."""
 
     @pytest.mark.parametrize("replaced", [False, True])
-    def test_that_is_gone_is_said_once_and_not_made_anew(
+    def test_removed_file_is_reported_and_not_created_again(
         self, sqlite_store: Store, tmp_path: Path, replaced: bool
     ) -> None:
         batch_id = new_batch(sqlite_store)
@@ -286,7 +284,7 @@ class TestSqliteFile:
                 ask()
         assert path.exists() == replaced
 
-    def test_that_never_was_is_not_made_by_a_look(self, tmp_path: Path) -> None:
+    def test_missing_file_is_not_created_by_a_check(self, tmp_path: Path) -> None:
         path = tmp_path / "no" / "farm.db"
         store = Store(f"sqlite:///{path}")
         with pytest.raises(StoreUnavailable, match="farm migrate"):
@@ -294,7 +292,7 @@ class TestSqliteFile:
         store.close()
         assert not path.exists()
 
-    def test_names_who_holds_its_lock(self, sqlite_store: Store, tmp_path: Path) -> None:
+    def test_lock_holder_is_named(self, sqlite_store: Store, tmp_path: Path) -> None:
         path = tmp_path / "farm.db"
         new_batch(sqlite_store)
         file = SqliteFile(str(path))

@@ -31,11 +31,11 @@ def newest(store: Store, limit: int = 10) -> list[BatchSummary]:
     return store.read(lambda connection: summaries.newest(connection, limit))
 
 
-def test_there_are_none_in_an_empty_farm(store: Store) -> None:
+def test_empty_farm_has_no_summaries(store: Store) -> None:
     assert newest(store) == []
 
 
-def test_they_come_newest_first_and_no_more_than_asked(store: Store) -> None:
+def test_summaries_are_newest_first_and_limited(store: Store) -> None:
     ids = [
         new_batch(store, "math", "code", "math", n_samples=2, priority=3),
         new_batch(store, "swe"),
@@ -66,9 +66,7 @@ def test_they_come_newest_first_and_no_more_than_asked(store: Store) -> None:
         ([{"state": "failed"}, {"state": "cancelled"}], State.FAILED),
     ],
 )
-def test_the_state_of_a_batch_is_that_of_its_rollouts(
-    store: Store, changes: list[dict[str, Any]], state: State
-) -> None:
+def test_state_of_a_batch_follows_its_rollouts(store: Store, changes: list[dict[str, Any]], state: State) -> None:
     batch_id = new_batch(store, "noop", n_samples=2)
     for sample, values in enumerate(changes):
         if values:
@@ -83,7 +81,7 @@ def test_the_state_of_a_batch_is_that_of_its_rollouts(
     )
 
 
-def test_a_cancelled_batch_is_cancelled(store: Store) -> None:
+def test_cancelled_batch_is_reported_as_cancelled(store: Store) -> None:
     batch_id = new_batch(store, "noop", n_samples=3)
     store.write(lambda connection: cancel_and_rescore.cancel(connection, RolloutRef(batch_id)))
     (batch_summary,) = newest(store)

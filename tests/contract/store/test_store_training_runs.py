@@ -27,7 +27,7 @@ def test_batches_are_found_by_their_keys(store: Store) -> None:
     runs = LocalRuns(store)
     first = submit(store, "k1", "a", "b", n_samples=3, metadata={"mine": {"step": 4}})
     second = submit(store, "k2", "a")
-    ScriptedRollouts(store, lambda rollout: 1.0, ["math"]).play(2)
+    ScriptedRollouts(store, lambda rollout: 1.0, ["math"]).run_next(2)
     found = runs.keyed_batches(["k2", "k0", "k1", "k2"])
     assert [each.batch_id for each in found] == [second, first]
     assert (found[1].n_rollouts, found[1].n_samples, found[1].cursor) == (6, 3, 2)
@@ -35,7 +35,7 @@ def test_batches_are_found_by_their_keys(store: Store) -> None:
     assert runs.keyed_batches([]) == []
 
 
-def test_instances_of_groups_are_read_to_be_asked_for_again(store: Store) -> None:
+def test_instances_of_groups_are_read_back(store: Store) -> None:
     runs = LocalRuns(store)
     given = [
         Instance(data_source="math", instance_id="a", fields={"question": "6 * 7", "gold": ["42", None]}),
@@ -52,7 +52,7 @@ def test_instances_of_groups_are_read_to_be_asked_for_again(store: Store) -> Non
 
 
 @pytest.mark.parametrize(("key", "is_known"), [("", True), ("none", True), ("env:MY_KEY", True), ("k-123456", False)])
-def test_a_key_of_an_instance_is_shown_nowhere(key: str, is_known: bool) -> None:
+def test_literal_key_of_an_instance_is_refused_and_not_shown(key: str, is_known: bool) -> None:
     if is_known:
         check_own_key("a", key)
         return
@@ -61,7 +61,7 @@ def test_a_key_of_an_instance_is_shown_nowhere(key: str, is_known: bool) -> None
     assert "k-123456" not in str(error.value)
 
 
-def test_a_step_is_recorded_once(store: Store) -> None:
+def test_step_is_recorded_once(store: Store) -> None:
     runs = LocalRuns(store)
     assert runs.recorded_step("r") is None
     assert runs.record_step("r", 3, {"groups": ["b.0"]}).record == {"groups": ["b.0"]}
@@ -75,7 +75,7 @@ def test_a_step_is_recorded_once(store: Store) -> None:
     assert [each and each.step for each in newest] == [5, 5, 3, 3, None]
 
 
-def test_of_many_who_record_a_step_at_once_all_get_one_record(store: Store) -> None:
+def test_concurrent_records_of_a_step_give_one_record(store: Store) -> None:
     stores = [Store(store.engine.url.render_as_string(hide_password=False)) for _ in range(4)]
     try:
         with ThreadPoolExecutor(4) as pool:
@@ -89,7 +89,7 @@ def test_of_many_who_record_a_step_at_once_all_get_one_record(store: Store) -> N
 @pytest.mark.parametrize(
     ("run", "record", "field"), [("a run", {}, "run"), ("", {}, "run"), ("r", {"x": float("nan")}, "record")]
 )
-def test_what_cannot_be_recorded_is_named(store: Store, run: str, record: dict[str, Any], field: str) -> None:
+def test_invalid_record_is_refused_by_its_field(store: Store, run: str, record: dict[str, Any], field: str) -> None:
     with pytest.raises(InvalidRequest) as error:
         LocalRuns(store).record_step(run, 1, record)
     assert error.value.field == field
@@ -102,10 +102,10 @@ def rates_by_hand(store: Store) -> None:
     submit(store, "1", "a", "b", "broken", n_samples=2)
     submit(store, "2", "a", run="other")
     submit(store, "3", "a", source="code")
-    scripted.play()
+    scripted.run_next()
     rewards["a"], scripted.version = 0.0, 2
     submit(store, "4", "a", "c", n_samples=1)
-    scripted.play()
+    scripted.run_next()
     submit(store, "5", "b", n_samples=4)
 
 
@@ -122,15 +122,15 @@ def test_solve_rates_count_scored_rollouts_of_the_run(store: Store) -> None:
     assert a.rate == pytest.approx(2 / 3)
 
 
-def test_weights_without_a_number_are_in_no_window(store: Store) -> None:
+def test_non_numeric_versions_are_in_no_window(store: Store) -> None:
     submit(store, "1", "a")
-    ScriptedRollouts(store, lambda rollout: 1.0, ["math"]).play()
+    ScriptedRollouts(store, lambda rollout: 1.0, ["math"]).run_next()
     runs = LocalRuns(store)
     assert runs.solve_rates("r", "math") == [SolveRate("a", 1, 1, 1.0)]
     assert runs.solve_rates("r", "math", min_version=0) == []
 
 
-def test_solve_rates_of_some_instances_are_found_by_index(sqlite_store: Store) -> None:
+def test_solve_rates_of_instances_use_an_index(sqlite_store: Store) -> None:
     asked: list[tuple[str, Any]] = []
 
     @event.listens_for(sqlite_store.engine, "before_cursor_execute")

@@ -54,11 +54,11 @@ def place(store: Store, batch_id: str, limit: int, node: str = "n1") -> list[str
     return [message.rollout_id.removeprefix(f"{batch_id}.") for message in stage_messages]
 
 
-def test_nothing_waits_in_an_empty_farm(store: Store) -> None:
+def test_empty_farm_has_no_waiting_batches(store: Store) -> None:
     assert waiting(store, 10) == []
 
 
-def test_batches_are_counted_no_further_than_asked_oldest_first(store: Store) -> None:
+def test_waiting_rollouts_are_counted_up_to_the_limit_oldest_first(store: Store) -> None:
     ids = [new_batch(store, n, priority=priority) for n, priority in ((30, 0), (2, 5), (30, -1))]
     place(store, ids[0], 3)
     place(store, ids[0], 4, "n2")
@@ -69,20 +69,20 @@ def test_batches_are_counted_no_further_than_asked_oldest_first(store: Store) ->
     ]
 
 
-def test_a_batch_all_of_which_is_placed_or_has_ended_waits_no_more(store: Store) -> None:
+def test_placed_or_ended_batch_does_not_wait(store: Store) -> None:
     placed, cancelled, left = (new_batch(store, 3) for _ in range(3))
     place(store, placed, 10)
     store.write(lambda connection: cancel_and_rescore.cancel(connection, RolloutRef(cancelled)))
     assert [wait.batch_id for wait in waiting(store, 10)] == [left]
 
 
-def test_whole_groups_come_first_also_after_some_are_placed(store: Store) -> None:
+def test_whole_groups_are_placed_first(store: Store) -> None:
     batch_id = new_batch(store, 3, n_samples=2)
     assert place(store, batch_id, 3) == ["0.0", "0.1", "1.0"]
     assert place(store, batch_id, 10) == ["1.1", "2.0", "2.1"]
 
 
-def test_a_batch_beyond_what_may_be_open_is_refused_until_some_have_ended(store: Store) -> None:
+def test_batch_beyond_the_limit_of_open_rollouts_is_refused(store: Store) -> None:
     first = new_batch(store, 4, max_open=6)
     with pytest.raises(Overloaded, match="4 rollouts are open; 3 more would exceed 6"):
         new_batch(store, 3, max_open=6)
@@ -93,7 +93,7 @@ def test_a_batch_beyond_what_may_be_open_is_refused_until_some_have_ended(store:
     assert len({first, second, new_batch(store, 4, max_open=6)}) == 3
 
 
-def test_several_processes_that_submit_at_once_stay_below_what_may_be_open(store: Store) -> None:
+def test_concurrent_submits_stay_below_the_limit(store: Store) -> None:
     others = [Store(store.url) for _ in range(6)]
     start = threading.Barrier(len(others))
 
@@ -114,19 +114,19 @@ def test_several_processes_that_submit_at_once_stay_below_what_may_be_open(store
     assert (taken, store.read(n_open)) == (2, 80)
 
 
-def test_a_batch_that_never_fits_is_a_mistake(store: Store) -> None:
+def test_batch_larger_than_the_limit_is_invalid(store: Store) -> None:
     with pytest.raises(InvalidRequest, match="several batches"):
         new_batch(store, 7, max_open=6)
 
 
-def test_a_batch_that_is_there_is_found_however_full_the_farm_is(store: Store) -> None:
+def test_existing_batch_is_found_at_the_limit(store: Store) -> None:
     batch_id = new_batch(store, 4, key="again", max_open=4)
     assert new_batch(store, 4, key="again", max_open=4) == batch_id
     with pytest.raises(Conflict):
         new_batch(store, 3, key="again", max_open=4)
 
 
-def test_a_batch_is_open_until_its_last_rollout_ends(store: Store) -> None:
+def test_batch_is_open_until_its_last_rollout_ends(store: Store) -> None:
     batch_id = new_batch(store, 2)
     assert store.read(lambda connection: batches.has_open(connection, batch_id))
     store.write(lambda connection: cancel_and_rescore.cancel(connection, RolloutRef(batch_id, 0, 0)))
@@ -135,7 +135,7 @@ def test_a_batch_is_open_until_its_last_rollout_ends(store: Store) -> None:
     assert not store.read(lambda connection: batches.has_open(connection, batch_id))
 
 
-def test_what_no_engine_had_weights_for_waits_until_one_has(store: Store) -> None:
+def test_rollout_without_weights_waits_for_an_engine_that_has_them(store: Store) -> None:
     batch_id = new_batch(store, 2)
     url = "http://a/v1"
     store.write(lambda connection: llm_engines.add(connection, StoredEngine(url)))

@@ -66,7 +66,7 @@ class ProrlTrainer:
                     while left and not done.is_set():
                         index = left.pop()
                         job = None if enough is None else f"job-{index}"
-                        results[index] = await self._played(client, instances[index], job, done)
+                        results[index] = await self._result_of(client, instances[index], job, done)
                         if enough is not None and sum(each is not None for each in results) >= enough:
                             done.set()
 
@@ -80,7 +80,7 @@ class ProrlTrainer:
                 await self._order(client, "stop")
         return results
 
-    async def _played(
+    async def _result_of(
         self, client: httpx2.AsyncClient, instance: dict[str, Any], job: str | None, done: asyncio.Event
     ) -> Result | None:
         body = {"instance": instance, "sampling_params": self.sampling} | ({"job_id": job} if job else {})

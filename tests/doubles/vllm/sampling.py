@@ -51,7 +51,7 @@ class AllSamplingEndpoints(SamplingEndpoints):
         name = self._id("cmpl", request, body)
         names = [name] if len(prompts) == 1 else [f"{name}-{index}" for index in range(len(prompts))]
         result = [
-            self._asked(body, body, one, prompt, body.max_tokens or COMPLETION_TOKENS)
+            self._sampling_request(body, body, one, prompt, body.max_tokens or COMPLETION_TOKENS)
             for one, prompt in zip(names, prompts, strict=True)
         ]
         answer = CompletionsAnswer(
@@ -64,7 +64,7 @@ class AllSamplingEndpoints(SamplingEndpoints):
         machine = self._machine
         body.messages = with_places(body.messages, machine.name, takes_images=machine.takes_images)
         text = machine.prompt_text(body.messages, body.tools, body.chat_template_kwargs)
-        sampling_request = self._asked(
+        sampling_request = self._sampling_request(
             body,
             body,
             self._id("chatcmpl", request, body),

@@ -32,7 +32,7 @@ def test_extract_answer(text: str | None, answer: str) -> None:
 
 
 @pytest.mark.parametrize("family", ["chain_sum", "gcd", "prime_factorization", "fraction_simplification"])
-def test_the_reference_scores_one(score: Callable[..., Score], family: str) -> None:
+def test_reference_answer_scores_one(score: Callable[..., Score], family: str) -> None:
     assert score(family, f"I get <answer>{entry(family)['answer']}</answer>").value == 1.0
 
 
@@ -41,18 +41,18 @@ def test_wrong_answers_score_zero(score: Callable[..., Score], answer: str | Non
     assert score("chain_sum", answer).value == 0.0
 
 
-def test_text_that_makes_the_verifier_raise_is_worth_zero(score: Callable[..., Score]) -> None:
+def test_text_that_makes_the_verifier_raise_scores_zero(score: Callable[..., Score]) -> None:
     result = score("prime_factorization", "no idea")
     assert result.value == 0.0
     assert "ValueError" in result.details["reason"]
 
 
-def test_a_verifier_that_fails_on_its_reference_is_an_error(score: Callable[..., Score]) -> None:
+def test_verifier_that_fails_on_its_reference_is_an_error(score: Callable[..., Score]) -> None:
     with pytest.raises(EvaluatorError, match="fails on its reference answer"):
         score("prime_factorization", "no idea", {**entry("prime_factorization"), "answer": "not a number"})
 
 
-def test_without_a_reference_nobody_can_tell(score: Callable[..., Score]) -> None:
+def test_problem_without_a_reference_answer_is_an_error(score: Callable[..., Score]) -> None:
     with pytest.raises(EvaluatorError, match="there is no reference answer"):
         score("prime_factorization", "no idea", {**entry("prime_factorization"), "answer": None})
 
@@ -65,7 +65,7 @@ def evaluated(expression: str) -> tuple[str, dict[str, Any], str]:
     return "spiral_matrix", entry("spiral_matrix"), expression
 
 
-def test_a_text_that_hangs_the_verifier_is_worth_zero(graded: Graded) -> None:
+def test_text_that_hangs_the_verifier_scores_zero(graded: Graded) -> None:
     async def use(grader: Grader) -> Score:
         evaluator, deadline = AnswerEvaluator(*evaluated("")[:2], grader=grader), Deadline(60.0)
         while True:
@@ -80,7 +80,7 @@ def test_a_text_that_hangs_the_verifier_is_worth_zero(graded: Graded) -> None:
     assert (score.value, "CPU" in score.details["reason"] or "computed" in score.details["reason"]) == (0.0, True)
 
 
-def test_a_text_that_takes_all_memory_is_worth_zero(graded: Graded) -> None:
+def test_text_that_takes_all_memory_scores_zero(graded: Graded) -> None:
     async def use(grader: Grader) -> Score:
         evaluator = AnswerEvaluator(*evaluated("")[:2], grader=grader)
         return await evaluator.evaluate(Submission(answer="[0] * 10**10"), no_sandbox, 40.0)
@@ -100,7 +100,7 @@ def children(pid: int) -> list[int]:
     return [int(word) for word in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
 
 
-async def disturbed(grader: Grader, number: int, of_grader: bool = False) -> None:
+async def score_with_signal(grader: Grader, number: int, of_grader: bool = False) -> None:
     """Score a slow answer, and send a signal to its scorer, or to the grader itself."""
     evaluator = AnswerEvaluator(*evaluated("")[:2], grader=grader)
     scoring = asyncio.create_task(evaluator.evaluate(Submission(answer=HANG), no_sandbox, 12.0))
@@ -111,25 +111,25 @@ async def disturbed(grader: Grader, number: int, of_grader: bool = False) -> Non
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGSTOP], ids=lambda number: number.name)
-def test_a_scorer_that_is_ended_or_frozen_from_outside_gives_no_score(graded: Graded, number: int) -> None:
+def test_signal_to_a_scorer_gives_an_error_and_no_score(graded: Graded, number: int) -> None:
     async def use(grader: Grader) -> None:
         with pytest.raises(EvaluatorError, match="spiral_matrix"):
-            await disturbed(grader, number)
+            await score_with_signal(grader, number)
 
     graded(use)
 
 
-def test_a_grader_that_is_killed_gives_no_score_and_is_replaced(graded: Graded) -> None:
+def test_killed_grader_gives_no_score_and_is_replaced(graded: Graded) -> None:
     async def use(grader: Grader) -> float | None:
         with pytest.raises(EvaluatorError, match="the grader process died"):
-            await disturbed(grader, signal.SIGKILL, of_grader=True)
+            await score_with_signal(grader, signal.SIGKILL, of_grader=True)
         family, problem, _ = evaluated("")
         return (await grader.score(family, problem, problem["answer"], 20.0)).score
 
     assert graded(use) == 1.0
 
 
-def test_concurrent_askers_get_their_own_scores(graded: Graded) -> None:
+def test_concurrent_requests_get_their_own_scores(graded: Graded) -> None:
     problem = entry("chain_sum")
     answers = [problem["answer"] if index % 2 else "wrong" for index in range(20)]
 
@@ -140,7 +140,7 @@ def test_concurrent_askers_get_their_own_scores(graded: Graded) -> None:
     assert graded(use) == [float(index % 2) for index in range(20)]
 
 
-def test_a_cancelled_asker_does_not_mix_up_the_next(graded: Graded) -> None:
+def test_cancelled_request_does_not_affect_the_next_score(graded: Graded) -> None:
     problem = entry("chain_sum")
 
     async def use(grader: Grader) -> float | None:
@@ -154,7 +154,7 @@ def test_a_cancelled_asker_does_not_mix_up_the_next(graded: Graded) -> None:
     assert graded(use) == 1.0
 
 
-def test_hanging_answers_do_not_hold_up_another(graded: Graded) -> None:
+def test_hanging_answer_does_not_block_another(graded: Graded) -> None:
     async def use(grader: Grader) -> float | None:
         hanging = asyncio.create_task(grader.score(*evaluated(HANG), 10.0))
         await scorer_of(grader)

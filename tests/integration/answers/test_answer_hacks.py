@@ -120,12 +120,12 @@ def test_no_answer_is_evaluated_by_sympy_beyond_arithmetic(graded: Graded, famil
 @pytest.mark.parametrize(
     "family", ["complex_arithmetic", "gcd", "chain_sum", "polynomial_equations", "simple_equations"]
 )
-def test_what_is_no_number_is_worth_nothing(graded: Graded, family: str) -> None:
+def test_text_without_a_number_scores_zero(graded: Graded, family: str) -> None:
     cases = [(family, answer) for answer in NO_NUMBERS]
     assert [score.value for score in scores(graded, cases)] == [0.0] * len(NO_NUMBERS)
 
 
-def test_no_answer_changes_what_later_answers_are_worth(graded: Graded) -> None:
+def test_answers_do_not_change_later_scores(graded: Graded) -> None:
     scores(graded, [("string_insertion", answer) for answer in EVALUATED.values()])
     later = scores(graded, [("gcd", "zz"), ("gcd", "nan"), ("simple_equations", "rubbish"), ("chain_sum", "x")])
     assert [score.value for score in later] == [0.0] * 4
@@ -137,18 +137,18 @@ def test_no_answer_changes_what_later_answers_are_worth(graded: Graded) -> None:
 @pytest.mark.parametrize(
     "made", ["{} + cos(x - x) - cos(x - x)", "({}) * factorial(x - x)", "{} + pi - pi", "{} + E - E"]
 )
-def test_numbers_are_not_made_of_letters(graded: Graded, family: str, made: str) -> None:
+def test_numbers_made_of_names_and_functions_score_nothing(graded: Graded, family: str, made: str) -> None:
     """The reference itself, with an additional number that the verifier does not see as one."""
     answer = made.format(entry(family)["answer"])
     assert scores(graded, [(family, answer)])[0].value <= 0.05
 
 
 @pytest.mark.parametrize("answer", ["6*4*1*1", "24 + 1 - 1 + 0", "8*3*1*1", "(12 + 12)*1*1"])
-def test_four_numbers_that_make_24_are_no_answer_to_another_puzzle(graded: Graded, answer: str) -> None:
+def test_answer_with_other_numbers_than_the_puzzle_scores_zero(graded: Graded, answer: str) -> None:
     assert scores(graded, [("puzzle24", answer)])[0].value == 0.0
 
 
-def test_a_tiny_number_is_no_other_tiny_number(graded: Graded) -> None:
+def test_tiny_numbers_are_compared_by_relative_difference(graded: Graded) -> None:
     """The verifier's tolerance is 1e-4, and the probability of 15 heads in 15 flips is 3e-5."""
     import reasoning_gym
 
@@ -165,7 +165,7 @@ def test_a_tiny_number_is_no_other_tiny_number(graded: Graded) -> None:
     assert graded(use) == [0.0] * 4 + [1.0] * 3
 
 
-def test_a_verifier_that_takes_anything_is_not_asked(graded: Graded) -> None:
+def test_verifier_that_accepts_any_text_is_replaced(graded: Graded) -> None:
     """game_of_life_halting compares the truth of two texts, neither of which is empty."""
     reference = str(entry("game_of_life_halting")["answer"])
     answers = ["rubbish", str(reference != "True"), reference, reference.upper()]
@@ -173,7 +173,7 @@ def test_a_verifier_that_takes_anything_is_not_asked(graded: Graded) -> None:
     assert [score.value for score in result] == [0.0, 0.0, 1.0, 1.0]
 
 
-def test_lists_and_arithmetic_are_still_read(graded: Graded) -> None:
+def test_lists_and_arithmetic_are_accepted(graded: Graded) -> None:
     inserted = str(list(entry("string_insertion")["answer"]))
     product = f"({entry('polynomial_multiplication')['answer']}) * 1"
     integral = f"{entry('simple_integration')['answer']} + sin(pi) + 0*exp(2)"
@@ -189,7 +189,7 @@ def open_folder() -> Iterator[Path]:
         yield Path(folder)
 
 
-def test_an_answer_does_no_harm(graded: Graded, open_folder: Path) -> None:
+def test_answer_with_system_calls_has_no_effect(graded: Graded, open_folder: Path) -> None:
     path = open_folder / "made"
     harms = [
         f"__import__('os').system('touch {path}')",
@@ -204,26 +204,26 @@ def test_an_answer_does_no_harm(graded: Graded, open_folder: Path) -> None:
 @pytest.mark.parametrize(
     "source", ["1", "[1, 'a', (2.5, None)]", "{'a': {1}}", "-x**2/3 + C", "Symbol ('x' )**2", "2*pi"]
 )
-def test_literals_and_arithmetic_are_of_the_grammar(source: str) -> None:
+def test_literals_and_arithmetic_are_in_the_grammar(source: str) -> None:
     assert refusal(source) == ""
 
 
 @pytest.mark.parametrize(
     "source", [*EVALUATED.values(), "Symbol('a', real=True)", "Symbol(x)", "exp('1')", "ab", "1 < 2"]
 )
-def test_names_and_attributes_are_not(source: str) -> None:
+def test_names_and_attributes_are_refused_by_the_grammar(source: str) -> None:
     # the verifier gets a SyntaxError, too
     with suppress(SyntaxError):
         assert refusal(source)
 
 
 @pytest.mark.parametrize("source", ["import os", "x = 1", "1; 2", "def f(): pass", "(" * 5000, "1\0"])
-def test_statements_and_what_cannot_be_parsed_are_not_compiled(source: str) -> None:
+def test_statements_and_unparsable_text_are_refused(source: str) -> None:
     with suppress(SyntaxError):
         assert refusal(source)
 
 
-def test_a_scorer_can_only_compute(open_folder: Path) -> None:
+def test_system_call_filter_allows_only_computing(open_folder: Path) -> None:
     """The filter of system calls, in a fork of this process, without the grammar before it."""
     path = str(open_folder / "made")
     acts: dict[str, Callable[[], object]] = {

@@ -111,7 +111,7 @@ def scored(folder: Path, form: str, row: dict[str, Any], response: str, *rules: 
         ("answer", OPTION, "", 0.0, 0.0),
     ],
 )
-def test_both_scores_are_given(
+def test_score_of_the_farm_and_of_the_authors_are_both_returned(
     tmp_path: Path, form: str, row: dict[str, Any], response: str, farm: float, authors: float
 ) -> None:
     given = {"env_class": "gsm8k"} if form == "skyrl" else {}
@@ -122,7 +122,7 @@ def test_both_scores_are_given(
     assert theirs.value == authors
 
 
-def test_a_row_without_authors_has_the_farm_s_score_alone(tmp_path: Path) -> None:
+def test_row_without_authors_has_only_the_farm_score(tmp_path: Path) -> None:
     (score,) = scored(tmp_path, "answer", RAW, "\\boxed{72}", "")
     assert score == Score(1.0, {"answer": "72", "rule": "equal text"})
     with pytest.raises(EvaluatorError, match="gave no reward 'authors', which the batch counts"):
@@ -143,11 +143,13 @@ def test_a_row_without_authors_has_the_farm_s_score_alone(tmp_path: Path) -> Non
         ("CAB", "\\boxed{\\text{CAB}}", 1.0),
     ],
 )
-def test_answers_of_public_reports(tmp_path: Path, gold: str, response: str, value: float) -> None:
+def test_answers_from_public_bug_reports_are_graded_correctly(
+    tmp_path: Path, gold: str, response: str, value: float
+) -> None:
     assert scored(tmp_path, "answer", {"question": "q", "answer": gold}, response, "")[0].value == value
 
 
-def test_whole_numbers_are_compared_as_whole_numbers(tmp_path: Path) -> None:
+def test_whole_numbers_are_compared_exactly(tmp_path: Path) -> None:
     row = {"question": "q", "answer": "1000000007"}
     assert scored(tmp_path, "answer", row, "\\boxed{1,000,000,007}", "")[0].value == 1.0
     assert scored(tmp_path, "answer", row, "\\boxed{1000000008}", "")[0].value == 0.0

@@ -26,7 +26,7 @@ async def scored(grader: Grader, given: str, **other: Any) -> float | None:
     return (await evaluator.evaluate(Submission(answer=given), no_sandbox, 120.0)).value
 
 
-def test_a_verifier_that_finds_its_reference_wrong_scores_nothing(graded: Graded) -> None:
+def test_verifier_that_rejects_its_reference_is_an_error(graded: Graded) -> None:
     async def use(grader: Grader) -> None:
         assert await scored(grader, "x**2 + 1", answer="x**3 + C") == 1.0, "what is right needs no control"
         with pytest.raises(EvaluatorError, match="simple_integration gives its reference answer 0, not 1"):
@@ -35,7 +35,7 @@ def test_a_verifier_that_finds_its_reference_wrong_scores_nothing(graded: Graded
     graded(use)
 
 
-def test_a_reference_answer_is_asked_for_once_by_each_process(graded: Graded, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_reference_answer_is_scored_once_per_grader_process(graded: Graded, monkeypatch: pytest.MonkeyPatch) -> None:
     async def use(grader: Grader) -> list[str]:
         asked: list[str] = []
         score = grader.score
@@ -57,9 +57,7 @@ def test_a_reference_answer_is_asked_for_once_by_each_process(graded: Graded, mo
     assert graded(use) == ["x", "x**2 + C", "x**4", "x**2", "x**5", "x", "x**2 + C", "x**4"]
 
 
-def test_an_answer_that_is_wrong_while_the_node_is_short_of_memory_is_no_zero(
-    graded: Graded, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_wrong_answer_during_memory_shortage_is_an_error(graded: Graded, monkeypatch: pytest.MonkeyPatch) -> None:
     """A library takes its own MemoryError for a wrong answer."""
     monkeypatch.setattr(node_conditions, "shortage", lambda: "the node has no memory left")
 
@@ -72,9 +70,7 @@ def test_an_answer_that_is_wrong_while_the_node_is_short_of_memory_is_no_zero(
 
 
 @pytest.mark.parametrize("error", [MemoryError(), RecursionError("deep"), OSError("closed")])
-def test_what_the_library_raises_is_not_taken_for_a_wrong_answer(
-    error: Exception, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_error_in_the_library_is_not_a_wrong_answer(error: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
     from math_verify import grader
 
     def broken(*_: Any, **__: Any) -> bool:

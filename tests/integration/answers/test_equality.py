@@ -133,17 +133,17 @@ def score(runner: asyncio.Runner, grader: Grader) -> Scored:
     return scored
 
 
-def test_everyday_pairs_are_graded_as_they_are_meant(score: Scored) -> None:
+def test_common_pairs_are_graded_correctly(score: Scored) -> None:
     wrong = [pair for pair in PAIRS if score(pair["gold"], pair["answer"]).value != float(pair["equal"])]
     assert (len(PAIRS), wrong) == (17, [])
     assert [pair for pair in MORE if score(pair[0], f"\\boxed{{{pair[1]}}}").value != 1.0] == []
 
 
-def test_another_way_to_write_it_is_right(score: Scored) -> None:
+def test_equivalent_notation_is_right(score: Scored) -> None:
     assert [pair for pair in RIGHT if score(pair[0], f"\\boxed{{{pair[1]}}}").value != 1.0] == []
 
 
-def test_another_value_is_wrong(score: Scored) -> None:
+def test_different_value_is_wrong(score: Scored) -> None:
     assert [pair for pair in WRONG if score(pair[0], f"\\boxed{{{pair[1]}}}").value] == []
 
 
@@ -158,9 +158,7 @@ def test_another_value_is_wrong(score: Scored) -> None:
         ("0.5", r"1-\frac12"),
     ],
 )
-def test_an_operation_is_not_left_to_the_reader_where_the_value_is_asked_for(
-    score: Scored, gold: str, answer: str
-) -> None:
+def test_unevaluated_operation_is_wrong_if_the_value_is_required(score: Scored, gold: str, answer: str) -> None:
     boxed = f"\\boxed{{{answer}}}"
     found = score(gold, boxed)
     assert (found.value, found.details["rule"]) == (0.0, "not evaluated")
@@ -168,23 +166,23 @@ def test_an_operation_is_not_left_to_the_reader_where_the_value_is_asked_for(
     assert score(answer, boxed, evaluated=True).value == 1.0
 
 
-def test_no_hack_is_scored(score: Scored) -> None:
+def test_hacks_score_zero(score: Scored) -> None:
     assert [hack for hack in HACKS if score("24", f"\\boxed{{{hack}}}").value] == []
 
 
-def test_a_huge_number_takes_its_own_process_alone(score: Scored) -> None:
+def test_huge_number_affects_only_its_own_process(score: Scored) -> None:
     # a second of CPU, which it may not get in its time on a busy machine: then there is no score
     with suppress(EvaluatorError):
         assert score("24", r"\boxed{9^{9^{9}}}", 32.0).value == 0.0
     assert score(r"\frac12", r"\boxed{0.5}").value == 1.0
 
 
-def test_a_gold_answer_that_cannot_be_read_is_no_score(score: Scored) -> None:
+def test_unreadable_gold_answer_is_an_error(score: Scored) -> None:
     with pytest.raises(EvaluatorError, match="gold answer"):
         score("}{", r"\boxed{0.5}")
 
 
-def test_a_grader_that_is_killed_is_no_score(runner: asyncio.Runner, grader: Grader) -> None:
+def test_killed_grader_gives_an_error(runner: asyncio.Runner, grader: Grader) -> None:
     """The last test of this file, as it ends the grader."""
 
     async def main() -> None:

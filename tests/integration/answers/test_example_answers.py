@@ -5,25 +5,25 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from examples.plays import example_script
 from examples.problems import math_problems
+from examples.scripts import example_script
 from workers.evaluators.answer import extract_answer
 from workers.plugins.interfaces import Score
 from workers.testing.scripted_model import Branch
 
 
-def answer(play: Branch) -> str:
+def answer(branch: Branch) -> str:
     """Return the text that a mathematics script submits or says at its end."""
-    last = play.turns[-1]
+    last = branch.turns[-1]
     if not last.tool_calls:
         return extract_answer(last.content)
     arguments: Any = last.tool_calls[0].arguments
     return str(arguments["answer"])
 
 
-def test_mathematics_plays_are_right_and_wrong_as_named(score: Callable[..., Score]) -> None:
+def test_example_scripts_score_as_their_names_state(score: Callable[..., Score]) -> None:
     instances = math_problems(per_family=2)
     for instance, problem in zip(instances, example_script(instances), strict=True):
-        for play in problem.plays:
-            scored = score(instance.fields["family"], answer(play), instance.fields)
-            assert (scored.value == 1.0) == play.name.startswith("reference"), (instance.instance_id, play.name)
+        for branch in problem.branches:
+            scored = score(instance.fields["family"], answer(branch), instance.fields)
+            assert (scored.value == 1.0) == branch.name.startswith("reference"), (instance.instance_id, branch.name)

@@ -69,23 +69,23 @@ def replies(folder: Path, library: str, *requests: Mapping[str, object], breaks:
 
 
 @needs_root
-def test_mathematics_is_scored_below_a_folder_that_only_root_can_enter(tmp_path: Path) -> None:
+def test_mathematics_is_scored_without_access_to_the_product_folder(tmp_path: Path) -> None:
     limit = {"family": FAMILY, "entry": {"gold": r"\lim_{x\to 0} \frac{\sin x}{x}"}}
-    assert_told_apart(closed_copy(tmp_path), FAMILY, [(limit, "1", "2")])
+    assert_graded_correctly(closed_copy(tmp_path), FAMILY, [(limit, "1", "2")])
 
 
 @needs_root
-def test_puzzles_are_scored_below_a_folder_that_only_root_can_enter(tmp_path: Path) -> None:
+def test_puzzles_are_scored_without_access_to_the_product_folder(tmp_path: Path) -> None:
     import reasoning_gym
 
     cases = []
     for family, wrong in (("simple_integration", "x"), ("binary_matrix", "[[9]]")):
         entry = reasoning_gym.create_dataset(family, size=1, seed=5)[0]
         cases.append(({"family": family, "entry": entry}, str(entry["answer"]), wrong))
-    assert_told_apart(closed_copy(tmp_path), "reasoning-gym", cases)
+    assert_graded_correctly(closed_copy(tmp_path), "reasoning-gym", cases)
 
 
-def assert_told_apart(folder: Path, library: str, cases: list[tuple[dict[str, Any], str, str]]) -> None:
+def assert_graded_correctly(folder: Path, library: str, cases: list[tuple[dict[str, Any], str, str]]) -> None:
     asked = [{**question, "answer": answer} for question, right, wrong in cases for answer in (right, wrong)]
     started, *scored = replies(folder, library, *asked)
     assert started == {"failure": ""}
@@ -99,7 +99,7 @@ def assert_told_apart(folder: Path, library: str, cases: list[tuple[dict[str, An
 
 
 @needs_root
-def test_a_module_that_cannot_be_read_any_more_is_a_fault_and_no_zero(tmp_path: Path) -> None:
+def test_failed_late_import_is_an_error_and_no_zero(tmp_path: Path) -> None:
     """A grader that does not import all it needs does not pass its proof either."""
     closed = closed_copy(tmp_path)
     late = closed / "late_module.py"
@@ -119,7 +119,7 @@ def test_a_module_that_cannot_be_read_any_more_is_a_fault_and_no_zero(tmp_path: 
 
 
 @needs_root
-def test_a_module_that_one_family_lacks_is_no_fault_of_the_others(tmp_path: Path) -> None:
+def test_missing_module_of_one_family_does_not_affect_others(tmp_path: Path) -> None:
     """A verifier made without a module, and one whose making fails without it; each time, and no other family."""
     closed = closed_copy(tmp_path)
     (closed / "late_module.py").write_text("VALUE = 1.0\n")
@@ -148,7 +148,7 @@ def test_a_module_that_one_family_lacks_is_no_fault_of_the_others(tmp_path: Path
     ]
 
 
-def test_a_grader_that_finds_a_right_answer_wrong_does_not_start(tmp_path: Path) -> None:
+def test_grader_that_fails_its_self_test_does_not_start(tmp_path: Path) -> None:
     closed = closed_copy(tmp_path)
     equality = closed / "workers/evaluators/answers/equality.py"
     equality.write_text(equality.read_text() + BROKEN)
@@ -156,6 +156,6 @@ def test_a_grader_that_finds_a_right_answer_wrong_does_not_start(tmp_path: Path)
     assert started == {"failure": "math-verify finds '0.5' not to be right: {'score': 0.0}"}
 
 
-def test_a_broken_scorer_is_a_fault_of_the_farm() -> None:
+def test_broken_scorer_is_an_evaluator_error() -> None:
     with pytest.raises(EvaluatorError, match=r"math-verify cannot import late_module: .* readable by"):
         graded(FAMILY, {"reply": {"broken": "cannot import late_module"}, "end": {"code": 0}}, 1.0, Conditions())

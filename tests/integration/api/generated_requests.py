@@ -16,17 +16,17 @@ ANYTHING = st.recursive(
 _BOUND = 2**40
 
 
-def fitting(schema: Schema, components: Schema, depth: int = 0) -> st.SearchStrategy[Any]:
+def matching_values(schema: Schema, components: Schema, depth: int = 0) -> st.SearchStrategy[Any]:
     """Return values that match a schema, or nearly so."""
     if "$ref" in schema:
-        return fitting(components[schema["$ref"].rpartition("/")[2]], components, depth + 1)
+        return matching_values(components[schema["$ref"].rpartition("/")[2]], components, depth + 1)
     if "const" in schema:
         return st.just(schema["const"])
     if "enum" in schema:
         return st.sampled_from(schema["enum"])
     for word in ("anyOf", "oneOf"):
         if word in schema:
-            return st.one_of([fitting(each, components, depth + 1) for each in schema[word]])
+            return st.one_of([matching_values(each, components, depth + 1) for each in schema[word]])
     kind = schema.get("type")
     if kind == "string":
         return _string(schema)
@@ -40,7 +40,7 @@ def fitting(schema: Schema, components: Schema, depth: int = 0) -> st.SearchStra
     if kind == "null":
         return st.none()
     if kind == "array" and depth < 8:
-        return st.lists(fitting(schema.get("items", {}), components, depth + 1), max_size=3)
+        return st.lists(matching_values(schema.get("items", {}), components, depth + 1), max_size=3)
     if kind == "object" and depth < 8:
         return _object(schema, components, depth)
     return ANYTHING
@@ -55,10 +55,10 @@ def _string(schema: Schema) -> st.SearchStrategy[str]:
 
 
 def _object(schema: Schema, components: Schema, depth: int) -> st.SearchStrategy[Any]:
-    fields = {name: fitting(each, components, depth + 1) for name, each in schema.get("properties", {}).items()}
+    fields = {name: matching_values(each, components, depth + 1) for name, each in schema.get("properties", {}).items()}
     if not fields:
         more = schema.get("additionalProperties", {})
-        values = fitting(more, components, depth + 1) if isinstance(more, dict) else ANYTHING
+        values = matching_values(more, components, depth + 1) if isinstance(more, dict) else ANYTHING
         return st.dictionaries(_TEXTS | _NAMES, values, max_size=3)
     needed = {name: fields[name] for name in schema.get("required", ()) if name in fields}
     return st.fixed_dictionaries(needed, optional={name: fields[name] for name in fields if name not in needed})

@@ -22,7 +22,7 @@ from farm.errors import FarmUnreachable, InvalidRequest
 from farm.notifications import Signals
 from farm.settings import settings
 from farm.store.database import Store
-from tests.contract.store.test_store import announce, place, play
+from tests.contract.store.test_store import announce, place, run_to_end
 from tests.services.api import KEY, served, shown_key
 from tests.services.farms import NOOP, until
 from tests.services.servers.certificates import Certificates, certificates
@@ -56,7 +56,7 @@ def key() -> Iterator[None]:
         yield
 
 
-def test_hundreds_of_bad_connections_hurt_no_batch_beside_them(sqlite_store: Store) -> None:
+def test_bad_connections_do_not_disturb_a_batch(sqlite_store: Store) -> None:
     service = LocalFarm(sqlite_store, Signals(""), 100_000)
     with served(service, request_s=3.0) as url, farm.connect(url) as client, ExitStack() as stack:
         port = int(url.rpartition(":")[2])
@@ -80,7 +80,7 @@ def test_hundreds_of_bad_connections_hurt_no_batch_beside_them(sqlite_store: Sto
         huge = [threading.Thread(target=_send_huge, args=(port,)) for _ in range(4)]
         for thread in huge:
             thread.start()
-        player = threading.Thread(target=_play_all, args=(sqlite_store, batch_id))
+        player = threading.Thread(target=_run_all, args=(sqlite_store, batch_id))
         player.start()
         received = []
         for rollout in client.stream(batch_id, timeout_s=300):
@@ -99,9 +99,9 @@ def test_hundreds_of_bad_connections_hurt_no_batch_beside_them(sqlite_store: Sto
         assert client.violations(batch_id) == []
 
 
-def _play_all(store: Store, batch_id: str) -> None:
+def _run_all(store: Store, batch_id: str) -> None:
     for number in range(N_ROLLOUTS):
-        play(store, f"{batch_id}.0.{number}", reward=1.0)
+        run_to_end(store, f"{batch_id}.0.{number}", reward=1.0)
 
 
 def _send_huge(port: int) -> None:
@@ -114,7 +114,7 @@ def _send_huge(port: int) -> None:
         connection.recv(4096)
 
 
-def test_reply_that_nobody_reads_is_given_up(sqlite_store: Store) -> None:
+def test_unread_reply_is_aborted(sqlite_store: Store) -> None:
     service = LocalFarm(sqlite_store, Signals(""), 100_000)
     batch_id = service.submit({"instances": [NOOP | {"instance_id": "x" * 200}], "n_samples": 1000})
     path = f"GET /v1/batches/{batch_id}/rollouts HTTP/1.1\r\nhost: a\r\nauthorization: Bearer {KEY}\r\n\r\n"
@@ -134,7 +134,7 @@ def _is_established(connection: socket.socket) -> bool:
     return connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 1)[0] == 1
 
 
-def test_connections_beyond_what_there_may_be_are_closed(sqlite_store: Store) -> None:
+def test_connections_over_the_limit_are_closed(sqlite_store: Store) -> None:
     with served(LocalFarm(sqlite_store, Signals(""), 1000), max_connections=8) as url, ExitStack() as stack:
         port = int(url.rpartition(":")[2])
         opened = [stack.enter_context(socket.create_connection(("127.0.0.1", port), 60)) for _ in range(12)]
@@ -151,7 +151,7 @@ def _answers(url: str) -> bool:
         return False
 
 
-def test_body_in_drops_is_given_up_in_the_end(sqlite_store: Store) -> None:
+def test_slow_request_body_times_out(sqlite_store: Store) -> None:
     with (
         served(LocalFarm(sqlite_store, Signals(""), 1000), request_s=30.0, body_s=1.0) as url,
         socket.create_connection(("127.0.0.1", int(url.rpartition(":")[2])), 60) as connection,
@@ -180,7 +180,9 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Certificates:
     return certificates(tmp_path_factory.mktemp("certificates"))
 
 
-def test_api_is_served_encrypted(sqlite_store: Store, files: Certificates, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_api_is_served_over_tls_and_untrusted_certificates_are_refused(
+    sqlite_store: Store, files: Certificates, monkeypatch: pytest.MonkeyPatch
+) -> None:
     words = ["--port", "0", "--url", sqlite_store.url]
     pair = ["--tls-cert", str(files.certificate), "--tls-key", str(files.key)]
     with _api(*words, *pair) as url:
@@ -213,7 +215,7 @@ def test_api_is_served_encrypted(sqlite_store: Store, files: Certificates, monke
         assert httpx2.get(f"{url}/healthz", verify=context).is_success
 
 
-def test_plain_api_is_no_encrypted_one(sqlite_store: Store) -> None:
+def test_https_client_of_a_plain_api_gets_an_error(sqlite_store: Store) -> None:
     with (
         served(LocalFarm(sqlite_store, Signals(""), 10)) as url,
         pytest.raises(FarmUnreachable, match="does not support this TLS"),
@@ -245,14 +247,14 @@ def _api(*words: str) -> Iterator[str]:
         ("certificate", "", "go together"),
     ],
 )
-def test_wrong_certificates_are_refused_before_it_listens(
+def test_invalid_certificates_are_refused_before_the_api_listens(
     sqlite_store: Store, files: Certificates, cert: str, key_of: str, complaint: str
 ) -> None:
     from farm.cli.main import main
-    from tests.services.commands import said
+    from tests.services.commands import output_of
 
     other = certificates(files.key.parent, "127.0.0.3")
     keys = {"key": files.key, "other": other.key, "nowhere": files.key.with_name("nowhere")}
     words = ["--tls-cert", str(getattr(files, cert)), *(["--tls-key", str(keys[key_of])] if key_of else [])]
     code = 2 if complaint == "go together" else 1
-    assert complaint in said(main, "api", "--port", "0", "--url", sqlite_store.url, *words, code=code)
+    assert complaint in output_of(main, "api", "--port", "0", "--url", sqlite_store.url, *words, code=code)

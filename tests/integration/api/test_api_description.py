@@ -28,7 +28,7 @@ def client(sqlite_store: Store) -> Iterator[httpx2.Client]:
         yield made
 
 
-def test_description_is_valid_and_names_every_route(client: httpx2.Client) -> None:
+def test_openapi_document_is_valid_and_its_routes_exist(client: httpx2.Client) -> None:
     from openapi_spec_validator import validate
 
     document = client.get("/openapi.json").json()
@@ -41,14 +41,14 @@ def test_description_is_valid_and_names_every_route(client: httpx2.Client) -> No
     assert client.get("/").json()["description"] == "/openapi.json"
 
 
-def test_routes_that_are_there_are_described(sqlite_store: Store) -> None:
+def test_served_routes_are_described(sqlite_store: Store) -> None:
     endpoints = Endpoints(LocalFarm(sqlite_store, Signals(""), 1000))
     routes = [*batches.routes(endpoints), *engines.routes(endpoints), *rollouts.routes(endpoints)]
     result = {(method, route.path) for route in routes for method in (route.methods or ()) if method != "HEAD"}
     assert result <= set(ENDPOINTS)
 
 
-def test_answers_fit_their_schemas(client: httpx2.Client) -> None:
+def test_responses_match_their_schemas(client: httpx2.Client) -> None:
     document = client.get("/openapi.json").json()
     batch_id = client.post("/v1/batches", json={"instances": [NOOP]}).json()["batch_id"]
     for path in ("/v1/batches", "/v1/batches/{id}", "/v1/batches/{id}/rollouts", "/v1/nodes", "/v1/engines", "/"):
@@ -57,7 +57,7 @@ def test_answers_fit_their_schemas(client: httpx2.Client) -> None:
         jsonschema.validate(answer, {**schema, "components": document["components"]})
 
 
-def test_metrics_are_served_beside(client: httpx2.Client) -> None:
+def test_metrics_are_served_by_the_api(client: httpx2.Client) -> None:
     answer = client.get("/metrics")
     assert answer.headers["content-type"].startswith("text/plain")
     assert "farm_store_up 1.0" in answer.text

@@ -22,7 +22,7 @@ from farm.records.node import Node
 from farm.records.rollout import Rollout
 from farm.store import nodes
 from farm.store.database import Store
-from tests.contract.store.test_store import announce, place, play
+from tests.contract.store.test_store import announce, place, run_to_end
 from tests.services.api import KEY, served, shown_key
 from tests.services.farms import NOOP, until
 
@@ -41,7 +41,7 @@ def service(sqlite_store: Store) -> LocalFarm:
     return LocalFarm(sqlite_store, Signals(""), 100_000)
 
 
-def begun(service: LocalFarm, n_instances: int, n_samples: int) -> list[str]:
+def placed_rollouts(service: LocalFarm, n_instances: int, n_samples: int) -> list[str]:
     """Return the rollouts of a placed batch."""
     instances = [NOOP | {"instance_id": f"i{n}"} for n in range(n_instances)]
     batch_id = service.submit({"instances": instances, "n_samples": n_samples})
@@ -69,17 +69,17 @@ def ids(found: list[Event]) -> list[str]:
     return [data["rollout_id"] for kind, _, data in found if kind == "rollout"]
 
 
-def test_events_are_the_rollouts_of_a_stream_and_go_on_at_another_api(service: LocalFarm) -> None:
-    wanted = begun(service, 2, 3)
+def test_events_resume_at_another_api_and_equal_the_stream(service: LocalFarm) -> None:
+    wanted = placed_rollouts(service, 2, 3)
     batch_id = wanted[0].partition(".")[0]
     path = f"/v1/batches/{batch_id}/events"
     with served(service) as one, served(LocalFarm(service.store, Signals(""), 10)) as two, httpx2.Client() as client:
         stream = events(client, one + path)
-        play(service.store, wanted[0], reward=0.5)
+        run_to_end(service.store, wanted[0], reward=0.5)
         first = next(stream)
         stream.close()
         for rollout_id in wanted[1:]:
-            play(service.store, rollout_id, reward=1.0)
+            run_to_end(service.store, rollout_id, reward=1.0)
         rest = list(events(client, two + path, first[1]))
         assert [*ids([first]), *ids(rest)] == wanted
         assert [kind for kind, _, _ in rest] == ["rollout"] * 5 + ["done"]
@@ -94,11 +94,11 @@ def test_events_are_the_rollouts_of_a_stream_and_go_on_at_another_api(service: L
         assert ids(list(events(client, f"{one}{path}?cursor=0&consumer=x"))) == wanted
 
 
-def test_groups_come_whole(service: LocalFarm) -> None:
-    wanted = begun(service, 3, 2)
+def test_group_events_contain_complete_groups(service: LocalFarm) -> None:
+    wanted = placed_rollouts(service, 3, 2)
     batch_id = wanted[0].partition(".")[0]
     for rollout_id in wanted:
-        play(service.store, rollout_id, reward=1.0)
+        run_to_end(service.store, rollout_id, reward=1.0)
     with served(service) as url, httpx2.Client() as client:
         found = list(events(client, f"{url}/v1/batches/{batch_id}/events?groups=true"))
         groups = [[each["rollout_id"] for each in data] for kind, _, data in found if kind == "group"]
@@ -120,7 +120,7 @@ def test_groups_come_whole(service: LocalFarm) -> None:
         ("?groups=perhaps", "", 400),
     ],
 )
-def test_what_is_wrong_is_said_by_a_status(service: LocalFarm, query: str, last: str, status: int) -> None:
+def test_invalid_event_requests_get_an_error_status(service: LocalFarm, query: str, last: str, status: int) -> None:
     batch_id = service.submit({"instances": [NOOP]})
     headers = SHOWN | ({"last-event-id": last} if last else {})
     with served(service) as url:
@@ -129,7 +129,7 @@ def test_what_is_wrong_is_said_by_a_status(service: LocalFarm, query: str, last:
         assert httpx2.get(f"{url}/v1/batches/{batch_id}/events").status_code == 401
 
 
-def test_a_stream_of_a_revoked_key_ends(service: LocalFarm) -> None:
+def test_stream_ends_when_its_key_is_revoked(service: LocalFarm) -> None:
     batch_id = service.submit({"instances": [NOOP]})
     with served(service) as url, farm.connect(url) as admin, httpx2.Client() as client:
         shown = {"x-api-key": admin.access.add_key("gone", ["read"])}
@@ -140,8 +140,8 @@ def test_a_stream_of_a_revoked_key_ends(service: LocalFarm) -> None:
             assert "event: error" in list(lines)
 
 
-def test_streams_that_are_left_open_hurt_no_batch_and_end_with_the_api(service: LocalFarm) -> None:
-    wanted = begun(service, 1, 12)
+def test_open_streams_do_not_disturb_a_batch_and_end_with_the_api(service: LocalFarm) -> None:
+    wanted = placed_rollouts(service, 1, 12)
     batch_id = wanted[0].partition(".")[0]
     idle = service.submit({"instances": [NOOP]})
     ended: list[int] = []
@@ -159,7 +159,7 @@ def test_streams_that_are_left_open_hurt_no_batch_and_end_with_the_api(service: 
             thread = threading.Thread(target=read_to_end, args=(last,))
             thread.start()
             for rollout_id in wanted:
-                play(service.store, rollout_id, reward=1.0)
+                run_to_end(service.store, rollout_id, reward=1.0)
             assert [rollout.rollout_id for rollout in trainer.stream(batch_id, timeout_s=120)] == wanted
         thread.join(60)
         assert len(ended) == 1
@@ -177,7 +177,7 @@ def linked(client: httpx2.Client, url: str, path: str) -> list[Any]:
         path = answer.headers["link"].partition("<")[2].partition(">")[0]
 
 
-def test_lists_have_pages_which_links_lead_through(service: LocalFarm) -> None:
+def test_lists_are_paginated_with_links(service: LocalFarm) -> None:
     batch_ids = [service.submit({"instances": [NOOP], "n_samples": n + 1}) for n in range(7)]
     for name in ("n1", "n3", "n2"):
         node = Node(node=name, room=1, init_slots=1, run_slots=1, eval_slots=1, handlers=["noop"], info={})
@@ -217,7 +217,7 @@ def test_lists_have_pages_which_links_lead_through(service: LocalFarm) -> None:
             assert [batch.submitter for batch in each.batches(1)] == [service.batches(1)[0].submitter]
 
 
-def test_a_request_that_outlasts_the_end_of_its_api_is_told_to_ask_again(
+def test_request_during_shutdown_gets_503_with_retry_after(
     service: LocalFarm, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr("farm.api.server._GRACE_PERIOD_S", 1)
@@ -249,8 +249,8 @@ def test_a_request_that_outlasts_the_end_of_its_api_is_told_to_ask_again(
     assert not [record for record in caplog.records if record.exc_info]
 
 
-def test_a_stream_waits_for_a_database_that_is_away(service: LocalFarm) -> None:
-    wanted = begun(service, 1, 1)
+def test_stream_waits_for_an_unavailable_database(service: LocalFarm) -> None:
+    wanted = placed_rollouts(service, 1, 1)
 
     def away(*args: Any, **kwargs: Any) -> Any:
         raise StoreUnavailable("the database does not answer")
@@ -265,6 +265,6 @@ def test_a_stream_waits_for_a_database_that_is_away(service: LocalFarm) -> None:
                 until(lambda: client.get(f"{url}/v1/nodes", headers=SHOWN).status_code == 503, "it is away")
             finally:
                 service.store.read = read  # type: ignore[method-assign]
-            play(service.store, wanted[0], reward=1.0)
+            run_to_end(service.store, wanted[0], reward=1.0)
             assert "event: done" in list(lines)
         assert [kind for kind, _, _ in events(client, path)] == ["rollout", "done"]

@@ -18,7 +18,7 @@ from farm.api.app import ENDPOINTS
 from farm.client.local import LocalFarm
 from farm.notifications import Signals
 from farm.store.database import Store
-from tests.integration.api.generated_requests import ANYTHING, fitting
+from tests.integration.api.generated_requests import ANYTHING, matching_values
 from tests.services.api import KEY, served
 from tests.services.farms import NOOP
 from tests.services.soak import SOAK_MINUTES, repeats
@@ -73,14 +73,14 @@ def test_generated_requests_are_answered_as_described(described: _Described, pla
     parameters = operation.get("parameters", [])
     streams = "text/event-stream" in operation["responses"]["200"]["content"]
     queries = {
-        each["name"]: fitting(each["schema"], described.schemas) | ANYTHING
+        each["name"]: matching_values(each["schema"], described.schemas) | ANYTHING
         for each in parameters
         # a long poll would only test the clock
         if each["in"] == "query" and each["name"] != "wait_s"
     }
     ids = st.sampled_from(described.ids) | st.text(st.characters(codec="utf-8", exclude_characters="/?#"), max_size=12)
     body_schema = operation.get("requestBody", {}).get("content", {}).get("application/json", {}).get("schema", {})
-    bodies = fitting(body_schema, described.schemas) if body_schema else ANYTHING
+    bodies = matching_values(body_schema, described.schemas) if body_schema else ANYTHING
 
     @settings(
         max_examples=N_EXAMPLES,
@@ -113,7 +113,7 @@ def test_generated_requests_are_answered_as_described(described: _Described, pla
     one()
 
 
-def test_the_fuzzing_would_see_a_fault(described: _Described) -> None:
+def test_fuzz_check_detects_an_undescribed_response(described: _Described) -> None:
     operation = described.document["paths"]["/v1/nodes"]["get"]
     answer = described.client.get("/v1/batches")
     with pytest.raises(jsonschema.ValidationError):

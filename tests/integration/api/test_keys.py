@@ -78,7 +78,7 @@ def api(sqlite_store: Store) -> Iterator[_Api]:
         yield _Api(url, service, admin, http)
 
 
-def test_every_route_takes_the_keys_of_its_scope_and_no_others(api: _Api) -> None:
+def test_every_route_accepts_only_keys_with_its_scope(api: _Api) -> None:
     keys = {scope: api.key(f"of-{scope.value}", scope.value) for scope in Scope}
     wrong = []
     routes: dict[str, Any] = {f"{method} {path}": described.scope for (method, path), described in ENDPOINTS.items()}
@@ -98,7 +98,7 @@ def test_every_route_takes_the_keys_of_its_scope_and_no_others(api: _Api) -> Non
     assert wrong == []
 
 
-def test_route_without_a_scope_is_not_served(sqlite_store: Store) -> None:
+def test_route_without_a_scope_is_an_error_at_start(sqlite_store: Store) -> None:
     async def nothing(request: Any) -> Response:
         return Response()
 
@@ -115,7 +115,7 @@ def test_route_without_a_scope_is_not_served(sqlite_store: Store) -> None:
         application(endpoints, unknown)
 
 
-def test_route_that_nothing_reads_keys_before_is_closed(sqlite_store: Store) -> None:
+def test_route_without_key_middleware_is_refused(sqlite_store: Store) -> None:
     scopes = {("GET", "/new"): Scope.READ}
     known = WireProtocol(lambda endpoints: [endpoints.get("/new", lambda request: 1)], refusal, scopes)
     bare = application(Endpoints(LocalFarm(sqlite_store, Signals(""), 1)), known)
@@ -127,7 +127,7 @@ def test_route_that_nothing_reads_keys_before_is_closed(sqlite_store: Store) -> 
     assert asyncio.run(ask()) == 403
 
 
-def test_key_is_kept_as_a_hash_and_shown_once(api: _Api, sqlite_store: Store) -> None:
+def test_key_is_stored_as_a_hash_and_shown_once(api: _Api, sqlite_store: Store) -> None:
     key = api.key("trainer", "submit", "operate", max_open=7)
     [kept] = api.admin.access.keys()
     assert (kept.name, kept.scopes, kept.max_open) == ("trainer", (Scope.SUBMIT, Scope.OPERATE), 7)
@@ -155,7 +155,7 @@ def test_key_is_kept_as_a_hash_and_shown_once(api: _Api, sqlite_store: Store) ->
         ("a", ["read"], {"max_rate": float("nan")}, "max_rate"),
     ],
 )
-def test_key_that_cannot_be_is_refused_by_field(
+def test_invalid_key_options_are_refused_by_field(
     api: _Api, name: str, scopes: list[str], quotas: dict[str, Any], field: str
 ) -> None:
     for connected in (api.service, api.admin):
@@ -166,7 +166,7 @@ def test_key_that_cannot_be_is_refused_by_field(
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), -1.0])
-def test_numbers_that_are_none_remove_no_orders_and_renew_no_lease(api: _Api, value: float) -> None:
+def test_invalid_numbers_delete_no_log_entries_and_renew_no_lease(api: _Api, value: float) -> None:
     lent = api.service.sandboxes.begin(BorrowRequest())
     for connected in (api.service, api.admin):
         before = len(connected.access.orders())
@@ -178,7 +178,7 @@ def test_numbers_that_are_none_remove_no_orders_and_renew_no_lease(api: _Api, va
     assert api.service.sandboxes.get(lent.sandbox_id).lease_s == lent.lease_s
 
 
-def test_name_is_given_once_also_at_one_moment(api: _Api) -> None:
+def test_concurrent_requests_create_one_key_per_name(api: _Api) -> None:
     def made(n: int) -> str | None:
         try:
             return api.key("one", "read")
@@ -191,7 +191,7 @@ def test_name_is_given_once_also_at_one_moment(api: _Api) -> None:
     assert api.status(keys[0], "GET", "/v1/nodes") == 200
 
 
-def test_quota_of_open_rollouts_holds_beside_others(api: _Api) -> None:
+def test_quota_of_open_rollouts_is_per_key_and_holds_under_concurrency(api: _Api) -> None:
     small, large = api.client(api.key("small", "submit", max_open=3)), api.client(api.key("large", "submit"))
     with small, large:
         large.submit({"instances": [NOOP], "n_samples": 50})
@@ -212,7 +212,7 @@ def test_quota_of_open_rollouts_holds_beside_others(api: _Api) -> None:
             assert sum(threads.map(one, range(12))) == 3
 
 
-def test_a_trainers_key_changes_engines_of_its_own_runs_alone(api: _Api) -> None:
+def test_key_of_a_trainer_changes_only_engines_of_its_own_runs(api: _Api) -> None:
     own, other, shared = (f"http://127.0.0.1:{port}/v1" for port in (1, 2, 3))
     with api.client(api.key("trainer", "submit", max_engines=2)) as one, api.client(api.key("b", "submit")) as two:
         api.admin.add_engine(shared, "m")
@@ -248,7 +248,7 @@ def test_a_trainers_key_changes_engines_of_its_own_runs_alone(api: _Api) -> None
     assert sorted(state.engine.model for state in api.admin.engines()) == ["m", "run:c"]
 
 
-def test_quota_of_engines_counts_those_of_the_key(api: _Api) -> None:
+def test_quota_of_engines_counts_only_engines_of_the_key(api: _Api) -> None:
     with api.client(api.key("two", "operate", max_engines=2)) as client:
         api.admin.add_engine(ENGINE)
         for port in (1, 2, 1):
@@ -260,7 +260,7 @@ def test_quota_of_engines_counts_those_of_the_key(api: _Api) -> None:
     assert len(api.admin.engines()) == 3
 
 
-def test_requests_beyond_the_rate_wait_and_hurt_nobody(api: _Api) -> None:
+def test_requests_over_the_rate_limit_get_429_without_affecting_others(api: _Api) -> None:
     slow = api.key("slow", "read", max_rate=0.001)
     statuses = [api.status(slow, "GET", "/v1/nodes") for _ in range(3)]
     assert statuses == [200, 429, 429]
@@ -273,7 +273,7 @@ def test_requests_beyond_the_rate_wait_and_hurt_nobody(api: _Api) -> None:
         assert [len(client.nodes()) for _ in range(30)] == [0] * 30
 
 
-def test_revoked_key_ends_in_every_api_also_where_it_waits(api: _Api) -> None:
+def test_revoked_key_is_refused_by_every_api_and_ends_long_polls(api: _Api) -> None:
     with served(LocalFarm(api.service.store, Signals(""), 1000)) as other:
         key = api.key("gone", "submit")
         with api.client(key) as client:
@@ -295,7 +295,7 @@ def test_revoked_key_ends_in_every_api_also_where_it_waits(api: _Api) -> None:
     assert [api.status(each, "GET", "/v1/nodes") for each in (again, key)] == [200, 401]
 
 
-def test_submitter_may_change_its_own_and_an_operator_all(api: _Api) -> None:
+def test_submitter_changes_its_own_batches_and_operator_changes_all(api: _Api) -> None:
     one, two, operator = (api.client(api.key(*each)) for each in (("a", "submit"), ("b", "submit"), ("o", "operate")))
     with one, two, operator:
         batch_id = one.submit({"instances": [NOOP], "n_samples": 2})
@@ -314,7 +314,7 @@ def test_submitter_may_change_its_own_and_an_operator_all(api: _Api) -> None:
         assert len(operator.cancel(batch_id)) == 1
 
 
-def test_every_order_is_in_the_log_with_its_giver(api: _Api) -> None:
+def test_every_order_is_logged_with_its_caller(api: _Api) -> None:
     with api.client(api.key("ops", "submit", "operate")) as ops:
         batch_id = ops.submit({"instances": [NOOP], "idempotency_key": "k"})
         assert ops.submit({"instances": [NOOP], "idempotency_key": "k"}) == batch_id
@@ -351,7 +351,7 @@ def test_every_order_is_in_the_log_with_its_giver(api: _Api) -> None:
     assert api.admin.access.prune_orders(0) == len(orders) + 1
 
 
-def test_orders_by_way_of_a_protocol_are_of_its_key(api: _Api) -> None:
+def test_protocol_requests_use_the_quota_and_scope_of_their_key(api: _Api) -> None:
     key = {"x-api-key": api.key("verl", "submit", max_open=0)}
     assert httpx2.post(f"{api.url}/prorl/start", headers=key).status_code == 200
     httpx2.post(f"{api.url}/prorl/add_llm_server", json={"address": ENGINE}, headers=key)
@@ -362,28 +362,28 @@ def test_orders_by_way_of_a_protocol_are_of_its_key(api: _Api) -> None:
     assert httpx2.post(f"{api.url}/prorl/cancel", json={"job_id": "x"}, headers=read).status_code == 403
 
 
-def test_commands_make_list_and_revoke(api: _Api, sqlite_store: Store) -> None:
-    def said(*words: str, code: int = 0) -> str:
-        return commands.said(main, *words, "--url", api.url, code=code)
+def test_commands_create_list_and_revoke_keys(api: _Api, sqlite_store: Store) -> None:
+    def output_of(*words: str, code: int = 0) -> str:
+        return commands.output_of(main, *words, "--url", api.url, code=code)
 
-    key = said("keys", "add", "cli", "--scope", "read", "--scope", "submit", "--max-rate", "100").strip()
+    key = output_of("keys", "add", "cli", "--scope", "read", "--scope", "submit", "--max-rate", "100").strip()
     assert api.status(key, "GET", "/v1/nodes") == 200
-    assert "key 'cli' already exists" in said("keys", "add", "cli", code=1)
+    assert "key 'cli' already exists" in output_of("keys", "add", "cli", code=1)
     with api.client(key) as client:
         client.submit({"instances": [NOOP]})
-    assert "cli" in said("ls")
-    assert "read submit" in said("keys", "list")
-    assert key not in said("keys", "list") + said("log")
-    assert "keys add  cli" in said("log", "-n", "5")
-    assert "revoked" in said("keys", "revoke", "cli")
-    assert "there is no key 'cli'" in said("keys", "revoke", "cli", code=1)
+    assert "cli" in output_of("ls")
+    assert "read submit" in output_of("keys", "list")
+    assert key not in output_of("keys", "list") + output_of("log")
+    assert "keys add  cli" in output_of("log", "-n", "5")
+    assert "revoked" in output_of("keys", "revoke", "cli")
+    assert "there is no key 'cli'" in output_of("keys", "revoke", "cli", code=1)
 
 
-def test_without_an_api_the_caller_is_the_operating_systems_user() -> None:
+def test_local_caller_is_the_operating_system_user() -> None:
     assert (current_caller().name, current_caller().may(Scope.ADMIN)) == (getpass.getuser(), True)
 
 
-def test_key_shown_while_the_store_is_away_is_no_wrong_key(tmp_path: Path, api: _Api) -> None:
+def test_key_during_database_outage_gets_503_and_not_401(tmp_path: Path, api: _Api) -> None:
     key = api.key("named", "read")
 
     def away(*args: Any, **kwargs: Any) -> Any:

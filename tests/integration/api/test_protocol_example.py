@@ -21,10 +21,10 @@ from workers.testing.serving import serving
 PAGE = Path(__file__).resolve().parents[3] / "docs" / "how-to" / "plugins" / "add_a_protocol.md"
 QUESTION = {"key": "q-17", "question": "What is 6 times 7?", "answer": "42", "samples": 3}
 PLAY = Branch(name="right", turns=(ScriptedTurn(content=r"It is \boxed{42}."),))
-SCRIPT = Script([ScriptedProblem(match="6 times 7", plays=(PLAY,))])
+SCRIPT = Script([ScriptedProblem(match="6 times 7", branches=(PLAY,))])
 
 
-def saved(folder: Path) -> Path:
+def save_example(folder: Path) -> Path:
     """Save the module and the project file of the page; return their folder."""
     folder.mkdir()
     for language, name in (("python", "ask_protocol.py"), ("toml", "pyproject.toml")):
@@ -37,7 +37,7 @@ def saved(folder: Path) -> Path:
 def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     made = tmp_path_factory.mktemp("protocol")
     with (
-        installed(saved(made / "project"), made / "site"),
+        installed(save_example(made / "project"), made / "site"),
         farm_folder() as folder,
         serving(EngineDouble(SCRIPT).app()) as engine,
         embedded(folder, FARM_POLICY_URL=f"{engine}/v1") as here,
@@ -48,28 +48,28 @@ def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
             yield f"{api}/ask/ask"
 
 
-def asked(url: str, body: dict[str, object], key: str = KEY) -> httpx2.Response:
+def post_question(url: str, body: dict[str, object], key: str = KEY) -> httpx2.Response:
     return httpx2.post(url, json=body, headers={"authorization": f"Bearer {key}"}, timeout=120)
 
 
-def test_the_module_is_as_short_as_the_page_says(tmp_path: Path) -> None:
-    lines = (saved(tmp_path / "project") / "ask_protocol.py").read_text().splitlines()
+def test_module_has_at_most_as_many_lines_as_the_page_states(tmp_path: Path) -> None:
+    lines = (save_example(tmp_path / "project") / "ask_protocol.py").read_text().splitlines()
     assert len(lines) <= 60
 
 
-def test_a_question_gives_rewards_and_its_key_the_same_batch(url: str) -> None:
-    first, again = asked(url, QUESTION), asked(url, QUESTION)
+def test_repeated_request_returns_the_rewards_of_the_same_batch(url: str) -> None:
+    first, again = post_question(url, QUESTION), post_question(url, QUESTION)
     assert first.status_code == 200, first.text
     assert first.json()["rewards"] == [1.0, 1.0, 1.0]
     assert again.json() == first.json()
 
 
 def test_errors_name_the_field(url: str) -> None:
-    answer = asked(url, {"key": "q-18", "question": "?"})
+    answer = post_question(url, {"key": "q-18", "question": "?"})
     assert (answer.status_code, answer.json()["detail"][0]["loc"]) == (422, ["body", "answer"])
-    assert asked(url, QUESTION | {"answer": "43"}).status_code == 409
+    assert post_question(url, QUESTION | {"answer": "43"}).status_code == 409
 
 
-def test_a_request_without_a_key_is_refused(url: str) -> None:
-    answer = asked(url, QUESTION, key="wrong")
+def test_request_with_a_wrong_key_is_refused(url: str) -> None:
+    answer = post_question(url, QUESTION, key="wrong")
     assert (answer.status_code, list(answer.json())) == (401, ["detail"])

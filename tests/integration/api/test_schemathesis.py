@@ -29,7 +29,7 @@ checks.positive_data_acceptance.enabled = false
 """
 
 
-def test_the_served_api_is_as_it_is_described(sqlite_store: Store, tmp_path: Path) -> None:
+def test_served_api_matches_its_description(sqlite_store: Store, tmp_path: Path) -> None:
     service = LocalFarm(sqlite_store, Signals(""), 10_000)
     service.submit({"instances": [NOOP], "n_samples": 2})
     config = tmp_path / "schemathesis.toml"

@@ -61,7 +61,7 @@ def secrets_of(request: dict[str, Any]) -> set[str]:
     return {*(engine["engine_key"] for engine in engines), *request["secrets"].values()}
 
 
-def test_the_database_and_the_replies_hold_none_in_plain_words(service: LocalFarm, sqlite_store: Store) -> None:
+def test_database_and_responses_contain_no_plain_secret(service: LocalFarm, sqlite_store: Store) -> None:
     with served(service, speak=("prorl",)) as url, httpx2.Client(headers={"x-api-key": KEY}) as client:
         batch_id = client.post(f"{url}/v1/batches", json=REQUEST).json()["batch_id"]
         client.post(f"{url}/v1/engines", json={"url": URL, "key": "of-an-engine"})
@@ -82,14 +82,14 @@ def test_the_database_and_the_replies_hold_none_in_plain_words(service: LocalFar
     assert stat.S_IMODE(key_file(sqlite_store).stat().st_mode) == 0o600
 
 
-def test_a_store_without_secrets_needs_no_key(service: LocalFarm, sqlite_store: Store) -> None:
+def test_store_without_secrets_needs_no_key(service: LocalFarm, sqlite_store: Store) -> None:
     service.submit({"instances": [NOOP]})
     service.add_engine(URL)
     assert not key_file(sqlite_store).exists()
     sqlite_store.read(check_secret_key)
 
 
-def test_of_many_that_seal_first_one_makes_the_key(service: LocalFarm, sqlite_store: Store) -> None:
+def test_concurrent_first_encryptions_create_one_key(service: LocalFarm, sqlite_store: Store) -> None:
     others = [Store(sqlite_store.url) for _ in range(4)]
 
     def add(number: int) -> None:
@@ -104,7 +104,7 @@ def test_of_many_that_seal_first_one_makes_the_key(service: LocalFarm, sqlite_st
     assert keys == {f"key-{number}" for number in range(12)}
 
 
-def test_a_sealed_text_that_a_client_sends_is_a_secret_like_any(service: LocalFarm, sqlite_store: Store) -> None:
+def test_ciphertext_sent_by_a_client_is_encrypted_as_a_plain_secret(service: LocalFarm, sqlite_store: Store) -> None:
     service.add_engine(URL, key="of-an-engine")
     [state] = service.engines()
     service.add_engine("http://of-a-thief:1", key=state.engine.key[:500])
@@ -113,7 +113,7 @@ def test_a_sealed_text_that_a_client_sends_is_a_secret_like_any(service: LocalFa
 
 
 @pytest.mark.parametrize("given", ["", "another-key-of-another-farm"])
-def test_whoever_has_not_the_key_is_told_by_name_and_stores_nothing(
+def test_process_without_the_key_is_named_and_stores_nothing(
     service: LocalFarm, sqlite_store: Store, variables: pytest.MonkeyPatch, given: str
 ) -> None:
     batch_id = service.submit(REQUEST)
@@ -136,7 +136,7 @@ def test_whoever_has_not_the_key_is_told_by_name_and_stores_nothing(
     assert secrets_of(opened_request(sqlite_store.engine.url, stored(sqlite_store, batch_id)))
 
 
-def test_a_key_that_is_too_short_is_refused(
+def test_too_short_secret_key_is_refused(
     service: LocalFarm, sqlite_store: Store, variables: pytest.MonkeyPatch
 ) -> None:
     variables.setenv("FARM_SECRET_KEY", "short")
@@ -146,7 +146,7 @@ def test_a_key_that_is_too_short_is_refused(
 
 
 @pytest.mark.parametrize("part", ["node", "api"])
-def test_a_part_without_the_key_ends_at_its_start(
+def test_process_with_a_wrong_secret_key_exits_at_start(
     sqlite_store: Store, service: LocalFarm, part: str, tmp_path: Path
 ) -> None:
     service.add_engine(URL, key="of-an-engine")
@@ -164,7 +164,7 @@ def test_a_part_without_the_key_ends_at_its_start(
     assert "Traceback" not in log.read_text()
 
 
-def test_a_reference_is_read_by_the_node_and_never_stored_as_a_value(
+def test_variable_reference_is_resolved_by_the_node_and_stored_as_reference(
     service: LocalFarm, sqlite_store: Store, variables: pytest.MonkeyPatch
 ) -> None:
     batch_id = service.submit({"instances": [NOOP], "engine_url": URL, "engine_key": "env:TRAINER_KEY"})
@@ -181,7 +181,7 @@ def test_a_reference_is_read_by_the_node_and_never_stored_as_a_value(
 
 
 @pytest.mark.parametrize("name", ["FARM_STORE_URL", "FARM_SECRET_KEY", "", "A-B", "A=B", "1A"])
-def test_a_reference_to_the_farms_own_variables_is_refused(service: LocalFarm, name: str) -> None:
+def test_reference_to_farm_variables_is_refused(service: LocalFarm, name: str) -> None:
     with pytest.raises(InvalidRequest, match="env:NAME"):
         service.add_engine(URL, key=f"env:{name}")
     with pytest.raises(InvalidRequest, match="env:NAME"):
@@ -189,7 +189,7 @@ def test_a_reference_to_the_farms_own_variables_is_refused(service: LocalFarm, n
     assert service.batches() == []
 
 
-def test_a_submitter_may_not_have_nodes_read_their_variables(service: LocalFarm) -> None:
+def test_variable_reference_requires_the_operate_scope(service: LocalFarm) -> None:
     request = {"instances": [NOOP], "engine_url": URL, "engine_key": "env:HOME"}
     with acting_for(Caller("trainer", (Scope.SUBMIT,))), pytest.raises(Forbidden, match="operate"):
         service.submit(request)

@@ -24,7 +24,7 @@ def local_farm(store: Store) -> LocalFarm:
     return LocalFarm(store, Signals(""), 100_000)
 
 
-class PlayedRun:
+class ScriptedRun:
     """The run `r` of a data set in order; `kinds` are the rewards of its instances, all others have `MIXED`."""
 
     def __init__(self, store: Store, kinds: dict[int, tuple[float | None, ...]], n_instances: int = 200) -> None:
@@ -38,8 +38,8 @@ class PlayedRun:
         number = int(rollout.instance_id.rpartition("-")[2])
         return self.kinds.get(number, MIXED)[rollout.sample_index]
 
-    def play_group(self, seconds: float = 0.0) -> None:
-        self.scripted.play(N_SAMPLES)
+    def complete_group(self, seconds: float = 0.0) -> None:
+        self.scripted.run_next(N_SAMPLES)
 
     def collector(
         self, run: str = "r", client: Farm | None = None, wait: Callable[[float], object] | None = None, **options: Any
@@ -53,7 +53,7 @@ class PlayedRun:
             CollectingOptions(**values),
             {"n_samples": n_samples},
             accept=accept,
-            wait=wait or self.play_group,
+            wait=wait or self.complete_group,
         )
 
     def set_version(self, version: int) -> None:
@@ -62,10 +62,10 @@ class PlayedRun:
         self.client.orders.order_version(str(version), None)
         self.scripted.version = version
 
-    def samples_played(self) -> dict[str, int]:
+    def n_samples_run(self) -> dict[str, int]:
         """Return the number of completed rollouts of each instance."""
         counts: dict[str, int] = {}
-        for rollout_id in self.scripted.played:
+        for rollout_id in self.scripted.finished:
             name = self.client.rollout(rollout_id).instance_id
             counts[name] = counts.get(name, 0) + 1
         return counts
@@ -80,11 +80,11 @@ def states(client: Farm, batch_ids: Sequence[str]) -> list[str]:
     return [str(rollout.state) for batch_id in batch_ids for rollout in client.rollouts(batch_id)]
 
 
-class Killed(Exception):
+class ProcessKilled(Exception):
     """Represents the end of the trainer's process."""
 
 
-class KilledAt:
+class KilledClient:
     """A real client whose process ends at a moment: right after a write, or after a wait in which rollouts ended.
 
     A resumed process finds its state in the store, so between two of these moments it makes no difference when the
@@ -101,14 +101,14 @@ class KilledAt:
     def __getattr__(self, name: str) -> Any:
         value = getattr(self._client, name)
         if name == "runs":
-            return KilledAt(value, self._moments, self._number)
-        return self.mortal(value) if name in self.WRITES else value
+            return KilledClient(value, self._moments, self._number)
+        return self.killable(value) if name in self.WRITES else value
 
-    def mortal(self, act: Callable[..., Any]) -> Callable[..., Any]:
+    def killable(self, act: Callable[..., Any]) -> Callable[..., Any]:
         def call(*args: Any, **kwargs: Any) -> Any:
             result = act(*args, **kwargs)
             if next(self._moments) == self._number:
-                raise Killed
+                raise ProcessKilled
             return result
 
         return call

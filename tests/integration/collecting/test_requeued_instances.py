@@ -23,7 +23,7 @@ from farm.errors import InvalidRequest
 from farm.records.rollout import Group, State
 from farm.records.trajectory import NO_VERSION
 from farm.store.database import Store
-from tests.integration.collecting.played_run import Killed, KilledAt, PlayedRun, numbers, problems
+from tests.integration.collecting.played_run import KilledClient, ProcessKilled, ScriptedRun, numbers, problems
 from tests.services.api import KEY, served
 from tests.services.soak import at_length
 
@@ -33,10 +33,10 @@ KINDS: list[tuple[float | None, ...]] = [(0.0, 1.0, 0.0), (1.0, 0.0, 1.0), (1.0,
 """Rewards of the three samples of an instance: two kinds differ, one is equal, and one has a broken sample."""
 
 
-def in_parts(run: PlayedRun, *sizes: int) -> Any:
+def complete_in_parts(run: ScriptedRun, *sizes: int) -> Any:
     """Complete so many samples at each wait, in the order of their requests, then one at a time."""
     left = list(sizes)
-    return lambda seconds: run.scripted.play(left.pop(0) if left else 1) and None
+    return lambda seconds: run.scripted.run_next(left.pop(0) if left else 1) and None
 
 
 def ids(step: CollectedStep) -> list[list[str]]:
@@ -44,14 +44,14 @@ def ids(step: CollectedStep) -> list[list[str]]:
 
 
 @pytest.mark.parametrize("numbered", [True, False], ids=["versions", "steps"])
-def test_samples_that_finished_train_in_the_next_step(sqlite_store: Store, numbered: bool) -> None:
-    run = PlayedRun(sqlite_store, dict.fromkeys(range(9), FOUR))
+def test_finished_samples_train_in_the_next_step(sqlite_store: Store, numbered: bool) -> None:
+    run = ScriptedRun(sqlite_store, dict.fromkeys(range(9), FOUR))
     options: dict[str, Any] = {"train_batch_size": 1, "max_inflight_groups": 2, "n_samples": 4}
     options |= {"leftovers": "cancel", "max_staleness": 1}
     if numbered:
         run.set_version(1)
     # all of 0 and three of 1
-    collector = run.collector(wait=in_parts(run, 7), **options)
+    collector = run.collector(wait=complete_in_parts(run, 7), **options)
     first = collector.collect(1)
     assert (numbers(first), first.n_cancelled, first.n_open) == ([0], 1, 0)
     if numbered:
@@ -59,7 +59,7 @@ def test_samples_that_finished_train_in_the_next_step(sqlite_store: Store, numbe
     second = collector.collect(2)
     assert (numbers(second), second.n_requeued) == ([1], 1)
     (group,) = second.groups
-    assert run.samples_played()["algebra-1"] == 4, "three of the first step, and the one that was missing"
+    assert run.n_samples_run()["algebra-1"] == 4, "three of the first step, and the one that was missing"
     assert len({rollout.group_id for rollout in group.rollouts}) == 1
     assert sorted(rollout.sample_index for rollout in group.rollouts) == [0, 1, 2, 3]
     assert len({rollout.rollout_id.partition(".")[0] for rollout in group.rollouts}) == 2
@@ -79,36 +79,36 @@ def test_samples_that_finished_train_in_the_next_step(sqlite_store: Store, numbe
         remote.close()
 
 
-def test_samples_that_are_too_old_are_played_again(sqlite_store: Store) -> None:
-    run = PlayedRun(sqlite_store, dict.fromkeys(range(9), FOUR))
+def test_too_old_samples_are_run_again(sqlite_store: Store) -> None:
+    run = ScriptedRun(sqlite_store, dict.fromkeys(range(9), FOUR))
     options: dict[str, Any] = {"train_batch_size": 1, "max_inflight_groups": 2, "n_samples": 4}
     run.set_version(1)
-    collector = run.collector(wait=in_parts(run, 7), **options)
+    collector = run.collector(wait=complete_in_parts(run, 7), **options)
     assert numbers(collector.collect(1)) == [0]
     run.set_version(2)
     second = collector.collect(2)
     assert (numbers(second), second.n_requeued) == ([1], 1)
     assert {rollout.version_min for rollout in second.rollouts} == {2}
-    assert run.samples_played()["algebra-1"] == 7
+    assert run.n_samples_run()["algebra-1"] == 7
     assert all(rollout.rollout_id.startswith(rollout.batch_id) for rollout in second.rollouts)
 
 
-def test_on_weights_that_did_not_change_samples_are_kept_on_policy(sqlite_store: Store) -> None:
-    run = PlayedRun(sqlite_store, dict.fromkeys(range(9), FOUR))
+def test_samples_of_unchanged_weights_are_kept_on_policy(sqlite_store: Store) -> None:
+    run = ScriptedRun(sqlite_store, dict.fromkeys(range(9), FOUR))
     run.set_version(1)
     options: dict[str, Any] = {"train_batch_size": 1, "max_inflight_groups": 2, "n_samples": 4}
-    collector = run.collector(wait=in_parts(run, 7), **options)
+    collector = run.collector(wait=complete_in_parts(run, 7), **options)
     assert [numbers(collector.collect(step)) for step in (1, 2)] == [[0], [1]]
-    assert run.samples_played()["algebra-1"] == 4
+    assert run.n_samples_run()["algebra-1"] == 4
 
 
-def test_what_is_kept_grows_older_and_is_given_up(sqlite_store: Store) -> None:
+def test_kept_samples_are_dropped_when_too_old(sqlite_store: Store) -> None:
     # of 1 and 2 two samples each end in every step; 0, 3, 4 are complete at once
-    run = PlayedRun(sqlite_store, dict.fromkeys(range(20), FOUR))
+    run = ScriptedRun(sqlite_store, dict.fromkeys(range(20), FOUR))
     options: dict[str, Any] = {"train_batch_size": 1, "max_inflight_groups": 3, "n_samples": 4}
     options |= {"leftovers": "cancel", "max_staleness": 1}
 
-    def play_some(seconds: float) -> None:
+    def complete_some(seconds: float) -> None:
         by_group: dict[str, list[Any]] = {}
         for each in run.scripted.queued():
             by_group.setdefault(each.instance_id, []).append(each)
@@ -116,7 +116,7 @@ def test_what_is_kept_grows_older_and_is_given_up(sqlite_store: Store) -> None:
             slow = name in ("algebra-1", "algebra-2")
             run.scripted.finish(members[:1] if slow else members)
 
-    collector = run.collector(wait=play_some, **options)
+    collector = run.collector(wait=complete_some, **options)
     chosen: list[int] = []
     for step in (1, 2, 3, 4, 5):
         run.set_version(step)
@@ -127,26 +127,26 @@ def test_what_is_kept_grows_older_and_is_given_up(sqlite_store: Store) -> None:
     assert len(chosen) == len(set(chosen)) == 5
 
 
-def test_an_early_stop_counts_what_was_kept(sqlite_store: Store) -> None:
-    run = PlayedRun(sqlite_store, dict.fromkeys(range(9), FOUR))
+def test_early_stop_counts_kept_samples(sqlite_store: Store) -> None:
+    run = ScriptedRun(sqlite_store, dict.fromkeys(range(9), FOUR))
     options: dict[str, Any] = {"train_batch_size": 1, "max_inflight_groups": 2, "n_samples": 4, "max_staleness": 1}
     options |= {"leftovers": "cancel", "early_stop_samples": 3, "min_samples": 3}
     # three of 0 are enough; of 1 two have ended then
     queue = run.scripted.queued
     plays = [lambda: [queue()[at] for at in (0, 1, 2, 4, 5)]]
 
-    def play_some(seconds: float) -> None:
+    def complete_some(seconds: float) -> None:
         run.scripted.finish(plays.pop()() if plays else queue()[:1])
 
-    collector = run.collector(wait=play_some, **options)
+    collector = run.collector(wait=complete_some, **options)
     assert numbers(collector.collect(1)) == [0]
     (group,) = collector.collect(2).groups
     assert sorted(str(rollout.state) for rollout in group.rollouts) == ["cancelled", *["completed"] * 3]
-    assert run.samples_played()["algebra-1"] == 3
+    assert run.n_samples_run()["algebra-1"] == 3
 
 
-def test_an_instance_with_a_key_of_its_own_is_refused_before_it_is_played(sqlite_store: Store) -> None:
-    run = PlayedRun(sqlite_store, {})
+def test_instance_with_its_own_engine_key_is_refused_before_it_runs(sqlite_store: Store) -> None:
+    run = ScriptedRun(sqlite_store, {})
     engine = {"engine_url": "http://engine/v1"}
     run.sampler = ShuffledInstances([each | engine | {"engine_key": "a-secret-key"} for each in problems(3)])
     with pytest.raises(InvalidRequest, match="never shown") as error:
@@ -160,7 +160,7 @@ def test_an_instance_with_a_key_of_its_own_is_refused_before_it_is_played(sqlite
     assert run.client.runs.instances([f"{batch}.0"])[0].engine_url == "http://engine/v1"
 
 
-class Overtaken:
+class OvertakenClient:
     """A real client that another trainer overtakes right before it records a step."""
 
     def __init__(self, client: Any, between: Callable[[], object]) -> None:
@@ -169,24 +169,24 @@ class Overtaken:
 
     def __getattr__(self, name: str) -> Any:
         value = getattr(self._client, name)
-        return Overtaken(value, self._between) if name == "runs" else value
+        return OvertakenClient(value, self._between) if name == "runs" else value
 
     def record_step(self, *args: Any) -> Any:
         self._between()
         return self._client.record_step(*args)
 
 
-def test_a_group_that_one_trainer_chooses_while_another_requeues_it_trains_once(sqlite_store: Store) -> None:
-    run = PlayedRun(sqlite_store, {})
+def test_group_chosen_and_requeued_concurrently_trains_once(sqlite_store: Store) -> None:
+    run = ScriptedRun(sqlite_store, {})
     options: dict[str, Any] = {"train_batch_size": 1, "max_inflight_groups": 2, "max_staleness": 1}
-    options["wait"] = lambda seconds: run.scripted.play()
+    options["wait"] = lambda seconds: run.scripted.run_next()
 
     def between() -> None:
         if run.scripted.version == 2:
             run.set_version(3)
             run.collector(**options).keep_ahead()
 
-    client: Any = Overtaken(run.client, between)
+    client: Any = OvertakenClient(run.client, between)
     first = run.collector(client=client, **options)
     run.set_version(1)
     assert numbers(first.collect(1)) == [0]
@@ -206,10 +206,10 @@ def test_a_group_that_one_trainer_chooses_while_another_requeues_it_trains_once(
     assert numbers(first.collect(4)) != [1]
 
 
-class DrawnRun:
+class RandomRun:
     """A run with random options whose trainer is killed now and then, and resumes at its step or up to two before."""
 
-    def __init__(self, run: PlayedRun, name: str, options: dict[str, Any], version: int | None, seed: int) -> None:
+    def __init__(self, run: ScriptedRun, name: str, options: dict[str, Any], version: int | None, seed: int) -> None:
         self.run = run
         self.name = name
         self.options = options
@@ -235,18 +235,18 @@ class DrawnRun:
 
     def collector(self, client: Any = None) -> StepCollector:
         client = client or self.run.client
-        wait = client.mortal(self.play_some) if isinstance(client, KilledAt) else self.play_some
+        wait = client.killable(self.complete_some) if isinstance(client, KilledClient) else self.complete_some
         return self.run.collector(self.name, client, wait, n_samples=N, max_num_gen_batches=0, **self.options)
 
-    def play_some(self, seconds: float) -> None:
+    def complete_some(self, seconds: float) -> None:
         """End some queued samples, in any order."""
         queued = self.run.scripted.queued()
         self.run.scripted.finish(self.drawn.sample(queued, min(len(queued), self.drawn.randint(1, 6))))
 
     def is_killed(self, step: int) -> None:
         """Begin a step, and end at one of its first moments, or right after it."""
-        with suppress(Killed):
-            self.collector(KilledAt(self.run.client, count(), self.drawn.randint(0, 12))).collect(step)
+        with suppress(ProcessKilled):
+            self.collector(KilledClient(self.run.client, count(), self.drawn.randint(0, 12))).collect(step)
 
     def check_bounds(self, step: CollectedStep) -> None:
         assert len(step.groups) == self.options["train_batch_size"]
@@ -301,7 +301,7 @@ class DrawnRun:
 
 
 @st.composite
-def drawn_options(draw: st.DrawFn) -> dict[str, Any]:
+def random_options(draw: st.DrawFn) -> dict[str, Any]:
     staleness = draw(st.sampled_from([0, 1, 2, None]))
     size = draw(st.integers(1, 2))
     return {
@@ -317,16 +317,16 @@ def drawn_options(draw: st.DrawFn) -> dict[str, Any]:
 
 @pytest.mark.soak
 @examples(max_examples=at_length(20, 300), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(options=drawn_options(), numbered=st.booleans(), seed=st.integers(0, 2**32))
-def test_every_instance_trains_is_dropped_or_waits(
+@given(options=random_options(), numbered=st.booleans(), seed=st.integers(0, 2**32))
+def test_every_instance_is_trained_dropped_or_waiting(
     sqlite_store: Store, options: dict[str, Any], numbered: bool, seed: int
 ) -> None:
     if options["early_stop_samples"] is not None:
         options["min_samples"] = 2
-    run = PlayedRun(sqlite_store, {})
+    run = ScriptedRun(sqlite_store, {})
     newest = int(run.client.newest_version() or 0)
-    of = DrawnRun(run, f"drawn-{secrets.token_hex(4)}", options, newest + 1 if numbered else None, seed)
+    of = RandomRun(run, f"drawn-{secrets.token_hex(4)}", options, newest + 1 if numbered else None, seed)
     of.collect(4)
     of.check_nothing_is_lost()
     # running rollouts belong to nobody when the next run begins
-    run.scripted.play()
+    run.scripted.run_next()

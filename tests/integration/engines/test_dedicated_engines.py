@@ -22,7 +22,7 @@ from farm.records.request import Instance
 from tests.doubles import EngineDouble
 from tests.services.api import KEY as API_KEY
 from tests.services.api import served, shown_key
-from tests.services.commands import said
+from tests.services.commands import output_of
 from tests.services.farms import embedded, farm_folder, until
 from workers.testing.scripted_model import Branch, Script, ScriptedProblem, ScriptedTurn
 from workers.testing.serving import serving
@@ -34,7 +34,9 @@ NOWHERE = "http://127.0.0.1:9/v1"
 
 
 def answers(text: str) -> Script:
-    return Script([ScriptedProblem(match=QUESTION, plays=(Branch(name="only", turns=(ScriptedTurn(content=text),)),))])
+    return Script(
+        [ScriptedProblem(match=QUESTION, branches=(Branch(name="only", turns=(ScriptedTurn(content=text),)),))]
+    )
 
 
 @dataclass(slots=True)
@@ -77,7 +79,7 @@ def client(here: Embedded) -> Iterator[farm.Farm]:
         yield connected
 
 
-def test_each_rollout_is_played_on_its_own_engine_and_on_no_other(client: farm.Farm, engines: Engines) -> None:
+def test_rollout_runs_only_on_its_own_engine(client: farm.Farm, engines: Engines) -> None:
     request = {
         "instances": [CHAT, CHAT | {"engine_url": engines.session_url}, CHAT | {"engine_url": engines.text_url}],
         "n_samples": 2,
@@ -98,7 +100,7 @@ def test_each_rollout_is_played_on_its_own_engine_and_on_no_other(client: farm.F
     assert [state.engine.url for state in client.engines()] == [*dict.fromkeys(calls)]
 
 
-def test_an_engine_is_probed_once_however_many_rollouts_it_plays(client: farm.Farm, engines: Engines) -> None:
+def test_engine_is_probed_once_for_many_rollouts(client: farm.Farm, engines: Engines) -> None:
     request = {"instances": [CHAT] * 8, "engine_url": engines.session_url}
     client.collect(client.submit(request), timeout_s=600)
     before = engines.session.n_started
@@ -106,7 +108,7 @@ def test_an_engine_is_probed_once_however_many_rollouts_it_plays(client: farm.Fa
     assert engines.session.n_started == before + 8
 
 
-def test_on_the_chat_route_it_gets_the_rollouts_requests_alone(client: farm.Farm, engines: Engines) -> None:
+def test_engine_with_the_chat_route_gets_no_extra_requests(client: farm.Farm, engines: Engines) -> None:
     before = engines.trainer.n_started
     own = {"engine_url": engines.trainer_url, "engine_key": KEY, "engine_route": "chat"}
     rollouts = client.collect(client.submit({"instances": [CHAT] * 3, **own}), timeout_s=600)
@@ -114,7 +116,7 @@ def test_on_the_chat_route_it_gets_the_rollouts_requests_alone(client: farm.Farm
     assert engines.trainer.n_started == before + 3
 
 
-def test_one_that_is_away_fails_the_attempts_and_scores_nothing(client: farm.Farm, engines: Engines) -> None:
+def test_unreachable_engine_fails_the_attempts_without_a_reward(client: farm.Farm, engines: Engines) -> None:
     before = engines.shared.n_started
     batch_id = client.submit({"instances": [CHAT, CHAT | {"engine_url": NOWHERE}], "max_attempts": 2})
     fine, broken = client.collect(batch_id, timeout_s=600)
@@ -125,7 +127,7 @@ def test_one_that_is_away_fails_the_attempts_and_scores_nothing(client: farm.Far
     assert engines.shared.n_started == before + 1
 
 
-def test_one_that_dies_while_it_plays_is_returned_to_when_it_is_back(client: farm.Farm, engines: Engines) -> None:
+def test_call_is_retried_on_a_recovered_engine(client: farm.Farm, engines: Engines) -> None:
     engines.session.fail_next("500", 2)
     (rollout,) = client.collect(
         client.submit({"instances": [CHAT], "engine_url": engines.session_url, "max_attempts": 1}), timeout_s=600
@@ -133,7 +135,7 @@ def test_one_that_dies_while_it_plays_is_returned_to_when_it_is_back(client: far
     assert (rollout.reward, rollout.attempt) == (1.0, 1)
 
 
-def test_weights_of_the_farm_hold_back_its_own_engines_alone(client: farm.Farm, engines: Engines) -> None:
+def test_weight_update_does_not_pause_dedicated_engines(client: farm.Farm, engines: Engines) -> None:
     own = {"instances": [CHAT], "engine_url": engines.session_url, "max_staleness": 0}
     with client.weight_update(100, timeout_s=60):
         (during,) = client.collect(client.submit(own), timeout_s=600)
@@ -141,7 +143,7 @@ def test_weights_of_the_farm_hold_back_its_own_engines_alone(client: farm.Farm, 
     assert [(each.reward, each.version_min) for each in (during, after)] == [(1.0, 8)] * 2
 
 
-def test_single_rollouts_that_are_started_together_make_one_batch(client: farm.Farm, engines: Engines) -> None:
+def test_single_rollouts_started_together_form_one_batch(client: farm.Farm, engines: Engines) -> None:
     rollouts = GatheredRollouts(client)
     own = {"engine_url": engines.session_url}
     started = [rollouts.start(Instance(**(CHAT | own)), {"max_attempts": 1}) for _ in range(3)]
@@ -163,7 +165,7 @@ def test_single_rollouts_that_are_started_together_make_one_batch(client: farm.F
         rollouts.start(Instance(**CHAT), {})
 
 
-def test_it_works_by_file_and_over_http_and_its_key_is_shown_nowhere(
+def test_dedicated_engine_works_by_file_and_http_and_its_key_is_hidden(
     client: farm.Farm, here: Embedded, engines: Engines, tmp_path: Path
 ) -> None:
     request = tmp_path / "request.yaml"
@@ -181,16 +183,16 @@ def test_it_works_by_file_and_over_http_and_its_key_is_shown_nowhere(
     env = {"FARM_API_KEY": API_KEY}
     with shown_key(), served(client) as url:
         sent = [
-            said(main, "submit", *words, "--url", url, env=env)
+            output_of(main, "submit", *words, "--url", url, env=env)
             for words in (("--request", str(request)), (str(problems), *own))
         ]
         batches = [output.split()[0] for output in sent]
         shown = "".join(sent)
         for batch_id in batches:
             for words in (("watch", batch_id), ("show", f"{batch_id}.0.0"), ("ls", "--json")):
-                shown += said(main, *words, "--url", url, env=env)
+                shown += output_of(main, *words, "--url", url, env=env)
         on_command_line = (str(problems), "--set", "engine_key=abc", "--url", url)
-        assert "--engine-key-file" in said(main, "submit", *on_command_line, code=1, env=env)
+        assert "--engine-key-file" in output_of(main, "submit", *on_command_line, code=1, env=env)
     rollouts = [rollout for batch_id in batches for rollout in client.collect(batch_id, timeout_s=600)]
     assert [rollout.reward for rollout in rollouts] == [1.0] * 3
     played_on = [client.calls(rollout.rollout_id)[0].engine for rollout in rollouts]

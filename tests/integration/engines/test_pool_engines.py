@@ -64,34 +64,34 @@ async def sample(engine: Engine, n: int = 16) -> tuple[str, Generation]:
     return engine.address.url, generation
 
 
-def play(pool: EnginePool, name: str, ask: Callable[[Engine], Any] = sample) -> Any:
+def run_call(pool: EnginePool, name: str, ask: Callable[[Engine], Any] = sample) -> Any:
     return routed(StickyRouter(pool, RoutingKey(name)), 16, ask)
 
 
-async def when(condition: Callable[[], Any]) -> None:
+async def wait_until(condition: Callable[[], Any]) -> None:
     async with asyncio.timeout(120):
         while not condition():  # noqa: ASYNC110 - what is waited for is another thread's
             await asyncio.sleep(0.01)
 
 
-def test_engines_are_found_out_and_play(stack: ExitStack) -> None:
+def test_engines_are_detected_and_used(stack: ExitStack) -> None:
     fleet = Fleet(stack, EngineDouble(wire="vllm"), EngineDouble(wire="sglang"))
 
     async def main() -> None:
         notes = RecordingReporter()
         async with pool_of(fleet, notes) as pool:
-            answers = await asyncio.gather(*[play(pool, f"r{i}") for i in range(12)])
+            answers = await asyncio.gather(*[run_call(pool, f"r{i}") for i in range(12)])
             assert {url for url, _ in answers} <= set(fleet.doubles)
             assert all(len(result.response_ids) for _, result in answers)
-            await when(lambda: len(notes.infos) == 2)
+            await wait_until(lambda: len(notes.infos) == 2)
             assert sorted(info.kind for info in notes.infos.values()) == ["sglang", "vllm"]
-            await when(lambda: {info.tool_format for info in notes.infos.values()} == {"hermes"})
+            await wait_until(lambda: {info.tool_format for info in notes.infos.values()} == {"hermes"})
 
     asyncio.run(main())
 
 
 @pytest.mark.parametrize("fault", ["500", "502", "429", "503", "close", "reset", "garbage"])
-def test_a_call_survives_what_happens_to_it(stack: ExitStack, fault: str) -> None:
+def test_call_succeeds_despite_an_engine_fault(stack: ExitStack, fault: str) -> None:
     doubles = [EngineDouble(retry_after_s=0.2), EngineDouble(retry_after_s=0.2)]
     fleet = Fleet(stack, *doubles)
     for double in doubles:
@@ -99,13 +99,13 @@ def test_a_call_survives_what_happens_to_it(stack: ExitStack, fault: str) -> Non
 
     async def main() -> None:
         async with pool_of(fleet) as pool:
-            answers = await asyncio.gather(*[play(pool, f"r{i}") for i in range(6)])
+            answers = await asyncio.gather(*[run_call(pool, f"r{i}") for i in range(6)])
             assert all(len(result.response_ids) for _, result in answers)
 
     asyncio.run(main())
 
 
-def test_calls_on_an_engine_that_dies_are_made_by_another(stack: ExitStack) -> None:
+def test_calls_on_a_dead_engine_move_to_another(stack: ExitStack) -> None:
     fleet = Fleet(stack, EngineDouble(tokens_per_s=20), EngineDouble(tokens_per_s=20))
 
     async def ask(engine: Engine) -> Generation:
@@ -114,27 +114,27 @@ def test_calls_on_an_engine_that_dies_are_made_by_another(stack: ExitStack) -> N
     async def main() -> None:
         async with pool_of(fleet) as pool:
             await pool.start()
-            await when(lambda: all(place.info is not None for place in pool.backends))
-            calls = [asyncio.create_task(play(pool, f"r{i}", ask)) for i in range(12)]
-            await when(lambda: all(double.n_running > 1 for double in fleet.doubles.values()))
+            await wait_until(lambda: all(place.info is not None for place in pool.backends))
+            calls = [asyncio.create_task(run_call(pool, f"r{i}", ask)) for i in range(12)]
+            await wait_until(lambda: all(double.n_running > 1 for double in fleet.doubles.values()))
             # it still samples, but reports that it is dead: its answer is not waited for
             dead = next(iter(fleet.doubles.values()))
             dead.healthy = False
-            await when(lambda: dead.n_cancelled)
-            await when(lambda: dead.n_running == 0)
+            await wait_until(lambda: dead.n_cancelled)
+            await wait_until(lambda: dead.n_running == 0)
             assert all(len(result.response_ids) for result in await asyncio.gather(*calls))
 
     asyncio.run(main())
 
 
-def test_an_engine_is_paused_named_and_resumed_over_its_own_wire(stack: ExitStack) -> None:
+def test_engine_is_paused_versioned_and_resumed_over_its_own_protocol(stack: ExitStack) -> None:
     fleet = Fleet(stack, EngineDouble(tokens_per_s=200))
     (double,) = fleet.doubles.values()
 
     async def main() -> None:
         notes = RecordingReporter(leading=True)
         async with pool_of(fleet, notes) as pool:
-            await play(pool, "first")
+            await run_call(pool, "first")
             (url,) = notes.infos
             fleet.order(info=notes.infos[url])
 
@@ -144,49 +144,49 @@ def test_an_engine_is_paused_named_and_resumed_over_its_own_wire(stack: ExitStac
                     raise EngineBusy("cut short")
                 return generation
 
-            call = asyncio.create_task(play(pool, "long", ask))
-            await when(lambda: double.n_running)
+            call = asyncio.create_task(run_call(pool, "long", ask))
+            await wait_until(lambda: double.n_running)
             fleet.order(paused="abort", n_orders=1)
             pool.changed()
-            await when(lambda: (url, 1, "abort", "") in notes.orders)
+            await wait_until(lambda: (url, 1, "abort", "") in notes.orders)
             assert double.n_running == 0
             fleet.order(version="7", version_order=2, n_orders=2, n_done=1, engine_paused="abort")
             pool.changed()
-            await when(lambda: (url, 2, "abort", "7") in notes.orders)
+            await wait_until(lambda: (url, 2, "abort", "7") in notes.orders)
             fleet.order(paused="", n_orders=3, n_done=2, engine_version="7")
             pool.changed()
-            await when(lambda: (url, 3, "", "7") in notes.orders)
+            await wait_until(lambda: (url, 3, "", "7") in notes.orders)
             assert {span.version for span in (await call).versions} <= {"7"}
 
     asyncio.run(main())
 
 
-def test_a_cancel_reaches_the_engine(stack: ExitStack) -> None:
+def test_cancelled_call_is_cancelled_on_the_engine(stack: ExitStack) -> None:
     fleet = Fleet(stack, EngineDouble(tokens_per_s=20))
     (double,) = fleet.doubles.values()
 
     async def main() -> None:
         async with pool_of(fleet) as pool:
-            await play(pool, "first")
-            await when(lambda: double.n_running == 0)
-            call = asyncio.create_task(play(pool, "r"))
-            await when(lambda: double.n_running)
+            await run_call(pool, "first")
+            await wait_until(lambda: double.n_running == 0)
+            call = asyncio.create_task(run_call(pool, "r"))
+            await wait_until(lambda: double.n_running)
             call.cancel()
-            await when(lambda: double.n_cancelled == 1 and double.n_running == 0)
+            await wait_until(lambda: double.n_cancelled == 1 and double.n_running == 0)
 
     asyncio.run(main())
 
 
-def test_retry_after_is_kept(stack: ExitStack) -> None:
+def test_retry_after_is_respected(stack: ExitStack) -> None:
     fleet = Fleet(stack, EngineDouble(retry_after_s=1.0))
     (double,) = fleet.doubles.values()
 
     async def main() -> float:
         async with pool_of(fleet) as pool:
-            await play(pool, "first")
+            await run_call(pool, "first")
             double.fail_next("429")
             started = time.monotonic()
-            await play(pool, "r")
+            await run_call(pool, "r")
             return time.monotonic() - started
 
     assert asyncio.run(main()) >= 1.0, "it asked for a second"

@@ -30,7 +30,7 @@ def digest(data: bytes) -> str:
     return hashlib.sha256(data).hexdigest()
 
 
-def play(
+def run_with_gateway(
     test: Callable[[Served, _Bench], Coroutine[Any, Any, None]],
     *doubles: EngineDouble,
     requests: AgentRequests = ENGINE,
@@ -65,7 +65,7 @@ def user(*data: bytes, text: str = "look") -> dict[str, Any]:
     ],
     ids=["chat", "responses", "messages", "google"],
 )
-def test_each_api_records_the_ids_that_the_engine_saw(path: str, body: Callable[[str], Any], role: str) -> None:
+def test_each_api_records_the_token_ids_of_the_engine(path: str, body: Callable[[str], Any], role: str) -> None:
     double = EngineDouble(images=True, mean_tokens=4)
 
     async def test(gateway: Served, bench: _Bench) -> None:
@@ -79,10 +79,10 @@ def test_each_api_records_the_ids_that_the_engine_saw(path: str, body: Callable[
         assert call.messages[-1]["content"] == [forms.TEXT, reference]
         assert gateway.records.kept == {f"{digest(WIDE)}.png": Artefact(f"{digest(WIDE)}.png", "image/png", WIDE)}
 
-    play(test, double)
+    run_with_gateway(test, double)
 
 
-def test_a_conversation_with_images_goes_on_as_one_row() -> None:
+def test_conversation_with_images_is_one_row() -> None:
     double = EngineDouble(images=True, mean_tokens=4)
 
     async def test(gateway: Served, bench: _Bench) -> None:
@@ -106,10 +106,10 @@ def test_a_conversation_with_images_goes_on_as_one_row() -> None:
         # only new messages are recorded again
         assert [len(call.messages) for call in calls] == [1, 1, 1]
 
-    play(test, double)
+    run_with_gateway(test, double)
 
 
-def test_calls_without_images_go_by_ids_beside_those_with() -> None:
+def test_calls_with_and_without_images_are_token_exact() -> None:
     double = EngineDouble(images=True, mean_tokens=4)
 
     async def test(gateway: Served, bench: _Bench) -> None:
@@ -119,10 +119,10 @@ def test_calls_without_images_go_by_ids_beside_those_with() -> None:
         assert [call.images for call in gateway.records.calls] == [(), (digest(SMALL),), ()]
         assert all(call.token_exact for call in gateway.records.calls)
 
-    play(test, double)
+    run_with_gateway(test, double)
 
 
-def test_images_of_one_size_are_told_apart() -> None:
+def test_images_of_equal_size_are_recorded_separately() -> None:
     async def test(gateway: Served, bench: _Bench) -> None:
         for data in (SMALL, BLUE):
             body = {"model": "m", "max_tokens": 16, "messages": [user(data)]}
@@ -134,11 +134,11 @@ def test_images_of_one_size_are_told_apart() -> None:
         assert [call.messages for call in (first, second)] != [first.messages] * 2
         assert [row.images for row in segments([first, second])] == [(digest(SMALL),), (digest(BLUE),)]
 
-    play(test)
+    run_with_gateway(test)
 
 
 @pytest.mark.parametrize("wire", ["vllm", "openai"])
-def test_a_model_without_images_ends_the_rollout_with_one_clear_error(wire: Any) -> None:
+def test_image_for_a_text_model_ends_the_rollout_with_one_error(wire: Any) -> None:
     double = EngineDouble(wire=wire, mean_tokens=4)
 
     async def test(gateway: Served, bench: _Bench) -> None:
@@ -156,10 +156,10 @@ def test_a_model_without_images_ends_the_rollout_with_one_clear_error(wire: Any)
         assert (await gateway.post(CHAT, {**body, "messages": [user()]})).status_code == 400
         assert not gateway.records.calls
 
-    play(test, double)
+    run_with_gateway(test, double)
 
 
-def test_another_engine_is_asked_that_takes_images() -> None:
+def test_call_with_an_image_goes_to_an_engine_that_accepts_images() -> None:
     doubles = EngineDouble(mean_tokens=4), EngineDouble(images=True, mean_tokens=4)
 
     async def test(gateway: Served, bench: _Bench) -> None:
@@ -169,10 +169,10 @@ def test_another_engine_is_asked_that_takes_images() -> None:
         assert all(call.engine.startswith(bench.urls[1]) for call in gateway.records.calls)
         assert gateway.calls.failure is None
 
-    play(test, *doubles)
+    run_with_gateway(test, *doubles)
 
 
-def test_with_a_text_in_its_place_an_image_never_ends_a_rollout() -> None:
+def test_image_replaced_by_text_does_not_end_the_rollout() -> None:
     async def test(gateway: Served, bench: _Bench) -> None:
         body = {"model": "m", "max_tokens": 16, "messages": [user(SMALL)]}
         assert (await gateway.post(CHAT, body)).status_code == 200
@@ -181,10 +181,10 @@ def test_with_a_text_in_its_place_an_image_never_ends_a_rollout() -> None:
         assert call.messages[0]["content"] == "look\n[image left out]"
         assert not gateway.records.kept
 
-    play(test, EngineDouble(mean_tokens=4), requests=AgentRequests(images="text"))
+    run_with_gateway(test, EngineDouble(mean_tokens=4), requests=AgentRequests(images="text"))
 
 
-def test_a_broken_image_is_the_programs_to_mend() -> None:
+def test_unreadable_image_is_a_client_error() -> None:
     async def test(gateway: Served, bench: _Bench) -> None:
         broken = {"type": "image_url", "image_url": {"url": url_of(SMALL[:20])}}
         body: dict[str, Any] = {"model": "m", "max_tokens": 16, "messages": [{"role": "user", "content": [broken]}]}
@@ -194,10 +194,10 @@ def test_a_broken_image_is_the_programs_to_mend() -> None:
         assert gateway.calls.failure is None
         assert (await gateway.post(CHAT, {**body, "messages": [user(SMALL)]})).status_code == 200
 
-    play(test)
+    run_with_gateway(test)
 
 
-def test_an_image_that_cannot_be_kept_is_sent_to_no_engine() -> None:
+def test_image_that_cannot_be_stored_is_sent_to_no_engine() -> None:
     async def test(gateway: Served, bench: _Bench) -> None:
         async def full(index: int, artefact: Artefact) -> str:
             return ""
@@ -209,10 +209,10 @@ def test_an_image_that_cannot_be_kept_is_sent_to_no_engine() -> None:
         assert "raise FARM_ARTEFACTS_MB" in str(gateway.calls.failure)
         assert not gateway.records.calls
 
-    play(test)
+    run_with_gateway(test)
 
 
-def test_an_image_that_is_no_part_of_a_program_is_not_dropped_from_a_prompt_of_ids() -> None:
+def test_image_in_a_prompt_of_token_ids_is_an_error() -> None:
     async def main(bench: _Bench) -> None:
         with pytest.raises(EngineError, match="a part of type 'image_url', which token ids cannot represent"):
             await bench.ask(bench.policy(), [user(SMALL)])

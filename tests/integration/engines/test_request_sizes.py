@@ -100,13 +100,13 @@ BODIES = [
 ]
 
 
-def _played(play: Callable[[_Bench], Coroutine[Any, Any, None]], context_tokens: int) -> None:
-    run(play, EngineDouble(context_tokens=context_tokens, mean_tokens=4))
+def _run_with_context(main: Callable[[_Bench], Coroutine[Any, Any, None]], context_tokens: int) -> None:
+    run(main, EngineDouble(context_tokens=context_tokens, mean_tokens=4))
 
 
 @pytest.mark.parametrize(("path", "body"), BODIES)
-def test_every_part_of_a_request_counts_before_it_is_rendered(path: str, body: dict[str, Any]) -> None:
-    async def play(bench: _Bench) -> None:
+def test_every_part_of_a_request_counts_towards_the_context_limit(path: str, body: dict[str, Any]) -> None:
+    async def main(bench: _Bench) -> None:
         async with served(bench.policy()) as gateway:
             response = await gateway.post(path, {"model": "m", "max_tokens": 8, **body})
             assert response.status_code == 400, response.text
@@ -117,12 +117,12 @@ def test_every_part_of_a_request_counts_before_it_is_rendered(path: str, body: d
             # the client may continue with less
             assert (await gateway.post(CHAT, {"model": "m", "messages": [_user()]})).status_code == 200
 
-    _played(play, _CONTEXT)
+    _run_with_context(main, _CONTEXT)
 
 
 @pytest.mark.parametrize("token_in", [True, False])
-def test_a_request_to_a_context_of_unknown_length_has_a_limit_too(token_in: bool) -> None:
-    async def play(bench: _Bench) -> None:
+def test_context_of_unknown_length_has_a_request_limit(token_in: bool) -> None:
+    async def main(bench: _Bench) -> None:
         [known] = bench.listed
         assert known.info is not None
         info = known.info.model_copy(update={"context_tokens": None, **({} if token_in else {"token_in": ""})})
@@ -132,11 +132,11 @@ def test_a_request_to_a_context_of_unknown_length_has_a_limit_too(token_in: bool
             await bench.policy().complete([USER], tools, SAMPLING, 8)
         assert limit.value.outcome is Outcome.CONTEXT_FULL
 
-    _played(play, _CONTEXT)
+    _run_with_context(main, _CONTEXT)
 
 
-def test_a_long_request_that_is_given_up_holds_no_other_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def play(bench: _Bench) -> None:
+def test_cancelled_long_request_does_not_block_another(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def main(bench: _Bench) -> None:
         encoder = tokenizer.load(str(bench.doubles[0].root)).tokenizer
         slow = _SlowBackend(encoder._backend)
         monkeypatch.setattr(encoder, "_backend", slow)
@@ -153,7 +153,7 @@ def test_a_long_request_that_is_given_up_holds_no_other_up(monkeypatch: pytest.M
         finally:
             slow.free.set()
 
-    _played(play, 100_000)
+    _run_with_context(main, 100_000)
 
 
 class _SlowBackend:

@@ -17,7 +17,7 @@ from farm.records.experts.routed_experts import RowExperts
 from farm.records.request import SamplingParams
 from farm.records.trajectory import ModelCall, Segment, segments, segments_per_call
 from tests.doubles import EngineDouble
-from tests.integration.engines.test_rollout_policy import USER, _Bench, answered, give_new_weights, run, when
+from tests.integration.engines.test_rollout_policy import USER, _Bench, give_new_weights, next_messages, run, wait_until
 from workers.testing.engine.expert_routing import ExpertRouting
 from workers.testing.engine.run import EngineRun
 
@@ -57,13 +57,13 @@ def check(
 @pytest.mark.parametrize(("wire", "scale_out"), WIRES)
 @pytest.mark.parametrize("streamed", [False, True])
 def test_each_token_of_a_conversation_has_its_own_experts(wire: Any, scale_out: bool, streamed: bool) -> None:
-    async def play(bench: _Bench) -> None:
+    async def main(bench: _Bench) -> None:
         policy, messages = bench.policy(), [USER]
         pieces: list[Any] = []
         for turn in range(8):
             more: dict[str, Any] = {"on_delta": pieces.append} if streamed else {}
             completion = await bench.ask(policy, messages, sampling=SAMPLING, **more)
-            messages = [*messages, *answered(completion, turn)]
+            messages = [*messages, *next_messages(completion, turn)]
         [row] = segments(bench.calls)
         check(row, bench.calls, ROUTING)
         ends = [(call.routed_experts.start, call.routed_experts.end) for call in bench.calls if call.routed_experts]
@@ -75,16 +75,16 @@ def test_each_token_of_a_conversation_has_its_own_experts(wire: Any, scale_out: 
             # the last token was an input of the next call
             check(each, bench.calls, ROUTING, n_unknown=0)
 
-    run(play, EngineDouble(wire=wire, scale_out=scale_out, mean_tokens=20, experts=ROUTING))
+    run(main, EngineDouble(wire=wire, scale_out=scale_out, mean_tokens=20, experts=ROUTING))
 
 
 @pytest.mark.parametrize(("wire", "scale_out"), WIRES)
 @pytest.mark.parametrize("n_experts", [8, 255, 256, 257, 512, 65_536])
-def test_any_number_of_experts_fits(wire: Any, scale_out: bool, n_experts: int) -> None:
+def test_any_number_of_experts_is_stored(wire: Any, scale_out: bool, n_experts: int) -> None:
     routing = ExpertRouting(n_layers=5, top_k=8, n_experts=n_experts)
     sampling = SAMPLING.model_copy(update={"routed_experts": 8})
 
-    async def play(bench: _Bench) -> None:
+    async def main(bench: _Bench) -> None:
         await bench.ask(bench.policy(), [USER], sampling=sampling)
         [row] = segments(bench.calls)
         check(row, bench.calls, routing)
@@ -92,28 +92,28 @@ def test_any_number_of_experts_fits(wire: Any, scale_out: bool, n_experts: int) 
         assert experts.ids.dtype == (np.uint8 if n_experts <= 256 else np.uint16)
         assert int(experts.ids.max()) > n_experts * 0.7
 
-    run(play, EngineDouble(wire=wire, scale_out=scale_out, experts=routing, mean_tokens=60))
+    run(main, EngineDouble(wire=wire, scale_out=scale_out, experts=routing, mean_tokens=60))
 
 
 @pytest.mark.parametrize(("wire", "scale_out"), WIRES)
-def test_a_turn_that_was_cut_and_a_branch(wire: Any, scale_out: bool) -> None:
-    async def play(bench: _Bench) -> None:
+def test_truncated_turn_and_branch_have_their_own_experts(wire: Any, scale_out: bool) -> None:
+    async def main(bench: _Bench) -> None:
         policy = bench.policy()
         first = await bench.ask(policy, [USER], max_tokens=4, sampling=SAMPLING)
-        await bench.ask(policy, [USER, *answered(first, 0)], sampling=SAMPLING)
-        await bench.ask(policy, [USER, *answered(first, 1)], sampling=SAMPLING)
+        await bench.ask(policy, [USER, *next_messages(first, 0)], sampling=SAMPLING)
+        await bench.ask(policy, [USER, *next_messages(first, 1)], sampling=SAMPLING)
         await bench.ask(policy, [USER], max_tokens=1, sampling=SAMPLING)
         rows = segments(bench.calls)
         assert len(rows) == 3
         for row in rows:
             check(row, bench.calls, ROUTING)
 
-    run(play, EngineDouble(wire=wire, scale_out=scale_out, mean_tokens=500, experts=ROUTING))
+    run(main, EngineDouble(wire=wire, scale_out=scale_out, mean_tokens=500, experts=ROUTING))
 
 
 @pytest.mark.parametrize("scale_out", [True, False])
-def test_an_aborted_answer_keeps_the_experts_of_the_weights_that_sampled_it(scale_out: bool) -> None:
-    async def play(bench: _Bench) -> None:
+def test_aborted_answer_has_the_experts_of_the_weights_that_sampled_it(scale_out: bool) -> None:
+    async def main(bench: _Bench) -> None:
         result = asyncio.ensure_future(bench.ask(bench.policy(), [USER], max_tokens=120, sampling=SAMPLING))
         await give_new_weights(bench)
         completion = await result
@@ -128,16 +128,16 @@ def test_an_aborted_answer_keeps_the_experts_of_the_weights_that_sampled_it(scal
         assert completion.routed_experts.end == len(of_seven) - 1
 
     run(
-        play, EngineDouble(mean_tokens=5_000, tokens_per_s=40, weight_version="7", experts=ROUTING, scale_out=scale_out)
+        main, EngineDouble(mean_tokens=5_000, tokens_per_s=40, weight_version="7", experts=ROUTING, scale_out=scale_out)
     )
 
 
 @pytest.mark.parametrize(("wire", "scale_out"), [("vllm", True), ("sglang", False)])
-def test_an_answer_that_goes_on_under_new_weights_has_the_experts_of_both(wire: Any, scale_out: bool) -> None:
-    async def play(bench: _Bench) -> None:
+def test_answer_continued_under_new_weights_has_the_experts_of_both(wire: Any, scale_out: bool) -> None:
+    async def main(bench: _Bench) -> None:
         [double] = bench.doubles
         result = asyncio.ensure_future(bench.ask(bench.policy(), [USER], max_tokens=60, sampling=SAMPLING))
-        await when(lambda: double.n_tokens >= 5)
+        await wait_until(lambda: double.n_tokens >= 5)
         await double.scheduler.pause("keep")
         double.scheduler.version = "8"
         double.scheduler.resume()
@@ -151,7 +151,7 @@ def test_an_answer_that_goes_on_under_new_weights_has_the_experts_of_both(wire: 
         assert of_eight[n_of_seven:-1].all()
 
     options: dict[str, Any] = {"mean_tokens": 5_000, "tokens_per_s": 40, "weight_version": "7"}
-    run(play, EngineDouble(wire=wire, experts=ROUTING, scale_out=scale_out, **options))
+    run(main, EngineDouble(wire=wire, experts=ROUTING, scale_out=scale_out, **options))
 
 
 def _n_new(of_eight: NDArray[np.bool_]) -> int:
@@ -179,33 +179,31 @@ class Faulty(ExpertRouting):
 
 @pytest.mark.parametrize(("wire", "scale_out"), WIRES)
 @pytest.mark.parametrize("fault", ["short", "long", "whole", "layers"])
-def test_rows_of_another_number_are_an_error_that_names_engine_and_option(
-    wire: Any, scale_out: bool, fault: Any
-) -> None:
-    async def play(bench: _Bench) -> None:
+def test_wrong_number_of_expert_rows_is_an_error_naming_the_engine(wire: Any, scale_out: bool, fault: Any) -> None:
+    async def main(bench: _Bench) -> None:
         policy, messages = bench.policy(), [USER]
         if fault in ("whole", "layers"):
-            messages += answered(await bench.ask(policy, messages, sampling=SAMPLING), 0)
+            messages += next_messages(await bench.ask(policy, messages, sampling=SAMPLING), 0)
         with pytest.raises(EngineError, match=r"engine http://.*routed_experts"):
             await bench.ask(policy, messages, sampling=SAMPLING)
 
-    run(play, EngineDouble(wire=wire, scale_out=scale_out, experts=Faulty(fault=fault)))
+    run(main, EngineDouble(wire=wire, scale_out=scale_out, experts=Faulty(fault=fault)))
 
 
 @pytest.mark.parametrize("fault", ["negative", "huge"])
-def test_numbers_that_are_no_experts_are_refused(fault: Any) -> None:
-    async def play(bench: _Bench) -> None:
+def test_invalid_expert_numbers_are_refused(fault: Any) -> None:
+    async def main(bench: _Bench) -> None:
         with pytest.raises(EngineError, match="are not expert numbers"):
             await bench.ask(bench.policy(), [USER], sampling=SAMPLING)
 
-    run(play, EngineDouble(wire="sglang", experts=Faulty(fault=fault)))
+    run(main, EngineDouble(wire="sglang", experts=Faulty(fault=fault)))
 
 
 @pytest.mark.parametrize(("wire", "scale_out"), WIRES)
-def test_another_number_of_experts_than_was_asked_for_is_refused(wire: Any, scale_out: bool) -> None:
+def test_other_number_of_experts_than_requested_is_refused(wire: Any, scale_out: bool) -> None:
     sampling = SAMPLING.model_copy(update={"routed_experts": 4})
 
-    async def play(bench: _Bench) -> None:
+    async def main(bench: _Bench) -> None:
         with pytest.raises(EngineError, match=r"engine http://.*sampling\.routed_experts (is )?4"):
             await bench.ask(bench.policy(), [USER], sampling=sampling)
         if wire == "vllm":
@@ -213,12 +211,12 @@ def test_another_number_of_experts_than_was_asked_for_is_refused(wire: Any, scal
             assert bench.doubles[0].n_started == 3
             await bench.ask(bench.policy(), [USER])
 
-    run(play, EngineDouble(wire=wire, scale_out=scale_out, experts=ExpertRouting(n_layers=3, top_k=2)))
+    run(main, EngineDouble(wire=wire, scale_out=scale_out, experts=ExpertRouting(n_layers=3, top_k=2)))
 
 
 @pytest.mark.parametrize(("wire", "scale_out"), WIRES)
-def test_an_engine_without_the_flag_is_refused_at_its_first_answer(wire: Any, scale_out: bool) -> None:
-    async def play(bench: _Bench) -> None:
+def test_engine_without_routed_experts_is_refused_at_its_first_answer(wire: Any, scale_out: bool) -> None:
+    async def main(bench: _Bench) -> None:
         with pytest.raises(EngineError, match=r"gives no routed_experts: start it with --enable-return-routed-experts"):
             await bench.ask(bench.policy(), [USER], sampling=SAMPLING)
         assert bench.doubles[0].n_started == 3, "two of the detection, and one"
@@ -227,31 +225,31 @@ def test_an_engine_without_the_flag_is_refused_at_its_first_answer(wire: Any, sc
         await bench.ask(bench.policy(), [USER])
         assert bench.doubles[0].n_started == 4
 
-    run(play, EngineDouble(wire=wire, scale_out=scale_out))
+    run(main, EngineDouble(wire=wire, scale_out=scale_out))
 
 
-def test_an_engine_of_another_kind_is_refused() -> None:
-    async def play(bench: _Bench) -> None:
+def test_text_only_engine_is_refused() -> None:
+    async def main(bench: _Bench) -> None:
         with pytest.raises(EngineError, match="routed_experts"):
             await bench.ask(bench.policy(), [USER], sampling=SAMPLING)
 
-    run(play, EngineDouble(wire="openai", experts=ROUTING))
+    run(main, EngineDouble(wire="openai", experts=ROUTING))
 
 
-def test_one_engine_with_the_flag_answers_for_one_without() -> None:
-    async def play(bench: _Bench) -> None:
+def test_call_goes_to_an_engine_with_routed_experts() -> None:
+    async def main(bench: _Bench) -> None:
         for _ in range(3):
             await bench.ask(bench.policy(), [USER], sampling=SAMPLING)
         assert all(call.routed_experts is not None for call in bench.calls)
 
-    run(play, EngineDouble(seed=1), EngineDouble(seed=1, experts=ROUTING))
+    run(main, EngineDouble(seed=1), EngineDouble(seed=1, experts=ROUTING))
 
 
-def test_what_was_not_asked_for_is_not_kept() -> None:
-    async def play(bench: _Bench) -> None:
+def test_unrequested_experts_are_not_stored() -> None:
+    async def main(bench: _Bench) -> None:
         completion = await bench.ask(bench.policy(), [USER])
         assert completion.routed_experts is None
         [row] = segments(bench.calls)
         assert places_of(row, bench.calls) == ()
 
-    run(play, EngineDouble(experts=ROUTING))
+    run(main, EngineDouble(experts=ROUTING))

@@ -53,7 +53,7 @@ def stack() -> Iterator[ExitStack]:
         yield opened
 
 
-def test_what_one_has_in_flight_all_see(broker_url: str, stack: ExitStack) -> None:
+def test_load_is_visible_to_all_processes(broker_url: str, stack: ExitStack) -> None:
     first, second = (_Worker(broker_url, name, stack) for name in ("a", "b"))
     with first.tally.taken(URL, 100):
         second.sees(Load(1, 100))
@@ -64,7 +64,7 @@ def test_what_one_has_in_flight_all_see(broker_url: str, stack: ExitStack) -> No
     second.sees(IDLE)
 
 
-def test_who_has_not_measured_an_engine_learns_from_who_has(broker_url: str, stack: ExitStack) -> None:
+def test_speed_is_shared_until_it_is_measured_locally(broker_url: str, stack: ExitStack) -> None:
     first, second = (_Worker(broker_url, name, stack) for name in ("a", "b"))
     assert second.tally.speed(URL) is None
     first.tally.measured(URL, 100, 0.5, 4.0)
@@ -73,7 +73,7 @@ def test_who_has_not_measured_an_engine_learns_from_who_has(broker_url: str, sta
     assert second.tally.speed(URL) == 100.0, "what it measured itself counts more"
 
 
-def test_one_that_is_killed_has_nothing_in_flight_soon_after(broker_url: str, stack: ExitStack) -> None:
+def test_load_of_a_killed_process_expires(broker_url: str, stack: ExitStack) -> None:
     watcher = _Worker(broker_url, "watcher", stack)
     command = [sys.executable, "-c", HOLDER, broker_url]
     with subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as holder:
@@ -88,7 +88,7 @@ def test_one_that_is_killed_has_nothing_in_flight_soon_after(broker_url: str, st
         until(lambda: client.smembers(SharedLoads.OWNERS) == {b"watcher"}, "its name is gone, too")
 
 
-def test_one_that_ends_takes_its_counts_along_at_once(broker_url: str, stack: ExitStack) -> None:
+def test_load_of_a_closed_process_is_removed_at_once(broker_url: str, stack: ExitStack) -> None:
     watcher, other = _Worker(broker_url, "watcher", stack), _Worker(broker_url, "other", stack, expires_s=1000)
     with other.tally.taken(URL, 5):
         watcher.sees(Load(1, 5))
@@ -96,7 +96,7 @@ def test_one_that_ends_takes_its_counts_along_at_once(broker_url: str, stack: Ex
         watcher.sees(IDLE)
 
 
-def test_without_redis_everybody_sees_their_own(redis_url: str, stack: ExitStack) -> None:
+def test_process_without_redis_sees_only_its_own_load(redis_url: str, stack: ExitStack) -> None:
     with redis_server() as url:
         first, second = (_Worker(url, name, stack) for name in ("a", "b"))
         with first.tally.taken(URL, 100):
@@ -107,7 +107,7 @@ def test_without_redis_everybody_sees_their_own(redis_url: str, stack: ExitStack
     assert first.tally.of(URL) == Load(1, 1)
 
 
-def test_what_others_wrote_in_another_form_does_no_harm(broker_url: str, stack: ExitStack) -> None:
+def test_unreadable_load_of_another_process_is_ignored(broker_url: str, stack: ExitStack) -> None:
     client = redis_client(broker_url)
     assert client is not None
     with client:

@@ -37,11 +37,13 @@ NOOP = Instance(data_source="noop", fields={})
 
 
 def answers(text: str) -> Script:
-    return Script([ScriptedProblem(match=QUESTION, plays=(Branch(name="only", turns=(ScriptedTurn(content=text),)),))])
+    return Script(
+        [ScriptedProblem(match=QUESTION, branches=(Branch(name="only", turns=(ScriptedTurn(content=text),)),))]
+    )
 
 
 @dataclass
-class TrainersEngine:
+class TrainerEngineClient:
     """The engine in a trainer's process: a client of a scripted server, like trainers' clients of vLLM and SGLang.
 
     While `hold` is cleared, no call begins.
@@ -122,7 +124,7 @@ def own_engines(client: farm.Farm, servers: _Servers, name: str) -> Iterator[tup
     """Yield a training run whose trainer has an engine without an address."""
     run = TrainerRun(client, name, {"limits": {"max_tokens": 64}}, timeout_s=60)
     engines = OwnEngines(run)
-    engine = TrainersEngine(servers.trainer_url, servers.model)
+    engine = TrainerEngineClient(servers.trainer_url, servers.model)
     engines.bridge = EngineBridge(engine.generate, servers.tokenizer, context_tokens=4096, host="127.0.0.1")
     engines.engine = engine  # type: ignore[attr-defined]
     try:
@@ -131,25 +133,25 @@ def own_engines(client: farm.Farm, servers: _Servers, name: str) -> Iterator[tup
         engines.close()
 
 
-def played_on(client: farm.Farm, rollouts: Sequence[farm.Rollout]) -> set[str]:
+def engines_used(client: farm.Farm, rollouts: Sequence[farm.Rollout]) -> set[str]:
     return {call.engine for rollout in rollouts for call in client.calls(rollout.rollout_id)}
 
 
-def listed(client: farm.Farm, run: TrainerRun) -> list[str]:
+def engine_urls(client: farm.Farm, run: TrainerRun) -> list[str]:
     return [state.engine.url for state in client.engines() if state.engine.model == run.model]
 
 
-def test_a_run_plays_on_its_trainers_engine_and_nobody_else_does(client: farm.Farm, servers: _Servers) -> None:
+def test_run_uses_only_the_engine_of_its_trainer(client: farm.Farm, servers: _Servers) -> None:
     with own_engines(client, servers, "own") as (run, engines):
         with engines.admitted():
-            rollouts = run.play([CHAT] * 4, 1)
+            rollouts = run.run_samples([CHAT] * 4, 1)
             # batches that name no model are run while the trainer's engine exists
             others = client.collect(client.submit({"instances": [CHAT], "n_samples": 8}), timeout_s=600)
         assert [each.reward for each in rollouts] == [1.0] * 4
         assert engines.bridge is not None
-        assert played_on(client, rollouts) == {engines.bridge.server.url}
+        assert engines_used(client, rollouts) == {engines.bridge.server.url}
         assert [each.reward for each in others] == [0.0] * 8
-        assert played_on(client, others) == {f"{servers.shared_url}/v1"}
+        assert engines_used(client, others) == {f"{servers.shared_url}/v1"}
         # trained tokens are those that the trainer's engine sampled, under the version that it named
         asked = engines.engine.sampled  # type: ignore[attr-defined]
         (segment,) = rollouts[0].segments
@@ -164,14 +166,14 @@ def test_a_run_plays_on_its_trainers_engine_and_nobody_else_does(client: farm.Fa
             "generate",
             (),
         )
-    assert listed(client, run) == [], "removed as the trainer ends"
+    assert engine_urls(client, run) == [], "removed as the trainer ends"
 
 
-def test_calls_wait_while_the_trainer_plays_nothing(client: farm.Farm, servers: _Servers) -> None:
+def test_calls_wait_while_the_trainer_admits_none(client: farm.Farm, servers: _Servers) -> None:
     with own_engines(client, servers, "asleep") as (run, engines):
         with engines.admitted():
-            run.play([CHAT], 1)
-        engine: TrainersEngine = engines.engine  # type: ignore[attr-defined]
+            run.run_samples([CHAT], 1)
+        engine: TrainerEngineClient = engines.engine  # type: ignore[attr-defined]
         n_before = len(engine.sampled)
         batch_id, _ = run.submit([CHAT] * 2, 2)
         until(
@@ -184,7 +186,7 @@ def test_calls_wait_while_the_trainer_plays_nothing(client: farm.Farm, servers: 
         assert all(each.attempt == 1 for each in client.rollouts(batch_id))
 
 
-def test_a_trainer_that_is_started_again_goes_on_with_its_step(client: farm.Farm, servers: _Servers) -> None:
+def test_restarted_trainer_continues_its_step(client: farm.Farm, servers: _Servers) -> None:
     run, engines = None, None
     with ExitStack() as stack:
         run, engines = stack.enter_context(own_engines(client, servers, "killed"))
@@ -192,7 +194,7 @@ def test_a_trainer_that_is_started_again_goes_on_with_its_step(client: farm.Farm
         with engines.admitted():
             # one sample is complete, the others wait for the trainer's engine
             first, _ = run.submit([CHAT] * 6, 7)
-            engine: TrainersEngine = engines.engine  # type: ignore[attr-defined]
+            engine: TrainerEngineClient = engines.engine  # type: ignore[attr-defined]
             until(lambda: client.status(first).n_finished >= 1 or None, "one has ended")
             engine.hold.clear()
         old = engines.bridge.server.url
@@ -200,16 +202,16 @@ def test_a_trainer_that_is_started_again_goes_on_with_its_step(client: farm.Farm
         engines.bridge.close()
         again, afresh = stack.enter_context(own_engines(client, servers, "killed"))
         with afresh.admitted():
-            rollouts = again.play([CHAT] * 6, 7)
+            rollouts = again.run_samples([CHAT] * 6, 7)
         assert {each.batch_id for each in rollouts} == {first}
         assert [each.reward for each in rollouts] == [1.0] * 6
         assert [each.attempt for each in rollouts] == [1] * 6
         assert afresh.bridge is not None
-        assert listed(client, run) == [afresh.bridge.server.url] != [old]
+        assert engine_urls(client, run) == [afresh.bridge.server.url] != [old]
         engines.engine.hold.set()  # type: ignore[attr-defined]
 
 
-def test_a_trainer_that_ended_amid_its_step_goes_on_with_it(client: farm.Farm, servers: _Servers) -> None:
+def test_trainer_that_ended_during_a_step_continues_it(client: farm.Farm, servers: _Servers) -> None:
     """Its engines are removed at its end; its rollouts wait for the engines of the next, and no attempt fails."""
     with own_engines(client, servers, "ended") as (run, engines), engines.admitted():
         engines.engine.hold.clear()  # type: ignore[attr-defined]
@@ -217,65 +219,65 @@ def test_a_trainer_that_ended_amid_its_step_goes_on_with_it(client: farm.Farm, s
         until(lambda: client.status(batch_id).stages.get(Stage.RUN, {}).get(State.ACTIVE) == 3 or None, "they run")
         engines.close()
         engines.engine.hold.set()  # type: ignore[attr-defined]
-    assert listed(client, run) == []
+    assert engine_urls(client, run) == []
     time.sleep(1.0)
     (warning,) = client.status(batch_id).warnings
     assert warning.startswith("the training run ended has no engine")
     with own_engines(client, servers, "ended") as (again, afresh), afresh.admitted():
-        rollouts = again.play([CHAT] * 3, 1)
+        rollouts = again.run_samples([CHAT] * 3, 1)
     assert {each.batch_id for each in rollouts} == {batch_id}
     assert [(each.reward, each.attempt) for each in rollouts] == [(1.0, 1)] * 3
 
 
-def test_orders_to_all_engines_leave_the_trainers_out(client: farm.Farm, servers: _Servers) -> None:
+def test_pause_and_version_orders_exclude_engines_of_trainers(client: farm.Farm, servers: _Servers) -> None:
     with own_engines(client, servers, "orders") as (run, engines), engines.admitted():
-        run.play([CHAT], 1)
+        run.run_samples([CHAT], 1)
         with client.weight_update(11, timeout_s=60) as updated:
             assert [each.url for each in updated] == [f"{servers.shared_url}/v1"]
-            (during,) = run.play([CHAT], 2, max_staleness=0)
+            (during,) = run.run_samples([CHAT], 2, max_staleness=0)
         assert client.newest_version() == "11"
-        (after,) = run.play([CHAT], 3, max_staleness=0)
+        (after,) = run.run_samples([CHAT], 3, max_staleness=0)
         assert [(each.reward, each.version_min, each.attempt) for each in (during, after)] == [(1.0, 3, 1)] * 2
         (state,) = [each for each in client.engines() if each.engine.model == run.model]
         assert (state.engine.version, state.engine.paused, state.engine.status) == ("", "", "ready")
 
 
-def test_addresses_of_the_trainers_own_servers(client: farm.Farm, servers: _Servers) -> None:
+def test_servers_of_a_trainer_are_registered_and_removed(client: farm.Farm, servers: _Servers) -> None:
     """As slime's router lists them: servers that it no longer lists are removed."""
     run = TrainerRun(client, "router", timeout_s=60)
     gone = TrainerServer("http://127.0.0.1:9/v1", tokenizer=servers.tokenizer)
     here = TrainerServer(f"{servers.trainer_url}/v1", tokenizer=servers.tokenizer)
     run.use_servers([gone, here])
-    assert sorted(listed(client, run)) == sorted([gone.url, here.url])
-    assert [each.reward for each in run.play([CHAT] * 4, 1)] == [1.0] * 4
+    assert sorted(engine_urls(client, run)) == sorted([gone.url, here.url])
+    assert [each.reward for each in run.run_samples([CHAT] * 4, 1)] == [1.0] * 4
     run.use_servers([here])
     run.use_servers([here])
-    assert listed(client, run) == [here.url]
+    assert engine_urls(client, run) == [here.url]
     assert run.settings["model"] == run.model
     run.remove_servers()
-    assert listed(client, run) == []
+    assert engine_urls(client, run) == []
 
 
-def test_servers_of_trainers_that_are_gone_are_removed(client: farm.Farm) -> None:
+def test_stopped_servers_of_ended_trainers_are_removed(client: farm.Farm) -> None:
     gone = TrainerRun(client, "actors-1")
     gone.use_servers([TrainerServer("http://127.0.0.1:9/v1")])
     other = TrainerRun(client, "others-1")
     other.use_servers([TrainerServer("http://127.0.0.1:7/v1")])
     until(lambda: all(each.engine.failure for each in client.engines()[1:]) or None, "both are found to be out")
     remove_silent_servers(client, "actors-")
-    assert (listed(client, gone), listed(client, other)) == ([], ["http://127.0.0.1:7/v1"])
+    assert (engine_urls(client, gone), engine_urls(client, other)) == ([], ["http://127.0.0.1:7/v1"])
     other.remove_servers()
 
 
-def test_settings_that_choose_engines_come_first(client: farm.Farm) -> None:
+def test_settings_with_a_model_or_engine_url_name_engines(client: farm.Farm) -> None:
     assert TrainerRun(client, "r", {"model": "m"}).names_engines
     assert TrainerRun(client, "r", {"engine_url": "http://h:1/v1"}).names_engines
     assert not TrainerRun(client, "r", {"limits": {}}).names_engines
 
 
-def test_experts_of_the_trainers_engine_come_with_its_rows(client: farm.Farm, servers: _Servers) -> None:
+def test_routed_experts_of_the_trainer_engine_are_in_its_rows(client: farm.Farm, servers: _Servers) -> None:
     with own_engines(client, servers, "experts") as (run, engines), engines.admitted():
-        rollouts = run.play([CHAT] * 2, 1, sampling={"routed_experts": ROUTING.top_k})
+        rollouts = run.run_samples([CHAT] * 2, 1, sampling={"routed_experts": ROUTING.top_k})
         for rollout in rollouts:
             (row,) = rollout.segments
             assert row.routed_experts is not None
@@ -284,11 +286,11 @@ def test_experts_of_the_trainers_engine_come_with_its_rows(client: farm.Farm, se
             assert (row.routed_experts.ids[:-1] == ROUTING.of(ids, "default")[:-1]).all()
 
 
-def test_a_seed_is_another_in_each_step_and_the_same_in_each_evaluation(client: farm.Farm) -> None:
+def test_seed_differs_between_steps_and_not_between_evaluations(client: farm.Farm) -> None:
     run = TrainerRun(client, "seeds", {"sampling": {"seed": 7}}, timeout_s=60)
 
     def seeds(step: int, phase: Phase) -> list[int | None]:
-        rollouts = run.play([CHAT] * 2, step, phase)
+        rollouts = run.run_samples([CHAT] * 2, step, phase)
         return [client.calls(each.rollout_id)[0].sampling["seed"] for each in rollouts]
 
     trained = [seeds(step, "train") for step in (1, 2, 3)]
@@ -301,11 +303,11 @@ class TestBridge:
     """The answers of the bridge to plain HTTP requests."""
 
     @pytest.fixture
-    def engine(self, servers: _Servers) -> TrainersEngine:
-        return TrainersEngine(servers.trainer_url, servers.model)
+    def engine(self, servers: _Servers) -> TrainerEngineClient:
+        return TrainerEngineClient(servers.trainer_url, servers.model)
 
     @pytest.fixture
-    def bridge(self, engine: TrainersEngine) -> Iterator[EngineBridge]:
+    def bridge(self, engine: TrainerEngineClient) -> Iterator[EngineBridge]:
         bridge = EngineBridge(engine.generate, host="127.0.0.1")
         bridge.start()
         bridge.start()
@@ -323,7 +325,7 @@ class TestBridge:
 
     ASK: dict[str, Any] = {"token_ids": [1, 2], "sampling_params": {"max_tokens": 1, "logprobs": 0}}  # noqa: RUF012
 
-    def test_only_its_key_opens_it(self, bridge: EngineBridge) -> None:
+    def test_bridge_requires_its_key(self, bridge: EngineBridge) -> None:
         with bridge.admitted():
             for wrong in ("", "Bearer", "Bearer x", f"Basic {bridge.server.key}"):
                 assert self.post(bridge, self.ASK, authorization=wrong).status_code == 401
@@ -335,13 +337,13 @@ class TestBridge:
         "body",
         [b"", b"{", b"[]", b"null", b"{}", {"token_ids": "x", "sampling_params": {}}, {"token_ids": [1]}, b"\xff"],
     )
-    def test_what_is_no_request_is_refused(self, bridge: EngineBridge, body: Any) -> None:
+    def test_invalid_request_is_refused(self, bridge: EngineBridge, body: Any) -> None:
         with bridge.admitted():
             answer = self.post(bridge, body)
         assert answer.status_code == 400
         assert answer.json()["error"]["message"]
 
-    def test_a_stream_is_one_event(self, bridge: EngineBridge) -> None:
+    def test_stream_is_one_event(self, bridge: EngineBridge) -> None:
         with bridge.admitted():
             answer = self.post(bridge, self.ASK | {"stream": True})
         first, last = answer.text.strip().split("\n\n")
@@ -349,7 +351,9 @@ class TestBridge:
         assert last == "data: [DONE]"
         assert len(json.loads(first.removeprefix("data: "))["choices"][0]["token_ids"]) == 1
 
-    def test_a_call_whose_client_has_gone_ends(self, bridge: EngineBridge, engine: TrainersEngine) -> None:
+    def test_call_of_a_disconnected_client_is_cancelled(
+        self, bridge: EngineBridge, engine: TrainerEngineClient
+    ) -> None:
         engine.hold.clear()
         with bridge.admitted(), pytest.raises(httpx2.TimeoutException):
             self.post(bridge, self.ASK, timeout=0.3)
@@ -364,7 +368,7 @@ class TestBridge:
             (RuntimeError("the actor died"), 500, "the actor died"),
         ],
     )
-    def test_what_the_engine_cannot_do_is_told(self, sampled: Any, status: int, words: str) -> None:
+    def test_error_of_the_engine_is_returned(self, sampled: Any, status: int, words: str) -> None:
         async def generate(*asked: Any) -> SampledByTrainer:
             if isinstance(sampled, Exception):
                 raise sampled
@@ -380,7 +384,7 @@ class TestBridge:
             bridge.close()
         assert (answer.status_code, words in answer.json()["error"]["message"]) == (status, True)
 
-    def test_calls_run_on_the_loop_of_the_trainer(self) -> None:
+    def test_calls_run_on_the_event_loop_of_the_trainer(self) -> None:
         async def trained() -> None:
             own = asyncio.get_running_loop()
             loops = []
@@ -409,7 +413,7 @@ class TestBridge:
         ([{"url": "http://a:1", "worker_type": "prefill"}, {"url": "http://b:2", "worker_type": "decode"}], None),
     ],
 )
-def test_a_routers_servers(listing: list[dict[str, str]], urls: list[str] | None) -> None:
+def test_servers_of_a_router_are_listed(listing: list[dict[str, str]], urls: list[str] | None) -> None:
     with router({"workers": listing}) as (host, port):
         found = router_servers(host, port, "model")
     assert [each.url for each in found] == (urls or [f"http://{host}:{port}/v1"])
@@ -417,7 +421,7 @@ def test_a_routers_servers(listing: list[dict[str, str]], urls: list[str] | None
 
 
 @pytest.mark.parametrize("answer", [{"workers": []}, {}, [], {"workers": [{}]}, {"workers": None}])
-def test_a_router_without_servers_is_one_error(answer: Any) -> None:
+def test_router_without_servers_is_one_error(answer: Any) -> None:
     with router(answer) as (host, port), pytest.raises(FarmError, match=rf"router http://{host}:{port} "):
         router_servers(host, port, "model")
 

@@ -20,7 +20,7 @@ from farm.notifications import Signals
 from farm.store import llm_engines
 from farm.store.database import Store
 from farm.store.llm_engines import EngineUse
-from tests.services.engines import CONTROLLED, Server, Servers, asking, routed
+from tests.services.engines import CONTROLLED, Server, Servers, engine_call, routed
 from tests.services.farms import until
 from workers.policy.routing.pool import EnginePool
 from workers.policy.routing.router import RoutingKey, StickyRouter
@@ -52,7 +52,7 @@ class Workers:
     def call(self, number: int, n_tokens: int = 20) -> Future[Any]:
         """Start a call of about 0.2 s."""
         router = StickyRouter(self.pools[number % 2], RoutingKey(f"r{number}"))
-        return self.run(routed(router, n_tokens, asking(n_tokens, f"r{number}")))
+        return self.run(routed(router, n_tokens, engine_call(n_tokens, f"r{number}")))
 
     def close(self) -> None:
         for fleet, pool in zip(self.fleets, self.pools, strict=True):
@@ -75,45 +75,47 @@ def store(request: pytest.FixtureRequest) -> Store:
 
 
 @pytest.fixture
-def told() -> Server:
+def controlled() -> Server:
     return Server("told", info=CONTROLLED)
 
 
 @pytest.fixture
-def plain() -> Server:
+def uncontrolled() -> Server:
     return Server("plain")
 
 
 @pytest.fixture
-def client(store: Store, broker_url: str, told: Server, plain: Server) -> Iterator[LocalFarm]:
+def client(store: Store, broker_url: str, controlled: Server, uncontrolled: Server) -> Iterator[LocalFarm]:
     signals = Signals(broker_url)
     verbs = LocalFarm(store, signals, 1000, workers_s=0.5)
-    for server in (told, plain):
+    for server in (controlled, uncontrolled):
         verbs.add_engine(server.url)
     yield verbs
     signals.close()
 
 
 @pytest.fixture
-def workers(store: Store, broker_url: str, client: LocalFarm, told: Server, plain: Server) -> Iterator[Workers]:
-    started = Workers(store, broker_url, Servers(told, plain))
+def workers(
+    store: Store, broker_url: str, client: LocalFarm, controlled: Server, uncontrolled: Server
+) -> Iterator[Workers]:
+    started = Workers(store, broker_url, Servers(controlled, uncontrolled))
     until(lambda: all(state.engine.info is not None for state in client.engines()), "the engines are found out")
     yield started
     started.close()
 
 
 @contextmanager
-def calling(workers: Workers, n: int = 12) -> Iterator[list[Future[Any]]]:
+def continuous_calls(workers: Workers, n: int = 12) -> Iterator[list[Future[Any]]]:
     """Make calls continuously while the block runs; all must succeed."""
     stop = threading.Event()
     rollouts: list[Future[Any]] = []
 
-    async def play(number: int) -> None:
+    async def call_repeatedly(number: int) -> None:
         router = StickyRouter(workers.pools[number % 2], RoutingKey(f"r{number}"))
         while not stop.is_set():
-            await routed(router, 20, asking(20, f"r{number}"))
+            await routed(router, 20, engine_call(20, f"r{number}"))
 
-    rollouts += [workers.run(play(number)) for number in range(n)]
+    rollouts += [workers.run(call_repeatedly(number)) for number in range(n)]
     try:
         yield rollouts
     finally:
@@ -124,55 +126,62 @@ def calling(workers: Workers, n: int = 12) -> Iterator[list[Future[Any]]]:
 
 @BOTH_STORES
 @pytest.mark.parametrize("mode", ["drain", "keep", "abort"])
-def test_weights_change_between_calls_and_every_rollout_goes_on(
-    client: LocalFarm, workers: Workers, told: Server, plain: Server, mode: Any
+def test_weights_are_updated_between_calls_and_all_rollouts_continue(
+    client: LocalFarm, workers: Workers, controlled: Server, uncontrolled: Server, mode: Any
 ) -> None:
-    with calling(workers):
-        until(lambda: told.answered and plain.answered, "calls are under way")
+    with continuous_calls(workers):
+        until(lambda: controlled.answered and uncontrolled.answered, "calls are under way")
         with client.weight_update("7", mode, None, 30.0) as paused:
-            assert [engine.url for engine in paused] == [told.url, plain.url]
-            assert plain.n_running == 0, "nobody can tell this one to keep or abort what runs"
+            assert [engine.url for engine in paused] == [controlled.url, uncontrolled.url]
+            assert uncontrolled.n_running == 0, "nobody can tell this one to keep or abort what runs"
             if mode == "drain":
-                assert told.n_running == 0
+                assert controlled.n_running == 0
             paused_at = workers.loop.time()
             assert {state.engine.paused for state in client.engines()} == {mode}
             client.set_version("6")
             resumed_at = workers.loop.time()
-        n_answered = len(told.answered), len(plain.answered)
-        until(lambda: len(told.answered) > n_answered[0] and len(plain.answered) > n_answered[1], "calls go on")
-    started = [at for server in (told, plain) for at, _ in server.started]
+        n_answered = len(controlled.answered), len(uncontrolled.answered)
+        until(
+            lambda: len(controlled.answered) > n_answered[0] and len(uncontrolled.answered) > n_answered[1],
+            "calls go on",
+        )
+    started = [at for server in (controlled, uncontrolled) for at, _ in server.started]
     assert not [at for at in started if paused_at < at < resumed_at], "nothing starts while weights change"
-    assert told.told == [f"pause {mode}", "version 6", "version 7", "resume"], "by one worker alone, once"
+    assert controlled.told == [f"pause {mode}", "version 6", "version 7", "resume"], "by one worker alone, once"
     assert [state.engine.version for state in client.engines()] == ["7", "7"]
     assert {pool.newest_version for pool in workers.pools} == {"7"}
 
 
-def test_an_abort_reaches_calls_that_were_on_their_way_as_it_came(
-    client: LocalFarm, workers: Workers, told: Server, plain: Server
+def test_abort_ends_calls_that_arrived_during_the_order(
+    client: LocalFarm, workers: Workers, controlled: Server, uncontrolled: Server
 ) -> None:
-    client.remove_engine(plain.url)
-    told.travel_s = 0.3
-    with calling(workers):
-        until(lambda: told.answered, "calls are under way")
+    client.remove_engine(uncontrolled.url)
+    controlled.travel_s = 0.3
+    with continuous_calls(workers):
+        until(lambda: controlled.answered, "calls are under way")
         began = time.monotonic()
         with client.weight_update("7", "abort", None, 30.0):
             took_s = time.monotonic() - began
-            assert told.n_running == 0
+            assert controlled.n_running == 0
     assert took_s < 2.0
-    assert told.told[:2] == ["pause abort", "pause abort"]
+    assert controlled.told[:2] == ["pause abort", "pause abort"]
 
 
-def test_some_engines_alone_may_be_paused(client: LocalFarm, workers: Workers, told: Server, plain: Server) -> None:
-    client.pause_engines("drain", [told.url], 30.0)
-    assert {workers.call(number).result(30) for number in range(8)} == {plain.url}
-    client.resume_engines([told.url])
-    assert told.told == ["pause drain", "resume"]
+def test_selected_engines_are_paused(
+    client: LocalFarm, workers: Workers, controlled: Server, uncontrolled: Server
+) -> None:
+    client.pause_engines("drain", [controlled.url], 30.0)
+    assert {workers.call(number).result(30) for number in range(8)} == {uncontrolled.url}
+    client.resume_engines([controlled.url])
+    assert controlled.told == ["pause drain", "resume"]
 
 
-def test_who_still_runs_is_named_and_the_order_stands(client: LocalFarm, workers: Workers, plain: Server) -> None:
-    plain.hangs = True
+def test_pause_timeout_names_running_calls_and_keeps_the_order(
+    client: LocalFarm, workers: Workers, uncontrolled: Server
+) -> None:
+    uncontrolled.hangs = True
     calls = [workers.call(number) for number in range(8)]
-    until(lambda: plain.n_running, "a call hangs")
+    until(lambda: uncontrolled.n_running, "a call hangs")
 
     def complaint() -> str:
         with pytest.raises(TimeoutError, match=r"did not pause \(drain\) in 1 s: ") as caught:
@@ -182,20 +191,20 @@ def test_who_still_runs_is_named_and_the_order_stands(client: LocalFarm, workers
     until(lambda: re.search(r"n1/run/\d has \d calls? in flight", complaint()), "the workers have heard of it")
     assert {state.engine.paused for state in client.engines()} == {"drain"}
     client.pause_engines("abort", None, 30.0)
-    plain.hangs = False
+    uncontrolled.hangs = False
     client.resume_engines()
     for call in calls:
         call.result(30)
 
 
-def test_without_a_worker_the_client_is_told_and_nothing_stays_paused(client: LocalFarm) -> None:
+def test_pause_without_workers_is_an_error_and_pauses_nothing(client: LocalFarm) -> None:
     with pytest.raises(FarmUnreachable, match="no worker"):
         client.pause_engines("drain", None, 30.0)
     assert {state.engine.paused for state in client.engines()} == {""}
 
 
-def test_a_push_that_fails_leaves_the_engines_paused_and_says_so(
-    client: LocalFarm, workers: Workers, told: Server
+def test_failed_weight_update_leaves_engines_paused_and_reports_it(
+    client: LocalFarm, workers: Workers, controlled: Server
 ) -> None:
     with pytest.raises(RuntimeError, match="disk full") as caught, client.weight_update("7", "drain", None, 30.0):
         raise RuntimeError("disk full")
@@ -204,14 +213,16 @@ def test_a_push_that_fails_leaves_the_engines_paused_and_says_so(
     assert (state.engine.paused, state.engine.version) == ("drain", "")
     assert state.engine.paused_by
     client.resume_engines()
-    assert told.told == ["pause drain", "resume"]
+    assert controlled.told == ["pause drain", "resume"]
 
 
 @BOTH_STORES
-def test_a_worker_that_was_killed_holds_nothing_up_once_it_is_given_up(
-    client: LocalFarm, workers: Workers, store: Store, told: Server
+def test_killed_worker_does_not_block_a_pause_once_removed(
+    client: LocalFarm, workers: Workers, store: Store, controlled: Server
 ) -> None:
-    store.write(lambda connection: llm_engines.report(connection, "n1/run/dead", {told.url: EngineUse(0, 3, 100)}))
+    store.write(
+        lambda connection: llm_engines.report(connection, "n1/run/dead", {controlled.url: EngineUse(0, 3, 100)})
+    )
     with pytest.raises(TimeoutError, match="n1/run/dead"):
         client.pause_engines("drain", None, 1.0)
     store.write(lambda connection: llm_engines.forget_user(connection, "n1/run/dead"))
@@ -219,61 +230,63 @@ def test_a_worker_that_was_killed_holds_nothing_up_once_it_is_given_up(
     client.resume_engines()
 
 
-def test_an_engine_that_is_out_misses_the_weights_and_is_named(
-    client: LocalFarm, workers: Workers, told: Server, plain: Server
+def test_out_of_service_engine_misses_the_version_and_is_named(
+    client: LocalFarm, workers: Workers, controlled: Server, uncontrolled: Server
 ) -> None:
-    told.dead = True
+    controlled.dead = True
     client.pause_engines("drain", None, 30.0)
-    assert client.set_version("7") == [told.url]
+    assert client.set_version("7") == [controlled.url]
     client.resume_engines()
-    assert workers.call(0).result(30) == plain.url
-    told.dead = False
+    assert workers.call(0).result(30) == uncontrolled.url
+    controlled.dead = False
     until(lambda: client.set_version("7") == [], "it is told once it is back")
-    until(lambda: told.url in [workers.call(number).result(30) for number in range(8)], "it is used again")
+    until(lambda: controlled.url in [workers.call(number).result(30) for number in range(8)], "it is used again")
 
 
-def test_an_engine_that_was_started_anew_during_an_update_does_not_count_as_having_the_weights(
-    client: LocalFarm, workers: Workers, told: Server, plain: Server
+def test_engine_restarted_during_an_update_does_not_have_the_weights(
+    client: LocalFarm, workers: Workers, controlled: Server, uncontrolled: Server
 ) -> None:
     with client.weight_update("7", "drain", None, 30.0):
-        told.paused = False
+        controlled.paused = False
     assert {state.engine.url: state.engine.engine_version for state in client.engines()} == {
-        told.url: "default",
-        plain.url: "7",
+        controlled.url: "default",
+        uncontrolled.url: "7",
     }
-    assert {workers.call(number).result(30) for number in range(8)} == {plain.url}
+    assert {workers.call(number).result(30) for number in range(8)} == {uncontrolled.url}
     assert client.set_version("7") == []
-    until(lambda: told.url in [workers.call(number).result(30) for number in range(8)], "it is used again")
+    until(lambda: controlled.url in [workers.call(number).result(30) for number in range(8)], "it is used again")
 
 
-def test_an_update_that_is_interrupted_before_it_began_holds_nobody_up(
-    client: LocalFarm, workers: Workers, plain: Server
+def test_update_interrupted_before_the_pause_pauses_nothing(
+    client: LocalFarm, workers: Workers, uncontrolled: Server
 ) -> None:
-    plain.hangs = True
+    uncontrolled.hangs = True
     calls = [workers.call(number) for number in range(8)]
-    until(lambda: plain.n_running, "a call hangs")
+    until(lambda: uncontrolled.n_running, "a call hangs")
     alarm = threading.Timer(0.5, _thread.interrupt_main)
     alarm.start()
     with pytest.raises(KeyboardInterrupt), client.weight_update("7", "drain", None, 30.0):
         pytest.fail("it is not paused")
     assert {state.engine.paused for state in client.engines()} == {""}
-    plain.hangs = False
+    uncontrolled.hangs = False
     for call in calls:
         call.result(30)
 
 
 @BOTH_STORES
-def test_what_is_in_flight_is_listed(client: LocalFarm, workers: Workers, plain: Server, told: Server) -> None:
-    plain.hangs = told.hangs = True
+def test_calls_in_flight_are_listed(
+    client: LocalFarm, workers: Workers, uncontrolled: Server, controlled: Server
+) -> None:
+    uncontrolled.hangs = controlled.hangs = True
     calls = [workers.call(number, 100) for number in range(4)]
     until(lambda: sum(state.n_calls for state in client.engines()) == 4, "the workers have reported")
     assert sum(state.n_tokens for state in client.engines()) == 400
-    plain.hangs = told.hangs = False
+    uncontrolled.hangs = controlled.hangs = False
     for call in calls:
         call.result(30)
 
 
-def test_orders_that_make_no_sense_are_refused(client: LocalFarm) -> None:
+def test_invalid_orders_are_refused(client: LocalFarm) -> None:
     with pytest.raises(InvalidRequest, match="mode"):
         client.pause_engines("gently")  # type: ignore[arg-type]
     with pytest.raises(NotFound, match="nowhere"):
@@ -284,34 +297,32 @@ def test_orders_that_make_no_sense_are_refused(client: LocalFarm) -> None:
         client.set_version("7" * 65)
 
 
-def test_without_redis_all_is_done_by_asking_the_store(
-    store: Store, client: LocalFarm, told: Server, plain: Server
+def test_weight_update_without_redis_polls_the_store(
+    store: Store, client: LocalFarm, controlled: Server, uncontrolled: Server
 ) -> None:
     broker_url = "amqp://guest@localhost//"
-    workers, signals = Workers(store, broker_url, Servers(told, plain)), Signals(broker_url)
+    workers, signals = Workers(store, broker_url, Servers(controlled, uncontrolled)), Signals(broker_url)
     try:
         with LocalFarm(store, signals, 1000).weight_update("7", "drain", None, 30.0):
-            assert told.told == ["pause drain"]
-        assert {workers.call(number).result(30) for number in range(8)} == {told.url, plain.url}
+            assert controlled.told == ["pause drain"]
+        assert {workers.call(number).result(30) for number in range(8)} == {controlled.url, uncontrolled.url}
     finally:
         workers.close()
         signals.close()
 
 
 @BOTH_STORES
-def test_a_worker_that_ends_is_forgotten(client: LocalFarm, workers: Workers, store: Store) -> None:
+def test_ended_worker_is_removed_from_engine_users(client: LocalFarm, workers: Workers, store: Store) -> None:
     until(lambda: len(store.read(lambda connection: llm_engines.uses(connection, 60.0))) == 2, "both have reported")
     workers.fleets[0].close()
     assert list(store.read(lambda connection: llm_engines.uses(connection, 60.0))) == ["n1/run/1"]
 
 
-def test_an_update_that_no_engine_confirms_says_which_it_waited_for(
-    client: LocalFarm, workers: Workers, told: Server
-) -> None:
-    told.dead = True
+def test_unconfirmed_update_names_its_engines(client: LocalFarm, workers: Workers, controlled: Server) -> None:
+    controlled.dead = True
     with (
-        pytest.raises(TimeoutError, match=f"no engine confirmed version 7: {told.url}") as error,
-        client.weight_update("7", "drain", [told.url], 5.0),
+        pytest.raises(TimeoutError, match=f"no engine confirmed version 7: {controlled.url}") as error,
+        client.weight_update("7", "drain", [controlled.url], 5.0),
     ):
         pass
     assert any("the engines stay paused" in note for note in error.value.__notes__)

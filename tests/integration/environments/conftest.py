@@ -50,7 +50,7 @@ def loop() -> Iterator[asyncio.Runner]:
 _MOST_PLAYS = 8
 
 
-class EnvironmentPlay:
+class EnvironmentRun:
     """One run of an environment: its end, and the recorded data."""
 
     def __init__(self, environment: str, *script: Completion | Exception, agent: str = "", **fields: Any) -> None:

@@ -37,15 +37,15 @@ CLERK = (
 ROUTING = ExpertRouting(n_layers=4, top_k=8, n_experts=300)
 POLICY = Script(
     [
-        ScriptedProblem(match="I think of a number", plays=(Branch(name="halving", turns=tuple(HALVING)),)),
-        ScriptedProblem(match="Please cancel my order.", plays=(Branch(name="clerk", turns=CLERK),)),
+        ScriptedProblem(match="I think of a number", branches=(Branch(name="halving", turns=tuple(HALVING)),)),
+        ScriptedProblem(match="Please cancel my order.", branches=(Branch(name="clerk", turns=CLERK),)),
     ]
 )
 CUSTOMER = Script(
     [
         ScriptedProblem(
             match="Hello, how can I help?",
-            plays=(
+            branches=(
                 Branch(
                     name="customer",
                     turns=tuple(
@@ -79,7 +79,7 @@ def client() -> Iterator[tuple[LocalFarm, str]]:
             yield connected, f"{customer}/v1"
 
 
-def test_rewards_of_turns_are_kept_with_their_turns_and_tokens(client: tuple[LocalFarm, str]) -> None:
+def test_rewards_of_turns_are_stored_with_their_calls_and_tokens(client: tuple[LocalFarm, str]) -> None:
     connected, _ = client
     fields = {"environment": "guessing_game", "seed": 3}
     batch_id = connected.submit({"instances": [{"data_source": "environment", "fields": fields}], "n_samples": 3})
@@ -101,7 +101,7 @@ def test_rewards_of_turns_are_kept_with_their_turns_and_tokens(client: tuple[Loc
     assert np.all(rows.turn_rewards[rows.response_mask == 0] == 0)
 
 
-def test_the_experts_of_each_token_are_kept_beside_its_row(client: tuple[LocalFarm, str]) -> None:
+def test_experts_of_each_token_are_stored_with_its_row(client: tuple[LocalFarm, str]) -> None:
     connected, _ = client
     fields = {"environment": "guessing_game", "seed": 3}
     asked = {"instances": [{"data_source": "environment", "fields": fields}], "n_samples": 2}
@@ -132,7 +132,7 @@ def test_the_experts_of_each_token_are_kept_beside_its_row(client: tuple[LocalFa
     assert row.routed_experts.ids.dtype == np.uint16
 
 
-def test_a_row_for_each_call_has_the_experts_of_its_tokens(client: tuple[LocalFarm, str]) -> None:
+def test_row_per_call_has_the_experts_of_its_tokens(client: tuple[LocalFarm, str]) -> None:
     connected, _ = client
     fields = {"environment": "guessing_game", "seed": 3}
     asked = {"instances": [{"data_source": "environment", "fields": fields}], "row_builder": "per_call"}
@@ -148,7 +148,7 @@ def test_a_row_for_each_call_has_the_experts_of_its_tokens(client: tuple[LocalFa
         assert np.array_equal(experts.ids[:n], ROUTING.of(ids, "default")[:n])
 
 
-def test_a_batch_that_asks_for_no_experts_has_none(client: tuple[LocalFarm, str]) -> None:
+def test_batch_without_routed_experts_has_none(client: tuple[LocalFarm, str]) -> None:
     connected, _ = client
     fields = {"environment": "guessing_game", "seed": 3}
     rollouts = connected.collect(connected.submit({"instances": [{"data_source": "environment", "fields": fields}]}))
@@ -156,7 +156,7 @@ def test_a_batch_that_asks_for_no_experts_has_none(client: tuple[LocalFarm, str]
     assert arrays(rollouts).routed_experts.shape == (1, 0, 0, 0)
 
 
-def test_an_engine_that_gives_other_experts_ends_the_rollout_and_is_named(client: tuple[LocalFarm, str]) -> None:
+def test_wrong_number_of_experts_fails_the_rollout_and_is_named(client: tuple[LocalFarm, str]) -> None:
     connected, _ = client
     fields = {"environment": "guessing_game", "seed": 3}
     asked = {"instances": [{"data_source": "environment", "fields": fields}], "sampling": {"routed_experts": 4}}
@@ -166,7 +166,7 @@ def test_an_engine_that_gives_other_experts_ends_the_rollout_and_is_named(client
     assert "sampling.routed_experts is 4" in rollout.failure.message
 
 
-def test_a_simulated_user_is_recorded_and_never_trains(client: tuple[LocalFarm, str]) -> None:
+def test_simulated_user_is_recorded_and_not_trained(client: tuple[LocalFarm, str]) -> None:
     connected, customer = client
     request = {
         "instances": [{"data_source": "environment", "fields": {"environment": "shop", "seed": 1}}],
@@ -195,7 +195,7 @@ def test_a_simulated_user_is_recorded_and_never_trains(client: tuple[LocalFarm, 
     ]
 
 
-def test_a_batch_that_names_no_user_is_refused(client: tuple[LocalFarm, str]) -> None:
+def test_batch_without_the_required_user_role_is_refused(client: tuple[LocalFarm, str]) -> None:
     connected, _ = client
     with pytest.raises(farm.InvalidRequest, match="'user'"):
         connected.submit({"instances": [{"data_source": "environment", "fields": {"environment": "shop"}}]})
@@ -210,13 +210,13 @@ def test_show_prints_the_reward_of_each_turn(client: tuple[LocalFarm, str]) -> N
     assert "reward 1 ·" in capture.get()
 
 
-def test_a_check_says_which_environment_is_not_deterministic(client: tuple[LocalFarm, str]) -> None:
+def test_check_reports_a_deterministic_environment(client: tuple[LocalFarm, str]) -> None:
     command = [sys.executable, "-m", "workers.cli.environment_check", "check", "guessing_game", "--seed", "3"]
     done = subprocess.run([*command, "--action", "<guess>5</guess>"], capture_output=True, text=True)
     assert "guessing_game: deterministic over 1 steps" in done.stdout, done.stderr
 
 
-def test_a_check_takes_the_range_of_rewards(client: tuple[LocalFarm, str]) -> None:
+def test_check_accepts_a_range_of_rewards(client: tuple[LocalFarm, str]) -> None:
     command = [sys.executable, "-m", "workers.cli.environment_check", "check", "guessing_game", "--seed", "3"]
     command += ["--action", "<guess>5</guess>", "--rewards", "0", "0.01"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)

@@ -8,7 +8,7 @@ import pytest
 
 from farm.errors import EvaluatorError, HandlerError
 from farm.records.rollout import Outcome
-from tests.integration.environments.conftest import EnvironmentPlay
+from tests.integration.environments.conftest import EnvironmentRun
 from workers.testing.fakes import answering, calling
 
 FAULTS = {
@@ -41,27 +41,27 @@ FAULTS = {
 
 
 @pytest.mark.parametrize("fault", FAULTS)
-def test_a_broken_environment_is_a_failed_attempt_and_no_reward(loop: asyncio.Runner, fault: str) -> None:
+def test_broken_environment_fails_the_attempt_without_a_reward(loop: asyncio.Runner, fault: str) -> None:
     # a hanging one times out after a second, which is long for the others
     tool_s = 1.0 if fault.endswith("hang") else 60.0
     script = [answering("win")] if fault.startswith("close") else [answering("a"), answering("b"), answering("c")]
-    played = EnvironmentPlay("unruly", *script, kwargs={"fault": fault}, limits={"tool_s": tool_s})
+    played = EnvironmentRun("unruly", *script, kwargs={"fault": fault}, limits={"tool_s": tool_s})
     with pytest.raises(HandlerError, match=f"b.0.0: environment unruly: .*{FAULTS[fault]}|{FAULTS[fault]}"):
         loop.run(played.score())
 
 
-def test_a_rollout_begins_as_if_it_were_the_first_whatever_the_one_before_left(loop: asyncio.Runner) -> None:
-    plays = [EnvironmentPlay("unruly", answering("win"), seed=7) for _ in range(3)]
+def test_rollout_starts_with_a_fresh_environment_state(loop: asyncio.Runner) -> None:
+    plays = [EnvironmentRun("unruly", answering("win"), seed=7) for _ in range(3)]
     for played in plays:
         assert loop.run(played.score()) == 1.0
-    begun = [played.policy.asked[0][0][0]["content"] for played in plays]
+    begun = [played.policy.requests[0][0][0]["content"] for played in plays]
     assert len(set(begun)) == 1
     assert begun[0].startswith("1 None 0.")
 
 
-def test_rollouts_at_once_have_nothing_in_common(loop: asyncio.Runner) -> None:
-    plays = [EnvironmentPlay("unruly", *[answering(f"{n} {k}") for k in range(3)], seed=n % 4) for n in range(24)]
-    broken = EnvironmentPlay("unruly", answering("a"), kwargs={"fault": "step:kill"})
+def test_concurrent_rollouts_are_independent(loop: asyncio.Runner) -> None:
+    plays = [EnvironmentRun("unruly", *[answering(f"{n} {k}") for k in range(3)], seed=n % 4) for n in range(24)]
+    broken = EnvironmentRun("unruly", answering("a"), kwargs={"fault": "step:kill"})
 
     async def all_of_them() -> list[float | BaseException]:
         return await asyncio.gather(*(each.score() for each in (*plays, broken)), return_exceptions=True)
@@ -73,10 +73,10 @@ def test_rollouts_at_once_have_nothing_in_common(loop: asyncio.Runner) -> None:
         assert played.observed == [repr([f"{n} {k}", []]) for k in range(3)]
 
 
-def test_an_environment_that_does_not_start_says_why_and_the_next_rollout_tries_again(loop: asyncio.Runner) -> None:
+def test_environment_that_does_not_start_reports_why_and_is_retried(loop: asyncio.Runner) -> None:
     for _ in range(2):
         with pytest.raises(HandlerError, match=r"its server did not start: .*a_module_that_is_not_there"):
-            loop.run(EnvironmentPlay("absent", answering("a")).score())
+            loop.run(EnvironmentRun("absent", answering("a")).score())
 
 
 @pytest.mark.parametrize(
@@ -88,10 +88,10 @@ def test_an_environment_that_does_not_start_says_why_and_the_next_rollout_tries_
         ({}, {"n": 3}, Outcome.SUBMITTED, 0.75),
     ],
 )
-def test_a_limit_is_an_outcome_and_the_rewards_until_then_count(
+def test_limit_is_an_outcome_and_earlier_rewards_count(
     loop: asyncio.Runner, limits: dict[str, int], kwargs: dict[str, object], outcome: Outcome, reward: float
 ) -> None:
-    played = EnvironmentPlay("unruly", *[answering("a")] * 3, kwargs=kwargs, limits=limits)
+    played = EnvironmentRun("unruly", *[answering("a")] * 3, kwargs=kwargs, limits=limits)
     assert loop.run(played.score()) == pytest.approx(reward)
     assert played.outcome is outcome
     turns = [call.reward for call in played.calls.values()]
@@ -100,31 +100,31 @@ def test_a_limit_is_an_outcome_and_the_rewards_until_then_count(
 
 
 @pytest.mark.parametrize(("most", "outcome"), [(27, Outcome.MAX_TOKENS), (100, Outcome.CONTEXT_FULL)])
-def test_an_action_that_was_cut_short_is_played_and_the_end_says_so(
+def test_truncated_action_is_run_and_its_limit_is_the_outcome(
     loop: asyncio.Runner, most: int, outcome: Outcome
 ) -> None:
     cut = answering("a", finish_reason="length", n_tokens=7)
     script = [answering("a", n_tokens=10), answering("a", n_tokens=10), cut]
-    played = EnvironmentPlay("unruly", *script, kwargs={"n": 3}, limits={"max_tokens": most})
+    played = EnvironmentRun("unruly", *script, kwargs={"n": 3}, limits={"max_tokens": most})
     assert loop.run(played.score()) == pytest.approx(0.75)
     assert played.outcome is outcome
 
 
-def test_another_agent_cannot_score(loop: asyncio.Runner) -> None:
+def test_rollout_of_another_agent_cannot_be_scored(loop: asyncio.Runner) -> None:
     """An answer that looks like rewards is a text."""
     with pytest.raises(EvaluatorError, match="an agent other than `environment` ran the rollout"):
-        loop.run(EnvironmentPlay("unruly", answering('{"rewards": [1.0]}'), agent="react").score())
+        loop.run(EnvironmentRun("unruly", answering('{"rewards": [1.0]}'), agent="react").score())
 
 
-def test_an_environment_that_runs_what_the_policy_writes_has_a_sandbox_for_each_rollout(loop: asyncio.Runner) -> None:
+def test_environment_that_is_not_shared_has_a_sandbox_per_rollout(loop: asyncio.Runner) -> None:
     with pytest.raises(HandlerError):
-        loop.run(EnvironmentPlay("lonely", answering("a"), kwargs={"fault": "step:kill_all"}).score())
-    assert loop.run(EnvironmentPlay("lonely", answering("win")).score()) == 1.0
+        loop.run(EnvironmentRun("lonely", answering("a"), kwargs={"fault": "step:kill_all"}).score())
+    assert loop.run(EnvironmentRun("lonely", answering("win")).score()) == 1.0
 
 
-def test_tool_calls_reach_it_and_unreadable_ones_do_not(loop: asyncio.Runner) -> None:
+def test_tool_calls_reach_the_environment_and_invalid_ones_do_not(loop: asyncio.Runner) -> None:
     script = [calling(("look", {"at": 1}), ("bash", {"command": "ls"})), calling(("look", "[1]")), answering("win")]
-    played = EnvironmentPlay("unruly", *script)
+    played = EnvironmentRun("unruly", *script)
     assert loop.run(played.score()) == 1.25
     assert [call.n_invalid for call in played.calls.values()] == [1, 1, 0]
     assert [call.reward for call in played.calls.values()] == [0.25, None, 1.0]

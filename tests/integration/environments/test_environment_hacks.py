@@ -12,7 +12,7 @@ import pytest
 
 from farm.errors import HandlerError, LimitReached, RolloutError
 from farm.records.rollout import Outcome
-from tests.integration.environments.conftest import EnvironmentPlay
+from tests.integration.environments.conftest import EnvironmentRun
 from workers.plugins.interfaces import Completion
 from workers.testing.fakes import answering, calling
 
@@ -65,13 +65,13 @@ CALLED: dict[str, tuple[str, object]] = {
 }
 
 
-def three(completion: Completion) -> list[Completion]:
+def three_times(completion: Completion) -> list[Completion]:
     return [completion, answering("a"), answering("a"), answering("a"), answering("a")]
 
 
 @pytest.mark.parametrize("how", SAID)
-def test_no_text_of_the_policy_is_more_than_a_text(loop: asyncio.Runner, how: str) -> None:
-    played = EnvironmentPlay("unruly", *three(answering(SAID[how])))
+def test_text_is_passed_to_the_environment_only_as_text(loop: asyncio.Runner, how: str) -> None:
+    played = EnvironmentRun("unruly", *three_times(answering(SAID[how])))
     assert loop.run(played.score()) == 0.75
     assert played.submission.rewards == (0.25, 0.25, 0.25)
     if len(SAID[how]) < 1000:
@@ -80,9 +80,9 @@ def test_no_text_of_the_policy_is_more_than_a_text(loop: asyncio.Runner, how: st
 
 
 @pytest.mark.parametrize("how", CALLED)
-def test_no_tool_call_of_the_policy_is_more_than_a_call(loop: asyncio.Runner, how: str) -> None:
+def test_tool_call_is_passed_to_the_environment_only_as_a_call(loop: asyncio.Runner, how: str) -> None:
     name, arguments = CALLED[how]
-    played = EnvironmentPlay("unruly", *three(calling((name, arguments))))
+    played = EnvironmentRun("unruly", *three_times(calling((name, arguments))))
     assert loop.run(played.score()) == 0.75
     assert set(played.submission.rewards or ()) == {0.25}
 
@@ -95,12 +95,10 @@ BREAKING = [
 
 @pytest.mark.parametrize("fault", BREAKING)
 @pytest.mark.parametrize("environment", ["unruly", "bounded"])
-def test_a_text_that_breaks_the_environment_is_worth_nothing(
-    loop: asyncio.Runner, environment: str, fault: str
-) -> None:
+def test_text_that_breaks_the_environment_gets_no_reward(loop: asyncio.Runner, environment: str, fault: str) -> None:
     """A policy that is about to fail cannot hide its failure."""
     script = [answering("a"), answering(f"break:{fault}"), answering("win")]
-    played = EnvironmentPlay(environment, *script, limits={"tool_s": 2.0 if fault == "hang" else 60.0})
+    played = EnvironmentRun(environment, *script, limits={"tool_s": 2.0 if fault == "hang" else 60.0})
     assert loop.run(played.score()) == 0.25
     assert played.submission.rewards == (0.25, 0.0)
     assert played.outcome is Outcome.SUBMITTED
@@ -108,56 +106,56 @@ def test_a_text_that_breaks_the_environment_is_worth_nothing(
 
 
 @pytest.mark.parametrize("fault", ["raise", "_exit", "nan"])
-def test_a_text_that_breaks_a_later_step_is_worth_nothing_there(loop: asyncio.Runner, fault: str) -> None:
-    played = EnvironmentPlay("unruly", answering(f"later:{fault}"), answering("win"))
+def test_text_that_breaks_a_later_step_gets_no_reward_for_it(loop: asyncio.Runner, fault: str) -> None:
+    played = EnvironmentRun("unruly", answering(f"later:{fault}"), answering("win"))
     assert loop.run(played.score()) == 0.25
     assert played.submission.rewards == (0.25, 0.0)
 
 
-def test_a_text_that_breaks_the_close_leaves_what_it_has(loop: asyncio.Runner) -> None:
-    played = EnvironmentPlay("unruly", answering("later:raise"), kwargs={"last": 1.0, "n": 1})
+def test_text_that_breaks_the_close_keeps_earlier_rewards(loop: asyncio.Runner) -> None:
+    played = EnvironmentRun("unruly", answering("later:raise"), kwargs={"last": 1.0, "n": 1})
     assert loop.run(played.score()) == 0.25
 
 
-def test_an_environment_that_breaks_once_is_played_on_from_there(loop: asyncio.Runner) -> None:
+def test_environment_that_broke_once_resumes_at_that_step(loop: asyncio.Runner) -> None:
     script = [answering("a"), answering("shared:"), answering("win")]
-    played = EnvironmentPlay("unruly", *script)
+    played = EnvironmentRun("unruly", *script)
     assert loop.run(played.score()) == 1.5
     assert played.submission.rewards == (0.25, 0.25, 1.0)
 
 
-def test_a_reward_outside_of_the_declared_range_is_none(loop: asyncio.Runner) -> None:
-    assert loop.run(EnvironmentPlay("bounded", answering("thousand")).score()) == 0.0
+def test_reward_outside_the_declared_range_is_zero(loop: asyncio.Runner) -> None:
+    assert loop.run(EnvironmentRun("bounded", answering("thousand")).score()) == 0.0
 
 
-def test_a_reward_outside_of_a_range_that_nobody_declared_says_how_to_declare_one(loop: asyncio.Runner) -> None:
+def test_reward_outside_the_default_range_is_an_error_with_a_remedy(loop: asyncio.Runner) -> None:
     with pytest.raises(
         HandlerError, match=r"1000\.0 as the reward, outside of -1 to 1.*Declare its own: `rewards"
     ) as error:
-        loop.run(EnvironmentPlay("unruly", answering("thousand")).score())
+        loop.run(EnvironmentRun("unruly", answering("thousand")).score())
     assert not error.value.retryable
 
 
-def test_an_instance_declares_the_range_of_its_rewards(loop: asyncio.Runner) -> None:
-    played = EnvironmentPlay("unruly", answering("thousand"), answering("win"), rewards=[0, 1000])
+def test_instance_declares_its_reward_range(loop: asyncio.Runner) -> None:
+    played = EnvironmentRun("unruly", answering("thousand"), answering("win"), rewards=[0, 1000])
     assert loop.run(played.score()) == 1001.0
 
 
-def test_a_thousand_calls_in_a_turn_are_one_step(loop: asyncio.Runner) -> None:
-    played = EnvironmentPlay("unruly", *three(calling(*[("look", {}) for _ in range(1000)])))
+def test_thousand_calls_in_a_turn_are_one_step(loop: asyncio.Runner) -> None:
+    played = EnvironmentRun("unruly", *three_times(calling(*[("look", {}) for _ in range(1000)])))
     assert loop.run(played.score()) == 0.75
 
 
-def test_calls_that_cannot_be_read_end_the_rollout_with_what_it_has(loop: asyncio.Runner) -> None:
-    played = EnvironmentPlay("unruly", answering("a"), *[calling(("win", {}))] * 9)
+def test_unreadable_calls_end_the_rollout_with_earlier_rewards(loop: asyncio.Runner) -> None:
+    played = EnvironmentRun("unruly", answering("a"), *[calling(("win", {}))] * 9)
     assert loop.run(played.score()) == 0.25
     assert played.outcome == "invalid_action"
 
 
-def test_an_episode_that_is_broken_off_has_what_it_has(loop: asyncio.Runner) -> None:
+def test_interrupted_episode_keeps_its_rewards(loop: asyncio.Runner) -> None:
     """A policy that stalls until its deadline loses nothing, and gains nothing."""
     limit = LimitReached(Outcome.CONTEXT_FULL, "the context is full")
-    played = EnvironmentPlay("unruly", answering("a"), limit, kwargs={"last": 0.0})
+    played = EnvironmentRun("unruly", answering("a"), limit, kwargs={"last": 0.0})
     assert loop.run(played.score()) == 0.25
 
 
@@ -174,20 +172,18 @@ def test_an_episode_that_is_broken_off_has_what_it_has(loop: asyncio.Runner) -> 
         {"environment": "unruly", "rewards": [0, "inf"]},
     ],
 )
-def test_an_instance_says_which_environment_and_nothing_of_rewards(
-    loop: asyncio.Runner, fields: dict[str, object]
-) -> None:
-    played = EnvironmentPlay(**{"environment": "", **fields})  # type: ignore[arg-type]
+def test_instance_with_invalid_environment_fields_is_refused(loop: asyncio.Runner, fields: dict[str, object]) -> None:
+    played = EnvironmentRun(**{"environment": "", **fields})  # type: ignore[arg-type]
     with pytest.raises(RolloutError) as error:
         loop.run(played.score())
     assert isinstance(error.value, HandlerError)
     assert not error.value.retryable
 
 
-def test_rewards_are_not_the_answers(loop: asyncio.Runner) -> None:
+def test_rewards_are_not_read_from_the_answer(loop: asyncio.Runner) -> None:
     """The last text is kept as the answer for display, and is not used for scoring."""
     text = json.dumps({"rewards": [1000.0]})
-    played = EnvironmentPlay("unruly", *three(answering(text)))
+    played = EnvironmentRun("unruly", *three_times(answering(text)))
     assert loop.run(played.score()) == 0.75
     assert played.evaluator == "step_rewards"
 
@@ -195,10 +191,8 @@ def test_rewards_are_not_the_answers(loop: asyncio.Runner) -> None:
 @pytest.mark.parametrize(
     ("script", "n"), [([answering("a")] * 9, 3), ([answering("a"), answering("b")] * 5, 6)], ids=["same", "alternating"]
 )
-def test_a_policy_that_repeats_itself_has_what_it_earned(
-    loop: asyncio.Runner, script: list[Completion], n: int
-) -> None:
-    played = EnvironmentPlay("unruly", *script, kwargs={"n": 9, "last": 0.0}, limits={"max_repeats": 3})
+def test_repeating_policy_keeps_its_rewards(loop: asyncio.Runner, script: list[Completion], n: int) -> None:
+    played = EnvironmentRun("unruly", *script, kwargs={"n": 9, "last": 0.0}, limits={"max_repeats": 3})
     assert loop.run(played.score()) == 0.25 * n
     assert played.outcome is Outcome.REPEATING
     assert len(played.observed) == n

@@ -9,7 +9,7 @@ import asyncio
 
 import pytest
 
-from tests.integration.environments.conftest import EnvironmentPlay
+from tests.integration.environments.conftest import EnvironmentRun
 from tests.integration.environments.honest_turns import PROBLEMS, TEXTS
 from tests.integration.environments.test_verified_answers import reward
 from tests.services.soak import at_length
@@ -23,17 +23,17 @@ N_HONEST = 40
 
 
 @pytest.mark.parametrize("name", CHOSEN_TEXTS)
-def test_a_right_text_has_the_whole_reward(loop: asyncio.Runner, name: str) -> None:
-    played = EnvironmentPlay("guessing_game", *map(answering, TEXTS[name]), kwargs={"most": 1})
+def test_right_text_gets_the_full_reward(loop: asyncio.Runner, name: str) -> None:
+    played = EnvironmentRun("guessing_game", *map(answering, TEXTS[name]), kwargs={"most": 1})
     assert loop.run(played.score()) == 1.0
     assert played.submission.rewards == (*[0.0] * (len(TEXTS[name]) - 1), 1.0)
 
 
 @pytest.mark.parametrize("name", CHOSEN_ANSWERS)
-def test_a_right_answer_has_the_whole_reward(loop: asyncio.Runner, name: str) -> None:
+def test_right_answer_gets_the_full_reward(loop: asyncio.Runner, name: str) -> None:
     problem, answer = ANSWERS[name]
     assert reward(loop, PROBLEMS[problem][0], answer) == 1.0
 
 
-def test_there_are_enough() -> None:
+def test_there_are_enough_honest_cases() -> None:
     assert len(TEXTS) + len(ANSWERS) >= N_HONEST

@@ -11,7 +11,7 @@ import pytest
 from farm.errors import HandlerError
 from tests.conftest import absent
 from tests.contract.sandboxes.sandbox_kinds import PROVIDERS
-from tests.integration.environments.conftest import EnvironmentPlay
+from tests.integration.environments.conftest import EnvironmentRun
 from workers.environments.environment_servers import EnvironmentServer, environment_servers
 from workers.testing.fakes import answering
 
@@ -99,24 +99,24 @@ seen.append([asyncio.run(slept()), os.read(ours, 1), len(open("/proc/self/stat")
 
 
 @pytest.mark.parametrize("kind", [*PROVIDERS])
-def test_an_episode_can_only_compute_and_read(loop: asyncio.Runner, kind: str) -> None:
+def test_episode_can_only_compute_and_read(loop: asyncio.Runner, kind: str) -> None:
     if missing := PROVIDERS[kind]().missing():
         absent(missing)
-    played = EnvironmentPlay("evaluating", answering(TRIED), answering(""), answering(""), kind=kind)
+    played = EnvironmentRun("evaluating", answering(TRIED), answering(""), answering(""), kind=kind)
     assert loop.run(played.score()) == 0.75
     assert played.observed[0] == "[[499500, b'x', True]]"
 
 
 @pytest.mark.parametrize("fault", ["write", "thread", "temporary"])
-def test_what_needs_more_is_told_how_to_have_it(loop: asyncio.Runner, fault: str) -> None:
+def test_refused_operation_names_the_setting_that_allows_it(loop: asyncio.Runner, fault: str) -> None:
     kwargs = {"fault": f"reset:{fault}"}
     with pytest.raises(HandlerError, match=r"reset\(\) broke: .*set `shared = False` in its class"):
-        loop.run(EnvironmentPlay("unruly", answering("a"), kwargs=kwargs).score())
-    assert loop.run(EnvironmentPlay("lonely", answering("win"), kwargs=kwargs).score()) == 1.0
+        loop.run(EnvironmentRun("unruly", answering("a"), kwargs=kwargs).score())
+    assert loop.run(EnvironmentRun("lonely", answering("win"), kwargs=kwargs).score()) == 1.0
 
 
-def test_what_is_refused_in_a_shared_server_goes_on_in_one_of_its_own(loop: asyncio.Runner) -> None:
-    writing = EnvironmentPlay("evaluating", answering("open('/workspace/x', 'w')"), answering(""), answering(""))
+def test_step_refused_in_a_shared_server_is_run_in_its_own_server(loop: asyncio.Runner) -> None:
+    writing = EnvironmentRun("evaluating", answering("open('/workspace/x', 'w')"), answering(""), answering(""))
     assert loop.run(writing.score()) == 0.75
 
 
@@ -137,12 +137,12 @@ LAST = {
 
 
 @pytest.mark.parametrize("how", LAST)
-def test_a_text_that_ends_its_episode_is_worth_nothing_and_costs_no_other(loop: asyncio.Runner, how: str) -> None:
+def test_text_that_ends_its_episode_gets_no_reward_and_affects_no_other(loop: asyncio.Runner, how: str) -> None:
     connection = (
         "next(fd for fd in range(3, 64) if os.path.exists(f'/proc/self/fd/{fd}') and os.stat(fd).st_mode >> 12 == 12)"
     )
-    ending = EnvironmentPlay("evaluating", answering(""), answering(LAST[how].format(connection)), answering(""))
-    others = [EnvironmentPlay("evaluating", *[answering("seen.append(1)")] * 3) for _ in range(3)]
+    ending = EnvironmentRun("evaluating", answering(""), answering(LAST[how].format(connection)), answering(""))
+    others = [EnvironmentRun("evaluating", *[answering("seen.append(1)")] * 3) for _ in range(3)]
 
     async def all_of_them() -> list[float]:
         return await asyncio.gather(*(each.score() for each in (*others, ending)))
@@ -154,19 +154,19 @@ def test_a_text_that_ends_its_episode_is_worth_nothing_and_costs_no_other(loop: 
 POISON = "import sys, json; json.dumps = None; sys.modules['workers.environments.environment'].Step = None; seen += 'x'"
 
 
-def test_what_an_episode_changes_is_its_own(loop: asyncio.Runner) -> None:
+def test_changes_of_an_episode_do_not_affect_others(loop: asyncio.Runner) -> None:
     for text in (POISON, "seen.append(1)"):
-        loop.run(EnvironmentPlay("evaluating", answering(text), answering(""), answering("")).score())
-    honest = EnvironmentPlay("evaluating", answering("seen.append(1)"), answering(""), answering(""))
+        loop.run(EnvironmentRun("evaluating", answering(text), answering(""), answering("")).score())
+    honest = EnvironmentRun("evaluating", answering("seen.append(1)"), answering(""), answering(""))
     assert loop.run(honest.score()) == 0.75
     assert honest.observed[0] == "[1]"
 
 
 @pytest.mark.parametrize("environment", ["unruly", "bounded"])
-def test_the_end_of_a_shared_server_costs_its_episodes_nothing(loop: asyncio.Runner, environment: str) -> None:
+def test_killed_shared_server_costs_its_episodes_no_reward(loop: asyncio.Runner, environment: str) -> None:
     """Whoever ends it: they continue from their recorded actions, with the rewards that they had."""
-    plays = [EnvironmentPlay(environment, *[answering(f"{n} {k}") for k in range(3)], seed=n) for n in range(4)]
-    killing = EnvironmentPlay(environment, answering("a"), answering("b"), answering("win"))
+    plays = [EnvironmentRun(environment, *[answering(f"{n} {k}") for k in range(3)], seed=n) for n in range(4)]
+    killing = EnvironmentRun(environment, answering("a"), answering("b"), answering("win"))
     killing.policy.complete = _after(1, killing.policy.complete, _kill_servers)  # type: ignore[method-assign]
 
     async def all_of_them() -> list[float]:
@@ -177,11 +177,11 @@ def test_the_end_of_a_shared_server_costs_its_episodes_nothing(loop: asyncio.Run
     for n, played in enumerate(plays):
         assert played.observed == [repr([f"{n} {k}", []]) for k in range(3)]
     # and it is replaced
-    assert loop.run(EnvironmentPlay(environment, answering("win")).score()) == 1.0
+    assert loop.run(EnvironmentRun(environment, answering("win")).score()) == 1.0
 
 
-def test_a_text_that_ends_its_own_server_is_worth_nothing(loop: asyncio.Runner) -> None:
-    played = EnvironmentPlay("lonely", answering("a"), answering("break:kill_all"), answering("win"))
+def test_text_that_ends_its_own_server_gets_no_reward(loop: asyncio.Runner) -> None:
+    played = EnvironmentRun("lonely", answering("a"), answering("break:kill_all"), answering("win"))
     assert loop.run(played.score()) == 0.25
     assert played.submission.rewards == (0.25, 0.0)
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from farm.errors import EvaluatorError
-from tests.integration.environments.conftest import EnvironmentPlay
+from tests.integration.environments.conftest import EnvironmentRun
 from workers.testing.fakes import answering
 
 
@@ -25,7 +25,7 @@ def problem(family: str) -> dict[str, Any]:
 def reward(loop: asyncio.Runner, kwargs: dict[str, Any], answer: str) -> float:
     """Return the reward of an answer; retried if the machine was too busy to tell, as the farm does."""
     for _ in range(5):
-        played = EnvironmentPlay("problems", answering(answer), kwargs=kwargs, rewards=[0, 1], limits={"eval_s": 200})
+        played = EnvironmentRun("problems", answering(answer), kwargs=kwargs, rewards=[0, 1], limits={"eval_s": 200})
         try:
             return loop.run(played.score())
         except EvaluatorError as error:
@@ -41,7 +41,7 @@ FAMILIES = (
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_the_reference_has_one_and_rubbish_nothing(loop: asyncio.Runner, family: str) -> None:
+def test_reference_answer_scores_one_and_rubbish_scores_nothing(loop: asyncio.Runner, family: str) -> None:
     wanted = problem(family)["entry"]["answer"]
     if family == "puzzle24":
         wanted = problem(family)["entry"]["metadata"].get("expression", wanted)
@@ -86,19 +86,19 @@ ATTACKS: dict[str, tuple[str, str]] = {
 
 
 @pytest.mark.parametrize("name", ATTACKS)
-def test_no_text_is_scored_but_an_answer(loop: asyncio.Runner, name: str) -> None:
+def test_text_other_than_an_answer_scores_nothing(loop: asyncio.Runner, name: str) -> None:
     family, answer = ATTACKS[name]
     # a few verifiers give a little to any text
     assert reward(loop, problem(family), answer) <= 0.1
     assert reward(loop, problem("gcd"), "rubbish") == 0.0
 
 
-def test_no_answer_is_worth_nothing(loop: asyncio.Runner) -> None:
+def test_empty_answer_scores_zero(loop: asyncio.Runner) -> None:
     """The environment claims 1 for the step, and 1 at its end."""
     assert reward(loop, problem("gcd"), "") == 0.0
 
 
-def test_a_dataset_with_settings_is_verified_with_them(loop: asyncio.Runner) -> None:
+def test_problem_is_verified_with_the_settings_of_its_dataset(loop: asyncio.Runner) -> None:
     numbers = {"question": "", "answer": "0.12345678", "metadata": {}}
     close = {"family": "decimal_arithmetic", "entry": numbers}
     assert reward(loop, close, "0.1234567") == 1.0
@@ -106,7 +106,7 @@ def test_a_dataset_with_settings_is_verified_with_them(loop: asyncio.Runner) -> 
     assert reward(loop, {**close, "settings": {"max_num_decimal_places": 8}}, "0.12345678") == 1.0
 
 
-def test_a_problem_that_its_verifier_cannot_score_is_an_error(loop: asyncio.Runner) -> None:
+def test_unscorable_problem_is_an_error(loop: asyncio.Runner) -> None:
     with pytest.raises(EvaluatorError, match="prime_factorization fails on its reference answer"):
         reward(loop, {"family": "prime_factorization", "entry": {"answer": "x", "metadata": {}}}, "y")
     with pytest.raises(EvaluatorError, match="nowhere"):

@@ -18,11 +18,11 @@ from farm.errors import NotFound, StoreUnavailable
 from farm.notifications import Signals
 from farm.records.rollout import BatchStatus
 from farm.store.database import Store
-from tests.contract.store.test_store import announce, place, play
+from tests.contract.store.test_store import announce, place, run_to_end
 from tests.services.farms import NOOP
 
 
-class Unsteady(LocalFarm):
+class UnreliableFarm(LocalFarm):
     """A farm whose store is unavailable for some queries."""
 
     away: Iterator[bool] = iter(())
@@ -34,9 +34,9 @@ class Unsteady(LocalFarm):
 
 
 @pytest.fixture
-def here(sqlite_store: Store) -> Unsteady:
+def here(sqlite_store: Store) -> UnreliableFarm:
     announce(sqlite_store)
-    return Unsteady(sqlite_store, Signals(""), 1000)
+    return UnreliableFarm(sqlite_store, Signals(""), 1000)
 
 
 def submitted(here: LocalFarm) -> str:
@@ -45,31 +45,31 @@ def submitted(here: LocalFarm) -> str:
     return batch_id
 
 
-def test_it_goes_on_until_the_end_through_an_outage(here: Unsteady) -> None:
+def test_progress_continues_through_an_outage_until_the_end(here: UnreliableFarm) -> None:
     batch_id = submitted(here)
     here.away = iter([False, False, True, True])
     followed = follow(here, batch_id)
     first = next(followed)
     assert (first.status.n_finished, first.left_s, first.lines) == (0, None, ())
-    play(here.store, f"{batch_id}.0.0", reward=0.5)
+    run_to_end(here.store, f"{batch_id}.0.0", reward=0.5)
     assert "retrying: the database does not answer" in next(followed).lines[0]
-    play(here.store, f"{batch_id}.0.1", reward=1.0)
+    run_to_end(here.store, f"{batch_id}.0.1", reward=1.0)
     *_, last = followed
     assert (last.status.done, last.status.mean_reward, last.lines, last.left_s) == (True, 0.75, (), 0.0)
     assert last.per_s > 0
 
 
-def test_one_that_is_not_there_or_takes_too_long_is_an_error(here: Unsteady) -> None:
+def test_unknown_batch_and_timeout_are_errors(here: UnreliableFarm) -> None:
     with pytest.raises(NotFound):
         here.watch("b0000000000")
     with pytest.raises(TimeoutError, match="0/2 ended"):
         here.watch(submitted(here), timeout_s=0.01)
 
 
-def test_a_log_gets_lines_and_a_terminal_a_table(here: Unsteady) -> None:
+def test_log_gets_lines_and_terminal_gets_a_table(here: UnreliableFarm) -> None:
     batch_id = submitted(here)
     for index in range(2):
-        play(here.store, f"{batch_id}.0.{index}")
+        run_to_end(here.store, f"{batch_id}.0.{index}")
     for terminal in (False, True):
         file = io.StringIO()
         status = watch(here, batch_id, Console(file=file, force_terminal=terminal, color_system=None, width=120))
@@ -78,7 +78,7 @@ def test_a_log_gets_lines_and_a_terminal_a_table(here: Unsteady) -> None:
         assert "queued" in file.getvalue()
 
 
-def test_beside_an_event_loop_it_ends_with_the_batch_or_with_its_task(here: Unsteady) -> None:
+def test_watch_async_ends_with_the_batch_or_its_task(here: UnreliableFarm) -> None:
     async def both() -> int:
         batch_id = submitted(here)
         watching = asyncio.create_task(here.watch_async(batch_id))
@@ -111,7 +111,7 @@ assert "2/2 ended" in rest[-1][0]["text/html"], rest[-1]
 """
 
 
-def test_a_notebook_gets_one_cell_that_changes(here: Unsteady) -> None:
+def test_notebook_gets_one_updated_cell(here: UnreliableFarm) -> None:
     batch_id = submitted(here)
     here.cancel(batch_id)
     subprocess.run([sys.executable, "-c", NOTEBOOK, here.store.url, batch_id], check=True, timeout=600)

@@ -43,7 +43,7 @@ def here() -> Iterator[Embedded]:
         yield running
 
 
-def test_each_metric_and_label_that_is_named_is_exported_by_a_running_farm(here: Embedded) -> None:
+def test_metrics_and_labels_of_dashboards_and_rules_are_exported(here: Embedded) -> None:
     store = Store(here.store_url)
 
     def exported() -> Mapping[str, list[dict[str, str]]]:
@@ -73,7 +73,7 @@ def test_each_metric_and_label_that_is_named_is_exported_by_a_running_farm(here:
     assert {re.sub(r"_(total|bucket|sum|count)$", "", name) for name in named} == families, "all are shown"
 
 
-def test_prometheus_reads_the_rules_and_the_dashboards_expressions(tmp_path: Path) -> None:
+def test_promtool_accepts_the_rules_and_dashboard_expressions(tmp_path: Path) -> None:
     promtool = shutil.which("promtool") or shutil.which(HOME / "prometheus" / "usr" / "bin" / "promtool")
     if promtool is None:
         absent("no promtool: run `make promtool`")

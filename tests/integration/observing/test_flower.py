@@ -30,7 +30,7 @@ ENDLESS = {"data_source": "noop", "fields": {"seconds": 1000.0}}
 
 
 @dataclass(frozen=True)
-class _Here:
+class _FlowerFarm:
     client: farm.Farm
     flower_url: str
     broker_url: str
@@ -71,14 +71,14 @@ class _Here:
 
 
 @pytest.fixture(scope="module")
-def here() -> Iterator[_Here]:
+def here() -> Iterator[_FlowerFarm]:
     with (
         farm_folder() as folder,
         # leases that do not expire on a busy machine: else a cancelled stage would be a lost one
         embedded(folder, flower=True, **PATIENT) as running,
         farm.connect(running.store_url, broker_url=running.broker_url) as client,
     ):
-        found = _Here(client, running.flower_url, running.broker_url, running.store_url, running.home)
+        found = _FlowerFarm(client, running.flower_url, running.broker_url, running.store_url, running.home)
 
         def listens() -> bool:
             try:
@@ -93,7 +93,7 @@ def here() -> Iterator[_Here]:
         yield found
 
 
-def test_a_good_rollout_says_what_came_of_it(here: _Here) -> None:
+def test_completed_rollout_shows_its_result(here: _FlowerFarm) -> None:
     batch_id = here.client.submit({"instances": [NOOP]})
     assert here.client.wait(batch_id, 600).n_completed == 1
     tasks = here.ended(batch_id, 3)
@@ -113,8 +113,8 @@ def test_a_good_rollout_says_what_came_of_it(here: _Here) -> None:
         (ENGINE, "rollout.run_agent", 2, "StageFailed('engine_error: {}: the instance asks for engine_error in run"),
     ],
 )
-def test_a_broken_stage_is_a_failure_with_its_message(
-    here: _Here, instance: dict[str, Any], name: str, n_tasks: int, says: str
+def test_broken_stage_is_a_failure_with_its_message(
+    here: _FlowerFarm, instance: dict[str, Any], name: str, n_tasks: int, says: str
 ) -> None:
     batch_id = here.client.submit({"instances": [instance], "max_attempts": 1})
     (rollout,) = here.client.collect(batch_id, timeout_s=600)
@@ -126,14 +126,14 @@ def test_a_broken_stage_is_a_failure_with_its_message(
     assert {each["state"] for other, each in tasks.items() if other != name} == {"SUCCESS"}
 
 
-def test_a_row_begins_with_what_a_person_reads(here: _Here) -> None:
+def test_task_table_has_the_readable_columns_first(here: _FlowerFarm) -> None:
     page = flower_request(f"{here.flower_url}/tasks", here.home)
     with urllib.request.urlopen(page, timeout=60) as answer:
         columns = re.findall(r'<th data-column="(\w+)"', answer.read().decode())
     assert columns == ["name", "args", "state", "result", "runtime", "worker", "received", "uuid"]
 
 
-def test_a_row_names_the_attempt_and_says_in_one_line_how_it_ended(here: _Here) -> None:
+def test_task_row_names_the_attempt_and_its_result_in_one_line(here: _FlowerFarm) -> None:
     batch_id = here.client.submit({"instances": [NOOP, FAILS], "max_attempts": 1})
     here.client.wait(batch_id, 600)
     here.ended(f"rollout={batch_id}.0.0,", 3)
@@ -148,14 +148,14 @@ def test_a_row_names_the_attempt_and_says_in_one_line_how_it_ended(here: _Here) 
     assert not any(sign in result for sign in ("StageFailed", "\n", "\\"))
 
 
-def test_what_is_cancelled_is_revoked(here: _Here) -> None:
+def test_cancelled_stage_is_revoked(here: _FlowerFarm) -> None:
     batch_id = here.client.submit({"instances": [ENDLESS]})
     until(lambda: here.client.status(batch_id).stages[Stage.RUN][State.ACTIVE] == 1, "it plays", 60.0)
     here.client.cancel(batch_id)
     assert here.ended(batch_id, 2)["rollout.run_agent"]["state"] == "REVOKED"
 
 
-def test_a_limit_of_the_policy_is_a_success(here: _Here) -> None:
+def test_limit_of_the_policy_is_a_success(here: _FlowerFarm) -> None:
     batch_id = here.client.submit({"instances": [ENDLESS], "limits": {"run_s": 1}})
     (rollout,) = here.client.collect(batch_id, timeout_s=600)
     assert rollout.outcome == "deadline"
@@ -165,7 +165,7 @@ def test_a_limit_of_the_policy_is_a_success(here: _Here) -> None:
     assert tasks["rollout.evaluate"]["result"].strip("'") == f"reward {rollout.reward:g}, deadline"
 
 
-def test_what_a_killed_node_played_is_a_retry(here: _Here) -> None:
+def test_stage_of_a_killed_node_is_a_retry(here: _FlowerFarm) -> None:
     with farm_folder() as folder, ExitStack() as stack:
         # nothing expires by itself: its successor of the same name reports that it is gone
         with node(folder, "killed", here.store_url, here.broker_url, grace_s=0, **PATIENT) as process:
@@ -174,22 +174,22 @@ def test_what_a_killed_node_played_is_a_retry(here: _Here) -> None:
             # whatever fails here: later tests need the capacity
             stack.callback(here.client.cancel, batch_id)
 
-            def played_by(name: str) -> list[str]:
+            def active_on(name: str) -> list[str]:
                 return [
                     each.rollout_id
                     for each in here.client.rollouts(batch_id)
                     if (each.node, each.stage, each.state) == (name, Stage.RUN, State.ACTIVE)
                 ]
 
-            def begun(ids: list[str]) -> bool:
+            def all_started(ids: list[str]) -> bool:
                 return {here.of_attempt(each, 1).get("rollout.run_agent", {}).get("state") for each in ids} == {
                     "STARTED"
                 }
 
-            taken = until(lambda: len(found := played_by("killed")) == 6 and found, "six do not fit on the other node")
+            taken = until(lambda: len(found := active_on("killed")) == 6 and found, "six do not fit on the other node")
             assert taken
             (left,) = {each.node for each in here.client.nodes()} - {"killed"}
-            until(lambda: begun(taken), "Flower saw them begin")
+            until(lambda: all_started(taken), "Flower saw them begin")
             process.kill()
             process.wait()
         with node(folder, "killed", here.store_url, here.broker_url, grace_s=0, **PATIENT):
@@ -203,8 +203,8 @@ def test_what_a_killed_node_played_is_a_retry(here: _Here) -> None:
                 before = here.of_attempt(rollout_id, 1)
                 assert before["rollout.init_sandbox"]["state"] == "SUCCESS"
                 assert before["rollout.run_agent"]["exception"].endswith("(says the store)")
-            others = played_by(left)
-            until(lambda: begun(others), "Flower saw them begin, and nothing of them is changed")
+            others = active_on(left)
+            until(lambda: all_started(others), "Flower saw them begin, and nothing of them is changed")
             here.client.cancel(batch_id)
 
             def all_revoked() -> bool:
@@ -215,7 +215,7 @@ def test_what_a_killed_node_played_is_a_retry(here: _Here) -> None:
             until(all_revoked, "Flower says that they were cancelled")
 
 
-def test_no_result_piles_up_in_the_broker(here: _Here) -> None:
+def test_no_result_is_stored_in_the_broker(here: _FlowerFarm) -> None:
     batch_id = here.client.submit({"instances": [NOOP, FAILS], "max_attempts": 1})
     here.client.wait(batch_id, 600)
     redis = redis_client(here.broker_url)

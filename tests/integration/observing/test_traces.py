@@ -20,7 +20,7 @@ from farm.store.attempts import RetrySettings
 from farm.store.database import Store
 from farm.store.reports import histograms
 from farm.store.rollouts import attempts as stages
-from tests.contract.store.test_store import advance, announce, claimed, finish, new_batch, place, play
+from tests.contract.store.test_store import advance, announce, claimed, finish, new_batch, place, run_to_end
 from tests.services.farms import NOOP, embedded, farm_folder, until
 from tests.services.model_calls import model_call
 from tests.services.servers.otlp_collector import TraceCollector, collector
@@ -43,7 +43,7 @@ def values_of(span: Any) -> dict[str, Any]:
     return {each.key: getattr(each.value, each.value.WhichOneof("value")) for each in span.attributes}
 
 
-def test_a_trace_has_each_attempt_stage_call_and_tool_under_its_own_parent(sqlite_store: Store) -> None:
+def test_trace_contains_attempts_stages_calls_and_tools_by_parent(sqlite_store: Store) -> None:
     announce(sqlite_store)
     batch_id = new_batch(sqlite_store, max_attempts=2)
     rollout_id = f"{batch_id}.0.0"
@@ -95,7 +95,7 @@ def test_a_trace_has_each_attempt_stage_call_and_tool_under_its_own_parent(sqlit
     assert run_span.span_id == span_id_of(rollout_id, "attempt 2", "run").to_bytes(8, "big")
 
 
-def test_stages_that_three_workers_played_are_one_trace() -> None:
+def test_stages_of_three_workers_form_one_trace() -> None:
     with (
         collector() as found,
         farm_folder() as folder,
@@ -113,7 +113,7 @@ def test_stages_that_three_workers_played_are_one_trace() -> None:
         assert "asks for a final error" in broken.status.message
 
 
-def test_a_collector_that_is_away_costs_traces_and_nothing_else(sqlite_store: Store) -> None:
+def test_unavailable_collector_loses_only_traces(sqlite_store: Store) -> None:
     announce(sqlite_store)
     batch_id = new_batch(sqlite_store)
     place(sqlite_store, batch_id)
@@ -127,12 +127,12 @@ def test_a_collector_that_is_away_costs_traces_and_nothing_else(sqlite_store: St
     observer.close()
 
 
-def test_traces_that_take_too_long_are_left_out_and_all_is_counted(sqlite_store: Store) -> None:
+def test_traces_over_the_time_limit_are_dropped_and_metrics_are_counted(sqlite_store: Store) -> None:
     announce(sqlite_store)
     batch_id = new_batch(sqlite_store, 2)
     place(sqlite_store, batch_id)
     for index in range(2):
-        play(sqlite_store, f"{batch_id}.{index}.0")
+        run_to_end(sqlite_store, f"{batch_id}.{index}.0")
     with collector() as found:
         observer = Observer(sqlite_store, lambda: True, found.url, traces_s=0.0)
         observer.look()
@@ -154,5 +154,5 @@ def test_traces_that_take_too_long_are_left_out_and_all_is_counted(sqlite_store:
     ],
     ids=["nothing is loaded where it is off", "without the packages one line says what to install"],
 )
-def test_of_the_packages(program: str) -> None:
+def test_exporter_is_imported_only_if_traces_are_enabled(program: str) -> None:
     subprocess.run([sys.executable, "-c", program], check=True, timeout=600)

@@ -29,7 +29,7 @@ from farm.store.database import Store
 from farm.store.rollouts import batches
 from farm.store.webhooks import outbox
 from testkit.deadline import LONG_S
-from tests.contract.store.test_store import announce, place, play
+from tests.contract.store.test_store import announce, place, run_to_end
 from tests.contract.store.test_store_rescore import cancel, rescore
 from tests.services.farms import NOOP, embedded, farm_folder, until
 from tests.services.servers.webhook_receiver import Receiver, receiver
@@ -51,7 +51,7 @@ def submitted(store: Store, url: str, n_samples: int = 1) -> str:
     return batch_id
 
 
-def look(store: Store, url: str = "") -> None:
+def observe(store: Store, url: str = "") -> None:
     Observer(store, lambda: True, webhook_url=url).look()
 
 
@@ -64,15 +64,15 @@ def make_due(store: Store, age_s: float = 0.0) -> None:
     store.write(lambda connection: connection.execute(update(outbox.outbox).values(**older)))
 
 
-def test_the_end_of_a_batch_is_told_once_it_has_ended_and_signed(store: Store, hook: Receiver) -> None:
+def test_end_of_a_batch_is_delivered_once_and_signed(store: Store, hook: Receiver) -> None:
     batch_id = submitted(store, hook.url, 2)
-    play(store, f"{batch_id}.0.0", reward=0.5)
-    look(store)
+    run_to_end(store, f"{batch_id}.0.0", reward=0.5)
+    observe(store)
     send(store)
     assert hook.messages == [], "one has not ended"
     cancel(store, f"{batch_id}.0.1")
-    look(store)
-    look(store)
+    observe(store)
+    observe(store)
     send(store)
     send(store)
     [(headers, body)] = hook.messages
@@ -84,15 +84,15 @@ def test_the_end_of_a_batch_is_told_once_it_has_ended_and_signed(store: Store, h
     rescore(store, batch_id)
     place(store, batch_id)
     cancel(store, batch_id)
-    look(store)
+    observe(store)
     send(store)
     assert len(hook.messages) == 2, "it ended again"
 
 
-def test_a_receiver_that_refuses_gets_it_later_under_the_same_id(sqlite_store: Store, hook: Receiver) -> None:
+def test_refused_message_is_retried_under_the_same_id(sqlite_store: Store, hook: Receiver) -> None:
     batch_id = submitted(sqlite_store, hook.url)
     cancel(sqlite_store, batch_id)
-    look(sqlite_store)
+    observe(sqlite_store)
     for status in (500, 302, 404):
         hook.answers = status
         send(sqlite_store)
@@ -107,10 +107,10 @@ def test_a_receiver_that_refuses_gets_it_later_under_the_same_id(sqlite_store: S
     assert len(hook.messages) == 4, "once each time it is due, and no redirect is followed"
 
 
-def test_one_that_nobody_took_for_days_is_given_up_and_the_doctor_says_so(sqlite_store: Store) -> None:
+def test_message_refused_for_days_is_abandoned_and_shown_by_doctor(sqlite_store: Store) -> None:
     batch_id = submitted(sqlite_store, "http://127.0.0.1:1/hook")
     cancel(sqlite_store, batch_id)
-    look(sqlite_store)
+    observe(sqlite_store)
     make_due(sqlite_store)
     send(sqlite_store)
     make_due(sqlite_store, age_s=4 * 86_400)
@@ -123,10 +123,10 @@ def test_one_that_nobody_took_for_days_is_given_up_and_the_doctor_says_so(sqlite
     assert "1 of them given up after 3 days" in result.detail
 
 
-def test_what_a_killed_sender_left_is_sent_by_the_next(sqlite_store: Store, hook: Receiver) -> None:
+def test_message_of_a_killed_sender_is_sent_by_the_next(sqlite_store: Store, hook: Receiver) -> None:
     batch_id = submitted(sqlite_store, hook.url)
     cancel(sqlite_store, batch_id)
-    look(sqlite_store)
+    observe(sqlite_store)
     # it was posted, and its sender killed before it recorded that
     [message] = sqlite_store.read(partial(outbox.due_messages, limit=10))
     assert WebhookSender(sqlite_store, lambda: True)._refusal(message, b"{}") == ""
@@ -139,7 +139,7 @@ def test_what_a_killed_sender_left_is_sent_by_the_next(sqlite_store: Store, hook
 
 
 @pytest.mark.parametrize(("secret", "told"), [(SECRET, 1), ("", 0)])
-def test_the_farms_own_address_is_told_nothing_that_is_not_signed(sqlite_store: Store, secret: str, told: int) -> None:
+def test_farm_webhook_without_a_secret_sends_nothing(sqlite_store: Store, secret: str, told: int) -> None:
     own = {"broker_url": "memory://", "webhook_url": "http://hooks.lab/", "webhook_secret": secret}
     options = settings().model_copy(update=own)
     dispatcher = Dispatcher(sqlite_store, Signals(""), options, "d")
@@ -151,7 +151,7 @@ def test_the_farms_own_address_is_told_nothing_that_is_not_signed(sqlite_store: 
 
 
 @contextmanager
-def dripping() -> Iterator[str]:
+def dripping_receiver() -> Iterator[str]:
     """A receiver that begins an answer, and continues it for as long as anybody listens."""
 
     async def drip(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -178,22 +178,20 @@ def dripping() -> Iterator[str]:
         loop.close()
 
 
-def put(store: Store, url: str, form: str = outbox.ALARM, subject: str = "words") -> None:
+def put_message(store: Store, url: str, form: str = outbox.ALARM, subject: str = "words") -> None:
     store.write(partial(outbox._put, form=form, subject=subject, url=url))
 
 
-def test_whatever_is_wrong_with_one_message_it_is_kept_and_the_others_are_sent(
-    sqlite_store: Store, hook: Receiver
-) -> None:
+def test_failing_messages_are_kept_and_others_are_sent(sqlite_store: Store, hook: Receiver) -> None:
     announce(sqlite_store)
     batch_id = submitted(sqlite_store, hook.url)
     too_long = f"http://{'a' * 64}.lab/"
-    with dripping() as slow:
-        put(sqlite_store, slow)
-        put(sqlite_store, "http://a..b/")
-        put(sqlite_store, too_long)
-        put(sqlite_store, "http://nobody.invalid/", "a form of a plug-in that this node lacks", batch_id)
-        put(sqlite_store, hook.url)
+    with dripping_receiver() as slow:
+        put_message(sqlite_store, slow)
+        put_message(sqlite_store, "http://a..b/")
+        put_message(sqlite_store, too_long)
+        put_message(sqlite_store, "http://nobody.invalid/", "a form of a plug-in that this node lacks", batch_id)
+        put_message(sqlite_store, hook.url)
         WebhookSender(sqlite_store, lambda: True, SECRET, timeout_s=10.0).send()
     assert [body["alarm"] for body in hook.bodies] == ["words"]
     refused = {each.url: each.error for each in sqlite_store.read(outbox.undelivered)}
@@ -202,25 +200,25 @@ def test_whatever_is_wrong_with_one_message_it_is_kept_and_the_others_are_sent(
     assert "installed: batch_ended, polar" in refused["http://nobody.invalid/"]
 
 
-def test_no_address_waits_for_all_messages_to_another(store: Store) -> None:
+def test_due_messages_of_one_address_do_not_block_another(store: Store) -> None:
     for _ in range(12):
-        put(store, "http://away.lab/")
-    put(store, "http://other.lab/")
+        put_message(store, "http://away.lab/")
+    put_message(store, "http://other.lab/")
     due = [message.url for message in store.read(partial(outbox.due_messages, limit=4))]
     assert sorted(due) == ["http://away.lab/"] * 3 + ["http://other.lab/"]
 
 
-def test_a_batch_that_cannot_be_told_of_keeps_no_other_from_it(store: Store, hook: Receiver) -> None:
+def test_batch_with_an_unreadable_webhook_does_not_block_others(store: Store, hook: Receiver) -> None:
     broken, whole = submitted(store, hook.url), submitted(store, hook.url)
     of_another_version = update(batches).where(batches.c.batch_id == broken).values(request={"webhook": {"to": "?"}})
     store.write(lambda connection: connection.execute(of_another_version))
     for batch_id in (broken, whole):
         cancel(store, batch_id)
-    look(store)
+    observe(store)
     assert [message.subject for message in store.read(partial(outbox.due_messages, limit=10))] == [whole]
 
 
-def test_alarms_of_while_the_store_was_away_are_told_when_it_is_back(sqlite_store: Store) -> None:
+def test_alarms_during_a_store_outage_are_stored_afterwards(sqlite_store: Store) -> None:
     observer = Observer(sqlite_store, lambda: True, webhook_url="http://hooks.lab/")
     observer.start()
     sqlite_store.write(lambda connection: outbox.outbox.drop(connection))
@@ -235,13 +233,13 @@ def test_alarms_of_while_the_store_was_away_are_told_when_it_is_back(sqlite_stor
     assert {message.subject for message in due} == {"first", "second"}
 
 
-def test_a_line_of_a_log_that_cannot_be_put_together_breaks_nobody_who_logs_it() -> None:
+def test_log_record_with_invalid_arguments_is_ignored() -> None:
     alarms = AlarmLog()
     alarms.handle(logging.makeLogRecord({"msg": "ALARM of %s %s", "args": ("one",), "levelno": logging.ERROR}))
     assert alarms.take() == []
 
 
-def test_alarms_are_told_to_the_farms_own_address(sqlite_store: Store, hook: Receiver) -> None:
+def test_alarms_are_sent_to_the_farm_webhook(sqlite_store: Store, hook: Receiver) -> None:
     observer = Observer(sqlite_store, lambda: True, webhook_url=hook.url)
     observer.start()
     logging.getLogger("farm.any").error("ALARM %s is broken", "something")
@@ -270,7 +268,7 @@ def test_alarms_are_told_to_the_farms_own_address(sqlite_store: Store, hook: Rec
         ("http://hooks.lab/\x00", [Scope.ADMIN], InvalidRequest),
     ],
 )
-def test_who_may_name_which_address(
+def test_webhook_address_is_allowed_by_host_and_scope(
     sqlite_store: Store, monkeypatch: pytest.MonkeyPatch, url: str, scopes: list[Scope], error: Any
 ) -> None:
     monkeypatch.setenv("FARM_WEBHOOK_HOSTS", "hooks.lab, 10.0.0.7:8080")
@@ -287,7 +285,7 @@ def test_who_may_name_which_address(
         settings.cache_clear()
 
 
-def test_a_running_farm_tells_both_addresses(hook: Receiver) -> None:
+def test_running_farm_sends_to_both_addresses(hook: Receiver) -> None:
     env = {"FARM_WEBHOOK_URL": f"{hook.url}/all", "FARM_WEBHOOK_SECRET": SECRET}
     with (
         farm_folder() as folder,

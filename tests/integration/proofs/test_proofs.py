@@ -57,21 +57,21 @@ def results(folder: Path, *words: str) -> dict[str, dict[str, str]]:
     return {each["name"]: each for each in map(json.loads, done.stdout.splitlines())}
 
 
-def test_every_scorer_proves_itself() -> None:
+def test_every_scorer_passes_its_proof() -> None:
     found = list(examine_scorers([sys.executable, "-m", "workers.proofs", "--fetch"]))
     assert {each.what for each in found} == {f"scorer {proof.name}" for proof in proofs()}
     assert [each for each in found if not each.ok] == []
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root drops to another user")
-def test_scorers_in_sandboxes_prove_themselves_below_a_folder_that_only_root_can_enter(tmp_path: Path) -> None:
+def test_sandboxed_scorers_pass_below_a_folder_only_root_can_enter(tmp_path: Path) -> None:
     found = results(closed_copy(tmp_path), "--fetch", *IN_SANDBOXES)
     assert found.keys() == set(IN_SANDBOXES)
     assert {name: each["failure"] for name, each in found.items() if each["failure"]} == {}
 
 
 @pytest.mark.parametrize(("name", "path", "whole", "broken", "said"), BROKEN)
-def test_a_scorer_of_which_a_part_is_broken_does_not(
+def test_broken_scorer_fails_its_proof(
     name: str, path: str, whole: str, broken: str, said: str, tmp_path: Path
 ) -> None:
     file = closed_copy(tmp_path) / path
@@ -82,7 +82,7 @@ def test_a_scorer_of_which_a_part_is_broken_does_not(
     assert said in result["failure"]
 
 
-def proven(right: float | Exception, wrong: float | Exception = 0.0) -> tuple[str, str]:
+def proof_result(right: float | Exception, wrong: float | Exception = 0.0) -> tuple[str, str]:
     async def score(known: Known) -> float:
         given = {"right": right, "wrong": wrong}[known]
         if isinstance(given, Exception):
@@ -104,15 +104,15 @@ def proven(right: float | Exception, wrong: float | Exception = 0.0) -> tuple[st
         (1.0, KeyError("x"), "KeyError: 'x'"),
     ],
 )
-def test_what_is_no_proof(right: float | Exception, wrong: float | Exception, failure: str) -> None:
-    assert proven(right, wrong) == (failure, "")
+def test_wrong_score_or_error_fails_the_proof(right: float | Exception, wrong: float | Exception, failure: str) -> None:
+    assert proof_result(right, wrong) == (failure, "")
 
 
-def test_a_part_that_is_not_here_is_no_fault() -> None:
-    assert proven(NotProvable("there is no pytest")) == ("", "there is no pytest")
+def test_missing_dependency_is_skipped_and_no_failure() -> None:
+    assert proof_result(NotProvable("there is no pytest")) == ("", "there is no pytest")
 
 
-def test_a_scorer_that_hangs_is_a_fault() -> None:
+def test_hanging_scorer_fails_its_proof() -> None:
     async def hangs(known: Known) -> float:
         await asyncio.sleep(3600)
         return 1.0
@@ -120,7 +120,7 @@ def test_a_scorer_that_hangs_is_a_fault() -> None:
     assert asyncio.run(prove(Proof("it", hangs), 0.1)).failure == "it did not score two known submissions within 0.1 s"
 
 
-def test_the_doctor_says_which_scorer_fails_and_what_to_do() -> None:
+def test_doctor_names_the_failing_scorer_and_its_remedy() -> None:
     lines = [
         {"name": "code", "failure": "it gives a right submission 0, not 1", "skipped": "", "took_s": 1.0},
         {"name": "swe", "failure": "", "skipped": "no pytest", "took_s": 0.0},
@@ -129,7 +129,7 @@ def test_the_doctor_says_which_scorer_fails_and_what_to_do() -> None:
     program = f"import json, sys\nfor line in {lines!r}: print(json.dumps(line))\nsys.exit('oops')"
     code, math, swe, end = examine_scorers([sys.executable, "-c", program])
     assert (code.ok, code.needed, code.detail) == (False, True, "it gives a right submission 0, not 1")
-    assert "-m workers.proofs 'code'" in code.mend
+    assert "-m workers.proofs 'code'" in code.remedy
     assert (math.ok, math.detail) == (True, "tells known submissions apart, in 2.0 s")
     assert (swe.ok, swe.needed, swe.detail) == (False, False, "not proven: no pytest")
     assert (end.ok, end.what, end.detail) == (False, "scorers", "the proofs stopped early: oops")

@@ -78,7 +78,7 @@ REDIS = [
 
 
 @pytest.mark.parametrize(("url", "said"), REDIS, ids=[said[-20:] for _, said in REDIS])
-def test_a_redis_that_refuses(redis_port: int, url: str, said: str) -> None:
+def test_redis_refusal_is_reported_by_check_and_doctor(redis_port: int, url: str, said: str) -> None:
     with pytest.raises(InvalidRequest, match=said):
         check_broker(url.format(port=redis_port))
     options = Settings(broker_url=url.format(port=redis_port))
@@ -94,7 +94,7 @@ def test_a_redis_that_refuses(redis_port: int, url: str, said: str) -> None:
         (["--sentinel"], "redis://127.0.0.1:{port}/1", "perhaps a Sentinel"),
     ],
 )
-def test_a_redis_of_another_kind(options: list[str], url: str, said: str, tmp_path: Path) -> None:
+def test_redis_cluster_and_sentinel_are_refused(options: list[str], url: str, said: str, tmp_path: Path) -> None:
     [port] = free_ports(1)
     config = tmp_path / "redis.conf"
     config.write_text(f'port {port}\nbind 127.0.0.1\ndir "{tmp_path}"\n')
@@ -107,7 +107,7 @@ def test_a_redis_of_another_kind(options: list[str], url: str, said: str, tmp_pa
             server.kill()
 
 
-def test_a_server_that_is_none_of_them() -> None:
+def test_server_of_another_protocol_is_named() -> None:
     class Page(BaseHTTPRequestHandler):
         def handle(self) -> None:
             self.request.recv(1000)
@@ -123,7 +123,7 @@ def test_a_server_that_is_none_of_them() -> None:
         server.shutdown()
 
 
-def test_a_redis_that_takes_the_address_or_is_away(redis_port: int) -> None:
+def test_accepted_or_unreachable_redis_is_no_refusal(redis_port: int) -> None:
     check_broker(f"redis://:{PASSWORD}@127.0.0.1:{redis_port}/0")
     [closed] = free_ports(1)
     check_broker(f"redis://:{PASSWORD}@127.0.0.1:{closed}/0")
@@ -131,7 +131,9 @@ def test_a_redis_that_takes_the_address_or_is_away(redis_port: int) -> None:
 
 @pytest.mark.parametrize("part", ["node", "api", "up", "flower"])
 @pytest.mark.parametrize("password", ["wrong-w0rd", "s3cr@t#w/ord"])
-def test_each_part_of_a_farm_ends_at_once(redis_port: int, tmp_path: Path, part: str, password: str) -> None:
+def test_process_with_a_refused_broker_exits_with_one_line(
+    redis_port: int, tmp_path: Path, part: str, password: str
+) -> None:
     store = Store(f"sqlite:///{tmp_path / 'farm.db'}")
     migrations.migrate(store)
     store.close()
@@ -171,7 +173,7 @@ def rabbitmq_port() -> Iterator[int]:
         ("amqp://guest:guest@127.0.0.1:{port}/missing", "virtual host"),
     ],
 )
-def test_a_rabbitmq_that_refuses(rabbitmq_port: int, url: str, said: str) -> None:
+def test_rabbitmq_refusal_is_reported(rabbitmq_port: int, url: str, said: str) -> None:
     with pytest.raises(InvalidRequest, match=said):
         check_broker(url.format(port=rabbitmq_port))
     check_broker(f"amqp://guest:guest@127.0.0.1:{rabbitmq_port}//")
@@ -225,7 +227,7 @@ POSTGRES = [
 
 
 @pytest.mark.parametrize(("login", "said"), POSTGRES, ids=[login.partition("@")[0] + "@" for login, _ in POSTGRES])
-def test_a_postgres_that_refuses(postgres_folder: str, login: str, said: str) -> None:
+def test_postgres_refusal_is_reported_at_once_without_the_password(postgres_folder: str, login: str, said: str) -> None:
     url = f"postgresql+psycopg://{login}?host={postgres_folder}"
     for attempt in (lambda: connect(url), lambda: migrations.migrate(Store(url))):
         began = time.monotonic()
@@ -236,7 +238,7 @@ def test_a_postgres_that_refuses(postgres_folder: str, login: str, said: str) ->
         assert "\n" not in str(caught.value)
 
 
-def test_a_postgres_that_takes_the_address_or_is_away(postgres_folder: str, tmp_path: Path) -> None:
+def test_accepted_or_unreachable_postgres_is_no_refusal(postgres_folder: str, tmp_path: Path) -> None:
     store = Store(f"postgresql+psycopg://known:{PASSWORD}@/open?host={postgres_folder}")
     migrations.migrate(store)
     store.close()
@@ -245,7 +247,9 @@ def test_a_postgres_that_takes_the_address_or_is_away(postgres_folder: str, tmp_
 
 
 @pytest.mark.parametrize("part", [("node",), ("api", "--port", "0"), ("ls",), ("migrate",), ("backup", "farm.backup")])
-def test_each_part_says_it_in_a_line(postgres_folder: str, tmp_path: Path, part: tuple[str, ...]) -> None:
+def test_process_with_a_refused_database_exits_with_one_line(
+    postgres_folder: str, tmp_path: Path, part: tuple[str, ...]
+) -> None:
     env = {
         **os.environ,
         "FARM_HOME": str(tmp_path),
@@ -263,7 +267,7 @@ def test_each_part_says_it_in_a_line(postgres_folder: str, tmp_path: Path, part:
     assert "Traceback" not in ended.stderr
 
 
-def test_a_session_that_ends_later_is_waited_for(postgres_folder: str) -> None:
+def test_login_refused_after_the_first_connection_is_retried(postgres_folder: str) -> None:
     """A password that is changed while a farm runs ends nothing: only a first connection is permanently refused."""
     store = Store(f"postgresql+psycopg://known:{PASSWORD}@/open?host={postgres_folder}", patience_s=0.5)
     orders = ("ALTER USER known PASSWORD 'new'", "ALTER USER known PASSWORD 's3cr@t#w/ord'")

@@ -81,8 +81,8 @@ def cgroup(group: Path, home: Path, apptainer: Path, monkeypatch: pytest.MonkeyP
 
 
 @pytest.mark.parametrize("kind", PROVIDERS)
-def test_the_kernel_holds_the_memory_limit(cgroup: Path, kind: str) -> None:
-    async def play() -> Path:
+def test_kernel_enforces_the_memory_limit(cgroup: Path, kind: str) -> None:
+    async def main() -> Path:
         provider = PROVIDERS[kind]()
         hog, neighbour = await asyncio.gather(provider.start("hog", SMALL), provider.start("neighbour", SMALL))
         made = Path(cgroups.of(folder("hog")))
@@ -100,11 +100,11 @@ def test_the_kernel_holds_the_memory_limit(cgroup: Path, kind: str) -> None:
         await asyncio.gather(hog.stop(), neighbour.stop())
         return made
 
-    assert not asyncio.run(play()).exists()
+    assert not asyncio.run(main()).exists()
 
 
 @pytest.mark.parametrize("kind", PROVIDERS)
-def test_a_killed_monitor_leaves_a_group_for_the_sweep(cgroup: Path, kind: str) -> None:
+def test_sweep_removes_the_cgroup_of_a_killed_monitor(cgroup: Path, kind: str) -> None:
     async def killed() -> Path:
         await PROVIDERS[kind]().start("left", SMALL)
         record = SandboxRecord.load(folder("left"))
@@ -119,7 +119,7 @@ def test_a_killed_monitor_leaves_a_group_for_the_sweep(cgroup: Path, kind: str) 
     assert not made.exists()
 
 
-def test_a_kill_at_a_limit_of_others_is_no_shortage_of_the_node(cgroup: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_oom_kill_in_a_foreign_cgroup_is_no_shortage_of_the_node(cgroup: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Another farm or job of the machine reaches its own limit while a stage runs here."""
     state = folder("others")
     state.mkdir(parents=True)
@@ -147,7 +147,7 @@ def _kills_of_the_machine() -> int:
     return int(next(line for line in lines if line.startswith("oom_kill ")).split()[1])
 
 
-def test_without_the_memory_controller_it_is_refused(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_memory_controller_is_refused(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FARM_CGROUP", str(home))
     with farm_in(home):
         assert "is neither a control group" in cgroups.missing()

@@ -37,7 +37,7 @@ WITHIN = {
 
 
 @pytest.mark.parametrize("kind", PROVIDERS)
-def test_links_that_stay_within_a_folder_are_copied(kind: str, tmp_path: Path) -> None:
+def test_links_within_a_folder_are_copied(kind: str, tmp_path: Path) -> None:
     provider = PROVIDERS[kind]()
     if missing := provider.missing():
         absent(missing)

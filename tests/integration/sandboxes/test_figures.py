@@ -24,11 +24,11 @@ CELLS = (
 )
 
 
-def test_figures_are_images(provider: NamespaceProvider, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_figures_are_returned_as_images(provider: NamespaceProvider, monkeypatch: pytest.MonkeyPatch) -> None:
     # two processes import a tenth of it, as compiling all would take longer; a 0 sets pip's negative options
     monkeypatch.setenv("PIP_NO_COMPILE", "0")
 
-    async def play() -> list[Observation]:
+    async def main() -> list[Observation]:
         try:
             sandbox = await provider.start(f"figures-{os.getpid()}", SandboxSpec(packages=("matplotlib==3.11.2",)))
         except SandboxError as error:
@@ -39,7 +39,7 @@ def test_figures_are_images(provider: NamespaceProvider, monkeypatch: pytest.Mon
         finally:
             await sandbox.stop()
 
-    drawn, shown, failed, value, nothing, program = asyncio.run(play())
+    drawn, shown, failed, value, nothing, program = asyncio.run(main())
     for observation in (drawn, shown, failed, value):
         assert [artefact.data[:8] for artefact in observation.artefacts] == [b"\x89PNG\r\n\x1a\n"]
         assert "[image/png, " in observation.text

@@ -54,36 +54,36 @@ def python(words: list[str], *sites: Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run([sys.executable, *words], env=env, capture_output=True, text=True, timeout=900)
 
 
-def chosen(*sites: Path) -> subprocess.CompletedProcess[str]:
+def chosen_kind(*sites: Path) -> subprocess.CompletedProcess[str]:
     return python(["-c", "from workers.plugins.registry import best_sandbox; print(best_sandbox())"], *sites)
 
 
-def test_the_example_keeps_the_promises_of_the_surface(plain: Path) -> None:
+def test_example_passes_conformance_group_surface(plain: Path) -> None:
     result = python(["-m", "workers.conformance", "plain", "--group", "surface"], plain)
     assert result.returncode == 0, result.stdout + result.stderr
     assert " 0 broken" in result.stdout
 
 
-def test_the_example_is_not_taken_for_a_sandbox_that_isolates(plain: Path) -> None:
+def test_example_is_reported_as_not_isolating(plain: Path) -> None:
     result = python(["-m", "workers.conformance", "plain", "--only", "there_is_no_network"], plain)
     assert result.returncode == 1
     assert "it was not tried: commands see files of the node" in " ".join(result.stdout.split())
 
 
-def test_a_kind_below_zero_is_never_chosen(plain: Path) -> None:
-    result = chosen(plain)
+def test_provider_with_negative_priority_is_not_chosen(plain: Path) -> None:
+    result = chosen_kind(plain)
     assert result.stdout.strip() in {"singularity", "namespace"} or "no sandbox can run on this node" in result.stderr
     assert "plain" not in result.stdout + result.stderr
 
 
-def test_the_kind_of_the_highest_priority_that_can_run_is_chosen(tmp_path: Path) -> None:
+def test_usable_provider_of_the_highest_priority_is_chosen(tmp_path: Path) -> None:
     names = ("first", "second", "absent", "raising", "by_name", "odd", "not_there")
     (tmp_path / "ranked_kinds.py").write_text(KINDS)
     (tmp_path / "ranked-1.dist-info").mkdir()
     (tmp_path / "ranked-1.dist-info/METADATA").write_text("Metadata-Version: 2.1\nName: ranked\nVersion: 1\n")
     points = "".join(f"{name} = ranked_kinds:{name}\n" for name in names)
     (tmp_path / "ranked-1.dist-info/entry_points.txt").write_text(f"[farm.sandboxes]\n{points}")
-    result = chosen(tmp_path)
+    result = chosen_kind(tmp_path)
     assert result.stdout == "first\n", result.stderr
     assert "Sandbox plug-in odd cannot be loaded: ValueError" in result.stderr
     assert "has no attribute 'not_there'" in result.stderr
@@ -95,7 +95,7 @@ def folder() -> Iterator[Path]:
         yield made
 
 
-def test_rollouts_are_played_in_the_example(plain: Path, folder: Path) -> None:
+def test_rollouts_run_in_the_example(plain: Path, folder: Path) -> None:
     env: dict[str, Any] = installed_in(folder)
     env["PYTHONPATH"] = f"{plain}{os.pathsep}{env['PYTHONPATH']}"
     instance = {"data_source": "unruly", "fields": {"where": "host", "seconds": 0.1}}

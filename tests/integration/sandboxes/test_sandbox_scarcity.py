@@ -85,7 +85,7 @@ def small_disk(folder: Path) -> Iterator[Path]:
 
 
 @pytest.mark.parametrize("option", ["size", "nr_inodes"])
-def test_a_full_disk(folder: Path, option: str) -> None:
+def test_start_on_a_full_disk_is_one_error_and_leaves_nothing(folder: Path, option: str) -> None:
     """Full at each step of a start in turn, from the first file of its folder to the last mount point."""
     provider = NamespaceProvider()
 
@@ -114,7 +114,7 @@ def test_a_full_disk(folder: Path, option: str) -> None:
         assert all("the disk is full" in error for error in result - {""}), result
 
 
-def played(folder: Path, limit: str, value: int) -> list[str]:
+def starts_with_limit(folder: Path, limit: str, value: int) -> list[str]:
     code = SCARCE.format(limit=f"resource.{limit}", value=value)
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stderr
@@ -123,20 +123,20 @@ def played(folder: Path, limit: str, value: int) -> list[str]:
     return lines[:-2]
 
 
-def test_no_descriptors_left(folder: Path) -> None:
-    lines = played(folder, "RLIMIT_NOFILE", 100)
+def test_start_without_file_descriptors_is_a_sandbox_error(folder: Path) -> None:
+    lines = starts_with_limit(folder, "RLIMIT_NOFILE", 100)
     errors = [line for line in lines if line.startswith("error")]
     assert 0 < len(errors) < len(lines)
     assert [line for line in errors if "SandboxError" not in line] == []
     assert any("ulimit -n" in line for line in errors), errors
 
 
-def test_no_processes_left(folder: Path) -> None:
+def test_start_without_processes_is_a_sandbox_error(folder: Path) -> None:
     if os.geteuid() == 0:
         pytest.skip("root may have as many as it likes")
     running = len([entry for entry in Path("/proc").glob("[0-9]*/task/*") if entry.stat().st_uid == os.geteuid()])
     # those of the fork server, which does not exist yet when the limit is set
-    errors = [line for line in played(folder, "RLIMIT_NPROC", running + 4) if line.startswith("error")]
+    errors = [line for line in starts_with_limit(folder, "RLIMIT_NPROC", running + 4) if line.startswith("error")]
     assert [line for line in errors if "SandboxError" not in line] == []
 
 
@@ -146,7 +146,7 @@ def descriptors() -> set[str]:
 
 
 @pytest.mark.soak
-def test_many_lives_leave_no_descriptor(folder: Path) -> None:
+def test_repeated_sandboxes_leak_no_descriptor(folder: Path) -> None:
     provider = NamespaceProvider()
 
     async def life(n: int) -> None:

@@ -82,7 +82,7 @@ async def serving(kind: str) -> AsyncIterator[NodeSandbox]:
         yield started
 
 
-async def asked(other: NodeSandbox, size: int = 10) -> str:
+async def request_services(other: NodeSandbox, size: int = 10) -> str:
     result = await other.exec(["python3", "-c", ASK, str(size)], timeout_s=120)
     return result.stdout.decode() or result.stderr.decode()
 
@@ -94,42 +94,42 @@ def kind(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
 
-def test_services_are_reached_while_they_are_relayed(kind: str) -> None:
+def test_services_are_reached_only_while_they_are_relayed(kind: str) -> None:
     async def main() -> None:
         async with serving(kind) as first, sandbox(kind) as second:
             assert set(await services(first)) == FOUND
             assert await services(second) == []
             async with relayed(first, second) as found:
                 assert set(found) == FOUND
-                assert (await asked(second)).split() == ["True"] * 3
-                assert (await asked(second, 20_000_000)).split() == ["True"] * 3
-                several = await asyncio.gather(*(asked(second, 1000) for _ in range(20)))
+                assert (await request_services(second)).split() == ["True"] * 3
+                assert (await request_services(second, 20_000_000)).split() == ["True"] * 3
+                several = await asyncio.gather(*(request_services(second, 1000) for _ in range(20)))
                 assert all(each.split() == ["True"] * 3 for each in several)
-            assert "refused" in await asked(second)
+            assert "refused" in await request_services(second)
             # there is nothing in the other direction
             assert await services(second) == []
 
     asyncio.run(main())
 
 
-def test_an_address_that_is_taken_is_left_out(kind: str) -> None:
+def test_occupied_address_is_not_relayed(kind: str) -> None:
     async def main() -> None:
         async with serving(kind) as first, serving(kind) as second, relayed(first, second) as found:
             assert found == []
-            assert (await asked(second)).split() == ["True"] * 3
+            assert (await request_services(second)).split() == ["True"] * 3
 
     asyncio.run(main())
 
 
-def test_services_that_end_are_refused(kind: str) -> None:
+def test_connections_to_ended_services_are_refused(kind: str) -> None:
     async def main() -> None:
         async with serving(kind) as first, sandbox(kind) as second:
             async with relayed(first, second) as found:
                 assert found
                 await first.exec(["bash", "-c", "kill -9 -1"], timeout_s=20)
-                assert "True" not in await asked(second)
+                assert "True" not in await request_services(second)
                 await first.stop()
-                assert "True" not in await asked(second)
+                assert "True" not in await request_services(second)
             with pytest.raises(SandboxError, match="gone"):
                 await services(first)
 
@@ -160,8 +160,8 @@ print(s.recv(99).decode())
 """
 
 
-def test_a_server_is_told_the_user_who_connects(kind: str) -> None:
-    async def told() -> list[str]:
+def test_relayed_server_sees_the_user_of_the_client(kind: str) -> None:
+    async def peer_users() -> list[str]:
         async with sandbox(kind, fake_root=True) as first, sandbox(kind, fake_root=True) as other:
             await first.write_file("/tmp/serve.py", PEER.encode())
             command = "nohup python3 /tmp/serve.py > /tmp/up 2>&1 & until grep -q up /tmp/up; do sleep 0.1; done"
@@ -173,4 +173,4 @@ def test_a_server_is_told_the_user_who_connects(kind: str) -> None:
                 done = await asyncio.gather(*asked)
                 return [(each.stdout + each.stderr).decode().strip() for each in done]
 
-    assert asyncio.run(told()) == ["1500:1600", "0:0", "0:7", "7:0"]
+    assert asyncio.run(peer_users()) == ["1500:1600", "0:0", "0:7", "7:0"]

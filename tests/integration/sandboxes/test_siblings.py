@@ -65,19 +65,19 @@ async def sh(sandbox: Sandbox, script: str) -> str:
     return result.stdout.decode()
 
 
-async def opened(job: StageJob) -> Sandbox:
+async def open_sandbox(job: StageJob) -> Sandbox:
     place = resolve(resolve_problem(job)).source
     assert place
     return await place.provider.attach(job.sandbox_id, place.spec)
 
 
-def test_a_tree_is_committed_once_for_all_samples() -> None:
+def test_git_tree_is_committed_once_for_all_samples() -> None:
     jobs = samples(FIX, 3)
 
-    async def played() -> None:
+    async def main() -> None:
         await asyncio.gather(*map(stage_functions.init, map(resolve_problem, jobs)))
         assert len(_layers()) == 1
-        one, *others = [await opened(job) for job in jobs]
+        one, *others = [await open_sandbox(job) for job in jobs]
         when = {await sh(each, "git log --format=%H%ct") for each in (one, *others)}
         assert len(when) == 1, "all have the same commit"
         assert (
@@ -91,13 +91,13 @@ def test_a_tree_is_committed_once_for_all_samples() -> None:
         for job in jobs:
             await stage_functions.discard(resolve_problem(job))
 
-    asyncio.run(played())
+    asyncio.run(main())
 
 
-def test_the_sandbox_that_is_scored_in_is_not_prepared() -> None:
+def test_evaluation_sandbox_is_not_prepared() -> None:
     (job, _) = samples(FIX, 2)
 
-    async def played() -> None:
+    async def main() -> None:
         await stage_functions.init(resolve_problem(job))
         place = resolve(resolve_problem(job)).source
         assert place
@@ -106,17 +106,17 @@ def test_the_sandbox_that_is_scored_in_is_not_prepared() -> None:
         await fresh.stop()
         await stage_functions.discard(resolve_problem(job))
 
-    asyncio.run(played())
+    asyncio.run(main())
 
 
 @pytest.mark.parametrize(("instance", "n"), [(FIX, 1), (PROGRAM, 4)], ids=["a lone sample", "nothing to prepare"])
-def test_a_layer_is_kept_only_if_it_saves_something(instance: Instance, n: int) -> None:
+def test_layer_is_kept_only_if_it_saves_work(instance: Instance, n: int) -> None:
     jobs = samples(instance, n)
 
-    async def played() -> None:
+    async def main() -> None:
         await asyncio.gather(*map(stage_functions.init, map(resolve_problem, jobs)))
         assert not _layers()
         for job in jobs:
             await stage_functions.discard(resolve_problem(job))
 
-    asyncio.run(played())
+    asyncio.run(main())

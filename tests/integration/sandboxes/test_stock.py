@@ -91,7 +91,9 @@ def init_workers(folder: Path) -> list[int]:
     return [int(line.partition(":")[0]) for line in processes_of(folder) if mark in line and "workers.queue" in line]
 
 
-def test_it_is_filled_for_what_waits_and_survives_the_worker(client: farm.Farm, batch_id: str, folder: Path) -> None:
+def test_warm_pool_is_filled_for_queued_rollouts_and_survives_a_worker(
+    client: farm.Farm, batch_id: str, folder: Path
+) -> None:
     until(lambda: client.status(batch_id).stages[Stage.RUN][State.ACTIVE] == N_RUN, "as many play as may", 60.0)
     until(lambda: len(ready(folder)) == N_READY, "the stock is full", 60.0)
     before = ready(folder)
@@ -113,7 +115,7 @@ def test_it_is_filled_for_what_waits_and_survives_the_worker(client: farm.Farm, 
     until(lambda: not ready(folder), "what is not wanted is dropped", 180.0)
 
 
-def test_nothing_of_it_outlives_the_node(batch_id: str, folder: Path) -> None:
+def test_warm_pool_is_removed_with_its_node(batch_id: str, folder: Path) -> None:
     until(lambda: len(ready(folder)) == N_READY, "the stock is full", 60.0)
     (supervisor,) = (
         int(line.partition(":")[0]) for line in processes_of(folder) if "workers.node" in line.partition(": ")[2]
@@ -123,7 +125,7 @@ def test_nothing_of_it_outlives_the_node(batch_id: str, folder: Path) -> None:
     until(lambda: not list((folder / "scratch").glob("*/sandboxes/*")), "so is everything", 60.0)
 
 
-def test_a_farm_that_is_stopped_while_it_fills_it_leaves_nothing(here: Embedded, batch_id: str, folder: Path) -> None:
+def test_farm_stopped_while_it_fills_the_warm_pool_leaves_nothing(here: Embedded, batch_id: str, folder: Path) -> None:
     until(lambda: ready(folder), "there is one in stock", 120.0)
     here.stop()
     assert left_of(folder) == []

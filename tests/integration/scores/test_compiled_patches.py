@@ -65,7 +65,7 @@ def test_right_patch_resolves(name: str, scores: dict[str, Score | BaseException
 
 
 @pytest.mark.parametrize("name", PLAYED)
-def test_what_is_done_while_it_is_built_resolves_nothing(name: str, scores: dict[str, Score | BaseException]) -> None:
+def test_attack_during_the_build_scores_zero(name: str, scores: dict[str, Score | BaseException]) -> None:
     result = scores[name]
     assert isinstance(result, Score), result
     assert result.value == 0.0, result

@@ -34,7 +34,7 @@ class TestLater:
 FILE = "tests/test_core.py"
 
 
-def test_patch_that_copies_disturb_keeps_its_score(tmp_path: Path) -> None:
+def test_patch_keeps_its_score_if_a_repeated_test_breaks_another(tmp_path: Path) -> None:
     if missing := provider("namespace").missing():
         absent(missing)
     project = Project(tmp_path, TWICE)
@@ -53,4 +53,4 @@ def test_patch_that_copies_disturb_keeps_its_score(tmp_path: Path) -> None:
     result = asyncio.run(scores())
     assert [each.value for each in result] == [1.0] * 6, result
     reasons = {why for each in result for why in each.details["uncopied"]}
-    assert reasons == {"a test failed beside the copies"} or not reasons
+    assert reasons == {"a test failed next to the copies"} or not reasons

@@ -48,7 +48,7 @@ def opening(spec: SandboxSpec | None) -> FreshSandbox:
     return open_one
 
 
-def program(instance: CodeInstance, text: str, timeout_s: float = 60.0) -> Score:
+def score_program(instance: CodeInstance, text: str, timeout_s: float = 60.0) -> Score:
     handler = CodeHandler(instance)
     submission = Submission(files={"solution.py": text})
     return asyncio.run(handler.evaluator().evaluate(submission, opening(handler.sandbox()), timeout_s))
@@ -56,7 +56,7 @@ def program(instance: CodeInstance, text: str, timeout_s: float = 60.0) -> Score
 
 @pytest.mark.parametrize("instance", CODE, ids=lambda instance: instance.task_id)
 def test_reference_programs_pass(instance: CodeInstance) -> None:
-    assert program(instance, f"{instance.prompt}{instance.canonical_solution}").value == 1.0
+    assert score_program(instance, f"{instance.prompt}{instance.canonical_solution}").value == 1.0
 
 
 @pytest.mark.parametrize(
@@ -71,11 +71,11 @@ def test_reference_programs_pass(instance: CodeInstance) -> None:
     ],
 )
 def test_wrong_programs_fail(text: str) -> None:
-    assert program(CODE[0], text).value == 0.0
+    assert score_program(CODE[0], text).value == 0.0
 
 
-def test_a_program_that_hangs_is_worth_zero() -> None:
-    score = program(CODE[0], "while True: pass", timeout_s=40.0)
+def test_hanging_program_scores_zero() -> None:
+    score = score_program(CODE[0], "while True: pass", timeout_s=40.0)
     assert (score.value, score.details["exit_code"]) == (0.0, -signal.SIGXCPU)
 
 
@@ -95,14 +95,14 @@ async def scored(edit: str, instance: SweInstance = SWE) -> Score:
 # each has its own packages, whose installation takes longer than its tests
 @pytest.mark.soak
 @pytest.mark.parametrize("instance", at_length(FIXES[:3:2], FIXES), ids=lambda instance: instance.instance_id)
-def test_the_gold_patch_passes(instance: SweInstance) -> None:
+def test_gold_patch_scores_one(instance: SweInstance) -> None:
     gold = asyncio.run(scored("git apply /tmp/gold.patch", instance))
     assert gold.value == 1.0, gold.details
 
 
 @pytest.mark.soak
 @pytest.mark.parametrize("instance", at_length(FIXES[:1], FIXES), ids=lambda instance: instance.instance_id)
-def test_nothing_does_not_pass(instance: SweInstance) -> None:
+def test_empty_patch_scores_zero(instance: SweInstance) -> None:
     nothing = asyncio.run(scored("true", instance))
     assert nothing.value == 0.0
     assert nothing.details["unmended"]
@@ -117,7 +117,7 @@ def test_nothing_does_not_pass(instance: SweInstance) -> None:
         "rm -rf .git",
     ],
 )
-def test_what_mends_nothing_fails(edit: str) -> None:
+def test_unrelated_edit_scores_zero(edit: str) -> None:
     score = asyncio.run(scored(edit))
     assert score.value == 0.0
     assert score.details

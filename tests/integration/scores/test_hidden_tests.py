@@ -213,7 +213,7 @@ def test_right_programs_pass_all_tests_and_wrong_ones_fail(runner: asyncio.Runne
 
 
 @pytest.mark.soak
-def test_rows_of_mbpp_score_one_for_their_own_code_and_zero_untouched(runner: asyncio.Runner) -> None:
+def test_mbpp_rows_score_one_for_their_code_and_zero_for_empty_text(runner: asyncio.Runner) -> None:
     wrong = []
     for row in rows("mbpp")[:N_MBPP]:
         evaluator = ProgramsHandler(ProgramsInstance.model_validate(row)).evaluator()
@@ -224,14 +224,14 @@ def test_rows_of_mbpp_score_one_for_their_own_code_and_zero_untouched(runner: as
 
 
 @pytest.mark.parametrize("name", HACKS)
-def test_no_hack_of_a_program_is_scored(runner: asyncio.Runner, fresh: FreshSandbox, name: str) -> None:
+def test_program_hack_scores_zero(runner: asyncio.Runner, fresh: FreshSandbox, name: str) -> None:
     score = runner.run(scored(ProgramTestsEvaluator(SUM), fresh, HACKS[name]))
     assert (score.value, score.details.get("passed")) == (0.0, False), score.details
 
 
 @pytest.mark.parametrize("partial", [False, True], ids=["all", "partial"])
 @pytest.mark.parametrize("name", SPOILS)
-def test_what_spoils_the_sandbox_after_a_test_is_a_score(runner: asyncio.Runner, name: str, partial: bool) -> None:
+def test_program_that_breaks_its_sandbox_gets_a_score(runner: asyncio.Runner, name: str, partial: bool) -> None:
     """A program that prints the right output of the first test for all of them gets only that."""
     tests = replace(SUM, partial=partial)
     program = f"{HEAD}print('seven', flush=True)\n{SPOILS[name]}\n"
@@ -240,20 +240,18 @@ def test_what_spoils_the_sandbox_after_a_test_is_a_score(runner: asyncio.Runner,
 
 
 @pytest.mark.parametrize("name", CALL_HACKS)
-def test_no_hack_of_a_function_is_scored(runner: asyncio.Runner, fresh: FreshSandbox, name: str) -> None:
+def test_function_hack_scores_zero(runner: asyncio.Runner, fresh: FreshSandbox, name: str) -> None:
     score = runner.run(scored(ProgramTestsEvaluator(CALLS), fresh, CALL_HACKS[name]))
     assert (score.value, score.details.get("passed")) == (0.0, False), score.details
 
 
-def test_what_is_right_passes_in_a_new_sandbox_and_beside_all_that_was_left(
-    runner: asyncio.Runner, fresh: FreshSandbox
-) -> None:
+def test_right_program_passes_in_new_and_used_sandboxes(runner: asyncio.Runner, fresh: FreshSandbox) -> None:
     assert runner.run(scored(ProgramTestsEvaluator(SUM), new, RIGHT)).value == 1.0
     assert runner.run(scored(ProgramTestsEvaluator(CALLS), new, RIGHT_CALL)).value == 1.0
 
 
 @pytest.mark.parametrize("partial", [False, True], ids=["all", "partial"])
-def test_tests_that_together_take_too_long_are_a_score(runner: asyncio.Runner, partial: bool) -> None:
+def test_tests_over_the_total_time_limit_get_a_score(runner: asyncio.Runner, partial: bool) -> None:
     """A program sleeps in each test for less than the limit of one."""
     tests = HiddenTests(tuple(StreamTest(str(n), f"{n}\n") for n in range(3)), partial=partial)
     program = "import time\ntime.sleep(3.0)\nprint(input())\n"
@@ -263,7 +261,7 @@ def test_tests_that_together_take_too_long_are_a_score(runner: asyncio.Runner, p
     assert score.value == (score.details["n_passed"] / 3 if partial else 0.0) < 1.0
 
 
-def test_nothing_of_a_test_lives_on_beside_the_next(runner: asyncio.Runner) -> None:
+def test_processes_of_a_test_are_killed_before_the_next(runner: asyncio.Runner) -> None:
     detached = """
         import os, sys, subprocess
         subprocess.Popen(['setsid', 'env', '-i', 'sleep', '4321'], stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
@@ -278,12 +276,12 @@ def test_nothing_of_a_test_lives_on_beside_the_next(runner: asyncio.Runner) -> N
     assert runner.run(scored(ProgramTestsEvaluator(tests), new, textwrap.dedent(detached))).value == 1.0
 
 
-def test_a_share_of_the_tests_is_a_score_where_the_row_wants_that(runner: asyncio.Runner, fresh: FreshSandbox) -> None:
+def test_share_of_passed_tests_is_the_score_if_partial(runner: asyncio.Runner, fresh: FreshSandbox) -> None:
     half = HiddenTests((StreamTest("3\n", "3\n"), StreamTest("4\n", "5\n")), partial=True)
     assert runner.run(scored(ProgramTestsEvaluator(half), new, "print(input())")).value == 0.5
 
 
-def test_a_checker_says_what_is_right_and_never_meets_the_program(runner: asyncio.Runner) -> None:
+def test_checker_decides_and_runs_apart_from_the_program(runner: asyncio.Runner) -> None:
     checker = """
         import json, sys
         job = json.load(sys.stdin)
@@ -309,7 +307,7 @@ EVALPLUS = {
 }
 
 
-def test_values_of_a_reference_are_expected_where_a_row_has_none(runner: asyncio.Runner) -> None:
+def test_expected_values_come_from_the_reference_if_the_row_has_none(runner: asyncio.Runner) -> None:
     evaluator = ProgramsHandler(ProgramsInstance.model_validate(EVALPLUS)).evaluator()
     assert runner.run(scored(evaluator, new, "def half(x): return x * 0.50001")).value == 1.0
     assert runner.run(scored(evaluator, new, "def half(x): return x // 2")).value == 0.0
@@ -329,7 +327,7 @@ HALF = "def half(x):\n    return x / 2\n"
     ],
     ids=["no block", "a block", "a wrong example", "decorated", "nothing"],
 )
-def test_an_answer_is_scored_as_by_evalplus_too(
+def test_evalplus_answer_gets_the_scores_of_farm_and_authors(
     runner: asyncio.Runner, fresh: FreshSandbox, answer: str, farm: float, authors: float
 ) -> None:
     instance = ProgramsInstance.model_validate(EVALPLUS)
@@ -362,14 +360,16 @@ OF_A_FORM = {
 
 
 @pytest.mark.parametrize("name", OF_A_FORM)
-def test_a_program_of_a_form_has_what_its_scorer_gives(runner: asyncio.Runner, fresh: FreshSandbox, name: str) -> None:
+def test_program_of_a_format_runs_with_the_names_of_its_scorer(
+    runner: asyncio.Runner, fresh: FreshSandbox, name: str
+) -> None:
     program, expected = OF_A_FORM[name]
     tests = HiddenTests((StreamTest("2\n", expected),), compare="form", rule="livecodebench")
     score = runner.run(scored(ProgramTestsEvaluator(tests), fresh, program))
     assert score.rewards == {"farm": 1.0, "authors": 1.0}, score.details
 
 
-def test_a_program_of_no_form_has_no_more_than_python_has(runner: asyncio.Runner, fresh: FreshSandbox) -> None:
+def test_program_without_a_format_runs_in_plain_python(runner: asyncio.Runner, fresh: FreshSandbox) -> None:
     tests = HiddenTests((StreamTest("2\n", OF_A_FORM["names-of-the-scorer"][1]),))
     score = runner.run(scored(ProgramTestsEvaluator(tests), fresh, OF_A_FORM["names-of-the-scorer"][0]))
     assert (score.value, score.rewards) == (0.0, {})
@@ -377,14 +377,14 @@ def test_a_program_of_no_form_has_no_more_than_python_has(runner: asyncio.Runner
 
 
 @pytest.mark.parametrize("name", ["at-exit", "both-answers", "right-and-broken", "right-and-endless", "early-results"])
-def test_no_hack_is_scored_by_either_rule(runner: asyncio.Runner, fresh: FreshSandbox, name: str) -> None:
+def test_hack_scores_zero_by_both_rules(runner: asyncio.Runner, fresh: FreshSandbox, name: str) -> None:
     tests = replace(SUM, compare="form", rule="livecodebench")
     score = runner.run(scored(ProgramTestsEvaluator(tests), fresh, HACKS[name]))
     assert score.rewards == {"farm": 0.0, "authors": 0.0}, score.details
 
 
 @pytest.mark.parametrize("form", ["list", "trial", "two"])
-def test_the_program_that_the_authors_take_has_their_score(
+def test_authors_score_the_program_that_their_scorer_extracts(
     runner: asyncio.Runner, fresh: FreshSandbox, form: str
 ) -> None:
     answers = {
@@ -405,7 +405,7 @@ def test_the_program_that_the_authors_take_has_their_score(
     assert score.details.get("differs", False) is (form != "two")
 
 
-def test_tests_after_a_failure_run_where_the_authors_score_is_a_share(
+def test_tests_continue_after_a_failure_if_the_authors_score_a_share(
     runner: asyncio.Runner, fresh: FreshSandbox
 ) -> None:
     tests = HiddenTests(tuple(StreamTest(str(n), str(n % 3)) for n in range(12)), compare="form", rule="prime_code")
@@ -416,7 +416,7 @@ def test_tests_after_a_failure_run_where_the_authors_score_is_a_share(
     assert score.details["n_passed"] == 3
 
 
-def test_a_dictionary_with_whole_numbers_has_these_as_keys_where_the_scorer_does_so(
+def test_numeric_strings_become_integer_keys_as_in_the_authors_scorer(
     runner: asyncio.Runner, fresh: FreshSandbox
 ) -> None:
     row = {"question": "q", "input_output": {"inputs": [[{"1": 2}]], "outputs": [[2]], "fn_name": "f"}}

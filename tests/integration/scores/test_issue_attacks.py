@@ -46,15 +46,15 @@ def reports() -> Mapping[str, AttackReport]:
 
 
 @pytest.mark.parametrize("name", ["sound", "smith"])
-def test_a_sound_row_has_no_finding(reports: Mapping[str, AttackReport], name: str) -> None:
+def test_sound_row_has_no_finding(reports: Mapping[str, AttackReport], name: str) -> None:
     report = reports[name]
     assert (report.problem, report.findings, report.n_unscored) == ("", {}, 0), report
     assert {each.name for each in report.attacks} >= {"module_skips", "new_text_file"}
 
 
-def test_an_issue_whose_tests_pass_without_a_fix_is_vacuous(reports: Mapping[str, AttackReport]) -> None:
+def test_issue_that_passes_without_a_fix_is_vacuous(reports: Mapping[str, AttackReport]) -> None:
     assert reports["passing"].findings == {"vacuous": "no-work: new_text_file 1"}, reports["passing"]
 
 
-def test_an_issue_that_its_gold_patch_does_not_fix_is_unsolvable(reports: Mapping[str, AttackReport]) -> None:
+def test_issue_that_its_gold_patch_does_not_fix_is_unsolvable(reports: Mapping[str, AttackReport]) -> None:
     assert reports["unsolvable"].findings == {"unsolvable": "its solution scores 0, not 1"}

@@ -56,7 +56,7 @@ def fresh_sandboxes(kind: str, row: IssueRow) -> FreshSandbox:
 @pytest.mark.parametrize(
     ("kind", "form", "number"), [("namespace", "swe_smith", 0), ("singularity", "swebench_classic", 1)]
 )
-def test_gold_resolves_and_another_patch_does_not(kind: str, form: str, number: int) -> None:
+def test_gold_patch_scores_one_and_another_scores_zero(kind: str, form: str, number: int) -> None:
     if missing := provider(kind).missing():
         absent(missing)
     asyncio.run(_gold_resolves_and_another_does_not(kind, *row_of(form, number)))
@@ -97,7 +97,7 @@ def test_never():
 """
 
 
-def test_the_whole_map_of_r2e_gym_must_come_out(tmp_path: Path) -> None:
+def test_r2e_gym_requires_the_complete_expected_results(tmp_path: Path) -> None:
     if missing := provider("namespace").missing():
         absent(missing)
     files = {"calc.py": "def add(a, b):\n    return a - b\n", "r2e_tests/test_1.py": TESTS_OF_R2E}

@@ -24,14 +24,14 @@ EVERY = at_length(3, 1)
 """One of so many answers is used."""
 
 
-def test_the_recorded_scores_are_of_these_answers() -> None:
+def test_recorded_scores_cover_the_current_answers() -> None:
     assert {rule: list(scores) for rule, scores in SCORES.items()} == {rule: [*answers()] for rule in WHOLE_RULES}
     for names, rules, _ in REASONS:
         assert [SCORES[rule][name] for rule in rules for name in names if SCORES[rule][name] == 1.0] == []
 
 
 @pytest.mark.parametrize("rule", WHOLE_RULES)
-def test_answers_have_the_scores_of_their_scorer_and_the_farm_s(
+def test_answers_get_the_scores_of_their_scorer_and_of_the_farm(
     runner: asyncio.Runner, fresh: FreshSandbox, rule: str
 ) -> None:
     async def score(instance: ProgramsInstance, answer: str) -> Score:

@@ -107,7 +107,7 @@ def with_variables(fresh: FreshSandbox, variables: Mapping[str, str]) -> FreshSa
     return opened
 
 
-def plant(fault: Fault, monkeypatch: pytest.MonkeyPatch) -> None:
+def inject(fault: Fault, monkeypatch: pytest.MonkeyPatch) -> None:
     def damaged(*names: str) -> str:
         text = source_of(*names)
         if fault.program not in names:
@@ -119,7 +119,7 @@ def plant(fault: Fault, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(f"workers.evaluators.{module}.source_of", damaged)
 
 
-def in_turn(scores: Callable[[str], Awaitable[Score]], names: Sequence[str], proven: dict[str, float]) -> object:
+def score_in_order(scores: Callable[[str], Awaitable[Score]], names: Sequence[str], proven: dict[str, float]) -> object:
     """Score each as the first of its instance; return the values, and the error messages."""
 
     async def main() -> dict[str, float | str | None]:
@@ -136,11 +136,11 @@ def in_turn(scores: Callable[[str], Awaitable[Score]], names: Sequence[str], pro
 
 
 @pytest.mark.parametrize(("name", "with_gold"), CHOSEN_FAULTS)
-def test_outcomes_that_nothing_records_are_an_error(
+def test_unreadable_outcomes_are_an_error(
     name: str, with_gold: bool, project: Project, proven: object, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fault = FAULTS[name]
-    plant(fault, monkeypatch)
+    inject(fault, monkeypatch)
     gold = project.patch(GOLD)
     plan = project.plan()
     plan = replace(plan, command=plan.command.replace(*fault.command), gold=gold.decode() if with_gold else "")
@@ -160,12 +160,10 @@ def test_outcomes_that_nothing_records_are_an_error(
 
 
 @pytest.mark.parametrize("with_gold", at_length([True], [True, False]))
-def test_a_patch_that_hides_its_results_scores_zero(
-    with_gold: bool, project: Project, proven: dict[str, float]
-) -> None:
+def test_patch_that_hides_its_results_scores_zero(with_gold: bool, project: Project, proven: dict[str, float]) -> None:
     plan = replace(project.plan(), gold=project.patch(GOLD).decode() if with_gold else "")
     fresh = Pool(1).fresh(alone=True)
-    found = in_turn(lambda name: score(plan, project.patch(HOSTILE[name]), fresh), CHOSEN, proven)
+    found = score_in_order(lambda name: score(plan, project.patch(HOSTILE[name]), fresh), CHOSEN, proven)
     assert found == dict.fromkeys(CHOSEN, 0.0)
 
 
@@ -195,7 +193,7 @@ _COMMANDS = [
 
 
 @pytest.mark.parametrize("command", at_length(_COMMANDS[:1], _COMMANDS))
-def test_a_log_without_results_is_an_error_where_that_of_the_solution_has_none_either(
+def test_log_without_results_is_an_error_if_the_solution_has_none(
     command: str, project: Project, folder: Path, proven: object
 ) -> None:
     gold = project.patch(GOLD)
@@ -205,17 +203,17 @@ def test_a_log_without_results_is_an_error_where_that_of_the_solution_has_none_e
         assert "a control that must pass did not: the reference solution: " in str(result)
 
 
-def test_a_resolved_patch_whose_second_run_cannot_be_read_is_an_error(
+def test_patch_with_an_unreadable_second_run_is_an_error(
     project: Project, folder: Path, proven: object, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    plant(FAULTS["plug-in that does not load"], monkeypatch)
+    inject(FAULTS["plug-in that does not load"], monkeypatch)
     gold = project.patch(GOLD)
     for result in scores_of_rows([{"patch": gold.decode()}, {"patch": ""}], [gold], project, folder):
         assert isinstance(result, EvaluatorError), result
         assert "a control that must pass did not: no test was reported as passed" in str(result)
 
 
-def test_a_patch_of_a_row_that_hides_its_results_scores_zero(
+def test_patch_of_a_row_that_hides_its_results_scores_zero(
     project: Project, folder: Path, proven: dict[str, float]
 ) -> None:
     row = issue_project.row_of(project, folder, patch=project.patch(GOLD).decode())
@@ -228,4 +226,4 @@ def test_a_patch_of_a_row_that_hides_its_results_scores_zero(
             await shared.close()
 
     chosen = at_length(CHOSEN[:2], CHOSEN)
-    assert in_turn(scored, chosen, proven) == dict.fromkeys(chosen, 0.0)
+    assert score_in_order(scored, chosen, proven) == dict.fromkeys(chosen, 0.0)

@@ -37,7 +37,7 @@ def _call(salt: int) -> ModelCall:
     return call
 
 
-def _play(store: Store, rollout: farm.Rollout, reward: float) -> None:
+def _run_rollout(store: Store, rollout: farm.Rollout, reward: float) -> None:
     """Run a rollout from a clean sandbox to its reward, with one call and its training row."""
     assert advance(store, claimed(store, rollout.rollout_id, Stage.INIT))
     held = claimed(store, rollout.rollout_id, Stage.RUN)
@@ -57,7 +57,7 @@ def _order(folder: Path) -> Order:
 
 
 @pytest.fixture(scope="module")
-def played(migrated_sqlite: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def finished_farm(migrated_sqlite: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return the folder of a farm with one client, whose first batch was completed and delivered; to be copied."""
     folder = tmp_path_factory.mktemp("played")
     shutil.copy(migrated_sqlite, folder / "farm.db")
@@ -75,7 +75,7 @@ def played(migrated_sqlite: Path, tmp_path_factory: pytest.TempPathFactory) -> P
         for rollout in client.rollouts(batch_id):
             seed = batch_request.sampling.seed or 0
             reward = worth.reward(rollout.instance_id, seed, rollout.group_index, rollout.sample_index)
-            _play(store, rollout, reward)
+            _run_rollout(store, rollout, reward)
         for group in client.stream_groups(batch_id):
             journal.record_group(group)
         journal.write(done=0)
@@ -84,16 +84,16 @@ def played(migrated_sqlite: Path, tmp_path_factory: pytest.TempPathFactory) -> P
 
 
 @pytest.fixture
-def evidence(played: Path, tmp_path: Path) -> Iterator[Evidence]:
+def evidence(finished_farm: Path, tmp_path: Path) -> Iterator[Evidence]:
     """Yield evidence of the same farm, in this test's own folder."""
-    shutil.copytree(played, tmp_path, dirs_exist_ok=True)
+    shutil.copytree(finished_farm, tmp_path, dirs_exist_ok=True)
     order = _order(tmp_path)
     store = Store(order.address)
     yield Evidence(store, [order], SEED, Interventions())
     store.close()
 
 
-def test_a_farm_in_order_has_kept_every_promise(evidence: Evidence) -> None:
+def test_farm_in_order_passes_all_checks(evidence: Evidence) -> None:
     assert checks.all_of(evidence) == []
 
 
@@ -132,18 +132,18 @@ BROKEN: list[tuple[str, Executable]] = [
 
 
 @pytest.mark.parametrize(("promise", "change"), BROKEN, ids=[f"{n}-{each[0]}" for n, each in enumerate(BROKEN)])
-def test_what_is_broken_is_found(evidence: Evidence, promise: str, change: Executable) -> None:
+def test_broken_record_is_detected(evidence: Evidence, promise: str, change: Executable) -> None:
     evidence.store.write(lambda connection: connection.execute(change))
     assert promise in {each.promise for each in checks.all_of(evidence)}
 
 
-def test_a_batch_that_no_client_has_was_made_twice(evidence: Evidence) -> None:
+def test_batch_unknown_to_its_client_is_reported_as_duplicate(evidence: Evidence) -> None:
     with farm.connect(evidence.store.url, broker_url="") as client:
         again = client.submit({"instances": [problems.noop(0.0)]})
     assert ("a batch is made once", again) in {(each.promise, each.id) for each in checks.all_of(evidence)}
 
 
-def test_what_was_scored_again_may_end_again(evidence: Evidence) -> None:
+def test_rescored_rollout_may_end_twice(evidence: Evidence) -> None:
     (first, *_) = evidence.store.read(
         lambda connection: connection.execute(select(rollouts.c.rollout_id)).scalars().all()
     )
@@ -153,22 +153,22 @@ def test_what_was_scored_again_may_end_again(evidence: Evidence) -> None:
     assert {each.promise for each in checks.all_of(evidence)} == {"audit"}, "the number was never given out"
 
 
-def test_a_group_that_no_client_was_given_is_missed(evidence: Evidence) -> None:
+def test_undelivered_group_is_reported(evidence: Evidence) -> None:
     journal = evidence.orders[0].journal
     lines = [line for line in journal.read_text().splitlines() if '.0", "cursor"' not in line]
     journal.write_text("\n".join(lines))
     assert {each.promise for each in checks.all_of(evidence)} == {"every group is delivered"}
 
 
-def test_what_was_cancelled_and_is_not_is_found(evidence: Evidence) -> None:
+def test_cancelled_rollout_in_another_state_is_reported(evidence: Evidence) -> None:
     evidence.done.cancelled.add("b0.0.0")
     assert {each.promise for each in checks.all_of(evidence)} == {"cancelled stays cancelled"}
 
 
-def test_what_has_not_ended_is_kept_with_the_logs(sqlite_store: Store, tmp_path: Path) -> None:
+def test_unfinished_rollouts_are_written_to_the_logs(sqlite_store: Store, tmp_path: Path) -> None:
     with farm.connect(sqlite_store.url) as client:
         batch_id = client.submit({"instances": [{"data_source": "noop", "fields": {}}]})
         parts = cast(Parts, SimpleNamespace(farm=client, store=sqlite_store, logs=tmp_path))
-        Run(parts, ()).tell_why()
+        Run(parts, ()).report_open_rollouts()
     told = (tmp_path / "unended").read_text()
     assert f"'rollout_id': '{batch_id}.0.0', 'stage': 'init', 'state': 'queued'" in told

@@ -18,7 +18,9 @@ from workers.testing.scripted_model import Branch, Script, ScriptedProblem, Scri
 from workers.testing.serving import serving
 
 QUESTION = "How many hops?"
-BOOK = Script([ScriptedProblem(match=QUESTION, plays=(Branch(name="right", turns=(ScriptedTurn(content="three"),)),))])
+BOOK = Script(
+    [ScriptedProblem(match=QUESTION, branches=(Branch(name="right", turns=(ScriptedTurn(content="three"),)),))]
+)
 CHAT: dict[str, Any] = {"data_source": "chat", "fields": {"question": QUESTION, "expected": "three"}}
 _OPEN = text(
     "SELECT application_name, pid FROM pg_stat_activity "
@@ -26,7 +28,7 @@ _OPEN = text(
 )
 
 
-class Census:
+class SessionCounter:
     """Counts the sessions of all other farm processes repeatedly, until closed."""
 
     def __init__(self, store: Store) -> None:
@@ -51,14 +53,14 @@ class Census:
             self.n_looks += 1
 
 
-def test_a_node_that_plays_has_one_connection_for_each_of_its_processes(postgres_store: Store) -> None:
+def test_node_has_one_connection_per_process(postgres_store: Store) -> None:
     with (
         farm_folder() as folder,
         serving(EngineDouble(BOOK, weight_version="0").app()) as policy,
         embedded(folder, postgres_store.url, FARM_POLICY_URL=f"{policy}/v1", FARM_AUDIT_S="0.1") as here,
         farm.connect(here.store_url, broker_url=here.broker_url) as client,
     ):
-        census = Census(postgres_store)
+        census = SessionCounter(postgres_store)
         try:
             # more than run at once
             ids = [client.submit({"instances": [each] * 10, "n_samples": 2}) for each in (NOOP, CHAT, NOOP)]

@@ -10,15 +10,15 @@ from farm.store.backups.backup import back_up, restore
 from farm.store.backups.backup_file import read_backup
 from farm.store.blobs import stored_experts
 from farm.store.database import Store
-from tests.contract.retention.test_pruning import farm_of, played, rows
+from tests.contract.retention.test_pruning import ended_batch, farm_of, rows
 
 
 @pytest.mark.parametrize(("n_bytes", "sizes"), [(1, [1] * 6), (10**9, [6])])
-def test_a_page_has_no_more_experts_than_fit(
+def test_page_size_is_limited_by_the_bytes_of_experts(
     store: Store, monkeypatch: pytest.MonkeyPatch, n_bytes: int, sizes: list[int]
 ) -> None:
     monkeypatch.setattr(stored_experts, "PAGE_BYTES", n_bytes)
-    batch_id = played(store, n=3, n_samples=2)
+    batch_id = ended_batch(store, n=3, n_samples=2)
     farm, cursor, found = farm_of(store), 0, []
     while page := farm.page(batch_id, cursor).rollouts:
         found.append(len(page))
@@ -27,9 +27,9 @@ def test_a_page_has_no_more_experts_than_fit(
     assert found == sizes
 
 
-def test_a_page_of_groups_has_whole_groups(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_page_of_groups_has_complete_groups(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(stored_experts, "PAGE_BYTES", 1)
-    batch_id = played(store, n=3, n_samples=2)
+    batch_id = ended_batch(store, n=3, n_samples=2)
     farm, cursor, found = farm_of(store), 0, []
     while page := farm.page(batch_id, cursor, whole_groups=True).rollouts:
         found.append([rollout.rollout_id for rollout in page])
@@ -38,8 +38,8 @@ def test_a_page_of_groups_has_whole_groups(store: Store, monkeypatch: pytest.Mon
     assert len(list(farm.stream(batch_id))) == 6
 
 
-def test_a_backup_has_them(store: Store, tmp_path: Path) -> None:
-    batch_id = played(store, n=5)
+def test_backup_contains_experts(store: Store, tmp_path: Path) -> None:
+    batch_id = ended_batch(store, n=5)
     before = rows(store, batch_id)
     assert before["call_experts"] == 10
     back_up(store, tmp_path / "backup.db")

@@ -36,7 +36,7 @@ NAMES = (
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_the_folder_of_the_migrations_and_of_the_store(
+def test_migrations_and_store_work_in_a_path_with_special_characters(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     place = tmp_path / name
@@ -52,7 +52,7 @@ def test_the_folder_of_the_migrations_and_of_the_store(
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_the_socket_of_the_farm_s_redis(name: str, tmp_path: Path) -> None:
+def test_redis_socket_works_in_a_path_with_special_characters(name: str, tmp_path: Path) -> None:
     child, url = start_redis(tmp_path / name)
     try:
         check_broker(url)
@@ -63,7 +63,7 @@ def test_the_socket_of_the_farm_s_redis(name: str, tmp_path: Path) -> None:
         child.terminate()
 
 
-def test_a_question_mark_is_refused_by_name(tmp_path: Path) -> None:
+def test_question_mark_in_a_sqlite_path_is_refused(tmp_path: Path) -> None:
     """The database would be another file, `a`, outside the folder."""
     with pytest.raises(InvalidRequest, match=r"store_url: the file's path has a `\?`, .*write %3F"):
         Store(f"sqlite:///{tmp_path}/a?b/farm.db")

@@ -40,7 +40,7 @@ def keep(recorder: AttemptRecorder, *artefacts: tuple[int, str, bytes]) -> list[
     return asyncio.run(all_of_them())
 
 
-def test_names_are_new_and_fit_for_files(store: Store, held: Claim) -> None:
+def test_artefact_names_are_unique_and_valid_file_names(store: Store, held: Claim) -> None:
     names = (
         "out.txt",
         "out.txt",
@@ -62,7 +62,7 @@ def test_names_are_new_and_fit_for_files(store: Store, held: Claim) -> None:
         assert store.read(partial(artefacts.contents, rollout_id=held.rollout_id, name=name)) == result.encode()
 
 
-def test_the_cap_counts_what_is_stored(store: Store, held: Claim) -> None:
+def test_artefact_limit_counts_stored_bytes(store: Store, held: Claim) -> None:
     recorder = AttemptRecorder(store, held, 0.1)
     random = os.urandom(60_000)
     result = keep(recorder, (0, "a", b"a" * 5_000_000), (1, "b", random), (2, "c", random), (3, "d", b"small"))
@@ -72,14 +72,14 @@ def test_the_cap_counts_what_is_stored(store: Store, held: Claim) -> None:
     assert sum(each.n_stored for each in kept_artefacts) <= 100_000
 
 
-def test_who_has_lost_the_claim_keeps_nothing(store: Store, held: Claim) -> None:
+def test_artefact_of_a_lost_claim_is_not_stored(store: Store, held: Claim) -> None:
     recorder = AttemptRecorder(store, held, 1.0)
     assert fail(store, held, 0.0)
     assert keep(recorder, (0, "a", b"late")) == [""]
     assert store.read(lambda connection: artefacts.listing(connection, held.rollout_id)) == []
 
 
-def test_a_record_is_written_though_its_rollout_is_cut_off(store: Store, held: Claim) -> None:
+def test_call_of_a_cancelled_rollout_is_recorded(store: Store, held: Claim) -> None:
     recorder = AttemptRecorder(store, held, 1.0)
     busy, free = threading.Event(), threading.Event()
 
@@ -107,7 +107,7 @@ def test_a_record_is_written_though_its_rollout_is_cut_off(store: Store, held: C
     assert model_call.response_ids.tolist() == [3]
 
 
-def test_ids_are_held_once_however_many_calls_go_on_from_them(store: Store, held: Claim) -> None:
+def test_token_ids_of_continued_calls_are_held_once(store: Store, held: Claim) -> None:
     recorder = AttemptRecorder(store, held, 1.0)
     result = [
         sampled(index, list(range(10 * index + 5)), list(range(10 * index + 5, 10 * index + 10))) for index in range(50)
@@ -131,7 +131,7 @@ def test_ids_are_held_once_however_many_calls_go_on_from_them(store: Store, held
     assert value[49].prompt_ids.tolist() == list(range(495))
 
 
-def test_experts_are_written_once_and_leave_the_memory(store: Store, held: Claim) -> None:
+def test_experts_are_written_once_and_freed_from_memory(store: Store, held: Claim) -> None:
     recorder = AttemptRecorder(store, held, 1.0)
     calls = [sampled(0, [1, 2], [3, 4]), sampled(1, [1, 2, 3, 4, 5], [6])]
     for call, n in zip(calls, (2, 1), strict=True):

@@ -10,11 +10,11 @@ from farm.store.database import Store
 from farm.store.reports.rollout_costs import newest_costs, newest_meeting
 from farm.store.reports.rollout_filter import RolloutFilter
 from farm.store.rollouts import attempts
-from tests.contract.retention.test_pruning import change, farm_of, played, pruned
+from tests.contract.retention.test_pruning import change, ended_batch, farm_of, pruned
 
 
-def test_costs_are_of_all_attempts(store: Store) -> None:
-    batch_id = played(store, n=3)
+def test_costs_sum_all_attempts_and_survive_pruning(store: Store) -> None:
+    batch_id = ended_batch(store, n=3)
     first, second, third = (f"{batch_id}.{group}.0" for group in range(3))
     change(store, attempts, attempts.c.rollout_id == first, queued_at=100.0, started_at=102.0, finished_at=107.0)
     lost = {"attempt": 0, "stage": "run", "node": "n", "worker": "w", "queued_at": 10.0, "started_at": 11.0}

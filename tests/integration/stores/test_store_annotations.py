@@ -22,7 +22,7 @@ from farm.errors import Conflict, Forbidden, InvalidRequest, NotFound
 from farm.store.database import Store
 from farm.store.reports.rollout_filter import RolloutFilter
 from farm.store.retention.kept import RetentionLevel
-from tests.contract.retention.test_pruning import farm_of, played, pruned
+from tests.contract.retention.test_pruning import ended_batch, farm_of, pruned
 from tests.contract.store.test_store import new_batch, place
 from tests.services.api import KEY, served
 
@@ -38,7 +38,7 @@ def client(request: pytest.FixtureRequest, store: Store) -> Iterator[Farm]:
         yield remote
 
 
-def figures(rollout_id: str) -> list[dict[str, Any]]:
+def new_annotations(rollout_id: str) -> list[dict[str, Any]]:
     return [
         {"rollout_id": rollout_id, "name": "advantage", "value": -0.5},
         {"rollout_id": rollout_id, "name": "loss", "row": 0, "value": 1.25},
@@ -46,9 +46,12 @@ def figures(rollout_id: str) -> list[dict[str, Any]]:
     ]
 
 
-def test_figures_are_read_as_they_were_written_and_written_once(store: Store, client: Farm) -> None:
-    one, other = f"{played(store)}.0.0", f"{played(store)}.1.0"
-    assert client.annotate("trainer", 7, [*figures(one), {"rollout_id": other, "name": "advantage", "value": 1}]) == 4
+def test_annotations_are_stored_once_and_read_back_unchanged(store: Store, client: Farm) -> None:
+    one, other = f"{ended_batch(store)}.0.0", f"{ended_batch(store)}.1.0"
+    assert (
+        client.annotate("trainer", 7, [*new_annotations(one), {"rollout_id": other, "name": "advantage", "value": 1}])
+        == 4
+    )
     found = client.annotations.of(one)
     assert [(each.name, each.producer, each.step, each.value, each.row) for each in found] == [
         ("advantage", "trainer", 7, -0.5, None),
@@ -58,9 +61,9 @@ def test_figures_are_read_as_they_were_written_and_written_once(store: Store, cl
     assert found[1].tokens is not None
     assert found[1].tokens.dtype == np.float32
     assert np.array_equal(found[1].tokens, TOKENS, equal_nan=True)
-    assert client.annotate("trainer", 7, figures(one)) == 0
-    assert client.annotate("trainer", 8, figures(one)[:1]) == 1
-    assert client.annotate("another", 7, figures(one)[:1]) == 1
+    assert client.annotate("trainer", 7, new_annotations(one)) == 0
+    assert client.annotate("trainer", 8, new_annotations(one)[:1]) == 1
+    assert client.annotate("another", 7, new_annotations(one)[:1]) == 1
     assert len(client.annotations.of(one)) == 5
     [last] = client.annotations.of(other)
     assert last.value == 1.0
@@ -93,43 +96,43 @@ def test_figures_are_read_as_they_were_written_and_written_once(store: Store, cl
         ({"weight": 1}, InvalidRequest, "not permitted"),
     ],
 )
-def test_a_figure_that_cannot_be_is_refused_and_all_that_came_with_it(
+def test_invalid_annotation_is_refused_with_its_whole_request(
     store: Store, client: Farm, change: dict[str, Any], error: type[Exception], words: str
 ) -> None:
-    rollout_id = f"{played(store)}.0.0"
-    client.annotate("trainer", 7, figures(rollout_id)[:1])
-    wrong = {name: value for name, value in (figures(rollout_id)[0] | change).items() if value is not None}
+    rollout_id = f"{ended_batch(store)}.0.0"
+    client.annotate("trainer", 7, new_annotations(rollout_id)[:1])
+    wrong = {name: value for name, value in (new_annotations(rollout_id)[0] | change).items() if value is not None}
     with pytest.raises(error, match=words):
-        client.annotate("trainer", 7, [*figures(rollout_id)[1:], wrong])
+        client.annotate("trainer", 7, [*new_annotations(rollout_id)[1:], wrong])
     assert [each.name for each in client.annotations.of(rollout_id)] == ["advantage"]
 
 
-def test_what_has_not_ended_and_what_is_named_twice_is_refused(store: Store, client: Farm) -> None:
+def test_annotation_of_a_queued_rollout_or_a_duplicate_is_refused(store: Store, client: Farm) -> None:
     batch_id = new_batch(store, 1, 1)
     place(store, batch_id)
     with pytest.raises(InvalidRequest, match="is queued: annotate it once it is completed"):
-        client.annotate("trainer", 0, figures(f"{batch_id}.0.0")[:1])
-    rollout_id = f"{played(store)}.0.0"
+        client.annotate("trainer", 0, new_annotations(f"{batch_id}.0.0")[:1])
+    rollout_id = f"{ended_batch(store)}.0.0"
     with pytest.raises(InvalidRequest, match=r"annotations\[1\]\.name.* twice"):
-        client.annotate("trainer", 0, figures(rollout_id)[:1] * 2)
+        client.annotate("trainer", 0, new_annotations(rollout_id)[:1] * 2)
     for producer, step in (("", 0), ("trainer", -1)):
         with pytest.raises(InvalidRequest):
-            client.annotate(producer, step, figures(rollout_id))
+            client.annotate(producer, step, new_annotations(rollout_id))
     with pytest.raises(NotFound):
         client.annotations.of("b0123456789.0.0")
 
 
-def test_a_key_writes_about_what_it_submitted_alone(store: Store) -> None:
-    rollout_id = f"{played(store)}.0.0"
+def test_submitter_annotates_only_its_own_rollouts(store: Store) -> None:
+    rollout_id = f"{ended_batch(store)}.0.0"
     local = farm_of(store)
     with acting_for(Caller("somebody", (Scope.SUBMIT,))), pytest.raises(Forbidden, match="may only change its own"):
-        local.annotate("trainer", 0, figures(rollout_id))
+        local.annotate("trainer", 0, new_annotations(rollout_id))
     with acting_for(Caller("head", (Scope.OPERATE,))):
-        assert local.annotate("trainer", 0, figures(rollout_id)) == 3
+        assert local.annotate("trainer", 0, new_annotations(rollout_id)) == 3
 
 
-def test_lists_of_numbers_and_a_read_key_over_plain_http(store: Store) -> None:
-    rollout_id = f"{played(store)}.0.0"
+def test_annotation_with_a_list_of_numbers_works_over_plain_http(store: Store) -> None:
+    rollout_id = f"{ended_batch(store)}.0.0"
     with served(farm_of(store)) as url, httpx2.Client(base_url=url, headers={"x-api-key": KEY}) as http:
         new = {"rollout_id": rollout_id, "name": "kl", "row": 0, "tokens": [0.5]}
         body = {"producer": "curl", "step": 1, "annotations": [new]}
@@ -138,11 +141,11 @@ def test_lists_of_numbers_and_a_read_key_over_plain_http(store: Store) -> None:
     assert (found["name"], found["value"], found["row"]) == ("kl", None, 0)
 
 
-def test_exports_have_them(store: Store, tmp_path: Path) -> None:
+def test_exports_contain_annotations(store: Store, tmp_path: Path) -> None:
     pyarrow = pytest.importorskip("pyarrow.parquet")
-    batch_id = played(store)
+    batch_id = ended_batch(store)
     local = farm_of(store)
-    local.annotate("trainer", 7, figures(f"{batch_id}.0.0"))
+    local.annotate("trainer", 7, new_annotations(f"{batch_id}.0.0"))
     values = sorted(exported(local, batch_id, RolloutFilter()), key=lambda each: str(each["rollout_id"]))
     line = json.loads(written(values[0]))
     assert [(each["name"], each["value"], each["tokens"]) for each in line["annotations"]] == [
@@ -160,12 +163,10 @@ def test_exports_have_them(store: Store, tmp_path: Path) -> None:
     ("kept", "left"),
     [(RetentionLevel.TRAJECTORIES, 3), (RetentionLevel.REWARDS, 2), (RetentionLevel.NOTHING, None)],
 )
-def test_pruning_leaves_what_is_of_whole_rows_with_the_rewards(
-    store: Store, kept: RetentionLevel, left: int | None
-) -> None:
-    batch_id = played(store)
+def test_pruning_keeps_annotations_of_the_kept_level(store: Store, kept: RetentionLevel, left: int | None) -> None:
+    batch_id = ended_batch(store)
     local = farm_of(store)
-    local.annotate("trainer", 7, figures(f"{batch_id}.0.0"))
+    local.annotate("trainer", 7, new_annotations(f"{batch_id}.0.0"))
     assert pruned(store, kept) == [batch_id]
     if left is None:
         with pytest.raises(NotFound):
@@ -174,6 +175,6 @@ def test_pruning_leaves_what_is_of_whole_rows_with_the_rewards(
         assert len(local.annotations.of(f"{batch_id}.0.0")) == left
 
 
-def test_the_records_are_public() -> None:
+def test_annotation_records_are_public() -> None:
     assert farm.NewAnnotation(rollout_id="b0123456789.0.0", name="loss", value=1.0).value == 1.0
     assert farm.Annotation("b0123456789.0.0", "loss", "trainer", 1, 1.0).tokens is None

@@ -62,7 +62,7 @@ def made(request: pytest.FixtureRequest) -> bool:
     return bool(request.param)
 
 
-class Kept:
+class BlockedWriter:
     """A store's writer, kept busy while other writes are queued, so that all of them go into one transaction."""
 
     def __init__(self, store: Store) -> None:
@@ -97,7 +97,7 @@ ENDED: list[Future[None]] = []
 def holding(
     store: Store, signals: Signals, lease_s: float, limit_s: float = math.inf, excused_s: float = 0.0, **options: float
 ) -> Iterator[ClaimedWork]:
-    """Yield a claim that is held by running work, which ignores a cancel for `deaf_s`."""
+    """Yield a claim that is held by running work, which ignores a cancel for `unresponsive_s`."""
     rollout_id = one_rollout(store)
     claim = store.write(lambda c: rollouts.claim(c, rollout_id, 1, Stage.INIT, NODE, "w", lease_s))
     assert claim is not None
@@ -109,7 +109,7 @@ def holding(
 
     async def work() -> None:
         begun.set()
-        until_s = asyncio.get_running_loop().time() + options.get("deaf_s", 0.0)
+        until_s = asyncio.get_running_loop().time() + options.get("unresponsive_s", 0.0)
         while True:
             try:
                 await free.wait()
@@ -136,11 +136,11 @@ def holding(
     loop.close()
 
 
-def again(held: Claim) -> Claim:
+def next_attempt(held: Claim) -> Claim:
     return replace(held, attempt=held.attempt + 1)
 
 
-def take_away(store: Store, rollout_id: str) -> None:
+def revoke_claim(store: Store, rollout_id: str) -> None:
     mine = rollouts.rollouts.c.rollout_id == rollout_id
     away = update(rollouts.rollouts).where(mine).values(attempt=2, state=State.QUEUED.value, owner=None)
     store.write(lambda connection: connection.execute(away) and None)
@@ -151,7 +151,7 @@ def now(store: Store) -> float:
 
 
 class TestUncertainCommits:
-    def test_a_stage_is_claimed_once_however_often_it_was_rung(
+    def test_stage_with_repeated_messages_is_claimed_once(
         self, database: PostgresProxy, store: Store, made: bool
     ) -> None:
         rollout_id = one_rollout(store)
@@ -159,7 +159,7 @@ class TestUncertainCommits:
         value = []
         for n_claims in (3, 2):
             # in one transaction; an earlier success does not help refused claims
-            kept = Kept(store)
+            kept = BlockedWriter(store)
             result = [self._claim(store, rollout_id) for _ in range(n_claims)]
             kept.free()
             value += [claim for future in result if (claim := future.result(60)) is not None]
@@ -175,7 +175,9 @@ class TestUncertainCommits:
             lambda connection: rollouts.claim(connection, rollout_id, 1, Stage.INIT, NODE, "w", 60.0, tries)
         )
 
-    def test_who_ended_a_stage_is_told_so(self, database: PostgresProxy, store: Store, made: bool) -> None:
+    def test_end_of_a_stage_is_confirmed_after_a_cut_commit(
+        self, database: PostgresProxy, store: Store, made: bool
+    ) -> None:
         rollout_id = one_rollout(store)
         for stage, played in ((Stage.INIT, {}), (Stage.RUN, PLAYED)):
             held = claimed(store, rollout_id, stage)
@@ -189,15 +191,17 @@ class TestUncertainCommits:
         assert (row.state, row.finish_seq, row.attempt) == (State.COMPLETED, 1, 1)
         assert len(store.read(lambda connection: batches.rewards_of(connection, rollout_id))) == 1
 
-    def test_who_had_lost_its_claim_is_told_so(self, database: PostgresProxy, store: Store, made: bool) -> None:
+    def test_end_with_a_lost_claim_is_refused_after_a_cut_commit(
+        self, database: PostgresProxy, store: Store, made: bool
+    ) -> None:
         rollout_id = one_rollout(store)
         held = claimed(store, rollout_id, Stage.INIT)
-        take_away(store, rollout_id)
+        revoke_claim(store, rollout_id)
         database.cut_commits(1, made)
         assert not advance(store, held)
         assert database.n_cut == 1
 
-    def test_a_batch_is_submitted_once(self, database: PostgresProxy, store: Store, made: bool) -> None:
+    def test_batch_is_submitted_and_cancelled_once(self, database: PostgresProxy, store: Store, made: bool) -> None:
         service = LocalFarm(store, Signals(""), max_open=1000)
         request = BatchRequest(instances=(Instance(data_source="noop", fields={}),), n_samples=4)
         database.cut_commits(2, made)
@@ -208,7 +212,7 @@ class TestUncertainCommits:
         assert database.n_cut == 4
         assert status(store, batch_id).n_cancelled == 4
 
-    def test_what_was_done_is_recorded_once(self, database: PostgresProxy, store: Store, made: bool) -> None:
+    def test_call_and_artefact_are_recorded_once(self, database: PostgresProxy, store: Store, made: bool) -> None:
         rollout_id = one_rollout(store)
         advance(store, claimed(store, rollout_id, Stage.INIT))
         held = claimed(store, rollout_id, Stage.RUN)
@@ -223,7 +227,7 @@ class TestUncertainCommits:
 
 
 class TestDatabaseOutage:
-    def test_is_waited_for(self, database: PostgresProxy, store: Store) -> None:
+    def test_writes_and_reads_wait_until_it_is_over(self, database: PostgresProxy, store: Store) -> None:
         rollout_id = one_rollout(store)
         held = claimed(store, rollout_id, Stage.INIT)
         database.away()
@@ -243,7 +247,7 @@ class TestDatabaseOutage:
         reader.join(600)
         assert answers in ([State.ACTIVE], [State.QUEUED])
 
-    def test_is_not_waited_for_longer_than_one_was_asked_to(self, database: PostgresProxy) -> None:
+    def test_writes_and_reads_fail_after_the_time_limit(self, database: PostgresProxy) -> None:
         store = Store(database.url, patience_s=0.5)
         database.away()
         result = [store.submit(lambda connection: True) for _ in range(400)]
@@ -255,7 +259,7 @@ class TestDatabaseOutage:
         assert store.write(lambda connection: True)
         store.close()
 
-    def test_does_not_keep_a_process_from_its_end(self, database: PostgresProxy) -> None:
+    def test_close_fails_waiting_writes(self, database: PostgresProxy) -> None:
         store = Store(database.url, patience_s=math.inf)
         assert store.write(lambda connection: True)
         database.away()
@@ -263,11 +267,11 @@ class TestDatabaseOutage:
         store.close()
         assert isinstance(waiting.exception(0), StoreUnavailable)
 
-    def test_what_breaks_its_connection_takes_no_other_along(self, store: Store) -> None:
+    def test_write_that_breaks_its_connection_affects_no_other(self, store: Store) -> None:
         def poison(connection: Connection) -> None:
             connection.exec_driver_sql("SELECT pg_terminate_backend(pg_backend_pid())")
 
-        kept = Kept(store)
+        kept = BlockedWriter(store)
         first, poisoned, last = store.submit(lambda _: 1), store.submit(poison), store.submit(lambda _: 3)
         kept.free()
         assert (first.result(60), last.result(60)) == (1, 3)
@@ -276,22 +280,22 @@ class TestDatabaseOutage:
 
 
 class TestRolloutsDuringOutage:
-    def test_is_not_held_up_and_what_it_did_is_written_later(self, database: PostgresProxy, store: Store) -> None:
+    def test_calls_are_recorded_after_the_outage(self, database: PostgresProxy, store: Store) -> None:
         rollout_id = one_rollout(store)
         advance(store, claimed(store, rollout_id, Stage.INIT))
         recorder = AttemptRecorder(store, claimed(store, rollout_id, Stage.RUN), 1.0)
         database.away()
 
-        async def play() -> None:
+        async def main() -> None:
             for index in range(30):
                 await recorder.record(sampled(index, [1], [2]))
 
-        asyncio.run(play())
+        asyncio.run(main())
         database.back()
         assert store.write(lambda connection: True)
         assert len(store.read(lambda connection: trajectories.calls(connection, rollout_id))) == 30
 
-    def test_goes_on_until_the_store_says_that_the_claim_is_gone(
+    def test_work_continues_until_its_claim_is_known_to_be_lost(
         self, database: PostgresProxy, store: Store, postgres_store: Store
     ) -> None:
         beside = Store(postgres_store.url)
@@ -303,16 +307,16 @@ class TestRolloutsDuringOutage:
             database.back()
             until(lambda: row_of(beside, work.claim.rollout_id).lease_expires_at > lease + 3.0, "it is renewed")
             assert work.reason is None
-            take_away(beside, work.claim.rollout_id)
+            revoke_claim(beside, work.claim.rollout_id)
             until(lambda: work.reason is StopReason.LOST, "it is stopped")
         beside.close()
 
-    def test_learns_of_a_cancel_without_hints(self, store: Store) -> None:
+    def test_cancel_is_detected_without_notifications(self, store: Store) -> None:
         with holding(store, Signals("amqp://nobody"), lease_s=600.0) as work:
             LocalFarm(store, Signals(""), max_open=1000).cancel(work.claim.batch_id)
             until(lambda: work.reason is StopReason.CANCELLED, "it is stopped")
 
-    def test_is_not_lost_for_rubbish_among_the_hints(self, store: Store, broker_url: str) -> None:
+    def test_invalid_notifications_are_ignored(self, store: Store, broker_url: str) -> None:
         with holding(store, Signals(broker_url), lease_s=600.0) as work, redis_client(broker_url) as client:
             for rubbish in (b"{", b"7", b"null", b"\xff\xfe", b'[["x"]]'):
                 until(lambda rubbish=rubbish: client.publish("farm:cancelled", rubbish), "somebody hears it")  # type: ignore[misc]
@@ -324,25 +328,25 @@ class TestRolloutsDuringOutage:
             LocalFarm(store, Signals(broker_url), max_open=1000).cancel(work.claim.batch_id)
             until(lambda: work.reason is StopReason.CANCELLED, "it is stopped")
 
-    def test_is_stopped_when_it_comes_back_as_another_attempt(self, store: Store) -> None:
-        with holding(store, Signals(""), lease_s=600.0) as work, LEASES[-1].hold(again(work.claim)) as another:
+    def test_work_stops_when_a_new_attempt_is_claimed(self, store: Store) -> None:
+        with holding(store, Signals(""), lease_s=600.0) as work, LEASES[-1].hold(next_attempt(work.claim)) as another:
             assert (work.reason, another.reason) == (StopReason.LOST, None)
 
 
 class TestOverdueStages:
-    def test_is_stopped_from_outside(self, store: Store) -> None:
+    def test_overdue_stage_is_stopped(self, store: Store) -> None:
         with holding(store, Signals(""), lease_s=600.0, limit_s=0.1) as work:
             until(lambda: work.reason is StopReason.OVERDUE, "it is stopped")
             assert isinstance(ENDED[-1].exception(60), asyncio.CancelledError)
             assert not work.is_leaked
 
-    def test_is_not_waited_for_if_it_heeds_nothing(self, store: Store) -> None:
-        with holding(store, Signals(""), lease_s=600.0, limit_s=0.1, deaf_s=20.0, stall_s=0.2) as work:
+    def test_unresponsive_stage_is_abandoned_and_counted(self, store: Store) -> None:
+        with holding(store, Signals(""), lease_s=600.0, limit_s=0.1, unresponsive_s=20.0, stall_s=0.2) as work:
             assert isinstance(ENDED[-1].exception(60), asyncio.CancelledError)
             assert work.is_leaked
             until(lambda: LEASES[-1].n_hanging == 1, "it is counted")
 
-    def test_has_longer_for_what_is_nobodys_fault(self, store: Store) -> None:
+    def test_excused_time_extends_the_deadline(self, store: Store) -> None:
         with holding(store, Signals(""), lease_s=600.0, limit_s=0.1, excused_s=600.0) as work:
             lease = row_of(store, work.claim.rollout_id).lease_expires_at
             until(lambda: now(store) > lease - 598.0, "two seconds have passed")
@@ -365,13 +369,13 @@ def dispatching(store: Store, broker_url: str, lease_s: float) -> Iterator[None]
 class TestDispatcherLeadership:
     """Workers could not renew their leases during the outage: only those known to be dead have lost them."""
 
-    def test_takes_nobody_for_dead_who_was_silent_before_it_began(self, store: Store, broker_url: str) -> None:
+    def test_leader_keeps_leases_that_expired_before_its_election(self, store: Store, broker_url: str) -> None:
         silent, dead = self._claimed(store, lease_s=-1.0)
         store.write(lambda connection: leases.expire_owner(connection, "dead"))
         with dispatching(store, broker_url, lease_s=600.0):
-            self._takes_back(store, dead, but=silent)
+            self._reclaims_only(store, dead, but=silent)
 
-    def test_takes_nobody_for_dead_who_was_silent_while_it_placed(
+    def test_leader_keeps_leases_that_expired_during_an_outage(
         self, database: PostgresProxy, store: Store, broker_url: str, postgres_store: Store
     ) -> None:
         beside = Store(postgres_store.url)
@@ -395,13 +399,13 @@ class TestDispatcherLeadership:
                 beside.write(lambda connection: connection.execute(late.values(lease_expires_at=1.0)) and None)
                 beside.write(lambda connection: leases.expire_owner(connection, "dead"))
                 database.back()
-                self._takes_back(beside, dead, but=silent)
+                self._reclaims_only(beside, dead, but=silent)
         finally:
             ended.set()
             waker.join(600)
             beside.close()
 
-    def test_what_no_broker_carried_is_not_counted_as_rung(self, store: Store, tmp_path: Path) -> None:
+    def test_unsent_message_is_not_counted_as_sent(self, store: Store, tmp_path: Path) -> None:
         announce(store)
         place(store, new_batch(store, n=1))
         row = rollouts.rollouts
@@ -418,13 +422,13 @@ class TestDispatcherLeadership:
             assert claim(store, rollout_id, Stage.INIT, owner=owner, lease_s=lease_s) is not None
         return result
 
-    def _takes_back(self, store: Store, dead: str, but: str) -> None:
+    def _reclaims_only(self, store: Store, dead: str, but: str) -> None:
         until(lambda: row_of(store, dead).attempt == 2, "it is taken back")
         assert (row_of(store, but).state, row_of(store, but).attempt) == (State.ACTIVE, 1)
 
 
 class TestExpiredLeases:
-    def test_are_taken_back_only_while_they_are(self, store: Store) -> None:
+    def test_leases_are_reclaimed_only_while_expired(self, store: Store) -> None:
         rollout_id = one_rollout(store)
         held = claimed(store, rollout_id, Stage.INIT, lease_s=-1.0)
         assert [each.rollout_id for each in self._expired(store)] == [rollout_id]

@@ -15,7 +15,7 @@ from farm.records.rollout import Stage
 from farm.store import cancel_and_rescore, leases
 from farm.store.database import Store
 from farm.store.sql.open_transactions import open_transactions
-from tests.contract.store.test_store import advance, claimed, finish, new_batch, place, play, status
+from tests.contract.store.test_store import advance, claimed, finish, new_batch, place, run_to_end, status
 from tests.services.farms import until
 
 PER_ROLLOUT = {
@@ -48,17 +48,17 @@ def counted(store: Store) -> Iterator[Counter[str]]:
 
 
 @pytest.mark.parametrize("in_run", [False, True])
-def test_an_empty_rollout_costs_no_more(store: Store, in_run: bool) -> None:
+def test_empty_rollout_takes_a_known_number_of_statements(store: Store, in_run: bool) -> None:
     batch_id = new_batch(store, 2)
     place(store, batch_id, in_run=in_run)
-    play(store, f"{batch_id}.0.0", in_run=in_run)
+    run_to_end(store, f"{batch_id}.0.0", in_run=in_run)
     with counted(store) as result:
-        play(store, f"{batch_id}.1.0", in_run=in_run)
+        run_to_end(store, f"{batch_id}.1.0", in_run=in_run)
     assert result == PER_ROLLOUT[store.engine.dialect.name, in_run]
 
 
 @pytest.mark.parametrize("changed", ["renewed", "cancelled"])
-def test_a_finish_that_waits_for_its_row_sees_what_became_of_it(postgres_store: Store, changed: str) -> None:
+def test_finish_that_waits_for_a_row_lock_sees_the_new_state(postgres_store: Store, changed: str) -> None:
     store = postgres_store
     batch_id = new_batch(store, 2)
     place(store, batch_id)
@@ -83,7 +83,7 @@ def test_a_finish_that_waits_for_its_row_sees_what_became_of_it(postgres_store: 
     assert not list(store.read(lambda connection: list(open_transactions(connection))))
     after = status(store, batch_id)
     assert (after.n_finished, after.n_completed) == (1, int(changed == "renewed"))
-    play(store, f"{batch_id}.1.0")
+    run_to_end(store, f"{batch_id}.1.0")
     assert status(store, batch_id).n_finished == 2, "no number is left out, and none given twice"
     numbers = text("SELECT finish_seq FROM rollouts ORDER BY finish_seq")
     assert store.read(lambda connection: list(connection.execute(numbers).scalars())) == [1, 2]

@@ -39,14 +39,14 @@ def task_of(folder: Path, lines: str, service: str, test: str = ASKED, solution:
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_a_container_begins_with_its_program(place: Path, tmp_path: Path, form: str) -> None:
+def test_container_runs_its_entry_program(place: Path, tmp_path: Path, form: str) -> None:
     lines, service, begun = FORMS[form]
     test = ASKED.replace("if [", f'[ "$(cat /app/begun)" = "$(printf %s \'/start.sh {begun}\')" ] || exit 1\nif [', 1)
     result = json.loads(check(task_of(tmp_path / "task", lines, service, test), "--json").stdout)
     assert result["sound"], result
 
 
-def test_a_program_that_fails_at_once_leaves_the_task_as_it_is(place: Path, tmp_path: Path) -> None:
+def test_failed_entry_program_does_not_affect_the_task(place: Path, tmp_path: Path) -> None:
     test = (
         "#!/bin/bash\n[ -e /app/answer ] && echo 1 > /logs/verifier/reward.txt || echo 0 > /logs/verifier/reward.txt\n"
     )
@@ -54,7 +54,7 @@ def test_a_program_that_fails_at_once_leaves_the_task_as_it_is(place: Path, tmp_
     assert json.loads(check(folder, "--json").stdout)["sound"]
 
 
-def test_an_image_that_does_not_become_healthy_says_so(place: Path, tmp_path: Path) -> None:
+def test_unhealthy_image_is_reported(place: Path, tmp_path: Path) -> None:
     lines = 'ENTRYPOINT ["/start.sh"]\nHEALTHCHECK --interval=1s --retries=2 CMD ["test", "-e", "/no such file"]\n'
     result = json.loads(check(task_of(tmp_path / "task", lines, ""), "--json").stdout)
     assert "its health check \"test -e '/no such file'\" ended with 1 2 times" in result["problem"]

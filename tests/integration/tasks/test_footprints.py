@@ -61,7 +61,7 @@ def footprint(folder: Path) -> object:
         return task.request(local_archive(task.path))["fields"].get("footprint")
 
 
-def test_what_the_solution_changes_is_kept_and_may_be_changed_by_policies(place: Path, tmp_path: Path) -> None:
+def test_paths_changed_by_the_solution_are_stored_and_allowed_to_policies(place: Path, tmp_path: Path) -> None:
     folder = write_task(tmp_path / "task", TEST, f"{PROGRAM} && {WORK}")
     assert score(folder) == 0.0
     assert footprint(folder) is None
@@ -79,7 +79,7 @@ def test_what_the_solution_changes_is_kept_and_may_be_changed_by_policies(place:
     [f"{PROGRAM} && {FORGED}", f"ln -s /tests/expected.txt /app/answer.txt; {PROGRAM}", f"{FORGED}; {WORK}"],
     ids=["another_program", "link", "without_the_work"],
 )
-def test_a_policy_may_change_nothing_else(place: Path, tmp_path: Path, attempt: str) -> None:
+def test_changes_outside_the_footprint_score_zero(place: Path, tmp_path: Path, attempt: str) -> None:
     """By the footprint of the solution, which is not the script that is scored."""
     folder = write_task(tmp_path / "task", TEST, attempt)
     with task_folder(folder) as task:
@@ -88,13 +88,13 @@ def test_a_policy_may_change_nothing_else(place: Path, tmp_path: Path, attempt: 
         assert asyncio.run(solve(attempted, OPTIONS)).score.value == 0.0
 
 
-def test_many_paths_are_kept_as_their_folder(place: Path, tmp_path: Path) -> None:
+def test_many_paths_are_stored_as_their_folder(place: Path, tmp_path: Path) -> None:
     folder = write_task(tmp_path / "task", MANY_TEST, MANY)
     result = check(folder)
     assert (result.sound, result.evidence.footprint) == (True, (f"{MODULES}/",))
 
 
-def test_a_solution_that_changes_most_of_the_image_has_no_footprint(place: Path, tmp_path: Path) -> None:
+def test_solution_that_changes_most_of_the_image_has_no_footprint(place: Path, tmp_path: Path) -> None:
     """Its check reports the rule by which it scores."""
     places = " ".join(f"/usr/lib/farm{number}/dist-packages" for number in range(70))
     test = f"#!/bin/bash\nn=$(cat /usr/lib/farm*/dist-packages/ast.py | wc -l)\necho $((n == 70)) {_REWARD}\n"
@@ -104,7 +104,7 @@ def test_a_solution_that_changes_most_of_the_image_has_no_footprint(place: Path,
     assert "with `verification=as_authors` it scores 1, as it changes /usr/lib/" in result.problem
 
 
-def test_tests_that_pass_so_find_no_modules_where_they_run(place: Path, tmp_path: Path) -> None:
+def test_tests_that_pass_with_safe_path_run_with_it(place: Path, tmp_path: Path) -> None:
     """Without a check's evidence the policy's module is found there; see docs/how-to/users/tasks/harbor.md."""
     folder = write_task(tmp_path / "task", ENTERED, f"mkdir -p /app/data; {WORK}")
     assert check(folder).evidence == TaskEvidence(safe_path=True)
@@ -117,7 +117,7 @@ def test_tests_that_pass_so_find_no_modules_where_they_run(place: Path, tmp_path
         assert asyncio.run(solve(strict, OPTIONS)).score.value == 0.0
 
 
-def test_tests_that_import_from_where_they_run_are_left_as_they_are(place: Path, tmp_path: Path) -> None:
+def test_tests_that_import_from_their_folder_run_without_safe_path(place: Path, tmp_path: Path) -> None:
     folder = write_task(tmp_path / "task", HELPED, "mkdir -p /app/data; echo VALUE=42 > /app/data/own.py")
     assert check(folder) == TaskCheck("task", 1.0, 0.0)
     assert score(folder) == 1.0

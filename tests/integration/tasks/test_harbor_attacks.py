@@ -50,14 +50,14 @@ def reports(place: Path, tmp_path_factory: pytest.TempPathFactory) -> Mapping[st
 
 
 @pytest.mark.parametrize("name", TASKS)
-def test_a_task_has_the_findings_that_are_its_own(reports: Mapping[str, AttackReport], name: str) -> None:
+def test_attacks_on_a_task_find_its_known_faults(reports: Mapping[str, AttackReport], name: str) -> None:
     report = reports[name]
     assert (report.problem, report.n_unscored) == ("", 0), report
     # random numbers may let an attack score more than doing nothing
     assert set(report.findings) - ({"hackable"} if name == "flaky" else set()) == FOUND[name], report.findings
 
 
-def test_findings_name_the_class_of_what_scored(reports: Mapping[str, AttackReport]) -> None:
+def test_findings_name_the_class_of_the_scoring_attack(reports: Mapping[str, AttackReport]) -> None:
     assert reports["skippable"].findings["skippable"] == "skipped-tests: tests_skipped 1"
     assert reports["hackable"].findings["hackable"].startswith("empty-output: empty_files 1")
     assert reports["vacuous"].findings["vacuous"] == "no-work: untouched 1/1"

@@ -18,7 +18,7 @@ from tests.conftest import absent
 from tests.contract.sandboxes.sandbox_kinds import farm_in
 from tests.doubles import EngineDouble
 from tests.services.api import KEY, served, shown_key
-from tests.services.commands import said
+from tests.services.commands import output_of
 from tests.services.farms import embedded, farm_folder, left_of, until
 from tests.services.task_images import task_base
 from workers.plugins.registry import sandbox as provider
@@ -37,7 +37,7 @@ def bash(command: str) -> ScriptedTurn:
 def solved(match: str, *solutions: str) -> ScriptedProblem:
     """Return a script that runs each step's solution, and submits its work."""
     turns = [turn for each in solutions for turn in (bash((SAMPLES / each / "solve.sh").read_text()), SUBMIT)]
-    return ScriptedProblem(match=match, plays=(Branch(name="solution", turns=tuple(turns)),))
+    return ScriptedProblem(match=match, branches=(Branch(name="solution", turns=tuple(turns)),))
 
 
 SCRIPT = Script(
@@ -77,27 +77,27 @@ def client(url: str) -> Iterator[Farm]:
         yield connected
 
 
-def test_a_folder_is_submitted_and_its_solutions_are_rewarded(url: str, client: Farm, tmp_path: Path) -> None:
+def test_folder_of_tasks_is_submitted_and_its_solutions_are_rewarded(url: str, client: Farm, tmp_path: Path) -> None:
     for name in ("count-words", "two-steps"):
         shutil.copytree(SAMPLES / name, tmp_path / name)
     env = {"FARM_API_KEY": KEY}
-    batch_id = said(main, "submit", str(tmp_path), "-n", "2", "--url", url, env=env).split()[0]
+    batch_id = output_of(main, "submit", str(tmp_path), "-n", "2", "--url", url, env=env).split()[0]
     rollouts = client.collect(batch_id, timeout_s=300)
     assert [rollout.reward for rollout in rollouts] == [1.0] * 4, [rollout.failure for rollout in rollouts]
     # a further step continues the same conversation: its row begins with the ids that were sampled before
     assert [len(rollout.segments) for rollout in rollouts] == [1] * 4
-    document = json.loads(said(main, "show", rollouts[-1].rollout_id, "--atif", "--url", url, env=env))
+    document = json.loads(output_of(main, "show", rollouts[-1].rollout_id, "--atif", "--url", url, env=env))
     steps = document["steps"]
     assert [step["step_id"] for step in steps] == [*range(1, len(steps) + 1)]
     assert [step["source"] for step in steps].count("user") == 2
     assert all(step["metrics"]["completion_token_ids"] for step in steps if step["source"] == "agent")
 
 
-def test_a_folder_with_a_task_that_cannot_be_played_submits_nothing(url: str, client: Farm, tmp_path: Path) -> None:
+def test_folder_with_an_unsupported_task_submits_nothing(url: str, client: Farm, tmp_path: Path) -> None:
     shutil.copytree(SAMPLES / "count-words", tmp_path / "count-words")
     (tmp_path / "broken").mkdir()
     (tmp_path / "broken" / "task.toml").write_text('schema_version = "1.4"\n[environment]\ngpus = 1\n')
     before = len(client.batches())
-    error = said(main, "submit", str(tmp_path), "--url", url, code=1, env={"FARM_API_KEY": KEY})
+    error = output_of(main, "submit", str(tmp_path), "--url", url, code=1, env={"FARM_API_KEY": KEY})
     assert "broken" in error
     assert len(client.batches()) == before

@@ -65,22 +65,22 @@ def scores(place: Path, tmp_path_factory: pytest.TempPathFactory) -> Mapping[str
 
 
 @pytest.mark.parametrize("name", SHARED)
-def test_what_is_left_for_a_shared_verifier_has_a_score(scores: Mapping[str, object], name: str) -> None:
+def test_leftovers_for_a_shared_verifier_get_a_score(scores: Mapping[str, object], name: str) -> None:
     assert scores[f"shared_{name}"] == SHARED[name][1]
 
 
 @pytest.mark.parametrize("name", ONLY_SEPARATE)
-def test_what_is_left_for_a_separate_verifier_has_a_score(scores: Mapping[str, object], name: str) -> None:
+def test_leftovers_for_a_separate_verifier_get_a_score(scores: Mapping[str, object], name: str) -> None:
     assert scores[f"separate_{name}"] == ONLY_SEPARATE[name][1]
 
 
-def test_tests_that_hang_in_the_clean_image_too_are_an_error(scores: Mapping[str, object]) -> None:
+def test_tests_that_also_hang_in_a_clean_image_are_an_error(scores: Mapping[str, object]) -> None:
     found = scores["hanging"]
     assert isinstance(found, EvaluatorError)
     assert "its tests took longer than 6 s" in str(found)
 
 
-def test_a_step_that_leaves_more_than_a_sandbox_may_have_ends_the_task(place: Path, tmp_path: Path) -> None:
+def test_step_with_too_large_leftovers_ends_the_task_with_zero(place: Path, tmp_path: Path) -> None:
     folder = write_task(tmp_path / "steps", SHELL_TEST, f"{WORK}; {SPARSE}", STEPS)
     for name in ("one", "two"):
         step = folder / "steps" / name

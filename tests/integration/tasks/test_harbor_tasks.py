@@ -40,7 +40,7 @@ HACKS = at_length({name: ALL[name] for name in FEW}, ALL)
 
 
 @pytest.mark.parametrize("kind", ["namespace", pytest.param("singularity", marks=ONLY)])
-def test_each_sample_s_solution_scores_1_and_an_untouched_sandbox_0(place: Path, kind: str) -> None:
+def test_sample_solutions_score_one_and_untouched_sandboxes_zero(place: Path, kind: str) -> None:
     if missing := provider(kind).missing():
         absent(missing)
     options = dataclasses.replace(OPTIONS, sandbox=kind)
@@ -58,23 +58,23 @@ def scores(place: Path, tmp_path_factory: pytest.TempPathFactory) -> Mapping[str
 
 @pytest.mark.soak
 @pytest.mark.parametrize("name", HACKS)
-def test_an_attempt_scores_nothing(scores: Mapping[str, float | BaseException], name: str) -> None:
+def test_attack_scores_zero(scores: Mapping[str, float | BaseException], name: str) -> None:
     assert scores[name] == 0.0
 
 
 @pytest.mark.parametrize("name", ["work_in_shell", "work_in_pytest", *HONEST])
-def test_the_work_itself_scores(scores: Mapping[str, float | BaseException], name: str) -> None:
+def test_real_work_scores_one(scores: Mapping[str, float | BaseException], name: str) -> None:
     assert scores[name] == 1.0
 
 
-def test_a_batch_may_have_tests_run_as_harbor_runs_them(place: Path, tmp_path: Path) -> None:
+def test_batch_option_runs_tests_as_harbor_does(place: Path, tmp_path: Path) -> None:
     options = dataclasses.replace(OPTIONS, verification="as_authors")
     test, attempt = ALL["pygments_patched"]
     with task_folder(write_task(tmp_path / "task", test, attempt)) as task:
         assert asyncio.run(solve(task, options)).score.value == 1.0
 
 
-def test_what_a_harborignore_names_is_in_no_sandbox(place: Path, tmp_path: Path) -> None:
+def test_harborignore_excludes_files_from_sandboxes(place: Path, tmp_path: Path) -> None:
     test = "test ! -e /tests/expected.txt && test ! -e /tests/.harborignore && test -e /tests/helper.sh"
     test = f"#!/bin/bash\n{test} && cat /app/answer.txt > /logs/verifier/reward.txt"
     solution = "ls /solution | grep -cx -e solve.sh -e work.txt -e notes.md > /app/answer.txt"
@@ -89,7 +89,7 @@ def test_what_a_harborignore_names_is_in_no_sandbox(place: Path, tmp_path: Path)
         asyncio.run(solve(task, OPTIONS))
 
 
-def test_collect_hooks_run_as_their_users_and_those_without_as_the_image_s(place: Path, tmp_path: Path) -> None:
+def test_collect_hooks_run_as_their_user_or_the_user_of_the_image(place: Path, tmp_path: Path) -> None:
     tables = '[agent]\nuser = 1500\n[verifier]\nenvironment_mode = "separate"\n'
     for user in ("", "user = 1600", 'user = "nobody-at-all"', 'user = "app"'):
         hook = "{ id -u; stat -c %u /app/answer.txt; echo $HOME; } >> /logs/artifacts/users; exit 1"
@@ -107,7 +107,7 @@ echo "$said"
     assert score.value == 1.0, score.details
 
 
-def test_the_example_of_the_page_runs_as_it_stands(place: Path, tmp_path: Path) -> None:
+def test_example_of_the_page_runs_unchanged(place: Path, tmp_path: Path) -> None:
     page = (SAMPLES.parents[2] / "docs" / "how-to" / "users" / "tasks" / "harbor.md").read_text()
     block = re.findall(r"^```bash\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)[0]
     path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"

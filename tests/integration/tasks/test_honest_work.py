@@ -35,9 +35,9 @@ def scores(place: Path, tmp_path_factory: pytest.TempPathFactory) -> Mapping[str
 
 
 @pytest.mark.parametrize("name", CHOSEN)
-def test_right_work_is_scored_one(scores: Mapping[str, float | BaseException], name: str) -> None:
+def test_right_work_scores_one(scores: Mapping[str, float | BaseException], name: str) -> None:
     assert scores[name] == 1.0
 
 
-def test_there_are_enough() -> None:
+def test_there_are_enough_honest_cases() -> None:
     assert len(WAYS) - len(TOO_LARGE) >= N_HONEST

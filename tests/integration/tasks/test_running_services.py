@@ -24,7 +24,7 @@ LISTENING = "until cat /proc/net/tcp /proc/net/tcp6 | grep -q ':1F90 .* 0A '; do
 _GET = "import sys, urllib.request as u; sys.stdout.buffer.write(u.urlopen(sys.argv[1], timeout=10).read())"
 
 
-def asking(command: str) -> str:
+def comparison(command: str) -> str:
     """Return a test script that compares the output of a command, which may `get` the contents at an address."""
     return (
         f'#!/bin/bash\nget() {{ python3 -c "{_GET}" "$1"; }}\n'
@@ -40,7 +40,7 @@ def unix(path: str) -> str:
     )
 
 
-def answering(path: str, text: str = "42") -> str:
+def server_command(path: str, text: str = "42") -> str:
     """Return a command that answers at a Unix socket."""
     return (
         f"mkdir -p $(dirname {path}); nohup python3 -c \"import socket\ns = socket.socket(1)\ns.bind('{path}')\n"
@@ -49,7 +49,7 @@ def answering(path: str, text: str = "42") -> str:
     )
 
 
-ASKED = asking("get http://127.0.0.1:8080/answer | grep -x 42")
+ASKED = comparison("get http://127.0.0.1:8080/answer | grep -x 42")
 STARTED = f"cd /app; echo 42 > answer; nohup python3 -m http.server 8080 {{}} > /app/log 2>&1 &\n{LISTENING}"
 LOW_PORT = STARTED.replace("8080", "80").replace("1F90", "0050").format("")
 COUNTER = f"""cat > /app/count.py <<'END'
@@ -66,21 +66,24 @@ setsid python3 /app/count.py > /dev/null 2>&1 < /dev/null &
 RIGHT = {
     "all addresses": (ASKED, STARTED.format("")),
     "one address": (ASKED, STARTED.format("--bind 127.0.0.1")),
-    "ipv6": (asking("get 'http://[::1]:8080/answer'"), STARTED.format("--bind ::")),
-    "a low port": (asking("get http://localhost/answer"), LOW_PORT),
-    "state in memory": (asking("A=http://localhost:8080; for i in 1 2; do get $A > /dev/null; done; get $A"), COUNTER),
-    "unix socket": (asking(unix("/run/app/app.sock")), answering("/run/app/app.sock")),
-    "unix socket in tmp": (asking(unix("/tmp/app.sock")), answering("/tmp/app.sock")),
+    "ipv6": (comparison("get 'http://[::1]:8080/answer'"), STARTED.format("--bind ::")),
+    "a low port": (comparison("get http://localhost/answer"), LOW_PORT),
+    "state in memory": (
+        comparison("A=http://localhost:8080; for i in 1 2; do get $A > /dev/null; done; get $A"),
+        COUNTER,
+    ),
+    "unix socket": (comparison(unix("/run/app/app.sock")), server_command("/run/app/app.sock")),
+    "unix socket in tmp": (comparison(unix("/tmp/app.sock")), server_command("/tmp/app.sock")),
     "two services": (
-        asking(f"get http://127.0.0.1:8080/answer > /tmp/a; {unix('/run/x.sock')} | cmp -s - /tmp/a; cat /tmp/a"),
-        f"{STARTED.format('')}\n{answering('/run/x.sock')}",
+        comparison(f"get http://127.0.0.1:8080/answer > /tmp/a; {unix('/run/x.sock')} | cmp -s - /tmp/a; cat /tmp/a"),
+        f"{STARTED.format('')}\n{server_command('/run/x.sock')}",
     ),
     "many connections": (
-        asking("for i in {1..60}; do get http://127.0.0.1:8080/answer & done | sort -u"),
+        comparison("for i in {1..60}; do get http://127.0.0.1:8080/answer & done | sort -u"),
         STARTED.format(""),
     ),
     "a large answer": (
-        asking("[ $(get http://127.0.0.1:8080/big | wc -c) = 50000000 ] && echo 42"),
+        comparison("[ $(get http://127.0.0.1:8080/big | wc -c) = 50000000 ] && echo 42"),
         f"head -c 50000000 /dev/zero > /app/big; {STARTED.format('')}",
     ),
 }  # fmt: skip
@@ -102,9 +105,9 @@ WRONG = {
         "> /dev/null 2>&1 &\n"
         + LISTEN.format("time.sleep(1000)"),
     ),
-    "a socket in place of the reward": (ASKED, answering("/logs/verifier/reward.txt")),
-    "a socket in place of a program": (ASKED, f"rm -f /usr/bin/grep; {answering('/usr/bin/grep')}"),
-    "a socket in place of the logs": (ASKED, f"rm -rf /logs; {answering('/logs')}"),
+    "a socket in place of the reward": (ASKED, server_command("/logs/verifier/reward.txt")),
+    "a socket in place of a program": (ASKED, f"rm -f /usr/bin/grep; {server_command('/usr/bin/grep')}"),
+    "a socket in place of the logs": (ASKED, f"rm -rf /logs; {server_command('/logs')}"),
     "many sockets": (
         ASKED,
         "nohup python3 -c \"import socket, time\ns = [socket.create_server(('', 9000 + n)) for n in range(500)]\n"
@@ -127,7 +130,7 @@ def scores(place: Path, tmp_path_factory: pytest.TempPathFactory) -> Scores:
 
 
 @pytest.mark.parametrize("name", PLAYED)
-def test_a_service_is_found_as_the_policy_left_it(scores: Scores, name: str) -> None:
+def test_service_of_the_policy_is_reachable_during_the_tests(scores: Scores, name: str) -> None:
     score = scores[name]
     assert isinstance(score, Score), score
     assert score.value == float(name in RIGHT), score

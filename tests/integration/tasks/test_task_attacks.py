@@ -64,13 +64,13 @@ def reports(place: Path, tmp_path_factory: pytest.TempPathFactory) -> Mapping[st
 
 
 @pytest.mark.parametrize("name", ROWS)
-def test_a_row_has_the_findings_that_are_its_own(reports: Mapping[str, AttackReport], name: str) -> None:
+def test_attacks_on_a_row_find_its_known_faults(reports: Mapping[str, AttackReport], name: str) -> None:
     report = reports[name]
     assert (report.problem, report.n_unscored) == ("", 0), report
     assert set(report.findings) == FOUND[name], report.findings
 
 
-def test_findings_name_the_class_of_what_scored(reports: Mapping[str, AttackReport]) -> None:
+def test_findings_name_the_class_of_the_scoring_attack(reports: Mapping[str, AttackReport]) -> None:
     assert "constant-value: constant-True 1" in reports["constant"].findings["hackable"]
     assert reports["shown"].findings["hackable"] == "shown-tests: outputs-in-the-question 1"
     assert "no-work: nothing 1" in reports["vacuous"].findings["vacuous"]
@@ -78,7 +78,7 @@ def test_findings_name_the_class_of_what_scored(reports: Mapping[str, AttackRepo
     assert reports["unsolvable"].findings["unsolvable"] == "its solution scores 0, not 1"
 
 
-def test_a_batch_of_such_rows_says_what_was_found(reports: Mapping[str, AttackReport], tmp_path: Path) -> None:
+def test_batch_of_attacked_rows_reports_their_findings(reports: Mapping[str, AttackReport], tmp_path: Path) -> None:
     instances = read_problems(written(tmp_path / "rows.jsonl", ROWS)).instances
     assert checked_request({"instances": instances}).findings == (
         f"1 of {len(ROWS)} tasks is vacuous by `farm tasks attack` (vacuous)",
@@ -88,7 +88,7 @@ def test_a_batch_of_such_rows_says_what_was_found(reports: Mapping[str, AttackRe
     assert checked_request({"instances": [instances[0]]}).findings == ()
 
 
-def test_a_solution_that_scores_by_turns_is_flaky(place: Path, tmp_path: Path) -> None:
+def test_randomly_scoring_solution_is_flaky(place: Path, tmp_path: Path) -> None:
     """Runs of one that is right at random every second time: all alike in one of 32,768 tries."""
     fields = {"question": "Add.", "tests": SUMS[:1], "reference": RIGHT, "compare": "checker", "checker": BY_TURNS}
     path = written(tmp_path / "rows.jsonl", {"flaky": ("programs", fields)})
@@ -97,7 +97,7 @@ def test_a_solution_that_scores_by_turns_is_flaky(place: Path, tmp_path: Path) -
     assert "flaky" in report.findings, report
 
 
-def test_the_command_prints_findings_and_knows_them_the_next_time(place: Path, tmp_path: Path) -> None:
+def test_attack_command_prints_findings_and_reuses_them(place: Path, tmp_path: Path) -> None:
     path = written(tmp_path / "rows.jsonl", {name: ROWS[name] for name in ("option", "restated")})
     command = [
         sys.executable,
@@ -132,7 +132,7 @@ def test_the_command_prints_findings_and_knows_them_the_next_time(place: Path, t
         ('{"question": "q"}\n', ("--as", "verl"), "a row of verl needs `reward_model`"),
     ],
 )
-def test_a_file_that_cannot_be_read_ends_the_command_with_2(
+def test_unreadable_file_ends_the_command_with_status_2(
     place: Path, tmp_path: Path, text: str, options: tuple[str, ...], message: str
 ) -> None:
     path = tmp_path / "rows.jsonl"
@@ -143,7 +143,7 @@ def test_a_file_that_cannot_be_read_ends_the_command_with_2(
     assert message in " ".join(done.stderr.split())
 
 
-def test_a_row_that_its_data_source_refuses_could_not_be_tried(place: Path, tmp_path: Path) -> None:
+def test_row_refused_by_its_data_source_is_a_problem_without_findings(place: Path, tmp_path: Path) -> None:
     path = written(tmp_path / "rows.jsonl", {"broken": ("answer", {"question": "q"})})
     (report,) = asyncio.run(attacked(targets_of(path, ""), OPTIONS, lambda each: None))
     assert "gold" in report.problem

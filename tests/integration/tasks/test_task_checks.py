@@ -30,7 +30,7 @@ def check(folder: Path, *options: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, env=env, capture_output=True, text=True, timeout=600)
 
 
-def test_a_task_that_is_not_sound_says_why(place: Path, tmp_path: Path) -> None:
+def test_unsound_task_is_reported_with_the_output_of_its_tests(place: Path, tmp_path: Path) -> None:
     folder = write_task(tmp_path / "task", TEST, "echo 41 > /app/answer.txt; echo of the solution; exit 3")
     done = check(folder)
     assert done.returncode == 1
@@ -50,7 +50,7 @@ def test_a_task_that_is_not_sound_says_why(place: Path, tmp_path: Path) -> None:
     assert "No such file" in log
 
 
-def test_a_message_names_the_files_of_the_user(place: Path, tmp_path: Path) -> None:
+def test_message_names_the_files_of_the_user(place: Path, tmp_path: Path) -> None:
     folder = write_task(tmp_path / "task", TEST, "true")
     (folder / "environment" / "Dockerfile").write_text("FROM debian:bookworm-slim\nRUN echo no such tool && exit 7\n")
     result = json.loads(check(folder, "--json").stdout)
@@ -59,7 +59,9 @@ def test_a_message_names_the_files_of_the_user(place: Path, tmp_path: Path) -> N
     assert "archives/" not in result["problem"]
 
 
-def test_an_image_that_cannot_be_pulled_is_built_and_said(place: Path, tmp_path: Path, apptainer: Path) -> None:
+def test_unavailable_image_is_built_from_its_dockerfile_and_reported(
+    place: Path, tmp_path: Path, apptainer: Path
+) -> None:
     test = '#!/bin/bash\necho "{\\"reward\\": $(cat /app/answer.txt)}" > /logs/verifier/reward.json\n'
     folder = write_task(tmp_path / "task", test, "echo 1 > /app/answer.txt")
     with (folder / "task.toml").open("a") as file:
@@ -80,7 +82,7 @@ def test_an_image_that_cannot_be_pulled_is_built_and_said(place: Path, tmp_path:
     assert "farm images alias 127.0.0.1:1/team/tool:1 IMAGE" in result["problem"]
 
 
-def test_a_check_of_what_did_not_change_is_shown_again(place: Path, tmp_path: Path) -> None:
+def test_check_of_an_unchanged_task_is_shown_again(place: Path, tmp_path: Path) -> None:
     test = """#!/bin/bash
 echo played >> /logs/played
 echo "{\\"reward\\": $(cat /app/answer.txt || echo 0), \\"style\\": 0.5}" > /logs/verifier/reward.json
@@ -116,7 +118,7 @@ echo "{\\"reward\\": $(cat /app/answer.txt || echo 0), \\"style\\": 0.5}" > /log
     assert not is_known("--reward", "reward")
 
 
-def test_what_could_not_be_checked_is_checked_again(place: Path, tmp_path: Path) -> None:
+def test_failed_check_is_repeated(place: Path, tmp_path: Path) -> None:
     folder = write_task(tmp_path / "task", TEST, "true")
     dockerfile = folder / "environment" / "Dockerfile"
     dockerfile.write_text("FROM debian:bookworm-slim\nRUN exit 7\n")
@@ -146,7 +148,7 @@ QUICK = "[verifier]\ntimeout_sec = 6.0\n[agent]\ntimeout_sec = 60.0\n"
 
 @pytest.mark.soak
 @pytest.mark.parametrize("name", at_length(["it stops at the first fault", "it never ends", OLD], [*SILENT, OLD]))
-def test_no_reward_is_0_where_the_solution_has_one(place: Path, tmp_path: Path, name: str) -> None:
+def test_missing_reward_is_zero_if_the_solution_has_one(place: Path, tmp_path: Path, name: str) -> None:
     folder = tmp_path / "task"
     if name in SILENT:
         write_task(folder, "#!/bin/bash\n" + SILENT[name], "echo 42 > /app/answer.txt", QUICK)
@@ -158,7 +160,7 @@ def test_no_reward_is_0_where_the_solution_has_one(place: Path, tmp_path: Path, 
     assert (result["problem"], result["solved"], result["untouched"]) == ("", 1.0, 0.0)
 
 
-def test_no_reward_is_an_error_where_the_solution_has_none(place: Path, tmp_path: Path) -> None:
+def test_missing_reward_is_an_error_if_the_solution_has_none(place: Path, tmp_path: Path) -> None:
     folder = write_task(tmp_path / "task", "#!/bin/bash\nexit 2\n", "echo 42 > /app/answer.txt; exit 1")
     result = json.loads(check(folder, "--json").stdout)
     assert (result["sound"], result["untouched"]) == (False, None)

@@ -36,14 +36,14 @@ ASK = "python3 -c \"import urllib.request as u; print(u.urlopen('http://127.0.0.
 
 
 @dataclass(frozen=True)
-class Place:
+class TaskFarm:
     """A farm, and its folder."""
 
     folder: Path
     client: Farm
     url: str
 
-    def play(self, data_source: str, fields: dict[str, Any], **more: Any) -> Rollout:
+    def run(self, data_source: str, fields: dict[str, Any], **more: Any) -> Rollout:
         archive = {"archive": more.pop("archive")} if "archive" in more else {}
         instance = {"data_source": data_source, "fields": fields} | archive
         return self.client.collect(self.client.submit({"instances": [instance]} | more), timeout_s=300)[0]
@@ -52,7 +52,7 @@ class Place:
         newest = self.client.rewards(rollout.rollout_id)[-1]
         return self.client.rollout(rollout.rollout_id).reward, newest.details
 
-    def again(self, rollout: Rollout) -> Rollout:
+    def rescore(self, rollout: Rollout) -> Rollout:
         assert self.client.rescore(rollout.rollout_id) == [rollout.rollout_id]
         self.client.wait(rollout.batch_id, timeout_s=300)
         return self.client.rollout(rollout.rollout_id)
@@ -62,7 +62,7 @@ class Place:
 
 
 @pytest.fixture(scope="module")
-def here() -> Iterator[Place]:
+def here() -> Iterator[TaskFarm]:
     with farm_folder() as folder:
         env: dict[str, Any] = installed_in(folder) | {"FARM_WARM_POOL": "0", "FARM_LAYER_MB": "1"}
         with (
@@ -70,29 +70,27 @@ def here() -> Iterator[Place]:
             farm.connect(up.store_url, broker_url=up.broker_url) as client,
             known_here(folder),
         ):
-            yield Place(folder, client, up.store_url)
+            yield TaskFarm(folder, client, up.store_url)
         assert left_of(folder) == []
 
 
 @pytest.mark.parametrize("kind", PROVIDERS)
-def test_the_files_that_a_policy_left_are_scored_and_scored_again_when_its_sandbox_is_gone(
-    here: Place, apptainer: Path, kind: str
-) -> None:
-    rollout = here.play("left", {"commands": [CHANGES], "check": LEFT}, sandbox=kind)
+def test_files_left_by_a_policy_are_scored_and_rescored_later(here: TaskFarm, apptainer: Path, kind: str) -> None:
+    rollout = here.run("left", {"commands": [CHANGES], "check": LEFT}, sandbox=kind)
     assert rollout.reward is not None, rollout.failure
     assert here.reward(rollout) == (1.0, {"output": ""})
     until(lambda: not here.layers(), "the layer is removed from the node")
-    again = here.again(rollout)
+    again = here.rescore(rollout)
     assert (again.reward, again.attempt, here.reward(again)[1]) == (1.0, 2, {"output": ""})
 
 
-def test_a_layer_that_is_too_large_to_keep_is_scored_once_and_then_refused_by_name(here: Place) -> None:
+def test_too_large_layer_is_scored_once_and_its_rescore_is_refused(here: TaskFarm) -> None:
     large = "head -c 3000000 /dev/urandom > large; echo x > result"
-    rollout = here.play("left", {"commands": [large], "check": "test $(cat /workspace/result) = x"})
+    rollout = here.run("left", {"commands": [large], "check": "test $(cat /workspace/result) = x"})
     assert rollout.reward == 1.0
     assert here.client.artefacts(rollout.rollout_id) == []
     until(lambda: not here.layers(), "the layer is removed from the node")
-    again = here.again(rollout)
+    again = here.rescore(rollout)
     assert again.reward == 1.0, "a score can only be followed by another"
     failed = here.client.timings(rollout.rollout_id)[-1].failure
     assert failed is not None
@@ -100,37 +98,35 @@ def test_a_layer_that_is_too_large_to_keep_is_scored_once_and_then_refused_by_na
 
 
 @pytest.mark.parametrize("data_source", ["left", "service"])
-def test_a_worker_that_is_killed_while_it_scores_costs_an_attempt_and_never_the_reward(
-    here: Place, data_source: str
-) -> None:
+def test_worker_killed_during_scoring_costs_an_attempt_not_the_reward(here: TaskFarm, data_source: str) -> None:
     mark = here.folder / f"killed-{data_source}"
     fields = {"commands": ["echo x > result"], "check": "test $(cat /workspace/result) = x", "kill": str(mark)}
-    rollout = here.play(data_source, fields)
+    rollout = here.run(data_source, fields)
     assert (rollout.reward, rollout.n_lost, mark.exists()) == (1.0, 1, True)
 
 
-def test_a_service_is_scored_while_it_runs_and_keeps_its_score(here: Place) -> None:
-    rollout = here.play("service", {"commands": [SERVE], "check": ASK})
+def test_service_is_scored_while_it_runs_and_keeps_its_score(here: TaskFarm) -> None:
+    rollout = here.run("service", {"commands": [SERVE], "check": ASK})
     assert rollout.reward == 1.0, here.reward(rollout)
-    assert here.play("service", {"commands": ["true"], "check": ASK}).reward == 0.0
-    assert here.again(rollout).reward == 1.0
+    assert here.run("service", {"commands": ["true"], "check": ASK}).reward == 0.0
+    assert here.rescore(rollout).reward == 1.0
 
 
-def test_steps_go_on_in_one_sandbox_and_their_records_are_kept(here: Place) -> None:
+def test_steps_continue_in_one_sandbox_and_their_records_are_stored(here: TaskFarm) -> None:
     commands = ["echo one > f", "cat f; echo two >> f", "cat f"]
-    rollout = here.play("stepped", {"commands": commands})
+    rollout = here.run("stepped", {"commands": commands})
     records = [{"answer": "", "n": 1}, {"answer": "one\n", "n": 2}]
     assert here.reward(rollout) == (2.0, {"steps": records, "answer": "one\ntwo\n"})
 
 
-def test_an_agent_that_plays_one_step_alone_is_refused(here: Place) -> None:
-    rollout = here.play("stepped", {"commands": ["true", "true"]}, agent="noop", max_attempts=3)
+def test_single_step_agent_is_refused_for_a_task_with_steps(here: TaskFarm) -> None:
+    rollout = here.run("stepped", {"commands": ["true", "true"]}, agent="noop", max_attempts=3)
     assert rollout.failure is not None
     assert (rollout.outcome, rollout.n_failures) == (Outcome.HANDLER_ERROR, 0)
-    assert "agent noop plays only one" in rollout.failure.message
+    assert "agent noop runs only one" in rollout.failure.message
 
 
-def test_an_archive_is_shared_by_digest_and_an_unknown_one_is_refused(here: Place, tmp_path: Path) -> None:
+def test_archive_is_shared_by_digest_and_an_unknown_one_is_refused(here: TaskFarm, tmp_path: Path) -> None:
     (tmp_path / "task").mkdir()
     (tmp_path / "task/instruction.md").write_text("be quick\n")
     digest = here.client.upload_archive(tmp_path / "task")
@@ -149,10 +145,10 @@ def test_an_archive_is_shared_by_digest_and_an_unknown_one_is_refused(here: Plac
         here.client.submit({"instances": [instances[0], {**instances[1], "archive": "0" * 64}]})
 
 
-def test_the_batch_names_the_reward_that_counts(here: Place) -> None:
+def test_batch_option_selects_the_reward_that_counts(here: TaskFarm) -> None:
     fields = {"commands": ["true"], "rewards": {"tests": 0.5, "style": 1.0}}
     rollouts = {
-        str(rule): here.play("plain", fields, reward=rule, max_attempts=1)
+        str(rule): here.run("plain", fields, reward=rule, max_attempts=1)
         for rule in ("tests", {"tests": 2.0, "style": -1}, "speed", "")
     }
     assert [rollout.reward for rollout in rollouts.values()] == [0.5, 0.0, None, None]
@@ -162,20 +158,20 @@ def test_the_batch_names_the_reward_that_counts(here: Place) -> None:
     assert {rollouts["speed"].outcome, rollouts[""].outcome} == {Outcome.EVALUATOR_ERROR}
 
 
-def test_what_the_farm_cannot_give_is_refused_at_submit(here: Place) -> None:
+def test_unsupported_requirements_are_refused_at_submission(here: TaskFarm) -> None:
     asked = {"commands": ["true"], "sidecars": ["db"], "network_in": ["run"]}
     with pytest.raises(
         InvalidRequest, match=r"sidecar services \(db\).*; instances\[0\].fields: it asks for the network"
     ):
-        here.play("plain", asked)
+        here.run("plain", asked)
     refused = "import socket; socket.create_connection(('127.0.0.1', 9), 1)"
-    off = here.play("plain", {**asked, "sidecars": [], "commands": [f'python3 -c "{refused}"']}, network="off")
+    off = here.run("plain", {**asked, "sidecars": [], "commands": [f'python3 -c "{refused}"']}, network="off")
     assert off.state is State.COMPLETED
 
 
 @pytest.mark.parametrize("kind", PROVIDERS)
-def test_a_missing_image_is_refused_by_name_where_that_is_known_and_else_breaks_once(
-    here: Place, apptainer: Path, kind: str, monkeypatch: pytest.MonkeyPatch
+def test_missing_image_is_refused_at_submission_or_fails_without_retry(
+    here: TaskFarm, apptainer: Path, kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     nowhere = f"{here.folder}/nowhere"
     (files := here.folder / f"registry-{kind}").mkdir()
@@ -205,32 +201,32 @@ def test_a_missing_image_is_refused_by_name_where_that_is_known_and_else_breaks_
     assert all(image in text for image, (_, text) in zip(missing, raised.value.complaints, strict=True))
 
 
-def test_an_agent_that_is_installed_while_the_farm_runs_is_found_by_its_workers(here: Place) -> None:
-    assert here.play("plain", {"commands": ["true"]}).reward == 1.0, "the workers have looked for plug-ins by now"
+def test_agent_installed_while_the_farm_runs_is_found_by_workers(here: TaskFarm) -> None:
+    assert here.run("plain", {"commands": ["true"]}).reward == 1.0, "the workers have looked for plug-ins by now"
     site = here.folder / "site"
     (site / "late_agent.py").write_text("from tests.integration.tasks.task_plugin import CommandAgent as Late\n")
     described = site / "late_agent-1.dist-info"
     described.mkdir()
     (described / "METADATA").write_text("Metadata-Version: 2.1\nName: late_agent\nVersion: 1\n")
     (described / "entry_points.txt").write_text("[farm.agents]\nlate = late_agent:Late\n")
-    rollout = here.play("plain", {"commands": ["true"]}, agent="late", max_attempts=1)
+    rollout = here.run("plain", {"commands": ["true"]}, agent="late", max_attempts=1)
     assert (rollout.outcome, rollout.reward) == (Outcome.SUBMITTED, 1.0), rollout.failure
 
 
-def test_a_tasks_own_time_limit_ends_it(here: Place) -> None:
-    rollout = here.play("plain", {"commands": ["sleep 100"], "run_s": 30.0}, limits={"task_time_factor": 0.01})
+def test_time_limit_of_a_task_ends_it(here: TaskFarm) -> None:
+    rollout = here.run("plain", {"commands": ["sleep 100"], "run_s": 30.0}, limits={"task_time_factor": 0.01})
     assert rollout.outcome is Outcome.DEADLINE
 
 
-def test_secrets_reach_the_sandbox_and_nothing_that_is_kept(here: Place) -> None:
+def test_secrets_reach_the_sandbox_and_are_not_stored_or_logged(here: TaskFarm) -> None:
     fields = {"commands": ["test -n $TOKEN && echo token $TOKEN"], "env": {"TOKEN": "${KEY}", "MODE": "${MODE:-on}"}}
     secrets = {"KEY": SECRET}
-    shown = here.play("stepped", fields, secrets=secrets)
+    shown = here.run("stepped", fields, secrets=secrets)
     assert here.reward(shown)[1]["answer"] == "token [secret]\n"
-    failed = here.play("plain", {**fields, "fails": "it broke with ${KEY}"}, secrets=secrets, max_attempts=1)
+    failed = here.run("plain", {**fields, "fails": "it broke with ${KEY}"}, secrets=secrets, max_attempts=1)
     assert failed.failure is not None
     assert "it broke with [secret]" in failed.failure.message
-    unnamed = here.play("plain", fields, max_attempts=1)
+    unnamed = here.run("plain", fields, max_attempts=1)
     assert unnamed.failure is not None
     assert "no secret for: KEY" in unnamed.failure.message
     logs = [path for path in here.folder.rglob("*.log") if SECRET.encode() in path.read_bytes()]

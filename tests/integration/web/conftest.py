@@ -62,7 +62,7 @@ def batch_id(farm: LocalFarm) -> str:
     )
     log = trajectories.CallLog(id, 1)
 
-    def play(connection: Any) -> None:
+    def store_rollout(connection: Any) -> None:
         trajectories.record_call(connection, log.row(call))
         values = {
             "state": "failed",
@@ -76,5 +76,5 @@ def batch_id(farm: LocalFarm) -> str:
         }
         connection.execute(rollouts.update().where(rollouts.c.rollout_id == id).values(**values))
 
-    farm.store.write(play)
+    farm.store.write(store_rollout)
     return made

@@ -67,7 +67,7 @@ def batch_in(page: str) -> str:
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_every_view_is_shown_without_a_farm_and_nothing_is_left(
+def test_every_view_works_without_a_farm_and_leaves_no_files(
     running: tuple[subprocess.Popen[str], str], tmp_path: Path, number: signal.Signals
 ) -> None:
     process, address = running
@@ -87,7 +87,7 @@ def test_every_view_is_shown_without_a_farm_and_nothing_is_left(
     assert [each.name for each in tmp_path.rglob("*")] == ["temporary"]
 
 
-def test_a_visitor_changes_nothing_and_the_api_stays_shut(running: tuple[subprocess.Popen[str], str]) -> None:
+def test_demo_refuses_changes_and_api_requests(running: tuple[subprocess.Popen[str], str]) -> None:
     _, address = running
     with httpx2.Client(base_url=address) as browser:
         batch_id = batch_in(browser.get("/").text)
@@ -101,13 +101,13 @@ def test_a_visitor_changes_nothing_and_the_api_stays_shut(running: tuple[subproc
         assert httpx2.get(address.replace("/web", "/v1/batches")).status_code == 401
 
 
-def test_without_demo_it_names_what_serves_the_page_of_a_farm(tmp_path: Path) -> None:
+def test_command_without_demo_names_the_alternative(tmp_path: Path) -> None:
     output, errors = command(tmp_path).communicate(timeout=60)
     assert output == ""
     assert "Error: --demo is required; `farm api` serves the page of a farm" in errors
 
 
-def test_the_recording_is_small_and_holds_no_key(tmp_path: Path) -> None:
+def test_recording_is_small_and_contains_no_key(tmp_path: Path) -> None:
     assert FILE.stat().st_size < LARGEST
     with contextlib.closing(LocalFarm(recorded_store(tmp_path), Signals(""), 1)) as client:
         (batch_id,) = client.recent(10)
@@ -120,7 +120,7 @@ def test_the_recording_is_small_and_holds_no_key(tmp_path: Path) -> None:
         assert not client.engines()
 
 
-def test_the_script_records_one_batch_that_has_ended(tmp_path: Path) -> None:
+def test_script_records_only_an_ended_batch(tmp_path: Path) -> None:
     made = tmp_path / "made.db.gz"
     recorded_store(tmp_path).close()
     farm_store = Store(sqlite_url(tmp_path / "farm.db"))

@@ -6,12 +6,12 @@ import httpx2
 import numpy as np
 
 from farm.store.database import Store
-from tests.contract.retention.test_pruning import farm_of, played
+from tests.contract.retention.test_pruning import ended_batch, farm_of
 from tests.integration.web.hostile_pages import HOSTILE, ParsedPage
 
 
-def test_figures_are_listed_and_shade_the_tokens_of_their_row(sqlite_store: Store, browser: httpx2.Client) -> None:
-    rollout_id = f"{played(sqlite_store)}.0.0"
+def test_annotations_are_listed_and_shade_the_tokens_of_their_row(sqlite_store: Store, browser: httpx2.Client) -> None:
+    rollout_id = f"{ended_batch(sqlite_store)}.0.0"
     path = f"/rollouts/{rollout_id}/tokens"
     assert "Annotations of trainers" not in browser.get(path).text
     name = f"loss {HOSTILE}"[:64]

@@ -16,7 +16,7 @@ from tests.services.api import KEY, served
 from tests.services.farms import until
 
 
-def test_nobody_sees_anything_without_the_key(farm: LocalFarm, batch_id: str) -> None:
+def test_page_requires_a_valid_key(farm: LocalFarm, batch_id: str) -> None:
     with served(farm, page=application) as url, httpx2.Client(base_url=f"{url}/web") as client:
         for view in (*VIEWS, "/batches/{b}/live", "/batches/{b}/rollouts.jsonl", "/rollouts/{b}.0.0/trace.json"):
             answer = client.get(view.format(b=batch_id), headers={"accept": "text/html"})
@@ -44,7 +44,7 @@ def test_nobody_sees_anything_without_the_key(farm: LocalFarm, batch_id: str) ->
         assert client.get("/static/%2e%2e/app.py").status_code == 404
 
 
-def test_forms_that_never_come_or_break_off_hurt_nobody(farm: LocalFarm, caplog: pytest.LogCaptureFixture) -> None:
+def test_incomplete_forms_time_out_without_errors(farm: LocalFarm, caplog: pytest.LogCaptureFixture) -> None:
     with served(farm, page=application, request_s=0.3) as url:
         host, _, port = url.removeprefix("http://").partition(":")
         for path in ("sign-in", "orders/cancel"):
@@ -58,7 +58,7 @@ def test_forms_that_never_come_or_break_off_hurt_nobody(farm: LocalFarm, caplog:
     assert not [each for each in caplog.records if each.exc_info]
 
 
-def test_signing_in_leads_where_one_wanted_to_go_and_nowhere_else(farm: LocalFarm) -> None:
+def test_sign_in_redirects_only_within_the_page(farm: LocalFarm) -> None:
     with served(farm, page=application) as url, httpx2.Client(base_url=url) as client:
         assert client.get("/", headers={"accept": "text/html"}).headers["location"] == "/web/"
         for then, place in (
@@ -78,7 +78,7 @@ def test_signing_in_leads_where_one_wanted_to_go_and_nowhere_else(farm: LocalFar
         assert httpx2.get(f"{url}/web/").status_code == 401
 
 
-def test_orders_are_carried_out_for_pages_of_the_farm_alone(
+def test_orders_are_accepted_only_from_pages_of_the_farm(
     browser: httpx2.Client, farm: LocalFarm, batch_id: str
 ) -> None:
     order = {"id": f"{batch_id}.1", "back": f"/batches/{batch_id}"}
@@ -112,7 +112,7 @@ def test_orders_are_carried_out_for_pages_of_the_farm_alone(
     assert [each.engine.paused for each in farm.engines()] == [""]
 
 
-def test_named_keys_see_the_page_and_give_the_orders_of_their_scopes(farm: LocalFarm, batch_id: str) -> None:
+def test_named_keys_see_the_page_and_give_only_orders_of_their_scopes(farm: LocalFarm, batch_id: str) -> None:
     keys = {
         name: farm.access.add_key(name, scopes) for name, scopes in (("reader", ["read"]), ("operator", ["operate"]))
     }
@@ -134,7 +134,7 @@ def test_named_keys_see_the_page_and_give_the_orders_of_their_scopes(farm: Local
     assert {("operator", "cancel")} <= {(each.by, each.verb) for each in farm.access.orders()}
 
 
-def test_a_request_is_shown_without_its_secrets(browser: httpx2.Client, farm: LocalFarm) -> None:
+def test_request_is_shown_without_its_secrets(browser: httpx2.Client, farm: LocalFarm) -> None:
     instance = {
         "data_source": "noop",
         "fields": {},

@@ -24,7 +24,7 @@ from tests.services.farms import NOOP, until
 from tests.services.model_calls import model_call
 
 
-def test_hostile_content_is_text_in_every_view(browser: httpx2.Client, batch_id: str) -> None:
+def test_hostile_content_is_shown_as_text_in_every_view(browser: httpx2.Client, batch_id: str) -> None:
     for view in VIEWS:
         answer = browser.get(view.format(b=batch_id))
         assert answer.status_code == 200, (view, answer.text)
@@ -45,7 +45,7 @@ def test_hostile_content_is_text_in_every_view(browser: httpx2.Client, batch_id:
     assert "␛[31m⟨U+202E⟩" in transcript.words
 
 
-def test_views_show_what_is_stored(browser: httpx2.Client, farm: LocalFarm, batch_id: str) -> None:
+def test_views_show_stored_data(browser: httpx2.Client, farm: LocalFarm, batch_id: str) -> None:
     listed = ParsedPage(browser.get("/").text).words
     assert batch_id in listed
     assert "1/4" in listed
@@ -94,14 +94,14 @@ def test_views_show_what_is_stored(browser: httpx2.Client, farm: LocalFarm, batc
         ("/rollouts/{b}.0.0/artefact?name=%00", 404),
     ],
 )
-def test_a_wrong_address_is_a_page_that_says_so(browser: httpx2.Client, batch_id: str, path: str, status: int) -> None:
+def test_invalid_address_is_an_error_page(browser: httpx2.Client, batch_id: str, path: str, status: int) -> None:
     answer = browser.get(path.format(b=batch_id))
     assert answer.status_code == status, answer.text
     assert answer.headers["content-type"].startswith("text/html")
     assert "Traceback" not in answer.text
 
 
-def test_live_numbers_are_sent_when_they_change_until_all_have_ended(
+def test_live_numbers_are_sent_on_change_until_the_batch_has_ended(
     browser: httpx2.Client, farm: LocalFarm, batch_id: str
 ) -> None:
     parts: list[str] = []
@@ -116,7 +116,7 @@ def test_live_numbers_are_sent_when_they_change_until_all_have_ended(
     assert parts[-2:] == ["event: part", "event: end"]
 
 
-def test_exports_hold_what_the_filter_lets_pass(browser: httpx2.Client, farm: LocalFarm, batch_id: str) -> None:
+def test_exports_contain_the_rollouts_of_the_filter(browser: httpx2.Client, farm: LocalFarm, batch_id: str) -> None:
     lines = browser.get(f"/batches/{batch_id}/rollouts.jsonl?failure=engine_error").text.splitlines()
     assert [json.loads(line)["rollout_id"] for line in lines] == [f"{batch_id}.0.0"]
     assert json.loads(lines[0])["messages"][0]["content"] == HOSTILE
@@ -134,7 +134,7 @@ def test_exports_hold_what_the_filter_lets_pass(browser: httpx2.Client, farm: Lo
     assert not any({"src", "href"} & set(attributes) for _, attributes in ParsedPage(alone.text).tags)
 
 
-def test_artefacts_are_shown_only_if_they_are_images(browser: httpx2.Client, farm: LocalFarm, batch_id: str) -> None:
+def test_only_image_artefacts_are_shown_inline(browser: httpx2.Client, farm: LocalFarm, batch_id: str) -> None:
     id = f"{batch_id}.0.0"
     png = b"\x89PNG\r\n\x1a\nrest"
     kept = {
@@ -160,7 +160,7 @@ def _keep(connection: Any, id: str, name: str, media_type: str, data: bytes) -> 
     connection.execute(artefacts.artefacts.insert().values(rollout_id=id, attempt=1, name=name, **row))
 
 
-def test_older_batches_are_behind_the_newest(browser: httpx2.Client, farm: LocalFarm) -> None:
+def test_older_batches_are_on_the_next_page(browser: httpx2.Client, farm: LocalFarm) -> None:
     ids = [farm.submit({"instances": [NOOP]}) for _ in range(N_BATCHES + 3)]
     first = browser.get("/").text
     link = next(str(value["href"]) for tag, value in ParsedPage(first).tags if value.get("rel") == "next")
@@ -170,7 +170,7 @@ def test_older_batches_are_behind_the_newest(browser: httpx2.Client, farm: Local
     assert browser.get("/?before=none").status_code == 404
 
 
-def test_live_numbers_go_on_after_a_database_that_was_away(
+def test_live_numbers_continue_after_a_database_outage(
     browser: httpx2.Client, farm: LocalFarm, batch_id: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     parts: list[str] = []
@@ -196,7 +196,7 @@ def test_live_numbers_go_on_after_a_database_that_was_away(
 
 
 @pytest.mark.parametrize(("view", "read"), [("/cluster/live", "nodes"), ("/batches/{b}/live", "status")])
-def test_many_viewers_ask_the_store_no_more_often_than_one(
+def test_concurrent_viewers_share_the_queries_to_the_store(
     browser: httpx2.Client, farm: LocalFarm, batch_id: str, monkeypatch: pytest.MonkeyPatch, view: str, read: str
 ) -> None:
     n_viewers, n_lines, n_asked = 8, 4, 0
@@ -225,7 +225,7 @@ def shown_ids(page: str) -> set[str]:
     return {href.rpartition("/")[2] for href in hrefs if href.startswith("/web/rollouts/")}
 
 
-def test_one_filter_is_kept_from_view_to_view(browser: httpx2.Client, batch_id: str) -> None:
+def test_filter_is_kept_in_links_between_views(browser: httpx2.Client, batch_id: str) -> None:
     met, missed = "?failure=engine_error&node=%3Cb%3Enode&finished_after=1", "?failure=lost"
     for view in ("", "/rollouts", "/failures", "/figures", "/selection"):
         page = browser.get(f"/batches/{batch_id}{view}{met}").text
@@ -247,7 +247,7 @@ def test_one_filter_is_kept_from_view_to_view(browser: httpx2.Client, batch_id: 
         assert f"{n}0." in ParsedPage(browser.get(f"/batches/{batch_id}/{view}{missed}").text).words
 
 
-def test_a_message_has_a_link_of_its_own_and_every_order_asks(browser: httpx2.Client, batch_id: str) -> None:
+def test_messages_have_anchors_and_orders_require_confirmation(browser: httpx2.Client, batch_id: str) -> None:
     page = ParsedPage(browser.get(f"/rollouts/{batch_id}.0.0").text)
     ids = [values["id"] for tag, values in page.tags if tag == "section" and "id" in values]
     links = [values.get("href") for tag, values in page.tags if tag == "a"]
@@ -259,7 +259,7 @@ def test_a_message_has_a_link_of_its_own_and_every_order_asks(browser: httpx2.Cl
                 assert values.get("data-confirm"), (view, values)
 
 
-def test_many_who_load_the_list_of_batches_at_one_time_count_it_once(
+def test_concurrent_loads_of_the_batch_list_share_one_query(
     browser: httpx2.Client, farm: LocalFarm, batch_id: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     n_asked = 0
@@ -280,7 +280,7 @@ def test_many_who_load_the_list_of_batches_at_one_time_count_it_once(
     until(lambda: browser.get("/").is_success and n_asked == 2, "it is kept for fifty times as long as it took", 30)
 
 
-def test_images_of_messages_are_shown_where_they_stand(browser: httpx2.Client, farm: LocalFarm, batch_id: str) -> None:
+def test_images_of_messages_are_shown_in_place(browser: httpx2.Client, farm: LocalFarm, batch_id: str) -> None:
     id = rollout_id(batch_id, 1, 0)
     digest = "ab" * 32
 

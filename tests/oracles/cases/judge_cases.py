@@ -307,7 +307,7 @@ def cases_of(rule: str) -> list[JudgedCase]:
     return output_cases() + (value_cases() if rule != "codecontests" else [])
 
 
-def asked(rule: str, case: JudgedCase) -> dict[str, Any]:
+def oracle_input(rule: str, case: JudgedCase) -> dict[str, Any]:
     """Return a case as the oracle gets it: an expected value is JSON, except for EvalPlus."""
     expected = case.expected
     if case.is_value and rule not in EVAL_PLUS:

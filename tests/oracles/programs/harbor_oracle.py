@@ -114,7 +114,7 @@ def resources(config: EnvironmentConfig) -> dict[str, Any]:
     return {**values, "workdir": config.workdir or None, "env": resolve_env_vars(config.env)}
 
 
-def asked(config: EnvironmentConfig) -> dict[str, Any]:
+def requirements(config: EnvironmentConfig) -> dict[str, Any]:
     return {
         "os": config.os.value,
         "gpus": max(config.gpus or 0, 0),
@@ -139,7 +139,7 @@ def step_of(task: Task, step: StepConfig | None, index: int, trial: Path) -> dic
         environment_of(folder, definition.config, trial)
         image = definition.config.docker_image and f"docker:{definition.config.docker_image}"
         image = image or str(folder.relative_to(task.task_dir))
-        bundled, place, needs = definition.bundled_tests, resources(definition.config), asked(definition.config)
+        bundled, place, needs = definition.bundled_tests, resources(definition.config), requirements(definition.config)
     oracle = SimpleNamespace(_task=task, _step_index=index)
     try:
         _, solution = OracleAgent._resolve_solution_paths(oracle)
@@ -206,7 +206,7 @@ def read(folder: Path) -> dict[str, Any]:
             "name": task.name if config.task else None,
             "image": f"docker:{image}" if image else "environment",
             "place": resources(config.environment),
-            "asks": asked(config.environment),
+            "asks": requirements(config.environment),
             "network": plan.agent_env_baseline.network_mode.value,
             "healthcheck": check_of(config.environment.healthcheck),
             "strategy": config.multi_step_reward_strategy.value if config.multi_step_reward_strategy else None,

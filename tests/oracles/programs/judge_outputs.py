@@ -54,18 +54,18 @@ def function(given):
 
 
 def of_livecodebench(judge):
-    def verdict(case):
+    def is_right(case):
         if case["value"]:
             found = judge.grade_call_based(function(case["given"]), ["0"], [case["expected"]], "f", 60)
         else:
             found = judge.grade_stdio(CAT, [case["given"]], [case["expected"]], 60)
         return bool(found) and all(each == True for each in found[0])  # noqa: E712
 
-    return verdict
+    return is_right
 
 
 def of_apps(run_test, json_texts):
-    def verdict(case):
+    def is_right(case):
         tests = {"inputs": [case["given"]], "outputs": [case["expected"]]}
         program = CAT
         if case["value"]:
@@ -74,11 +74,11 @@ def of_apps(run_test, json_texts):
             program = function(case["given"])
         return all(each is True for each in run_test(tests, program))
 
-    return verdict
+    return is_right
 
 
 def of_taco(judge):
-    def verdict(case):
+    def is_right(case):
         if not case["value"]:
             return bool(judge.compare_std_results(case["given"], case["expected"]))
         inputs, outputs = judge.process_input_output([0], json.loads(case["expected"]))
@@ -88,16 +88,16 @@ def of_taco(judge):
         results, _ = judge.execute_cb_code(space["f"], [inputs], [outputs], timeout=60)
         return results[0][1] == "passed"
 
-    return verdict
+    return is_right
 
 
-def one_by_one(verdict):
+def one_by_one(is_right):
     def judged(cases):
         marks = []
         for case in cases:
             with contextlib.redirect_stdout(io.StringIO()):
                 try:
-                    marks.append("01"[verdict(case)])
+                    marks.append("01"[is_right(case)])
                 except Exception:
                     # an exception of a scorer counts as wrong
                     marks.append("0")

@@ -45,7 +45,7 @@ async def outcome(runtime: Any, folder: str, verb: str, values: dict[str, Any]) 
     return answer
 
 
-async def play(runtime: Any, folder: str) -> list[dict[str, Any]]:
+async def run_cases(runtime: Any, folder: str) -> list[dict[str, Any]]:
     return [await outcome(runtime, folder, verb, values) for verb, values in given["cases"]]
 
 
@@ -61,12 +61,12 @@ async def isolated(runtime: Any) -> list[str]:
 
 async def main() -> dict[str, Any]:
     local = LocalRuntime()
-    own = await play(local, given["folder"])
+    own = await run_cases(local, given["folder"])
     await local.close()
     deployment = FarmDeployment(given["url"], given["key"], {"image": "host"})
     await deployment.start()
     alive = await deployment.is_alive(timeout=60)
-    farms = await play(deployment.runtime, "/workspace")
+    farms = await run_cases(deployment.runtime, "/workspace")
     apart = await isolated(deployment.runtime)
     if given["waits"]:
         print(json.dumps("waits"), file=answers, flush=True)

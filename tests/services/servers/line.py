@@ -27,7 +27,7 @@ class Line:
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
         self._thread.start()
-        self.mend()
+        self.restore()
 
     @property
     def silent(self) -> bool:
@@ -37,13 +37,13 @@ class Line:
         """End all connections, and refuse new ones."""
         self._do(self._refuse())
 
-    def swallow(self) -> None:
+    def drop_data(self) -> None:
         """Drop all data from now on. Connections, new ones too, stay open, but neither side receives anything, nor
         that the other has disconnected."""
         self._silent = True
         self._n_swallowed += 1
 
-    def mend(self) -> None:
+    def restore(self) -> None:
         """Forward new connections; those that were swallowed stay broken, whether or not anything was sent."""
         self._silent = False
         self._do(self._listen())

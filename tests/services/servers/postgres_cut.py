@@ -71,7 +71,7 @@ class PostgresProxy:
         replies, server = await asyncio.open_unix_connection(self._behind)
         passing = asyncio.create_task(_pass_on(replies, answers))
         try:
-            await self._asked(client, server, replies, passing)
+            await self._forward(client, server, replies, passing)
         except (asyncio.IncompleteReadError, ConnectionError, asyncio.CancelledError):
             pass
         finally:
@@ -80,7 +80,7 @@ class PostgresProxy:
             server.close()
             self._open.discard(task)
 
-    async def _asked(
+    async def _forward(
         self,
         client: asyncio.StreamReader,
         server: asyncio.StreamWriter,

@@ -40,7 +40,7 @@ def rabbitmq_broker() -> Iterator[Broker]:
         (folder / "plugins").write_text("[].")
         control = partial(_control, env)
         # Erlang would start one by itself, and leave it behind
-        names = [_found("epmd", env), "-port", str(epmd), "-address", "127.0.0.1"]
+        names = [_program_path("epmd", env), "-port", str(epmd), "-address", "127.0.0.1"]
         with (
             running(names, lambda: _listens(epmd), folder / "epmd.log"),
             Broker(
@@ -48,7 +48,7 @@ def rabbitmq_broker() -> Iterator[Broker]:
                 amqp,
                 _URL,
                 lambda: running(
-                    ["env", *(f"{name}={value}" for name, value in env.items()), _found("rabbitmq-server", env)],
+                    ["env", *(f"{name}={value}" for name, value in env.items()), _program_path("rabbitmq-server", env)],
                     lambda: _speaks(amqp),
                     folder / "server.log",
                     stop=signal.SIGKILL,
@@ -100,7 +100,7 @@ def _environment(programs: list[Path], folder: Path, amqp: int, distribution: in
     }
 
 
-def _found(program: str, env: dict[str, str]) -> str:
+def _program_path(program: str, env: dict[str, str]) -> str:
     result = shutil.which(program, path=env["PATH"])
     if result is None:
         raise Missing(f"no {program} beside RabbitMQ: run `make rabbitmq`")
@@ -108,7 +108,7 @@ def _found(program: str, env: dict[str, str]) -> str:
 
 
 def _control(env: dict[str, str], *arguments: str) -> None:
-    command = [_found("rabbitmqctl", env), "-q", *arguments]
+    command = [_program_path("rabbitmqctl", env), "-q", *arguments]
     subprocess.run(command, env=env, check=True, capture_output=True, timeout=LONG_S, cwd="/")
 
 

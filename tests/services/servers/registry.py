@@ -23,7 +23,7 @@ class Registry:
         self.status: int | None = None
         """Overrides the status of each answer."""
 
-    def found(self, path: str) -> tuple[str, bytes] | None:
+    def content_at(self, path: str) -> tuple[str, bytes] | None:
         """Return the media type and bytes at a path; None if there is nothing."""
         if path == "/v2/":
             return "application/json", b"{}"
@@ -51,7 +51,7 @@ def registry(root: Path) -> Iterator[tuple[str, Registry]]:
 
         def _answer(self, with_body: bool) -> None:
             content.asked.append(self.path)
-            result = content.found(self.path)
+            result = content.content_at(self.path)
             media_type, body = result or ("application/json", b'{"errors": [{"code": "MANIFEST_UNKNOWN"}]}')
             self.send_response(content.status or (404 if result is None else 200))
             self.send_header("Content-Type", media_type)

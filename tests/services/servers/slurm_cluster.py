@@ -85,14 +85,14 @@ class SlurmCluster:
         for name in self.names:
             self._run("slurmd", "-f", str(self.config), "-N", name)
         deadline = Deadline(_START_S)
-        while self.said("sinfo", "-h", "-t", "idle", "-p", "cpu", "-o", "%D") != str(len(self.names)):
+        while self.output_of("sinfo", "-h", "-t", "idle", "-p", "cpu", "-o", "%D") != str(len(self.names)):
             if deadline.passed():
                 raise RuntimeError(
                     f"the Slurm did not start:\n{(self.folder / 'log/slurmctld.log').read_text()[-2000:]}"
                 )
             time.sleep(0.1)
 
-    def said(self, *words: str) -> str:
+    def output_of(self, *words: str) -> str:
         """Return the output of a Slurm command."""
         return self._run(*words).strip()
 
@@ -101,7 +101,7 @@ class SlurmCluster:
         with suppress(subprocess.CalledProcessError):
             self._run("scancel", "--me")
             deadline = Deadline(60)
-            while self.said("squeue", "-h") and not deadline.passed():
+            while self.output_of("squeue", "-h") and not deadline.passed():
                 time.sleep(0.2)
         files = [*self.folder.glob("slurmd.*.pid"), self.folder / "slurmctld.pid", self.folder / "munge" / "pid"]
         for number in (signal.SIGTERM, signal.SIGKILL):

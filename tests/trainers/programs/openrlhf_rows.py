@@ -60,7 +60,7 @@ def main() -> None:
         "constructed": constructed(),
         "too_long": refused(labels[0]),
         "bounded": bounded(labels[0]),
-        "asked": asked(labels[0]),
+        "asked": first_sampling(labels[0]),
         "kept": kept(responses),
     }
     print(json.dumps(facts))
@@ -138,7 +138,7 @@ def constructed() -> list[int]:
     return counts
 
 
-def asked(label: str) -> dict[str, Any]:
+def first_sampling(label: str) -> dict[str, Any]:
     """Return the sampling parameters of a rollout's first call."""
     wanted = SimpleNamespace(**vars(SAMPLING), min_tokens=1, min_p=0.1, skip_special_tokens=False)
     response = asyncio.run(_AgentExecutor().execute("asked", label, wanted, MAX_LENGTH, TOKENIZER, None))

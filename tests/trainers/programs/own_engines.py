@@ -67,7 +67,7 @@ def skyrl() -> list[bool]:
     sampling = get_sampling_params_for_backend("vllm", config.sampling_params)
     batch, _ = prepare_generator_input(prompts, N, sampling, "farm", "train", 5)
 
-    async def played(connected: Any) -> Any:
+    async def run_result(connected: Any) -> Any:
         client = Client(proxy_url=ENGINE, server_urls=[ENGINE], data_parallel_size=1, model_name=MODEL)
         client.increment_weight_version()
         tokenizer = _Vocabulary(FOLDER)
@@ -78,7 +78,7 @@ def skyrl() -> list[bool]:
             await client.teardown()
 
     with farm.connect(FARM_URL) as connected:
-        output = asyncio.run(played(connected))
+        output = asyncio.run(run_result(connected))
     rows = zip(output["response_ids"], output["rollout_logprobs"], strict=True)
     return [SAMPLED.has(ids, logprobs) for ids, logprobs in rows]
 

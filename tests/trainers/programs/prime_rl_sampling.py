@@ -36,7 +36,7 @@ def request_of(sampling: Any) -> RunRequest:
     return RunRequest(client=endpoint, model="m", sampling=sampling, task_data={})
 
 
-def asked(sampling: Any) -> dict[str, Any] | str:
+def farm_sampling(sampling: Any) -> dict[str, Any] | str:
     """Return the sampling parameters of a batch, or the name of the one that is refused."""
     try:
         fields = sampling_of(run_of(request_of(sampling).model_dump(mode="json")))["sampling"]
@@ -67,13 +67,13 @@ def main() -> None:
 
     every = {"temperature": 0.5, "top_p": 0.9, "top_k": 9, "min_p": 0.1, "max_completion_tokens": 7}
     facts = {
-        "train": asked(made(source.sampling, "3")),
-        "default": asked(made(TrainSamplingConfig(), None)),
-        "evaluation": asked(made(EvalSamplingConfig(), None)),
-        "set": asked(made(EvalSamplingConfig(**every, extra_body={"repetition_penalty": 1.1}), None)),
+        "train": farm_sampling(made(source.sampling, "3")),
+        "default": farm_sampling(made(TrainSamplingConfig(), None)),
+        "evaluation": farm_sampling(made(EvalSamplingConfig(), None)),
+        "set": farm_sampling(made(EvalSamplingConfig(**every, extra_body={"repetition_penalty": 1.1}), None)),
         "refused": [
-            asked(made(EvalSamplingConfig(reasoning_effort="low"), None)),
-            asked(made(TrainSamplingConfig(extra_body={"logit_bias": {"5": 1.0}}), None)),
+            farm_sampling(made(EvalSamplingConfig(reasoning_effort="low"), None)),
+            farm_sampling(made(TrainSamplingConfig(extra_body={"logit_bias": {"5": 1.0}}), None)),
         ],
     }
     print(json.dumps(facts))

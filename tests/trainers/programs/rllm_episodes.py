@@ -78,7 +78,7 @@ def step_of(step: Any) -> dict[str, Any]:
     return {"prompt_ids": step.prompt_ids, "response_ids": step.response_ids, "logprobs": step.logprobs}
 
 
-async def play(given: dict[str, Any]) -> dict[str, Any]:
+async def run_episodes(given: dict[str, Any]) -> dict[str, Any]:
     gateway = gateway_on(VerlEngine(given["worker"]), given["model"])
     runtime = FarmRuntime(given["farm"], request={"max_attempts": 1}, model=given["model"])
     runtime.initialize()
@@ -120,4 +120,4 @@ async def play(given: dict[str, Any]) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    print(json.dumps(asyncio.run(play({"farm": sys.argv[1]} | json.loads(sys.argv[2])))))
+    print(json.dumps(asyncio.run(run_episodes({"farm": sys.argv[1]} | json.loads(sys.argv[2])))))

@@ -36,7 +36,10 @@ N = 4
 
 def main(url: str) -> None:
     with farm.connect(url) as client:
-        facts: dict[str, Any] = {"plain": played(client, step_wise=False), "step_wise": played(client, step_wise=True)}
+        facts: dict[str, Any] = {
+            "plain": run_step(client, step_wise=False),
+            "step_wise": run_step(client, step_wise=True),
+        }
         facts["experts"] = experts(client)
     facts["constructed"] = constructed()
     facts["refused"] = refused()
@@ -48,7 +51,7 @@ def generator(client: Any, step_wise: bool, **options: Any) -> FarmGenerator:
     return FarmGenerator(client, config, f"skyrl-{step_wise}", settings={"max_attempts": 1}, **options)
 
 
-def played(client: Any, *, step_wise: bool) -> dict[str, Any]:
+def run_step(client: Any, *, step_wise: bool) -> dict[str, Any]:
     """Run a step that SkyRL itself prepares, and check it like its trainer."""
     prompts = [
         {"prompt": [{"role": "user", "content": str(n)}], "env_class": "farm", "uid": f"u{n}",
@@ -76,7 +79,7 @@ def played(client: Any, *, step_wise: bool) -> dict[str, Any]:
         "stop_reasons": sorted(set(output["stop_reasons"])),
         "advantages_of_broken": advantages[N : 2 * N],
         "same_when_again": output["response_ids"] == again["response_ids"],
-        "asked": asked(client),
+        "asked": newest_sampling(client),
     }
 
 
@@ -121,7 +124,7 @@ def experts(client: Any) -> dict[str, Any]:
     }
 
 
-def asked(client: Any) -> dict[str, Any]:
+def newest_sampling(client: Any) -> dict[str, Any]:
     """Return the sampling parameters of a call of the newest batch."""
     rollouts = client.collect(client.batches(1)[0].batch_id)
     return dict(client.calls(rollouts[0].rollout_id)[0].sampling)

@@ -139,7 +139,7 @@ def instance_of(task_data: dict[str, Any]) -> farm.Instance:
     return farm.Instance(data_source="chat", fields={"question": task_data["prompt"], "expected": "three"})
 
 
-async def play(given: dict[str, Any]) -> dict[str, Any]:
+async def run_episodes(given: dict[str, Any]) -> dict[str, Any]:
     os.environ["TRAINER_KEY"] = given["engine_key"]
     client = farm.connect(given["farm"])
     rollouts = GatheredRollouts(client)
@@ -200,4 +200,4 @@ async def play(given: dict[str, Any]) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    print(json.dumps(asyncio.run(play({"farm": sys.argv[1]} | json.loads(sys.argv[2])))))
+    print(json.dumps(asyncio.run(run_episodes({"farm": sys.argv[1]} | json.loads(sys.argv[2])))))

@@ -13,7 +13,7 @@ from verifiers.v1.graph import _attribute_routed_experts  # type: ignore[import-
 from verifiers.v1.trace import WireTrace  # type: ignore[import-not-found, unused-ignore]
 from verifiers.v1.types import SamplingConfig  # type: ignore[import-not-found, unused-ignore]
 
-from farm.adapters.verifiers.traces import PlayedRollout, trace_of, trace_task
+from farm.adapters.verifiers.traces import RecordedRollout, trace_of, trace_task
 from farm.records.experts.expert_places import assembled, places_of
 from farm.records.experts.routed_experts import CallExperts
 from farm.records.rollout import Outcome, Reward, Rollout, Stage, State
@@ -29,7 +29,7 @@ LOOK: Message = {
 SEEN: Message = {"role": "tool", "tool_call_id": "c1", "content": "a b"}
 
 
-def said(text: str) -> Message:
+def message_of(text: str) -> Message:
     return {"role": "assistant", "content": text}
 
 
@@ -60,13 +60,20 @@ ALL_DIGITS = {"float_decimals": None}
 CALLS = [
     call(0, [1, 2], [3, 4], LOOK, messages=[USER], observations=[SEEN], tools=[BASH]),
     # continues the previous call, after the tool's result
-    call(1, [1, 2, 3, 4, 5, 6], [7], said("One thing.")),
+    call(1, [1, 2, 3, 4, 5, 6], [7], message_of("One thing.")),
     # the history was rewritten: another row
-    call(2, [1, 2, 9], [8, 8], said("Or two."), messages=[{"role": "user", "content": "Sure?"}], tools=[BASH, SUBMIT]),
+    call(
+        2,
+        [1, 2, 9],
+        [8, 8],
+        message_of("Or two."),
+        messages=[{"role": "user", "content": "Sure?"}],
+        tools=[BASH, SUBMIT],
+    ),
     # an engine saw another prompt than it was sent: this row may not train
-    call(3, [4, 4], [4], said("Three."), messages=[USER], mismatch=1),
+    call(3, [4, 4], [4], message_of("Three."), messages=[USER], mismatch=1),
     # a call without ids, of a conversation that started again
-    call(4, [0] * 6, None, said("Four."), messages=[USER], finish_reason="length"),
+    call(4, [0] * 6, None, message_of("Four."), messages=[USER], finish_reason="length"),
 ]
 
 
@@ -108,7 +115,7 @@ def routed() -> dict[str, Any]:
     experts = assembled(7, places_of(row, calls), of_calls)
     played = replace(rollout(0.25), segments=(replace(row, routed_experts=experts),))
     task = trace_task({"data_source": "chat", "fields": {}})
-    trace = trace_of(PlayedRollout(played, calls, [], []), task, "policy", SamplingConfig())
+    trace = trace_of(RecordedRollout(played, calls, [], []), task, "policy", SamplingConfig())
     ours = [None if node.routed_experts is None else node.routed_experts.tolist() for node in trace.nodes]
     for node in trace.nodes:
         node.routed_experts = None
@@ -134,7 +141,9 @@ def routed() -> dict[str, Any]:
 def made(reward: float | None) -> WireTrace:
     rewards = [] if reward is None else [Reward(reward, {"passed": True, "note": "fine", "n": 3}, "grader", 1.0)]
     task = trace_task({"data_source": "chat", "fields": {}})
-    trace = trace_of(PlayedRollout(rollout(reward), CALLS, rewards, []), task, "policy", SamplingConfig(temperature=1))
+    trace = trace_of(
+        RecordedRollout(rollout(reward), CALLS, rewards, []), task, "policy", SamplingConfig(temperature=1)
+    )
     return WireTrace.model_validate(json.loads(json.dumps(trace.model_dump(mode="json", context=ALL_DIGITS))))
 
 

@@ -17,7 +17,7 @@ from tests.doubles.vllm.sampling import FINGERPRINT
 from workers.testing.scripted_model import Branch, ScriptedProblem, ScriptedTurn
 from workers.testing.serving import serving
 
-BOOK = ScriptedProblem(match="two", plays=(Branch(name="four", turns=(ScriptedTurn(content="It is 4."),)),))
+BOOK = ScriptedProblem(match="two", branches=(Branch(name="four", turns=(ScriptedTurn(content="It is 4."),)),))
 
 
 @contextmanager

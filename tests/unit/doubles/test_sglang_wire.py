@@ -20,7 +20,7 @@ _SOON_S = 120.0
 LOOK = ScriptedTurn(
     content="I look.", tool_calls=(ScriptedCall(name="bash", arguments={"command": "ls"}),), reasoning="hm"
 )
-BOOK = Script([ScriptedProblem(match="two", plays=(Branch(name="calls", turns=(LOOK,)),))])
+BOOK = Script([ScriptedProblem(match="two", branches=(Branch(name="calls", turns=(LOOK,)),))])
 TOOLS = [{"type": "function", "function": {"name": "bash", "parameters": {"type": "object", "properties": {}}}}]
 ENDLESS = {"input_ids": [5, 9, 11], "sampling_params": {"max_new_tokens": 5000, "ignore_eos": True}}
 

@@ -63,7 +63,7 @@ BOOK = Script(
     [
         ScriptedProblem(
             match="two",
-            plays=(
+            branches=(
                 Branch(
                     name="calls",
                     turns=(
@@ -81,7 +81,9 @@ BOOK = Script(
         ),
         ScriptedProblem(
             match="broken",
-            plays=(Branch(name="no", turns=(ScriptedTurn(tool_calls=(ScriptedCall(name="bash", arguments="{no"),)),)),),
+            branches=(
+                Branch(name="no", turns=(ScriptedTurn(tool_calls=(ScriptedCall(name="bash", arguments="{no"),)),)),
+            ),
         ),
     ]
 )

@@ -5,10 +5,10 @@ import os
 import signal
 
 libc = ctypes.CDLL(None, use_errno=True)
-said = {
+results = {
     "inotify": libc.inotify_init1(0) >= 0,
     "a queue": libc.mq_open(b"/own", 0o102, 0o600, None) >= 0,
     "a timer": libc.timer_create(0, None, ctypes.create_string_buffer(8)) == 0,
     "a signal": libc.sigqueue(os.getpid(), signal.SIGCHLD, ctypes.c_void_p(0)) == 0,
 }
-print(*(name for name, works in said.items() if not works))
+print(*(name for name, works in results.items() if not works))

@@ -15,7 +15,7 @@ _AT_ONCE = 50
 
 
 @promise(surface=True)
-async def streams_and_exit_code_are_told_apart(trial: PromiseTrial) -> None:
+async def streams_and_exit_code_are_separate(trial: PromiseTrial) -> None:
     """Standard output, standard error and the exit code of a command are returned separately."""
     result = await trial.bash("echo out; echo err >&2; exit 3")
     same((result.code, result.stdout, result.stderr), (3, b"out\n", b"err\n"), "the code and the two streams")

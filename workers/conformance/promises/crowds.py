@@ -62,8 +62,8 @@ async def shells_of_many_sandboxes_run_side_by_side(trial: PromiseTrial) -> None
     for n, (shell, kernel) in enumerate(zip(shells, kernels, strict=True)):
         await asyncio.gather(shell.run(f"X={n}", 20), kernel.run(f"x = {n}", 20))
     for _ in range(5):
-        said = await asyncio.gather(*(shell.run("seq 1000 >/dev/null; echo $X", 30) for shell in shells))
-        same([result.output for result in said], [f"{n}\n" for n in range(5)], "what the shells say")
+        results = await asyncio.gather(*(shell.run("seq 1000 >/dev/null; echo $X", 30) for shell in shells))
+        same([result.output for result in results], [f"{n}\n" for n in range(5)], "what the shells say")
         shown = await asyncio.gather(*(kernel.run("print(x)", 30) for kernel in kernels))
         same([result.output for result in shown], [f"{n}\n" for n in range(5)], "what the kernels say")
 

@@ -75,7 +75,7 @@ async def a_kernel_outlives_a_time_limit(trial: PromiseTrial) -> None:
 
 
 @promise(surface=True)
-async def a_kernel_that_dies_is_started_anew(trial: PromiseTrial) -> None:
+async def a_kernel_that_dies_is_restarted(trial: PromiseTrial) -> None:
     """A cell that ends the interpreter, or cannot be interrupted, is reported as a restart; the next one runs."""
     kernel = await trial.kernel()
     result = await kernel.run("import os; os._exit(3)", 20)

@@ -40,8 +40,8 @@ _TAKE_DISK = {
 def names(result: ExecResult | ShellResult | CellResult, *words: str) -> None:
     """Check that the result is not a timeout, and names a limit with one of these words."""
     assert not result.timed_out, f"it ran into its time limit instead: {short(described(result))}"
-    said = described(result).lower()
-    assert any(word in said for word in words), f"it should tell of {' or '.join(words)}, and says: {short(said)}"
+    text = described(result).lower()
+    assert any(word in text for word in words), f"it should tell of {' or '.join(words)}, and says: {short(text)}"
 
 
 async def goes_on(trial: PromiseTrial, sandbox: Sandbox) -> None:
@@ -177,8 +177,8 @@ async def a_fork_bomb_ends(trial: PromiseTrial) -> None:
     one = await trial.start(limits=_SMALL)
     async with undisturbed(trial):
         result = await trial.bash("f() { f | f & }; f; sleep 100", one, 3)
-        said = described(result).lower()
-        assert "fork" in said or "process" in said, f"nothing tells of processes: {short(said)}"
+        text = described(result).lower()
+        assert "fork" in text or "process" in text, f"nothing tells of processes: {short(text)}"
     await goes_on(trial, one)
 
 
@@ -287,9 +287,9 @@ async def an_endless_printer_ends(trial: PromiseTrial) -> None:
         await kernel.run("while True: print('y')", 1),
     ):
         same(result.timed_out, True, "whether it ended at its time limit")
-        said = described(result)
-        assert said.startswith("y\ny\n"), f"the output begins with {said[:10]!r}"
-        assert len(said) < 50_000_000, f"{len(said)} bytes of output are kept"
+        text = described(result)
+        assert text.startswith("y\ny\n"), f"the output begins with {text[:10]!r}"
+        assert len(text) < 50_000_000, f"{len(text)} bytes of output are kept"
     same((await shell.run("echo fine", 20)).output, "fine\n", "what the shell's next command says")
     assert "2" in (await kernel.run("1 + 1", 20)).output, "the next cell does not run"
     await trial.sh("echo fine")

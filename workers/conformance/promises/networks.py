@@ -92,7 +92,7 @@ print("reached")
 
 
 @promise("python3")
-async def the_network_can_be_asked_for(trial: PromiseTrial) -> None:
+async def the_network_can_be_requested(trial: PromiseTrial) -> None:
     """With `network` in its spec a sandbox reaches all that the node reaches, and shares nothing else with it."""
     one = await trial.start(network=True)
     async with _tcp_server() as port:
@@ -174,10 +174,10 @@ while True:
 """
     await one.write_file("server.py", code.encode())
     await trial.sh("python3 server.py > up 2>&1 & until [ -s up ]; do sleep 0.05; done", one)
-    same(await asyncio.to_thread(_asked, one, "inside"), b"from inside", "the answer")
+    same(await asyncio.to_thread(_ask_socket, one, "inside"), b"from inside", "the answer")
 
 
-def _asked(sandbox: Sandbox, name: str) -> bytes:
+def _ask_socket(sandbox: Sandbox, name: str) -> bytes:
     with socket.socket(socket.AF_UNIX) as peer:
         folder = os.open(sandbox.socket_folder, os.O_PATH | os.O_DIRECTORY)
         try:

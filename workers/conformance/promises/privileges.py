@@ -75,9 +75,9 @@ async def _refused(trial: PromiseTrial, *names: str) -> None:
     answers = await trial.python(
         program("try_system_calls"), json.dumps({name: _CALLS[name] for name in names}), on=one
     )
-    said = dict(line.split() for line in answers.splitlines())
-    same(set(said), set(names), "the calls that were tried")
-    allowed = {name: answer for name, answer in said.items() if answer not in _REFUSALS}
+    results = dict(line.split() for line in answers.splitlines())
+    same(set(results), set(names), "the calls that were tried")
+    allowed = {name: answer for name, answer in results.items() if answer not in _REFUSALS}
     assert not allowed, f"not refused: {', '.join(f'{name} ({answer})' for name, answer in allowed.items())}"
 
 

@@ -50,7 +50,7 @@ async def a_shell_outlives_a_time_limit(trial: PromiseTrial) -> None:
 
 
 @promise(surface=True)
-async def a_shell_that_ends_is_started_anew(trial: PromiseTrial) -> None:
+async def a_shell_that_ends_is_restarted(trial: PromiseTrial) -> None:
     """After `exit` a new shell starts in the same folder with the exported variables, and the result says so."""
     shell = await trial.shell()
     result = await shell.run("cd /usr; export X=1; echo bye; exit 3", 10)

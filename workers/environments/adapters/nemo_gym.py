@@ -79,12 +79,12 @@ class NemoGym:
 def _items(action: Action) -> list[dict[str, Any]]:
     """Return a turn as items of the Responses API."""
     content = [{"type": "output_text", "text": action.text, "annotations": []}]
-    said = {"type": "message", "id": "msg_farm", "role": "assistant", "status": "completed", "content": content}
+    message = {"type": "message", "id": "msg_farm", "role": "assistant", "status": "completed", "content": content}
     calls = [
         {"type": "function_call", "call_id": each.call_id, "name": each.name, "arguments": json.dumps(each.arguments)}
         for each in action.tool_calls
     ]
-    return [*([said] if action.text or not calls else []), *calls]
+    return [*([message] if action.text or not calls else []), *calls]
 
 
 def _answers(action: Action, observed: str) -> list[dict[str, str]]:

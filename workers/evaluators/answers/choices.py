@@ -23,7 +23,7 @@ def chosen(answer: str, options: Sequence[str]) -> tuple[str, str]:
     Accepted: a letter, an option's text, or a letter with the text of the same option; an option that is itself a
     letter is named by that text. A sentence `The answer is ...` counts by its end.
     """
-    text = said(words(answer)) or words(answer)
+    text = sentence_end(words(answer)) or words(answer)
     for folded in (str, str.casefold):
         by_text = [LETTERS[at] for at, option in enumerate(options) if folded(words(option)) == folded(text)]
         if len(by_text) == 1:
@@ -41,7 +41,7 @@ def chosen(answer: str, options: Sequence[str]) -> tuple[str, str]:
     return letter, ""
 
 
-def said(line: str) -> str:
+def sentence_end(line: str) -> str:
     """Return the end of a line's only sentence `the answer is ...`; empty if it has none, or several."""
     parts = _SAYS.split(line)
     return words(parts[1]) if len(parts) == 2 else ""

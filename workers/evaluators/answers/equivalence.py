@@ -23,7 +23,7 @@ from workers.evaluators.answers.authors.rules import (
     else_marked,
 )
 from workers.evaluators.answers.authors.sympy_rules import SYMPY_RULES
-from workers.evaluators.answers.choices import NONE_NAMED, chosen, said
+from workers.evaluators.answers.choices import NONE_NAMED, chosen, sentence_end
 from workers.evaluators.answers.final_answer import FinalAnswer, closing_boxes, final_answer, last_line, of_text
 from workers.evaluators.answers.judge import AnswerJudge
 from workers.evaluators.answers.normal_text import (
@@ -109,7 +109,7 @@ class EquivalenceEvaluator:
             authors = await self._by_sympy(submission.answer or "", timeout_s)
         else:
             authors = RULES[reference.rule](submission.answer or "", key)
-        return with_authors(await self._beside(authors, submission.answer, timeout_s), authors)
+        return with_authors(await self._with_authors_answer(authors, submission.answer, timeout_s), authors)
 
     async def _by_library(self, response: str, timeout_s: float) -> AuthorsScore:
         entry = {"gold": self._reference.gold}
@@ -130,7 +130,7 @@ class EquivalenceEvaluator:
         value = 0.0 if answer is None else (await verification.score(answer, timeout_s)).value
         return AuthorsScore(rule, value, value == 1.0, answer)
 
-    async def _beside(self, authors: AuthorsScore, response: str | None, timeout_s: float) -> Score:
+    async def _with_authors_answer(self, authors: AuthorsScore, response: str | None, timeout_s: float) -> Score:
         """Score the answer that the authors' scorer extracts, by the farm's stricter and broader rules.
 
         If it extracts none, or only a part, or only a letter is requested, the farm's own marks determine the answer.
@@ -180,7 +180,7 @@ class EquivalenceEvaluator:
         """Score the option that an answer names; `else_letter` is the authors' reading if it names none."""
         reference = self._reference
         # Scorers of such data sets search for a sentence in the last line.
-        text = answer.text or ("" if reference.pattern else said(last_line(response)))
+        text = answer.text or ("" if reference.pattern else sentence_end(last_line(response)))
         letter, why = chosen(text, reference.options) if text else ("", "no answer is marked")
         if not letter and why in ("", NONE_NAMED, "no answer is marked"):
             letter = else_letter

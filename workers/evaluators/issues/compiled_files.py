@@ -52,10 +52,10 @@ def _elf_files(top: Path, since: int) -> Iterator[Path]:
 
 
 def main() -> None:
-    asked = json.load(sys.stdin)
-    files = compiled_files(Path(asked["tree"]), Path(asked["mark"]))
-    if asked["copies"]:
-        copies = Path(asked["copies"])
+    request = json.load(sys.stdin)
+    files = compiled_files(Path(request["tree"]), Path(request["mark"]))
+    if request["copies"]:
+        copies = Path(request["copies"])
         copies.mkdir(parents=True)
         for number, path in enumerate(files):
             shutil.copyfile(path, copies / str(number))

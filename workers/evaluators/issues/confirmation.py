@@ -55,8 +55,8 @@ async def confirm(
         pythonpath=".",
         test_patch=issue.test_patch,
         fail_to_pass=fail_to_pass,
-        pass_to_pass=[test for test in issue.pass_to_pass if "::" in test and "PASSED" in said_of(test, statuses)],
-        may_xfail=[test for test in fail_to_pass if "XFAIL" in said_of(test, statuses)],
+        pass_to_pass=[test for test in issue.pass_to_pass if "::" in test and "PASSED" in statuses_of(test, statuses)],
+        may_xfail=[test for test in fail_to_pass if "XFAIL" in statuses_of(test, statuses)],
         gold=issue.gold,
     )
 
@@ -78,8 +78,8 @@ async def _second_run(
     build_s = timeout_s * _BUILD_SHARE
     solved = replace(issue, bug_patch="")
 
-    async def scored(patch: bytes, built: PatchBuild, played: Issue) -> Score:
-        opened = _prepared(played, before, built, fresh, build_s)
+    async def scored(patch: bytes, built: PatchBuild, run_issue: Issue) -> Score:
+        opened = _prepared(run_issue, before, built, fresh, build_s)
         evaluator = PytestEvaluator(plan, _prepared(issue, before, solution, fresh, build_s))
         return await evaluator.evaluate(Submission(files=patch_files(patch)), opened, deadline - time.monotonic())
 
@@ -123,7 +123,7 @@ def _prepared(issue: Issue, before: str, built: PatchBuild, fresh: FreshSandbox,
     return opened
 
 
-def said_of(test: str, statuses: Mapping[str, str]) -> set[str]:
+def statuses_of(test: str, statuses: Mapping[str, str]) -> set[str]:
     """Return the log's statuses of a listed test; a truncated name may match several tests of the log."""
     if test in statuses or "[" not in test:
         return {statuses[test]} if test in statuses else set()

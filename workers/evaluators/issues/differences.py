@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from farm.errors import SandboxError
 from workers.evaluators.node_conditions import observed
-from workers.evaluators.patches import GIT_ENV, REJECTED, patch_files, said, script
+from workers.evaluators.patches import GIT_ENV, REJECTED, output_end, patch_files, script
 from workers.evaluators.process_end import EndCause, ProcessEnd, doing
 from workers.plugins.interfaces import Sandbox, Submission
 
@@ -27,8 +27,8 @@ async def difference(sandbox: Sandbox, tree: str, answer: str | None, git_s: flo
         if whose is EndCause.FARM or conditions.shortage:
             raise SandboxError(f"sandbox {sandbox.sandbox_id}: its diff cannot be computed: {reason}")
         if whose is EndCause.UNKNOWN and result.timed_out:
-            raise TimeoutError(f"its diff was not computed within {git_s:g} s: {said(result)}")
-        return _rejected(answer, f"the tree's repository is broken, so there is no diff: {said(result)}")
+            raise TimeoutError(f"its diff was not computed within {git_s:g} s: {output_end(result)}")
+        return _rejected(answer, f"the tree's repository is broken, so there is no diff: {output_end(result)}")
     if len(result.stdout) > MAX_PATCH_BYTES:
         return _rejected(answer, f"the patch is too large; at most {MAX_PATCH_BYTES} bytes are scored")
     return Submission(answer=answer, files=patch_files(result.stdout))

@@ -19,7 +19,7 @@ from workers.evaluators.issues.eval_scripts import made_script, parts, test_comm
 from workers.evaluators.issues.issue import TREE, DataSet, EvalType, Issue
 from workers.evaluators.patches import touched
 
-_NO_STATEMENT = "Some of the project's tests fail. Find the bug that makes them fail, and mend it."
+_NO_STATEMENT = "Some of the project's tests fail. Find the bug that makes them fail, and fix it."
 _SMITH_COMMAND = "pytest -rA --disable-warnings --color=no --tb=no"
 _R2E_SCRIPT = """#!/bin/bash
 set -uxo pipefail
@@ -173,11 +173,11 @@ def columns(row: Mapping[str, Any]) -> dict[str, Any]:
         result["install_config"] = json.loads(row["install_config"])
     if result.get("install_config") is None:
         result.pop("install_config", None)
-    result["data_set"] = row.get("data_set") or _told_by(row)
+    result["data_set"] = row.get("data_set") or _data_set_of(row)
     return result
 
 
-def _told_by(row: Mapping[str, Any]) -> DataSet:
+def _data_set_of(row: Mapping[str, Any]) -> DataSet:
     if "expected_output_json" in row:
         return "r2e-gym"
     if "image_name" in row:
@@ -205,5 +205,5 @@ def _unwrapped(row: Mapping[str, Any]) -> dict[str, Any]:
         "rebench": "swe-rebench",
         "smith": "swe-smith",
     }
-    result = next((value for key, value in known.items() if key in name), None)
-    return {**inner, "data_set": result} if result else inner
+    form = next((value for key, value in known.items() if key in name), None)
+    return {**inner, "data_set": form} if form else inner

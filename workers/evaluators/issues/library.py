@@ -53,7 +53,7 @@ class GradedLog:
     complete: bool
     infra_failure: str
     statuses: Mapping[str, str]
-    unmended: tuple[str, ...] = ()
+    still_failing: tuple[str, ...] = ()
     broken: tuple[str, ...] = ()
     contradicted: tuple[str, ...] = ()
     refused: str = ""
@@ -86,7 +86,7 @@ async def grade(issue: Issue, log: str) -> GradedLog:
         complete=answer["complete"],
         infra_failure=report.get("infra_failure_reason", "") if report["infra_failure"] else "",
         statuses=answer["statuses"],
-        unmended=tuple(tests.get("FAIL_TO_PASS", {}).get("failure", ())),
+        still_failing=tuple(tests.get("FAIL_TO_PASS", {}).get("failure", ())),
         broken=tuple(tests.get("PASS_TO_PASS", {}).get("failure", ())),
         contradicted=tuple(answer["contradicted"]),
     )

@@ -134,8 +134,8 @@ class PatchBuild:
 
 async def _listed(sandbox: Sandbox, issue: Issue, copies: str) -> dict[str, str]:
     """Return the digest of each compiled file in a sandbox by its path. Raises ValueError."""
-    asked = {"tree": issue.tree, "mark": MARK, "copies": copies}
-    result = await run_program(sandbox, "issues.compiled_files", asked, _LIST_S)
+    request = {"tree": issue.tree, "mark": MARK, "copies": copies}
+    result = await run_program(sandbox, "issues.compiled_files", request, _LIST_S)
     return {str(path): str(digest) for path, digest in json.loads(result.stdout)}
 
 

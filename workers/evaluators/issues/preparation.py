@@ -9,7 +9,7 @@ from farm.errors import EvaluatorError
 from farm.records.request import SandboxLimits
 from workers.evaluators.issues.issue import Issue
 from workers.evaluators.issues.staging import git
-from workers.evaluators.patches import said
+from workers.evaluators.patches import output_end
 from workers.evaluators.tests import UnfitTests
 from workers.plugins.interfaces import ExecResult, Sandbox
 
@@ -43,7 +43,9 @@ async def prepare(sandbox: Sandbox, issue: Issue, before: str, timeout_s: float)
     result = await run_before(sandbox, issue, before, timeout_s)
     cleaned = await git(sandbox, issue, _CLEAN, timeout_s)
     if result.timed_out or cleaned.code != 0:
-        raise EvaluatorError(f"{issue.instance_id}: the clean tree cannot be prepared: {said(result)}; {said(cleaned)}")
+        raise EvaluatorError(
+            f"{issue.instance_id}: the clean tree cannot be prepared: {output_end(result)}; {output_end(cleaned)}"
+        )
     prepared = await with_variables(sandbox)
     if why := await _unfit(prepared):
         raise UnfitTests(why)
@@ -55,7 +57,7 @@ async def _unfit(sandbox: Sandbox) -> str:
     program = "import sys, pytest; print(*sys.version_info[:2])"
     result = await sandbox.exec(["python", "-c", program], timeout_s=60.0, cwd="/")
     if result.code != 0:
-        return f"its environment has no python with a pytest: {said(result)}"
+        return f"its environment has no python with a pytest: {output_end(result)}"
     version = tuple(int(number) for number in result.stdout.split()[:2])
     return "" if version >= _MIN_PYTHON else f"its Python is {'.'.join(map(str, version))}, older than 3.9"
 

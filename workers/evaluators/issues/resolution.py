@@ -26,7 +26,7 @@ from workers.evaluators.issues.kept_changes import KeptChanges, kept_changes, pa
 from workers.evaluators.issues.library import GradedLog, grade
 from workers.evaluators.issues.staging import git, issue_script, stage
 from workers.evaluators.node_conditions import Conditions, observed
-from workers.evaluators.patches import REJECTED, patch_of, said, touched, unpacked_mb
+from workers.evaluators.patches import REJECTED, output_end, patch_of, touched, unpacked_mb
 from workers.evaluators.process_end import ProcessEnd, Trial, settle
 from workers.evaluators.programs import end_details
 from workers.evaluators.tree_guard import SETTINGS_FILES, pytest_settings
@@ -111,7 +111,7 @@ class IssueEvaluator:
             await self._stage(sandbox, issue, timeout_s)
             applied = await self._apply(sandbox, kept.patch, timeout_s / 4)
             if applied.code != 0:
-                score = Score(0.0, {"reason": f"the patch does not apply: {said(applied)}"})
+                score = Score(0.0, {"reason": f"the patch does not apply: {output_end(applied)}"})
                 return Trial(Resolution(score), ProcessEnd.of(applied, timeout_s / 4, conditions), stands=True)
             result = await self._run_script(sandbox, timeout_s)
         return await self._judged(result, timeout_s, conditions)
@@ -177,7 +177,7 @@ class IssueEvaluator:
     def _score(self, graded: GradedLog) -> Score:
         issue = self._issue
         details: dict[str, Any] = {
-            "unmended": list(graded.unmended[:_MAX_LISTED]),
+            "unmended": list(graded.still_failing[:_MAX_LISTED]),
             "broken": list(graded.broken[:_MAX_LISTED]),
         }
         if graded.refused or not graded.complete:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from farm.errors import HandlerError
 from workers.evaluators.issues.issue import Issue
-from workers.evaluators.patches import GIT_ENV, said, script
+from workers.evaluators.patches import GIT_ENV, output_end, script
 
 if TYPE_CHECKING:
     from workers.plugins.interfaces import ExecResult, Sandbox
@@ -39,7 +39,8 @@ async def stage(sandbox: Sandbox, issue: Issue, timeout_s: float) -> None:
     result = await git(sandbox, issue, issue_script("stage_tree") + script("commit_baseline"), timeout_s)
     if result.code != 0:
         raise HandlerError(
-            f"{issue.instance_id}: its tree cannot be made in {issue.tree}: {said(result)}; is it the row's image?"
+            f"{issue.instance_id}: its tree cannot be made in {issue.tree}: {output_end(result)}; "
+            "is it the row's image?"
         )
 
 
@@ -53,4 +54,4 @@ async def hide_solution(sandbox: Sandbox, issue: Issue, timeout_s: float) -> Non
         command += script("commit_baseline")
     result = await git(sandbox, issue, command + issue_script("remove_future"), timeout_s)
     if result.code != 0:
-        raise HandlerError(f"{issue.instance_id}: later commits cannot be removed from the tree: {said(result)}")
+        raise HandlerError(f"{issue.instance_id}: later commits cannot be removed from the tree: {output_end(result)}")

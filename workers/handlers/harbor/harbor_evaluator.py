@@ -20,7 +20,7 @@ from workers.handlers.harbor.artefact_files import REJECTED, put_artefacts
 from workers.handlers.harbor.entry_programs import begin
 from workers.handlers.harbor.harbor_verifier import Tests, Unrewarded, VerifiedRewards, verify
 from workers.handlers.harbor.reward_files import MAIN
-from workers.handlers.harbor.sandbox_specs import played_in, verified_in
+from workers.handlers.harbor.sandbox_specs import agent_sandbox, verifier_sandbox
 from workers.handlers.harbor.solutions import has_solution, run_solution, solution_s
 from workers.handlers.harbor.step_gates import Rewards, gate, total
 from workers.plugins.handler import TaskContext
@@ -93,7 +93,7 @@ class HarborEvaluator:
         there is nothing to test, such as code that does not compile, report it in no other way.
         """
         archive, instance = archive_of(self._task, self._instance), self._instance
-        spec = verified_in(instance, step, archive, self._task.batch.secrets)
+        spec = verifier_sandbox(instance, step, archive, self._task.batch.secrets)
         shared = instance.task.mode(step) == "shared"
         what = f"{instance.name}, step {step.name}" if step else instance.name
         tests = self.tests(step, archive, timeout_s)
@@ -147,7 +147,7 @@ class HarborEvaluator:
             more_s += self._task.batch.limits.init_s + tests.timeout_s + solution_s(instance, step)
         with off_clock(more_s):
             verdict = await settle(trial, control, f"{what}: its tests")
-        notes = await asyncio.to_thread(_image_notes, [played_in(instance, archive, None), spec])
+        notes = await asyncio.to_thread(_image_notes, [agent_sandbox(instance, archive, None), spec])
         return replace(verdict, details={**verdict.details, "image": notes}) if notes else verdict
 
     def tests(self, step: StepTable | None, archive: Path, timeout_s: float) -> Tests:

@@ -21,7 +21,7 @@ from workers.handlers.harbor.entry_programs import begin
 from workers.handlers.harbor.guarded_files import TASK_FOLDERS, guarded
 from workers.handlers.harbor.harbor_evaluator import BROKEN, STOPPED, HarborEvaluator, test_folders
 from workers.handlers.harbor.readiness import await_healthy
-from workers.handlers.harbor.sandbox_specs import played_in
+from workers.handlers.harbor.sandbox_specs import agent_sandbox
 from workers.handlers.harbor.staged_tests import staged
 from workers.handlers.harbor.step_gates import gate
 from workers.plugins.handler import Handler, NextTurn, NothingLeft, RestoredFiles, TaskContext
@@ -61,8 +61,8 @@ class HarborHandler(Handler[HarborInstance]):
     def sandbox(self) -> SandboxSpec | None:
         """Return the policy's sandbox; without an archive, as at submit, one that names no folder."""
         if self.task.archive is None:
-            return played_in(self.instance, Path(), None)
-        return played_in(self.instance, self.task.archive, self.task.batch.secrets)
+            return agent_sandbox(self.instance, Path(), None)
+        return agent_sandbox(self.instance, self.task.archive, self.task.batch.secrets)
 
     def restored(self) -> RestoredFiles:
         """Return the paths that tests find as in the image, whatever the policy left there."""
@@ -107,9 +107,9 @@ class HarborHandler(Handler[HarborInstance]):
         if f"steps/{step.name}/workdir/{_SETUP}" in self.instance.files:
             result = await sandbox.exec(["/bin/bash", _SETUP], timeout_s=_SETUP_S)
             if result.code != 0:
-                said = (result.stderr or result.stdout).decode("utf-8", "replace").strip()[-_SHOWN:]
+                output = (result.stderr or result.stdout).decode("utf-8", "replace").strip()[-_SHOWN:]
                 end = "took too long" if result.timed_out else f"ended with {result.code}"
-                raise HandlerError(f"{what}: its {_SETUP} {end}: {said}")
+                raise HandlerError(f"{what}: its {_SETUP} {end}: {output}")
         if step.healthcheck:
             await await_healthy(sandbox, step.healthcheck, what)
 

@@ -63,27 +63,29 @@ async def verify(sandbox: Sandbox, tests: Tests, what: str) -> VerifiedRewards:
                 await sandbox.upload(stage.tests, TESTS)
         except ToolError as error:
             raise Unrewarded(f"{what}: its tests cannot be put into the sandbox: {error}") from error
-        names_text_alone = stage.names_text_alone
+        names_only_text = stage.names_only_text
     result = await sandbox.exec(
         ["/bin/bash", "--noprofile", "--norc", "-c", f"exec {TESTS}/test.sh"],
         timeout_s=tests.timeout_s,
         env=tests.env,
     )
     if result.timed_out:
-        reason = f"{what}: its tests took longer than {tests.timeout_s:g} s: {_said(result)}"
+        reason = f"{what}: its tests took longer than {tests.timeout_s:g} s: {_output_of(result)}"
         raise Unrewarded(reason, timed_out=True)
     # Leftover processes may wait for the end of the tests, to write after them.
     await sandbox.exec(["/bin/bash", "--noprofile", "--norc", "-c", _KILL], timeout_s=_KILL_S)
     contents = await _reward_files(sandbox, what)
-    details: dict[str, Any] = {"exit_code": result.code, "limit": result.limit, "output": _said(result)}
-    if names_text_alone and JSON in contents:
+    details: dict[str, Any] = {"exit_code": result.code, "limit": result.limit, "output": _output_of(result)}
+    if names_only_text and JSON in contents:
         # No test of the task writes it.
         del contents[JSON]
         details["tampered"] = f"{FOLDER}/{JSON}, which no test of the task names, was there, and was not read"
     try:
         rewards = rewards_of(contents)
     except EvaluatorError as error:
-        raise Unrewarded(f"{what}: {error}; its tests ended with {result.code} and said: {_said(result)}") from None
+        raise Unrewarded(
+            f"{what}: {error}; its tests ended with {result.code} and said: {_output_of(result)}"
+        ) from None
     return VerifiedRewards(rewards, {**details, "verifier_s": round(time.monotonic() - started, 3)})
 
 
@@ -102,6 +104,6 @@ def _is_missing(error: ToolError) -> bool:
     return "No such file" in str(error)
 
 
-def _said(result: ExecResult) -> str:
+def _output_of(result: ExecResult) -> str:
     text = (result.stdout + result.stderr).decode("utf-8", "replace").strip()
     return text if len(text) <= _SHOWN else f"[...] {text[-_SHOWN:]}"

@@ -23,7 +23,7 @@ async def await_healthy(sandbox: Sandbox, check: HealthcheckTable, what: str) ->
             return
         n_failures += not in_grace
         if n_failures >= check.retries:
-            said = (result.stderr or result.stdout).decode("utf-8", "replace").strip()[-_SHOWN:]
+            output = (result.stderr or result.stdout).decode("utf-8", "replace").strip()[-_SHOWN:]
             end = "timed out" if result.timed_out else f"ended with {result.code}"
-            raise HandlerError(f"{what}: its health check {check.command!r} {end} {n_failures} times: {said}")
+            raise HandlerError(f"{what}: its health check {check.command!r} {end} {n_failures} times: {output}")
         await asyncio.sleep(check.start_interval_sec if in_grace else check.interval_sec)

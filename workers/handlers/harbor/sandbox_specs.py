@@ -12,7 +12,7 @@ from farm.tasks.harbor_config import EnvironmentTable, StepTable
 from farm.tasks.harbor_instance import DOCKERFILE, HarborInstance
 
 
-def played_in(instance: HarborInstance, archive: Path, secrets: Mapping[str, str] | None) -> SandboxSpec:
+def agent_sandbox(instance: HarborInstance, archive: Path, secrets: Mapping[str, str] | None) -> SandboxSpec:
     """Return the sandbox of the policy, and of its health checks; variables are not expanded if `secrets` are None.
 
     Raises InvalidRequest for a variable without a secret.
@@ -23,7 +23,7 @@ def played_in(instance: HarborInstance, archive: Path, secrets: Mapping[str, str
     )
 
 
-def verified_in(
+def verifier_sandbox(
     instance: HarborInstance, step: StepTable | None, archive: Path, secrets: Mapping[str, str]
 ) -> SandboxSpec:
     """Return the sandbox in which a step is verified: the policy's own kind if shared, else the verifier's."""

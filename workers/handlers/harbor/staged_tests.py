@@ -20,11 +20,11 @@ _MAX_READ = 1_000_000
 
 @dataclass(frozen=True, slots=True)
 class StagedTests:
-    """Copies on the node. `names_text_alone`: the tests name reward.txt, and reward.json nowhere."""
+    """Copies on the node. `names_only_text`: the tests name reward.txt, and reward.json nowhere."""
 
     logs: Path
     tests: Path
-    names_text_alone: bool
+    names_only_text: bool
 
 
 @asynccontextmanager
@@ -45,7 +45,7 @@ def _stage(place: Path, folders: Sequence[Path], ignored: IgnoredFiles | None) -
             # Every user of the sandbox may read them, whatever their original modes were.
             path.chmod(0o755 if path.is_dir() or path.suffix == ".sh" else path.stat().st_mode & 0o111 | 0o644)
     named = [any(name.encode() in text for text in texts) for name in (TEXT, JSON)]
-    return StagedTests(empty_logs(place), tests, names_text_alone=named == [True, False])
+    return StagedTests(empty_logs(place), tests, names_only_text=named == [True, False])
 
 
 def empty_logs(place: Path) -> Path:

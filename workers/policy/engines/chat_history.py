@@ -18,8 +18,8 @@ def named(messages: Sequence[Message]) -> list[Message]:
 
 
 def _named(message: Message) -> Message:
-    said = message.get("reasoning") or message.get("reasoning_content")
-    return {**message, "reasoning": said, "reasoning_content": said} if said else message
+    reasoning = message.get("reasoning") or message.get("reasoning_content")
+    return {**message, "reasoning": reasoning, "reasoning_content": reasoning} if reasoning else message
 
 
 def parseable(messages: Sequence[Message]) -> list[Message]:

@@ -29,7 +29,7 @@ _FORM = frozenset({"tool_choice", "response_format"})
 _MAX_CHANGES = 5
 """The number of variants of one request to try with an engine that refuses it."""
 
-_MAX_SAID = 300
+_MAX_REASON = 300
 
 
 class ChatRoute:
@@ -56,8 +56,8 @@ class ChatRoute:
         if not self._model:
             try:
                 listed = await self._connection.get(f"{self._base}/models")
-                result = listed["data"]
-                self._model = _text(result[0]["id"]) if result else ""
+                models = listed["data"]
+                self._model = _text(models[0]["id"]) if models else ""
             except Refusal as refusal:
                 raise self._refused(refusal) from refusal
             except FAILURES as error:
@@ -116,23 +116,23 @@ class ChatRoute:
         try:
             return chat_response.completion(answer, self._engine, max_tokens)
         except SHAPE as error:
-            said = str(error) if type(error) is ValueError else repr(error)
+            reason = str(error) if type(error) is ValueError else repr(error)
             raise failures.Unreadable(
-                f"engine {self._engine} gave an answer that is not a chat completion ({said}); check that it is "
+                f"engine {self._engine} gave an answer that is not a chat completion ({reason}); check that it is "
                 "an OpenAI-compatible server"
             ) from error
 
     def _check_images(self, model: str, refusal: Refusal) -> None:
         """Raise the error of a refusal that is about the request's images."""
-        said = refusals.said(refusal.body)[:_MAX_SAID]
-        answered = f"engine {self._engine} answered {refusal.status}: {said}"
+        reason = refusals.message_of(refusal.body)[:_MAX_REASON]
+        answered = f"engine {self._engine} answered {refusal.status}: {reason}"
         if refusals.no_images(refusal.body):
             raise ImagesRefused(
                 f"{answered}; its model {model!r} does not support this conversation's images: choose one that does, "
                 "or set agent_requests.images to `text`"
             ) from refusal
         if refusals.bad_image(refusal.body):
-            raise ImageUnreadable(f"{answered}; an image of the conversation is corrupt", said) from refusal
+            raise ImageUnreadable(f"{answered}; an image of the conversation is corrupt", reason) from refusal
 
     def _refused(self, refusal: Refusal) -> Exception:
         return failures.refused(self._engine, refusal.status, refusal.headers, refusal.body)

@@ -90,7 +90,7 @@ class EngineClient:
         headers = {"x-session-id": session_id} if session_id else {}
         try:
             builder = GenerationBuilder(prompt_ids, ask.max_tokens, n_vocabulary, experts)
-            return await self._asked(self._wire, ask, builder, headers, on_ids)
+            return await self._send(self._wire, ask, builder, headers, on_ids)
         except Refusal as refusal:
             room = refusals.room(refusal.body) if refusal.status == 400 else 0
             if not 0 < room < ask.max_tokens:
@@ -98,7 +98,7 @@ class EngineClient:
         smaller = replace(ask, max_tokens=room)
         try:
             builder = GenerationBuilder(prompt_ids, room, n_vocabulary, experts)
-            return await self._asked(self._wire, smaller, builder, headers, on_ids)
+            return await self._send(self._wire, smaller, builder, headers, on_ids)
         except Refusal as refusal:
             raise self._refused(refusal, sampling) from refusal
 
@@ -149,7 +149,7 @@ class EngineClient:
             )
         return min(max_tokens, room)
 
-    async def _asked(
+    async def _send(
         self,
         wire: Wire,
         ask: GenerationRequest,

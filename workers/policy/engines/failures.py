@@ -30,21 +30,21 @@ class NoRoute(EngineUnfit):
 
 def refused(engine: str, status: int, headers: Mapping[str, str], body: Any) -> FarmError:
     """Return the error for an answer with an error status."""
-    said = f"engine {engine} answered {status}: {refusals.said(body)[:_MAX_DETAIL]}"
+    message = f"engine {engine} answered {status}: {refusals.message_of(body)[:_MAX_DETAIL]}"
     if status in BUSY:
-        return EngineBusy(f"{said}; it is busy or paused: wait, or look at its log", retry_after_s(headers))
+        return EngineBusy(f"{message}; it is busy or paused: wait, or look at its log", retry_after_s(headers))
     if status in (400, 413, 422) and refusals.context_full(body):
-        return LimitReached(Outcome.CONTEXT_FULL, said)
+        return LimitReached(Outcome.CONTEXT_FULL, message)
     if status == 401 or (status == 404 and refusals.no_model(body)):
-        return EngineUnfit(f"{said}; {_advice(status, body)}")
+        return EngineUnfit(f"{message}; {_advice(status, body)}")
     if status in (403, 404, 405):
-        return NoRoute(f"{said}; {_advice(status, body)}")
+        return NoRoute(f"{message}; {_advice(status, body)}")
     if 300 <= status < 400:
         elsewhere = headers.get("location", "somewhere else")[:_MAX_DETAIL]
         return EngineError(f"engine {engine} answered {status}, it is at {elsewhere}: name that address")
     if 400 <= status < 500 and status != 408:
-        return EngineRefused(f"{said}; {_advice(status, body)}")
-    return EngineError(f"{said}; it is broken: look at its log")
+        return EngineRefused(f"{message}; {_advice(status, body)}")
+    return EngineError(f"{message}; it is broken: look at its log")
 
 
 def _advice(status: int, body: Any) -> str:
@@ -74,9 +74,9 @@ def broken(engine: str, error: BaseException) -> EngineError:
 
 def unreadable(engine: str, error: Exception) -> Unreadable:
     """Return the error for an exception on parsing an answer."""
-    said = str(error) if type(error) is ValueError else repr(error)
+    message = str(error) if type(error) is ValueError else repr(error)
     return Unreadable(
-        f"engine {engine} gave an answer that does not add up ({said}); nothing of it is kept. Check that it is the "
+        f"engine {engine} gave an answer that does not add up ({message}); nothing of it is kept. Check that it is the "
         "kind of server it was registered as, and look at its log"
     )
 

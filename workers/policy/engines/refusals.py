@@ -35,10 +35,10 @@ def detail(body: Any) -> str:
     return body if isinstance(body, str) else json.dumps(body, default=str)
 
 
-def said(body: Any) -> str:
+def message_of(body: Any) -> str:
     """Return the human-readable message of a refusal; the whole body if it has none."""
-    result = body if isinstance(body, dict) else {}
-    message = (_inner(result) or result).get("message")
+    fields = body if isinstance(body, dict) else {}
+    message = (_inner(fields) or fields).get("message")
     return message if isinstance(message, str) and message else detail(body)
 
 

@@ -177,20 +177,20 @@ class _Routes:
             return self._pictures.put_into(body)
         return without_media(body) if rule == "text" else body
 
-    async def _pieces(self, asked: ParsedRequest) -> AsyncIterator[Delta | Completion | None]:
+    async def _pieces(self, request: ParsedRequest) -> AsyncIterator[Delta | Completion | None]:
         """Yield an answer as it is sampled, the completion last; None after each `silence_s` without a delta.
 
         If the client leaves before it has read everything, the answer is kept for the request's retry.
         """
-        said: asyncio.Queue[Delta | None] = asyncio.Queue()
-        task = asyncio.ensure_future(self._calls.complete(asked, said.put_nowait))
-        task.add_done_callback(lambda _: said.put_nowait(None))
+        deltas: asyncio.Queue[Delta | None] = asyncio.Queue()
+        task = asyncio.ensure_future(self._calls.complete(request, deltas.put_nowait))
+        task.add_done_callback(lambda _: deltas.put_nowait(None))
         is_read = False
         try:
-            while not task.done() or not said.empty():
+            while not task.done() or not deltas.empty():
                 try:
                     async with asyncio.timeout(self._silence_s):
-                        delta = await said.get()
+                        delta = await deltas.get()
                 except TimeoutError:
                     yield None
                     continue
@@ -202,7 +202,7 @@ class _Routes:
             task.cancel()
             (result,) = await asyncio.gather(task, return_exceptions=True)
             if isinstance(result, Completion) and not is_read:
-                self._calls.went_unread(asked, result)
+                self._calls.went_unread(request, result)
 
 
 def _with_path(request: Request, body: dict[str, Any]) -> dict[str, Any]:

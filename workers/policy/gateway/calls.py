@@ -71,39 +71,39 @@ class GatewayCalls:
         self.over = asyncio.Event()
         """Set once no further call will be answered."""
 
-    async def complete(self, asked: ParsedRequest, on_delta: OnDelta | None = None) -> Completion:
+    async def complete(self, request: ParsedRequest, on_delta: OnDelta | None = None) -> Completion:
         """Answer a request and record it. Raises Policy's errors, and LimitReached beyond the rollout's limits."""
         self.begun.set()
-        known = await self._recent.known(asked.digest, asked.is_retry, self.settle)
+        known = await self._recent.known(request.digest, request.is_retry, self.settle)
         if known is not None:
             # A retry after a lost reply: the same turn must not be sampled, or trained, twice.
             _send(known, on_delta)
-            return _with_allowed(asked, known)
-        with self._recent.answering(asked.digest):
-            answer = await self._answer(asked, on_delta)
-        self._recent.keep(asked.digest, answer)
-        return _with_allowed(asked, answer)
+            return _with_allowed(request, known)
+        with self._recent.answering(request.digest):
+            answer = await self._answer(request, on_delta)
+        self._recent.keep(request.digest, answer)
+        return _with_allowed(request, answer)
 
-    async def _answer(self, asked: ParsedRequest, on_delta: OnDelta | None) -> Completion:
+    async def _answer(self, request: ParsedRequest, on_delta: OnDelta | None) -> Completion:
         """Return a new answer, recorded."""
-        conversation = await self._read(asked, lambda: HashedConversation(one_leading(asked.messages)))
+        conversation = await self._read(request, lambda: HashedConversation(one_leading(request.messages)))
         await self._keep_images(conversation)
-        if (model := self._context.models.get(asked.model)) is not None:
-            if asked.logprobs:
+        if (model := self._context.models.get(request.model)) is not None:
+            if request.logprobs:
                 raise BadRequest(_NO_LOGPROBS, "logprobs")
-            max_tokens = self._begin(asked, None)
-            return await self._answered_by(model, asked, conversation, max_tokens, on_delta)
+            max_tokens = self._begin(request, None)
+            return await self._answered_by(model, request, conversation, max_tokens, on_delta)
         most = self._context.limits.max_repeats
-        repeats = most and await self._read(asked, lambda: conversation_repeats(conversation.messages, most))
-        max_tokens = self._begin(asked, self._context.sampling.max_tokens, repeats=bool(repeats))
+        repeats = most and await self._read(request, lambda: conversation_repeats(conversation.messages, most))
+        max_tokens = self._begin(request, self._context.sampling.max_tokens, repeats=bool(repeats))
         try:
-            completion = await self._answered(asked, conversation, max_tokens, on_delta)
+            completion = await self._answered(request, conversation, max_tokens, on_delta)
         except LogprobsMissing:
             raise BadRequest(_NO_LOGPROBS, "logprobs") from None
         except ImageUnreadable as error:
-            raise BadRequest(f"an image of the conversation is unreadable: {error.said}", "messages") from None
+            raise BadRequest(f"an image of the conversation is unreadable: {error.reason}", "messages") from None
         except FormUnsupported:
-            field = "tool_choice" if asked.tool_choice == "required" else "response_format"
+            field = "tool_choice" if request.tool_choice == "required" else "response_format"
             raise BadRequest("the model cannot answer in this form, and the batch requires it", field) from None
         except LimitReached as limit:
             self._reached(limit)
@@ -113,15 +113,15 @@ class GatewayCalls:
             raise
         # An earlier failure of the same request does not count once a retry is answered.
         self._failures.pop(conversation.digest, None)
-        shown = _with_allowed(asked, completion)
+        shown = _with_allowed(request, completion)
         if shown is not completion:
             # Stored in the form in which the client will send it back.
             self._branches.add(conversation, shown.response)
         return completion
 
-    def went_unread(self, asked: ParsedRequest, completion: Completion) -> None:
+    def went_unread(self, request: ParsedRequest, completion: Completion) -> None:
         """Keep an answer whose client disconnected before it was sent completely, for its retry."""
-        self._recent.went_unread(asked.digest, completion)
+        self._recent.went_unread(request.digest, completion)
 
     @property
     def image_rule(self) -> str:
@@ -155,14 +155,14 @@ class GatewayCalls:
         """Wait until all answers are recorded."""
         await asyncio.gather(*self._writing, return_exceptions=True)
 
-    async def _read(self, asked: ParsedRequest, reading: Callable[[], T]) -> T:
+    async def _read(self, request: ParsedRequest, reading: Callable[[], T]) -> T:
         """Return the result of reading a conversation; a long one in a thread, as all rollouts share the event loop."""
-        is_long = sum(len(message["content"]) for message in asked.messages) > _LONG_CHARS
-        if is_long or len(asked.messages) > _MANY_MESSAGES:
+        is_long = sum(len(message["content"]) for message in request.messages) > _LONG_CHARS
+        if is_long or len(request.messages) > _MANY_MESSAGES:
             return await self._long_texts.run(reading)
         return reading()
 
-    def _begin(self, asked: ParsedRequest, most: int | None, *, repeats: bool = False) -> int:
+    def _begin(self, request: ParsedRequest, most: int | None, *, repeats: bool = False) -> int:
         """Count a call; return how many tokens it may sample, at most `most`.
 
         `repeats`: the policy has repeated itself as often as it may. Raises LimitReached, or the rollout's error.
@@ -180,18 +180,18 @@ class GatewayCalls:
         if left <= 0:
             raise self._ended(LimitReached(Outcome.MAX_TOKENS, f"{self._n_sampled} tokens are sampled"))
         self._n_begun += 1
-        wanted = (most, asked.max_tokens)
+        wanted = (most, request.max_tokens)
         return min([left, *(each for each in wanted if each is not None)])
 
     async def _answered(
-        self, asked: ParsedRequest, conversation: HashedConversation, max_tokens: int, on_delta: OnDelta | None
+        self, request: ParsedRequest, conversation: HashedConversation, max_tokens: int, on_delta: OnDelta | None
     ) -> Completion:
-        sampling = self._sampling(asked)
+        sampling = self._sampling(request)
         watch = Stopwatch()
         shown = _Shown(on_delta)
         try:
             completion = await self._context.policy.complete(
-                conversation.messages, asked.tools, sampling, max_tokens, shown if on_delta is not None else None
+                conversation.messages, request.tools, sampling, max_tokens, shown if on_delta is not None else None
             )
         except BaseException as error:
             if isinstance(error, asyncio.CancelledError) and shown.n_chars:
@@ -201,19 +201,19 @@ class GatewayCalls:
                 # Not a turn: the client may retry.
                 self._n_begun -= 1
             raise
-        applied = {**as_applied(sampling, max_tokens), "asked": asked.requested_params}
-        completion.labels = self._labels(asked, conversation) | completion.labels
+        applied = {**as_applied(sampling, max_tokens), "asked": request.requested_params}
+        completion.labels = self._labels(request, conversation) | completion.labels
         new = self._branches.new(conversation)
         images = digests_of(conversation.messages)
-        call = model_call(self._next_index(), new, completion, watch, applied, asked.tools, images)
-        self._took(asked, conversation, completion, max_tokens)
-        await self._recorded(asked, call, completion)
+        call = model_call(self._next_index(), new, completion, watch, applied, request.tools, images)
+        self._took(request, conversation, completion, max_tokens)
+        await self._recorded(request, call, completion)
         return completion
 
     async def _answered_by(
         self,
         model: ChatModel,
-        asked: ParsedRequest,
+        request: ParsedRequest,
         conversation: HashedConversation,
         max_tokens: int,
         on_delta: OnDelta | None,
@@ -222,12 +222,12 @@ class GatewayCalls:
 
         It counts against the rollout's limits like any other.
         """
-        wanted = None if asked.max_tokens is None and max_tokens > ROLE_MAX_TOKENS else max_tokens
-        sampling = self._sampling(asked).model_copy(update={"max_tokens": wanted})
+        wanted = None if request.max_tokens is None and max_tokens > ROLE_MAX_TOKENS else max_tokens
+        sampling = self._sampling(request).model_copy(update={"max_tokens": wanted})
         watch = Stopwatch()
-        key = b"%s %s" % (conversation.digest, asked.model.encode())
+        key = b"%s %s" % (conversation.digest, request.model.encode())
         try:
-            answered = await model.answer(conversation.messages, asked.tools, sampling)
+            answered = await model.answer(conversation.messages, request.tools, sampling)
         except BaseException as error:
             # Not a turn: the client may retry.
             self._n_begun -= 1
@@ -238,13 +238,13 @@ class GatewayCalls:
         self._failures.pop(key, None)
         self._n_sampled += answered.n_response_tokens
         completion = replace(answered, prompt_ids=None, response_ids=None, response_logprobs=None, versions=())
-        completion.labels = self._labels(asked, conversation) | {ROLE: asked.model}
-        applied = {"asked": asked.requested_params}
+        completion.labels = self._labels(request, conversation) | {ROLE: request.model}
+        applied = {"asked": request.requested_params}
         new = self._branches.new(conversation)
         images = digests_of(conversation.messages)
-        call = model_call(self._next_index(), new, completion, watch, applied, asked.tools, images)
+        call = model_call(self._next_index(), new, completion, watch, applied, request.tools, images)
         self._branches.add(conversation, completion.response)
-        await self._recorded(asked, call, completion)
+        await self._recorded(request, call, completion)
         _send(completion, on_delta)
         return completion
 
@@ -270,36 +270,36 @@ class GatewayCalls:
         index, self._n_recorded = self._n_recorded, self._n_recorded + 1
         return index
 
-    def _labels(self, asked: ParsedRequest, conversation: HashedConversation) -> dict[str, str]:
+    def _labels(self, request: ParsedRequest, conversation: HashedConversation) -> dict[str, str]:
         """Return the labels that a request sets, and its counts of earlier answers and of tools."""
         depth = sum(message.get("role") == "assistant" for message in conversation.messages)
-        given = {name: value for name, value in asked.labels.items() if name not in _OF_THE_FARM}
-        return given | {"depth": str(depth), "tools": str(len(asked.tools))}
+        given = {name: value for name, value in request.labels.items() if name not in _OF_THE_FARM}
+        return given | {"depth": str(depth), "tools": str(len(request.tools))}
 
-    def _sampling(self, asked: ParsedRequest) -> SamplingParams:
+    def _sampling(self, request: ParsedRequest) -> SamplingParams:
         ours, forms = self._context.sampling, self._context.agent_requests.forms
-        stops = {"stop": tuple(dict.fromkeys((*ours.stop, *asked.stop)))}
-        free = asked.tool_choice == "auto" and asked.answer_schema is None
-        if (free or (forms == "ignore" and asked.tool_choice != "none")) and not asked.logprobs:
+        stops = {"stop": tuple(dict.fromkeys((*ours.stop, *request.stop)))}
+        free = request.tool_choice == "auto" and request.answer_schema is None
+        if (free or (forms == "ignore" and request.tool_choice != "none")) and not request.logprobs:
             return ours.model_copy(update=stops)
         return FormedSampling(
             **ours.model_copy(update=stops).model_dump(),
-            tool_choice=None if asked.tool_choice == "auto" else asked.tool_choice,
-            tools_allowed=asked.tools_allowed if asked.tool_choice == "required" else (),
-            answer_schema=asked.answer_schema if forms != "ignore" else None,
-            spelled=asked.logprobs,
+            tool_choice=None if request.tool_choice == "auto" else request.tool_choice,
+            tools_allowed=request.tools_allowed if request.tool_choice == "required" else (),
+            answer_schema=request.answer_schema if forms != "ignore" else None,
+            spelled=request.logprobs,
             required=forms == "require",
         )
 
     def _took(
-        self, asked: ParsedRequest, conversation: HashedConversation, completion: Completion, max_tokens: int
+        self, request: ParsedRequest, conversation: HashedConversation, completion: Completion, max_tokens: int
     ) -> None:
         self.n_answered += 1
         self._branches.add(conversation, completion.response)
         self._n_sampled += completion.n_response_tokens
         self._full = None
         if completion.n_prompt_tokens:
-            self.n_chars_per_token = max(1.0, n_chars(asked.messages, asked.tools) / completion.n_prompt_tokens)
+            self.n_chars_per_token = max(1.0, n_chars(request.messages, request.tools) / completion.n_prompt_tokens)
         if completion.finish_reason != "length":
             return
         if self._n_sampled >= self._context.limits.max_tokens:
@@ -308,12 +308,12 @@ class GatewayCalls:
             # An engine that stops before the allowed length has run out of context.
             self._full = LimitReached(Outcome.CONTEXT_FULL, "the answer was truncated, as the context is full")
 
-    async def _recorded(self, asked: ParsedRequest, call: ModelCall, completion: Completion) -> None:
+    async def _recorded(self, request: ParsedRequest, call: ModelCall, completion: Completion) -> None:
         """Record a call; if its client disconnects meanwhile, keep the answer."""
         try:
             await self._uncut(self._context.record(call))
         except asyncio.CancelledError:
-            self.went_unread(asked, completion)
+            self.went_unread(request, completion)
             raise
 
     async def _uncut(self, writing: Awaitable[T]) -> T:
@@ -340,12 +340,12 @@ class GatewayCalls:
         return reason
 
 
-def _with_allowed(asked: ParsedRequest, completion: Completion) -> Completion:
+def _with_allowed(request: ParsedRequest, completion: Completion) -> Completion:
     """Return the answer without calls of tools that the request does not allow; the record has all that was sampled."""
-    if asked.tool_choice != "auto" or not asked.tools_allowed:
+    if request.tool_choice != "auto" or not request.tools_allowed:
         return completion
     calls = completion.response.get("tool_calls") or []
-    kept = [call for call in calls if call["function"]["name"] in asked.tools_allowed]
+    kept = [call for call in calls if call["function"]["name"] in request.tools_allowed]
     if len(kept) == len(calls):
         return completion
     response = {name: value for name, value in completion.response.items() if name != "tool_calls"}

@@ -39,15 +39,15 @@ class Conversations:
     def __init__(self) -> None:
         self._known: set[bytes] = set()
 
-    def new(self, asked: HashedConversation) -> list[Message]:
+    def new(self, conversation: HashedConversation) -> list[Message]:
         """Return the messages after the longest known prefix of the conversation."""
-        digests = asked.digests
+        digests = conversation.digests
         n_known = next((n for n in range(len(digests), 0, -1) if digests[n - 1] in self._known), 0)
-        return list(asked.messages[n_known:])
+        return list(conversation.messages[n_known:])
 
-    def add(self, asked: HashedConversation, answer: Message) -> None:
+    def add(self, conversation: HashedConversation, answer: Message) -> None:
         """Remember a conversation together with its answer."""
-        self._known.add(asked.with_answer(answer))
+        self._known.add(conversation.with_answer(answer))
 
 
 def _add(running: hashlib.blake2b, message: Message) -> bytes:

@@ -17,7 +17,7 @@ from workers.plugins.interfaces import Completion
 _TRIES = "x-stainless-retry-count"
 _MAX_ANSWERS = 8
 """Number of answers to keep, and of unread answers."""
-_MAX_TOLD = 64
+_MAX_ERRORS = 64
 
 
 def is_retry(headers: Mapping[str, str]) -> bool:
@@ -68,7 +68,7 @@ class RecentAnswers:
             yield
         except Exception:
             self._errors[digest] += 1
-            _drop_first(self._errors, _MAX_TOLD)
+            _drop_first(self._errors, _MAX_ERRORS)
             raise
         finally:
             done.set_result(None)

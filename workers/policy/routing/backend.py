@@ -142,8 +142,8 @@ class Backend:
         The client is dropped if the address or the capabilities have changed.
         """
         moved = listed.address != self.record.address
-        anew = listed.info is None and (moved or self.record.info is not None)
-        if anew:
+        must_probe = listed.info is None and (moved or self.record.info is not None)
+        if must_probe:
             self.is_undetected = True
             self.health = replace(self.health, ejected_until=0.0)
         if self.record.paused and not listed.paused:
@@ -157,7 +157,7 @@ class Backend:
             self.learn(listed.info)
         for call in self.in_flight:
             call.freeze(self.frozen)
-        return anew
+        return must_probe
 
     def learn(self, info: EngineInfo) -> None:
         """Set its capabilities; the client is dropped if they have changed."""

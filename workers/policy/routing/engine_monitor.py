@@ -205,8 +205,8 @@ class Monitor:
         self._n_detections.pop(url, None)
         self._due[url] = loop.time() + self._check_s
         # Another node may have the tokenizer that this one lacks.
-        told = backend.record.info.tool_format if backend.record.info is not None else ""
-        info = info.model_copy(update={"tool_format": self._tool_formats.get(url) or told})
+        known = backend.record.info.tool_format if backend.record.info is not None else ""
+        info = info.model_copy(update={"tool_format": self._tool_formats.get(url) or known})
         backend.learn(info)
         self._pool.reporter.report_info(url, info)
         if url not in self._tool_formats:

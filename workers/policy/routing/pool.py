@@ -134,11 +134,11 @@ class EnginePool:
 
     def report(self) -> None:
         """Report the calls in flight, and the orders that this process follows."""
-        result: dict[str, InFlight] = {}
+        in_flight: dict[str, InFlight] = {}
         for url, backend in self._backends.items():
             load = self.load_tracker.own(url)
-            result[url] = InFlight(backend.record.n_orders, load.n_calls, load.n_tokens)
-        self.reporter.report(result)
+            in_flight[url] = InFlight(backend.record.n_orders, load.n_calls, load.n_tokens)
+        self.reporter.report(in_flight)
 
     @property
     def backends(self) -> Sequence[Backend]:
@@ -217,7 +217,7 @@ class EnginePool:
             self.load_tracker.taken(url, n_tokens),
             backend.track_call(freeze) as call,
         ):
-            beside = self.load_tracker.of(url).n_calls
+            n_concurrent = self.load_tracker.of(url).n_calls
             try:
                 async with call.timeout:
                     yield engine
@@ -225,10 +225,10 @@ class EnginePool:
                 if call.reason is not None and call.timeout.expired():
                     raise call.reason from None
                 raise
-            beside += self.load_tracker.of(url).n_calls
+            n_concurrent += self.load_tracker.of(url).n_calls
         backend.health = backend.health.after_answer()
         backend.last_answer_at = self.now()
-        self.load_tracker.measured(url, n_tokens, self.now() - started, beside / 2)
+        self.load_tracker.measured(url, n_tokens, self.now() - started, n_concurrent / 2)
 
     @contextmanager
     def _reported_if_idle(self, backend: Backend) -> Iterator[None]:

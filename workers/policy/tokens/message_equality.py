@@ -72,8 +72,8 @@ def _same_text(held: Message, given: Message, strip: bool = False) -> bool:
 
 def _same_reasoning(held: Message, given: Message) -> bool:
     """Return whether the reasoning is equal or missing: a client may drop it, but not change it."""
-    said = reasoning(given).strip()
-    return not said or said == reasoning(held).strip()
+    text = reasoning(given).strip()
+    return not text or text == reasoning(held).strip()
 
 
 def _same_function(held: dict[str, Any], given: dict[str, Any]) -> bool:

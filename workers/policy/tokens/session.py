@@ -170,20 +170,20 @@ class TokenSession:
         """Return a suffix's ids, without its end of turn if the policy sampled any end of turn."""
         tokenizer = self._tokenizer
         if not suffix.end:
-            return tokenizer.encode_within(self._unsaid(suffix.text, node, held))
+            return tokenizer.encode_within(self._unsampled(suffix.text, node, held))
         end = tokenizer.id_of(suffix.end)
         ids = tokenizer.encode(suffix.text)
         if ids[0] != end:
             ids = np.concatenate([token_ids([end]), tokenizer.encode_within(suffix.text.removeprefix(suffix.end))])
         last = held.response[-1:]
-        said = end in last or (not suffix.opens and tokenizer.ended(last))
-        return ids[1:] if said else ids
+        is_sampled = end in last or (not suffix.opens and tokenizer.ended(last))
+        return ids[1:] if is_sampled else ids
 
-    def _unsaid(self, text: str, node: MessageNode, held: CachedTurn) -> str:
+    def _unsampled(self, text: str, node: MessageNode, held: CachedTurn) -> str:
         """Return the unsampled part of a plain-text end of turn: a stop string may be its beginning."""
         tail = self._tokenizer.decode(self._tokenizer.body(held.response[-_TAIL_IDS:]))
-        said = text_of(node.message.get("content")) or ""
-        if said and not node.message.get("tool_calls") and tail.endswith(said[-_TAIL_CHARS:]):
+        answer = text_of(node.message.get("content")) or ""
+        if answer and not node.message.get("tool_calls") and tail.endswith(answer[-_TAIL_CHARS:]):
             return text
         overlaps = (n for n in range(min(len(tail), len(text)), 0, -1) if tail.endswith(text[:n]))
         return text[next(overlaps, 0) :]
@@ -193,6 +193,6 @@ def _last_held(places: Sequence[PathPosition], messages: Sequence[Message]) -> P
     """Return the end position of the longest held call that `messages` continue; the latest of several."""
     if not messages or messages[-1].get("role") == "assistant":
         return None
-    result = [(place.depth, place.node.held.number, place) for place in places if place.node.held is not None]
-    result = [entry for entry in result if entry[0] < len(messages)]
-    return max(result, key=lambda entry: entry[:2])[2] if result else None
+    positions = [(place.depth, place.node.held.number, place) for place in places if place.node.held is not None]
+    positions = [entry for entry in positions if entry[0] < len(messages)]
+    return max(positions, key=lambda entry: entry[:2])[2] if positions else None

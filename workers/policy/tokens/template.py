@@ -84,7 +84,9 @@ class ChatTemplate:
             return self._of(tools).template.render(variables)
         # A template's own mistakes raise any Python error: a missing key, a wrong type, too deep a recursion.
         except Exception as error:
-            raise TemplateError(f"the chat template of {self.name} refused the conversation: {_said(error)}") from error
+            raise TemplateError(
+                f"the chat template of {self.name} refused the conversation: {_message_of(error)}"
+            ) from error
 
     def _of(self, tools: Sequence[Mapping[str, Any]]) -> _Compiled:
         return self._with_tools if tools else self._plain
@@ -99,14 +101,14 @@ class _Compiled:
             self.template = environment.from_string(source)
             self.style = _style(self.template, source, environment.parse(source))
         except jinja2.TemplateError as error:
-            raise TemplateError(f"the chat template of {name} cannot be compiled: {_said(error)}") from error
+            raise TemplateError(f"the chat template of {name} cannot be compiled: {_message_of(error)}") from error
 
 
 def _default(by_name: Mapping[str, str]) -> str:
     return DEFAULT if DEFAULT in by_name else next(iter(by_name))
 
 
-def _said(error: Exception) -> str:
+def _message_of(error: Exception) -> str:
     return str(error) if isinstance(error, jinja2.TemplateError) else f"{type(error).__name__}: {error}"
 
 

@@ -129,9 +129,9 @@ class TurnSuffixes:
 
     def _probe_text(self) -> tuple[str | None, str]:
         """Return the text between an answer and the next message, and the text that closes other messages."""
-        result: list[Message] = [{"role": "user", "content": "qAq"}, {"role": "assistant", "content": "qBq"}]
-        whole = self._tried([*result, {"role": "user", "content": "qCq"}], (), True)
-        last = self._tried(result, (), False).partition("qBq")[2]
+        messages: list[Message] = [{"role": "user", "content": "qAq"}, {"role": "assistant", "content": "qBq"}]
+        whole = self._tried([*messages, {"role": "user", "content": "qCq"}], (), True)
+        last = self._tried(messages, (), False).partition("qBq")[2]
         between, closings = _between(whole, "qBq", "qCq"), (_between(whole, "qAq", "qBq") or "") + last
         self.learned.opens = between is not None and self._opens(between, closings, whole.partition("qAq")[0])
         return between, closings

@@ -73,14 +73,14 @@ def _of_image(program: AgentProgram, start: StartBuild | None) -> tuple[Path, tu
 
 
 def _made(program: AgentProgram) -> tuple[Path, tuple[Path, ...]]:
-    asked_at = time.time()
+    requested_at = time.time()
     key = _content(program)
     where = (sys.platform, platform.machine(), *platform.libc_ver()) if program.kind == "npm" else ()
     folder = settings().cache / "programs" / digest(_FORMAT, program.kind, key, where)
     make = {"npm": _install, "folder": _copy, "archive": _unpack}[program.kind]
 
     def made(temporary: Path) -> None:
-        with failing_alike(folder, asked_at):
+        with failing_alike(folder, requested_at):
             make(program, temporary, key)
             open_to_all(temporary, always=True)
 

@@ -53,14 +53,14 @@ def install(path: Path, text: str, folder: Path, within_s: float = INSTALL_S) ->
     (folder / "package-lock.json").write_text(json.dumps(lock))
     npm = _npm()
     try:
-        run_installer([npm, *_WORDS], f"npm packages of {path.name}", within_s, folder, _environment(npm), _said)
+        run_installer([npm, *_WORDS], f"npm packages of {path.name}", within_s, folder, _environment(npm), _errors_of)
     except SandboxError as error:
         if any(code in str(error) for code in _REFUSED):
             raise AgentMissing(str(error), retryable=False) from error
         raise
 
 
-def _said(output: str) -> str:
+def _errors_of(output: str) -> str:
     """Return the first lines of npm's error message, because the last ones are its usage."""
     lines = [line.removeprefix("npm error").strip() for line in output.splitlines() if line.startswith("npm error")]
     return " ".join([line for line in lines if line][:_N_LINES]) or output.strip()[-_N_CHARS:]

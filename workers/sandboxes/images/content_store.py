@@ -19,7 +19,7 @@ from pathlib import Path
 from uuid import uuid4
 
 from farm.errors import SandboxError
-from workers.sandboxes.images.shared_lock import alone
+from workers.sandboxes.images.shared_lock import exclusive
 from workers.sandboxes.remove_tree import remove
 from workers.stage_clock import off_clock
 
@@ -59,7 +59,7 @@ def made_once(
     """
     if good(folder):
         return folder
-    with off_clock(2 * within_s), alone(lock_of(folder)) as held:
+    with off_clock(2 * within_s), exclusive(lock_of(folder)) as held:
         if not good(folder):
             remove_unfinished(folder, held)
             kind = ".new." if held else ".alone."
@@ -85,7 +85,7 @@ def made_in_place(folder: Path, make: Callable[[Path], None], within_s: float = 
     if is_complete(folder):
         return folder
     complete = folder / _COMPLETE
-    with off_clock(2 * within_s), alone(lock_of(folder)):
+    with off_clock(2 * within_s), exclusive(lock_of(folder)):
         if not complete.exists():
             remove(folder)
             try:
@@ -118,13 +118,13 @@ def used(folder: Path) -> Path:
 
 
 @contextmanager
-def failing_alike(folder: Path, asked_at: float) -> Iterator[None]:
+def failing_alike(folder: Path, requested_at: float) -> Iterator[None]:
     """Share a SandboxError of the block with all processes that wait for the folder: serial failures could take hours.
 
-    `asked_at` is the time of the caller's request. Only for the process that creates the folder and holds its lock.
+    `requested_at` is the time of the caller's request. Only for the process that creates the folder and holds its lock.
     """
     note = lock_of(folder).with_suffix(".failed")
-    if note.exists() and note.stat().st_mtime >= asked_at:
+    if note.exists() and note.stat().st_mtime >= requested_at:
         raise SandboxError(note.read_text())
     try:
         yield

@@ -184,6 +184,6 @@ def _copied(number: int, line: str, path: Path) -> CopiedFiles:
 def _plain(written: str, path: Path) -> str:
     """Return the path. Raises ImageError if a shell or the builder could interpret it differently."""
     if not _PLAIN.fullmatch(written):
-        mend = f"use a {TEMPLATE} template for values" if "{" in written else "name it plainly"
-        raise ImageError(f"image {path}: {shlex.quote(written)} is not a plain path: {mend}")
+        remedy = f"use a {TEMPLATE} template for values" if "{" in written else "name it plainly"
+        raise ImageError(f"image {path}: {shlex.quote(written)} is not a plain path: {remedy}")
     return written

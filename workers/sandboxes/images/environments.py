@@ -36,11 +36,16 @@ class PythonEnvironment:
 
 
 def environment(
-    packages: Sequence[str], image: Image, install_s: float = INSTALL_S, *, alone: bool = False, python: str = ""
+    packages: Sequence[str],
+    image: Image,
+    install_s: float = INSTALL_S,
+    *,
+    without_dependencies: bool = False,
+    python: str = "",
 ) -> PythonEnvironment:
     """Find or create an environment. Raises SandboxError. Blocks, the first time as long as the installation takes.
 
-    `packages` are exact requirements or paths of wheels. `alone`: do not install their dependencies. `python`: the
+    `packages` are exact requirements or paths of wheels; `without_dependencies` installs only these. `python`: the
     minimum version, used if the farm's own is older.
     """
     interpreter, base, version = interpreter_for(python)
@@ -52,12 +57,12 @@ def environment(
                 "system's: run the farm with one from pyenv, uv or conda"
             )
         return PythonEnvironment()
-    asked_at = time.time()
-    path = _place(packages, base, version, alone)
+    requested_at = time.time()
+    path = _place(packages, base, version, without_dependencies)
 
     def make(folder: Path) -> None:
-        with failing_alike(folder, asked_at):
-            words = [*(["--no-deps"] if alone else []), *map(_word, packages)] if packages else []
+        with failing_alike(folder, requested_at):
+            words = [*(["--no-deps"] if without_dependencies else []), *map(_word, packages)] if packages else []
             _install(interpreter, folder, words, install_s)
 
     folder = used(made_in_place(path, make, within_s=2 * install_s))
@@ -67,14 +72,16 @@ def environment(
     return PythonEnvironment(tuple(binds), (str(folder / "bin"),), (folder,))
 
 
-def is_made(packages: Sequence[str], *, alone: bool = False) -> bool:
+def is_made(packages: Sequence[str], *, without_dependencies: bool = False) -> bool:
     """Return whether this node has the environment of the farm's own Python, so that nothing must be fetched."""
     _, base, version = interpreter_for("")
-    return is_complete(_place(packages, base, version, alone))
+    return is_complete(_place(packages, base, version, without_dependencies))
 
 
-def _place(packages: Sequence[str], base: str, version: str, alone: bool) -> Path:
-    name = digest("environment", sorted(map(_content, packages)), version, base, *(["alone"] if alone else []))
+def _place(packages: Sequence[str], base: str, version: str, without_dependencies: bool) -> Path:
+    name = digest(
+        "environment", sorted(map(_content, packages)), version, base, *(["alone"] if without_dependencies else [])
+    )
     return settings().cache / "environments" / name
 
 
@@ -133,9 +140,9 @@ def run_installer(
     within_s: float,
     cwd: Path | None = None,
     env: Mapping[str, str] | None = None,
-    said: Callable[[str], str] = _last_lines,
+    summary: Callable[[str], str] = _last_lines,
 ) -> None:
-    """Run a command to its end and kill its remaining children. Raises SandboxError with its output by `said`."""
+    """Run a command to its end and kill its remaining children. Raises SandboxError with its output by `summary`."""
     # a child that outlived this process would write into the next attempt's folder
     bound = ["setpriv", "--pdeathsig", "KILL", "--", *command]
     mark = new_tag()
@@ -151,4 +158,4 @@ def run_installer(
             # the same holds for programs that build packages for it
             kill_tagged(mark)
     if process.returncode:
-        raise SandboxError(f"{what}: {said(err or out)}")
+        raise SandboxError(f"{what}: {summary(err or out)}")

@@ -105,7 +105,7 @@ def cached(source: ImageSource, *, retry: bool = False, relock: bool = False) ->
 
     For manual requests: `retry` repeats failed builds, and `relock` locks to the current content.
     """
-    asked_at = time.time()
+    requested_at = time.time()
     mode = settings().image_cache if source.is_built else "versioned"
     pin = images() / "pins" / digest(source.reference)
     pinned = pin.read_text() if mode == "lock" and pin.exists() else ""
@@ -118,23 +118,23 @@ def cached(source: ImageSource, *, retry: bool = False, relock: bool = False) ->
             "`farm images build` locks it again"
         )
     folder = images() / key
-    _build(source, folder, asked_at, mode, retry)
+    _build(source, folder, requested_at, mode, retry)
     if mode == "lock" and pinned != key:
         pin.parent.mkdir(exist_ok=True)
         write(pin, key)
     return _root(source, folder, retry)
 
 
-def _build(source: ImageSource, folder: Path, asked_at: float, mode: str, retry: bool) -> None:
+def _build(source: ImageSource, folder: Path, requested_at: float, mode: str, retry: bool) -> None:
     """Build it, unless a good one exists. A failure is remembered and applies to all that wait for the same image."""
     good = partial(_stands_since, since=_started_at()) if mode == "scratch" else stands
     if good(folder):
         return
-    forget_before = asked_at if retry else 0.0
-    _fail_again(folder, asked_at, forget_before)
+    forget_before = requested_at if retry else 0.0
+    _fail_again(folder, requested_at, forget_before)
 
     def make(temporary: Path) -> None:
-        _fail_again(folder, asked_at, forget_before)
+        _fail_again(folder, requested_at, forget_before)
         try:
             _make(source, temporary, folder.name, mode)
         except (ImageError, OSError) as error:
@@ -291,13 +291,13 @@ def _remember(folder: Path, error: ImageError) -> None:
         write(_failure(folder), json.dumps(note))
 
 
-def _fail_again(folder: Path, asked_at: float, forget_before: float) -> None:
+def _fail_again(folder: Path, requested_at: float, forget_before: float) -> None:
     """Raise the ImageError of a build that failed recently, or while this process waited for its turn."""
     try:
         note = json.loads(_failure(folder).read_text())
     except (FileNotFoundError, ValueError):
         return
-    fresh = note["at"] >= asked_at or time.time() - note["at"] < REMEMBER_S[note["retryable"]]
+    fresh = note["at"] >= requested_at or time.time() - note["at"] < REMEMBER_S[note["retryable"]]
     if fresh and note["at"] >= forget_before:
         raise ImageError(note["message"], note["lines"], retryable=note["retryable"])
 

@@ -73,8 +73,8 @@ def _content(path: Path, *, follow: bool = False) -> str:
     try:
         return fingerprint(path, follow=follow)
     except FileNotFoundError:
-        mend = f"fix its name, put it there, or name another: {KINDS}"
-        raise ImageError(f"there is no {path} on this node: {mend}") from None
+        remedy = f"fix its name, put it there, or name another: {KINDS}"
+        raise ImageError(f"there is no {path} on this node: {remedy}") from None
     except OSError as error:
         raise ImageError(f"{path}, from which an image is built, cannot be read: {error}") from error
 
@@ -118,8 +118,10 @@ class FolderSource:
         if not self.path.exists() and self.path.parent == Path.cwd():
             # such as ubuntu:24.04, which in other tools is an image of a registry
             name = self.path.name
-            mend = f"docker://{name} is one of a registry, `farm images alias {name} IMAGE` makes it stand for another"
-            raise ImageError(f"there is no image {name} on this node: {mend}; an image is {KINDS}")
+            remedy = (
+                f"docker://{name} is one of a registry, `farm images alias {name} IMAGE` makes it stand for another"
+            )
+            raise ImageError(f"there is no image {name} on this node: {remedy}; an image is {KINDS}")
         return digest("folder", _FORMAT, _content(self.path), owner())
 
     def make(self, folder: Path) -> None:
@@ -220,7 +222,7 @@ class ArchiveSource:
                 members = {member.name.removeprefix("./").rstrip("/"): member.isdir() for member in archive}
         except BROKEN as error:
             raise ImageError(f"image {self.reference} is not a tar file or is broken: {first_line(error)}") from error
-        result = next((kind for kind, name in zip(ARCHIVES, _TOLD_BY, strict=True) if name in members), "")
+        result = next((kind for kind, name in zip(ARCHIVES, _MARKER_FILES, strict=True) if name in members), "")
         if not (self.kind or result):
             raise ImageError(f"image {self.reference} is neither an archive of `docker save` nor an OCI archive")
         kind = self.kind or result
@@ -237,7 +239,7 @@ class ArchiveSource:
 
 
 # the file that marks each kind; recent Docker writes archives with both, which are then read as the first
-_TOLD_BY = ("manifest.json", "oci-layout")
+_MARKER_FILES = ("manifest.json", "oci-layout")
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,7 +26,7 @@ _CONFINED = (
     "from workers.sandboxes.images.building.confined_process import main; main()"
 )
 VERSION_S = 60.0
-MEND = "install Apptainer (workers/sandboxes/apptainer.sh PREFIX needs no root) and put it on PATH"
+APPTAINER_REMEDY = "install Apptainer (workers/sandboxes/apptainer.sh PREFIX needs no root) and put it on PATH"
 
 
 @cache
@@ -34,8 +34,8 @@ def program() -> Path | None:
     """Return the runtime's command on PATH or in the folder `apptainer` of the farm's home; None if there is none."""
     own = settings().home.absolute() / "apptainer/usr/bin"
     for name in NAMES:
-        if result := shutil.which(name, path=f"{os.environ.get('PATH', os.defpath)}:{own}"):
-            return Path(result).absolute()
+        if path := shutil.which(name, path=f"{os.environ.get('PATH', os.defpath)}:{own}"):
+            return Path(path).absolute()
     return None
 
 
@@ -83,10 +83,10 @@ def wrapper(tool: str = "") -> Path:
     """
     path = program()
     if path is None:
-        raise SandboxError(f"no apptainer or singularity on this node: {MEND}")
+        raise SandboxError(f"no apptainer or singularity on this node: {APPTAINER_REMEDY}")
     if tool:
-        beside = [folder for folder in (path.parent, path.parents[1] / "libexec/apptainer/bin") if folder.is_dir()]
-        own = shutil.which(tool, path=f"{os.environ.get('PATH', os.defpath)}:{':'.join(map(str, beside))}")
+        own_folders = [folder for folder in (path.parent, path.parents[1] / "libexec/apptainer/bin") if folder.is_dir()]
+        own = shutil.which(tool, path=f"{os.environ.get('PATH', os.defpath)}:{':'.join(map(str, own_folders))}")
         if own is None:
             raise SandboxError(f"no {tool} on this node: install squashfs-tools")
         path = Path(own)

@@ -27,7 +27,7 @@ _NO_LOCKS = {errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOLCK}
 
 
 @contextmanager
-def alone(path: Path, dead_s: float = DEAD_S) -> Iterator[bool]:
+def exclusive(path: Path, dead_s: float = DEAD_S) -> Iterator[bool]:
     """Hold the lock file while the block runs; yield whether it is held. Blocks.
 
     Yields False, without the lock, if its holder is dead or the file system has no locks.
@@ -120,10 +120,10 @@ def _flock(descriptor: int, operation: int) -> bool:
 
 def _is_at(descriptor: int, path: Path) -> bool:
     try:
-        result = path.stat()
+        stat = path.stat()
     except FileNotFoundError:
         return False
-    return os.path.samestat(os.fstat(descriptor), result)
+    return os.path.samestat(os.fstat(descriptor), stat)
 
 
 def _show_life(descriptor: int, done: threading.Event) -> None:

@@ -22,7 +22,7 @@ from workers.sandboxes.isolation.limits import BUSY_S, LimitWatch
 from workers.sandboxes.isolation.parent_death_pipe import continue_at_the_end
 
 RECORD = "sandbox.json"
-_ALONE_S = 2.0
+_IDLE_S = 2.0
 
 
 class LimitWatches:
@@ -94,18 +94,18 @@ def watch_over(folder: str, lifeline: int) -> None:
             resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
             signal.signal(signal.SIGCHLD, signal.SIG_IGN)
             with contextlib.suppress(OSError):
-                guarded(lambda checkpoint: _watch_until_alone(folder, checkpoint))
+                guarded(lambda checkpoint: _watch_until_idle(folder, checkpoint))
             os._exit(0)
     os.close(lock)
 
 
-def _watch_until_alone(folder: str, checkpoint: Checkpoint) -> None:
+def _watch_until_idle(folder: str, checkpoint: Checkpoint) -> None:
     watches = LimitWatches(folder, checkpoint)
-    alone_since = time.monotonic()
+    idle_since = time.monotonic()
     while True:
         if watches.check():
-            alone_since = time.monotonic()
-        elif time.monotonic() - alone_since > _ALONE_S:
+            idle_since = time.monotonic()
+        elif time.monotonic() - idle_since > _IDLE_S:
             fcntl.flock(3, fcntl.LOCK_UN)
             # a sandbox that started just now saw the lock, so it forked no watcher
             if not watches.check():

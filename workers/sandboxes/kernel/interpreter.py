@@ -37,10 +37,10 @@ _MAX_ERROR = 200
 
 @dataclass(frozen=True, slots=True)
 class Program:
-    """An interpreter's program: a module of the kernels' folder, on the sandbox's Python or, if `alone`, the farm's."""
+    """An interpreter's program: a module of the kernels' folder; `on_farm_python` or on the sandbox's Python."""
 
     module: str
-    alone: bool = False
+    on_farm_python: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,7 +132,7 @@ class Interpreter:
 
     async def _spawn(self, program: Program, folder: Path) -> None:
         """Start a Python inside. If that fails, its output is the reason."""
-        python = [_PYTHON, "-I", "-S"] if program.alone else ["python3"]
+        python = [_PYTHON, "-I", "-S"] if program.on_farm_python else ["python3"]
         argv = [*python, "-c", BOOTSTRAP.format(module=program.module), str(folder)]
         fds = {1: self.output.write_end, 2: self.output.write_end, cell_protocol.CONNECTION: self._theirs.fileno()}
         child = await self._entry.start(argv, env=self._env, fds=fds)
@@ -159,8 +159,8 @@ class Interpreter:
         try:
             frame = await self._frames.next(START_S)
         except PeerGone:
-            said = self.output.take()[0].strip().splitlines()[-1:]
-            frame = {"failed": said[0] if said else "it ended at once"}, b""
+            lines = self.output.take()[0].strip().splitlines()[-1:]
+            frame = {"failed": lines[0] if lines else "it ended at once"}, b""
         self._check(frame)
         # startup output belongs to no cell
         self.output.take()
@@ -253,6 +253,6 @@ def _kind(program: Program, env: Mapping[str, str], kernels: Path) -> ZygoteKind
     if python.parent.parent.parent != environments or any(name.startswith(("PYTHON", "LD_")) for name in env):
         return None
     folders = (str(python.parent.parent), sys.base_prefix, str(kernels))
-    if program.alone:
+    if program.on_farm_python:
         return ZygoteKind(_PYTHON, ("-I", "-S"), str(kernels), program.module, folders[1:])
     return ZygoteKind(str(python), (), str(kernels), program.module, folders)

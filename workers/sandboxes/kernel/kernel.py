@@ -22,7 +22,7 @@ INTERRUPTS_S = (1.0, 1.0)
 """Time to wait for a cell's end after each SIGINT."""
 
 _IPYTHON = Program("ipython_server")
-_JUPYTER = Program("jupyter_bridge", alone=True)
+_JUPYTER = Program("jupyter_bridge", on_farm_python=True)
 
 
 async def open_kernel(entry: SandboxEntry, name: str = "") -> CellKernel:

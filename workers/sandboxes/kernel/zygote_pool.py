@@ -26,7 +26,7 @@ MAX_ZYGOTES = 4
 """Maximum number of zygotes. One that is in use is never closed for another."""
 
 _END_S = 1.0
-_MAX_SAID = 100_000
+_MAX_OUTPUT = 100_000
 _PROJECT = str(Path(__file__).parents[3])
 _LAUNCHER = "import sys; sys.path.append(sys.argv[1]); from workers.sandboxes.kernel.zygote_start import main; main()"
 
@@ -50,7 +50,7 @@ class Zygote:
         self.n_kernels = 0
         self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._control.setblocking(False)
-        self._said = os.fdopen(os.memfd_create("said"), "rb", 0)
+        self._output = os.fdopen(os.memfd_create("said"), "rb", 0)
         program = BOOTSTRAP.format(module="zygote")
         job = {
             "user": sandbox_user(),
@@ -63,7 +63,7 @@ class Zygote:
                 [sys.executable, "-I", "-S", "-c", _LAUNCHER, _PROJECT],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.DEVNULL,
-                stderr=self._said,
+                stderr=self._output,
                 env={"PATH": os.defpath, "LANG": "C.UTF-8"},
                 pass_fds=[theirs.fileno()],
                 start_new_session=True,
@@ -105,12 +105,12 @@ class Zygote:
             self._process.wait(_END_S)
         if self._process.returncode is None:
             return "it runs, and does not answer"
-        said = b""
+        output = b""
         # closed meanwhile, to be replaced
         with contextlib.suppress(ValueError):
-            self._said.seek(0)
-            said = self._said.read(_MAX_SAID)
-        last = said.decode(errors="replace").strip().splitlines()[-1:]
+            self._output.seek(0)
+            output = self._output.read(_MAX_OUTPUT)
+        last = output.decode(errors="replace").strip().splitlines()[-1:]
         return ": ".join([f"it ended with status {self._process.returncode}", *last])
 
     def close(self) -> None:
@@ -118,7 +118,7 @@ class Zygote:
         self._control.close()
         self._process.kill()
         self._process.wait()
-        self._said.close()
+        self._output.close()
 
 
 class ZygotePool:

@@ -34,7 +34,7 @@ _LINE = re.compile(r"(\d{1,10}):(\d{1,10})")
 _TOO_HIGH = (1 << 32) - 1
 _ANSWER_S = 20.0
 log = logging.getLogger(__name__)
-_asked: dict[tuple[int, int], str] = {}
+_refusals: dict[tuple[int, int], str] = {}
 """By mount of this node, why nothing on it can be id-mapped; empty if it can."""
 
 
@@ -58,10 +58,10 @@ def _ids(user: tuple[int, int] | None, name: str, chosen: str) -> range:
     """Return the ids available to sandboxes; empty if this process is not root."""
     if user is None:
         return range(0)
-    result = _parsed(chosen) if chosen else subordinate(_SUBORDINATE, name, user[0])
-    if not result:
+    ids = _parsed(chosen) if chosen else subordinate(_SUBORDINATE, name, user[0])
+    if not ids:
         log.info("Sandboxes share the user %s: it has no subordinate ids, and FARM_SANDBOX_IDS is not set", name)
-    return result
+    return ids
 
 
 def _parsed(text: str) -> range:
@@ -75,8 +75,8 @@ def _parsed(text: str) -> range:
 
 def subordinate(files: Sequence[Path], name: str, uid: int) -> range:
     """Return the first range that both /etc/subuid and /etc/subgid give a user, by name or number; empty if none."""
-    result = [_first(file, name, uid) for file in files]
-    return range(max(ids.start for ids in result), min(ids.stop for ids in result))
+    starts = [_first(file, name, uid) for file in files]
+    return range(max(ids.start for ids in starts), min(ids.stop for ids in starts))
 
 
 def _first(file: Path, name: str, uid: int) -> range:
@@ -96,12 +96,12 @@ def _refusal(folders: Sequence[str], ids: range) -> str:
     """Return why a folder cannot be id-mapped; empty if all can. Tested once for each mount."""
     for folder in folders:
         mounted = _mount_of(folder)
-        if mounted not in _asked:
-            _asked[mounted] = _ask(folder, ids[0])
-            if _asked[mounted]:
-                _warn(f"sandboxes of {folder} share one user of this node: {_asked[mounted]}")
-        if _asked[mounted]:
-            return _asked[mounted]
+        if mounted not in _refusals:
+            _refusals[mounted] = _ask(folder, ids[0])
+            if _refusals[mounted]:
+                _warn(f"sandboxes of {folder} share one user of this node: {_refusals[mounted]}")
+        if _refusals[mounted]:
+            return _refusals[mounted]
     return ""
 
 

@@ -19,7 +19,8 @@ from workers.testing.serving import serve
 
 def main() -> None:
     options = option_parser(
-        "farm engine --scripted", "A scripted engine, a double of an LLM server: it plays a book, or random tokens."
+        "farm engine --scripted",
+        "A scripted engine, a double of an LLM server: it samples from a script, or random tokens.",
     ).parse_args()
     run(options, lambda model_text: _engine(options, model_text))
 
@@ -40,7 +41,7 @@ def _say(url: str) -> None:
 
 
 def script_of(options: argparse.Namespace) -> Script | None:
-    """Return the script to play; None for random turns."""
+    """Return the script to follow; None for random turns."""
     if options.random:
         return None
     return Script.read(options.book, options.seed) if options.book else Script([])

@@ -1,4 +1,4 @@
-"""The scripted engine without a wire format: a vocabulary, a player, a scheduler and a cache."""
+"""The scripted engine without a wire format: a vocabulary, a source of turns, a scheduler and a cache."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from farm.records.trajectory import LogProbs, TokenIds
 from workers.testing.engine.expert_routing import ExpertRouting
 from workers.testing.engine.logprobs import scored
 from workers.testing.engine.model_request import RequestRefused, SamplingRequest
-from workers.testing.engine.players import Player
 from workers.testing.engine.run import EngineRun, SamplingPlan
 from workers.testing.engine.scheduler import Scheduler
+from workers.testing.engine.turn_sources import TurnSource
 from workers.testing.engine.vocabulary import Vocabulary
 
 
@@ -23,7 +23,7 @@ class Machine:
     def __init__(
         self,
         vocabulary: Vocabulary,
-        player: Player,
+        turn_source: TurnSource,
         scheduler: Scheduler,
         *,
         name: str,
@@ -32,7 +32,7 @@ class Machine:
         seed: int = 0,
     ) -> None:
         self.vocabulary = vocabulary
-        self.player = player
+        self.turn_source = turn_source
         self.scheduler = scheduler
         self.name = name
         self.root = root
@@ -44,11 +44,11 @@ class Machine:
         """The paths from which it was ordered to load weights."""
         self._seed = seed
 
-    def run(self, asked: SamplingRequest, index: int = 0) -> EngineRun:
+    def run(self, request: SamplingRequest, index: int = 0) -> EngineRun:
         """Return a run that has not started. Raises RequestRefused if the prompt leaves no room."""
-        self._check_room(asked.prompt)
-        suffix = f"-{index}" if asked.n > 1 else ""
-        return EngineRun(f"{asked.request_id}{suffix}", asked.prompt, self._plan(asked, index), asked.salt)
+        self._check_room(request.prompt)
+        suffix = f"-{index}" if request.n > 1 else ""
+        return EngineRun(f"{request.request_id}{suffix}", request.prompt, self._plan(request, index), request.salt)
 
     def sample(self, run: EngineRun) -> AsyncIterator[int]:
         """Sample by the scheduler. Raises RequestRefused if its queue is full."""
@@ -67,10 +67,10 @@ class Machine:
         """Return those of the run's ids [begin, end), each under the weights that sampled it."""
         ids = np.concatenate([run.prompt, run.ids])
         n_prompt = len(run.prompt)
-        result = [
+        logprobs = [
             scored(ids[: n_prompt + span.end], n_prompt + span.start, span.version, self._seed) for span in run.spans
         ]
-        return np.concatenate([np.zeros(0, np.float32), *result])[begin:end]
+        return np.concatenate([np.zeros(0, np.float32), *logprobs])[begin:end]
 
     def _check_room(self, prompt: TokenIds) -> None:
         if len(prompt) >= self.context_tokens:
@@ -81,31 +81,31 @@ class Machine:
                 param="input_tokens",
             )
 
-    def _plan(self, asked: SamplingRequest, index: int) -> SamplingPlan:
-        room = self.context_tokens - len(asked.prompt)
-        limit = room if asked.max_tokens is None else min(room, asked.max_tokens)
-        ids = self.player.turn(asked.prompt, asked.seed_of(index))
-        if asked.ignore_eos:
-            ids = np.concatenate([ids, self._endless(asked.prompt, max(limit - len(ids), 0))])
-        whole = not asked.ignore_eos and len(ids) <= limit
+    def _plan(self, request: SamplingRequest, index: int) -> SamplingPlan:
+        room = self.context_tokens - len(request.prompt)
+        limit = room if request.max_tokens is None else min(room, request.max_tokens)
+        ids = self.turn_source.turn(request.prompt, request.seed_of(index))
+        if request.ignore_eos:
+            ids = np.concatenate([ids, self._endless(request.prompt, max(limit - len(ids), 0))])
+        whole = not request.ignore_eos and len(ids) <= limit
         plan = SamplingPlan(ids[:limit], "stop" if whole else "length")
-        return self._stopped(asked, plan)
+        return self._stopped(request, plan)
 
     def _endless(self, prompt: TokenIds, n: int) -> TokenIds:
         """Return random ids without an end token."""
         draw = np.random.default_rng([self._seed, len(prompt)])
         return draw.integers(0, self.vocabulary.n_plain, n, np.int32)
 
-    def _stopped(self, asked: SamplingRequest, plan: SamplingPlan) -> SamplingPlan:
+    def _stopped(self, request: SamplingRequest, plan: SamplingPlan) -> SamplingPlan:
         """Return the plan up to the request's stop condition."""
         ids = plan.ids
-        if asked.stop_token_ids:
-            result = np.flatnonzero(np.isin(ids, list(asked.stop_token_ids)))
-            if len(result) and ids[result[0]] != self.vocabulary.end_id:
-                n = int(result[0])
+        if request.stop_token_ids:
+            ends = np.flatnonzero(np.isin(ids, list(request.stop_token_ids)))
+            if len(ends) and ids[ends[0]] != self.vocabulary.end_id:
+                n = int(ends[0])
                 plan = SamplingPlan(ids[: n + 1], "stop", int(ids[n]), len(self.vocabulary.decode(ids[:n])))
-        text = self.vocabulary.decode(plan.ids) if asked.stop else ""
-        hits = [(at, stop) for stop in asked.stop if (at := text.find(stop)) >= 0]
+        text = self.vocabulary.decode(plan.ids) if request.stop else ""
+        hits = [(at, stop) for stop in request.stop if (at := text.find(stop)) >= 0]
         if not hits:
             return plan
         at, stop = min(hits)

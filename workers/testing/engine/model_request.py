@@ -28,7 +28,7 @@ class RequestRefused(FarmError):
 
 @dataclass(frozen=True, slots=True)
 class SamplingRequest:
-    """One prompt, sampled `n` times. `max_tokens` None means no limit; `seed` None leaves it to the player."""
+    """One prompt, sampled `n` times. `max_tokens` None means no limit; `seed` None leaves it to the source of turns."""
 
     request_id: str
     prompt: TokenIds

@@ -22,9 +22,9 @@ from workers.testing.engine.engine_machine import Machine
 from workers.testing.engine.expert_routing import ExpertRouting
 from workers.testing.engine.model_request import RequestRefused
 from workers.testing.engine.model_text import make_tokenizer, write_model_text
-from workers.testing.engine.players import RandomPlayer, ScriptPlayer
 from workers.testing.engine.prefix_cache import BLOCK_TOKENS, CACHE_TOKENS, PrefixCache
 from workers.testing.engine.scheduler import UNLIMITED, Scheduler, SimulatedSpeed
+from workers.testing.engine.turn_sources import RandomTurns, ScriptTurns
 from workers.testing.engine.vllm.control import VllmControlEndpoints
 from workers.testing.engine.vllm.sampling import SamplingEndpoints, error_response
 from workers.testing.engine.vocabulary import Vocabulary
@@ -37,7 +37,7 @@ MODEL = "scripted-test-double"
 class ScriptedEngine:
     """One engine. `app()` is served by `workers.testing.serving`; its controls may be used from any thread.
 
-    Without a script it plays random turns of `mean_tokens`. `model_text` is the folder for its tokenizer, reported as
+    Without a script it samples random turns of `mean_tokens`. `model_text` is the folder for its tokenizer, reported as
     `root`; None creates a temporary one. `tokens_per_s` is the speed of one call, `prefill_per_s` counts prompt tokens
     not in its prefix cache; 0 means no limit. `max_running` calls sample at once, the others queue; beyond `max_queued`
     they are refused. A chunk of a stream has `stream_tokens` ids. With `experts` it reports routed experts, as vLLM
@@ -76,9 +76,9 @@ class ScriptedEngine:
         )
         self.machine = self.machine_type(
             vocabulary,
-            ScriptPlayer(vocabulary, script)
+            ScriptTurns(vocabulary, script)
             if script is not None
-            else RandomPlayer(vocabulary, seed=seed, mean_tokens=mean_tokens),
+            else RandomTurns(vocabulary, seed=seed, mean_tokens=mean_tokens),
             self.scheduler,
             name=model,
             root=self.root,

@@ -139,10 +139,10 @@ async def _insert(files: Files, arguments: EditArguments) -> str:
 async def _undo_edit(files: Files, arguments: EditArguments) -> str:
     path = arguments.path
     change, restored = await files.undo(path)
-    result = f"Last edit to {path} undone successfully."
+    text = f"Last edit to {path} undone successfully."
     if change.removed is None:
-        return f"{result} The file had been created by it and is gone."
-    return f"{result} {_snippet(path, restored, change.offset, len(change.removed))}".rstrip()
+        return f"{text} The file had been created by it and is gone."
+    return f"{text} {_snippet(path, restored, change.offset, len(change.removed))}".rstrip()
 
 
 _DO = {"create": _create, "str_replace": _str_replace, "insert": _insert, "undo_edit": _undo_edit}
@@ -164,9 +164,9 @@ def _given(value: _Value | None, name: str, command: str) -> _Value:
     return value
 
 
-def _range(asked: list[int] | None, n_lines: int) -> tuple[int, int]:
+def _range(line_range: list[int] | None, n_lines: int) -> tuple[int, int]:
     """Return the first and last line to show; the last may be beyond the end."""
-    first, last = asked or (1, -1)
+    first, last = line_range or (1, -1)
     if not 1 <= first <= n_lines or not (last == -1 or first <= last):
         raise ToolError(
             f"Invalid `view_range`: [{first}, {last}]. Its first element should be within the lines of the file, "

@@ -129,12 +129,12 @@ def _reason(result: ExecResult) -> str:
 
 def _worded(error: ToolError, path: str) -> ToolError:
     """Return the error in the wording of editor tools, by the system's message at the end of the sandbox's."""
-    said = str(error)
-    if said.endswith(os.strerror(errno.ENOENT)):
+    message = str(error)
+    if message.endswith(os.strerror(errno.ENOENT)):
         return NoSuchFile(f"The path {path} does not exist. Please provide a valid path.")
-    if said.endswith(os.strerror(errno.EISDIR)):
+    if message.endswith(os.strerror(errno.EISDIR)):
         return IsFolder(f"The path {path} is a directory and only the `view` command can be used on directories.")
-    if said.endswith((os.strerror(errno.ENOTDIR), os.strerror(errno.EEXIST))):
+    if message.endswith((os.strerror(errno.ENOTDIR), os.strerror(errno.EEXIST))):
         return ToolError(
             f"The path {path} leads through a file as if it were a directory. Please provide a valid path."
         )

@@ -30,8 +30,8 @@ class PythonArguments(Arguments):
     )
     restart: bool = Field(
         default=False,
-        description="Begin anew before the code is run: variables and imports are lost, and what earlier code left "
-        "running is ended. Files stay. For when the session is in a state that is hard to mend.",
+        description="Restart the interpreter before the code is run: variables and imports are lost, and what earlier "
+        "code left running is ended. Files stay. For when the session is in a state that is hard to repair.",
     )
 
 
@@ -54,7 +54,7 @@ class PythonTool:
         """Return the output, then notes on its end. Raises SandboxError if the sandbox is gone."""
         sandbox = needed(self._sandbox, self.name)
         if not arguments.code.strip() and not arguments.restart:
-            raise ToolError("`code` is empty: write the code to run, or set `restart` to begin anew.")
+            raise ToolError("`code` is empty: write the code to run, or set `restart` to restart the interpreter.")
         fresh = self._kernel is None
         if self._kernel is None:
             self._kernel = await sandbox.open_kernel()

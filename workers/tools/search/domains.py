@@ -33,10 +33,10 @@ class Domains:
 
 def _split(domains: str) -> tuple[str, ...]:
     names = [name.strip().removeprefix("*.").lstrip(".") for name in domains.split(",") if name.strip()]
-    return tuple(_host(f"https://{name}", alone=True) for name in names)
+    return tuple(_host(f"https://{name}", domain_only=True) for name in names)
 
 
-def _host(url: str, *, alone: bool = False) -> str:
+def _host(url: str, *, domain_only: bool = False) -> str:
     """Return the host of a web page in normalized form. Raises ValueError."""
     try:
         parsed = httpx2.URL(url)
@@ -45,7 +45,7 @@ def _host(url: str, *, alone: bool = False) -> str:
     host = parsed.raw_host.decode("ascii").lower().rstrip(".")
     if parsed.scheme not in ("http", "https") or not _DOMAIN.fullmatch(host):
         raise ValueError(f"{url!r} is not the URL of a web page")
-    if alone and parsed != httpx2.URL(f"https://{parsed.host}"):
+    if domain_only and parsed != httpx2.URL(f"https://{parsed.host}"):
         raise ValueError(f"{url.removeprefix('https://')!r} is not a domain")
     return host
 

@@ -74,8 +74,8 @@ class SearchClient:
                 busy = _Busy(f"no answer within {try_s:.3g} s")
             except httpx2.TransportError as error:
                 busy = _Busy(f"{type(error).__name__} {error}".strip())
-            except _Busy as said:
-                busy = said
+            except _Busy as error:
+                busy = error
             # Jitter, so that rejected clients do not all return at once.
             wait_s = max(busy.after_s, pause_s) * random.uniform(1.0, 1.5)  # noqa: S311  (no secret)
             if time.monotonic() + wait_s >= deadline:

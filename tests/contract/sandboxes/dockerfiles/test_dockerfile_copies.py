@@ -17,7 +17,7 @@ import pytest
 
 from farm.errors import ImageError
 from farm.settings import settings
-from tests.contract.sandboxes.dockerfiles.test_dockerfiles import built, context, said
+from tests.contract.sandboxes.dockerfiles.test_dockerfiles import built, context, output_of
 from tests.services.images import root_folder
 from workers.plugins.interfaces import Sandbox
 from workers.sandboxes.images.image import image
@@ -123,11 +123,13 @@ def one(provider: Any) -> None:
 
 @pytest.mark.usefixtures("one")
 @pytest.mark.parametrize("origin", ["context", "stage"])
-def test_excluded_files(origin: str, start: Start, run: Run, context: Callable[..., str]) -> None:
+def test_excluded_files_are_not_copied(origin: str, start: Start, run: Run, context: Callable[..., str]) -> None:
     copies = [f"COPY {rest}\n" for rest in EXCLUDED]
     if origin == "stage":
         copies = [re.sub(r" (\.|dir|hom)", r" /all/\1", each).replace("COPY", "COPY --from=all") for each in copies]
-    name = context(f"FROM debian:12 AS all\nWORKDIR /all\nCOPY . .\nFROM debian:12\n{''.join(copies)}", **of(FILES))
+    name = context(
+        f"FROM debian:12 AS all\nWORKDIR /all\nCOPY . .\nFROM debian:12\n{''.join(copies)}", **files_of(FILES)
+    )
     sandbox = start(image=name)
     for number, excluded in enumerate(EXCLUDED.values(), start=1):
         names = {Path(each).name for each in FILES}
@@ -136,18 +138,18 @@ def test_excluded_files(origin: str, start: Start, run: Run, context: Callable[.
         elif number in (4, 5, 6):
             names = {each for each in names if each.startswith("file-")}
         wanted = {each for each in names if each.removeprefix("file-") not in excluded.split()}
-        listed = said(run, sandbox, f"find /{number} -type f -printf '%f\\n'; true").split()
+        listed = output_of(run, sandbox, f"find /{number} -type f -printf '%f\\n'; true").split()
         assert set(listed) - {"Dockerfile"} == wanted, number
 
 
-def of(names: tuple[str, ...]) -> dict[str, str]:
+def files_of(names: tuple[str, ...]) -> dict[str, str]:
     return dict.fromkeys(names, "x")
 
 
 @pytest.mark.usefixtures("one")
-def test_parents_are_kept(context: Callable[..., str]) -> None:
+def test_copy_parents_keeps_the_folders(context: Callable[..., str]) -> None:
     files = ("a/b/c/d/foo", "a/b/c/d/e/bay", "a/b2/c/d/e/bar", "a/b/c2/d/e/baz", "a/b/c2/d/e2/baz")
-    built(context(PARENTS, **of(tuple(f"tree/{each}" for each in files))))
+    built(context(PARENTS, **files_of(tuple(f"tree/{each}" for each in files))))
     with pytest.raises(ImageError, match=r":2: .*tree/none is not in the context"):
         built(context("FROM debian:12\nCOPY --parents tree/none /x/\n"))
     with pytest.raises(ImageError, match=r":3: .*/etc/none"):
@@ -155,11 +157,11 @@ def test_parents_are_kept(context: Callable[..., str]) -> None:
 
 
 @pytest.mark.usefixtures("one")
-def test_modes_in_letters(start: Start, run: Run, context: Callable[..., str], tmp_path: Path) -> None:
+def test_symbolic_modes_are_applied(start: Start, run: Run, context: Callable[..., str], tmp_path: Path) -> None:
     name = context(MODES, **{"one/run": "r", "one/text": "t"})
     for each, mode in (("one/run", 0o755), ("one/text", 0o604), ("one", 0o711)):
         (tmp_path / "context" / each).chmod(mode)
-    modes = said(run, start(image=name), "cat /modes").split("\n")
+    modes = output_of(run, start(image=name), "cat /modes").split("\n")
     assert modes[1:] == [
         *("755 /1/run", "644 /1/text", "770 /2/run", "620 /2/text", "4644 /3", "700 /4/run", "600 /4/text", "4755 /5"),
         "",
@@ -198,7 +200,7 @@ def served(files: dict[str, bytes]) -> Iterator[str]:
 
 
 @pytest.mark.usefixtures("one")
-def test_files_of_addresses(
+def test_add_downloads_and_unpacks_urls(
     start: Start, run: Run, context: Callable[..., str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     packed = io.BytesIO()
@@ -222,7 +224,7 @@ RUN cd / && stat -c '%a %s %Y %n' 1/* 2 3/* 4/* 5/* >/listed
         monkeypatch.setenv("FARM_BUILD_NETWORK", "1")
         settings.cache_clear()
         try:
-            listed = said(run, start(image=_again(name)), "cat /listed")
+            listed = output_of(run, start(image=_again(name)), "cat /listed")
             size = len(packed.getvalue())
             assert listed == (
                 f"600 5 1445412480 1/file.txt\n644 5 1445412480 2\n600 {size} 1445412480 3/b.tar\n"
@@ -249,7 +251,7 @@ def _again(name: str) -> str:
 
 
 @pytest.mark.usefixtures("one")
-def test_an_alias_is_copied_from(start: Start, run: Run, context: Callable[..., str], open_folder: Path) -> None:
+def test_copy_from_an_alias_works(start: Start, run: Run, context: Callable[..., str], open_folder: Path) -> None:
     base = root_folder(open_folder / "copied-from")
     set_alias("ghcr.io/astral-sh/uv:0.5", str(base))
     text = """ARG TAG=0.5
@@ -259,6 +261,6 @@ COPY --from=ghcr.io/astral-sh/uv:0.5 /etc/mark /etc/ma* /1/
 COPY --from=uv /etc/mark /2
 """
     name = context(text)
-    assert said(run, start(image=name), "cat /1/mark /2") == "small image\n" * 2
+    assert output_of(run, start(image=name), "cat /1/mark /2") == "small image\n" * 2
     with pytest.raises(ImageError, match=r":2: .*no image of this farm is called absent:1: add one by `farm images"):
         built(context("FROM debian:12\nCOPY --from=absent:1 /a /b\n"))

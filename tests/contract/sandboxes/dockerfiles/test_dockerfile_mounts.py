@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from farm.errors import ImageError
-from tests.contract.sandboxes.dockerfiles.test_dockerfiles import built, context, said
+from tests.contract.sandboxes.dockerfiles.test_dockerfiles import built, context, output_of
 from tests.services.images import PROGRAMS, root_folder
 from workers.plugins.interfaces import Sandbox
 from workers.sandboxes.images.image_aliases import set_alias
@@ -78,24 +78,26 @@ def one(provider: Any) -> None:
 
 
 @pytest.mark.usefixtures("one")
-def test_mounts_of_programs(start: Start, run: Run, context: Callable[..., str]) -> None:
+def test_run_mounts_are_visible_only_during_the_step(start: Start, run: Run, context: Callable[..., str]) -> None:
     name = context(MOUNTS, **{"testfile": "contents\n", "sub/x": "x\n", "left/out": "", ".dockerignore": "left\n.d*"})
     sandbox = start(image=name, workdir="")
-    assert said(run, sandbox, "cat /seen") == SEEN
+    assert output_of(run, sandbox, "cat /seen") == SEEN
     # nothing that was mounted, but everything that it hid
     places = "/w /real /link /file /context /out /mytmp /by-variable /cache /usr/bin/tool"
-    listed = said(run, sandbox, f"for each in {places}; do [ -e $each ] || echo no $each; done; find {places} 2>&-; :")
+    listed = output_of(
+        run, sandbox, f"for each in {places}; do [ -e $each ] || echo no $each; done; find {places} 2>&-; :"
+    )
     assert set(listed.splitlines()) == {
         *("no /context", "no /out", "no /mytmp", "no /by-variable", "no /usr/bin/tool"),
         *("/w", "/w/own", "/w/kept", "/w/kept/k", "/real", "/real/stays", "/link", "/file", "/cache", "/cache/x"),
     }
-    assert said(run, sandbox, "cat /file own kept/k") == "f\nown\nk\n"
+    assert output_of(run, sandbox, "cat /file own kept/k") == "f\nown\nk\n"
     notes = built(name).config.notes
     assert sum("type=secret is ignored" in note or "type=ssh is ignored" in note for note in notes) == 2
 
 
 @pytest.mark.usefixtures("one")
-def test_a_mount_is_part_of_what_a_layer_is_made_of(context: Callable[..., str]) -> None:
+def test_mount_is_part_of_the_layer_key(context: Callable[..., str]) -> None:
     text = "FROM small:1\nRUN --mount=target=/c,source=a cat /c >/seen\n"
     first = built(context(text, a="1", b="1"))
     assert built(context(text, a="1", b="2")).layers == first.layers
@@ -103,7 +105,7 @@ def test_a_mount_is_part_of_what_a_layer_is_made_of(context: Callable[..., str])
 
 
 @pytest.mark.usefixtures("one")
-def test_a_link_of_the_program_leads_nowhere(context: Callable[..., str], tmp_path: Path) -> None:
+def test_symlink_made_by_a_program_is_not_followed(context: Callable[..., str], tmp_path: Path) -> None:
     """Only files of the layer are extracted from it."""
     (tmp_path / "host").mkdir()
     (tmp_path / "host/t").write_text("the node's")
@@ -130,13 +132,15 @@ REFUSED = {
 
 @pytest.mark.usefixtures("one")
 @pytest.mark.parametrize("text", REFUSED)
-def test_what_cannot_be_mounted(text: str, context: Callable[..., str]) -> None:
+def test_invalid_mounts_are_refused(text: str, context: Callable[..., str]) -> None:
     with pytest.raises(ImageError, match=rf"Dockerfile:2: .*{REFUSED[text]}"):
         built(context(f"FROM small:1\n{text}\n", f=""))
 
 
 @pytest.mark.usefixtures("one")
-def test_triggers(start: Start, run: Run, context: Callable[..., str], open_folder: Path) -> None:
+def test_onbuild_triggers_run_in_child_images(
+    start: Start, run: Run, context: Callable[..., str], open_folder: Path
+) -> None:
     base = """\
 FROM small:1 AS src
 RUN echo s >/s
@@ -150,12 +154,12 @@ RUN echo mid >>/out
 FROM mid
 RUN echo last >>/out
 """
-    assert said(run, start(image=context(base, f="f")), "cat /out /w/s; ls /w") == "11 them\nmid\nlast\ns\nf\ns\n"
+    assert output_of(run, start(image=context(base, f="f")), "cat /out /w/s; ls /w") == "11 them\nmid\nlast\ns\nf\ns\n"
     # of an image that was built before, not of concurrent ones
     first = context("FROM small:1\nONBUILD RUN echo triggered >>/out\nRUN echo first >/out\n")
     kept = open_folder / "first"
     Path(first.removeprefix("dockerfile:")).rename(kept)
     set_alias("first:1", f"dockerfile:{kept}")
-    assert said(run, start(image=f"dockerfile:{kept}"), "cat /out") == "first\n"
+    assert output_of(run, start(image=f"dockerfile:{kept}"), "cat /out") == "first\n"
     twice = "FROM first:1 AS a\nRUN echo a >>/out\nFROM a\nRUN echo b >>/out\n"
-    assert said(run, start(image=context(twice)), "cat /out") == "first\ntriggered\na\nb\n"
+    assert output_of(run, start(image=context(twice)), "cat /out") == "first\ntriggered\na\nb\n"

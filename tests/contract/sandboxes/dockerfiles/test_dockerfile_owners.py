@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tests.contract.sandboxes.dockerfiles.test_dockerfiles import built, context, said
+from tests.contract.sandboxes.dockerfiles.test_dockerfiles import built, context, output_of
 from workers.plugins.interfaces import Sandbox
 from workers.sandboxes.images.image_aliases import set_alias
 
@@ -112,12 +112,12 @@ def test_copies_keep_owners_of_stages_and_tars(start: Start, run: Run, context: 
     name = context(DOCKERFILE, **{"tree/a": "x", "packed.tar": packed()})
     built(name)
     sandbox = start(image=name)
-    listed = said(run, sandbox, f"stat -c '%n %a %u:%g' {' '.join(OWNERS)}").splitlines()
+    listed = output_of(run, sandbox, f"stat -c '%n %a %u:%g' {' '.join(OWNERS)}").splitlines()
     assert dict(line.split(" ", 1) for line in listed) == OWNERS
-    assert said(run, sandbox, "cat /mounted; ls /packed; ls /whole 2>/dev/null || true").split() == [
+    assert output_of(run, sandbox, "cat /mounted; ls /packed; ls /whole 2>/dev/null || true").split() == [
         "1500:1600",
         "dir",
         "whole",
     ]
     # a user's own program sees that the file is its own
-    assert said(run, start(image=name, user="1500:1600"), "[ -O /new/a ] && ! [ -O /new ] && echo own") == "own\n"
+    assert output_of(run, start(image=name, user="1500:1600"), "[ -O /new/a ] && ! [ -O /new ] && echo own") == "own\n"

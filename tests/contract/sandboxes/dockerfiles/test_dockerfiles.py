@@ -103,13 +103,13 @@ def built(name: str, **values: str) -> Image:
     return image(name, values, start=start_build)
 
 
-def said(run: Run, sandbox: Sandbox, script: str) -> str:
+def output_of(run: Run, sandbox: Sandbox, script: str) -> str:
     result = run(sandbox.exec(["bash", "-c", script], timeout_s=20))
     assert result.stderr == b""
     return str(result.stdout.decode())
 
 
-def test_stages_and_users(start: Start, run: Run, context: Callable[..., str]) -> None:
+def test_stages_and_users_are_applied(start: Start, run: Run, context: Callable[..., str]) -> None:
     files = {
         "tool/greet.in": "#!/bin/sh\necho @PART@ @VERSION@\n",
         "tool/read me.txt": "text\n",
@@ -117,13 +117,13 @@ def test_stages_and_users(start: Start, run: Run, context: Callable[..., str]) -
     }
     name = context(STAGES_AND_USERS, **files, **{"tool/not.md": ""})
     sandbox = start(image=name, workdir="", fake_root=True)
-    assert said(run, sandbox, "pwd; ls; greet; cat who; ls /opt/tool /home/agent /src 2>&1") == (
+    assert output_of(run, sandbox, "pwd; ls; greet; cat who; ls /opt/tool /home/agent /src 2>&1") == (
         "/home/agent/work\nmine\nwho\ntwo words 2\nagent\n1500\n/home/agent\n"
         "ls: cannot access '/src': No such file or directory\n/home/agent:\nread me.txt\nwork\n\n"
         "/opt/tool:\nVERSION\ngreet\nlink\n"
     )
     assert (
-        said(run, sandbox, "rm -r /opt/tool/VERSION; readlink /opt/tool/link; env | grep -c ^PART=")
+        output_of(run, sandbox, "rm -r /opt/tool/VERSION; readlink /opt/tool/link; env | grep -c ^PART=")
         == "/out/greet\n0\n"
     )
     config = built(name).config
@@ -133,14 +133,16 @@ def test_stages_and_users(start: Start, run: Run, context: Callable[..., str]) -
     assert (len(other.layers), other.layers[-1]) == (6, built(name).layers[-1])
 
 
-def test_an_image_of_nothing_has_all_files_of_a_stage(start: Start, run: Run, context: Callable[..., str]) -> None:
+def test_image_from_scratch_has_all_files_of_a_stage(start: Start, run: Run, context: Callable[..., str]) -> None:
     text = "FROM debian:12 AS build\nENV A=1\nWORKDIR /made\nUSER 1500\nRUN touch mine\n"
     text += 'FROM scratch\nCOPY --from=build / /\nRUN echo "A is $A" > /made/said\n'
     sandbox = start(image=context(text), workdir="", fake_root=True)
-    assert said(run, sandbox, "pwd; id -u; cat /made/said; stat -c %u /made/mine") == "/workspace\n0\nA is \n1500\n"
+    assert (
+        output_of(run, sandbox, "pwd; id -u; cat /made/said; stat -c %u /made/mine") == "/workspace\n0\nA is \n1500\n"
+    )
 
 
-def test_files_are_copied_into_an_image_of_nothing(
+def test_files_are_copied_into_an_image_from_scratch(
     start: Start, run: Run, context: Callable[..., str], tmp_path: Path
 ) -> None:
     text = """
@@ -167,8 +169,8 @@ def test_files_are_copied_into_an_image_of_nothing(
     tops = {entry.name for layer in built(name).layers[:-1] for entry in layer.iterdir()}
     assert tops.isdisjoint({"dev", "proc", "sys", "run", "tmp"})
     found = "parts parts/empty parts/made parts/own parts/own/f made ran"
-    assert said(run, sandbox, "pwd; cd /put; find * | sort").split() == ["/put", *sorted(found.split())]
-    assert said(run, sandbox, "cat made parts/own/f ran").split() == ["made", "of", "the", "context", "ran"]
+    assert output_of(run, sandbox, "pwd; cd /put; find * | sort").split() == ["/put", *sorted(found.split())]
+    assert output_of(run, sandbox, "cat made parts/own/f ran").split() == ["made", "of", "the", "context", "ran"]
 
 
 @pytest.mark.parametrize(
@@ -181,12 +183,12 @@ def test_files_are_copied_into_an_image_of_nothing(
         ("COPY f /\nFROM debian:12\nCOPY --from=0 --exclude=f / /", "need a shell in the stage"),
     ],
 )
-def test_what_needs_a_shell_is_refused_without_one(context: Callable[..., str], rest: str, says: str) -> None:
+def test_step_that_needs_a_shell_is_refused_without_one(context: Callable[..., str], rest: str, says: str) -> None:
     with pytest.raises(ImageError, match=re.escape(says)):
         built(context(f"FROM scratch\n{rest}\n", f="f"))
 
 
-def test_files_of_all_kinds(start: Start, run: Run, context: Callable[..., str]) -> None:
+def test_files_of_all_kinds_are_copied(start: Start, run: Run, context: Callable[..., str]) -> None:
     packed = io.BytesIO()
     with tarfile.open(fileobj=packed, mode="w:gz") as archive:
         for each in ("kept/f", "gone/f"):
@@ -196,7 +198,7 @@ def test_files_of_all_kinds(start: Start, run: Run, context: Callable[..., str])
     listed = (
         "find /opt/packed /made /etc/a /etc/b /su | sort; stat -c %a /made/there/a; cat /interfaces; ls -d /etc/ssl"
     )
-    assert said(run, sandbox, listed) == (
+    assert output_of(run, sandbox, listed) == (
         "/etc/a\n/etc/b\n/etc/b/c\n/made\n/made/there\n/made/there/a\n/opt/packed\n/opt/packed/kept\n/opt/packed/kept/f\n"
         "/su\n750\n1\n/etc/ssl\n"
     )
@@ -209,7 +211,7 @@ def _one_kind(provider: SandboxProvider) -> None:
 
 
 @pytest.mark.usefixtures("_one_kind")
-def test_what_cannot_be_built_says_why_and_leaves_nothing(context: Callable[..., str]) -> None:
+def test_failed_build_names_its_cause_and_leaves_nothing(context: Callable[..., str]) -> None:
     before = {path.name for path in images().iterdir()}
     name = context("FROM debian:12\n\nRUN echo out; echo more >&2; exit 3\nRUN never")
     with pytest.raises(ImageError, match=r"Dockerfile:3: RUN echo out; .*: exit code 3: out \| more") as error:
@@ -231,7 +233,7 @@ def test_what_cannot_be_built_says_why_and_leaves_nothing(context: Callable[...,
 
 
 @pytest.mark.usefixtures("_one_kind")
-def test_a_build_that_is_killed_half_way(context: Callable[..., str], tmp_path: Path) -> None:
+def test_killed_build_is_resumed_from_its_finished_layers(context: Callable[..., str], tmp_path: Path) -> None:
     name = context(SLEEPS.format(4711))
     code = "import sys; from workers.sandboxes.images.image import image; "
     code += "from workers.sandboxes.launch_plan import start_build; image(sys.argv[1], start=start_build)"
@@ -271,7 +273,7 @@ def _layer(label: str) -> Path | None:
 
 
 @pytest.mark.usefixtures("_one_kind")
-def test_many_at_once_build_once(context: Callable[..., str], tmp_path: Path) -> None:
+def test_concurrent_builds_build_once(context: Callable[..., str], tmp_path: Path) -> None:
     name = context("FROM debian:12\nRUN cat /proc/sys/kernel/random/uuid >/drawn\nRUN true\n")
     code = "from workers.sandboxes.images.image import image; from workers.sandboxes.launch_plan import start_build; "
     code += f"print((image({name!r}, start=start_build).layers[1] / 'drawn').read_text(), end='')"
@@ -282,7 +284,7 @@ def test_many_at_once_build_once(context: Callable[..., str], tmp_path: Path) ->
 
 
 @pytest.mark.usefixtures("_one_kind")
-def test_what_an_image_consists_of_is_kept_with_it(start: Start, run: Run, context: Callable[..., str]) -> None:
+def test_parts_of_a_used_image_are_kept(start: Start, run: Run, context: Callable[..., str]) -> None:
     name = context("FROM debian:12\nRUN echo kept >/kept\n")
     sandbox = start(image=name)
     wanted = built(name)
@@ -303,7 +305,7 @@ def entries_now(own: list[Any]) -> list[Any]:
 
 
 @pytest.mark.usefixtures("_one_kind", "apptainer")
-def test_buildah_where_it_is_installed(
+def test_buildah_builds_where_it_is_installed(
     start: Start, run: Run, context: Callable[..., str], open_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if shutil.which("buildah") is None or os.geteuid() != 0:
@@ -316,8 +318,8 @@ def test_buildah_where_it_is_installed(
     lines = f"FROM small:1\nENV WORD=made\nRUN {steps} && echo $WORD >/etc/made\nWORKDIR /opt/here\nUSER 5"
     name = context(lines, made="")
     sandbox = start(image=name, workdir="")
-    assert said(run, sandbox, "echo -n $ftp_proxy") == ""
-    assert said(run, sandbox, "cat /etc/made /etc/mark; pwd; echo $WORD") == "made\nsmall image\n/opt/here\nmade\n"
+    assert output_of(run, sandbox, "echo -n $ftp_proxy") == ""
+    assert output_of(run, sandbox, "cat /etc/made /etc/mark; pwd; echo $WORD") == "made\nsmall image\n/opt/here\nmade\n"
     assert built(name).config.user == "5"
     monkeypatch.setenv("FARM_BUILD_ENV", '{"MIRROR": "http://a:hunter22@b"}')
     settings.cache_clear()
@@ -327,13 +329,15 @@ def test_buildah_where_it_is_installed(
     settings.cache_clear()
 
 
-def test_an_image_that_cannot_be_pulled(start: Start, run: Run, context: Callable[..., str], apptainer: Path) -> None:
+def test_dockerfile_is_built_when_its_image_cannot_be_pulled(
+    start: Start, run: Run, context: Callable[..., str], apptainer: Path
+) -> None:
     built_of = context("FROM debian:12\nRUN echo built >/which\n")
     with registry(root_folder(Path(built_of.removeprefix("dockerfile:")).with_name("base"))) as (names, content):
         content.status = 500
         name = f"{names}/team/tool:1"
         sandbox = start(image=name, fallback_image=built_of)
-        assert said(run, sandbox, "cat /which") == "built\n"
+        assert output_of(run, sandbox, "cat /which") == "built\n"
         chosen = image(name, fallback=built_of, start=start_build)
         assert name in chosen.config.notes[0]
         assert "its Dockerfile was built instead" in chosen.config.notes[0]

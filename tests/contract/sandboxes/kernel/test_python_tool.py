@@ -24,27 +24,27 @@ def call(sandbox: Sandbox, run: Run) -> Iterator[Call]:
     run(tool.close())
 
 
-def test_output_and_value(call: Call) -> None:
+def test_output_and_value_are_returned(call: Call) -> None:
     assert call("x = 20\nx + 1") == Observation("Out[1]: 21")
     assert call("print('a'); x") == Observation("a\nOut[2]: 20")
     assert call("x = 1") == Observation("")
 
 
-def test_an_error_is_a_traceback(call: Call) -> None:
+def test_error_is_a_traceback(call: Call) -> None:
     result = call("1 / 0").text
     assert "ZeroDivisionError: division by zero" in result
     assert "----> 1 1 / 0" in result
     assert "\x1b" not in result
 
 
-def test_out_of_time(call: Call) -> None:
+def test_timeout_returns_the_output_so_far(call: Call) -> None:
     result = call("import time; x = 5; print('part'); time.sleep(9)", 0.5).text
     assert result.startswith("part\n")
     assert result.endswith("[stopped: it did not finish within 0.5 seconds; this is what it had printed]")
     assert call("print(x)").text == "5"
 
 
-def test_state_is_lost(call: Call) -> None:
+def test_lost_state_is_reported(call: Call) -> None:
     lost = "[the interpreter had to be restarted; all variables and imports are lost]"
     assert call("import os; print('part'); os._exit(0)").text == f"part\n{lost}"
     result = call("import signal; signal.signal(2, signal.SIG_IGN); print('part')\nwhile True: pass", 0.3).text
@@ -53,19 +53,19 @@ def test_state_is_lost(call: Call) -> None:
     assert call("print(1)").text == "1"
 
 
-def test_restart(call: Call) -> None:
+def test_restart_clears_the_state(call: Call) -> None:
     call("x = 5")
     assert call("'x' in globals()", restart=True).text == "Out[1]: False\n[the interpreter was restarted]"
     assert call(restart=True).text == "[the interpreter was restarted]"
 
 
-def test_nothing_to_do(call: Call) -> None:
+def test_empty_code_is_refused(call: Call) -> None:
     for code in ("", " \n"):
         with pytest.raises(ToolError, match="`code` is empty"):
             call(code)
 
 
-def test_images(call: Call) -> None:
+def test_images_are_returned_as_artefacts(call: Call) -> None:
     shown = call(showing(png(640, 480)))
     assert shown.text.endswith("Image object>\n[image/png, 640x480, kept as image-1.png]")
     assert [(artefact.name, artefact.data) for artefact in shown.artefacts] == [("image-1.png", png(640, 480))]
@@ -73,14 +73,14 @@ def test_images(call: Call) -> None:
     assert drawn.text.endswith("\n[image/svg+xml, kept as image-2.svg]")
 
 
-def test_a_limit_of_the_sandbox(start: Callable[..., Sandbox], run: Run) -> None:
+def test_memory_limit_of_the_sandbox_is_reported(start: Callable[..., Sandbox], run: Run) -> None:
     tool = PythonTool(start(limits={"memory_mb": 300}))
     hog = 'import subprocess\n!python3 -c "x = [bytes(2_000_000) for _ in range(10**6)]"'
     assert "memory" in run(tool.call(PythonArguments(code=hog), 60)).text.lower()
     run(tool.close())
 
 
-def test_a_progress_bar_is_its_last_frame(call: Call) -> None:
+def test_progress_bar_is_reduced_to_its_last_frame(call: Call) -> None:
     bars = "for n in range(5000): print(f'\\r{n}/5000', end='')\nprint('\\x1b[1A\\r\\x1b[K\\x1b[31mend\\x1b[0m')"
     shown = call(bars)
     assert shown.text == "end"
@@ -102,12 +102,12 @@ def test_a_progress_bar_is_its_last_frame(call: Call) -> None:
         ("raise SystemExit", "`sys.exit()` or the like: the session stays"),
     ],
 )
-def test_a_cell_that_ends_early_says_so(call: Call, code: str, reason: str) -> None:
+def test_cell_that_ends_early_names_the_reason(call: Call, code: str, reason: str) -> None:
     *_, last = call(f"print('before')\n{code}\nprint('after')").text.split("\n")
     assert last == f"[the cell ended early, by {reason}, and the code after it was not run]"
 
 
-def test_a_cell_that_goes_on_says_nothing(call: Call) -> None:
+def test_cell_that_runs_to_its_end_has_no_note(call: Call) -> None:
     for code in ("exit()", "quit", "import sys; sys.stdin.read()", "try: input()\nexcept EOFError: pass"):
         assert call(f"{code}\nprint('after')").text.endswith("after")
     assert "EOFError: mine" in call("raise EOFError('mine')").text.split("\n")[-1]

@@ -46,20 +46,20 @@ def test_output_is_in_the_order_written(kernel: Kernel, run: Run) -> None:
     assert run(kernel.run(f"{code}\n!echo f\nprint('g')", 10)).output.split() == list("abcdefg")
 
 
-def test_a_hundred_megabytes_of_output(kernel: Kernel, run: Run) -> None:
+def test_hundred_megabytes_of_output_are_cut(kernel: Kernel, run: Run) -> None:
     result = run(kernel.run("import os; b = b'x' * 1_000_000\nfor _ in range(100): os.write(1, b)", 60))
     assert not result.timed_out
     assert len(result.output) < 300_000
     assert result.n_dropped == 100_000_000 - 200_000
 
 
-def test_a_fork_ends_with_its_cell(kernel: Kernel, run: Run) -> None:
+def test_forked_process_ends_with_its_cell(kernel: Kernel, run: Run) -> None:
     run(kernel.run("import os; own = os.getpid(); child = os.fork()\nif child: _ = os.waitpid(child, 0)", 10))
     for _ in range(3):
         assert run(kernel.run("print(os.getpid() == own)", 10)).output == "True\n"
 
 
-def test_forged_results_put_nothing_out_of_step(kernel: Kernel, run: Run) -> None:
+def test_forged_results_do_not_shift_later_cells(kernel: Kernel, run: Run) -> None:
     frame = "f = lambda **head: (lambda h: struct.pack('!II', len(h), 0) + h)(json.dumps(head).encode())\n"
     sending = (
         "import json, os, struct, time\n"
@@ -88,37 +88,37 @@ def test_forged_results_put_nothing_out_of_step(kernel: Kernel, run: Run) -> Non
         b"[" * 60_000,
     ],
 )
-def test_rubbish_for_a_result_is_as_good_as_death(forged: bytes, kernel: Kernel, run: Run) -> None:
+def test_invalid_result_frame_counts_as_death(forged: bytes, kernel: Kernel, run: Run) -> None:
     whole = forged if forged[:1] in (b"\xff", b"\0") else len(forged).to_bytes(4, "big") + b"\0\0\0\0" + forged
     result = run(kernel.run(f"import os, time; os.write(3, {whole!r}); time.sleep(9)", 20))
     assert (result.error, result.restarted) == ("Died", True)
     assert run(kernel.run("print(1)", 10)).output == "1\n"
 
 
-def test_a_cell_may_wait_for_coroutines(kernel: Kernel, run: Run) -> None:
+def test_cell_may_await_coroutines(kernel: Kernel, run: Run) -> None:
     assert run(kernel.run("import asyncio\nawait asyncio.sleep(0, 'done')", 10)).output == "Out[1]: 'done'\n"
 
 
-def test_many_values_are_no_burden(kernel: Kernel, run: Run) -> None:
+def test_many_values_are_numbered_in_order(kernel: Kernel, run: Run) -> None:
     for number in range(1, 131):
         assert run(kernel.run(f"{number} + 0", 10)).output == f"Out[{number}]: {number}\n"
 
 
-def test_leaving_is_not_needed(kernel: Kernel, run: Run) -> None:
+def test_exit_keeps_the_session(kernel: Kernel, run: Run) -> None:
     for code in ("exit", "quit()"):
         result = run(kernel.run(code, 10))
         assert (result.error, result.restarted) == ("", False)
         assert "session stays" in result.output
 
 
-def test_an_unusable_folder_for_its_settings(sandbox: Sandbox, run: Run) -> None:
+def test_unusable_settings_folder_is_tolerated(sandbox: Sandbox, run: Run) -> None:
     run(sandbox.exec(["bash", "-c", "rm -rf /tmp/.ipython; touch /tmp/.ipython"], timeout_s=5))
     kernel = run(sandbox.open_kernel())
     assert run(kernel.run("print(1)", 10)).output == "1\n"
     run(kernel.close())
 
 
-def test_it_is_as_a_program_started_inside(sandbox: Sandbox, kernel: Kernel, run: Run) -> None:
+def test_kernel_equals_a_program_started_inside(sandbox: Sandbox, kernel: Kernel, run: Run) -> None:
     """Environment, folder, user, rights, limits, namespaces, open files: as with `exec`."""
     program = """
 import os, re, resource, signal, sys
@@ -144,7 +144,7 @@ mine["pipe"] = signal.getsignal(signal.SIGPIPE) is signal.SIG_IGN
     assert value(kernel, run, "mine") == ast.literal_eval(started.stdout.decode())
 
 
-def test_it_holds_nothing_of_the_host(kernel: Kernel, run: Run) -> None:
+def test_kernel_holds_no_descriptor_of_the_host(kernel: Kernel, run: Run) -> None:
     own = "/proc/self/fd/"
     run(kernel.run("import os", 10))
     held = value(
@@ -160,7 +160,7 @@ def test_it_holds_nothing_of_the_host(kernel: Kernel, run: Run) -> None:
     assert not {name for name in os.environ if name.startswith("FARM_")} & set(value(kernel, run, "list(os.environ)"))
 
 
-def test_its_memory_knows_no_variable_of_the_worker(sandbox: Sandbox, run: Run) -> None:
+def test_kernel_memory_contains_no_variable_of_the_worker(sandbox: Sandbox, run: Run) -> None:
     search = """
 import os, re
 found, memory = [], os.open("/proc/self/mem", os.O_RDONLY)
@@ -183,7 +183,7 @@ for line in open("/proc/self/maps").read().splitlines():
         del os.environ["FARM_TEST_SECRET"]
 
 
-def test_a_killed_zygote_is_replaced(sandbox: Sandbox, kernel: Kernel, run: Run) -> None:
+def test_killed_zygote_is_replaced(sandbox: Sandbox, kernel: Kernel, run: Run) -> None:
     run(kernel.run("x = 5", 10))
     assert _zygotes()
     for pid in _zygotes():
@@ -197,7 +197,7 @@ def test_a_killed_zygote_is_replaced(sandbox: Sandbox, kernel: Kernel, run: Run)
     assert run(kernel.run("print(x)", 10)).output == "5\n"
 
 
-def test_a_zygote_that_cannot_start_is_warned_of_once_with_the_reason(
+def test_zygote_that_cannot_start_is_reported_once_with_its_reason(
     sandbox: Sandbox, run: Run, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     broken = zygote_pool_module.ZygotePool()
@@ -211,7 +211,7 @@ def test_a_zygote_that_cannot_start_is_warned_of_once_with_the_reason(
     assert "ended with status 1: ModuleNotFoundError: No module named 'no_such_zygote'" in warning
 
 
-def test_a_stopped_zygote_does_not_hold_up_its_kernels(sandbox: Sandbox, kernel: Kernel, run: Run) -> None:
+def test_stopped_zygote_does_not_block_its_kernels(sandbox: Sandbox, kernel: Kernel, run: Run) -> None:
     pids = _zygotes()
     for pid in pids:
         os.kill(pid, signal.SIGSTOP)
@@ -222,7 +222,7 @@ def test_a_stopped_zygote_does_not_hold_up_its_kernels(sandbox: Sandbox, kernel:
             os.kill(pid, signal.SIGCONT)
 
 
-def test_variables_of_python_itself_are_heeded(start: Start, run: Run) -> None:
+def test_python_variables_are_applied(start: Start, run: Run) -> None:
     """They are read when Python starts, so this one is not forked."""
     sandbox = start(env={"PYTHONPATH": "/workspace/library", "PYTHONHASHSEED": "0"})
     run(sandbox.write_file("/workspace/library/in_library.py", b"x = 7"))
@@ -236,13 +236,13 @@ def test_variables_of_python_itself_are_heeded(start: Start, run: Run) -> None:
     run(kernel.close())
 
 
-def test_fake_root(start: Start, run: Run) -> None:
+def test_fake_root_may_change_owners(start: Start, run: Run) -> None:
     kernel = run(start(fake_root=True).open_kernel())
     assert run(kernel.run("import os; open('f', 'w').close(); os.chown('f', 7, 7); print('ok')", 20)).output == "ok\n"
     run(kernel.close())
 
 
-def test_no_working_folder(start: Start, run: Run) -> None:
+def test_kernel_starts_without_a_working_folder(start: Start, run: Run) -> None:
     sandbox = start()
     run(sandbox.exec(["bash", "-c", "cd /; rm -rf /workspace"], timeout_s=5))
     kernel = run(sandbox.open_kernel())
@@ -250,7 +250,7 @@ def test_no_working_folder(start: Start, run: Run) -> None:
     run(kernel.close())
 
 
-def test_limits_are_told(start: Start, run: Run) -> None:
+def test_limits_are_reported(start: Start, run: Run) -> None:
     sandbox = start(limits={"memory_mb": 300, "cpu_s": 3, "n_processes": 60})
     kernel = run(sandbox.open_kernel())
     hog = run(kernel.run("print('part')\nx = []\nwhile True: x.append(bytes(10_000_000))", 60))
@@ -266,7 +266,7 @@ def test_limits_are_told(start: Start, run: Run) -> None:
     run(kernel.close())
 
 
-def test_nothing_is_left_of_it_on_the_host(start: Start, run: Run) -> None:
+def test_closed_kernel_leaves_nothing_on_the_host(start: Start, run: Run) -> None:
     sandbox = start()
     before = set(_children_of_zygotes())
     kernel = run(sandbox.open_kernel())
@@ -275,7 +275,7 @@ def test_nothing_is_left_of_it_on_the_host(start: Start, run: Run) -> None:
     until(lambda: set(_children_of_zygotes()) <= before, "the kernel's process is gone")
 
 
-def test_a_killed_worker_leaves_no_kernel(sandbox: Sandbox, provider: SandboxProvider, run: Run) -> None:
+def test_killed_worker_leaves_no_kernel(sandbox: Sandbox, provider: SandboxProvider, run: Run) -> None:
     code = f"""
 import asyncio
 from farm.records.request import SandboxSpec

@@ -47,14 +47,14 @@ def describe(place: Sandbox, run: Run) -> Describe:
     return write
 
 
-def test_a_kernel_of_its_own(place: Sandbox, run: Run, describe: Describe) -> None:
+def test_kernel_from_a_kernel_spec_is_started(place: Sandbox, run: Run, describe: Describe) -> None:
     kernel = run(place.open_kernel(describe(argv=LAUNCH, env={"OWN": "value"})))
     assert run(kernel.run("import os; print(os.environ['OWN'], os.getcwd())", 20)).output == "value /workspace\n"
     assert run(kernel.run("open('/proc/self/exe', 'rb').close(); import sys; print(sys.prefix)", 20)).error == ""
     run(kernel.close())
 
 
-def test_interrupted_by_a_message(place: Sandbox, run: Run, describe: Describe) -> None:
+def test_kernel_is_interrupted_by_a_message(place: Sandbox, run: Run, describe: Describe) -> None:
     kernel = run(place.open_kernel(describe(argv=LAUNCH, interrupt_mode="message")))
     result = run(kernel.run("x = 5\nimport time; time.sleep(100)", 2))
     assert (result.timed_out, result.restarted, result.error) == (True, False, "KeyboardInterrupt")
@@ -71,7 +71,7 @@ def test_interrupted_by_a_message(place: Sandbox, run: Run, describe: Describe) 
         ({"text": "rubbish"}, "no interpreter"),
     ],
 )
-def test_one_that_does_not_start(
+def test_kernel_that_does_not_start_names_its_cause(
     fields: dict[str, Any], complaint: str, place: Sandbox, run: Run, describe: Describe
 ) -> None:
     with pytest.raises(SandboxError, match=complaint):
@@ -79,12 +79,12 @@ def test_one_that_does_not_start(
 
 
 @pytest.mark.parametrize("name", ["none", "../python3", "/etc", "a b", "\n"])
-def test_one_that_is_not_there(name: str, place: Sandbox, run: Run) -> None:
+def test_missing_kernel_is_refused(name: str, place: Sandbox, run: Run) -> None:
     with pytest.raises(SandboxError, match=place.sandbox_id):
         run(place.open_kernel(name))
 
 
-def test_its_sockets_are_for_its_sandbox_alone(place: Sandbox, run: Run) -> None:
+def test_kernel_sockets_are_private_to_their_sandbox(place: Sandbox, run: Run) -> None:
     kernel = run(place.open_kernel("python3"))
     # the connection file of a kernel that was just killed may still exist
     folders = [path for path in place.socket_folder.iterdir() if path.is_dir()]
@@ -94,7 +94,7 @@ def test_its_sockets_are_for_its_sandbox_alone(place: Sandbox, run: Run) -> None
     run(kernel.close())
 
 
-def test_beside_variables_of_python_itself(provider: SandboxProvider, place: Sandbox, run: Run) -> None:
+def test_kernel_starts_with_python_variables(provider: SandboxProvider, place: Sandbox, run: Run) -> None:
     """The client that controls it is then started inside, and not forked."""
     spec = SandboxSpec(packages=BACK_ENDS["jupyter"][1], env={"PYTHONHASHSEED": "0"})
     sandbox = run(provider.start(f"seeded-{uuid4().hex[:12]}", spec))

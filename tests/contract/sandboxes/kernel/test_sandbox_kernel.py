@@ -87,14 +87,14 @@ def works(kernel: Kernel, run: Run) -> bool:
     return bool(run(kernel.run("print(6 * 7)", 30)) == CellResult("42\n"))
 
 
-def test_value_and_output(fresh: Open, run: Run) -> None:
+def test_value_and_output_are_returned(fresh: Open, run: Run) -> None:
     kernel = fresh()
     assert run(kernel.run("print('a')\n6 * 7", 10)) == CellResult("a\nOut[1]: 42\n")
     assert run(kernel.run("", 10)) == CellResult("")
     assert run(kernel.run("'ä\\n€'", 10)).output == "Out[2]: 'ä\\n€'\n"
 
 
-def test_value_of_several_lines_begins_on_its_own(kernel: Kernel, run: Run) -> None:
+def test_multiline_value_starts_on_its_own_line(kernel: Kernel, run: Run) -> None:
     output = run(kernel.run("class T:\n def __repr__(self): return 'a\\nb'\nT()", 10)).output
     assert output.partition(": ")[2] == "\na\nb\n"
 
@@ -104,7 +104,7 @@ def test_state_is_kept(kernel: Kernel, run: Run) -> None:
     assert run(kernel.run("f(y)", 10)).output.endswith(": 2\n")
 
 
-def test_errors_are_named_and_harmless(kernel: Kernel, run: Run) -> None:
+def test_errors_are_named_and_keep_the_kernel(kernel: Kernel, run: Run) -> None:
     for code, error in (("1/0", "ZeroDivisionError"), ("def", "SyntaxError"), ("raise SystemExit(3)", "SystemExit")):
         result = run(kernel.run(code, 10))
         assert (result.error, result.restarted) == (error, False)
@@ -112,16 +112,16 @@ def test_errors_are_named_and_harmless(kernel: Kernel, run: Run) -> None:
     assert works(kernel, run)
 
 
-def test_code_that_is_no_valid_text(kernel: Kernel, run: Run) -> None:
+def test_code_with_a_lone_surrogate_is_run(kernel: Kernel, run: Run) -> None:
     assert run(kernel.run("x = '\ud800'; len(x)", 10)).output.endswith(": 1\n")
 
 
-def test_output_is_given_as_it_was_written(kernel: Kernel, run: Run) -> None:
+def test_output_is_returned_as_written(kernel: Kernel, run: Run) -> None:
     code = r"print('\x1b[1;31mred\x1b[0m 1%\r2%\x1b[K')"
     assert run(kernel.run(code, 10)).output == "\x1b[1;31mred\x1b[0m 1%\r2%\x1b[K\n"
 
 
-def test_output_of_child_processes(kernel: Kernel, run: Run) -> None:
+def test_output_of_child_processes_is_returned(kernel: Kernel, run: Run) -> None:
     code = "import subprocess, sys; _ = subprocess.run('echo child; echo error >&2', shell=True)\n!echo shell"
     assert sorted(run(kernel.run(code, 10)).output.split()) == ["child", "error", "shell"]
     assert "workspace" in run(kernel.run("!pwd", 10)).output
@@ -136,7 +136,7 @@ def test_long_output_is_cut_in_the_middle(kernel: Kernel, run: Run) -> None:
     assert len(result.output) < 300_000
 
 
-def test_printing_for_ever_takes_no_memory(kernel: Kernel, run: Run) -> None:
+def test_endless_output_takes_no_memory(kernel: Kernel, run: Run) -> None:
     before = _resident_mb()
     # on a busy machine it prints little in a time that is enough on others
     for timeout_s in (0.5, 5, 60):
@@ -155,7 +155,7 @@ def _resident_mb() -> float:
     return int(Path("/proc/self/statm").read_text().split()[1]) * 4096 / 1e6
 
 
-def test_output_of_what_runs_in_the_background_comes_with_a_later_cell(kernel: Kernel, run: Run) -> None:
+def test_late_background_output_comes_with_a_later_cell(kernel: Kernel, run: Run) -> None:
     command = "until [ -e go ]; do sleep 0.05; done; rm go; echo late"
     assert run(kernel.run(f"import subprocess; p = subprocess.Popen({command!r}, shell=True)", 10)).output == ""
     output = run(kernel.run("open('go', 'w').close(); _ = p.wait()", 10)).output
@@ -188,7 +188,7 @@ def test_time_limit_keeps_state(kernel: Kernel, run: Run) -> None:
     ],
     ids=["ignores signals", "swallows exceptions", "holds the GIL"],
 )
-def test_time_limit_of_code_that_cannot_be_interrupted(endless: str, kernel: Kernel, run: Run) -> None:
+def test_time_limit_restarts_a_kernel_that_cannot_be_interrupted(endless: str, kernel: Kernel, run: Run) -> None:
     run(kernel.run("x = 5", 10))
     # a Jupyter kernel needs a moment to send it
     result = run(kernel.run(f"import time; print('part', flush=True); time.sleep(0.5)\n{endless}", 1.5))
@@ -207,14 +207,14 @@ def test_time_limit_of_code_that_cannot_be_interrupted(endless: str, kernel: Ker
     ],
     ids=["exits", "kills itself", "kills its parent", "crashes"],
 )
-def test_death_is_told_and_mended(deadly: str, kernel: Kernel, run: Run) -> None:
+def test_dead_kernel_is_reported_and_restarted(deadly: str, kernel: Kernel, run: Run) -> None:
     result = run(kernel.run(f"import time; print('part', flush=True); time.sleep(0.5)\n{deadly}", 15))
     assert (result.error, result.restarted, result.timed_out) == ("Died", True, False)
     assert result.output.startswith("part\n")
     assert works(kernel, run)
 
 
-def test_killing_all_there_is(kernel: Kernel, run: Run) -> None:
+def test_kernel_works_after_killing_all_processes(kernel: Kernel, run: Run) -> None:
     assert not run(kernel.run("import os; os.kill(-1, 9)", 10)).timed_out
     assert works(kernel, run)
 
@@ -223,36 +223,36 @@ def test_input_is_refused(kernel: Kernel, run: Run) -> None:
     assert run(kernel.run("input()", 5)).error in ("EOFError", "StdinNotImplementedError")
 
 
-def test_rubbish_on_its_descriptors_is_not_believed(kernel: Kernel, run: Run) -> None:
+def test_garbage_on_its_descriptors_is_ignored(kernel: Kernel, run: Run) -> None:
     code = "import os\nfor n in range(3, 300):\n    try: os.write(n, b'\\xff' * 64)\n    except OSError: pass"
     run(kernel.run(code, 2))
     run(kernel.run("", 10))
     assert works(kernel, run)
 
 
-def test_closing_its_descriptors(kernel: Kernel, run: Run) -> None:
+def test_kernel_works_after_closing_its_descriptors(kernel: Kernel, run: Run) -> None:
     run(kernel.run("import os; os.closerange(0, 300)", 2))
     run(kernel.run("", 10))
     assert works(kernel, run)
 
 
-def test_closing_standard_output_is_of_one_cell(kernel: Kernel, run: Run) -> None:
+def test_closed_standard_output_is_restored_by_a_restart(kernel: Kernel, run: Run) -> None:
     run(kernel.run("import sys; sys.stdout.close(); sys.stderr.close()", 10))
     run(kernel.restart())
     assert works(kernel, run)
 
 
-def test_nothing_of_the_farm_can_be_imported(kernel: Kernel, run: Run) -> None:
+def test_farm_packages_cannot_be_imported(kernel: Kernel, run: Run) -> None:
     for name in ("farm", "workers", "pydantic"):
         assert run(kernel.run(f"import {name}", 10)).error == "ModuleNotFoundError"
 
 
-def test_own_modules_are_found(kernel: Kernel, place: Sandbox, run: Run) -> None:
+def test_own_modules_can_be_imported(kernel: Kernel, place: Sandbox, run: Run) -> None:
     run(place.write_file("/workspace/own_module.py", b"x = 7"))
     assert run(kernel.run("import own_module; print(own_module.x)", 10)).output == "7\n"
 
 
-def test_images(fresh: Open, run: Run) -> None:
+def test_images_are_returned(fresh: Open, run: Run) -> None:
     kernel = fresh()
     picture = png(3, 2)
     result = run(kernel.run(showing(picture, times=2), 20))
@@ -268,7 +268,7 @@ def test_images(fresh: Open, run: Run) -> None:
     assert run(kernel.run("1", 10)).images == ()
 
 
-def test_other_rich_results_are_their_text(kernel: Kernel, run: Run) -> None:
+def test_other_rich_results_are_returned_as_text(kernel: Kernel, run: Run) -> None:
     result = run(kernel.run("from IPython.display import HTML, Markdown, display; display(HTML('<b>x</b>'))", 10))
     assert result == CellResult("<IPython.core.display.HTML object>\n")
 
@@ -285,7 +285,7 @@ def test_images_are_bounded(kernel: Kernel, run: Run) -> None:
     assert works(kernel, run)
 
 
-def test_restart(kernel: Kernel, run: Run) -> None:
+def test_restart_clears_the_state(kernel: Kernel, run: Run) -> None:
     run(kernel.run("x = 5", 10))
     run(kernel.restart())
     result = run(kernel.run("x", 10))
@@ -295,7 +295,7 @@ def test_restart(kernel: Kernel, run: Run) -> None:
     assert works(kernel, run)
 
 
-def test_a_cancelled_cell_is_ended(kernel: Kernel, run: Run, place: Sandbox) -> None:
+def test_cancelled_cell_is_ended(kernel: Kernel, run: Run, place: Sandbox) -> None:
     run(cancelled_after(kernel.run("import subprocess; subprocess.run(['sleep', '4747'])", 60), 1.0))
     result = run(kernel.run("print(1)", 10))
     assert (result.output, result.restarted) == ("1\n", True)
@@ -312,7 +312,7 @@ def test_a_cancelled_cell_is_ended(kernel: Kernel, run: Run, place: Sandbox) -> 
     ],
     ids=["leaders of sessions", "a daemon", "forked only"],
 )
-def test_closing_ends_what_cells_started(start: str, place: Sandbox, fresh: Open, run: Run) -> None:
+def test_close_ends_processes_of_cells(start: str, place: Sandbox, fresh: Open, run: Run) -> None:
     before = _processes(place, run)
     kernel = fresh()
     assert run(kernel.run(start, 20)).timed_out is False
@@ -331,7 +331,7 @@ def _processes(place: Sandbox, run: Run) -> int:
     return int(run(place.exec(["bash", "-c", "set -- /proc/[0-9]*; echo $#"], timeout_s=5)).stdout)
 
 
-def test_many_at_once(place: Sandbox, run: Run, back_end: str) -> None:
+def test_many_kernels_run_at_once(place: Sandbox, run: Run, back_end: str) -> None:
     n_kernels = {"ipython": 20, "jupyter": 4}[back_end]
     kernels = run(together(*(place.open_kernel(BACK_ENDS[back_end][0]) for _ in range(n_kernels))))
     try:
@@ -341,13 +341,13 @@ def test_many_at_once(place: Sandbox, run: Run, back_end: str) -> None:
         run(together(*(kernel.close() for kernel in kernels)))
 
 
-def test_chance_is_not_shared(fresh: Open, run: Run) -> None:
+def test_random_state_is_not_shared(fresh: Open, run: Run) -> None:
     code = "import random, secrets, tempfile, uuid\nprint(random.random(), uuid.uuid4(), secrets.token_hex(), "
     first, second = (run(fresh().run(f"{code} tempfile.mktemp())", 20)).output.split() for _ in range(2))
     assert len(set(first) | set(second)) == 8
 
 
-def test_a_sandbox_that_is_gone(provider: SandboxProvider, run: Run, back_end: str) -> None:
+def test_kernel_of_an_ended_sandbox_is_an_error(provider: SandboxProvider, run: Run, back_end: str) -> None:
     name, packages = BACK_ENDS[back_end]
     sandbox = run(provider.start(f"gone-{uuid4().hex[:12]}", SandboxSpec(packages=packages)))
     kernel = run(sandbox.open_kernel(name))

@@ -64,15 +64,13 @@ def name(sandbox_settings: None, tmp_path: Path) -> str:
     return f"dockerfile:{tmp_path}"
 
 
-def said(run: Run, sandbox: Sandbox, script: str) -> str:
+def output_of(run: Run, sandbox: Sandbox, script: str) -> str:
     result = run(sandbox.exec(["bash", "-c", script], timeout_s=60))
     assert (result.stderr, result.code) == (b"", 0)
     return str(result.stdout.decode())
 
 
-def test_owners_of_an_image_are_shown_to_all_programs_of_root(
-    start: Start, run: Run, name: str, tmp_path: Path
-) -> None:
+def test_owners_of_an_image_are_shown_to_all_programs(start: Start, run: Run, name: str, tmp_path: Path) -> None:
     sandbox = start(image=name)
     # by statx, by newfstatat, and by descriptor
     shown = ["stat -c %u:%g", "find -maxdepth 0 -printf '%U:%G\\n'"]
@@ -85,14 +83,14 @@ def test_owners_of_an_image_are_shown_to_all_programs_of_root(
             run(sandbox.upload(tmp_path / "static", "/static"))
             listed.append("/static")
     for program in (shown[0], *listed):
-        assert said(run, sandbox, f"{program} {FILES}").split() == OWNERS.split(), program
+        assert output_of(run, sandbox, f"{program} {FILES}").split() == OWNERS.split(), program
     opened = 'import os; s = os.fstat(os.open("/app/f", 0)); t = os.stat("f", dir_fd=os.open("/app", 0)); '
     opened += (
         'os.chdir("/own"); print(s.st_uid, t.st_gid, os.stat("tree/../b").st_gid, s.st_size, os.stat("link").st_uid)'
     )
-    assert said(run, sandbox, f"python3 -c '{opened}'") == "1500 1500 44 7 0\n"
+    assert output_of(run, sandbox, f"python3 -c '{opened}'") == "1500 1500 44 7 0\n"
     # the kernel's own answers for missing files and for objects that are no files
-    assert said(run, sandbox, "stat /none 2>&1; stat '' 2>&1; true | stat -c %F -").splitlines() == [
+    assert output_of(run, sandbox, "stat /none 2>&1; stat '' 2>&1; true | stat -c %F -").splitlines() == [
         "stat: cannot statx '/none': No such file or directory",
         "stat: cannot statx '': No such file or directory",
         "fifo",
@@ -100,17 +98,17 @@ def test_owners_of_an_image_are_shown_to_all_programs_of_root(
     threads = 'import os, threading as t; r = []; f = lambda: r.extend(os.stat("/app/f").st_uid for _ in range(50)); '
     threads += "a = [t.Thread(target=f) for _ in range(8)]; [x.start() for x in a]; [x.join() for x in a]; "
     threads += "print(len(r), set(r))"
-    assert said(run, sandbox, f"python3 -c '{threads}'") == "400 {1500}\n"
+    assert output_of(run, sandbox, f"python3 -c '{threads}'") == "400 {1500}\n"
 
 
-def test_changes_of_owner_last_as_long_as_the_file(start: Start, run: Run, name: str) -> None:
+def test_owner_changes_last_as_long_as_the_file(start: Start, run: Run, name: str) -> None:
     sandbox = start(image=name)
     script = (
         "cd /own; chown 5:6 plain; cp -p plain other; mv plain moved; tar c moved b | tar xp -C /app; echo x >>moved; "
     )
     script += "chown 0 tree; chown 8 none 2>/dev/null; echo $?; (sleep 0.1; chown 3:3 late) & touch late; wait; "
     script += "stat -c %u:%g moved other /app/moved /app/b tree late"
-    assert said(run, sandbox, script).split() == ["1", "5:6", "5:6", "5:6", "0:44", "0:1600", "3:3"]
+    assert output_of(run, sandbox, script).split() == ["1", "5:6", "5:6", "5:6", "0:44", "0:1600", "3:3"]
     shell = run(sandbox.open_shell())
     assert run(shell.run("stat -c %u /app/f; chown 4 /app/f; stat -c %u /app/f", timeout_s=20)).output.split() == [
         "1500",
@@ -121,16 +119,16 @@ def test_changes_of_owner_last_as_long_as_the_file(start: Start, run: Run, name:
     run(sandbox.stop())
 
 
-def test_new_files_have_the_group_of_a_set_group_id_folder(start: Start, run: Run, name: str) -> None:
+def test_new_files_inherit_the_group_of_a_set_group_id_folder(start: Start, run: Run, name: str) -> None:
     made = "import os, sys; os.setresgid(*[1500] * 3); os.setresuid(*[1500] * 3); os.chdir('/shared'); "
     made += "os.mkdir('d'); open('f', 'w'); open('/shared/d/deep', 'w'); open('/plain/f', 'w')"
     script = "mkdir -m 777 /shared /plain; chown 7:44 /shared; chmod 2777 /shared; "
     script += f'python3 -c "{made}"; stat -c "%u:%g %a" /shared/d /shared/f /shared/d/deep /plain/f'
     owners = ["1500:44 2755", "1500:44 644", "1500:44 644", "1500:1500 644"]
-    assert said(run, start(image=name), script).splitlines() == owners
+    assert output_of(run, start(image=name), script).splitlines() == owners
 
 
-def test_a_change_of_owner_takes_set_id_bits_as_the_kernel_does(start: Start, run: Run, name: str) -> None:
+def test_owner_change_clears_set_id_bits_as_the_kernel_does(start: Start, run: Run, name: str) -> None:
     sandbox = start(image=name)
     changes = [
         ("chown 5:6", 0o4755, 0o755),
@@ -141,20 +139,22 @@ def test_a_change_of_owner_takes_set_id_bits_as_the_kernel_does(start: Start, ru
     ]
     script = "".join(f"touch /f; chmod {mode:o} /f; {change} /f; stat -c %a /f; rm /f; " for change, mode, _ in changes)
     script += "mkdir /d; chmod 6755 /d; chown 5:6 /d; stat -c %a /d; touch /g; chown 5 /g; chmod 4755 /g; stat -c %a /g"
-    assert said(run, sandbox, script).split() == [*(f"{left:o}" for _, _, left in changes), "6755", "4755"]
+    assert output_of(run, sandbox, script).split() == [*(f"{left:o}" for _, _, left in changes), "6755", "4755"]
 
 
-def test_what_a_policy_of_another_user_leaves_is_that_user_s(
+def test_files_of_a_non_root_policy_keep_their_owner(
     start: Start, run: Run, provider: SandboxProvider, name: str
 ) -> None:
     sandbox = start(image=name, user="1500:1500")
     pretended = (
         f'import os; os.setxattr("/app/new", "{ATTRIBUTE}", b"0:0"); os.setxattr("/app/g", "{ATTRIBUTE}", b"9:9")'
     )
-    said(run, sandbox, f"mkdir /app/dir; touch /app/new /app/dir/deep; echo more >>/app/f; python3 -c '{pretended}'")
-    said(run, sandbox, "chmod 0 /app/dir; rm -r /own/tree; mkdir /own/tree; ln -s / /app/link; mkfifo /app/fifo")
+    output_of(
+        run, sandbox, f"mkdir /app/dir; touch /app/new /app/dir/deep; echo more >>/app/f; python3 -c '{pretended}'"
+    )
+    output_of(run, sandbox, "chmod 0 /app/dir; rm -r /own/tree; mkdir /own/tree; ln -s / /app/link; mkfifo /app/fifo")
     # a program sees its own pretence, and nobody else does
-    assert said(run, sandbox, "id -u; stat -c %u:%g /app/f /app/new").split() == ["1500", "1500:1500", "0:0"]
+    assert output_of(run, sandbox, "id -u; stat -c %u:%g /app/f /app/new").split() == ["1500", "1500:1500", "0:0"]
     keeper = keeps_layers(provider)
     assert keeper
     layer = f"left-owners-{provider.kind}-{os.getpid()}"
@@ -164,13 +164,13 @@ def test_what_a_policy_of_another_user_leaves_is_that_user_s(
     try:
         paths = "/app/f /app/g /app/new /app/dir /app/dir/deep /own/tree /own /app/made/mine /app/link"
         owners = "1500:1500 0:0 1500:1500 1500:1500 1500:1500 1500:1600 0:0 1500:1500 0:0"
-        assert said(run, other, f"stat -c %u:%g {paths}").split() == owners.split()
+        assert output_of(run, other, f"stat -c %u:%g {paths}").split() == owners.split()
     finally:
         run(other.stop())
     until(lambda: not other.alive(), "the second has ended")
 
 
-def test_programs_that_end_what_shows_owners_hurt_nobody_else(start: Start, run: Run, name: str) -> None:
+def test_killed_owner_process_affects_no_other_program(start: Start, run: Run, name: str) -> None:
     sandbox = start(image=name)
     shell = run(sandbox.open_shell())
     for script in ("kill -9 -1", "kill -STOP -1", "pkill -9 farm-owners", "kill -9 $(pgrep farm-owners)"):
@@ -178,23 +178,23 @@ def test_programs_that_end_what_shows_owners_hurt_nobody_else(start: Start, run:
         assert run(shell.run("stat -c %u /app/f", timeout_s=20)).output.split()[0] == "1500", script
     assert run(shell.run("kill -9 -1; sleep 0.2; pgrep -c sleep", timeout_s=20)).output.split()[-1] == "0"
     run(shell.close())
-    assert said(run, sandbox, "stat -c %u /app/f") == "1500\n"
+    assert output_of(run, sandbox, "stat -c %u /app/f") == "1500\n"
     # its answer cannot be inspected, and goes away with it
     looked = "for each in /proc/[0-9]*; do grep -q '^CapEff:.*0000000000a80425fb' $each/status 2>/dev/null; done; "
     looked += "cat /proc/*/mem 2>&1 >/dev/null | grep -c denied; true"
-    assert int(said(run, sandbox, looked)) >= 1
+    assert int(output_of(run, sandbox, looked)) >= 1
     until(lambda: _n_processes(run, sandbox) <= 3, "none is left of those that showed owners")
 
 
-def test_no_call_attribute_or_common_signal_ends_what_shows_owners(start: Start, run: Run, name: str) -> None:
+def test_owner_process_survives_calls_attributes_and_signals(start: Start, run: Run, name: str) -> None:
     sandbox = start(image=name)
     shown = "stat -c %u /app/f"
     signals = "trap '' TERM HUP INT USR1 USR2 ALRM; for each in TERM HUP INT USR1 USR2 ALRM; do kill -$each -1; done"
     named = "for each in /proc/[0-9]*; do tr '\\0' ' ' <$each/cmdline; cat $each/comm; done | grep -c '[p]ython'"
     for value in ("99999999999999:5", "-5:5", "4294967295:0", "5:5:5", "x"):
         forged = f"import os; os.setxattr('/own/tree/a', '{ATTRIBUTE}', b'{value}')"
-        assert said(run, sandbox, f'python3 -c "{forged}"; stat -c %u /own/tree/a; {shown}') == "0\n1500\n", value
-    assert said(run, sandbox, f"{signals}; {shown}; {named} || true") == "1500\n0\n"
+        assert output_of(run, sandbox, f'python3 -c "{forged}"; stat -c %u /own/tree/a; {shown}') == "0\n1500\n", value
+    assert output_of(run, sandbox, f"{signals}; {shown}; {named} || true") == "1500\n0\n"
     calls = """
 import ctypes, os
 libc = ctypes.CDLL(None, use_errno=True)
@@ -215,8 +215,8 @@ for closed in (-1, 99):
 print(os.stat(".").st_uid, os.stat("/app/f").st_uid)
 """
     run(sandbox.write_file("/calls.py", calls.encode()))
-    assert said(run, sandbox, "python3 /calls.py") == "1500 1500\n"
-    assert said(
+    assert output_of(run, sandbox, "python3 /calls.py") == "1500 1500\n"
+    assert output_of(
         run, sandbox, "mkdir /devel /system; chown 5:6 /devel /system; stat -c %u:%g /devel /system"
     ).split() == [
         "5:6",
@@ -225,4 +225,4 @@ print(os.stat(".").st_uid, os.stat("/app/f").st_uid)
 
 
 def _n_processes(run: Run, sandbox: Sandbox) -> int:
-    return len(said(run, sandbox, "echo /proc/[0-9]*").split())
+    return len(output_of(run, sandbox, "echo /proc/[0-9]*").split())

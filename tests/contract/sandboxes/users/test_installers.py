@@ -129,7 +129,7 @@ def name(sandbox_settings: None, tmp_path: Path) -> str:
     return f"dockerfile:{tmp_path}"
 
 
-def said(run: Run, sandbox: Sandbox, script: str) -> str:
+def output_of(run: Run, sandbox: Sandbox, script: str) -> str:
     result = run(sandbox.exec(["bash", "-c", script], timeout_s=60))
     assert (result.stderr, result.code) == (b"", 0), script
     return " ".join(result.stdout.decode().split())
@@ -138,12 +138,12 @@ def said(run: Run, sandbox: Sandbox, script: str) -> str:
 def test_apt_installs_in_a_build_and_in_a_sandbox(start: Start, run: Run, name: str) -> None:
     sandbox = start(image=name, workdir="/")
     owned = "/opt/served /opt/served/data /opt/served/by-su /opt/served/who /opt/served/installed"
-    assert said(run, sandbox, f"cat /opt/served/who; stat -c %U {owned}") == "served" + 5 * " served"
-    assert said(run, sandbox, "cat /home/app/who").split()[:2] == ["1500", "uid=1500(app)"]
-    assert "euid=0(root)" in said(run, sandbox, "cat /home/app/who")
-    assert said(run, sandbox, "stat -c %U /home/app/mine /home/app/folder /home/app/who") == "app app app"
+    assert output_of(run, sandbox, f"cat /opt/served/who; stat -c %U {owned}") == "served" + 5 * " served"
+    assert output_of(run, sandbox, "cat /home/app/who").split()[:2] == ["1500", "uid=1500(app)"]
+    assert "euid=0(root)" in output_of(run, sandbox, "cat /home/app/who")
+    assert output_of(run, sandbox, "stat -c %U /home/app/mine /home/app/folder /home/app/who") == "app app app"
     for what, script in AS_ROOT.items():
-        assert said(run, sandbox, script) == ANSWERS[what], what
+        assert output_of(run, sandbox, script) == ANSWERS[what], what
     shell = run(sandbox.open_shell())
     assert run(shell.run("su app -c 'id -u'; id -u", timeout_s=20)).output.split() == ["1500", "0"]
     kernel = run(sandbox.open_kernel())
@@ -153,19 +153,19 @@ def test_apt_installs_in_a_build_and_in_a_sandbox(start: Start, run: Run, name: 
     run(kernel.close())
 
 
-def test_a_policy_that_is_another_user_is_one(start: Start, run: Run, name: str) -> None:
+def test_policy_runs_as_the_chosen_user(start: Start, run: Run, name: str) -> None:
     sandbox = start(image=name, workdir="/home/app", user="app")
-    assert said(run, sandbox, "id -u; id -un; touch new; stat -c %U new mine /etc") == "1500 app app app root"
-    assert "euid=0(root)" in said(run, sandbox, "/opt/id-of-root")
-    assert said(
+    assert output_of(run, sandbox, "id -u; id -un; touch new; stat -c %U new mine /etc") == "1500 app app app root"
+    assert "euid=0(root)" in output_of(run, sandbox, "/opt/id-of-root")
+    assert output_of(
         run, sandbox, "chown 0 new 2>/dev/null; echo $?; python3 -c 'import os; os.setuid(0)' 2>&1 | tail -1"
     ) == ("1 PermissionError: [Errno 1] Operation not permitted")
     run(sandbox.write_file("/tmp/peer.py", PEER.encode()))
     script = "(sleep 0.5; exec python3 /tmp/peer.py) >/dev/null 2>&1 & python3 /tmp/peer.py serve"
-    assert said(run, sandbox, script.replace("peer.py)", "peer.py connect)")) == "True 1500 1500"
+    assert output_of(run, sandbox, script.replace("peer.py)", "peer.py connect)")) == "True 1500 1500"
 
 
-def test_without_users_there_is_one(start: Start, run: Run) -> None:
+def test_image_without_users_allows_only_root(start: Start, run: Run) -> None:
     sandbox = start(image="host")
     result = run(sandbox.exec(["python3", "-c", "import os; os.setuid(33)"], timeout_s=20))
     assert result.code == 1

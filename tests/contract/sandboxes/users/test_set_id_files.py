@@ -76,7 +76,7 @@ def named(base: Path, form: str, apptainer: Path) -> Iterator[str]:
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_another_user_is_root_by_a_file(form: str, start: Start, run: Run, base: Path, apptainer: Path) -> None:
+def test_set_user_id_file_gives_root(form: str, start: Start, run: Run, base: Path, apptainer: Path) -> None:
     with named(base, form, apptainer) as name:
         sandbox = start(image=name, user="app")
         result = run(sandbox.exec(["bash", "-c", "id -u; /opt/id-of-root -u"], timeout_s=20))
@@ -88,7 +88,7 @@ def test_another_user_is_root_by_a_file(form: str, start: Start, run: Run, base:
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="becomes an ordinary user")
-def test_an_ordinary_user_copies_what_is_anothers(base: Path, open_folder: Path) -> None:
+def test_ordinary_user_copies_files_of_another_user(base: Path, open_folder: Path) -> None:
     user = sandbox_user()
     assert user
     place = open_folder / "of-an-ordinary-user"
@@ -110,7 +110,7 @@ def test_an_ordinary_user_copies_what_is_anothers(base: Path, open_folder: Path)
     assert (status.st_uid, status.st_mode & 0o7777) == (user[0], 0o4755)
 
 
-def test_a_set_id_file_of_two_names_is_given(base: Path, open_folder: Path) -> None:
+def test_set_id_file_with_two_links_keeps_its_bits(base: Path, open_folder: Path) -> None:
     folder = open_folder / "linked"
     folder.mkdir()
     (folder / "a").write_text("x")

@@ -143,11 +143,11 @@ def compared(client: Any, question: str, max_length: int, max_tokens: int | None
     def sampling() -> Any:
         return SimpleNamespace(temperature=1.0, top_p=1.0, top_k=-1, min_tokens=1, max_tokens=max_tokens, logprobs=1)
 
-    async def played(executor: Any) -> list[dict[str, Any]]:
+    async def run_result(executor: Any) -> list[dict[str, Any]]:
         calls = (executor.execute(text, label, sampling(), max_length, TOKENIZER, None) for _ in range(N))
         return list(await asyncio.gather(*calls))
 
-    ours = asyncio.run(played(_FarmExecutor()))
+    ours = asyncio.run(run_result(_FarmExecutor()))
     rollouts = client.collect(client.batches(1)[0].batch_id)
     theirs, faults = [], []
     allowed: list[list[int]] = [[], []]

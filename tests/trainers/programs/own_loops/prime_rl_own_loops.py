@@ -141,7 +141,7 @@ def configured(longest: int, agent: dict[str, Any], **train: Any) -> Any:
     return OrchestratorConfig.model_validate(written)
 
 
-async def played(config: Any, server: Any, engine: str, recordings: list[tuple[Recording, float]] | None) -> Any:
+async def run_group(config: Any, server: Any, engine: str, recordings: list[tuple[Recording, float]] | None) -> Any:
     """Return the episodes of a group and prime-rl's envs, by an env server; one by one if there are recordings."""
     serving = asyncio.create_task(server.run())
     envs = TrainEnvs(
@@ -222,12 +222,12 @@ async def _compared(
         request={"max_attempts": 1, "limits": agent},
     )
     client = rollouts.client
-    ours = await played(config, server, ENGINE, None)
+    ours = await run_group(config, server, ENGINE, None)
     traces = [episode.traces[0] for episode in ours[2]]
     assert all(trace.ok for trace in traces), [trace.errors for trace in traces]
     pairs = [(Recording(client.calls(trace.info["farm"]["rollout_id"])), float(trace.reward)) for trace in traces]
     with served({"/inference/v1/generate": _Played.answer}) as url:
-        theirs = await played(config, EnvServer(config.train.source[0].env, "tcp://127.0.0.1:0"), f"{url}/v1", pairs)
+        theirs = await run_group(config, EnvServer(config.train.source[0].env, "tcp://127.0.0.1:0"), f"{url}/v1", pairs)
     one, other = [await trained(config, *side) for side in (ours, theirs)]
     mask = traces[0].branches[0].sampled_mask
     recordings = [recording for recording, _ in pairs]

@@ -172,11 +172,11 @@ def test_groups_are_those_of_the_trainer_if_it_has_its_own() -> None:
     assert len({each.group_id for each in step}) == 4
     rows = rows_of_step(step, groups=["a", "a", "b", "b"])
     assert [row.reward for row in rows] == [1.0, 1.0, 0.0, 0.0]
-    assert not any(row.alone for row in rows)
+    assert not any(row.group_unscored for row in rows)
     # by the farm's groups, two groups broke entirely, which have the mean of the step
     of_farm = rows_of_step(step)
     assert [row.reward for row in of_farm] == [1.0, 0.5, 0.0, 0.5]
-    assert [row.alone for row in of_farm] == [False, True, False, True]
+    assert [row.group_unscored for row in of_farm] == [False, True, False, True]
 
 
 def test_ids_beyond_the_vocabulary_are_refused() -> None:

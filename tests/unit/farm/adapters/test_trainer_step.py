@@ -74,7 +74,7 @@ def test_request_is_counted_in_its_step_even_if_steps_overlap() -> None:
     run = TrainerRun(None, "run")  # type: ignore[arg-type]
     assert [run._repeat(step, "key") for step in (4, 5, 4, 5, 4)] == [0, 0, 1, 1, 2]
     assert run._repeat(500, "key") == 0
-    assert [*run._played] == [500]
+    assert [*run._n_requests] == [500]
 
 
 def test_experts_are_refused_if_the_trainer_has_no_field_for_them() -> None:

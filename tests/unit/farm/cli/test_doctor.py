@@ -36,7 +36,7 @@ def test_control_group_needs_the_memory_controller(tmp_path: Path, file: str, te
     check_result = _cgroup(Settings(cgroup=tmp_path))
     assert check_result.ok is ok
     assert detail in check_result.detail
-    assert "FARM_CGROUP" in check_result.mend
+    assert "FARM_CGROUP" in check_result.remedy
 
 
 def stores(tmp_path: Path, store_url: str = "") -> list[CheckResult]:
@@ -48,7 +48,10 @@ def stores(tmp_path: Path, store_url: str = "") -> list[CheckResult]:
 def test_store_is_not_needed_before_the_first_farm(tmp_path: Path) -> None:
     (check_result,) = stores(tmp_path)
     assert (check_result.ok, check_result.needed) == (False, False)
-    assert (check_result.detail, check_result.mend) == (f"no farm yet in {tmp_path / 'home'}", "`farm up` creates one")
+    assert (check_result.detail, check_result.remedy) == (
+        f"no farm yet in {tmp_path / 'home'}",
+        "`farm up` creates one",
+    )
     assert not (tmp_path / "home").exists()
 
 
@@ -69,7 +72,7 @@ def test_unreachable_store_is_one_finding_without_sql(tmp_path: Path, url: str, 
     assert detail.format(tmp=tmp_path) in check_result.detail
     assert "\n" not in check_result.detail
     for word in ("SELECT", "PRAGMA", "secret"):
-        assert word not in check_result.detail + check_result.mend
+        assert word not in check_result.detail + check_result.remedy
     assert not (tmp_path / "none.db").exists(), "the check creates nothing"
 
 
@@ -87,7 +90,7 @@ def test_stopped_farm_of_this_machine_is_not_broken(sqlite_store: Store, tmp_pat
     options = Settings(home=home, scratch=tmp_path)
     result = {each.what: each for each in examine(options, *store_and_broker(options))}
     assert (result["redis"].ok, result["redis"].needed) == (False, False)
-    assert (result["redis"].detail, result["redis"].mend) == ("the farm here is not running", "`farm up` starts it")
+    assert (result["redis"].detail, result["redis"].remedy) == ("the farm here is not running", "`farm up` starts it")
     elsewhere = Settings(home=home, scratch=tmp_path, broker_url="redis://127.0.0.1:9/0")
     result = {each.what: each for each in examine(elsewhere, sqlite_store.url, elsewhere.broker_url)}
     assert (result["redis"].ok, result["redis"].needed) == (False, True)

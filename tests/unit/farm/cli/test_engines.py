@@ -133,7 +133,7 @@ def test_doctor_reports_engines_that_are_out_and_long_pauses(farm_url: str) -> N
 
     store = Store(farm_url)
     try:
-        assert "farm engines add" in finding().mend
+        assert "farm engines add" in finding().remedy
         store.write(lambda connection: llm_engines.add(connection, StoredEngine(URL)))
         assert not finding().ok, "it has not been probed"
         assert "has not answered any node yet" in finding().detail
@@ -147,6 +147,6 @@ def test_doctor_reports_engines_that_are_out_and_long_pauses(farm_url: str) -> N
         store.write(lambda connection: connection.execute(long_ago) and None)
         # and the time that the database has taken since
         assert re.search(r"paused for 1\d{3} s by host/7", finding().detail)
-        assert "farm engines resume" in finding().mend
+        assert "farm engines resume" in finding().remedy
     finally:
         store.close()

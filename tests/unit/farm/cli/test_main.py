@@ -26,7 +26,7 @@ from farm.errors import Conflict
 from farm.store import llm_engines
 from farm.store.batches import request_of
 from farm.store.database import Store
-from tests.services.commands import said
+from tests.services.commands import output_of
 
 FARM = str(Path(sys.executable).parent / "farm")
 HEAVY = {
@@ -81,10 +81,10 @@ def test_help_of_a_command_equals_its_line_in_the_list(name: str) -> None:
 
 
 def test_version_and_short_help() -> None:
-    assert said(main, "--version").startswith("farm, version ")
-    assert said(main, "-h") == said(main, "--help")
-    assert said(main, "engines", "add", "-h").startswith("Usage: main engines add")
-    assert "--grace" in said(main, "up", "-h"), "the node's options"
+    assert output_of(main, "--version").startswith("farm, version ")
+    assert output_of(main, "-h") == output_of(main, "--help")
+    assert output_of(main, "engines", "add", "-h").startswith("Usage: main engines add")
+    assert "--grace" in output_of(main, "up", "-h"), "the node's options"
 
 
 MISTAKES: dict[str, tuple[list[str], int, str]] = {
@@ -139,7 +139,7 @@ def test_every_mistake_is_one_line(tmp_path: Path, words: list[str], code: int, 
         return word
 
     env = dict.fromkeys(name for name in os.environ if name.startswith("FARM_")) | {"FARM_HOME": str(tmp_path / "home")}
-    output = said(main, *map(filled, words), code=code, env=env)
+    output = output_of(main, *map(filled, words), code=code, env=env)
     assert filled(expected) in output
     assert "Traceback" not in output
     assert len([line for line in output.splitlines() if line.startswith("Error: ")]) == 1
@@ -158,7 +158,7 @@ def test_every_mistake_is_one_line(tmp_path: Path, words: list[str], code: int, 
 )
 def test_wrong_variable_is_named(tmp_path: Path, name: str, value: str, expected: str) -> None:
     env = {"FARM_HOME": str(tmp_path), "FARM_STORE_URL": None, name: value}
-    output = said(main, "ls", code=1, env=env)
+    output = output_of(main, "ls", code=1, env=env)
     assert expected in output
     assert len(output.splitlines()) == 1
 
@@ -173,10 +173,10 @@ def store_url(migrated_sqlite: Path, tmp_path_factory: pytest.TempPathFactory) -
 
 @pytest.mark.parametrize("name", ["math", "code", "swe", "chat", "noop"])
 def test_example_of_a_handler_can_be_submitted(store_url: str, tmp_path: Path, name: str) -> None:
-    schema, _, example = said(main, "handlers", "show", name).partition("\nexample, one line of a file")
+    schema, _, example = output_of(main, "handlers", "show", name).partition("\nexample, one line of a file")
     assert '"properties"' in schema
     (tmp_path / "example.jsonl").write_text(example.splitlines()[-1])
-    submitted = said(main, "submit", str(tmp_path / "example.jsonl"), "--url", store_url).splitlines()
+    submitted = output_of(main, "submit", str(tmp_path / "example.jsonl"), "--url", store_url).splitlines()
     assert re.fullmatch("b[0-9a-f]{10}", submitted[0])
     assert "no node runs: nothing runs until `farm up` or `farm node` is started" in submitted
     assert any(line.startswith("no engine is added") for line in submitted)
@@ -188,9 +188,9 @@ def test_batch_with_its_own_engine_needs_no_engine_of_the_farm(store_url: str, t
     problems.write_text(json.dumps(chat))
     key.write_text("sk-secret\n")
     own = ("--engine-url", "http://trainer/v1", "--engine-key-file", str(key))
-    output = said(main, "submit", str(problems), *own, "--url", store_url)
+    output = output_of(main, "submit", str(problems), *own, "--url", store_url)
     assert "no engine is added" not in output
-    refused = said(main, "submit", str(problems), "--engine-url", "ftp://trainer", "--url", store_url, code=1)
+    refused = output_of(main, "submit", str(problems), "--engine-url", "ftp://trainer", "--url", store_url, code=1)
     assert "engine_url: 'ftp://trainer' is not an engine's address" in refused
     with farm.connect(store_url) as client:
         batch_id, of_farm = output.split()[0], client.submit({"instances": [chat]})
@@ -210,12 +210,12 @@ def test_batch_with_its_own_engine_needs_no_engine_of_the_farm(store_url: str, t
 
 
 def test_starter_problems_can_be_submitted(store_url: str) -> None:
-    submitted = said(main, "submit", str(ROOT / "examples" / "problems.jsonl"), "--url", store_url).splitlines()
-    listed = [json.loads(line) for line in said(main, "ls", "--json", "--url", store_url).splitlines()]
+    submitted = output_of(main, "submit", str(ROOT / "examples" / "problems.jsonl"), "--url", store_url).splitlines()
+    listed = [json.loads(line) for line in output_of(main, "ls", "--json", "--url", store_url).splitlines()]
     assert [(each["batch_id"], each["state"], each["data_sources"]) for each in listed][:1] == [
         (submitted[0], "queued", ["code", "math", "swe"])
     ]
-    assert {"math", "code", "swe", "chat", "noop"} <= {*said(main, "handlers").split()}
+    assert {"math", "code", "swe", "chat", "noop"} <= {*output_of(main, "handlers").split()}
 
 
 def test_plugins_for_tests_are_not_installed_in_production() -> None:
@@ -234,15 +234,15 @@ def test_all_mistakes_are_listed_with_file_and_line(store_url: str, tmp_path: Pa
     ]
     file = tmp_path / "problems.jsonl"
     file.write_text("\n\n".join(map(json.dumps, lines)))
-    output = said(main, "submit", str(file), "--url", store_url, code=1)
+    output = output_of(main, "submit", str(file), "--url", store_url, code=1)
     for place in ("3.fields.question", "3.fields.answer", "3.fields.metadata", "5.fields.seconds", "5.fields.stuck"):
         assert f"{file}:{place}: " in output
     file.write_text(file.read_text().replace("math", "maths"))
-    assert f"{file}:3.data_source: no handler for 'maths'" in said(
+    assert f"{file}:3.data_source: no handler for 'maths'" in output_of(
         main, "submit", str(file), "--url", store_url, code=1
     )
     file.write_text('{"data_source": "noop"}\n{"fields": {}}')
-    output = said(main, "submit", str(file), "-n", "0", "--set", "sampling.topp=1", "--url", store_url, code=1)
+    output = output_of(main, "submit", str(file), "-n", "0", "--set", "sampling.topp=1", "--url", store_url, code=1)
     for place in (f"{file}:1.fields: ", f"{file}:2.data_source: ", "n_samples: ", "sampling.topp: "):
         assert place in output
 
@@ -253,7 +253,7 @@ def test_whole_request_can_be_read_from_a_file(store_url: str, tmp_path: Path) -
     )
     (tmp_path / "problems.jsonl").write_text('{"data_source": "noop", "fields": {}}')
     words = ("--request", str(tmp_path / "request.yaml"), "--temperature", "0.7", "--set", "limits.run_s=3")
-    batch_id = said(main, "submit", str(tmp_path / "problems.jsonl"), *words, "--url", store_url).splitlines()[0]
+    batch_id = output_of(main, "submit", str(tmp_path / "problems.jsonl"), *words, "--url", store_url).splitlines()[0]
     store = Store(store_url)
     try:
         stored = store.read(lambda connection: request_of(connection, batch_id))
@@ -262,8 +262,8 @@ def test_whole_request_can_be_read_from_a_file(store_url: str, tmp_path: Path) -
     assert (stored["n_samples"], stored["metadata"], stored["limits"]["run_s"]) == (2, {"run": 7}, 3.0)
     assert (stored["sampling"]["top_p"], stored["sampling"]["temperature"]) == (0.5, 0.7)
     (tmp_path / "request.yaml").write_text("instances: [{data_source: noop, fields: {}}]")
-    assert said(main, "submit", "--request", str(tmp_path / "request.yaml"), "--url", store_url).startswith("b")
-    both = said(main, "submit", str(tmp_path / "problems.jsonl"), *words[:2], "--url", store_url, code=1)
+    assert output_of(main, "submit", "--request", str(tmp_path / "request.yaml"), "--url", store_url).startswith("b")
+    both = output_of(main, "submit", str(tmp_path / "problems.jsonl"), *words[:2], "--url", store_url, code=1)
     assert "also has instances: give only one of the two" in both
 
 
@@ -279,7 +279,7 @@ def test_whole_request_can_be_read_from_a_file(store_url: str, tmp_path: Path) -
     ],
 )
 def test_unknown_id_is_reported_as_not_found(store_url: str, command: str, given: str, expected: str) -> None:
-    assert f"Error: NotFound: {expected}" in said(main, command, given, "--url", store_url, code=1)
+    assert f"Error: NotFound: {expected}" in output_of(main, command, given, "--url", store_url, code=1)
 
 
 STARVED: dict[str, dict[str, str]] = {
@@ -309,7 +309,7 @@ def test_farm_home_that_cannot_be_created_is_named(tmp_path: Path) -> None:
         (str(tmp_path / "file"), "File exists"),
         (f"{tmp_path}/file/a", "Not a"),
     ):
-        output = said(main, "up", code=1, env={"FARM_HOME": place})
+        output = output_of(main, "up", code=1, env={"FARM_HOME": place})
         assert f"FARM_HOME: {place} cannot be created ({why}" in output
         assert output.count("\n") == 1
 
@@ -325,7 +325,7 @@ def test_command_waits_briefly_for_a_farm_that_does_not_answer(
         raise farm.FarmUnreachable("nobody answers")
 
     monkeypatch.setattr("farm.client.connect.connect", connect)
-    assert "nobody answers" in said(main, "ls", "--url", "http://127.0.0.1:9/", *words, code=1)
+    assert "nobody answers" in output_of(main, "ls", "--url", "http://127.0.0.1:9/", *words, code=1)
     assert waited[0] == pytest.approx(expected, abs=0.1)
     assert (len(waited) > 1) == bool(words), "it retries only with a given timeout"
 
@@ -339,7 +339,7 @@ def test_wait_covers_a_farm_that_is_starting_in_the_folder(monkeypatch: pytest.M
         return MagicMock()
 
     monkeypatch.setattr("farm.client.connect.connect", connect)
-    said(main, "engines", "clear", "--url", str(tmp_path), "--wait", "60")
+    output_of(main, "engines", "clear", "--url", str(tmp_path), "--wait", "60")
     assert not errors
 
 

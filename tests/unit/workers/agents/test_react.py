@@ -77,8 +77,8 @@ def test_policy_sees_its_own_turns_and_the_observations() -> None:
     first = calling(("echo", {"text": "hello"}))
     policy = ScriptedPolicy(first, answering("bye"))
     play(policy)
-    assert policy.asked[0][0] == ASKED
-    assert policy.asked[1][0] == [
+    assert policy.requests[0][0] == ASKED
+    assert policy.requests[1][0] == [
         *ASKED,
         first.response,
         {"role": "tool", "tool_call_id": "call_0", "content": "hello"},
@@ -114,7 +114,7 @@ def test_plain_text_is_an_answer() -> None:
 def test_sampling_is_recorded_as_sent() -> None:
     policy = ScriptedPolicy(calling(("echo", {})), answering("bye"))
     _, calls = play(policy, sampling=SamplingParams(temperature=0.5, seed=3, max_tokens=25), max_tokens=30)
-    assert [result[2] for result in policy.asked] == [25, 20]
+    assert [result[2] for result in policy.requests] == [25, 20]
     assert calls[-1].sampling == {"temperature": 0.5, "seed": 3, "stop": [], "max_tokens": 20}
 
 

@@ -120,7 +120,7 @@ def test_all_tests_passing_scores_one() -> None:
 
 
 @pytest.mark.parametrize(
-    ("outcomes", "unmended", "broken"),
+    ("outcomes", "still_failing", "broken"),
     [
         ([], ["t.py::mend"], ["t.py::keep"]),
         (outcome("t.py::keep", *DONE), ["t.py::mend"], []),
@@ -128,10 +128,10 @@ def test_all_tests_passing_scores_one() -> None:
         (outcome("t.py::mend", "passed", "skipped", "passed"), ["t.py::mend"], ["t.py::keep"]),
     ],
 )
-def test_failed_tests_are_listed(outcomes: list[Record], unmended: list[str], broken: list[str]) -> None:
+def test_failed_tests_are_listed(outcomes: list[Record], still_failing: list[str], broken: list[str]) -> None:
     score = evaluate(PytestEvaluator(PLAN), PATCHED, Tree(outcomes, clean=BEHAVING).sandbox)
     assert score.value == 0.0
-    assert (score.details["unmended"], score.details["broken"]) == (unmended, broken)
+    assert (score.details["unmended"], score.details["broken"]) == (still_failing, broken)
 
 
 def test_tests_that_time_out_are_the_policys_fault() -> None:

@@ -30,7 +30,7 @@ class Talker(Double):
 
     async def chat(self, request: ChatRequest) -> Completion:
         self.asked.append(request.sampling)
-        await self.server.play(10, str(request.sampling.seed))
+        await self.server.answer(10, str(request.sampling.seed))
         text = f"{request.model} {request.sampling.temperature} {request.sampling.seed}"
         return Completion(
             response={"role": "assistant", "content": text},

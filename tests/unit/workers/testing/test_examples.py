@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from examples.plays import example_script, write_script
 from examples.problems import FAMILIES, humaneval_problems, math_problems, swe_problems
+from examples.scripts import example_script, write_script
 from farm.records.request import Instance
 from workers.handlers.code import CodeHandler
 from workers.handlers.math import MathHandler
@@ -38,7 +38,7 @@ def test_instances_validate_and_are_in_the_script(source: str, n: int, tmp_path:
     for instance, problem in zip(instances, problems, strict=True):
         handler = HANDLERS[source]
         messages = handler(handler.instance_type.model_validate(instance.fields)).messages()
-        firsts = [play.turns[0] for play in problem.plays]
+        firsts = [branch.turns[0] for branch in problem.branches]
         assert all(book.next_turn(messages, seed) in firsts for seed in range(10))
 
 
@@ -55,7 +55,7 @@ def test_swe_problems_by_number_and_name() -> None:
 
 def test_programs_of_math_rollouts_print_the_answer() -> None:
     for instance, problem in zip(math_problems(), example_script(math_problems()), strict=True):
-        arguments: Any = problem.plays[0].turns[0].tool_calls[0].arguments
+        arguments: Any = problem.branches[0].turns[0].tool_calls[0].arguments
         printed: list[object] = []
         exec(arguments["code"], {"print": printed.append})
         assert [str(result) for result in printed] == [instance.fields["answer"]]
@@ -69,8 +69,8 @@ def test_rewards_differ_within_most_groups_of_four() -> None:
         handler = HANDLERS[instance.data_source]
         messages = handler(handler.instance_type.model_validate(instance.fields)).messages()
         # Rollouts with equal beginnings cannot be distinguished by their first turn, so the draw itself is checked.
-        drawn = {book.next_play(messages, seed) for seed in range(4)}
+        drawn = {book.next_branch(messages, seed) for seed in range(4)}
         right = {"reference" in name for name in drawn}
         n_mixed += len(right) == 2
-        assert {play.name for play in problem.plays} >= drawn
+        assert {branch.name for branch in problem.branches} >= drawn
     assert n_mixed > 0.6 * len(instances)

@@ -16,7 +16,7 @@ def play(name: str, weight: float = 1.0) -> Branch:
     )
 
 
-BOOK = [ScriptedProblem(match="2 + 2", plays=(play("right"), play("wrong"), play("rare", 0.5)))]
+BOOK = [ScriptedProblem(match="2 + 2", branches=(play("right"), play("wrong"), play("rare", 0.5)))]
 ARGUMENTS = '{ "code":"\'right\'" }'
 ASKED = [{"role": "user", "content": "What is 2 + 2?"}]
 
@@ -62,7 +62,7 @@ def test_unknown_problems_and_unknown_histories_are_given_up() -> None:
 
 def test_longest_match_is_chosen() -> None:
     longer = ScriptedProblem(
-        match="What is 2 + 2?", plays=(Branch(name="long", turns=(ScriptedTurn(content="long"),)),)
+        match="What is 2 + 2?", branches=(Branch(name="long", turns=(ScriptedTurn(content="long"),)),)
     )
     assert Script([*BOOK, longer]).next_turn(ASKED, 0).content == "long"
 
@@ -70,7 +70,7 @@ def test_longest_match_is_chosen() -> None:
 @pytest.mark.parametrize(
     "again",
     [
-        message(BOOK[0].plays[0].turns[0]),
+        message(BOOK[0].branches[0].turns[0]),
         {
             "role": "assistant",
             "content": "look\n",
@@ -79,7 +79,7 @@ def test_longest_match_is_chosen() -> None:
     ],
 )
 def test_turn_is_recognized_in_any_equivalent_form(again: dict[str, Any]) -> None:
-    assert BOOK[0].plays[0].turns[0].played(again)
+    assert BOOK[0].branches[0].turns[0].matches(again)
 
 
 @pytest.mark.parametrize(
@@ -100,13 +100,13 @@ def test_turn_is_recognized_in_any_equivalent_form(again: dict[str, Any]) -> Non
     ],
 )
 def test_different_turn_is_not_recognized(other: dict[str, Any]) -> None:
-    assert not BOOK[0].plays[0].turns[0].played(other)
+    assert not BOOK[0].branches[0].turns[0].matches(other)
 
 
 def test_reasoning_may_be_missing_in_the_history() -> None:
     turn = ScriptedTurn(content="look", reasoning="hm")
     assert turn.text == "<think>\nhm\n</think>\n\nlook"
-    assert turn.played({"role": "assistant", "content": "look"})
+    assert turn.matches({"role": "assistant", "content": "look"})
 
 
 def test_begun_turn_is_continued() -> None:

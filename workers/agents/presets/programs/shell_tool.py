@@ -27,7 +27,7 @@ def bash(command: str) -> str:
         )
     except subprocess.TimeoutExpired:
         return f"The command took longer than {limit_s:g} s and was ended."
-    said, _ = drawn(ended.stdout.decode("utf-8", "replace"))
-    if len(said) > _MOST:
-        said = f"{said[: _MOST // 2]}\n[... {len(said) - _MOST} characters ...]\n{said[-_MOST // 2 :]}"
-    return said + (f"\nexit code {ended.returncode}" if ended.returncode else "")
+    output, _ = drawn(ended.stdout.decode("utf-8", "replace"))
+    if len(output) > _MOST:
+        output = f"{output[: _MOST // 2]}\n[... {len(output) - _MOST} characters ...]\n{output[-_MOST // 2 :]}"
+    return output + (f"\nexit code {ended.returncode}" if ended.returncode else "")

@@ -125,10 +125,10 @@ def main() -> None:
         {"role": "user", "content": f"{sys.stdin.read()}\n\nThe terminal:\n{terminal.read(5.0)}"},
     ]
     while True:
-        said = ask(messages)
-        messages.append({"role": "assistant", "content": said})
+        reply = ask(messages)
+        messages.append({"role": "assistant", "content": reply})
         try:
-            answer = parsed(said)
+            answer = parsed(reply)
         except ValueError as error:
             messages.append(
                 {"role": "user", "content": f"Your answer could not be read: {error}. Send one JSON object."}

@@ -18,7 +18,7 @@ from workers.evaluators.answers.authors.boxes import last_box
 from workers.evaluators.answers.choices import LETTERS
 from workers.evaluators.authors_score import AuthorsScore
 
-_LETTER_ALONE = re.compile(r"^[^A-Za-z]*([A-Z])[^A-Za-z]*$")
+_ONLY_LETTER = re.compile(r"^[^A-Za-z]*([A-Z])[^A-Za-z]*$")
 _LETTER_FIRST = re.compile(r"^\s*([A-Z])\s*[:).\-]")
 _ANSWER = re.compile(r"(?i)answer\s*:\s*(.+)")
 _ANSWER_IN_MARKDOWN = re.compile(r"(?im)[*_]{0,2}Answer[*_]{0,2}\s*:[*_\s]{0,2}(.+)")
@@ -56,7 +56,7 @@ def _boxed_letter(text: str, key: AnswerKey) -> str | None:
     if inner is None:
         return None
     inner = _without_text(inner.strip())
-    match = _LETTER_ALONE.match(inner) or _LETTER_FIRST.match(inner)
+    match = _ONLY_LETTER.match(inner) or _LETTER_FIRST.match(inner)
     return match.group(1) if match and match.group(1) in LETTERS[: len(key.options)] else None
 
 

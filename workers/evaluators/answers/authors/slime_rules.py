@@ -17,7 +17,7 @@ from workers.evaluators.answers.authors.search_r1 import normalized
 from workers.evaluators.answers.choices import LETTERS
 from workers.evaluators.authors_score import AuthorsScore
 
-_ALONE = frozenset({"yes", "no", "noanswer"})
+_EXACT = frozenset({"yes", "no", "noanswer"})
 """Answers that share no words with others."""
 _LETTERS_OF_NO_OPTIONS = LETTERS[:10]
 # A space is not read twice, which would take quadratic time.
@@ -38,7 +38,7 @@ def overlap(response: str, key: AnswerKey) -> AuthorsScore:
 
 
 def _f1(answer: str, gold: str) -> float:
-    if answer != gold and not _ALONE.isdisjoint((answer, gold)):
+    if answer != gold and not _EXACT.isdisjoint((answer, gold)):
         return 0.0
     ours, theirs = answer.split(), gold.split()
     n_common = (Counter(ours) & Counter(theirs)).total()
@@ -57,16 +57,16 @@ def choice(response: str, key: AnswerKey) -> AuthorsScore:
         return AuthorsScore("slime_gpqa", float(letter == key.gold), letter == key.gold, letter)
     # If a row lists no options they are the letters, which are not texts.
     texts = [option for each, option in zip(letters, key.options, strict=False) if each == key.gold != option]
-    said = words_of_choice(text)
+    named = words_of_choice(text)
     targets = map(words_of_choice, (*texts, *(key.golds[1:] if key.options else key.golds)))
-    right = any(target in said for target in targets if target)
+    right = any(target in named for target in targets if target)
     return AuthorsScore("slime_gpqa", float(right), right, letter)
 
 
 def _named_letter(text: str, letters: str) -> str | None:
     first = (match.group(1).upper() for pattern in _NAMED if (match := pattern.search(text)))
-    alone: Iterable[str] = reversed(_STANDALONE.findall(text))
-    return next((letter for found in (first, alone) for letter in found if letter in tuple(letters)), None)
+    standalone: Iterable[str] = reversed(_STANDALONE.findall(text))
+    return next((letter for found in (first, standalone) for letter in found if letter in tuple(letters)), None)
 
 
 def words_of_choice(text: str) -> str:

@@ -67,13 +67,13 @@ class MessagesApi:
             labels=model_api.labels(body),
         )
 
-    def answer(self, asked: ParsedRequest, completion: Completion) -> dict[str, Any]:
-        return self._shown(asked, completion, model_api.new_id("msg")).message()
+    def answer(self, request: ParsedRequest, completion: Completion) -> dict[str, Any]:
+        return self._shown(request, completion, model_api.new_id("msg")).message()
 
-    def events(self, asked: ParsedRequest) -> MessagesEvents:
+    def events(self, request: ParsedRequest) -> MessagesEvents:
         message_id = model_api.new_id("msg")
         return MessagesEvents(
-            message_id, asked.model, _thinks(asked), lambda completion: self._shown(asked, completion, message_id)
+            message_id, request.model, _thinks(request), lambda completion: self._shown(request, completion, message_id)
         )
 
     def problem(self, problem: ApiProblem) -> dict[str, Any]:
@@ -88,21 +88,21 @@ class MessagesApi:
     def counted(self, n_tokens: int) -> dict[str, Any]:
         return {"input_tokens": n_tokens}
 
-    def _shown(self, asked: ParsedRequest, completion: Completion, message_id: str) -> ShownMessage:
+    def _shown(self, request: ParsedRequest, completion: Completion, message_id: str) -> ShownMessage:
         """Return the answer as blocks. Thinking is included only if requested: other clients take it for the text."""
         message = completion.response
         calls = model_api.calls(message)
         self._written.update({call.call_id: call for call in calls})
-        thread = self._threads.begun(asked.body)
+        thread = self._threads.begun(request.body)
         if thread is not None:
             n_system = len(_system(thread.fields.get("system")))
-            self._threads.hold(message_id, thread, [*asked.messages[n_system:], message])
-        stop = model_api.stop_text(completion, asked)
+            self._threads.hold(message_id, thread, [*request.messages[n_system:], message])
+        stop = model_api.stop_text(completion, request)
         reason = _STOP_REASONS.get(model_api.finish_reason(completion), "end_turn")
         return ShownMessage(
             message_id=message_id,
-            model=asked.model,
-            thinking=model_api.reasoning(message) if _thinks(asked) else "",
+            model=request.model,
+            thinking=model_api.reasoning(message) if _thinks(request) else "",
             text=model_api.content(message),
             tool_uses=tuple((call.call_id, call.name, model_api.argument_object(call.arguments)) for call in calls),
             stop_reason="stop_sequence" if stop is not None and reason == "end_turn" else reason,
@@ -113,7 +113,7 @@ class MessagesApi:
         )
 
     def _messages(self, value: object) -> list[Message]:
-        result: list[Message] = []
+        messages: list[Message] = []
         for number, message in enumerate(model_api.mappings(value, "messages")):
             name = f"messages[{number}].content"
             model_api.refuse(message, MESSAGE.refused, f"messages[{number}]")
@@ -123,14 +123,14 @@ class MessagesApi:
             )
             role = message.get("role")
             if role == "user":
-                result += _users(blocks, name)
+                messages += _users(blocks, name)
             elif role == "assistant":
-                result.append(self._assistants(blocks, name))
+                messages.append(self._assistants(blocks, name))
             elif role == "system":
-                result += _system(blocks)
+                messages += _system(blocks)
             else:
                 raise BadRequest(f"{role!r} is not a known role", f"messages[{number}].role")
-        return result
+        return messages
 
     def _assistants(self, blocks: Sequence[Mapping[str, Any]], name: str) -> Message:
         text, thought, calls = [], [], []
@@ -148,14 +148,14 @@ class MessagesApi:
 
     def _call(self, block: Mapping[str, Any], name: str) -> AnsweredToolCall:
         call_id = model_api.word(block.get("id"), f"{name}.id")
-        result = block.get("input")
+        given = block.get("input")
         written = self._written.get(call_id)
-        if written is not None and model_api.argument_object(written.arguments) == result:
+        if written is not None and model_api.argument_object(written.arguments) == given:
             return AnsweredToolCall(call_id, model_api.word(block.get("name"), f"{name}.name"), written.arguments)
-        if not isinstance(result, dict):
+        if not isinstance(given, dict):
             raise BadRequest("must be an object", f"{name}.input")
         return AnsweredToolCall(
-            call_id, model_api.word(block.get("name"), f"{name}.name"), orjson.dumps(result).decode()
+            call_id, model_api.word(block.get("name"), f"{name}.name"), orjson.dumps(given).decode()
         )
 
 
@@ -167,8 +167,8 @@ def _schema(body: Mapping[str, Any]) -> dict[str, Any] | None:
     return schema_of_format(given, "output_config.format", flat=True)
 
 
-def _thinks(asked: ParsedRequest) -> bool:
-    thinking = asked.body.get("thinking")
+def _thinks(request: ParsedRequest) -> bool:
+    thinking = request.body.get("thinking")
     return isinstance(thinking, dict) and thinking.get("type") not in (None, "disabled")
 
 
@@ -179,18 +179,18 @@ def _system(value: object) -> list[Message]:
 
 def _users(blocks: Sequence[Mapping[str, Any]], name: str) -> list[Message]:
     """Return tool results as separate messages, with the text between them in order."""
-    result: list[Message] = []
+    messages: list[Message] = []
     for number, block in enumerate(blocks):
         where = f"{name}[{number}]"
         if block.get("type") == "tool_result":
             shown = model_api.shown(block.get("content"), f"{where}.content", _TEXT)
             call_id = model_api.word(block.get("tool_use_id"), f"{where}.tool_use_id")
-            result.append({"role": "tool", "tool_call_id": call_id, "content": shown})
-        elif result and result[-1]["role"] == "user":
-            result[-1]["content"] = joined([result[-1]["content"], model_api.shown([block], where, _TEXT)], "\n")
+            messages.append({"role": "tool", "tool_call_id": call_id, "content": shown})
+        elif messages and messages[-1]["role"] == "user":
+            messages[-1]["content"] = joined([messages[-1]["content"], model_api.shown([block], where, _TEXT)], "\n")
         else:
-            result.append({"role": "user", "content": model_api.shown([block], where, _TEXT)})
-    return result
+            messages.append({"role": "user", "content": model_api.shown([block], where, _TEXT)})
+    return messages
 
 
 def _tools(value: object) -> tuple[list[dict[str, Any]], list[str]]:

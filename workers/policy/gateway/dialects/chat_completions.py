@@ -31,9 +31,9 @@ class ChatApi:
         tools, left_out = _tools(body.get("tools"))
         choice = of_openai(body.get("tool_choice"), flat=False).checked(tools, left_out, "tool_choice")
         messages = model_api.mappings(body.get("messages"), "messages")
-        result = [_message(message, f"messages[{number}]") for number, message in enumerate(messages)]
+        parsed = [_message(message, f"messages[{number}]") for number, message in enumerate(messages)]
         return ParsedRequest(
-            messages=model_api.conversation(result, "messages"),
+            messages=model_api.conversation(parsed, "messages"),
             tools=tools,
             model=str(body.get("model") or ""),
             stream=model_api.flag(body, "stream"),
@@ -48,24 +48,24 @@ class ChatApi:
             labels=model_api.labels(body),
         )
 
-    def answer(self, asked: ParsedRequest, completion: Completion) -> dict[str, Any]:
+    def answer(self, request: ParsedRequest, completion: Completion) -> dict[str, Any]:
         choice = {
             "index": 0,
             "message": _answer(completion.response),
-            "logprobs": _logprobs(asked, completion),
+            "logprobs": _logprobs(request, completion),
             "finish_reason": model_api.finish_reason(completion),
         }
         return {
             "id": model_api.new_id("chatcmpl"),
             "object": "chat.completion",
             "created": int(time.time()),
-            "model": asked.model,
+            "model": request.model,
             "choices": [choice],
             "usage": usage(completion),
         }
 
-    def events(self, asked: ParsedRequest) -> ChatEvents:
-        return ChatEvents(asked)
+    def events(self, request: ParsedRequest) -> ChatEvents:
+        return ChatEvents(request)
 
     def problem(self, problem: ApiProblem) -> dict[str, Any]:
         return openai_problem(problem)
@@ -77,17 +77,17 @@ class ChatApi:
 class ChatEvents:
     """The `model_api.Events` of this API: the role comes first; the reason and `[DONE]` come last."""
 
-    def __init__(self, asked: ParsedRequest) -> None:
+    def __init__(self, request: ParsedRequest) -> None:
         self._head = {
             "id": model_api.new_id("chatcmpl"),
             "object": "chat.completion.chunk",
             "created": int(time.time()),
-            "model": asked.model,
+            "model": request.model,
         }
-        options = asked.body.get("stream_options")
+        options = request.body.get("stream_options")
         self._usage = isinstance(options, dict) and bool(options.get("include_usage"))
         self._sent = {"content": "", "reasoning_content": ""}
-        self._asked = asked
+        self._request = request
 
     def begin(self) -> bytes:
         return self._chunk({"role": "assistant", "content": ""})
@@ -108,8 +108,8 @@ class ChatEvents:
         ]
         for number, call in enumerate(model_api.calls(message)):
             pieces.append(self._chunk({"tool_calls": [{"index": number, **model_api.tool_call(call)}]}))
-        if self._asked.logprobs:
-            pieces.append(self._chunk({}, logprobs=_logprobs(self._asked, completion)))
+        if self._request.logprobs:
+            pieces.append(self._chunk({}, logprobs=_logprobs(self._request, completion)))
         pieces.append(self._chunk({}, model_api.finish_reason(completion)))
         if self._usage:
             pieces.append(model_api.event({**self._head, "choices": [], "usage": usage(completion)}))
@@ -129,8 +129,8 @@ class ChatEvents:
         return model_api.event({**self._head, "choices": [choice], **({"usage": None} if self._usage else {})})
 
 
-def _logprobs(asked: ParsedRequest, completion: Completion) -> dict[str, Any] | None:
-    return {"content": token_logprobs.of_openai(completion), "refusal": None} if asked.logprobs else None
+def _logprobs(request: ParsedRequest, completion: Completion) -> dict[str, Any] | None:
+    return {"content": token_logprobs.of_openai(completion), "refusal": None} if request.logprobs else None
 
 
 def usage(completion: Completion) -> dict[str, Any]:
@@ -192,11 +192,11 @@ def _message(message: Mapping[str, Any], name: str) -> Message:
 
 
 def _calls(message: Mapping[str, Any], name: str) -> list[AnsweredToolCall]:
-    result = message.get("tool_calls")
-    if not result:
+    given = message.get("tool_calls")
+    if not given:
         return []
     calls = []
-    for number, call in enumerate(model_api.mappings(result, f"{name}.tool_calls")):
+    for number, call in enumerate(model_api.mappings(given, f"{name}.tool_calls")):
         called = call.get("function")
         where = f"{name}.tool_calls[{number}].function"
         if not isinstance(called, dict):

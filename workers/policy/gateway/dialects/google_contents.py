@@ -81,11 +81,11 @@ class GoogleApi:
             labels=model_api.labels({"model": body.get("model"), "metadata": body.get("labels")}),
         )
 
-    def answer(self, asked: ParsedRequest, completion: Completion) -> dict[str, Any]:
-        return self._answered(asked, completion, model_api.new_id("resp"), "", "")
+    def answer(self, request: ParsedRequest, completion: Completion) -> dict[str, Any]:
+        return self._answered(request, completion, model_api.new_id("resp"), "", "")
 
-    def events(self, asked: ParsedRequest) -> GoogleEvents:
-        return GoogleEvents(self, asked)
+    def events(self, request: ParsedRequest) -> GoogleEvents:
+        return GoogleEvents(self, request)
 
     def problem(self, problem: ApiProblem) -> dict[str, Any]:
         name = _STATUS_NAMES.get(problem.status, "INTERNAL")
@@ -98,13 +98,13 @@ class GoogleApi:
         return {"totalTokens": n_tokens}
 
     def _answered(
-        self, asked: ParsedRequest, completion: Completion, response_id: str, sent_thought: str, sent_text: str
+        self, request: ParsedRequest, completion: Completion, response_id: str, sent_thought: str, sent_text: str
     ) -> dict[str, Any]:
         """Return the answer, without the thought and text that were streamed."""
         message = completion.response
         parts: list[dict[str, Any]] = []
         thought = model_api.rest(model_api.reasoning(message), sent_thought)
-        if thought and thinks(asked):
+        if thought and thinks(request):
             parts.append({"text": thought, "thought": True})
         calls = model_api.calls(message)
         text = model_api.rest(model_api.content(message), sent_text)
@@ -121,7 +121,7 @@ class GoogleApi:
                 {"content": {"role": "model", "parts": parts}, "finishReason": reason, "index": 0, **logprobs}
             ],
             "usageMetadata": _usage(completion),
-            "modelVersion": asked.model,
+            "modelVersion": request.model,
             "responseId": response_id,
         }
 
@@ -129,7 +129,7 @@ class GoogleApi:
         if isinstance(value, str):
             return [{"role": "user", "content": value}]
         contents = [value] if isinstance(value, dict) else value
-        result: list[Message] = []
+        messages: list[Message] = []
         # A result without an id answers the first unanswered call of its name.
         open_calls: dict[str, deque[str]] = {}
         for number, content in enumerate(model_api.mappings(contents, "contents")):
@@ -137,17 +137,17 @@ class GoogleApi:
             parts = [_part(each, f"{name}.parts[{n}]") for n, each in enumerate(_parts(content, name))]
             role = content.get("role") or "user"
             if role == "model":
-                message = self._said(parts, name, number)
+                message = self._model_message(parts, name, number)
                 for call in model_api.calls(message):
                     open_calls.setdefault(call.name, deque()).append(call.call_id)
-                result.append(message)
+                messages.append(message)
             elif role in ("user", "function", "tool"):
-                result += _users(parts, name, open_calls)
+                messages += _users(parts, name, open_calls)
             else:
                 raise BadRequest(f"{role!r} is not a known role", f"{name}.role")
-        return result
+        return messages
 
-    def _said(self, parts: Sequence[Mapping[str, Any]], name: str, number: int) -> Message:
+    def _model_message(self, parts: Sequence[Mapping[str, Any]], name: str, number: int) -> Message:
         text: list[str] = []
         thought: list[str] = []
         calls: list[AnsweredToolCall] = []
@@ -171,9 +171,9 @@ class GoogleApi:
 class GoogleEvents:
     """The `model_api.Events` of this API: each event is an answer with the new part; the last has the usage."""
 
-    def __init__(self, api: GoogleApi, asked: ParsedRequest) -> None:
+    def __init__(self, api: GoogleApi, request: ParsedRequest) -> None:
         self._api = api
-        self._asked = asked
+        self._request = request
         self._response_id = model_api.new_id("resp")
         self._sent = {True: "", False: ""}
 
@@ -182,28 +182,28 @@ class GoogleEvents:
 
     def delta(self, delta: Delta) -> bytes:
         self._sent[delta.reasoning] += delta.text
-        if delta.reasoning and not thinks(self._asked):
+        if delta.reasoning and not thinks(self._request):
             return b""
         part = {"text": delta.text, **({"thought": True} if delta.reasoning else {})}
         candidate = {"content": {"role": "model", "parts": [part]}, "index": 0}
-        head = {"modelVersion": self._asked.model, "responseId": self._response_id}
+        head = {"modelVersion": self._request.model, "responseId": self._response_id}
         return model_api.event({"candidates": [candidate], **head})
 
     def ping(self) -> bytes:
         # The official client would take a comment for the beginning of an error.
-        return model_api.event({"modelVersion": self._asked.model, "responseId": self._response_id})
+        return model_api.event({"modelVersion": self._request.model, "responseId": self._response_id})
 
     def end(self, completion: Completion) -> bytes:
         sent = (self._sent[True], self._sent[False])
-        return model_api.event(self._api._answered(self._asked, completion, self._response_id, *sent))
+        return model_api.event(self._api._answered(self._request, completion, self._response_id, *sent))
 
     def error(self, problem: ApiProblem) -> bytes:
         return model_api.event(self._api.problem(problem))
 
 
-def thinks(asked: ParsedRequest) -> bool:
+def thinks(request: ParsedRequest) -> bool:
     """Return whether the client requests the model's thoughts."""
-    config = asked.body.get("generationConfig")
+    config = request.body.get("generationConfig")
     thinking = camel(config).get("thinkingConfig") if isinstance(config, dict) else None
     return isinstance(thinking, dict) and bool(camel(thinking).get("includeThoughts"))
 
@@ -220,29 +220,29 @@ def _usage(completion: Completion) -> dict[str, int]:
 
 def _users(parts: Sequence[Mapping[str, Any]], name: str, open_calls: Mapping[str, deque[str]]) -> list[Message]:
     """Return function results as separate messages, with the text between them in order."""
-    result: list[Message] = []
+    messages: list[Message] = []
     for place, part in enumerate(parts):
         where = f"{name}.parts[{place}]"
         if part.get("functionResponse") is not None:
-            result.append(_result(_object(part["functionResponse"], f"{where}.functionResponse"), where, open_calls))
+            messages.append(_result(_object(part["functionResponse"], f"{where}.functionResponse"), where, open_calls))
             continue
         if not isinstance(part, PicturePart) and part.get("text") is None:
             raise _not_taken(part, where)
         content: Content = [part] if isinstance(part, PicturePart) else model_api.word(part["text"], f"{where}.text")
-        if result and result[-1]["role"] == "user":
-            result[-1]["content"] = joined([result[-1]["content"], content], "\n")
+        if messages and messages[-1]["role"] == "user":
+            messages[-1]["content"] = joined([messages[-1]["content"], content], "\n")
         else:
-            result.append({"role": "user", "content": content})
-    return result
+            messages.append({"role": "user", "content": content})
+    return messages
 
 
 def _result(given: Mapping[str, Any], where: str, open_calls: Mapping[str, deque[str]]) -> Message:
     images = given.get("parts")
     if isinstance(images, list) and images and all(isinstance(part, PicturePart) for part in images):
         # In addition to the text, which can be read without them.
-        result = _result({**given, "parts": None}, where, open_calls)
-        said = [result["content"]] if given.get("response") is not None else []
-        return {**result, "content": joined([*said, images], "\n")}
+        message = _result({**given, "parts": None}, where, open_calls)
+        texts = [message["content"]] if given.get("response") is not None else []
+        return {**message, "content": joined([*texts, images], "\n")}
     model_api.refuse(given, GOOGLE_RESULT.refused, f"{where}.functionResponse")
     name = model_api.word(given.get("name"), f"{where}.functionResponse.name")
     waiting = open_calls.get(name, deque())

@@ -123,9 +123,9 @@ class Api(Protocol):
         """Return the parsed request. Raises BadRequest."""
         ...
 
-    def answer(self, asked: ParsedRequest, completion: Completion) -> dict[str, Any]: ...
+    def answer(self, request: ParsedRequest, completion: Completion) -> dict[str, Any]: ...
 
-    def events(self, asked: ParsedRequest) -> Events: ...
+    def events(self, request: ParsedRequest) -> Events: ...
 
     def problem(self, problem: ApiProblem) -> dict[str, Any]:
         """Return the body of an error."""
@@ -148,13 +148,15 @@ class AnsweredToolCall:
 
 def calls(message: Message) -> list[AnsweredToolCall]:
     """Return the tool calls of an assistant message; a missing name or text becomes empty."""
-    result = []
+    calls_of_message = []
     for each in message.get("tool_calls") or []:
         function = each.get("function") or {}
         arguments = function.get("arguments")
         text = arguments if isinstance(arguments, str) else orjson.dumps(arguments or {}).decode()
-        result.append(AnsweredToolCall(str(each.get("id") or new_id("call")), str(function.get("name") or ""), text))
-    return result
+        calls_of_message.append(
+            AnsweredToolCall(str(each.get("id") or new_id("call")), str(function.get("name") or ""), text)
+        )
+    return calls_of_message
 
 
 def digest_of(body: Mapping[str, Any]) -> bytes:
@@ -179,10 +181,10 @@ def finish_reason(completion: Completion) -> str:
     return "tool_calls" if completion.response.get("tool_calls") else "stop"
 
 
-def stop_text(completion: Completion, asked: ParsedRequest) -> str | None:
+def stop_text(completion: Completion, request: ParsedRequest) -> str | None:
     """Return the client's stop text that ended the answer, if one did."""
     reason = completion.stop_reason
-    return reason if isinstance(reason, str) and reason in asked.stop else None
+    return reason if isinstance(reason, str) and reason in request.stop else None
 
 
 def rest(whole: str, sent: str) -> str:
@@ -198,8 +200,8 @@ def requested_params(
     body: Mapping[str, Any], left_out: Sequence[str] = (), unknown: Sequence[str] = ()
 ) -> dict[str, Any]:
     """Return the sampling parameters of a request, the tools hidden from the policy, and unknown fields."""
-    result = {name: body[name] for name in _REQUESTED_PARAMS & body.keys() if body[name] is not None}
-    small = {name: value for name, value in result.items() if len(orjson.dumps(value)) <= _MAX_REQUESTED_PARAMS_BYTES}
+    params = {name: body[name] for name in _REQUESTED_PARAMS & body.keys() if body[name] is not None}
+    small = {name: value for name, value in params.items() if len(orjson.dumps(value)) <= _MAX_REQUESTED_PARAMS_BYTES}
     for name, values in (("tools_left_out", left_out), ("unknown_fields", unknown)):
         if values:
             small[name] = [each[:_MAX_TEXT_CHARS] for each in values[:_MAX_TEXTS]]
@@ -261,9 +263,9 @@ def labels(body: Mapping[str, Any]) -> dict[str, str]:
     metadata = body.get("metadata")
     given = metadata if isinstance(metadata, dict) else {}
     # Its own fields come first, so that metadata cannot crowd them out.
-    said = {name: body.get(name) for name in ("model", "user", "safety_identifier")}
-    said |= {str(name)[:64]: value for name, value in given.items() if name not in said}
-    texts = [(name, value) for name, value in said.items() if isinstance(value, str) and value]
+    named = {name: body.get(name) for name in ("model", "user", "safety_identifier")}
+    named |= {str(name)[:64]: value for name, value in given.items() if name not in named}
+    texts = [(name, value) for name, value in named.items() if isinstance(value, str) and value]
     return {name: value[:_MAX_LABEL_CHARS] for name, value in texts[:_MAX_LABELS]}
 
 

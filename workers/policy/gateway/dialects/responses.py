@@ -61,13 +61,13 @@ class ResponsesApi:
             labels=model_api.labels(body),
         )
 
-    def answer(self, asked: ParsedRequest, completion: Completion) -> dict[str, Any]:
-        return self._answered(_begun(asked), asked, completion)
+    def answer(self, request: ParsedRequest, completion: Completion) -> dict[str, Any]:
+        return self._answered(_begun(request), request, completion)
 
-    def events(self, asked: ParsedRequest) -> ResponsesEvents:
-        begun = _begun(asked)
+    def events(self, request: ParsedRequest) -> ResponsesEvents:
+        begun = _begun(request)
         return ResponsesEvents(
-            begun, self._calls, lambda completion, items: self._answered(begun, asked, completion, items)
+            begun, self._calls, lambda completion, items: self._answered(begun, request, completion, items)
         )
 
     def problem(self, problem: ApiProblem) -> dict[str, Any]:
@@ -79,15 +79,15 @@ class ResponsesApi:
     def _answered(
         self,
         begun: Mapping[str, Any],
-        asked: ParsedRequest,
+        request: ParsedRequest,
         completion: Completion,
         items: list[dict[str, Any]] | None = None,
     ) -> dict[str, Any]:
         """Return the finished response; `items` are its output if it was streamed."""
         if begun["store"]:
             # Instructions apply to one response only; the next may have others.
-            n_instructions = len(_instructions(asked.body))
-            conversation = [*asked.messages[n_instructions:], completion.response]
+            n_instructions = len(_instructions(request.body))
+            conversation = [*request.messages[n_instructions:], completion.response]
             self._conversations[begun["id"]] = [self._remembered(message) for message in conversation]
         cut = completion.finish_reason == "length"
         return {
@@ -118,15 +118,15 @@ class ResponsesApi:
         earlier = body.get("previous_response_id")
         if earlier is None:
             return []
-        result = self._conversations.get(str(earlier))
-        if result is None:
+        messages = self._conversations.get(str(earlier))
+        if messages is None:
             raise BadRequest(f"there is no response {earlier!r}", "previous_response_id")
-        return result
+        return messages
 
 
-def _begun(asked: ParsedRequest) -> dict[str, Any]:
+def _begun(request: ParsedRequest) -> dict[str, Any]:
     """Return a response without output."""
-    body = asked.body
+    body = request.body
     return {
         "id": model_api.new_id("resp"),
         "object": "response",
@@ -135,7 +135,7 @@ def _begun(asked: ParsedRequest) -> dict[str, Any]:
         "error": None,
         "incomplete_details": None,
         **{name: body.get(name) for name in _ECHOED},
-        "model": asked.model,
+        "model": request.model,
         "output": [],
         "parallel_tool_calls": body.get("parallel_tool_calls", True),
         "reasoning": body.get("reasoning") or {"effort": None, "summary": None},
@@ -179,10 +179,10 @@ class _Conversation:
         if kind == "function_call":
             self._calls.append(_call(item, name))
         elif kind == "reasoning":
-            self._close_said()
+            self._close_answer()
             self._thought += _thought(item, name)
         elif kind == "message" and item.get("role") == "assistant":
-            self._close_said()
+            self._close_answer()
             self._text = model_api.plain(item.get("content"), f"{name}.content", _TEXT_PARTS)
         else:
             self.close()
@@ -194,7 +194,7 @@ class _Conversation:
             self.messages.append(model_api.assistant(self._text, self._thought, self._calls))
         self._thought, self._text, self._calls = "", "", []
 
-    def _close_said(self) -> None:
+    def _close_answer(self) -> None:
         if self._text or self._calls:
             self.close()
 
@@ -218,9 +218,9 @@ def _call(item: Mapping[str, Any], name: str) -> AnsweredToolCall:
 def _others(item: Mapping[str, Any], name: str) -> Message:
     kind, role = item.get("type") or "message", item.get("role")
     if kind == "function_call_output":
-        result = model_api.shown(item.get("output"), f"{name}.output", _TEXT_PARTS)
+        output = model_api.shown(item.get("output"), f"{name}.output", _TEXT_PARTS)
         call_id = model_api.word(item.get("call_id"), f"{name}.call_id")
-        return {"role": "tool", "tool_call_id": call_id, "content": result}
+        return {"role": "tool", "tool_call_id": call_id, "content": output}
     if kind != "message":
         raise BadRequest(f"an item of type {kind!r} is not supported", name)
     if role not in ("user", "system", "developer"):

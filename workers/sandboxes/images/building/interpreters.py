@@ -26,30 +26,30 @@ def interpreter_for(oldest: str) -> tuple[str, str, str]:
     if sys.version_info[:2] >= wanted:
         return getattr(sys, "_base_executable", sys.executable), sys.base_prefix, sys.version
     for found in _installed(wanted[1]):
-        if asked := _asked_of(found):
-            return asked
+        if known := _probed(found):
+            return known
     return _of_uv(oldest)
 
 
 def _installed(minor: int) -> Iterator[str]:
     """Yield the commands of candidate Pythons, the oldest version first."""
-    beside = Path(sys.base_prefix).parent
+    siblings = Path(sys.base_prefix).parent
     for each in range(minor, minor + _NEWER):
         if found := shutil.which(f"python3.{each}"):
             yield found
-        if beside != Path("/"):
-            yield from map(str, sorted(beside.glob(f"*/bin/python3.{each}")))
+        if siblings != Path("/"):
+            yield from map(str, sorted(siblings.glob(f"*/bin/python3.{each}")))
 
 
 @cache
-def _asked_of(interpreter: str) -> tuple[str, str, str] | None:
-    asked = "import json, sys; print(json.dumps([sys._base_executable, sys.base_prefix, sys.version]))"
+def _probed(interpreter: str) -> tuple[str, str, str] | None:
+    code = "import json, sys; print(json.dumps([sys._base_executable, sys.base_prefix, sys.version]))"
     try:
-        said = subprocess.run([interpreter, "-I", "-c", asked], capture_output=True, text=True, check=False)
+        done = subprocess.run([interpreter, "-I", "-c", code], capture_output=True, text=True, check=False)
     except OSError:
         # e.g. a Python for another machine type
         return None
-    return tuple(json.loads(said.stdout)) if said.returncode == 0 else None
+    return tuple(json.loads(done.stdout)) if done.returncode == 0 else None
 
 
 @cache
@@ -59,19 +59,19 @@ def _of_uv(oldest: str) -> tuple[str, str, str]:
     if uv is None:
         raise _missing(oldest, "")
     words = [uv, "python", "find", "--managed-python", "--no-project", oldest]
-    found = _said(words)
+    found = _run(words)
     if found.returncode:
-        installing = _said([uv, "python", "install", oldest])
+        installing = _run([uv, "python", "install", oldest])
         if installing.returncode:
             raise _missing(oldest, f"; uv could not install one: {_last_line(installing.stderr)}")
-        found = _said(words)
-    asked = _asked_of(found.stdout.strip()) if found.returncode == 0 else None
-    if asked is None:
+        found = _run(words)
+    known = _probed(found.stdout.strip()) if found.returncode == 0 else None
+    if known is None:
         raise _missing(oldest, f"; that of uv does not run: {_last_line(found.stderr)}")
-    return asked
+    return known
 
 
-def _said(words: list[str]) -> subprocess.CompletedProcess[str]:
+def _run(words: list[str]) -> subprocess.CompletedProcess[str]:
     try:
         return subprocess.run(words, capture_output=True, text=True, check=False, timeout=_INSTALL_S)
     except subprocess.TimeoutExpired:

@@ -47,8 +47,8 @@ class BuildStage:
         if self.base != SCRATCH or first is None or first.name != "COPY" or "$" in (first.flag("from") or "$"):
             return None
         words = first.words if first.words is not None else first.text.split()
-        alone = {name for name, _ in first.flags} <= {"from", "link"}
-        return first if alone and [os.path.normpath(word) for word in words] == ["/", "/"] else None
+        is_plain = {name for name, _ in first.flags} <= {"from", "link"}
+        return first if is_plain and [os.path.normpath(word) for word in words] == ["/", "/"] else None
 
     def other(self, name: str) -> bool:
         """Return whether a name is this stage's name or number."""
@@ -83,14 +83,14 @@ class StagedFile:
 
     def sources(self, stage: BuildStage) -> list[BuildStage]:
         """Return the stages that a stage begins with or copies from. ImageError for one that comes later."""
-        result = [self.stages[stage.base]] if isinstance(stage.base, int) else []
+        stages = [self.stages[stage.base]] if isinstance(stage.base, int) else []
         for instruction in stage.instructions:
             for name in _origins(instruction):
                 other = self.stage(name)
                 if other is not None and other.number >= stage.number:
                     raise instruction.refused(f"the stage {name} does not come before it")
-                result += [other] if other else []
-        return result
+                stages += [other] if other else []
+        return stages
 
 
 def _origins(instruction: Instruction) -> list[str]:

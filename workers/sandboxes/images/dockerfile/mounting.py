@@ -29,23 +29,23 @@ _OPEN_TO_ALL = 0o1777
 
 def mount(place: BuildPlace, mounts: Sequence[RunMount], instruction: Instruction, open_stage: OpenStage) -> list[str]:
     """Create all files; return the paths that are not part of the layer, for `unmount`. ImageError. Blocks."""
-    result = []
+    mounted = []
     for each in mounts:
         make_folder(place, posixpath.dirname(each.target), 0o755)
-        kind, _, real = _said(place, _REAL, each.target, instruction).partition(":")
+        kind, _, real = _output_of(place, _REAL, each.target, instruction).partition(":")
         real = posixpath.normpath("/" + real)
         if each.kept:
             make_folder(place, real, 0o755)
             continue
-        result.append(real)
+        mounted.append(real)
         other = open_stage(each.source) if isinstance(each.source, FromStage) else None
         is_folder = each.source is None or _is_folder(each.source, other)
         if kind == "folder" and is_folder:
-            _said(place, _CLEAR, real, instruction)
+            _output_of(place, _CLEAR, real, instruction)
         elif kind == "folder":
             raise instruction.refused(f"--mount: {each.target} is a folder, and its source is a file")
         else:
-            _said(place, _DELETE, real, instruction)
+            _output_of(place, _DELETE, real, instruction)
         if each.source is None:
             make_folder(place, real, _OPEN_TO_ALL)
         elif isinstance(each.source, FromContext):
@@ -54,7 +54,7 @@ def mount(place: BuildPlace, mounts: Sequence[RunMount], instruction: Instructio
                 place.upload(Path(name, "staged"), real)
         elif other is not None:
             place.copy_from(other, each.source.path, real)
-    return result
+    return mounted
 
 
 def unmount(layer: Path, paths: Sequence[str], lower: Sequence[str]) -> None:
@@ -86,7 +86,7 @@ def _is_folder(source: FromContext | FromStage, other: BuildPlace | None) -> boo
     return other is not None and other.is_folder(source.path)
 
 
-def _said(place: BuildPlace, script: str, path: str, instruction: Instruction) -> str:
+def _output_of(place: BuildPlace, script: str, path: str, instruction: Instruction) -> str:
     done = place.run(["bash", "-c", script, "bash", path])
     if done.code:
         raise instruction.refused(f"--mount at {path}: {done.output.strip()[-200:]}")

@@ -11,7 +11,7 @@ from workers.sandboxes.images.dockerfile.variables import Expansion
 
 _KINDS = ("bind", "cache", "tmpfs", "secret", "ssh")
 _NAMES = {"src": "source", "dst": "target", "destination": "target", "ro": "readonly", "rw": "readwrite"}
-_ALONE = {"readonly", "readwrite", "required"}
+_FLAGS = {"readonly", "readwrite", "required"}
 _KNOWN = {
     *("type", "from", "source", "target", "readonly", "readwrite", "id", "sharing", "required", "size", "mode"),
     *("uid", "gid", "env"),
@@ -41,12 +41,12 @@ def origins_of(instruction: Instruction) -> list[str]:
 
 
 def _fields(written: str) -> Mapping[str, str]:
-    result = {}
+    fields = {}
     for field in next(csv.reader([written]), []):
         name, equals, value = field.partition("=")
         name = _NAMES.get(name.lower(), name.lower())
-        result[name] = value if equals else "true" if name in _ALONE else ""
-    return result
+        fields[name] = value if equals else "true" if name in _FLAGS else ""
+    return fields
 
 
 def _options(written: str, expansion: Expansion) -> MountOptions:

@@ -142,7 +142,7 @@ class UserView:
             with contextlib.suppress(OSError):
                 fcntl.ioctl(self._listener, _SEND, reply)
 
-    def _answer(self, asked: WaitingCall, name: str, arguments: list[int]) -> int | None:
+    def _answer(self, call: WaitingCall, name: str, arguments: list[int]) -> int | None:
         """Execute a call. Returns its result, a negative error number, or None if the kernel must execute it.
 
         A raised OSError also means that the kernel must execute it.
@@ -150,55 +150,55 @@ class UserView:
         first, second, third, fourth, fifth, _ = arguments
         match name:
             case "chown" | "lchown":
-                return self._note(asked, CWD, first, 0 if name == "chown" else NO_FOLLOW, second, third)
+                return self._note(call, CWD, first, 0 if name == "chown" else NO_FOLLOW, second, third)
             case "fchown":
-                return self._note(asked, first, 0, EMPTY_PATH, second, third)
+                return self._note(call, first, 0, EMPTY_PATH, second, third)
             case "fchownat":
-                return self._note(asked, first, second, fifth, third, fourth)
+                return self._note(call, first, second, fifth, third, fourth)
             case "stat" | "lstat":
-                return self._tell(asked, CWD, first, 0 if name == "stat" else NO_FOLLOW, second)
+                return self._tell(call, CWD, first, 0 if name == "stat" else NO_FOLLOW, second)
             case "fstat":
-                return self._tell(asked, first, 0, EMPTY_PATH, second)
+                return self._tell(call, first, 0, EMPTY_PATH, second)
             case "newfstatat":
-                return self._tell(asked, first, second, fourth, third)
+                return self._tell(call, first, second, fourth, third)
             case "statx":
-                return self._tell(asked, first, second, third, fifth, mask=fourth)
+                return self._tell(call, first, second, third, fifth, mask=fourth)
             case "open":
-                return self._make_file(asked, CWD, first, second, third)
+                return self._make_file(call, CWD, first, second, third)
             case "creat":
-                return self._make_file(asked, CWD, first, _CREATES, second)
+                return self._make_file(call, CWD, first, _CREATES, second)
             case "openat":
-                return self._make_file(asked, first, second, third, fourth)
+                return self._make_file(call, first, second, third, fourth)
             case "openat2":
-                return self._make_file_as_told(asked, first, second, third)
+                return self._make_file_by_open_how(call, first, second, third)
             case "mkdir":
-                return self._make_folder(asked, CWD, first, second)
+                return self._make_folder(call, CWD, first, second)
             case "mkdirat":
-                return self._make_folder(asked, first, second, third)
+                return self._make_folder(call, first, second, third)
             case "execve":
-                self._begin(asked, CWD, first, 0)
+                self._begin(call, CWD, first, 0)
                 return None
             case "execveat":
-                self._begin(asked, first, second, fifth)
+                self._begin(call, first, second, fifth)
                 return None
             case "prctl":
-                self._table.give(asked.thread, self._table.of(asked.thread).after_control(first, second))
+                self._table.give(call.thread, self._table.of(call.thread).after_control(first, second))
                 return None
             case "getsockopt":
-                return self._tell_peer(asked, first, fourth, fifth)
+                return self._tell_peer(call, first, fourth, fifth)
             case "kill":
-                return self._kill(asked, ctypes.c_int(first & UNCHANGED).value, second & UNCHANGED)
+                return self._kill(call, ctypes.c_int(first & UNCHANGED).value, second & UNCHANGED)
             case "setgroups":
-                return self._set_groups(asked, ctypes.c_int(first & UNCHANGED).value, second)
+                return self._set_groups(call, ctypes.c_int(first & UNCHANGED).value, second)
         if name.startswith("get"):
-            return self._tell_ids(asked, name, arguments)
-        return self._set_ids(asked, name, arguments)
+            return self._tell_ids(call, name, arguments)
+        return self._set_ids(call, name, arguments)
 
-    def _kill(self, asked: WaitingCall, target: int, number: int) -> int | None:
+    def _kill(self, call: WaitingCall, target: int, number: int) -> int | None:
         """Send a signal to all processes except views, which must not be ended or stopped."""
         if target != _ALL:
             return 0 if target and _answers(abs(target)) else None
-        spared = (1, int(asked.status(b"Tgid")))
+        spared = (1, int(call.status(b"Tgid")))
         # processes started meanwhile are found by the next pass
         for _ in range(_PASSES if number == signal.SIGKILL else 1):
             for pid in [int(name) for name in os.listdir("/proc") if name.isdigit()]:
@@ -207,28 +207,28 @@ class UserView:
                         os.kill(pid, number)
         return 0
 
-    def _set_ids(self, asked: WaitingCall, name: str, arguments: Sequence[int]) -> int:
-        now = self._table.of(asked.thread)
+    def _set_ids(self, call: WaitingCall, name: str, arguments: Sequence[int]) -> int:
+        now = self._table.of(call.thread)
         try:
-            self._table.give(asked.thread, now.after(name, arguments))
+            self._table.give(call.thread, now.after(name, arguments))
         except OSError as error:
             return -(error.errno or errno.EPERM)
         return {"setfsuid": now.users[3], "setfsgid": now.groups[3]}.get(name, 0)
 
-    def _set_groups(self, asked: WaitingCall, count: int, address: int) -> int:
+    def _set_groups(self, call: WaitingCall, count: int, address: int) -> int:
         if not 0 <= count <= _MAX_GROUPS:
             return -errno.EINVAL
         try:
-            groups = struct.unpack(f"{count}I", asked.read(address, 4 * count)) if count else ()
-            self._table.give(asked.thread, self._table.of(asked.thread).with_others(groups))
+            groups = struct.unpack(f"{count}I", call.read(address, 4 * count)) if count else ()
+            self._table.give(call.thread, self._table.of(call.thread).with_others(groups))
         except struct.error:
             return -errno.EFAULT
         except OSError as error:
             return -(error.errno or errno.EPERM)
         return 0
 
-    def _tell_ids(self, asked: WaitingCall, name: str, arguments: Sequence[int]) -> int:
-        now = self._table.of(asked.thread)
+    def _tell_ids(self, call: WaitingCall, name: str, arguments: Sequence[int]) -> int:
+        now = self._table.of(call.thread)
         if name in _MINE:
             return now.users[_MINE[name]]
         if name in _MY_GROUPS:
@@ -238,15 +238,15 @@ class UserView:
             if size < 0 or 0 < size < len(now.others):
                 return -errno.EINVAL
             if size and now.others:
-                asked.write(arguments[1], struct.pack(f"{len(now.others)}I", *now.others))
+                call.write(arguments[1], struct.pack(f"{len(now.others)}I", *now.others))
             return len(now.others)
         for each, address in zip(now.users if name == "getresuid" else now.groups, arguments[:3], strict=False):
-            asked.write(address, struct.pack("I", each))
+            call.write(address, struct.pack("I", each))
         return 0
 
-    def _tell_peer(self, asked: WaitingCall, number: int, target: int, size_at: int) -> int | None:
+    def _tell_peer(self, call: WaitingCall, number: int, target: int, size_at: int) -> int | None:
         """Return the credentials of a socket's peer."""
-        process = self._descriptor(_PIDFD_OPEN, int(asked.status(b"Tgid")), 0)
+        process = self._descriptor(_PIDFD_OPEN, int(call.status(b"Tgid")), 0)
         try:
             taken = self._descriptor(_PIDFD_GETFD, process, ctypes.c_int(number & UNCHANGED), 0)
         finally:
@@ -255,33 +255,33 @@ class UserView:
             pid, *_ = _PEER.unpack(found.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEER.size))
             # pid 0 is a process outside this sandbox: a relay, which connects for a process of another sandbox
             ids = shown(pid) if pid else user_of_address(found.getpeername())
-        (size,) = struct.unpack("i", asked.read(size_at, 4))
+        (size,) = struct.unpack("i", call.read(size_at, 4))
         if ids in (None, (0, 0)) or size < _PEER.size:
             return None
-        asked.write(target, _PEER.pack(pid, *ids))
-        asked.write(size_at, struct.pack("i", _PEER.size))
+        call.write(target, _PEER.pack(pid, *ids))
+        call.write(size_at, struct.pack("i", _PEER.size))
         return 0
 
     def _descriptor(self, number: int, *arguments: object) -> int:
-        result = _libc.syscall(number, *arguments)
-        if result < 0:
+        descriptor = _libc.syscall(number, *arguments)
+        if descriptor < 0:
             raise OSError(ctypes.get_errno(), "pidfd")
-        return int(result)
+        return int(descriptor)
 
-    def _begin(self, asked: WaitingCall, folder: int, path: int, flags: int) -> None:
+    def _begin(self, call: WaitingCall, folder: int, path: int, flags: int) -> None:
         """Record a process's users after an exec, which the kernel executes."""
-        now = self._table.of(asked.thread)
+        now = self._table.of(call.thread)
         if now.users[1] == 0:
             uid = gid = None
         else:
-            uid, gid = self._set_id_of(asked, folder, path, flags)
+            uid, gid = self._set_id_of(call, folder, path, flags)
         new = now.after_exec(uid, gid)
         if new.key() != now.key():
-            self._table.give(asked.thread, new)
+            self._table.give(call.thread, new)
 
-    def _set_id_of(self, asked: WaitingCall, folder: int, path: int, flags: int) -> tuple[int | None, int | None]:
+    def _set_id_of(self, call: WaitingCall, folder: int, path: int, flags: int) -> tuple[int | None, int | None]:
         """Return the user and group that a set-id program gets; None for those that do not change."""
-        with asked.opened(folder, path, flags) as file:
+        with call.opened(folder, path, flags) as file:
             mode = os.fstat(file).st_mode if file >= 0 else 0
             if not (stat.S_ISREG(mode) and mode & (stat.S_ISUID | stat.S_ISGID) and mode & 0o111):
                 return None, None
@@ -291,23 +291,23 @@ class UserView:
             uid, gid = file_owners.owner_of(f"/proc/self/fd/{file}") or file_owners.ROOT
             return uid if mode & stat.S_ISUID else None, gid if mode & stat.S_ISGID else None
 
-    def _make_file_as_told(self, asked: WaitingCall, folder: int, path: int, order: int) -> int | None:
-        flags, mode, resolve = struct.unpack("3Q", asked.read(order, 24))
-        return self._make_file(asked, folder, path, flags, mode) if flags & os.O_CREAT and not resolve else None
+    def _make_file_by_open_how(self, call: WaitingCall, folder: int, path: int, order: int) -> int | None:
+        flags, mode, resolve = struct.unpack("3Q", call.read(order, 24))
+        return self._make_file(call, folder, path, flags, mode) if flags & os.O_CREAT and not resolve else None
 
-    def _make_file(self, asked: WaitingCall, folder: int, path: int, flags: int, mode: int) -> int | None:
+    def _make_file(self, call: WaitingCall, folder: int, path: int, flags: int, mode: int) -> int | None:
         """Create a missing file with the owner of the calling process, and install its descriptor there."""
-        owner = self._table.of(asked.thread).owner
-        place = self._new(asked, folder, path, flags & (os.O_EXCL | os.O_NOFOLLOW)) if owner != (0, 0) else b""
+        owner = self._table.of(call.thread).owner
+        place = self._new(call, folder, path, flags & (os.O_EXCL | os.O_NOFOLLOW)) if owner != (0, 0) else b""
         if not place:
             return None
         owner = file_owners.owner_in(place, owner)
-        with self._umask_of(asked):
+        with self._umask_of(call):
             file = os.open(place, flags & 0x7FFFFFFF | os.O_EXCL | os.O_CLOEXEC, mode & 0o7777)
         try:
             file_owners.note_owner(f"/proc/self/fd/{file}", *owner, "/")
             close = flags & os.O_CLOEXEC
-            return int(fcntl.ioctl(self._listener, _GIVE, bytearray(_DESCRIPTOR.pack(asked.number, 0, file, 0, close))))
+            return int(fcntl.ioctl(self._listener, _GIVE, bytearray(_DESCRIPTOR.pack(call.number, 0, file, 0, close))))
         except OSError:
             # the process has no free descriptor or has ended: undo everything
             os.unlink(place)
@@ -315,13 +315,13 @@ class UserView:
         finally:
             os.close(file)
 
-    def _make_folder(self, asked: WaitingCall, folder: int, path: int, mode: int) -> int | None:
-        owner = self._table.of(asked.thread).owner
-        place = self._new(asked, folder, path, os.O_NOFOLLOW) if owner != (0, 0) else b""
+    def _make_folder(self, call: WaitingCall, folder: int, path: int, mode: int) -> int | None:
+        owner = self._table.of(call.thread).owner
+        place = self._new(call, folder, path, os.O_NOFOLLOW) if owner != (0, 0) else b""
         if not place:
             return None
         owner = file_owners.owner_in(place, owner)
-        with self._umask_of(asked):
+        with self._umask_of(call):
             os.mkdir(place, mode & 0o7777)
         file = os.open(place, os.O_PATH | os.O_NOFOLLOW | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
@@ -330,12 +330,12 @@ class UserView:
             os.close(file)
         return 0
 
-    def _new(self, asked: WaitingCall, folder: int, path: int, no_follow: int) -> bytes:
+    def _new(self, call: WaitingCall, folder: int, path: int, no_follow: int) -> bytes:
         """Return the path to a file that a process is about to create; empty if the kernel must execute the call."""
-        name = asked.path(path)
-        if not name or asked.is_in_another_root():
+        name = call.path(path)
+        if not name or call.is_in_another_root():
             return b""
-        place = asked.place(folder, name)
+        place = call.place(folder, name)
         try:
             os.close(os.open(place, os.O_PATH | os.O_CLOEXEC | (os.O_NOFOLLOW if no_follow else 0)))
         except FileNotFoundError:
@@ -343,38 +343,38 @@ class UserView:
         return b""
 
     @contextlib.contextmanager
-    def _umask_of(self, asked: WaitingCall) -> Iterator[None]:
-        before = os.umask(int(asked.status(b"Umask"), 8))
+    def _umask_of(self, call: WaitingCall) -> Iterator[None]:
+        before = os.umask(int(call.status(b"Umask"), 8))
         try:
             yield
         finally:
             os.umask(before)
 
-    def _note(self, asked: WaitingCall, folder: int, path: int, flags: int, uid: int, gid: int) -> int | None:
-        with asked.opened(folder, path, flags) as file:
+    def _note(self, call: WaitingCall, folder: int, path: int, flags: int, uid: int, gid: int) -> int | None:
+        with call.opened(folder, path, flags) as file:
             if file < 0:
                 # for a missing path, the kernel returns the error; the kernel's own files do not change
                 return 0 if file == OF_KERNEL else None
             place, uid, gid = f"/proc/self/fd/{file}", uid & UNCHANGED, gid & UNCHANGED
-            if not self._table.of(asked.thread).may_give(file_owners.owner_of(place) or file_owners.ROOT, uid, gid):
+            if not self._table.of(call.thread).may_give(file_owners.owner_of(place) or file_owners.ROOT, uid, gid):
                 return -errno.EPERM
             file_owners.note_owner(place, uid, gid, "/")
             file_owners.clear_set_id(place)
             return 0
 
-    def _is_noted(self, asked: WaitingCall, folder: int, path: int, flags: int) -> bool:
+    def _is_noted(self, call: WaitingCall, folder: int, path: int, flags: int) -> bool:
         """Return whether an owner is recorded for a file. Called most often, and false for nearly all files."""
-        name = asked.path(path) if path else b""
-        place = asked.place(folder, name) if name or flags & EMPTY_PATH else b""
+        name = call.path(path) if path else b""
+        place = call.place(folder, name) if name or flags & EMPTY_PATH else b""
         follow = not (name and flags & NO_FOLLOW)
         return bool(place) and file_owners.owner_at(place, follow=follow) is not None
 
     def _tell(
-        self, asked: WaitingCall, folder: int, path: int, flags: int, target: int, mask: int | None = None
+        self, call: WaitingCall, folder: int, path: int, flags: int, target: int, mask: int | None = None
     ) -> int | None:
-        if not self._is_noted(asked, folder, path, flags):
+        if not self._is_noted(call, folder, path, flags):
             return None
-        with asked.opened(folder, path, flags) as file:
+        with call.opened(folder, path, flags) as file:
             noted = None if file < 0 else file_owners.owner_of(f"/proc/self/fd/{file}")
             if noted is None:
                 return None
@@ -388,5 +388,5 @@ class UserView:
             if done < 0:
                 raise OSError(ctypes.get_errno(), "stat")
             struct.pack_into("II", buffer, at, *noted)
-            asked.write(target, buffer.raw)
+            call.write(target, buffer.raw)
             return 0

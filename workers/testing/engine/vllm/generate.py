@@ -16,16 +16,16 @@ from workers.testing.engine.vllm.requests import VllmGenerateBody
 class GenerateAnswer:
     """The answer to one call."""
 
-    def __init__(self, machine: Machine, request: VllmGenerateBody, asked: SamplingRequest) -> None:
+    def __init__(self, machine: Machine, request: VllmGenerateBody, sampling_request: SamplingRequest) -> None:
         self._machine = machine
         self._request = request
-        self._asked = asked
+        self._sampling_request = sampling_request
         self._writer = ResponseWriter(machine)
         self._first_expert = request.sampling_params.routed_experts_prompt_start
 
     def whole(self, runs: Sequence[EngineRun]) -> dict[str, Any]:
         return {
-            "request_id": self._asked.request_id,
+            "request_id": self._sampling_request.request_id,
             "model": self._machine.name,
             "created": CREATED,
             "usage": usage(runs, 1),
@@ -46,7 +46,7 @@ class GenerateAnswer:
     def chunk(self, index: int, run: EngineRun, begin: int, end: int, *, last: bool) -> dict[str, Any]:
         echo = {"prompt_token_ids": run.prompt}
         return {
-            "request_id": self._asked.request_id,
+            "request_id": self._sampling_request.request_id,
             "usage": None,
             **(echo if self._request.return_token_ids and not begin else {}),
             "output_mode": self._request.output_mode,
@@ -55,7 +55,7 @@ class GenerateAnswer:
 
     def closing(self, runs: Sequence[EngineRun]) -> dict[str, Any]:
         return {
-            "request_id": self._asked.request_id,
+            "request_id": self._sampling_request.request_id,
             "usage": usage(runs, 1, brief=True),
             "output_mode": self._request.output_mode,
             "choices": [],

@@ -52,13 +52,13 @@ class SamplingEndpoints:
             raise RequestRefused("token_ids must have at least one id", kind="Bad Request", param="body.token_ids")
         sampling = body.sampling_params
         name = self._id("generate-tokens", request, body)
-        sampling_request = self._asked(body, sampling, name, prompt, sampling.max_tokens)
+        sampling_request = self._sampling_request(body, sampling, name, prompt, sampling.max_tokens)
         return await self._answered(request, body, self._writer(body, sampling_request), [sampling_request])
 
-    def _writer(self, body: VllmGenerateBody, asked: SamplingRequest) -> AnswerWriter:
+    def _writer(self, body: VllmGenerateBody, sampling_request: SamplingRequest) -> AnswerWriter:
         if body.output_mode != "tokens":
             raise RequestRefused("the scripted engine answers with token ids only", param="output_mode")
-        return GenerateAnswer(self._machine, body, asked)
+        return GenerateAnswer(self._machine, body, sampling_request)
 
     def _check_paused(self) -> None:
         if self._machine.scheduler.paused in ("abort", "wait"):
@@ -76,10 +76,10 @@ class SamplingEndpoints:
         return body
 
     def _id(self, prefix: str, request: Request, body: VllmCommonBody) -> str:
-        result = request.headers.get("x-request-id") or body.request_id
-        return f"{prefix}-{result or uuid.uuid4().hex[:16]}"
+        request_id = request.headers.get("x-request-id") or body.request_id
+        return f"{prefix}-{request_id or uuid.uuid4().hex[:16]}"
 
-    def _asked(
+    def _sampling_request(
         self, body: VllmCommonBody, sampling: VllmSampling, name: str, prompt: TokenIds, max_tokens: int | None
     ) -> SamplingRequest:
         return SamplingRequest(
@@ -95,9 +95,9 @@ class SamplingEndpoints:
         )
 
     async def _answered(
-        self, request: Request, body: VllmCommonBody, answer: AnswerWriter, asked: Sequence[SamplingRequest]
+        self, request: Request, body: VllmCommonBody, answer: AnswerWriter, sampling_requests: Sequence[SamplingRequest]
     ) -> Response:
-        runs = [self._machine.run(one, index) for one in asked for index in range(one.n)]
+        runs = [self._machine.run(one, index) for one in sampling_requests for index in range(one.n)]
         samples = [self._machine.sample(run) for run in runs]
         if body.stream:
             return EventStream(self._chunks(answer, runs, samples, include_usage=body.include_usage))

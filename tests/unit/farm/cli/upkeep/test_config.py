@@ -14,7 +14,7 @@ from farm.cli.batches import ls
 from farm.cli.keys import keys
 from farm.cli.upkeep.config import config
 from farm.settings import SET_BY_FARM, Settings, settings
-from tests.services.commands import said
+from tests.services.commands import output_of
 from workers.node.command import main as node
 
 NAMES = [name for name in Settings.model_fields if name not in SET_BY_FARM]
@@ -53,7 +53,7 @@ def _toml(value: Any) -> str:
 
 def _lines(path: Path, **env: str) -> dict[str, tuple[str, str]]:
     """Return (value, source) of each setting that `farm config` shows."""
-    shown = said(config, env={**CLEAR, "FARM_CONFIG": str(path), **env})
+    shown = output_of(config, env={**CLEAR, "FARM_CONFIG": str(path), **env})
     found = re.findall(r"^(\w+) += (.*?)  # (.*)$", shown, re.MULTILINE)
     return {name: (value, source) for name, value, source in found}
 
@@ -112,7 +112,7 @@ def test_internal_setting_cannot_be_set_in_the_file(tmp_path: Path) -> None:
     path = tmp_path / "farm.toml"
     for name in SET_BY_FARM:
         path.write_text(f"\n{name} = 1\n")
-        shown = said(config, "--check", env={**CLEAR, "FARM_CONFIG": str(path)}, code=1)
+        shown = output_of(config, "--check", env={**CLEAR, "FARM_CONFIG": str(path)}, code=1)
         assert shown == f"{path}:2: {name} is set by the farm itself: leave it out\n"
 
 
@@ -155,11 +155,11 @@ def test_impossible_path_and_unprintable_key_are_reported(tmp_path: Path) -> Non
     ):
         path.write_text(text)
         assert (
-            said(config, env={**CLEAR, "FARM_CONFIG": str(path)}, code=1)
+            output_of(config, env={**CLEAR, "FARM_CONFIG": str(path)}, code=1)
             == f"Error: InvalidRequest: {path}:1: {fault}\n"
         )
     path.write_text('"a\\nb\\u202e" = 1')
-    assert said(config, "--check", env={**CLEAR, "FARM_CONFIG": str(path)}, code=1) == (
+    assert output_of(config, "--check", env={**CLEAR, "FARM_CONFIG": str(path)}, code=1) == (
         f"{path}: 'a\\nb\\u202e' is not a setting; `farm config` lists all\n"
     )
 
@@ -198,7 +198,7 @@ def test_all_mistakes_are_named_by_line(tmp_path: Path) -> None:
     path = tmp_path / "farm.toml"
     path.write_text(BAD)
     env = {**CLEAR, "FARM_CONFIG": str(path)}
-    shown = said(config, "--check", env={**env, "FARM_LEASES": "5"}, code=1)
+    shown = output_of(config, "--check", env={**env, "FARM_LEASES": "5"}, code=1)
     named = {int(line): text for line, text in re.findall(rf"^{path}:(\d+): (.*)$", shown, re.MULTILINE)}
     keys_at = {1: "leas_s", 2: "warm_pool", 3: "audit_s", 4: "retry_s", 5: "tick_s", 6: "node", 7: "swe_images.a"}
     assert {n: text.split(":")[0].split()[0] for n, text in named.items()} == {**keys_at, 8: "sandboxes"}
@@ -206,7 +206,7 @@ def test_all_mistakes_are_named_by_line(tmp_path: Path) -> None:
     assert "FARM_LEASES: is not a setting; did you mean lease_s?" in shown
     # and every command refuses to run with them
     for command in (ls, keys):
-        refused = said(command, *(["list"] if command is keys else []), env=env, code=1)
+        refused = output_of(command, *(["list"] if command is keys else []), env=env, code=1)
         assert "leas_s is not a setting" in refused
         assert "Traceback" not in refused
 
@@ -215,9 +215,11 @@ def test_wrong_variable_is_named_even_if_the_file_is_valid(tmp_path: Path) -> No
     path = tmp_path / "farm.toml"
     path.write_text("warm_pool = 3\n")
     env = {**CLEAR, "FARM_CONFIG": str(path)}
-    assert "FARM_WARM_POOL: Input should be a valid integer" in said(config, env={**env, "FARM_WARM_POOL": "x"}, code=1)
-    assert "FARM_BUILD_ENV: must be JSON" in said(config, env={**env, "FARM_BUILD_ENV": "x"}, code=1)
-    assert said(config, "--check", env=env) == f"ok: {path}\n"
+    assert "FARM_WARM_POOL: Input should be a valid integer" in output_of(
+        config, env={**env, "FARM_WARM_POOL": "x"}, code=1
+    )
+    assert "FARM_BUILD_ENV: must be JSON" in output_of(config, env={**env, "FARM_BUILD_ENV": "x"}, code=1)
+    assert output_of(config, "--check", env=env) == f"ok: {path}\n"
 
 
 def test_secrets_are_hidden_and_readable_files_reported(tmp_path: Path) -> None:
@@ -225,20 +227,20 @@ def test_secrets_are_hidden_and_readable_files_reported(tmp_path: Path) -> None:
     path.write_text('store_url = "postgresql://me:geheim@db/farm"\napi_key = "geheim"\n[build_env]\nT = "geheim"\n')
     path.chmod(0o644)
     env = {**CLEAR, "FARM_CONFIG": str(path)}
-    shown = said(config, env=env)
+    shown = output_of(config, env=env)
     assert "geheim" not in shown
     assert "postgresql://me:***@db/farm" in shown
-    assert f"store_url can be read by all users of this machine: chmod o-r {path}" in said(
+    assert f"store_url can be read by all users of this machine: chmod o-r {path}" in output_of(
         config, "--check", env=env, code=1
     )
     path.chmod(0o600)
-    assert said(config, "--check", env=env) == f"ok: {path}\n"
+    assert output_of(config, "--check", env=env) == f"ok: {path}\n"
     unencoded = ("postgresql://me:ge/heim@db/farm", "postgresql://me:ge@heim@db/f")
     for url in ("postgresql://db/f?password=geheim", *unencoded):
         path.write_text(f'store_url = "{url}"')
-        assert "heim" not in said(config, env=env, code=int(url in unencoded))
+        assert "heim" not in output_of(config, env=env, code=int(url in unencoded))
     path.write_text('swe_images = { a = "docker://registry:5000/a@sha256:1" }')
-    assert '{"a" = "docker://registry:5000/a@sha256:1"}' in said(config, env=env)
+    assert '{"a" = "docker://registry:5000/a@sha256:1"}' in output_of(config, env=env)
 
 
 def test_processes_read_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -256,6 +258,6 @@ def test_node_does_not_start_with_an_invalid_file(tmp_path: Path) -> None:
     path = tmp_path / "farm.toml"
     path.write_text("run_slot = 7\n")
     env = {**CLEAR, "FARM_CONFIG": str(path)}
-    assert f"{path}:1: run_slot is not a setting; did you mean run_slots?" in said(node, env=env, code=1)
+    assert f"{path}:1: run_slot is not a setting; did you mean run_slots?" in output_of(node, env=env, code=1)
     path.write_text("run_slots = 7\n")
-    assert "FARM_BROKER_URL is not set" in said(node, env=env, code=1)
+    assert "FARM_BROKER_URL is not set" in output_of(node, env=env, code=1)

@@ -19,9 +19,9 @@ from farm.client.exports.dataset_folder import write_dataset
 from farm.client.exports.rollout_export import PAGE
 from farm.client.exports.rollout_line import written
 from farm.store.database import Store
-from tests.contract.retention.test_pruning import played, pruned
+from tests.contract.retention.test_pruning import ended_batch, pruned
 from tests.contract.store.test_store import announce
-from tests.services.commands import said
+from tests.services.commands import output_of
 
 ARRAYS = ("prompt_ids", "response_ids", "response_mask", "response_logprobs")
 
@@ -49,13 +49,13 @@ def versioned(row: dict[str, Any]) -> dict[str, Any]:
 def batch_ids(sqlite_store: Store) -> list[str]:
     announce(sqlite_store)
     # more than one page
-    return [played(sqlite_store, n=n, n_samples=2, age_s=0.0) for n in (PAGE // 2 + 1, 1)]
+    return [ended_batch(sqlite_store, n=n, n_samples=2, age_s=0.0) for n in (PAGE // 2 + 1, 1)]
 
 
 def test_all_formats_hold_the_same_rollouts(sqlite_store: Store, batch_ids: list[str], tmp_path: Path) -> None:
     outputs = [tmp_path / name for name in ("rows.jsonl", "rows.parquet", "rows")]
     for output in outputs:
-        words = said(export, *batch_ids, str(output), "--url", sqlite_store.url)
+        words = output_of(export, *batch_ids, str(output), "--url", sqlite_store.url)
         assert words == f"{PAGE + 4} rollouts of 2 batches written to {output}\n"
     found = [[essence(versioned(row)) for row in read(output)] for output in outputs]
     assert found[0] == found[1] == found[2]
@@ -72,17 +72,17 @@ def test_all_formats_hold_the_same_rollouts(sqlite_store: Store, batch_ids: list
 def test_filters_apply_to_all_batches(sqlite_store: Store, batch_ids: list[str], tmp_path: Path) -> None:
     here = ("--url", sqlite_store.url)
     output = tmp_path / "some"
-    words = said(export, str(output), "--format", "jsonl", "--filter", "group=0", *here)
+    words = output_of(export, str(output), "--format", "jsonl", "--filter", "group=0", *here)
     assert words.startswith("4 rollouts of 2 batches")
-    words = said(export, batch_ids[1], str(output), "--format", "jsonl", "--filter", "min_reward=0.75", *here)
+    words = output_of(export, batch_ids[1], str(output), "--format", "jsonl", "--filter", "min_reward=0.75", *here)
     assert words.startswith("0 rollouts of 1 batches")
     assert read(output.with_suffix("")) == [] if output.is_dir() else output.read_bytes() == b""
-    old = played(sqlite_store, n=1)
+    old = ended_batch(sqlite_store, n=1)
     assert pruned(sqlite_store) == [old]
-    assert "was pruned" in said(export, old, str(output), "--format", "parquet", *here, code=1)
+    assert "was pruned" in output_of(export, old, str(output), "--format", "parquet", *here, code=1)
     assert output.read_bytes() == b"", "existing files are kept"
-    assert said(export, str(tmp_path / "all.parquet"), *here).startswith(f"{PAGE + 4} rollouts of 2 batches")
-    assert "there is no batch b0000000000" in said(export, "b0000000000", str(tmp_path / "x"), *here, code=1)
+    assert output_of(export, str(tmp_path / "all.parquet"), *here).startswith(f"{PAGE + 4} rollouts of 2 batches")
+    assert "there is no batch b0000000000" in output_of(export, "b0000000000", str(tmp_path / "x"), *here, code=1)
     assert not list(tmp_path.glob(".*")), "no partial file"
 
 
@@ -103,7 +103,7 @@ def test_impossible_exports_are_refused_before_they_start(tmp_path: Path, words:
     (tmp_path / "used").write_text("x")
     arguments = [each.replace("OUT", str(tmp_path / "out")) for each in words]
     arguments = [str(tmp_path) if each == f"{tmp_path}/out/.." else each for each in arguments]
-    assert text in " ".join(said(export, *arguments, code=2 if "NAME=VALUE" in text else 1).split())
+    assert text in " ".join(output_of(export, *arguments, code=2 if "NAME=VALUE" in text else 1).split())
     assert [each.name for each in tmp_path.iterdir()] == ["used"]
 
 

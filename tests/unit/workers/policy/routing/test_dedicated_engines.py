@@ -11,7 +11,7 @@ import pytest
 
 from farm.errors import EngineError
 from farm.records.engine import EngineInfo
-from tests.services.engines import Server, Servers, asking, routed
+from tests.services.engines import Server, Servers, engine_call, routed
 from tests.services.virtual_time import run
 from workers.policy.generation import EngineAddress
 from workers.policy.routing.dedicated_engines import DedicatedEngines
@@ -33,7 +33,7 @@ async def engines_of(servers: Servers, **options: Any) -> AsyncIterator[Dedicate
 
 
 async def play(pool: EnginePool, name: str) -> str:
-    return await routed(StickyRouter(pool, RoutingKey(name)), N, asking(N, name))
+    return await routed(StickyRouter(pool, RoutingKey(name)), N, engine_call(N, name))
 
 
 async def settled(condition: Callable[[], bool]) -> None:

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from farm.errors import EngineError, LimitReached, WeightsMissing
 from farm.records.rollout import Outcome
-from tests.services.engines import CONTROLLED, RecordingReporter, Server, Servers, asking, routed
+from tests.services.engines import CONTROLLED, RecordingReporter, Server, Servers, engine_call, routed
 from tests.services.virtual_time import run
 from workers.policy.engines.progress import current
 from workers.policy.generation import Engine, EngineRefused, EngineUnfit
@@ -48,7 +48,7 @@ def router_of(pool: EnginePool, name: str, group: str = "", model: str = "") -> 
 async def play(pool: EnginePool, name: str, n_turns: int = 1, n_tokens: int = N, group: str = "") -> list[str]:
     """Run a rollout of some turns; return the engines that answered them."""
     mine = router_of(pool, name, group)
-    return [await routed(mine, n_tokens, asking(n_tokens, name)) for _ in range(n_turns)]
+    return [await routed(mine, n_tokens, engine_call(n_tokens, name)) for _ in range(n_turns)]
 
 
 async def many(pool: EnginePool, n: int, n_turns: int = 1, n_tokens: int = N) -> list[list[str]]:
@@ -125,9 +125,9 @@ class TestChoice:
                 servers.add(server, address=type(address)(address.url, model=model))
             async with pool_of(servers, none_s=5) as pool:
                 for _ in range(5):
-                    assert await routed(router_of(pool, "r", model="o"), N, asking(N, "r")) == other.url
+                    assert await routed(router_of(pool, "r", model="o"), N, engine_call(N, "r")) == other.url
                 with pytest.raises(EngineError, match="no engine serves missing"):
-                    await routed(router_of(pool, "r", model="missing"), N, asking(N, "r"))
+                    await routed(router_of(pool, "r", model="missing"), N, engine_call(N, "r"))
 
         run(main())
 
@@ -138,7 +138,7 @@ class TestChoice:
             servers.change(shared, version="4", engine_version="4")
             async with pool_of(servers, none_s=5) as pool:
                 mine = router_of(pool, "r", model="run:exp-1")
-                asked = asyncio.ensure_future(routed(mine, N, asking(N, "r")))
+                asked = asyncio.ensure_future(routed(mine, N, engine_call(N, "r")))
                 await asyncio.sleep(600)
                 assert not asked.done(), "its trainer may be restarted"
                 assert mine.blocked.startswith("the training run exp-1 has no engine")
@@ -202,7 +202,7 @@ class TestNewEngines:
             servers.add(server, info=None)
             async with pool_of(servers, notes) as pool:
                 mine = router_of(pool, "r")
-                call = asyncio.create_task(routed(mine, N, asking(N, "r")))
+                call = asyncio.create_task(routed(mine, N, engine_call(N, "r")))
                 await when(lambda: "cannot be reached" in mine.blocked)
                 assert server.url in mine.blocked
                 assert any(why for _, why in notes.failures)
@@ -249,11 +249,11 @@ class TestFailover:
             servers = Servers(Server("a"), Server("b"))
             async with pool_of(servers) as pool:
                 mine = router_of(pool, "r")
-                first = servers.by_url[await routed(mine, N, asking(N, "r"))]
+                first = servers.by_url[await routed(mine, N, engine_call(N, "r"))]
                 first.failures = 1
-                second = await routed(mine, N, asking(N, "r"))
+                second = await routed(mine, N, engine_call(N, "r"))
                 assert second != first.url
-                assert await routed(mine, N, asking(N, "r")) == second, "its prefix is there now"
+                assert await routed(mine, N, engine_call(N, "r")) == second, "its prefix is there now"
 
         run(main())
 
@@ -322,7 +322,7 @@ class TestFailover:
                 for server in servers.by_url.values():
                     server.dead = True
                 mine = router_of(pool, "r")
-                call = asyncio.create_task(routed(mine, N, asking(N, "r")))
+                call = asyncio.create_task(routed(mine, N, engine_call(N, "r")))
                 await asyncio.sleep(600)
                 assert not call.done()
                 assert "is out: it does not answer" in mine.blocked
@@ -435,7 +435,7 @@ class TestFailover:
 
             async def ask(engine: Engine) -> str:
                 result.append(engine.address.url)
-                return await asking(N, "r")(engine)
+                return await engine_call(N, "r")(engine)
 
             async with pool_of(servers) as pool:
                 with pytest.raises(EngineUnfit, match="401"):
@@ -466,7 +466,7 @@ class TestFailover:
             server.hangs = True
             async with pool_of(Servers(server)) as pool:
                 mine = router_of(pool, "r")
-                call = asyncio.create_task(routed(mine, N, asking(N, "r")))
+                call = asyncio.create_task(routed(mine, N, engine_call(N, "r")))
                 await when(lambda: "did not answer in time" in mine.blocked)
                 assert pool.now() < 40
                 await asyncio.sleep(1000)
@@ -482,7 +482,7 @@ class TestFailover:
             server = Server("a")
             async with pool_of(Servers(server)) as pool:
                 mine = router_of(pool, "r")
-                call = asyncio.create_task(routed(mine, N, asking(1000 * N, "r")))
+                call = asyncio.create_task(routed(mine, N, engine_call(1000 * N, "r")))
                 await asyncio.sleep(900)
                 assert mine.blocked == ""
                 await call
@@ -496,13 +496,13 @@ class TestFailover:
             servers = Servers(Server("a"), Server("b"))
             async with pool_of(servers) as pool:
                 mine = router_of(pool, "r")
-                call = asyncio.create_task(routed(mine, N, asking(N, "r")))
+                call = asyncio.create_task(routed(mine, N, engine_call(N, "r")))
                 await when(lambda: any(server.n_running for server in servers.by_url.values()))
                 first = next(server for server in servers.by_url.values() if server.n_running)
                 servers.remove(first)
                 pool.changed()
                 assert await call == first.url
-                assert await routed(mine, N, asking(N, "r")) != first.url
+                assert await routed(mine, N, engine_call(N, "r")) != first.url
                 assert first.n_clients == 0
 
         run(main())
@@ -560,7 +560,7 @@ class TestSilence:
             async with pool_of(Servers(Server("a"))) as pool:
                 mine = router_of(pool, "r")
                 if warm:
-                    await routed(mine, N, asking(N, "r"))
+                    await routed(mine, N, engine_call(N, "r"))
                 await asyncio.sleep(idle_s)
                 call = asyncio.create_task(routed(mine, N, self.lost, most_tokens))
                 await asyncio.sleep(after_s)
@@ -614,7 +614,7 @@ class TestBusy:
             server.busy = [7.0]
             async with pool_of(Servers(server)) as pool:
                 mine = router_of(pool, "r")
-                call = asyncio.create_task(routed(mine, N, asking(N, "r")))
+                call = asyncio.create_task(routed(mine, N, engine_call(N, "r")))
                 await when(lambda: "is busy" in mine.blocked)
                 assert "429" in mine.blocked
                 await call
@@ -665,9 +665,9 @@ class TestDrain:
             a = servers.by_url["http://a/v1"]
             async with pool_of(servers) as pool:
                 routers = [router_of(pool, f"r{i}") for i in range(12)]
-                homes = [await routed(mine, N, asking(N, "old")) for mine in routers]
+                homes = [await routed(mine, N, engine_call(N, "old")) for mine in routers]
                 servers.change(a, state="draining")
-                assert [await routed(mine, N, asking(N, "old")) for mine in routers] == homes
+                assert [await routed(mine, N, engine_call(N, "old")) for mine in routers] == homes
                 assert a.url in homes
                 assert all(turns == ["http://b/v1"] for turns in await many(pool, 12))
 
@@ -681,12 +681,12 @@ class TestPause:
             servers = Servers(server)
             async with pool_of(servers) as pool:
                 mine = router_of(pool, "r")
-                running = asyncio.create_task(routed(mine, N, asking(N, "r")))
+                running = asyncio.create_task(routed(mine, N, engine_call(N, "r")))
                 await when(lambda: server.n_running)
                 servers.change(server, paused="drain", n_orders=1)
                 pool.changed()
                 await running
-                held = asyncio.create_task(routed(mine, N, asking(N, "r")))
+                held = asyncio.create_task(routed(mine, N, engine_call(N, "r")))
                 await asyncio.sleep(100)
                 assert not held.done()
                 assert server.n_running == 0
@@ -704,7 +704,7 @@ class TestPause:
             servers = Servers(server)
             async with pool_of(servers, RecordingReporter(leading=True)) as pool:
                 mine = router_of(pool, "r")
-                calls = [asyncio.create_task(routed(mine, N, asking(N, "r"))) for _ in range(2)]
+                calls = [asyncio.create_task(routed(mine, N, engine_call(N, "r"))) for _ in range(2)]
                 await when(lambda: server.n_running == 2)
                 server.hangs = True
                 servers.change(server, paused="keep", n_orders=1)
@@ -726,7 +726,7 @@ class TestPause:
             servers = Servers(a)
             async with pool_of(servers, RecordingReporter(leading=True)) as pool:
                 mine = router_of(pool, "r")
-                call = asyncio.create_task(routed(mine, N, asking(N, "r")))
+                call = asyncio.create_task(routed(mine, N, engine_call(N, "r")))
                 await when(lambda: a.n_running)
                 a.hangs = True
                 servers.change(a, paused="keep", n_orders=1)
@@ -919,7 +919,7 @@ class TestOrders:
                 assert all(turns == [has.url] for turns in await many(pool, 10))
                 has.dead = True
                 mine = router_of(pool, "r")
-                call = asyncio.create_task(routed(mine, N, asking(N, "r")))
+                call = asyncio.create_task(routed(mine, N, engine_call(N, "r")))
                 await when(lambda: mine.paused_s > 5.0)
                 assert mine.blocked == "", "a wait for weights is not charged"
                 missed.weights = "7"
@@ -937,7 +937,7 @@ class TestOrders:
             servers.change(server, version="7", version_order=1, n_orders=1, engine_version="default")
             async with pool_of(servers) as pool:
                 mine = router_of(pool, "r")
-                call = asyncio.create_task(routed(mine, N, asking(N, "r")))
+                call = asyncio.create_task(routed(mine, N, engine_call(N, "r")))
                 await when(lambda: mine.paused_s > 5.0)
                 server.weights = "7"
                 servers.change(server, n_done=1, engine_version="7")
@@ -953,7 +953,7 @@ class TestOrders:
             servers.change(server, version="7", version_order=1, n_orders=1, engine_version="6")
             async with pool_of(servers, weights_s=60.0) as pool:
                 with pytest.raises(WeightsMissing, match="has not yet been sent its weights' version 7"):
-                    await routed(router_of(pool, "r"), N, asking(N, "r"))
+                    await routed(router_of(pool, "r"), N, engine_call(N, "r"))
 
         run(main())
 
@@ -978,7 +978,7 @@ class TestOrders:
             async with pool_of(servers, weights_s=60.0) as pool:
                 mine = router_of(pool, "r")
                 with pytest.raises(WeightsMissing, match="does not have the weights 7"):
-                    await routed(mine, N, asking(N, "r"))
+                    await routed(mine, N, engine_call(N, "r"))
                 assert 59.0 < mine.paused_s < 70.0
 
         run(main())
@@ -1106,7 +1106,7 @@ class TestOrders:
                 server.weights, server.dead = "default", False
                 await when(lambda: (server.url, 1, "", "default") in notes.orders)
                 mine = router_of(pool, "r")
-                call = asyncio.create_task(routed(mine, N, asking(N, "r")))
+                call = asyncio.create_task(routed(mine, N, engine_call(N, "r")))
                 await when(lambda: mine.paused_s > 5.0)
                 call.cancel()
 

@@ -38,7 +38,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setattr(sys, "base_prefix", str(tmp_path / "versions" / "3.11.7"))
     monkeypatch.setattr(sys, "executable", str(tmp_path / "farm" / "bin" / "python"))
     monkeypatch.setenv("PATH", f"{tmp_path}/path:/usr/bin:/bin")
-    for each in (interpreters._asked_of, interpreters._of_uv):
+    for each in (interpreters._probed, interpreters._of_uv):
         each.cache_clear()
     return tmp_path
 

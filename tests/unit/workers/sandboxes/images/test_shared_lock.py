@@ -13,13 +13,13 @@ from pathlib import Path
 
 import pytest
 
-from workers.sandboxes.images.shared_lock import alone, if_free, shared
+from workers.sandboxes.images.shared_lock import exclusive, if_free, shared
 
 ROOT = Path(__file__).parents[5]
 HOLD = """
 import sys
 from pathlib import Path
-from workers.sandboxes.images.shared_lock import alone, shared
+from workers.sandboxes.images.shared_lock import exclusive, shared
 with {kind}(Path(sys.argv[1])):
     print("held", flush=True)
     sys.stdin.read()
@@ -27,7 +27,7 @@ with {kind}(Path(sys.argv[1])):
 
 
 @contextmanager
-def held_elsewhere(path: Path, kind: str = "alone") -> Iterator[subprocess.Popen[str]]:
+def held_elsewhere(path: Path, kind: str = "exclusive") -> Iterator[subprocess.Popen[str]]:
     """Another process holds the lock."""
     command = [sys.executable, "-c", HOLD.format(kind=kind), str(path)]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=ROOT) as process:
@@ -45,7 +45,7 @@ def test_only_one_process_holds_the_lock_at_a_time(tmp_path: Path) -> None:
 
     def work() -> None:
         for _ in range(20):
-            with alone(tmp_path / "deep/lock") as held:
+            with exclusive(tmp_path / "deep/lock") as held:
                 assert held
                 inside.append(1)
                 most.append(len(inside))
@@ -67,7 +67,7 @@ def test_killed_holder_releases_the_lock(tmp_path: Path) -> None:
             assert not free
         process.send_signal(signal.SIGKILL)
         process.wait()
-        with alone(lock) as held:
+        with exclusive(lock) as held:
             assert held
 
 
@@ -75,7 +75,7 @@ def test_holder_without_a_heartbeat_is_not_waited_for(tmp_path: Path) -> None:
     lock = tmp_path / "lock"
     with held_elsewhere(lock) as process:
         process.send_signal(signal.SIGSTOP)
-        with alone(lock, dead_s=0.2) as held:
+        with exclusive(lock, dead_s=0.2) as held:
             assert not held, "it continues without the lock"
 
 
@@ -91,7 +91,7 @@ def test_holder_with_a_heartbeat_is_waited_for(tmp_path: Path) -> None:
             process.kill()
 
         threading.Thread(target=show_life).start()
-        with alone(lock, dead_s=0.4) as held:
+        with exclusive(lock, dead_s=0.4) as held:
             assert held
         stop.set()
 
@@ -103,7 +103,7 @@ def test_deleted_lock_file_is_another_lock(tmp_path: Path) -> None:
     with if_free(lock) as free:
         assert free
         lock.unlink()
-        with alone(lock) as held:
+        with exclusive(lock) as held:
             assert held
             with if_free(lock) as still_free:
                 assert not still_free

@@ -15,7 +15,7 @@ from workers.testing.engine import ScriptedEngine
 from workers.testing.scripted_model import Branch, ScriptedProblem, ScriptedTurn
 from workers.testing.serving import serving
 
-BOOK = ScriptedProblem(match="two", plays=(Branch(name="four", turns=(ScriptedTurn(content="It is 4."),)),))
+BOOK = ScriptedProblem(match="two", branches=(Branch(name="four", turns=(ScriptedTurn(content="It is 4."),)),))
 GENERATE = "/inference/v1/generate"
 
 

@@ -1,7 +1,7 @@
 """Scripts of the example problems for the scripted engine: right and wrong solutions, with real tool use.
 
 Right and wrong scripts have about equal weights, so that rewards differ within a group, as a trainer needs.
-`python -m examples.plays FILE` writes the scripts of all example problems.
+`python -m examples.scripts FILE` writes the scripts of all example problems.
 """
 
 from __future__ import annotations
@@ -48,16 +48,16 @@ _LOOK = "question = {question!r}\nprint(len(question.split()), 'words')"
 
 def example_script(instances: Iterable[Instance], seed: int = 0) -> list[ScriptedProblem]:
     """Return the scripts of each instance. Raises KeyError for a data_source without scripts."""
-    plays = {"math": _math, "code": _code, "swe": _swe}
+    builders = {"math": _math, "code": _code, "swe": _swe}
     return [
-        plays[instance.data_source](instance.fields, random.Random(f"{seed}/{index}"))
+        builders[instance.data_source](instance.fields, random.Random(f"{seed}/{index}"))
         for index, instance in enumerate(instances)
     ]
 
 
 def write_script(problems: Sequence[ScriptedProblem], path: Path) -> Path:
     """Write JSON lines for `farm engine --scripted --book`."""
-    path.write_text("".join(f"{problem.model_dump_json()}\n" for problem in problems), encoding="utf-8")
+    path.write_text("".join(f"{problem.model_dump_json(by_alias=True)}\n" for problem in problems), encoding="utf-8")
     return path
 
 
@@ -67,7 +67,7 @@ def _math(fields: dict[str, Any], draw: random.Random) -> ScriptedProblem:
     program = _program(fields)
     return ScriptedProblem(
         match=fields["question"],
-        plays=(
+        branches=(
             Branch(name="reference", weight=2, turns=(_python(program, "Let me compute it."), _submit(answer))),
             Branch(
                 name="reference_in_text", turns=(ScriptedTurn(content=f"This is easy.\n<answer>{answer}</answer>"),)
@@ -98,7 +98,7 @@ def _code(fields: dict[str, Any], draw: random.Random) -> ScriptedProblem:
     try_it = _python(f"import sys; sys.path.insert(0, '/workspace')\nfrom solution import {name}\n{name}.__name__")
     return ScriptedProblem(
         match=prompt,
-        plays=(
+        branches=(
             Branch(name="reference", weight=2, turns=(_write("solution.py", right), try_it, _submit())),
             Branch(name="careful_reference", turns=(_bash("ls -la"), _write("solution.py", right), look, _submit())),
             Branch(name="stub", weight=2, turns=(_write("solution.py", stub), try_it, _submit())),
@@ -112,14 +112,14 @@ def _swe(fields: dict[str, Any], draw: random.Random) -> ScriptedProblem:
     tests = touched(fields["test_patch"])
     pythonpath = fields["environment"]["pythonpath"]
     look = _bash(f"ls && git log --oneline | head -3 && grep -n 'def ' {source[0]} | head -{draw.randint(10, 30)}")
-    mend = _bash(f"git apply <<'END_OF_PATCH'\n{fields['patch']}\nEND_OF_PATCH\ngit diff --stat", "I see the fault.")
+    fix = _bash(f"git apply <<'END_OF_PATCH'\n{fields['patch']}\nEND_OF_PATCH\ngit diff --stat", "I see the fault.")
     test = _bash(f"PYTHONPATH={pythonpath} python -m pytest -q -o addopts= --timeout=20 {tests[0]} 2>&1 | tail -3")
     docstring = _bash(f'printf \'\\n"""Reviewed for the issue."""\\n\' >> {source[0]} && git diff --stat')
     return ScriptedProblem(
         match=fields["problem_statement"],
-        plays=(
-            Branch(name="reference", weight=2, turns=(look, mend, test, _submit())),
-            Branch(name="hasty_reference", turns=(mend, _submit())),
+        branches=(
+            Branch(name="reference", weight=2, turns=(look, fix, test, _submit())),
+            Branch(name="hasty_reference", turns=(fix, _submit())),
             Branch(name="docstring", weight=2, turns=(look, docstring, test, _submit())),
             Branch(name="nothing_found", turns=(look, ScriptedTurn(content="I find nothing wrong with it."))),
         ),
@@ -147,7 +147,7 @@ def _submit(answer: str | None = None) -> ScriptedTurn:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="Write the play book of the example problems.")
+    parser = argparse.ArgumentParser(description="Write the scripts of the example problems.")
     parser.add_argument("file", type=Path)
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()

@@ -7,7 +7,7 @@ import pytest
 
 from farm.records.trajectory import TokenIds
 from workers.testing.engine.model_text import make_tokenizer
-from workers.testing.engine.players import Mix, RandomPlayer, ScriptPlayer
+from workers.testing.engine.turn_sources import Mix, RandomTurns, ScriptTurns
 from workers.testing.engine.vocabulary import Vocabulary
 from workers.testing.hermes_text import loose_calls
 from workers.testing.scripted_model import Branch, Script, ScriptedCall, ScriptedProblem, ScriptedTurn
@@ -23,7 +23,7 @@ TURNS = (
 BOOK = [
     ScriptedProblem(
         match="2 + 2",
-        plays=(Branch(name="right", turns=TURNS), Branch(name="five", turns=(ScriptedTurn(content="5"),))),
+        branches=(Branch(name="right", turns=TURNS), Branch(name="five", turns=(ScriptedTurn(content="5"),))),
     )
 ]
 ASKED = [{"role": "user", "content": "What is 2 + 2?"}]
@@ -44,34 +44,34 @@ def said(ids: TokenIds) -> str:
 
 
 def test_rollout_is_recognized_by_its_ids() -> None:
-    player = ScriptPlayer(WORDS, Script(BOOK))
-    seed = next(seed for seed in range(20) if said(player.turn(PROMPT, seed)) != "5")
+    source = ScriptTurns(WORDS, Script(BOOK))
+    seed = next(seed for seed in range(20) if said(source.turn(PROMPT, seed)) != "5")
     prompt = PROMPT
     for turn in TURNS:
-        ids = player.turn(prompt, seed)
+        ids = source.turn(prompt, seed)
         assert said(ids) == turn.text
         prompt = np.concatenate([prompt, ids, RESULT])
-    assert said(player.turn(prompt, seed)) == "done"
+    assert said(source.turn(prompt, seed)) == "done"
 
 
 @pytest.mark.parametrize("seed", [None, 3])
 def test_cut_turn_continues_where_it_was(seed: int | None) -> None:
-    player = ScriptPlayer(WORDS, Script([ScriptedProblem(match="2 + 2", plays=(Branch(name="right", turns=TURNS),))]))
-    whole = player.turn(PROMPT, seed)
+    source = ScriptTurns(WORDS, Script([ScriptedProblem(match="2 + 2", branches=(Branch(name="right", turns=TURNS),))]))
+    whole = source.turn(PROMPT, seed)
     for n in range(len(whole)):
-        rest = player.turn(np.concatenate([PROMPT, whole[:n]]), seed)
+        rest = source.turn(np.concatenate([PROMPT, whole[:n]]), seed)
         assert np.array_equal(np.concatenate([whole[:n], rest]), whole)
 
 
 def test_turn_continues_from_another_tokenization_too() -> None:
-    player = ScriptPlayer(WORDS, Script([ScriptedProblem(match="2 + 2", plays=(Branch(name="right", turns=TURNS),))]))
+    source = ScriptTurns(WORDS, Script([ScriptedProblem(match="2 + 2", branches=(Branch(name="right", turns=TURNS),))]))
     begun = np.array([WORDS.byte_ids[byte] for byte in TURNS[0].text.encode()[:-30]], np.int32)
-    rest = player.turn(np.concatenate([PROMPT, begun]), 0)
+    rest = source.turn(np.concatenate([PROMPT, begun]), 0)
     assert WORDS.decode(begun) + said(rest) == TURNS[0].text
 
 
 def test_random_turns_depend_only_on_seed_and_prompt() -> None:
-    one, same, other = RandomPlayer(WORDS, seed=1), RandomPlayer(WORDS, seed=1), RandomPlayer(WORDS, seed=2)
+    one, same, other = RandomTurns(WORDS, seed=1), RandomTurns(WORDS, seed=1), RandomTurns(WORDS, seed=2)
     assert all(np.array_equal(one.turn(PROMPT, seed), same.turn(PROMPT, seed)) for seed in range(20))
     assert not np.array_equal(one.turn(PROMPT, 0), other.turn(PROMPT, 0))
     assert not np.array_equal(one.turn(PROMPT, 0), one.turn(PROMPT, 1))
@@ -79,17 +79,17 @@ def test_random_turns_depend_only_on_seed_and_prompt() -> None:
 
 
 def test_random_turns_change_when_they_are_tokenized_again() -> None:
-    player = RandomPlayer(WORDS, seed=1)
-    turns = [player.turn(PROMPT, seed) for seed in range(50)]
+    source = RandomTurns(WORDS, seed=1)
+    turns = [source.turn(PROMPT, seed) for seed in range(50)]
     same = sum(np.array_equal(WORDS.encode(WORDS.decode(ids, special=True)), ids) for ids in turns)
     assert same < 5
 
 
 def test_random_turns_are_of_all_kinds() -> None:
-    player = RandomPlayer(WORDS, seed=1, mix=Mix(broken=0.4))
+    source = RandomTurns(WORDS, seed=1, mix=Mix(broken=0.4))
     kinds: Counter[str] = Counter()
     for seed in range(300):
-        text = said(player.turn(PROMPT, seed))
+        text = said(source.turn(PROMPT, seed))
         calls = loose_calls(text)[1]
         kinds["reasoned"] += text.startswith("<think>")
         kinds["silent"] += not calls
@@ -101,6 +101,6 @@ def test_random_turns_are_of_all_kinds() -> None:
 
 
 def test_no_tools_are_called_without_tools() -> None:
-    player = RandomPlayer(WORDS, seed=1)
+    source = RandomTurns(WORDS, seed=1)
     prompt = WORDS.encode(WORDS.render(ASKED, []))
-    assert not any("<tool_call>" in said(player.turn(prompt, seed)) for seed in range(50))
+    assert not any("<tool_call>" in said(source.turn(prompt, seed)) for seed in range(50))

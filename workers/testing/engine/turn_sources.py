@@ -1,4 +1,4 @@
-"""Players, which produce the double's responses, from its script or at random. Deterministic for a given seed."""
+"""The double's responses, from its script or at random. Deterministic for a given seed."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from workers.testing.scripted_model import Script
 _CACHE_SIZE = 1024
 
 
-class Player(Protocol):
+class TurnSource(Protocol):
     """Simulates the model."""
 
     def turn(self, prompt: TokenIds, seed: int | None) -> TokenIds:
@@ -26,7 +26,7 @@ class Player(Protocol):
         ...
 
 
-class ScriptPlayer:
+class ScriptTurns:
     """Recognises the conversation in the prompt's ids, and continues it by the book."""
 
     def __init__(self, vocabulary: Vocabulary, book: Script) -> None:
@@ -36,12 +36,12 @@ class ScriptPlayer:
 
     def turn(self, prompt: TokenIds, seed: int | None) -> TokenIds:
         messages, begun = self._vocabulary.messages(prompt)
-        said = self._vocabulary.decode(begun, special=True) if len(begun) else ""
-        text = self._book.next_turn(messages, seed, said.rstrip("�")).text
+        begun_text = self._vocabulary.decode(begun, special=True) if len(begun) else ""
+        text = self._book.next_turn(messages, seed, begun_text.rstrip("�")).text
         ids = self._ids(text)
         if np.array_equal(ids[: len(begun)], begun):
             return ids[len(begun) :]
-        return self._ids(text.removeprefix(said))
+        return self._ids(text.removeprefix(begun_text))
 
     def _encode(self, text: str) -> TokenIds:
         return np.append(self._vocabulary.encode(text), np.int32(self._vocabulary.end_id))
@@ -58,7 +58,7 @@ class Mix:
     """Share of a call's tokens that are sampled byte by byte."""
 
 
-class RandomPlayer:
+class RandomTurns:
     """Turns as of random weights: ids that differ from their text's encoding, calls of the prompt's tools.
 
     `mean_tokens` is the mean length of a turn's text, and also of its reasoning.
