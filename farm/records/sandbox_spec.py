@@ -117,8 +117,8 @@ class SandboxSpec(Request):
     user: Annotated[
         str, Field(pattern=r"^([A-Za-z0-9_][A-Za-z0-9_.-]{0,31}(:[A-Za-z0-9_][A-Za-z0-9_.-]{0,31})?)?$")
     ] = ""
-    """The user of commands, by name in the image's /etc/passwd or by number; empty: root. It has the user's name,
-    number and home, but rights to all files, as a sandbox has one owner."""
+    """The user of commands, by name in the image's /etc/passwd or by number; empty: the image's USER, else root. It has
+    the user's name, number and home, but rights to all files, as a sandbox has one owner."""
     cpus: Annotated[float, Field(gt=0, le=4096)] | None = None
     """Processors for its processes, rounded up to whole ones; None: all of the node's."""
     image_first: bool = False

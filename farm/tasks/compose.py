@@ -12,10 +12,13 @@ import shlex
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
-from typing import Any
+from typing import Any, Literal
+
+from pydantic import ValidationError
 
 from farm.errors import InvalidRequest
 from farm.extras import not_installed
+from farm.tasks.harbor_config import HealthcheckTable
 
 _OF_DOCKER = {
     "build",
@@ -37,14 +40,14 @@ _OF_DOCKER = {
     "stop_grace_period",
     "entrypoint",
     "logging",
-    "healthcheck",
 }
-_READ = {"environment", "working_dir", "volumes", "privileged", "cap_add", "shm_size"}
+_READ = {"environment", "working_dir", "volumes", "privileged", "cap_add", "shm_size", "healthcheck"}
 _BUILD = {"context", "dockerfile", "args", "tags", "labels", "cache_from", "cache_to", "no_cache", "pull", "platforms"}
 SHM_BYTES = 64 << 20
 """The size of /dev/shm in a sandbox; also Docker's default."""
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([kmgt]?)i?b?")
 _UNITS = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}
+_DURATION = re.compile(r"(?=.)(?:(\d+(?:\.\d+)?)h)?(?:(\d+(?:\.\d+)?)m)?(?:(\d+(?:\.\d+)?)s)?(?:(\d+(?:\.\d+)?)ms)?")
 _WAITS = re.compile(
     r"(\S*/)?(ba|da)?sh|((\S*/)?(ba|da)?sh -l?c )?(exec )?(sleep (infinity|inf|\d+[smhd]?)|tail -f /dev/null)"
 )
@@ -76,12 +79,18 @@ class ComposeFile:
     entrypoint: tuple[str, ...] = ()
     command: tuple[str, ...] = ()
     """The words of the main service's command; empty for one that only waits."""
+    healthcheck: Mapping[str, Any] | None = None
+    """The main service's health check as written, but valid; None: the image's own."""
     context: str = ""
     """The build context of the main service, relative to the file's folder; empty without one."""
     dockerfile: str = ""
     """The Dockerfile in that context; empty if none is named."""
     arguments: tuple[tuple[str, str], ...] = ()
     """Build arguments of the main service."""
+
+
+Healthcheck = HealthcheckTable | Literal["none"]
+"""A health check, or "none" for one that switches off the image's."""
 
 
 def read_compose(path: Path, main: str) -> ComposeFile:
@@ -114,6 +123,7 @@ def read_compose(path: Path, main: str) -> ComposeFile:
         other=tuple(other),
         entrypoint=_program(service.get("entrypoint")),
         command=_program(service.get("command")),
+        healthcheck=_valid_healthcheck(service.get("healthcheck"), f"{path}: services.{name}.healthcheck"),
         context=str(building.get("context") or ""),
         dockerfile=str(building.get("dockerfile") or ""),
         arguments=tuple(_environment(building.get("args")).items()),
@@ -153,6 +163,48 @@ def _program(given: Any) -> tuple[str, ...]:
     except (ValueError, TypeError):
         return ()
     return () if _WAITS.fullmatch(" ".join(words)) else tuple(word.replace("$$", "$") for word in words)
+
+
+def _valid_healthcheck(given: Any, field: str) -> Mapping[str, Any] | None:
+    if not (given is None or isinstance(given, Mapping)):
+        raise InvalidRequest("a health check is a table", field=field)
+    parse_healthcheck(given, field)
+    return given
+
+
+def parse_healthcheck(given: Mapping[str, Any] | None, field: str = "healthcheck") -> Healthcheck | None:
+    """Return a health check of a compose file; None if it has no command. Raises InvalidRequest."""
+    if given is None:
+        return None
+    test = given.get("test")
+    kind, *words = ["CMD-SHELL", test] if isinstance(test, str) else [str(each) for each in test or ()] or [""]
+    if given.get("disable") is True or kind == "NONE":
+        return "none"
+    if not kind:
+        return None
+    if kind not in ("CMD", "CMD-SHELL") or not words:
+        raise InvalidRequest("its test is a text, or a list that begins with CMD, CMD-SHELL or NONE", field=field)
+    interval_s = _seconds(given.get("interval", "30s"), field)
+    try:
+        return HealthcheckTable(
+            command=(words[0] if kind == "CMD-SHELL" else shlex.join(words)).replace("$$", "$"),
+            interval_sec=interval_s,
+            timeout_sec=_seconds(given.get("timeout", "30s"), field),
+            # Docker first checks after an interval
+            start_period_sec=_seconds(given.get("start_period", "0s"), field) + interval_s,
+            start_interval_sec=min(1.0, interval_s),
+            retries=given.get("retries", 3),
+        )
+    except ValidationError as error:
+        raise InvalidRequest(f"{error.errors()[0]['loc'][0]}: {error.errors()[0]['msg']}", field=field) from None
+
+
+def _seconds(written: Any, field: str) -> float:
+    """Return the seconds of a duration such as `1m30s`. Raises InvalidRequest."""
+    match = _DURATION.fullmatch(str(written).strip())
+    if match is None:
+        raise InvalidRequest(f"{written!r} is no duration such as 30s or 1m30s", field=field)
+    return sum(float(number or 0) * unit for number, unit in zip(match.groups(), (3600, 60, 1, 0.001), strict=True))
 
 
 def _mounts(given: Any) -> Iterator[OwnMount]:

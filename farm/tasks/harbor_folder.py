@@ -14,7 +14,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from farm.errors import InvalidRequest
-from farm.tasks.compose import ComposeFile, read_compose
+from farm.tasks.compose import ComposeFile, parse_healthcheck, read_compose
 from farm.tasks.harbor_config import MAIN_SERVICE, TaskConfig
 from farm.tasks.harbor_instance import COMPOSE, DATA_SOURCE, DOCKERFILE, TEST, HarborInstance
 from farm.tasks.ignored_files import IGNORE_FILE, IgnoredFiles
@@ -115,6 +115,7 @@ def _of_compose(compose: ComposeFile) -> dict[str, Any]:
         "env": dict(compose.environment),
         "entrypoint": list(compose.entrypoint),
         "command": list(compose.command),
+        "healthcheck": parse_healthcheck(compose.healthcheck),
         "sidecars": list(compose.sidecars),
         "mounts": [*compose.mounts, *(each.source for each in compose.own_mounts)],
         "privileged": compose.privileged,

@@ -10,7 +10,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from farm.tasks.harbor_config import SCHEMAS, NetworkMode, StepTable, TaskConfig
+from farm.tasks.harbor_config import SCHEMAS, HealthcheckTable, NetworkMode, StepTable, TaskConfig
 
 DATA_SOURCE = "harbor"
 DOCKERFILE = "environment/Dockerfile"
@@ -46,6 +46,8 @@ class HarborInstance(BaseModel):
     """The entrypoint in a compose file; empty: the image's own."""
     command: tuple[str, ...] = ()
     """The command in a compose file, passed to the entrypoint; empty for one that only waits."""
+    healthcheck: HealthcheckTable | Literal["none"] | None = None
+    """The health check in a compose file; None: the image's own, if an entry program runs."""
     sidecars: tuple[str, ...] = ()
     mounts: tuple[str, ...] = ()
     privileged: bool = False

@@ -132,8 +132,8 @@ def _environment(source: Path, target: Path, compose: ComposeFile) -> None:
     # in the form that Harbor reads, which shows the other services
     if compose.sidecars or compose.mounts or compose.privileged or compose.other:
         shutil.copy(source / _COMPOSE, target / _COMPOSE)
-    elif compose.entrypoint or compose.command:
-        program = {"entrypoint": compose.entrypoint, "command": compose.command}
+    elif compose.entrypoint or compose.command or compose.healthcheck:
+        program = {"entrypoint": compose.entrypoint, "command": compose.command, "healthcheck": compose.healthcheck}
         (target / _COMPOSE).write_text(json.dumps({"services": {"main": program}}), encoding="utf-8")
 
 

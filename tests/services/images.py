@@ -15,7 +15,11 @@ from collections.abc import Sequence
 from pathlib import Path
 
 PROGRAMS = ("bash", "cat", "chown", "grep", "ls", "mkdir", "rm", "sed", "setsid", "sleep", "touch")
+BEGIN = '#!/bin/sh\necho "$0 $*" >/tmp/begun\nshift\nexec "$@"\n'
+"""The entry program: it records its arguments, and runs all but the first."""
 MANIFEST = "application/vnd.oci.image.manifest.v1+json"
+ENTRYPOINT = ["/usr/bin/begin", "a b"]
+CHECK = {"Test": ["CMD-SHELL", "test -e /opt"], "Interval": 2_000_000_000}
 ENV = ("PATH=/usr/local/bin:/usr/bin:/bin:/opt/own/bin", "GREETING=hello from the image")
 
 
@@ -34,6 +38,8 @@ def root_folder(folder: Path, programs: Sequence[str] = PROGRAMS) -> Path:
     # the files that the farm's Python uses and any real image has
     for binary in (*(folder / "usr/bin").iterdir(), Path(sys.executable).resolve()):
         _copy_libraries(binary, folder)
+    (folder / "usr/bin/begin").write_text(BEGIN)
+    (folder / "usr/bin/begin").chmod(0o755)
     (folder / "etc/mark").write_text("small image\n")
     (folder / "opt/data/deep/file").write_text("x")
     return folder
@@ -99,7 +105,7 @@ def _config(layers: Sequence[bytes]) -> bytes:
     fields = {
         "architecture": "amd64",
         "os": "linux",
-        "config": {"Env": ENV, "WorkingDir": "/opt/own"},
+        "config": {"Env": ENV, "WorkingDir": "/opt/own", "Entrypoint": ENTRYPOINT, "User": "7:8", "Healthcheck": CHECK},
         "rootfs": {"type": "layers", "diff_ids": ids},
     }
     return json.dumps(fields).encode()

@@ -13,10 +13,16 @@ from typing import Any
 import pytest
 
 from farm.errors import ImageError
-from tests.services.images import docker_archive, oci_archive, root_folder
+from tests.services.images import ENTRYPOINT, docker_archive, oci_archive, root_folder
 from tests.services.servers.registry import registry
 from workers.plugins.interfaces import Sandbox
+from workers.sandboxes.images.building.builder import workplace
+from workers.sandboxes.images.building.registry_blobs import LAYOUT, shared_blobs
+from workers.sandboxes.images.dockerfile.image_config import Healthcheck
 from workers.sandboxes.images.image import image
+from workers.sandboxes.images.image_aliases import set_alias
+from workers.sandboxes.images.runtime import own_folder
+from workers.sandboxes.sandbox import NodeSandbox
 from workers.sandboxes.sandbox_user import give, sandbox_user
 
 Run = Callable[[Any], Any]
@@ -73,6 +79,15 @@ def works(run: Run, sandbox: Sandbox) -> None:
     run(shell.close())
 
 
+def has_config(run: Run, sandbox: Sandbox) -> None:
+    """Check the configuration that the image declares, and that its programs run with it."""
+    assert output_of(run, sandbox, "pwd; echo $HOME") == "/opt/own\n/\n"
+    assert isinstance(sandbox, NodeSandbox)
+    config = sandbox.image_config()
+    assert (config.workdir, config.user, config.entrypoint) == ("/opt/own", "7:8", ENTRYPOINT)
+    assert config.healthcheck == Healthcheck("test -e /opt", 2.0)
+
+
 def output_of(run: Run, sandbox: Sandbox, script: str) -> str:
     result = run(sandbox.exec(["bash", "-c", script], timeout_s=10))
     assert result.stderr == b""
@@ -109,6 +124,7 @@ def test_archive_is_a_usable_image(start: Start, run: Run, small_image: Path, ap
     assert (
         output_of(run, sandbox, "cat /opt/own/added; ls /opt; rm -r /opt/own; ls /opt") == "by the second layer\nown\n"
     )
+    has_config(run, start(image=name.format(folder), workdir=""))
     greeting, path = output_of(run, sandbox, "echo $GREETING; echo $PATH").splitlines()
     assert greeting == "hello from the image"
     assert "/opt/own/bin" in path.split(":")
@@ -223,10 +239,41 @@ def test_image_without_bash_is_refused(start: Start, open_folder: Path, apptaine
 def test_registry_image_is_pulled_once(start: Start, run: Run, small_image: Path, apptainer: Path) -> None:
     with registry(small_image) as (names, content):
         assert output_of(run, start(image=f"{names}/team/small:1"), "cat /opt/own/added") == "by the second layer\n"
-        n_asked = len(content.asked)
-        assert n_asked > 3
-        start(image=f"{names}/team/small:1")
-        assert len(content.asked) == n_asked, "what is cached needs no network"
+        n_requests = len(content.requested_paths)
+        assert n_requests > 3
+        has_config(run, start(image=f"{names}/team/small:1", workdir=""))
+        assert len(content.requested_paths) == n_requests, "what is cached needs no network"
+
+
+def test_images_of_a_registry_share_their_blobs(start: Start, small_image: Path, apptainer: Path) -> None:
+    shared = own_folder() / LAYOUT / "blobs/sha256"
+    with registry(small_image) as (names, content):
+        blobs = {each.removeprefix("sha256:") for each in content.blobs}
+        for name in ("first", "second"):
+            start(image=f"{names}/team/{name}:1")
+            assert blobs <= {path.name for path in shared.iterdir()}
+    (largest,) = (path for path in shared.iterdir() if path.name in blobs and path.stat().st_size > 1_000_000)
+    with workplace() as place, shared_blobs(place) as folder:
+        assert (folder / LAYOUT / "blobs/sha256" / largest.name).samefile(largest)
+
+
+def test_image_file_of_a_registry_image_has_its_config(
+    start: Start, run: Run, small_image: Path, apptainer: Path, tmp_path: Path
+) -> None:
+    saved, file = docker_archive(small_image, tmp_path / "d.tar"), tmp_path / "image.sif"
+    subprocess.run([apptainer, "build", file, f"docker-archive:{saved}"], check=True, capture_output=True)
+    has_config(run, start(image=str(file), workdir=""))
+
+
+def test_dockerfile_inherits_the_config_of_its_base(
+    start: Start, run: Run, small_image: Path, apptainer: Path, tmp_path: Path
+) -> None:
+    set_alias("base:packed", f"docker-archive:{docker_archive(small_image, tmp_path / 'd.tar')}")
+    (tmp_path / "Dockerfile").write_text("FROM base:packed\nRUN pwd >where\n")
+    sandbox = start(image=f"dockerfile:{tmp_path}", workdir="")
+    has_config(run, sandbox)
+    assert output_of(run, sandbox, "cat /opt/own/where") == "/opt/own\n"
+    assert output_of(run, sandbox, "ls -ln /opt/own/where").split()[2:4] == ["7", "8"]
 
 
 def test_unreachable_registry_is_retryable(start: Start, apptainer: Path) -> None:

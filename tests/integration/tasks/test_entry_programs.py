@@ -8,8 +8,10 @@ from pathlib import Path
 import pytest
 
 from tests.integration.tasks.harbor_hacks import write_task
-from tests.integration.tasks.test_running_services import ASKED, LISTENING
+from tests.integration.tasks.test_running_services import COMPARED, LISTENING
 from tests.integration.tasks.test_task_checks import check
+from tests.services.images import PROGRAMS, root_folder
+from tests.services.servers.registry import registry
 
 START = """#!/bin/bash
 echo "$0 $*" > begun
@@ -29,7 +31,7 @@ FORMS = {
 }
 
 
-def task_of(folder: Path, lines: str, service: str, test: str = ASKED, solution: str = SOLUTION) -> Path:
+def task_of(folder: Path, lines: str, service: str, test: str = COMPARED, solution: str = SOLUTION) -> Path:
     write_task(folder, test, solution)
     (folder / "environment/Dockerfile").write_text(BASE + lines)
     (folder / "environment/start.sh").write_text(START)
@@ -41,7 +43,9 @@ def task_of(folder: Path, lines: str, service: str, test: str = ASKED, solution:
 @pytest.mark.parametrize("form", FORMS)
 def test_container_runs_its_entry_program(place: Path, tmp_path: Path, form: str) -> None:
     lines, service, begun = FORMS[form]
-    test = ASKED.replace("if [", f'[ "$(cat /app/begun)" = "$(printf %s \'/start.sh {begun}\')" ] || exit 1\nif [', 1)
+    test = COMPARED.replace(
+        "if [", f'[ "$(cat /app/begun)" = "$(printf %s \'/start.sh {begun}\')" ] || exit 1\nif [', 1
+    )
     result = json.loads(check(task_of(tmp_path / "task", lines, service, test), "--json").stdout)
     assert result["sound"], result
 
@@ -58,3 +62,39 @@ def test_unhealthy_image_is_reported(place: Path, tmp_path: Path) -> None:
     lines = 'ENTRYPOINT ["/start.sh"]\nHEALTHCHECK --interval=1s --retries=2 CMD ["test", "-e", "/no such file"]\n'
     result = json.loads(check(task_of(tmp_path / "task", lines, ""), "--json").stdout)
     assert "its health check \"test -e '/no such file'\" ended with 1 2 times" in result["problem"]
+
+
+def test_pulled_image_runs_its_entry_program(place: Path, tmp_path: Path, apptainer: Path) -> None:
+    begun = "/usr/bin/begin a b sh -c sleep infinity"
+    test = f"""#!/bin/bash
+echo 0 >/logs/verifier/reward.txt
+[ "$(cat /tmp/begun)" = "{begun}" ] || exit 1
+[ "$(pwd)" = /opt/own ] || exit 2
+if [ -e answer ]; then echo 1 >/logs/verifier/reward.txt; fi
+"""
+    folder = write_task(tmp_path / "task", test, "echo 42 >answer")
+    with registry(root_folder(tmp_path / "root", (*PROGRAMS, "chmod", "cp", "find", "mv", "tar"))) as (names, _):
+        (folder / "environment/Dockerfile").unlink()
+        with (folder / "task.toml").open("a") as file:
+            file.write(f'docker_image = "{names.removeprefix("docker://")}/team/tool:1"\n')
+        result = json.loads(check(folder, "--json").stdout)
+    assert result["sound"], result
+
+
+def test_policy_begins_when_the_service_of_a_compose_file_is_healthy(place: Path, tmp_path: Path) -> None:
+    service = """command: [bash, -c, "sleep 3; touch /app/ready; sleep 600"]
+    healthcheck:
+      test: [CMD, test, -e, /app/ready]
+      interval: 1s
+      start_period: 60s"""
+    test = "#!/bin/bash\n[ -e /app/answer ] && echo 1 >/logs/verifier/reward.txt || echo 0 >/logs/verifier/reward.txt\n"
+    solution = "if [ -e /app/ready ]; then echo 42 >/app/answer; fi"
+    folder = task_of(tmp_path / "task", "", service, test, solution)
+    result = json.loads(check(folder, "--json").stdout)
+    assert result["sound"], result
+
+
+def test_unhealthy_service_of_a_compose_file_is_reported(place: Path, tmp_path: Path) -> None:
+    service = "healthcheck: {test: 'test -e /none', interval: 1s, retries: 2}"
+    result = json.loads(check(task_of(tmp_path / "task", "", service), "--json").stdout)
+    assert 'its health check "test -e /none" ended with 1 2 times' in result["problem"].replace("'", '"')

@@ -10,6 +10,7 @@ import asyncio
 import logging
 import shlex
 from collections.abc import Sequence
+from typing import Literal
 
 from farm.plugins import follows
 from farm.tasks.harbor_config import HealthcheckTable
@@ -29,26 +30,41 @@ _AGAIN_S = 1.0
 """Seconds between two health checks before a failure counts."""
 
 
-async def begin(sandbox: Sandbox, what: str, entrypoint: Sequence[str] = (), command: Sequence[str] = ()) -> None:
-    """Start a container's entry program, unless it only waits; then wait until the image is healthy.
+async def begin(
+    sandbox: Sandbox,
+    what: str,
+    entrypoint: Sequence[str] = (),
+    command: Sequence[str] = (),
+    healthcheck: HealthcheckTable | Literal["none"] | None = None,
+) -> None:
+    """Start a container's entry program, unless it only waits; then wait until the container is healthy.
 
-    `entrypoint` and `command` are those of a compose file. Raises HandlerError if the health check fails.
+    `entrypoint`, `command` and `healthcheck` are those of a compose file; HEALTHCHECK of the image counts if that has
+    none and a program runs. Raises HandlerError if the health check fails.
     """
     config = sandbox.image_config() if follows(sandbox, HasImageConfig) else ImageConfig()
     argv = (*(entrypoint or _words(config)), *(command or COMMAND))
-    if argv == COMMAND:
+    check = None if healthcheck == "none" else healthcheck
+    if argv != COMMAND and healthcheck is None and config.healthcheck:
+        check = _table(config.healthcheck)
+    if argv == COMMAND and check is None:
         return
     place = await asyncio.to_thread(sandbox.as_user, "") if follows(sandbox, HasUsers) else sandbox
+    if argv != COMMAND:
+        await _start(place, what, argv, config.workdir)
+    if check is not None:
+        await await_healthy(place, check, what)
+
+
+async def _start(place: Sandbox, what: str, argv: Sequence[str], workdir: str) -> None:
     begun = await place.exec(
         ["/bin/bash", "--noprofile", "--norc", "-c", _START, "entrypoint", *argv],
         timeout_s=_START_S,
-        cwd=config.workdir or None,
+        cwd=workdir or None,
     )
     if begun.code != 0:
         # As in Harbor's other environments, the policy works without it.
         log.warning("%s: entry point %s ended with %s", what, argv[0], begun.code)
-    if config.healthcheck:
-        await await_healthy(place, _table(config.healthcheck), what)
 
 
 def _words(config: ImageConfig) -> Sequence[str]:

@@ -164,9 +164,11 @@ class HarborEvaluator:
 async def _begin(sandbox: Sandbox, instance: HarborInstance, step: StepTable | None, what: str) -> None:
     """Start the entry program of a verifier's container: of its own image, or of the environment's."""
     of_compose = instance.verifier_image(step) is None
-    entrypoint, command = (instance.entrypoint, instance.command) if of_compose else ((), ())
     try:
-        await begin(sandbox, what, entrypoint, command)
+        if of_compose:
+            await begin(sandbox, what, instance.entrypoint, instance.command, instance.healthcheck)
+        else:
+            await begin(sandbox, what)
     except HandlerError as error:
         raise EvaluatorError(str(error)) from error
 

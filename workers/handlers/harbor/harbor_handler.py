@@ -92,7 +92,8 @@ class HarborHandler(Handler[HarborInstance]):
         """Create the folders of logs, start the entry program, and begin the first step when it is healthy."""
         async with staged(()) as stage:
             await sandbox.upload(stage.logs, "/logs")
-        await begin(sandbox, self.instance.name, self.instance.entrypoint, self.instance.command)
+        instance = self.instance
+        await begin(sandbox, instance.name, instance.entrypoint, instance.command, instance.healthcheck)
         if check := self.instance.task.environment.healthcheck:
             await await_healthy(sandbox, check, self.instance.name)
         if self.instance.steps:

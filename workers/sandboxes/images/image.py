@@ -10,6 +10,7 @@ from pathlib import Path
 from farm.errors import ImageError, SandboxError
 from farm.settings import settings
 from workers.sandboxes.images.building.image_variables import read_variables
+from workers.sandboxes.images.building.oci_config import read_config
 from workers.sandboxes.images.dockerfile.build_place import StartBuild
 from workers.sandboxes.images.dockerfile.dockerfile_source import PREFIX, DockerfileSource
 from workers.sandboxes.images.fallback_image import built_instead, choose_fallback, forget_fallbacks
@@ -97,7 +98,7 @@ def _noted(result: Image, note: str) -> Image:
 
 
 def _of_entry(root: Path) -> Image:
-    return read_layers(root) or Image(root, variables=read_variables(root.parent))
+    return read_layers(root) or Image(root, variables=read_variables(root.parent), config=read_config(root.parent))
 
 
 def fallback_note(name: str, fallback: str) -> str:

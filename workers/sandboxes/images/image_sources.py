@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
 import gzip
 import shutil
 import tarfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import ClassVar
 
@@ -25,7 +26,18 @@ from workers.sandboxes.images.building.builder import (
 )
 from workers.sandboxes.images.building.image_file_modes import restore_special_modes
 from workers.sandboxes.images.building.image_variables import write_variables
-from workers.sandboxes.images.building.oci_layouts import choose, clear, layout_of_docker_archive
+from workers.sandboxes.images.building.oci_config import parse_config, write_config
+from workers.sandboxes.images.building.oci_layouts import (
+    choose,
+    clear,
+    config_in_docker_archive,
+    config_in_layout,
+    file_reader,
+    layout_of_docker_archive,
+    member_reader,
+)
+from workers.sandboxes.images.building.registry_blobs import LAYOUT, shared_blobs
+from workers.sandboxes.images.building.sif_file import oci_settings
 from workers.sandboxes.images.content_store import digest
 from workers.sandboxes.images.definitions import Definition, split_tag
 from workers.sandboxes.images.fingerprints import fingerprint
@@ -45,7 +57,7 @@ KINDS = (
 )
 
 # the version of the way images are built here; a new number rebuilds all
-_FORMAT = 2
+_FORMAT = 3
 
 
 def source_of(name: str, values: Mapping[str, str]) -> ImageSource:
@@ -86,14 +98,21 @@ def _build(
     folder: Path,
     *,
     definition: bool = False,
-    keep_blobs: bool = False,
     blobs: Path | None = None,
 ) -> None:
     """Build in a work folder, then move the result to its destination."""
     what = f"image {source.reference}"
-    root = build(words, place, what, definition=definition, keep_blobs=keep_blobs, blobs=blobs)
+    root = build(words, place, what, definition=definition, blobs=blobs)
     write_variables(root, place, folder)
     move_tree(root, folder / ROOT)
+
+
+def _write_config(find: Callable[[], bytes], source: ImageSource, folder: Path) -> None:
+    """Write the configuration in an OCI config. Raises ImageError if there is none, or it is invalid."""
+    try:
+        write_config(parse_config(find()), folder)
+    except (OSError, ValueError, KeyError) as error:
+        raise ImageError(f"the configuration of image {source.reference} is invalid: {first_line(error)}") from error
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,6 +172,8 @@ class RuntimeFileSource:
                 raise ImageError(f"image {self.path} is not a SIF file or is broken")
             _build([str(source)], place, self, folder)
             restore_special_modes(source, folder / ROOT, place)
+            if settings := oci_settings(source):
+                _write_config(lambda: b'{"config": %s}' % settings, self, folder)
 
 
 def _is_sif(path: Path) -> bool:
@@ -186,6 +207,9 @@ class ArchiveSource:
         except LinkInTheWay as error:
             with workplace() as place:
                 _build([self._cleared(kind, place, error)], place, self, folder)
+        with tarfile.open(self.path) as archive:
+            find = config_in_layout if kind == "oci-archive" else config_in_docker_archive
+            _write_config(partial(find, member_reader(archive), self.tag), self, folder)
 
     def _source(self, kind: str, complete: bool, place: Path) -> str:
         """Return the name of the image for the runtime, which does not support tags of archives."""
@@ -255,11 +279,8 @@ class RegistrySource:
 
     def make(self, folder: Path) -> None:
         try:
-            try:
-                with workplace() as place:
-                    _build([self.reference], place, self, folder, keep_blobs=True)
-            except LinkInTheWay:
-                self._make_cleared(folder)
+            with workplace() as place:
+                self._make(place, folder)
         except ImageError as error:
             name = self.reference.removeprefix("docker://")
             advice = (
@@ -268,15 +289,18 @@ class RegistrySource:
             )
             raise ImageError(f"{error.message}; {advice}", error.lines, retryable=error.retryable) from error
 
-    def _make_cleared(self, folder: Path) -> None:
-        """Fetch the image again into a separate folder, and build it from there without its links."""
-        with workplace() as place:
-            blobs = place / "blobs"
-            blobs.mkdir()
-            with contextlib.suppress(LinkInTheWay):
-                build([self.reference], place, f"image {self.reference}", keep_blobs=True, blobs=blobs)
-            remove(place / "root")
-            _build([clear(blobs / "cache/blob")], place, self, folder)
+    def _make(self, place: Path, folder: Path) -> None:
+        """Build the image in a work folder, again without its links if they obstruct the runtime."""
+        with shared_blobs(place) as blobs:
+            layout = blobs / LAYOUT
+            try:
+                _build([self.reference], place, self, folder, blobs=blobs)
+            except LinkInTheWay:
+                remove(place / "root")
+                _build([clear(layout)], place, self, folder)
+            # other kinds of registries have no such layout
+            if (layout / "index.json").is_file():
+                _write_config(partial(config_in_layout, file_reader(layout)), self, folder)
 
 
 @dataclass(frozen=True, slots=True)
@@ -300,10 +324,13 @@ class DefinitionSource:
 
     def make(self, folder: Path) -> None:
         definition = definitions.read(self.path, self.values)
-        with workplace() as place:
+        with (
+            workplace() as place,
+            shared_blobs(place) if definition.from_registry else nullcontext() as blobs,
+        ):
             written = place / "definition"
             written.write_text(self._lent(definition, place))
-            _build([str(written)], place, self, folder, definition=True, keep_blobs=definition.from_registry)
+            _build([str(written)], place, self, folder, definition=True, blobs=blobs)
 
     def _lent(self, definition: Definition, place: Path) -> str:
         return definition.lent(lambda path, name, owned: lend(path, place, name, owned=owned))

@@ -34,7 +34,7 @@ class Image:
     """Variables set for its programs: `ENV` of a Dockerfile, `%environment` of a definition; PATH among them."""
     layers: tuple[Path, ...] = ()
     config: ImageConfig = field(default_factory=ImageConfig)
-    """Other settings of its Dockerfile for programs, if it was built here from one."""
+    """Other settings for programs: of its Dockerfile, or of an image from a registry or an archive."""
     entry: Path | None = None
     """Its own folder in the cache, if its files are those of other entries there."""
 

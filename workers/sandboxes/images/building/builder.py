@@ -172,18 +172,17 @@ def build(
     what: str,
     *,
     definition: bool = False,
-    keep_blobs: bool = False,
     blobs: Path | None = None,
 ) -> Path:
     """Build an image from `words` and return its folder. ImageError with the builder's last lines. Blocks.
 
-    `keep_blobs` of a registry, because other images share them; `blobs` is a folder of the work folder used instead.
+    `blobs` is a folder of the work folder for the blobs of a registry; see `shared_blobs`.
     """
     for name in _OWN if definition else ():
         Path(place, name).mkdir(mode=0o777)
         Path(place, name).chmod(0o1777)
     give(place)
-    options = ["--sandbox", *([] if keep_blobs else ["--disable-cache"])]
+    options = ["--sandbox", *([] if blobs else ["--disable-cache"])]
     if definition and "apptainer" in str(program()):
         # the node's folders are read-only
         options += [word for name, target in _OWN.items() for word in ("--bind", f"{place / name}:{target}")]

@@ -7,21 +7,15 @@ from __future__ import annotations
 
 import re
 import stat
-import struct
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
 from farm.errors import ImageError
 from workers.sandboxes.images.building.builder import environment
+from workers.sandboxes.images.building.sif_file import system_offset
 from workers.sandboxes.images.runtime import wrapper
 
-# header and descriptors of a SIF, from github.com/apptainer/sif `sif.go`: the position of the descriptors, and of each
-# its data type, whether it is used, its offset, and a partition's file system and purpose
-_HEADER = struct.Struct("<88xqq")
-_DESCRIPTOR = struct.Struct("<i?12xq176xii376x")
-_PARTITION, _SQUASHFS, _SYSTEM = 0x4004, 1, 2
-_MOST_DESCRIPTORS = 4096
 _LIST_S = 600.0
 _LINE = re.compile(r"([-d])(.{9}) +\S+ +\d+ +\S+ +\S+ +squashfs-root/(.*)")
 
@@ -31,7 +25,7 @@ def restore_special_modes(image: Path, root: Path, place: Path) -> None:
 
     `place` is a work folder of the sandbox user.
     """
-    offset = _system_offset(image)
+    offset = system_offset(image)
     if offset is None:
         return
     words = [str(wrapper("unsquashfs")), "-o", str(offset), "-lln", str(image)]
@@ -64,18 +58,3 @@ def _listed(text: str) -> Iterator[tuple[str, str, str]]:
 def _special(letters: str) -> int:
     bits = zip((2, 5, 8), (stat.S_ISUID, stat.S_ISGID, stat.S_ISVTX), strict=True)
     return sum(bit for at, bit in bits if letters[at] in "sStT")
-
-
-def _system_offset(image: Path) -> int | None:
-    """Return the offset of the image's file system; None if none can be listed, e.g. in an encrypted image."""
-    with image.open("rb") as file:
-        n_descriptors, start = _HEADER.unpack(file.read(_HEADER.size))
-        file.seek(start)
-        for _ in range(min(n_descriptors, _MOST_DESCRIPTORS)):
-            read = file.read(_DESCRIPTOR.size)
-            if len(read) < _DESCRIPTOR.size:
-                break
-            kind, used, offset, system, purpose = _DESCRIPTOR.unpack(read)
-            if used and (kind, system, purpose) == (_PARTITION, _SQUASHFS, _SYSTEM):
-                return int(offset)
-    return None

@@ -1,4 +1,4 @@
-"""OCI layouts of images: select one of several images, and remove paths that obstruct the container runtime.
+"""OCI layouts of images: select one of several images, read its config, remove paths that obstruct the runtime.
 
 The runtime writes /etc/resolv.conf, /etc/hosts and /.singularity.d of an image that it builds, and follows links at
 these paths, such as systemd's link to a file of /run. In a build's namespaces such a write fails. A cleared layout has
@@ -13,7 +13,7 @@ import json
 import platform
 import shutil
 import tarfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any
 
@@ -25,13 +25,54 @@ _GZIP = b"\x1f\x8b"
 _ZSTD = b"\x28\xb5\x2f\xfd"
 _MACHINES = {"x86_64": "amd64", "aarch64": "arm64"}
 
+ReadFile = Callable[[str], bytes]
+"""Returns the content of a file of a layout or an archive by its path there. Raises OSError, KeyError or ValueError."""
+
+
+def config_in_layout(read: ReadFile, tag: str = "") -> bytes:
+    """Return the OCI config of an image of a layout, by tag if there are several.
+
+    Raises ValueError, KeyError or OSError if the layout has no such image.
+    """
+    manifest = _manifest(read, json.loads(read("index.json")), tag)
+    return read(_path_of(manifest["config"]))
+
+
+def config_in_docker_archive(read: ReadFile, tag: str = "") -> bytes:
+    """Return the same of an archive by `docker save`."""
+    images = json.loads(read("manifest.json"))
+    wanted = tag.strip(":")
+    for image in images:
+        names = image.get("RepoTags") or [""]
+        if not wanted or any(wanted in (name, name.rpartition(":")[2]) for name in names):
+            return read(image["Config"])
+    raise ValueError(f"it has no image {wanted!r}")
+
+
+def file_reader(layout: Path) -> ReadFile:
+    """Return a function that reads files of a layout in a folder."""
+    return lambda path: (layout / path).read_bytes()
+
+
+def member_reader(archive: tarfile.TarFile) -> ReadFile:
+    """Return a function that reads files of an archive."""
+    members = {member.name.removeprefix("./"): member for member in archive}
+
+    def read(path: str) -> bytes:
+        file = archive.extractfile(members[path])
+        if file is None:
+            raise ValueError(f"{path} of the archive is not a file")
+        return file.read()
+
+    return read
+
 
 def clear(layout: Path, tag: str = "") -> str:
     """Keep one image in a layout, by tag if there are several, and add the layer; return its name for the runtime.
 
     Raises ValueError, KeyError or OSError if the layout has no such image.
     """
-    manifest = _manifest(layout, json.loads((layout / "index.json").read_text()), tag)
+    manifest = _manifest(file_reader(layout), json.loads((layout / "index.json").read_text()), tag)
     config = json.loads(_blob(layout, manifest["config"]).read_bytes())
     layer = _add(layout, _LAYER, io.BytesIO(_whiteouts()))
     config["rootfs"]["diff_ids"].append(layer["digest"])
@@ -93,9 +134,9 @@ def _chosen(index: Mapping[str, Any], tag: str) -> Mapping[str, Any]:
     raise ValueError(f"it has no image {wanted!r}, but {', '.join(filter(None, names)) or 'none with a name'}")
 
 
-def _manifest(layout: Path, index: Mapping[str, Any], tag: str) -> dict[str, Any]:
-    content: dict[str, Any] = json.loads(_blob(layout, _chosen(index, tag)).read_bytes())
-    return _manifest(layout, content, "") if "manifests" in content else content
+def _manifest(read: ReadFile, index: Mapping[str, Any], tag: str) -> dict[str, Any]:
+    content: dict[str, Any] = json.loads(read(_path_of(_chosen(index, tag))))
+    return _manifest(read, content, "") if "manifests" in content else content
 
 
 def _as_oci(layer: Mapping[str, Any]) -> dict[str, Any]:
@@ -125,10 +166,14 @@ def _add(layout: Path, kind: str, content: IO[bytes]) -> dict[str, Any]:
 
 
 def _blob(layout: Path, descriptor: Mapping[str, Any]) -> Path:
+    return layout / _path_of(descriptor)
+
+
+def _path_of(descriptor: Mapping[str, Any]) -> str:
     algorithm, _, name = str(descriptor["digest"]).partition(":")
     if algorithm != "sha256" or not name.isalnum():
         raise ValueError(f"the layout has an invalid digest {descriptor['digest']!r}")
-    return layout / "blobs" / algorithm / name
+    return f"blobs/{algorithm}/{name}"
 
 
 def _json(value: Any) -> IO[bytes]:

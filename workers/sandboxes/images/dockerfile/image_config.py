@@ -1,4 +1,4 @@
-"""The configuration of an image that was built here: the settings of its Dockerfile for programs that run in it."""
+"""The configuration of an image: the settings of its Dockerfile for programs that run in it."""
 
 from __future__ import annotations
 
