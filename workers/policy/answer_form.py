@@ -8,9 +8,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from farm.records.request import SamplingParams
+
+if TYPE_CHECKING:
+    from openai.types.chat import ChatCompletionToolChoiceOptionParam
+    from openai.types.shared_params import ResponseFormatJSONSchema
 
 GUIDED = "guided"
 """The label of calls whose decoding was guided."""
@@ -77,11 +81,16 @@ def chat_fields(sampling: SamplingParams) -> dict[str, Any]:
     fields: dict[str, Any] = {}
     if sampling.tool_choice is not None:
         only = sampling.tools_allowed if sampling.tool_choice == "required" else ()
-        named = {"type": "function", "function": {"name": only[0]}} if len(only) == 1 else sampling.tool_choice
-        fields["tool_choice"] = named
+        choice: ChatCompletionToolChoiceOptionParam = sampling.tool_choice
+        if len(only) == 1:
+            choice = {"type": "function", "function": {"name": only[0]}}
+        fields["tool_choice"] = choice
     if sampling.answer_schema is not None:
-        schema = {"name": "answer", "schema": sampling.answer_schema}
-        fields["response_format"] = {"type": "json_schema", "json_schema": schema}
+        response_format: ResponseFormatJSONSchema = {
+            "type": "json_schema",
+            "json_schema": {"name": "answer", "schema": sampling.answer_schema},
+        }
+        fields["response_format"] = response_format
     return fields
 
 

@@ -10,11 +10,14 @@ import base64
 import hashlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from farm.records.trajectory import Message
 from workers.plugins.interfaces import Artefact
 from workers.policy.generation import EngineRefused
+
+if TYPE_CHECKING:
+    from openai.types.chat import ChatCompletionContentPartImageParam
 
 Content: TypeAlias = str | list[dict[str, Any]]
 """The content of a message: a text, or parts of text and images."""
@@ -98,7 +101,8 @@ def as_sent(messages: Sequence[Message]) -> list[Message]:
 
 def _sent(part: Any) -> Any:
     if isinstance(part, PicturePart):
-        return {"type": "image_url", "image_url": {"url": part.picture.url}}
+        image: ChatCompletionContentPartImageParam = {"type": "image_url", "image_url": {"url": part.picture.url}}
+        return image
     if isinstance(part, Mapping) and part.get("type") == IMAGE:
         raise EngineRefused(
             f"image {str(part.get('sha256'))[:12]} of a message has no bytes: pass the parts of messages on unchanged"

@@ -21,6 +21,7 @@ from workers.policy.gateway.dialects.chat_completions import ChatApi
 from workers.policy.gateway.dialects.google_contents import GoogleApi
 from workers.policy.gateway.dialects.left_out_media import without_media
 from workers.policy.gateway.dialects.model_api import Api, ApiProblem, BadRequest, ParsedRequest, digest_of
+from workers.policy.gateway.dialects.openai_answers import ModelDict
 from workers.policy.gateway.dialects.request_pictures import RequestPictures
 from workers.policy.gateway.dialects.responses import ResponsesApi
 from workers.policy.gateway.error_responses import ANY, forget_frames, json_response, problem_of, refusal
@@ -221,7 +222,7 @@ async def _not_there(request: Request, error: Exception) -> Response:
 
 def _listed(name: str) -> dict[str, Any]:
     """Return a model entry with the fields of all vendors."""
-    ours = {"id": name, "object": "model", "created": 0, "owned_by": "farm"}
+    ours: ModelDict = {"id": name, "object": "model", "created": 0, "owned_by": "farm"}
     google = {"name": f"models/{name}", "displayName": name, "supportedGenerationMethods": list(_GOOGLE_VERBS)}
     anthropic = {"type": "model", "display_name": name, "created_at": "1970-01-01T00:00:00Z", "lifecycle": "active"}
     return {**ours, **google, **anthropic}

@@ -6,7 +6,7 @@ https://docs.anthropic.com/en/api/messages
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import orjson
 
@@ -19,6 +19,9 @@ from workers.policy.gateway.dialects.request_fields import MESSAGE, MESSAGES
 from workers.policy.gateway.dialects.requested_forms import of_anthropic, schema_of_format
 from workers.policy.gateway.dialects.threads import ThreadStore
 from workers.policy.message_images import joined
+
+if TYPE_CHECKING:
+    from openai.types.chat import ChatCompletionToolParam
 
 _TEXT = ("text",)
 _KINDS = {
@@ -193,7 +196,7 @@ def _users(blocks: Sequence[Mapping[str, Any]], name: str) -> list[Message]:
     return messages
 
 
-def _tools(value: object) -> tuple[list[dict[str, Any]], list[str]]:
+def _tools(value: object) -> tuple[list[ChatCompletionToolParam], list[str]]:
     """Return the tools that have a schema, and the names of the vendor's own tools, which have none."""
     if not value:
         return [], []

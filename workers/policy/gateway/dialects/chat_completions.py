@@ -6,15 +6,35 @@ https://platform.openai.com/docs/api-reference/chat
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 from farm.records.trajectory import Message
 from workers.plugins.interfaces import Completion, Delta
 from workers.policy.gateway.dialects import model_api, token_logprobs
 from workers.policy.gateway.dialects.model_api import AnsweredToolCall, ApiProblem, BadRequest, ParsedRequest
+from workers.policy.gateway.dialects.openai_answers import (
+    ChatCompletionChunkDict,
+    ChatCompletionDict,
+    ChatCompletionMessageDict,
+    ChoiceDeltaDict,
+    ChoiceDict,
+    ChoiceLogprobsDict,
+    ChunkChoiceDict,
+    CompletionUsageDict,
+    ErrorObjectDict,
+    FinishReason,
+)
 from workers.policy.gateway.dialects.request_fields import CHAT, CHAT_MESSAGE
 from workers.policy.gateway.dialects.requested_forms import of_openai, schema_of_format
+
+if TYPE_CHECKING:
+    from openai.types.chat import (
+        ChatCompletionMessageParam,
+        ChatCompletionToolParam,
+        ChatCompletionToolUnionParam,
+        CompletionCreateParams,
+    )
 
 _TEXT_PARTS = ("text", "input_text", "output_text", "refusal")
 
@@ -22,7 +42,7 @@ _TEXT_PARTS = ("text", "input_text", "output_text", "refusal")
 class ChatApi:
     """The `model_api.Api` of this dialect."""
 
-    def parse(self, body: Mapping[str, Any]) -> ParsedRequest:
+    def parse(self, body: CompletionCreateParams) -> ParsedRequest:
         if body.get("n") not in (None, 1):
             raise BadRequest("only one answer per request is supported", "n")
         unknown = CHAT.unknown(body)
@@ -30,7 +50,7 @@ class ChatApi:
             raise BadRequest("only text answers are supported", "modalities")
         tools, left_out = _tools(body.get("tools"))
         choice = of_openai(body.get("tool_choice"), flat=False).checked(tools, left_out, "tool_choice")
-        messages = model_api.mappings(body.get("messages"), "messages")
+        messages = cast("list[ChatCompletionMessageParam]", model_api.mappings(body.get("messages"), "messages"))
         parsed = [_message(message, f"messages[{number}]") for number, message in enumerate(messages)]
         return ParsedRequest(
             messages=model_api.conversation(parsed, "messages"),
@@ -48,8 +68,8 @@ class ChatApi:
             labels=model_api.labels(body),
         )
 
-    def answer(self, request: ParsedRequest, completion: Completion) -> dict[str, Any]:
-        choice = {
+    def answer(self, request: ParsedRequest, completion: Completion) -> ChatCompletionDict:
+        choice: ChoiceDict = {
             "index": 0,
             "message": _answer(completion.response),
             "logprobs": _logprobs(request, completion),
@@ -78,11 +98,12 @@ class ChatEvents:
     """The `model_api.Events` of this API: the role comes first; the reason and `[DONE]` come last."""
 
     def __init__(self, request: ParsedRequest) -> None:
-        self._head = {
+        self._empty: ChatCompletionChunkDict = {
             "id": model_api.new_id("chatcmpl"),
             "object": "chat.completion.chunk",
             "created": int(time.time()),
             "model": request.model,
+            "choices": [],
         }
         options = request.body.get("stream_options")
         self._usage = isinstance(options, dict) and bool(options.get("include_usage"))
@@ -112,28 +133,36 @@ class ChatEvents:
             pieces.append(self._chunk({}, logprobs=_logprobs(self._request, completion)))
         pieces.append(self._chunk({}, model_api.finish_reason(completion)))
         if self._usage:
-            pieces.append(model_api.event({**self._head, "choices": [], "usage": usage(completion)}))
+            last: ChatCompletionChunkDict = {**self._empty, "usage": usage(completion)}
+            pieces.append(model_api.event(last))
         return b"".join([*pieces, b"data: [DONE]\n\n"])
 
     def error(self, problem: ApiProblem) -> bytes:
         return model_api.event(openai_problem(problem))
 
-    def _text(self, field: str, text: str) -> bytes:
+    def _text(self, field: Literal["content", "reasoning_content"], text: str) -> bytes:
         self._sent[field] += text
-        return self._chunk({field: text}) if text else b""
+        delta: ChoiceDeltaDict = {"content": text} if field == "content" else {"reasoning_content": text}
+        return self._chunk(delta) if text else b""
 
     def _chunk(
-        self, delta: dict[str, Any], finish_reason: str | None = None, logprobs: dict[str, Any] | None = None
+        self,
+        delta: ChoiceDeltaDict,
+        finish_reason: FinishReason | None = None,
+        logprobs: ChoiceLogprobsDict | None = None,
     ) -> bytes:
-        choice = {"index": 0, "delta": delta, "logprobs": logprobs, "finish_reason": finish_reason}
-        return model_api.event({**self._head, "choices": [choice], **({"usage": None} if self._usage else {})})
+        choice: ChunkChoiceDict = {"index": 0, "delta": delta, "logprobs": logprobs, "finish_reason": finish_reason}
+        chunk: ChatCompletionChunkDict = {**self._empty, "choices": [choice]}
+        if self._usage:
+            chunk["usage"] = None
+        return model_api.event(chunk)
 
 
-def _logprobs(request: ParsedRequest, completion: Completion) -> dict[str, Any] | None:
+def _logprobs(request: ParsedRequest, completion: Completion) -> ChoiceLogprobsDict | None:
     return {"content": token_logprobs.of_openai(completion), "refusal": None} if request.logprobs else None
 
 
-def usage(completion: Completion) -> dict[str, Any]:
+def usage(completion: Completion) -> CompletionUsageDict:
     n_prompt, n_response = completion.n_prompt_tokens, completion.n_response_tokens
     return {
         "prompt_tokens": n_prompt,
@@ -144,23 +173,21 @@ def usage(completion: Completion) -> dict[str, Any]:
     }
 
 
-def openai_problem(problem: ApiProblem) -> dict[str, Any]:
+def openai_problem(problem: ApiProblem) -> dict[str, ErrorObjectDict]:
     """Return the body of an error in the form of both OpenAI APIs."""
-    kind = "server_error" if problem.status >= 500 else "invalid_request_error"
-    return {
-        "error": {
-            "message": problem.message,
-            "type": kind,
-            "param": problem.param or None,
-            "code": problem.code,
-        }
+    error: ErrorObjectDict = {
+        "message": problem.message,
+        "type": "server_error" if problem.status >= 500 else "invalid_request_error",
+        "param": problem.param or None,
+        "code": problem.code,
     }
+    return {"error": error}
 
 
-def _answer(message: Message) -> dict[str, Any]:
+def _answer(message: Message) -> ChatCompletionMessageDict:
     calls = model_api.calls(message)
     text, thought = model_api.content(message), model_api.reasoning(message)
-    answer: dict[str, Any] = {
+    answer: ChatCompletionMessageDict = {
         "role": "assistant",
         "content": text if text or not calls else None,
         "refusal": None,
@@ -173,7 +200,7 @@ def _answer(message: Message) -> dict[str, Any]:
     return answer
 
 
-def _message(message: Mapping[str, Any], name: str) -> Message:
+def _message(message: ChatCompletionMessageParam, name: str) -> Message:
     """Return the part of a message that the policy sees; keys that clients add are dropped."""
     model_api.refuse(message, CHAT_MESSAGE.refused, name)
     role = message.get("role")
@@ -191,12 +218,9 @@ def _message(message: Mapping[str, Any], name: str) -> Message:
     raise BadRequest(f"{role!r} is not a known role", f"{name}.role")
 
 
-def _calls(message: Mapping[str, Any], name: str) -> list[AnsweredToolCall]:
-    given = message.get("tool_calls")
-    if not given:
-        return []
+def _calls(message: ChatCompletionMessageParam, name: str) -> list[AnsweredToolCall]:
     calls = []
-    for number, call in enumerate(model_api.mappings(given, f"{name}.tool_calls")):
+    for number, call in enumerate(model_api.mappings(message.get("tool_calls") or [], f"{name}.tool_calls")):
         called = call.get("function")
         where = f"{name}.tool_calls[{number}].function"
         if not isinstance(called, dict):
@@ -208,7 +232,7 @@ def _calls(message: Mapping[str, Any], name: str) -> list[AnsweredToolCall]:
     return calls
 
 
-def _tools(value: object) -> tuple[list[dict[str, Any]], list[str]]:
+def _tools(value: Iterable[ChatCompletionToolUnionParam] | None) -> tuple[list[ChatCompletionToolParam], list[str]]:
     """Return the function tools, and the types of the other tools."""
     if not value:
         return [], []

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import orjson
 
@@ -25,6 +25,9 @@ from workers.policy.gateway.dialects.request_fields import (
 )
 from workers.policy.gateway.dialects.requested_forms import of_google, schema_of_google
 from workers.policy.message_images import Content, PicturePart, joined
+
+if TYPE_CHECKING:
+    from openai.types.chat import ChatCompletionToolParam
 
 _STATUS_NAMES = {
     400: "INVALID_ARGUMENT",
@@ -276,9 +279,9 @@ def _system(value: object) -> list[Message]:
     return [{"role": "system", "content": text}] if text else []
 
 
-def _tools(value: object) -> tuple[list[dict[str, Any]], list[str]]:
+def _tools(value: object) -> tuple[list[ChatCompletionToolParam], list[str]]:
     """Return the function tools, and the names of tools that run only on the vendor's servers."""
-    tools: list[dict[str, Any]] = []
+    tools: list[ChatCompletionToolParam] = []
     left_out: list[str] = []
     for number, each in enumerate(model_api.mappings(value or [], "tools")):
         tool = camel(each)

@@ -11,14 +11,19 @@ import hashlib
 import secrets
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 import orjson
 
 from farm.errors import FarmError
 from farm.records.trajectory import Message
 from workers.plugins.interfaces import Completion, Delta
+from workers.policy.gateway.dialects.openai_answers import FinishReason
 from workers.policy.message_images import Content, PicturePart, joined
+
+if TYPE_CHECKING:
+    from openai.types.chat import ChatCompletionMessageFunctionToolCallParam, ChatCompletionToolParam
+    from openai.types.shared_params import FunctionDefinition
 
 _REQUESTED_PARAMS = frozenset(
     {
@@ -37,6 +42,7 @@ _MAX_LABELS = 32
 _MAX_LABEL_CHARS = 200
 _NEUTRAL: tuple[object, ...] = (None, False, "", [], {})
 """Values equivalent to omitting a field."""
+_CUT: Mapping[str, FinishReason] = {"length": "length", "content_filter": "content_filter"}
 NO_IMAGE = "images are supported only in user messages and tool results"
 MAX_DEPTH = 200
 """A depth that can be encoded even if an answer wraps the value."""
@@ -61,7 +67,7 @@ class ParsedRequest:
     """One request of any API. `requested_params` are its sampling parameters, effective or not."""
 
     messages: list[Message]
-    tools: list[dict[str, Any]]
+    tools: list[ChatCompletionToolParam]
     model: str
     stream: bool
     max_tokens: int | None
@@ -119,11 +125,14 @@ class Events(Protocol):
 class Api(Protocol):
     """One model API for one rollout: it may remember its answers."""
 
-    def parse(self, body: Mapping[str, Any]) -> ParsedRequest:
-        """Return the parsed request. Raises BadRequest."""
+    def parse(self, body: Any) -> ParsedRequest:
+        """Return the parsed request, given its JSON object. Raises BadRequest.
+
+        Implementations may annotate `body` with the vendor's type; they check every field that they read.
+        """
         ...
 
-    def answer(self, request: ParsedRequest, completion: Completion) -> dict[str, Any]: ...
+    def answer(self, request: ParsedRequest, completion: Completion) -> Mapping[str, Any]: ...
 
     def events(self, request: ParsedRequest) -> Events: ...
 
@@ -131,7 +140,7 @@ class Api(Protocol):
         """Return the body of an error."""
         ...
 
-    def counted(self, n_tokens: int) -> dict[str, Any]:
+    def counted(self, n_tokens: int) -> Mapping[str, Any]:
         """Return the answer to a request to count a conversation's tokens."""
         ...
 
@@ -174,11 +183,9 @@ def reasoning(message: Message) -> str:
     return result if isinstance(result, str) else ""
 
 
-def finish_reason(completion: Completion) -> str:
-    """Return the chat API's finish reason: stop, length, tool_calls or content_filter."""
-    if completion.finish_reason in ("length", "content_filter"):
-        return completion.finish_reason
-    return "tool_calls" if completion.response.get("tool_calls") else "stop"
+def finish_reason(completion: Completion) -> FinishReason:
+    """Return the chat API's finish reason."""
+    return _CUT.get(completion.finish_reason) or ("tool_calls" if completion.response.get("tool_calls") else "stop")
 
 
 def stop_text(completion: Completion, request: ParsedRequest) -> str | None:
@@ -352,11 +359,13 @@ def schema(value: object, name: str) -> dict[str, Any] | None:
     return value
 
 
-def function(name: str, description: object, parameters: Mapping[str, Any] | None) -> dict[str, Any]:
+def function(name: str, description: object, parameters: dict[str, Any] | None) -> ChatCompletionToolParam:
     """Return a tool in the form of the chat API."""
-    described = {"description": description} if isinstance(description, str) and description else {}
-    given = {"type": "object", "properties": {}} if parameters is None else parameters
-    return {"type": "function", "function": {"name": name, **described, "parameters": given}}
+    definition: FunctionDefinition = {"name": name}
+    if isinstance(description, str) and description:
+        definition["description"] = description
+    definition["parameters"] = {"type": "object", "properties": {}} if parameters is None else parameters
+    return {"type": "function", "function": definition}
 
 
 def assistant(text: str, thought: str, tool_calls: Sequence[AnsweredToolCall]) -> Message:
@@ -369,5 +378,5 @@ def assistant(text: str, thought: str, tool_calls: Sequence[AnsweredToolCall]) -
     return message
 
 
-def tool_call(call: AnsweredToolCall) -> dict[str, Any]:
+def tool_call(call: AnsweredToolCall) -> ChatCompletionMessageFunctionToolCallParam:
     return {"id": call.call_id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}

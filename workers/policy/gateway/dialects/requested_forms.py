@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from workers.policy.gateway.dialects import model_api
 from workers.policy.gateway.dialects.google_schemas import camel, json_schema
 from workers.policy.gateway.dialects.model_api import BadRequest
+
+if TYPE_CHECKING:
+    from openai.types.chat import ChatCompletionToolParam
 
 _SHOWN = 100
 Mode = Literal["auto", "none", "required"]
@@ -31,7 +34,7 @@ class ToolChoice:
     mode: Mode = "auto"
     allowed: tuple[str, ...] = ()
 
-    def checked(self, tools: Sequence[Mapping[str, Any]], left_out: Sequence[str], name: str) -> ToolChoice:
+    def checked(self, tools: Sequence[ChatCompletionToolParam], left_out: Sequence[str], name: str) -> ToolChoice:
         """Return it. Raises BadRequest for a choice among missing tools, and if all tools were hidden."""
         there = {tool["function"]["name"] for tool in tools}
         if self.mode == "required" and not there:

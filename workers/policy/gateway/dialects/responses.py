@@ -8,7 +8,7 @@ from __future__ import annotations
 import hashlib
 import time
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
 
 import orjson
 
@@ -17,13 +17,23 @@ from workers.plugins.interfaces import Completion
 from workers.policy.gateway.dialects import model_api
 from workers.policy.gateway.dialects.chat_completions import openai_problem
 from workers.policy.gateway.dialects.model_api import AnsweredToolCall, ApiProblem, BadRequest, ParsedRequest
+from workers.policy.gateway.dialects.openai_answers import (
+    ErrorObjectDict,
+    InputTokenCountResponseDict,
+    OutputItem,
+    ResponseDict,
+    ResponseUsageDict,
+)
 from workers.policy.gateway.dialects.request_fields import RESPONSES
 from workers.policy.gateway.dialects.requested_forms import of_openai, schema_of_format
 from workers.policy.gateway.dialects.responses_events import ResponsesEvents, output_items
 from workers.policy.gateway.dialects.tool_namespaces import Namespaces, flat_name
 
+if TYPE_CHECKING:
+    from openai.types.chat import ChatCompletionToolParam
+    from openai.types.responses import ResponseCreateParams, ResponseInputItemParam, ResponseInputParam
+
 _TEXT_PARTS = ("input_text", "output_text", "text", "refusal", "summary_text", "reasoning_text")
-_ECHOED = ("instructions", "previous_response_id", "max_output_tokens", "temperature", "top_p", "user")
 
 
 class ResponsesApi:
@@ -37,7 +47,7 @@ class ResponsesApi:
         self._messages: dict[bytes, Message] = {}
         self._namespaces = Namespaces()
 
-    def parse(self, body: Mapping[str, Any]) -> ParsedRequest:
+    def parse(self, body: ResponseCreateParams) -> ParsedRequest:
         unknown = RESPONSES.unknown(body)
         tools, left_out = _tools(self._namespaces.flattened(body.get("tools")))
         choice = of_openai(body.get("tool_choice"), flat=True).checked(tools, left_out, "tool_choice")
@@ -61,7 +71,7 @@ class ResponsesApi:
             labels=model_api.labels(body),
         )
 
-    def answer(self, request: ParsedRequest, completion: Completion) -> dict[str, Any]:
+    def answer(self, request: ParsedRequest, completion: Completion) -> ResponseDict:
         return self._answered(_begun(request), request, completion)
 
     def events(self, request: ParsedRequest) -> ResponsesEvents:
@@ -70,19 +80,19 @@ class ResponsesApi:
             begun, self._calls, lambda completion, items: self._answered(begun, request, completion, items)
         )
 
-    def problem(self, problem: ApiProblem) -> dict[str, Any]:
+    def problem(self, problem: ApiProblem) -> dict[str, ErrorObjectDict]:
         return openai_problem(problem)
 
-    def counted(self, n_tokens: int) -> dict[str, Any]:
+    def counted(self, n_tokens: int) -> InputTokenCountResponseDict:
         return {"object": "response.input_tokens", "input_tokens": n_tokens}
 
     def _answered(
         self,
-        begun: Mapping[str, Any],
+        begun: ResponseDict,
         request: ParsedRequest,
         completion: Completion,
-        items: list[dict[str, Any]] | None = None,
-    ) -> dict[str, Any]:
+        items: list[OutputItem] | None = None,
+    ) -> ResponseDict:
         """Return the finished response; `items` are its output if it was streamed."""
         if begun["store"]:
             # Instructions apply to one response only; the next may have others.
@@ -101,11 +111,12 @@ class ResponsesApi:
     def _calls(self, message: Message) -> list[AnsweredToolCall]:
         return [self._namespaces.within(call) for call in model_api.calls(message)]
 
-    def _items(self, value: object) -> list[Message]:
+    def _items(self, value: str | ResponseInputParam | None) -> list[Message]:
         if isinstance(value, str):
             return [{"role": "user", "content": value}]
         conversation = _Conversation()
-        for number, item in enumerate(model_api.mappings([] if value is None else value, "input")):
+        items = cast("list[ResponseInputItemParam]", model_api.mappings([] if value is None else value, "input"))
+        for number, item in enumerate(items):
             conversation.add(item, f"input[{number}]")
         conversation.close()
         return conversation.messages
@@ -114,7 +125,7 @@ class ResponsesApi:
         name = hashlib.blake2b(orjson.dumps(message, option=orjson.OPT_SORT_KEYS), digest_size=16).digest()
         return self._messages.setdefault(name, message)
 
-    def _earlier(self, body: Mapping[str, Any]) -> list[Message]:
+    def _earlier(self, body: ResponseCreateParams) -> list[Message]:
         earlier = body.get("previous_response_id")
         if earlier is None:
             return []
@@ -124,7 +135,7 @@ class ResponsesApi:
         return messages
 
 
-def _begun(request: ParsedRequest) -> dict[str, Any]:
+def _begun(request: ParsedRequest) -> ResponseDict:
     """Return a response without output."""
     body = request.body
     return {
@@ -134,7 +145,12 @@ def _begun(request: ParsedRequest) -> dict[str, Any]:
         "status": "in_progress",
         "error": None,
         "incomplete_details": None,
-        **{name: body.get(name) for name in _ECHOED},
+        "instructions": body.get("instructions"),
+        "previous_response_id": body.get("previous_response_id"),
+        "max_output_tokens": body.get("max_output_tokens"),
+        "temperature": body.get("temperature"),
+        "top_p": body.get("top_p"),
+        "user": body.get("user"),
         "model": request.model,
         "output": [],
         "parallel_tool_calls": body.get("parallel_tool_calls", True),
@@ -149,7 +165,7 @@ def _begun(request: ParsedRequest) -> dict[str, Any]:
     }
 
 
-def _usage(completion: Completion) -> dict[str, Any]:
+def _usage(completion: Completion) -> ResponseUsageDict:
     n_prompt, n_response = completion.n_prompt_tokens, completion.n_response_tokens
     return {
         "input_tokens": n_prompt,
@@ -174,7 +190,7 @@ class _Conversation:
         self._text = ""
         self._calls: list[AnsweredToolCall] = []
 
-    def add(self, item: Mapping[str, Any], name: str) -> None:
+    def add(self, item: ResponseInputItemParam, name: str) -> None:
         kind = item.get("type") or "message"
         if kind == "function_call":
             self._calls.append(_call(item, name))
@@ -199,13 +215,13 @@ class _Conversation:
             self.close()
 
 
-def _thought(item: Mapping[str, Any], name: str) -> str:
+def _thought(item: ResponseInputItemParam, name: str) -> str:
     return model_api.plain(item.get("content"), f"{name}.content", _TEXT_PARTS) or model_api.plain(
         item.get("summary"), f"{name}.summary", _TEXT_PARTS
     )
 
 
-def _call(item: Mapping[str, Any], name: str) -> AnsweredToolCall:
+def _call(item: ResponseInputItemParam, name: str) -> AnsweredToolCall:
     arguments = model_api.word(item.get("arguments") or "", f"{name}.arguments")
     namespace = model_api.word(item.get("namespace") or "", f"{name}.namespace")
     return AnsweredToolCall(
@@ -215,7 +231,7 @@ def _call(item: Mapping[str, Any], name: str) -> AnsweredToolCall:
     )
 
 
-def _others(item: Mapping[str, Any], name: str) -> Message:
+def _others(item: ResponseInputItemParam, name: str) -> Message:
     kind, role = item.get("type") or "message", item.get("role")
     if kind == "function_call_output":
         output = model_api.shown(item.get("output"), f"{name}.output", _TEXT_PARTS)
@@ -230,7 +246,7 @@ def _others(item: Mapping[str, Any], name: str) -> Message:
     return {"role": "system", "content": model_api.plain(item.get("content"), f"{name}.content", _TEXT_PARTS)}
 
 
-def _tools(value: object) -> tuple[list[dict[str, Any]], list[str]]:
+def _tools(value: object) -> tuple[list[ChatCompletionToolParam], list[str]]:
     """Return the function tools, and the types of tools that run only on the vendor's servers."""
     if not value:
         return [], []

@@ -7,13 +7,16 @@ an empty text; the token that completes the character has all of it. The end of 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from workers.plugins.interfaces import Completion
 from workers.policy.generation import SpelledCompletion
 
+if TYPE_CHECKING:
+    from openai.types.responses.response_output_text_param import Logprob
 
-def of_openai(completion: Completion) -> list[dict[str, Any]]:
+
+def of_openai(completion: Completion) -> list[Logprob]:
     """Return them in the form of both OpenAI APIs; empty if they were not requested."""
     return [
         {"token": text, "bytes": list(text.encode()), "logprob": logprob, "top_logprobs": []}

@@ -16,13 +16,14 @@ from tests.unit.workers.policy.gateway.serving import Playing, Records, context_
 from workers.plugins.interfaces import Delta
 from workers.policy.gateway.calls import GatewayCalls
 from workers.policy.gateway.dialects.chat_completions import ChatApi
-from workers.policy.gateway.dialects.model_api import BadRequest
+from workers.policy.gateway.dialects.model_api import Api, BadRequest
 from workers.policy.gateway.dialects.responses import ResponsesApi
 from workers.policy.gateway.gateway_server import MAX_CONNECTIONS, SOCKET, gateway
 from workers.policy.gateway.request_limits import MAX_BODY_BYTES
 from workers.testing import answering, calling
 
 PATHS = ["/v1/chat/completions", "/v1/responses", "/v1/messages"]
+CHAT: Api = ChatApi()
 HELLO = {"messages": [{"role": "user", "content": "hello"}], "input": "hello", "max_tokens": 50, "model": "m"}
 
 each_api = pytest.mark.parametrize("path", PATHS)
@@ -198,7 +199,7 @@ def test_large_body_is_read_like_a_small_one() -> None:
 def test_repeatedly_raised_limit_does_not_grow() -> None:
     async def main() -> None:
         calls = GatewayCalls(context_of(Playing(saying()), Records(), max_turns=1))
-        parsed_request = ChatApi().parse(HELLO)
+        parsed_request = CHAT.parse(HELLO)
         await calls.complete(parsed_request)
         depths = []
         for _ in range(5):
@@ -211,7 +212,8 @@ def test_repeatedly_raised_limit_does_not_grow() -> None:
 
 
 def test_conversation_is_stored_once_and_only_if_requested() -> None:
-    api, said = ResponsesApi(), [{"role": "user", "content": "hello"}]
+    api: Api = ResponsesApi()
+    said = [{"role": "user", "content": "hello"}]
     ids = []
     for _ in range(2):
         said = [*said, {"role": "user", "content": "more"}]
@@ -229,15 +231,13 @@ def test_conversation_is_stored_once_and_only_if_requested() -> None:
 @pytest.mark.parametrize("stop", [["x"] * 65, ["x" * 1001]])
 def test_number_of_stop_texts_is_limited(stop: list[str]) -> None:
     with pytest.raises(BadRequest, match="stop: at most 64 texts of 1000 characters"):
-        ChatApi().parse({**HELLO, "stop": stop})
+        CHAT.parse({**HELLO, "stop": stop})
 
 
 def test_recorded_parameters_of_a_request_are_short() -> None:
     there = {"type": "function", "function": {"name": "look"}}
     tools = [there, *({"type": "x" * 5000} for _ in range(500))]
-    parsed_request = ChatApi().parse(
-        {**HELLO, "tools": tools, "logit_bias": {str(number): 1 for number in range(10_000)}}
-    )
+    parsed_request = CHAT.parse({**HELLO, "tools": tools, "logit_bias": {str(number): 1 for number in range(10_000)}})
     assert len(json.dumps(parsed_request.requested_params)) < 100_000
     assert "logit_bias" not in parsed_request.requested_params
 

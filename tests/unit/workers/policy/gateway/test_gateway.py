@@ -22,7 +22,7 @@ from workers.policy.gateway.gateway_server import SOCKET, gateway
 from workers.policy.gateway.request_limits import MAX_BODY_BYTES
 from workers.testing import answering, calling
 
-HELLO = {"messages": [{"role": "user", "content": "hello"}], "input": "hello", "max_tokens": 50, "model": "m"}
+HELLO: Any = {"messages": [{"role": "user", "content": "hello"}], "input": "hello", "max_tokens": 50, "model": "m"}
 PATHS = ["/v1/chat/completions", "/v1/responses", "/v1/messages"]
 BUSY = EngineError("engine http://10.0.0.7:8000 is gone")
 FULL = LimitReached(Outcome.CONTEXT_FULL, "engine http://10.0.0.7:8000: 9000 tokens, context of 8192")

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import json
+import types
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, Literal, NotRequired, Union, get_args, get_origin, get_type_hints, is_typeddict
 
 import pydantic
 import pytest
@@ -13,6 +14,7 @@ from pydantic import TypeAdapter
 
 from tests.unit.workers.policy.gateway.serving import Playing, Served, served, thinking
 from workers.plugins.interfaces import Completion
+from workers.policy.gateway.dialects import openai_answers as answers
 from workers.testing import answering, calling
 
 HELLO = {"role": "user", "content": "hello"}
@@ -122,3 +124,63 @@ def test_model_entry_has_the_fields_of_all_apis() -> None:
                 TypeAdapter(ModelInfo).validate_python(each)
 
     asyncio.run(main())
+
+
+def openai_classes() -> dict[type[Any], type[pydantic.BaseModel]]:
+    """Return the class of `openai` for each TypedDict of an answer."""
+    from openai.types import CompletionUsage, Model, chat, completion_usage, responses, shared
+    from openai.types.chat import chat_completion, chat_completion_chunk
+    from openai.types.responses import input_token_count_response, response, response_usage
+
+    return {
+        answers.ErrorObjectDict: shared.ErrorObject,
+        answers.ModelDict: Model,
+        answers.PromptTokensDetailsDict: completion_usage.PromptTokensDetails,
+        answers.CompletionTokensDetailsDict: completion_usage.CompletionTokensDetails,
+        answers.CompletionUsageDict: CompletionUsage,
+        answers.ChoiceLogprobsDict: chat_completion.ChoiceLogprobs,
+        answers.ChatCompletionMessageDict: chat.ChatCompletionMessage,
+        answers.ChoiceDict: chat_completion.Choice,
+        answers.ChatCompletionDict: chat.ChatCompletion,
+        answers.ChoiceDeltaToolCallDict: chat_completion_chunk.ChoiceDeltaToolCall,
+        answers.ChoiceDeltaDict: chat_completion_chunk.ChoiceDelta,
+        answers.ChunkChoiceDict: chat_completion_chunk.Choice,
+        answers.ChatCompletionChunkDict: chat.ChatCompletionChunk,
+        answers.ResponseErrorDict: responses.ResponseError,
+        answers.IncompleteDetailsDict: response.IncompleteDetails,
+        answers.InputTokensDetailsDict: response_usage.InputTokensDetails,
+        answers.OutputTokensDetailsDict: response_usage.OutputTokensDetails,
+        answers.ResponseUsageDict: responses.ResponseUsage,
+        answers.ResponseDict: responses.Response,
+        answers.InputTokenCountResponseDict: input_token_count_response.InputTokenCountResponse,
+    }
+
+
+def literals(hint: Any) -> Iterator[Any]:
+    """Return the values of a type's literals, also within a union."""
+    if get_origin(hint) is Literal:
+        yield from get_args(hint)
+    elif hint is type(None):
+        yield None
+    elif isinstance(hint, types.UnionType) or get_origin(hint) is Union:
+        for each in get_args(hint):
+            yield from literals(each)
+
+
+def test_typed_dicts_of_answers_match_the_openai_classes() -> None:
+    from openai.types import chat, responses
+    from openai.types.chat.chat_completion_message_function_tool_call_param import Function
+    from openai.types.responses.response_output_text_param import Logprob
+
+    names = {**vars(chat), **vars(responses), "Function": Function, "Logprob": Logprob}
+    classes = openai_classes()
+    assert {each for each in vars(answers).values() if is_typeddict(each)} == classes.keys()
+    for sent, known in classes.items():
+        hints = get_type_hints(sent, localns=names, include_extras=True)
+        always = {name for name, hint in hints.items() if get_origin(hint) is not NotRequired}
+        assert always >= {name for name, field in known.model_fields.items() if field.is_required()}, known
+        assert hints.keys() <= known.model_fields.keys() | MORE, known
+        for name, hint in get_type_hints(sent, localns=names).items():
+            kind: Any = known.model_fields[name].annotation if name in known.model_fields else Any
+            for value in literals(hint):
+                TypeAdapter(kind).validate_python(value)
