@@ -29,8 +29,8 @@ def test_finished_rollouts_add_up(collect: Callable[[], Totals], repeats_groups:
     "options",
     [
         {},
-        {"max_inflight_groups": 24},
-        {"max_staleness": 1},
+        pytest.param({"max_inflight_groups": 24}, marks=pytest.mark.soak(only=True)),
+        pytest.param({"max_staleness": 1}, marks=pytest.mark.soak(only=True)),
         {"max_staleness": 1, "leftovers": "cancel", "max_inflight_groups": 24},
     ],
     ids=["default", "over-sampled", "carried over", "kept"],

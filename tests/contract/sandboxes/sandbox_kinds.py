@@ -27,6 +27,7 @@ FAKES: dict[str, Callable[[], SandboxProvider]] = {"local": LocalProvider, "fake
 
 ABOVE_THE_KIND = (
     "kernel/test_sandbox_ipython.py",
+    "test_image_links.py",
     *(f"test_sandbox_{name}.py" for name in ("shell", "terminal", "tools")),
 )
 """Files about code that all of our kinds share, which `make test` runs on the first kind and a soak on each."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +17,13 @@ from workers.handlers.answer_handler import AnswerHandler, AnswerInstance
 from workers.plugins import plugin_values
 from workers.plugins.interfaces import Score, Submission
 
-ASKED = 'Let\'s think step by step and output the final answer after "####".'
+Scored = Callable[..., tuple[Score, ...]]
+INSTRUCTION = 'Let\'s think step by step and output the final answer after "####".'
 VERL = {
     "data_source": "openai/gsm8k",
-    "prompt": [{"role": "user", "content": f"Natalia sold 48 clips, and then half as many. How many in all? {ASKED}"}],
+    "prompt": [
+        {"role": "user", "content": f"Natalia sold 48 clips, and then half as many. How many in all? {INSTRUCTION}"}
+    ],
     "reward_model": {"style": "rule", "ground_truth": "72"},
     "extra_info": {"split": "train", "index": 0},
 }
@@ -45,14 +49,25 @@ PICKED = {
 }
 
 
-def scored(folder: Path, form: str, row: dict[str, Any], response: str, *rules: str, **given: str) -> tuple[Score, ...]:
-    """Score a response once, as a batch that counts the reward of each of these names would."""
-    path = folder / "rows.jsonl"
-    path.write_text(json.dumps(row))
-    (instance,) = read_rows(path, form, given=given).instances
-    evaluator = AnswerHandler(AnswerInstance.model_validate(instance.fields)).evaluator()
-    found = asyncio.run(evaluator.evaluate(Submission(answer=response), no_sandbox, 240.0))
-    return tuple(plugin_values.score(found, "an evaluator", rule) for rule in rules)
+@pytest.fixture(scope="module")
+def scored() -> Iterator[Scored]:
+    """Yield a function that scores a response once, as a batch that counts the reward of each of these names would.
+
+    All share an event loop, and so a grader.
+    """
+    with asyncio.Runner() as loop:
+
+        def once(
+            folder: Path, form: str, row: dict[str, Any], response: str, *rules: str, **given: str
+        ) -> tuple[Score, ...]:
+            path = folder / "rows.jsonl"
+            path.write_text(json.dumps(row))
+            (instance,) = read_rows(path, form, given=given).instances
+            evaluator = AnswerHandler(AnswerInstance.model_validate(instance.fields)).evaluator()
+            found = loop.run(evaluator.evaluate(Submission(answer=response), no_sandbox, 240.0))
+            return tuple(plugin_values.score(found, "an evaluator", rule) for rule in rules)
+
+        yield once
 
 
 @pytest.mark.parametrize(
@@ -112,7 +127,7 @@ def scored(folder: Path, form: str, row: dict[str, Any], response: str, *rules: 
     ],
 )
 def test_score_of_the_farm_and_of_the_authors_are_both_returned(
-    tmp_path: Path, form: str, row: dict[str, Any], response: str, farm: float, authors: float
+    scored: Scored, tmp_path: Path, form: str, row: dict[str, Any], response: str, farm: float, authors: float
 ) -> None:
     given = {"env_class": "gsm8k"} if form == "skyrl" else {}
     score, theirs = scored(tmp_path, form, row, response, "", "authors", **given)
@@ -122,7 +137,7 @@ def test_score_of_the_farm_and_of_the_authors_are_both_returned(
     assert theirs.value == authors
 
 
-def test_row_without_authors_has_only_the_farm_score(tmp_path: Path) -> None:
+def test_row_without_authors_has_only_the_farm_score(scored: Scored, tmp_path: Path) -> None:
     (score,) = scored(tmp_path, "answer", RAW, "\\boxed{72}", "")
     assert score == Score(1.0, {"answer": "72", "rule": "equal text"})
     with pytest.raises(EvaluatorError, match="gave no reward 'authors', which the batch counts"):
@@ -144,12 +159,12 @@ def test_row_without_authors_has_only_the_farm_score(tmp_path: Path) -> None:
     ],
 )
 def test_answers_from_public_bug_reports_are_graded_correctly(
-    tmp_path: Path, gold: str, response: str, value: float
+    scored: Scored, tmp_path: Path, gold: str, response: str, value: float
 ) -> None:
     assert scored(tmp_path, "answer", {"question": "q", "answer": gold}, response, "")[0].value == value
 
 
-def test_whole_numbers_are_compared_exactly(tmp_path: Path) -> None:
+def test_whole_numbers_are_compared_exactly(scored: Scored, tmp_path: Path) -> None:
     row = {"question": "q", "answer": "1000000007"}
     assert scored(tmp_path, "answer", row, "\\boxed{1,000,000,007}", "")[0].value == 1.0
     assert scored(tmp_path, "answer", row, "\\boxed{1000000008}", "")[0].value == 0.0

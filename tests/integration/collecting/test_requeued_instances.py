@@ -23,7 +23,7 @@ from farm.errors import InvalidRequest
 from farm.records.rollout import Group, State
 from farm.records.trajectory import NO_VERSION
 from farm.store.database import Store
-from tests.integration.collecting.played_run import KilledClient, ProcessKilled, ScriptedRun, numbers, problems
+from tests.integration.collecting.scripted_run import KilledClient, ProcessKilled, ScriptedRun, numbers, problems
 from tests.services.api import KEY, served
 from tests.services.soak import at_length
 
@@ -133,10 +133,10 @@ def test_early_stop_counts_kept_samples(sqlite_store: Store) -> None:
     options |= {"leftovers": "cancel", "early_stop_samples": 3, "min_samples": 3}
     # three of 0 are enough; of 1 two have ended then
     queue = run.scripted.queued
-    plays = [lambda: [queue()[at] for at in (0, 1, 2, 4, 5)]]
+    finish_orders = [lambda: [queue()[at] for at in (0, 1, 2, 4, 5)]]
 
     def complete_some(seconds: float) -> None:
-        run.scripted.finish(plays.pop()() if plays else queue()[:1])
+        run.scripted.finish(finish_orders.pop()() if finish_orders else queue()[:1])
 
     collector = run.collector(wait=complete_some, **options)
     assert numbers(collector.collect(1)) == [0]
@@ -316,7 +316,7 @@ def random_options(draw: st.DrawFn) -> dict[str, Any]:
 
 
 @pytest.mark.soak
-@examples(max_examples=at_length(20, 300), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@examples(max_examples=at_length(8, 300), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(options=random_options(), numbered=st.booleans(), seed=st.integers(0, 2**32))
 def test_every_instance_is_trained_dropped_or_waiting(
     sqlite_store: Store, options: dict[str, Any], numbered: bool, seed: int
