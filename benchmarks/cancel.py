@@ -38,7 +38,7 @@ N_QUEUED = len(NODES) * (N_INIT + N_EVAL)
 AT_MOST_MS = 1000.0
 """The promised limit for each percentile, in milliseconds."""
 _ANSWER = "answer"
-_BOOK = Script(
+_SCRIPT = Script(
     [ScriptedProblem(match=_ANSWER, branches=(Branch(name="answer", turns=(ScriptedTurn(content=_ANSWER),)),))]
 )
 _PROBLEM = {
@@ -48,7 +48,7 @@ _PROBLEM = {
 _LIMITS = {"init_s": 600, "run_s": 3600}
 _NEVER_S = 3600.0
 _DEADLINE_S = 180.0
-_LOOK_S = 0.005
+_POLL_S = 0.005
 
 
 @dataclass(slots=True)
@@ -64,7 +64,7 @@ class Falling:
 
 def main() -> None:
     result = options(__doc__)
-    report = Report(f"from a cancel of {N_ACTIVE} rollouts that play, and {N_QUEUED} that are queued for an agent")
+    report = Report(f"from a cancel of {N_ACTIVE} running rollouts, and {N_QUEUED} that are queued for an agent")
     times: dict[str, list[float]] = {}
     with tempfile.TemporaryDirectory(prefix="farm-cancel-", dir="/tmp") as name, ExitStack() as stack:
         folder = Path(name)
@@ -76,7 +76,7 @@ def main() -> None:
         redis, broker_url = start_redis(folder / "redis", folder / "redis.log")
         stack.callback(redis.end, 5.0)
         stack.callback(redis.terminate)
-        engine = ScriptedEngine(_BOOK)
+        engine = ScriptedEngine(_SCRIPT)
         url = stack.enter_context(serving(engine.app()))
         clients = {
             "redis": stack.enter_context(farm.connect(store_url, broker_url=broker_url)),
@@ -102,7 +102,7 @@ def cancelled(client: farm.Farm, engine: ScriptedEngine, folder: Path) -> dict[s
     batch_id = client.submit({"instances": [_PROBLEM] * (N_ACTIVE + N_QUEUED), "limits": _LIMITS})
     _until(
         lambda: engine.n_running == N_ACTIVE and _all_wait(client, batch_id),
-        f"all of {batch_id} play, or wait to",
+        f"all of {batch_id} run or are queued",
     )
     queued = {f"{each.rollout_id}.{each.attempt}" for each in client.rollouts(batch_id) if each.state == State.QUEUED}
     calls, sandboxes, of_queued = Falling(N_ACTIVE), Falling(N_ACTIVE), Falling(N_QUEUED)
@@ -119,7 +119,7 @@ def cancelled(client: farm.Farm, engine: ScriptedEngine, folder: Path) -> dict[s
     cancelled_at = time.monotonic()
     cancelling = threading.Thread(target=client.cancel, args=(batch_id,))
     cancelling.start()
-    _until(all_gone, "all are gone", _LOOK_S)
+    _until(all_gone, "all are gone", _POLL_S)
     cancelling.join()
     return {"call_closed": calls.falls, "sandbox_gone": sandboxes.falls, "queued_sandbox_gone": of_queued.falls}
 

@@ -43,7 +43,7 @@ def main() -> None:
     parser.add_argument("--batches", type=int, default=4, help="batches that they are of")
     parser.add_argument("--virtual-s", type=float, default=30.0, help="simulated seconds; what is queued lasts for 11")
     parser.add_argument("--wall-s", type=float, default=600.0, help="seconds after which a simulation ends in any case")
-    parser.add_argument("--real", type=int, metavar="N", help="play on N real nodes, and on one, instead")
+    parser.add_argument("--real", type=int, metavar="N", help="run on N real nodes, and on one, instead")
     parser.add_argument("--quick", action="store_true", help="1, 16 and 64 nodes, fewer rollouts, within 50 s")
     parser.add_argument("--json", type=Path, metavar="FILE", help="also write the figures there")
     result = parser.parse_args()

@@ -22,8 +22,8 @@ from functools import partial
 
 from examples.environment.guessing_game import GuessingGame
 from farm.records.request import SandboxSpec
-from testkit.place import conditions, scratch
 from testkit.report import Report, options
+from testkit.scratch_folder import conditions, scratch
 from workers.environments.environment import Action, Episode
 from workers.environments.environment_program import EnvironmentProgram, environment_program
 from workers.environments.environment_servers import EnvironmentServers

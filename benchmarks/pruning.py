@@ -65,7 +65,7 @@ class TimedStore(Store):
 def main() -> None:
     arguments = options(__doc__)
     n = 10_000 if arguments.quick else 200_000
-    report = Report("pruning beside a farm that plays")
+    report = Report("pruning while a farm runs rollouts")
     with tempfile.TemporaryDirectory(prefix="farm-prune-") as folder:
         measure(report, "SQLite", f"sqlite:///{Path(folder) / 'farm.db'}", n)
     with postgres_server() as url:

@@ -72,7 +72,7 @@ def main() -> None:
     env = _SHORT if result.quick else {}
     lease_s = float(env.get("FARM_LEASE_S", Settings.model_fields["lease_s"].default))
     report = Report(
-        "from the death of a part to its rollouts playing on" + (", with short leases" if result.quick else "")
+        "from the death of a part to its rollouts running again" + (", with short leases" if result.quick else "")
     )
     with tempfile.TemporaryDirectory(prefix="farm-recovery-", dir="/tmp") as name, ExitStack() as stack:
         folder = Path(name)

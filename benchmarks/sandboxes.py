@@ -34,9 +34,9 @@ from benchmarks.cycles import PROVIDERS, Cycles, killed_worker
 from benchmarks.peers.raw_apptainer import RawApptainer
 from farm.records.request import SandboxSpec
 from testkit.leftovers import Leftovers
-from testkit.place import conditions, scratch, small_image
 from testkit.processes import memory_of_all_mb, tree
 from testkit.report import Report, options
+from testkit.scratch_folder import conditions, scratch, small_image
 from workers.plugins.interfaces import Sandbox
 from workers.sandboxes.images.image import image as unpacked
 from workers.sandboxes.launch_plan import prepare

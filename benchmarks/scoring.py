@@ -20,8 +20,8 @@ from typing import Any
 
 from examples.problems import humaneval_problems, math_problems
 from farm.records.request import SandboxSpec
-from testkit.place import conditions, scratch
 from testkit.report import Report, options
+from testkit.scratch_folder import conditions, scratch
 from workers.evaluators.answer import AnswerEvaluator
 from workers.evaluators.grader import LIBRARIES
 from workers.evaluators.grading import Grader, shared_grader

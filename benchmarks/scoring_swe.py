@@ -12,8 +12,8 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 from examples.problems import swe_problems
-from testkit.place import conditions, scratch
 from testkit.report import Report, options
+from testkit.scratch_folder import conditions, scratch
 from workers.evaluators.patches import GIT_ENV, PATCH, PatchedTree, script
 from workers.evaluators.tests import MAX_KEPT_COPIES
 from workers.handlers.swe import SweHandler, SweInstance

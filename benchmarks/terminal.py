@@ -13,8 +13,8 @@ import time
 from collections.abc import Callable
 from functools import partial
 
-from testkit.place import conditions
 from testkit.report import Report, options
+from testkit.scratch_folder import conditions
 from workers.tools.terminal.screen import drawn
 
 LINE = "The quick brown fox jumps over the lazy dog, again and again: 123\n"

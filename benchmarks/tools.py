@@ -33,8 +33,8 @@ from benchmarks.peers.raw_apptainer import RawApptainer, instance
 from benchmarks.peers.raw_tmux import Tmux
 from farm.errors import FarmError
 from farm.records.request import SandboxSpec
-from testkit.place import conditions, scratch, small_image
 from testkit.report import Report, options
+from testkit.scratch_folder import conditions, scratch, small_image
 from workers.plugins.interfaces import Sandbox
 from workers.sandboxes.images.image import image as unpacked
 from workers.sandboxes.singularity import SingularityProvider

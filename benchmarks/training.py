@@ -32,9 +32,9 @@ from examples.training.training_farm import cloned_policy, training_farm
 from examples.training.turn_text import CONTEXT_TOKENS
 from examples.training.vllm_server import vllm_server
 from farm.settings import Settings, settings
-from testkit.place import conditions, scratch
 from testkit.processes import tree
 from testkit.report import Report
+from testkit.scratch_folder import conditions, scratch
 from workers.plugins import registry
 from workers.sandboxes.provider import NodeSandboxProvider
 

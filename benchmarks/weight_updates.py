@@ -39,8 +39,8 @@ from farm.records.engine import PauseMode
 from farm.records.rollout import Rollout
 from farm.records.trajectory import ModelCall
 from farm.settings import Settings, settings
-from testkit.place import conditions, scratch
 from testkit.report import Report
+from testkit.scratch_folder import conditions, scratch
 
 N_RUN = 48
 """Rollouts that run on the node at a time; some are in tool calls."""
@@ -49,7 +49,7 @@ _GROUPS, _SAMPLES = 16, 4
 _MAX_GAP = 1e-4
 """Rounding of float32, with a margin; different weights give gaps of tenths."""
 _BUSY_S, _END_S = 120.0, 300.0
-_LOOK_S = 0.05
+_POLL_S = 0.05
 _PHASE_S = 0.2
 _VLLM_MODES: dict[PauseMode, str] = {"drain": "wait", "keep": "keep", "abort": "abort"}
 _COUNTERS = {
@@ -187,7 +187,7 @@ def busy(client: farm.Farm, server: DirectServer, batch_ids: list[str]) -> int:
             batch_ids.append(submit(client, len(batch_ids)))
         if time.monotonic() > deadline:
             raise TimeoutError(f"{n:.0f} calls run on the engine after {_BUSY_S:g} s, not {N_CALLS}")
-        time.sleep(_LOOK_S)
+        time.sleep(_POLL_S)
     return int(n)
 
 
@@ -223,7 +223,7 @@ def silences(server: DirectServer) -> Iterator[list[float]]:
     """Poll the engine's tokens while the block runs, and until there are more; yields the longest time without."""
     longest, over = [0.0], threading.Event()
 
-    def look() -> None:
+    def poll_counters() -> None:
         last, since = server.counters()["sampled"], time.perf_counter()
         while True:
             n, now = server.counters()["sampled"], time.perf_counter()
@@ -232,9 +232,9 @@ def silences(server: DirectServer) -> Iterator[list[float]]:
                 last, since = n, now
                 if over.is_set():
                     return
-            time.sleep(_LOOK_S)
+            time.sleep(_POLL_S)
 
-    thread = threading.Thread(target=look, daemon=True)
+    thread = threading.Thread(target=poll_counters, daemon=True)
     thread.start()
     yield longest
     over.set()
@@ -306,7 +306,7 @@ def tell_tokens(report: Report, mode: PauseMode, mode_run: ModeRun, gap: dict[st
     again = sum(each.attempt != 1 for each in mode_run.rollouts)
     lost = mode_run.n_submitted - len({each.rollout_id for each in mode_run.rollouts})
     report.add(
-        f"{mode}: rollouts lost, broken or played again",
+        f"{mode}: rollouts lost, broken or run again",
         lost + broken + again + mode_run.n_violations,
         "",
         at_most=0,

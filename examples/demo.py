@@ -127,10 +127,10 @@ def policy(instances: list[farm.Instance], seed: int) -> Iterator[tuple[str, str
         return
     folder = settings().home.absolute()
     folder.mkdir(parents=True, exist_ok=True)
-    book = scripts.write_script(scripts.example_script(instances, seed), folder / "script.jsonl")
+    script = scripts.write_script(scripts.example_script(instances, seed), folder / "script.jsonl")
     log = folder / "logs" / "policy.log"
     log.unlink(missing_ok=True)
-    command = [sys.executable, "-m", "workers.testing.engine", "--book", str(book), "--seed", str(seed)]
+    command = [sys.executable, "-m", "workers.testing.engine", "--book", str(script), "--seed", str(seed)]
     command += ["--model-text", str(folder / "scripted-model")]
     child = ChildProcess(command, log=log, env=os.environ | {"PYTHONUNBUFFERED": "1"})
     try:

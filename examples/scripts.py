@@ -42,7 +42,7 @@ while n:
     digits = "0123456789abcdef"[digit] + digits
 print(digits or 0)""",
 }
-_LOOK = "question = {question!r}\nprint(len(question.split()), 'words')"
+_COUNT_WORDS = "question = {question!r}\nprint(len(question.split()), 'words')"
 """For families without a short calculation."""
 
 
@@ -80,7 +80,9 @@ def _math(fields: dict[str, Any], draw: random.Random) -> ScriptedProblem:
 
 def _program(fields: dict[str, Any]) -> str:
     """Return a Python program that computes and prints the answer."""
-    return _PROGRAMS.get(fields["family"], _LOOK).format(**(fields["metadata"] | {"question": fields["question"]}))
+    return _PROGRAMS.get(fields["family"], _COUNT_WORDS).format(
+        **(fields["metadata"] | {"question": fields["question"]})
+    )
 
 
 def _near_miss(answer: str, draw: random.Random) -> str:

@@ -19,7 +19,7 @@ class Leftovers:
 
     def __init__(self, scratch: Path) -> None:
         self._mark = str(scratch).encode()
-        self._before = _everyone()
+        self._before = _all_processes()
         self._n_descriptors = _n_descriptors()
 
     def leftovers(self) -> dict[str, list[str]]:
@@ -45,7 +45,7 @@ class Leftovers:
 
     def _processes(self) -> list[int]:
         descendants = tree(os.getpid())
-        new = [pid for pid, started in _everyone() - self._before]
+        new = [pid for pid, started in _all_processes() - self._before]
         return sorted(pid for pid in new if pid in descendants or self._is_marked(pid))
 
     def _is_marked(self, pid: int) -> bool:
@@ -62,7 +62,7 @@ class Leftovers:
         return [line.decode(errors="replace") for line in Path(path).read_bytes().splitlines() if self._mark in line]
 
 
-def _everyone() -> set[tuple[int, int]]:
+def _all_processes() -> set[tuple[int, int]]:
     """Return all processes of the machine, each with its start time, as pids are reused."""
     result = set()
     for folder in Path("/proc").iterdir():

@@ -30,7 +30,7 @@ _OPTIONS = {
 @contextmanager
 def postgres_server() -> Iterator[str]:
     """Yield the SQLAlchemy URL of the maintenance database of a new Postgres. Raises Missing."""
-    with mortal_postgres() as server:
+    with restartable_postgres() as server:
         yield server.url
 
 
@@ -62,7 +62,7 @@ class RestartablePostgres:
 
 
 @contextmanager
-def mortal_postgres(**options: str) -> Iterator[RestartablePostgres]:
+def restartable_postgres(**options: str) -> Iterator[RestartablePostgres]:
     """Yield a new Postgres, with options in addition to those of all test servers. Raises Missing."""
     user = ORDINARY_USER if os.getuid() == 0 else None  # Postgres refuses to run as root
     with private_folder(user, in_memory=True) as folder:

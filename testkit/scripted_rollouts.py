@@ -22,7 +22,7 @@ _LEASE_S = 600.0
 
 @dataclass(frozen=True, slots=True)
 class QueuedRollout:
-    """A rollout that nobody runs yet."""
+    """A rollout that is not claimed yet."""
 
     rollout_id: str
     batch_id: str
@@ -48,7 +48,7 @@ class ScriptedRollouts:
         store.write(lambda connection: nodes.announce(connection, node))
 
     def queued(self) -> list[QueuedRollout]:
-        """Return the rollouts that nobody runs, by batch in order of submission."""
+        """Return the unclaimed rollouts, by batch in order of submission."""
         return self._store.read(_queued)
 
     def run_next(self, n: int | None = None) -> int:

@@ -60,7 +60,7 @@ BY_PROCESSES: Mapping[str, tuple[str, ...]] = {
     "farm.launch": ("tests/acceptance/test_head.py", "tests/acceptance/test_nodes.py"),
     "farm.metrics": ("tests/integration/test_oversight.py",),
     "farm.metrics_server": ("tests/integration/test_oversight.py",),
-    "farm.notifications": ("tests/integration/test_hints.py", "tests/acceptance/faults/test_broker_faults.py"),
+    "farm.notifications": ("tests/integration/test_notifications.py", "tests/acceptance/faults/test_broker_faults.py"),
     "farm.observing": ("tests/integration/observing", "tests/integration/test_oversight.py"),
     "farm.retry_policy": ("tests/acceptance/faults/test_causes.py", "tests/acceptance/faults/test_hangs.py"),
     "farm.scheduler": (*_KILLS, "tests/integration/stores", "tests/acceptance/test_overload.py"),

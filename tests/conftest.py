@@ -39,7 +39,10 @@ _APART = tuple(
 """Tests of these files share nothing and run whole farms for many seconds each: they are distributed one by one."""
 
 _LONGEST = (
-    *(f"tests/acceptance/{name}.py::" for name in ("test_wheel", "faults/test_hangs", "faults/test_sleeping")),
+    *(
+        f"tests/acceptance/{name}.py::"
+        for name in ("test_wheel", "faults/test_hangs", "faults/test_uninterruptible_sleep")
+    ),
     *_APART,
     *(f"tests/acceptance/{name}.py::" for name in ("test_head", "test_weight_updates")),
     *(f"tests/acceptance/faults/{name}.py::" for name in ("test_store_faults", "test_broker_faults")),

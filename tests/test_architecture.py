@@ -1,4 +1,4 @@
-"""Rules beyond the import contracts: which modules read the environment, and how modules are named."""
+"""Rules beyond the import contracts: reads of the environment, docstrings and names of modules."""
 
 from __future__ import annotations
 
@@ -14,40 +14,40 @@ CONFIG_FILE = ROOT / "farm" / "configuration" / "config_file.py"
 VAGUE = {"utils", "util", "helpers", "helper", "common", "base", "manager", "managers", "misc"}
 
 
-def _without(keeps_it: Callable[[Path], bool]) -> list[str]:
+def _breaking(is_kept: Callable[[Path], bool]) -> list[str]:
     """Return the modules of the farm that break a rule."""
-    return [str(path.relative_to(ROOT)) for path in MODULES if not keeps_it(path)]
+    return [str(path.relative_to(ROOT)) for path in MODULES if not is_kept(path)]
 
 
-def test_a_module_says_what_lives_in_it() -> None:
-    def says(path: Path) -> bool:
+def test_every_module_has_a_docstring() -> None:
+    def has_docstring(path: Path) -> bool:
         tree = ast.parse(path.read_text())
         is_empty_marker = path.name == "__init__.py" and not tree.body
         return is_empty_marker or bool(ast.get_docstring(tree))
 
-    assert _without(says) == [], "open them with one sentence on what lives there"
+    assert _breaking(has_docstring) == [], "add a docstring of one sentence"
 
 
-def test_a_module_is_named_for_what_it_holds() -> None:
-    assert _without(lambda path: not VAGUE & {path.stem, *path.stem.split("_"), path.parent.name}) == []
+def test_no_module_has_a_vague_name() -> None:
+    assert _breaking(lambda path: not VAGUE & {path.stem, *path.stem.split("_"), path.parent.name}) == []
 
 
-def test_settings_alone_reads_the_farms_environment_variables() -> None:
-    def leaves_it_to_settings(path: Path) -> bool:
+def test_only_settings_reads_environment_variables_of_the_farm() -> None:
+    def reads_no_farm_variables(path: Path) -> bool:
         tree = ast.parse(path.read_text())
         if path in {ROOT / "farm" / "settings.py", CONFIG_FILE} or _runs_outside_the_farm(tree):
             return True
         return not [name for node in ast.walk(tree) for name in _variables_read(node) if name.startswith("FARM_")]
 
-    assert _without(leaves_it_to_settings) == [], "add a field to farm/settings.py instead of reading a variable there"
+    assert _breaking(reads_no_farm_variables) == [], "add a field to farm/settings.py instead"
 
 
-def test_the_schema_comes_from_migrations() -> None:
+def test_schema_has_migrations() -> None:
     assert (ROOT / "alembic" / "env.py").is_file()
     assert list((ROOT / "alembic" / "versions").glob("*.py")), "no revision: a new database would stay empty"
 
 
-def test_the_client_but_its_local_part_is_held_to_be_light() -> None:
+def test_import_contract_of_the_client_lists_all_its_light_modules() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())
     [contract] = [
         each for each in project["tool"]["importlinter"]["contracts"] if each["name"].startswith("A trainer's client")

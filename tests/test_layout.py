@@ -30,7 +30,7 @@ def test_isolation_imports_only_the_standard_library() -> None:
     assert foreign == [], "it runs as `python -I -S`, without installed packages"
 
 
-def test_tests_and_benchmarks_do_not_know_each_other() -> None:
+def test_tests_benchmarks_and_testkit_do_not_import_each_other() -> None:
     apart = {"tests": {"benchmarks"}, "benchmarks": {"tests"}, "testkit": {"tests", "benchmarks"}}
     found = [
         f"{path.relative_to(ROOT)}: {name}"
@@ -42,7 +42,7 @@ def test_tests_and_benchmarks_do_not_know_each_other() -> None:
     assert found == [], "testkit has what both need; it imports neither"
 
 
-def test_ids_are_built_and_parsed_in_one_place() -> None:
+def test_only_the_ids_module_builds_and_parses_ids() -> None:
     elsewhere = [
         f"{path.relative_to(ROOT)}:{node.lineno}: {ast.unparse(node)}"
         for path in sorted(set(PRODUCT) - {IDS})
@@ -77,13 +77,13 @@ def _parses_an_id(node: ast.expr) -> bool:
 
 
 @pytest.mark.parametrize("text", ["f'{batch_id}.{group}'", "f'{job.rollout_id}.eval'", "rollout_id.rpartition('.')[0]"])
-def test_an_id_that_is_built_or_parsed_is_seen(text: str) -> None:
+def test_expression_that_builds_or_parses_an_id_is_detected(text: str) -> None:
     nodes = [node for node in ast.walk(ast.parse(text)) if isinstance(node, ast.expr)]
     assert any(_builds_an_id(node) or _parses_an_id(node) for node in nodes)
 
 
 @pytest.mark.parametrize("text", ["f'there is no rollout {rollout_id}.'", "f'{batch_id}: {n}.{m}'", "name.split('.')"])
-def test_a_sentence_about_an_id_is_none(text: str) -> None:
+def test_text_with_an_id_is_not_reported(text: str) -> None:
     nodes = [node for node in ast.walk(ast.parse(text)) if isinstance(node, ast.expr)]
     assert not any(_builds_an_id(node) or _parses_an_id(node) for node in nodes)
 

@@ -73,7 +73,7 @@ def first_s() -> float:
 
 
 def waits() -> bool:
-    """Return whether the running command was told how long to wait."""
+    """Return whether the running command was called with `--wait`."""
     context = click.get_current_context(silent=True)
     return context is not None and _WAIT in context.meta
 

@@ -16,7 +16,7 @@ PERIOD_S = 1.0
 LONGEST_S = 600.0
 """Seconds after which a stream ends; the browser opens another one."""
 MOST = 64
-"""The maximum number of streams of one process; further clients are told to retry later."""
+"""The maximum number of streams of one process; further clients get an answer to retry later."""
 
 Look = Callable[[], Awaitable[tuple[str, bool]]]
 """A coroutine function that returns the present state of a part, and whether it is final."""

@@ -27,7 +27,7 @@ INSTANCE = {
     },
 }
 COMMANDS = ("seq 200000", "seq 20000", "head -c 3000000 /dev/urandom", "echo short", "head -c 3000000 /dev/urandom")
-BOOK = Script(
+SCRIPT = Script(
     [
         ScriptedProblem(
             match="count a lot",
@@ -55,7 +55,7 @@ def sequence(last: int) -> bytes:
 def test_long_outputs_are_kept_up_to_the_cap_of_the_rollout() -> None:
     with (
         farm_folder() as folder,
-        serving(EngineDouble(BOOK).app()) as policy,
+        serving(EngineDouble(SCRIPT).app()) as policy,
         embedded(folder, FARM_POLICY_URL=f"{policy}/v1", FARM_ARTEFACTS_MB="5") as here,
         farm.connect(here.store_url, broker_url=here.broker_url) as client,
     ):

@@ -26,7 +26,7 @@ from workers.testing.scripted_model import Branch, Script, ScriptedCall, Scripte
 from workers.testing.serving import serving
 
 SLEEPS = ScriptedTurn(tool_calls=(ScriptedCall(name="bash", arguments={"command": "sleep 600"}),))
-BOOK = Script([ScriptedProblem(match="sleep", branches=(Branch(name="sleep", turns=(SLEEPS,)),))])
+SCRIPT = Script([ScriptedProblem(match="sleep", branches=(Branch(name="sleep", turns=(SLEEPS,)),))])
 IN_SANDBOX = {"data_source": "working", "fields": {"question": "sleep"}}
 IN_ENGINE = {"data_source": "chat", "fields": {"question": "think", "expected": "x"}}
 IN_INIT = {"data_source": "unruly", "fields": {"fault": "prepare:hang", "where": "host"}}
@@ -57,14 +57,14 @@ class TwoNodeFarm:
 @pytest.fixture(scope="module")
 def nodes_of_two(postgres_url: str, migrated_postgres: str) -> Iterator[tuple[Store, str, EngineDouble, Path]]:
     """Yield their store, their broker, the engine whose calls never end, and their folder."""
-    slow = EngineDouble(BOOK, model="slow")
+    slow = EngineDouble(SCRIPT, model="slow")
     with ExitStack() as stack:
         store = Store(stack.enter_context(postgres_database(postgres_url, migrated_postgres)))
         # a separate Redis: the one of the run is emptied for each test
         broker_url = stack.enter_context(redis_server())
         folder = stack.enter_context(farm_folder())
         engines = {
-            "fast": stack.enter_context(serving(EngineDouble(BOOK, model="fast").app())),
+            "fast": stack.enter_context(serving(EngineDouble(SCRIPT, model="fast").app())),
             "slow": stack.enter_context(serving(slow.app())),
         }
         env = installed_in(folder) | {"FARM_WARM_POOL": "0"}
@@ -110,7 +110,9 @@ def test_cancelled_rollouts_end_in_every_stage(two_nodes: TwoNodeFarm) -> None:
     ids["queued"] = client.submit({"instances": [QUEUED] * 60})
     until(lambda: two_nodes.slow.n_running == 4, lambda: f"the engine is at work, not {two_nodes.slow.n_running}", 120)
     until(lambda: all(client.calls(f"{ids['sandbox']}.0.{k}") for k in range(2)), "the first calls are recorded", 120)
-    until(lambda: {"one", "two"} <= {each.node for each in client.rollouts(ids["queued"])}, "both nodes play", 120)
+    until(
+        lambda: {"one", "two"} <= {each.node for each in client.rollouts(ids["queued"])}, "both nodes run rollouts", 120
+    )
 
     one = f"{ids['engine']}.0.1"
     assert client.cancel(one) == [one]

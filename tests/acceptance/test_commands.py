@@ -214,8 +214,8 @@ def test_errors_are_reported_in_one_line(farm: _Shell) -> None:
 
 
 def test_up_reports_the_kind_of_sandbox(farm: _Shell) -> None:
-    said = (farm.folder / "up.log").read_text()
-    assert re.search(r"^sandbox (singularity|namespace)( |$)", said, re.MULTILINE), said
+    output = (farm.folder / "up.log").read_text()
+    assert re.search(r"^sandbox (singularity|namespace)( |$)", output, re.MULTILINE), output
 
 
 def test_doctor_passes_on_a_running_farm(farm: _Shell) -> None:

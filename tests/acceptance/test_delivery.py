@@ -81,6 +81,6 @@ def test_retry_runs_only_the_failed_rollout_of_a_group(here: Embedded, tmp_path:
         (group,) = client.stream_groups(batch_id, timeout_s=600)
         assert [(each.state, each.reward) for each in group.rollouts] == [(State.COMPLETED, 1.0)] * 8
         assert sorted(each.attempt for each in group.rollouts) == [1] * 7 + [2]
-        played = [timing for each in group.rollouts for timing in client.timings(each.rollout_id)]
-        assert sum(timing.stage is Stage.RUN for timing in played) == 9, "one more, not eight"
+        timings = [timing for each in group.rollouts for timing in client.timings(each.rollout_id)]
+        assert sum(timing.stage is Stage.RUN for timing in timings) == 9, "one more, not eight"
         assert client.violations(batch_id) == []

@@ -45,7 +45,7 @@ def store(postgres_store: Store) -> Store:
 
 
 def until_running(client: farm.Farm, batch_id: str, n: int) -> None:
-    until(lambda: client.status(batch_id).stages[farm.Stage.RUN][farm.State.ACTIVE] >= n, f"{n} play", 120)
+    until(lambda: client.status(batch_id).stages[farm.Stage.RUN][farm.State.ACTIVE] >= n, f"{n} run", 120)
 
 
 def draining(store: Store) -> bool:
@@ -80,9 +80,9 @@ def test_drained_node_ends_running_rollouts_and_requeues_the_rest(folder: Path, 
             one.terminate()
             assert one.wait(600) == 0, "it ends long before its grace does"
         rollouts = client.rollouts(batch_id)
-        played = [rollout for rollout in rollouts if rollout.state is farm.State.COMPLETED]
-        assert n_ended + 8 <= len(played) < 30
-        assert {rollout.node for rollout in rollouts if rollout not in played} == {None}
+        completed = [rollout for rollout in rollouts if rollout.state is farm.State.COMPLETED]
+        assert n_ended + 8 <= len(completed) < 30
+        assert {rollout.node for rollout in rollouts if rollout not in completed} == {None}
         assert store.read(nodes.listing) == []
         with node(folder, "two", store.url, broker_url):
             ended = client.collect(batch_id, timeout_s=600)

@@ -65,9 +65,9 @@ def node(folder: Path, name: str, *more: str) -> Iterator[ChildProcess]:
 
 def leads(folder: Path, process: ChildProcess) -> bool:
     with suppress(OSError, ValueError):
-        said = json.loads((folder / "shared" / "head.json").read_text())
+        written = json.loads((folder / "shared" / "head.json").read_text())
         address = read_address(folder / "shared")
-        return said["process"]["pid"] == process.pid and address is not None and bool(address.head)
+        return written["process"]["pid"] == process.pid and address is not None and bool(address.head)
     return False
 
 
@@ -92,7 +92,7 @@ def test_killed_head_is_replaced_without_losing_attempts(folder: Path) -> None:
             with head(folder, "second") as second:
                 with farm.connect(shared) as client:
                     batch_id = client.submit({"instances": [NAP] * 24})
-                    until(lambda: client.status(batch_id).n_finished >= 2, "it plays", 600)
+                    until(lambda: client.status(batch_id).n_finished >= 2, "it runs", 600)
                 os.kill(first.pid, signal.SIGKILL)
                 until(lambda: leads(folder, second), lambda: f"another leads: {log_of(folder, 'second')}", 600)
                 with farm.connect(shared) as client:
@@ -107,7 +107,7 @@ def test_first_node_serves_as_head_and_requeues_before_it_ends(folder: Path) -> 
         until(lambda: "is ready" in log_of(folder, "alone"), lambda: log_of(folder, "alone"), 600)
         with farm.connect(shared) as client:
             batch_id = client.submit({"instances": [{"data_source": "noop", "fields": {"seconds": 600.0}}] * 4})
-            until(lambda: client.status(batch_id).stages[farm.Stage.RUN][farm.State.ACTIVE] == 4, "they play", 600)
+            until(lambda: client.status(batch_id).stages[farm.Stage.RUN][farm.State.ACTIVE] == 4, "they run", 600)
         before = read_address(shared)
         os.kill(json.loads((shared / "head.json").read_text())["process"]["pid"], signal.SIGKILL)
 

@@ -17,7 +17,7 @@ from farm.client.farm import Farm
 from farm.embedded.embedded_farm import Embedded
 from farm.errors import InvalidRequest
 from farm.records.rollout import Outcome, Rollout
-from tests.acceptance.looking_program import IMAGE, QUESTION, installed_in
+from tests.acceptance.image_program import IMAGE, QUESTION, installed_in
 from tests.doubles import EngineDouble
 from tests.doubles.vllm.image_parts import PLACEHOLDER
 from tests.integration.tasks.task_plugin import known_here
@@ -29,7 +29,7 @@ from workers.testing.serving import serving
 DIGEST = hashlib.sha256(IMAGE).hexdigest()
 N_PLACES = 15
 TURNS = (ScriptedTurn(content="It is red."), ScriptedTurn(content="It is red again."))
-BOOK = Script([ScriptedProblem(match=QUESTION, branches=(Branch(name="red", turns=TURNS),))])
+SCRIPT = Script([ScriptedProblem(match=QUESTION, branches=(Branch(name="red", turns=TURNS),))])
 INSTANCE = {"data_source": "plain", "fields": {"commands": ["true"]}}
 
 
@@ -39,13 +39,13 @@ def here() -> Iterator[tuple[Embedded, Farm]]:
         folder = stack.enter_context(farm_folder())
         python_path = installed_in(folder)["PYTHONPATH"]
         stack.enter_context(known_here(folder))
-        url = stack.enter_context(serving(EngineDouble(BOOK, images=True).app()))
+        url = stack.enter_context(serving(EngineDouble(SCRIPT, images=True).app()))
         started = stack.enter_context(embedded(folder, FARM_POLICY_URL=f"{url}/v1", PYTHONPATH=python_path))
         yield started, stack.enter_context(farm.connect(started.store_url, broker_url=started.broker_url))
 
 
 def run_rollout(client: Farm, images: str, **more: Any) -> Rollout:
-    request = {"instances": [INSTANCE], "agent": "looking", "agent_requests": {"images": images}, **more}
+    request = {"instances": [INSTANCE], "agent": "image", "agent_requests": {"images": images}, **more}
     (rollout,) = client.collect(client.submit(request), timeout_s=300)
     return rollout
 
@@ -91,7 +91,7 @@ def test_rows_exports_and_commands_name_the_images(here: tuple[Embedded, Farm], 
 
 def test_text_only_model_fails_the_rollout_once_with_a_remedy(here: tuple[Embedded, Farm]) -> None:
     _, client = here
-    with serving(EngineDouble(BOOK).app()) as url:
+    with serving(EngineDouble(SCRIPT).app()) as url:
         rollout = run_rollout(client, "engine", engine_url=f"{url}/v1", max_attempts=3)
         assert rollout.outcome is Outcome.ENGINE_ERROR
         assert rollout.attempt == 1

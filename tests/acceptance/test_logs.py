@@ -49,14 +49,14 @@ def test_each_stage_ends_with_a_log_line_with_its_ids(form: str) -> None:
         embedded(folder, FARM_POLICY_URL=f"{engine}/v1", FARM_LOG=form) as here,
         farm.connect(here.home) as client,
     ):
-        played = client.submit({"instances": [chat], "n_samples": 2})
+        batch_id = client.submit({"instances": [chat], "n_samples": 2})
         cancelled = client.submit({"instances": [long]})
-        client.wait(played, timeout_s=60)
+        client.wait(batch_id, timeout_s=60)
         until(lambda: client.rollouts(cancelled)[0].state is State.ACTIVE, "it runs")
         client.cancel(cancelled)
         client.wait(cancelled, timeout_s=60)
         for sample in (0, 1):
-            rollout_id = f"{played}.0.{sample}"
+            rollout_id = f"{batch_id}.0.{sample}"
             lines = [read(line, form) for line in printed(here.home, rollout_id)]
             assert {line["rollout_id"] for line in lines} == {rollout_id}
             ends = [line for line in lines if line["message"].startswith("Stage ended after ")]
@@ -67,7 +67,7 @@ def test_each_stage_ends_with_a_log_line_with_its_ids(form: str) -> None:
                 *("advanced to run", "advanced to eval: answered, 1 turns", "reward 1, answered"),
             ]
             assert [end.get("engine") for end in ends] == [None, f"{engine}/v1", None]
-        assert len(printed(here.home, played)) >= 6
+        assert len(printed(here.home, batch_id)) >= 6
         until(
             lambda: any("(cancelled)" in read(line, form)["message"] for line in printed(here.home, cancelled)),
             "the end of what was cancelled is logged",

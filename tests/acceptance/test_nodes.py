@@ -73,8 +73,10 @@ def test_nodes_of_slurm_on_one_machine_have_distinct_names(folder: Path, store: 
             assert client.wait(client.submit({"instances": [NOOP] * 30}), 600).n_completed == 30
         with node(folder, "rack%7", store.url, broker_url) as taken:
             assert taken.wait(600) == 1
-        said = (folder / "rack%7.log").read_text()
-        assert said == "Error: node rack%7 runs on this machine already: set FARM_NODE to another name for this one\n"
+        reported = (folder / "rack%7.log").read_text()
+        assert (
+            reported == "Error: node rack%7 runs on this machine already: set FARM_NODE to another name for this one\n"
+        )
     first = (folder / "log0.log").read_text()
     ready = re.findall(r"INFO rack%7 workers.node: Node rack%7 is ready: 4 init, 8 run, 4 eval.*", first)
     assert len(ready) == 1
@@ -112,16 +114,16 @@ def test_removed_database_file_ends_the_node_with_one_line(broker_url: str) -> N
             for path in folder.glob("farm.db*"):
                 path.unlink()
             process.wait(120)
-        said = (folder / "bereft.log").read_text()
-        ends = [line for line in said.splitlines() if "Node bereft exits: the database file" in line]
-        assert len(ends) == 1, said
+        reported = (folder / "bereft.log").read_text()
+        ends = [line for line in reported.splitlines() if "Node bereft exits: the database file" in line]
+        assert len(ends) == 1, reported
         assert "farm.db was removed while it was in use: end this process, put the file back, start again" in ends[0]
-        assert "Traceback" not in said, said
+        assert "Traceback" not in reported, reported
         assert not (folder / "farm.db").exists()
 
 
 def test_node_without_the_secret_key_takes_nothing_until_it_has_it(folder: Path, store: Store, broker_url: str) -> None:
-    def said() -> str:
+    def reported() -> str:
         [known] = store.read(nodes.listing)
         return str(known.info.get(BROKEN, ""))
 
@@ -134,10 +136,10 @@ def test_node_without_the_secret_key_takes_nothing_until_it_has_it(folder: Path,
         client.add_engine("http://127.0.0.1:9/v1", key="of-an-engine")
         key.rename(elsewhere)
         try:
-            until(said, "it knows")
-            assert re.search("node keyless has no secret key of the farm, .*FARM_SECRET_KEY", said())
+            until(reported, "it knows")
+            assert re.search("node keyless has no secret key of the farm, .*FARM_SECRET_KEY", reported())
             batch_id = client.submit({"instances": [NOOP]})
         finally:
             elsewhere.rename(key)
         assert client.wait(batch_id, 600).n_completed == 1
-        assert said() == ""
+        assert reported() == ""

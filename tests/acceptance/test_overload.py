@@ -44,7 +44,7 @@ def client(here: Embedded) -> Iterator[farm.Farm]:
 def huge_batch(client: farm.Farm) -> str:
     """Return a running batch that takes far longer than a test."""
     batch_id = client.submit({"instances": [NOOP] * (HUGE // 8), "n_samples": 8})
-    until(lambda: client.status(batch_id).n_finished >= ROOM, "it plays")
+    until(lambda: client.status(batch_id).n_finished >= ROOM, "it runs")
     return batch_id
 
 
@@ -90,7 +90,7 @@ def test_memory_does_not_grow_with_waiting_rollouts(client: farm.Farm) -> None:
     before = peak_mb(supervisor)
     forget_peak(supervisor)
     batch_id = client.submit({"instances": [NOOP] * (HUGE // 8), "n_samples": 8})
-    until(lambda: client.status(batch_id).n_finished >= 4 * ROOM, "it plays", 120)
+    until(lambda: client.status(batch_id).n_finished >= 4 * ROOM, "it runs", 120)
     assert peak_mb(supervisor) < before + 30
 
 

@@ -95,7 +95,7 @@ def test_drain_ends_running_calls_and_holds_back_new_ones(client: farm.Farm) -> 
             held.append(here.submit(20))
             until(
                 lambda: here.client.status(held[0]).stages[farm.Stage.RUN][State.ACTIVE] == N,
-                "the new batch wants to play",
+                "the new batch runs",
             )
             assert here.double.n_running == 0
         assert here.versions(batch_id) == [{1}] * N
@@ -146,7 +146,7 @@ def test_batch_waits_for_a_late_engine(client: farm.Farm) -> None:
         [known] = here.client.engines()
         here.client.remove_engine(known.engine.url)
         batch_id = here.submit(20)
-        until(lambda: here.client.status(batch_id).stages[farm.Stage.RUN][State.ACTIVE] == N, "the batch wants to play")
+        until(lambda: here.client.status(batch_id).stages[farm.Stage.RUN][State.ACTIVE] == N, "the batch runs")
         assert here.client.status(batch_id).n_finished == 0
         here.client.add_engine(known.engine.url)
         assert here.client.wait(batch_id, 60).n_completed == N

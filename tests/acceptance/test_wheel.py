@@ -205,10 +205,10 @@ def test_client_install_contains_no_farm_package(client: WheelEnvironment) -> No
     ],
 )
 def test_command_that_needs_the_farm_extra_names_it(client: WheelEnvironment, words: str) -> None:
-    said = client.run("farm", *words.split(), code=1)
-    assert "pip install 'rollout-farm[farm]'" in said
-    assert "Traceback" not in said
-    assert len(said.splitlines()) == 1
+    output = client.run("farm", *words.split(), code=1)
+    assert "pip install 'rollout-farm[farm]'" in output
+    assert "Traceback" not in output
+    assert len(output.splitlines()) == 1
 
 
 def test_help_works_without_the_extra(client: WheelEnvironment) -> None:

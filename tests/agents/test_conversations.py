@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from farm.records.trajectory import Message
-from tests.agents.playing import MEND, SWE, job_of, run_with_script
+from tests.agents.issue_rollout import FIX, SWE, job_of, run_with_script
 from tests.services.entry_points import installed
 from workers.testing.ordered_script import OrderedScript
 from workers.testing.scripted_model import DONE, GIVE_UP, ScriptedCall, ScriptedTurn
@@ -17,8 +17,8 @@ PROJECT = Path(__file__).parent / "project"
 ISSUE = SWE.problem_statement[:60]
 
 
-def turn(said: str, name: str, **arguments: object) -> ScriptedTurn:
-    return ScriptedTurn(content=said, tool_calls=(ScriptedCall(name=name, arguments=dict(arguments)),))
+def turn(content: str, name: str, **arguments: object) -> ScriptedTurn:
+    return ScriptedTurn(content=content, tool_calls=(ScriptedCall(name=name, arguments=dict(arguments)),))
 
 
 def users(messages: Sequence[Message]) -> str:
@@ -43,7 +43,7 @@ class Summing(OrderedScript):
 
     def __init__(self) -> None:
         super().__init__([], ISSUE)
-        self._work = iter([turn("I look.", "exec_command", cmd="ls"), turn("I mend it.", "exec_command", cmd=MEND)])
+        self._work = iter([turn("I look.", "exec_command", cmd="ls"), turn("I fix it.", "exec_command", cmd=FIX)])
 
     def next_turn(self, messages: Sequence[Message], seed: int | None, begun: str = "") -> ScriptedTurn:
         if not messages:
@@ -62,17 +62,17 @@ def _variants(tmp_path: Path) -> Iterator[None]:
 
 def test_sub_agent_of_claude_code_has_its_own_rows() -> None:
     delegated = turn(
-        "Somebody else.", "Agent", description="mend it", prompt="HELPER: mend", subagent_type="general-purpose"
+        "Somebody else.", "Agent", description="fix it", prompt="HELPER: fix", subagent_type="general-purpose"
     )
-    helper = [turn("I mend it.", "Bash", command=MEND), ScriptedTurn(content="It is mended.")]
-    played = run_with_script(job_of("claude-code", "namespace"), WithHelper([delegated, DONE], helper))
-    assert played.reward == 1.0, played
-    assert len(played.rows) == 2
-    assert played.breaks == ["branch: no earlier call had these tools"]
+    helper = [turn("I fix it.", "Bash", command=FIX), ScriptedTurn(content="It is fixed.")]
+    trial = run_with_script(job_of("claude-code", "namespace"), WithHelper([delegated, DONE], helper))
+    assert trial.reward == 1.0, trial
+    assert len(trial.rows) == 2
+    assert trial.breaks == ["branch: no earlier call had these tools"]
 
 
 @pytest.mark.usefixtures("_variants")
 def test_compaction_of_codex_begins_a_row() -> None:
-    played = run_with_script(job_of("codex-compacting", "namespace"), Summing())
-    assert played.reward == 1.0, played
-    assert len(played.rows) > 1, played.breaks
+    trial = run_with_script(job_of("codex-compacting", "namespace"), Summing())
+    assert trial.reward == 1.0, trial
+    assert len(trial.rows) > 1, trial.breaks

@@ -9,14 +9,14 @@ from pathlib import Path
 import pytest
 
 from farm.errors import SandboxError
-from tests.agents.playing import MEND, SWE, run_rollout
+from tests.agents.issue_rollout import FIX, SWE, run_rollout
 from tests.conftest import absent
 from workers.plugins.registry import sandbox as provider
 from workers.sandboxes.images.building.interpreters import interpreter_for
 from workers.testing.scripted_model import ScriptedCall, ScriptedTurn
 
 PAGE = Path(__file__).parents[2] / "docs" / "how-to" / "plugins" / "agents" / "presets.md"
-LOOK = "git status --short; ls"
+LIST_FILES = "git status --short; ls"
 
 
 def by_tool(
@@ -24,14 +24,14 @@ def by_tool(
 ) -> list[ScriptedTurn]:
     """Find and fix the bug by commands, then report it."""
     turns = [
-        ScriptedTurn(content=said, tool_calls=(ScriptedCall(name=name, arguments={argument: command, **more}),))
-        for said, command in (("I look.", LOOK), ("I see the fault.", MEND))
+        ScriptedTurn(content=content, tool_calls=(ScriptedCall(name=name, arguments={argument: command, **more}),))
+        for content, command in (("I look.", LIST_FILES), ("I see the fault.", FIX))
     ]
-    return [*turns, last or ScriptedTurn(content="I have mended it.")]
+    return [*turns, last or ScriptedTurn(content="I have fixed it.")]
 
 
 def submission(name: str, **arguments: object) -> ScriptedTurn:
-    return ScriptedTurn(content="I have mended it.", tool_calls=(ScriptedCall(name=name, arguments=dict(arguments)),))
+    return ScriptedTurn(content="I have fixed it.", tool_calls=(ScriptedCall(name=name, arguments=dict(arguments)),))
 
 
 def typed(commands: Sequence[str]) -> list[ScriptedTurn]:
@@ -42,7 +42,7 @@ def typed(commands: Sequence[str]) -> list[ScriptedTurn]:
 def as_text() -> list[ScriptedTurn]:
     diff = "\n".join(line for line in str(SWE.patch).splitlines() if not line.startswith("diff "))
     first = ScriptedTurn(content="I need to see sqlparse/sql.py.")
-    return [first, ScriptedTurn(content=f"This mends it:\n\n```diff\n{diff}\n```\n")]
+    return [first, ScriptedTurn(content=f"This fixes it:\n\n```diff\n{diff}\n```\n")]
 
 
 TURNS: dict[str, Callable[[], list[ScriptedTurn]]] = {
@@ -54,13 +54,13 @@ TURNS: dict[str, Callable[[], list[ScriptedTurn]]] = {
     "mini-swe-agent": lambda: by_tool(
         "bash", last=submission("bash", command="echo COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT; echo done")
     ),
-    "openhands": lambda: by_tool("terminal", last=submission("finish", message="mended")),
-    "smolagents": lambda: by_tool("bash", last=submission("final_answer", answer="mended")),
+    "openhands": lambda: by_tool("terminal", last=submission("finish", message="fixed")),
+    "smolagents": lambda: by_tool("bash", last=submission("final_answer", answer="fixed")),
     "openai-agents": lambda: by_tool("bash"),
     "pydantic-ai": lambda: by_tool("bash"),
     "langgraph": lambda: by_tool("bash"),
     "aider": as_text,
-    "terminal": lambda: typed([LOOK, MEND]),
+    "terminal": lambda: typed([LIST_FILES, FIX]),
 }
 
 
@@ -82,11 +82,11 @@ def test_preset_fixes_an_issue(preset: str, kind: str, request: pytest.FixtureRe
             interpreter_for("3.12")
         except SandboxError as error:
             absent(str(error))
-    played = run_rollout(preset, kind, TURNS[preset]())
-    assert played.reward == 1.0, played
+    trial = run_rollout(preset, kind, TURNS[preset]())
+    assert trial.reward == 1.0, trial
     *_, n_calls, n_rows, why = page_rows()[preset]
-    assert [str(len(played.calls)), str(len(played.rows))] == [n_calls, n_rows], played.breaks
-    assert (why == "none") is (len(played.rows) == 1), played.breaks
-    without_tools = [call for call in played.calls if call.labels["tools"] == "0"]
+    assert [str(len(trial.calls)), str(len(trial.rows))] == [n_calls, n_rows], trial.breaks
+    assert (why == "none") is (len(trial.rows) == 1), trial.breaks
+    without_tools = [call for call in trial.calls if call.labels["tools"] == "0"]
     assert len(without_tools) == {"opencode": 1, "aider": 2, "terminal": 3}.get(preset, 0)
-    assert [call.mismatch for call in played.calls] == [None] * len(played.calls)
+    assert [call.mismatch for call in trial.calls] == [None] * len(trial.calls)

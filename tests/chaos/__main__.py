@@ -20,7 +20,7 @@ from pathlib import Path
 from types import FrameType
 
 from testkit.leftovers import Leftovers
-from testkit.place import conditions, scratch
+from testkit.scratch_folder import conditions, scratch
 from tests.chaos import report
 from tests.chaos.disk import is_disk
 from tests.chaos.faults import deck
@@ -42,7 +42,7 @@ def main() -> None:
         try:
             good = chaos(result, folder)
         except KeyboardInterrupt:
-            sys.exit("stopped before anything was played; nothing is left running")
+            sys.exit("stopped before the first rollout; nothing is left running")
         finally:
             if result.logs is not None or not good:
                 logs = result.logs or Path(tempfile.mkdtemp(prefix=f"farm-chaos-{result.seed}-"))
@@ -55,16 +55,23 @@ def _interrupt(number: int, frame: FrameType | None) -> None:
     raise KeyboardInterrupt
 
 
-def chaos(asked: argparse.Namespace, folder: Path) -> bool:
+def chaos(options: argparse.Namespace, folder: Path) -> bool:
     """Run once in a folder; return whether every promise was kept."""
-    events = plan(asked.seed, asked.minutes, asked.pace, deck(asked.store, asked.broker))[: asked.faults]
-    about = {"seed": asked.seed, "minutes": asked.minutes, "plan": digest(events), "faults": len(events)}
+    events = plan(options.seed, options.minutes, options.pace, deck(options.store, options.broker))[: options.faults]
+    about = {"seed": options.seed, "minutes": options.minutes, "plan": digest(events), "faults": len(events)}
     print(", ".join(f"{name} {value}" for name, value in about.items()), conditions(), sep="\n", file=sys.stderr)
     size = Size(
-        asked.nodes, asked.engines, asked.clients, asked.lease, asked.latency, asked.store, asked.broker, asked.sandbox
+        options.nodes,
+        options.engines,
+        options.clients,
+        options.lease,
+        options.latency,
+        options.store,
+        options.broker,
+        options.sandbox,
     )
     before = Leftovers(folder)
-    parts = Parts(folder, size, asked.seed)
+    parts = Parts(folder, size, options.seed)
     run = Run(parts, events)
     findings = None
     try:
@@ -72,7 +79,7 @@ def chaos(asked: argparse.Namespace, folder: Path) -> bool:
         run.warm_up()
         run.inject_faults()
         run.restore()
-        run.settle(asked.settle)
+        run.settle(options.settle)
         run.check()
         findings = report.findings(run)
     finally:
@@ -84,7 +91,7 @@ def chaos(asked: argparse.Namespace, folder: Path) -> bool:
     if run.interrupted:
         about["interrupted"] = "after its faults so far"
     report.show(
-        run, findings, left, about | {"store": size.store, "broker": size.broker, "lease_s": size.lease_s}, asked.json
+        run, findings, left, about | {"store": size.store, "broker": size.broker, "lease_s": size.lease_s}, options.json
     )
     return report.kept(run.broken, left)
 

@@ -79,9 +79,7 @@ def _failed(rows: list[Any]) -> Iterator[BrokenPromise]:
     """Yield the rollouts that failed by an error of the farm's own code, not by an injected fault."""
     for row in rows:
         if row.state == State.FAILED.value and row.failure_kind not in _FROM_OUTSIDE:
-            yield BrokenPromise(
-                "faults from outside alone fail a rollout", row.rollout_id, str(row.failure_message)[-400:]
-            )
+            yield BrokenPromise("only injected faults fail a rollout", row.rollout_id, str(row.failure_message)[-400:])
 
 
 def n_failed_by_cause(store: Store) -> Counter[str]:
@@ -118,16 +116,16 @@ def _requested(orders: Sequence[Order]) -> dict[str, tuple[int, int]]:
     return result
 
 
-def _ended_once(rows: list[Any], asked: dict[str, tuple[int, int]]) -> Iterator[BrokenPromise]:
+def _ended_once(rows: list[Any], submitted: dict[str, tuple[int, int]]) -> Iterator[BrokenPromise]:
     """Yield missing, duplicated, unfinished and unsubmitted rollouts: each exists once, and has ended."""
     by_batch: defaultdict[str, Counter[tuple[int, int]]] = defaultdict(Counter)
     for row in rows:
         by_batch[row.batch_id][(row.group_index, row.sample_index)] += 1
         if row.state not in FINAL_STATES:
             yield BrokenPromise("every rollout ends", row.rollout_id, f"it is {row.state}")
-    for batch_id in by_batch.keys() - asked.keys():
+    for batch_id in by_batch.keys() - submitted.keys():
         yield BrokenPromise("a batch is made once", batch_id, "no client has it: it was made twice, or never reported")
-    for batch_id, (n_groups, n_samples) in asked.items():
+    for batch_id, (n_groups, n_samples) in submitted.items():
         wanted = Counter((group, sample) for group in range(n_groups) for sample in range(n_samples))
         if by_batch[batch_id] != wanted:
             yield BrokenPromise(
@@ -160,7 +158,7 @@ def _cancelled(rows: list[Any], done: Interventions) -> Iterator[BrokenPromise]:
     for rollout_id in sorted(done.cancelled - cancelled):
         yield BrokenPromise("cancelled stays cancelled", rollout_id, "it was cancelled, and is not")
     for rollout_id in sorted(cancelled - done.cancelled - done.perhaps_cancelled):
-        yield BrokenPromise("only what is cancelled is", rollout_id, "nobody has cancelled it")
+        yield BrokenPromise("only requested cancels happen", rollout_id, "no client cancelled it")
     for row in rows:
         if (row.state == State.CANCELLED.value) != (row.outcome == Outcome.CANCELLED.value):
             yield BrokenPromise("cancelled stays cancelled", row.rollout_id, f"it is {row.state} as {row.outcome}")
@@ -248,7 +246,7 @@ def _unchanged(
         differ = [name for name in names if each[name] != getattr(row, name)]
         if each["finish_seq"] == row.finish_seq and differ:
             what = ", ".join(f"{name} {each[name]}, now {getattr(row, name)}" for name in differ)
-            yield BrokenPromise("what is delivered stays so", row.rollout_id, what)
+            yield BrokenPromise("delivered rollouts stay unchanged", row.rollout_id, what)
         if each["finish_seq"] != row.finish_seq and row.rollout_id not in done.rescored:
             what = f"it was given as number {each['finish_seq']}, and is number {row.finish_seq}"
             yield BrokenPromise("every rollout ends once", row.rollout_id, what)

@@ -98,7 +98,7 @@ def run_batches(order: Order) -> None:
             _run_until_stopped(order, Journal(order.journal))
             return
         except farm.ServiceError as error:
-            print(f"begins anew: {error}", file=sys.stderr, flush=True)
+            print(f"starts again: {error}", file=sys.stderr, flush=True)
             time.sleep(_AGAIN_S)
 
 

@@ -19,7 +19,7 @@ from tests.chaos.processes import running, send
 from tests.chaos.strikes import NotNow, Scene, Strike, kind
 from workers.sandboxes.lifecycle.state import Process, SandboxRecord
 
-_LOOK_S = 0.05
+_POLL_S = 0.05
 _REFUSED_S = 90.0
 """Most of it is the start of the process, on a busy machine."""
 _END_S = 30.0
@@ -146,7 +146,7 @@ def second_node(scene: Scene) -> Strike:
         if time.monotonic() > deadline:
             raise NotNow(f"a {node.name} that the database hears")
         scene.restart_dead()
-        time.sleep(_LOOK_S)
+        time.sleep(_POLL_S)
     other = scene.parts.second(node)
     other.start()
     assert other.child is not None
@@ -155,7 +155,7 @@ def second_node(scene: Scene) -> Strike:
     try:
         while other.running and time.monotonic() < deadline and node.child is first and node.running:
             scene.restart_dead()
-            time.sleep(_LOOK_S)
+            time.sleep(_POLL_S)
         refused, lives = not other.running, node.child is first and node.running
     finally:
         other.child.terminate()
@@ -170,7 +170,7 @@ def _thaw(target: Process) -> None:
 
 
 def _kill_client(scene: Scene, phase: str) -> Strike:
-    deadline = time.monotonic() + _LOOK_S
+    deadline = time.monotonic() + _POLL_S
     while time.monotonic() < deadline:
         for client in scene.chance.sample(scene.parts.clients, len(scene.parts.clients)):
             path = scene.parts.order(client.name).phase

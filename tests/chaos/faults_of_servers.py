@@ -282,7 +282,7 @@ def break_engine(scene: Scene) -> Strike:
     try:
         httpx2.post(f"{url}/double/faults", json={"rates": {fault: share}}, timeout=2).raise_for_status()
     except httpx2.HTTPError as error:
-        raise NotNow(f"an engine that can be told: {error}") from error
+        raise NotNow(f"an engine that accepts faults: {error}") from error
     target = f"{engine.name}: {fault} of {share:g} of its calls for {for_s:.1f} s"
     return Strike(target, undo=partial(restore_engine, url), after_s=for_s)
 

@@ -32,7 +32,7 @@ from tests.chaos.servers import BrokerUnderTest, Postgres
 from tests.services.preloaded import end_server, program
 from tests.services.servers.broker import free_ports
 from tests.services.servers.line import Line
-from tests.services.servers.skewed import Skewed
+from tests.services.servers.skewed_clock import Skewed
 from workers.testing.engine.model_text import write_model_text
 
 _START_S = 90.0
@@ -174,15 +174,15 @@ class Parts:
         self.farm = farm.connect(self.store_url, broker_url=self.broker.url)
 
     def _start_engine(self, index: int) -> None:
-        book = self.folder / "plays.jsonl"
+        script_file = self.folder / "script.jsonl"
         text = self.folder / "model"
         if not index:
-            write_script(problems.script(), book)
+            write_script(problems.script(), script_file)
             write_model_text(text)
             problems.write(self.folder / "clients" / "instances.jsonl")
         (port,) = free_ports(1)
         self.urls.append(f"http://127.0.0.1:{port}")
-        argv = [sys.executable, "-m", "tests.doubles", "--book", str(book), "--seed", str(self.seed)]
+        argv = [sys.executable, "-m", "tests.doubles", "--book", str(script_file), "--seed", str(self.seed)]
         argv += ["--model-text", str(text), "--port", str(port), "--latency-s", str(self.size.latency_s)]
         self.engines.append(Part(f"engine{index}", argv, dict(os.environ), self.logs / f"engine{index}.log"))
         self.engines[-1].start()

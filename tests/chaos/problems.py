@@ -78,7 +78,7 @@ class ExpectedScore:
     """The expected score of each sample. `seed` is the engine's."""
 
     def __init__(self, seed: int) -> None:
-        self._book = Script(script(), seed)
+        self._script = Script(script(), seed)
         self._problems = {
             instance.instance_id: problem for instance, problem in zip(instances(), script(), strict=True)
         }
@@ -102,12 +102,12 @@ class ExpectedScore:
         messages: list[Message] = [{"role": "user", "content": problem.match}]
         left = list(problem.branches)
         for number in count():
-            turn = self._book.next_turn(messages, call_seed(seed, number))
+            turn = self._script.next_turn(messages, call_seed(seed, number))
             messages.append(message_of(turn.text))
             left = [branch for branch in left if branch.turn(number).matches(messages[-1])]
             if len(left) == 1 or not turn.tool_calls:
                 return left[0]
-        raise AssertionError("a play has an end")
+        raise AssertionError("a scripted rollout ends")
 
 
 def _worth(instance: Instance, branch: Branch) -> float:

@@ -6,7 +6,7 @@ from contextlib import ExitStack
 
 import psycopg
 
-from testkit.postgres import mortal_postgres
+from testkit.postgres import restartable_postgres
 from tests.services.servers.rabbitmq import rabbitmq_broker
 from tests.services.servers.redis import redis_broker
 
@@ -23,7 +23,7 @@ class Postgres:
 
     def __init__(self) -> None:
         self._stack = ExitStack()
-        self._server = self._stack.enter_context(mortal_postgres(**_OPTIONS))
+        self._server = self._stack.enter_context(restartable_postgres(**_OPTIONS))
         self.url = self._server.url
         self.running = True
 

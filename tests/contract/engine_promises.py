@@ -333,14 +333,16 @@ async def drain_waits_for_running_calls(bench: Bench) -> None:
 async def chat_returns_exact_ids(bench: Bench) -> None:
     hello = [{"role": "user", "content": "Hello"}]
     template_kwargs = {"enable_thinking": True}
-    said = await bench.engine.chat(ChatRequest(hello, 12, SamplingParams(seed=1), template_kwargs=template_kwargs))
-    assert said.response["role"] == "assistant"
-    assert said.prompt_ids is not None
-    assert said.response_ids is not None
-    assert said.response_logprobs is not None
-    assert len(said.prompt_ids) == said.n_prompt_tokens
-    assert len(said.response_ids) == len(said.response_logprobs) == said.n_response_tokens
-    assert "Hello" in bench.tokenizer.decode(said.prompt_ids.tolist())
+    completion = await bench.engine.chat(
+        ChatRequest(hello, 12, SamplingParams(seed=1), template_kwargs=template_kwargs)
+    )
+    assert completion.response["role"] == "assistant"
+    assert completion.prompt_ids is not None
+    assert completion.response_ids is not None
+    assert completion.response_logprobs is not None
+    assert len(completion.prompt_ids) == completion.n_prompt_tokens
+    assert len(completion.response_ids) == len(completion.response_logprobs) == completion.n_response_tokens
+    assert "Hello" in bench.tokenizer.decode(completion.prompt_ids.tolist())
 
 
 @promise

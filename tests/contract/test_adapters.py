@@ -38,10 +38,10 @@ def example(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 
 
 def test_only_trainable_rows_are_selected() -> None:
-    rows = [(played.rollout_id[-3:], len(each.prompt_ids)) for played, each in training_rows(every_kind())]
+    rows = [(rollout.rollout_id[-3:], len(each.prompt_ids)) for rollout, each in training_rows(every_kind())]
     first = [("0.0", 2), ("0.1", 3), ("0.1", 4), ("0.1", 1), ("1.0", 2)]
     assert rows == [*first, ("2.1", 9), ("3.1", 2), ("5.0", 512), ("5.1", 1)]
-    rows = [(played.rollout_id[-3:], len(each.prompt_ids)) for played, each in training_rows(every_kind(), 7)]
+    rows = [(rollout.rollout_id[-3:], len(each.prompt_ids)) for rollout, each in training_rows(every_kind(), 7)]
     assert rows == [*first, ("5.0", 512), ("5.1", 1)]
 
 

@@ -81,7 +81,7 @@ def with_warm_engine(
 
 @pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
 @pytest.mark.parametrize(
-    ("fault", "said"),
+    ("fault", "reason"),
     [
         ("500", "answered 500"),
         ("502", "answered 502"),
@@ -90,10 +90,10 @@ def with_warm_engine(
         ("garbage", "does not add up"),
     ],
 )
-def test_fault_is_an_engine_error_of_one_call(faulty: Faulty, fault: str, said: str, stream: bool) -> None:
+def test_fault_is_an_engine_error_of_one_call(faulty: Faulty, fault: str, reason: str, stream: bool) -> None:
     async def check(double: EngineDouble, ask: Callable[..., Awaitable[Generation]]) -> None:
         double.fail_next(fault)
-        with pytest.raises(EngineError, match=rf"engine http://127.0.0.1:\d+/v1 .*{said}") as failure:
+        with pytest.raises(EngineError, match=rf"engine http://127.0.0.1:\d+/v1 .*{reason}") as failure:
             await ask(stream)
         assert type(failure.value) is not EngineBusy
         assert failure.value.retryable

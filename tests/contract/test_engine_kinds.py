@@ -113,8 +113,8 @@ def test_engine_is_healthy_and_chats_where_supported(server: tuple[str, str]) ->
         with pytest.raises(EngineError):
             with_engine(server[1], lambda engine: engine.chat(chat))
         return
-    said = with_engine(server[1], lambda engine: engine.chat(chat))
-    assert said.response["role"] == "assistant"
+    completion = with_engine(server[1], lambda engine: engine.chat(chat))
+    assert completion.response["role"] == "assistant"
 
 
 def test_engine_is_controlled_or_refuses_orders(server: tuple[str, str]) -> None:
@@ -158,7 +158,7 @@ def test_example_samples_the_unmodified_distribution(llamacpp: str) -> None:
         sampling = SamplingParams(top_p=0.9, seed=2**40 + 3)
         with_engine(f"{url}/v1", lambda engine: engine.generate(token_ids([5, 6]), sampling, 3))
     sent = {"temperature": 1.0, "top_k": 0, "top_p": 0.9, "min_p": 0.0, "repeat_penalty": 1.0, "seed": 3}
-    assert sent.items() <= server.asked[-1].items()
+    assert sent.items() <= server.requests[-1].items()
 
 
 @pytest.mark.parametrize("name", ["min_tokens", "stop_token_ids", "cache_salt"])

@@ -27,7 +27,7 @@ N_WAITING = 4
 
 pytestmark = pytest.mark.usefixtures("sandbox_settings")
 
-PLAYED = """
+PLUGIN = """
 from workers.agents.harness import Harness, HarnessAgent
 
 def played():
@@ -70,7 +70,7 @@ def with_agent(open_folder: Path) -> Mapping[str, str]:
     (site / "played-1.dist-info").mkdir(parents=True)
     (site / "played-1.dist-info/METADATA").write_text("Metadata-Version: 2.1\nName: played\nVersion: 1\n")
     (site / "played-1.dist-info/entry_points.txt").write_text("[farm.agents]\nplayed = played:played\n")
-    (site / "played.py").write_text(PLAYED)
+    (site / "played.py").write_text(PLUGIN)
     return {"PYTHONPATH": python_path(site)}
 
 

@@ -43,7 +43,7 @@ class EngineDouble(ScriptedEngine):
 
     def __init__(
         self,
-        book: Script | None = None,
+        script: Script | None = None,
         *,
         wire: Wire = "vllm",
         faults: Mapping[str, float] | None = None,
@@ -57,7 +57,7 @@ class EngineDouble(ScriptedEngine):
         seed: int = 0,
         **options: Any,
     ) -> None:
-        super().__init__(book, seed=seed, **options)
+        super().__init__(script, seed=seed, **options)
         self.faults = self.machine.faults = Faults(faults, seed=seed, retry_after_s=retry_after_s, slow_s=slow_s)
         self.machine.takes_images = images
         self._key = key

@@ -38,7 +38,7 @@ class FaultMiddleware:
         elif fault == "close":
             await _cut(scope, receive)
         elif fault == "garbage":
-            await Response("<html>not what you asked for", media_type="application/json")(scope, receive, send)
+            await Response("<html>not the requested format", media_type="application/json")(scope, receive, send)
         elif fault == "reset":
             await self._app(scope, receive, _CutOff(scope, receive, send))
         else:
@@ -49,7 +49,7 @@ class FaultMiddleware:
         status = STATUSES[fault]
         if fault == "502":
             return Response("<html><body><h1>502 Bad Gateway</h1></body></html>", status, media_type="text/html")
-        response = self._error(RequestRefused("a fault that was asked for", status=status, kind=_KINDS[fault]))
+        response = self._error(RequestRefused("a requested fault", status=status, kind=_KINDS[fault]))
         if fault == "429":
             response.headers["retry-after"] = f"{self._faults.retry_after_s:g}"
         return response

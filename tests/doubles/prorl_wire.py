@@ -48,14 +48,14 @@ class ProrlDouble:
             raise RequestRefused("The decoder prompt is longer than the maximum model length")
         self._n_calls += 1
         room = self._machine.context_tokens - len(prompt)
-        asked = SamplingRequest(
+        sampling_request = SamplingRequest(
             request_id=f"call-{self._n_calls}",
             prompt=prompt,
             max_tokens=min(body.get("max_tokens", 16), room),
             stop=tuple(body.get("stop") or ()),
             seed=body.get("seed"),
         )
-        run = self._machine.run(asked)
+        run = self._machine.run(sampling_request)
         await while_connected(request.receive, complete([self._machine.sample(run)]))
         logprobs = self._machine.logprobs(run, 0, run.n_sampled, body.get("temperature", 1.0))
         ids = run.ids[: run.n_sampled].tolist()

@@ -154,10 +154,10 @@ def test_textarena_gives_its_reward_at_the_end() -> None:
 
 
 def test_openenv_acts_by_a_tool() -> None:
-    begin, said, acted, wrong = run_episode("openenv_echo", "hi", ACT, '{"name": "act", "arguments": {"text": 1}}')
+    begin, replied, acted, wrong = run_episode("openenv_echo", "hi", ACT, '{"name": "act", "arguments": {"text": 1}}')
     assert "environment ready" in begin.messages[0]["content"]
     assert begin.messages[1]["function"]["name"] == "act"
-    assert [said.reward, acted.reward, wrong.reward] == pytest.approx([0.2, 0.5, 0.0])
+    assert [replied.reward, acted.reward, wrong.reward] == pytest.approx([0.2, 0.5, 0.0])
     assert "reward" not in acted.messages[0]["content"]
     assert "This is no action" in wrong.messages[0]["content"]
 

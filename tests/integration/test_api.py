@@ -404,8 +404,8 @@ def test_occupied_address_is_named(sqlite_store: Store) -> None:
             NotAllowed, match=f"cannot listen at 127.0.0.1 port {port}: Address already in use; .*--port"
         ):
             bind("127.0.0.1", port)
-        said_to = output_of(main, "api", "--port", str(port), "--url", sqlite_store.url, code=1)
-    assert f"cannot listen at 127.0.0.1 port {port}" in said_to
+        output = output_of(main, "api", "--port", str(port), "--url", sqlite_store.url, code=1)
+    assert f"cannot listen at 127.0.0.1 port {port}" in output
 
 
 @pytest.mark.parametrize("command", ["metrics", "flower"])
@@ -510,7 +510,7 @@ def test_weights_are_updated_over_http(sqlite_store: Store, broker_url: str) -> 
                 assert client.engines()[0].engine.paused == "drain"
         finally:
             workers.close()
-    assert server.told == ["pause drain", "version 7", "resume"]
+    assert server.received == ["pause drain", "version 7", "resume"]
     service.signals.close()
 
 

@@ -218,9 +218,9 @@ def test_database_of_another_revision_is_refused_with_a_remedy(store_url: str, t
             [sys.executable, "-m", "workers.node"], env=env, capture_output=True, text=True, timeout=120
         )
         assert node.returncode != 0
-        said = node.stdout + node.stderr
-        assert f"at schema revision {revision}" in said
-        assert "Traceback" not in said
+        output = node.stdout + node.stderr
+        assert f"at schema revision {revision}" in output
+        assert "Traceback" not in output
     store.close()
 
 

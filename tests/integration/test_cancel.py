@@ -60,12 +60,12 @@ def test_sandboxes_of_cancelled_rollouts_end_in_every_stage(postgres_store: Stor
     store = postgres_store
     batch_id = new_batch(store, 4)
     place(store, batch_id)
-    waits, plays, goes_on, starts = (f"{batch_id}.{index}.0" for index in range(4))
-    for rollout_id in (waits, plays, goes_on):
+    waits, runs, goes_on, starts = (f"{batch_id}.{index}.0" for index in range(4))
+    for rollout_id in (waits, runs, goes_on):
         advance(store, claimed(store, rollout_id, Stage.INIT))
-    claimed(store, plays, Stage.RUN)
+    claimed(store, runs, Stage.RUN)
     claimed(store, starts, Stage.INIT)
-    names = [sandbox_id(rollout_id, 1) for rollout_id in (waits, plays, goes_on, starts)]
+    names = [sandbox_id(rollout_id, 1) for rollout_id in (waits, runs, goes_on, starts)]
     provider = provider_of("namespace")
     scored_in = eval_sandbox_id(names[1])
     sandboxes = [asyncio.run(provider.start(name, SandboxSpec())) for name in (*names, scored_in)]
@@ -75,7 +75,7 @@ def test_sandboxes_of_cancelled_rollouts_end_in_every_stage(postgres_store: Stor
     looking.start()
     try:
         service = LocalFarm(store, Signals(""), max_open=1000)
-        for cancelled in (plays, starts, waits):
+        for cancelled in (runs, starts, waits):
             service.cancel(cancelled)
         until(lambda: not any((folder_of_all() / name).exists() for name in gone), "they are gone")
     finally:

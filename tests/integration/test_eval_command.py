@@ -88,7 +88,7 @@ def test_evaluations_are_compared(sqlite_store: Store, scripted: ScriptedRollout
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "expected"),
     [
         (("--name", "a name"), "name: must have 1 to 64 of"),
         (("--set", "n_sample=3"), "n_sample: Extra inputs"),
@@ -102,13 +102,13 @@ def test_invalid_options_are_reported_in_one_line(
     scripted: ScriptedRollouts,
     problems: Path,
     words: tuple[str, ...],
-    said: str,
+    expected: str,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.chdir(problems.parent)
     result = farm_eval(sqlite_store, problems, *words)
     assert result.exit_code in (1, 2)
-    assert said in result.stderr
+    assert expected in result.stderr
     assert "Traceback" not in result.output
     assert scripted.queued() == [] or "--compare" in words
 

@@ -20,7 +20,7 @@ from workers.testing.scripted_model import Branch, Script, ScriptedProblem, Scri
 from workers.testing.serving import serving
 
 QUESTION = "How many hops?"
-BOOK = Script(
+SCRIPT = Script(
     [
         ScriptedProblem(
             match=QUESTION,
@@ -38,7 +38,7 @@ def here(request: pytest.FixtureRequest) -> Iterator[Embedded]:
     store_url = request.getfixturevalue("postgres_url") if request.param == "postgres" else ""
     with (
         farm_folder() as folder,
-        serving(EngineDouble(BOOK, weight_version="0").app()) as policy,
+        serving(EngineDouble(SCRIPT, weight_version="0").app()) as policy,
         embedded(folder, store_url, FARM_POLICY_URL=f"{policy}/v1") as started,
     ):
         yield started

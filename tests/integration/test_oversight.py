@@ -36,7 +36,7 @@ from farm.store.database import Store
 from farm.store.rollouts import rollouts
 from farm.store.sql import schema
 from farm.store.sql.clock import db_now
-from testkit.postgres import RestartablePostgres, mortal_postgres
+from testkit.postgres import RestartablePostgres, restartable_postgres
 from testkit.private_server import Missing
 from tests.conftest import absent
 from tests.contract.store.test_store import advance, announce, claimed, finish, place
@@ -138,7 +138,7 @@ def all_nodes(store: Store) -> None:
         store.write(lambda connection, change=change: connection.execute(change))  # type: ignore[misc]
 
 
-SAID = (
+REPORTED = (
     "broken gets no rollouts: its run workers end",
     "ending gets no more rollouts: it is draining",
     "sick is out of service until",
@@ -188,7 +188,7 @@ def test_doctor_and_watch_report_nodes_that_get_no_work_and_why(store: Store) ->
     shown = Console(file=io.StringIO(), width=200)
     shown.print(progress(status, 0, 1.0, remarks(service.nodes(), [])))
     assert isinstance(shown.file, io.StringIO)
-    for words in SAID:
+    for words in REPORTED:
         assert words in check_result.detail
         assert f"node {words}" in shown.file.getvalue()
     assert "well " not in check_result.detail + shown.file.getvalue()
@@ -199,7 +199,7 @@ def test_doctor_and_watch_report_nodes_that_get_no_work_and_why(store: Store) ->
 @pytest.fixture
 def postgres() -> Iterator[RestartablePostgres]:
     try:
-        with mortal_postgres() as server:
+        with restartable_postgres() as server:
             yield server
     except Missing as missing:
         absent(str(missing))

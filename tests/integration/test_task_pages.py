@@ -21,7 +21,7 @@ from workers.testing.serving import serving
 
 ROOT = Path(__file__).parents[2]
 KEY = "sk-of-the-judge-alone"
-PLAYS = {
+REPLIES = {
     "How many positive divisors has 360?": "\\boxed{24}",
     "Compute 1/2 + 1/3.": "Answer: $5/6$",
     "What is the pH": "\\boxed{C}",
@@ -32,9 +32,9 @@ PLAYS = {
 SHORT = {"question": "Which organelle makes most of the ATP?", "answer": "the mitochondrion", "answer_type": "String"}
 
 
-def script(plays: dict[str, str]) -> Script:
-    branches = {text: (Branch(name="only", turns=(ScriptedTurn(content=reply),)),) for text, reply in plays.items()}
-    return Script([ScriptedProblem(match=text, branches=plays_of) for text, plays_of in branches.items()])
+def script(replies: dict[str, str]) -> Script:
+    branches = {text: (Branch(name="only", turns=(ScriptedTurn(content=reply),)),) for text, reply in replies.items()}
+    return Script([ScriptedProblem(match=text, branches=branches_of) for text, branches_of in branches.items()])
 
 
 @dataclass(slots=True)
@@ -52,7 +52,7 @@ def bench() -> Iterator[JudgedFarm]:
     judge = EngineDouble(script({"Gold answer": "The same. \\boxed{YES}"}), wire="openai", key=KEY)
     with (
         farm_folder() as folder,
-        serving(EngineDouble(script(PLAYS), weight_version="1").app()) as url,
+        serving(EngineDouble(script(REPLIES), weight_version="1").app()) as url,
         serving(judge.app()) as judge_url,
         embedded(folder, FARM_POLICY_URL=f"{url}/v1", FARM_SANDBOX="namespace", FARM_RETRY_S="0.05") as here,
         farm.connect(here.store_url, broker_url=here.broker_url) as client,

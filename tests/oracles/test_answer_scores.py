@@ -13,7 +13,7 @@ from tests.integration.answers.conftest import no_sandbox
 from tests.oracles.cases.answer_cases import LIBRARY, RULES, AnswerCase, answer_cases
 from tests.oracles.cases.prime_math_cases import PRIME_MATH, prime_math_cases
 from tests.oracles.cases.slime_cases import SLIME_RULES, SYMPY_RULES, slime_cases
-from tests.oracles.our_reading import instance_of
+from tests.oracles.farm_readings import instance_of
 from workers.handlers.answer_handler import AnswerHandler
 from workers.plugins.interfaces import Score, Submission
 

@@ -11,7 +11,7 @@ import subprocess
 from pathlib import Path
 
 from tests.oracles.cases.evalplus_answers import drawn_answers
-from tests.oracles.judge_doors import ALL_RULES, answers, compared, record, recorded
+from tests.oracles.judge_comparisons import ALL_RULES, answers, compare, record, recorded
 from tests.oracles.whole_answers import RECORDED, judged
 from tests.unit.workers.row_forms.test_evalplus_program import RECORDED as PROGRAMS
 from workers.row_forms.evalplus_program import sanitized
@@ -21,7 +21,7 @@ _SANITIZE = Path(__file__).parent / "programs" / "evalplus_sanitize.py"
 
 def test_results_of_the_scorers_equal_the_farms() -> None:
     found = answers()
-    faults = [fault for rule, marks in found.items() for fault in compared(rule, marks).faults]
+    faults = [fault for rule, marks in found.items() for fault in compare(rule, marks).faults]
     assert faults == []
     if os.environ.get("FARM_PROGRAM_JUDGES_RECORD"):
         assert set(found) == set(ALL_RULES), "all scorers are needed"

@@ -1,4 +1,4 @@
-"""The farm reads what Harbor and terminal-bench read, and refuses what they refuse, except as listed in `doors.py`."""
+"""The farm reads and refuses the same tasks as Harbor and terminal-bench, except as listed in `comparisons.py`."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ import json
 
 import pytest
 
-from tests.oracles.doors import DOORS, Door, compared, query_oracle
+from tests.oracles.comparisons import COMPARISONS, OracleComparison, compare, query_oracle
 
 
-@pytest.mark.parametrize("door", DOORS, ids=lambda door: door.name)
-def test_results_of_the_oracle_equal_the_farms(door: Door) -> None:
-    answers = query_oracle(door)
-    assert compared(door, answers).faults == []
-    recorded = json.loads(door.recorded.read_text())
+@pytest.mark.parametrize("comparison", COMPARISONS, ids=lambda comparison: comparison.name)
+def test_results_of_the_oracle_equal_the_farms(comparison: OracleComparison) -> None:
+    answers = query_oracle(comparison)
+    assert compare(comparison, answers).faults == []
+    recorded = json.loads(comparison.recorded.read_text())
     assert answers == recorded, "python -m tests.oracles.record DIR records the oracle's new results"

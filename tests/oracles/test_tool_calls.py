@@ -27,9 +27,9 @@ N_RECORDED = 8
 pytestmark = pytest.mark.skipif(not PYTHON.exists(), reason="the packages are not installed below FARM_TEST_ORACLES")
 
 
-def read_by_packages(asked: Sequence[Case]) -> list[dict[str, Read | str]]:
+def read_by_packages(requested: Sequence[Case]) -> list[dict[str, Read | str]]:
     """Return the calls that each package parses from each case."""
-    lines = [json.dumps({"format": case.format, "text": case.text, "tools": TOOLS}) + "\n" for case in asked]
+    lines = [json.dumps({"format": case.format, "text": case.text, "tools": TOOLS}) + "\n" for case in requested]
     env = os.environ | {"HF_HUB_OFFLINE": "1"}
     done = subprocess.run([str(PYTHON), str(PROGRAM)], input="".join(lines), env=env, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[-3000:]
@@ -37,12 +37,12 @@ def read_by_packages(asked: Sequence[Case]) -> list[dict[str, Read | str]]:
 
 
 def test_parsers_of_the_farm_agree_with_the_reference_packages() -> None:
-    asked = [case for name in WRITERS for case in cases(name, N_CASES)]
-    answers = read_by_packages(asked)
-    assert len(answers) == len(asked)
-    found = [fault for case, theirs in zip(asked, answers, strict=True) for fault in faults(case, theirs)]
+    requested = [case for name in WRITERS for case in cases(name, N_CASES)]
+    answers = read_by_packages(requested)
+    assert len(answers) == len(requested)
+    found = [fault for case, theirs in zip(requested, answers, strict=True) for fault in faults(case, theirs)]
     counted: Counter[tuple[str, str]] = Counter()
-    for case, theirs in zip(asked, answers, strict=True):
+    for case, theirs in zip(requested, answers, strict=True):
         counted[case.format, "cases"] += 1
         counted[case.format, "ours as written"] += agrees(ours(case), case.calls)
         for package, read in theirs.items():
@@ -58,7 +58,7 @@ def test_parsers_of_the_farm_agree_with_the_reference_packages() -> None:
                     {"format": case.format, "kind": case.kind, "text": case.text, "calls": case.calls, "read": read}
                 )
                 + "\n"
-                for number, (case, read) in enumerate(zip(asked, answers, strict=True))
+                for number, (case, read) in enumerate(zip(requested, answers, strict=True))
                 if number % N_CASES < N_RECORDED
             )
         )

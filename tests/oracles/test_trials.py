@@ -18,8 +18,8 @@ from farm.errors import EvaluatorError
 from farm.tasks.harbor_folder import TaskFolder, task_folder
 from tests.conftest import absent
 from tests.integration.tasks.task_scores import farm_with_bases
-from tests.oracles.doors import PROGRAMS, ROOT, SAMPLES
-from tests.oracles.our_reading import VARIABLES
+from tests.oracles.comparisons import PROGRAMS, ROOT, SAMPLES
+from tests.oracles.farm_readings import VARIABLES
 from tests.oracles.trial_tasks import written
 from workers.cli.local_rollout import repeated
 from workers.cli.task_checks import CheckOptions, score_of, solve

@@ -183,9 +183,9 @@ def judged() -> dict[str, dict[str, float]]:
     folder = Path(os.environ["FARM_TEST_ORACLES"]) / "judges"
     if not (folder / ".venv").exists():
         absent("the scorers of programs are not installed: tests/oracles/judges_environment.sh says why")
-    asked = {name: {"answer": answer, "tests": tests_of(name)} for name, answer in answers().items()}
+    requested = {name: {"answer": answer, "tests": tests_of(name)} for name, answer in answers().items()}
     command = [folder / ".venv" / "bin" / "python", PROGRAM, folder]
-    done = subprocess.run(command, input=json.dumps(asked), capture_output=True, text=True, timeout=1200)
+    done = subprocess.run(command, input=json.dumps(requested), capture_output=True, text=True, timeout=1200)
     assert done.returncode == 0, done.stderr[-4000:]
     found: dict[str, dict[str, float]] = json.loads(done.stdout)
     return found

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import farm
 from farm.embedded.embedded_farm import Embedded
-from tests.agents.playing import MEND, SWE
+from tests.agents.issue_rollout import FIX, SWE
 from tests.doubles import EngineDouble
 from tests.protocols.conftest import Start, result_of
 from tests.services.api import KEY, RestartableApi
@@ -19,7 +19,7 @@ EXAMPLES = Path(__file__).parents[2] / "examples" / "swe_rex"
 COMMANDS = (
     "git init -q && git add -A && git -c user.name=x -c user.email=x@x commit -qm given && pwd",
     "sleep 60",
-    MEND,
+    FIX,
     "echo COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT; git diff",
 )
 

@@ -105,7 +105,7 @@ def test_each_ray_node_runs_rollouts_and_releases_them_on_ctrl_c(folder: Path, c
         until(lambda: len(nodes_up(folder)) == 2, lambda: logs(folder, "up"), LONG_S)
         assert len(nodes_used(client, submitted(client, 12, 0.5))) == 2
         batch_id = submitted(client, 8, 60.0)
-        until(lambda: client.status(batch_id).stages[farm.Stage.RUN][State.ACTIVE] == 4, "they play", LONG_S)
+        until(lambda: client.status(batch_id).stages[farm.Stage.RUN][State.ACTIVE] == 4, "they run", LONG_S)
         process.send(signal.SIGINT)
         assert process.process.wait(LONG_S) == 0, logs(folder, "up")
     until(lambda: of_nodes(folder) == [], lambda: f"nothing is left: {of_nodes(folder)}")
@@ -121,7 +121,7 @@ def test_killed_driver_leaves_nothing_behind_and_costs_no_attempt(
     with up(folder, cluster, "killed") as process:
         until(lambda: len(nodes_up(folder)) == 2, lambda: logs(folder, "killed"), LONG_S)
         batch_id = submitted(client, 12, 8.0)
-        until(lambda: client.status(batch_id).stages[farm.Stage.RUN][State.ACTIVE] == 4, "they play", LONG_S)
+        until(lambda: client.status(batch_id).stages[farm.Stage.RUN][State.ACTIVE] == 4, "they run", LONG_S)
         os.kill(process.pid, signal.SIGKILL)
         until(lambda: of_nodes(folder) == [], lambda: f"nothing is left: {of_nodes(folder)}", LONG_S)
     assert nodes_up(folder) == set()

@@ -110,7 +110,7 @@ class _Supervisor:
                 del self._workers[name]
             while len(self._workers) < self._plan["n_workers"]:
                 self._start()
-            sweep(self._wanted, starting_s=2.0 if self._plan["comes_and_goes"] else 120.0)
+            sweep(self._sandboxes_of_workers, starting_s=2.0 if self._plan["comes_and_goes"] else 120.0)
             time.sleep(0.1)
 
     def _start(self) -> None:
@@ -121,7 +121,7 @@ class _Supervisor:
         log = settings().scratch.parent / f"{name}.log"
         self._workers[name] = ChildProcess(argv, env=env, log=log, pass_fds=[self._read_end])
 
-    def _wanted(self) -> set[str]:
+    def _sandboxes_of_workers(self) -> set[str]:
         names = {path.name for path in folder_of_all().iterdir()}
         return {name for name in names if name.partition(".")[0] in self._workers}
 

@@ -58,7 +58,7 @@ class Server:
         self.disobeys = False
         self.paused = False
         self.n_aborts = 0
-        self.told: list[str] = []
+        self.received: list[str] = []
         self.n_running = 0
         self.n_most = 0
         self.n_clients = 0
@@ -138,13 +138,13 @@ class Double:
         self.server.check()
         if self.server.disobeys:
             raise EngineError(f"engine {self.server.url} has no /pause")
-        self.server.told.append(f"pause {mode}")
+        self.server.received.append(f"pause {mode}")
         self.server.paused = True
         self.server.n_aborts += mode == "abort"
 
     async def resume(self) -> None:
         self.server.check()
-        self.server.told.append("resume")
+        self.server.received.append("resume")
         self.server.paused = False
 
     async def paused(self) -> bool | None:
@@ -153,12 +153,12 @@ class Double:
 
     async def set_version(self, version: str) -> None:
         self.server.check()
-        self.server.told.append(f"version {version}")
+        self.server.received.append(f"version {version}")
         self.server.weights = version
 
     async def load_weights(self, path: str) -> None:
         self.server.check()
-        self.server.told.append(f"load {path}")
+        self.server.received.append(f"load {path}")
 
     async def version(self) -> str:
         self.server.check()

@@ -153,7 +153,9 @@ def until(found: Callable[[], T], what: str | Callable[[], str], deadline_s: flo
         if answer := found():
             return answer
         if deadline.passed():
-            raise AssertionError(f"waited {deadline_s:g} s in vain until {what if isinstance(what, str) else what()}")
+            raise AssertionError(
+                f"waited {deadline_s:g} s without success until {what if isinstance(what, str) else what()}"
+            )
         time.sleep(min(max(_PAUSE_S[0], 29 * (time.thread_time() - began)), _PAUSE_S[1]))
 
 

@@ -146,7 +146,7 @@ class _ProgramServer:
             answer = self._control.recv(_MAX_BYTES)
         if not answer:
             code = self._process.wait()
-            raise ConnectionError(f"the fork server of the tests has ended with status {code}, and said why on stderr")
+            raise ConnectionError(f"the fork server of the tests has ended with status {code}; the reason is on stderr")
         result = json.loads(answer)
         if isinstance(result, str):
             raise OSError(f"the fork server of the tests cannot fork: {result}")

@@ -12,7 +12,7 @@ environment() {  # environment NAME PYTHON WHAT...: DIR/NAME/.venv with these pa
   local stamp
   stamp=$folder/.venv/installed-$(printf '%s ' "$@" | sha256sum | cut -c1-16)
   [ -e "$stamp" ] && return
-  # pyenv has its versions beside each other, and a name for none of them
+  # pyenv keeps its versions in one folder, without a common name
   local exact
   exact=$(ls -d "${PYENV_ROOT:-$HOME/.pyenv}"/versions/"${python#python}".*/bin/python 2>/dev/null | tail -1 || true)
   if ! "$python" -c '' 2>/dev/null; then

@@ -113,7 +113,7 @@ class UnspeakableKind(EngineError):
 
 
 class OwnBaseException(BaseException):
-    """Of a kind that nobody expects."""
+    """An unexpected kind of error."""
 
 
 def _raising(error: Callable[[], BaseException]) -> Callable[[], None]:
@@ -321,7 +321,7 @@ class UnrulyAgent:
         if fault == "agent:callback blocks":
             asyncio.get_running_loop().call_soon(time.sleep, 300.0)
             await asyncio.sleep(300.0)
-        if fault == "agent:nobody blocks":
+        if fault == "agent:loop blocks":
             # a separate thread has no rollout in its context
             block = partial(asyncio.get_running_loop().call_soon_threadsafe, time.sleep, 300.0)
             threading.Thread(target=block, daemon=True).start()
@@ -373,7 +373,7 @@ async def _swallow_cancellations(n: int) -> None:
 
 
 class WorkingInstance(BaseModel):
-    """`read_request` selects a script of the scripted engine's book."""
+    """`read_request` selects a branch of the scripted engine's script."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 

@@ -89,14 +89,14 @@ def run_two_turns(store: Store, batch_id: str, sample: int = 0, reward: float = 
     advance(store, claimed(store, rollout_id, Stage.INIT))
     held = claimed(store, rollout_id, Stage.RUN)
     function = {"name": "bash", "arguments": "{}"}
-    asked = [{"role": "system", "content": "s"}, {"role": "user", "content": "u"}]
+    messages = [{"role": "system", "content": "s"}, {"role": "user", "content": "u"}]
     calls = [{"id": "1", "type": "function", "function": function}]
     turns = [
         model_call(
             0,
             [1, 2, 3],
             [4, 5],
-            messages=asked,
+            messages=messages,
             response={"role": "assistant", "content": None, "tool_calls": calls},
             tools=[BASH],
         ),

@@ -233,7 +233,7 @@ def test_head_that_ends_is_followed_by_the_standby(on_slurm: FarmOnSlurm, how: s
     until(lambda: sum(not job.pending for job in on_slurm.jobs("head")) == 2, "one stands by", LONG_S)
     with farm.connect(on_slurm.shared) as client:
         batch_id = submitted(client, 30, 2.0)
-        until(lambda: client.status(batch_id).n_finished >= 2, "it plays", LONG_S)
+        until(lambda: client.status(batch_id).n_finished >= 2, "it runs", LONG_S)
     before = read_address(on_slurm.shared)
     if how == "killed":
         os.kill(json.loads((on_slurm.shared / "head.json").read_text())["process"]["pid"], signal.SIGKILL)
@@ -254,7 +254,7 @@ def test_head_that_ends_is_followed_by_the_standby(on_slurm: FarmOnSlurm, how: s
 def test_down_releases_rollouts_that_the_next_up_runs(on_slurm: FarmOnSlurm) -> None:
     with farm.connect(on_slurm.shared) as client:
         batch_id = submitted(client, 12, 6.0)
-        until(lambda: client.status(batch_id).stages[Stage.RUN][State.ACTIVE] >= 2, "it plays", LONG_S)
+        until(lambda: client.status(batch_id).stages[Stage.RUN][State.ACTIVE] >= 2, "it runs", LONG_S)
     on_slurm("down")
     assert on_slurm.jobs() == []
     until(lambda: left_of(on_slurm.folder) == [], lambda: f"nothing is left: {left_of(on_slurm.folder)}")

@@ -38,7 +38,7 @@ def test_same_command_on_two_nodes_of_a_job_and_scancel(cluster: SlurmCluster) -
             until(lambda: log_of(folder, "job").count(" is ready:") == 2, lambda: log_of(folder, "job"), 600)
             with farm.connect(folder / "shared") as client:
                 batch_id = client.submit({"instances": [FOR_EVER] * 4})
-                until(lambda: client.status(batch_id).stages[farm.Stage.RUN][farm.State.ACTIVE] == 4, "they play", 600)
+                until(lambda: client.status(batch_id).stages[farm.Stage.RUN][farm.State.ACTIVE] == 4, "they run", 600)
                 assert len({each.node for each in client.rollouts(batch_id)}) == 2
         finally:
             cluster.output_of("scancel", job)

@@ -32,7 +32,7 @@ PROGRAMS = Path(__file__).parent / "programs"
 QUESTION = "How many hops?"
 N_PROMISES = 8
 """The number of promises of an adapter that returns results."""
-BOOK = Script(
+SCRIPT = Script(
     [
         ScriptedProblem(
             match=QUESTION,
@@ -63,7 +63,7 @@ def client() -> Iterator[LocalFarm]:
     """A farm with a scripted engine, which accepts pauses and weight versions like vLLM."""
     with (
         farm_folder() as folder,
-        serving(EngineDouble(BOOK, weight_version="0", experts=EXPERTS).app()) as policy,
+        serving(EngineDouble(SCRIPT, weight_version="0", experts=EXPERTS).app()) as policy,
         embedded(folder, FARM_POLICY_URL=f"{policy}/v1") as here,
         farm.connect(here.store_url, broker_url=here.broker_url) as connected,
     ):

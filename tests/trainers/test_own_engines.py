@@ -14,14 +14,14 @@ from starlette.routing import Route
 
 from tests.conftest import absent
 from tests.doubles import EngineDouble
-from tests.trainers.conftest import BOOK, Program
+from tests.trainers.conftest import SCRIPT, Program
 from workers.testing.serving import serving
 
 
 @pytest.fixture(scope="module")
 def engine() -> Iterator[tuple[str, str]]:
     """The trainer's engine, which the farm does not know: its address and its model."""
-    with serving(EngineDouble(BOOK, control=False).app()) as url:
+    with serving(EngineDouble(SCRIPT, control=False).app()) as url:
         yield url, httpx2.get(f"{url}/v1/models", trust_env=False).json()["data"][0]["id"]
 
 
@@ -42,7 +42,7 @@ LISTED = {
 @pytest.fixture
 def router(engine: tuple[str, str]) -> Iterator[tuple[str, str]]:
     """SGLang's router in front of the trainer's server: its address, and that of the server."""
-    with serving(EngineDouble(BOOK, wire="sglang", weight_version="2").app()) as server:
+    with serving(EngineDouble(SCRIPT, wire="sglang", weight_version="2").app()) as server:
 
         async def workers(request: Request) -> JSONResponse:
             return JSONResponse({"workers": [{"url": server, **LISTED}], "total": 1})

@@ -12,7 +12,7 @@ from starlette.routing import Route
 
 from tests.conftest import absent
 from tests.doubles import EngineDouble
-from tests.trainers.conftest import BOOK, PROGRAMS, ROOT, VERIFIERS, Program, verifiers_of
+from tests.trainers.conftest import PROGRAMS, ROOT, SCRIPT, VERIFIERS, Program, verifiers_of
 from workers.testing.serving import serving
 
 
@@ -55,7 +55,7 @@ def test_orchestrator_of_prime_rl_trains_through_the_farm(run: Program, trainers
         loaded.append((await request.json())["weight_dir"])
         return Response()
 
-    app = EngineDouble(BOOK, model=str(model_text), weight_version="0").app()
+    app = EngineDouble(SCRIPT, model=str(model_text), weight_version="0").app()
     app.router.routes.append(Route("/update_weights", update, methods=["POST"]))
     with serving(app) as engine:
         program = "own_examples/prime_rl_orchestrator"

@@ -10,7 +10,7 @@ from farm.client.local import LocalFarm
 from tests.conftest import absent
 from tests.doubles import EngineDouble
 from tests.services.farms import NOOP
-from tests.trainers.conftest import BOOK, N_PROMISES, QUESTION, Program
+from tests.trainers.conftest import N_PROMISES, QUESTION, SCRIPT, Program
 from workers.testing.scripted_model import Branch, Script, ScriptedProblem, ScriptedTurn
 from workers.testing.serving import serving
 
@@ -25,7 +25,7 @@ def test_rllm_runs_its_tasks_on_the_farm_and_trains_on_its_own_tokens(
     source = trainers / "rllm"
     if not (source / "rllm").exists():
         absent(f"the source of rLLM is not in {source}: tests/trainers/environment.sh could not fetch it")
-    worker = EngineDouble(BOOK)
+    worker = EngineDouble(SCRIPT)
     keyed = EngineDouble(Script([ScriptedProblem(match=QUESTION, branches=(RIGHT,))]), key=SESSION_KEY)
     broken = {"data_source": "noop", "fields": {"fail": "run:agent_error"}}
     slow = {"data_source": "noop", "fields": {"seconds": 300}}

@@ -21,5 +21,5 @@ def test_own_process_is_counted_as_runnable() -> None:
 
 def test_wait_that_times_out_names_its_condition() -> None:
     assert not Deadline(60.0).passed()
-    with pytest.raises(AssertionError, match=r"waited 0\.01 s in vain until never"):
+    with pytest.raises(AssertionError, match=r"waited 0\.01 s without success until never"):
         until(lambda: False, "never", 0.01)

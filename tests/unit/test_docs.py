@@ -200,8 +200,8 @@ def test_every_page_is_in_the_navigation_and_on_the_index() -> None:
     for name in written - {"index.md"}:
         index = index_of(docs / name)
         assert docs / name in linked(index), f"{index.relative_to(ROOT)} has no link to {name}"
-    doors = {docs / name for name in ("quickstart.md", "concepts/index.md", "how-to/index.md", "reference/index.md")}
-    assert doors <= linked(ROOT / "README.md") & linked(docs / "index.md")
+    entries = {docs / name for name in ("quickstart.md", "concepts/index.md", "how-to/index.md", "reference/index.md")}
+    assert entries <= linked(ROOT / "README.md") & linked(docs / "index.md")
 
 
 def index_of(page: Path) -> Path:

@@ -51,8 +51,8 @@ def test_client_has_few_dependencies() -> None:
 
 def test_runtime_lock_has_all_requirements_and_no_test_packages() -> None:
     runtime = pins("requirements-runtime.lock")
-    asked_for = [*PROJECT["project"]["dependencies"], *PROJECT["project"]["optional-dependencies"]["farm"]]
-    assert {normal(each) for each in asked_for} <= {*runtime}
+    required = [*PROJECT["project"]["dependencies"], *PROJECT["project"]["optional-dependencies"]["farm"]]
+    assert {normal(each) for each in required} <= {*runtime}
     wanted_to_install = {"async-timeout", "editables", "hatchling"}
     dev = {normal(each) for each in PROJECT["dependency-groups"]["dev"]}
     assert dev & {*runtime} == wanted_to_install

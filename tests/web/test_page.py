@@ -27,7 +27,7 @@ LOOKS = ScriptedTurn(
     reasoning="perhaps four",
     tool_calls=(ScriptedCall(name="python", arguments={"code": f"print({HOSTILE!r} * 40)"}),),
 )
-BOOK = Script(
+SCRIPT = Script(
     problems=[
         ScriptedProblem(
             match=QUESTION,
@@ -61,7 +61,7 @@ _AXE = Path(os.environ["FARM_WEB_PACKAGES"]) / "axe_playwright_python" / "axe.mi
 def client() -> Iterator[LocalFarm]:
     with (
         farm_folder() as folder,
-        serving(EngineDouble(BOOK, weight_version="3").app()) as policy,
+        serving(EngineDouble(SCRIPT, weight_version="3").app()) as policy,
         embedded(folder, FARM_POLICY_URL=f"{policy}/v1") as here,
         farm.connect(here.store_url, broker_url=here.broker_url) as connected,
     ):
@@ -120,13 +120,13 @@ class Tab:
 
     def __init__(self, page: Any) -> None:
         self.page = page
-        self.said: list[str] = []
-        page.on("console", lambda message: self.said.append(f"{message.type}: {message.text}"))
-        page.on("pageerror", lambda error: self.said.append(f"error: {error}"))
+        self.console: list[str] = []
+        page.on("console", lambda message: self.console.append(f"{message.type}: {message.text}"))
+        page.on("pageerror", lambda error: self.console.append(f"error: {error}"))
 
     @property
     def complaints(self) -> list[str]:
-        return [line for line in self.said if line.startswith(("error", "warning"))]
+        return [line for line in self.console if line.startswith(("error", "warning"))]
 
 
 @pytest.fixture
@@ -203,15 +203,15 @@ def test_batch_is_updated_until_it_has_ended(tab: Tab, url: str, client: LocalFa
 def test_order_is_confirmed_and_carried_out(tab: Tab, url: str, client: LocalFarm) -> None:
     batch_id = client.submit(_request(200, 2))
     tab.page.goto(f"{url}/batches/{batch_id}")
-    asked: list[str] = []
+    requested: list[str] = []
 
     def refuse(dialog: Any) -> None:
-        asked.append(dialog.message)
+        requested.append(dialog.message)
         dialog.dismiss()
 
     tab.page.once("dialog", refuse)
     tab.page.get_by_role("button", name="Cancel open rollouts").click()
-    assert len(asked) == 1
+    assert len(requested) == 1
     assert not client.status(batch_id).n_cancelled
     tab.page.once("dialog", lambda dialog: dialog.accept())
     tab.page.get_by_role("button", name="Cancel open rollouts").click()
@@ -253,11 +253,11 @@ def test_filter_is_kept_in_the_url(tab: Tab, url: str, batch_id: str) -> None:
 
 
 def test_nothing_is_loaded_from_other_servers(tab: Tab, url: str, batch_id: str) -> None:
-    asked: list[str] = []
-    tab.page.on("request", lambda request: asked.append(request.url))
+    requested: list[str] = []
+    tab.page.on("request", lambda request: requested.append(request.url))
     for path in VIEWS.values():
         tab.page.goto(url + path.format(b=batch_id, r=f"{batch_id}.0.0"))
-    assert [address for address in asked if not address.startswith(url)] == []
+    assert [address for address in requested if not address.startswith(url)] == []
 
 
 def test_all_elements_are_reachable_by_keyboard(chromium: Any, url: str, client: LocalFarm, batch_id: str) -> None:
@@ -311,15 +311,15 @@ def test_exported_file_runs_no_script_and_messages_have_anchors(
     file = tmp_path / download.value.suggested_filename
     download.value.save_as(file)
     assert file.name == f"{looked}.html"
-    asked: list[str] = []
+    requested: list[str] = []
     with tab.page.context.browser.new_context(offline=True) as context:
         alone = Tab(context.new_page())
-        alone.page.on("request", lambda request: asked.append(request.url))
+        alone.page.on("request", lambda request: requested.append(request.url))
         alone.page.goto(file.as_uri())
         assert alone.page.title() == f"{looked} · rollout farm"
         assert HOSTILE in alone.page.locator(".turn.assistant").first.inner_text()
         assert alone.page.evaluate("getComputedStyle(document.querySelector('.turn')).borderLeftWidth") == "4px"
-        assert (asked, alone.complaints) == ([file.as_uri()], [])
+        assert (requested, alone.complaints) == ([file.as_uri()], [])
 
 
 def test_filter_is_kept_between_views_and_applies_to_downloads(

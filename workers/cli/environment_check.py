@@ -68,7 +68,7 @@ class ObservedStep:
 @click.option("--id", "episode_id", default="", help="The id of one of its environments.")
 @click.option("--kwargs", default="{}", metavar="JSON", help="As in an instance's fields.")
 @click.option("--seed", default=0, show_default=True)
-@click.option("--message", "prompt", multiple=True, help="A text of the prompt, said as the user. Repeat it.")
+@click.option("--message", "prompt", multiple=True, help="A user message of the prompt; may be repeated.")
 @click.option(
     "--action", "actions", multiple=True, help="A text, or a tool call as JSON: {name, arguments}. Repeat it."
 )

@@ -1,4 +1,4 @@
-"""Scripts without a book of problems: turns in order, or one shell command by any tool that the prompt offers."""
+"""Scripts without problems: turns in order, or one shell command by any tool that the prompt offers."""
 
 from __future__ import annotations
 

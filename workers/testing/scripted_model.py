@@ -84,10 +84,8 @@ class ScriptedProblem(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     match: str = Field(min_length=1)
-    branches: tuple[Branch, ...] = Field(
-        min_length=1, validation_alias=AliasChoices("plays", "branches"), serialization_alias="plays"
-    )
-    """The key in a file is `plays`."""
+    branches: tuple[Branch, ...] = Field(min_length=1, validation_alias=AliasChoices("branches", "plays"))
+    """A file may also name them `plays`."""
 
 
 class Script:

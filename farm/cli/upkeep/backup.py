@@ -61,7 +61,7 @@ def restore(file: Path, replace: bool, url: str | None) -> None:
     """Restore a backup into an empty database; its farm continues from there.
 
     The database may be of another kind than the backed-up one. Either everything is restored or nothing. Rollouts that
-    were open then run again once nodes start; later data is lost, and clients that saw it are told so.
+    were open then run again once nodes start. Later data is lost, and clients that saw it get an error.
     """
     from farm.address import is_http
     from farm.store.backups.backup import restore as restored

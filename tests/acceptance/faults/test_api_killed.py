@@ -109,7 +109,7 @@ def test_stream_resumes_after_a_clean_api_shutdown(api: RestartableApi, folder: 
     with farm.connect(api.url) as client, ThreadPoolExecutor(1) as pool:
         batch_id = client.submit({"instances": [SLOW]})
         waiting = pool.submit(lambda: list(client.stream(batch_id)))
-        until(lambda: client.status(batch_id).stages["run"]["active"], "it plays")  # type: ignore[index]
+        until(lambda: client.status(batch_id).stages["run"]["active"], "it runs")  # type: ignore[index]
         assert api.end() == 0
         assert not waiting.done(), "it waits for the next one"
         api.start()

@@ -199,9 +199,9 @@ def cut_off(here: _Here, cut: Callable[[], None]) -> None:
         time.sleep(max(0.0, cut_at + CUT_S - time.monotonic()))
         n_finished = here.client.status(batch_id).n_finished
         here.line.restore()
-        mended_at = time.monotonic()
+        restored_at = time.monotonic()
         until(lambda: here.client.status(batch_id).n_finished > n_finished, "it goes on", 120)
-        print(f"cut off for {mended_at - cut_at:.1f} s, it went on after {time.monotonic() - mended_at:.2f} s")
+        print(f"cut off for {restored_at - cut_at:.1f} s, it went on after {time.monotonic() - restored_at:.2f} s")
     assert {rollout.attempt for rollout in here.client.rollouts(batch_id)} == {1}
 
 
@@ -350,8 +350,8 @@ def test_messages_of_unknown_or_ended_rollouts_are_ignored(here: _Here) -> None:
         assert enqueue(app, stage_messages) == len(stage_messages)
     with running_batch(here):
         pass
-    said = here.log.removeprefix(log)
-    assert not [word for word in ("ghost", "DROP TABLE", "Dropped", "internal error") if word in said], said[-4000:]
+    logged = here.log.removeprefix(log)
+    assert not [word for word in ("ghost", "DROP TABLE", "Dropped", "internal error") if word in logged], logged[-4000:]
 
 
 def test_long_queue_wait_is_not_taken_for_message_loss(here: _Here) -> None:

@@ -110,15 +110,15 @@ def test_agent_installed_at_runtime_is_found_without_quarantine(
     (info / "entry_points.txt").write_text(
         f"[farm.agents]\n{points}[farm.row_builders]\nexiting = later_agent:exiting\n"
     )
-    played = client.collect(client.submit({**request, "agent": "later"}), timeout_s=600)
-    assert [rollout.reward for rollout in played] == [1.0] * 40, played[0].failure
+    rollouts = client.collect(client.submit({**request, "agent": "later"}), timeout_s=600)
+    assert [rollout.reward for rollout in rollouts] == [1.0] * 40, rollouts[0].failure
     for agent, why in (("broken", "cannot be imported here"), ("rubbish", "SyntaxError")):
         batch_id = client.submit({**request, "agent": agent})
         failures = [rollout.failure for rollout in client.collect(batch_id, timeout_s=600)]
         assert {failure.kind for failure in failures if failure is not None} == {"agent_error"}
-        said = [failure.message for failure in failures if failure is not None]
-        assert len(said) == 40
-        assert all(why in each and "quarantine" not in each for each in said), said[0]
+        messages = [failure.message for failure in failures if failure is not None]
+        assert len(messages) == 40
+        assert all(why in each and "quarantine" not in each for each in messages), messages[0]
 
 
 def test_failing_row_builder_is_named_in_the_failure(

@@ -50,13 +50,13 @@ def test_chaos_run_breaks_no_promise(tmp_path: Path) -> None:
 def test_interrupted_chaos_run_cleans_up_and_reports(tmp_path: Path) -> None:
     size = at_length(SMALLEST, ("--nodes", "1", "--engines", "1"))
     words = command(tmp_path, "--minutes", "30", "--pace", "2", "--settle", "180", *size)
-    said = tmp_path / "said"
-    with said.open("wb") as log:
+    output = tmp_path / "said"
+    with output.open("wb") as log:
         run = subprocess.Popen(words, cwd=ROOT, stdout=log, stderr=log)
     try:
-        until(lambda: ":" in said.read_text().partition("load")[2], said.read_text, 180)
+        until(lambda: ":" in output.read_text().partition("load")[2], output.read_text, 180)
         run.send_signal(signal.SIGINT)
-        assert run.wait(600) == 0, said.read_text()[-6000:]
+        assert run.wait(600) == 0, output.read_text()[-6000:]
     finally:
         run.kill()
         run.wait()

@@ -91,8 +91,8 @@ def test_killed_parts_are_restarted_and_lose_nothing(
         every_rollout_ended_once(client, batch_id)
         until(lambda: redis_answers(here) and flower_answers(here), "they answer where they did", 60)
         here.check()
-    said = [line.split(" has exited")[0] for line in caplog.messages if "restarting" in line]
-    assert said == [f"The {part} of the farm" for part in ("redis", "node", "flower", "redis")]
+    restarted = [line.split(" has exited")[0] for line in caplog.messages if "restarting" in line]
+    assert restarted == [f"The {part} of the farm" for part in ("redis", "node", "flower", "redis")]
 
 
 def test_repeatedly_killed_part_is_given_up(here: Embedded, folder: Path) -> None:

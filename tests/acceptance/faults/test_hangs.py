@@ -13,7 +13,7 @@ from testkit.deadline import LONG_S
 from tests.services.farms import embedded, farm_folder, left_of
 from tests.services.unruly import installed_in
 
-PLAYS = {"data_source": "noop", "fields": {"seconds": 1.0}}
+NOOP = {"data_source": "noop", "fields": {"seconds": 1.0}}
 LIMITS = {"run_s": 3.0, "tool_s": 0.5}
 
 
@@ -51,8 +51,8 @@ def unruly_client() -> Iterator[farm.Farm]:
 )
 def test_hung_stage_fails_only_its_own_rollout(client: farm.Farm, stuck: str, kind: str, words: str) -> None:
     hangs = {"data_source": "noop", "fields": {"seconds": 300.0, "stuck": stuck}}
-    request = {"instances": [PLAYS] * 6 + [hangs] + [PLAYS] * 6, "limits": LIMITS, "max_attempts": 1, "max_losses": 0}
-    free = {"instances": [PLAYS] * 4, "max_attempts": 1, "max_losses": 5}
+    request = {"instances": [NOOP] * 6 + [hangs] + [NOOP] * 6, "limits": LIMITS, "max_attempts": 1, "max_losses": 0}
+    free = {"instances": [NOOP] * 4, "max_attempts": 1, "max_losses": 5}
     if stuck == "lock":
         # all rollouts of the process are lost with it, and this batch does not allow a loss
         request["instances"] = [hangs]
@@ -64,7 +64,7 @@ def test_hung_stage_fails_only_its_own_rollout(client: farm.Farm, stuck: str, ki
     others = [rollout for rollout in result if rollout is not failed]
     assert all(rollout.reward == 1.0 for rollout in others)
     again = client.collect(client.submit(free), timeout_s=LONG_S)
-    assert all(rollout.reward == 1.0 for rollout in again), "its worker, or the next, plays on"
+    assert all(rollout.reward == 1.0 for rollout in again), "its worker, or the next one, continues"
 
 
 @pytest.mark.parametrize(
@@ -72,7 +72,7 @@ def test_hung_stage_fails_only_its_own_rollout(client: farm.Farm, stuck: str, ki
     [
         ("agent:callback blocks", "agent_error", "blocked the event loop of its worker for 2 s in File", 0),
         # any of its rollouts may be the cause: all count a loss, so that this comes to an end
-        ("agent:nobody blocks", "lost", "was lost because its worker hung", 2),
+        ("agent:loop blocks", "lost", "was lost because its worker hung", 2),
         # an exit or a segmentation fault that nothing in Python can catch
         ("agent:quit process", "lost", "was lost in stage run", 2),
         ("agent:crash process", "lost", "was lost in stage run", 2),

@@ -30,7 +30,7 @@ from workers.testing.serving import serving
 SLOW = {"data_source": "noop", "fields": {"seconds": 1.0}}
 N_SUBMITS = repeats(2, 12)
 """Number of clients that are killed during a submit."""
-PLAYING = (farm.Stage.RUN, farm.State.ACTIVE)
+RUNNING = (farm.Stage.RUN, farm.State.ACTIVE)
 
 
 @pytest.fixture(scope="module")
@@ -89,13 +89,13 @@ def test_rollout_without_sandbox_starts_in_the_run_stage(here: Embedded, client:
     until(lambda: any(node.without_sandbox for node in client.nodes()), "the node says so")
     named = client.submit({"instances": [empty], "agent": "noop"})
     batch_id = client.submit({"instances": [{**empty, "fields": {"seconds": 2.0}}] * 40})
-    until(lambda: client.status(batch_id).stages[farm.Stage.RUN][farm.State.ACTIVE] > 10, "they play")
+    until(lambda: client.status(batch_id).stages[farm.Stage.RUN][farm.State.ACTIVE] > 10, "they run")
     os.kill(worker_pid(here, "run"), signal.SIGKILL)
     every_rollout_ended_once(client, batch_id)
     tried = {rollout.rollout_id: rollout.attempt for rollout in client.collect(batch_id)}
     assert all(stages_of(client, each, 1)[0] == "run" for each in tried)
     again = [each for each, attempt in tried.items() if attempt > 1]
-    assert again, "what the worker played is played again"
+    assert again, "rollouts of the worker run again"
     assert all(stages_of(client, each, 2) == ["init", "run", "eval"] for each in again[:3])
     client.wait(named, 600)
     assert stages_of(client, f"{named}.0.0", 1) == ["init", "run", "eval"], "an agent may want one"
@@ -125,7 +125,7 @@ def test_rollouts_of_killed_worker_rerun_and_its_sandboxes_are_removed(here: Emb
     with engine(client, latency_s=2.0):
         problems = tuple(math_problems(["gcd"], 6, seed=1))
         batch_id = client.submit(farm.BatchRequest(instances=problems, n_samples=2, max_attempts=5))
-        until(lambda: client.status(batch_id).stages[farm.Stage.RUN][farm.State.ACTIVE] >= 4, "rollouts play", 60)
+        until(lambda: client.status(batch_id).stages[farm.Stage.RUN][farm.State.ACTIVE] >= 4, "rollouts run", 60)
         os.kill(worker_pid(here, "run"), signal.SIGKILL)
         rollouts = client.collect(batch_id, timeout_s=600)
     assert all(rollout.reward is not None for rollout in rollouts)
@@ -141,10 +141,10 @@ def test_thawed_worker_writes_no_stale_results(here: Embedded, client: farm.Farm
     with engine(client, latency_s=4.0):
         problems = tuple(math_problems(["gcd"], 4, seed=1))
         batch_id = client.submit(farm.BatchRequest(instances=problems, n_samples=2, max_attempts=5))
-        until(lambda: client.status(batch_id).stages[farm.Stage.RUN][farm.State.ACTIVE] >= 4, "rollouts play", 120)
+        until(lambda: client.status(batch_id).stages[farm.Stage.RUN][farm.State.ACTIVE] >= 4, "rollouts run", 120)
         frozen = worker_pid(here, "run")
         os.kill(frozen, signal.SIGSTOP)
-        held = [each.rollout_id for each in client.rollouts(batch_id) if (each.stage, each.state) == PLAYING]
+        held = [each.rollout_id for each in client.rollouts(batch_id) if (each.stage, each.state) == RUNNING]
         until(lambda: all(client.rollout(each).attempt > 1 for each in held), "the leases run out", 120)
         # it has received answers from the engine all the time
         os.kill(frozen, signal.SIGCONT)

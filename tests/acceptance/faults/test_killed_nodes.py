@@ -31,7 +31,7 @@ def test_rollouts_of_killed_node_run_on_another_node(folder: Path, postgres_stor
     ):
         lent = _one_on_each(client, "one", "two")
         batch_id = client.submit({"instances": [SLOW] * 60, "max_attempts": 5})
-        until(lambda: {rollout.node for rollout in client.rollouts(batch_id)} >= {"one", "two"}, "both play")
+        until(lambda: {rollout.node for rollout in client.rollouts(batch_id)} >= {"one", "two"}, "both run")
         until(lambda: client.status(batch_id).n_finished >= 5, "some have ended")
         first.kill()
         first.wait()

@@ -22,7 +22,7 @@ from farm.embedded.embedded_farm import Embedded
 from farm.errors import StoreUnavailable
 from farm.store.database import Store
 from farm.store.reports import audit
-from testkit.postgres import RestartablePostgres, mortal_postgres
+from testkit.postgres import RestartablePostgres, restartable_postgres
 from testkit.private_server import Missing
 from tests.acceptance.faults.test_kill import every_rollout_ended_once, worker_pid
 from tests.conftest import absent
@@ -42,7 +42,7 @@ def folder() -> Iterator[Path]:
 def server() -> Iterator[RestartablePostgres]:
     """Yield a Postgres that keeps committed data, whatever happens to it."""
     try:
-        with mortal_postgres(synchronous_commit="on") as made:
+        with restartable_postgres(synchronous_commit="on") as made:
             yield made
     except Missing as missing:
         absent(str(missing))
@@ -63,7 +63,7 @@ def running_batch(here: Embedded) -> Iterator[tuple[farm.Farm, str]]:
     with farm.connect(here.home) as client:
         batch_id = client.submit({"instances": [SLOW] * 60})
         until(lambda: client.status(batch_id).n_finished >= 4, "some have ended")
-        until(lambda: client.status(batch_id).stages[farm.Stage.RUN][farm.State.ACTIVE] >= 4, "others play")
+        until(lambda: client.status(batch_id).stages[farm.Stage.RUN][farm.State.ACTIVE] >= 4, "others run")
         yield client, batch_id
         every_rollout_ended_once(client, batch_id)
         rollouts = client.rollouts(batch_id)
@@ -87,7 +87,7 @@ def test_rollouts_of_worker_killed_during_outage_are_retried(folder: Path, serve
     patient = {"FARM_LEASE_S": "600", "FARM_NODE_TIMEOUT_S": "600"}
     with embedded(folder, database(server, "bereft"), False, **patient) as here, farm.connect(here.home) as client:
         batch_id = client.submit({"instances": [SLOW] * 60, "max_attempts": 1})
-        until(lambda: client.status(batch_id).stages[farm.Stage.RUN][farm.State.ACTIVE] >= 4, "some play", 120)
+        until(lambda: client.status(batch_id).stages[farm.Stage.RUN][farm.State.ACTIVE] >= 4, "some run", 120)
         server.cut_down()
         os.kill(worker_pid(here, "run"), signal.SIGKILL)
         until(lambda: "are released when" in (here.logs / "node.log").read_text(), "it could not be said", 120)

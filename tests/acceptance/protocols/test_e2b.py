@@ -38,9 +38,9 @@ class _Setting(NamedTuple):
         """Return the id of a new sandbox."""
         answer = self.rest("POST", "/v2/sandboxes", {"templateID": "base", "timeout": 300, **values})
         assert answer.status_code == 201, answer.text
-        said = answer.json()
-        assert (said["templateID"], said["envdAccessToken"]) == ("base", KEY)
-        return str(said["sandboxID"])
+        sandbox_json = answer.json()
+        assert (sandbox_json["templateID"], sandbox_json["envdAccessToken"]) == ("base", KEY)
+        return str(sandbox_json["sandboxID"])
 
     def agent(self, sandbox_id: str, api: int = 0) -> AgentClient:
         """Return a client for the agent of a sandbox."""
@@ -121,8 +121,8 @@ def test_process_accepts_input_watchers_and_signals(agent: AgentClient) -> None:
 
 def test_files_are_written_read_listed_and_moved(agent: AgentClient) -> None:
     data = bytes(range(256)) * 1000
-    told = agent.file("POST", params={"path": "new/é"}, content=data, headers=OCTETS)
-    assert told.json() == [{"name": "é", "path": "/workspace/new/é", "type": "file"}]
+    written = agent.file("POST", params={"path": "new/é"}, content=data, headers=OCTETS)
+    assert written.json() == [{"name": "é", "path": "/workspace/new/é", "type": "file"}]
     assert agent.file("GET", params={"path": "/workspace/new/é"}).content == data
     several = [("file", ("/tmp/1", b"one")), ("file", ("two/2", b"two"))]
     assert [each["path"] for each in agent.file("POST", files=several).json()] == ["/tmp/1", "/workspace/two/2"]
@@ -219,8 +219,8 @@ def test_hundred_concurrent_commands_keep_their_outputs_apart(setting: _Setting,
     second = setting.created()
     clients = [setting.agent(sandbox_id), setting.agent(second, api=1)]
     with ThreadPoolExecutor(100) as pool:
-        told = pool.map(lambda n: all_of(clients[n % 2], started(f"echo {n}; sleep 0.1; echo {n} >&2")), range(100))
-        assert [(out, err) for out, err, _ in told] == [(f"{n}\n", f"{n}\n") for n in range(100)]
+        outputs = pool.map(lambda n: all_of(clients[n % 2], started(f"echo {n}; sleep 0.1; echo {n} >&2")), range(100))
+        assert [(out, err) for out, err, _ in outputs] == [(f"{n}\n", f"{n}\n") for n in range(100)]
     setting.rest("DELETE", f"/sandboxes/{second}")
 
 

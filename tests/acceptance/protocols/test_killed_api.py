@@ -128,4 +128,4 @@ def test_repeated_request_gets_its_rollouts_after_a_kill(setting: Setting, proto
         ]
         assert len(tokens) == N
         assert sorted(tokens) == sorted(expected)
-        assert {rollout.attempt for rollout in rollouts} == {1}, "none was played twice"
+        assert {rollout.attempt for rollout in rollouts} == {1}, "none ran twice"

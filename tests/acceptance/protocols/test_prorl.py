@@ -69,8 +69,8 @@ def test_repeated_request_gets_its_rollouts_after_an_api_kill(
         return results
 
     results = asyncio.run(train())
-    assert training.n_asked > N, "some were asked for again"
-    assert [said for said in training.said if said[0] == "stop"] == [("stop", 200)]
+    assert training.n_requests > N, "some were asked for again"
+    assert [answer for answer in training.answers if answer[0] == "stop"] == [("stop", 200)]
     # the engine never ends by itself: `max_model_len` cuts each answer, as `max_output_tokens` does not apply by token
     errors = [None if result is None else result["error"] for result in results]
     assert errors == ["length: the context window is full"] * N, results
@@ -98,7 +98,7 @@ def test_trainer_with_enough_results_cancels_only_its_own_rest(
         foreign = client.submit({"instances": [{"data_source": "noop", "fields": {"seconds": 3600.0}}]})
         results = asyncio.run(train())
         assert sum(result is not None for result in results) == 2
-        assert [status for verb, status in training.said if verb == "cancel"] == [200] * 3
+        assert [status for verb, status in training.answers if verb == "cancel"] == [200] * 3
         assert not client.status(foreign).done
         open_ones = [each for each in client.recent(100) if not client.status(each).done]
         assert open_ones == [foreign], "of the trainer's nothing is left"

@@ -73,19 +73,19 @@ class RexClient:
         return about["class_path"].rpartition(".")[2], about["message"]
 
     def run(self, command: str, request_id: str = "", **values: Any) -> dict[str, Any]:
-        said: dict[str, Any] = self.call("run_in_session", {**ACTION, "command": command, **values}, request_id)
-        return said
+        reply: dict[str, Any] = self.call("run_in_session", {**ACTION, "command": command, **values}, request_id)
+        return reply
 
     def refused(self, command: str, **values: Any) -> tuple[str, str]:
         return self.error("run_in_session", {**ACTION, "command": command, **values})
 
     def interrupt(self, **values: Any) -> dict[str, Any]:
-        said: dict[str, Any] = self.call("run_in_session", {**INTERRUPT, **values})
-        return said
+        reply: dict[str, Any] = self.call("run_in_session", {**INTERRUPT, **values})
+        return reply
 
     def executed(self, command: str | list[str], **values: Any) -> dict[str, Any]:
-        said: dict[str, Any] = self.call("execute", {"command": command, "shell": isinstance(command, str), **values})
-        return said
+        reply: dict[str, Any] = self.call("execute", {"command": command, "shell": isinstance(command, str), **values})
+        return reply
 
 
 @pytest.fixture(scope="module")
@@ -145,11 +145,11 @@ _COMMANDS = [
 
 def test_session_commands_report_output_and_exit_code(rex: RexClient) -> None:
     for command, output, code in _COMMANDS:
-        said = rex.run(command)
-        assert said["exit_code"] == code, (command, said)
-        assert output is None or said["output"] == output, (command, said)
-        assert (said["expect_string"], said["session_type"]) == (PROMPT, "bash")
-        assert bool(said["failure_reason"]) == (command == "exit 3")
+        reply = rex.run(command)
+        assert reply["exit_code"] == code, (command, reply)
+        assert output is None or reply["output"] == output, (command, reply)
+        assert (reply["expect_string"], reply["session_type"]) == (PROMPT, "bash")
+        assert bool(reply["failure_reason"]) == (command == "exit 3")
     assert rex.run("false", check="ignore")["exit_code"] is None
 
 

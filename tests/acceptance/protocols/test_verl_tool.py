@@ -80,14 +80,14 @@ def test_trajectories_complete_when_an_api_is_killed(here: Here) -> None:
 
     async def train() -> list[list[str]]:
         async with trainer(first) as client, trainer(second) as other:
-            playing = [asyncio.create_task(run_actions(number, client, other)) for number in range(N)]
+            running = [asyncio.create_task(run_actions(number, client, other)) for number in range(N)]
             slow = await asyncio.to_thread(until, lambda: _begun(here), "the first one's command has begun")
             first.kill()
             first.start()
             await asyncio.to_thread(until, first.listens, "the API listens again")
             with farm.connect(here[0].home) as local:
                 await asyncio.to_thread(local.sandboxes.attach(slow).write, "/workspace/go", b"")
-            return await asyncio.gather(*playing)
+            return await asyncio.gather(*running)
 
     for number, [cut, kept, python, again] in enumerate(asyncio.run(train())):
         assert cut == "\n<o>\n1\n</o>\n", "it was done once"
@@ -135,10 +135,10 @@ def test_reconnected_client_gets_the_result_of_its_action(here: Here) -> None:
     async def run_actions() -> None:
         async with trainer(here[1]) as client, trainer(here[2]) as other:
             one = VerlToolTrajectory(client)
-            asked = asyncio.create_task(one.act(slow))
+            action = asyncio.create_task(one.act(slow))
             sandbox = await asyncio.to_thread(until, lambda: _begun(here), "it has begun")
-            asked.cancel()
-            await asyncio.gather(asked, return_exceptions=True)
+            action.cancel()
+            await asyncio.gather(action, return_exceptions=True)
             with farm.connect(here[0].home) as local:
                 await asyncio.to_thread(local.sandboxes.attach(sandbox).write, "/workspace/go", b"")
                 handle = local.sandboxes.attach(sandbox)

@@ -11,7 +11,7 @@ import asyncio
 import pytest
 
 from farm.errors import RolloutError
-from tests.acceptance.scores.test_whose_fault import (
+from tests.acceptance.scores.test_fault_attribution import (
     PROBLEMS,
     SUBMIT,
     bash,

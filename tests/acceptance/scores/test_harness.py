@@ -21,7 +21,7 @@ from farm.errors import AgentError, EngineError
 from farm.records.request import Limits, SamplingParams, SandboxSpec
 from farm.records.rollout import Outcome
 from farm.records.trajectory import Message, ModelCall
-from tests.agents.playing import MEND, SWE, run_rollout
+from tests.agents.issue_rollout import FIX, SWE, run_rollout
 from tests.conftest import absent
 from tests.services.environments import lend_environment
 from tests.services.soak import ONLY, SOAK_MINUTES
@@ -141,7 +141,7 @@ def test_mini_swe_agent_fixes_an_issue() -> None:
     records = _Records()
     turns = [
         calling(("bash", {"command": "which python; git status --short; ls"}), content="I look."),
-        calling(("bash", {"command": MEND}), content="I see the fault."),
+        calling(("bash", {"command": FIX}), content="I see the fault."),
         SUBMIT,
     ]
     result, value = asyncio.run(run_and_score(ScriptedPolicy(*turns), records))
@@ -159,20 +159,20 @@ def test_mini_swe_agent_fixes_an_issue() -> None:
 @pytest.mark.usefixtures("mini_swe_agent")
 def test_tokens_are_those_sampled_by_the_engine() -> None:
     """Run all three stages as a worker does, on the scripted engine's token wire, through gateway and relay."""
-    calls = ("which python; git status --short; ls", MEND, "echo COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT; echo done")
+    calls = ("which python; git status --short; ls", FIX, "echo COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT; echo done")
     turns = tuple(ScriptedTurn(tool_calls=(ScriptedCall(name="bash", arguments={"command": each}),)) for each in calls)
-    played = run_rollout("mini-swe-agent", "namespace", turns)
-    assert (played.outcome, played.reward) == (Outcome.SUBMITTED, 1.0)
-    assert len(played.rows) == 1, played.breaks
-    assert [call.mismatch for call in played.calls] == [None] * 3
-    assert set(played.rows[0].policy_versions.tolist()) == {-1, 3}
+    trial = run_rollout("mini-swe-agent", "namespace", turns)
+    assert (trial.outcome, trial.reward) == (Outcome.SUBMITTED, 1.0)
+    assert len(trial.rows) == 1, trial.breaks
+    assert [call.mismatch for call in trial.calls] == [None] * 3
+    assert set(trial.rows[0].policy_versions.tolist()) == {-1, 3}
 
 
 @ONLY
 @pytest.mark.usefixtures("mini_swe_agent")
 def test_work_before_the_turn_limit_is_scored() -> None:
     records = _Records()
-    turns = [calling(("bash", {"command": MEND}), content="I see the fault.")] * 3
+    turns = [calling(("bash", {"command": FIX}), content="I see the fault.")] * 3
     result, value = asyncio.run(run_and_score(ScriptedPolicy(*turns), records, max_turns=1))
     assert result.outcome is Outcome.MAX_TURNS
     assert value == 1.0
@@ -196,7 +196,7 @@ def test_agent_packages_are_kept_apart_from_instance_packages(kind: str, request
 
     async def main() -> list[str]:
         spec = SandboxSpec(packages=("iniconfig==2.1.0",), agent_packages=("iniconfig==2.0.0", "wheel==0.45.1"))
-        said = []
+        texts = []
         async with started(spec, kind) as sandbox:
             for command in (
                 ["python3", "-c", version],
@@ -205,8 +205,8 @@ def test_agent_packages_are_kept_apart_from_instance_packages(kind: str, request
                 ["bash", "-c", "type -p wheel; touch /opt/farm/agent/x 2>&1 || echo $PATH"],
             ):
                 result = await sandbox.exec(command, timeout_s=60)
-                said.append((result.stdout + result.stderr).decode())
-        return said
+                texts.append((result.stdout + result.stderr).decode())
+        return texts
 
     instances, agents, script, rest = asyncio.run(main())
     assert (instances, agents) == ("2.1.0\n", "2.0.0\n")

@@ -39,7 +39,7 @@ def bash(command: str) -> ScriptedTurn:
     return ScriptedTurn(tool_calls=(ScriptedCall(name="bash", arguments={"command": command}),))
 
 
-PLAYS: dict[str, tuple[ScriptedTurn, ...]] = {
+BRANCHES: dict[str, tuple[ScriptedTurn, ...]] = {
     QUESTION: (ScriptedTurn(content="three"),),
     "Tell me at length.": (ScriptedTurn(content=LONG),),
     "Submit.": (SUBMIT,),
@@ -51,8 +51,11 @@ PLAYS: dict[str, tuple[ScriptedTurn, ...]] = {
     "Repeat.": (bash("true"),) * 9,
     "Stumble.": tuple(ScriptedTurn(tool_calls=(ScriptedCall(name="juggle", arguments={"n": n}),)) for n in range(9)),
 }
-BOOK = Script(
-    [ScriptedProblem(match=question, branches=(Branch(name="only", turns=turns),)) for question, turns in PLAYS.items()]
+SCRIPT = Script(
+    [
+        ScriptedProblem(match=question, branches=(Branch(name="only", turns=turns),))
+        for question, turns in BRANCHES.items()
+    ]
 )
 
 
@@ -212,7 +215,7 @@ def ended_rollouts(client: farm.Farm) -> Iterator[dict[str, Rollout]]:
     with ExitStack() as serves:
         for row in ROWS:
             if row.engine is not None and row.name != "engine-dead":
-                doubles[row.name] = EngineDouble(BOOK, model=row.name, **row.engine)
+                doubles[row.name] = EngineDouble(SCRIPT, model=row.name, **row.engine)
                 client.add_engine(f"{serves.enter_context(serving(doubles[row.name].app()))}/v1", model=row.name)
         until(lambda: all(each.engine.info is not None for each in client.engines()), "all engines are known", 120.0)
         with socket.create_server(("127.0.0.1", 0)) as listening:
@@ -283,7 +286,7 @@ def test_lost_rollout_is_retried_without_counting_a_failure(
 
 def test_cancelled_rollout_has_no_score(client: farm.Farm, ended_rollouts: dict[str, Rollout]) -> None:
     batch_id = client.submit({"instances": [unruly("", seconds=1000.0)]})
-    until(lambda: client.status(batch_id).stages[Stage.RUN][State.ACTIVE] == 1, "it plays", 120.0)
+    until(lambda: client.status(batch_id).stages[Stage.RUN][State.ACTIVE] == 1, "it runs", 120.0)
     client.cancel(batch_id)
     (rollout,) = client.collect(batch_id, timeout_s=600)
     check(client, rollout, Outcome.CANCELLED)
@@ -296,7 +299,7 @@ def test_stale_rollout_has_no_score(
 ) -> None:
     """Restarted, it is overtaken again and again, up to the limit."""
     client.clear_engines(forget_weights=True)
-    double = EngineDouble(BOOK, weight_version="1", tokens_per_s=50)
+    double = EngineDouble(SCRIPT, weight_version="1", tokens_per_s=50)
     with serving(double.app()) as url:
         client.add_engine(f"{url}/v1")
         until(lambda: client.engines()[0].engine.info is not None, "the engine is known", 120.0)
@@ -313,7 +316,7 @@ def make_stale(client: farm.Farm, double: EngineDouble, batch_id: str) -> None:
     """Name new weights whenever some tokens have been sampled, until the batch has ended."""
     for version in range(2, 100):
         n_before = double.n_tokens
-        until(partial(sampled_or_done, client, double, batch_id, n_before + 10), "it plays", 120.0)
+        until(partial(sampled_or_done, client, double, batch_id, n_before + 10), "it runs", 120.0)
         if client.status(batch_id).done:
             return
         with client.weight_update(str(version), mode="keep"):

@@ -69,9 +69,9 @@ def test_invalid_sandbox_is_refused_by_its_field(rest: httpx2.Client, service: L
     for body, field in _NO_SANDBOXES:
         for path in ("/sandboxes", "/v2/sandboxes"):
             answer = rest.post(path, json=body)
-            said = answer.json()
-            assert (answer.status_code, said["code"], set(said)) == (400, 400, {"code", "message"}), body
-            assert said["message"].startswith(field), (body, said)
+            error = answer.json()
+            assert (answer.status_code, error["code"], set(error)) == (400, 400, {"code", "message"}), body
+            assert error["message"].startswith(field), (body, error)
     assert not service.sandboxes.list(), "none is left"
 
 

@@ -60,11 +60,11 @@ def test_result_is_the_row_with_response_and_reward(client: WireClient, service:
     last: dict[str, Any] = {"prompt_token_ids": [1, 2, 3, 4, 5, 6, 7], "generation_token_ids": [8]}
     called = {"type": "function_call", "call_id": "1", "name": "bash", "arguments": "{}", "status": "completed"}
     content = [{"type": "output_text", "text": "done", "annotations": []}]
-    said = {"type": "message", "id": "msg_1", "role": "assistant", "status": "completed", "content": content}
+    message = {"type": "message", "id": "msg_1", "role": "assistant", "status": "completed", "content": content}
     assert response["output"] == [
         called | first,
         {"type": "function_call_output", "call_id": "1", "output": "out"},
-        said | last | {"generation_log_probs": [-0.5]},
+        message | last | {"generation_log_probs": [-0.5]},
     ]
     assert (response["object"], response["status"], response["model"]) == ("response", "completed", "m")
     assert response["usage"]["total_tokens"] == 13
@@ -79,7 +79,7 @@ def test_result_is_the_row_with_response_and_reward(client: WireClient, service:
 def test_answered_rows_with_only_indices_run_again(client: WireClient, service: LocalFarm) -> None:
     answers = [client.later("/run", ROW), client.later("/run", ROW)]
     [batch_id] = submitted(service)
-    until(lambda: service.has_open(batch_id), "it plays")
+    until(lambda: service.has_open(batch_id), "it runs")
     run_two_turns(service.store, batch_id)
     assert {answer.result(60).json()["rollout_id"] for answer in answers} == {f"{batch_id}.0.0"}
     again = client.later("/run", ROW)

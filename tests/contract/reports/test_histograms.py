@@ -20,7 +20,7 @@ from tests.contract.store.test_store_rescore import cancel, rescore
 from tests.services.model_calls import model_call
 
 
-def look(store: Store) -> dict[tuple[str, str], tuple[int, float]]:
+def observe(store: Store) -> dict[tuple[str, str], tuple[int, float]]:
     """Return counts after an update: the number of values, and their sum."""
     Observer(store, lambda: True).look()
     return {key: (sum(each.counts), each.total) for key, each in store.read(histograms.stored).items()}
@@ -34,19 +34,19 @@ def test_ended_rollouts_are_counted_once(store: Store) -> None:
     failure, decision = Failure("sandbox_error", "broken"), retry_decision("sandbox_error")
     settings = RetrySettings(0.0, 60.0)
     store.write(lambda connection: attempts.end_attempt(connection, held, failure, decision, settings))
-    assert look(store) == {}, "it has not ended"
+    assert observe(store) == {}, "it has not ended"
     place(store, batch_id)
     run_to_end(store, f"{batch_id}.0.0", attempt=2, reward=0.75)
     run_to_end(store, f"{batch_id}.1.0", reward=-0.5)
-    first = look(store)
+    first = observe(store)
     assert first["farm_reward", ""] == (2, 0.25)
     assert first["farm_rollouts_ended", "submitted"] == (2, 2)
     assert first["farm_attempts_ended", "sandbox_error"] == (1, 1)
     assert first["farm_stage_seconds", "init"][0] == first["farm_stage_queue_seconds", "init"][0] == 3
     assert first["farm_stage_seconds", "eval"][0] == first["farm_turns", ""][0] == 2
-    assert look(store) == first
+    assert observe(store) == first
     cancel(store, f"{batch_id}.2.0")
-    assert look(store)["farm_rollouts_ended", "cancelled"] == (1, 1)
+    assert observe(store)["farm_rollouts_ended", "cancelled"] == (1, 1)
 
 
 def test_rescore_adds_one_reward_and_one_stage(store: Store) -> None:
@@ -54,11 +54,11 @@ def test_rescore_adds_one_reward_and_one_stage(store: Store) -> None:
     batch_id = new_batch(store)
     place(store, batch_id)
     run_to_end(store, f"{batch_id}.0.0", reward=0.0)
-    first = look(store)
+    first = observe(store)
     rescore(store, batch_id)
     place(store, batch_id)
     finish(store, claimed(store, f"{batch_id}.0.0", Stage.EVAL, 2), 1.0)
-    again = look(store)
+    again = observe(store)
     assert again["farm_reward", ""] == (2, 1.0)
     assert again["farm_stage_seconds", "eval"][0] == 2
     assert [again[key] for key in first if key[1] in {"init", "run"}] == [
@@ -77,7 +77,7 @@ def test_engine_latency_is_counted_per_call(store: Store) -> None:
         row = rows.row(model_call(index, latency_s=latency_s))
         store.write(partial(trajectories.record_call, row=row))
     cancel(store, batch_id)
-    look(store)
+    observe(store)
     counts = store.read(histograms.stored)[CALLS.name, ""]
     assert [(bound, n) for bound, n in counts.cumulative() if bound in {"0.1", "3.0", "10.0", "10000.0", "+Inf"}] == [
         ("0.1", 2),
@@ -95,7 +95,7 @@ def test_rewards_without_a_finite_sum_are_counted(store: Store) -> None:
         place(store, batch_id)
         for index, reward in enumerate(rewards):
             run_to_end(store, f"{batch_id}.{index}.0", reward=reward)
-        count, total = look(store)["farm_reward", ""]
+        count, total = observe(store)["farm_reward", ""]
         assert count == (2, 4, 5)[n - 1]
         assert isfinite(total)
 

@@ -27,7 +27,7 @@ from tests.contract.store.test_store import announce, claimed, finish, new_batch
 from tests.contract.store.test_store_rescore import cancel, rescore
 
 
-def look(store: Store) -> None:
+def observe(store: Store) -> None:
     Observer(store, lambda: True).look()
 
 
@@ -82,7 +82,7 @@ def test_counts_equal_the_rows_at_every_moment(store: Store, seed: int) -> None:
                 attempt = store.read(partial(batches.rollout, rollout_id=rollout_id)).attempt
                 finish(store, claimed(store, rollout_id, Stage.EVAL, attempt), 0.5)
             case "look":
-                look(store)
+                observe(store)
             case _:
                 continue
         assert counted(store, batch_id) == rows(store, batch_id)
@@ -102,7 +102,7 @@ def test_summed_rollouts_are_not_read_again(store: Store) -> None:
     batch_id = new_batch(store, 2)
     place(store, batch_id)
     run_to_end(store, f"{batch_id}.0.0")
-    look(store)
+    observe(store)
     assert summed(store, batch_id) == 1
     # a change that the farm never makes shows which rows are read
     hidden = rollouts.update().where(rollouts.c.rollout_id == f"{batch_id}.0.0").values(failure_kind="hidden")
@@ -118,7 +118,7 @@ def test_wrong_sums_are_a_violation(store: Store) -> None:
     batch_id = new_batch(store, 2)
     place(store, batch_id)
     run_to_end(store, f"{batch_id}.0.0")
-    look(store)
+    observe(store)
     wrong = MeasuredBatchRow.__table__.update().values(ended=[["eval", "completed", None, 3, 1.0, 0, 0]])  # type: ignore[attr-defined]
     store.write(lambda connection: connection.execute(wrong) and None)
     (found,) = store.read(partial(audit.violations, batch_id=batch_id))
@@ -132,7 +132,7 @@ def test_rewards_beyond_the_range_of_their_sum_have_a_mean(store: Store) -> None
     for index in range(3):
         run_to_end(store, f"{batch_id}.{index}.0", reward=1.5e308)
         if index == 1:
-            look(store)
+            observe(store)
     assert store.read(partial(batches.status, batch_id=batch_id)).mean_reward == pytest.approx(1.5e308)
 
 

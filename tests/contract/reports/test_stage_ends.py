@@ -15,8 +15,8 @@ from tests.contract.store.test_store_rescore import cancel, rescore
 
 
 def end_of(store: Store, rollout_id: str, attempt: int, stage: Stage) -> StageEnd | None:
-    asked = AttemptStage(rollout_id, attempt, stage)
-    return store.read(lambda connection: stage_ends(connection, [asked])).get(asked)
+    attempt_stage = AttemptStage(rollout_id, attempt, stage)
+    return store.read(lambda connection: stage_ends(connection, [attempt_stage])).get(attempt_stage)
 
 
 def state_of(store: Store, rollout_id: str, attempt: int, stage: Stage) -> State | None:

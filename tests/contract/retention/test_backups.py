@@ -263,5 +263,5 @@ def test_backup_commands_restore_a_farm_that_continues(sqlite_store: Store, tmp_
             rewards = [each.reward for each in client.collect(batch_id, timeout_s=600)]
             assert rewards == [1.0] * 3
             attempts = {each.attempt for each in client.rollouts(batch_id) if each.group_index == 0}
-            assert attempts == {2}, "what a worker had is played again"
+            assert attempts == {2}, "rollouts of a worker run again"
     assert sqlite_store.read(lambda connection: connection.execute(select(func.count()).select_from(rollouts))).all()

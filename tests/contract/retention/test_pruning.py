@@ -245,8 +245,8 @@ def test_protocol_places_are_not_reused_after_pruning(store: Store) -> None:
     assert pruned(store, RetentionLevel.NOTHING) == [first]
     ended_batch(store, n=1, age_s=0.0, idempotency_key="lightning:c")
     assert store.write(lambda connection: keyed_rollouts.place_ended(connection, "lightning:")) == 1
-    told, _, newest = store.read(lambda connection: keyed_rollouts.ended(connection, "lightning:", "c", 2, 10))
-    assert (len(told), newest) == (1, 3), "a client that was told of two hears of the third"
+    reported, _, newest = store.read(lambda connection: keyed_rollouts.ended(connection, "lightning:", "c", 2, 10))
+    assert (len(reported), newest) == (1, 3), "a client with two reported rollouts gets the third"
     assert pruned(store, RetentionLevel.NOTHING) == [last]
 
 
@@ -303,8 +303,8 @@ def _is_marked(store: Store, batch_id: str) -> bool:
 
 def test_half_pruned_batch_is_finished_at_its_own_level(store: Store) -> None:
     batch_id = ended_batch(store)
-    asked = iter([True, True])
-    assert pruned(store, RetentionLevel.REWARDS, goes_on=lambda: next(asked, False)) == []
+    may_go_on = iter([True, True])
+    assert pruned(store, RetentionLevel.REWARDS, goes_on=lambda: next(may_go_on, False)) == []
     assert _is_marked(store, batch_id)
     assert pruned(store, RetentionLevel.TRAJECTORIES, older_s=1000 * DAY_S) == [batch_id]
     assert rows(store, batch_id)["segments"] == 0

@@ -132,7 +132,7 @@ def test_concurrent_processes_build_an_image_once(sif: Path) -> None:
             for n in range(4)
         ]
         folders = {process.communicate(timeout=600)[0] for process in processes}
-        result = [path.rpartition("/")[2] for path in content.asked]
+        result = [path.rpartition("/")[2] for path in content.requested_paths]
     assert len(folders) == 1
     assert result.count("four") == result.count("alone") > 0
 
@@ -323,11 +323,11 @@ def test_image_commands_build_list_and_prune(sif: Path, define: Callable[[str], 
     good = define(UUID)
     bad = good.with_name("bad.def")
     bad.write_text("Bootstrap: localimage\nFrom: small.sif\n%post\n    echo these are; echo the last words; exit 9\n")
-    said = farm("build", str(good), str(bad), str(sif), "--jobs", "3", code=1)
-    assert "3/3" in said
-    assert said.count("ok ") == 2
-    assert f"{bad}: image {bad} could not be built\n" in said
-    assert "    the last words\n" in said.rpartition("could not be built")[2]
+    output = farm("build", str(good), str(bad), str(sif), "--jobs", "3", code=1)
+    assert "3/3" in output
+    assert output.count("ok ") == 2
+    assert f"{bad}: image {bad} could not be built\n" in output
+    assert "    the last words\n" in output.rpartition("could not be built")[2]
     listed = farm("list")
     assert str(good) in listed
     assert str(bad) not in listed
@@ -394,7 +394,7 @@ def with_handler(place: Path) -> dict[str, str]:
     return {"PYTHONPATH": python_path(site)}
 
 
-PLAY = """
+PROGRAM = """
 import asyncio, sys
 from farm.errors import RolloutError
 from workers.stages.stage_job import StageJob, resolve_problem
@@ -421,12 +421,12 @@ def test_hundred_rollouts_fail_with_one_build_and_its_cause(
     define: Callable[[str], Path], with_handler: dict[str, str]
 ) -> None:
     path = define("cat /proc/sys/kernel/random/uuid; echo these are the last words; exit 1")
-    process = python(f"import sys; sys.argv = ['', {str(path)!r}]\n{PLAY}", (), **with_handler)
-    said, _ = process.communicate(timeout=600)
+    process = python(f"import sys; sys.argv = ['', {str(path)!r}]\n{PROGRAM}", (), **with_handler)
+    output, _ = process.communicate(timeout=600)
     assert process.returncode == 0
-    assert said.startswith(f"ImageError sandbox_error False image {path} could not be built: ")
-    assert "these are the last words" in said
-    assert said.count("\n") == 1, "it was built once, for all of them"
+    assert output.startswith(f"ImageError sandbox_error False image {path} could not be built: ")
+    assert "these are the last words" in output
+    assert output.count("\n") == 1, "it was built once, for all of them"
 
 
 def test_pull_builds_the_images_of_all_tasks(
@@ -438,10 +438,10 @@ def test_pull_builds_the_images_of_all_tasks(
     lines = [{"data_source": "pictured", "fields": {"image": name}} for name in names * 3]
     lines.append({"data_source": "noop", "fields": {}})
     tasks.write_text("\n".join(map(json.dumps, lines)))
-    said = pulled("--from", str(tasks), code=1, env=with_handler)
-    assert "3/3" in said
-    assert said.count("ok ") == 2
-    assert f"{names[2]}: there is no {names[2]} on this node" in said
+    output = pulled("--from", str(tasks), code=1, env=with_handler)
+    assert "3/3" in output
+    assert output.count("ok ") == 2
+    assert f"{names[2]}: there is no {names[2]} on this node" in output
     assert cached_names() >= {names[0], names[1]}
     lines = [line for line in lines if "missing" not in json.dumps(line)]
     tasks.write_text("\n".join(map(json.dumps, lines)))

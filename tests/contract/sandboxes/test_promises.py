@@ -187,7 +187,7 @@ def test_dangerous_promises_are_not_tried_on_the_node(run: Run) -> None:
 
 
 @pytest.mark.parametrize(
-    ("words", "code", "said"),
+    ("words", "code", "expected"),
     [
         (["--list"], 0, "a_fork_bomb_ends"),
         (["--group", "crowds", "--list"], 0, "6 of "),
@@ -202,9 +202,9 @@ def test_dangerous_promises_are_not_tried_on_the_node(run: Run) -> None:
         (["--only", "a_signal*"], 2, "name a kind of sandbox"),
     ],
 )
-def test_promise_command_lists_and_selects_promises(words: list[str], code: int, said: str) -> None:
+def test_promise_command_lists_and_selects_promises(words: list[str], code: int, expected: str) -> None:
     result = CliRunner().invoke(main, words)
-    assert (result.exit_code, said in result.output) == (code, True), result.output
+    assert (result.exit_code, expected in result.output) == (code, True), result.output
 
 
 def test_extra_options_need_a_sandbox_or_an_engine() -> None:
@@ -233,11 +233,11 @@ def test_interrupted_promise_command_leaves_nothing(number: int, run: Run) -> No
             until(lambda: files_with("promise-"), "it has started a sandbox")
             started = {path.name for path in (*files_with("promise-"), *files_with("promises-"))}
             running.send_signal(number)
-            said, _ = running.communicate(timeout=600)
+            output, _ = running.communicate(timeout=600)
         finally:
             running.kill()
     assert running.returncode == 130
-    assert "left out, as it was interrupted" in said
+    assert "left out, as it was interrupted" in output
     assert not left_of(*started)
 
 

@@ -42,7 +42,7 @@ class Typist:
         result = self.type(keys, wait_s)
         output = result.output
         while text not in output and result.running:
-            assert time.monotonic() < deadline, f"waited in vain for {text!r}, got {output!r}"
+            assert time.monotonic() < deadline, f"did not get {text!r}, but {output!r}"
             result = self.type(b"", 0.5)
             output += result.output
         assert text in output

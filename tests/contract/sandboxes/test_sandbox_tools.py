@@ -52,8 +52,8 @@ def test_bash_renders_terminal_output(sandbox: Sandbox, run: Run) -> None:
     assert shown.text == "done"
     (kept,) = shown.artefacts
     assert len(kept.data) == 30_000 * 10 + len(b"\r\033[K\033[32mdone\033[0m\n")
-    asked = "printf '1%%\\r50%%\\r'; read -p 'name? ' name; printf '%s\\b\\b!\\n' $name"
-    assert call(run, tool, command=asked, interactive=True) == "name? \n[it is running; go on with `input`]"
+    command = "printf '1%%\\r50%%\\r'; read -p 'name? ' name; printf '%s\\b\\b!\\n' $name"
+    assert call(run, tool, command=command, interactive=True) == "name? \n[it is running; go on with `input`]"
     assert call(run, tool, input="farm") == "farm\nfa!m\n[it has ended, exit code 0]"
     run(tool.close())
 

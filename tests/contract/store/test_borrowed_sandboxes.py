@@ -80,13 +80,13 @@ def test_name_identifies_one_sandbox_at_a_time(borrower: LocalBorrower) -> None:
 
 
 def test_invalid_borrow_request_leaves_nothing(borrower: LocalBorrower) -> None:
-    for fields, said in (
+    for fields, reason in (
         ({"spec": {"kind": "klingon"}}, "no kind of sandbox 'klingon'"),
         ({"spec": {"network": True}}, 'network="allow"'),
         ({"spec": {"network_in": ["run"]}}, 'network="allow"'),
         ({"name": "s-0123456789abcdef"}, "look like an id"),
     ):
-        with pytest.raises(InvalidRequest, match=said):
+        with pytest.raises(InvalidRequest, match=reason):
             begin(borrower, **fields)
     assert borrower.list(ended=True) == []
     with pytest.raises(NotFound, match="s-0000"):

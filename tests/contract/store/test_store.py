@@ -76,8 +76,8 @@ def claimed(store: Store, rollout_id: str, stage: Stage, attempt: int = 1, lease
 
 
 def advance(store: Store, held: Claim, **values: Any) -> bool:
-    played = RunSummary(**{"n_turns": 1, "n_response_tokens": 2, **values}) if values else None
-    return store.write(lambda connection: rollouts.advance(connection, held, 3.0, played))
+    summary = RunSummary(**{"n_turns": 1, "n_response_tokens": 2, **values}) if values else None
+    return store.write(lambda connection: rollouts.advance(connection, held, 3.0, summary))
 
 
 def finish(store: Store, held: Claim, reward: float = 1.0) -> bool:
@@ -207,8 +207,8 @@ class TestTransitions:
         rollout_id = f"{batch_id}.0.0"
         counts = {"n_invalid_actions": 3, "n_mismatches": 2, "n_segments": 4, "version_min": 7, "version_max": 9}
         advance(store, claimed(store, rollout_id, Stage.INIT))
-        played = {"policy_outcome": "submitted", "submission": {}} | counts
-        assert advance(store, claimed(store, rollout_id, Stage.RUN), **played)
+        summary = {"policy_outcome": "submitted", "submission": {}} | counts
+        assert advance(store, claimed(store, rollout_id, Stage.RUN), **summary)
         rollout = store.read(lambda connection: batches.rollout(connection, rollout_id))
         assert {name: getattr(rollout, name) for name in counts} == counts
         batch_status = status(store, batch_id)

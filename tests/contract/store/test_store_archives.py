@@ -48,9 +48,9 @@ def test_invalid_parts_are_dropped(store: Store, tmp_path: Path) -> None:
     (tmp_path / "task").mkdir()
     archive = io.BytesIO()
     pack(tmp_path / "task", archive)
-    for data, said in ((archive.getvalue(), "are not the archive"), (b"rubbish" * 500, "not a tar")):
+    for data, reason in ((archive.getvalue(), "are not the archive"), (b"rubbish" * 500, "not a tar")):
         archives.put_part("0" * 64, 0, data)
-        with pytest.raises(InvalidRequest, match=said):
+        with pytest.raises(InvalidRequest, match=reason):
             archives.complete("0" * 64, 1)
         assert archives.state("0" * 64).parts == ()
     for digest, number, data in (("../x", 0, b"x"), ("0" * 64, -1, b"x"), ("0" * 64, 0, bytes(PART_BYTES + 1))):

@@ -36,10 +36,10 @@ def test_too_few_connections_are_reported(postgres_store: Store) -> None:
     assert (result.n_nodes, result.suffices) == (2, True)
     assert finding(postgres_store, "connections").ok
     announce(postgres_store, *[{}] * 22)
-    said = finding(postgres_store, "connections")
-    assert not said.ok
-    assert f"{22 * NODE_CONNECTIONS + 15} needed by 22 nodes" in said.detail
-    assert "max_connections" in said.remedy
+    reported = finding(postgres_store, "connections")
+    assert not reported.ok
+    assert f"{22 * NODE_CONNECTIONS + 15} needed by 22 nodes" in reported.detail
+    assert "max_connections" in reported.remedy
     assert Capacity(20, 97).suffices != Capacity(21, 97).suffices
 
 
@@ -59,9 +59,9 @@ def test_sqlite_has_no_connection_limit(sqlite_store: Store) -> None:
 )
 def test_nodes_of_different_versions_are_reported(store: Store, versions: list[tuple[str, str]], mixed: bool) -> None:
     announce(store, *({"version": code, "schema": schema} for code, schema in versions))
-    said = finding(store, "nodes")
-    assert ("different versions" in said.detail) == mixed
-    assert said.ok != mixed
+    reported = finding(store, "nodes")
+    assert ("different versions" in reported.detail) == mixed
+    assert reported.ok != mixed
 
 
 @pytest.mark.parametrize("n_connections", [1, 2])

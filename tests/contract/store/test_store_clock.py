@@ -19,7 +19,7 @@ from farm.store.sql.clock import db_now
 from farm.store.sql.clock_jumps import Timekeeper, store_time
 from tests.contract.store.test_store import NODE, advance, announce, claim, claimed, fail, new_batch, place
 from tests.services.farms import until
-from tests.services.servers.skewed import Skewed
+from tests.services.servers.skewed_clock import Skewed
 
 HOUR_S = 3600.0
 
@@ -95,7 +95,7 @@ class TestClockJumps:
 
 class TestTimekeeper:
     @pytest.mark.parametrize(
-        ("asked", "found", "answered", "jump_s"),
+        ("requested", "found", "answered", "jump_s"),
         [
             (10.0, 1010.0, 10.1, 0.0),
             # the store did not answer for a minute, and returns the time of the request, or of the response
@@ -108,8 +108,10 @@ class TestTimekeeper:
             (10.0, 980.0, 70.0, -30.0),
         ],
     )
-    def test_jump_excludes_the_waiting_time(self, asked: float, found: float, answered: float, jump_s: float) -> None:
-        own = iter([0.0, 0.0, asked, answered])
+    def test_jump_excludes_the_waiting_time(
+        self, requested: float, found: float, answered: float, jump_s: float
+    ) -> None:
+        own = iter([0.0, 0.0, requested, answered])
         keeper = Timekeeper(lambda: next(own))
         assert keeper.read(lambda: 1000.0) == (1000.0, 0.0)
         now, found_s = keeper.read(lambda: found)

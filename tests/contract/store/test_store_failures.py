@@ -136,7 +136,7 @@ class TestQuarantine:
             ending = end(store, claim_init(store, f"{batch_id}.0.{sample}"), Outcome.SANDBOX_ERROR, f"error {n}")
             assert ending is not None
             assert ending.again_in_s is not None
-        playing = claim_init(store, f"{batch_id}.0.7")
+        held = claim_init(store, f"{batch_id}.0.7")
         ending = end(store, claim_init(store, f"{batch_id}.0.2"), Outcome.EVALUATOR_ERROR, "the last")
         assert ending is not None
         assert (ending.again_in_s, ending.n_quarantined) == (None, 6)
@@ -153,7 +153,7 @@ class TestQuarantine:
         assert sorted(each.cursor for each in result[:7]) == list(range(1, 8))
         assert rollout(store, f"{batch_id}.1.0").state is State.QUEUED, "the other instance is not touched"
         # a running sample is still scored
-        assert advance(store, playing)
+        assert advance(store, held)
         run = claimed(store, f"{batch_id}.0.7", Stage.RUN)
         assert advance(store, run, policy_outcome="submitted", submission={})
         assert finish(store, claimed(store, f"{batch_id}.0.7", Stage.EVAL))
@@ -162,11 +162,11 @@ class TestQuarantine:
     @pytest.mark.parametrize("cause", [Outcome.SANDBOX_ERROR, Outcome.ENGINE_ERROR, Outcome.LOST, DRAINED])
     def test_active_rollout_of_a_quarantined_instance_gets_no_retry(self, store: Store, cause: str) -> None:
         batch_id = new_batch(store, n_samples=3, quarantine_after=2)
-        playing = claim_init(store, f"{batch_id}.0.2")
+        held = claim_init(store, f"{batch_id}.0.2")
         for _ in range(2):
             end(store, claim_init(store, f"{batch_id}.0.0"), Outcome.AGENT_ERROR, "first")
         assert rollout(store, f"{batch_id}.0.1").state is State.FAILED
-        ending = end(store, playing, cause)
+        ending = end(store, held, cause)
         assert ending is not None
         assert ending.again_in_s is None
         result = rollout(store, f"{batch_id}.0.2")
@@ -174,7 +174,7 @@ class TestQuarantine:
 
     def test_rollout_between_stages_survives_quarantine(self, store: Store) -> None:
         batch_id = new_batch(store, n_samples=4, quarantine_after=2)
-        playing = claim_init(store, f"{batch_id}.0.3")
+        held = claim_init(store, f"{batch_id}.0.3")
         assert advance(store, claim_init(store, f"{batch_id}.0.1"))
         assert advance(store, claim_init(store, f"{batch_id}.0.2"))
         run = claimed(store, f"{batch_id}.0.2", Stage.RUN)
@@ -186,7 +186,7 @@ class TestQuarantine:
         result = [rollout(store, f"{batch_id}.0.{sample}") for sample in (1, 2)]
         assert [(each.state, each.stage) for each in result] == [(State.QUEUED, Stage.RUN), (State.QUEUED, Stage.EVAL)]
         assert finish(store, claimed(store, f"{batch_id}.0.2", Stage.EVAL))
-        again = end(store, playing, Outcome.SANDBOX_ERROR)
+        again = end(store, held, Outcome.SANDBOX_ERROR)
         assert again is not None
         assert again.again_in_s is not None, "one was scored now"
 

@@ -20,7 +20,7 @@ from farm.store.sql.sanitize import plain, written
 from tests.contract.store.test_store import advance, claimed, finish, new_batch, place, run_to_end
 from tests.services.model_calls import model_call
 
-PLAYED = {"policy_outcome": "submitted", "submission": {"answer": "42"}}
+RUN_RESULT = {"policy_outcome": "submitted", "submission": {"answer": "42"}}
 
 
 def cancel(store: Store, id: str) -> list[str]:
@@ -42,7 +42,7 @@ def test_concurrent_cancel_and_finish_have_one_winner(store: Store) -> None:
     for index in range(30):
         rollout_id = f"{batch_id}.{index}.0"
         advance(store, claimed(store, rollout_id, Stage.INIT))
-        advance(store, claimed(store, rollout_id, Stage.RUN), **PLAYED)
+        advance(store, claimed(store, rollout_id, Stage.RUN), **RUN_RESULT)
         held[rollout_id] = claimed(store, rollout_id, Stage.EVAL)
     start = threading.Barrier(8)
 
@@ -109,10 +109,10 @@ def test_recorded_calls_of_a_cancelled_rollout_are_returned(store: Store) -> Non
         call.response_logprobs = np.zeros(len(response), np.float32)
         call.versions = (VersionSpan("1", 0, len(response)),)
         store.write(lambda connection, call=call: trajectories.record_call(connection, log.row(call)))  # type: ignore[misc]
-    assert store.read(lambda connection: trajectories.segments_of(connection, batch_id)) == {}, "it still plays"
+    assert store.read(lambda connection: trajectories.segments_of(connection, batch_id)) == {}, "it still runs"
     cancel(store, batch_id)
-    for ids_asked in (None, [f"{batch_id}.0.0"]):
-        result = store.read(lambda c, ids=ids_asked: trajectories.segments_of(c, batch_id, ids))  # type: ignore[misc]
+    for rollout_ids in (None, [f"{batch_id}.0.0"]):
+        result = store.read(lambda c, ids=rollout_ids: trajectories.segments_of(c, batch_id, ids))  # type: ignore[misc]
         assert list(result) == [f"{batch_id}.0.0"]
         (row,) = result[f"{batch_id}.0.0"]
         assert row.prompt_ids.tolist() + row.response_ids.tolist() == [1, 2, 3, 4, 5, 6]

@@ -30,11 +30,11 @@ from farm.store.database import Store
 from farm.store.rollouts import RunSummary
 from farm.store.sql.database_sessions import SESSION
 from farm.store.sql.sqlite_file import SqliteFile
-from testkit.postgres import RestartablePostgres, mortal_postgres
+from testkit.postgres import RestartablePostgres, restartable_postgres
 from tests.contract.store.test_store import NODE, announce, claim, claimed, new_batch, place, status
 from tests.services.farms import until
 
-PLAYED = RunSummary("submitted", {}, n_turns=1, n_response_tokens=1)
+SUMMARY = RunSummary("submitted", {}, n_turns=1, n_response_tokens=1)
 
 
 def short_timeout_store(url: str, idle_ms: int = 1500, lock_ms: int = 500, **options: Any) -> Store:
@@ -133,7 +133,7 @@ def test_session_idle_in_a_transaction_is_counted_and_reported(postgres_store: S
 
 @pytest.fixture(scope="module")
 def restartable_server() -> Iterator[RestartablePostgres]:
-    with mortal_postgres() as server:
+    with restartable_postgres() as server:
         yield server
 
 
@@ -235,7 +235,7 @@ class TestManyFinishes:
 
 
 def _to_the_end(connection: Connection, rollout_id: str) -> None:
-    for stage, result in ((Stage.INIT, None), (Stage.RUN, PLAYED)):
+    for stage, result in ((Stage.INIT, None), (Stage.RUN, SUMMARY)):
         held = rollouts.claim(connection, rollout_id, 1, stage, NODE, "w", 60.0)
         assert held is not None
         assert rollouts.advance(connection, held, 3.0, result)

@@ -131,14 +131,14 @@ def test_non_numeric_versions_are_in_no_window(store: Store) -> None:
 
 
 def test_solve_rates_of_instances_use_an_index(sqlite_store: Store) -> None:
-    asked: list[tuple[str, Any]] = []
+    queries: list[tuple[str, Any]] = []
 
     @event.listens_for(sqlite_store.engine, "before_cursor_execute")
     def note(connection: Any, cursor: Any, statement: str, parameters: Any, *more: Any) -> None:
-        asked.append((statement, parameters))
+        queries.append((statement, parameters))
 
     LocalRuns(sqlite_store).solve_rates("r", "math", ["a", "b"])
-    statement, parameters = next(each for each in asked if "avg(" in each[0])
+    statement, parameters = next(each for each in queries if "avg(" in each[0])
     plan = sqlite_store.read(
         lambda connection: connection.exec_driver_sql(f"EXPLAIN QUERY PLAN {statement}", parameters).all()
     )

@@ -48,14 +48,14 @@ class ResourceServer(BaseHTTPRequestHandler):
         response = body.get("response", {})
         if set(response) != RESPONSE_FIELDS:
             return None
-        said = [part["text"] for item in response["output"] if item["type"] == "message" for part in item["content"]]
+        texts = [part["text"] for item in response["output"] if item["type"] == "message" for part in item["content"]]
         if path == "/verify":
             called = [item["type"] for item in response["output"]]
-            right = body["expected"] in said[-1] and called[:2] == ["function_call", "function_call_output"]
+            right = body["expected"] in texts[-1] and called[:2] == ["function_call", "function_call_output"]
             return {**body, "reward": float(right)}
         self.sessions[session] += 1
         over = self.sessions[session] == 2
-        return {"observation": None if over else "More.", "reward": 0.5 * (said == ["yes"]), "terminated": over}
+        return {"observation": None if over else "More.", "reward": 0.5 * (texts == ["yes"]), "terminated": over}
 
     def log_message(self, format: str, *args: Any) -> None:
         pass

@@ -40,9 +40,9 @@ class ProrlTrainer:
 
     def __init__(self, url: str, n_workers: int = 70, timeout_s: float = 1000.0, **sampling: Any) -> None:
         self.sampling = SAMPLING | sampling
-        self.said: list[tuple[str, int]] = []
+        self.answers: list[tuple[str, int]] = []
         """The verb and status of each answer except those of `/process`."""
-        self.n_asked = 0
+        self.n_requests = 0
         self._url = url.rstrip("/")
         self._n_workers = n_workers
         self._timeout_s = timeout_s
@@ -86,7 +86,7 @@ class ProrlTrainer:
         body = {"instance": instance, "sampling_params": self.sampling} | ({"job_id": job} if job else {})
         n_answers = 0
         while n_answers < ATTEMPTS and not done.is_set():
-            self.n_asked += 1
+            self.n_requests += 1
             try:
                 answer = await client.post(f"{self._url}/process", json=body)
             except httpx2.TransportError:
@@ -108,9 +108,9 @@ class ProrlTrainer:
                 else await client.post(f"{self._url}/{verb}")
             )
         except httpx2.HTTPError:
-            self.said.append((verb, 0))
+            self.answers.append((verb, 0))
         else:
-            self.said.append((verb, answer.status_code))
+            self.answers.append((verb, answer.status_code))
 
     def _client(self, timeout_s: float) -> httpx2.AsyncClient:
         limits = httpx2.Limits(max_connections=None, max_keepalive_connections=0)

@@ -30,7 +30,7 @@ class VerlToolTrajectory:
 
     def __init__(self, client: httpx2.AsyncClient, max_retries: int = 1, **extra_info: Any) -> None:
         self.request_id = uuid.uuid4().hex
-        self.n_asked = 0
+        self.n_requests = 0
         self._client = client
         self._max_retries = max_retries
         self._extra_info = extra_info
@@ -55,7 +55,7 @@ class VerlToolTrajectory:
             body["extra_fields"] = [self._extra_info]
         answer: dict[str, Any] = {}
         for _ in range(self._max_retries + 1):
-            self.n_asked += 1
+            self.n_requests += 1
             try:
                 response = await self._client.post("/get_observation", json=body)
                 response.raise_for_status()

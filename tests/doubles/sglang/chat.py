@@ -41,8 +41,8 @@ class ChatEndpoint:
         return Json(self._chat_answer(body, run))
 
     def _chat_answer(self, body: SglangChatBody, run: EngineRun) -> dict[str, Any]:
-        reasoning, said = reasoned(self._machine.text(run))
-        content, calls = strict_calls(said) if body.tools and body.tool_choice != "none" else (said, ())
+        reasoning, text = reasoned(self._machine.text(run))
+        content, calls = strict_calls(text) if body.tools and body.tool_choice != "none" else (text, ())
         message: dict[str, Any] = {"role": "assistant", "content": content, "reasoning_content": reasoning or None}
         message["tool_calls"] = [tool_call(call, f"call_{run.run_id}_{at}") for at, call in enumerate(calls)] or None
         choice: dict[str, Any] = {

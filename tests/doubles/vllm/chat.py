@@ -21,7 +21,7 @@ class ChatAnswer:
         self,
         machine: Machine,
         request: VllmChatBody,
-        asked: SamplingRequest,
+        sampling_request: SamplingRequest,
         *,
         prompt_text: str,
         fingerprint: str,
@@ -29,7 +29,7 @@ class ChatAnswer:
     ) -> None:
         self._machine = machine
         self._request = request
-        self._asked = asked
+        self._sampling_request = sampling_request
         self._prompt_text = prompt_text if request.return_prompt_text else None
         self._fingerprint = fingerprint
         self._versions = versions and bool(request.return_weight_versions)
@@ -94,7 +94,12 @@ class ChatAnswer:
         }
 
     def _head(self, kind: str) -> dict[str, Any]:
-        return {"id": self._asked.request_id, "object": kind, "created": CREATED, "model": self._machine.name}
+        return {
+            "id": self._sampling_request.request_id,
+            "object": kind,
+            "created": CREATED,
+            "model": self._machine.name,
+        }
 
     def _seen(self, run: EngineRun) -> Any:
         return run.prompt if self._request.return_token_ids else None
@@ -108,8 +113,8 @@ class ChatAnswer:
         )
 
     def _choice(self, index: int, run: EngineRun) -> dict[str, Any]:
-        reasoning, said = reasoned(self._machine.text(run))
-        content, calls = strict_calls(said) if self._request.calls_tools else (said, ())
+        reasoning, visible = reasoned(self._machine.text(run))
+        content, calls = strict_calls(visible) if self._request.calls_tools else (visible, ())
         message: dict[str, Any] = {
             "role": "assistant",
             "content": content or (None if calls or reasoning else ""),
@@ -146,13 +151,13 @@ class _Shown:
         """Return the new part of a text that has grown to this."""
         if not last and THINK.startswith(text):
             return {}
-        reasoning, said = reasoned(text)
+        reasoning, visible = reasoned(text)
         if text.startswith(THINK) and THINK_END not in text and not last:
             reasoning = _without_begun(reasoning, THINK_END)
-        content = said
+        content = visible
         if self._calls_tools:
-            whole, self.calls = strict_calls(said) if last else ("", ())
-            content = whole if last else _without_begun(said.partition(CALL)[0], CALL)
+            whole, self.calls = strict_calls(visible) if last else ("", ())
+            content = whole if last else _without_begun(visible.partition(CALL)[0], CALL)
         result = {"reasoning": reasoning[self._n_reasoning :], "content": content[self._n_content :]}
         self._n_reasoning, self._n_content = len(reasoning), len(content)
         return {name: new for name, new in result.items() if new}

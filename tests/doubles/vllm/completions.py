@@ -16,13 +16,13 @@ from workers.testing.engine.vllm.answer_fields import CREATED, spans, usage
 
 
 class CompletionsAnswer:
-    """The response of one call; `asked` has a request for each prompt."""
+    """The response of one call; `sampling_requests` has a request for each prompt."""
 
     def __init__(
         self,
         machine: Machine,
         request: VllmCompletionsBody,
-        asked: Sequence[SamplingRequest],
+        sampling_requests: Sequence[SamplingRequest],
         *,
         name: str,
         fingerprint: str,
@@ -30,7 +30,7 @@ class CompletionsAnswer:
     ) -> None:
         self._machine = machine
         self._request = request
-        self._asked = asked
+        self._sampling_requests = sampling_requests
         self._name = name
         self._fingerprint = fingerprint
         self._texts: dict[int, TextStream] = {}
@@ -43,7 +43,7 @@ class CompletionsAnswer:
             "choices": [self._choice(index, run) for index, run in enumerate(runs)],
             "service_tier": None,
             "system_fingerprint": self._fingerprint,
-            "usage": usage(runs, len(self._asked)),
+            "usage": usage(runs, len(self._sampling_requests)),
             "kv_transfer_params": None,
             "ec_transfer_params": None,
             "metrics": None,
@@ -71,7 +71,7 @@ class CompletionsAnswer:
         return {
             **self._head(),
             "choices": [],
-            "usage": usage(runs, len(self._asked), brief=True),
+            "usage": usage(runs, len(self._sampling_requests), brief=True),
             "system_fingerprint": self._fingerprint,
         }
 

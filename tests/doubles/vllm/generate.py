@@ -15,8 +15,8 @@ from workers.testing.engine.vllm.requests import VllmGenerateBody
 class GenerateTextAnswer(GenerateAnswer):
     """The answer of one call for which text is requested."""
 
-    def __init__(self, machine: Machine, request: VllmGenerateBody, asked: SamplingRequest) -> None:
-        super().__init__(machine, request, asked)
+    def __init__(self, machine: Machine, request: VllmGenerateBody, sampling_request: SamplingRequest) -> None:
+        super().__init__(machine, request, sampling_request)
         self._text_writer = TextResponseWriter(machine)
         self._texts: dict[int, TextStream] = {}
 

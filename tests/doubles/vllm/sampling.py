@@ -81,10 +81,10 @@ class AllSamplingEndpoints(SamplingEndpoints):
             raise RequestRefused("The generate endpoint is not enabled.", status=403, kind="PermissionDeniedError")
         return await super()._generate(request)
 
-    def _writer(self, body: VllmGenerateBody, asked: SamplingRequest) -> AnswerWriter:
+    def _writer(self, body: VllmGenerateBody, sampling_request: SamplingRequest) -> AnswerWriter:
         if body.output_mode == "text":
-            return GenerateTextAnswer(self._machine, body, asked)
-        return super()._writer(body, asked)
+            return GenerateTextAnswer(self._machine, body, sampling_request)
+        return super()._writer(body, sampling_request)
 
     def _check_paused(self) -> None:
         if self._versions:

@@ -37,11 +37,11 @@ def test_verifier_that_rejects_its_reference_is_an_error(graded: Graded) -> None
 
 def test_reference_answer_is_scored_once_per_grader_process(graded: Graded, monkeypatch: pytest.MonkeyPatch) -> None:
     async def use(grader: Grader) -> list[str]:
-        asked: list[str] = []
+        answers: list[str] = []
         score = grader.score
 
         async def counted(family: str, entry: dict[str, Any], answer: str, *others: Any) -> Any:
-            asked.append(answer)
+            answers.append(answer)
             return await score(family, entry, answer, *others)
 
         with monkeypatch.context() as patch:
@@ -51,7 +51,7 @@ def test_reference_answer_is_scored_once_per_grader_process(graded: Graded, monk
             await grader.aclose()
             await scored(grader, "x", question="Asked once.")
             await scored(grader, "x**4", question="Asked once.")
-        return asked
+        return answers
 
     # once more by another process, which may run under other conditions
     assert graded(use) == ["x", "x**2 + C", "x**4", "x**2", "x**5", "x", "x**2 + C", "x**4"]

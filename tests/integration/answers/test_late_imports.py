@@ -86,11 +86,11 @@ def test_puzzles_are_scored_without_access_to_the_product_folder(tmp_path: Path)
 
 
 def assert_graded_correctly(folder: Path, library: str, cases: list[tuple[dict[str, Any], str, str]]) -> None:
-    asked = [{**question, "answer": answer} for question, right, wrong in cases for answer in (right, wrong)]
-    started, *scored = replies(folder, library, *asked)
+    submissions = [{**question, "answer": answer} for question, right, wrong in cases for answer in (right, wrong)]
+    started, *scored = replies(folder, library, *submissions)
     assert started == {"failure": ""}
     by_id = {each["id"]: each["reply"] for each in scored}
-    for number, question in enumerate(asked):
+    for number, question in enumerate(submissions):
         if number % 2 == 0:
             assert by_id[number] == {"score": 1.0}, question
         else:
@@ -112,8 +112,8 @@ def test_failed_late_import_is_an_error_and_no_zero(tmp_path: Path) -> None:
         "    except ImportError:\n        VALUE = 0.0\n"
         "    return VALUE\n"
     )
-    asked = {"family": FAMILY, "entry": {"gold": "1"}, "answer": "1"}
-    started, scored = replies(closed, FAMILY, asked, breaks=True)
+    submission = {"family": FAMILY, "entry": {"gold": "1"}, "answer": "1"}
+    started, scored = replies(closed, FAMILY, submission, breaks=True)
     assert started == {"failure": ""}
     assert scored["reply"] == {"broken": "cannot import late_module"}
 
@@ -138,8 +138,8 @@ def test_missing_module_of_one_family_does_not_affect_others(tmp_path: Path) -> 
         "FAMILY, WHOLE_RESPONSE = 'math-verify', ''\nKNOWN_PAIRS = ()\ndef load():\n    import reasoning_gym.factory\n"
     )
     families = ("swallows", "whole", "fails", "whole", "swallows", "fails", "whole")
-    asked = [{"family": family, "entry": {}, "answer": "right"} for family in families]
-    started, *scored = replies(closed, FAMILY, *asked, breaks=True)
+    submissions = [{"family": family, "entry": {}, "answer": "right"} for family in families]
+    started, *scored = replies(closed, FAMILY, *submissions, breaks=True)
     assert started == {"failure": ""}
     by_id = {each["id"]: each["reply"] for each in scored}
     lacks = {"broken": "cannot import late_module"}

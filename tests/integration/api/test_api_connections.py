@@ -80,15 +80,15 @@ def test_bad_connections_do_not_disturb_a_batch(sqlite_store: Store) -> None:
         huge = [threading.Thread(target=_send_huge, args=(port,)) for _ in range(4)]
         for thread in huge:
             thread.start()
-        player = threading.Thread(target=_run_all, args=(sqlite_store, batch_id))
-        player.start()
+        runner = threading.Thread(target=_run_all, args=(sqlite_store, batch_id))
+        runner.start()
         received = []
         for rollout in client.stream(batch_id, timeout_s=300):
             client.acknowledge(rollout)
             received.append(rollout.rollout_id)
         assert sorted(received) == sorted(f"{batch_id}.0.{n}" for n in range(N_ROLLOUTS))
         assert client.status(batch_id).done
-        for thread in (player, *huge):
+        for thread in (runner, *huge):
             thread.join(300)
         # the server has closed or answered each of them by itself
         for connection in crowd[:300]:

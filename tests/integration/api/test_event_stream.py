@@ -229,11 +229,11 @@ def test_request_during_shutdown_gets_503_with_retry_after(
         answers.append(httpx2.post(path, json={"argv": ["true"]}, headers=SHOWN, timeout=60))
 
     found = service.sandboxes.address
-    n_asked = 0
+    n_queries = 0
 
     def address(reference: str) -> Any:
-        nonlocal n_asked
-        n_asked += 1
+        nonlocal n_queries
+        n_queries += 1
         return found(reference)
 
     service.sandboxes.address = address  # type: ignore[method-assign]
@@ -241,7 +241,7 @@ def test_request_during_shutdown_gets_503_with_retry_after(
         asking = [threading.Thread(target=ask, args=(url,)) for _ in range(20)]
         for each in asking:
             each.start()
-        until(lambda: n_asked >= len(asking), "all of them wait")
+        until(lambda: n_queries >= len(asking), "all of them wait")
     for each in asking:
         each.join()
     assert {(each.status_code, each.headers["retry-after"]) for each in answers} == {(503, "1")}

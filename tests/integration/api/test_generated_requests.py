@@ -37,9 +37,9 @@ class _Described:
 
     def check(self, operation: dict[str, Any], answer: httpx2.Response, streamed: bool) -> None:
         """Raise AssertionError unless the description has this answer."""
-        said = operation["responses"].get(str(answer.status_code))
-        assert said is not None, f"{answer.status_code} is not described: {'' if streamed else answer.text[:300]}"
-        for media_type, content in said["content"].items():
+        documented = operation["responses"].get(str(answer.status_code))
+        assert documented is not None, f"{answer.status_code} is not described: {'' if streamed else answer.text[:300]}"
+        for media_type, content in documented["content"].items():
             assert answer.headers["content-type"].partition(";")[0] == media_type
             if media_type == "application/json" and not streamed:
                 jsonschema.validate(answer.json(), {**content["schema"], "components": self.document["components"]})

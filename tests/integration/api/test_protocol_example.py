@@ -20,8 +20,8 @@ from workers.testing.serving import serving
 
 PAGE = Path(__file__).resolve().parents[3] / "docs" / "how-to" / "plugins" / "add_a_protocol.md"
 QUESTION = {"key": "q-17", "question": "What is 6 times 7?", "answer": "42", "samples": 3}
-PLAY = Branch(name="right", turns=(ScriptedTurn(content=r"It is \boxed{42}."),))
-SCRIPT = Script([ScriptedProblem(match="6 times 7", branches=(PLAY,))])
+BRANCH = Branch(name="right", turns=(ScriptedTurn(content=r"It is \boxed{42}."),))
+SCRIPT = Script([ScriptedProblem(match="6 times 7", branches=(BRANCH,))])
 
 
 def save_example(folder: Path) -> Path:

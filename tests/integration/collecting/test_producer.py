@@ -12,7 +12,7 @@ from farm.collecting import Producer
 from farm.errors import InvalidRequest
 from farm.records.rollout import Group
 from farm.store.database import Store
-from tests.integration.collecting.played_run import N_SAMPLES, ScriptedRun, numbers
+from tests.integration.collecting.scripted_run import N_SAMPLES, ScriptedRun, numbers
 
 _DEADLINE_S = 30.0
 
@@ -39,10 +39,10 @@ def test_producer_requests_as_many_groups_as_can_train_in_time(sqlite_store: Sto
         time.sleep(0.1)
         assert run.scripted.queued() == [], "six wait, as many as two more steps can train"
         assert len(run.scripted.finished) // N_SAMPLES == n_before + 6
-        n_played = len(run.scripted.finished)
+        n_finished = len(run.scripted.finished)
         assert [numbers(collector.collect(step)) for step in (2, 3)] == [[3, 4, 5], [6, 7, 8]]
         until(lambda: bool(run.scripted.queued()), "it goes on")
-    assert len(run.scripted.finished) == n_played
+    assert len(run.scripted.finished) == n_finished
     assert set(run.n_samples_run().values()) == {N_SAMPLES}
 
 

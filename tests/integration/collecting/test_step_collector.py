@@ -15,7 +15,7 @@ from farm.errors import InvalidRequest, StoreWentBack
 from farm.records.rollout import Group
 from farm.store.database import Store
 from farm.store.rollouts import batches
-from tests.integration.collecting.played_run import (
+from tests.integration.collecting.scripted_run import (
     BROKEN,
     EQUAL,
     N_SAMPLES,
@@ -47,7 +47,7 @@ def test_step_takes_first_groups_with_unequal_rewards_and_requeues_others(store:
     second = run.collector().collect(2)
     assert numbers(second) == [6, 8, 9]
     assert (second.n_dropped, second.n_requeued, second.n_carried) == ({"equal_rewards": 1}, 2, 0)
-    assert set(run.n_samples_run().values()) == {N_SAMPLES}, "what was cancelled had not been played"
+    assert set(run.n_samples_run().values()) == {N_SAMPLES}, "cancelled rollouts had not run"
 
 
 def test_groups_with_equal_rewards_are_kept_with_filter_keep(sqlite_store: Store) -> None:
@@ -67,11 +67,11 @@ def test_group_with_enough_samples_cancels_the_remaining(store: Store) -> None:
     run = ScriptedRun(store, {0: (1.0, None, 0.0, 1.0), 1: (1.0, 0.0, 1.0, 0.0), 2: (None, None, None, 1.0)})
     options: dict[str, Any] = {"train_batch_size": 1, "max_inflight_groups": 1, "min_samples": 2}
     options["early_stop_samples"] = 2
-    played: list[int] = []
+    finished: list[int] = []
 
     def complete_one(seconds: float) -> None:
         run.scripted.run_next(1)
-        played.append(len(run.scripted.finished))
+        finished.append(len(run.scripted.finished))
 
     collector = run.collector(wait=complete_one, n_samples=4, **options)
     first, second = collector.collect(1), collector.collect(2)
@@ -147,7 +147,7 @@ def test_restarted_trainer_gets_the_same_groups(store: Store) -> None:
     run = ScriptedRun(store, KINDS)
     options: dict[str, Any] = {"leftovers": "carry_over", "max_staleness": 1}
     steps = [run.collector(**options).collect(number) for number in (1, 2, 3)]
-    n_played = len(run.scripted.finished)
+    n_finished = len(run.scripted.finished)
     restarted = run.collector(**options)
     again = [restarted.collect(number) for number in (1, 2, 3)]
     assert [numbers(step) for step in again] == [numbers(step) for step in steps]
@@ -156,7 +156,7 @@ def test_restarted_trainer_gets_the_same_groups(store: Store) -> None:
     ]
     assert (again[1].n_dropped, again[1].n_carried) == (steps[1].n_dropped, steps[1].n_carried)
     assert all(rollout.segments for step in again for rollout in step.rollouts)
-    assert len(run.scripted.finished) == n_played
+    assert len(run.scripted.finished) == n_finished
     # and continues from there
     assert numbers(restarted.collect(4)) == [13, 14, 15]
 
@@ -186,8 +186,8 @@ def test_trainer_killed_at_any_moment_loses_and_repeats_nothing(sqlite_store: St
         except ProcessKilled:
             restarted = run.collector(name, **options)
             assert [numbers(restarted.collect(step)) for step in (1, 2)] == expected, number
-        played = [0, 1, *expected[1]]
-        assert run.n_samples_run() == {f"algebra-{i}": N_SAMPLES for i in played}, number
+        finished = [0, 1, *expected[1]]
+        assert run.n_samples_run() == {f"algebra-{i}": N_SAMPLES for i in finished}, number
         # running rollouts belong to nobody when the next run begins
         run.scripted.run_next()
     assert number >= 8

@@ -147,10 +147,10 @@ def test_single_rollouts_started_together_form_one_batch(client: farm.Farm, engi
     rollouts = GatheredRollouts(client)
     own = {"engine_url": engines.session_url}
     started = [rollouts.start(Instance(**(CHAT | own)), {"max_attempts": 1}) for _ in range(3)]
-    played = [each.ended.result(timeout=600) for each in started]
-    assert [rollout.reward for rollout in played] == [1.0] * 3
-    assert [rollout.rollout_id for rollout in played] == [each.rollout_id for each in started]
-    assert len({rollout.batch_id for rollout in played}) == 1
+    results = [each.ended.result(timeout=600) for each in started]
+    assert [rollout.reward for rollout in results] == [1.0] * 3
+    assert [rollout.rollout_id for rollout in results] == [each.rollout_id for each in started]
+    assert len({rollout.batch_id for rollout in results}) == 1
     # unusable ones fail by themselves, and abandoned ones are cancelled
     wrong = rollouts.start(Instance(data_source="chat", fields={}), {})
     fine = rollouts.start(Instance(**CHAT), {})
@@ -195,8 +195,8 @@ def test_dedicated_engine_works_by_file_and_http_and_its_key_is_hidden(
         assert "--engine-key-file" in output_of(main, "submit", *on_command_line, code=1, env=env)
     rollouts = [rollout for batch_id in batches for rollout in client.collect(batch_id, timeout_s=600)]
     assert [rollout.reward for rollout in rollouts] == [1.0] * 3
-    played_on = [client.calls(rollout.rollout_id)[0].engine for rollout in rollouts]
-    assert played_on == [engines.session_url, engines.trainer_url, engines.trainer_url]
+    engine_urls = [client.calls(rollout.rollout_id)[0].engine for rollout in rollouts]
+    assert engine_urls == [engines.session_url, engines.trainer_url, engines.trainer_url]
     shown += repr([(client.status(batch_id), client.rollouts(batch_id)) for batch_id in batches])
     shown += repr([client.calls(rollout.rollout_id) for rollout in rollouts])
     wrong = client.submit({"instances": [CHAT], "engine_url": engines.trainer_url, "engine_key": f"not-{KEY}"})

@@ -345,8 +345,8 @@ def test_stream_on_a_failed_engine_is_a_retryable_error() -> None:
         pieces: list[Delta] = []
         result = asyncio.ensure_future(bench.ask(policy, [USER], max_tokens=5_000, on_delta=pieces.append))
         await wait_until(lambda: pieces)
-        [playing] = [place for place in bench.pool.backends if place.in_flight]
-        playing.abort_calls("is out: it died", died=True)
+        [backend] = [place for place in bench.pool.backends if place.in_flight]
+        backend.abort_calls("is out: it died", died=True)
         with pytest.raises(EngineError, match=r"r1: .* broke off .* ask again") as caught:
             await result
         assert caught.value.retryable

@@ -153,10 +153,10 @@ def test_run_uses_only_the_engine_of_its_trainer(client: farm.Farm, servers: _Se
         assert [each.reward for each in others] == [0.0] * 8
         assert engines_used(client, others) == {f"{servers.shared_url}/v1"}
         # trained tokens are those that the trainer's engine sampled, under the version that it named
-        asked = engines.engine.sampled  # type: ignore[attr-defined]
+        sampled = engines.engine.sampled  # type: ignore[attr-defined]
         (segment,) = rollouts[0].segments
         assert segment.trainable
-        assert {tuple(segment.prompt_ids)} == {tuple(each["prompt_ids"]) for each in asked if each["session"]}
+        assert {tuple(segment.prompt_ids)} == {tuple(each["prompt_ids"]) for each in sampled if each["session"]}
         assert (segment.response_logprobs[segment.response_mask == 1] < 0).all()
         assert {each.version_min for each in rollouts} == {3}
         (state,) = [each for each in client.engines() if each.engine.model == run.model]
@@ -369,7 +369,7 @@ class TestBridge:
         ],
     )
     def test_error_of_the_engine_is_returned(self, sampled: Any, status: int, words: str) -> None:
-        async def generate(*asked: Any) -> SampledByTrainer:
+        async def generate(*args: Any) -> SampledByTrainer:
             if isinstance(sampled, Exception):
                 raise sampled
             result: SampledByTrainer = sampled
@@ -389,7 +389,7 @@ class TestBridge:
             own = asyncio.get_running_loop()
             loops = []
 
-            async def generate(*asked: Any) -> SampledByTrainer:
+            async def generate(*args: Any) -> SampledByTrainer:
                 loops.append(asyncio.get_running_loop())
                 return SampledByTrainer([5], [-1.0], "stop")
 

@@ -147,7 +147,7 @@ def test_weights_are_updated_between_calls_and_all_rollouts_continue(
         )
     started = [at for server in (controlled, uncontrolled) for at, _ in server.started]
     assert not [at for at in started if paused_at < at < resumed_at], "nothing starts while weights change"
-    assert controlled.told == [f"pause {mode}", "version 6", "version 7", "resume"], "by one worker alone, once"
+    assert controlled.received == [f"pause {mode}", "version 6", "version 7", "resume"], "by one worker alone, once"
     assert [state.engine.version for state in client.engines()] == ["7", "7"]
     assert {pool.newest_version for pool in workers.pools} == {"7"}
 
@@ -164,7 +164,7 @@ def test_abort_ends_calls_that_arrived_during_the_order(
             took_s = time.monotonic() - began
             assert controlled.n_running == 0
     assert took_s < 2.0
-    assert controlled.told[:2] == ["pause abort", "pause abort"]
+    assert controlled.received[:2] == ["pause abort", "pause abort"]
 
 
 def test_selected_engines_are_paused(
@@ -173,7 +173,7 @@ def test_selected_engines_are_paused(
     client.pause_engines("drain", [controlled.url], 30.0)
     assert {workers.call(number).result(30) for number in range(8)} == {uncontrolled.url}
     client.resume_engines([controlled.url])
-    assert controlled.told == ["pause drain", "resume"]
+    assert controlled.received == ["pause drain", "resume"]
 
 
 def test_pause_timeout_names_running_calls_and_keeps_the_order(
@@ -213,7 +213,7 @@ def test_failed_weight_update_leaves_engines_paused_and_reports_it(
     assert (state.engine.paused, state.engine.version) == ("drain", "")
     assert state.engine.paused_by
     client.resume_engines()
-    assert controlled.told == ["pause drain", "resume"]
+    assert controlled.received == ["pause drain", "resume"]
 
 
 @BOTH_STORES
@@ -304,7 +304,7 @@ def test_weight_update_without_redis_polls_the_store(
     workers, signals = Workers(store, broker_url, Servers(controlled, uncontrolled)), Signals(broker_url)
     try:
         with LocalFarm(store, signals, 1000).weight_update("7", "drain", None, 30.0):
-            assert controlled.told == ["pause drain"]
+            assert controlled.received == ["pause drain"]
         assert {workers.call(number).result(30) for number in range(8)} == {controlled.url, uncontrolled.url}
     finally:
         workers.close()

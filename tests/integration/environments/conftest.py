@@ -47,7 +47,7 @@ def loop() -> Iterator[asyncio.Runner]:
                 runner.run(_close())
 
 
-_MOST_PLAYS = 8
+_MAX_RUNS = 8
 
 
 class EnvironmentRun:
@@ -73,7 +73,7 @@ class EnvironmentRun:
 
     async def score(self) -> float:
         """Run and score it. Raises the errors of the stages, unless another test caused a shortage of memory."""
-        for _ in range(_MOST_PLAYS - 1):
+        for _ in range(_MAX_RUNS - 1):
             try:
                 return await self._scored()
             except RolloutError as error:

@@ -104,8 +104,8 @@ def test_rewards_of_turns_are_stored_with_their_calls_and_tokens(client: tuple[L
 def test_experts_of_each_token_are_stored_with_its_row(client: tuple[LocalFarm, str]) -> None:
     connected, _ = client
     fields = {"environment": "guessing_game", "seed": 3}
-    asked = {"instances": [{"data_source": "environment", "fields": fields}], "n_samples": 2}
-    batch_id = connected.submit(asked | {"sampling": {"routed_experts": 8}})
+    request = {"instances": [{"data_source": "environment", "fields": fields}], "n_samples": 2}
+    batch_id = connected.submit(request | {"sampling": {"routed_experts": 8}})
     rollouts = connected.collect(batch_id)
     assert [each.failure for each in rollouts] == [None] * 2
     with shown_key(), served(connected) as url, farm.connect(url) as remote:
@@ -135,8 +135,8 @@ def test_experts_of_each_token_are_stored_with_its_row(client: tuple[LocalFarm, 
 def test_row_per_call_has_the_experts_of_its_tokens(client: tuple[LocalFarm, str]) -> None:
     connected, _ = client
     fields = {"environment": "guessing_game", "seed": 3}
-    asked = {"instances": [{"data_source": "environment", "fields": fields}], "row_builder": "per_call"}
-    (rollout,) = connected.collect(connected.submit(asked | {"sampling": {"routed_experts": 8}}))
+    request = {"instances": [{"data_source": "environment", "fields": fields}], "row_builder": "per_call"}
+    (rollout,) = connected.collect(connected.submit(request | {"sampling": {"routed_experts": 8}}))
     assert len(rollout.segments) == len(connected.calls(rollout.rollout_id)) > 1
     for segment in rollout.segments:
         ids = np.concatenate([segment.prompt_ids, segment.response_ids])
@@ -159,8 +159,8 @@ def test_batch_without_routed_experts_has_none(client: tuple[LocalFarm, str]) ->
 def test_wrong_number_of_experts_fails_the_rollout_and_is_named(client: tuple[LocalFarm, str]) -> None:
     connected, _ = client
     fields = {"environment": "guessing_game", "seed": 3}
-    asked = {"instances": [{"data_source": "environment", "fields": fields}], "sampling": {"routed_experts": 4}}
-    (rollout,) = connected.collect(connected.submit(asked | {"max_attempts": 1}))
+    request = {"instances": [{"data_source": "environment", "fields": fields}], "sampling": {"routed_experts": 4}}
+    (rollout,) = connected.collect(connected.submit(request | {"max_attempts": 1}))
     assert rollout.failure is not None
     assert rollout.reward is None
     assert "sampling.routed_experts is 4" in rollout.failure.message

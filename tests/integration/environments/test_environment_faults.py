@@ -45,32 +45,32 @@ def test_broken_environment_fails_the_attempt_without_a_reward(loop: asyncio.Run
     # a hanging one times out after a second, which is long for the others
     tool_s = 1.0 if fault.endswith("hang") else 60.0
     script = [answering("win")] if fault.startswith("close") else [answering("a"), answering("b"), answering("c")]
-    played = EnvironmentRun("unruly", *script, kwargs={"fault": fault}, limits={"tool_s": tool_s})
+    run = EnvironmentRun("unruly", *script, kwargs={"fault": fault}, limits={"tool_s": tool_s})
     with pytest.raises(HandlerError, match=f"b.0.0: environment unruly: .*{FAULTS[fault]}|{FAULTS[fault]}"):
-        loop.run(played.score())
+        loop.run(run.score())
 
 
 def test_rollout_starts_with_a_fresh_environment_state(loop: asyncio.Runner) -> None:
-    plays = [EnvironmentRun("unruly", answering("win"), seed=7) for _ in range(3)]
-    for played in plays:
-        assert loop.run(played.score()) == 1.0
-    begun = [played.policy.requests[0][0][0]["content"] for played in plays]
+    runs = [EnvironmentRun("unruly", answering("win"), seed=7) for _ in range(3)]
+    for run in runs:
+        assert loop.run(run.score()) == 1.0
+    begun = [run.policy.requests[0][0][0]["content"] for run in runs]
     assert len(set(begun)) == 1
     assert begun[0].startswith("1 None 0.")
 
 
 def test_concurrent_rollouts_are_independent(loop: asyncio.Runner) -> None:
-    plays = [EnvironmentRun("unruly", *[answering(f"{n} {k}") for k in range(3)], seed=n % 4) for n in range(24)]
+    runs = [EnvironmentRun("unruly", *[answering(f"{n} {k}") for k in range(3)], seed=n % 4) for n in range(24)]
     broken = EnvironmentRun("unruly", answering("a"), kwargs={"fault": "step:kill"})
 
     async def all_of_them() -> list[float | BaseException]:
-        return await asyncio.gather(*(each.score() for each in (*plays, broken)), return_exceptions=True)
+        return await asyncio.gather(*(each.score() for each in (*runs, broken)), return_exceptions=True)
 
     *rewards, failed = loop.run(all_of_them())
     assert rewards == [0.75] * 24
     assert isinstance(failed, HandlerError)
-    for n, played in enumerate(plays):
-        assert played.observed == [repr([f"{n} {k}", []]) for k in range(3)]
+    for n, run in enumerate(runs):
+        assert run.observed == [repr([f"{n} {k}", []]) for k in range(3)]
 
 
 def test_environment_that_does_not_start_reports_why_and_is_retried(loop: asyncio.Runner) -> None:
@@ -91,12 +91,12 @@ def test_environment_that_does_not_start_reports_why_and_is_retried(loop: asynci
 def test_limit_is_an_outcome_and_earlier_rewards_count(
     loop: asyncio.Runner, limits: dict[str, int], kwargs: dict[str, object], outcome: Outcome, reward: float
 ) -> None:
-    played = EnvironmentRun("unruly", *[answering("a")] * 3, kwargs=kwargs, limits=limits)
-    assert loop.run(played.score()) == pytest.approx(reward)
-    assert played.outcome is outcome
-    turns = [call.reward for call in played.calls.values()]
+    run = EnvironmentRun("unruly", *[answering("a")] * 3, kwargs=kwargs, limits=limits)
+    assert loop.run(run.score()) == pytest.approx(reward)
+    assert run.outcome is outcome
+    turns = [call.reward for call in run.calls.values()]
     assert sum(each or 0.0 for each in turns) == pytest.approx(reward)
-    assert played.details["rewards"] == turns
+    assert run.details["rewards"] == turns
 
 
 @pytest.mark.parametrize(("most", "outcome"), [(27, Outcome.MAX_TOKENS), (100, Outcome.CONTEXT_FULL)])
@@ -105,9 +105,9 @@ def test_truncated_action_is_run_and_its_limit_is_the_outcome(
 ) -> None:
     cut = answering("a", finish_reason="length", n_tokens=7)
     script = [answering("a", n_tokens=10), answering("a", n_tokens=10), cut]
-    played = EnvironmentRun("unruly", *script, kwargs={"n": 3}, limits={"max_tokens": most})
-    assert loop.run(played.score()) == pytest.approx(0.75)
-    assert played.outcome is outcome
+    run = EnvironmentRun("unruly", *script, kwargs={"n": 3}, limits={"max_tokens": most})
+    assert loop.run(run.score()) == pytest.approx(0.75)
+    assert run.outcome is outcome
 
 
 def test_rollout_of_another_agent_cannot_be_scored(loop: asyncio.Runner) -> None:
@@ -124,10 +124,10 @@ def test_environment_that_is_not_shared_has_a_sandbox_per_rollout(loop: asyncio.
 
 def test_tool_calls_reach_the_environment_and_invalid_ones_do_not(loop: asyncio.Runner) -> None:
     script = [calling(("look", {"at": 1}), ("bash", {"command": "ls"})), calling(("look", "[1]")), answering("win")]
-    played = EnvironmentRun("unruly", *script)
-    assert loop.run(played.score()) == 1.25
-    assert [call.n_invalid for call in played.calls.values()] == [1, 1, 0]
-    assert [call.reward for call in played.calls.values()] == [0.25, None, 1.0]
-    assert played.observed[0].startswith("There is no tool 'bash'")
-    assert played.observed[1] == repr(["", [["look", {"at": 1}]]])
-    assert "must be one JSON object" in played.observed[2]
+    run = EnvironmentRun("unruly", *script)
+    assert loop.run(run.score()) == 1.25
+    assert [call.n_invalid for call in run.calls.values()] == [1, 1, 0]
+    assert [call.reward for call in run.calls.values()] == [0.25, None, 1.0]
+    assert run.observed[0].startswith("There is no tool 'bash'")
+    assert run.observed[1] == repr(["", [["look", {"at": 1}]]])
+    assert "must be one JSON object" in run.observed[2]

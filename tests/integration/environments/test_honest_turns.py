@@ -24,9 +24,9 @@ N_HONEST = 40
 
 @pytest.mark.parametrize("name", CHOSEN_TEXTS)
 def test_right_text_gets_the_full_reward(loop: asyncio.Runner, name: str) -> None:
-    played = EnvironmentRun("guessing_game", *map(answering, TEXTS[name]), kwargs={"most": 1})
-    assert loop.run(played.score()) == 1.0
-    assert played.submission.rewards == (*[0.0] * (len(TEXTS[name]) - 1), 1.0)
+    run = EnvironmentRun("guessing_game", *map(answering, TEXTS[name]), kwargs={"most": 1})
+    assert loop.run(run.score()) == 1.0
+    assert run.submission.rewards == (*[0.0] * (len(TEXTS[name]) - 1), 1.0)
 
 
 @pytest.mark.parametrize("name", CHOSEN_ANSWERS)

@@ -102,9 +102,9 @@ seen.append([asyncio.run(slept()), os.read(ours, 1), len(open("/proc/self/stat")
 def test_episode_can_only_compute_and_read(loop: asyncio.Runner, kind: str) -> None:
     if missing := PROVIDERS[kind]().missing():
         absent(missing)
-    played = EnvironmentRun("evaluating", answering(TRIED), answering(""), answering(""), kind=kind)
-    assert loop.run(played.score()) == 0.75
-    assert played.observed[0] == "[[499500, b'x', True]]"
+    run = EnvironmentRun("evaluating", answering(TRIED), answering(""), answering(""), kind=kind)
+    assert loop.run(run.score()) == 0.75
+    assert run.observed[0] == "[[499500, b'x', True]]"
 
 
 @pytest.mark.parametrize("fault", ["write", "thread", "temporary"])
@@ -165,25 +165,25 @@ def test_changes_of_an_episode_do_not_affect_others(loop: asyncio.Runner) -> Non
 @pytest.mark.parametrize("environment", ["unruly", "bounded"])
 def test_killed_shared_server_costs_its_episodes_no_reward(loop: asyncio.Runner, environment: str) -> None:
     """Whoever ends it: they continue from their recorded actions, with the rewards that they had."""
-    plays = [EnvironmentRun(environment, *[answering(f"{n} {k}") for k in range(3)], seed=n) for n in range(4)]
+    runs = [EnvironmentRun(environment, *[answering(f"{n} {k}") for k in range(3)], seed=n) for n in range(4)]
     killing = EnvironmentRun(environment, answering("a"), answering("b"), answering("win"))
     killing.policy.complete = _after(1, killing.policy.complete, _kill_servers)  # type: ignore[method-assign]
 
     async def all_of_them() -> list[float]:
-        return await asyncio.gather(*(each.score() for each in (*plays, killing)))
+        return await asyncio.gather(*(each.score() for each in (*runs, killing)))
 
     assert loop.run(all_of_them()) == [0.75] * 4 + [1.5]
     assert [call.reward for call in killing.calls.values()] == [0.25, 0.25, 1.0]
-    for n, played in enumerate(plays):
-        assert played.observed == [repr([f"{n} {k}", []]) for k in range(3)]
+    for n, run in enumerate(runs):
+        assert run.observed == [repr([f"{n} {k}", []]) for k in range(3)]
     # and it is replaced
     assert loop.run(EnvironmentRun(environment, answering("win")).score()) == 1.0
 
 
 def test_text_that_ends_its_own_server_gets_no_reward(loop: asyncio.Runner) -> None:
-    played = EnvironmentRun("lonely", answering("a"), answering("break:kill_all"), answering("win"))
-    assert loop.run(played.score()) == 0.25
-    assert played.submission.rewards == (0.25, 0.0)
+    run = EnvironmentRun("lonely", answering("a"), answering("break:kill_all"), answering("win"))
+    assert loop.run(run.score()) == 0.25
+    assert run.submission.rewards == (0.25, 0.0)
 
 
 def _after(n: int, call: Callable[..., Awaitable[Any]], act: Callable[[], Awaitable[None]]) -> Callable[..., Any]:

@@ -25,9 +25,9 @@ def problem(family: str) -> dict[str, Any]:
 def reward(loop: asyncio.Runner, kwargs: dict[str, Any], answer: str) -> float:
     """Return the reward of an answer; retried if the machine was too busy to tell, as the farm does."""
     for _ in range(5):
-        played = EnvironmentRun("problems", answering(answer), kwargs=kwargs, rewards=[0, 1], limits={"eval_s": 200})
+        run = EnvironmentRun("problems", answering(answer), kwargs=kwargs, rewards=[0, 1], limits={"eval_s": 200})
         try:
-            return loop.run(played.score())
+            return loop.run(run.score())
         except EvaluatorError as error:
             if "scored again" not in str(error):
                 raise

@@ -150,7 +150,7 @@ def test_task_row_names_the_attempt_and_its_result_in_one_line(here: _FlowerFarm
 
 def test_cancelled_stage_is_revoked(here: _FlowerFarm) -> None:
     batch_id = here.client.submit({"instances": [ENDLESS]})
-    until(lambda: here.client.status(batch_id).stages[Stage.RUN][State.ACTIVE] == 1, "it plays", 60.0)
+    until(lambda: here.client.status(batch_id).stages[Stage.RUN][State.ACTIVE] == 1, "it runs", 60.0)
     here.client.cancel(batch_id)
     assert here.ended(batch_id, 2)["rollout.run_agent"]["state"] == "REVOKED"
 

@@ -56,9 +56,9 @@ def test_trace_contains_attempts_stages_calls_and_tools_by_parent(sqlite_store: 
     advance(sqlite_store, claimed(sqlite_store, rollout_id, Stage.INIT, 2))
     run = claimed(sqlite_store, rollout_id, Stage.RUN, 2)
     rows = trajectories.CallLog(rollout_id, 2)
-    asked = {"role": "assistant", "tool_calls": [{"function": {"name": "bash", "arguments": "{}"}}]}
+    message = {"role": "assistant", "tool_calls": [{"function": {"name": "bash", "arguments": "{}"}}]}
     for call in (
-        model_call(0, started_at=100.0, latency_s=2.0, response=asked, n_response_tokens=7),
+        model_call(0, started_at=100.0, latency_s=2.0, response=message, n_response_tokens=7),
         model_call(1, started_at=105.0, latency_s=1.0),
     ):
         sqlite_store.write(partial(trajectories.record_call, row=rows.row(call)))

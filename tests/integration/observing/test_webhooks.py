@@ -77,8 +77,8 @@ def test_end_of_a_batch_is_delivered_once_and_signed(store: Store, hook: Receive
     send(store)
     [(headers, body)] = hook.messages
     assert hook.bodies[0]["event"] == "batch_ended"
-    told = [hook.bodies[0][name] for name in ("batch_id", "n_rollouts", "n_completed", "mean_reward")]
-    assert told == [batch_id, 2, 1, 0.5]
+    reported = [hook.bodies[0][name] for name in ("batch_id", "n_rollouts", "n_completed", "mean_reward")]
+    assert reported == [batch_id, 2, 1, 0.5]
     assert headers["farm-signature"] == signature(SECRET, headers["farm-timestamp"], body)
     assert headers["farm-signature"] != signature("another", headers["farm-timestamp"], body)
     rescore(store, batch_id)
@@ -138,8 +138,8 @@ def test_message_of_a_killed_sender_is_sent_by_the_next(sqlite_store: Store, hoo
     assert sqlite_store.read(partial(outbox.due_messages, limit=10)) == []
 
 
-@pytest.mark.parametrize(("secret", "told"), [(SECRET, 1), ("", 0)])
-def test_farm_webhook_without_a_secret_sends_nothing(sqlite_store: Store, secret: str, told: int) -> None:
+@pytest.mark.parametrize(("secret", "reported"), [(SECRET, 1), ("", 0)])
+def test_farm_webhook_without_a_secret_sends_nothing(sqlite_store: Store, secret: str, reported: int) -> None:
     own = {"broker_url": "memory://", "webhook_url": "http://hooks.lab/", "webhook_secret": secret}
     options = settings().model_copy(update=own)
     dispatcher = Dispatcher(sqlite_store, Signals(""), options, "d")
@@ -147,7 +147,7 @@ def test_farm_webhook_without_a_secret_sends_nothing(sqlite_store: Store, secret
     batch_id = LocalFarm(sqlite_store, Signals(""), 1000).submit({"instances": [NOOP]})
     cancel(sqlite_store, batch_id)
     dispatcher._observer.look()
-    assert len(sqlite_store.read(partial(outbox.due_messages, limit=10))) == told
+    assert len(sqlite_store.read(partial(outbox.due_messages, limit=10))) == reported
 
 
 @contextmanager

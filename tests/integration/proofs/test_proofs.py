@@ -70,16 +70,16 @@ def test_sandboxed_scorers_pass_below_a_folder_only_root_can_enter(tmp_path: Pat
     assert {name: each["failure"] for name, each in found.items() if each["failure"]} == {}
 
 
-@pytest.mark.parametrize(("name", "path", "whole", "broken", "said"), BROKEN)
+@pytest.mark.parametrize(("name", "path", "whole", "broken", "reason"), BROKEN)
 def test_broken_scorer_fails_its_proof(
-    name: str, path: str, whole: str, broken: str, said: str, tmp_path: Path
+    name: str, path: str, whole: str, broken: str, reason: str, tmp_path: Path
 ) -> None:
     file = closed_copy(tmp_path) / path
     text = file.read_text()
     assert whole in text
     file.write_text(text.replace(whole, broken, 1))
     (result,) = results(tmp_path / "closed", "--fetch", name).values()
-    assert said in result["failure"]
+    assert reason in result["failure"]
 
 
 def proof_result(right: float | Exception, wrong: float | Exception = 0.0) -> tuple[str, str]:

@@ -24,7 +24,7 @@ from farm.scheduler.broker import check_broker
 from farm.settings import Settings
 from farm.store import migrations
 from farm.store.database import Store
-from testkit.postgres import mortal_postgres
+from testkit.postgres import restartable_postgres
 from testkit.private_server import Missing
 from tests.conftest import absent
 from tests.services.farms import until
@@ -77,31 +77,31 @@ REDIS = [
 ]
 
 
-@pytest.mark.parametrize(("url", "said"), REDIS, ids=[said[-20:] for _, said in REDIS])
-def test_redis_refusal_is_reported_by_check_and_doctor(redis_port: int, url: str, said: str) -> None:
-    with pytest.raises(InvalidRequest, match=said):
+@pytest.mark.parametrize(("url", "reason"), REDIS, ids=[reason[-20:] for _, reason in REDIS])
+def test_redis_refusal_is_reported_by_check_and_doctor(redis_port: int, url: str, reason: str) -> None:
+    with pytest.raises(InvalidRequest, match=reason):
         check_broker(url.format(port=redis_port))
     options = Settings(broker_url=url.format(port=redis_port))
     [checked] = [each for each in examine_farm(options, "sqlite:////none", options.broker_url) if each.what == "redis"]
     assert not checked.ok
-    assert said in checked.detail
+    assert reason in checked.detail
 
 
 @pytest.mark.parametrize(
-    ("options", "url", "said"),
+    ("options", "url", "reason"),
     [
         (["--cluster-enabled", "yes"], "redis://127.0.0.1:{port}/1", "a Redis cluster"),
         (["--sentinel"], "redis://127.0.0.1:{port}/1", "perhaps a Sentinel"),
     ],
 )
-def test_redis_cluster_and_sentinel_are_refused(options: list[str], url: str, said: str, tmp_path: Path) -> None:
+def test_redis_cluster_and_sentinel_are_refused(options: list[str], url: str, reason: str, tmp_path: Path) -> None:
     [port] = free_ports(1)
     config = tmp_path / "redis.conf"
     config.write_text(f'port {port}\nbind 127.0.0.1\ndir "{tmp_path}"\n')
     with subprocess.Popen([redis_server(), str(config), *options], stdout=subprocess.DEVNULL) as server:
         try:
             until(lambda: answers(redis.Redis(port=port)), "it answers")
-            with pytest.raises(InvalidRequest, match=said):
+            with pytest.raises(InvalidRequest, match=reason):
                 check_broker(url.format(port=port))
         finally:
             server.kill()
@@ -166,15 +166,15 @@ def rabbitmq_port() -> Iterator[int]:
 
 
 @pytest.mark.parametrize(
-    ("url", "said"),
+    ("url", "reason"),
     [
         ("amqp://guest:wrong@127.0.0.1:{port}//", LOGIN),
         ("amqp://nobody:guest@127.0.0.1:{port}//", LOGIN),
         ("amqp://guest:guest@127.0.0.1:{port}/missing", "virtual host"),
     ],
 )
-def test_rabbitmq_refusal_is_reported(rabbitmq_port: int, url: str, said: str) -> None:
-    with pytest.raises(InvalidRequest, match=said):
+def test_rabbitmq_refusal_is_reported(rabbitmq_port: int, url: str, reason: str) -> None:
+    with pytest.raises(InvalidRequest, match=reason):
         check_broker(url.format(port=rabbitmq_port))
     check_broker(f"amqp://guest:guest@127.0.0.1:{rabbitmq_port}//")
     [closed] = free_ports(1)
@@ -197,7 +197,7 @@ def postgres_folder() -> Iterator[str]:
         hba = Path(folder, "hba.conf")
         hba.write_text(HBA)
         try:
-            with mortal_postgres(hba_file=str(hba)) as server:
+            with restartable_postgres(hba_file=str(hba)) as server:
                 place = server.url.split("?host=", 1)[1]
                 with psycopg.connect(host=place, user="farm", dbname="postgres", autocommit=True) as connection:
                     for order in (
@@ -226,12 +226,14 @@ POSTGRES = [
 ]
 
 
-@pytest.mark.parametrize(("login", "said"), POSTGRES, ids=[login.partition("@")[0] + "@" for login, _ in POSTGRES])
-def test_postgres_refusal_is_reported_at_once_without_the_password(postgres_folder: str, login: str, said: str) -> None:
+@pytest.mark.parametrize(("login", "reason"), POSTGRES, ids=[login.partition("@")[0] + "@" for login, _ in POSTGRES])
+def test_postgres_refusal_is_reported_at_once_without_the_password(
+    postgres_folder: str, login: str, reason: str
+) -> None:
     url = f"postgresql+psycopg://{login}?host={postgres_folder}"
     for attempt in (lambda: connect(url), lambda: migrations.migrate(Store(url))):
         began = time.monotonic()
-        with pytest.raises(InvalidRequest, match=said) as caught:
+        with pytest.raises(InvalidRequest, match=reason) as caught:
             attempt()
         assert time.monotonic() - began < AT_ONCE_S
         assert "s3cr" not in str(caught.value)
@@ -259,10 +261,10 @@ def test_process_with_a_refused_database_exits_with_one_line(
     words = [sys.executable, "-m", "farm.cli.main", *part]
     ended = subprocess.run(words, env=env, capture_output=True, text=True, timeout=180)
     lines = (ended.stdout + ended.stderr).splitlines()
-    said = [line for line in lines if "the database refuses the connection" in line]
+    reason = [line for line in lines if "the database refuses the connection" in line]
     assert ended.returncode == 1, ended.stderr
-    assert said, ended.stdout + ended.stderr
-    assert len(said) == 1
+    assert reason, ended.stdout + ended.stderr
+    assert len(reason) == 1
     assert "n0-such" not in ended.stdout + ended.stderr
     assert "Traceback" not in ended.stderr
 

@@ -149,7 +149,7 @@ while True:
     connection.sendall(b"%d:%d" % (uid, gid))
     connection.close()
 """
-ASKED_BY = """
+CLIENT = """
 import os, socket, sys
 os.setgroups([])
 os.setresgid(*[int(sys.argv[2])] * 3)
@@ -166,11 +166,11 @@ def test_relayed_server_sees_the_user_of_the_client(kind: str) -> None:
             await first.write_file("/tmp/serve.py", PEER.encode())
             command = "nohup python3 /tmp/serve.py > /tmp/up 2>&1 & until grep -q up /tmp/up; do sleep 0.1; done"
             await first.exec(["bash", "-c", command], timeout_s=60)
-            await other.write_file("/tmp/ask.py", ASKED_BY.encode())
+            await other.write_file("/tmp/ask.py", CLIENT.encode())
             async with relayed(first, other):
                 users = ("1500 1600", "0 0", "0 7", "7 0")
-                asked = [other.exec(["python3", "/tmp/ask.py", *each.split()], timeout_s=60) for each in users]
-                done = await asyncio.gather(*asked)
+                replies = [other.exec(["python3", "/tmp/ask.py", *each.split()], timeout_s=60) for each in users]
+                done = await asyncio.gather(*replies)
                 return [(each.stdout + each.stderr).decode().strip() for each in done]
 
     assert asyncio.run(peer_users()) == ["1500:1600", "0:0", "0:7", "7:0"]

@@ -34,7 +34,7 @@ FILES = {
     "setup.py": _SETUP,
     ".gitignore": "*.so\n*.log\n",
 }
-MENDED = "sed -i 's/a - b/a + b/' calc/libcore.c"
+FIX = "sed -i 's/a - b/a + b/' calc/libcore.c"
 """An edit that solves the issue."""
 _OWN_ENVIRONMENT = (
     "old=$(python -c 'import pytest; from pathlib import Path; print(Path(pytest.__file__).parents[1])')",
@@ -106,10 +106,10 @@ HACKS = {
 }
 _ANOTHER = "ctypes.CDLL(str(Path(__file__).with_name('more') / 'libsum.so')).add"
 RIGHT = {
-    "gold": MENDED,
+    "gold": FIX,
     "another_library": "mkdir calc/more\necho 'int add(int a, int b) { return a + b; }' > calc/more/libsum.c\n"
     f'sed -i "s|_library.add|{_ANOTHER}|" calc/__init__.py',
-    "build_that_writes_more": f'{MENDED}\necho \'Path("build.log").write_text("built")\' >> setup.py',
+    "build_that_writes_more": f'{FIX}\necho \'Path("build.log").write_text("built")\' >> setup.py',
 }
 FEW = ("pytest_that_no_other_program_can_import", "a_build_that_ends_its_sandbox", "no_variables")
 
@@ -117,7 +117,7 @@ FEW = ("pytest_that_no_other_program_can_import", "a_build_that_ends_its_sandbox
 def compiled_row(folder: Path, **more: Any) -> tuple[Project, IssueRow]:
     """Return the project in `folder` and its row, with the reference patch."""
     project = Project(folder, files=FILES)
-    gold = project.patch(MENDED).decode()
+    gold = project.patch(FIX).decode()
     script = "\n".join(
         [
             "set -uxo pipefail",

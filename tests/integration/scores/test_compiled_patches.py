@@ -23,7 +23,7 @@ from workers.plugins.interfaces import Sandbox, Score
 from workers.plugins.registry import sandbox as provider
 
 pytestmark = [pytest.mark.timeout(1200), pytest.mark.soak]
-PLAYED = at_length({name: HACKS[name] for name in FEW}, HACKS)
+SELECTED = at_length({name: HACKS[name] for name in FEW}, HACKS)
 _TIMEOUT_S = 150.0
 
 
@@ -54,7 +54,7 @@ async def _scores(folder: Path, edits: Mapping[str, str]) -> dict[str, Score | B
 def scores(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Score | BaseException]:
     if missing := provider("namespace").missing():
         absent(missing)
-    return asyncio.run(_scores(tmp_path_factory.mktemp("project"), {**RIGHT, **PLAYED}))
+    return asyncio.run(_scores(tmp_path_factory.mktemp("project"), {**RIGHT, **SELECTED}))
 
 
 @pytest.mark.parametrize("name", RIGHT)
@@ -64,7 +64,7 @@ def test_right_patch_resolves(name: str, scores: dict[str, Score | BaseException
     assert (result.value, result.details.get("confirmed")) == (1.0, True), result
 
 
-@pytest.mark.parametrize("name", PLAYED)
+@pytest.mark.parametrize("name", SELECTED)
 def test_attack_during_the_build_scores_zero(name: str, scores: dict[str, Score | BaseException]) -> None:
     result = scores[name]
     assert isinstance(result, Score), result

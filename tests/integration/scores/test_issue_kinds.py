@@ -26,7 +26,7 @@ pytestmark = pytest.mark.timeout(1200)
 DATA = Path(__file__).parents[3] / "examples/data/swe"
 FIXED = "8bc19cdbed42cf93d8ea162640a1d5e47c172488"
 """The bundle's commit with all fixes; in SWE-smith's format the base."""
-LOOK = f"git cat-file -e {FIXED} && exit 9; git for-each-ref; git log --all --format=%s; git status --porcelain"
+INSPECT = f"git cat-file -e {FIXED} && exit 9; git for-each-ref; git log --all --format=%s; git status --porcelain"
 
 
 def row_of(form: str, number: int) -> tuple[IssueRow, str]:
@@ -67,7 +67,7 @@ async def _gold_resolves_and_another_does_not(kind: str, row: IssueRow, patch: s
     fresh = fresh_sandboxes(kind, row)
     async with fresh() as sandbox:
         await handler.prepare(sandbox)
-        seen = await sandbox.exec(["bash", "-c", LOOK], timeout_s=60, cwd=row.tree)
+        seen = await sandbox.exec(["bash", "-c", INSPECT], timeout_s=60, cwd=row.tree)
         assert seen.code == 0, seen
         assert len(seen.stdout.splitlines()) == 3, seen
         untouched = await handler.collect(sandbox, None)

@@ -113,17 +113,17 @@ BROKEN: list[tuple[str, Executable]] = [
     ("nothing broken is scored", _set(reward=None)),
     ("nothing broken is scored", _set(state="failed", outcome="lost", failure_kind="lost")),
     (
-        "faults from outside alone fail a rollout",
+        "only injected faults fail a rollout",
         _set(state="failed", outcome="agent_error", failure_kind="agent_error"),
     ),
-    ("only what is cancelled is", _set(state="cancelled", outcome="cancelled", reward=None)),
+    ("only requested cancels happen", _set(state="cancelled", outcome="cancelled", reward=None)),
     ("cancelled stays cancelled", _set(outcome="cancelled")),
     ("a score for each scoring", delete(rewards).where(_first(rewards))),
     ("the same score each time", delete(rewards).where(_first(rewards))),
     ("a score for each scoring", update(attempts).where(_first(attempts)).values(result="lost")),
     ("token exactness", delete(segment_rows)),
     ("token exactness", update(segment_rows).values(response_ids=token_ids([8, 7]))),
-    ("what is delivered stays so", _set(reward=0.123)),
+    ("delivered rollouts stay unchanged", _set(reward=0.123)),
     ("every rollout ends once", _set(finish_seq=9999)),
     ("groups are whole", delete(rollouts).where(_first(rollouts))),
     ("nothing is lost", delete(rollouts).where(rollouts.c.group_index == 0)),
@@ -170,5 +170,5 @@ def test_unfinished_rollouts_are_written_to_the_logs(sqlite_store: Store, tmp_pa
         batch_id = client.submit({"instances": [{"data_source": "noop", "fields": {}}]})
         parts = cast(Parts, SimpleNamespace(farm=client, store=sqlite_store, logs=tmp_path))
         Run(parts, ()).report_open_rollouts()
-    told = (tmp_path / "unended").read_text()
-    assert f"'rollout_id': '{batch_id}.0.0', 'stage': 'init', 'state': 'queued'" in told
+    text = (tmp_path / "unended").read_text()
+    assert f"'rollout_id': '{batch_id}.0.0', 'stage': 'init', 'state': 'queued'" in text

@@ -18,7 +18,7 @@ from workers.testing.scripted_model import Branch, Script, ScriptedProblem, Scri
 from workers.testing.serving import serving
 
 QUESTION = "How many hops?"
-BOOK = Script(
+SCRIPT = Script(
     [ScriptedProblem(match=QUESTION, branches=(Branch(name="right", turns=(ScriptedTurn(content="three"),)),))]
 )
 CHAT: dict[str, Any] = {"data_source": "chat", "fields": {"question": QUESTION, "expected": "three"}}
@@ -56,7 +56,7 @@ class SessionCounter:
 def test_node_has_one_connection_per_process(postgres_store: Store) -> None:
     with (
         farm_folder() as folder,
-        serving(EngineDouble(BOOK, weight_version="0").app()) as policy,
+        serving(EngineDouble(SCRIPT, weight_version="0").app()) as policy,
         embedded(folder, postgres_store.url, FARM_POLICY_URL=f"{policy}/v1", FARM_AUDIT_S="0.1") as here,
         farm.connect(here.store_url, broker_url=here.broker_url) as client,
     ):

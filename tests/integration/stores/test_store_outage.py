@@ -38,7 +38,7 @@ from workers.process.lease_renewal import Leases
 from workers.process.loop import Loop
 from workers.process.recorder import AttemptRecorder
 
-PLAYED = {"policy_outcome": "submitted", "submission": {"answer": "42"}}
+RUN_RESULT = {"policy_outcome": "submitted", "submission": {"answer": "42"}}
 
 
 @pytest.fixture
@@ -179,10 +179,10 @@ class TestUncertainCommits:
         self, database: PostgresProxy, store: Store, made: bool
     ) -> None:
         rollout_id = one_rollout(store)
-        for stage, played in ((Stage.INIT, {}), (Stage.RUN, PLAYED)):
+        for stage, summary in ((Stage.INIT, {}), (Stage.RUN, RUN_RESULT)):
             held = claimed(store, rollout_id, stage)
             database.cut_commits(2, made)
-            assert advance(store, held, **played)
+            assert advance(store, held, **summary)
         held = claimed(store, rollout_id, Stage.EVAL)
         database.cut_commits(2, made)
         assert finish(store, held)
@@ -321,9 +321,9 @@ class TestRolloutsDuringOutage:
             for rubbish in (b"{", b"7", b"null", b"\xff\xfe", b'[["x"]]'):
                 until(lambda rubbish=rubbish: client.publish("farm:cancelled", rubbish), "somebody hears it")  # type: ignore[misc]
             # anybody may have sent that, and the store says otherwise
-            asked_at = LEASES[-1]._looked_at
+            looked_at = LEASES[-1]._looked_at
             Signals(broker_url).cancelled([work.claim.rollout_id])
-            until(lambda: LEASES[-1]._looked_at > asked_at, "the store is asked")
+            until(lambda: LEASES[-1]._looked_at > looked_at, "the store is asked")
             assert work.reason is None
             LocalFarm(store, Signals(broker_url), max_open=1000).cancel(work.claim.batch_id)
             until(lambda: work.reason is StopReason.CANCELLED, "it is stopped")

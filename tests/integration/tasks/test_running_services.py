@@ -49,7 +49,7 @@ def server_command(path: str, text: str = "42") -> str:
     )
 
 
-ASKED = comparison("get http://127.0.0.1:8080/answer | grep -x 42")
+COMPARED = comparison("get http://127.0.0.1:8080/answer | grep -x 42")
 STARTED = f"cd /app; echo 42 > answer; nohup python3 -m http.server 8080 {{}} > /app/log 2>&1 &\n{LISTENING}"
 LOW_PORT = STARTED.replace("8080", "80").replace("1F90", "0050").format("")
 COUNTER = f"""cat > /app/count.py <<'END'
@@ -64,8 +64,8 @@ END
 setsid python3 /app/count.py > /dev/null 2>&1 < /dev/null &
 {LISTENING}"""
 RIGHT = {
-    "all addresses": (ASKED, STARTED.format("")),
-    "one address": (ASKED, STARTED.format("--bind 127.0.0.1")),
+    "all addresses": (COMPARED, STARTED.format("")),
+    "one address": (COMPARED, STARTED.format("--bind 127.0.0.1")),
     "ipv6": (comparison("get 'http://[::1]:8080/answer'"), STARTED.format("--bind ::")),
     "a low port": (comparison("get http://localhost/answer"), LOW_PORT),
     "state in memory": (
@@ -92,32 +92,32 @@ WRITE = (
 )
 LISTEN = "python3 -c \"import socket, time\ns = socket.create_server(('', 8080))\n{}\" > /dev/null 2>&1 &\n" + LISTENING
 WRONG = {
-    "nothing runs": (ASKED, "echo 42 > /app/answer"),
-    "it was stopped": (ASKED, f"{STARTED.format('')}\nkill %1; sleep 0.5"),
-    "a wrong answer": (ASKED, STARTED.format("").replace("echo 42", "echo 41")),
-    "it never answers": (ASKED, LISTEN.format("time.sleep(1000)")),
-    "it hangs up": (ASKED, LISTEN.format("while True: s.accept()[0].close()")),
-    "it never ends": (ASKED, LISTEN.format("c = s.accept()[0]\nwhile True: c.sendall(b'x' * 65536)")),
-    "it writes the reward": (ASKED, f"{WRITE}\n{LISTEN.format('time.sleep(1000)')}"),
+    "nothing runs": (COMPARED, "echo 42 > /app/answer"),
+    "it was stopped": (COMPARED, f"{STARTED.format('')}\nkill %1; sleep 0.5"),
+    "a wrong answer": (COMPARED, STARTED.format("").replace("echo 42", "echo 41")),
+    "it never answers": (COMPARED, LISTEN.format("time.sleep(1000)")),
+    "it hangs up": (COMPARED, LISTEN.format("while True: s.accept()[0].close()")),
+    "it never ends": (COMPARED, LISTEN.format("c = s.accept()[0]\nwhile True: c.sendall(b'x' * 65536)")),
+    "it writes the reward": (COMPARED, f"{WRITE}\n{LISTEN.format('time.sleep(1000)')}"),
     "it replaces the tests": (
-        ASKED,
+        COMPARED,
         "while true; do mkdir -p /tests; echo 'echo 1 > /logs/verifier/reward.txt' > /tests/test.sh; done "
         "> /dev/null 2>&1 &\n"
         + LISTEN.format("time.sleep(1000)"),
     ),
-    "a socket in place of the reward": (ASKED, server_command("/logs/verifier/reward.txt")),
-    "a socket in place of a program": (ASKED, f"rm -f /usr/bin/grep; {server_command('/usr/bin/grep')}"),
-    "a socket in place of the logs": (ASKED, f"rm -rf /logs; {server_command('/logs')}"),
+    "a socket in place of the reward": (COMPARED, server_command("/logs/verifier/reward.txt")),
+    "a socket in place of a program": (COMPARED, f"rm -f /usr/bin/grep; {server_command('/usr/bin/grep')}"),
+    "a socket in place of the logs": (COMPARED, f"rm -rf /logs; {server_command('/logs')}"),
     "many sockets": (
-        ASKED,
+        COMPARED,
         "nohup python3 -c \"import socket, time\ns = [socket.create_server(('', 9000 + n)) for n in range(500)]\n"
         f'time.sleep(1000)" > /dev/null 2>&1 &\n{LISTENING.replace("1F90", "2519")}',
     ),
-    "it kills all": (ASKED, f"{STARTED.format('')}\n(sleep 1; kill -9 -1) > /dev/null 2>&1 &"),
+    "it kills all": (COMPARED, f"{STARTED.format('')}\n(sleep 1; kill -9 -1) > /dev/null 2>&1 &"),
 }  # fmt: skip
 FEW_RIGHT = ("all addresses", "state in memory", "unix socket")
 FEW_WRONG = ("nothing runs", "it hangs up", "it writes the reward", "a socket in place of the logs")
-PLAYED = {
+SELECTED = {
     **at_length({name: RIGHT[name] for name in FEW_RIGHT}, RIGHT),
     **at_length({name: WRONG[name] for name in FEW_WRONG}, WRONG),
 }
@@ -125,11 +125,11 @@ PLAYED = {
 
 @pytest.fixture(scope="module")
 def scores(place: Path, tmp_path_factory: pytest.TempPathFactory) -> Scores:
-    tasks = {name: (*task, TABLES) for name, task in PLAYED.items()}
+    tasks = {name: (*task, TABLES) for name, task in SELECTED.items()}
     return task_scores(tmp_path_factory.mktemp("services"), tasks, OPTIONS)
 
 
-@pytest.mark.parametrize("name", PLAYED)
+@pytest.mark.parametrize("name", SELECTED)
 def test_service_of_the_policy_is_reachable_during_the_tests(scores: Scores, name: str) -> None:
     score = scores[name]
     assert isinstance(score, Score), score

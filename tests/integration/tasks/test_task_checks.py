@@ -43,7 +43,7 @@ def test_unsound_task_is_reported_with_the_output_of_its_tests(place: Path, tmp_
     assert "rewards of the solution: reward 0.5, style 1" in text
     result = json.loads(check(folder, "--json").stdout)
     assert (result["sound"], result["solved"], result["rewards"]) == (False, 0.5, {"reward": 0.5, "style": 1.0})
-    assert result["said"].endswith("found: 41")
+    assert result["test_output"].endswith("found: 41")
     log = Path(result["log"]).read_text()
     assert log.count("line 3\n") == 2
     assert "of the solution\nexit code: 3" in log
@@ -69,13 +69,13 @@ def test_unavailable_image_is_built_from_its_dockerfile_and_reported(
     dockerfile = folder / "environment" / "Dockerfile"
     with dockerfile.open("a") as file:
         file.write("RUN echo 0 > answer.txt\n")
-    said = "docker://127.0.0.1:1/team/tool:1 could not be pulled ("
+    reason = "docker://127.0.0.1:1/team/tool:1 could not be pulled ("
     done = check(folder, "--json")
     result = json.loads(done.stdout)
     assert (result["sound"], result["solved"], result["untouched"]) == (True, 1.0, 0.0)
-    assert result["image"].startswith(said)
+    assert result["image"].startswith(reason)
     assert result["image"].endswith("): its Dockerfile was built instead")
-    assert said in done.stderr
+    assert reason in done.stderr
     dockerfile.unlink()
     result = json.loads(check(folder, "--json").stdout)
     assert not result["sound"]

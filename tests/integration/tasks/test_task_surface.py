@@ -159,13 +159,13 @@ def test_batch_option_selects_the_reward_that_counts(here: TaskFarm) -> None:
 
 
 def test_unsupported_requirements_are_refused_at_submission(here: TaskFarm) -> None:
-    asked = {"commands": ["true"], "sidecars": ["db"], "network_in": ["run"]}
+    needs = {"commands": ["true"], "sidecars": ["db"], "network_in": ["run"]}
     with pytest.raises(
         InvalidRequest, match=r"sidecar services \(db\).*; instances\[0\].fields: it asks for the network"
     ):
-        here.run("plain", asked)
+        here.run("plain", needs)
     refused = "import socket; socket.create_connection(('127.0.0.1', 9), 1)"
-    off = here.run("plain", {**asked, "sidecars": [], "commands": [f'python3 -c "{refused}"']}, network="off")
+    off = here.run("plain", {**needs, "sidecars": [], "commands": [f'python3 -c "{refused}"']}, network="off")
     assert off.state is State.COMPLETED
 
 

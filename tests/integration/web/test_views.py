@@ -199,12 +199,12 @@ def test_live_numbers_continue_after_a_database_outage(
 def test_concurrent_viewers_share_the_queries_to_the_store(
     browser: httpx2.Client, farm: LocalFarm, batch_id: str, monkeypatch: pytest.MonkeyPatch, view: str, read: str
 ) -> None:
-    n_viewers, n_lines, n_asked = 8, 4, 0
+    n_viewers, n_lines, n_requests = 8, 4, 0
     ask = getattr(farm, read)
 
     def counted(*arguments: Any) -> Any:
-        nonlocal n_asked
-        n_asked += 1
+        nonlocal n_requests
+        n_requests += 1
         return ask(*arguments)
 
     def watch(viewer: int) -> int:
@@ -217,7 +217,7 @@ def test_concurrent_viewers_share_the_queries_to_the_store(
     started = time.monotonic()
     with ThreadPoolExecutor(n_viewers) as pool:
         assert list(pool.map(watch, range(n_viewers))) == [n_lines] * n_viewers
-    assert 1 <= n_asked <= time.monotonic() - started + 2 < n_viewers * n_lines
+    assert 1 <= n_requests <= time.monotonic() - started + 2 < n_viewers * n_lines
 
 
 def shown_ids(page: str) -> set[str]:
@@ -262,12 +262,12 @@ def test_messages_have_anchors_and_orders_require_confirmation(browser: httpx2.C
 def test_concurrent_loads_of_the_batch_list_share_one_query(
     browser: httpx2.Client, farm: LocalFarm, batch_id: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    n_asked = 0
+    n_requests = 0
     ask = farm.batches
 
     def counted(*arguments: Any) -> Any:
-        nonlocal n_asked
-        n_asked += 1
+        nonlocal n_requests
+        n_requests += 1
         # as long as it takes where batches are large
         time.sleep(0.05)
         return ask(*arguments)
@@ -275,9 +275,9 @@ def test_concurrent_loads_of_the_batch_list_share_one_query(
     monkeypatch.setattr(farm, "batches", counted)
     with ThreadPoolExecutor(8) as pool:
         pages = list(pool.map(lambda path: browser.get(path).text, ["/"] * 8))
-    assert n_asked == 1
+    assert n_requests == 1
     assert all(batch_id in page for page in pages)
-    until(lambda: browser.get("/").is_success and n_asked == 2, "it is kept for fifty times as long as it took", 30)
+    until(lambda: browser.get("/").is_success and n_requests == 2, "it is kept for fifty times as long as it took", 30)
 
 
 def test_images_of_messages_are_shown_in_place(browser: httpx2.Client, farm: LocalFarm, batch_id: str) -> None:

@@ -66,13 +66,13 @@ def scorers():
 
 
 def main():
-    asked = json.load(sys.stdin)
+    requested = json.load(sys.stdin)
     out = os.dup(1)
     os.dup2(2, 1)
     found = {}
     for rule, score in scorers().items():
         found[rule] = {}
-        for name, case in asked.items():
+        for name, case in requested.items():
             with contextlib.redirect_stdout(io.StringIO()):
                 found[rule][name] = score(case["answer"], case["tests"])
     os.write(out, json.dumps(found).encode())

@@ -157,10 +157,10 @@ def judges():
 
 
 def main():
-    asked = json.load(sys.stdin)
+    requested = json.load(sys.stdin)
     known = judges()
     found = {}
-    for rule, cases in asked.items():
+    for rule, cases in requested.items():
         judged = by_eval_plus(rule) if rule.startswith("evalplus") else known.get(rule)
         if judged:
             found[rule] = judged(cases)

@@ -69,14 +69,14 @@ class Line:
             task.cancel()
         await asyncio.gather(*self._open, return_exceptions=True)
 
-    async def _serve(self, asked: asyncio.StreamReader, answers: asyncio.StreamWriter) -> None:
+    async def _serve(self, requests: asyncio.StreamReader, answers: asyncio.StreamWriter) -> None:
         task = asyncio.current_task()
         assert task is not None
         self._open.add(task)
         server = None
         try:
             if self._silent:
-                await _swallow(asked)
+                await _swallow(requests)
                 return
             n_swallowed = self._n_swallowed
             try:
@@ -84,7 +84,7 @@ class Line:
             except OSError:  # the server is down; a Unix socket may even lack its file
                 return
             async with asyncio.TaskGroup() as both:
-                both.create_task(self._pass_on(asked, server, n_swallowed))
+                both.create_task(self._pass_on(requests, server, n_swallowed))
                 both.create_task(self._pass_on(replies, answers, n_swallowed))
         except* (ConnectionError, asyncio.CancelledError):
             pass

@@ -38,7 +38,7 @@ class LlamaCppServer:
         torn_at: int | None = None,
         ends_at: int | None = None,
     ) -> None:
-        self.asked: list[dict[str, Any]] = []
+        self.requests: list[dict[str, Any]] = []
         self.n_running = 0
         self._tokenizer = tokenizer
         self._letters = [index for index in range(tokenizer.get_vocab_size()) if _is_plain(tokenizer.decode([index]))]
@@ -79,22 +79,22 @@ class LlamaCppServer:
         return JSONResponse({"choices": [choice], "usage": {"prompt_tokens": 3, "completion_tokens": 2}})
 
     async def _completion(self, request: Request) -> Response:
-        asked = await request.json()
-        self.asked.append(asked)
-        prompt = asked["prompt"]
+        body = await request.json()
+        self.requests.append(body)
+        prompt = body["prompt"]
         if not all(0 <= token < self._tokenizer.get_vocab_size() for token in prompt):
             return _refusal("Prompt contains invalid tokens", "invalid_request_error")
         if len(prompt) >= self._context_tokens:
             text = f"request ({len(prompt)} tokens) exceeds the available context size ({self._context_tokens} tokens)"
             return _refusal(f"{text}, try increasing it", "exceed_context_size_error")
-        assert asked["stream"], "a whole answer is not played here"
-        return StreamingResponse(self._events(asked), media_type="text/event-stream")
+        assert body["stream"], "only streams are scripted"
+        return StreamingResponse(self._events(body), media_type="text/event-stream")
 
-    async def _events(self, asked: dict[str, Any]) -> AsyncIterator[str]:
+    async def _events(self, body: dict[str, Any]) -> AsyncIterator[str]:
         ids: list[int] = []
-        prompt, stops = asked["prompt"], asked.get("stop") or []
+        prompt, stops = body["prompt"], body.get("stop") or []
         n_cached = max((_common(prompt, seen) for seen in self._seen), default=0)
-        draws = random.Random(json.dumps([asked.get("seed", random.random()), prompt]))
+        draws = random.Random(json.dumps([body.get("seed", random.random()), prompt]))
         end: tuple[str, str] | None = None
         self.n_running += 1
         try:
@@ -102,10 +102,10 @@ class LlamaCppServer:
                 if len(ids) == self._ends_at:
                     return
                 await asyncio.sleep(self._pause_s)
-                ids.append(self._next([*prompt, *ids], asked["top_k"] == 1, draws))
+                ids.append(self._next([*prompt, *ids], body["top_k"] == 1, draws))
                 if len(ids) - 1 != self._torn_at:
                     yield _event(self._partial([*prompt, *ids], len(ids)))
-                end = self._end(ids, stops, min(asked["n_predict"], self._context_tokens - len(prompt)))
+                end = self._end(ids, stops, min(body["n_predict"], self._context_tokens - len(prompt)))
             self._seen.append([*prompt, *ids])
             last = {"tokens_predicted": len(ids), "stop_type": end[0], "stopping_word": end[1]}
             yield _event({"content": "", "tokens": [], "stop": True, "timings": {"cache_n": n_cached}} | last)
@@ -119,8 +119,8 @@ class LlamaCppServer:
 
     def _partial(self, ids: Sequence[int], n: int) -> dict[str, Any]:
         entry = {"id": ids[-1], "token": "x", "logprob": -(_hash(ids) % 1000) / 200 - 0.001, "top_logprobs": []}
-        said = {"content": "x", "tokens": [ids[-1]], "stop": False, "tokens_predicted": n}
-        return said | {"completion_probabilities": [entry]}
+        event = {"content": "x", "tokens": [ids[-1]], "stop": False, "tokens_predicted": n}
+        return event | {"completion_probabilities": [entry]}
 
     def _end(self, ids: list[int], stops: Sequence[str], most: int) -> tuple[str, str] | None:
         text = self._tokenizer.decode(ids)

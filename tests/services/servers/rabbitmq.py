@@ -49,7 +49,7 @@ def rabbitmq_broker() -> Iterator[Broker]:
                 _URL,
                 lambda: running(
                     ["env", *(f"{name}={value}" for name, value in env.items()), _program_path("rabbitmq-server", env)],
-                    lambda: _speaks(amqp),
+                    lambda: _greets(amqp),
                     folder / "server.log",
                     stop=signal.SIGKILL,
                     start_s=_START_S,
@@ -103,7 +103,7 @@ def _environment(programs: list[Path], folder: Path, amqp: int, distribution: in
 def _program_path(program: str, env: dict[str, str]) -> str:
     result = shutil.which(program, path=env["PATH"])
     if result is None:
-        raise Missing(f"no {program} beside RabbitMQ: run `make rabbitmq`")
+        raise Missing(f"RabbitMQ has no {program}: run `make rabbitmq`")
     return result
 
 
@@ -120,7 +120,7 @@ def _listens(port: int) -> bool:
     return True
 
 
-def _speaks(port: int) -> bool:
+def _greets(port: int) -> bool:
     """Return whether it greets: its port is open some time before that."""
     try:
         with socket.create_connection(("127.0.0.1", port), 1.0) as connection:

@@ -13,13 +13,13 @@ from tests.services.images import MANIFEST, oci_image
 
 
 class Registry:
-    """Has one image, under any name and tag; `asked` are the requested paths."""
+    """Has one image, under any name and tag; `requested_paths` are the requested paths."""
 
     def __init__(self, root: Path) -> None:
         manifest, blobs = oci_image(root)
         self.manifest = manifest
         self.blobs = {f"sha256:{hashlib.sha256(blob).hexdigest()}": blob for blob in (*blobs, manifest)}
-        self.asked: list[str] = []
+        self.requested_paths: list[str] = []
         self.status: int | None = None
         """Overrides the status of each answer."""
 
@@ -50,7 +50,7 @@ def registry(root: Path) -> Iterator[tuple[str, Registry]]:
             self._answer(with_body=False)
 
         def _answer(self, with_body: bool) -> None:
-            content.asked.append(self.path)
+            content.requested_paths.append(self.path)
             result = content.content_at(self.path)
             media_type, body = result or ("application/json", b'{"errors": [{"code": "MANIFEST_UNKNOWN"}]}')
             self.send_response(content.status or (404 if result is None else 200))

@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from typing import TypeAlias
 
-Play: TypeAlias = bytes | Callable[[asyncio.StreamWriter], Awaitable[None]]
+ScriptedAnswer: TypeAlias = bytes | Callable[[asyncio.StreamWriter], Awaitable[None]]
 
 
 def head(media_type: str, length: int | None, *more: str) -> bytes:
@@ -23,8 +23,8 @@ def chunked(data: bytes) -> bytes:
 class Answering:
     """Listens while the block runs; the last script is repeated."""
 
-    def __init__(self, *plays: Play) -> None:
-        self._plays = list(plays)
+    def __init__(self, *answers: ScriptedAnswer) -> None:
+        self._answers = list(answers)
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def __aenter__(self) -> Answering:
@@ -52,9 +52,9 @@ class Answering:
         lines = request.lower().split(b"\r\n")
         length = next((int(line[15:]) for line in lines if line.startswith(b"content-length:")), 0)
         await reader.readexactly(length)
-        play = self._plays.pop(0) if len(self._plays) > 1 else self._plays[0]
-        if isinstance(play, bytes):
-            writer.write(play)
+        answer = self._answers.pop(0) if len(self._answers) > 1 else self._answers[0]
+        if isinstance(answer, bytes):
+            writer.write(answer)
             await writer.drain()
         else:
-            await play(writer)
+            await answer(writer)

@@ -17,7 +17,7 @@ from tests.doubles.vllm.sampling import FINGERPRINT
 from workers.testing.scripted_model import Branch, ScriptedProblem, ScriptedTurn
 from workers.testing.serving import serving
 
-BOOK = ScriptedProblem(match="two", branches=(Branch(name="four", turns=(ScriptedTurn(content="It is 4."),)),))
+SCRIPT = ScriptedProblem(match="two", branches=(Branch(name="four", turns=(ScriptedTurn(content="It is 4."),)),))
 
 
 @contextmanager
@@ -33,9 +33,9 @@ def program(*words: str) -> Iterator[httpx2.Client]:
 
 
 def test_program_serves_a_script(tmp_path: Path) -> None:
-    book = tmp_path / "book.jsonl"
-    book.write_text(f"{BOOK.model_dump_json()}\n")
-    with program("--book", str(book), "--weight-version", "5", "--model-text", str(tmp_path / "model")) as client:
+    script = tmp_path / "book.jsonl"
+    script.write_text(f"{SCRIPT.model_dump_json()}\n")
+    with program("--book", str(script), "--weight-version", "5", "--model-text", str(tmp_path / "model")) as client:
         root = Path(client.get("/v1/models").json()["data"][0]["root"])
         answer = client.post("/v1/chat/completions", json={"messages": [{"role": "user", "content": "two"}]}).json()
         assert client.get("/weight_info").json() == {"weight_version": "5"}

@@ -102,7 +102,7 @@ def test_changed_prompt_is_returned(served: _Served) -> None:
     assert [served.ask().json()["prompt_token_ids"] for _ in range(2)] == [[5, 10, 11], [5, 9, 11]]
 
 
-def test_faults_strike_at_their_rate(served: _Served) -> None:
+def test_faults_occur_at_their_rate(served: _Served) -> None:
     served.double.faults.set_rates({"500": 0.5})
     statuses = [served.ask().status_code for _ in range(30)]
     assert 5 < statuses.count(500) < 25
@@ -111,15 +111,15 @@ def test_faults_strike_at_their_rate(served: _Served) -> None:
 
 
 def test_faults_can_be_set_over_http(served: _Served) -> None:
-    def told(**body: Any) -> httpx2.Response:
+    def post_faults(**body: Any) -> httpx2.Response:
         return served.client.post("/double/faults", json=body)
 
-    assert told(next={"500": 1}, rates={"503": 1.0}).status_code == 200
+    assert post_faults(next={"500": 1}, rates={"503": 1.0}).status_code == 200
     assert [served.ask().status_code for _ in range(2)] == [500, 503]
-    assert told(clear=True).json() == {"struck": {"500": 1, "503": 1}, "healthy": True}
+    assert post_faults(clear=True).json() == {"struck": {"500": 1, "503": 1}, "healthy": True}
     assert served.ask().status_code == 200
-    assert told(next={"501": 1}).status_code == 400
-    told(healthy=False)
+    assert post_faults(next={"501": 1}).status_code == 400
+    post_faults(healthy=False)
     assert served.client.get("/health").status_code == 503
 
 

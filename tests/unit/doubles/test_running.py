@@ -90,11 +90,11 @@ def test_cut_call_continues_as_if_uncut() -> None:
     """So do its log-probabilities: they depend on the ids only, not on where a call began."""
 
     async def check(client: httpx2.AsyncClient) -> None:
-        def asked(prompt: list[int], n: int) -> dict[str, Any]:
+        def body_of(prompt: list[int], n: int) -> dict[str, Any]:
             return {"token_ids": prompt, "sampling_params": {"max_tokens": n, "logprobs": 0, "ignore_eos": True}}
 
-        first = await choice(client.post(GENERATE, json=asked([5, 9], 6)))
-        second = await choice(client.post(GENERATE, json=asked([5, 9, *first["token_ids"]], 6)))
+        first = await choice(client.post(GENERATE, json=body_of([5, 9], 6)))
+        second = await choice(client.post(GENERATE, json=body_of([5, 9, *first["token_ids"]], 6)))
         echo = {"prompt": [5, 9, *first["token_ids"]], "max_tokens": 6, "ignore_eos": True, "logprobs": 0}
         completed = await choice(client.post("/v1/completions", json=echo))
         values = [one["logprob"] for one in second["logprobs"]["content"]]

@@ -17,10 +17,10 @@ from workers.testing.scripted_model import Branch, Script, ScriptedCall, Scripte
 from workers.testing.serving import serving
 
 _SOON_S = 120.0
-LOOK = ScriptedTurn(
+LIST_FILES = ScriptedTurn(
     content="I look.", tool_calls=(ScriptedCall(name="bash", arguments={"command": "ls"}),), reasoning="hm"
 )
-BOOK = Script([ScriptedProblem(match="two", branches=(Branch(name="calls", turns=(LOOK,)),))])
+SCRIPT = Script([ScriptedProblem(match="two", branches=(Branch(name="calls", turns=(LIST_FILES,)),))])
 TOOLS = [{"type": "function", "function": {"name": "bash", "parameters": {"type": "object", "properties": {}}}}]
 ENDLESS = {"input_ids": [5, 9, 11], "sampling_params": {"max_new_tokens": 5000, "ignore_eos": True}}
 
@@ -56,7 +56,7 @@ def test_answer_has_ids_and_log_probabilities(client: httpx2.Client) -> None:
 
 
 def test_sampled_end_is_reported() -> None:
-    with serving(EngineDouble(BOOK, wire="sglang").app()) as url, httpx2.Client(base_url=url) as client:
+    with serving(EngineDouble(SCRIPT, wire="sglang").app()) as url, httpx2.Client(base_url=url) as client:
         answer = generate(client, sampling={"ignore_eos": False})
     assert answer["meta_info"]["finish_reason"] == {"type": "stop", "matched": answer["output_ids"][-1]}
     assert answer["text"].startswith("I am sorry")
@@ -116,7 +116,7 @@ def test_chat_accepts_messages_or_ids() -> None:
         "return_token_ids": True,
         "logprobs": True,
     }
-    with serving(EngineDouble(BOOK, wire="sglang").app()) as url, httpx2.Client(base_url=url) as client:
+    with serving(EngineDouble(SCRIPT, wire="sglang").app()) as url, httpx2.Client(base_url=url) as client:
         answer = client.post("/v1/chat/completions", json=result).json()
         (choice,) = answer["choices"]
         again = client.post("/v1/chat/completions", json={**result, "input_ids": choice["prompt_token_ids"]}).json()
@@ -140,7 +140,7 @@ def test_information_endpoints(client: httpx2.Client) -> None:
 
 
 @pytest.mark.parametrize(("mode", "reason"), [("abort", "abort"), ("in_place", "length"), ("retract", "length")])
-def test_pause_and_continue(mode: str, reason: str) -> None:
+def test_paused_calls_continue_after_the_update(mode: str, reason: str) -> None:
     double = EngineDouble(wire="sglang", tokens_per_s=1000.0)
 
     async def check(url: str) -> None:

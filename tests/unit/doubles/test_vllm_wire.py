@@ -59,7 +59,7 @@ TOOLS = [
         },
     }
 ]
-BOOK = Script(
+SCRIPT = Script(
     [
         ScriptedProblem(
             match="two",
@@ -99,7 +99,7 @@ def recorded() -> Iterator[httpx2.Client]:
 
 @pytest.fixture(scope="module")
 def client() -> Iterator[httpx2.Client]:
-    with serving(EngineDouble(BOOK, model="tiny").app()) as url, httpx2.Client(base_url=url) as client:
+    with serving(EngineDouble(SCRIPT, model="tiny").app()) as url, httpx2.Client(base_url=url) as client:
         yield client
 
 
@@ -309,9 +309,9 @@ def test_conversation_continues_from_messages(client: httpx2.Client) -> None:
     messages = [{"role": "user", "content": "two"}]
     result = {"tools": TOOLS, "seed": 1, "return_token_ids": True}
     first = client.post(PATHS[1], json={**result, "messages": messages}).json()
-    said = first["choices"][0]["message"]
-    said = {**said, "reasoning_content": said["reasoning"]}
-    history = [*messages, said, {"role": "tool", "tool_call_id": said["tool_calls"][0]["id"], "content": "ü"}]
+    message = first["choices"][0]["message"]
+    message = {**message, "reasoning_content": message["reasoning"]}
+    history = [*messages, message, {"role": "tool", "tool_call_id": message["tool_calls"][0]["id"], "content": "ü"}]
     second = client.post(PATHS[1], json={**result, "messages": history}).json()
     assert second["choices"][0]["message"]["content"] == "done"
     ids = [*first["prompt_token_ids"], *first["choices"][0]["token_ids"]]

@@ -43,7 +43,7 @@ def test_problems_are_solvable_and_reproducible_for_a_step() -> None:
 
 
 @pytest.mark.parametrize(
-    ("change", "said"),
+    ("change", "reason"),
     [
         ({"answer": "b"}, "2 hops from 'a' lead to 'c', not to 'b'"),
         ({"files": {"a": "b"}}, "there is no file 'b' to read"),
@@ -52,8 +52,8 @@ def test_problems_are_solvable_and_reproducible_for_a_step() -> None:
         ({"more": 1}, "more"),
     ],
 )
-def test_bad_instances_are_refused(change: dict[str, Any], said: str) -> None:
-    with pytest.raises(ValidationError, match=said):
+def test_bad_instances_are_refused(change: dict[str, Any], reason: str) -> None:
+    with pytest.raises(ValidationError, match=reason):
         FollowFilesInstance.model_validate(CHAIN.fields | change)
 
 
@@ -61,7 +61,7 @@ def test_bad_instances_are_refused(change: dict[str, Any], said: str) -> None:
 def test_agent_that_reads_the_files_is_scored_by_its_answer(last: str, reward: float) -> None:
     handler = FollowFilesHandler(FollowFilesInstance.model_validate(CHAIN.fields))
 
-    async def play() -> tuple[AgentResult, float, list[Any]]:
+    async def run_and_score() -> tuple[AgentResult, float, list[Any]]:
         spec = handler.sandbox()
         assert spec is not None
         sandbox = await LocalProvider().start("follow", spec)
@@ -93,7 +93,7 @@ def test_agent_that_reads_the_files_is_scored_by_its_answer(last: str, reward: f
         score = await handler.evaluator().evaluate(submission, fresh, 1.0)
         return result, score.value, [each["content"] for call in recorded for each in call.observations]
 
-    result, value, observations = asyncio.run(play())
+    result, value, observations = asyncio.run(run_and_score())
     assert result == AgentResult(Outcome.ANSWERED, last)
     assert value == reward
     assert sorted(set(observations)) == ["b", "c"]

@@ -76,9 +76,9 @@ def started(folder: Path, uv: str | None = None, seconds: float = 0) -> subproce
 
 
 def ended(process: subprocess.Popen[str]) -> str:
-    said, _ = process.communicate(timeout=300)
-    assert process.returncode == 0, said
-    return said
+    output, _ = process.communicate(timeout=300)
+    assert process.returncode == 0, output
+    return output
 
 
 def installed(folder: Path) -> list[str]:
@@ -87,9 +87,9 @@ def installed(folder: Path) -> list[str]:
 
 
 def test_partial_environment_is_completed_and_a_complete_one_is_left_unchanged(folder: Path) -> None:
-    said = ended(started(folder))
-    assert "0 of 12 packages" in said
-    assert "10 of 12 packages" in said
+    output = ended(started(folder))
+    assert "0 of 12 packages" in output
+    assert "10 of 12 packages" in output
     assert installed(folder) == NAMES
     assert ended(started(folder)) == ""
     site = next((folder / ".venv/lib").glob("python3.*/site-packages"))
@@ -99,10 +99,10 @@ def test_partial_environment_is_completed_and_a_complete_one_is_left_unchanged(f
     shutil.rmtree(site / "part4")
     (site / "part4-1.dist-info/INSTALLER").unlink()
     (site / "~art5").mkdir()
-    said = ended(started(folder))
+    output = ended(started(folder))
     for name in ("part3-1.dist-info", "part4-1.dist-info", "~art5"):
-        assert f"not whole: {name}" in said
-    assert said.count("not whole") == 3
+        assert f"not whole: {name}" in output
+    assert output.count("not whole") == 3
     assert installed(folder) == NAMES
     shutil.rmtree(folder / ".venv/bin")
     (folder / ".venv/installed-one").unlink()
@@ -116,14 +116,14 @@ def test_signal_stops_the_install_and_the_next_call_continues(folder: Path) -> N
     mark = folder.parent / "started"
     until(lambda: mark.exists() and mark.read_text().strip(), "uv installs")
     process.send_signal(signal.SIGTERM)
-    said, _ = process.communicate(timeout=60)
+    output, _ = process.communicate(timeout=60)
     assert process.returncode == 130
-    assert "stopped; the next call goes on" in said
+    assert "stopped; the next call goes on" in output
     with pytest.raises(ProcessLookupError):
         os.kill(int(mark.read_text()), 0)
-    said = ended(started(folder, SLOW_UV, seconds=0))
-    assert "going on with" in said
-    assert "uv failed, so pip goes on" in said
+    output = ended(started(folder, SLOW_UV, seconds=0))
+    assert "going on with" in output
+    assert "uv failed, so pip goes on" in output
     assert installed(folder) == NAMES
 
 
@@ -132,8 +132,8 @@ def test_call_after_kill_9_waits_for_processes_that_are_left(folder: Path) -> No
     mark = folder.parent / "started"
     until(lambda: mark.exists() and mark.read_text().strip(), "uv installs")
     process.kill()
-    said = ended(started(folder, SLOW_UV, seconds=0))
+    output = ended(started(folder, SLOW_UV, seconds=0))
     process.communicate(timeout=60)
-    assert "another one works on" in said
-    assert "going on with" in said
+    assert "another one works on" in output
+    assert "going on with" in output
     assert installed(folder) == NAMES

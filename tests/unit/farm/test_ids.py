@@ -28,8 +28,8 @@ def test_built_id_is_parsed_into_its_parts(batch_id: str, group_index: int, samp
 @given(BATCHES, INDEXES, INDEXES, st.integers(1, 10_000))
 def test_rollout_of_a_sandbox_is_parsed_from_its_id(batch_id: str, group: int, sample: int, attempt: int) -> None:
     rollout_id = ids.rollout_id(batch_id, group, sample)
-    played = ids.sandbox_id(rollout_id, attempt)
-    names = {played, ids.eval_sandbox_id(played), ids.prepare_sandbox_id(played)}
+    agent_sandbox = ids.sandbox_id(rollout_id, attempt)
+    names = {agent_sandbox, ids.eval_sandbox_id(agent_sandbox), ids.prepare_sandbox_id(agent_sandbox)}
     assert len(names) == 3
     for name in (*names, rollout_id):
         assert ids.rollout_of_sandbox(name) == rollout_id

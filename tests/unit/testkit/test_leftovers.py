@@ -15,7 +15,7 @@ from tests.services.farms import until
 from workers.sandboxes.lifecycle.state import folder_of_all
 
 
-def test_nothing_is_left_over(tmp_path: Path) -> None:
+def test_stopped_farm_has_no_leftovers(tmp_path: Path) -> None:
     with farm_in(tmp_path):
         assert not any(Leftovers(tmp_path).leftovers().values())
 

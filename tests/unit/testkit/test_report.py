@@ -20,7 +20,7 @@ def test_times_are_reported_as_percentiles_in_ms() -> None:
 
 
 @pytest.mark.parametrize(("value", "reached"), [(2.0, True), (1.9, False)])
-def test_minimum_target(value: float, reached: bool) -> None:
+def test_value_of_at_least_the_minimum_reaches_the_target(value: float, reached: bool) -> None:
     report = Report("t")
     report.add("rate", value, "times", at_least=2)
     assert report.rows["rate"]["reached"] is reached

@@ -43,12 +43,12 @@ def test_command_is_called_with_the_arguments_of_the_tool(
 def test_turns_are_in_order_whatever_the_history_contains() -> None:
     turns = [ScriptedTurn(content=text) for text in "ab"]
     script = OrderedScript(turns, "task")
-    asked = {"role": "user", "content": "the task"}
+    task = {"role": "user", "content": "the task"}
     example = {"role": "assistant", "content": "an example"}
-    said = {"role": "assistant", "content": "written anew"}
-    assert script.next_turn([example, asked], None) == turns[0]
-    assert script.next_turn([example, asked, said], None) == turns[1]
-    assert script.next_turn([example, asked, said, said], None) == DONE
+    answer = {"role": "assistant", "content": "rewritten"}
+    assert script.next_turn([example, task], None) == turns[0]
+    assert script.next_turn([example, task, answer], None) == turns[1]
+    assert script.next_turn([example, task, answer, answer], None) == DONE
     assert script.next_turn([{"role": "user", "content": "a title"}], None) == GIVE_UP
 
 

@@ -176,10 +176,10 @@ def test_agent_in_a_shared_wait_has_not_reached_its_deadline() -> None:
             raise AssertionError("its result is not looked at")
 
         with StageClock().as_current():
-            play = asyncio.ensure_future(agent())
-            ended = await in_time(play, 0.3, ScriptedPolicy(answering("")))
-            play.cancel()
-            await asyncio.wait([play])
+            running = asyncio.ensure_future(agent())
+            ended = await in_time(running, 0.3, ScriptedPolicy(answering("")))
+            running.cancel()
+            await asyncio.wait([running])
             return ended
 
     assert asyncio.run(stage(most_s=100))

@@ -68,28 +68,30 @@ def _engine(options: argparse.Namespace, model_text: Path) -> ScriptedEngine:
 def option_parser(prog: str, description: str) -> argparse.ArgumentParser:
     """Return a parser of the options that every double has."""
     parser = argparse.ArgumentParser(prog=prog, description=description)
-    what = parser.add_argument_group("what it says")
-    what.add_argument(
-        "--book", type=Path, help="JSON lines: {match, plays: [{name, weight, turns}]}; without, it gives up"
+    answers = parser.add_argument_group("answers")
+    answers.add_argument(
+        "--book",
+        type=Path,
+        help="a script, as JSON lines: {match, branches: [{name, weight, turns}]}; without one, each answer gives up",
     )
-    what.add_argument("--random", action="store_true", help="random turns in place of a book")
-    what.add_argument("--mean-tokens", type=int, default=48, help="length of a random turn's text")
-    what.add_argument("--seed", type=int, default=0)
-    what.add_argument("--context-tokens", type=int, default=1_000_000)
-    what.add_argument("--weight-version", default="0")
+    answers.add_argument("--random", action="store_true", help="random turns instead of a script")
+    answers.add_argument("--mean-tokens", type=int, default=48, help="mean length of a random turn's text, in tokens")
+    answers.add_argument("--seed", type=int, default=0)
+    answers.add_argument("--context-tokens", type=int, default=1_000_000)
+    answers.add_argument("--weight-version", default="0")
     server = parser.add_argument_group("the server")
     server.add_argument("--host", default="127.0.0.1")
-    server.add_argument("--port", type=int, default=0, help="0 takes a free one")
+    server.add_argument("--port", type=int, default=0, help="0 picks a free one")
     server.add_argument("--model", default=MODEL)
-    server.add_argument("--model-text", type=Path, help="folder to write the tokenizer to; without, a temporary one")
-    server.add_argument("--keep-alive-s", type=float, default=5.0, help="idle connections are closed after that")
-    speed = parser.add_argument_group("how fast", "0 is without limit")
+    server.add_argument("--model-text", type=Path, help="folder for the tokenizer. Default: a temporary one")
+    server.add_argument("--keep-alive-s", type=float, default=5.0, help="idle connections are closed after this time")
+    speed = parser.add_argument_group("speed", "0 means no limit")
     speed.add_argument("--latency-s", type=float, default=0.0)
-    speed.add_argument("--prefill-per-s", type=float, default=0.0, help="prompt tokens that no cache holds")
-    speed.add_argument("--tokens-per-s", type=float, default=0.0, help="of one call")
+    speed.add_argument("--prefill-per-s", type=float, default=0.0, help="prompt tokens per second that are not cached")
+    speed.add_argument("--tokens-per-s", type=float, default=0.0, help="tokens per second of one call")
     speed.add_argument("--max-running", type=int, default=UNLIMITED)
     speed.add_argument("--max-queued", type=int, default=UNLIMITED)
-    speed.add_argument("--cache-tokens", type=int, default=CACHE_TOKENS, help="room of the prefix cache")
+    speed.add_argument("--cache-tokens", type=int, default=CACHE_TOKENS, help="capacity of the prefix cache")
     return parser
 
 

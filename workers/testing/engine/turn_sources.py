@@ -27,17 +27,17 @@ class TurnSource(Protocol):
 
 
 class ScriptTurns:
-    """Recognises the conversation in the prompt's ids, and continues it by the book."""
+    """Recognises the conversation in the prompt's ids, and continues it by a script."""
 
-    def __init__(self, vocabulary: Vocabulary, book: Script) -> None:
+    def __init__(self, vocabulary: Vocabulary, script: Script) -> None:
         self._vocabulary = vocabulary
-        self._book = book
+        self._script = script
         self._ids = lru_cache(_CACHE_SIZE)(self._encode)
 
     def turn(self, prompt: TokenIds, seed: int | None) -> TokenIds:
         messages, begun = self._vocabulary.messages(prompt)
         begun_text = self._vocabulary.decode(begun, special=True) if len(begun) else ""
-        text = self._book.next_turn(messages, seed, begun_text.rstrip("�")).text
+        text = self._script.next_turn(messages, seed, begun_text.rstrip("�")).text
         ids = self._ids(text)
         if np.array_equal(ids[: len(begun)], begun):
             return ids[len(begun) :]

@@ -343,10 +343,10 @@ def test_dockerfile_is_built_when_its_image_cannot_be_pulled(
         assert "its Dockerfile was built instead" in chosen.config.notes[0]
         assert fallback_note(name, built_of) == chosen.config.notes[0]
         content.status = 0
-        n_asked = len(content.asked)
+        n_requests = len(content.requested_paths)
         # a rollout that ran in it is scored in it
         assert image(name, fallback=built_of, start=start_build).key == chosen.key
-        assert len(content.asked) == n_asked
+        assert len(content.requested_paths) == n_requests
         pulled = image(name, retry=True, start=start_build)
         assert (pulled.key != chosen.key, fallback_note(name, built_of)) == (True, "")
         assert image(name, fallback=built_of, start=start_build).key == pulled.key

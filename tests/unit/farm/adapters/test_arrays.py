@@ -60,14 +60,14 @@ def test_prompts_are_padded_left_and_responses_right() -> None:
     assert result.group_ids.tolist() == ["b.0", "b.1"]
 
 
-def routed(played: Rollout, n_layers: int = 2, top: int = 9) -> Rollout:
-    [row] = played.segments
+def routed(original: Rollout, n_layers: int = 2, top: int = 9) -> Rollout:
+    [row] = original.segments
     n = len(row.prompt_ids) + len(row.response_ids)
     ids = np.arange(1, n + 1)[:, None, None] * np.ones((1, n_layers, 3), int) + top
     known = np.array([1] * (n - 1) + [0], np.uint8)
     numbers = (ids * known[:, None, None]).reshape(-1)
     flat = numbers.astype(np.uint8) if top < 200 else numbers.astype(np.uint16)
-    return replace(played, segments=(replace(row, routed_experts=RowExperts(flat, n_layers, 3, known)),))
+    return replace(original, segments=(replace(row, routed_experts=RowExperts(flat, n_layers, 3, known)),))
 
 
 def test_experts_are_at_the_positions_of_their_tokens() -> None:
@@ -87,7 +87,7 @@ def test_experts_are_cut_with_their_responses() -> None:
     assert result.experts_known.tolist() == [[1, 1, 1, 1]]
 
 
-def test_experts_of_rows_without_them_are_empty_alone_and_unknown_among_others() -> None:
+def test_rows_without_experts_have_unknown_experts() -> None:
     assert arrays([rollout(0, 0, 2)]).routed_experts.shape == (1, 0, 0, 0)
     assert arrays([]).experts_known.shape == (0, 0)
     mixed = arrays([rollout(0, 0, 2), routed(rollout(0, 1, 2))])
@@ -101,10 +101,10 @@ def test_rows_of_different_models_are_refused() -> None:
 
 
 def test_broken_rollouts_are_omitted_with_their_group_if_requested() -> None:
-    played = [rollout(0, 0, 2), rollout(0, 1, 2, reward=None), rollout(1, 0, 2), rollout(1, 1, 2)]
-    assert arrays(played).rollout_ids.tolist() == ["b.0.0", "b.1.0", "b.1.1"]
-    assert arrays(played, whole_groups=True).rollout_ids.tolist() == ["b.1.0", "b.1.1"]
-    everything = arrays(played, trainable_only=False)
+    rollouts = [rollout(0, 0, 2), rollout(0, 1, 2, reward=None), rollout(1, 0, 2), rollout(1, 1, 2)]
+    assert arrays(rollouts).rollout_ids.tolist() == ["b.0.0", "b.1.0", "b.1.1"]
+    assert arrays(rollouts, whole_groups=True).rollout_ids.tolist() == ["b.1.0", "b.1.1"]
+    everything = arrays(rollouts, trainable_only=False)
     assert everything.trainable.tolist() == [True, False, True, True]
     assert np.isnan(everything.rewards[1])
     assert everything.outcomes[1] == "engine_error"
@@ -129,8 +129,8 @@ def test_no_rollouts_give_empty_arrays() -> None:
     assert result.response_ids.shape == (0, 0)
 
 
-def with_rows(played: Rollout, *rows: Segment) -> Rollout:
-    return replace(played, segments=rows)
+def with_rows(original: Rollout, *rows: Segment) -> Rollout:
+    return replace(original, segments=rows)
 
 
 def row(n_prompt: int, versions: list[int], mismatch: int | None = None) -> Segment:
@@ -161,35 +161,35 @@ def test_advantages_count_each_rollout_once() -> None:
 
 
 def test_advantage_without_a_reward_is_nan() -> None:
-    played = [rollout(0, 0, 2, 1.0), rollout(0, 1, 2, None), rollout(0, 2, 2, 0.0), rollout(1, 0, 2, None)]
-    result = arrays(played, trainable_only=False).group_advantages(scaled=False)
+    rollouts = [rollout(0, 0, 2, 1.0), rollout(0, 1, 2, None), rollout(0, 2, 2, 0.0), rollout(1, 0, 2, None)]
+    result = arrays(rollouts, trainable_only=False).group_advantages(scaled=False)
     assert np.array_equal(result, np.array([0.5, np.nan, -0.5, np.nan], np.float32), equal_nan=True)
     assert arrays([]).group_advantages().tolist() == []
 
 
 def test_long_responses_are_cut_and_long_prompts_are_omitted() -> None:
-    played = with_rows(rollout(0, 0, 2), row(2, [7, 7, 7, 7]), row(9, [7]), row(2, [0, 0, 7]))
-    result = arrays([played], max_prompt_tokens=8, max_response_tokens=2)
+    original = with_rows(rollout(0, 0, 2), row(2, [7, 7, 7, 7]), row(9, [7]), row(2, [0, 0, 7]))
+    result = arrays([original], max_prompt_tokens=8, max_response_tokens=2)
     # the third row has no sampled tokens left
     assert result.response_ids.tolist() == [[0, 1]]
     assert result.truncated.tolist() == [True]
-    assert arrays([played], max_response_tokens=4).truncated.tolist() == [False, False, False]
+    assert arrays([original], max_response_tokens=4).truncated.tolist() == [False, False, False]
 
 
 def test_mismatch_beyond_the_cut_is_ignored() -> None:
-    played = with_rows(rollout(0, 0, 2), row(2, [7, 7, 7, 7], mismatch=5))
-    assert len(arrays([played])) == 0
-    assert arrays([played], max_response_tokens=3).trainable.tolist() == [True]
-    assert len(arrays([played], max_response_tokens=4)) == 0
+    original = with_rows(rollout(0, 0, 2), row(2, [7, 7, 7, 7], mismatch=5))
+    assert len(arrays([original])) == 0
+    assert arrays([original], max_response_tokens=3).trainable.tolist() == [True]
+    assert len(arrays([original], max_response_tokens=4)) == 0
 
 
 def test_rows_of_older_weights_are_omitted() -> None:
     rows = (row(2, [5, 5]), row(2, [4, 5]), row(2, [0, 6]), row(2, [-1, 6]))
-    played = with_rows(rollout(0, 0, 2), *rows)
-    result = arrays([played], min_version=5)
+    original = with_rows(rollout(0, 0, 2), *rows)
+    result = arrays([original], min_version=5)
     assert list(zip(result.version_min.tolist(), result.version_max.tolist(), strict=True)) == [(5, 5), (6, 6)]
-    assert arrays([played]).version_min.tolist() == [5, 4, 6, -1]
-    assert len(arrays([played, rollout(0, 1, 2)], min_version=7, whole_groups=True)) == 0
+    assert arrays([original]).version_min.tolist() == [5, 4, 6, -1]
+    assert len(arrays([original, rollout(0, 1, 2)], min_version=7, whole_groups=True)) == 0
 
 
 def test_images_of_rows_are_padded_and_never_cut() -> None:
@@ -203,10 +203,10 @@ def test_images_of_rows_are_padded_and_never_cut() -> None:
 
 def test_other_formats_refuse_rows_with_images() -> None:
     (segment,) = rollout(0, 0, 2).segments
-    played = replace(rollout(0, 0, 2), segments=(replace(segment, images=("a" * 64,)),))
+    original = replace(rollout(0, 0, 2), segments=(replace(segment, images=("a" * 64,)),))
     with pytest.raises(InvalidRequest, match=r"rollout b\.0\.0 has a training row with 1 images") as caught:
-        list(training_rows([played]))
+        list(training_rows([original]))
     assert caught.value.field == "agent_requests.images"
-    assert [each.images for _, each in training_rows([played], with_images=True)] == [("a" * 64,)]
+    assert [each.images for _, each in training_rows([original], with_images=True)] == [("a" * 64,)]
     # rows that do not train are not passed to the trainer
-    assert not list(training_rows([replace(played, reward=None, state=State.FAILED)]))
+    assert not list(training_rows([replace(original, reward=None, state=State.FAILED)]))

@@ -10,46 +10,46 @@ import pytest
 from farm.adapters.sample_window import RewardsSoFar, SampleWindow
 
 
-class GroupPlayer:
+class GroupRunner:
     """Runs groups, and remembers them."""
 
     def __init__(self) -> None:
         self.groups: list[list[str]] = []
 
-    def play(self, samples: Sequence[str]) -> list[str]:
+    def run_group(self, samples: Sequence[str]) -> list[str]:
         self.groups.append(list(samples))
         if "bad" in samples:
-            raise ValueError("played badly")
+            raise ValueError("the run failed")
         return [sample.upper() for sample in samples]
 
 
 def test_calls_with_one_key_form_a_group_and_get_their_own_results() -> None:
-    player = GroupPlayer()
+    runner = GroupRunner()
 
     async def run() -> list[str]:
-        window = SampleWindow(player.play)
+        window = SampleWindow(runner.run_group)
         return await asyncio.gather(*(window.result(name[0], name) for name in ("a1", "b1", "a2", "b2")))
 
     assert asyncio.run(run()) == ["A1", "B1", "A2", "B2"]
-    assert sorted(player.groups) == [["a1", "a2"], ["b1", "b2"]]
+    assert sorted(runner.groups) == [["a1", "a2"], ["b1", "b2"]]
 
 
 def test_full_group_takes_no_more_calls() -> None:
-    player = GroupPlayer()
+    runner = GroupRunner()
 
     async def run() -> list[str]:
-        window = SampleWindow(player.play, most=2)
+        window = SampleWindow(runner.run_group, most=2)
         return await asyncio.gather(*(window.result("a", f"a{number}") for number in range(5)))
 
     assert asyncio.run(run()) == ["A0", "A1", "A2", "A3", "A4"]
-    assert sorted(map(len, player.groups)) == [1, 2, 2]
+    assert sorted(map(len, runner.groups)) == [1, 2, 2]
 
 
 def test_failure_reaches_every_call_of_its_group_only() -> None:
-    player = GroupPlayer()
+    runner = GroupRunner()
 
     async def run() -> list[object]:
-        window = SampleWindow(player.play)
+        window = SampleWindow(runner.run_group)
         calls = (window.result("a", "bad"), window.result("a", "good"), window.result("b", "fine"))
         return list(await asyncio.gather(*calls, return_exceptions=True))
 
@@ -61,7 +61,7 @@ def test_failure_reaches_every_call_of_its_group_only() -> None:
 
 def test_cancelled_call_leaves_its_siblings_running() -> None:
     async def run() -> str:
-        window = SampleWindow(GroupPlayer().play)
+        window = SampleWindow(GroupRunner().run_group)
         first = asyncio.create_task(window.result("a", "one"))
         second = asyncio.create_task(window.result("a", "two"))
         await asyncio.sleep(0)

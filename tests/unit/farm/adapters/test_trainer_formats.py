@@ -150,7 +150,7 @@ def test_options_of_skyrl_bound_an_episode_after_limits_of_the_user() -> None:
         skyrl_generator(chat_template=SimpleNamespace(name_or_path="qwen3_without_thinking"))
 
 
-def test_options_of_skyrl_for_rows_that_were_cut_short() -> None:
+def test_options_of_skyrl_for_cut_rows_are_applied() -> None:
     cut = rollout(1, [segment(2, [7])], reward=1.0, outcome=Outcome.MAX_TOKENS)
     # SkyRL's own generator ends the last of several turns like any turn that was not cut
     step = [rollout(0, [segment(2, [7])], reward=1.0, outcome=Outcome.MAX_TURNS), cut]
@@ -172,8 +172,8 @@ def test_entirely_broken_group_does_not_end_skyrls_fully_asynchronous_trainer() 
     lost = [broken(1, Outcome.LOST, []), broken(2, Outcome.LOST, [])]
     of_one = [SimpleNamespace(instance_id="problem")] * 2
     assert generator._output(lost, of_one)["rewards"] == [0.0, 0.0]
-    played = [rollout(0, [segment(2, [7])], reward=1.0), rollout(1, [segment(2, [7])], reward=0.5)]
-    generator._output(played, of_one)
+    rollouts = [rollout(0, [segment(2, [7])], reward=1.0), rollout(1, [segment(2, [7])], reward=0.5)]
+    generator._output(rollouts, of_one)
     output = generator._output(lost, of_one)
     assert output["rewards"] == [0.75, 0.75], "the mean of all rewards so far"
     assert not any(map(any, output["loss_masks"]))

@@ -63,7 +63,7 @@ def test_trainers_page_counts_their_options() -> None:
     }
 
 
-def test_values_are_sent_as_they_are_even_if_they_change_nothing() -> None:
+def test_neutral_sampling_values_are_sent_unchanged() -> None:
     sampling = TrainerSampling("params")
     neutral = {"top_p": 1.0, "top_k": 0, "min_p": 0.0, "repetition_penalty": 1.0, "min_new_tokens": 0, "n": 1}
     # a server takes an omitted value from the model's generation_config.json
@@ -266,7 +266,7 @@ def test_unsupported_options_of_slime_are_named(changed: dict[str, Any], field: 
     options = {**unset, **slime_collecting.UNCHANGED, **changed}
 
     def never_connected() -> Any:
-        raise AssertionError("options are looked at before anything is played")
+        raise AssertionError("options are checked before the first rollout")
 
     with pytest.raises(InvalidRequest) as caught:
         slime.rollout_function(never_connected, "run")(SimpleNamespace(**options), 0, None)

@@ -64,8 +64,8 @@ def test_progress_counts_rollouts_that_left_each_stage_and_ended_in_it() -> None
     stopped[Stage.RUN][State.FAILED] = 2
     status = BatchStatus("b1", 20, 7, 2, 0, queued, {"engine_error": 2}, 0.25, 0.0, stopped=stopped)
     text = shown(progress(status, 1, 4.0))
-    said = "9/20 ended in 4.0 s, 120 rollouts/min, about 5 s left, mean reward 0.250, failures: 2 engine_error"
-    assert said in text
+    expected = "9/20 ended in 4.0 s, 120 rollouts/min, about 5 s left, mean reward 0.250, failures: 2 engine_error"
+    assert expected in text
     rows = [line.split() for line in text.splitlines() if line.split()[:1] in (["init"], ["run"], ["eval"])]
     assert rows == [["init", "5", "1", "14", "0"], ["run", "2", "3", "7", "2"], ["eval", "0", "0", "7", "0"]]
     assert "cancelled" not in text

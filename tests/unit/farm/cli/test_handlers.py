@@ -18,7 +18,7 @@ KINDS: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text())["pr
 
 
 @pytest.mark.parametrize("name", KINDS)
-def test_schema_and_example_of_every_kind(name: str) -> None:
+def test_schema_and_example_of_every_handler_are_printed(name: str) -> None:
     shown = CliRunner().invoke(handlers, ["show", name])
     assert shown.exit_code == 0, shown.output
     schema, _, example = shown.stdout.rpartition("\n{")

@@ -80,7 +80,7 @@ def test_help_of_a_command_equals_its_line_in_the_list(name: str) -> None:
     assert inspect.cleandoc(str(command.help)).split("\n\n")[0].replace("\n", " ") == COMMANDS[name][1]
 
 
-def test_version_and_short_help() -> None:
+def test_version_and_short_help_are_printed() -> None:
     assert output_of(main, "--version").startswith("farm, version ")
     assert output_of(main, "-h") == output_of(main, "--help")
     assert output_of(main, "engines", "add", "-h").startswith("Usage: main engines add")
@@ -314,7 +314,7 @@ def test_farm_home_that_cannot_be_created_is_named(tmp_path: Path) -> None:
         assert output.count("\n") == 1
 
 
-@pytest.mark.parametrize(("words", "expected"), [((), 2.0), (("--wait", "0.5"), 0.5)], ids=["default", "asked"])
+@pytest.mark.parametrize(("words", "expected"), [((), 2.0), (("--wait", "0.5"), 0.5)], ids=["default", "option"])
 def test_command_waits_briefly_for_a_farm_that_does_not_answer(
     monkeypatch: pytest.MonkeyPatch, words: tuple[str, ...], expected: float
 ) -> None:
@@ -322,15 +322,15 @@ def test_command_waits_briefly_for_a_farm_that_does_not_answer(
 
     def connect(url: object, *, first_s: float) -> farm.Farm:
         waited.append(first_s)
-        raise farm.FarmUnreachable("nobody answers")
+        raise farm.FarmUnreachable("there is no answer")
 
     monkeypatch.setattr("farm.client.connect.connect", connect)
-    assert "nobody answers" in output_of(main, "ls", "--url", "http://127.0.0.1:9/", *words, code=1)
+    assert "there is no answer" in output_of(main, "ls", "--url", "http://127.0.0.1:9/", *words, code=1)
     assert waited[0] == pytest.approx(expected, abs=0.1)
     assert (len(waited) > 1) == bool(words), "it retries only with a given timeout"
 
 
-def test_wait_covers_a_farm_that_is_starting_in_the_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_command_with_wait_retries_while_the_farm_starts(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     errors = [farm.FarmUnreachable("there is no farm"), farm.StoreUnavailable("it has no tables yet")]
 
     def connect(url: object, *, first_s: float) -> Any:

@@ -18,7 +18,7 @@ _LACKS = (
     "do it with weight_update(..., path=...) or serve_weights"
 )
 TROUBLED: dict[str, tuple[StoredEngine, str]] = {
-    "nobody has asked it": (StoredEngine("http://a/v1"), "has not answered any node yet"),
+    "not probed yet": (StoredEngine("http://a/v1"), "has not answered any node yet"),
     "it is out": (replace(KNOWN, failure="does not answer"), "does not answer"),
     "its pause was forgotten": (
         replace(KNOWN, paused="drain", paused_by="h/7", paused_s=301.0),
@@ -31,19 +31,19 @@ TROUBLED: dict[str, tuple[StoredEngine, str]] = {
     "it has other weights": (replace(KNOWN, version="18"), _LACKS.format("it reports no version")),
 }
 WELL: dict[str, StoredEngine] = {
-    "it was asked": KNOWN,
+    "probed": KNOWN,
     "it has the weights": replace(KNOWN, version="18", engine_version="18"),
     "it is being given new ones": replace(KNOWN, version="18", engine_version="17", paused="drain", paused_s=20.0),
 }
 
 
 @pytest.mark.parametrize(("engine", "why"), TROUBLED.values(), ids=TROUBLED)
-def test_engine_that_has_not_worked_yet_is_in_trouble(engine: StoredEngine, why: str) -> None:
+def test_engine_without_a_successful_call_has_a_reported_trouble(engine: StoredEngine, why: str) -> None:
     assert engine_trouble(engine) == why
 
 
 @pytest.mark.parametrize("engine", WELL.values(), ids=WELL)
-def test_engine_that_has_worked_is_not_in_trouble(engine: StoredEngine) -> None:
+def test_working_engine_has_no_trouble(engine: StoredEngine) -> None:
     assert engine_trouble(engine) == ""
     assert missing_parts([NODE], [EngineState(engine, 0, 0)]) == []
 

@@ -65,7 +65,9 @@ def group(*rewards: float | None, versions: tuple[int | None, ...] = (), rows: t
         ((BROKEN, BROKEN), 1, False, GroupDecision.TOO_FEW_SCORED),
     ],
 )
-def test_decisions(rewards: tuple[float | None, ...], least: int, filtered: bool, decision: GroupDecision) -> None:
+def test_decision_depends_on_the_rewards_of_a_group(
+    rewards: tuple[float | None, ...], least: int, filtered: bool, decision: GroupDecision
+) -> None:
     assert decide(group(*rewards), least, filtered=filtered) is decision
 
 

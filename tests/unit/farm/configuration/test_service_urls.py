@@ -56,7 +56,7 @@ def test_valid_addresses_have_no_fault(url: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("url", "said"),
+    ("url", "reason"),
     [
         ("redis://host:port/0", "port is no number"),
         ("redis://host:0/0", "port is no number"),
@@ -70,8 +70,8 @@ def test_valid_addresses_have_no_fault(url: str) -> None:
         ("redis://:p\n@host/0", UNENCODED),
     ],
 )
-def test_invalid_addresses_have_a_fault(url: str, said: str) -> None:
-    assert said in url_fault(url)
+def test_invalid_addresses_have_a_fault(url: str, reason: str) -> None:
+    assert reason in url_fault(url)
 
 
 @pytest.mark.parametrize("name", ["STORE_URL", "BROKER_URL", "POLICY_URL", "SEARCH", "WEBHOOK_URL", "OTEL_ENDPOINT"])

@@ -22,7 +22,7 @@ from farm.records.rollout import Failure, Outcome, Reward, Rollout, Stage, State
 BROKEN = None
 
 
-def played(instances: Mapping[str, Sequence[float | None]]) -> list[Rollout]:
+def rollouts_of(instances: Mapping[str, Sequence[float | None]]) -> list[Rollout]:
     """Return the rollouts of instances, named `SOURCE/ID`, by their rewards."""
     return [
         Rollout(
@@ -54,7 +54,7 @@ def played(instances: Mapping[str, Sequence[float | None]]) -> list[Rollout]:
     ("n", "c", "k", "value"),
     [(4, 1, 2, 1 / 2), (8, 3, 4, 13 / 14), (8, 0, 8, 0.0), (8, 1, 8, 1.0), (8, 8, 1, 1.0), (8, 2, 1, 1 / 4)],
 )
-def test_pass_at_k(n: int, c: int, k: int, value: float) -> None:
+def test_pass_at_k_equals_known_values(n: int, c: int, k: int, value: float) -> None:
     assert pass_at_k(n, c, k) == pytest.approx(value)
 
 
@@ -117,7 +117,7 @@ REPORT: Mapping[str, Sequence[float | None]] = {
 
 
 def test_report_counts_scored_samples_and_names_the_others() -> None:
-    report = report_of(played(REPORT), n_samples=2, name="r", batch_id="b")
+    report = report_of(rollouts_of(REPORT), n_samples=2, name="r", batch_id="b")
     math, code, both = (report.sources[name] for name in ("math", "code", "all"))
     assert (math.n_instances, math.n_short, math.n_unscored) == (3, 1, 0)
     assert math.average is not None
@@ -136,7 +136,7 @@ def test_report_counts_scored_samples_and_names_the_others() -> None:
 
 
 def test_samples_of_one_instance_in_two_groups_count_together() -> None:
-    twice = [*played({"math/x": (1.0, 0.0)}), *played({"math/x": (0.0, 0.0)})]
+    twice = [*rollouts_of({"math/x": (1.0, 0.0)}), *rollouts_of({"math/x": (0.0, 0.0)})]
     (scores,) = report_of(twice, n_samples=4).instances
     assert scores.rewards == (1.0, 0.0, 0.0, 0.0)
     assert scores.passed(2, 1.0) == pytest.approx(1 / 2)
@@ -144,17 +144,17 @@ def test_samples_of_one_instance_in_two_groups_count_together() -> None:
 
 def test_named_rewards_are_averaged_too() -> None:
     class Scores:
-        asked: ClassVar[list[str]] = []
+        queried: ClassVar[list[str]] = []
 
         def rewards(self, rollout_id: str) -> list[Reward]:
-            self.asked.append(rollout_id)
+            self.queried.append(rollout_id)
             names = {} if rollout_id.startswith("b.2") else {"farm": 1.0, "authors": float(rollout_id == "b.0.0")}
             return [Reward(0.0, {}, "e", 0.0, {"farm": 9.0}), Reward(1.0, {}, "e", 1.0, names)]
 
-    rollouts = played({"math/x": (1.0, 1.0), "math/y": (1.0, BROKEN), "code/z": (1.0, 1.0)})
+    rollouts = rollouts_of({"math/x": (1.0, 1.0), "math/y": (1.0, BROKEN), "code/z": (1.0, 1.0)})
     named = named_rewards(Scores(), rollouts)
     # for a source without names, one rollout is queried, and no broken one
-    assert Scores.asked == ["b.0.0", "b.0.1", "b.1.0", "b.2.0"]
+    assert Scores.queried == ["b.0.0", "b.0.1", "b.1.0", "b.2.0"]
     report = report_of(rollouts, n_samples=2, name="r", named=named)
     averages = {name: each.value for name, each in report.sources["math"].named.items() if each}
     assert averages == {"authors": 0.25, "farm": 1.0}
@@ -165,18 +165,18 @@ def test_named_rewards_are_averaged_too() -> None:
     assert "authors: avg@2" in console.export_text()
 
 
-def test_powers_up_to_k() -> None:
+def test_values_of_k_are_powers_of_two_and_k() -> None:
     assert [powers_up_to(k) for k in (1, 2, 3, 8, 12)] == [[1], [1, 2], [1, 2, 3], [1, 2, 4, 8], [1, 2, 4, 8, 12]]
 
 
 def test_partial_rewards_are_averaged_and_pass_from_a_threshold() -> None:
-    (scores,) = report_of(played({"math/x": (0.5, 0.25)}), n_samples=2).instances
+    (scores,) = report_of(rollouts_of({"math/x": (0.5, 0.25)}), n_samples=2).instances
     assert scores.mean == 0.375
     assert (scores.passed(1, 1.0), scores.passed(1, 0.5)) == (0.0, 0.5)
 
 
 def test_report_is_read_back() -> None:
-    report = report_of(played(REPORT), n_samples=2, name="r", batch_id="b")
+    report = report_of(rollouts_of(REPORT), n_samples=2, name="r", batch_id="b")
     assert EvaluationReport.from_json(json.loads(json.dumps(report.as_json())), "file") == report
     written = report.as_json()
     scores = written["instances"][0]
@@ -197,9 +197,9 @@ def test_report_is_read_back() -> None:
 
 
 def test_two_evaluations_are_paired_by_instance() -> None:
-    this = report_of(played({**REPORT, "math/new": (1.0, 1.0)}), n_samples=2, name="this")
+    this = report_of(rollouts_of({**REPORT, "math/new": (1.0, 1.0)}), n_samples=2, name="this")
     other = report_of(
-        played({"math/z": (0.0, 0.0), "math/x": (0.0, 0.0), "math/y": (1.0, 0.0), "math/old": (1.0, 1.0)}),
+        rollouts_of({"math/z": (0.0, 0.0), "math/x": (0.0, 0.0), "math/y": (1.0, 0.0), "math/old": (1.0, 1.0)}),
         n_samples=2,
         name="other",
     )
@@ -219,15 +219,15 @@ def test_two_evaluations_are_paired_by_instance() -> None:
 
 
 def test_evaluations_without_common_instances_cannot_be_compared() -> None:
-    this = report_of(played({"math/x": (1.0,)}), n_samples=1)
+    this = report_of(rollouts_of({"math/x": (1.0,)}), n_samples=1)
     with pytest.raises(InvalidRequest, match="in common"):
-        compare(this, report_of(played({"math/y": (1.0,)}), n_samples=1))
+        compare(this, report_of(rollouts_of({"math/y": (1.0,)}), n_samples=1))
     with pytest.raises(InvalidRequest, match="solved_at"):
-        compare(this, report_of(played({"math/x": (1.0,)}), n_samples=1, solved_at=0.5))
+        compare(this, report_of(rollouts_of({"math/x": (1.0,)}), n_samples=1, solved_at=0.5))
 
 
 def test_tables_contain_the_estimates() -> None:
-    report = report_of(played(REPORT), n_samples=2, name="r", batch_id="b")
+    report = report_of(rollouts_of(REPORT), n_samples=2, name="r", batch_id="b")
     console = Console(width=200)
     with console.capture() as capture:
         console.print(scores_table(report))

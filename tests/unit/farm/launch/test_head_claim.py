@@ -21,7 +21,7 @@ def always() -> bool:
     return True
 
 
-def said(folder: Path, **more: object) -> None:
+def write_claim(folder: Path, **more: object) -> None:
     """Write the file as another machine's head would; locks do not show it."""
     process = this_process() | {"boot": "another"}
     write_own(folder / "head.json", json.dumps({"head": "x", "host": "far", "process": process, "n": 1, **more}))
@@ -34,7 +34,7 @@ def counting(folder: Path) -> Callable[[], bool]:
     def goes_on() -> bool:
         number = next(n, None)
         if number is not None:
-            said(folder, n=number)
+            write_claim(folder, n=number)
         return number is not None
 
     return goes_on
@@ -52,7 +52,7 @@ def test_claim_is_exclusive_and_free_after_its_release(tmp_path: Path) -> None:
 
 
 def test_claim_of_a_silent_head_of_another_machine_is_taken_over(tmp_path: Path) -> None:
-    said(tmp_path)
+    write_claim(tmp_path)
     claim = HeadClaim(tmp_path, silent_s=0.6)
     assert claim.acquire(False, always)
     assert claim.from_elsewhere
@@ -60,14 +60,14 @@ def test_claim_of_a_silent_head_of_another_machine_is_taken_over(tmp_path: Path)
 
 
 def test_claim_of_a_counting_head_of_another_machine_is_kept(tmp_path: Path) -> None:
-    said(tmp_path)
+    write_claim(tmp_path)
     with pytest.raises(Conflict, match="already, on far"):
         HeadClaim(tmp_path, silent_s=60).acquire(False, counting(tmp_path))
     assert not HeadClaim(tmp_path, silent_s=60).acquire(True, counting(tmp_path))
 
 
 def test_head_that_announced_its_end_is_not_waited_for(tmp_path: Path) -> None:
-    said(tmp_path, ended=True)
+    write_claim(tmp_path, ended=True)
     claim = HeadClaim(tmp_path, silent_s=1e9)
     assert claim.acquire(False, always)
     claim.release()
@@ -107,7 +107,7 @@ def test_head_of_another_container_counts_as_another_machine(tmp_path: Path) -> 
 def test_head_notices_the_loss_of_its_claim(tmp_path: Path) -> None:
     claim = HeadClaim(tmp_path, beat_s=0.02)
     assert claim.acquire(False, always)
-    said(tmp_path, head="of another")
+    write_claim(tmp_path, head="of another")
     assert claim._thread is not None
     claim._thread.join(60)
     assert claim.lost
@@ -125,7 +125,7 @@ def test_garbage_in_the_file_is_not_a_head(tmp_path: Path) -> None:
 
 def test_head_is_recognized_only_by_its_counting(tmp_path: Path) -> None:
     assert not is_led(tmp_path)
-    said(tmp_path)
+    write_claim(tmp_path)
     assert not is_led(tmp_path, silent_s=0.6), "it may have been killed, on another machine"
     claim = HeadClaim(tmp_path, silent_s=0.1, beat_s=0.05)
     assert claim.acquire(False, always)

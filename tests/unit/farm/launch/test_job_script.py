@@ -76,7 +76,7 @@ def test_head_is_a_job_that_waits_while_another_head_runs() -> None:
 
 
 @pytest.mark.parametrize(
-    ("table", "said"),
+    ("table", "reason"),
     [
         ({"cpu": {"cpus": 0}}, "slurm.cpu.cpus"),
         ({"cpu": {"partitoin": "x"}}, "slurm.cpu.partitoin"),
@@ -90,8 +90,8 @@ def test_head_is_a_job_that_waits_while_another_head_runs() -> None:
         ([], "slurm"),
     ],
 )
-def test_wrong_pool_is_refused_by_name(table: object, said: str) -> None:
-    with pytest.raises(InvalidRequest, match=said):
+def test_wrong_pool_is_refused_by_name(table: object, reason: str) -> None:
+    with pytest.raises(InvalidRequest, match=reason):
         checked(table, "slurm")
 
 

@@ -26,13 +26,13 @@ signal.pause()
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
 def test_node_releases_its_rollouts(tmp_path: Path, number: signal.Signals) -> None:
-    said = tmp_path / "said"
-    node = [sys.executable, "-c", NODE, str(said)]
+    state = tmp_path / "state"
+    node = [sys.executable, "-c", NODE, str(state)]
     watch = ChildProcess([sys.executable, "-m", "farm.launch.ray_watch", *node])
     try:
-        until(lambda: said.exists() and said.read_text() == "ready", "the node is ready")
+        until(lambda: state.exists() and state.read_text() == "ready", "the node is ready")
         os.kill(watch.pid, number)
-        until(lambda: said.read_text() == "handed back", "the node was told to end")
+        until(lambda: state.read_text() == "handed back", "the node releases its rollouts")
         assert watch.process.wait(600) == (7 if number == signal.SIGTERM else -signal.SIGKILL)
     finally:
         watch.end(0)

@@ -62,8 +62,8 @@ def test_job_is_submitted_without_slurm_variables_of_the_current_job(
 
 
 def test_refusal_by_slurm_is_one_line_in_its_words(slurm: FakeSlurm, tmp_path: Path) -> None:
-    said = "sbatch: error: invalid partition specified: nosuch\nsbatch: error: Batch job submission failed\n"
-    slurm.refuse(said)
+    stderr = "sbatch: error: invalid partition specified: nosuch\nsbatch: error: Batch job submission failed\n"
+    slurm.refuse(stderr)
     with pytest.raises(SlurmFailed, match=r"^sbatch: error: invalid partition specified: nosuch sbatch: error: Batch"):
         slurm_commands.submit(tmp_path / "a.sh", 1)
 

@@ -128,6 +128,6 @@ def test_only_one_keeper_runs_at_a_time(lab: Lab) -> None:
     assert len(lab.slurm.jobs()) == 1
 
 
-def test_farm_without_jobs_is_left_alone(lab: Lab) -> None:
+def test_farm_without_jobs_is_not_changed(lab: Lab) -> None:
     (lab.folder / "slurm.json").unlink()
     assert lab.round() == 0

@@ -61,10 +61,10 @@ def _tool_call(call_id: str, arguments: str) -> dict[str, Any]:
 
 
 def _two_turns() -> list[ModelCall]:
-    asked = [{"role": "system", "content": "be good"}, {"role": "user", "content": "do it"}]
+    prompt = [{"role": "system", "content": "be good"}, {"role": "user", "content": "do it"}]
     first = _call(
         0,
-        asked,
+        prompt,
         {"content": None, "reasoning_content": "hm", "tool_calls": [_tool_call("c1", '{"command": "ls"}')]},
         observations=[{"role": "tool", "tool_call_id": "c1", "content": "a.txt"}],
     )
@@ -101,11 +101,16 @@ def test_rollout_is_a_valid_atif_document() -> None:
 
 
 def test_agent_lists_all_tools_of_its_calls() -> None:
-    look, put = ({"type": "function", "function": {"name": name, "parameters": {}}} for name in ("look", "put"))
+    look_tool, put_tool = (
+        {"type": "function", "function": {"name": name, "parameters": {}}} for name in ("look", "put")
+    )
     calls = _two_turns()
     assert "tool_definitions" not in json.loads(atif_trajectory(_rollout(), calls).to_json())["agent"]
-    calls[0].tools, calls[1].tools = [look], [look, put]
-    assert json.loads(atif_trajectory(_rollout(), calls).to_json())["agent"]["tool_definitions"] == [look, put]
+    calls[0].tools, calls[1].tools = [look_tool], [look_tool, put_tool]
+    assert json.loads(atif_trajectory(_rollout(), calls).to_json())["agent"]["tool_definitions"] == [
+        look_tool,
+        put_tool,
+    ]
 
 
 def test_arguments_that_are_not_an_object_are_kept_as_text() -> None:

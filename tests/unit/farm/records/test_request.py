@@ -74,17 +74,17 @@ def test_values_that_engines_accept_pass(sampling: dict[str, Any]) -> None:
 def test_experts_are_refused_for_an_engine_route_without_ids(of_batch: bool) -> None:
     one, engine = {"data_source": "math", "fields": {}}, {"engine_url": "http://own/v1"}
     chat = engine | {"engine_route": "chat"}
-    asked = {"sampling": {"routed_experts": 8}}
+    request = {"sampling": {"routed_experts": 8}}
     with pytest.raises(InvalidRequest, match="an engine with engine_route `chat` returns none"):
-        checked_request({"instances": [one | ({} if of_batch else chat)], **asked, **(chat if of_batch else {})})
-    checked_request({"instances": [one | engine], **asked})
+        checked_request({"instances": [one | ({} if of_batch else chat)], **request, **(chat if of_batch else {})})
+    checked_request({"instances": [one | engine], **request})
 
 
 def test_experts_are_refused_for_calls_with_images() -> None:
-    asked = {"instances": [{"data_source": "math", "fields": {}}], "sampling": {"routed_experts": 8}}
+    request = {"instances": [{"data_source": "math", "fields": {}}], "sampling": {"routed_experts": 8}}
     with pytest.raises(InvalidRequest, match=r"calls with images, which agent_requests\.images allows, have none"):
-        checked_request({**asked, "agent_requests": {"images": "engine"}})
-    checked_request({**asked, "agent_requests": {"images": "text"}})
+        checked_request({**request, "agent_requests": {"images": "engine"}})
+    checked_request({**request, "agent_requests": {"images": "text"}})
 
 
 SECRET = "sk-this-is-a-secret"

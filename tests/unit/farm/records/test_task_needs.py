@@ -23,10 +23,10 @@ REFUSED: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("said", REFUSED)
-def test_each_unsupported_need_is_refused_by_name(said: str) -> None:
-    [reason] = unsupported(TaskNeeds(**REFUSED[said]))
-    assert pytest.raises(AssertionError, match=said).matches(AssertionError(reason))
+@pytest.mark.parametrize("need", REFUSED)
+def test_each_unsupported_need_is_refused_by_name(need: str) -> None:
+    [reason] = unsupported(TaskNeeds(**REFUSED[need]))
+    assert pytest.raises(AssertionError, match=need).matches(AssertionError(reason))
 
 
 def test_no_needs_are_supported_and_all_reasons_are_listed() -> None:

@@ -258,10 +258,10 @@ TAMPERED: dict[str, tuple[list[Segment], str]] = {
 }
 
 
-@pytest.mark.parametrize(("rows", "told"), TAMPERED.values(), ids=TAMPERED)
-def test_altered_rows_are_refused(rows: list[Segment], told: str) -> None:
+@pytest.mark.parametrize(("rows", "reason"), TAMPERED.values(), ids=TAMPERED)
+def test_altered_rows_are_refused(rows: list[Segment], reason: str) -> None:
     check(segments(CALLS), CALLS)
-    with pytest.raises(ValueError, match=told):
+    with pytest.raises(ValueError, match=reason):
         check(rows, CALLS)
 
 

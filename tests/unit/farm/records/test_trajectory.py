@@ -73,12 +73,12 @@ def test_call_without_recorded_tools_has_those_of_the_call_it_continues() -> Non
         call(3, [7], [8]),
         call(4, [7, 8], []),
     ]
-    look, put = {"function": {"name": "look"}}, {"function": {"name": "put"}}
-    calls[0].tools, calls[3].tools = [look], [put]
+    look_tool, put_tool = {"function": {"name": "look"}}, {"function": {"name": "put"}}
+    calls[0].tools, calls[3].tools = [look_tool], [put_tool]
     # a row may begin with a call that continues a call outside all rows
     calls[0].response_logprobs = None
     assert [[each.index for each in row] for row in calls_of_segments(calls)] == [[1], [2], [3, 4]]
-    assert tools_by_call(calls) == {0: [look], 1: [look], 2: [look], 3: [put], 4: [put]}
+    assert tools_by_call(calls) == {0: [look_tool], 1: [look_tool], 2: [look_tool], 3: [put_tool], 4: [put_tool]}
 
 
 def test_tools_that_are_not_recorded_are_empty() -> None:

@@ -127,7 +127,7 @@ def test_invalid_rows_are_listed_up_to_a_limit(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("rows", "form", "told"),
+    ("rows", "form", "reason"),
     [
         ([], "verl", "it has no rows"),
         ([MATH], "parchment", "there is no form 'parchment'; known: verl, dapo"),
@@ -154,8 +154,8 @@ def test_invalid_rows_are_listed_up_to_a_limit(tmp_path: Path) -> None:
         (['{"a": 1, "a": 2}'], "answer", "'a' occurs twice"),
     ],
 )
-def test_unreadable_rows_are_refused(tmp_path: Path, rows: list[Any], form: str, told: str) -> None:
-    with pytest.raises(InvalidRequest, match=re.escape(told)):
+def test_unreadable_rows_are_refused(tmp_path: Path, rows: list[Any], form: str, reason: str) -> None:
+    with pytest.raises(InvalidRequest, match=re.escape(reason)):
         read_rows(written(tmp_path, rows), form)
 
 

@@ -55,11 +55,11 @@ FILES: dict[str, tuple[str, bytes, str, str]] = {
 
 
 @pytest.mark.parametrize("name", FILES)
-def test_unreadable_file(name: str, tmp_path: Path) -> None:
-    file, data, form, said = FILES[name]
+def test_unreadable_file_is_refused_in_one_line(name: str, tmp_path: Path) -> None:
+    file, data, form, expected = FILES[name]
     path = tmp_path / file
     path.write_bytes(data)
-    with pytest.raises(InvalidRequest, match=said) as caught:
+    with pytest.raises(InvalidRequest, match=expected) as caught:
         read_rows(path, form)
     assert str(path) in str(caught.value)
     assert "\n" not in str(caught.value)
@@ -71,7 +71,7 @@ def rows(path: Path, *values: dict[str, Any]) -> Path:
     return path
 
 
-def test_missing_column(tmp_path: Path) -> None:
+def test_missing_column_is_refused_with_the_existing_ones(tmp_path: Path) -> None:
     path = rows(tmp_path / "f.jsonl", {"problem": "a", "answer": 1}, {"q": "a", "answer": 1})
     with pytest.raises(InvalidRequest, match=r"f.jsonl:2: .* no column 'problem', only q, answer: .*question=COLUMN"):
         read_rows(path, "answer", columns={"question": "problem"})
@@ -84,7 +84,7 @@ def test_one_index_for_two_problems(tmp_path: Path) -> None:
         read_rows(path, "verl", deduplicate=True)
 
 
-def test_parquet_value_without_a_json_type(tmp_path: Path) -> None:
+def test_parquet_value_without_a_json_type_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "f.parquet"
     pq.write_table(pa.table({"problem": ["a", "b"], "answer": [None, b"\xff"]}), path)
     with pytest.raises(InvalidRequest, match=r"f.parquet:2: fields: answer is a bytes, .*: give a text, a number"):

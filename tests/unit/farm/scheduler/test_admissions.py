@@ -35,7 +35,7 @@ def placed(store: Store, admissions: Admissions, *up: Node) -> Counter[tuple[str
 
 
 @pytest.mark.parametrize("priority", [0, 5])
-def test_rollouts_that_do_not_fit_give_their_turn_to_those_that_do(sqlite_store: Store, priority: int) -> None:
+def test_fitting_rollouts_take_the_slots_of_unfitting_ones(sqlite_store: Store, priority: int) -> None:
     quick, long = submit(sqlite_store, 20, 10.0), submit(sqlite_store, 20, 1000.0, priority)
     admissions = Admissions()
     for _ in range(2):

@@ -47,7 +47,7 @@ def test_all_free_slots_are_used_and_no_batch_gets_more_than_it_has_waiting(
 
 
 @given(waits=batches, room=st.integers(0, 100))
-def test_no_batch_gets_ahead_of_an_equal_that_waits(waits: list[WaitingBatch], room: int) -> None:
+def test_waiting_batches_of_one_priority_get_equal_shares(waits: list[WaitingBatch], room: int) -> None:
     given_room = fair_shares(waits, room)
     has = {wait.batch_id: wait.n_placed + given_room.get(wait.batch_id, 0) for wait in waits}
     for one in waits:

@@ -16,8 +16,8 @@ from farm.store.database import Store
 from farm.store.placement import QueuedStage
 
 
-def node(name: str, said: Any) -> Node:
-    return Node(name, 4, 1, 2, 1, ["empty", "noop"], {"without_sandbox": said})
+def node(name: str, reported: Any) -> Node:
+    return Node(name, 4, 1, 2, 1, ["empty", "noop"], {"without_sandbox": reported})
 
 
 def submit(store: Store, agent: str = "", *sources: str) -> str:
@@ -58,6 +58,6 @@ def test_possible_sandbox_or_earlier_attempt_starts_with_init(
     assert sqlite_store.read(lambda connection: first.of(connection, batch_id, queued, "n")) is stage
 
 
-@pytest.mark.parametrize("said", [None, "empty", {"empty": 1}, [1, None, ["empty"]], 7])
-def test_garbage_in_node_information_is_ignored(said: Any) -> None:
-    assert not node("n", said).without_sandbox & {"empty"}
+@pytest.mark.parametrize("reported", [None, "empty", {"empty": 1}, [1, None, ["empty"]], 7])
+def test_garbage_in_node_information_is_ignored(reported: Any) -> None:
+    assert not node("n", reported).without_sandbox & {"empty"}

@@ -179,7 +179,7 @@ class _Farm(RuleBasedStateMachine):
             self.finish(index, held)
             return
         applies = self.is_current(held)
-        written = self.write(played_on, held, n_rows if applies else 0)
+        written = self.write(advance_stage, held, n_rows if applies else 0)
         assert written == (applies or self.endings.get(index) == "advanced")
         if applies:
             one = self.known[held.rollout_id]
@@ -289,7 +289,7 @@ class _Farm(RuleBasedStateMachine):
         assert self.write(consumers.acknowledge, self.batch_id, "trainer", cursor) == self.acknowledged
 
     @invariant()
-    def audit_finds_nothing(self) -> None:
+    def audit_reports_no_violation(self) -> None:
         assert self.store.read(lambda connection: audit.violations(connection, self.batch_id)) == []
 
     @invariant()
@@ -307,7 +307,7 @@ class _Farm(RuleBasedStateMachine):
         }
 
 
-def played_on(connection: Any, held: Claim, n_rows: int) -> bool:
+def advance_stage(connection: Any, held: Claim, n_rows: int) -> bool:
     """End the first two stages like a worker."""
     if held.stage is Stage.INIT:
         return rollouts.advance(connection, held, 3.0)

@@ -57,7 +57,7 @@ def test_every_sample_is_read_and_has_no_unsupported_needs() -> None:
 
 
 @pytest.mark.parametrize(
-    ("recipe", "asked"),
+    ("recipe", "reason"),
     [
         ("simple-task", ""),
         ("multi-reward", ""),
@@ -67,14 +67,14 @@ def test_every_sample_is_read_and_has_no_unsupported_needs() -> None:
         ("simulated-user", "sidecar services (user-server, MCP server user-server)"),
     ],
 )
-def test_recipes_of_the_cookbook_are_read_and_unsupported_needs_are_named(recipe: str, asked: str) -> None:
+def test_recipes_of_the_cookbook_are_read_and_unsupported_needs_are_named(recipe: str, reason: str) -> None:
     reasons = unsupported(needs_of(read_task(COOKBOOK / recipe).instance))
-    assert asked in "; ".join(reasons)
-    assert bool(reasons) is bool(asked)
+    assert reason in "; ".join(reasons)
+    assert bool(reasons) is bool(reason)
 
 
 @pytest.mark.parametrize(
-    ("table", "asked"),
+    ("table", "reason"),
     [
         ("[environment]\ngpus = 2", "2 GPUs"),
         ('[environment]\nos = "windows"', "the operating system windows"),
@@ -87,13 +87,13 @@ def test_recipes_of_the_cookbook_are_read_and_unsupported_needs_are_named(recipe
         ("[verifier.environment]\ngpus = 1", "1 GPUs"),
     ],
 )
-def test_needs_that_no_sandbox_supports_are_named(task: Callable[..., Path], table: str, asked: str) -> None:
+def test_needs_that_no_sandbox_supports_are_named(task: Callable[..., Path], table: str, reason: str) -> None:
     reasons = unsupported(needs_of(read_task(task(task_DOT_toml=table)).instance))
-    assert asked in "; ".join(reasons)
+    assert reason in "; ".join(reasons)
 
 
 @pytest.mark.parametrize(
-    ("service", "asked"),
+    ("service", "reason"),
     [
         ("volumes: ['../..:/host']", "folders of the host (../..)"),
         ("volumes: [{type: bind, source: /etc, target: /x}]", "folders of the host (/etc)"),
@@ -116,12 +116,12 @@ def test_needs_that_no_sandbox_supports_are_named(task: Callable[..., Path], tab
         ("volumes: ['${T_BENCH_TASK_LOGS_PATH}:/logs']", ""),
     ],
 )
-def test_compose_file_of_one_service_is_checked(task: Callable[..., Path], service: str, asked: str) -> None:
+def test_compose_file_of_one_service_is_checked(task: Callable[..., Path], service: str, reason: str) -> None:
     path = task(**{"environment__docker-compose_DOT_yaml": f"services:\n  main:\n    {service}\n"})
     instance = read_task(path).instance
     reasons = unsupported(needs_of(instance))
-    assert asked in "; ".join(reasons)
-    assert bool(reasons) is bool(asked)
+    assert reason in "; ".join(reasons)
+    assert bool(reasons) is bool(reason)
     assert instance.env == ({"A": "b"} if "A: b" in service else {})
 
 

@@ -26,7 +26,7 @@ class Maker:
 
 
 def test_concurrent_viewers_share_one_computation() -> None:
-    async def look() -> None:
+    async def main() -> None:
         made = Maker()
         shared: SharedResults[int] = SharedResults(60.0)
         viewers = [asyncio.create_task(shared.get("b", made)) for _ in range(50)]
@@ -35,11 +35,11 @@ def test_concurrent_viewers_share_one_computation() -> None:
         assert await asyncio.gather(*viewers) == [1] * 50
         assert await shared.get("other", made) == 2
 
-    asyncio.run(look())
+    asyncio.run(main())
 
 
 def test_old_result_is_computed_again_and_a_final_one_later() -> None:
-    async def look() -> None:
+    async def main() -> None:
         made = Maker()
         made.may_go_on.set()
         shared: SharedResults[int] = SharedResults(0.0)
@@ -58,11 +58,11 @@ def test_old_result_is_computed_again_and_a_final_one_later() -> None:
             n + 1,
         ]
 
-    asyncio.run(look())
+    asyncio.run(main())
 
 
 def test_failure_is_raised_for_every_viewer_and_not_kept() -> None:
-    async def look() -> None:
+    async def main() -> None:
         made = Maker()
         made.may_go_on.set()
         made.fails = True
@@ -72,11 +72,11 @@ def test_failure_is_raised_for_every_viewer_and_not_kept() -> None:
         made.fails = False
         assert await shared.get("b", made) == 4
 
-    asyncio.run(look())
+    asyncio.run(main())
 
 
 def test_viewer_that_disconnects_does_not_affect_the_others() -> None:
-    async def look() -> None:
+    async def main() -> None:
         made = Maker()
         shared: SharedResults[int] = SharedResults(60.0)
         first, second = (asyncio.create_task(shared.get("b", made)) for _ in range(2))
@@ -87,11 +87,11 @@ def test_viewer_that_disconnects_does_not_affect_the_others() -> None:
             await first
         assert await second == 2
 
-    asyncio.run(look())
+    asyncio.run(main())
 
 
 def test_number_of_kept_results_is_limited() -> None:
-    async def look() -> None:
+    async def main() -> None:
         made = Maker()
         made.may_go_on.set()
         shared: SharedResults[int] = SharedResults(60.0)
@@ -100,4 +100,4 @@ def test_number_of_kept_results_is_limited() -> None:
         assert len(shared._kept) <= 200
         assert shared._locks == {}
 
-    asyncio.run(look())
+    asyncio.run(main())

@@ -23,7 +23,7 @@ def called(index: int, *tools: tuple[str, str, Any], messages: Any = (), observa
     )
 
 
-def told(id: str, text: Any) -> dict[str, Any]:
+def tool_result(id: str, text: Any) -> dict[str, Any]:
     return {"role": "tool", "tool_call_id": id, "content": text}
 
 
@@ -33,9 +33,11 @@ def test_commands_have_their_outputs_and_times() -> None:
             0,
             ("a", "bash", {"command": "ls"}),
             ("b", "python", {"code": "1+1"}),
-            observations=[told("b", "2"), told("a", "x")],
+            observations=[tool_result("b", "2"), tool_result("a", "x")],
         ),
-        called(1, ("c", "edit", {"path": "f", "n": 3}), observations=[told("c", [{"type": "text", "text": "done"}])]),
+        called(
+            1, ("c", "edit", {"path": "f", "n": 3}), observations=[tool_result("c", [{"type": "text", "text": "done"}])]
+        ),
         called(2, ("d", "bash", {"command": "sleep 9"})),
     ]
     assert terminal_steps(calls) == [
@@ -50,8 +52,8 @@ def test_results_of_agent_programs_are_in_their_next_call() -> None:
     # this program uses one id for all its calls
     calls = [
         called(0, ("call", "bash", {"command": "first"})),
-        called(1, ("call", "bash", {"command": "second"}), messages=[told("call", "of the first")]),
-        called(2, messages=[told("call", "of the second")]),
+        called(1, ("call", "bash", {"command": "second"}), messages=[tool_result("call", "of the first")]),
+        called(2, messages=[tool_result("call", "of the second")]),
     ]
     assert [(each.command, each.output) for each in terminal_steps(calls)] == [
         ("first", "of the first"),

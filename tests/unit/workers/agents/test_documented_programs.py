@@ -12,7 +12,7 @@ import pytest
 
 from farm.records.rollout import Outcome
 from tests.unit.test_docs import code_with
-from tests.unit.workers.agents.test_harness import _Records, context_of, played_by
+from tests.unit.workers.agents.test_harness import _Records, context_of, run_harness
 from workers.agents.harness import Harness
 from workers.plugins.interfaces import AgentResult
 from workers.testing import ScriptedPolicy, answering
@@ -29,7 +29,7 @@ def shown(name: str) -> Harness:
 
 def on_this_machine(harness: Harness, program: str) -> AgentResult:
     here = replace(harness, packages=(), programs=(), command=lambda task: [program, *harness.command(task)[1:]])
-    return played_by(here, answering("Lima"))
+    return run_harness(here, answering("Lima"))
 
 
 def test_example_in_python_runs() -> None:

@@ -87,7 +87,7 @@ async def place() -> AsyncIterator[Sandbox]:
         await sandbox.stop()
 
 
-def play(
+def run_program(
     program: str,
     *script: Completion | Exception,
     records: _Records | None = None,
@@ -95,10 +95,10 @@ def play(
     limits: Mapping[str, Any] | None = None,
     **more: Any,
 ) -> AgentResult:
-    return played_by(harness(program, **more), *script, records=records, agent=agent, limits=limits)
+    return run_harness(harness(program, **more), *script, records=records, agent=agent, limits=limits)
 
 
-def played_by(
+def run_harness(
     described: Harness,
     *script: Completion | Exception,
     records: _Records | None = None,
@@ -107,16 +107,16 @@ def played_by(
 ) -> AgentResult:
     async def main() -> AgentResult:
         async with place() as sandbox:
-            player = HarnessAgent(described, inside=str(sandbox.socket_folder), **(agent or {}))
+            agent_under_test = HarnessAgent(described, inside=str(sandbox.socket_folder), **(agent or {}))
             context = context_of(sandbox, ScriptedPolicy(*script), records or _Records(), **(limits or {}))
-            return await player.run(context)
+            return await agent_under_test.run(context)
 
     return asyncio.run(main())
 
 
 def test_printed_text_is_the_answer() -> None:
     records = _Records()
-    result = play("print(ask(task), ask('sure?'))", answering("4"), answering("yes"), records=records)
+    result = run_program("print(ask(task), ask('sure?'))", answering("4"), answering("yes"), records=records)
     assert result == AgentResult(Outcome.ANSWERED, "4 yes")
     assert [call.messages[0]["content"] for call in records.calls] == ["add 2 and 2", "sure?"]
     assert records.kept["little.stdout.txt"].data == b"4 yes\n"
@@ -128,34 +128,34 @@ def test_output_file_is_the_answer() -> None:
     def read(text: str) -> AgentResult:
         return AgentResult(Outcome.SUBMITTED, json.loads(text)["answer"])
 
-    assert play(program, answering("4"), output="out.json", read=read) == AgentResult(Outcome.SUBMITTED, "4")
+    assert run_program(program, answering("4"), output="out.json", read=read) == AgentResult(Outcome.SUBMITTED, "4")
     with pytest.raises(AgentError, match="did not leave a valid output"):
-        play("ask(task)", answering("4"), output="out.json", read=read)
+        run_program("ask(task)", answering("4"), output="out.json", read=read)
     with pytest.raises(AgentError, match="did not leave a valid output"):
-        play("ask(task); open('out.json', 'w').write('{}')", answering("4"), output="out.json", read=read)
+        run_program("ask(task); open('out.json', 'w').write('{}')", answering("4"), output="out.json", read=read)
 
 
 def test_very_long_answer_is_cut() -> None:
-    result = play("ask(task); print('x' * 3_000_000)", answering("4"))
+    result = run_program("ask(task); print('x' * 3_000_000)", answering("4"))
     assert result.answer == "x" * 1_000_000
 
 
 def test_environment_variables_are_passed() -> None:
-    result = play("ask(task); print(os.environ['COLOUR'])", answering("4"), environment={"COLOUR": "blue"})
+    result = run_program("ask(task); print(os.environ['COLOUR'])", answering("4"), environment={"COLOUR": "blue"})
     assert result.answer == "blue"
 
 
 def test_agent_that_makes_no_call_is_an_error() -> None:
     records = _Records()
     with pytest.raises(AgentError, match=r"r1: agent little ended without any answer of its model\..*: bye"):
-        play("print('bye')", records=records)
+        run_program("print('bye')", records=records)
     assert records.kept["little.stdout.txt"].data == b"bye\n"
 
 
 def test_crash_is_an_error_with_the_last_lines() -> None:
     records = _Records()
     with pytest.raises(AgentError, match=r"(?s)ended with code 1\. .*`farm artefacts r1`, ends: .*ZeroDivisionError"):
-        play("print(ask(task)); 1 / 0", answering("4"), records=records)
+        run_program("print(ask(task)); 1 / 0", answering("4"), records=records)
     assert b"ZeroDivisionError" in records.kept["little.stderr.txt"].data
     assert len(records.calls) == 1
 
@@ -169,18 +169,18 @@ def test_connection_that_outlives_a_crash_is_not_in_the_last_lines() -> None:
     )
     records = _Records()
     with pytest.raises(AgentError, match=r"ZeroDivisionError"):
-        play(f"{holds} print(ask(task)); 1 / 0", answering("4"), records=records)
+        run_program(f"{holds} print(ask(task)); 1 / 0", answering("4"), records=records)
     assert b"Exception in callback" not in records.kept["little.stderr.txt"].data
 
 
 def test_last_lines_are_sanitized_for_a_message() -> None:
     program = "print(ask(task), 'x' * 1_000_000, chr(0), chr(27) + '[31mred' + chr(27) + '[0m', sep='\\n'); 1 / 0"
     with pytest.raises(AgentError) as raised:
-        play(program, answering("4"))
-    said = str(raised.value)
-    assert len(said) < 2000
-    assert "\nred\n" in said
-    assert not {"\0", "\x1b"} & set(said)
+        run_program(program, answering("4"))
+    message = str(raised.value)
+    assert len(message) < 2000
+    assert "\nred\n" in message
+    assert not {"\0", "\x1b"} & set(message)
 
 
 @pytest.mark.parametrize(
@@ -189,20 +189,20 @@ def test_last_lines_are_sanitized_for_a_message() -> None:
 def test_garbage_result_is_reported(left: str) -> None:
     program = f"ask(task); open('out.json', 'w').write({left!r})"
     with pytest.raises(AgentError, match="did not leave a valid output"):
-        play(program, answering("4"), output="out.json", read=MINI_SWE_AGENT.read)
+        run_program(program, answering("4"), output="out.json", read=MINI_SWE_AGENT.read)
 
 
 def test_error_text_of_a_result_is_sanitized_for_a_message() -> None:
     program = "ask(task); json.dump({'info': {'exit_status': '\\0' + 'x' * 1_000_000}}, open('out', 'w'))"
     with pytest.raises(AgentError, match="it ended as") as raised:
-        play(program, answering("4"), output="out", read=MINI_SWE_AGENT.read)
+        run_program(program, answering("4"), output="out", read=MINI_SWE_AGENT.read)
     assert len(str(raised.value)) < 2000
 
 
 def test_answer_is_sanitized_for_a_database() -> None:
-    said = json.dumps({"info": {"exit_status": "Submitted", "submission": "a\0b\ud800c"}})
-    result = play(
-        f"ask(task); open('out', 'w').write({said!r})", answering("4"), output="out", read=MINI_SWE_AGENT.read
+    message = json.dumps({"info": {"exit_status": "Submitted", "submission": "a\0b\ud800c"}})
+    result = run_program(
+        f"ask(task); open('out', 'w').write({message!r})", answering("4"), output="out", read=MINI_SWE_AGENT.read
     )
     assert result.answer == "ab?c"
 
@@ -210,12 +210,12 @@ def test_answer_is_sanitized_for_a_database() -> None:
 def test_answer_must_be_text() -> None:
     program = "ask(task); json.dump({'info': {'exit_status': 'Submitted', 'submission': {'a': 1}}}, open('out', 'w'))"
     with pytest.raises(AgentError, match="its answer must be a text, not dict"):
-        play(program, answering("4"), output="out", read=MINI_SWE_AGENT.read)
+        run_program(program, answering("4"), output="out", read=MINI_SWE_AGENT.read)
 
 
 def test_missing_command_is_an_error() -> None:
     with pytest.raises(AgentError, match="no-such-program"):
-        play("", command=lambda task: ["no-such-program"])
+        run_program("", command=lambda task: ["no-such-program"])
 
 
 @pytest.mark.parametrize("end", ["", "; sys.exit(1)", "; import time; time.sleep(3600)"])
@@ -226,41 +226,43 @@ def test_exceeded_limit_is_an_outcome_whatever_the_exit_code(
     end: str, limits: dict[str, int], outcome: Outcome
 ) -> None:
     program = f"ask(task); assert ask('more') == 403{end}"
-    assert play(program, answering("4"), limits=limits, agent={"grace_s": 1.0}) == AgentResult(outcome)
+    assert run_program(program, answering("4"), limits=limits, agent={"grace_s": 1.0}) == AgentResult(outcome)
 
 
 @pytest.mark.parametrize("end", ["", "; sys.exit(1)"])
 def test_repeating_policy_is_ended(end: str) -> None:
     program = f"said = [ask(task, *['4', 'Are you sure?'] * n) for n in range(3)]; assert said == ['4', '4', 403]{end}"
-    assert play(program, answering("4"), answering("4"), limits={"max_repeats": 2}) == AgentResult(Outcome.REPEATING)
+    assert run_program(program, answering("4"), answering("4"), limits={"max_repeats": 2}) == AgentResult(
+        Outcome.REPEATING
+    )
 
 
 def test_full_context_is_an_outcome() -> None:
     full = LimitReached(Outcome.CONTEXT_FULL, "full")
-    assert play("ask(task); ask('more')", answering("4"), full) == AgentResult(Outcome.CONTEXT_FULL)
-    shortened = play("ask(task); ask('more'); print(ask('less'))", answering("4"), full, answering("5"))
+    assert run_program("ask(task); ask('more')", answering("4"), full) == AgentResult(Outcome.CONTEXT_FULL)
+    shortened = run_program("ask(task); ask('more'); print(ask('less'))", answering("4"), full, answering("5"))
     assert shortened == AgentResult(Outcome.ANSWERED, "5")
 
 
 @pytest.mark.parametrize("end", ["", "; sys.exit(1)"])
 def test_failed_engine_is_an_error_not_an_answer(end: str) -> None:
     with pytest.raises(EngineError, match="gone"):
-        play(f"ask(task); print(ask('more')){end}", answering("4"), EngineError("gone"))
+        run_program(f"ask(task); print(ask('more')){end}", answering("4"), EngineError("gone"))
 
 
 def test_recovered_engine_error_is_ignored() -> None:
-    result = play("ask(task); print(ask(task))", EngineError("gone"), answering("4"))
+    result = run_program("ask(task); print(ask(task))", EngineError("gone"), answering("4"))
     assert result == AgentResult(Outcome.ANSWERED, "4")
 
 
 def test_stale_weights_end_the_agent() -> None:
     with pytest.raises(StaleRollout):
-        play("ask(task)", StaleRollout("overtaken", restart=False))
+        run_program("ask(task)", StaleRollout("overtaken", restart=False))
 
 
 def test_farm_bug_is_an_error() -> None:
     with pytest.raises(AgentError, match="ZeroDivisionError"):
-        play("ask(task)", ZeroDivisionError("x"))
+        run_program("ask(task)", ZeroDivisionError("x"))
 
 
 def test_agent_that_never_calls_is_ended() -> None:
@@ -268,7 +270,9 @@ def test_agent_that_never_calls_is_ended() -> None:
     for start_s in (1, 8, 64):
         records = _Records()
         with pytest.raises(AgentError, match=rf"asked nothing of its model in {start_s} s, and was ended") as raised:
-            play("print('up', flush=True); import time; time.sleep(3600)", agent={"start_s": start_s}, records=records)
+            run_program(
+                "print('up', flush=True); import time; time.sleep(3600)", agent={"start_s": start_s}, records=records
+            )
         if "ends: up" in str(raised.value):
             break
     assert "ends: up" in str(raised.value)
@@ -312,11 +316,11 @@ def test_output_is_kept_even_if_cancelled(end: str) -> None:
             policy = Waiting()
             program = f"print('I begin', flush=True)\ntry: ask(task)\nfinally: print('bye', flush=True){end}"
             agent = HarnessAgent(harness(program), inside=str(sandbox.socket_folder))
-            playing = asyncio.create_task(agent.run(context_of(sandbox, policy, records)))
+            run_task = asyncio.create_task(agent.run(context_of(sandbox, policy, records)))
             await policy.begun.wait()
-            playing.cancel()
+            run_task.cancel()
             with pytest.raises(asyncio.CancelledError):
-                await playing
+                await run_task
 
     records = _Records()
     asyncio.run(main())
@@ -328,12 +332,12 @@ def test_cancellation_ends_the_command() -> None:
         async with place() as sandbox:
             agent = HarnessAgent(harness(f"'{mark}'; ask(task)"), inside=str(sandbox.socket_folder))
             policy = Waiting()
-            playing = asyncio.create_task(agent.run(context_of(sandbox, policy, _Records())))
+            run_task = asyncio.create_task(agent.run(context_of(sandbox, policy, _Records())))
             await policy.begun.wait()
             assert await asyncio.to_thread(running)
-            playing.cancel()
+            run_task.cancel()
             with pytest.raises(asyncio.CancelledError):
-                await playing
+                await run_task
             async with asyncio.timeout(120):
                 while await asyncio.to_thread(running):
                     pass
@@ -373,8 +377,8 @@ def test_unknown_end_status_of_mini_swe_agent_is_refused() -> None:
         MINI_SWE_AGENT.read(json.dumps({"info": {"exit_status": "TimeExceeded"}}))
 
 
-def test_task_of_mini_swe_agent() -> None:
-    (text,) = MINI_SWE_AGENT.files(Task("mend it: 'quotes' and {{ braces }}", Limits(tool_s=45.0))).values()
+def test_config_of_mini_swe_agent_has_the_unchanged_task() -> None:
+    (text,) = MINI_SWE_AGENT.files(Task("fix it: 'quotes' and {{ braces }}", Limits(tool_s=45.0))).values()
     config = json.loads(text)
-    assert config["run"] == {"task": "mend it: 'quotes' and {{ braces }}"}
+    assert config["run"] == {"task": "fix it: 'quotes' and {{ braces }}"}
     assert config["environment"]["timeout"] == 45

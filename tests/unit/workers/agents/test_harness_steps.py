@@ -12,7 +12,7 @@ from farm.errors import AgentError, AgentMissing
 from farm.records.request import SandboxSpec
 from farm.records.rollout import Outcome
 from farm.records.sandbox_spec import AgentProgram
-from tests.unit.workers.agents.test_harness import ASK, play
+from tests.unit.workers.agents.test_harness import ASK, run_program
 from workers.agents.harness import Harness, HarnessAgent, Task
 from workers.plugins.interfaces import AgentResult
 from workers.testing import answering
@@ -20,9 +20,9 @@ from workers.testing import answering
 SHOW = "ask('x'); print(json.dumps([sys.argv[1:], os.environ['HERE'], open('c.toml').read()]))"
 
 
-def told(command_word: str = "", **more: Any) -> Any:
+def settings_of_program(command_word: str = "", **more: Any) -> Any:
     """The argument, variable and file of a program, each of which uses the gateway's address."""
-    result = play(
+    result = run_program(
         "",
         answering("yes"),
         command=lambda task: [
@@ -43,7 +43,7 @@ def told(command_word: str = "", **more: Any) -> Any:
 
 
 def test_arguments_variables_and_files_contain_the_address() -> None:
-    (url, key, model, _), here, config = told()
+    (url, key, model, _), here, config = settings_of_program()
     base = here.removesuffix("/x")
     assert url == f"--url={base}/v1"
     assert base.startswith("http://127.0.0.1:")
@@ -54,7 +54,7 @@ def test_arguments_variables_and_files_contain_the_address() -> None:
 
 @pytest.mark.parametrize("text", ["{base_url} ${base_url} %s", "http://farm-gateway-0123456789abcdef", "{{key}}"])
 def test_task_that_looks_like_a_placeholder_is_unchanged(text: str) -> None:
-    (*_, word), _, _ = told(text)
+    (*_, word), _, _ = settings_of_program(text)
     assert word == text
 
 
@@ -62,7 +62,7 @@ def test_steps_run_before_and_after_in_order() -> None:
     def note(what: str) -> list[str]:
         return ["sh", "-c", f"echo {what} $WHO >>steps.txt"]
 
-    result = play(
+    result = run_program(
         "ask('x'); print('not this', file=open('steps.txt', 'a'))",
         answering("yes"),
         environment={"WHO": "agent"},
@@ -77,7 +77,7 @@ def test_steps_run_before_and_after_in_order() -> None:
 def test_failed_step_is_an_error_with_its_output(which: str) -> None:
     failing: dict[str, Any] = {which: lambda task: [["sh", "-c", "echo no such tool >&2; exit 3"]]}
     with pytest.raises(AgentError, match=rf"agent little: {which}: sh ended with code 3: no such tool"):
-        play("ask('x')", answering("yes"), **failing)
+        run_program("ask('x')", answering("yes"), **failing)
 
 
 @pytest.mark.parametrize(
@@ -90,11 +90,11 @@ def test_failed_step_is_an_error_with_its_output(which: str) -> None:
 )
 def test_address_in_an_unsupported_place_is_refused(which: str, given: Any) -> None:
     with pytest.raises(AgentMissing, match=f"agent little: {which} uses the gateway's address.*in command"):
-        play("ask('x')", answering("yes"), **{which: given})
+        run_program("ask('x')", answering("yes"), **{which: given})
 
 
 def test_rollout_ended_by_a_limit_runs_no_steps_after() -> None:
-    result = play(
+    result = run_program(
         "ask('x'); ask('y')", answering("yes"), limits={"max_turns": 1}, collect=lambda task: [["false"]], output="none"
     )
     assert result == AgentResult(Outcome.MAX_TURNS)
@@ -102,7 +102,7 @@ def test_rollout_ended_by_a_limit_runs_no_steps_after() -> None:
 
 def test_long_task_is_passed_by_standard_input() -> None:
     long = "x" * 300_000
-    result = play("ask('x'); print(len(sys.stdin.read()))", answering("yes"), stdin=lambda task: long)
+    result = run_program("ask('x'); print(len(sys.stdin.read()))", answering("yes"), stdin=lambda task: long)
     assert result.answer == "300000"
 
 

@@ -16,7 +16,7 @@ from workers.plugins.interfaces import AgentContext, AgentResult, Artefact, Comp
 from workers.testing import EchoTool, ScriptedPolicy, answering, calling
 from workers.testing.fakes import EchoArguments
 
-ASKED = [{"role": "user", "content": "begin"}]
+PROMPT = [{"role": "user", "content": "begin"}]
 
 
 class Recorder:
@@ -38,7 +38,7 @@ class Recorder:
         return f"{index}-{artefact.name}"
 
 
-def play(
+def run_agent(
     policy: Policy,
     tool: Tool | None = None,
     sampling: SamplingParams | None = None,
@@ -48,7 +48,7 @@ def play(
     record = record or Recorder()
     context = AgentContext(
         rollout_id="r1",
-        messages=list(ASKED),
+        messages=list(PROMPT),
         tools={"echo": tool or EchoTool()},
         policy=policy,
         sampling=sampling or SamplingParams(seed=7),
@@ -65,9 +65,9 @@ def observed(calls: Sequence[ModelCall]) -> list[str]:
     return [message["content"] for index in sorted(last) for message in last[index].observations]
 
 
-def test_runs_until_submit() -> None:
+def test_rollout_ends_with_the_submission() -> None:
     policy = ScriptedPolicy(calling(("echo", {"text": "hello"})), calling(("echo", {"text": "42", "done": True})))
-    result, calls = play(policy)
+    result, calls = run_agent(policy)
     assert result == AgentResult(Outcome.SUBMITTED, "42")
     assert [(call.index, len(call.observations)) for call in calls] == [(0, 0), (0, 1), (1, 0), (1, 1)]
     assert observed(calls) == ["hello", "42"]
@@ -76,18 +76,18 @@ def test_runs_until_submit() -> None:
 def test_policy_sees_its_own_turns_and_the_observations() -> None:
     first = calling(("echo", {"text": "hello"}))
     policy = ScriptedPolicy(first, answering("bye"))
-    play(policy)
-    assert policy.requests[0][0] == ASKED
+    run_agent(policy)
+    assert policy.requests[0][0] == PROMPT
     assert policy.requests[1][0] == [
-        *ASKED,
+        *PROMPT,
         first.response,
         {"role": "tool", "tool_call_id": "call_0", "content": "hello"},
     ]
 
 
 def test_each_message_is_recorded_once() -> None:
-    _, calls = play(ScriptedPolicy(calling(("echo", {"text": "x"})), answering("bye")))
-    assert [call.messages for call in calls if not call.observations] == [ASKED, []]
+    _, calls = run_agent(ScriptedPolicy(calling(("echo", {"text": "x"})), answering("bye")))
+    assert [call.messages for call in calls if not call.observations] == [PROMPT, []]
 
 
 def test_tools_shown_to_the_policy_are_recorded() -> None:
@@ -100,32 +100,32 @@ def test_tools_shown_to_the_policy_are_recorded() -> None:
             shown.append(list(tools))
             return await super().complete(messages, tools, *rest, **more)
 
-    _, calls = play(Watched(calling(("echo", {"text": "x"})), answering("bye")))
+    _, calls = run_agent(Watched(calling(("echo", {"text": "x"})), answering("bye")))
     assert [each["function"]["name"] for each in shown[0]] == ["echo"]
     assert [call.tools for call in calls] == [shown[call.index] for call in calls]
 
 
 def test_plain_text_is_an_answer() -> None:
-    result, calls = play(ScriptedPolicy(answering("it is 4")))
+    result, calls = run_agent(ScriptedPolicy(answering("it is 4")))
     assert result == AgentResult(Outcome.ANSWERED, "it is 4")
     assert len(calls) == 1
 
 
 def test_sampling_is_recorded_as_sent() -> None:
     policy = ScriptedPolicy(calling(("echo", {})), answering("bye"))
-    _, calls = play(policy, sampling=SamplingParams(temperature=0.5, seed=3, max_tokens=25), max_tokens=30)
+    _, calls = run_agent(policy, sampling=SamplingParams(temperature=0.5, seed=3, max_tokens=25), max_tokens=30)
     assert [result[2] for result in policy.requests] == [25, 20]
     assert calls[-1].sampling == {"temperature": 0.5, "seed": 3, "stop": [], "max_tokens": 20}
 
 
 def test_max_turns() -> None:
-    result, calls = play(ScriptedPolicy(*[calling(("echo", {}))] * 3), max_turns=3)
+    result, calls = run_agent(ScriptedPolicy(*[calling(("echo", {}))] * 3), max_turns=3)
     assert result.outcome is Outcome.MAX_TURNS
     assert calls[-1].index == 2
 
 
 def test_max_tokens() -> None:
-    result, _ = play(ScriptedPolicy(*[calling(("echo", {}))] * 2), max_tokens=20)
+    result, _ = run_agent(ScriptedPolicy(*[calling(("echo", {}))] * 2), max_tokens=20)
     assert result.outcome is Outcome.MAX_TOKENS
 
 
@@ -138,25 +138,27 @@ def test_max_tokens() -> None:
         (4, 5, Outcome.CONTEXT_FULL),
     ],
 )
-def test_text_cut_short(n_tokens: int, sampling_max: int | None, outcome: Outcome) -> None:
+def test_outcome_of_a_cut_text_depends_on_the_limit_reached(
+    n_tokens: int, sampling_max: int | None, outcome: Outcome
+) -> None:
     cut = answering("it is", finish_reason="length", n_tokens=n_tokens)
-    result, _ = play(ScriptedPolicy(cut), sampling=SamplingParams(max_tokens=sampling_max), max_tokens=20)
+    result, _ = run_agent(ScriptedPolicy(cut), sampling=SamplingParams(max_tokens=sampling_max), max_tokens=20)
     assert result == AgentResult(outcome, "it is")
 
 
-@pytest.mark.parametrize(("budget", "n_asked"), [(20, 2), (5, 0)])
-def test_text_cut_by_the_limit_of_its_call_is_an_answer(budget: int, n_asked: int) -> None:
-    asked: list[str | None] = []
+@pytest.mark.parametrize(("budget", "n_calls"), [(20, 2), (5, 0)])
+def test_text_cut_by_the_limit_of_its_call_is_an_answer(budget: int, n_calls: int) -> None:
+    answers: list[str | None] = []
 
     async def next_messages(n_done: int, answer: str | None) -> Sequence[Message]:
-        asked.append(answer)
+        answers.append(answer)
         return [{"role": "user", "content": "And then?"}] if n_done == 1 else []
 
     record = Recorder()
     cut = [answering(text, finish_reason="length", n_tokens=5) for text in ("it is", "so it")]
     context = AgentContext(
         rollout_id="r1",
-        messages=list(ASKED),
+        messages=list(PROMPT),
         tools={},
         policy=ScriptedPolicy(*cut),
         sampling=SamplingParams(max_tokens=5),
@@ -166,19 +168,19 @@ def test_text_cut_by_the_limit_of_its_call_is_an_answer(budget: int, n_asked: in
         next_messages=next_messages,
     )
     result = asyncio.run(ReactAgent().run(context))
-    assert result == AgentResult(Outcome.MAX_TOKENS, "so it" if n_asked else "it is")
-    assert asked == ["it is", "so it"][:n_asked]
+    assert result == AgentResult(Outcome.MAX_TOKENS, "so it" if n_calls else "it is")
+    assert answers == ["it is", "so it"][:n_calls]
 
 
 def test_full_context_is_an_outcome() -> None:
     full = LimitReached(Outcome.CONTEXT_FULL, "full")
-    result, calls = play(ScriptedPolicy(calling(("echo", {})), full))
+    result, calls = run_agent(ScriptedPolicy(calling(("echo", {})), full))
     assert result.outcome is Outcome.CONTEXT_FULL
     assert calls[-1].index == 0
 
 
 @pytest.mark.parametrize(
-    ("call", "told"),
+    ("call", "complaint"),
     [
         (("nope", {}), "Call one of: echo"),
         (("echo", "{not json"), "are not JSON"),
@@ -190,56 +192,58 @@ def test_full_context_is_an_outcome() -> None:
         (("echo", {"txt": "x"}), "txt: Extra inputs are not permitted"),
     ],
 )
-def test_invalid_call_is_reported_to_the_policy(call: tuple[str, Any], told: str) -> None:
+def test_invalid_call_is_reported_to_the_policy(call: tuple[str, Any], complaint: str) -> None:
     tool = EchoTool()
-    result, calls = play(ScriptedPolicy(calling(call), answering("bye")), tool)
+    result, calls = run_agent(ScriptedPolicy(calling(call), answering("bye")), tool)
     assert result.outcome is Outcome.ANSWERED
-    assert told in observed(calls)[0]
+    assert complaint in observed(calls)[0]
     assert tool.called == []
 
 
 def test_five_invalid_calls_in_a_row_end_the_rollout() -> None:
-    result, calls = play(ScriptedPolicy(*[calling(("nope", {}))] * 5))
+    result, calls = run_agent(ScriptedPolicy(*[calling(("nope", {}))] * 5))
     assert result.outcome is Outcome.INVALID_ACTION
     assert len(observed(calls)) == 5
 
 
 def test_valid_call_resets_the_count_of_invalid_ones() -> None:
     bad = calling(("nope", {}))
-    result, _ = play(ScriptedPolicy(*[bad] * 4, calling(("echo", {})), *[bad] * 4, answering("bye")))
+    result, _ = run_agent(ScriptedPolicy(*[bad] * 4, calling(("echo", {})), *[bad] * 4, answering("bye")))
     assert result.outcome is Outcome.ANSWERED
 
 
 def test_calls_of_a_turn_run_in_order_and_stop_when_done() -> None:
     tool = EchoTool()
     turn = calling(("echo", {"text": "a"}), ("echo", {"text": "b", "done": True}), ("echo", {"text": "c"}))
-    result, calls = play(ScriptedPolicy(turn), tool)
+    result, calls = run_agent(ScriptedPolicy(turn), tool)
     assert tool.called == ["a", "b"]
     assert result.answer == "b"
     assert observed(calls) == ["a", "b"]
 
 
 def test_tool_complaint_is_an_observation() -> None:
-    _, calls = play(ScriptedPolicy(calling(("echo", {})), answering("bye")), EchoTool(ToolError("use a full path")))
+    _, calls = run_agent(
+        ScriptedPolicy(calling(("echo", {})), answering("bye")), EchoTool(ToolError("use a full path"))
+    )
     assert observed(calls) == ["use a full path"]
 
 
 def test_broken_tool_is_an_agent_error() -> None:
     with pytest.raises(AgentError, match="tool echo broke in rollout r1: KeyError"):
-        play(ScriptedPolicy(calling(("echo", {}))), EchoTool(KeyError("x")))
+        run_agent(ScriptedPolicy(calling(("echo", {}))), EchoTool(KeyError("x")))
 
 
 def test_farm_errors_are_raised_unchanged() -> None:
     with pytest.raises(SandboxError):
-        play(ScriptedPolicy(calling(("echo", {}))), EchoTool(SandboxError("gone")))
+        run_agent(ScriptedPolicy(calling(("echo", {}))), EchoTool(SandboxError("gone")))
     with pytest.raises(EngineError):
-        play(ScriptedPolicy(EngineError("gone")))
+        run_agent(ScriptedPolicy(EngineError("gone")))
 
 
 def test_long_observations_are_cut_in_the_middle() -> None:
     text = "a" * 500 + "b" * 500
     policy = ScriptedPolicy(calling(("echo", {"text": text})), answering("bye"))
-    _, calls = play(policy, record=Recorder(room=0), max_observation_chars=200)
+    _, calls = run_agent(policy, record=Recorder(room=0), max_observation_chars=200)
     (cut,) = observed(calls)
     assert len(cut) <= 200
     assert cut.startswith("aaa")
@@ -262,7 +266,7 @@ class Making(EchoTool):
 def test_uncut_text_is_kept_and_named() -> None:
     record = Recorder()
     text = "é" * 500 + "b" * 500
-    _, calls = play(
+    _, calls = run_agent(
         ScriptedPolicy(calling(("echo", {"text": text})), calling(("echo", {"text": "short"})), answering("bye")),
         record=record,
         max_observation_chars=300,
@@ -279,7 +283,7 @@ def test_artefact_of_a_tool_is_kept_and_named() -> None:
     full = Artefact("bash.txt", "text/plain", b"all of it")
     image = Artefact("plot.png", "image/png", b"\x89PNG")
     turns = [calling(("echo", {"text": "x" * 900})), calling(("echo", {"text": "y"})), answering("bye")]
-    _, calls = play(ScriptedPolicy(*turns), Making(full, image), record=record, max_observation_chars=500)
+    _, calls = run_agent(ScriptedPolicy(*turns), Making(full, image), record=record, max_observation_chars=500)
     assert list(record.artefacts) == ["0-bash.txt", "0-plot.png", "1-bash.txt", "1-plot.png"], "no text is stored twice"
     assert observed(calls)[1] == "y\n[kept with the rollout, outside the sandbox: 1-bash.txt, 1-plot.png]"
     assert len(observed(calls)[0]) == 500
@@ -288,7 +292,7 @@ def test_artefact_of_a_tool_is_kept_and_named() -> None:
 def test_whole_text_is_kept_in_addition_to_an_image() -> None:
     record = Recorder()
     image = Artefact("plot.png", "image/png", b"\x89PNG")
-    play(
+    run_agent(
         ScriptedPolicy(calling(("echo", {"text": "x" * 900})), answering("bye")),
         Making(image),
         record=record,
@@ -301,7 +305,7 @@ def test_whole_text_is_kept_in_addition_to_an_image() -> None:
 
 
 def test_artefact_that_is_not_kept_is_not_named() -> None:
-    _, calls = play(
+    _, calls = run_agent(
         ScriptedPolicy(calling(("echo", {"text": "x" * 900})), answering("bye")),
         record=Recorder(room=100),
         max_observation_chars=500,
@@ -320,13 +324,13 @@ def test_cancellation_is_raised_and_leaves_the_agent_usable() -> None:
 
     async def cancelled() -> None:
         record = Recorder()
-        context = AgentContext("r1", list(ASKED), {}, Waiting(), SamplingParams(), Limits(), record, record.keep)
+        context = AgentContext("r1", list(PROMPT), {}, Waiting(), SamplingParams(), Limits(), record, record.keep)
         task = asyncio.create_task(ReactAgent().run(context))
         await result.wait()
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task
-        assert context.messages == ASKED
+        assert context.messages == PROMPT
 
     result = asyncio.Event()
     asyncio.run(cancelled())
@@ -334,20 +338,20 @@ def test_cancellation_is_raised_and_leaves_the_agent_usable() -> None:
 
 def test_repeating_policy_is_ended() -> None:
     turns = [calling(("echo", {"text": "x"}), content=f"try {n}") for n in range(9)]
-    result, calls = play(ScriptedPolicy(*turns), max_repeats=3)
+    result, calls = run_agent(ScriptedPolicy(*turns), max_repeats=3)
     assert result == AgentResult(Outcome.REPEATING)
     assert (calls[-1].index, observed(calls)) == (2, ["x"] * 3)
 
 
 def test_last_allowed_turn_can_be_the_repetition() -> None:
     turns = [calling(("echo", {"text": "x"}))] * 3
-    assert play(ScriptedPolicy(*turns), max_repeats=3, max_turns=3)[0].outcome is Outcome.REPEATING
-    assert play(ScriptedPolicy(*turns), max_repeats=4, max_turns=3)[0].outcome is Outcome.MAX_TURNS
+    assert run_agent(ScriptedPolicy(*turns), max_repeats=3, max_turns=3)[0].outcome is Outcome.REPEATING
+    assert run_agent(ScriptedPolicy(*turns), max_repeats=4, max_turns=3)[0].outcome is Outcome.MAX_TURNS
 
 
 def test_alternating_policy_is_ended() -> None:
     turns = [calling(("echo", {"text": text})) for text in "ababababab"]
-    result, calls = play(ScriptedPolicy(*turns), max_repeats=4)
+    result, calls = run_agent(ScriptedPolicy(*turns), max_repeats=4)
     assert (result.outcome, calls[-1].index) == (Outcome.REPEATING, 5)
 
 
@@ -359,19 +363,19 @@ def test_same_call_with_other_results_is_no_repetition() -> None:
             self.n += 1
             return Observation(f"{self.n} of 3", done=self.n == 3)
 
-    result, _ = play(ScriptedPolicy(*[calling(("echo", {}))] * 3), Counting(), max_repeats=2)
+    result, _ = run_agent(ScriptedPolicy(*[calling(("echo", {}))] * 3), Counting(), max_repeats=2)
     assert result.outcome is Outcome.SUBMITTED
 
 
 def test_long_output_is_a_repetition_although_its_artefact_names_differ() -> None:
     turns = [calling(("echo", {"text": "x" * 900}))] * 9
-    result, calls = play(ScriptedPolicy(*turns), max_repeats=3, max_observation_chars=300)
+    result, calls = run_agent(ScriptedPolicy(*turns), max_repeats=3, max_observation_chars=300)
     assert (result.outcome, calls[-1].index) == (Outcome.REPEATING, 2)
     assert len(set(observed(calls))) == 3
 
 
 def test_unreadable_calls_count_as_repetitions() -> None:
-    result, calls = play(ScriptedPolicy(*[calling(("juggle", "{"))] * 9), max_repeats=4)
+    result, calls = run_agent(ScriptedPolicy(*[calling(("juggle", "{"))] * 9), max_repeats=4)
     assert (result.outcome, calls[-1].index) == (Outcome.REPEATING, 3)
 
 
@@ -383,7 +387,7 @@ def test_text_with_the_same_reply_of_the_task_is_a_repetition(question: str, out
     record = Recorder()
     context = AgentContext(
         rollout_id="r1",
-        messages=list(ASKED),
+        messages=list(PROMPT),
         tools={},
         policy=ScriptedPolicy(*[answering("yes")] * 5),
         sampling=SamplingParams(),

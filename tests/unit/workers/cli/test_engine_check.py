@@ -17,7 +17,7 @@ def doctor(*words: str, **made: Any) -> Result:
         return CliRunner().invoke(main, [f"{url}/v1", *words], env={"COLUMNS": "160"})
 
 
-def test_complete_engine() -> None:
+def test_complete_engine_is_token_exact() -> None:
     result = doctor()
     assert result.exit_code == 0, result.output
     for part in ("vllm 0.33.0", "/inference/v1/generate", "splits text as the engine does", "written as hermes"):
@@ -33,20 +33,20 @@ def test_missing_features_have_a_remedy() -> None:
     assert "it lacks: weight versions, control" in result.output
 
 
-def test_text_only_server() -> None:
+def test_text_only_server_is_reported_with_its_missing_features() -> None:
     result = doctor(wire="openai")
     assert result.exit_code == 0
     assert "no: text only" in result.output
     assert "it lacks: token ids in, token ids out" in result.output
 
 
-def test_json_output() -> None:
+def test_findings_are_printed_as_json() -> None:
     result = json.loads(doctor("--json").output)
     assert result["info"]["token_in"] == "generate"
     assert all(finding["ok"] for finding in result["findings"])
 
 
-def test_missing_tokenizer(tmp_path: Any) -> None:
+def test_missing_tokenizer_is_reported(tmp_path: Any) -> None:
     result = doctor("--tokenizer", str(tmp_path))
     assert result.exit_code == 0
     assert "it lacks: tokenizer" in result.output
@@ -75,7 +75,7 @@ def test_key_is_never_shown(tmp_path: Path) -> None:
     assert "sk-12345" not in result.output
 
 
-def test_unreachable_engine() -> None:
+def test_unreachable_engine_is_an_error() -> None:
     with serving(EngineDouble().app()) as url:
         pass
     result = CliRunner().invoke(main, [f"{url}/v1"])

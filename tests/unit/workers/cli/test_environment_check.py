@@ -6,7 +6,7 @@ import pytest
 
 from workers.cli.environment_check import ObservedStep, first_difference
 
-SAID = ObservedStep([{"role": "user", "content": "a"}], 0.0, False)
+STEP = ObservedStep([{"role": "user", "content": "a"}], 0.0, False)
 OTHER = ObservedStep([{"role": "user", "content": "b"}], 0.0, False)
 WORTH = ObservedStep([{"role": "user", "content": "a"}], 0.5, False)
 
@@ -14,13 +14,13 @@ WORTH = ObservedStep([{"role": "user", "content": "a"}], 0.5, False)
 @pytest.mark.parametrize(
     ("episodes", "difference"),
     [
-        ([[SAID, SAID]] * 3, ""),
-        ([[SAID], [OTHER], [SAID]], "the beginning differs in episode 2:"),
+        ([[STEP, STEP]] * 3, ""),
+        ([[STEP], [OTHER], [STEP]], "the beginning differs in episode 2:"),
         (
-            [[SAID, SAID], [SAID, SAID], [SAID, WORTH]],
+            [[STEP, STEP], [STEP, STEP], [STEP, WORTH]],
             "the answer to action 1 differs in episode 3 (in a fresh process):",
         ),
-        ([[SAID, SAID], [SAID], [SAID, SAID]], "episode 2 has 0 steps, and the first 1"),
+        ([[STEP, STEP], [STEP], [STEP, STEP]], "episode 2 has 0 steps, and the first 1"),
     ],
 )
 def test_first_difference_is_named(episodes: list[list[ObservedStep]], difference: str) -> None:

@@ -31,14 +31,14 @@ class Talking:
         return Begin([{"role": "user", "content": self._ask("user", [{"role": "user", "content": "hi"}])}])
 
     def step(self, action: Action) -> Step:
-        said = "".join(self._ask("user", [{"role": "user", "content": action.text}]) for _ in range(2))
-        return Step([{"role": "user", "content": said}], 1, info={"set": {1}, 2: "two"})  # type: ignore[dict-item]
+        replies = "".join(self._ask("user", [{"role": "user", "content": action.text}]) for _ in range(2))
+        return Step([{"role": "user", "content": replies}], 1, info={"set": {1}, 2: "two"})  # type: ignore[dict-item]
 
     def close(self) -> float | None:
         return -0.5
 
 
-def played(factory: Callable[..., Environment], play: Callable[[EpisodeConnection], Any]) -> Any:
+def run_episode(factory: Callable[..., Environment], episode_calls: Callable[[EpisodeConnection], Any]) -> Any:
     """Return the result of a rollout, with its process as a thread."""
 
     async def main() -> Any:
@@ -48,7 +48,7 @@ def played(factory: Callable[..., Environment], play: Callable[[EpisodeConnectio
         reader, writer = await asyncio.open_unix_connection(sock=here)
         connection = EpisodeConnection("it", reader, writer)
         try:
-            return await play(connection)
+            return await episode_calls(connection)
         finally:
             connection.drop()
             await asyncio.to_thread(thread.join)
@@ -63,12 +63,12 @@ def test_example_of_the_documentation_runs() -> None:
     exec(text, names)
     episode = Episode(kwargs={"words": ["yes", "no"]})
 
-    async def play(connection: EpisodeConnection) -> list[object]:
+    async def episode_calls(connection: EpisodeConnection) -> list[object]:
         begin = await connection.reset(episode, 10)
         steps = [await connection.step(Action(text), 10) for text in (" yes\n", "what")]
         return [begin, *steps, await connection.finish(10)]
 
-    begin, first, second, last = played(names["Echo"], play)
+    begin, first, second, last = run_episode(names["Echo"], episode_calls)
     assert begin == Begin([{"role": "user", "content": "yes"}], [])
     assert first == Step([{"role": "user", "content": "no"}], 0.5)
     assert second == Step([], 0.0, terminated=True)
@@ -76,13 +76,13 @@ def test_example_of_the_documentation_runs() -> None:
 
 
 def test_other_model_is_called_in_between() -> None:
-    asked: list[tuple[str, Sequence[Message]]] = []
+    requests: list[tuple[str, Sequence[Message]]] = []
 
     async def ask(role: str, messages: Sequence[Message]) -> str:
-        asked.append((role, messages))
+        requests.append((role, messages))
         return f"<{messages[-1]['content']}>\n\ud800"
 
-    async def play(connection: EpisodeConnection) -> Any:
+    async def episode_calls(connection: EpisodeConnection) -> Any:
         begin = await connection.reset(Episode(), 10, ask)
         return (
             begin,
@@ -90,11 +90,11 @@ def test_other_model_is_called_in_between() -> None:
             await connection.finish(10),
         )
 
-    begin, step, last = played(Talking, play)
+    begin, step, last = run_episode(Talking, episode_calls)
     assert begin.messages[0]["content"] == "<hi>\n\ud800"
     assert step.messages[0]["content"] == "<well>\n\ud800" * 2
     assert (step.reward, step.info, last) == (1.0, {"set": "{1}", "2": "two"}, -0.5)
-    assert [role for role, _ in asked] == ["user"] * 3
+    assert [role for role, _ in requests] == ["user"] * 3
 
 
 def test_error_of_the_other_model_is_raised() -> None:
@@ -102,7 +102,7 @@ def test_error_of_the_other_model_is_raised() -> None:
         raise HandlerError("no such role")
 
     with pytest.raises(HandlerError, match="no such role"):
-        played(Talking, lambda connection: connection.reset(Episode(), 10, ask))
+        run_episode(Talking, lambda connection: connection.reset(Episode(), 10, ask))
 
 
 @pytest.mark.parametrize(
@@ -124,4 +124,4 @@ def test_invalid_begin_is_refused(begin: Any, complaint: str) -> None:
             return begin  # type: ignore[no-any-return]
 
     with pytest.raises(HandlerError, match=f"environment it: reset.*{complaint}"):
-        played(Beginner, lambda connection: connection.reset(Episode(), 10))
+        run_episode(Beginner, lambda connection: connection.reset(Episode(), 10))

@@ -32,7 +32,7 @@ def late(**fields: Any) -> ProcessEnd:
 
 
 @pytest.mark.parametrize(
-    ("end", "whose"),
+    ("end", "cause"),
     [
         pytest.param(ProcessEnd(0), POLICY, id="ended"),
         pytest.param(ProcessEnd(1), POLICY, id="exit-code"),
@@ -72,11 +72,11 @@ def late(**fields: Any) -> ProcessEnd:
         pytest.param(late(cpu_s=0.1, conditions=FULL), UNKNOWN, id="time-limit-on-a-full-disk"),
         pytest.param(ProcessEnd(None, gone="sandbox s1 is gone"), UNKNOWN, id="gone"),
         pytest.param(ProcessEnd(None, gone="sandbox s1 is gone", conditions=FULL), UNKNOWN, id="gone-on-a-full-disk"),
-        pytest.param(ProcessEnd(None), UNKNOWN, id="nobody-knows"),
+        pytest.param(ProcessEnd(None), UNKNOWN, id="unknown"),
     ],
 )
-def test_cause_of_an_end(end: ProcessEnd, whose: EndCause) -> None:
-    assert doing(end)[0] is whose
+def test_end_is_attributed_to_its_cause(end: ProcessEnd, cause: EndCause) -> None:
+    assert doing(end)[0] is cause
 
 
 def test_end_is_read_from_a_command_in_a_sandbox() -> None:

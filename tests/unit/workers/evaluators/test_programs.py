@@ -25,7 +25,7 @@ def report(job: dict[str, Any], **changes: Any) -> dict[str, Any]:
     return {"nonce": job["nonce"], "passed": True, "error": "", "canaries": canaries, "end": END, **changes}
 
 
-def said(data: Any, code: int | None = 0) -> ExecResult:
+def printed(data: Any, code: int | None = 0) -> ExecResult:
     return ExecResult(code, b"noise\n" + json.dumps(data).encode() + b"\n", b"")
 
 
@@ -41,24 +41,24 @@ def judged(make: Callable[[dict[str, Any]], ExecResult]) -> Score:
     def run(argv: Sequence[str], stdin: bytes) -> ExecResult:
         job = json.loads(stdin)
         # the control always passes
-        return said(report(job)) if job["solution"] != SUBMISSION.files[SOLUTION] else make(job)
+        return printed(report(job)) if job["solution"] != SUBMISSION.files[SOLUTION] else make(job)
 
     return evaluate(FakeSandbox(commands=run))
 
 
 def test_report_of_this_run_with_its_canaries_is_success() -> None:
-    score = judged(lambda job: said(report(job)))
+    score = judged(lambda job: printed(report(job)))
     assert (score.value, score.details["passed"]) == (1.0, True)
 
 
 def test_failed_checks_score_zero_with_a_reason() -> None:
-    score = judged(lambda job: said(report(job, passed=False, error="AssertionError: ")))
+    score = judged(lambda job: printed(report(job, passed=False, error="AssertionError: ")))
     assert (score.value, score.details["reason"]) == (0.0, "AssertionError: ")
 
 
 @pytest.mark.parametrize("passes", [(True, True), (False, False), (False, True)])
 def test_canaries_with_unexpected_ends_are_tampering(passes: tuple[bool, bool]) -> None:
-    score = judged(lambda job: said(report(job, canaries=dict(zip(job["canaries"], passes, strict=True)))))
+    score = judged(lambda job: printed(report(job, canaries=dict(zip(job["canaries"], passes, strict=True)))))
     assert (score.value, score.details["tampered"]) == (0.0, True)
 
 
@@ -68,13 +68,13 @@ def test_canaries_with_unexpected_ends_are_tampering(passes: tuple[bool, bool]) 
         lambda job: ExecResult(0, b"", b""),
         lambda job: ExecResult(0, b"passed\n", b""),
         lambda job: ExecResult(0, job["nonce"].encode(), b""),
-        lambda job: said(report(job, nonce="0" * 32)),
-        lambda job: said({"nonce": job["nonce"], "passed": True}),
-        lambda job: said(report(job, passed=1)),
-        lambda job: said(report(job, canaries={})),
-        lambda job: said(report(job, canaries=dict.fromkeys(("check_a", "check_b"), True))),
-        lambda job: said(report(job), code=1),
-        lambda job: said([report(job)]),
+        lambda job: printed(report(job, nonce="0" * 32)),
+        lambda job: printed({"nonce": job["nonce"], "passed": True}),
+        lambda job: printed(report(job, passed=1)),
+        lambda job: printed(report(job, canaries={})),
+        lambda job: printed(report(job, canaries=dict.fromkeys(("check_a", "check_b"), True))),
+        lambda job: printed(report(job), code=1),
+        lambda job: printed([report(job)]),
     ],
 )
 def test_any_other_report_scores_zero(make: Callable[[dict[str, Any]], ExecResult]) -> None:

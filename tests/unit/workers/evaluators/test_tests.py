@@ -21,7 +21,7 @@ from workers.plugins.interfaces import Evaluator, ExecResult, Sandbox, Score, Su
 from workers.testing import FakeSandbox
 
 TEST_PATCH = "--- a/tests/test_x.py\n+++ b/tests/test_x.py\n@@ -1 +1 @@\n-a\n+b\n"
-PLAN = TestPlan("pytest -q", "/workspace", "src", TEST_PATCH, ["t.py::mend"], ["t.py::keep"])
+PLAN = TestPlan("pytest -q", "/workspace", "src", TEST_PATCH, ["t.py::fix"], ["t.py::keep"])
 
 
 def evaluate(evaluator: Evaluator, submission: Submission, sandbox: FakeSandbox) -> Score:
@@ -111,7 +111,7 @@ def answer(value: Any) -> ExecResult:
 
 
 DONE = ("passed", "passed", "passed")
-PASSED = outcome("t.py::mend", *DONE) + outcome("t.py::keep", *DONE) + BEHAVING
+PASSED = outcome("t.py::fix", *DONE) + outcome("t.py::keep", *DONE) + BEHAVING
 PATCHED = Submission(files={PATCH: "diff"})
 
 
@@ -122,10 +122,10 @@ def test_all_tests_passing_scores_one() -> None:
 @pytest.mark.parametrize(
     ("outcomes", "still_failing", "broken"),
     [
-        ([], ["t.py::mend"], ["t.py::keep"]),
-        (outcome("t.py::keep", *DONE), ["t.py::mend"], []),
+        ([], ["t.py::fix"], ["t.py::keep"]),
+        (outcome("t.py::keep", *DONE), ["t.py::fix"], []),
         (PASSED + outcome("t.py::keep", "failed"), [], ["t.py::keep"]),
-        (outcome("t.py::mend", "passed", "skipped", "passed"), ["t.py::mend"], ["t.py::keep"]),
+        (outcome("t.py::fix", "passed", "skipped", "passed"), ["t.py::fix"], ["t.py::keep"]),
     ],
 )
 def test_failed_tests_are_listed(outcomes: list[Record], still_failing: list[str], broken: list[str]) -> None:
@@ -162,7 +162,7 @@ def test_killed_reader_is_an_error_if_the_clean_tree_is_killed_too() -> None:
 
 @pytest.mark.parametrize("gold", ["", "diff"])
 def test_run_without_a_pass_is_an_error_if_a_control_has_none_either(gold: str) -> None:
-    for outcomes in ([], outcome("t.py::mend", "failed"), outcome("t.py::mend", "skipped")):
+    for outcomes in ([], outcome("t.py::fix", "failed"), outcome("t.py::fix", "skipped")):
         tree = Tree(outcomes, clean=outcomes)
         plan = replace(PLAN, command=f"pytest {uuid.uuid4()}", gold=gold)
         with pytest.raises(EvaluatorError, match="a control that must pass did not: no test was reported as passed"):
@@ -179,7 +179,7 @@ def test_control_runs_once_in_ten_minutes_per_instance_and_only_if_nothing_passe
     assert tree.n_runs == 4
 
 
-def test_control_has_nothing_of_the_patch() -> None:
+def test_control_runs_in_a_sandbox_without_the_patch() -> None:
     plan = replace(PLAN, command=f"pytest {uuid.uuid4()}")
     clean = Tree(clean=BEHAVING)
 
@@ -197,7 +197,7 @@ def without(name: str) -> list[Record]:
 
 
 @pytest.mark.parametrize(
-    ("outcomes", "told"),
+    ("outcomes", "reason"),
     [
         ([*without("test_c"), ["t.py::test_c", "call", "passed"]], "t.py::test_c passed, and must be failed"),
         ([*PASSED, ["t.py::test_d", "teardown", "failed"]], "t.py::test_d failed, and must be passed"),
@@ -207,13 +207,13 @@ def without(name: str) -> list[Record]:
         ([record for record in PASSED if "test_" not in record[0]], "t.py::test_c absent"),
     ],
 )
-def test_misbehaving_canary_scores_zero(outcomes: list[Record], told: str) -> None:
+def test_misbehaving_canary_scores_zero(outcomes: list[Record], reason: str) -> None:
     score = evaluate(PytestEvaluator(PLAN), PATCHED, Tree(outcomes, clean=BEHAVING).sandbox)
     assert score.value == 0.0
-    assert told in score.details["tampered"]
+    assert reason in score.details["tampered"]
 
 
-COPIES = {"t.py": {"copied": "mend"}}
+COPIES = {"t.py": {"copied": "fix"}}
 COPY_FAILED = outcome("t.py::copied", "passed", "failed", "passed")
 COPY_PASSED = outcome("t.py::copied", *DONE)
 
@@ -234,7 +234,7 @@ def test_copy_that_passes_next_to_its_test_scores_zero(copy: list[Record], clean
     tree = Tree(PASSED + copy, clean=BEHAVING + clean, copies=COPIES)
     score = evaluate(PytestEvaluator(PLAN), PATCHED, tree.sandbox)
     assert score.value == value
-    assert ("a copy of t.py::mend passed" in score.details.get("tampered", "")) is (value == 0.0)
+    assert ("a copy of t.py::fix passed" in score.details.get("tampered", "")) is (value == 0.0)
 
 
 def test_details_count_tests_without_a_copy_and_their_reasons() -> None:
@@ -250,12 +250,12 @@ def test_details_count_tests_without_a_copy_and_their_reasons() -> None:
     ("before", "after", "n_runs", "value"),
     [
         # a test that must pass fails after a copy: run again without copies
-        (outcome("t.py::mend", *DONE), outcome("t.py::keep", "passed", "failed", "passed"), 2, 1.0),
+        (outcome("t.py::fix", *DONE), outcome("t.py::keep", "passed", "failed", "passed"), 2, 1.0),
         # one fails before it, or one before and one after it: the copy is not the cause
-        (outcome("t.py::keep", "passed", "failed", "passed"), outcome("t.py::mend", *DONE), 1, 0.0),
-        (outcome("t.py::keep", "passed", "failed"), outcome("t.py::mend", "passed", "failed"), 1, 0.0),
+        (outcome("t.py::keep", "passed", "failed", "passed"), outcome("t.py::fix", *DONE), 1, 0.0),
+        (outcome("t.py::keep", "passed", "failed"), outcome("t.py::fix", "passed", "failed"), 1, 0.0),
         # it does not run with the copies
-        (outcome("t.py::mend", *DONE), [], 2, 1.0),
+        (outcome("t.py::fix", *DONE), [], 2, 1.0),
     ],
 )
 def test_patch_that_fails_by_tests_after_a_copy_is_run_again_without_copies(
@@ -330,7 +330,7 @@ KEY = b"key"
 
 def test_torn_lines_are_ignored() -> None:
     outcomes = Outcomes.parse(signed(PASSED, KEY) + b'0f ["t.py::x", "ca', KEY)
-    assert [outcomes.passed(f"t.py::{name}") for name in ("mend", "keep", "x")] == [True, True, False]
+    assert [outcomes.passed(f"t.py::{name}") for name in ("fix", "keep", "x")] == [True, True, False]
 
 
 @pytest.mark.parametrize(
@@ -339,7 +339,7 @@ def test_torn_lines_are_ignored() -> None:
         lambda lines: [*lines, lines[0]],  # repeated
         lambda lines: [lines[1], lines[0], *lines[2:]],  # in another order
         lambda lines: lines[1:],  # left out
-        lambda lines: [*lines[:2], b"0" * 64 + b' ["t.py::mend", "call", "passed"]', *lines[2:]],
+        lambda lines: [*lines[:2], b"0" * 64 + b' ["t.py::fix", "call", "passed"]', *lines[2:]],
         lambda lines: [*lines[:2], b"rubbish", *lines[2:]],
         lambda lines: [*lines[:2], b"", *lines[2:]],
         lambda lines: [line.replace(b"passed", b"failed") for line in lines],
@@ -350,7 +350,7 @@ def test_forged_lines_make_no_test_pass(change: Callable[[list[bytes]], list[byt
     lines = change(signed(PASSED, KEY).splitlines())
     outcomes = Outcomes.parse(b"\n".join(lines) + b"\n", KEY)
     assert outcomes.forged
-    assert not any(outcomes.passed(f"t.py::{name}") for name in ("mend", "keep"))
+    assert not any(outcomes.passed(f"t.py::{name}") for name in ("fix", "keep"))
 
 
 def test_lines_signed_with_another_key_make_no_test_pass() -> None:
@@ -406,9 +406,9 @@ def test_cut_id_matches_every_test_with_that_prefix(listed: str, passes: bool) -
     assert Outcomes.parse(signed(records, KEY), KEY).passed(listed) is passes
 
 
-@pytest.mark.parametrize(("may_xfail", "value"), [((), 0.0), (("t.py::mend",), 1.0)])
+@pytest.mark.parametrize(("may_xfail", "value"), [((), 0.0), (("t.py::fix",), 1.0)])
 def test_expected_failure_counts_as_a_pass_where_allowed(may_xfail: Sequence[str], value: float) -> None:
-    records = [*outcome("t.py::mend", "passed", "skipped", "passed"), ["t.py::mend", "call", "xfailed"]]
+    records = [*outcome("t.py::fix", "passed", "skipped", "passed"), ["t.py::fix", "call", "xfailed"]]
     plan = replace(PLAN, may_xfail=may_xfail)
     tree = Tree(records + outcome("t.py::keep", *DONE) + BEHAVING)
     assert evaluate(PytestEvaluator(plan), PATCHED, tree.sandbox).value == value

@@ -21,7 +21,7 @@ INSTANCE = CodeInstance.model_validate(FIELDS)
 
 
 @pytest.mark.parametrize(
-    ("change", "told"),
+    ("change", "reason"),
     [
         ({"entry_point": "g"}, "does not define the entry point 'g'"),
         ({"entry_point": "f; import os"}, "entry_point"),
@@ -29,8 +29,8 @@ INSTANCE = CodeInstance.model_validate(FIELDS)
         ({"solution": "x"}, "solution"),
     ],
 )
-def test_invalid_fields_are_refused(change: dict[str, Any], told: str) -> None:
-    with pytest.raises(ValidationError, match=told):
+def test_invalid_fields_are_refused(change: dict[str, Any], reason: str) -> None:
+    with pytest.raises(ValidationError, match=reason):
         CodeInstance.model_validate(FIELDS | change)
 
 

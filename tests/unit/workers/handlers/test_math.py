@@ -23,7 +23,7 @@ def test_families_are_those_of_reasoning_gym() -> None:
 
 
 @pytest.mark.parametrize(
-    ("change", "told"),
+    ("change", "reason"),
     [
         ({"family": "gdc"}, "no family 'gdc'; use one of: .*gcd"),
         ({"question": ""}, "question"),
@@ -31,8 +31,8 @@ def test_families_are_those_of_reasoning_gym() -> None:
         ({"extra": 1}, "extra"),
     ],
 )
-def test_invalid_fields_are_refused(change: dict[str, Any], told: str) -> None:
-    with pytest.raises(ValidationError, match=told):
+def test_invalid_fields_are_refused(change: dict[str, Any], reason: str) -> None:
+    with pytest.raises(ValidationError, match=reason):
         MathInstance.model_validate(FIELDS | change)
 
 

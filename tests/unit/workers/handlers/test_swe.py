@@ -26,7 +26,7 @@ INSTANCE = SweInstance.model_validate(FIELDS)
 
 
 @pytest.mark.parametrize(
-    ("change", "told"),
+    ("change", "reason"),
     [
         ({"test_patch": "nothing"}, "must be a unified diff"),
         ({"FAIL_TO_PASS": []}, "FAIL_TO_PASS"),
@@ -35,8 +35,8 @@ INSTANCE = SweInstance.model_validate(FIELDS)
         ({"environment": {**FIELDS["environment"], "pip": ["pytest>=8"]}}, "packages"),
     ],
 )
-def test_invalid_fields_are_refused(change: dict[str, Any], told: str) -> None:
-    with pytest.raises(ValidationError, match=told):
+def test_invalid_fields_are_refused(change: dict[str, Any], reason: str) -> None:
+    with pytest.raises(ValidationError, match=reason):
         SweInstance.model_validate(FIELDS | change)
 
 

@@ -115,7 +115,7 @@ class _Folder(FakeSandbox):
 
 
 def collected(root: Path, edit: str, limit_s: float = 60.0) -> Submission:
-    async def play() -> Submission:
+    async def main() -> Submission:
         folder = _Folder(root, limit_s)
         tree = root / "workspace"
         (tree / "code.py").write_text("a = 1\n")
@@ -123,9 +123,9 @@ def collected(root: Path, edit: str, limit_s: float = 60.0) -> Submission:
         await SweHandler(INSTANCE).prepare(folder)
         done = folder.run(edit, {"GIT_CONFIG_GLOBAL": "/dev/null"})
         assert done.code == 0, done
-        return await SweHandler(INSTANCE).collect(folder, "said")
+        return await SweHandler(INSTANCE).collect(folder, "answer")
 
-    return asyncio.run(play())
+    return asyncio.run(main())
 
 
 @pytest.mark.parametrize("name", TAKEN)
@@ -140,7 +140,7 @@ def test_submission_is_rejected_for(name: str, tmp_path: Path) -> None:
     edit, reason = REFUSED[name]
     submission = collected(tmp_path, f"set -e; {EDIT}{edit}")
     assert reason in submission.files[REJECTED]
-    assert submission.answer == "said"
+    assert submission.answer == "answer"
 
 
 @pytest.mark.parametrize(
@@ -151,7 +151,7 @@ def test_submission_is_rejected_for(name: str, tmp_path: Path) -> None:
         "rm .gitignore; mkfifo .gitignore",
     ],
 )
-def test_git_that_is_made_to_wait_finishes_or_ends_at_the_time_limit(edit: str, tmp_path: Path) -> None:
+def test_delayed_git_finishes_or_is_stopped_at_the_time_limit(edit: str, tmp_path: Path) -> None:
     try:
         files = collected(tmp_path, f"set -e; {EDIT}{edit}", limit_s=3.0).files
     except TimeoutError:

@@ -32,7 +32,7 @@ def test_named_reward_counts_as_the_score(score: Score, rule: Any, value: float)
 
 
 @pytest.mark.parametrize(
-    ("score", "rule", "said"),
+    ("score", "rule", "reason"),
     [
         (Score(rewards=BOTH), "", "'style', 'tests'; none of them counts"),
         (Score(rewards=BOTH), "speed", "no reward 'speed', which the batch counts; it gave 'style', 'tests'"),
@@ -47,6 +47,6 @@ def test_named_reward_counts_as_the_score(score: Score, rule: Any, value: float)
         (Score(rewards={"tests": 1e308}), {"tests": 1e10}, "inf as the reward"),
     ],
 )
-def test_missing_reward_is_not_replaced_by_another(score: Score, rule: Any, said: str) -> None:
-    with pytest.raises(EvaluatorError, match=said):
+def test_missing_reward_is_not_replaced_by_another(score: Score, rule: Any, reason: str) -> None:
+    with pytest.raises(EvaluatorError, match=reason):
         plugin_values.score(score, "it", rule)

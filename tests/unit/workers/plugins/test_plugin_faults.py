@@ -74,11 +74,11 @@ def test_exception_group_has_the_common_type_of_its_leaves() -> None:
     ids=lambda error: type(error).__name__,
 )
 def test_error_raised_for_several_rollouts_names_each_rollout(error: RolloutError) -> None:
-    said, before = str(error), dict(vars(error))
+    message, before = str(error), dict(vars(error))
     for rollout_id in ("b.0.0", "b.1.0", "b.0.0"):
         fault = fault_of(error, rollout_id, "agent a", AgentError)
-        assert (str(fault), type(fault), vars(fault)) == (f"{rollout_id}: {said}", type(error), before)
-    assert str(error) == said
+        assert (str(fault), type(fault), vars(fault)) == (f"{rollout_id}: {message}", type(error), before)
+    assert str(error) == message
 
 
 def test_descriptions_are_bounded_and_show_no_sql() -> None:

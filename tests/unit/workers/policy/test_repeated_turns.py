@@ -18,9 +18,9 @@ Turn = tuple[Message, Sequence[str]]
 _ids = count()
 
 
-def called(arguments: Any = '{"command": "ls"}', *observed: str, name: str = "bash", said: str = "") -> Turn:
+def called(arguments: Any = '{"command": "ls"}', *observed: str, name: str = "bash", content: str = "") -> Turn:
     """A turn of one call with its own id."""
-    message = calling((name, arguments), content=said).response
+    message = calling((name, arguments), content=content).response
     message["tool_calls"][0]["id"] = f"call_{next(_ids)}"
     return message, observed or ("a.py",)
 
@@ -94,11 +94,11 @@ def test_other_patterns_are_not_repetitions(turns: list[Turn]) -> None:
         (called(""), called("{}")),
         (called("{a: 1"), called("{a: 1")),
         (called("[" * 100_000), called("[" * 100_000)),
-        (called(LS, said="First I look."), called(LS, said="I look once more.")),
+        (called(LS, content="First I look."), called(LS, content="I look once more.")),
         (spoken("So."), spoken("\nSo.\n")),
         (spoken("\ud800"), spoken("\ud800")),
     ],
-    ids=["order", "no-arguments", "no-json", "deep", "said-beside", "blanks", "half-a-surrogate"],
+    ids=["order", "no-arguments", "no-json", "deep", "other-text", "blanks", "half-a-surrogate"],
 )
 def test_turns_are_equal(one: Turn, other: Turn) -> None:
     assert reached([one, other], 2) == [2]
@@ -146,12 +146,12 @@ def test_answer_that_a_program_sends_in_parts_is_one_turn() -> None:
 
 
 def test_parts_of_a_message_are_compared() -> None:
-    def asked(*texts: str) -> list[Message]:
+    def conversation(*texts: str) -> list[Message]:
         parts = [{"role": "user", "content": [{"type": "text", "text": text}]} for text in texts]
         return [message for part in parts for message in (answering("So.").response, part)]
 
-    assert conversation_repeats(asked("a", "a"), 2)
-    assert not conversation_repeats(asked("a", "b"), 2)
+    assert conversation_repeats(conversation("a", "a"), 2)
+    assert not conversation_repeats(conversation("a", "b"), 2)
 
 
 @pytest.mark.parametrize("given", [1, 0, -1, 1001])

@@ -26,10 +26,10 @@ HELLO = [{"role": "user", "content": "Are these equal?"}]
 class Talker(Double):
     """Answers a chat with the seed that it received."""
 
-    asked: ClassVar[list[SamplingParams]] = []
+    params: ClassVar[list[SamplingParams]] = []
 
     async def chat(self, request: ChatRequest) -> Completion:
-        self.asked.append(request.sampling)
+        self.params.append(request.sampling)
         await self.server.answer(10, str(request.sampling.seed))
         text = f"{request.model} {request.sampling.temperature} {request.sampling.seed}"
         return Completion(
@@ -81,7 +81,7 @@ def test_role_is_not_sent_parameters_about_the_policys_tokens() -> None:
         own = SamplingParams(top_k=5, cache_salt="7", min_tokens=2, stop_token_ids=(3,))
         async with models_of(server, judge=judge(server)) as models:
             await models["judge"].complete(HELLO, own)
-        sent = Talker.asked[-1]
+        sent = Talker.params[-1]
         assert (sent.top_k, sent.cache_salt, sent.min_tokens, sent.stop_token_ids) == (5, None, None, None)
 
     run(main())

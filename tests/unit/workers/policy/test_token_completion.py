@@ -43,7 +43,7 @@ class _Scripted:
     def __init__(self, *script: Generation | Exception | tuple[Generation, Exception]) -> None:
         self.address = EngineAddress("http://e1/v1")
         self.info = EngineInfo(token_in="generate")
-        self.asked: list[tuple[list[int], int]] = []
+        self.requests: list[tuple[list[int], int]] = []
         self.seeds: list[int | None] = []
         self.least: list[int | None] = []
         self.vocabularies: set[int | None] = set()
@@ -62,21 +62,21 @@ class _Scripted:
         n_vocabulary: int | None = None,
         experts: ExpertRange | None = None,
     ) -> Generation:
-        self.asked.append((prompt_ids.tolist(), max_tokens))
+        self.requests.append((prompt_ids.tolist(), max_tokens))
         self.seeds.append(sampling.seed)
         self.least.append(sampling.min_tokens)
         self.vocabularies.add(n_vocabulary)
         self.experts.append(experts)
-        play = next(self._script)
-        played, error = play if isinstance(play, tuple) else (play, None)
-        if isinstance(played, Exception):
-            raise played
+        step = next(self._script)
+        result, error = step if isinstance(step, tuple) else (step, None)
+        if isinstance(result, Exception):
+            raise result
         if on_ids is not None:
-            for number in played.response_ids.tolist():
+            for number in result.response_ids.tolist():
                 on_ids([number])
         if error is not None:
             raise error
-        generation: Generation = played
+        generation: Generation = result
         return generation
 
 
@@ -92,13 +92,13 @@ class _Bench:
         self.prompt = prompt.ids.tolist()
         self.call = TokenCompletion(prompt, text.tokenizer, parser, sampling, max_tokens, passed_on)
 
-    def play(self, engine: Any, told: str = "") -> Completion:
+    def run(self, engine: Any, notice: str = "") -> Completion:
         """Run the coroutine to its end, through all its waits."""
 
         async def main() -> None:
             while not self.call.ended:
                 try:
-                    await self.call.resume(engine, "", "r1", told)
+                    await self.call.resume(engine, "", "r1", notice)
                 except EngineBusy:
                     continue
 
@@ -131,7 +131,7 @@ def test_experts_of_parts_are_contiguous_and_a_part_without_tokens_has_none() ->
     first = routed("one two", 0, n, 7, "abort")
     held = n + len(first.response_ids)
     engine = _Scripted(nothing, first, nothing, routed(" three<|im_end|>", held - 1, held, 9))
-    completion = bench.play(engine)
+    completion = bench.run(engine)
     assert engine.experts == [ExpertRange(3, 0), ExpertRange(3, 0), *[ExpertRange(3, held - 1, 2)] * 2]
     experts = completion.routed_experts
     assert experts is not None
@@ -145,7 +145,7 @@ def test_experts_dropped_for_a_guide_are_requested_again() -> None:
     n = len(bench.prompt)
     bench.call._sampling = FormedSampling(**bench.call._sampling.model_dump(), guide={"json_schema": {}})
     engine = _Scripted(routed("one", 0, n, 7, "abort"), routed("two<|im_end|>", 0, n, 9))
-    completion = bench.play(engine)
+    completion = bench.run(engine)
     assert engine.experts == [ExpertRange(3, 0)] * 2
     assert completion.routed_experts is not None
     assert completion.routed_experts.ids is not None
@@ -171,9 +171,9 @@ def test_missing_rest_is_requested_from_all_ids_so_far() -> None:
     bench = _Bench(max_tokens=100)
     first, last = part("one two", "abort"), part(" three<|im_end|>")
     engine = _Scripted(first, last)
-    completion = bench.play(engine)
+    completion = bench.run(engine)
     n = len(first.response_ids)
-    assert engine.asked == [(bench.prompt, 100), (bench.prompt + first.response_ids.tolist(), 100 - n)]
+    assert engine.requests == [(bench.prompt, 100), (bench.prompt + first.response_ids.tolist(), 100 - n)]
     assert ids_of(completion) == first.response_ids.tolist() + last.response_ids.tolist()
     assert completion.response_logprobs is not None
     assert len(completion.response_logprobs) == completion.n_response_tokens
@@ -182,7 +182,7 @@ def test_missing_rest_is_requested_from_all_ids_so_far() -> None:
 
 def test_every_request_has_the_vocabulary_size() -> None:
     engine = _Scripted(part("one two", "abort"), part(" three<|im_end|>"))
-    _Bench().play(engine)
+    _Bench().run(engine)
     assert engine.vocabularies == {TOKENIZER.size}
 
 
@@ -190,7 +190,7 @@ def test_abort_at_the_exact_limit_is_the_end() -> None:
     text = "one two three"
     n = len(TOKENIZER.encode(text))
     bench = _Bench(n, live=True)
-    completion = bench.play(_Scripted(part(text, "abort")))
+    completion = bench.run(_Scripted(part(text, "abort")))
     assert completion.finish_reason == "length"
     assert bench.passed_on == text
 
@@ -198,41 +198,41 @@ def test_abort_at_the_exact_limit_is_the_end() -> None:
 def test_held_back_text_is_sent_at_an_end_by_length() -> None:
     text = "one <tool_"
     bench = _Bench(len(TOKENIZER.encode(text)), live=True)
-    completion = bench.play(_Scripted(part(text, "abort")))
+    completion = bench.run(_Scripted(part(text, "abort")))
     assert completion.response["content"] == text
     assert bench.passed_on == text
 
 
 def test_engine_without_room_for_a_continued_answer_ends_it() -> None:
     bench = _Bench()
-    completion = bench.play(_Scripted(part("one two", "abort"), FULL))
+    completion = bench.run(_Scripted(part("one two", "abort"), FULL))
     assert completion.finish_reason == "length"
     assert completion.response["content"] == "one two"
 
 
 def test_context_that_is_full_before_the_first_token_is_a_limit() -> None:
     with pytest.raises(LimitReached):
-        _Bench().play(_Scripted(FULL))
+        _Bench().run(_Scripted(FULL))
 
 
 def test_weights_that_sampled_no_token_are_not_listed() -> None:
     nothing = part("", "abort", versions=(VersionSpan("7", 0, 0),))
     last = part("one two<|im_end|>", versions=(VersionSpan("8", 0, len(TOKENIZER.encode("one two<|im_end|>"))),))
-    completion = _Bench().play(_Scripted(nothing, last))
+    completion = _Bench().run(_Scripted(nothing, last))
     assert completion.policy_version == "8"
     assert completion.versions == (VersionSpan("8", 0, completion.n_response_tokens),)
 
 
 def test_every_token_has_a_version_span_even_if_one_engine_does_not_report_it() -> None:
     first = part("one two", "abort", versions=(VersionSpan("7", 0, len(TOKENIZER.encode("one two"))),))
-    completion = _Bench().play(_Scripted(first, part(" three")))
+    completion = _Bench().run(_Scripted(first, part(" three")))
     n = len(first.response_ids)
     assert completion.versions == (VersionSpan("7", 0, n), VersionSpan("", n, completion.n_response_tokens))
-    assert _Bench().play(_Scripted(part("one"))).versions == ()
+    assert _Bench().run(_Scripted(part("one"))).versions == ()
 
 
 def test_parts_with_the_same_weights_are_one_span() -> None:
-    completion = _Bench().play(_Scripted(part("one two", "abort"), part(" three")), told="7")
+    completion = _Bench().run(_Scripted(part("one two", "abort"), part(" three")), notice="7")
     assert completion.versions == (VersionSpan("7", 0, completion.n_response_tokens),)
 
 
@@ -240,13 +240,13 @@ def test_first_mismatch_over_all_parts_is_reported() -> None:
     bench = _Bench()
     seen = token_ids([*bench.prompt[:3], 1])
     later = part("one two", "abort", prompt_ids=token_ids([*bench.prompt, 5, 6]))
-    completion = bench.play(_Scripted(later, part(" three", prompt_ids=seen)))
+    completion = bench.run(_Scripted(later, part(" three", prompt_ids=seen)))
     assert completion.mismatch == 3
 
 
 def test_engine_that_aborts_repeatedly_is_an_error() -> None:
     with pytest.raises(EngineError, match="aborted one answer 100 times"):
-        _Bench().play(_Scripted(*[part("", "abort")] * 200))
+        _Bench().run(_Scripted(*[part("", "abort")] * 200))
 
 
 def test_abort_pauses_the_engine_only_briefly() -> None:
@@ -261,25 +261,25 @@ def test_broken_stream_is_never_followed_by_another_answer(error: Any) -> None:
     bench = _Bench(live=True)
     engine = _Scripted((part("one two three"), error), part("another"))
     with pytest.raises(type(error)):
-        bench.play(engine)
+        bench.run(engine)
     begun = bench.passed_on
     assert begun
     with pytest.raises(Interrupted, match="ask again") as caught:
-        bench.play(engine)
+        bench.run(engine)
     assert caught.value.retryable
     assert bench.passed_on == begun
 
 
 def test_aborted_stream_continues() -> None:
     bench = _Bench(live=True)
-    completion = bench.play(_Scripted(part("one two", "abort"), EngineBusy("wait"), part(" three<|im_end|>")))
+    completion = bench.run(_Scripted(part("one two", "abort"), EngineBusy("wait"), part(" three<|im_end|>")))
     assert bench.passed_on == completion.response["content"] == "one two three"
 
 
 @pytest.mark.parametrize("live", [True, False])
 def test_message_ends_before_the_stop_string_in_its_ids(live: bool) -> None:
     bench = _Bench(stop=["\nObservation:"], live=live)
-    completion = bench.play(_Scripted(part("I look.\nObservation:", stop_reason="\nObservation:")))
+    completion = bench.run(_Scripted(part("I look.\nObservation:", stop_reason="\nObservation:")))
     assert completion.response["content"] == "I look."
     assert TOKENIZER.decode(ids_of(completion)) == "I look.\nObservation:"
     assert bench.passed_on == ("I look." if live else "")
@@ -288,7 +288,7 @@ def test_message_ends_before_the_stop_string_in_its_ids(live: bool) -> None:
 def test_continuation_after_an_abort_uses_a_new_seed() -> None:
     nothing, first = part("", "abort"), part("one two", "abort")
     engine = _Scripted(nothing, first, part(" three<|im_end|>"))
-    _Bench(seed=5).play(engine)
+    _Bench(seed=5).run(engine)
     assert engine.seeds == [5, 5, part_seed(5, len(first.response_ids))]
 
 
@@ -297,6 +297,6 @@ def test_min_tokens_include_those_before_an_abort() -> None:
     n = len(first.response_ids)
     for least in (n + 5, n - 1):
         engine = _Scripted(first, part(" three<|im_end|>"))
-        _Bench(min_tokens=least).play(engine)
+        _Bench(min_tokens=least).run(engine)
         assert engine.least == [least, max(0, least - n)]
         assert engine.seeds == [None, None]

@@ -50,7 +50,7 @@ def test_finished_work_is_not_referenced(loop: Loop) -> None:
     assert sum(known() is not None for known in seen) == 0
 
 
-def test_work_of_a_child_task_is_that_of_its_parent(loop: Loop) -> None:
+def test_child_task_has_the_work_of_its_parent(loop: Loop) -> None:
     busy, go_on = threading.Event(), threading.Event()
     started: list[Running[Any]] = []
 
@@ -82,12 +82,12 @@ def test_exit_in_a_task_ends_neither_the_loop_nor_other_tasks(loop: Loop, error:
         left = asyncio.create_task(_leave(error))
         await asyncio.wait([left])
         assert left.exception() is error
-        return "played"
+        return "result"
 
     neighbour: list[Running[Any]] = []
     with suppress(TimeoutError):
         loop.run(asyncio.sleep(0.2, "neighbour"), neighbour.append, within_s=0)
-    assert loop.run(stage(), within_s=60) == "played"
+    assert loop.run(stage(), within_s=60) == "result"
     with pytest.raises(type(error)):
         loop.run(_leave(error), within_s=60)
     assert neighbour[0].future.result(60) == "neighbour"
@@ -104,7 +104,7 @@ def test_only_the_owner_ends_the_loop(loop: Loop) -> None:
 
     for _ in range(20):
         loop.run(stage(), within_s=60)
-    assert loop.run(asyncio.sleep(0, "played"), within_s=60) == "played"
+    assert loop.run(asyncio.sleep(0, "result"), within_s=60) == "result"
 
 
 def test_blocking_callback_is_its_rollouts_work(loop: Loop) -> None:
@@ -129,7 +129,7 @@ def test_blocking_callback_is_its_rollouts_work(loop: Loop) -> None:
         started[0].cancel()
 
 
-def test_threads_know_the_work_that_they_run_for(loop: Loop) -> None:
+def test_thread_has_the_work_of_its_stage(loop: Loop) -> None:
     busy, go_on = threading.Event(), threading.Event()
     started: list[Running[Any]] = []
 

@@ -50,7 +50,7 @@ def questions(store: Store) -> Iterator[list[str]]:
     event.remove(store.engine, "before_cursor_execute", executed)
 
 
-def looks(store: Store, clock: Clock, starts: UpcomingStarts, seconds: float) -> list[str]:
+def queries_within(store: Store, clock: Clock, starts: UpcomingStarts, seconds: float) -> list[str]:
     """Return the queries in a number of seconds, with two looks a second."""
     with questions(store) as result:
         until = clock.now + seconds
@@ -60,16 +60,16 @@ def looks(store: Store, clock: Clock, starts: UpcomingStarts, seconds: float) ->
     return result
 
 
-def waiting(asked: list[str]) -> int:
-    return sum("RECURSIVE" in each for each in asked)
+def n_full_queries(queries: list[str]) -> int:
+    return sum("RECURSIVE" in each for each in queries)
 
 
 def test_idle_node_queries_rarely(sqlite_store: Store) -> None:
     announce(sqlite_store, 1)
     clock = Clock()
     starts = UpcomingStarts(sqlite_store, "n0", 60.0, clock)
-    asked = looks(sqlite_store, clock, starts, 20.0)
-    assert (waiting(asked), len(asked)) == (10, 20)
+    queries = queries_within(sqlite_store, clock, starts, 20.0)
+    assert (n_full_queries(queries), len(queries)) == (10, 20)
 
 
 def test_rate_of_full_queries_does_not_depend_on_the_number_of_nodes(sqlite_store: Store) -> None:
@@ -77,7 +77,7 @@ def test_rate_of_full_queries_does_not_depend_on_the_number_of_nodes(sqlite_stor
     submit(sqlite_store, 100)
     clock = Clock()
     starts = UpcomingStarts(sqlite_store, "n0", 60.0, clock)
-    assert waiting(looks(sqlite_store, clock, starts, 40.0)) == 4
+    assert n_full_queries(queries_within(sqlite_store, clock, starts, 40.0)) == 4
 
 
 def test_rollouts_that_waited_long_ago_are_dropped(sqlite_store: Store) -> None:

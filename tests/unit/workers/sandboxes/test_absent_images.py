@@ -65,10 +65,10 @@ def test_cached_image_is_checked_by_its_key() -> None:
 def test_registry_is_queried_for_the_manifest(tmp_path: Path) -> None:
     with registry(tmp_path / "files") as (host, content):
         assert absent_image(f"{host}/a/b:1", {}) == ""
-        assert content.asked == ["/v2/a/b/manifests/1"]
+        assert content.requested_paths == ["/v2/a/b/manifests/1"]
         place = host.removeprefix("docker://")
-        said = absent_image(f"{host}/{UNKNOWN}", {})
-        assert said.startswith(f"the registry {place} has no image {host}/{UNKNOWN}")
+        reason = absent_image(f"{host}/{UNKNOWN}", {})
+        assert reason.startswith(f"the registry {place} has no image {host}/{UNKNOWN}")
         set_alias(f"{place}/{UNKNOWN}", "host")
         assert absent_image(f"{host}/{UNKNOWN}", {}) == ""
 

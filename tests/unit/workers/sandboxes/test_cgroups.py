@@ -13,7 +13,7 @@ from workers.sandboxes import cgroups
 
 
 @pytest.fixture
-def given(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+def configured_cgroup(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """Return the folder that FARM_CGROUP names."""
     folder = tmp_path / "given"
     folder.mkdir()
@@ -42,9 +42,11 @@ def test_control_groups_are_optional(monkeypatch: pytest.MonkeyPatch, tmp_path: 
     ("controllers", "complaint"),
     [(None, "is neither a control group"), ("cpu pids", "the memory controller is not delegated")],
 )
-def test_configured_group_needs_the_memory_controller(given: Path, controllers: str | None, complaint: str) -> None:
+def test_configured_group_needs_the_memory_controller(
+    configured_cgroup: Path, controllers: str | None, complaint: str
+) -> None:
     if controllers is not None:
-        as_v2(given, controllers)
+        as_v2(configured_cgroup, controllers)
     assert complaint in cgroups.missing()
     state = settings().scratch / "sandboxes/one"
     state.mkdir()
@@ -52,21 +54,21 @@ def test_configured_group_needs_the_memory_controller(given: Path, controllers: 
         cgroups.make(state, 100, 10)
 
 
-def test_missing_folder_is_reported(given: Path) -> None:
-    given.rmdir()
+def test_missing_folder_is_reported(configured_cgroup: Path) -> None:
+    configured_cgroup.rmdir()
     assert "FARM_CGROUP" in cgroups.missing()
 
 
-def test_controllers_are_passed_down(given: Path) -> None:
-    as_v2(given, "cpu io memory pids")
+def test_controllers_are_passed_down(configured_cgroup: Path) -> None:
+    as_v2(configured_cgroup, "cpu io memory pids")
     # the kernel creates these with the folder
-    parent = given / cgroups._name(settings().scratch.absolute() / "sandboxes")
+    parent = configured_cgroup / cgroups._name(settings().scratch.absolute() / "sandboxes")
     parent.mkdir()
     as_v2(parent, "memory")
     state = settings().scratch / "sandboxes/.ready.key.one"
     state.mkdir()
     group = Path(cgroups.make(state, 100, 10))
-    assert (given / "cgroup.subtree_control").read_text() == "+memory +pids +cpu"
+    assert (configured_cgroup / "cgroup.subtree_control").read_text() == "+memory +pids +cpu"
     assert (parent / "cgroup.subtree_control").read_text() == "+memory"
     assert group.parent == parent
     assert cgroups.of(state) == str(group)
@@ -101,10 +103,10 @@ def test_limits_are_written(tmp_path: Path, is_v2: bool, written: dict[str, str]
     assert cgroups.memory_mb(str(tmp_path)) == 100
 
 
-def test_groups_without_a_sandbox_are_removed(given: Path) -> None:
-    (given / "memory.limit_in_bytes").touch()
+def test_groups_without_a_sandbox_are_removed(configured_cgroup: Path) -> None:
+    (configured_cgroup / "memory.limit_in_bytes").touch()
     states = settings().scratch.absolute() / "sandboxes"
-    parent = given / cgroups._name(states)
+    parent = configured_cgroup / cgroups._name(states)
     for name in ("wanted", "left"):
         (parent / name).mkdir(parents=True)
     (states / "one").mkdir()

@@ -19,8 +19,8 @@ MB = 1 << 20
 
 
 def room(monkeypatch: pytest.MonkeyPatch, n_bytes: int, n_files: int, *, counts_files: bool = True) -> None:
-    found = Room(n_bytes // 512, 512, n_files, n_files if counts_files else 0)
-    monkeypatch.setattr(os, "statvfs", lambda _: found)
+    room = Room(n_bytes // 512, 512, n_files, n_files if counts_files else 0)
+    monkeypatch.setattr(os, "statvfs", lambda _: room)
 
 
 def write(folder: Path, n_mb: int) -> None:
@@ -119,14 +119,14 @@ def test_closed_folder_hides_nothing(folder: Path) -> None:
     (closed / "inside").mkdir()
     closed.chmod(0)
 
-    def found() -> bool:
+    def filled() -> bool:
         use = DiskUse(folder, os.getpid())
         use.look(full=True)
         return use.filled_the_disk()
 
-    assert as_ordinary_user(found)
+    assert as_ordinary_user(filled)
     closed.chmod(0o755)
-    assert not as_ordinary_user(found)
+    assert not as_ordinary_user(filled)
 
 
 def as_ordinary_user(check: Callable[[], bool]) -> bool:

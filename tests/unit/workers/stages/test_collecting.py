@@ -17,7 +17,7 @@ from workers.testing import FakeSandbox
 
 LIMIT_S = 60.0
 OURS, FRESH = FakeSandbox(), FakeSandbox()
-WHOLE = Submission(answer="said", files={"patch": "+"})
+WHOLE = Submission(answer="answer", files={"patch": "+"})
 
 
 class Collecting:
@@ -48,7 +48,7 @@ class Collecting:
         now = asyncio.get_running_loop().time
         began = now()
         with StageClock(now).as_current() as clock:
-            submission = await collected(Collect(self.collect, self.fresh, LIMIT_S, 300.0), sandbox, "said")
+            submission = await collected(Collect(self.collect, self.fresh, LIMIT_S, 300.0), sandbox, "answer")
         assert self.n_open == 0
         return submission, now() - began - clock.stopped_s
 
@@ -60,7 +60,7 @@ def test_submission_in_time_is_accepted_at_once() -> None:
 
 def test_submission_that_the_policy_made_slow_is_scored_only_by_its_answer() -> None:
     submission, on_clock_s = run(Collecting([1e4, 1e4], 1.0).submission())
-    assert submission == Submission(answer="said")
+    assert submission == Submission(answer="answer")
     assert on_clock_s == pytest.approx(LIMIT_S), "finding the cause is not on its clock"
 
 
@@ -69,7 +69,7 @@ def test_submission_in_time_at_the_second_attempt_is_accepted() -> None:
 
 
 def test_submission_that_a_fresh_sandbox_cannot_read_either_counts_as_in_time() -> None:
-    assert run(Collecting([1e4, 1e4], 1.0, ToolError("no file")).submission())[0] == Submission(answer="said")
+    assert run(Collecting([1e4, 1e4], 1.0, ToolError("no file")).submission())[0] == Submission(answer="answer")
 
 
 @pytest.mark.parametrize(

@@ -42,14 +42,14 @@ class Slow(ScriptedPolicy):
     def paused_s(self, value: float) -> None:
         """The base class sets it once."""
 
-    async def complete(self, *asked: Any, **more: Any) -> Completion:
+    async def complete(self, *args: Any, **more: Any) -> Completion:
         self._since = time.monotonic()
         try:
             await asyncio.sleep(self._takes_s)
         except asyncio.CancelledError:
             self.cancelled = True
             raise
-        return await super().complete(*asked, **more)
+        return await super().complete(*args, **more)
 
 
 async def record(call: ModelCall) -> None:
@@ -71,13 +71,13 @@ def job_of(run_s: float = 0.2, **more: Any) -> StageJob:
     )
 
 
-def play(policy: Slow, run_s: float = 0.2) -> RunResult:
+def run_stage(policy: Slow, run_s: float = 0.2) -> RunResult:
     return asyncio.run(run(resolve_problem(job_of(run_s)), policy, record, keep))
 
 
 def test_slow_policy_reaches_its_deadline() -> None:
     policy = Slow()
-    assert play(policy).outcome is Outcome.DEADLINE
+    assert run_stage(policy).outcome is Outcome.DEADLINE
     assert policy.cancelled
 
 
@@ -86,12 +86,12 @@ def test_deadline_during_a_wait_for_engines_is_an_engine_error() -> None:
     with pytest.raises(
         EngineError, match=r"r1: its 0\.2 s ended while it waited for engines: engine http://e1/v1 is out"
     ):
-        play(policy)
+        run_stage(policy)
     assert policy.cancelled
 
 
 def test_pause_for_new_weights_is_not_charged() -> None:
-    assert play(Slow(paused=True, takes_s=0.6)).outcome is Outcome.ANSWERED
+    assert run_stage(Slow(paused=True, takes_s=0.6)).outcome is Outcome.ANSWERED
 
 
 class Held(Slow):
@@ -101,23 +101,23 @@ class Held(Slow):
         super().__init__()
         self._stands_s = stands_s
 
-    async def complete(self, *asked: Any, **more: Any) -> Completion:
+    async def complete(self, *args: Any, **more: Any) -> Completion:
         for n in range(5):
             await asyncio.sleep(0.05)
             if n == 2:
                 time.sleep(self._stands_s)  # noqa: ASYNC251 - that is what it is for
-        return await ScriptedPolicy.complete(self, *asked, **more)
+        return await ScriptedPolicy.complete(self, *args, **more)
 
 
 def test_time_in_which_the_process_was_blocked_is_not_charged() -> None:
-    assert play(Held(stands_s=4.0), run_s=4.0).outcome is Outcome.ANSWERED
+    assert run_stage(Held(stands_s=4.0), run_s=4.0).outcome is Outcome.ANSWERED
 
 
 def test_error_of_the_agent_is_raised_unchanged() -> None:
     policy = Slow(takes_s=0.0)
     policy._script = iter([EngineError("r1: gone")])
     with pytest.raises(EngineError, match="r1: gone"):
-        play(policy)
+        run_stage(policy)
 
 
 class Stubborn:
@@ -148,11 +148,11 @@ def end(agent: Stubborn) -> list[dict[str, Any]]:
 
     async def main() -> None:
         asyncio.get_running_loop().set_exception_handler(lambda loop, context: complaints.append(context))
-        play = asyncio.ensure_future(agent.run())
+        run_stage = asyncio.ensure_future(agent.run())
         await asyncio.sleep(0)
-        await ended(play, "r1", patience_s=0.01)
-        assert play.done()
-        del play
+        await ended(run_stage, "r1", patience_s=0.01)
+        assert run_stage.done()
+        del run_stage
         gc.collect()
 
     asyncio.run(main())

@@ -33,13 +33,13 @@ def no_sandbox(*_: object, **__: object) -> AbstractAsyncContextManager[Sandbox]
 def test_instances_validate_and_are_in_the_script(source: str, n: int, tmp_path: Path) -> None:
     instances = PROBLEMS[source]()
     problems = example_script(instances)
-    book = Script.read(write_script(problems, tmp_path / "book.jsonl"))
+    script = Script.read(write_script(problems, tmp_path / "book.jsonl"))
     assert len(instances) == n
     for instance, problem in zip(instances, problems, strict=True):
         handler = HANDLERS[source]
         messages = handler(handler.instance_type.model_validate(instance.fields)).messages()
         firsts = [branch.turns[0] for branch in problem.branches]
-        assert all(book.next_turn(messages, seed) in firsts for seed in range(10))
+        assert all(script.next_turn(messages, seed) in firsts for seed in range(10))
 
 
 def test_problems_are_reproducible() -> None:
@@ -63,13 +63,13 @@ def test_programs_of_math_rollouts_print_the_answer() -> None:
 
 def test_rewards_differ_within_most_groups_of_four() -> None:
     instances = [*math_problems(), *humaneval_problems(40), *swe_problems()]
-    book = Script(example_script(instances))
+    script = Script(example_script(instances))
     n_mixed = 0
     for instance, problem in zip(instances, example_script(instances), strict=True):
         handler = HANDLERS[instance.data_source]
         messages = handler(handler.instance_type.model_validate(instance.fields)).messages()
         # Rollouts with equal beginnings cannot be distinguished by their first turn, so the draw itself is checked.
-        drawn = {book.next_branch(messages, seed) for seed in range(4)}
+        drawn = {script.next_branch(messages, seed) for seed in range(4)}
         right = {"reference" in name for name in drawn}
         n_mixed += len(right) == 2
         assert {branch.name for branch in problem.branches} >= drawn

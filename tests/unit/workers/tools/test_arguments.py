@@ -123,7 +123,7 @@ def test_unambiguous_deviations_are_accepted() -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "told"),
+    ("text", "expected"),
     [
         ("{}", "command: required, but missing"),
         ("", "command: required, but missing"),
@@ -150,8 +150,8 @@ def test_unambiguous_deviations_are_accepted() -> None:
         ("[" * 100_000, "are not JSON"),
     ],
 )
-def test_complaint_names_the_necessary_change(text: str, told: str) -> None:
-    assert told in complaint(text)
+def test_complaint_names_the_necessary_change(text: str, expected: str) -> None:
+    assert expected in complaint(text)
 
 
 def test_complaint_is_short() -> None:

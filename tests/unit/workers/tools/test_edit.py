@@ -140,7 +140,7 @@ def test_mixed_line_ends_stay_mixed() -> None:
         (b"a\x0cb\xe2\x80\xa8c\nd\n", 1, "x", b"a\x0cb\xe2\x80\xa8c\nx\nd\n"),
     ],
 )
-def test_insert(before: bytes, line: int, text: str, after: bytes) -> None:
+def test_insert_adds_lines_and_can_be_undone(before: bytes, line: int, text: str, after: bytes) -> None:
     edit = Editor(before)
     edit("insert", insert_line=line, insert_text=text)
     assert edit.data == after

@@ -47,17 +47,17 @@ Answer = Callable[[Request], Response]
 
 
 class _Server:
-    """Answers with these results in turn, the last one repeatedly; `asked` are the requests, `bodies` their bodies."""
+    """Answers with these results in turn, the last one repeatedly, and records the requests and their bodies."""
 
     def __init__(self, *answers: Answer | Response) -> None:
         self._answers = list(answers) or [JSONResponse({"results": FOUND})]
-        self.asked: list[Request] = []
+        self.requests: list[Request] = []
         self.bodies: list[bytes] = []
 
     async def answer(self, request: Request) -> Response:
-        self.asked.append(request)
+        self.requests.append(request)
         self.bodies.append(await request.body())
-        result = self._answers[min(len(self.asked), len(self._answers)) - 1]
+        result = self._answers[min(len(self.requests), len(self._answers)) - 1]
         return result if isinstance(result, Response) else result(request)
 
     @contextmanager
@@ -66,7 +66,7 @@ class _Server:
             yield url
 
 
-async def asked(tool: Tool, timeout_s: float, **arguments: Any) -> str:
+async def call_tool(tool: Tool, timeout_s: float, **arguments: Any) -> str:
     try:
         return (await tool.call(tool.arguments(**{"query": "a thing", **arguments}), timeout_s)).text
     finally:
@@ -75,7 +75,7 @@ async def asked(tool: Tool, timeout_s: float, **arguments: Any) -> str:
 
 def search(address: str, timeout_s: float = 10.0, *, allowed: str = "", blocked: str = "", **arguments: Any) -> str:
     chosen = Settings(search=address, search_key=KEY, search_allowed=allowed, search_blocked=blocked)
-    return asyncio.run(asked(SearchTool(None, chosen), timeout_s, **arguments))
+    return asyncio.run(call_tool(SearchTool(None, chosen), timeout_s, **arguments))
 
 
 @pytest.mark.parametrize("kind", ["tavily", "searxng", "http"])
@@ -90,11 +90,11 @@ def test_results_are_numbered_for_every_engine(kind: str) -> None:
         assert "2. " not in search(f"{kind}:{url}", max_results=1).replace("2. Forged", "")
 
 
-def test_request_to_tavily() -> None:
+def test_tavily_gets_its_request_format() -> None:
     server = _Server()
     with server.listening() as url:
         search(f"tavily:{url}/", allowed="example.org", blocked="a.example.org, *.github.com", max_results=3)
-    (request,), (body,) = server.asked, server.bodies
+    (request,), (body,) = server.requests, server.bodies
     assert (request.method, request.url.path) == ("POST", "/search")
     assert request.headers["authorization"] == f"Bearer {KEY}"
     assert json.loads(body) == {
@@ -105,20 +105,20 @@ def test_request_to_tavily() -> None:
     }
 
 
-def test_request_to_searxng() -> None:
+def test_searxng_gets_its_request_format() -> None:
     server = _Server()
     with server.listening() as url:
         search(f"searxng:{url}/below", query="  é & b=c? ", blocked="github.com")
-    (request,) = server.asked
+    (request,) = server.requests
     assert (request.method, request.url.path) == ("GET", "/below/search")
     assert dict(request.query_params) == {"q": "é & b=c?", "format": "json"}
 
 
-def test_request_to_any_other_endpoint() -> None:
+def test_other_endpoint_gets_the_general_request_format() -> None:
     server = _Server(JSONResponse({"results": [{"url": "https://x.org", "title": "X", "snippet": "here"}]}))
     with server.listening() as url:
         assert search(f"http:{url}/v1/find?index=7") == "1. X\n   https://x.org\n   here"
-    (request,), (body,) = server.asked, server.bodies
+    (request,), (body,) = server.requests, server.bodies
     assert (request.method, request.url.path, request.url.query) == ("POST", "/v1/find", "index=7")
     assert request.headers["content-type"] == "application/json"
     assert json.loads(body) == {"query": "a thing", "max_results": 5, "allowed_domains": [], "blocked_domains": []}
@@ -214,7 +214,7 @@ def test_busy_engine_is_retried(code: int) -> None:
     server = _Server(PlainTextResponse("busy", code), JSONResponse({"results": FOUND}))
     with server.listening() as url:
         assert search(f"searxng:{url}").startswith("1. First")
-    assert len(server.asked) == 2
+    assert len(server.requests) == 2
 
 
 def test_retry_after_is_respected() -> None:
@@ -222,7 +222,7 @@ def test_retry_after_is_respected() -> None:
         server = _Server(PlainTextResponse("later", 429, {"Retry-After": after}))
         with server.listening() as url, pytest.raises(AgentError, match="HTTP 429, and there is no time left"):
             search(f"searxng:{url}", timeout_s=10.0)
-        assert len(server.asked) == 1
+        assert len(server.requests) == 1
     server = _Server(PlainTextResponse("later", 429, {"Retry-After": "0.1"}), JSONResponse({"results": FOUND}))
     with server.listening() as url:
         assert search(f"searxng:{url}").startswith("1. First")
@@ -245,7 +245,7 @@ def test_refused_query_is_reported_to_the_model(code: int) -> None:
     server = _Server(PlainTextResponse("Query is too long", code))
     with server.listening() as url, pytest.raises(ToolError, match=f"does not take this query .HTTP {code}."):
         search(f"searxng:{url}")
-    assert len(server.asked) == 1
+    assert len(server.requests) == 1
 
 
 @pytest.mark.parametrize("code", [401, 402, 403, 404, 432])
@@ -254,7 +254,7 @@ def test_wrong_key_is_an_agent_error(code: int) -> None:
     with server.listening() as url, pytest.raises(AgentError, match=f"HTTP {code}; check FARM_SEARCH") as raised:
         search(f"searxng:{url}")
     assert KEY not in str(raised.value)
-    assert len(server.asked) == 1
+    assert len(server.requests) == 1
 
 
 def test_redirects_are_not_followed() -> None:
@@ -264,8 +264,8 @@ def test_redirects_are_not_followed() -> None:
             server = _Server(RedirectResponse(target, 302))
             with server.listening() as url, pytest.raises(AgentError, match="it answers HTTP 302"):
                 search(f"searxng:{url}")
-            assert len(server.asked) == 1
-    assert reached.asked == []
+            assert len(server.requests) == 1
+    assert reached.requests == []
 
 
 async def never(request: Request) -> Response:
@@ -387,9 +387,9 @@ def test_query_length_is_limited(query: str) -> None:
 def test_hundred_concurrent_and_cancelled_searches() -> None:
     async def all_at_once(url: str) -> None:
         tools = [SearchTool(None, Settings(search=f"searxng:{url}")) for _ in range(100)]
-        assert len(set(await asyncio.gather(*(asked(tool, 20.0) for tool in tools)))) == 1
+        assert len(set(await asyncio.gather(*(call_tool(tool, 20.0) for tool in tools)))) == 1
         tool = SearchTool(None, Settings(search="searxng:http://127.0.0.1:9"))
-        task = asyncio.create_task(asked(tool, 60.0))
+        task = asyncio.create_task(call_tool(tool, 60.0))
         await asyncio.sleep(0.05)
         task.cancel()
         with pytest.raises(asyncio.CancelledError):

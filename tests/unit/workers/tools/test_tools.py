@@ -49,7 +49,7 @@ def test_submit_ends_the_rollout() -> None:
     asyncio.run(tool.close())
 
 
-def test_think_changes_nothing() -> None:
+def test_think_only_confirms_the_thought() -> None:
     tool: Tool = ThinkTool(None)
     assert asyncio.run(tool.call(tool.arguments(thought="x" * 10_000), 1)) == Observation(
         "Your thought has been logged."

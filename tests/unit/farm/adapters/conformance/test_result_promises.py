@@ -79,7 +79,7 @@ def each_row(**changed: Any) -> PlainResults:
 
 def of(outcome: Outcome, **changed: Any) -> PlainResults:
     """Return an adapter whose results of one outcome have these values."""
-    return PlainResults(lambda result, played: replace(result, **changed) if played.outcome is outcome else result)
+    return PlainResults(lambda result, original: replace(result, **changed) if original.outcome is outcome else result)
 
 
 TOKENS, LOGPROBS = "tokens, for all", "log-probabilities are"
@@ -87,15 +87,15 @@ REWARD, BROKEN, STOPS = "has its own reward", "has no reward", "has a stop reaso
 FAULTS: dict[str, tuple[PlainResults, str]] = {
     "zeros": (each(reward=lambda result: result.reward or 0.0), BROKEN),
     "zeros of what was cancelled": (of(Outcome.CANCELLED, reward=0.0), BROKEN),
-    "a score from before": (PlainResults(lambda result, played: replace(result, reward=played.reward)), BROKEN),
-    "broken is told as an end": (each(ended=lambda result: True), BROKEN),
+    "a score from before": (PlainResults(lambda result, original: replace(result, reward=original.reward)), BROKEN),
+    "broken is reported as an end": (each(ended=lambda result: True), BROKEN),
     "errors without a name": (each(error=lambda result: result.error and "it broke"), BROKEN),
     "no error": (each(error=lambda result: ""), BROKEN),
     "halved rewards": (each(reward=lambda result: result.reward and result.reward / 2), REWARD),
     "no zeros": (each(reward=lambda result: result.reward or None), REWARD),
     "a deadline is an error": (of(Outcome.DEADLINE, error="it was late"), REWARD),
-    "a limit is told as an end": (of(Outcome.MAX_TURNS, stop_reason="answered"), STOPS),
-    "a limit is told as broken": (of(Outcome.CONTEXT_FULL, stop_reason="error"), STOPS),
+    "a limit is reported as an end": (of(Outcome.MAX_TURNS, stop_reason="answered"), STOPS),
+    "a limit is reported as broken": (of(Outcome.CONTEXT_FULL, stop_reason="error"), STOPS),
     "no stop reason": (of(Outcome.INVALID_ACTION, stop_reason=""), STOPS),
     "the rollout of another": (each(rollout_id=lambda result: "b.0.0"), "names its own rollout"),
     "a row less": (each(rows=lambda result: result.rows[:-1]), TOKENS),
@@ -156,8 +156,8 @@ def test_constructed_calls_match_the_rows() -> None:
 def test_all_policy_outcomes_are_tried() -> None:
     seen: set[Outcome | None] = set()
 
-    def note(result: TrainerResult, played: Rollout) -> TrainerResult:
-        seen.add(played.outcome)
+    def note(result: TrainerResult, original: Rollout) -> TrainerResult:
+        seen.add(original.outcome)
         return result
 
     list(examine_results(PlainResults(note)))

@@ -18,7 +18,7 @@ from farm.records.trajectory import ModelCall, token_ids
 SAMPLING: dict[str, Any] = {"model": "hosted_vllm/Qwen/Qwen3-4B", "api_key": "dummy_key", "temperature": 1.4}
 
 
-def asked(**values: Any) -> ProcessRequest:
+def process_request(**values: Any) -> ProcessRequest:
     instance = {"data_source": "deepscaler", "trajectory_id": 1, "prompt": "2+2", "answer": "4"}
     return ProcessRequest(**{"instance": instance, "sampling_params": SAMPLING} | values)
 
@@ -42,7 +42,7 @@ def test_data_source_has_a_handler(data_source: str, handler: str) -> None:
     assert handler_of(data_source) == handler
 
 
-@pytest.mark.parametrize("data_source", ["gui", "osworld", "near", "if_eval", "swebench_multimodal", "unheard"])
+@pytest.mark.parametrize("data_source", ["gui", "osworld", "near", "if_eval", "swebench_multimodal", "unknown"])
 def test_unsupported_data_source_is_refused_by_name(data_source: str) -> None:
     with pytest.raises(UnknownHandler, match=data_source):
         handler_of(data_source)
@@ -67,7 +67,7 @@ def test_sampling_mix_is_mapped_to_sampling_and_limits() -> None:
         "enable_thinking": False,
         "top_p": 0.9,
     }
-    batch = batch_of(asked(sampling_params=SAMPLING | mix | {"custom_tokenizer": "/models/q"}), "http://e:1")
+    batch = batch_of(process_request(sampling_params=SAMPLING | mix | {"custom_tokenizer": "/models/q"}), "http://e:1")
     assert (batch.sampling.temperature, batch.sampling.top_p, batch.sampling.max_tokens) == (1.4, 0.9, 1536)
     limits = batch.limits
     assert (limits.max_turns, limits.max_tokens, limits.max_row_tokens, limits.run_s) == (30, 9000, 9000, 77.0)
@@ -92,23 +92,26 @@ def test_sampling_mix_is_mapped_to_sampling_and_limits() -> None:
 def test_answers_and_rows_have_the_length_limits_of_prorls_server(
     mix: dict[str, Any], answer: int | None, row: int | None, sampled: int
 ) -> None:
-    batch = batch_of(asked(sampling_params=mix))
+    batch = batch_of(process_request(sampling_params=mix))
     assert batch.sampling.max_tokens == answer
     assert (batch.limits.max_row_tokens, batch.limits.max_tokens) == (row, sampled)
 
 
 def test_omitted_values_are_the_defaults_of_prorls_server() -> None:
-    batch = batch_of(asked(sampling_params={}))
+    batch = batch_of(process_request(sampling_params={}))
     assert (batch.sampling.temperature, batch.sampling.top_p, batch.limits.max_turns) == (0.0, 1.0, 2)
     assert (batch.limits.max_observation_chars, batch.limits.max_repeats) == (30_000, 4)
-    assert batch_of(asked(sampling_params={"strict_loop_detector": True})).limits.max_repeats == 2
+    assert batch_of(process_request(sampling_params={"strict_loop_detector": True})).limits.max_repeats == 2
 
 
 def test_settings_of_the_client_library_are_ignored() -> None:
     given = {"timeout": 30, "max_input_tokens": 9, "reasoning_effort": "high", "num_retries": 4, "disable_vision": True}
     given |= {"input_cost_per_token": 0.1, "openrouter_app_name": "x", "base_url": None, "api_version": None}
     given |= {"custom_llm_provider": "hosted_vllm", "top_k": 20.0}
-    batch, plain = batch_of(asked(sampling_params=given)), batch_of(asked(sampling_params={"top_k": 20}))
+    batch, plain = (
+        batch_of(process_request(sampling_params=given)),
+        batch_of(process_request(sampling_params={"top_k": 20})),
+    )
     assert batch == plain
 
 
@@ -130,7 +133,7 @@ def test_settings_of_the_client_library_are_ignored() -> None:
 )
 def test_unsupported_key_is_refused_by_name(given: dict[str, Any]) -> None:
     with pytest.raises(InvalidRequest) as refused:
-        job_requests.sampling_of(asked(sampling_params=given))
+        job_requests.sampling_of(process_request(sampling_params=given))
     assert [field for field, _ in refused.value.complaints] == [f"sampling_params.{name}" for name in given]
 
 
@@ -153,20 +156,25 @@ def test_every_field_of_prorls_configuration_is_known() -> None:
 def test_tool_calls_in_the_prompt_are_refused_only_by_text() -> None:
     for by_token in ({}, {"token_level_generation": False}, {"token_level_generation": None}):
         with pytest.raises(InvalidRequest, match="native_tool_calling"):
-            job_requests.sampling_of(asked(sampling_params={"native_tool_calling": False, **by_token}))
-    job_requests.sampling_of(asked(sampling_params={"native_tool_calling": False, "token_level_generation": True}))
+            job_requests.sampling_of(process_request(sampling_params={"native_tool_calling": False, **by_token}))
+    job_requests.sampling_of(
+        process_request(sampling_params={"native_tool_calling": False, "token_level_generation": True})
+    )
 
 
 def test_job_key_depends_on_its_name_and_its_parameters() -> None:
-    assert job_requests.job_of(asked()) == job_requests.job_of(asked())
-    assert job_requests.job_of(asked()) != job_requests.job_of(asked(sampling_params={}))
-    named = job_requests.job_of(asked(job_id="a"))
-    assert named.partition(":")[0] == job_requests.job_of(asked(job_id="a", sampling_params={})).partition(":")[0]
-    assert named.partition(":")[0] != job_requests.job_of(asked(job_id="b")).partition(":")[0]
+    assert job_requests.job_of(process_request()) == job_requests.job_of(process_request())
+    assert job_requests.job_of(process_request()) != job_requests.job_of(process_request(sampling_params={}))
+    named = job_requests.job_of(process_request(job_id="a"))
+    assert (
+        named.partition(":")[0]
+        == job_requests.job_of(process_request(job_id="a", sampling_params={})).partition(":")[0]
+    )
+    assert named.partition(":")[0] != job_requests.job_of(process_request(job_id="b")).partition(":")[0]
 
 
 def test_repeats_of_one_job_are_spread_over_the_servers() -> None:
-    request = asked(job_id="a")
+    request = process_request(job_id="a")
     request.instance.pop("trajectory_id", None)
     chosen = [job_requests.server_of(request, ["a", "b"], f"key:{number}") for number in range(100)]
     assert 30 < chosen.count("a") < 70
@@ -202,7 +210,7 @@ def test_unfinished_reasoning_is_closed_on_request() -> None:
 
 def test_row_with_the_most_sampled_tokens_is_returned() -> None:
     short, long = call("a", None, [1, 2], [3]), call("b", None, [7, 8], [9, 9, 9])
-    told = conversation([short, long], True, False).messages
-    assert [message["content"] for message in told] == ["u", "b"]
-    assert told[0]["token_ids"] == [7, 8]
+    messages = conversation([short, long], True, False).messages
+    assert [message["content"] for message in messages] == ["u", "b"]
+    assert messages[0]["token_ids"] == [7, 8]
     assert "token_ids" not in conversation([short], False, False).messages[0]

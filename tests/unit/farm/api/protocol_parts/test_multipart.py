@@ -73,9 +73,9 @@ def test_text_around_a_form_and_a_quoted_boundary_are_allowed() -> None:
     ids=range(9),
 )
 def test_malformed_form_is_refused(data: bytes, content_type: object, complaint: str) -> None:
-    said = content_type.decode("latin-1") if isinstance(content_type, bytes) else str(content_type)
+    header = content_type.decode("latin-1") if isinstance(content_type, bytes) else str(content_type)
     with on_disk(data) as body, pytest.raises(InvalidRequest, match=complaint):
-        form_fields(body, said)
+        form_fields(body, header)
 
 
 def test_random_bytes_raise_only_invalid_request() -> None:

@@ -31,8 +31,8 @@ def up(*words: str) -> str:
 
 
 def test_without_a_running_head_no_jobs_are_submitted(lab: FakeSlurm, tmp_path: Path) -> None:
-    told = output_of(slurm, "up", "--no-head", code=1)
-    assert f"no head runs in {tmp_path / 'shared'} to maintain the jobs" in told
+    output = output_of(slurm, "up", "--no-head", code=1)
+    assert f"no head runs in {tmp_path / 'shared'} to maintain the jobs" in output
     assert lab.jobs() == []
     assert not (tmp_path / "shared" / "slurm.json").exists()
     claim = HeadClaim(tmp_path / "shared", beat_s=0.05)

@@ -22,9 +22,9 @@ FARM = Path(sys.executable).parent / "farm"
 def completed(line: str, **env: str) -> list[str]:
     """Return the words that bash proposes for a line whose last word is incomplete."""
     words = line.split(" ")
-    asked = {"_FARM_COMPLETE": "bash_complete", "COMP_WORDS": line, "COMP_CWORD": str(len(words) - 1)}
+    variables = {"_FARM_COMPLETE": "bash_complete", "COMP_WORDS": line, "COMP_CWORD": str(len(words) - 1)}
     result = subprocess.run(
-        [FARM], env=os.environ | asked | env, capture_output=True, text=True, timeout=600, check=True
+        [FARM], env=os.environ | variables | env, capture_output=True, text=True, timeout=600, check=True
     )
     return [word.partition(",")[2] for word in result.stdout.split()]
 

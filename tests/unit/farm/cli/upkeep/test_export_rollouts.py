@@ -36,9 +36,9 @@ def read(path: Path) -> list[dict[str, Any]]:
 
 def essence(row: dict[str, Any]) -> Any:
     """Return the training data and the messages of a row."""
-    said_by = [(message["role"], message.get("content")) for message in row["messages"]]
+    messages = [(message["role"], message.get("content")) for message in row["messages"]]
     rows = [[segment[name] for name in ARRAYS] for segment in row["segments"]]
-    return row["rollout_id"], row["outcome"], row["reward"], row["trainable"], row["versions"], said_by, rows
+    return row["rollout_id"], row["outcome"], row["reward"], row["trainable"], row["versions"], messages, rows
 
 
 def versioned(row: dict[str, Any]) -> dict[str, Any]:
@@ -60,9 +60,9 @@ def test_all_formats_hold_the_same_rollouts(sqlite_store: Store, batch_ids: list
     found = [[essence(versioned(row)) for row in read(output)] for output in outputs]
     assert found[0] == found[1] == found[2]
     assert len({each[0] for each in found[0]}) == PAGE + 4
-    _, _, reward, trainable, _, said_by, rows = found[0][0]
+    _, _, reward, trainable, _, messages, rows = found[0][0]
     assert (reward, trainable, rows) == (0.5, True, [[[1, 2], [3], [1], [0.0]]])
-    assert said_by
+    assert messages
     (score,) = json.loads(read(outputs[1])[0]["scores"])
     assert score["value"] == 0.5
     assert (outputs[2] / "README.md").read_text().startswith("---\nconfigs:\n")

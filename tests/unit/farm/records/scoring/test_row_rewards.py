@@ -10,11 +10,11 @@ from farm.records.scoring.row_rewards import RowRewards, row_rewards, submitted_
 from farm.records.trajectory import ModelCall, segments, segments_per_call
 from tests.services.wire_clients import model_call
 
-SAID = {"role": "assistant", "content": "x"}
+ANSWER = {"role": "assistant", "content": "x"}
 
 
 def call(index: int, prompt: list[int], sampled: list[int], **more: Any) -> ModelCall:
-    return model_call(index, prompt, sampled, response=SAID, **more)
+    return model_call(index, prompt, sampled, response=ANSWER, **more)
 
 
 CALLS = [
@@ -31,7 +31,7 @@ def test_call_is_placed_where_it_was_sampled() -> None:
     assert [(each.index, each.row, each.place) for each in shown] == [(0, 0, 1), (1, 0, 3), (2, 1, 1), (3, 2, 0)]
     assert shown[0].messages == [{"role": "user", "content": "u"}]
     for each in shown:
-        assert each.response == SAID
+        assert each.response == ANSWER
 
 
 def test_per_call_rows_hold_one_call_each() -> None:

@@ -47,5 +47,5 @@ def test_command_of_the_page_is_valid(name: str) -> None:
 def test_costs_of_the_page_equal_the_tested_ones(name: str) -> None:
     page = (DOCS / "presets" / f"{name}.md").read_text()
     *_, n_calls, n_rows, _ = ROWS[name]
-    [said] = re.findall(r"(\d+) calls, (\d+) training rows?\.", page)
-    assert said == (n_calls, n_rows)
+    [counts] = re.findall(r"(\d+) calls, (\d+) training rows?\.", page)
+    assert counts == (n_calls, n_rows)

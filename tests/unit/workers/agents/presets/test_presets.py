@@ -47,8 +47,8 @@ def test_any_task_is_passed_completely_and_never_as_an_argument(preset: Harness)
     assert not any(HARD in word for word in preset.command(TASK)), (
         "an argument has a length limit, and may look like an option"
     )
-    told = [preset.stdin(TASK), *preset.files(TASK).values()]
-    assert any(HARD in each or json.dumps(HARD)[1:-1] in each for each in told)
+    inputs = [preset.stdin(TASK), *preset.files(TASK).values()]
+    assert any(HARD in each or json.dumps(HARD)[1:-1] in each for each in inputs)
 
 
 @each_preset

@@ -19,12 +19,12 @@ from starlette.routing import Route
 from workers.agents.presets.preset_parts import STATE, program, screen
 from workers.testing.serving import serving
 
-DONE = json.dumps({"commands": [], "task_complete": True, "analysis": "mended"})
+DONE = json.dumps({"commands": [], "task_complete": True, "analysis": "fixed"})
 
 
-def shown_after(*said: str) -> list[str]:
+def shown_after(*replies: str) -> list[str]:
     """Return the input that the program sends a policy with these answers."""
-    turns, shown = iter([*said, DONE]), []
+    turns, shown = iter([*replies, DONE]), []
 
     async def answer(request: Request) -> JSONResponse:
         shown.append((await request.json())["messages"][-1]["content"])
@@ -44,7 +44,7 @@ def shown_after(*said: str) -> list[str]:
         ended = subprocess.run(
             command, input=b"a task", capture_output=True, timeout=300, env={**os.environ, **more}, cwd=folder
         )
-    assert (ended.returncode, ended.stdout) == (0, b"mended\n"), ended.stderr
+    assert (ended.returncode, ended.stdout) == (0, b"fixed\n"), ended.stderr
     return shown
 
 
@@ -53,20 +53,20 @@ def typing(keys: Any, duration: Any = 30) -> str:
 
 
 @pytest.mark.parametrize(
-    "said",
+    "reply",
     [
         *("", "{", "[]", "nothing", '{"commands": 5}', '{"commands": "ls"}', '{"commands": {"keystrokes": "ls"}}'),
         *(typing(5), typing("ls", "abc"), typing("ls", [1]), typing("ls", float("nan"))),
         '{"commands": ' + "[" * 100_000 + "]" * 100_000 + "}",
     ],
 )
-def test_invalid_answer_is_reported_to_the_policy(said: str) -> None:
-    assert "Your answer could not be read: " in shown_after(said)[-1]
+def test_invalid_answer_is_reported_to_the_policy(reply: str) -> None:
+    assert "Your answer could not be read: " in shown_after(reply)[-1]
 
 
-@pytest.mark.parametrize("said", ['{"commands": null}', "{}", typing("true\n", 10**400), typing("true\n", -1)])
-def test_incomplete_answer_is_accepted(said: str) -> None:
-    assert shown_after(said)[-1].startswith("The terminal:")
+@pytest.mark.parametrize("reply", ['{"commands": null}', "{}", typing("true\n", 10**400), typing("true\n", -1)])
+def test_incomplete_answer_is_accepted(reply: str) -> None:
+    assert shown_after(reply)[-1].startswith("The terminal:")
 
 
 def test_long_file_is_typed_completely(tmp_path: Path) -> None:
@@ -83,7 +83,7 @@ def test_ended_shell_is_reported() -> None:
 
 
 def test_progress_bar_is_reduced_to_its_last_frame() -> None:
-    said = typing("for n in 1 2 3; do printf '\\r%d of 3' $n; done; printf '\\033[31m!\\033[0m\\n'\n")
-    *_, last = shown_after(said)
+    reply = typing("for n in 1 2 3; do printf '\\r%d of 3' $n; done; printf '\\033[31m!\\033[0m\\n'\n")
+    *_, last = shown_after(reply)
     assert "\n3 of 3!\n" in last
     assert "1 of 3" not in last

@@ -53,7 +53,7 @@ OPTIONS = ("10 m", "20 m", "30 m", "C")
         ("\\boxed{" + "9" * 30_000 + "}", ""),
     ],
 )
-def test_final_answer_of_a_response(response: str | None, text: str) -> None:
+def test_final_answer_is_extracted_from_a_response(response: str | None, text: str) -> None:
     assert final_answer(response).text == text
 
 
@@ -134,7 +134,7 @@ def test_options_that_differ_only_in_case_are_distinguished() -> None:
         ("x", None),
     ],
 )
-def test_number_and_unit(text: str, number: tuple[float, str] | None) -> None:
+def test_number_and_unit_are_parsed(text: str, number: tuple[float, str] | None) -> None:
     assert number_and_unit(text) == number
 
 

@@ -40,7 +40,7 @@ VALUES = [
 
 
 @pytest.mark.parametrize(("answer", "gold"), LEFT)
-def test_operation_that_is_not_in_the_gold_answer_is_left(answer: str, gold: str) -> None:
+def test_operation_missing_in_the_gold_answer_is_reported(answer: str, gold: str) -> None:
     assert operations_left(answer, gold)
     # operations in the gold answer itself may be left
     assert operations_left(answer, answer) == set()
@@ -59,5 +59,5 @@ def test_value_in_any_notation_leaves_no_operation(answer: str, gold: str) -> No
         ("(1, 2)", False),
     ],
 )
-def test_gold_answers_that_are_values(text: str, expected: bool) -> None:
+def test_values_are_distinguished_from_expressions(text: str, expected: bool) -> None:
     assert is_value(text) is expected

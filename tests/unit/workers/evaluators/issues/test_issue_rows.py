@@ -18,7 +18,7 @@ DATA = Path(__file__).parents[5] / "examples/data/swe"
 R2E = {
     "repo_name": "numpy",
     "docker_image": "namanjain12/numpy_final:0123456789abcdef",
-    "problem_statement": "mend it",
+    "problem_statement": "fix it",
     "expected_output_json": '{"TestA.test_b": "PASSED", "test_c": "FAILED"}',
     "parsed_commit_content": "{}",
 }
@@ -66,7 +66,7 @@ def test_rows_without_columns_of_swe_bench_are_those_of_swe_gym() -> None:
 
 
 @pytest.mark.parametrize(
-    ("change", "told"),
+    ("change", "reason"),
     [
         ({"FAIL_TO_PASS": "[]"}, "no test must turn green"),
         ({"FAIL_TO_PASS": "[nothing"}, "FAIL_TO_PASS"),
@@ -82,8 +82,8 @@ def test_rows_without_columns_of_swe_bench_are_those_of_swe_gym() -> None:
         ({"responses_create_params": {"input": []}}, "instance_dict is missing"),
     ],
 )
-def test_unscorable_rows_are_refused(change: dict[str, Any], told: str) -> None:
-    with pytest.raises(ValidationError, match=told):
+def test_unscorable_rows_are_refused(change: dict[str, Any], reason: str) -> None:
+    with pytest.raises(ValidationError, match=reason):
         IssueRow.model_validate({**rows("swebench_5")[0], **change})
 
 

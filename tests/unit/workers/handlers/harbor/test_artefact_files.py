@@ -59,10 +59,10 @@ async def _files_come_out_as_bytes_and_go_to_the_same_paths() -> None:
 
 
 def test_files_beyond_the_limit_are_reported() -> None:
-    asyncio.run(_more_than_is_kept_is_said())
+    asyncio.run(_too_large_artefacts_are_refused())
 
 
-async def _more_than_is_kept_is_said() -> None:
+async def _too_large_artefacts_are_refused() -> None:
     sandbox = FakeSandbox("large")
     await sandbox.write_file("/app/big", b"x" * 17_000_000)
     with pytest.raises(ArtefactsTooLarge, match="/app/big"):

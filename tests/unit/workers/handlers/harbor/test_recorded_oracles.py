@@ -6,17 +6,17 @@ import json
 
 import pytest
 
-from tests.oracles.doors import DOORS, ROOT, Door, compared
+from tests.oracles.comparisons import COMPARISONS, ROOT, OracleComparison, compare
 
 PAGE = ROOT / "docs" / "reference" / "oracles.md"
 
 
-@pytest.mark.parametrize("door", DOORS, ids=lambda door: door.name)
-def test_recorded_results_equal_the_farms(door: Door) -> None:
-    found = compared(door, json.loads(door.recorded.read_text()))
+@pytest.mark.parametrize("comparison", COMPARISONS, ids=lambda comparison: comparison.name)
+def test_recorded_results_equal_the_farms(comparison: OracleComparison) -> None:
+    found = compare(comparison, json.loads(comparison.recorded.read_text()))
     assert found.faults == []
     page = PAGE.read_text()
-    (row,) = [line.split(" | ") for line in page.splitlines() if line.startswith(f"| `{door.name}` |")]
-    counts = [len(door.cases()), found.alike, found.refused, found.known.total()]
+    (row,) = [line.split(" | ") for line in page.splitlines() if line.startswith(f"| `{comparison.name}` |")]
+    counts = [len(comparison.cases()), found.equal, found.refused, found.known.total()]
     assert [int(cell.strip(" |")) for cell in row[2:]] == counts
     assert [reason for reason in found.known if reason not in page] == []

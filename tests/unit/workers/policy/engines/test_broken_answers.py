@@ -18,7 +18,7 @@ from farm.records.engine import EngineInfo
 from farm.records.request import SamplingParams
 from farm.records.trajectory import token_ids
 from tests.contract.engine_promises import until
-from tests.services.servers.sockets import Answering, Play, chunked, head
+from tests.services.servers.sockets import Answering, ScriptedAnswer, chunked, head
 from workers.policy.engines import open_engine
 from workers.policy.engines.progress import watched
 from workers.policy.generation import ChatRequest, EngineAddress, Generation
@@ -186,18 +186,20 @@ def opened(url: str, wire: str, timeout_s: float = 20.0) -> Any:
     return open_engine(EngineAddress(f"{url}/v1", "m"), info, timeout_s=timeout_s)
 
 
-async def asked(engine: Any, wire: str, stream: bool = False) -> Any:
+async def call_engine(engine: Any, wire: str, stream: bool = False) -> Any:
     if wire == "chat":
         return await engine.chat(ChatRequest([{"role": "user", "content": "hi"}], N, SamplingParams()))
     on_ids = (lambda _: None) if stream else None
     return await engine.generate(PROMPT, SamplingParams(), N, on_ids=on_ids, n_vocabulary=1000)
 
 
-def trying(check: Callable[[Any], Awaitable[None]], wire: str, *plays: Play, timeout_s: float = 20.0) -> None:
+def trying(
+    check: Callable[[Any], Awaitable[None]], wire: str, *answers: ScriptedAnswer, timeout_s: float = 20.0
+) -> None:
     """Check an engine that returns these answers, one per request."""
 
     async def run() -> None:
-        async with Answering(*plays) as server, asyncio.timeout(40):
+        async with Answering(*answers) as server, asyncio.timeout(40):
             engine = opened(server.url, wire, timeout_s)
             try:
                 await check(engine)
@@ -222,10 +224,10 @@ def test_broken_answers_are_refused_on_every_wire(wire: str) -> None:
     ]
 
     async def check(engine: Any) -> None:
-        right = await asked(engine, wire)
+        right = await call_engine(engine, wire)
         assert right.response_ids.tolist() == [4, 5]
         for name, value, _ in broken:
-            failure = (await asyncio.gather(asked(engine, wire), return_exceptions=True))[0]
+            failure = (await asyncio.gather(call_engine(engine, wire), return_exceptions=True))[0]
             assert isinstance(failure, EngineError), (name, str(value)[:40])
             assert failure.retryable, (name, str(value)[:40])
 
@@ -265,12 +267,12 @@ async def endless(writer: asyncio.StreamWriter, part: bytes, pause_s: float = 0.
         await asyncio.sleep(pause_s)
 
 
-def forever(begin: bytes, part: bytes, pause_s: float = 0.0) -> Play:
-    async def play(writer: asyncio.StreamWriter) -> None:
+def forever(begin: bytes, part: bytes, pause_s: float = 0.0) -> ScriptedAnswer:
+    async def scripted(writer: asyncio.StreamWriter) -> None:
         writer.write(begin)
         await endless(writer, part, pause_s)
 
-    return play
+    return scripted
 
 
 async def bomb(writer: asyncio.StreamWriter) -> None:
@@ -281,7 +283,7 @@ async def bomb(writer: asyncio.StreamWriter) -> None:
 
 OF_NO_LENGTH = b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\nconnection: close\r\n\r\n"
 EVENTS = OF_NO_LENGTH.replace(b"application/json", b"text/event-stream")
-SWAMPS: dict[str, tuple[Play, str]] = {
+SWAMPS: dict[str, tuple[ScriptedAnswer, str]] = {
     "a large body without an end": (forever(OF_NO_LENGTH, b" " * 65536), "more than"),
     "a large body that is announced": (head("application/json", 2**30) + b" " * 4_000_000, "more than"),
     "chunks without an end": (forever(head("application/json", None), chunked(b" " * 65536)), "more than"),
@@ -298,16 +300,16 @@ SWAMPS: dict[str, tuple[Play, str]] = {
 @pytest.mark.parametrize("name", SWAMPS)
 @pytest.mark.parametrize(("wire", "stream"), [("generate", False), ("generate", True), ("chat", False)])
 def test_answer_without_an_end_is_refused(name: str, wire: str, stream: bool) -> None:
-    play, said = SWAMPS[name]
+    scripted, reason = SWAMPS[name]
 
     async def check(engine: Any) -> None:
-        with pytest.raises(EngineError, match=said):
-            await asked(engine, wire, stream)
+        with pytest.raises(EngineError, match=reason):
+            await call_engine(engine, wire, stream)
 
-    trying(check, wire, play)
+    trying(check, wire, scripted)
 
 
-DRIPS: dict[str, Play] = {
+DRIPS: dict[str, ScriptedAnswer] = {
     "events without tokens": forever(EVENTS, b'data: {"choices": []}\n\n', 0.02),
     "comments": forever(EVENTS, b": I live\n\n", 0.02),
     "bytes of one event": forever(EVENTS + b"data: ", b" ", 0.02),
@@ -320,7 +322,7 @@ DRIPS: dict[str, Play] = {
 def test_stream_without_tokens_ends(name: str) -> None:
     async def check(engine: Any) -> None:
         with pytest.raises(EngineError, match="did not answer in time"):
-            await asked(engine, "generate", True)
+            await call_engine(engine, "generate", True)
 
     trying(check, "generate", DRIPS[name], timeout_s=0.5)
 
@@ -328,7 +330,7 @@ def test_stream_without_tokens_ends(name: str) -> None:
 def test_call_whose_answer_trickles_is_reported_as_stalled() -> None:
     async def check(engine: Any) -> None:
         with watched() as progress:
-            call = asyncio.ensure_future(asked(engine, "generate"))
+            call = asyncio.ensure_future(call_engine(engine, "generate"))
             await until(lambda: progress.body_since is not None)
             assert progress.stalled == ""
             # as if it had continued for a minute
@@ -350,7 +352,7 @@ def test_no_tokens_before_an_abort_are_no_fault(wire: str) -> None:
         answer = changed(answer, (*CHOICE, "logprobs", "tokens"), [])
 
     async def check(engine: Any) -> None:
-        generation: Generation = await asked(engine, wire)
+        generation: Generation = await call_engine(engine, wire)
         assert (generation.finish_reason, len(generation.response_ids)) == ("abort", 0)
 
     trying(check, wire, whole(answer))

@@ -50,7 +50,7 @@ def refusing(status: int, text: str = "no", **headers: str) -> Answer:
     return lambda _: JSONResponse({"error": {"message": text}}, status, headers=headers)
 
 
-def said(_: dict[str, Any]) -> Response:
+def hello(_: dict[str, Any]) -> Response:
     choice = {"message": {"role": "assistant", "content": "hi"}, "finish_reason": "length"}
     return JSONResponse({"choices": [choice], "usage": {"prompt_tokens": 3, "completion_tokens": 1}})
 
@@ -72,7 +72,7 @@ def test_vllm_without_its_flags_names_the_flags_to_set() -> None:
     assert any("--enable-scale-out" in note for note in engine_info.notes)
 
 
-def test_sglang() -> None:
+def test_capabilities_of_sglang_are_detected() -> None:
     engine_info = double(wire="sglang")
     assert (engine_info.kind, engine_info.token_in, engine_info.logprobs) == ("sglang", "sglang", "processed")
     assert engine_info.control
@@ -80,7 +80,7 @@ def test_sglang() -> None:
 
 
 def test_plain_server_is_text_only() -> None:
-    engine_info = looked_at(plain(chat=said))
+    engine_info = looked_at(plain(chat=hello))
     assert (engine_info.kind, engine_info.model, engine_info.token_in, engine_info.token_out) == (
         "openai",
         "a",
@@ -91,18 +91,18 @@ def test_plain_server_is_text_only() -> None:
 
 
 def test_named_model_is_the_probed_one() -> None:
-    engine_info = looked_at(plain(chat=said), model="b")
+    engine_info = looked_at(plain(chat=hello), model="b")
     assert (engine_info.model, engine_info.context_tokens, engine_info.root) == ("b", 512, "/models/b")
 
 
 def test_unlisted_model_is_reported() -> None:
-    engine_info = looked_at(plain(chat=said), model="c")
+    engine_info = looked_at(plain(chat=hello), model="c")
     assert engine_info.model == "c"
     assert any("does not list c; it has a, b" in note for note in engine_info.notes)
 
 
 def test_plain_server_that_fails_with_ids_is_text_only() -> None:
-    engine_info = looked_at(plain(completions=refusing(500), chat=said))
+    engine_info = looked_at(plain(completions=refusing(500), chat=hello))
     assert not engine_info.token_in
     assert not any("chat fails" in note for note in engine_info.notes)
 
@@ -113,14 +113,14 @@ def test_server_whose_chat_fails_is_reported() -> None:
 
 
 def test_server_without_a_model_list_needs_a_model_name() -> None:
-    assert looked_at(plain(chat=said, models=None), model="c").model == "c"
+    assert looked_at(plain(chat=hello, models=None), model="c").model == "c"
     with pytest.raises(EngineError, match="lists no model; check the address"):
-        looked_at(plain(chat=said, models=None))
+        looked_at(plain(chat=hello, models=None))
 
 
 def test_busy_server_is_not_probed_as_limited() -> None:
     with pytest.raises(EngineBusy):
-        looked_at(plain(completions=refusing(429, **{"retry-after": "3"}), chat=said))
+        looked_at(plain(completions=refusing(429, **{"retry-after": "3"}), chat=hello))
     with pytest.raises(EngineBusy):
         looked_at(plain(chat=refusing(503)))
 
@@ -163,12 +163,12 @@ def test_failing_server_is_not_probed_as_limited(fault: str) -> None:
 def test_paused_engine_cannot_be_probed() -> None:
     engine = EngineDouble()
 
-    async def look(url: str) -> None:
+    async def detect_paused(url: str) -> None:
         await engine.scheduler.pause("keep")
         await detect(EngineAddress(f"{url}/v1"))
 
     with serving(engine.app()) as url, pytest.raises(EngineError, match=r"is paused .*resume it"):
-        asyncio.run(look(url))
+        asyncio.run(detect_paused(url))
 
 
 def test_wrong_key_is_refused() -> None:
@@ -227,7 +227,7 @@ def test_endless_answer_times_out() -> None:
         asyncio.run(detect(EngineAddress(f"{url}/v1"), timeout_s=0.1))
 
 
-def test_unreachable_address() -> None:
+def test_unreachable_address_is_an_engine_error() -> None:
     with serving(plain()) as url:
         pass
     with pytest.raises(EngineError, match=r"cannot be reached.*is it running"):

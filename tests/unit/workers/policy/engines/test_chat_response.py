@@ -32,7 +32,7 @@ def answer(**changes: Any) -> dict[str, Any]:
     }
 
 
-def test_exact_answer() -> None:
+def test_answer_with_ids_is_token_exact() -> None:
     taken = completion(
         answer(versions=[{"version": "7", "start": 0, "end": 1}, {"version": "8", "start": 1, "end": 2}]), "e"
     )
@@ -48,7 +48,7 @@ def test_exact_answer() -> None:
 
 
 @pytest.mark.parametrize("changes", [{"prompt": None}, {"response": None}, {"logprobs": None}])
-def test_missing_ids_make_it_text_only(changes: dict[str, Any]) -> None:
+def test_answer_without_ids_is_text_only(changes: dict[str, Any]) -> None:
     taken = completion(answer(**changes), "e")
     assert (taken.prompt_ids, taken.response_ids, taken.response_logprobs) == (None, None, None)
     assert (taken.n_prompt_tokens, taken.n_response_tokens) == (3, 2)

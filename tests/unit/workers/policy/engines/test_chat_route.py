@@ -25,7 +25,7 @@ from workers.policy.message_images import Picture, PicturePart
 from workers.testing import calling
 from workers.testing.serving import serving
 
-ASKED: list[Message] = [{"role": "user", "content": "What is 2 + 2?"}]
+PROMPT: list[Message] = [{"role": "user", "content": "What is 2 + 2?"}]
 PLAIN = {
     "choices": [{"message": {"role": "assistant", "content": "hi"}, "finish_reason": "stop"}],
     "usage": {"prompt_tokens": 3, "completion_tokens": 1},
@@ -71,7 +71,7 @@ def using(url: str, use: Callable[[Engine], Awaitable[Any]], **options: Any) -> 
 def ask(misbehaving: Misbehaving, sampling: SamplingParams | None = None, n: int = 1, **more: Any) -> Completion:
     async def use(engine: Engine) -> Completion:
         for _ in range(n):
-            completion = await engine.chat(ChatRequest(ASKED, 100, sampling or SamplingParams(), **more))
+            completion = await engine.chat(ChatRequest(PROMPT, 100, sampling or SamplingParams(), **more))
         return completion
 
     with serving(misbehaving.app()) as url:
@@ -79,7 +79,7 @@ def ask(misbehaving: Misbehaving, sampling: SamplingParams | None = None, n: int
         return completion
 
 
-def test_request_body() -> None:
+def test_request_body_has_the_sampling_and_recording_fields() -> None:
     server = Misbehaving(accept())
     sampling = {"temperature": 0.3, "top_p": 0.9, "top_k": 5, "stop": ["END"], "seed": 11, "min_p": 0.1}
     sampling |= {"presence_penalty": 1.0, "stop_token_ids": [7], "min_tokens": 2, "cache_salt": "7"}
@@ -87,7 +87,7 @@ def test_request_body() -> None:
     (body,) = server.bodies
     sampling |= {"max_tokens": 100}
     recording = {"logprobs": True, "return_token_ids": True, "return_weight_versions": True}
-    assert body == {"model": "m", "messages": ASKED, **sampling, **recording}
+    assert body == {"model": "m", "messages": PROMPT, **sampling, **recording}
 
 
 def test_optional_output_format_is_dropped_if_a_server_refuses_it() -> None:
@@ -125,19 +125,19 @@ def test_broken_engine_is_an_error() -> None:
         ask(Misbehaving(refuse(500, {"error": {"message": "out of memory"}})))
 
 
-def test_unreachable_engine() -> None:
+def test_unreachable_engine_is_an_engine_error() -> None:
     with serving(Misbehaving(accept()).app()) as url:
         pass
     with pytest.raises(EngineError, match=r"cannot be reached.*is it running"):
-        using(url, lambda engine: engine.chat(ChatRequest(ASKED, 10, SamplingParams())), model="m")
+        using(url, lambda engine: engine.chat(ChatRequest(PROMPT, 10, SamplingParams())), model="m")
 
 
-def test_engine_that_lists_no_model() -> None:
+def test_engine_without_a_model_list_is_refused() -> None:
     with (
         serving(Misbehaving(accept()).app()) as url,
         pytest.raises(EngineRefused, match=r"answered 404.*check the address"),
     ):
-        using(url, lambda engine: engine.chat(ChatRequest(ASKED, 10, SamplingParams())))
+        using(url, lambda engine: engine.chat(ChatRequest(PROMPT, 10, SamplingParams())))
 
 
 def test_wrong_key_is_reported() -> None:
@@ -161,7 +161,7 @@ def test_servers_that_refuse_our_fields_are_remembered_as_plain(status: int) -> 
 def test_key_that_a_server_repeats_is_not_shown() -> None:
     server = Misbehaving(refuse(401, {"error": {"message": "no such key: sk-12345"}}))
     with serving(server.app()) as url, pytest.raises(EngineRefused, match=r"no such key: \*\*\*") as caught:
-        using(url, lambda engine: engine.chat(ChatRequest(ASKED, 9, SamplingParams())), model="m", key="sk-12345")
+        using(url, lambda engine: engine.chat(ChatRequest(PROMPT, 9, SamplingParams())), model="m", key="sk-12345")
     assert "sk-12345" not in str(caught.value)
 
 
@@ -214,7 +214,7 @@ def test_address_may_have_another_ending() -> None:
     async def use(url: str) -> None:
         engine = open_engine(EngineAddress(f"{url}/openai", "m"), EngineInfo(), timeout_s=20)
         try:
-            await engine.chat(ChatRequest(ASKED, 100, SamplingParams()))
+            await engine.chat(ChatRequest(PROMPT, 100, SamplingParams()))
         finally:
             await engine.aclose()
 
@@ -239,7 +239,7 @@ def test_malformed_arguments_are_wrapped_for_servers_that_parse_them() -> None:
         return accept()(body)
 
     async def use(engine: Engine) -> Completion:
-        history = [*ASKED, calling(("python", "{not json")).response]
+        history = [*PROMPT, calling(("python", "{not json")).response]
         return await engine.chat(ChatRequest(history, 10, SamplingParams()))
 
     server = Misbehaving(reply)
@@ -252,7 +252,7 @@ def test_concurrent_calls_to_a_plain_server_all_succeed() -> None:
     refusal = {"error": {"message": "Unexpected fields in the request: {'return_token_ids'}"}}
 
     async def use(engine: Engine) -> list[Completion]:
-        return await asyncio.gather(*[engine.chat(ChatRequest(ASKED, 10, SamplingParams())) for _ in range(5)])
+        return await asyncio.gather(*[engine.chat(ChatRequest(PROMPT, 10, SamplingParams())) for _ in range(5)])
 
     server = Misbehaving(lambda body: refuse(422, refusal)(body) if "return_token_ids" in body else accept()(body))
     with serving(server.app()) as url:
@@ -265,15 +265,15 @@ def test_earlier_reasoning_is_sent_under_both_of_its_names(name: str) -> None:
     turn = {"role": "assistant", "content": "4", name: "Let me add."}
 
     async def use(engine: Engine) -> Completion:
-        return await engine.chat(ChatRequest([*ASKED, turn, *ASKED], 100, SamplingParams(), model="m"))
+        return await engine.chat(ChatRequest([*PROMPT, turn, *PROMPT], 100, SamplingParams(), model="m"))
 
     with serving(server.app()) as url:
         using(url, use)
     [body] = server.bodies
     assert body["messages"] == [
-        ASKED[0],
+        PROMPT[0],
         {"role": "assistant", "content": "4", "reasoning": "Let me add.", "reasoning_content": "Let me add."},
-        ASKED[0],
+        PROMPT[0],
     ]
 
 
@@ -288,7 +288,7 @@ def ask_of_image(misbehaving: Misbehaving) -> Completion:
 
 
 @pytest.mark.parametrize(
-    "said",
+    "detail",
     [
         "tiny is not a multimodal model",
         "At most 0 image(s) may be provided in one prompt.",
@@ -296,11 +296,11 @@ def ask_of_image(misbehaving: Misbehaving) -> Completion:
         "image input is not supported - hint: you may need to provide the mmproj",
     ],
 )
-def test_engine_without_images_is_named_with_its_model_and_the_remedy(said: str) -> None:
-    misbehaving = Misbehaving(refuse(400, {"error": {"message": said}}))
+def test_engine_without_images_is_named_with_its_model_and_the_remedy(detail: str) -> None:
+    misbehaving = Misbehaving(refuse(400, {"error": {"message": detail}}))
     with pytest.raises(ImagesRefused) as caught:
         ask_of_image(misbehaving)
-    for words in (said, "its model 'm'", "set agent_requests.images to `text`"):
+    for words in (detail, "its model 'm'", "set agent_requests.images to `text`"):
         assert words in str(caught.value)
     # the request is not retried in another form, in particular not without the image
     (body,) = misbehaving.bodies
@@ -327,7 +327,7 @@ def test_max_tokens_are_limited_to_the_free_context() -> None:
     async def run(url: str) -> None:
         engine = open_engine(EngineAddress(f"{url}/v1"), EngineInfo(context_tokens=64), timeout_s=20)
         try:
-            await engine.chat(ChatRequest(ASKED, 100, SamplingParams(), model="m"))
+            await engine.chat(ChatRequest(PROMPT, 100, SamplingParams(), model="m"))
         finally:
             await engine.aclose()
 

@@ -32,7 +32,7 @@ class _Server:
 
     def __init__(self, *answers: tuple[int, Any] | list[Any]) -> None:
         self._answers = list(answers)
-        self.asked: list[dict[str, Any]] = []
+        self.bodies: list[dict[str, Any]] = []
         self.headers: list[dict[str, str]] = []
 
     def app(self) -> Starlette:
@@ -41,7 +41,7 @@ class _Server:
         return Starlette(routes=routes)
 
     async def _generate(self, request: Request) -> Response:
-        self.asked.append(await request.json())
+        self.bodies.append(await request.json())
         self.headers.append(dict(request.headers))
         answer = self._answers.pop(0)
         if isinstance(answer, tuple):
@@ -67,7 +67,7 @@ def generated(server: _Server, n: int = 100, **more: Any) -> Generation:
 def test_request_is_limited_to_the_free_context() -> None:
     server = _Server((200, ANSWER))
     generated(server, info={"context_tokens": 10})
-    assert server.asked[0]["sampling_params"]["max_new_tokens"] == 7
+    assert server.bodies[0]["sampling_params"]["max_new_tokens"] == 7
     with pytest.raises(LimitReached, match="a prompt of 3 tokens in a context of 3"):
         generated(_Server(), info={"context_tokens": 3})
 
@@ -75,7 +75,7 @@ def test_request_is_limited_to_the_free_context() -> None:
 def test_engine_that_counts_the_answer_is_asked_for_fewer_tokens() -> None:
     server = _Server((400, {"error": {"message": TOO_LONG}}), (200, ANSWER))
     assert generated(server).response_ids.tolist() == [4]
-    assert [body["sampling_params"]["max_new_tokens"] for body in server.asked] == [100, 57]
+    assert [body["sampling_params"]["max_new_tokens"] for body in server.bodies] == [100, 57]
 
 
 def test_request_is_reduced_only_once() -> None:
@@ -145,7 +145,7 @@ def test_server_without_a_wire_for_ids_is_not_called() -> None:
 
 
 @pytest.mark.parametrize("url", ["http://127.0.0.1:1/v1", "127.0.0.1:1/v1", "http://[nonsense/v1", "ftp://x/v1"])
-def test_unreachable_address(url: str) -> None:
+def test_unreachable_address_is_an_error_and_unhealthy(url: str) -> None:
     async def run() -> None:
         engine = open_engine(EngineAddress(url, model="m"), EngineInfo(kind="vllm", token_in="generate"), timeout_s=5.0)
         with pytest.raises(EngineError, match=r"cannot be reached.*is the address right"):

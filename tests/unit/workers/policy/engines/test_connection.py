@@ -12,18 +12,18 @@ from workers.policy.engines.connection import BrokenStream, EngineConnection, Re
 OK = b'HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: 8\r\n\r\n{"x": 1}'
 STREAM = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\nconnection: close\r\n\r\n"
 MOST = 1000
-Play = Callable[["_Server", asyncio.StreamWriter], Awaitable[None]]
+Script = Callable[["_Server", asyncio.StreamWriter], Awaitable[None]]
 
 
 class _Server:
     """Handles its requests, in order, as a test sets; None closes the connection without an answer."""
 
-    def __init__(self, *plays: bytes | Play | None) -> None:
-        self._plays = list(plays)
+    def __init__(self, *scripts: bytes | Script | None) -> None:
+        self._scripts = list(scripts)
         self.requests: list[bytes] = []
         self.n_connections = self.n_open = 0
-        self.gone, self.empty = asyncio.Event(), asyncio.Event()
-        self.asked = asyncio.Event()
+        self.closed, self.empty = asyncio.Event(), asyncio.Event()
+        self.requested = asyncio.Event()
 
     async def __aenter__(self) -> _Server:
         self._server = await asyncio.start_server(self._serve, "127.0.0.1", 0)
@@ -43,30 +43,30 @@ class _Server:
                     (int(line[15:]) for line in head.lower().split(b"\r\n") if line[:15] == b"content-length:"), 0
                 )
                 self.requests.append(head + await reader.readexactly(length))
-                self.asked.set()
-                play = self._plays.pop(0)
-                if play is None:
+                self.requested.set()
+                script = self._scripts.pop(0)
+                if script is None:
                     break
-                if isinstance(play, bytes):
-                    writer.write(play)
+                if isinstance(script, bytes):
+                    writer.write(script)
                     await writer.drain()
-                    if b"connection: close" in play:
+                    if b"connection: close" in script:
                         break
                 else:
-                    await play(self, writer)
+                    await script(self, writer)
         except asyncio.IncompleteReadError:
             pass
         finally:
-            self.gone.set()
+            self.closed.set()
             self.n_open -= 1
             if not self.n_open:
                 self.empty.set()
             writer.close()
 
 
-def trying(check: Callable[[_Server, EngineConnection], Awaitable[None]], *plays: bytes | Play | None) -> None:
+def trying(check: Callable[[_Server, EngineConnection], Awaitable[None]], *scripts: bytes | Script | None) -> None:
     async def run() -> None:
-        async with _Server(*plays) as server:
+        async with _Server(*scripts) as server:
             connection = EngineConnection(f"{server.url}/v1", "secret", 20.0)
             try:
                 async with asyncio.timeout(120):
@@ -154,7 +154,7 @@ def test_key_that_a_server_repeats_is_not_shown() -> None:
 
 @pytest.mark.parametrize("end", [b"\n\n", b"\r\n\r\n"])
 def test_events_arrive_one_by_one(end: bytes) -> None:
-    async def play(server: _Server, writer: asyncio.StreamWriter) -> None:
+    async def script(server: _Server, writer: asyncio.StreamWriter) -> None:
         data = end.join([b'data: {"a":"\xc3\xbc"}', b": a comment", b'data:{"a":2}', b"data: [DONE]", b""])
         writer.write(STREAM)
         for at in range(len(data)):
@@ -165,7 +165,7 @@ def test_events_arrive_one_by_one(end: bytes) -> None:
     async def check(server: _Server, connection: EngineConnection) -> None:
         assert [orjson.loads(event) for event in await events_of(connection)] == [{"a": "ü"}, {"a": 2}]
 
-    trying(check, play)
+    trying(check, script)
 
 
 def test_answer_that_is_not_a_stream_is_one_event() -> None:
@@ -204,11 +204,11 @@ def test_cancelled_call_closes_its_connection(begun: bytes) -> None:
 
     async def check(server: _Server, connection: EngineConnection) -> None:
         task = asyncio.create_task(events_of(connection) if begun else connection.ask("/p", b"{}", {}, MOST))
-        await server.asked.wait()
+        await server.requested.wait()
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task
-        await server.gone.wait()
+        await server.closed.wait()
 
     trying(check, hang)
 

@@ -24,7 +24,7 @@ class Noting:
     """Records its requests and answers all of them; `answers` are those that are not plain success, in order."""
 
     def __init__(self, **answers: list[tuple[int, Any]]) -> None:
-        self.asked: list[tuple[str, Any]] = []
+        self.requests: list[tuple[str, Any]] = []
         self._answers = answers
 
     def app(self) -> Starlette:
@@ -33,7 +33,7 @@ class Noting:
     async def _answer(self, request: Request) -> Response:
         query = f"?{request.url.query}" if request.url.query else ""
         content = await request.body()
-        self.asked.append((f"{request.method} {request.url.path}{query}", await request.json() if content else None))
+        self.requests.append((f"{request.method} {request.url.path}{query}", await request.json() if content else None))
         left = self._answers.get(request.path_params["name"])
         status, body = left.pop(0) if left else (200, {"success": True, "weight_version": "7"})
         return PlainTextResponse(body, status) if isinstance(body, str) else JSONResponse(body, status)
@@ -59,10 +59,10 @@ async def update(engine: Engine, mode: PauseMode) -> str:
 
 
 @pytest.mark.parametrize(("mode", "word"), [("drain", "wait"), ("keep", "keep"), ("abort", "abort")])
-def test_vllm_update_in_each_mode(mode: PauseMode, word: str) -> None:
+def test_vllm_is_paused_updated_and_resumed_in_each_mode(mode: PauseMode, word: str) -> None:
     server = Noting()
     assert controlled(server, VLLM, lambda engine: update(engine, mode)) == "7"
-    assert server.asked == [
+    assert server.requests == [
         (f"POST /pause?mode={word}", None),
         ("POST /update_weight_version", {"new_version": "7"}),
         ("POST /resume", None),
@@ -74,7 +74,7 @@ def test_vllm_update_in_each_mode(mode: PauseMode, word: str) -> None:
 def test_sglang_never_aborts_for_a_version(mode: PauseMode, word: str) -> None:
     server = Noting()
     assert controlled(server, SGLANG, lambda engine: update(engine, mode)) == "7"
-    assert server.asked == [
+    assert server.requests == [
         ("POST /pause_generation", {"mode": word}),
         ("POST /update_weight_version", {"new_version": "7", "abort_all_requests": False}),
         ("POST /continue_generation", {}),
@@ -85,8 +85,8 @@ def test_sglang_never_aborts_for_a_version(mode: PauseMode, word: str) -> None:
 def test_sglang_drains_by_waiting_until_its_cache_can_be_flushed() -> None:
     server = Noting(flush_cache=[(400, "requests are running"), (400, "requests are running"), (200, "flushed")])
     controlled(server, SGLANG, lambda engine: engine.pause("drain"))
-    assert [path for path, _ in server.asked] == ["POST /flush_cache"] * 3 + ["POST /pause_generation"]
-    assert server.asked[-1][1] == {"mode": "in_place"}
+    assert [path for path, _ in server.requests] == ["POST /flush_cache"] * 3 + ["POST /pause_generation"]
+    assert server.requests[-1][1] == {"mode": "in_place"}
 
 
 def test_closed_endpoint_names_the_flag_that_opens_it() -> None:
@@ -111,7 +111,7 @@ def test_server_without_control_is_refused_as_the_farm_holds_calls_back(info: En
         with pytest.raises(EngineError, match="the farm holds calls back"):
             controlled(server, info, use)
     assert controlled(server, info, lambda engine: engine.version()) == ""
-    assert not server.asked
+    assert not server.requests
 
 
 @pytest.mark.parametrize(
@@ -125,5 +125,7 @@ def test_server_without_control_is_refused_as_the_farm_holds_calls_back(info: En
         (SGLANG, {"ready": [(404, "")], "health": [(503, "")]}, False),
     ],
 )
-def test_health(info: EngineInfo, answers: dict[str, Any], well: bool) -> None:
+def test_health_follows_the_answer_of_the_health_endpoint(
+    info: EngineInfo, answers: dict[str, Any], well: bool
+) -> None:
     assert controlled(Noting(**answers), info, lambda engine: engine.healthy()) is well

@@ -35,7 +35,7 @@ def test_unreadable_retry_after_is_none(text: str) -> None:
 
 
 @pytest.mark.parametrize("status", [429, 503])
-def test_busy_engine(status: int) -> None:
+def test_busy_status_is_an_error_with_a_retry_time(status: int) -> None:
     farm_error = refused(ENGINE, status, {"retry-after": "3"}, {"error": {"message": "full"}})
     assert isinstance(farm_error, EngineBusy)
     assert farm_error.retry_after_s == 3.0
@@ -86,7 +86,7 @@ def test_redirect_names_the_new_address() -> None:
 
 
 @pytest.mark.parametrize("status", [500, 502, 504, 408])
-def test_broken_engine(status: int) -> None:
+def test_server_error_is_an_engine_error(status: int) -> None:
     farm_error = refused(ENGINE, status, {}, "<html>bad gateway</html>")
     assert type(farm_error) is EngineError
     assert "look at its log" in str(farm_error)

@@ -58,7 +58,7 @@ def test_no_tokens_before_an_abort_are_consistent() -> None:
 
 
 @pytest.mark.parametrize(
-    ("changes", "said"),
+    ("changes", "reason"),
     [
         ({"logprobs": [-0.5]}, "2 token ids, 1 log-probabilities, 2 tokens counted"),
         ({"ids": [4, 5, 6], "logprob_ids": []}, "3 token ids, 2 log"),
@@ -135,8 +135,8 @@ def test_no_tokens_before_an_abort_are_consistent() -> None:
         (spans((["7"], 0, 2)), "version"),
     ],
 )
-def test_inconsistent_answer_is_refused(changes: dict[str, Any], said: str) -> None:
-    with pytest.raises(ValueError, match=said):
+def test_inconsistent_answer_is_refused(changes: dict[str, Any], reason: str) -> None:
+    with pytest.raises(ValueError, match=reason):
         taken(**changes).generation()
 
 
@@ -167,7 +167,7 @@ def test_echoed_prompt_is_compared_as_it_was_written(written: Any) -> None:
         assert seen.tolist() == echoed
 
 
-def test_engine_without_an_echo_of_the_prompt() -> None:
+def test_answer_without_prompt_ids_has_no_prompt_ids() -> None:
     for content in b'{"x":1}', b'{"prompt_token_ids":null}':
         assert without_echo(content, prompt_json(PROMPT)) is None
         intake = taken()

@@ -55,7 +55,7 @@ def recorded_events(name: str) -> list[dict[str, Any]]:
 @pytest.mark.parametrize(
     ("wire", "name"), [(GenerateWire(), "generate_tokens"), (CompletionsWire(), "completions_tokin")]
 )
-def test_recorded_answer(wire: Wire, name: str) -> None:
+def test_recorded_answer_is_read(wire: Wire, name: str) -> None:
     generation, _ = read(wire, RECORDED[name]["resp"])
     assert generation.response_ids.tolist() == [207, 129, 160, 187, 84]
     assert generation.response_logprobs is not None
@@ -86,7 +86,7 @@ def test_aborted_answer_keeps_its_tokens(wire: Wire, name: str, n: int) -> None:
 @pytest.mark.parametrize(
     ("wire", "name"), [(GenerateWire(), "stream_generate"), (CompletionsWire(), "stream_completions")]
 )
-def test_recorded_stream(wire: Wire, name: str) -> None:
+def test_recorded_stream_is_read(wire: Wire, name: str) -> None:
     generation, new = read(wire, *recorded_events(name))
     assert new == [[207], [129], [160], []]
     assert generation.response_ids.tolist() == [207, 129, 160]
@@ -108,9 +108,7 @@ def test_stream_that_lost_an_event_is_refused(name: str) -> None:
 )
 @pytest.mark.parametrize("stream", [True, False])
 @pytest.mark.parametrize("sampling", [ALL, SamplingParams(temperature=None), HELD, HELD_CALLS])
-def test_vllm_knows_every_field_that_it_is_sent(
-    wire: Wire, schema: str, stream: bool, sampling: SamplingParams
-) -> None:
+def test_fields_sent_to_vllm_are_in_its_schema(wire: Wire, schema: str, stream: bool, sampling: SamplingParams) -> None:
     ask = GenerationRequest(prompt_json(PROMPT), sampling, 100, "m", stream, ExpertRange(8, 2))
     body = orjson.loads(orjson.dumps(wire.body(ask)))
     Draft202012Validator(SCHEMAS[schema]).validate(body)
@@ -192,7 +190,7 @@ def sglang_event(ids: list[int], n: int, end: dict[str, Any] | None = None, **me
 STOP = {"type": "stop", "matched": 2}
 
 
-def test_answer_of_sglang() -> None:
+def test_answer_of_sglang_is_read() -> None:
     generation, _ = read(SglangWire(), sglang_event([4, 5, 2], 3, STOP) | {"prompt_token_ids": [258, 84, 82]})
     assert generation.response_ids.tolist() == [4, 5, 2]
     assert generation.response_logprobs is not None

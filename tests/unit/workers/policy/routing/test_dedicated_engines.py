@@ -32,7 +32,7 @@ async def engines_of(servers: Servers, **options: Any) -> AsyncIterator[Dedicate
     assert [server.n_clients for server in servers.by_url.values()] == [0] * len(servers.by_url)
 
 
-async def play(pool: EnginePool, name: str) -> str:
+async def call_once(pool: EnginePool, name: str) -> str:
     return await routed(StickyRouter(pool, RoutingKey(name)), N, engine_call(N, name))
 
 
@@ -51,10 +51,10 @@ def test_dedicated_engine_is_called_only_by_its_own_rollouts() -> None:
         mine, other = Server("mine"), Server("other")
         async with engines_of(Servers(mine, other)) as engines:
             with engines.pool(address(mine)) as pool, engines.pool(address(other)) as another:
-                assert await asyncio.gather(*[play(pool, f"r{i}") for i in range(8)]) == [mine.url] * 8
-                assert await play(another, "s") == other.url
+                assert await asyncio.gather(*[call_once(pool, f"r{i}") for i in range(8)]) == [mine.url] * 8
+                assert await call_once(another, "s") == other.url
                 mine.dead = True
-                waiting = asyncio.create_task(play(pool, "r"))
+                waiting = asyncio.create_task(call_once(pool, "r"))
                 await asyncio.sleep(30)
                 assert (waiting.done(), other.answered) == (False, ["s"])
                 mine.dead = False
@@ -70,7 +70,7 @@ def test_concurrent_users_share_a_pool_and_later_ones_its_probe() -> None:
             for _ in range(3):
                 with engines.pool(address(server)) as one, engines.pool(address(server)) as other:
                     assert one is other
-                    await asyncio.gather(play(one, "r"), play(other, "s"))
+                    await asyncio.gather(call_once(one, "r"), call_once(other, "s"))
                 await settled(lambda: server.n_clients == 0)
         assert server.n_detected == 1
 
@@ -83,9 +83,9 @@ def test_engine_with_another_key_is_another_engine() -> None:
         server.key = "right"
         async with engines_of(Servers(server)) as engines:
             with engines.pool(address(server, key="right")) as right, engines.pool(address(server, key="bad")) as wrong:
-                assert await play(right, "r") == server.url
+                assert await call_once(right, "r") == server.url
                 with pytest.raises(EngineError, match="401"):
-                    await play(wrong, "s")
+                    await call_once(wrong, "s")
         assert server.answered == ["r"]
 
     run(main())
@@ -96,16 +96,16 @@ def test_unreachable_engine_ends_the_call_and_is_probed_again() -> None:
         server = Server("a")
         async with engines_of(Servers(server), away_s=60.0) as engines:
             with engines.pool(address(server)) as pool:
-                assert await play(pool, "r") == server.url
+                assert await call_once(pool, "r") == server.url
                 server.dead = True
                 began = pool.now()
                 with pytest.raises(EngineError, match="no engine after 60 s: engine http://a/v1 is out") as error:
-                    await play(pool, "r")
+                    await call_once(pool, "r")
                 assert error.value.retryable
                 assert 60 <= pool.now() - began < 90
             server.dead = False
             with engines.pool(address(server)) as pool:
-                assert await play(pool, "r") == server.url
+                assert await call_once(pool, "r") == server.url
         assert server.n_detected == 2
 
     run(main())
@@ -117,7 +117,7 @@ def test_number_of_kept_capabilities_is_limited() -> None:
         async with engines_of(Servers(*servers), n_known=2) as engines:
             for server in (*servers, *servers[1:], servers[0]):
                 with engines.pool(address(server)) as pool:
-                    await play(pool, "r")
+                    await call_once(pool, "r")
         assert [server.n_detected for server in servers] == [2, 1, 1]
 
     run(main())
@@ -129,7 +129,7 @@ def test_plain_chat_engine_is_never_probed() -> None:
         async with engines_of(Servers(server)) as engines:
             with engines.pool(address(server, model="m", plain_chat=True)) as pool:
                 server.failures = 2
-                assert await play(pool, "r") == server.url
+                assert await call_once(pool, "r") == server.url
                 await asyncio.sleep(600)
                 assert [place.info for place in pool.backends] == [EngineInfo(kind="openai", model="m")]
         assert server.n_detected == 0

@@ -102,12 +102,14 @@ def test_concurrent_busy_answers_count_once() -> None:
     assert engine_health.after_refusal(1.0, None, jitter=1.0).busy_until <= 1.5
 
 
-@pytest.mark.parametrize(("asked", "least", "most"), [(7.0, 7, 7), (0.0, 0, 0), (1e9, 120, 120), (None, 0.1, 0.3)])
+@pytest.mark.parametrize(
+    ("retry_after_s", "least", "most"), [(7.0, 7, 7), (0.0, 0, 0), (1e9, 120, 120), (None, 0.1, 0.3)]
+)
 @pytest.mark.parametrize("jitter", [0.5, 1.0])
 def test_busy_engine_is_avoided_for_its_requested_time(
-    asked: float | None, least: float, most: float, jitter: float
+    retry_after_s: float | None, least: float, most: float, jitter: float
 ) -> None:
-    assert least <= NEW.after_refusal(0.0, asked, jitter).busy_until <= most
+    assert least <= NEW.after_refusal(0.0, retry_after_s, jitter).busy_until <= most
 
 
 def test_long_ejections_and_busy_times_do_not_overflow() -> None:

@@ -45,14 +45,14 @@ def router_of(pool: EnginePool, name: str, group: str = "", model: str = "") -> 
     return StickyRouter(pool, RoutingKey(name, group or name, model))
 
 
-async def play(pool: EnginePool, name: str, n_turns: int = 1, n_tokens: int = N, group: str = "") -> list[str]:
+async def run_turns(pool: EnginePool, name: str, n_turns: int = 1, n_tokens: int = N, group: str = "") -> list[str]:
     """Run a rollout of some turns; return the engines that answered them."""
     mine = router_of(pool, name, group)
     return [await routed(mine, n_tokens, engine_call(n_tokens, name)) for _ in range(n_turns)]
 
 
 async def many(pool: EnginePool, n: int, n_turns: int = 1, n_tokens: int = N) -> list[list[str]]:
-    return await asyncio.gather(*[play(pool, f"r{i}", n_turns, n_tokens) for i in range(n)])
+    return await asyncio.gather(*[run_turns(pool, f"r{i}", n_turns, n_tokens) for i in range(n)])
 
 
 async def when(condition: Callable[[], Any]) -> None:
@@ -75,7 +75,7 @@ class TestChoice:
         async def main() -> None:
             servers = Servers(Server("a"), Server("b"))
             async with pool_of(servers) as pool:
-                long = asyncio.create_task(play(pool, "long", n_tokens=100 * N))
+                long = asyncio.create_task(run_turns(pool, "long", n_tokens=100 * N))
                 await when(lambda: any(server.n_running for server in servers.by_url.values()))
                 short = await many(pool, 20)
                 assert set(await long).isdisjoint(url for turns in short for url in turns)
@@ -87,7 +87,10 @@ class TestChoice:
             servers = Servers(*[Server(f"e{i}") for i in range(4)])
             async with pool_of(servers) as pool:
                 groups = await asyncio.gather(
-                    *[asyncio.gather(*[play(pool, f"{g}.{i}", group=f"g{g}") for i in range(4)]) for g in range(16)]
+                    *[
+                        asyncio.gather(*[run_turns(pool, f"{g}.{i}", group=f"g{g}") for i in range(4)])
+                        for g in range(16)
+                    ]
                 )
                 together = [Counter(url for (url,) in group).most_common(1)[0][1] for group in groups]
                 assert sum(together) >= 0.75 * 64
@@ -101,7 +104,7 @@ class TestChoice:
             here, there = Servers(*map(Server, names)), Servers(*map(Server, reversed(names)))
             async with pool_of(here) as one, pool_of(there) as other:
                 for g in range(12):
-                    assert await play(one, "x", group=f"g{g}") == await play(other, "y", group=f"g{g}")
+                    assert await run_turns(one, "x", group=f"g{g}") == await run_turns(other, "y", group=f"g{g}")
 
         run(main())
 
@@ -138,13 +141,13 @@ class TestChoice:
             servers.change(shared, version="4", engine_version="4")
             async with pool_of(servers, none_s=5) as pool:
                 mine = router_of(pool, "r", model="run:exp-1")
-                asked = asyncio.ensure_future(routed(mine, N, engine_call(N, "r")))
+                pending = asyncio.ensure_future(routed(mine, N, engine_call(N, "r")))
                 await asyncio.sleep(600)
-                assert not asked.done(), "its trainer may be restarted"
+                assert not pending.done(), "its trainer may be restarted"
                 assert mine.blocked.startswith("the training run exp-1 has no engine")
                 servers.add(own, reserved_for="run:exp-1")
-                assert await asked == own.url
-                assert {(await play(pool, f"s{n}"))[0] for n in range(8)} == {shared.url}
+                assert await pending == own.url
+                assert {(await run_turns(pool, f"s{n}"))[0] for n in range(8)} == {shared.url}
                 assert (mine.newest_version, pool.newest_version) == ("", "4")
 
         run(main())
@@ -163,7 +166,7 @@ class TestChoice:
 
         async def main() -> list[str]:
             try:
-                return await play(pool, "r")
+                return await run_turns(pool, "r")
             finally:
                 await pool.aclose()
 
@@ -178,7 +181,7 @@ class TestNewEngines:
             servers = Servers()
             servers.add(server, info=None)
             async with pool_of(servers, notes) as pool:
-                assert await play(pool, "r") == [server.url]
+                assert await run_turns(pool, "r") == [server.url]
                 assert notes.infos == {server.url: server.info}
 
         run(main())
@@ -190,7 +193,7 @@ class TestNewEngines:
             servers = Servers()
             servers.add(server, info=None)
             async with pool_of(servers, none_s=200) as pool:
-                assert await play(pool, "r") == [server.url]
+                assert await run_turns(pool, "r") == [server.url]
 
         run(main())
 
@@ -217,7 +220,7 @@ class TestNewEngines:
             old, new = [Server(f"e{i}", room=8) for i in range(3)], Server("new", room=8)
             servers = Servers(*old)
             async with pool_of(servers) as pool:
-                rollouts = [asyncio.create_task(play(pool, f"r{i}", n_turns=60)) for i in range(60)]
+                rollouts = [asyncio.create_task(run_turns(pool, f"r{i}", n_turns=60)) for i in range(60)]
                 await asyncio.sleep(5)
                 servers.add(new)
                 await asyncio.sleep(1)
@@ -234,10 +237,10 @@ class TestNewEngines:
             server = Server("a")
             servers = Servers(server)
             async with pool_of(servers) as pool:
-                await play(pool, "r")
+                await run_turns(pool, "r")
                 address = server.listed().address
                 servers.change(server, address=type(address)(address.url, model="m2"))
-                await play(pool, "r")
+                await run_turns(pool, "r")
                 await when(lambda: server.n_clients == 1)
 
         run(main())
@@ -263,7 +266,7 @@ class TestFailover:
             a, b = servers.by_url.values()
             async with pool_of(servers, notes) as pool:
                 a.hangs = b.hangs = True
-                calls = [asyncio.create_task(play(pool, f"r{i}")) for i in range(12)]
+                calls = [asyncio.create_task(run_turns(pool, f"r{i}")) for i in range(12)]
                 await when(lambda: a.n_running + b.n_running == 12)
                 assert a.n_running
                 a.dead, b.hangs = True, False
@@ -340,11 +343,11 @@ class TestFailover:
                 server.failures = 1000
             async with pool_of(servers) as pool:
                 with pytest.raises(EngineError, match=r"6 tries failed, the last with: engine .* answered 500"):
-                    await play(pool, "r")
+                    await run_turns(pool, "r")
                 assert [server.n_started() for server in servers.by_url.values()] == [3, 3]
                 for server in servers.by_url.values():
                     server.failures = 0
-                await play(pool, "another")
+                await run_turns(pool, "another")
 
         run(main())
 
@@ -354,10 +357,10 @@ class TestFailover:
             for server in servers.by_url.values():
                 server.deadly = {"poison"}
             async with pool_of(servers) as pool:
-                others = [asyncio.create_task(play(pool, f"r{i}", n_turns=5)) for i in range(10)]
+                others = [asyncio.create_task(run_turns(pool, f"r{i}", n_turns=5)) for i in range(10)]
                 await asyncio.sleep(0.1)
                 with pytest.raises(EngineError, match=r"closed the connection|is out"):
-                    await play(pool, "poison")
+                    await run_turns(pool, "poison")
                 assert sum(server.dead for server in servers.by_url.values()) <= 4
                 await asyncio.gather(*others)
 
@@ -380,17 +383,17 @@ class TestFailover:
     )
     def test_error_that_no_engine_can_avoid_is_raised_at_once(self, error: Exception) -> None:
         async def main() -> None:
-            n_asked = 0
+            n_queries = 0
 
             async def ask(engine: Engine) -> None:
-                nonlocal n_asked
-                n_asked += 1
+                nonlocal n_queries
+                n_queries += 1
                 raise error
 
             async with pool_of(Servers(Server("a"), Server("b"))) as pool:
                 with pytest.raises(type(error)):
                     await routed(router_of(pool, "r"), N, ask)
-            assert n_asked == 1
+            assert n_queries == 1
 
         run(main())
 
@@ -416,7 +419,7 @@ class TestFailover:
             servers = Servers()
             servers.add(server, info=None)
             async with pool_of(servers, notes) as pool:
-                call = asyncio.create_task(play(pool, "r"))
+                call = asyncio.create_task(run_turns(pool, "r"))
                 await when(lambda: len(notes.failures) > 5)
                 servers.change(server, address=replace(servers.list[0].address, key="right"))
                 pool.changed()
@@ -450,7 +453,7 @@ class TestFailover:
             a, b = servers.by_url.values()
             async with pool_of(servers, notes) as pool:
                 a.hangs = True
-                calls = [asyncio.create_task(play(pool, f"r{i}")) for i in range(12)]
+                calls = [asyncio.create_task(run_turns(pool, f"r{i}")) for i in range(12)]
                 await when(lambda: a.n_running and b.answered)
                 assert {url for turns in await asyncio.gather(*calls) for url in turns} == {b.url}
                 assert pool.now() < 400
@@ -591,7 +594,7 @@ class TestSilence:
     def test_concurrent_calls_may_take_longer(self) -> None:
         async def main() -> None:
             async with pool_of(Servers(Server("a", room=1000))) as pool:
-                await play(pool, "r", n_turns=4)
+                await run_turns(pool, "r", n_turns=4)
                 routers = [router_of(pool, f"r{i}") for i in range(100)]
                 calls = [asyncio.create_task(routed(each, N, self.lost, 10 * N)) for each in routers]
                 await asyncio.sleep(150)
@@ -650,7 +653,7 @@ class TestBusy:
             server = Server("a")
             server.busy = [None] * 100
             async with pool_of(Servers(server)) as pool:
-                assert await play(pool, "r") == [server.url]
+                assert await run_turns(pool, "r") == [server.url]
             gaps = [after - before for (before, _), (after, _) in pairwise(server.started)]
             assert gaps[0] < 1
             assert all(5 < gap < 20 for gap in gaps[-20:])
@@ -748,7 +751,7 @@ class TestPause:
             servers = Servers(server)
             async with pool_of(servers, RecordingReporter(leading=True)) as pool:
                 server.busy = [60.0]
-                call = asyncio.create_task(play(pool, "r"))
+                call = asyncio.create_task(run_turns(pool, "r"))
                 await when(lambda: not server.busy)
                 servers.change(server, paused="abort", n_orders=1)
                 pool.changed()
@@ -774,7 +777,7 @@ class TestPause:
             server, notes = Server("a"), RecordingReporter()
             servers = Servers(server)
             async with pool_of(servers, notes) as pool:
-                call = asyncio.create_task(play(pool, "r", n_tokens=50 * N))
+                call = asyncio.create_task(run_turns(pool, "r", n_tokens=50 * N))
                 await when(lambda: server.n_running)
                 servers.change(server, paused="abort", n_orders=1)
                 pool.changed()
@@ -793,7 +796,7 @@ class TestPause:
             server, notes = Server("a"), RecordingReporter()
             servers = Servers(server)
             async with pool_of(servers, notes) as pool:
-                call = asyncio.create_task(play(pool, "r"))
+                call = asyncio.create_task(run_turns(pool, "r"))
                 await when(lambda: server.n_running)
                 servers.change(server, paused="drain", n_orders=3)
                 pool.sync()
@@ -825,7 +828,7 @@ class TestOrders:
                 servers.change(server, paused="", n_orders=3, n_done=2, engine_version="7")
                 pool.changed()
                 await when(lambda: (server.url, 3, "", "7") in notes.orders)
-                assert server.told == ["pause keep", "version 7", "resume"]
+                assert server.received == ["pause keep", "version 7", "resume"]
 
         run(main())
 
@@ -838,7 +841,7 @@ class TestOrders:
             async with pool_of(servers, notes) as pool:
                 await pool.start()
                 await when(lambda: (server.url, 1, "keep", "") in notes.orders)
-                assert server.told == ["pause keep"]
+                assert server.received == ["pause keep"]
 
         run(main())
 
@@ -861,7 +864,7 @@ class TestOrders:
                 server.disobeys = False
                 servers.change(server, paused="drain", n_orders=1)
                 pool.sync()
-                await when(lambda: server.told == ["pause drain"])
+                await when(lambda: server.received == ["pause drain"])
 
         run(main())
 
@@ -873,9 +876,9 @@ class TestOrders:
             async with pool_of(servers, notes) as pool:
                 await pool.start()
                 await asyncio.sleep(60)
-                assert server.told == []
+                assert server.received == []
                 notes.leading = True
-                await when(lambda: server.told == ["pause drain"])
+                await when(lambda: server.received == ["pause drain"])
 
         run(main())
 
@@ -887,7 +890,7 @@ class TestOrders:
             async with pool_of(servers, notes) as pool:
                 await pool.start()
                 await when(lambda: notes.orders == [(server.url, 2, "abort", "7")])
-                assert server.told == []
+                assert server.received == []
 
         run(main())
 
@@ -904,7 +907,7 @@ class TestOrders:
                 servers.change(server, paused="", n_orders=3, n_done=2)
                 pool.changed()
                 await when(lambda: (server.url, 3, "", "6") in notes.orders)
-                assert server.told == [], "it must not be sent the version of weights that it never got"
+                assert server.received == [], "it must not be sent the version of weights that it never got"
 
         run(main())
 
@@ -964,7 +967,7 @@ class TestOrders:
             servers.change(server, version="7", n_orders=1, n_done=1, engine_version="7")
             async with pool_of(servers, notes) as pool:
                 server.failures = 1
-                call = asyncio.create_task(play(pool, "r"))
+                call = asyncio.create_task(run_turns(pool, "r"))
                 await when(lambda: (server.url, 1, "", "default") in notes.orders)
                 call.cancel()
 
@@ -993,7 +996,7 @@ class TestOrders:
             servers.change(has, version="7", n_orders=1, n_done=1, engine_version="7")
             async with pool_of(servers, weights_s=600.0) as pool:
                 has.dead, has.busy = dead, [] if dead else [5.0] * 20
-                call = asyncio.create_task(play(pool, "r"))
+                call = asyncio.create_task(run_turns(pool, "r"))
                 await asyncio.sleep(80)
                 has.dead = False
                 assert await call == [has.url]
@@ -1008,15 +1011,15 @@ class TestOrders:
                 server, version="7", n_orders=1, n_done=1, engine_version="default", weights_path="/shared/7"
             )
             async with pool_of(servers, notes) as pool:
-                assert await play(pool, "r") == [server.url]
-            assert server.told == ["load /shared/7", "version 7"]
+                assert await run_turns(pool, "r") == [server.url]
+            assert server.received == ["load /shared/7", "version 7"]
             assert notes.orders[-1] == (server.url, 1, "", "7")
 
         run(main())
 
     def test_only_the_leader_makes_engines_load_and_no_paused_one(self) -> None:
         async def main() -> None:
-            server, paused = Server("told", info=CONTROLLED), Server("paused", info=CONTROLLED)
+            server, paused = Server("updated", info=CONTROLLED), Server("paused", info=CONTROLLED)
             servers = Servers(server, paused)
             lacks: dict[str, Any] = {"version": "7", "n_orders": 1, "n_done": 1, "weights_path": "/shared/7"}
             servers.change(server, engine_version="default", **lacks)
@@ -1025,11 +1028,11 @@ class TestOrders:
             async with pool_of(servers, notes) as pool:
                 await pool.start()
                 await asyncio.sleep(60)
-                assert server.told == paused.told == []
+                assert server.received == paused.received == []
                 notes.leading = True
-                await when(lambda: server.told)
+                await when(lambda: server.received)
                 await asyncio.sleep(60)
-            assert (server.told, paused.told) == (["load /shared/7", "version 7"], [])
+            assert (server.received, paused.received) == (["load /shared/7", "version 7"], [])
 
         run(main())
 
@@ -1040,7 +1043,7 @@ class TestOrders:
             servers = Servers(server)
             servers.change(server, version="7", n_orders=1, n_done=1, engine_version="7")
             async with pool_of(servers, notes) as pool:
-                assert await play(pool, "r") == [server.url]
+                assert await run_turns(pool, "r") == [server.url]
                 server.weights = "default"
                 await when(lambda: (server.url, 1, "", "default") in notes.orders)
 
@@ -1053,7 +1056,7 @@ class TestOrders:
             servers = Servers(server)
             servers.change(server, info=None, version="7")
             async with pool_of(servers, notes) as pool:
-                assert await play(pool, "r") == [server.url]
+                assert await run_turns(pool, "r") == [server.url]
                 assert (server.url, 0, "", "7") in notes.orders
 
         run(main())
@@ -1068,9 +1071,9 @@ class TestOrders:
                 servers.change(server, paused="drain", n_orders=1)
                 pool.changed()
                 await asyncio.sleep(60)
-                assert server.told == []
+                assert server.received == []
                 notes.is_settled = True
-                await when(lambda: server.told == ["pause drain"])
+                await when(lambda: server.received == ["pause drain"])
 
         run(main())
 
@@ -1081,7 +1084,7 @@ class TestOrders:
             async with pool_of(servers, notes) as pool:
                 # it reached the server after the pause, which holds it until the resume
                 server.hangs = True
-                call = asyncio.create_task(play(pool, "r"))
+                call = asyncio.create_task(run_turns(pool, "r"))
                 await when(lambda: server.n_running)
                 servers.change(server, paused="abort", engine_paused="abort", n_orders=1, n_done=1)
                 pool.changed()
@@ -1100,7 +1103,7 @@ class TestOrders:
             servers = Servers(server)
             servers.change(server, version="7", n_orders=1, n_done=1, engine_version="7")
             async with pool_of(servers, notes) as pool:
-                assert await play(pool, "r") == [server.url]
+                assert await run_turns(pool, "r") == [server.url]
                 server.dead = True
                 await when(lambda: any(why for _, why in notes.failures))
                 server.weights, server.dead = "default", False
@@ -1116,14 +1119,14 @@ class TestOrders:
 class TestCounts:
     @settings(max_examples=60, deadline=None)
     @given(st.data())
-    def test_nothing_is_in_flight_at_the_end_whatever_happens(self, data: st.DataObject) -> None:
+    def test_no_call_is_in_flight_after_random_failures(self, data: st.DataObject) -> None:
         """Rollouts are cancelled, engines crash, come back, are busy, fail, are paused and removed at any moment."""
 
         async def main() -> None:
             every = [Server(f"e{i}") for i in range(3)]
             servers = Servers(*every)
             pool = EnginePool(servers, open_engine=servers.open, detect=servers.detect)
-            tasks = [asyncio.create_task(play(pool, f"r{i}", n_turns=3)) for i in range(8)]
+            tasks = [asyncio.create_task(run_turns(pool, f"r{i}", n_turns=3)) for i in range(8)]
             for _ in range(data.draw(st.integers(1, 12))):
                 await asyncio.sleep(data.draw(st.floats(0.01, 3)))
                 data.draw(st.sampled_from(_accidents(data, pool, servers, every, tasks)))()
@@ -1184,4 +1187,4 @@ def test_cancelled_call_is_cancelled_on_its_engine() -> None:
 
 
 def _forever(pool: EnginePool) -> Coroutine[Any, Any, list[str]]:
-    return play(pool, "r", n_tokens=10**9)
+    return run_turns(pool, "r", n_tokens=10**9)

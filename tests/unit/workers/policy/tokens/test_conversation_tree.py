@@ -59,7 +59,7 @@ class _Step:
 
 
 @dataclass
-class Played:
+class RecordedConversation:
     """A conversation as it ran: before each call, its prompt and the sampled tokens."""
 
     messages: list[list[Message]] = field(default_factory=list)
@@ -166,7 +166,7 @@ def test_prompts_hold_the_sampled_ids_and_end_like_the_template(model: Model, da
     tokenizer = model.text().tokenizer
     tools = [SEARCH] if model.tools else []
     messages, script = data.draw(scripts(model))
-    played, given_messages = Played(), list(messages)
+    record, given_messages = RecordedConversation(), list(messages)
     expected, canonical, suffix = rendered(model, messages), True, None
     for step in [*script, None]:
         prompt = session.prompt(given_messages, tools)
@@ -176,8 +176,8 @@ def test_prompts_hold_the_sampled_ids_and_end_like_the_template(model: Model, da
             assert prompt.ids.tolist() == tokenizer.encode(expected).tolist()
             canonical = True
         else:
-            held = np.concatenate([played.prompts[-1].ids, played.responses[-1]])
-            assert prompt.continues == len(played.prompts) - 1
+            held = np.concatenate([record.prompts[-1].ids, record.responses[-1]])
+            assert prompt.continues == len(record.prompts) - 1
             assert np.array_equal(prompt.ids[: prompt.n_held], held)
             assert tokenizer.decode(prompt.ids[prompt.n_held :]) == suffix
         assert not canonical or text == expected
@@ -185,31 +185,35 @@ def test_prompts_hold_the_sampled_ids_and_end_like_the_template(model: Model, da
             break
         before, expected = expected, rendered(model, [*messages, step.turn, *step.new])
         split = split_of(model, before, step, expected)
-        said, suffix = split or ("something", None)
+        sampled, suffix = split or ("something", None)
         end = "" if step.cut or model is PLAIN else end_of_turn(model, step.turn)
         if suffix is not None:
             suffix = suffix.removeprefix(end)
         # Where only text ends a call, text that is longer than the template's makes the end ambiguous.
         odd = " odd" if step.odd and not (model is PLAIN and step.turn.get("tool_calls")) else ""
         canonical = canonical and not odd
-        response = in_random_tokens(model, said + odd + end, data.draw(st.integers(0, 2**32)))
+        response = in_random_tokens(model, sampled + odd + end, data.draw(st.integers(0, 2**32)))
         session.commit(prompt, response, step.turn)
-        played.messages.append(list(given_messages))
-        played.prompts.append(prompt)
-        played.responses.append(response)
+        record.messages.append(list(given_messages))
+        record.prompts.append(prompt)
+        record.responses.append(response)
         messages = [*messages, step.turn, *step.new]
         given_messages = [*given_messages, data.draw(echoes(step.turn)), *step.new]
-    fork_somewhere(data, session, played, script, tools)
+    fork_somewhere(data, session, record, script, tools)
 
 
 def fork_somewhere(
-    data: st.DataObject, session: TokenSession, played: Played, script: Sequence[_Step], tools: Sequence[Message]
+    data: st.DataObject,
+    session: TokenSession,
+    record: RecordedConversation,
+    script: Sequence[_Step],
+    tools: Sequence[Message],
 ) -> None:
     """Any earlier call can be continued in another way, with its ids or with a reason."""
     number = data.draw(st.integers(0, len(script) - 1))
     other = [{**message, "content": f"{message['content']} otherwise"} for message in script[number].new]
-    prompt = session.prompt([*played.messages[number], script[number].turn, *other], tools)
-    held = [*played.prompts[number].ids, *played.responses[number]]
+    prompt = session.prompt([*record.messages[number], script[number].turn, *other], tools)
+    held = [*record.prompts[number].ids, *record.responses[number]]
     if prompt.begins:
         assert prompt.begins.startswith("rewritten: ")
         assert prompt.continues is None

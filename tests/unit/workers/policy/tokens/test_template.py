@@ -42,15 +42,15 @@ def test_variables_of_transformers_are_defined() -> None:
 
 
 @pytest.mark.parametrize(
-    ("source", "said"),
+    ("source", "message"),
     [
         ("{{ raise_exception('roles must alternate') }}", "refused the conversation: roles must alternate"),
         ("{{ messages[7].content + 'x' }}", "refused the conversation"),
         ("{{ 1 + 'a' }}", "TypeError"),
     ],
 )
-def test_template_that_raises_is_named_with_its_message(source: str, said: str) -> None:
-    with pytest.raises(TemplateError, match=f"chat template of tiny .*{said}"):
+def test_template_that_raises_is_named_with_its_message(source: str, message: str) -> None:
+    with pytest.raises(TemplateError, match=f"chat template of tiny .*{message}"):
         rendered(source, user("a"))
 
 

@@ -146,16 +146,16 @@ def test_garbage_is_not_an_archive(tmp_path: Path, broken: str) -> None:
 
 def test_downloaded_archive_is_checked(tmp_path: Path) -> None:
     path = tar(tmp_path / "tool.tgz", {"run": "x"})
-    n_asked = []
+    paths = []
 
     async def answer(request: Request) -> Response:
-        n_asked.append(request.url.path)
+        paths.append(request.url.path)
         return Response(path.read_bytes())
 
     with serving(Starlette(routes=[Route("/tool.tgz", answer)])) as url:
         for _ in range(2):
             assert (folder_of("archive", f"{url}/tool.tgz", sha256(path)) / "run").read_text() == "x"
-        assert n_asked == ["/tool.tgz"], "it is downloaded once"
+        assert paths == ["/tool.tgz"], "it is downloaded once"
         with pytest.raises(AgentMissing, match=f"has the digest {sha256(path)}, not {'0' * 64}"):
             folder_of("archive", f"{url}/tool.tgz", "0" * 64)
     with pytest.raises(SandboxError, match="could not be fetched"):

@@ -158,7 +158,7 @@ def test_full_disk_is_not_the_archives_fault(tmp_path: Path, layer: Path, monkey
     assert not isinstance(raised.value, BadArchive)
 
 
-def test_file_that_is_not_an_archive(tmp_path: Path, layer: Path) -> None:
+def test_file_that_is_not_an_archive_is_refused(tmp_path: Path, layer: Path) -> None:
     (tmp_path / "p-1.tar.gz").write_text("not an archive")
     with pytest.raises(SandboxError, match=r"p-1\.tar\.gz cannot be unpacked"):
         unpack(tmp_path / "p-1.tar.gz", layer, "/workspace")

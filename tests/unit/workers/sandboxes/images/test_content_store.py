@@ -31,12 +31,12 @@ def test_concurrent_requests_build_once(making: Making, tmp_path: Path) -> None:
         folder.mkdir(exist_ok=True)
         (folder / "file").write_text("x")
 
-    def want(_: int) -> str:
+    def read_folder(_: int) -> str:
         together.wait()
         return (making(tmp_path / "cache/folder", make) / "file").read_text()
 
     with ThreadPoolExecutor(8) as pool:
-        assert list(pool.map(want, range(8))) == ["x"] * 8
+        assert list(pool.map(read_folder, range(8))) == ["x"] * 8
     assert made == [1]
 
 

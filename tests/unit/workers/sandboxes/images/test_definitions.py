@@ -39,7 +39,7 @@ def lent(text: str, path: Path) -> list[str]:
     return definition.lent(lambda source, name, owned: Path("/lent", name)).splitlines()
 
 
-def test_sources_of_a_definition(path: Path) -> None:
+def test_sources_of_a_definition_are_listed(path: Path) -> None:
     names = [source.name for source in parse(SIMPLE, path).sources()]
     assert names == ["base.sif", "data", "two words.txt", "a.py", "b.py"]
 

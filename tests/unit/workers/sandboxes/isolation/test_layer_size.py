@@ -98,7 +98,7 @@ def test_link_is_not_followed(state: Path, tmp_path: Path) -> None:
     assert used(state)[0] < _MB
 
 
-def test_folders_that_move_during_the_count_do_not_end_it(state: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_moving_folders_do_not_stop_the_count(state: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Counted while another thread moves the folders; all files in the upper ones count every time."""
     monkeypatch.chdir(state / "upper")
     os.close(go_down(300))

@@ -12,7 +12,7 @@ from workers.sandboxes.isolation import seccomp, system_calls
 
 ARCHES = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
 I386, ARM = 0x40000003, 0x40000028
-ALLOWED, ERRNO, ASKED = 0x7FFF0000, 0x00050000, 0x7FC00000
+ALLOWED, ERRNO, NOTIFY = 0x7FFF0000, 0x00050000, 0x7FC00000
 FREE = ("FILES", "STATUS", "MEMORY", "WAITING", "PROCESSES", "IDS", "SOCKETS")
 _LOAD, _JUMP, _RETURN = 0x20, 0x05, 0x06
 _EQUAL, _AT_LEAST, _ANY_BIT = 0x15, 0x35, 0x45
@@ -87,24 +87,24 @@ def test_only_calls_about_users_are_intercepted_with_several_users(machine: str)
     for number in range(600):
         plain = answer(machine, number)[0]
         kept, shown = (answer(machine, number, variant=each)[0] for each in ("kept", "shown"))
-        assert kept == (ASKED if number in always else plain)
-        assert shown == (ASKED if number in {*always, *status} else plain)
+        assert kept == (NOTIFY if number in always else plain)
+        assert shown == (NOTIFY if number in {*always, *status} else plain)
         opened = ALLOWED if number in (438, {"x86_64": 310, "aarch64": 270}[machine]) else plain
         assert answer(machine, number, variant="answers")[0] == opened
 
 
 @pytest.mark.parametrize("machine", ARCHES)
 @pytest.mark.parametrize(
-    ("name", "arguments", "said"),
+    ("name", "arguments", "action"),
     [
-        ("openat", (0, 0, 0o102), ASKED),
+        ("openat", (0, 0, 0o102), NOTIFY),
         ("openat", (0, 0o100, 2), ALLOWED),
-        ("open", (0, 0o1100), ASKED),
+        ("open", (0, 0o1100), NOTIFY),
         ("open", (0, 0o1001), ALLOWED),
-        ("prctl", (8, 1), ASKED),
-        ("prctl", (28, 16), ASKED),
+        ("prctl", (8, 1), NOTIFY),
+        ("prctl", (28, 16), NOTIFY),
         ("prctl", (7, 0), ALLOWED),
-        ("getsockopt", (3, 1, 17), ASKED),
+        ("getsockopt", (3, 1, 17), NOTIFY),
         ("getsockopt", (3, 1, 4), ALLOWED),
         ("getsockopt", (3, 6, 17), ALLOWED),
         ("setrlimit", (10, 1), ERRNO),
@@ -118,13 +118,13 @@ def test_only_calls_about_users_are_intercepted_with_several_users(machine: str)
     ],
 )
 def test_arguments_are_checked_with_several_users(
-    machine: str, name: str, arguments: tuple[int, ...], said: int
+    machine: str, name: str, arguments: tuple[int, ...], action: int
 ) -> None:
     number = named(machine, "FILES", "PROCESSES", "SOCKETS", "CHECKED").get(name)
     if number is None:
         assert (machine, name) == ("aarch64", "open")
         return
-    assert {answer(machine, number, arguments, variant=each)[0] for each in ("kept", "shown")} == {said}
+    assert {answer(machine, number, arguments, variant=each)[0] for each in ("kept", "shown")} == {action}
 
 
 @pytest.mark.parametrize("machine", ARCHES)
@@ -158,5 +158,5 @@ def test_arguments_are_checked_with_several_users(
     ],
 )
 def test_arguments_are_checked(machine: str, name: str, arguments: tuple[int, ...], error: int) -> None:
-    said, _ = answer(machine, named(machine, "CHECKED")[name], arguments)
-    assert said == (ERRNO | error if error else ALLOWED)
+    action, _ = answer(machine, named(machine, "CHECKED")[name], arguments)
+    assert action == (ERRNO | error if error else ALLOWED)

@@ -76,7 +76,7 @@ def test_killed_process_that_gets_no_cpu_counts_as_ended() -> None:
             with subprocess.Popen(
                 ["sleep", "60"], env={MARK: mark}, executable=shutil.which("sleep"), preexec_fn=rarely
             ):
-                until(lambda: asleep(mark) == 1, "it runs")
+                until(lambda: n_sleeping(mark) == 1, "it runs")
                 kill_tagged(mark)
                 assert tagged_processes(mark) == []
     finally:
@@ -87,7 +87,7 @@ def test_killed_process_that_gets_no_cpu_counts_as_ended() -> None:
 _PR_SET_CHILD_SUBREAPER = 36
 
 
-def asleep(mark: str) -> int:
+def n_sleeping(mark: str) -> int:
     """Return how many of the processes with a tag are `sleep`."""
     n = 0
     for pid in tagged_processes(mark):
@@ -114,7 +114,7 @@ def test_only_the_lineage_is_killed_whichever_thread_forked_it() -> None:
         assert reaper.stdout
         reaper.stdout.readline()
         # a process has no tag for a moment during its exec, and outlives its parent here
-        until(lambda: asleep(mark) == 3, "all of them run")
+        until(lambda: n_sleeping(mark) == 3, "all of them run")
         kill_tagged(mark, Lineage(leader=0, reaper=reaper.pid))
         assert set(tagged_processes(mark)) <= {reaper.pid, other.pid}
         kill_tagged(mark, Lineage(leader=reaper.pid, reaper=0))

@@ -20,13 +20,13 @@ TURNS = (
     ScriptedTurn(tool_calls=(ScriptedCall(name="bash", arguments="not JSON"),)),
     ScriptedTurn(content="4"),
 )
-BOOK = [
+PROBLEMS = [
     ScriptedProblem(
         match="2 + 2",
         branches=(Branch(name="right", turns=TURNS), Branch(name="five", turns=(ScriptedTurn(content="5"),))),
     )
 ]
-ASKED = [{"role": "user", "content": "What is 2 + 2?"}]
+MESSAGES = [{"role": "user", "content": "What is 2 + 2?"}]
 TOOL = {
     "type": "function",
     "function": {
@@ -34,24 +34,24 @@ TOOL = {
         "parameters": {"type": "object", "properties": {"command": {"type": "string"}}, "required": ["command"]},
     },
 }
-PROMPT = WORDS.encode(WORDS.render(ASKED, [TOOL]))
+PROMPT = WORDS.encode(WORDS.render(MESSAGES, [TOOL]))
 RESULT = WORDS.encode("\n<|im_start|>user\n<tool_response>\nx\n</tool_response><|im_end|>\n<|im_start|>assistant\n")
 
 
-def said(ids: TokenIds) -> str:
+def text_of(ids: TokenIds) -> str:
     assert ids[-1] == WORDS.end_id
     return WORDS.decode(ids, special=True).removesuffix("<|im_end|>")
 
 
 def test_rollout_is_recognized_by_its_ids() -> None:
-    source = ScriptTurns(WORDS, Script(BOOK))
-    seed = next(seed for seed in range(20) if said(source.turn(PROMPT, seed)) != "5")
+    source = ScriptTurns(WORDS, Script(PROBLEMS))
+    seed = next(seed for seed in range(20) if text_of(source.turn(PROMPT, seed)) != "5")
     prompt = PROMPT
     for turn in TURNS:
         ids = source.turn(prompt, seed)
-        assert said(ids) == turn.text
+        assert text_of(ids) == turn.text
         prompt = np.concatenate([prompt, ids, RESULT])
-    assert said(source.turn(prompt, seed)) == "done"
+    assert text_of(source.turn(prompt, seed)) == "done"
 
 
 @pytest.mark.parametrize("seed", [None, 3])
@@ -67,7 +67,7 @@ def test_turn_continues_from_another_tokenization_too() -> None:
     source = ScriptTurns(WORDS, Script([ScriptedProblem(match="2 + 2", branches=(Branch(name="right", turns=TURNS),))]))
     begun = np.array([WORDS.byte_ids[byte] for byte in TURNS[0].text.encode()[:-30]], np.int32)
     rest = source.turn(np.concatenate([PROMPT, begun]), 0)
-    assert WORDS.decode(begun) + said(rest) == TURNS[0].text
+    assert WORDS.decode(begun) + text_of(rest) == TURNS[0].text
 
 
 def test_random_turns_depend_only_on_seed_and_prompt() -> None:
@@ -89,7 +89,7 @@ def test_random_turns_are_of_all_kinds() -> None:
     source = RandomTurns(WORDS, seed=1, mix=Mix(broken=0.4))
     kinds: Counter[str] = Counter()
     for seed in range(300):
-        text = said(source.turn(PROMPT, seed))
+        text = text_of(source.turn(PROMPT, seed))
         calls = loose_calls(text)[1]
         kinds["reasoned"] += text.startswith("<think>")
         kinds["silent"] += not calls
@@ -102,5 +102,5 @@ def test_random_turns_are_of_all_kinds() -> None:
 
 def test_no_tools_are_called_without_tools() -> None:
     source = RandomTurns(WORDS, seed=1)
-    prompt = WORDS.encode(WORDS.render(ASKED, []))
-    assert not any("<tool_call>" in said(source.turn(prompt, seed)) for seed in range(50))
+    prompt = WORDS.encode(WORDS.render(MESSAGES, []))
+    assert not any("<tool_call>" in text_of(source.turn(prompt, seed)) for seed in range(50))

@@ -37,11 +37,11 @@ def test_messages_are_parsed_from_ids() -> None:
 
 
 def test_begun_turn_is_parsed_too() -> None:
-    said = WORDS.encode("Let me")
-    prompt = np.concatenate([WORDS.encode(WORDS.render(CONVERSATION[:2], [])), said])
+    begun_answer = WORDS.encode("Let me")
+    prompt = np.concatenate([WORDS.encode(WORDS.render(CONVERSATION[:2], [])), begun_answer])
     messages, begun = WORDS.messages(prompt)
     assert len(messages) == 2
-    assert np.array_equal(begun, said)
+    assert np.array_equal(begun, begun_answer)
 
 
 @pytest.mark.parametrize("prompt", [[], [5, 9, 11]])

@@ -17,11 +17,11 @@ def jpeg(width: int, height: int, frame: int) -> bytes:
     return b"\xff\xd8" + b"".join(struct.pack("!BBH", 0xFF, kind, 2 + len(data)) + data for kind, data in segments)
 
 
-def test_png() -> None:
+def test_dimensions_of_png_are_read() -> None:
     assert dimensions(png(640, 480)) == (640, 480)
 
 
-def test_jpeg() -> None:
+def test_dimensions_of_jpeg_are_read() -> None:
     for frame in (0xC0, 0xC2, 0xCF):
         assert dimensions(jpeg(640, 480, frame)) == (640, 480)
 

@@ -44,7 +44,7 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_variables_of_a_build_and_of_an_image(folder: Path) -> None:
+def test_variables_of_build_and_image_are_expanded(folder: Path) -> None:
     text = """
         ARG TAG=1
         FROM base:$TAG

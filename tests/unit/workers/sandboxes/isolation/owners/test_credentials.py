@@ -53,7 +53,7 @@ def of_kernel(steps: Sequence[Sequence[object]]) -> list[list[object]]:
     return [json.loads(line) for line in done.stdout.splitlines()]
 
 
-def of_ours(steps: Sequence[Sequence[object]]) -> list[list[object]]:
+def of_implementation(steps: Sequence[Sequence[object]]) -> list[list[object]]:
     now, result = of_user(0, 0).with_others(()), []
     for name, *arguments in steps:
         code = 0
@@ -80,7 +80,7 @@ def test_any_sequence_of_changes_has_the_results_of_the_kernel(seed: int) -> Non
         else:
             name = drawn.choice(sorted(ARGUMENTS))
             steps.append([name, *(drawn.choice(IDS) for _ in range(ARGUMENTS[name]))])
-    for step, ours, kernel in zip(steps, of_ours(steps), of_kernel(steps), strict=True):
+    for step, ours, kernel in zip(steps, of_implementation(steps), of_kernel(steps), strict=True):
         assert ours == kernel, f"{step} in {steps}"
 
 

@@ -76,5 +76,5 @@ def claimed(store: Store, batch_id: str, stage: Stage) -> Claim:
     return held
 
 
-def advance(store: Store, held: Claim, played: RunSummary | None) -> None:
-    assert store.write(lambda connection: rollouts.advance(connection, held, 3.0, played))
+def advance(store: Store, held: Claim, summary: RunSummary | None) -> None:
+    assert store.write(lambda connection: rollouts.advance(connection, held, 3.0, summary))

@@ -15,7 +15,7 @@ from workers.testing.ordered_script import OrderedScript
 from workers.testing.scripted_model import Script, ScriptedTurn
 
 SWE = SweInstance.model_validate(swe_problems()[0].fields)
-MEND = f"git apply <<'END_OF_PATCH'\n{SWE.patch}\nEND_OF_PATCH\ngit diff --stat"
+FIX = f"git apply <<'END_OF_PATCH'\n{SWE.patch}\nEND_OF_PATCH\ngit diff --stat"
 
 
 def job_of(agent: str, kind: str) -> StageJob:
@@ -35,8 +35,8 @@ def run_rollout(agent: str, kind: str, turns: Sequence[ScriptedTurn]) -> AgentTr
     return run_with_script(job_of(agent, kind), OrderedScript(turns, SWE.problem_statement[:60]))
 
 
-def run_with_script(job: StageJob, book: Script) -> AgentTrial:
+def run_with_script(job: StageJob, script: Script) -> AgentTrial:
     """Run it on an engine that follows a script."""
-    played = AgentTrial()
-    run_on(job, EngineDouble(book, weight_version="3"), played)
-    return played
+    trial = AgentTrial()
+    run_on(job, EngineDouble(script, weight_version="3"), trial)
+    return trial

@@ -54,9 +54,9 @@ class Skewed:
             store.close()
 
     def _prepare(self, connection: Any, record: Any) -> None:
-        beside = sqlite3.connect(":memory:", check_same_thread=False)
+        clock = sqlite3.connect(":memory:", check_same_thread=False)
 
         def julianday(_: str) -> float:
-            return float(beside.execute("SELECT julianday('now')").fetchone()[0]) + self._off_s / 86400
+            return float(clock.execute("SELECT julianday('now')").fetchone()[0]) + self._off_s / 86400
 
         connection.create_function("julianday", 1, julianday)

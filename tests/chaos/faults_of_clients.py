@@ -1,4 +1,4 @@
-"""Faults by people and trainers while the farm runs: cancel, score again, push new weights."""
+"""Faults by clients while the farm runs: cancel, score again, push new weights."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def update_weights(scene: Scene) -> Strike:
     """Pause, name new weights, resume, concurrently with everything else; a failed update is undone."""
     running = [thread for thread in threading.enumerate() if thread.name == "weights"]
     if running:
-        raise NotNow("engines that nobody updates")
+        raise NotNow("engines without a weight update in progress")
     scene.interventions.n_versions += 1
     version = str(scene.interventions.n_versions)
     mode = scene.chance.choice(_MODES)

@@ -16,7 +16,7 @@ from farm.records.request import SandboxLimits, SandboxSpec
 from farm.settings import settings
 from tests.conftest import absent
 from tests.contract.sandboxes.sandbox_kinds import PROVIDERS, mounts_with, own_seconds, processes_with, python
-from tests.contract.sandboxes.stocked import StockedNamespace, StockedSingularity
+from tests.contract.sandboxes.warm_pool_providers import StockedNamespace, StockedSingularity
 from tests.services.farms import until
 from workers.conformance.bench import PromiseBench
 from workers.conformance.catalogue import chosen

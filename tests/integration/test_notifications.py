@@ -16,7 +16,7 @@ from tests.services.farms import embedded, farm_folder, until
 from tests.services.servers.redis import redis_server
 
 N = 6
-PLAYS = {"data_source": "noop", "fields": {"seconds": 3.0}}
+NOOP = {"data_source": "noop", "fields": {"seconds": 3.0}}
 
 
 @pytest.fixture(scope="module")
@@ -31,8 +31,8 @@ def here() -> Iterator[tuple[farm.Farm, str]]:
 
 def test_forged_notifications_and_control_commands_have_no_effect(here: tuple[farm.Farm, str]) -> None:
     client, broker_url = here
-    batch_id = client.submit({"instances": [PLAYS] * N, "max_attempts": 1, "max_losses": 0})
-    until(lambda: client.status(batch_id).stages[Stage.RUN][State.ACTIVE] == N, "they play", 60.0)
+    batch_id = client.submit({"instances": [NOOP] * N, "max_attempts": 1, "max_losses": 0})
+    until(lambda: client.status(batch_id).stages[Stage.RUN][State.ACTIVE] == N, "they run", 60.0)
     ids = [f"{batch_id}.{n}.0" for n in range(N)]
     redis = redis_client(broker_url)
     assert redis is not None
@@ -81,11 +81,11 @@ def test_notification_flood_does_not_block_rollouts_or_cancels(here: tuple[farm.
     flooding.start()
     try:
         # on a busy machine a flood may starve a worker, whose rollouts are then repeated
-        batch_id = client.submit({"instances": [PLAYS] * N, "max_attempts": 1})
+        batch_id = client.submit({"instances": [NOOP] * N, "max_attempts": 1})
         ended = client.collect(batch_id, timeout_s=600)
         assert [rollout.state for rollout in ended] == [State.COMPLETED] * N, [str(each.failure) for each in ended]
         batch_id = client.submit({"instances": [{"data_source": "noop", "fields": {"seconds": 300.0}}]})
-        until(lambda: client.status(batch_id).stages[Stage.RUN][State.ACTIVE], "it plays", 60.0)
+        until(lambda: client.status(batch_id).stages[Stage.RUN][State.ACTIVE], "it runs", 60.0)
         client.cancel(batch_id)
         assert client.wait(batch_id, 600).n_cancelled == 1
     finally:

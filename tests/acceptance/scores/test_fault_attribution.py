@@ -36,7 +36,7 @@ from workers.stages.stage_job import StageJob, resolve_problem
 from workers.testing.fakes import ScriptedPolicy, calling
 
 N_AT_ONCE = 6
-_MOST_PLAYS = 8
+_MAX_RUNS = 8
 PROBLEMS = [
     json.loads(line)
     for line in gzip.decompress(
@@ -106,11 +106,11 @@ class GatedPolicy(ScriptedPolicy):
         super().__init__(*script)
         self._gates = iter(zip(reached, gates, strict=True))
 
-    async def complete(self, *asked: Any, **more: Any) -> Completion:
+    async def complete(self, *args: Any, **more: Any) -> Completion:
         if step := next(self._gates, None):
             step[0].release()
             await step[1].wait()
-        return await super().complete(*asked, **more)
+        return await super().complete(*args, **more)
 
 
 def fill(scratch: Path, what: str) -> None:
@@ -150,7 +150,7 @@ def test_right_solution_never_scores_zero_on_a_full_disk(what: str) -> None:
 
     async def with_memory(number: int, *steps_and_gates: Any) -> float | str:
         """Run it, again as a farm does while another program uses up the node's memory."""
-        for _ in range(_MOST_PLAYS - 1):
+        for _ in range(_MAX_RUNS - 1):
             result = await rollout(number, *steps_and_gates)
             if "no memory left" not in str(result):
                 return result
@@ -158,18 +158,18 @@ def test_right_solution_never_scores_zero_on_a_full_disk(what: str) -> None:
 
     async def all_of_them(scratch: Path) -> list[float | str]:
         steps, gates = [asyncio.Semaphore(0) for _ in range(3)], [asyncio.Event() for _ in range(3)]
-        playing = [asyncio.create_task(rollout(number, steps, gates)) for number in range(N_AT_ONCE)]
+        running = [asyncio.create_task(rollout(number, steps, gates)) for number in range(N_AT_ONCE)]
         gates[0].set()
-        for _ in playing:
+        for _ in running:
             await steps[1].acquire()
         await asyncio.to_thread(fill, scratch, what)
         gates[1].set()
-        for _ in playing:
+        for _ in running:
             await steps[2].acquire()
         await asyncio.to_thread(empty, scratch)
         gates[2].set()
         return await asyncio.gather(
-            *playing, *(with_memory(number, steps, gates) for number in range(N_AT_ONCE, 2 * N_AT_ONCE))
+            *running, *(with_memory(number, steps, gates) for number in range(N_AT_ONCE, 2 * N_AT_ONCE))
         )
 
     with small_scratch("size=120m" if what == "bytes" else "size=1g,nr_inodes=20k") as scratch:

@@ -92,18 +92,18 @@ def test_only_enabled_protocols_are_served(url: str, sqlite_store: Store) -> Non
     ],
 )
 def test_request_is_routed_by_port_or_path(path: str, port: int, answers: str) -> None:
-    asked: list[str] = []
+    paths: list[str] = []
 
     def app(name: str) -> ASGIApp:
         async def note(scope: Scope, receive: Receive, send: Send) -> None:
-            asked.append(f"{name}:{scope['path']}")
+            paths.append(f"{name}:{scope['path']}")
 
         return note
 
     switch = ProtocolSwitch(app("own"), {"a": app("a"), "b": app("b")}, {2: app("b")})
     nothing: Any = None
     asyncio.run(switch({"type": "http", "path": path, "server": ("h", port)}, nothing, nothing))
-    assert asked == [answers]
+    assert paths == [answers]
 
 
 @pytest.mark.parametrize(

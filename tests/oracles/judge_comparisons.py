@@ -47,7 +47,7 @@ REASONS = (
             "one of several is off",
         ),
         True,
-        "an integer is exact",
+        "integers are compared exactly",
     ),
     Reason(
         (
@@ -55,18 +55,18 @@ REASONS = (
             *("words with more space", "a small number", "fewer decimals"),
         ),
         True,
-        "words, numbers and lines have their order and number, and space between words is kept",
+        "order and number of words, numbers and lines count, and so does the space between words",
         ("apps", "taco"),
     ),
-    Reason(("other letters", "odd words"), True, "letters have their case, but for yes and no", ("codecontests",)),
-    Reason(("the first of several",), True, "the whole list is expected, not its first item", _NUMPY),
-    Reason(("another name of infinity",), True, "infinity and nan have the name that is expected"),
-    Reason(("odd numbers",), True, "infinity and nan have the name that is expected", ("codecontests",)),
-    Reason(("beyond doubles",), True, "what is too large for a double is not infinite", _NUMPY),
+    Reason(("other letters", "odd words"), True, "case counts, except for yes and no", ("codecontests",)),
+    Reason(("the first of several",), True, "the whole list is expected, not only its first item", _NUMPY),
+    Reason(("another name of infinity",), True, "infinity and nan need the expected spelling"),
+    Reason(("odd numbers",), True, "infinity and nan need the expected spelling", ("codecontests",)),
+    Reason(("beyond doubles",), True, "a number too large for a double is not infinite", _NUMPY),
     Reason(("marks in digits",), True, "numbers are written without underscores"),
-    Reason(("characters that end lines",), True, "a new line ends a line, and no other character", _NUMPY),
+    Reason(("characters that end lines",), True, "only a line feed ends a line", _NUMPY),
     Reason(("a text for a number",), True, "a text is not a number", ("nemo_gym",)),
-    Reason(("rows of another length",), True, "rows have their length", ("evalplus",)),
+    Reason(("rows of another length",), True, "the length of rows counts", ("evalplus",)),
     Reason(
         (
             *("in another notation", "noise of floats", "noise of floats deeper", "off by 1e-7", "off by 1e-5"),
@@ -75,17 +75,17 @@ REASONS = (
             *("numbers with points", "numbers with more space", "marks in digits", "a small number"),
         ),
         False,
-        "numbers are compared as numbers, and to the decimals that are shown",
+        "numbers are compared as numbers, to the number of decimals shown",
     ),
     Reason(
-        ("tuples in a list", "a tuple for a list", "a list for a tuple"), False, "a tuple is a list, as JSON has it"
+        ("tuples in a list", "a tuple for a list", "a list for a tuple"), False, "a tuple equals a list, as in JSON"
     ),
-    Reason(("whole numbers as keys",), False, "keys are texts, as JSON has them"),
-    Reason(("space at the ends", "an empty line within"), False, "space at the ends of lines is none", _NUMPY),
+    Reason(("whole numbers as keys",), False, "keys are strings, as in JSON"),
+    Reason(("space at the ends", "an empty line within"), False, "space at the end of a line is ignored", _NUMPY),
     Reason(
         ("characters that end lines", "words with more space"),
         False,
-        "all that Python takes for space is space, and the same text is the same",
+        "every character that Python treats as whitespace is space, and equal texts are equal",
         (*_NUMPY, "codecontests"),
     ),
     Reason(("a complex number",), False, "a number is compared by its value", ("prime_code",)),
@@ -134,7 +134,7 @@ def digest() -> str:
     return hashlib.sha256(text.encode()).hexdigest()
 
 
-def compared(rule: str, theirs: str) -> JudgeAgreement:
+def compare(rule: str, theirs: str) -> JudgeAgreement:
     """Compare the results of a scorer with both rules of the farm."""
     result, form, cases = JudgeAgreement(), form_rule(rule, "f"), cases_of(rule)
     values = form.values()
@@ -145,14 +145,14 @@ def compared(rule: str, theirs: str) -> JudgeAgreement:
         authors, farm = _results(form, values, rule, case)
         line = f"{rule}: {case.kind}: {case.given[:80]!r} for {case.expected[:80]!r}"
         if authors != right:
-            result.faults.append(f"{line}: its scorer says {right}, our reading of it {authors}")
+            result.faults.append(f"{line}: its scorer: {right}, the farm's copy of it: {authors}")
         if case.right is not None and farm != case.right:
-            result.faults.append(f"{line}: the farm says {farm}")
+            result.faults.append(f"{line}: the farm: {farm}")
         if farm == right:
             continue
         reason = next((each for each in REASONS if each.explains(rule, case, right)), None)
         if reason is None:
-            result.faults.append(f"{line}: its scorer says {right}, the farm {farm}")
+            result.faults.append(f"{line}: its scorer: {right}, the farm: {farm}")
         else:
             result.known[reason.reason] += 1
             result.used.add(reason)
@@ -165,7 +165,7 @@ def _results(form: FormRule, values: object, rule: str, case: JudgedCase) -> tup
     value, expected = value_of(case.given), value_of(case.expected)
     accepted: Sequence[object] = [expected]
     if rule in _NUMPY and isinstance(expected, list) and len(expected) == 1:
-        # in the way that rows of these forms are read
+        # rows of these forms are read like this
         accepted = [expected, expected[0]]
     assert callable(values)
     return values((0,), value, expected), any(form.farm_values((0,), value, each) for each in accepted)

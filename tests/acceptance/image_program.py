@@ -23,8 +23,8 @@ def ask():
 messages += [ask(), {"role": "user", "content": [image(), {"type": "text", "text": "And this one?"}]}]
 print(ask()["content"])
 """
-LOOKING = Harness(
-    name="looking",
+IMAGE_PROGRAM = Harness(
+    name="image",
     command=lambda task: [
         *("python3", "-c", PROGRAM, f"{task.base_url}/v1/chat/completions"),
         *(QUESTION, url_of(IMAGE)),
@@ -32,15 +32,15 @@ LOOKING = Harness(
 )
 
 
-def looking() -> HarnessAgent:
-    return HarnessAgent(LOOKING)
+def image_agent() -> HarnessAgent:
+    return HarnessAgent(IMAGE_PROGRAM)
 
 
 def installed_in(folder: Path) -> dict[str, str]:
     """Return the environment of a farm for which the program is installed, with the handlers of `task_plugin`."""
     env = task_plugin.installed_in(folder)
-    described = folder / "site" / "looking_program-1.dist-info"
+    described = folder / "site" / "image_program-1.dist-info"
     described.mkdir(parents=True)
-    (described / "METADATA").write_text("Metadata-Version: 2.1\nName: looking_program\nVersion: 1\n")
-    (described / "entry_points.txt").write_text("[farm.agents]\nlooking = tests.acceptance.looking_program:looking\n")
+    (described / "METADATA").write_text("Metadata-Version: 2.1\nName: image_program\nVersion: 1\n")
+    (described / "entry_points.txt").write_text("[farm.agents]\nimage = tests.acceptance.image_program:image_agent\n")
     return env

@@ -85,11 +85,11 @@ def test_uninterruptible_processes_fail_only_their_own_rollouts(folder: Path, se
             client, client.collect(client.submit(request | {"instances": [lively] * 4}), timeout_s=600)
         )
         cancelled = client.submit({"instances": [instance(command=PROGRAM)], "limits": {"tool_s": 600}})
-        until(lambda: client.status(cancelled).stages[Stage.RUN][State.ACTIVE], "it plays")
+        until(lambda: client.status(cancelled).stages[Stage.RUN][State.ACTIVE], "it runs")
         result = client.collect(client.submit(request), timeout_s=600)
         client.cancel(cancelled)
-        played, (program, shell, *collected) = [*result[:4], *result[9:]], result[4:9]
-        assert workers_of(client, played) == workers
+        blocked, (program, shell, *collected) = [*result[:4], *result[9:]], result[4:9]
+        assert workers_of(client, blocked) == workers
         # like any command beyond its time limit: the policy gets an error, and continues
         for each in (program, shell):
             assert (each.outcome, each.reward) == (Outcome.SUBMITTED, 1.0), each.failure
@@ -106,7 +106,7 @@ def test_uninterruptible_processes_fail_only_their_own_rollouts(folder: Path, se
         until(lambda: not list(sandboxes.glob("*/sandboxes/[!.]*")), "no sandbox is there any more")
         assert uninterruptible_processes().count("cat") >= 2, "they sleep on"
         again = client.collect(client.submit(request | {"instances": [lively] * 8}), timeout_s=600)
-        assert workers_of(client, again) == workers, "the same workers play on"
+        assert workers_of(client, again) == workers, "the same workers continue"
     assert not [path for path in sandboxes.rglob("*") if path.parent.name == "sandboxes"]
     wake(servers)
     until(lambda: not left_of(folder), lambda: f"nothing is left: {left_of(folder)}")
