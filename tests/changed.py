@@ -103,7 +103,12 @@ BY_PROCESSES: Mapping[str, tuple[str, ...]] = {
     "tests.chaos": ("tests/acceptance/faults/test_chaos.py",),
     "tests.doubles": _ENGINES,
     "tests.services": _FARMS,
-    "examples": ("tests/unit/examples", "tests/acceptance/test_demo.py", "tests/acceptance/test_docs_examples.py"),
+    "examples": (
+        "tests/unit/examples",
+        "tests/integration/test_python_environment.py",
+        "tests/acceptance/test_demo.py",
+        "tests/acceptance/test_docs_examples.py",
+    ),
 }
 """Packages and modules, and the tests that run them in separate processes: the longest name counts."""
 

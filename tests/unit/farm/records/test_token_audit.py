@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from farm.records.token_audit import check
 from farm.records.trajectory import NO_VERSION, ModelCall, Segment, VersionSpan, segments, token_ids
+from tests.services.soak import at_length
 
 
 def called(
@@ -99,8 +100,9 @@ def tree(first: list[int], moves: list[Turn]) -> list[ModelCall]:
 trees = st.builds(tree, ids, st.lists(turns, max_size=10))
 
 
+@pytest.mark.soak
 @given(calls=trees)
-@examples(max_examples=200, deadline=None)
+@examples(max_examples=at_length(60, 2000), deadline=None)
 def test_rows_of_any_tree_of_calls_pass(calls: list[ModelCall]) -> None:
     rows = segments(calls)
     check(rows, calls)
@@ -111,8 +113,9 @@ def test_rows_of_any_tree_of_calls_pass(calls: list[ModelCall]) -> None:
         assert np.all(row.policy_versions[row.response_mask == 1] >= 0)
 
 
+@pytest.mark.soak
 @given(calls=trees)
-@examples(max_examples=100, deadline=None)
+@examples(max_examples=at_length(40, 1000), deadline=None)
 def test_every_exact_call_is_unchanged_in_a_row(calls: list[ModelCall]) -> None:
     rows = [(row, np.concatenate([row.prompt_ids, row.response_ids]).tolist()) for row in segments(calls)]
     untrainable = 0

@@ -16,6 +16,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from farm.errors import AgentError, ToolError
 from farm.records.trajectory import ToolCall
 from farm.settings import Settings
+from tests.services.soak import at_length
 from workers.agents.actions import InvalidCall, parse, schemas
 from workers.plugins.interfaces import Observation, Sandbox, Tool
 from workers.testing import FakeSandbox
@@ -183,16 +184,18 @@ def arguments_of(name: str) -> st.SearchStrategy[Any]:
     return JSON | st.fixed_dictionaries({}, optional=close)
 
 
+@pytest.mark.soak
 @every_tool
 @given(data=st.data())
-@examples(max_examples=150, deadline=None, suppress_health_check=list(HealthCheck))
+@examples(max_examples=at_length(50, 1500), deadline=None, suppress_health_check=list(HealthCheck))
 def test_any_arguments_of_a_model_are_answered(name: str, data: st.DataObject) -> None:
     asyncio.run(answered(name, json.dumps(data.draw(arguments_of(name)))))
 
 
+@pytest.mark.soak
 @every_tool
 @given(text=st.text() | st.text(st.sampled_from('{}[]",:\\u0123dD8 atruefalsn\n')))
-@examples(max_examples=150, deadline=None)
+@examples(max_examples=at_length(50, 1500), deadline=None)
 def test_arguments_that_are_not_json_are_answered(name: str, text: str) -> None:
     asyncio.run(answered(name, text))
 

@@ -27,7 +27,7 @@ PLAIN: dict[str, Body] = {
     MESSAGES: {"messages": [{"role": "user", "content": "hello"}]},
     GOOGLE: {"contents": "hello"},
 }
-N_REQUESTS = repeats(120, 1500)
+N_REQUESTS = repeats(60, 1500)
 
 each_api = pytest.mark.parametrize("path", REQUESTS)
 
@@ -138,7 +138,7 @@ def test_no_request_breaks_the_gateway(gateway: Gateway, path: str) -> None:
 def test_no_bytes_break_the_gateway(gateway: Gateway, path: str) -> None:
     plain = json.dumps(PLAIN[path]).encode()
 
-    @settings(max_examples=repeats(40, 500), deadline=None, database=None)
+    @settings(max_examples=repeats(20, 500), deadline=None, database=None)
     @given(st.integers(0, len(plain)), st.binary(max_size=4), st.integers(0, 4))
     def play(at: int, added: bytes, n_dropped: int) -> None:
         status, text = gateway.post_bytes(path, plain[:at] + added + plain[at + n_dropped :])

@@ -95,7 +95,7 @@ def assert_same(text: str, pieces: Sequence[str], name: str, opened: bool) -> No
 
 @given(text=texts, cuts=st.lists(st.integers(0, 10**6), max_size=8), name=formats, opened=st.booleans())
 @pytest.mark.soak
-@examples(max_examples=at_length(150, 5_000), deadline=None)
+@examples(max_examples=at_length(60, 5_000), deadline=None)
 def test_stream_gives_the_same_result_as_the_whole_text(text: str, cuts: list[int], name: str, opened: bool) -> None:
     assert_same(text, cut(text, cuts), name, opened)
     assert_same(text, list(text), name, opened)
@@ -149,7 +149,7 @@ def is_object(text: str) -> bool:
 
 @given(text=texts, name=formats)
 @pytest.mark.soak
-@examples(max_examples=at_length(150, 5_000), deadline=None)
+@examples(max_examples=at_length(60, 5_000), deadline=None)
 def test_call_is_usable_or_counted_as_invalid(text: str, name: str) -> None:
     parsed = parser(name).parse(text)
     possible = [bool(call.name) and is_object(call.arguments) for call in parsed.tool_calls]

@@ -14,7 +14,7 @@ import pytest
 
 from tests.services.farms import until
 
-ROOT = Path(__file__).parents[3]
+ROOT = Path(__file__).parents[2]
 NAMES = [f"part{number}" for number in range(12)]
 SCRIPT = f"""set -euo pipefail
 . {ROOT}/examples/training/python_environment.sh
