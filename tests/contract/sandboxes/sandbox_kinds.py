@@ -32,22 +32,27 @@ ABOVE_THE_KIND = (
 )
 """Files about code that all of our kinds share, which `make test` runs on the first kind and a soak on each."""
 ABOVE_THE_KIND_PROMISES = (
-    *("many_sandboxes_answer", "one_leaves_the_others_what_they_need", "shells_of_many_sandboxes_run_side_by_side"),
-    *("a_shell_outlives_a_memory_hog", "a_kernel_outlives_a_memory_hog", "a_kernel_that_dies_is_restarted"),
-    *("a_shell_outlives_a_fork_bomb", "many_small_hogs_end", "memory_cannot_be_hidden", "processes_are_counted"),
-    *("what_sockets_hold_counts", "cpu_time_is_counted", "files_are_counted", "many_small_files_fill_a_disk_too"),
-    *("disk_is_taken_without_writing", "a_removed_file_still_counts", "a_large_tree_can_be_copied_and_removed"),
-    *("many_small_files_are_one_copy", "a_link_that_is_swapped_leads_nowhere_outside", "an_endless_printer_ends"),
-    *("commands_run_side_by_side", "tools_go_on_when_descriptors_cannot", "a_cancelled_copy_ends_at_once"),
-    *("some_start_while_others_end", "it_is_found_from_another_process", "a_kernel_outlives_a_time_limit"),
+    *("many_sandboxes_answer", "one_sandbox_does_not_starve_others", "shells_of_many_sandboxes_run_concurrently"),
+    *("shell_survives_the_memory_limit", "kernel_survives_the_memory_limit", "dead_kernel_is_restarted"),
+    *(
+        "shell_survives_a_fork_bomb",
+        "memory_limit_ends_many_small_programs",
+        "memory_cannot_be_hidden",
+        "processes_are_counted",
+    ),
+    *("socket_buffers_are_counted", "cpu_time_is_counted", "files_are_counted", "many_small_files_count_as_disk"),
+    *("allocated_disk_is_counted", "open_removed_files_are_counted", "a_large_tree_can_be_copied_and_removed"),
+    *("many_small_files_are_copied_at_once", "exchanged_links_do_not_lead_outside", "endless_output_is_ended"),
+    *("commands_run_concurrently", "tools_survive_a_lack_of_descriptors", "a_cancelled_copy_ends_at_once"),
+    *("sandboxes_start_while_others_stop", "sandbox_is_found_from_another_process", "kernel_survives_a_time_limit"),
     *(
         "a_shell_is_not_lost",
         "a_huge_file_is_refused",
         "a_file_too_big_for_the_node_is_refused",
         "file_size_is_counted",
     ),
-    *("a_file_with_holes_takes_no_room", "a_command_can_have_lower_limits", "an_archive_with_owners_unpacks"),
-    *("an_id_can_be_used_again", "names_may_be_anything"),
+    *("holes_of_files_are_not_counted", "a_command_can_have_lower_limits", "an_archive_with_owners_unpacks"),
+    *("id_can_be_reused", "any_file_name_is_accepted"),
 )
 """Promises with the same property, among those that take longest."""
 ABOVE_THE_KIND_TESTS = (

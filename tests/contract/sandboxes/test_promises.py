@@ -109,13 +109,13 @@ def result_of(run: Run, bench: PromiseBench, name: str) -> PromiseResult:
 @pytest.mark.parametrize(
     ("method", "fault", "promise", "reason"),
     [
-        ("exec", lends_the_environment, "a_secret_of_the_worker_never_shows_inside", "secret can be read inside"),
+        ("exec", lends_the_environment, "worker_secrets_are_not_visible", "secret can be read inside"),
         ("exec", hides_failures, "streams_and_exit_code_are_separate", "should be (3, "),
         ("exec", hides_failures, "file_size_is_counted", "the exit code is 0"),
-        ("read_file", reads_on_the_node, "a_path_leads_nowhere_outside", "ToolError should have been raised"),
-        ("write_file", does_nothing, "what_is_written_is_read", "No such file"),
-        ("stop", does_nothing, "stopping_leaves_nothing", "there is left: "),
-        ("stop", does_nothing, "an_id_can_be_used_again", "SandboxError"),
+        ("read_file", reads_on_the_node, "paths_do_not_lead_outside", "ToolError should have been raised"),
+        ("write_file", does_nothing, "written_data_is_read_back", "No such file"),
+        ("stop", does_nothing, "stop_leaves_nothing", "there is left: "),
+        ("stop", does_nothing, "id_can_be_reused", "SandboxError"),
     ],
 )
 def test_broken_promise_is_detected(
@@ -128,7 +128,7 @@ def test_broken_promise_is_detected(
 
 @pytest.mark.usefixtures("namespaces")
 def test_promise_has_a_time_limit(run: Run) -> None:
-    slow = next(promise for promise in PROMISES if promise.name == "a_time_limit_gives_what_was_written")
+    slow = next(promise for promise in PROMISES if promise.name == "time_limit_returns_the_output_so_far")
     with sabotage(run, exec=forgets_the_time) as bench:
         result = run(bench.judge(type(slow)(slow.name, slow.group, slow.statement, slow.check, time_s=1.0)))
     assert result.reason == "it should be done within 1 s, and was not"
@@ -153,9 +153,9 @@ def test_sandbox_ended_by_a_promise_is_replaced(run: Run) -> None:
 @pytest.mark.parametrize(
     "name",
     [
-        *("no_home_and_no_tmp_of_the_node", "namespaces_are_its_own", "processes_of_the_node_are_not_seen"),
-        *("shared_memory_is_its_own", "there_is_no_network", "abstract_sockets_of_the_node_are_out_of_reach"),
-        *("sandboxes_do_not_reach_each_other", "two_sandboxes_do_not_see_each_other"),
+        *("home_and_tmp_of_the_node_are_hidden", "namespaces_are_separate", "processes_of_the_node_are_hidden"),
+        *("shared_memory_is_separate", "there_is_no_network", "abstract_sockets_of_the_node_are_unreachable"),
+        *("sandboxes_cannot_connect_to_each_other", "sandboxes_do_not_see_each_other"),
         *("open_files_are_counted", "file_size_is_counted", "a_command_can_have_lower_limits"),
     ],
 )
@@ -189,17 +189,17 @@ def test_dangerous_promises_are_not_tried_on_the_node(run: Run) -> None:
 @pytest.mark.parametrize(
     ("words", "code", "expected"),
     [
-        (["--list"], 0, "a_fork_bomb_ends"),
+        (["--list"], 0, "process_limit_ends_a_fork_bomb"),
         (["--group", "crowds", "--list"], 0, "6 of "),
         (["--group", "surface", "--list"], 0, "62 of "),
-        ([LOCAL, "--group", "networks", "--only", "a_signal*"], 1, "Promised: "),
-        ([LOCAL, "--only", "a_signal*"], 0, "1 kept, 0 broken, 0 not tried"),
+        ([LOCAL, "--group", "networks", "--only", "end_by_a_signal*"], 1, "Promised: "),
+        ([LOCAL, "--only", "end_by_a_signal*"], 0, "1 kept, 0 broken, 0 not tried"),
         (["no-such-kind"], 1, "installed: "),
         (["no.such:Kind"], 1, "No module named"),
         ([LOCAL, "--group", "none"], 1, "there are: commands, "),
         ([LOCAL, "--only", "none"], 1, "--list shows them"),
         ([], 2, "Usage: "),
-        (["--only", "a_signal*"], 2, "name a kind of sandbox"),
+        (["--only", "end_by_a_signal*"], 2, "name a kind of sandbox"),
     ],
 )
 def test_promise_command_lists_and_selects_promises(words: list[str], code: int, expected: str) -> None:
@@ -217,7 +217,7 @@ def test_extra_options_need_a_sandbox_or_an_engine() -> None:
 
 def test_doctor_checks_promises() -> None:
     """Run in a separate process, which becomes the doctor."""
-    words = ["-c", "from farm.cli.main import main; main()", "doctor", "--sandbox", LOCAL, "--only", "a_signal*"]
+    words = ["-c", "from farm.cli.main import main; main()", "doctor", "--sandbox", LOCAL, "--only", "end_by_a_signal*"]
     done = subprocess.run([sys.executable, *words], capture_output=True, text=True, timeout=600)
     assert (done.returncode, "1 kept, 0 broken, 0 not tried" in done.stdout) == (0, True), done.stderr
 

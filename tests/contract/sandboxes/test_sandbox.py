@@ -32,11 +32,16 @@ Run = Callable[[Any], Any]
 Start = Callable[..., Sandbox]
 
 WITHOUT_PROGRAMS = (
-    *("what_is_written_is_read", "a_file_is_replaced_whole", "folders_of_a_file_are_made", "a_folder_is_no_file"),
-    *("a_missing_file_is_a_tool_error", "files_are_read_side_by_side", "a_file_goes_in_and_comes_back"),
-    *("an_upload_replaces_a_file", "an_upload_of_nothing_is_a_tool_error", "a_download_overwrites_nothing"),
-    *("a_download_of_nothing_is_a_tool_error", "after_stop_everything_is_a_sandbox_error"),
-    "stopping_again_is_harmless",
+    *(
+        "written_data_is_read_back",
+        "files_are_replaced_atomically",
+        "parent_folders_are_created",
+        "reading_a_folder_is_a_tool_error",
+    ),
+    *("a_missing_file_is_a_tool_error", "files_are_read_concurrently", "files_are_uploaded_and_downloaded"),
+    *("an_upload_replaces_a_file", "uploading_a_missing_path_is_a_tool_error", "download_never_overwrites"),
+    *("downloading_a_missing_path_is_a_tool_error", "calls_after_stop_are_sandbox_errors"),
+    "stop_is_idempotent",
 )
 STARTER = """
 import asyncio, sys

@@ -120,7 +120,7 @@ def test_invalid_id_ranges_are_refused(chosen: str, sandbox_settings: None, monk
 
 
 def test_ordinary_user_needs_no_root_rights_in_ci() -> None:
-    promise = "test_sandbox.py::test_promise[namespace-what_is_counted_for_a_user_is_counted_for_each]"
+    promise = "test_sandbox.py::test_promise[namespace-per_user_limits_apply_to_each_sandbox]"
     tried = [f"{__file__}::test_unmappable_file_system_is_shared_by_one_user", str(Path(__file__).with_name(promise))]
     pytest_words = [sys.executable, "-m", "pytest", "-q", "-n", "0", "-p", "no:cacheprovider", *tried]
     done = subprocess.run(

@@ -30,12 +30,12 @@ PROGRAMS = (
 )
 FORMS = ("folder", "sif", "docker-archive", "oci-archive")
 OF_THE_IMAGE = (
-    *("a_folder_of_the_image_*", "a_file_of_the_image_*", "packages_can_be_replaced", "removed_is_removed"),
+    *("a_folder_of_the_image_*", "a_file_of_the_image_*", "packages_can_be_replaced", "removed_files_stay_removed"),
     *("the_image_is_not_changed",),
 )
 """The promises about the contents of an image."""
-ON_DISK = {"the_layer_lies_on_disk"}
-ON_THE_HOST = {"what_cannot_be_changed_says_so"}
+ON_DISK = {"changed_files_are_on_disk"}
+ON_THE_HOST = {"forbidden_changes_are_reported"}
 TMPFS_MB = 300
 EACH = [(kind, form) for kind in PROVIDERS for form in FORMS[:2]]
 WHOLE = at_length(list(zip(PROVIDERS, FORMS[:2], strict=True)), EACH)

@@ -23,7 +23,7 @@ async def streams_and_exit_code_are_separate(trial: PromiseTrial) -> None:
 
 
 @promise(surface=True)
-async def a_signal_is_not_success(trial: PromiseTrial) -> None:
+async def end_by_a_signal_is_a_failure(trial: PromiseTrial) -> None:
     """A command that a signal ended has an exit code other than 0."""
     for number in ("KILL", "SEGV", "TERM"):
         result = await trial.bash(f"kill -{number} $$")
@@ -31,7 +31,7 @@ async def a_signal_is_not_success(trial: PromiseTrial) -> None:
 
 
 @promise(surface=True)
-async def a_program_that_is_not_there_is_a_result(trial: PromiseTrial) -> None:
+async def missing_program_is_a_result(trial: PromiseTrial) -> None:
     """A program that does not exist gives the exit code 127, with its name on standard error."""
     result = await trial.sandbox.exec(["no-such-program"], timeout_s=10)
     same(result.code, 127, "the exit code")
@@ -39,7 +39,7 @@ async def a_program_that_is_not_there_is_a_result(trial: PromiseTrial) -> None:
 
 
 @promise(surface=True)
-async def a_file_that_cannot_be_run_is_a_result(trial: PromiseTrial) -> None:
+async def unexecutable_file_is_a_result(trial: PromiseTrial) -> None:
     """A file that is not executable gives the exit code 126, with a reason on standard error."""
     await trial.sandbox.write_file(f"plain-{trial.mark}", b"text\n")
     result = await trial.sandbox.exec([f"./plain-{trial.mark}"], timeout_s=10)
@@ -56,7 +56,7 @@ async def arguments_are_not_interpreted(trial: PromiseTrial) -> None:
 
 
 @promise(surface=True)
-async def words_beyond_the_kernels_limit_are_a_tool_error(trial: PromiseTrial) -> None:
+async def too_long_arguments_are_a_tool_error(trial: PromiseTrial) -> None:
     """An argument or variable that the kernel rejects as too long, or too many of them, raise ToolError immediately."""
     for argv, env in (
         (["echo", "x" * 3_000_000], {}),
@@ -69,7 +69,7 @@ async def words_beyond_the_kernels_limit_are_a_tool_error(trial: PromiseTrial) -
 
 
 @promise(surface=True)
-async def standard_input_is_given_whole(trial: PromiseTrial) -> None:
+async def standard_input_is_complete(trial: PromiseTrial) -> None:
     """All of `stdin` reaches the command, whatever its bytes; without `stdin`, the input is empty."""
     data = os.urandom(3_000_000)
     result = await trial.sandbox.exec(["cat"], timeout_s=30, stdin=data)
@@ -78,7 +78,7 @@ async def standard_input_is_given_whole(trial: PromiseTrial) -> None:
 
 
 @promise(surface=True)
-async def input_need_not_be_read(trial: PromiseTrial) -> None:
+async def input_may_stay_unread(trial: PromiseTrial) -> None:
     """A command that does not read its input is not affected by it."""
     result = await trial.sandbox.exec(["true"], timeout_s=20, stdin=bytes(3_000_000))
     same((result.code, result.stderr), (0, b""), "the exit code and standard error")
@@ -100,14 +100,14 @@ async def binary_output_is_exact(trial: PromiseTrial) -> None:
 
 
 @promise(surface=True)
-async def a_time_limit_gives_what_was_written(trial: PromiseTrial) -> None:
+async def time_limit_returns_the_output_so_far(trial: PromiseTrial) -> None:
     """At the time limit a command is killed; the result says so, has no exit code, and contains the output so far."""
     result = await trial.bash("echo part; sleep 100", timeout_s=0.5)
     same((result.code, result.timed_out, result.stdout), (None, True, b"part\n"), "code, time-out and output")
 
 
 @promise()
-async def a_time_limit_ends_all_that_was_started(trial: PromiseTrial) -> None:
+async def time_limit_ends_all_processes(trial: PromiseTrial) -> None:
     """At the time limit all descendants of a command are killed, even if they left its session or ignore signals."""
     sleep = f"sleep {trial.mark}"
     result = await trial.bash(f"setsid {sleep} & (trap '' TERM INT HUP; {sleep}) & {sleep}", timeout_s=0.5)
@@ -116,7 +116,7 @@ async def a_time_limit_ends_all_that_was_started(trial: PromiseTrial) -> None:
 
 
 @promise(surface=True)
-async def what_stays_in_the_background_is_not_waited_for(trial: PromiseTrial) -> None:
+async def background_processes_are_not_waited_for(trial: PromiseTrial) -> None:
     """A command ends with its own process, even if a background process holds its output open and continues."""
     async with within(20):
         pid = (await trial.sh(f"sleep {trial.mark} & echo $!", timeout_s=60)).strip()
@@ -124,7 +124,7 @@ async def what_stays_in_the_background_is_not_waited_for(trial: PromiseTrial) ->
 
 
 @promise()
-async def orphans_are_waited_for(trial: PromiseTrial) -> None:
+async def orphans_are_reaped(trial: PromiseTrial) -> None:
     """A process that a command left in the background leaves no zombie when it ends."""
     sleep = f"sleep 0.1{trial.mark}"
     await trial.sh(f"for i in {{1..40}}; do ({sleep} >/dev/null 2>&1 &); done")
@@ -146,7 +146,7 @@ async def cancelling_kills_the_command(trial: PromiseTrial) -> None:
 
 
 @promise(surface=True)
-async def the_environment_can_be_added_to(trial: PromiseTrial) -> None:
+async def variables_can_be_added(trial: PromiseTrial) -> None:
     """The variables of the spec and of the call are in the environment; the call's take precedence."""
     shown = (await trial.bash("echo $GREETING $MORE", env={"MORE": "a  b"})).stdout
     same(shown, b"hello a b\n", "the variables of the spec and the call")
@@ -172,7 +172,7 @@ async def the_working_folder_of_the_spec_is_made(trial: PromiseTrial) -> None:
 
 
 @promise(surface=True)
-async def a_folder_that_is_not_there_is_a_result(trial: PromiseTrial) -> None:
+async def missing_folder_is_a_result(trial: PromiseTrial) -> None:
     """A command whose `cwd` does not exist fails with an exit code and a reason, and is not run elsewhere."""
     result = await trial.bash("echo ran", cwd="/no/such/folder")
     assert result.code not in (0, None), f"the exit code is {result.code}"
@@ -181,7 +181,7 @@ async def a_folder_that_is_not_there_is_a_result(trial: PromiseTrial) -> None:
 
 
 @promise(surface=True)
-async def commands_run_side_by_side(trial: PromiseTrial) -> None:
+async def commands_run_concurrently(trial: PromiseTrial) -> None:
     """Many concurrent commands in one sandbox each get their own input, output and exit code."""
     results = await asyncio.gather(
         *(trial.bash(f"cat; exit {n}", stdin=b"%d" % n * 10_000, timeout_s=50) for n in range(_AT_ONCE))
@@ -191,7 +191,7 @@ async def commands_run_side_by_side(trial: PromiseTrial) -> None:
 
 
 @promise(surface=True)
-async def signals_are_as_programs_expect(trial: PromiseTrial) -> None:
+async def signals_have_default_actions(trial: PromiseTrial) -> None:
     """A command starts with no signal blocked or ignored: a pipeline that is cut short ends without an error."""
     same(await trial.sh("yes | head -n 1"), "y\n", "the output of `yes | head -n 1`")
     states = (await trial.sh("grep -E '^Sig(Blk|Ign)' /proc/self/status | cut -f 2")).split()
@@ -218,7 +218,7 @@ async def a_terminal_can_be_opened(trial: PromiseTrial) -> None:
 
 
 @promise(surface=True)
-async def the_worker_keeps_nothing_of_a_command(trial: PromiseTrial) -> None:
+async def commands_leave_nothing_in_the_worker(trial: PromiseTrial) -> None:
     """A command that has ended leaves no descriptor and no process in the worker."""
     await _run_some(trial)
     descriptors, zombies = outside.descriptors(), outside.zombies()
@@ -235,7 +235,7 @@ async def _run_some(trial: PromiseTrial) -> None:
 
 
 @promise()
-async def words_that_start_nothing_are_a_tool_error(trial: PromiseTrial) -> None:
+async def invalid_argv_is_a_tool_error(trial: PromiseTrial) -> None:
     """A command without words, or with an impossible word, raises ToolError that names it."""
     odd: list[list[str]] = [[], [""], ["echo", "a\0b"], ["echo", "\ud800"], ["echo", "x" * 1_000_000], ["\0"]]
     odd += [["echo", *["x" * 1000] * 3000], ["echo", "\udfff\ud800"]]

@@ -54,7 +54,7 @@ async def many_sandboxes_answer(trial: PromiseTrial) -> None:
 
 
 @promise(time_s=120)
-async def shells_of_many_sandboxes_run_side_by_side(trial: PromiseTrial) -> None:
+async def shells_of_many_sandboxes_run_concurrently(trial: PromiseTrial) -> None:
     """Shells and kernels in several sandboxes, busy at the same time, each get their own output and keep state."""
     sandboxes = await asyncio.gather(*(trial.start() for _ in range(5)))
     shells = await asyncio.gather(*(trial.shell(one) for one in sandboxes))
@@ -69,7 +69,7 @@ async def shells_of_many_sandboxes_run_side_by_side(trial: PromiseTrial) -> None
 
 
 @promise(time_s=180)
-async def some_start_while_others_end(trial: PromiseTrial) -> None:
+async def sandboxes_start_while_others_stop(trial: PromiseTrial) -> None:
     """Starting, using and stopping sandboxes may overlap in any way."""
 
     async def live(n: int) -> None:
@@ -82,7 +82,7 @@ async def some_start_while_others_end(trial: PromiseTrial) -> None:
 
 
 @promise("python3", time_s=120)
-async def one_leaves_the_others_what_they_need(trial: PromiseTrial) -> None:
+async def one_sandbox_does_not_starve_others(trial: PromiseTrial) -> None:
     """A sandbox that exhausts all resources that the kernel counts for a user leaves the next one enough to work."""
     one, two = await trial.start(), await trial.start()
     for what, code in _TAKE.items():
@@ -98,7 +98,7 @@ async def one_leaves_the_others_what_they_need(trial: PromiseTrial) -> None:
 
 
 @promise("python3", time_s=120)
-async def tools_go_on_when_descriptors_cannot(trial: PromiseTrial) -> None:
+async def tools_survive_a_lack_of_descriptors(trial: PromiseTrial) -> None:
     """While a sandbox has sent itself all the descriptors it may, shells, cells and files of others work as before."""
     one, two = await trial.start(), await trial.start()
     await one.write_file("take.py", program("send_descriptors").encode())
@@ -116,7 +116,7 @@ async def tools_go_on_when_descriptors_cannot(trial: PromiseTrial) -> None:
 
 
 @promise("python3", time_s=120)
-async def what_is_counted_for_a_user_is_counted_for_each(trial: PromiseTrial) -> None:
+async def per_user_limits_apply_to_each_sandbox(trial: PromiseTrial) -> None:
     """If each sandbox has its own user id, one uses as many descriptors in flight and pages of pipes as it can, but
     a program in another can still send descriptors and have pipes of full size.
     """

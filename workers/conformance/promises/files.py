@@ -16,7 +16,7 @@ _NAMES = ("plain", "with space", 'it\'s "quoted"', "-rf", "new\nline", "*", "$HO
 
 
 @promise(surface=True)
-async def what_is_written_is_read(trial: PromiseTrial) -> None:
+async def written_data_is_read_back(trial: PromiseTrial) -> None:
     """A written file is read back byte by byte, whatever its contents and name."""
     data = os.urandom(200_000) + b"\0\r\n"
     for name in _NAMES:
@@ -28,7 +28,7 @@ async def what_is_written_is_read(trial: PromiseTrial) -> None:
 
 
 @promise(surface=True)
-async def a_file_is_replaced_whole(trial: PromiseTrial) -> None:
+async def files_are_replaced_atomically(trial: PromiseTrial) -> None:
     """Writing a file again replaces all of its contents."""
     for data in (b"long " * 100, b"short"):
         await trial.sandbox.write_file(f"f{trial.mark}", data)
@@ -36,7 +36,7 @@ async def a_file_is_replaced_whole(trial: PromiseTrial) -> None:
 
 
 @promise(surface=True)
-async def folders_of_a_file_are_made(trial: PromiseTrial) -> None:
+async def parent_folders_are_created(trial: PromiseTrial) -> None:
     """Writing a file creates its missing parent folders."""
     path = f"f{trial.mark}/a/b/c/file"
     await trial.sandbox.write_file(path, b"x")
@@ -52,7 +52,7 @@ async def a_missing_file_is_a_tool_error(trial: PromiseTrial) -> None:
 
 
 @promise(surface=True)
-async def a_folder_is_no_file(trial: PromiseTrial) -> None:
+async def reading_a_folder_is_a_tool_error(trial: PromiseTrial) -> None:
     """Reading or writing a folder as a file raises ToolError, and so does a path through a file."""
     folder = f"f{trial.mark}"
     await trial.sandbox.write_file(f"{folder}/file", b"x")
@@ -65,7 +65,7 @@ async def a_folder_is_no_file(trial: PromiseTrial) -> None:
 
 
 @promise(surface=True)
-async def a_path_that_cannot_be_is_a_tool_error(trial: PromiseTrial) -> None:
+async def invalid_path_is_a_tool_error(trial: PromiseTrial) -> None:
     """An empty path, one with a NUL, and one with a name that is too long raise ToolError."""
     for path in ("", "a\0b", "x" * 300, "x/" * 3000):
         with raises(ToolError):
@@ -75,7 +75,7 @@ async def a_path_that_cannot_be_is_a_tool_error(trial: PromiseTrial) -> None:
 
 
 @promise(surface=True)
-async def commands_see_what_is_written(trial: PromiseTrial) -> None:
+async def commands_see_written_files(trial: PromiseTrial) -> None:
     """Files and commands use the same file system: a relative path starts in the working folder for both."""
     name = f"f{trial.mark}"
     await trial.sandbox.write_file(name, b"written\n")
@@ -95,7 +95,7 @@ async def writing_keeps_mode_and_links(trial: PromiseTrial) -> None:
 
 
 @promise()
-async def a_written_file_is_the_policys(trial: PromiseTrial) -> None:
+async def written_files_belong_to_the_policy(trial: PromiseTrial) -> None:
     """A written file belongs to the user that commands run as, who may change, run and delete it."""
     name = f"f{trial.mark}/script"
     await trial.sandbox.write_file(name, b"#!/bin/bash\necho ran\n")
@@ -105,7 +105,7 @@ async def a_written_file_is_the_policys(trial: PromiseTrial) -> None:
 
 
 @promise()
-async def what_may_not_be_written_is_a_tool_error(trial: PromiseTrial) -> None:
+async def refused_write_is_a_tool_error(trial: PromiseTrial) -> None:
     """Writing where the kernel refuses raises ToolError with the kernel's reason."""
     with raises(ToolError, "/proc/version"):
         await trial.sandbox.write_file("/proc/version", b"x")
@@ -126,7 +126,7 @@ async def a_named_pipe_does_not_hang(trial: PromiseTrial) -> None:
 
 
 @promise()
-async def a_device_is_no_file(trial: PromiseTrial) -> None:
+async def reading_a_device_is_a_tool_error(trial: PromiseTrial) -> None:
     """Reading or writing a device, even an endless one or through a link, raises ToolError immediately."""
     await trial.sh(f"ln -s /dev/zero f{trial.mark}")
     async with within(_QUICK_S):
@@ -138,7 +138,7 @@ async def a_device_is_no_file(trial: PromiseTrial) -> None:
 
 
 @promise("python3")
-async def a_socket_is_no_file(trial: PromiseTrial) -> None:
+async def reading_a_socket_is_a_tool_error(trial: PromiseTrial) -> None:
     """Reading or writing a Unix socket raises ToolError."""
     path = f"f{trial.mark}"
     code = "import socket, sys; socket.socket(socket.AF_UNIX).bind(sys.argv[1])"
@@ -161,7 +161,7 @@ async def a_huge_file_is_refused(trial: PromiseTrial) -> None:
 
 
 @promise()
-async def a_file_that_grows_is_read_to_some_end(trial: PromiseTrial) -> None:
+async def reading_a_growing_file_ends(trial: PromiseTrial) -> None:
     """Reading a file that is written to without end comes to an end."""
     path = f"f{trial.mark}"
     pid = (await trial.sh(f"while :; do echo more; done > {path} & echo $!")).strip()
@@ -174,7 +174,7 @@ async def a_file_that_grows_is_read_to_some_end(trial: PromiseTrial) -> None:
 
 
 @promise(surface=True)
-async def files_are_read_side_by_side(trial: PromiseTrial) -> None:
+async def files_are_read_concurrently(trial: PromiseTrial) -> None:
     """Many files can be written and read at the same time."""
     paths = [f"f{trial.mark}/{n}" for n in range(40)]
     await asyncio.gather(*(trial.sandbox.write_file(path, path.encode() * 1000) for path in paths))

@@ -49,7 +49,7 @@ def _in_the_environment(**variables: str) -> Iterator[None]:
 
 
 @promise()
-async def a_secret_of_the_worker_never_shows_inside(trial: PromiseTrial) -> None:
+async def worker_secrets_are_not_visible(trial: PromiseTrial) -> None:
     """A variable of the worker's environment is in no process inside: commands, shells, kernels, the first process."""
     secret = secrets.token_hex(16)
     with _in_the_environment(FARM_POLICY_KEY=secret, AWS_SECRET_ACCESS_KEY=secret, OPENAI_API_KEY=secret):
@@ -63,7 +63,7 @@ async def a_secret_of_the_worker_never_shows_inside(trial: PromiseTrial) -> None
 
 
 @promise()
-async def nothing_of_the_workers_environment_is_handed_on(trial: PromiseTrial) -> None:
+async def worker_environment_is_not_inherited(trial: PromiseTrial) -> None:
     """Environment variables inside have chosen values, not those of the worker."""
     with _in_the_environment(LC_ALL="worker", PYTHONPATH="/worker", LD_LIBRARY_PATH="/worker", BASH_ENV="/worker"):
         one = await trial.start(env={"CHOSEN": "yes"})
@@ -76,7 +76,7 @@ async def nothing_of_the_workers_environment_is_handed_on(trial: PromiseTrial) -
 
 
 @promise()
-async def no_home_and_no_tmp_of_the_node(trial: PromiseTrial) -> None:
+async def home_and_tmp_of_the_node_are_hidden(trial: PromiseTrial) -> None:
     """The home, temporary and working folders of the node are not visible; folders of the same name are different."""
     paths = {Path.home(), Path(tempfile.gettempdir()), Path.cwd(), Path("/home"), Path("/root"), Path("/var/tmp")}
     for path in sorted(path for path in paths if path.exists()):
@@ -90,7 +90,7 @@ async def no_home_and_no_tmp_of_the_node(trial: PromiseTrial) -> None:
 
 
 @promise()
-async def no_people_of_the_node(trial: PromiseTrial) -> None:
+async def users_of_the_node_are_hidden(trial: PromiseTrial) -> None:
     """Neither the node's password files nor the names of its people are visible, even with its system folders."""
     if trial.spec().image != "host":
         raise NotTried("the image has its own users")
@@ -103,7 +103,7 @@ async def no_people_of_the_node(trial: PromiseTrial) -> None:
 
 
 @promise()
-async def the_node_is_not_named(trial: PromiseTrial) -> None:
+async def node_name_is_hidden(trial: PromiseTrial) -> None:
     """The host name is not the node's, and changing it inside changes nothing outside."""
     name = socket.gethostname()
     if name in {"localhost", "sandbox"}:
@@ -115,7 +115,7 @@ async def the_node_is_not_named(trial: PromiseTrial) -> None:
 
 
 @promise()
-async def processes_of_the_node_are_not_seen(trial: PromiseTrial) -> None:
+async def processes_of_the_node_are_hidden(trial: PromiseTrial) -> None:
     """A sandbox sees its own processes and none of the node's, and its first process has pid 1."""
     bystander = subprocess.Popen([sys.executable, "-c", "input()", trial.mark], stdin=subprocess.PIPE)
     try:
@@ -136,7 +136,7 @@ async def _seen(trial: PromiseTrial, text: str, on: Sandbox) -> str:
 
 
 @promise()
-async def namespaces_are_its_own(trial: PromiseTrial) -> None:
+async def namespaces_are_separate(trial: PromiseTrial) -> None:
     """A sandbox shares none of the node's namespaces except the time namespace."""
     ours = outside.namespaces_of("self")
     for name in ("cgroup", "ipc", "mnt", "net", "pid", "user", "uts"):
@@ -145,7 +145,7 @@ async def namespaces_are_its_own(trial: PromiseTrial) -> None:
 
 
 @promise()
-async def shared_memory_is_its_own(trial: PromiseTrial) -> None:
+async def shared_memory_is_separate(trial: PromiseTrial) -> None:
     """The node's shared memory, by file or by System V key, is not visible inside."""
     with tempfile.NamedTemporaryFile(dir="/dev/shm", prefix=f"p{trial.mark}"):
         same(
@@ -157,7 +157,7 @@ async def shared_memory_is_its_own(trial: PromiseTrial) -> None:
 
 
 @promise("flock")
-async def locks_are_its_own(trial: PromiseTrial) -> None:
+async def locks_are_separate(trial: PromiseTrial) -> None:
     """A program's lock on a file of the image blocks no program in another sandbox."""
     one, two = await trial.start(), await trial.start()
     file = (await trial.sh("readlink -f $(command -v flock)", one)).strip()
@@ -179,7 +179,7 @@ async def devices_are_harmless(trial: PromiseTrial) -> None:
 
 
 @promise()
-async def hardware_is_not_seen(trial: PromiseTrial) -> None:
+async def hardware_is_hidden(trial: PromiseTrial) -> None:
     """Disks, network cards and other hardware of the node are not listed in /sys."""
     seen = await trial.sh(
         "ls -d /sys/block/* /sys/class/net/* /sys/class/dmi/* /sys/bus/pci/devices/* 2>/dev/null || true"
@@ -189,7 +189,7 @@ async def hardware_is_not_seen(trial: PromiseTrial) -> None:
 
 
 @promise()
-async def the_kernel_cannot_be_set(trial: PromiseTrial) -> None:
+async def kernel_settings_are_read_only(trial: PromiseTrial) -> None:
     """Settings of the node's kernel in /proc and /sys cannot be opened for writing."""
     script = """
         for file in /proc/sysrq-trigger /proc/sys/kernel/{core_pattern,modprobe,panic} /proc/sys/vm/swappiness \
@@ -201,7 +201,7 @@ async def the_kernel_cannot_be_set(trial: PromiseTrial) -> None:
 
 
 @promise()
-async def two_sandboxes_do_not_see_each_other(trial: PromiseTrial) -> None:
+async def sandboxes_do_not_see_each_other(trial: PromiseTrial) -> None:
     """Files, processes and memory of one sandbox are not visible in another, even of the same node and user."""
     one, two = await trial.start(), await trial.start()
     await trial.sh(f"sleep {trial.mark} >/dev/null 2>&1 &", one)

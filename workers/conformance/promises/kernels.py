@@ -24,7 +24,7 @@ async def a_kernel_keeps_its_state(trial: PromiseTrial) -> None:
 
 
 @promise(surface=True)
-async def a_cell_tells_output_and_value(trial: PromiseTrial) -> None:
+async def cell_returns_output_and_value(trial: PromiseTrial) -> None:
     """A cell returns its output and the value of its last expression, and nothing if there is neither."""
     kernel = await trial.kernel()
     output = (await kernel.run("print('printed')\n6 * 7", 20)).output
@@ -33,7 +33,7 @@ async def a_cell_tells_output_and_value(trial: PromiseTrial) -> None:
 
 
 @promise(surface=True)
-async def errors_of_a_cell_are_named(trial: PromiseTrial) -> None:
+async def cell_errors_are_named(trial: PromiseTrial) -> None:
     """An exception is named and reported, and does not harm the kernel."""
     kernel = await trial.kernel()
     await kernel.run("x = 5", 20)
@@ -45,7 +45,7 @@ async def errors_of_a_cell_are_named(trial: PromiseTrial) -> None:
 
 
 @promise(surface=True)
-async def a_cell_shows_output_of_programs(trial: PromiseTrial) -> None:
+async def cell_shows_output_of_programs(trial: PromiseTrial) -> None:
     """The output of a program that a cell starts is part of the cell's output."""
     kernel = await trial.kernel()
     output = (await kernel.run("import os; _ = os.system('echo child; echo error >&2')", 20)).output
@@ -63,7 +63,7 @@ async def long_output_of_a_cell_is_cut_in_the_middle(trial: PromiseTrial) -> Non
 
 
 @promise(surface=True)
-async def a_kernel_outlives_a_time_limit(trial: PromiseTrial) -> None:
+async def kernel_survives_a_time_limit(trial: PromiseTrial) -> None:
     """At the time limit a cell is interrupted, its output so far is returned, and the state is kept."""
     kernel = await trial.kernel()
     await kernel.run("x = 5", 20)
@@ -75,7 +75,7 @@ async def a_kernel_outlives_a_time_limit(trial: PromiseTrial) -> None:
 
 
 @promise(surface=True)
-async def a_kernel_that_dies_is_restarted(trial: PromiseTrial) -> None:
+async def dead_kernel_is_restarted(trial: PromiseTrial) -> None:
     """A cell that ends the interpreter, or cannot be interrupted, is reported as a restart; the next one runs."""
     kernel = await trial.kernel()
     result = await kernel.run("import os; os._exit(3)", 20)
@@ -96,7 +96,7 @@ async def a_kernel_can_be_restarted(trial: PromiseTrial) -> None:
 
 
 @promise(surface=True)
-async def a_cell_has_no_input(trial: PromiseTrial) -> None:
+async def cell_has_no_input(trial: PromiseTrial) -> None:
     """A cell that reads input fails immediately and does not wait."""
     kernel = await trial.kernel()
     result = await kernel.run("input()", 20)
@@ -104,7 +104,7 @@ async def a_cell_has_no_input(trial: PromiseTrial) -> None:
 
 
 @promise(surface=True)
-async def a_cell_can_show_an_image(trial: PromiseTrial) -> None:
+async def cell_can_show_an_image(trial: PromiseTrial) -> None:
     """An image that a cell displays is returned unchanged with its media type, separate from the text."""
     kernel = await trial.kernel()
     result = await kernel.run(f"from IPython.display import Image, display\ndisplay(Image(data={_PNG!r}))", 20)
@@ -132,7 +132,7 @@ async def closing_a_kernel_ends_what_it_started(trial: PromiseTrial) -> None:
 
 
 @promise(surface=True)
-async def a_kernel_is_where_commands_are(trial: PromiseTrial) -> None:
+async def kernel_starts_in_the_working_folder(trial: PromiseTrial) -> None:
     """A kernel starts in the working folder, finds modules there, and has the environment of commands."""
     await trial.sandbox.write_file(f"module_{trial.mark}.py", b"x = 7")
     kernel = await trial.kernel()
@@ -141,7 +141,7 @@ async def a_kernel_is_where_commands_are(trial: PromiseTrial) -> None:
 
 
 @promise(surface=True)
-async def kernels_are_apart(trial: PromiseTrial) -> None:
+async def kernels_are_separate(trial: PromiseTrial) -> None:
     """Kernels of one sandbox have their own state and run at the same time."""
     kernels = await asyncio.gather(*(trial.kernel() for _ in range(3)))
     await asyncio.gather(*(kernel.run(f"x = {n}", 30) for n, kernel in enumerate(kernels)))

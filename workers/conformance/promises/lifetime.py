@@ -30,7 +30,7 @@ def nothing_is_left(*texts: str) -> None:
 
 
 @promise()
-async def it_is_found_from_another_process(trial: PromiseTrial) -> None:
+async def sandbox_is_found_from_another_process(trial: PromiseTrial) -> None:
     """Another process of the node attaches to a sandbox by its id, uses it and stops it."""
     one = await trial.start(env={"X": "1"})
     await one.write_file("file", b"left here\n")
@@ -43,7 +43,7 @@ async def it_is_found_from_another_process(trial: PromiseTrial) -> None:
 
 
 @promise()
-async def a_handle_is_as_good_as_another(trial: PromiseTrial) -> None:
+async def handles_are_equivalent(trial: PromiseTrial) -> None:
     """A handle by `attach` reaches the same files, processes and sockets as the one of the start."""
     one = await trial.start()
     two = await trial.provider.attach(one.sandbox_id, trial.spec())
@@ -56,7 +56,7 @@ async def a_handle_is_as_good_as_another(trial: PromiseTrial) -> None:
 
 
 @promise()
-async def attaching_to_none_is_a_sandbox_error(trial: PromiseTrial) -> None:
+async def attaching_to_a_missing_sandbox_is_an_error(trial: PromiseTrial) -> None:
     """Attaching to an id that does not run (any more) raises SandboxError with the id."""
     one = await trial.start()
     await one.stop()
@@ -66,7 +66,7 @@ async def attaching_to_none_is_a_sandbox_error(trial: PromiseTrial) -> None:
 
 
 @promise()
-async def an_id_is_taken_once(trial: PromiseTrial) -> None:
+async def duplicate_id_is_refused(trial: PromiseTrial) -> None:
     """Starting an id that is running raises SandboxError with the id, and does not disturb the first one."""
     one = await trial.start()
     with raises(SandboxError, one.sandbox_id):
@@ -75,7 +75,7 @@ async def an_id_is_taken_once(trial: PromiseTrial) -> None:
 
 
 @promise()
-async def an_id_can_be_used_again(trial: PromiseTrial) -> None:
+async def id_can_be_reused(trial: PromiseTrial) -> None:
     """Once a sandbox is stopped its id is free, and the next one with that id starts without any of its data."""
     sandbox_id = trial.new_id()
     for _ in range(_AGAIN):
@@ -94,7 +94,7 @@ async def an_id_is_a_plain_name(trial: PromiseTrial) -> None:
 
 
 @promise()
-async def stopping_leaves_nothing(trial: PromiseTrial) -> None:
+async def stop_leaves_nothing(trial: PromiseTrial) -> None:
     """Once `stop` returns, no process, mount, socket or file of the sandbox is left."""
     one = await trial.start()
     shell, kernel = await trial.shell(one), await trial.kernel(one)
@@ -108,7 +108,7 @@ async def stopping_leaves_nothing(trial: PromiseTrial) -> None:
 
 
 @promise(surface=True)
-async def after_stop_everything_is_a_sandbox_error(trial: PromiseTrial) -> None:
+async def calls_after_stop_are_sandbox_errors(trial: PromiseTrial) -> None:
     """After `stop` every method of the sandbox, its shells and kernels raises SandboxError with the id."""
     one = await trial.start()
     shell, kernel = await trial.shell(one), await trial.kernel(one)
@@ -141,7 +141,7 @@ def _calls(folder: Path, one: Sandbox, shell: Shell, kernel: Kernel) -> dict[str
 
 
 @promise(surface=True)
-async def stopping_again_is_harmless(trial: PromiseTrial) -> None:
+async def stop_is_idempotent(trial: PromiseTrial) -> None:
     """`stop` may be called repeatedly and concurrently."""
     one = await trial.start()
     await asyncio.gather(*(one.stop() for _ in range(_AGAIN)))
@@ -149,7 +149,7 @@ async def stopping_again_is_harmless(trial: PromiseTrial) -> None:
 
 
 @promise()
-async def stopping_ends_what_runs(trial: PromiseTrial) -> None:
+async def stop_ends_running_commands(trial: PromiseTrial) -> None:
     """`stop` returns soon even if commands, shells and kernels are busy; each of those calls ends with SandboxError."""
     one = await trial.start()
     shell, kernel = await trial.shell(one), await trial.kernel(one)
@@ -170,7 +170,7 @@ async def stopping_ends_what_runs(trial: PromiseTrial) -> None:
 
 
 @promise(time_s=120)
-async def a_start_that_is_cancelled_leaves_nothing(trial: PromiseTrial) -> None:
+async def cancelled_start_leaves_nothing(trial: PromiseTrial) -> None:
     """A start that is cancelled at any time leaves no process, mount or file."""
     for after_s in _CANCELLED_AFTER_S:
         sandbox_id = trial.new_id()
@@ -187,7 +187,7 @@ async def a_start_that_is_cancelled_leaves_nothing(trial: PromiseTrial) -> None:
 
 
 @promise()
-async def a_start_that_fails_leaves_nothing(trial: PromiseTrial) -> None:
+async def failed_start_leaves_nothing(trial: PromiseTrial) -> None:
     """A start that fails raises SandboxError and leaves no process, mount or file."""
     broken = trial.folder / "broken"
     (broken / "usr").mkdir(parents=True)

@@ -83,7 +83,7 @@ async def _ask(trial: PromiseTrial, neighbour: Sandbox) -> None:
 
 
 @promise("python3", time_s=90)
-async def a_memory_hog_ends(trial: PromiseTrial) -> None:
+async def memory_limit_ends_a_program(trial: PromiseTrial) -> None:
     """A program that uses more memory than the sandbox has is ended, the result says so, and the sandbox continues."""
     one = await trial.start(limits=_SMALL)
     async with undisturbed(trial):
@@ -92,7 +92,7 @@ async def a_memory_hog_ends(trial: PromiseTrial) -> None:
 
 
 @promise("python3", time_s=90)
-async def what_is_reserved_is_no_memory(trial: PromiseTrial) -> None:
+async def reserved_memory_is_not_counted(trial: PromiseTrial) -> None:
     """A program may map much more than the memory limit, like race detectors and virtual machines, if it uses little.
 
     `MAP_NORESERVE` is 0x4000.
@@ -104,7 +104,7 @@ async def what_is_reserved_is_no_memory(trial: PromiseTrial) -> None:
 
 
 @promise("python3", time_s=90)
-async def many_small_hogs_end(trial: PromiseTrial) -> None:
+async def memory_limit_ends_many_small_programs(trial: PromiseTrial) -> None:
     """Programs that use too much memory together are ended like a single one."""
     one = await trial.start(limits=_SMALL)
     hog = "import time; held = b'x' * 40_000_000; time.sleep(100)"
@@ -126,7 +126,7 @@ async def memory_cannot_be_hidden(trial: PromiseTrial) -> None:
 
 
 @promise("python3", time_s=180)
-async def what_sockets_hold_counts(trial: PromiseTrial) -> None:
+async def socket_buffers_are_counted(trial: PromiseTrial) -> None:
     """Data waiting in sockets of every family counts as memory, even in sockets that are in flight in messages."""
     one = await trial.start(limits=_TIGHT)
     for kind in ("unix", "in flight", "tcp", "udp", "netlink"):
@@ -135,7 +135,7 @@ async def what_sockets_hold_counts(trial: PromiseTrial) -> None:
 
 
 @promise("python3", time_s=90)
-async def what_is_left_behind_in_memory_is_little(trial: PromiseTrial) -> None:
+async def little_memory_is_left_behind(trial: PromiseTrial) -> None:
     """System V memory, semaphores and messages without a process never exceed the memory limit."""
     one = await trial.start(limits=_TIGHT)
     result = await one.exec(["python3", "-c", program("leave_ipc_objects")], timeout_s=60)
@@ -150,7 +150,7 @@ async def what_is_left_behind_in_memory_is_little(trial: PromiseTrial) -> None:
 
 
 @promise("python3", time_s=120)
-async def a_shell_outlives_a_memory_hog(trial: PromiseTrial) -> None:
+async def shell_survives_the_memory_limit(trial: PromiseTrial) -> None:
     """A memory hog in a shell is ended, the result says so, and the shell takes the next command."""
     one = await trial.start(limits=_SMALL)
     shell = await trial.shell(one)
@@ -161,7 +161,7 @@ async def a_shell_outlives_a_memory_hog(trial: PromiseTrial) -> None:
 
 
 @promise("python3", time_s=120)
-async def a_kernel_outlives_a_memory_hog(trial: PromiseTrial) -> None:
+async def kernel_survives_the_memory_limit(trial: PromiseTrial) -> None:
     """A memory hog in a cell is ended, the result says so, and the kernel takes the next cell."""
     one = await trial.start(limits=_SMALL)
     kernel = await trial.kernel(one)
@@ -172,7 +172,7 @@ async def a_kernel_outlives_a_memory_hog(trial: PromiseTrial) -> None:
 
 
 @promise(time_s=120)
-async def a_fork_bomb_ends(trial: PromiseTrial) -> None:
+async def process_limit_ends_a_fork_bomb(trial: PromiseTrial) -> None:
     """A fork bomb meets the process limit and is ended with its command; the result says so, the sandbox continues."""
     one = await trial.start(limits=_SMALL)
     async with undisturbed(trial):
@@ -183,7 +183,7 @@ async def a_fork_bomb_ends(trial: PromiseTrial) -> None:
 
 
 @promise(time_s=120)
-async def a_shell_outlives_a_fork_bomb(trial: PromiseTrial) -> None:
+async def shell_survives_a_fork_bomb(trial: PromiseTrial) -> None:
     """A shell that started a fork bomb takes the next command, at the latest after its time limit."""
     one = await trial.start(limits=_SMALL)
     shell = await trial.shell(one)
@@ -213,7 +213,7 @@ async def processes_are_counted(trial: PromiseTrial) -> None:
 
 
 @promise(time_s=90)
-async def a_disk_filler_ends(trial: PromiseTrial) -> None:
+async def disk_limit_ends_a_program(trial: PromiseTrial) -> None:
     """A program that writes more than the sandbox may is ended, the result says so, and its files can be removed."""
     one = await trial.start(limits=_SMALL)
     async with undisturbed(trial):
@@ -224,7 +224,7 @@ async def a_disk_filler_ends(trial: PromiseTrial) -> None:
 
 
 @promise(time_s=120)
-async def many_small_files_fill_a_disk_too(trial: PromiseTrial) -> None:
+async def many_small_files_count_as_disk(trial: PromiseTrial) -> None:
     """Many small files count together, wherever in the sandbox they are."""
     one = await trial.start(limits=_LITTLE_DISK)
     script = "mkdir -p /srv/many; cd /srv/many; data=$(printf 'x%.0s' {1..16000}); "
@@ -235,7 +235,7 @@ async def many_small_files_fill_a_disk_too(trial: PromiseTrial) -> None:
 
 
 @promise("python3", time_s=300)
-async def disk_is_taken_without_writing(trial: PromiseTrial) -> None:
+async def allocated_disk_is_counted(trial: PromiseTrial) -> None:
     """Space that is reserved, mapped, filled sparsely or below deeply nested folders counts like written data."""
     for how, code in _TAKE_DISK.items():
         one = await trial.start(limits=_LITTLE_DISK)
@@ -249,7 +249,7 @@ async def disk_is_taken_without_writing(trial: PromiseTrial) -> None:
 
 
 @promise("python3")
-async def a_file_with_holes_takes_no_room(trial: PromiseTrial) -> None:
+async def holes_of_files_are_not_counted(trial: PromiseTrial) -> None:
     """A sparse file counts with its size on disk, not its length."""
     one = await trial.start(limits=_TIGHT)
     result = await trial.bash("truncate -s 3G sparse; for n in {1..20}; do echo $n >> log; sleep 0.1; done", one)
@@ -269,7 +269,7 @@ async def files_are_counted(trial: PromiseTrial) -> None:
 
 
 @promise(time_s=90)
-async def a_removed_file_still_counts(trial: PromiseTrial) -> None:
+async def open_removed_files_are_counted(trial: PromiseTrial) -> None:
     """Data of a deleted file counts until the file is closed."""
     one = await trial.start(limits=_SMALL)
     script = "exec 3> big; rm big; head -c 1000000000 /dev/zero >&3; sleep 20"
@@ -278,7 +278,7 @@ async def a_removed_file_still_counts(trial: PromiseTrial) -> None:
 
 
 @promise(time_s=90)
-async def an_endless_printer_ends(trial: PromiseTrial) -> None:
+async def endless_output_is_ended(trial: PromiseTrial) -> None:
     """Endless output of commands, shells and cells is cut, and ends at the time limit with its beginning kept."""
     shell, kernel = await trial.shell(), await trial.kernel()
     for result in (

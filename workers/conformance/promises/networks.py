@@ -71,7 +71,7 @@ async def there_is_no_network(trial: PromiseTrial) -> None:
 
 
 @promise("python3")
-async def rare_families_of_sockets_are_closed(trial: PromiseTrial) -> None:
+async def rare_socket_families_are_refused(trial: PromiseTrial) -> None:
     """Sockets are Unix, TCP, UDP, ICMP or routes: none reaches a hypervisor (vsock), a device, or a rare protocol."""
     same(await trial.python(program("make_sockets")), "", "sockets that were made")
     one = await trial.start(network=True)
@@ -79,7 +79,7 @@ async def rare_families_of_sockets_are_closed(trial: PromiseTrial) -> None:
 
 
 @promise("python3")
-async def a_sandbox_reaches_itself(trial: PromiseTrial) -> None:
+async def loopback_works(trial: PromiseTrial) -> None:
     """Programs inside reach each other on 127.0.0.1 and ::1 or `localhost`, even with the network off."""
     code = """
 import socket
@@ -105,7 +105,7 @@ async def the_network_can_be_requested(trial: PromiseTrial) -> None:
 
 
 @promise("python3")
-async def sandboxes_do_not_reach_each_other(trial: PromiseTrial) -> None:
+async def sandboxes_cannot_connect_to_each_other(trial: PromiseTrial) -> None:
     """A server in one sandbox cannot be reached from another, neither by address nor by an abstract Unix socket."""
     one = await trial.start()
     await one.write_file("server.py", program("serve_two_sockets").encode())
@@ -129,7 +129,7 @@ async def sandboxes_do_not_reach_each_other(trial: PromiseTrial) -> None:
 
 
 @promise("python3")
-async def abstract_sockets_of_the_node_are_out_of_reach(trial: PromiseTrial) -> None:
+async def abstract_sockets_of_the_node_are_unreachable(trial: PromiseTrial) -> None:
     """An abstract Unix socket of the node, such as that of a desktop or daemon, cannot be connected to."""
     listener = socket.socket(socket.AF_UNIX)
     listener.bind(f"\0promise-{trial.mark}")
@@ -145,7 +145,7 @@ async def abstract_sockets_of_the_node_are_out_of_reach(trial: PromiseTrial) -> 
 
 
 @promise("python3")
-async def a_socket_of_the_worker_can_be_reached(trial: PromiseTrial) -> None:
+async def worker_socket_is_reachable(trial: PromiseTrial) -> None:
     """A server that listens in the sandbox's `socket_folder` is reached inside at /run/farm, with the network off."""
     one = await trial.start()
     async with _unix_server(_bound(one.socket_folder / "worker")):
@@ -163,7 +163,7 @@ async def a_socket_of_the_worker_can_be_reached(trial: PromiseTrial) -> None:
 
 
 @promise("python3")
-async def a_socket_inside_can_be_reached(trial: PromiseTrial) -> None:
+async def socket_inside_is_reachable(trial: PromiseTrial) -> None:
     """A server inside that listens in /run/farm is reached from the node in the sandbox's `socket_folder`."""
     one = await trial.start()
     code = """

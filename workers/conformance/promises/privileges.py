@@ -89,7 +89,7 @@ async def mounts_cannot_be_changed(trial: PromiseTrial) -> None:
 
 
 @promise("python3")
-async def what_is_read_only_stays_so(trial: PromiseTrial) -> None:
+async def read_only_files_stay_read_only(trial: PromiseTrial) -> None:
     """Read-only mounts of a sandbox, such as folders of the node, cannot be made writable inside."""
     same(await trial.python(program("remount_writable"), on=await trial.start()), "", "what could be made writable")
 
@@ -103,7 +103,7 @@ async def the_kernel_cannot_be_changed(trial: PromiseTrial) -> None:
 
 
 @promise("python3")
-async def what_programs_do_not_need_is_closed(trial: PromiseTrial) -> None:
+async def unneeded_system_calls_are_refused(trial: PromiseTrial) -> None:
     """Calls that expose much of the kernel and that usual programs do not need are refused, and so are new ones."""
     await _refused(trial, "io_uring_setup", "io_uring_enter", "io_uring_register", "io_setup", "bpf", "userfaultfd")
     await _refused(trial, "perf_event_open", "memfd_secret", "name_to_handle_at", "open_by_handle_at", "fanotify_init")
@@ -111,7 +111,7 @@ async def what_programs_do_not_need_is_closed(trial: PromiseTrial) -> None:
 
 
 @promise("python3")
-async def the_first_process_cannot_be_looked_into(trial: PromiseTrial) -> None:
+async def first_process_cannot_be_inspected(trial: PromiseTrial) -> None:
     """Process 1, which holds the sandbox, cannot be traced, and its memory, files and variables cannot be read."""
     one = await trial.start()
     await _refused(trial, "process_vm_readv", "process_vm_writev", "pidfd_getfd", "kcmp")
@@ -126,13 +126,13 @@ async def programs_can_be_debugged(trial: PromiseTrial) -> None:
 
 
 @promise("python3")
-async def the_kernels_log_is_closed(trial: PromiseTrial) -> None:
+async def kernel_log_is_unreadable(trial: PromiseTrial) -> None:
     """The log of the node's kernel cannot be read inside."""
     await _refused(trial, "syslog")
 
 
 @promise("python3")
-async def keys_of_the_worker_are_out_of_reach(trial: PromiseTrial) -> None:
+async def kernel_keys_of_the_worker_are_unreachable(trial: PromiseTrial) -> None:
     """Keys of the worker in the kernel's keyrings, such as Kerberos tickets, cannot be found inside."""
     async with elsewhere(trial, "keys", trial.new_id()) as process:
         out, _ = await process.communicate()
@@ -161,7 +161,7 @@ async def limits_cannot_be_raised(trial: PromiseTrial) -> None:
 
 
 @promise()
-async def root_inside_is_nobody_outside(trial: PromiseTrial) -> None:
+async def root_has_no_rights_outside(trial: PromiseTrial) -> None:
     """Commands inside are root there; on the node they belong to an ordinary user."""
     same(await trial.sh("id -u"), "0\n", "the user id inside")
     one = await trial.start()
@@ -184,7 +184,7 @@ async def no_program_gains_rights(trial: PromiseTrial) -> None:
 
 
 @promise()
-async def everyone_inside_can_be_killed_and_nobody_else(trial: PromiseTrial) -> None:
+async def kill_reaches_only_processes_inside(trial: PromiseTrial) -> None:
     """`kill -9 -1` inside harms no other sandbox and no process of the node, and the sandbox itself continues."""
     one, two = await trial.start(), await trial.start()
     await trial.sh(f"sleep {trial.mark} >/dev/null 2>&1 &", two)
@@ -200,7 +200,7 @@ async def everyone_inside_can_be_killed_and_nobody_else(trial: PromiseTrial) -> 
 
 
 @promise()
-async def the_way_in_is_not_the_way_out(trial: PromiseTrial) -> None:
+async def entry_descriptors_are_closed(trial: PromiseTrial) -> None:
     """No process inside has its root, folder or a descriptor in the node's file system, whatever started it."""
     shell, kernel = await trial.shell(), await trial.kernel()
     await shell.run("true", 10)

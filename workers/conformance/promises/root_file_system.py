@@ -14,7 +14,7 @@ _LAYER_MB = 100
 _FILES = 1020
 
 
-async def a_folder_of_the_image(trial: PromiseTrial, on: Sandbox) -> str:
+async def image_folders_are_writable(trial: PromiseTrial, on: Sandbox) -> str:
     """Return a folder of the image that is not empty and may be changed."""
     script = """
         shopt -s nullglob; for folder in /etc/*/ /opt/*/ /usr/share/*/ /usr/lib/*/; do
@@ -30,7 +30,7 @@ async def a_folder_of_the_image(trial: PromiseTrial, on: Sandbox) -> str:
     return result
 
 
-async def a_file_of_the_image(trial: PromiseTrial, on: Sandbox) -> str:
+async def image_files_are_writable(trial: PromiseTrial, on: Sandbox) -> str:
     """Return a file of the image that is not empty and may be changed."""
     script = "for file in /etc/*; do [[ -s $file && -f $file && ! -L $file && -w $file ]] && echo $file && break; done"
     result = (await on.exec(["bash", "-c", script], timeout_s=30)).stdout.decode().strip()
@@ -40,21 +40,21 @@ async def a_file_of_the_image(trial: PromiseTrial, on: Sandbox) -> str:
 
 
 @promise()
-async def a_folder_of_the_image_can_be_removed(trial: PromiseTrial) -> None:
+async def image_folders_can_be_removed(trial: PromiseTrial) -> None:
     """`rm -rf` of a folder of the image removes it; if it is created again, it is empty."""
     one = await trial.start()
     # two folders, because the search for one that may be changed moves it
-    folder = await a_folder_of_the_image(trial, await trial.start())
+    folder = await image_folders_are_writable(trial, await trial.start())
     same(await trial.sh(f"rm -rf {folder}; ls -d {folder} 2>/dev/null || echo gone", one), "gone\n", "what `ls` says")
     script = f"mkdir {folder}; ls -A {folder}; echo new > {folder}/file; ls -A {folder}; cat {folder}/file"
     same(await trial.sh(script, one), "file\nnew\n", "what is in the folder that was made again")
 
 
 @promise()
-async def a_folder_of_the_image_can_be_renamed(trial: PromiseTrial) -> None:
+async def image_folders_can_be_renamed(trial: PromiseTrial) -> None:
     """`mv` of a folder of the image moves it with all its contents, and leaves nothing behind."""
     one = await trial.start()
-    folder = await a_folder_of_the_image(trial, await trial.start())
+    folder = await image_folders_are_writable(trial, await trial.start())
     before = await trial.sh(f"cd {folder}; ls -AR . | sort", one)
     same(await trial.sh(f"mv {folder} /moved; cd /moved; ls -AR . | sort", one), before, "what is in the moved folder")
     same(await trial.sh(f"ls -d {folder} 2>/dev/null || echo gone", one), "gone\n", "what is left")
@@ -62,10 +62,10 @@ async def a_folder_of_the_image_can_be_renamed(trial: PromiseTrial) -> None:
 
 
 @promise()
-async def a_folder_of_the_image_can_be_replaced(trial: PromiseTrial) -> None:
+async def image_folders_can_be_replaced(trial: PromiseTrial) -> None:
     """A folder of the image can be replaced as by pip: moved aside, created again, and the old one deleted."""
     one = await trial.start()
-    folder = await a_folder_of_the_image(trial, await trial.start())
+    folder = await image_folders_are_writable(trial, await trial.start())
     script = f"""
         set -e; mv {folder} {folder}~old; mkdir {folder}; echo new > {folder}/file; rm -r {folder}~old
         ls -A {folder}; cat {folder}/file; test ! -e {folder}~old
@@ -75,7 +75,7 @@ async def a_folder_of_the_image_can_be_replaced(trial: PromiseTrial) -> None:
 
 
 @promise("python3")
-async def a_folder_can_be_swapped_for_another(trial: PromiseTrial) -> None:
+async def folders_can_be_exchanged(trial: PromiseTrial) -> None:
     """A rename over an empty folder, and over a file, replaces it in one step."""
     one = await trial.start()
     code = """
@@ -87,10 +87,10 @@ open("x", "w").write("x"); open("y", "w").write("y"); os.replace("x", "y"); prin
 
 
 @promise()
-async def a_file_of_the_image_can_be_changed(trial: PromiseTrial) -> None:
+async def image_files_can_be_changed(trial: PromiseTrial) -> None:
     """A file of the image can be appended to, edited in place, renamed, truncated, replaced and removed."""
     one = await trial.start()
-    file = await a_file_of_the_image(trial, one)
+    file = await image_files_are_writable(trial, one)
     script = f"""
         set -e; echo added >> {file}; tail -n 1 {file}; sed -i s/added/edited/ {file}; tail -n 1 {file}
         mv {file} {file}.bak; test ! -e {file}; cp -p {file}.bak {file}; cmp {file} {file}.bak
@@ -104,7 +104,7 @@ async def a_file_of_the_image_can_be_changed(trial: PromiseTrial) -> None:
 async def packages_can_be_replaced(trial: PromiseTrial) -> None:
     """A file of the image can be replaced as by dpkg: a new file, a hard link to the old one, a rename over it."""
     one = await trial.start()
-    file = await a_file_of_the_image(trial, one)
+    file = await image_files_are_writable(trial, one)
     script = f"""
         set -e; cp {file} copy; echo unpacked > {file}.dpkg-new; chmod 644 {file}.dpkg-new; sync {file}.dpkg-new
         ln {file} {file}.dpkg-tmp; mv -f {file}.dpkg-new {file}; cat {file}; cmp copy {file}.dpkg-tmp
@@ -136,7 +136,7 @@ async def a_package_can_be_installed(trial: PromiseTrial) -> None:
 
 
 @promise()
-async def removed_is_removed(trial: PromiseTrial) -> None:
+async def removed_files_stay_removed(trial: PromiseTrial) -> None:
     """A removed file is not visible to any program, by name or in a listing, and its name can be used again."""
     one = await trial.start()
     script = """
@@ -163,7 +163,7 @@ async def the_image_is_not_changed(trial: PromiseTrial) -> None:
 
 
 @promise()
-async def what_cannot_be_changed_says_so(trial: PromiseTrial) -> None:
+async def forbidden_changes_are_reported(trial: PromiseTrial) -> None:
     """A change in the node's own system folders, which are bound read-only, fails with the kernel's error."""
     image = trial.spec().image
     if image != "host":
@@ -177,7 +177,7 @@ async def what_cannot_be_changed_says_so(trial: PromiseTrial) -> None:
 
 
 @promise()
-async def owners_can_seem_to_change(trial: PromiseTrial) -> None:
+async def changes_of_owner_succeed(trial: PromiseTrial) -> None:
     """With `fake_root` a change of owner seems to succeed, in commands and shells, as installers expect."""
     one = await trial.start(fake_root=True)
     script = "set -e; touch file; mkdir -p d/e; chown 1000:1000 file; chown -R 1:1 d; echo fine"
@@ -197,7 +197,7 @@ async def an_archive_with_owners_unpacks(trial: PromiseTrial) -> None:
 
 
 @promise()
-async def without_fake_root_owners_stay(trial: PromiseTrial) -> None:
+async def owners_are_fixed_without_fake_root(trial: PromiseTrial) -> None:
     """Without `fake_root` a change of owner fails with a reason, and the file is not changed."""
     one = await trial.start(fake_root=False)
     result = await trial.bash("echo x > file; chown 1000:1000 file", one)
@@ -207,7 +207,7 @@ async def without_fake_root_owners_stay(trial: PromiseTrial) -> None:
 
 
 @promise()
-async def links_are_links(trial: PromiseTrial) -> None:
+async def links_are_supported(trial: PromiseTrial) -> None:
     """Hard links share their contents and are counted; symbolic links may be dangling; both can be renamed."""
     script = f"""
         set -e; mkdir l{trial.mark}; cd l{trial.mark}; echo one > a; ln a b; ln a c; stat -c %h a; echo two > b; cat c
@@ -218,10 +218,10 @@ async def links_are_links(trial: PromiseTrial) -> None:
 
 
 @promise()
-async def a_file_of_the_image_can_be_linked(trial: PromiseTrial) -> None:
+async def image_files_can_be_linked(trial: PromiseTrial) -> None:
     """Two hard links of a file of the image share later changes through either name."""
     one = await trial.start()
-    file = await a_file_of_the_image(trial, one)
+    file = await image_files_are_writable(trial, one)
     link = f"{file}.link"
     script = f"set -e; ln {file} {link}; echo new > {file}; cat {link}; echo newer > {link}; cat {file}"
     same(await trial.sh(script, one), "new\nnewer\n", "what is read by the other name")
@@ -239,7 +239,7 @@ async def modes_and_times_are_kept(trial: PromiseTrial) -> None:
 
 
 @promise("python3")
-async def programs_find_a_usual_file_system(trial: PromiseTrial) -> None:
+async def usual_folders_exist(trial: PromiseTrial) -> None:
     """The usual operations work: locks, maps, holes, files without a name, named pipes, sockets, SQLite."""
     same(await trial.python(program("use_file_system"), f"p{trial.mark}"), "fine\n", "what the program says in the end")
 
@@ -282,7 +282,7 @@ async def a_large_tree_can_be_copied_and_removed(trial: PromiseTrial) -> None:
 
 
 @promise()
-async def the_layer_lies_on_disk(trial: PromiseTrial) -> None:
+async def changed_files_are_on_disk(trial: PromiseTrial) -> None:
     """More can be written than the 64 MiB that container runtimes reserve in memory for it."""
     script = (
         f"head -c {_LAYER_MB}000000 /dev/zero > big; sync big; stat -c %s big; rm big; df --output=fstype . | tail -n 1"
@@ -293,7 +293,7 @@ async def the_layer_lies_on_disk(trial: PromiseTrial) -> None:
 
 
 @promise()
-async def names_may_be_anything(trial: PromiseTrial) -> None:
+async def any_file_name_is_accepted(trial: PromiseTrial) -> None:
     """Names of 255 bytes, with any bytes, and folders nested hundreds deep can be created and removed."""
     script = f"""
         set -e; mkdir n{trial.mark}; cd n{trial.mark}; long=$(printf 'x%.0s' {{1..255}})

@@ -20,7 +20,7 @@ async def a_shell_keeps_its_state(trial: PromiseTrial) -> None:
 
 
 @promise(surface=True)
-async def a_shell_tells_code_and_output(trial: PromiseTrial) -> None:
+async def shell_returns_code_and_output(trial: PromiseTrial) -> None:
     """A call returns the exit code of its last command, and output and errors in the order written."""
     shell = await trial.shell()
     result = await shell.run("echo a; echo b >&2\nprintf c; (exit 7)", 10)
@@ -40,7 +40,7 @@ async def a_shell_has_no_input(trial: PromiseTrial) -> None:
 
 
 @promise(surface=True)
-async def a_shell_outlives_a_time_limit(trial: PromiseTrial) -> None:
+async def shell_survives_a_time_limit(trial: PromiseTrial) -> None:
     """At the time limit the command is ended, its output so far is returned, and the shell continues unchanged."""
     shell = await trial.shell()
     await shell.run("X=5; cd /usr", 10)
@@ -50,7 +50,7 @@ async def a_shell_outlives_a_time_limit(trial: PromiseTrial) -> None:
 
 
 @promise(surface=True)
-async def a_shell_that_ends_is_restarted(trial: PromiseTrial) -> None:
+async def ended_shell_is_restarted(trial: PromiseTrial) -> None:
     """After `exit` a new shell starts in the same folder with the exported variables, and the result says so."""
     shell = await trial.shell()
     result = await shell.run("cd /usr; export X=1; echo bye; exit 3", 10)
@@ -77,7 +77,7 @@ async def long_output_of_a_shell_is_cut_in_the_middle(trial: PromiseTrial) -> No
 
 
 @promise(surface=True)
-async def shells_are_apart(trial: PromiseTrial) -> None:
+async def shells_are_separate(trial: PromiseTrial) -> None:
     """Shells of one sandbox have their own state and run at the same time."""
     shells = [await trial.shell() for _ in range(5)]
     await asyncio.gather(*(shell.run(f"X={n}; cd /usr", 20) for n, shell in enumerate(shells)))
@@ -86,7 +86,7 @@ async def shells_are_apart(trial: PromiseTrial) -> None:
 
 
 @promise(surface=True)
-async def a_shell_can_be_typed_to(trial: PromiseTrial) -> None:
+async def shell_accepts_typed_keys(trial: PromiseTrial) -> None:
     """An interactive command takes keys, including Ctrl-C and Ctrl-D, and the result tells whether it still runs."""
     shell = await trial.shell()
     result = await shell.run("read -p 'name? ' x; echo \"hello $x\"", 10, interactive=True)
@@ -101,7 +101,7 @@ async def a_shell_can_be_typed_to(trial: PromiseTrial) -> None:
 
 
 @promise(surface=True)
-async def keys_for_nobody_are_a_tool_error(trial: PromiseTrial) -> None:
+async def keys_without_a_reader_are_a_tool_error(trial: PromiseTrial) -> None:
     """Typing while no interactive command runs raises ToolError."""
     shell = await trial.shell()
     with raises(ToolError):
@@ -110,7 +110,7 @@ async def keys_for_nobody_are_a_tool_error(trial: PromiseTrial) -> None:
 
 
 @promise(surface=True)
-async def a_cancelled_command_does_not_spoil_the_shell(trial: PromiseTrial) -> None:
+async def shell_survives_a_cancelled_command(trial: PromiseTrial) -> None:
     """After a cancelled call the shell answers the next one, without output of the cancelled one."""
     shell = await trial.shell()
     await shell.run("cd /usr", 10)
@@ -134,7 +134,7 @@ async def closing_a_shell_ends_its_jobs(trial: PromiseTrial) -> None:
 
 
 @promise(surface=True)
-async def a_shell_is_where_commands_are(trial: PromiseTrial) -> None:
+async def shell_starts_in_the_working_folder(trial: PromiseTrial) -> None:
     """A shell starts in the working folder, with the files and the environment of commands."""
     shell = await trial.shell()
     await trial.sandbox.write_file(f"s{trial.mark}", b"written")
@@ -168,7 +168,7 @@ _HOSTILE = (
 
 
 @promise()
-async def a_redirection_of_a_shell_lasts(trial: PromiseTrial) -> None:
+async def redirections_of_a_shell_persist(trial: PromiseTrial) -> None:
     """After `exec >file` commands write to that file, until the shell ends."""
     shell = await trial.shell()
     await shell.run(f"exec >s{trial.mark}", 10)
@@ -179,7 +179,7 @@ async def a_redirection_of_a_shell_lasts(trial: PromiseTrial) -> None:
 
 
 @promise()
-async def a_shell_shows_nothing_of_its_driver(trial: PromiseTrial) -> None:
+async def shell_hides_its_driver(trial: PromiseTrial) -> None:
     """History, tracing, variables and `$_` of a shell reflect only the commands, and not the program that runs them."""
     for commands, output in _SHOWN.items():
         shell = await trial.shell()
@@ -201,7 +201,7 @@ _SHOWN = {
 
 
 @promise()
-async def half_a_character_is_a_tool_error(trial: PromiseTrial) -> None:
+async def incomplete_character_is_a_tool_error(trial: PromiseTrial) -> None:
     """A command that is not Unicode text raises ToolError, and the shell continues."""
     shell = await trial.shell()
     with raises(ToolError):

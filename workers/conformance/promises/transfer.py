@@ -49,7 +49,7 @@ def made_tree(folder: Path) -> Path:
 
 
 @promise(surface=True)
-async def a_file_goes_in_and_comes_back(trial: PromiseTrial) -> None:
+async def files_are_uploaded_and_downloaded(trial: PromiseTrial) -> None:
     """A file of the node is uploaded to a path, and downloaded again, byte by byte."""
     source, target = trial.folder / "source", trial.folder / "target"
     source.write_bytes(os.urandom(5_000_000))
@@ -60,7 +60,7 @@ async def a_file_goes_in_and_comes_back(trial: PromiseTrial) -> None:
 
 
 @promise(surface=True)
-async def a_folder_goes_in_and_comes_back(trial: PromiseTrial) -> None:
+async def folders_are_uploaded_and_downloaded(trial: PromiseTrial) -> None:
     """A folder is uploaded and downloaded completely: data, modes, empty folders, odd names, links within it."""
     source, target = made_tree(trial.folder / "source"), trial.folder / "target"
     await trial.sandbox.upload(source, f"t{trial.mark}")
@@ -70,7 +70,7 @@ async def a_folder_goes_in_and_comes_back(trial: PromiseTrial) -> None:
 
 
 @promise(surface=True)
-async def an_upload_can_be_used(trial: PromiseTrial) -> None:
+async def uploaded_files_are_usable(trial: PromiseTrial) -> None:
     """Uploaded files belong to the user that commands run as, who may run, change and delete them."""
     name = f"t{trial.mark}"
     await trial.sandbox.upload(made_tree(trial.folder / "source"), name)
@@ -91,7 +91,7 @@ async def an_upload_replaces_a_file(trial: PromiseTrial) -> None:
 
 
 @promise(surface=True)
-async def an_upload_of_nothing_is_a_tool_error(trial: PromiseTrial) -> None:
+async def uploading_a_missing_path_is_a_tool_error(trial: PromiseTrial) -> None:
     """Uploading a missing file of the node raises ToolError, and nothing is created inside."""
     with raises(ToolError):
         await trial.sandbox.upload(trial.folder / "none", f"t{trial.mark}")
@@ -100,7 +100,7 @@ async def an_upload_of_nothing_is_a_tool_error(trial: PromiseTrial) -> None:
 
 
 @promise(surface=True)
-async def a_download_overwrites_nothing(trial: PromiseTrial) -> None:
+async def download_never_overwrites(trial: PromiseTrial) -> None:
     """Downloading to a target that exists raises ToolError and does not change it."""
     await trial.sandbox.write_file(f"t{trial.mark}", b"theirs")
     target = trial.folder / "target"
@@ -116,7 +116,7 @@ async def a_download_overwrites_nothing(trial: PromiseTrial) -> None:
 
 
 @promise(surface=True)
-async def a_download_of_nothing_is_a_tool_error(trial: PromiseTrial) -> None:
+async def downloading_a_missing_path_is_a_tool_error(trial: PromiseTrial) -> None:
     """Downloading a missing file raises ToolError with the path, and leaves no target."""
     with raises(ToolError, f"t{trial.mark}"):
         await trial.sandbox.download(f"t{trial.mark}", trial.folder / "target")
@@ -124,7 +124,7 @@ async def a_download_of_nothing_is_a_tool_error(trial: PromiseTrial) -> None:
 
 
 @promise()
-async def links_that_lead_out_are_not_copied(trial: PromiseTrial) -> None:
+async def links_to_the_outside_are_not_copied(trial: PromiseTrial) -> None:
     """No link in a downloaded folder leads out of it, however it is written or chained."""
     secret = trial.folder / "secret"
     secret.write_text("of the host")
@@ -147,7 +147,7 @@ async def links_that_lead_out_are_not_copied(trial: PromiseTrial) -> None:
 
 
 @promise()
-async def a_link_is_downloaded_as_what_it_leads_to(trial: PromiseTrial) -> None:
+async def links_are_followed_in_downloads(trial: PromiseTrial) -> None:
     """Downloading a link returns its target inside, never the node's file at that path."""
     secret = trial.folder / "secret"
     secret.write_text("of the host")
@@ -178,7 +178,7 @@ async def pipes_devices_and_sockets_are_left_out(trial: PromiseTrial) -> None:
 
 
 @promise()
-async def set_uid_bits_do_not_come_out(trial: PromiseTrial) -> None:
+async def downloads_drop_set_uid_bits(trial: PromiseTrial) -> None:
     """A downloaded file gives no rights on the node: its set-uid and set-gid bits are removed."""
     name = f"t{trial.mark}"
     await trial.sh(f"mkdir {name}; cp /bin/true {name}/program; chmod 6755 {name}/program; chmod 2777 {name}")
@@ -200,7 +200,7 @@ async def a_file_too_big_for_the_node_is_refused(trial: PromiseTrial) -> None:
 
 
 @promise()
-async def a_link_of_the_node_is_not_followed_in(trial: PromiseTrial) -> None:
+async def uploads_do_not_follow_links_of_the_node(trial: PromiseTrial) -> None:
     """A link in an uploaded folder is not followed to files outside of that folder."""
     (trial.folder / "secret").write_text("of the host")
     source = trial.folder / "source"
@@ -212,7 +212,7 @@ async def a_link_of_the_node_is_not_followed_in(trial: PromiseTrial) -> None:
 
 
 @promise()
-async def an_upload_lands_inside(trial: PromiseTrial) -> None:
+async def uploads_stay_inside(trial: PromiseTrial) -> None:
     """An upload follows links inside like a command there, and changes nothing on the node."""
     victim = trial.folder / "victim"
     victim.mkdir()
@@ -230,7 +230,7 @@ async def an_upload_lands_inside(trial: PromiseTrial) -> None:
 
 
 @promise(surface=True)
-async def many_small_files_are_one_copy(trial: PromiseTrial) -> None:
+async def many_small_files_are_copied_at_once(trial: PromiseTrial) -> None:
     """A folder of many files, or a deep one, is uploaded and downloaded completely."""
     source = trial.folder / "source"
     for n in range(_MANY):
@@ -246,7 +246,7 @@ async def many_small_files_are_one_copy(trial: PromiseTrial) -> None:
 
 
 @promise()
-async def a_tree_deeper_than_a_path_is_no_trap(trial: PromiseTrial) -> None:
+async def deep_trees_are_copied(trial: PromiseTrial) -> None:
     """A folder deeper than any path can name is copied or refused with ToolError, without a crash or hang."""
     name = f"t{trial.mark}"
     part = f"{'d' * 60}/" * 50
@@ -259,7 +259,7 @@ async def a_tree_deeper_than_a_path_is_no_trap(trial: PromiseTrial) -> None:
 
 
 @promise()
-async def a_pipe_is_no_place_for_an_upload(trial: PromiseTrial) -> None:
+async def uploading_to_a_pipe_is_a_tool_error(trial: PromiseTrial) -> None:
     """Uploading to a pipe or socket, or into a folder with one of that name, raises ToolError immediately."""
     source = trial.folder / "source"
     source.mkdir()
@@ -293,7 +293,7 @@ async def a_cancelled_copy_ends_at_once(trial: PromiseTrial) -> None:
 
 
 @promise()
-async def links_of_one_file_stay_one(trial: PromiseTrial) -> None:
+async def hard_links_are_kept(trial: PromiseTrial) -> None:
     """Hard links to one file stay hard links to one file in a download."""
     name = f"t{trial.mark}"
     await trial.sh(f"mkdir -p {name}/a; cd {name}; echo x >a/one; ln a/one two; chmod 700 two")

@@ -36,7 +36,7 @@ def victim_of(trial: PromiseTrial) -> Path:
 
 
 @promise()
-async def a_path_leads_nowhere_outside(trial: PromiseTrial) -> None:
+async def paths_do_not_lead_outside(trial: PromiseTrial) -> None:
     """Paths are those of the sandbox: a path with any number of `..`, or one of the node, names nothing outside."""
     secret = secret_of(trial)
     for path in (str(secret), f"../../../../../../../..{secret}", f"/usr/../..{secret}", f"/proc/self/cwd{secret}"):
@@ -45,7 +45,7 @@ async def a_path_leads_nowhere_outside(trial: PromiseTrial) -> None:
 
 
 @promise()
-async def a_link_leads_nowhere_outside(trial: PromiseTrial) -> None:
+async def links_do_not_lead_outside(trial: PromiseTrial) -> None:
     """A link to a path of the node, at the end or in the middle of a path, is resolved inside."""
     secret, name = secret_of(trial), f"l{trial.mark}"
     await trial.sh(f"ln -s {secret} {name}; ln -s / {name}-root; ln -s ../../../../../../../.. {name}-up")
@@ -57,7 +57,7 @@ async def a_link_leads_nowhere_outside(trial: PromiseTrial) -> None:
 
 
 @promise()
-async def proc_leads_nowhere_outside(trial: PromiseTrial) -> None:
+async def proc_does_not_lead_outside(trial: PromiseTrial) -> None:
     """No process that reads or writes a file for the worker exposes its root, folders or descriptors of the node."""
     secret = secret_of(trial)
     for who in ("self", "1", "thread-self", "self/task/self"):
@@ -68,7 +68,7 @@ async def proc_leads_nowhere_outside(trial: PromiseTrial) -> None:
 
 
 @promise()
-async def a_write_lands_inside(trial: PromiseTrial) -> None:
+async def writes_stay_inside(trial: PromiseTrial) -> None:
     """Writing through links changes nothing on the node, even where everyone may write to the node's path."""
     victim, name = victim_of(trial), f"l{trial.mark}"
     await trial.sh(f"ln -s {victim} {name}; ln -s {victim}/file {name}-file; ln -s / {name}-root")
@@ -79,7 +79,7 @@ async def a_write_lands_inside(trial: PromiseTrial) -> None:
 
 
 @promise(time_s=90)
-async def a_link_that_is_swapped_leads_nowhere_outside(trial: PromiseTrial) -> None:
+async def exchanged_links_do_not_lead_outside(trial: PromiseTrial) -> None:
     """A folder that repeatedly turns into a link while files are read and copied gains no access."""
     victim, name = victim_of(trial), f"l{trial.mark}"
     (victim / "file").write_text("of the host")
@@ -127,7 +127,7 @@ async def _one_round(trial: PromiseTrial, name: str, source: Path, target: Path)
 
 
 @promise("tar")
-async def an_archive_unpacks_inside(trial: PromiseTrial) -> None:
+async def archives_unpack_inside(trial: PromiseTrial) -> None:
     """An archive whose members lead out of it reaches nothing of the node when it is unpacked inside."""
     victim, name = victim_of(trial), f"l{trial.mark}"
     script = f"""
