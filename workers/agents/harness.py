@@ -227,7 +227,7 @@ class HarnessAgent:
         """Wait for the command's end; return why it must be ended, empty if it ended by itself."""
         start_s = min(self._start_s, 0.9 * run_s)
         if not await _first(command, calls.begun, start_s):
-            return f"asked nothing of its model in {start_s:g} s"
+            return f"sent no request to its model within {start_s:g} s"
         await _first(command, calls.over, None)
         await asyncio.wait({command}, timeout=self._grace_s)
         return "" if command.done() else "went on without a model"

@@ -25,8 +25,9 @@ while IFS= read -r -d '' big; do
   if [ -z "$given" ] && git check-ignore -q -- "$big"; then continue; fi
   echo "the file $big is too large: at most $MAX_FILE_MB MB" >&2; exit 1
 done < <(find . -xdev -path ./.git -prune -o -type f -size +${MAX_FILE_MB}M -print0)
-# 1: some files were unreadable; they count as unchanged.
-git add -A --ignore-errors || [ $? -eq 1 ]
+# Bytecode is not part of a change: the evaluator compiles the sources itself. 1: some files were unreadable; they count
+# as unchanged.
+git add -A --ignore-errors -- . ':(exclude,glob)**/__pycache__/**' || [ $? -eq 1 ]
 set +e
 git diff --cached --binary --no-color --no-ext-diff --no-textconv --no-renames "$id" | head -c "$MAX_BYTES"
 case ${PIPESTATUS[0]} in 0|141) exit 0;; *) exit 1;; esac

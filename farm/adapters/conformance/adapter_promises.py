@@ -188,5 +188,5 @@ _PROMISES: dict[str, Callable[[TrainerAdapter[Any]], None]] = {
     "rows of older or unknown weights are left out": _older_weights_are_left_out,
     "nothing makes no rows": _nothing_makes_no_rows,
     "rollouts stay as they were": _rollouts_stay,
-    "a rollout alone makes the same rows": _one_rollout_at_a_time,
+    "a rollout makes the same rows by itself": _one_rollout_at_a_time,
 }

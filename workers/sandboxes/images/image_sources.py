@@ -48,6 +48,8 @@ from workers.sandboxes.sandbox_user import give
 
 REGISTRIES = tuple(f"{name}://" for name in definitions.OF_REGISTRIES)
 ARCHIVES = ("docker-archive", "oci-archive")
+_MARKER_FILES = ("manifest.json", "oci-layout")
+"""The file that marks each of ARCHIVES. Recent Docker writes archives with both, which are then read as the first."""
 TARS = (".tar", ".tar.gz", ".tgz")
 PACKED = (".gz", ".tgz")
 DEFINITIONS = (".def", ".def" + definitions.TEMPLATE)
@@ -260,10 +262,6 @@ class ArchiveSource:
         except BadArchive as error:
             raise ImageError(f"image {self.reference} cannot be unpacked: {error}") from error
         return folder
-
-
-# the file that marks each kind; recent Docker writes archives with both, which are then read as the first
-_MARKER_FILES = ("manifest.json", "oci-layout")
 
 
 @dataclass(frozen=True, slots=True)

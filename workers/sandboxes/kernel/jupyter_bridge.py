@@ -163,7 +163,7 @@ class _Log:
         return b"".join(self._chunks).decode(errors="replace")[-_LOG_BYTES:]
 
     def last_line(self) -> str:
-        return (self.text().strip().splitlines() or ["it said nothing"])[-1]
+        return (self.text().strip().splitlines() or ["it printed nothing"])[-1]
 
 
 def _socket_folder() -> Path:

@@ -50,7 +50,7 @@ class Zygote:
         self.n_kernels = 0
         self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._control.setblocking(False)
-        self._output = os.fdopen(os.memfd_create("said"), "rb", 0)
+        self._output = os.fdopen(os.memfd_create("output"), "rb", 0)
         program = BOOTSTRAP.format(module="zygote")
         job = {
             "user": sandbox_user(),

@@ -20,7 +20,7 @@ def explained(text: str, old: str) -> str:
     if _without_numbers(old) in text and _without_numbers(old) != old:
         return "`old_str` has the line numbers that `view` puts before each line: leave them and the tab out."
     if old.replace("\r\n", "\n") in text.replace("\r\n", "\n"):
-        ends = r"some lines of the file end in \r\n" if "\r\n" in text else r"the lines of the file end in \n alone"
+        ends = r"some lines of the file end in \r\n" if "\r\n" in text else r"the lines of the file end only in \n"
         return f"Only line breaks differ: {ends}. Write them in `old_str` as they are."
     if result := _but_for_blanks(text, old):
         shown = numbered(rows_of(text), *result)

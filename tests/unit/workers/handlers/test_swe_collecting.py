@@ -135,6 +135,14 @@ def test_diff_is_collected_from_a_tree_with(name: str, tmp_path: Path) -> None:
     assert not list((tmp_path / "tmp").glob("tmp.*"))
 
 
+def test_diff_has_no_bytecode(tmp_path: Path) -> None:
+    compiled = "python3 -m compileall -q .; mkdir sub; cp -r __pycache__ sub; touch sub/new.py"
+    patch = collected(tmp_path, f"set -e; {EDIT}{compiled}").files[PATCH]
+    assert "+a = 2" in patch
+    assert "sub/new.py" in patch
+    assert "__pycache__" not in patch
+
+
 @pytest.mark.parametrize("name", REFUSED)
 def test_submission_is_rejected_for(name: str, tmp_path: Path) -> None:
     edit, reason = REFUSED[name]

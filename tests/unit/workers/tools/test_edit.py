@@ -172,7 +172,7 @@ def test_str_replace_searches_every_place() -> None:
         ("def f():\n  return 1", "differ from lines 1 to 2, which are:\n     1\tdef f():\n     2\t    return 1"),
         ("def f():\n\n    return 1", "Only blanks or line breaks differ from lines 1 to 2"),
         ("\treturn 1", "Only blanks or line breaks differ from lines 2 to 2, which are:\n     2\t    return 1"),
-        ("def f():\r\n    return 1", r"Only line breaks differ: the lines of the file end in \n alone."),
+        ("def f():\r\n    return 1", r"Only line breaks differ: the lines of the file end only in \n."),
         ("def g():", "did not appear verbatim in /workspace/a.txt."),
         ("   \n ", "did not appear verbatim in /workspace/a.txt."),
     ],

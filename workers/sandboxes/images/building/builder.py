@@ -243,7 +243,7 @@ def _run(words: Sequence[str], place: Path, what: str, blobs: Path | None = None
     # its exit code counts, but only if the folder exists
     if code == 0 and (place / "root").is_dir():
         return None
-    return last_lines(log) or [f"the builder ended with code {code} and said nothing"]
+    return last_lines(log) or [f"the builder ended with code {code} and printed nothing"]
 
 
 def runtime_words(action: str, *options: str) -> list[str]:

@@ -79,7 +79,7 @@ def _run(words: list[str]) -> subprocess.CompletedProcess[str]:
 
 
 def _last_line(text: str) -> str:
-    return (text.strip().splitlines() or ["it said nothing"])[-1].strip()
+    return (text.strip().splitlines() or ["it printed nothing"])[-1].strip()
 
 
 def _missing(oldest: str, why: str) -> SandboxError:

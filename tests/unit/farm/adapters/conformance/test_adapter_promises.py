@@ -93,7 +93,7 @@ FAULTS: dict[str, tuple[PlainAdapter, str]] = {
     "any version": (AnyVersion(), "older or unknown weights"),
     "never empty": (PlainAdapter(lambda rows: rows or [TrainingRow((1,), (1,), (0,), (0.0,), 0.0)]), "nothing makes"),
     "spoils": (Spoils(), "stay as they were"),
-    "never alone": (PlainAdapter(lambda rows: rows if len(rows) != 1 else []), "alone makes the same rows"),
+    "never alone": (PlainAdapter(lambda rows: rows if len(rows) != 1 else []), "makes the same rows by itself"),
 }
 
 

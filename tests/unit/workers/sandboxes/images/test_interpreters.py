@@ -87,5 +87,5 @@ def test_missing_python_is_reported_with_a_remedy(home: Path) -> None:
         interpreter_for("3.40")
     broken = program(home / "broken", "#!/bin/sh\nexit 1\n")
     program(home / "path" / "uv", UV.format(python=broken, install="true"))
-    with pytest.raises(SandboxError, match=r"that of uv does not run: it said nothing"):
+    with pytest.raises(SandboxError, match=r"that of uv does not run: it printed nothing"):
         interpreter_for("3.40")
