@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import socket
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, Literal, Self, get_args
 
-from pydantic import Field, ValidationError, field_validator
+from pydantic import Field, PrivateAttr, ValidationError, field_validator
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticCustomError
 from pydantic_settings import (
@@ -275,6 +276,27 @@ class Settings(BaseSettings):
     lifeline_fd: int | None = None
     """The inherited read end of a pipe that the node's supervisor holds: sandboxes end when it is closed."""
 
+    _choices: dict[str, Any] = PrivateAttr(default_factory=dict)
+
+    def of_choices(self, choices: Mapping[str, Any]) -> Self:
+        """Record the values that the process chose itself, and return these settings."""
+        self._choices = dict(choices)
+        return self
+
+    @property
+    def choices(self) -> dict[str, Any]:
+        """The values that this process chose itself (`choose`), by name."""
+        return dict(self._choices)
+
+    @property
+    def chosen_variables(self) -> dict[str, str]:
+        """The same as environment variables, for the programs that it starts; they read the same farm.toml."""
+        texts = {
+            name: json.dumps(each) if isinstance(each, dict) else str(each) for name, each in self._choices.items()
+        }
+        chosen = {f"{PREFIX}{name.upper()}": text for name, text in texts.items()}
+        return config_file.pinned() | chosen
+
     @field_validator(*_URLS, mode="before")
     @classmethod
     def _readable(cls, url: Any) -> Any:
@@ -309,17 +331,33 @@ class Settings(BaseSettings):
         return init_settings, env_settings, _FileSource(settings_cls, {})
 
 
+_next_choices: dict[str, Any] = {}
+
+
 @lru_cache(maxsize=1)
 def settings() -> Settings:
     """Return the settings of this process, read once. Raises InvalidRequest naming the keys or variables at fault."""
+    choices = dict(_next_choices)
+    _next_choices.clear()
     try:
-        return Settings()
+        return Settings(**choices).of_choices(choices)
     except ValidationError as error:
         raise InvalidRequest.of(faults(error)) from None
     except SettingsError as error:
         # a variable whose value must be JSON
         name = re.search(r'field "(\w+)"', str(error))
         raise InvalidRequest("must be JSON", field=f"{PREFIX}{name[1].upper()}" if name else PREFIX) from None
+
+
+def choose(**values: Any) -> Settings:
+    """Replace values in the settings of this process, until they are read again. Raises InvalidRequest.
+
+    Programs that it starts get them as `settings().chosen_variables`.
+    """
+    choices = settings().choices | values
+    settings.cache_clear()
+    _next_choices.update(choices)
+    return settings()
 
 
 def faults(error: ValidationError) -> list[tuple[str, str]]:

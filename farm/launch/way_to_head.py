@@ -17,8 +17,8 @@ from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
 from farm.launch.own_address import own_address
-from farm.launch.shared_address import SharedAddress, environment, read_address
-from farm.settings import PREFIX, settings
+from farm.launch.shared_address import SharedAddress, read_address
+from farm.settings import settings
 
 log = logging.getLogger(__name__)
 
@@ -29,7 +29,7 @@ _SERVICE_BYTES = 4096
 
 
 class WayToHead:
-    """Create it while the process has one thread; `environment` is the node's environment, `follow` starts forwarding.
+    """Create it while the process has one thread; `node_settings` are the node's, `follow` starts forwarding.
 
     `descriptors` are those that only this process has open for it.
     """
@@ -47,19 +47,21 @@ class WayToHead:
         self._lines: set[asyncio.StreamWriter] = set()
         self._write_service()
 
-    def environment(self) -> dict[str, str]:
-        """Return the environment for a node of this farm."""
-        address, result = self._address, environment(self._address)
+    def node_settings(self) -> dict[str, str]:
+        """Return the values of a node of this farm, by the names of settings."""
+        address = self._address
+        result = {name: getattr(address, name) for name in ("store_url", "broker_url", "api_key", "secret_key")}
         if "store" in address.own:
-            result["PGSERVICEFILE"] = f"/proc/{os.getpid()}/fd/{self._service}"
-            result["FARM_STORE_URL"] = f"postgresql+psycopg:///?service=farm-{address.farm_id}"
+            result["store_url"] = f"postgresql+psycopg:///?service=farm-{address.farm_id}"
         if "broker" in address.own:
             port = self._listener.getsockname()[1]
-            result["FARM_BROKER_URL"] = f"redis://:{address.password}@127.0.0.1:{port}/0"
-        for name, value in {"home": str(self._folder), "node_address": own_address()}.items():
-            if name not in settings().model_fields_set:
-                result[f"{PREFIX}{name.upper()}"] = value
-        return result
+            result["broker_url"] = f"redis://:{address.password}@127.0.0.1:{port}/0"
+        own = {"home": str(self._folder), "node_address": own_address()}
+        return result | {name: value for name, value in own.items() if name not in settings().model_fields_set}
+
+    def service_variables(self) -> dict[str, str]:
+        """Return the variable that makes libpq find the head's Postgres; empty for a Postgres of the site."""
+        return {"PGSERVICEFILE": f"/proc/{os.getpid()}/fd/{self._service}"} if "store" in self._address.own else {}
 
     def follow(self) -> None:
         """Forward from now on, in a thread, and follow the head."""

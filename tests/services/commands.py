@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import signal
 from collections.abc import Mapping
 
@@ -19,13 +18,11 @@ def output_of(command: click.Command, *words: str, code: int = 0, env: Mapping[s
     The settings and signal handlers that it changes are restored.
     """
     handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
-    # a command may set these for its child processes
-    kept = {name: os.environ.get(name) for name in ("FARM_SCRATCH", "FARM_IMAGE_CACHE")}
     # the console was made when its module was loaded, with the width at that time
     console.width = 200
     settings.cache_clear()
     try:
-        done = CliRunner().invoke(command, words, env={**kept, **(env or {})})
+        done = CliRunner().invoke(command, words, env=env)
     finally:
         settings.cache_clear()
         for number, handler in handlers.items():

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
 import sys
 from dataclasses import asdict, replace
 from datetime import datetime
@@ -18,7 +17,7 @@ from farm.cli.console import console, plain_errors
 from farm.embedded.node_folder import own_folder
 from farm.errors import FarmError
 from farm.records.request import Limits
-from farm.settings import settings
+from farm.settings import choose, settings
 from farm.tasks.harbor_folder import task_paths
 from workers.cli.attack_reports import AttackReport
 from workers.cli.attack_targets import targets_of
@@ -33,8 +32,7 @@ _TOOL_S = 3600.0
 def main() -> None:
     """Check and attack tasks before submitting them: folders of Harbor and terminal-bench, files of rows."""
     shared = settings()
-    os.environ["FARM_SCRATCH"] = str(own_folder(shared.scratch, "tasks", str(shared.home.absolute())))
-    settings.cache_clear()
+    choose(scratch=own_folder(shared.scratch, "tasks", str(shared.home.absolute())))
 
 
 @main.command()

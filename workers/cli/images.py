@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
 import sys
 import time
@@ -22,7 +21,7 @@ from farm.cli.upkeep.durations import UNITS_S, seconds
 from farm.embedded.node_folder import own_folder
 from farm.errors import FarmError, ImageError, InvalidRequest
 from farm.records.request import Instance, SandboxSpec
-from farm.settings import settings
+from farm.settings import choose, settings
 from workers.node.image_prefetch import PrefetchJob, PrefetchResult, prefetch_all
 from workers.plugins import registry
 from workers.sandboxes.images.dockerfile.dockerfile_source import PREFIX
@@ -62,8 +61,7 @@ class _Plain(click.Group):
 def main() -> None:
     """Manage the image cache of this machine, or of all nodes that share its home."""
     shared = settings()
-    os.environ["FARM_SCRATCH"] = str(own_folder(shared.scratch, "images", str(shared.home.absolute())))
-    settings.cache_clear()
+    choose(scratch=own_folder(shared.scratch, "images", str(shared.home.absolute())))
 
 
 @main.command()
@@ -85,10 +83,9 @@ def build(
 ) -> None:
     """Build missing images: any image name of a SandboxSpec, or a folder with a Dockerfile."""
     if network:
-        os.environ["FARM_BUILD_NETWORK"] = "1"
+        choose(build_network=True)
     if builder:
-        os.environ["FARM_IMAGE_BUILDER"] = builder
-    settings.cache_clear()
+        choose(image_builder=builder)
     pairs = [value.partition("=")[::2] for value in values]
     if any("=" not in value for value in values):
         raise click.BadParameter("a value must be NAME=VALUE", param_hint="--value")
@@ -208,7 +205,7 @@ def _label(spec: SandboxSpec) -> str:
 def _prepare(jobs: Sequence[PrefetchJob], n_processes: int, mode: str | None) -> None:
     """Run the jobs with a progress bar; print each failure once. Exit code 1 on failure, 130 if interrupted."""
     if mode:
-        os.environ["FARM_IMAGE_CACHE"] = mode
+        choose(image_cache=mode)
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.default_int_handler)
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())

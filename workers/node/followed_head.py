@@ -18,13 +18,13 @@ from farm.embedded.child_process import ChildProcess
 from farm.embedded.farm_processes import FarmProcesses
 from farm.launch.shared_address import await_address
 from farm.launch.way_to_head import WayToHead
-from farm.settings import settings
+from farm.settings import choose, settings
 
 _STOP_S = 10.0
 
 
 class FollowedHead:
-    """`with FollowedHead(folder, here)` waits for a head and sets the environment for it; a signal ends the wait.
+    """`with FollowedHead(folder, here)` waits for a head and chooses the settings for it; a signal ends the wait.
 
     With `here`, a head of this machine stands by. It ends after the node, which hands its work back to it.
     """
@@ -51,8 +51,8 @@ class FollowedHead:
                 signal.signal(number, handler)
         if address is not None:
             self._way = WayToHead(self._folder, address)
-            os.environ |= self._way.environment()
-            settings.cache_clear()
+            os.environ |= self._way.service_variables()
+            choose(**self._way.node_settings())
         return self
 
     def __exit__(

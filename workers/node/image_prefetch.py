@@ -22,6 +22,7 @@ from typing import IO, Any
 
 from farm.errors import FarmError, ImageError
 from farm.records.request import SandboxSpec
+from farm.settings import settings
 
 _END_S = 30.0
 
@@ -137,6 +138,7 @@ def _start() -> subprocess.Popen[str]:
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
+        env=os.environ | settings().chosen_variables,
         start_new_session=True,
     )
 

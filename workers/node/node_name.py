@@ -7,7 +7,7 @@ from typing import IO
 
 from farm.embedded.node_folder import locked, own_folder
 from farm.errors import Conflict
-from farm.settings import Settings, settings
+from farm.settings import Settings, choose, settings
 
 
 def own_settings() -> tuple[Settings, IO[str]]:
@@ -30,7 +30,5 @@ def own_settings() -> tuple[Settings, IO[str]]:
             if name != names[-1]:
                 continue
             raise
-        os.environ |= {"FARM_SCRATCH": str(folder), "FARM_NODE": name}
-        settings.cache_clear()
-        return settings(), lock
+        return choose(scratch=folder, node=name), lock
     raise AssertionError("there is a name at least")

@@ -55,7 +55,7 @@ class WorkerPool:
         self._stall_s = options.stall_s
         self._slots = slots
         self._server = server
-        self._env = {
+        self._env = options.chosen_variables | {
             "FARM_NODE": options.node,
             "FARM_SCRATCH": str(options.scratch),
             "FARM_POOL": str(stage),

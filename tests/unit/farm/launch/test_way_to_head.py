@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import socket
 import threading
 from contextlib import suppress
@@ -67,10 +66,10 @@ def test_connections_go_to_the_current_head(tmp_path: Path) -> None:
     first = replace(ADDRESS, broker_url=one.url)
     write_address(tmp_path, first)
     way = WayToHead(tmp_path, first)
-    env = way.environment()
-    port = int(env["FARM_BROKER_URL"].rpartition(":")[2].partition("/")[0])
-    service = Path(env["PGSERVICEFILE"])
-    assert env["FARM_STORE_URL"] == "postgresql+psycopg:///?service=farm-ab12"
+    chosen = way.node_settings()
+    port = int(chosen["broker_url"].rpartition(":")[2].partition("/")[0])
+    service = Path(way.service_variables()["PGSERVICEFILE"])
+    assert chosen["store_url"] == "postgresql+psycopg:///?service=farm-ab12"
     assert service.read_text().split() == [
         *("[farm-ab12]", "host=10.0.0.1", "port=5432", "user=farm", "password=p@ss", "dbname=postgres")
     ]
@@ -101,7 +100,7 @@ def test_connections_go_to_the_current_head(tmp_path: Path) -> None:
 
 def test_servers_of_the_site_are_used_unchanged(tmp_path: Path) -> None:
     way = WayToHead(tmp_path, replace(ADDRESS, own=()))
-    env = way.environment()
-    assert (env["FARM_STORE_URL"], env["FARM_BROKER_URL"]) == (ADDRESS.store_url, ADDRESS.broker_url)
-    assert env.get("PGSERVICEFILE") == os.environ.get("PGSERVICEFILE")
-    assert (env["FARM_API_KEY"], env["FARM_SECRET_KEY"]) == ("key", "secret")
+    chosen = way.node_settings()
+    assert (chosen["store_url"], chosen["broker_url"]) == (ADDRESS.store_url, ADDRESS.broker_url)
+    assert not way.service_variables()
+    assert (chosen["api_key"], chosen["secret_key"]) == ("key", "secret")

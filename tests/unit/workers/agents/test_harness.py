@@ -269,7 +269,9 @@ def test_agent_that_never_calls_is_ended() -> None:
     # a busy machine may need more than the first of these limits to start it
     for start_s in (1, 8, 64):
         records = _Records()
-        with pytest.raises(AgentError, match=rf"sent no request to its model within {start_s} s, and was ended") as raised:
+        with pytest.raises(
+            AgentError, match=rf"sent no request to its model within {start_s} s, and was ended"
+        ) as raised:
             run_program(
                 "print('up', flush=True); import time; time.sleep(3600)", agent={"start_s": start_s}, records=records
             )
