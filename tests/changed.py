@@ -39,7 +39,7 @@ _SCORES = (
     "tests/integration/test_task_pages.py",
     "tests/acceptance/scores",
 )
-_TASKS = ("tests/integration/tasks", "tests/integration/test_task_pages.py")
+_TASKS = ("tests/integration/tasks", "tests/acceptance/tasks", "tests/integration/test_task_pages.py")
 _KILLS = ("tests/acceptance/faults", "tests/acceptance/test_drain.py", "tests/acceptance/test_nodes.py")
 _DOCS = ("tests/unit/test_docs.py", "tests/unit/test_map.py", "tests/unit/test_reference_pages.py")
 
@@ -68,9 +68,9 @@ BY_PROCESSES: Mapping[str, tuple[str, ...]] = {
     "farm.tasks": _TASKS,
     "farm.web": ("tests/integration/web",),
     "workers": (*_FARMS, *_SCORES),
-    "workers.attacks": ("tests/integration/tasks", "tests/integration/scores"),
+    "workers.attacks": ("tests/acceptance/tasks", "tests/acceptance/scores"),
     "workers.agents": ("tests/acceptance/scores/test_harness.py", "tests/acceptance/scores/test_trust.py"),
-    "workers.cli": ("tests/integration/tasks", "tests/contract/sandboxes/test_image_cache.py"),
+    "workers.cli": (*_TASKS, "tests/contract/sandboxes/test_image_cache.py"),
     "workers.conformance": ("tests/contract/sandboxes",),
     "workers.environments": ("tests/integration/environments", "tests/contract/test_environments.py"),
     "workers.evaluators": (*_SCORES, "tests/acceptance/test_demo.py"),
@@ -87,7 +87,7 @@ BY_PROCESSES: Mapping[str, tuple[str, ...]] = {
         "tests/acceptance/test_weight_updates.py",
     ),
     "workers.process": (*_KILLS, "tests/integration/test_cancel.py", "tests/acceptance/test_cancel.py"),
-    "workers.proofs": ("tests/integration/proofs", "tests/acceptance/test_commands.py"),
+    "workers.proofs": ("tests/acceptance/test_proofs.py", "tests/acceptance/test_commands.py"),
     "workers.queue": (*_KILLS, "tests/integration/test_worker_fork_server.py", "tests/acceptance/test_cancel.py"),
     "workers.row_forms": _SCORES,
     "workers.sandboxes": (
@@ -105,7 +105,7 @@ BY_PROCESSES: Mapping[str, tuple[str, ...]] = {
     "tests.services": _FARMS,
     "examples": (
         "tests/unit/examples",
-        "tests/integration/test_python_environment.py",
+        "tests/acceptance/test_python_environment.py",
         "tests/acceptance/test_demo.py",
         "tests/acceptance/test_docs_examples.py",
     ),

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from tests.acceptance.tasks.test_running_services import COMPARED, LISTENING
+from tests.acceptance.tasks.test_task_checks import check
 from tests.integration.tasks.harbor_hacks import write_task
-from tests.integration.tasks.test_running_services import COMPARED, LISTENING
-from tests.integration.tasks.test_task_checks import check
 from tests.services.images import PROGRAMS, root_folder
 from tests.services.servers.registry import registry
 

@@ -1,6 +1,6 @@
 """Outcomes that nothing can record are an error by a control, never a 0; a patch that hides its own results gets 0.
 
-Each patch is scored as the first of its instance, so that no earlier proof excuses it. `make test` runs a few,
+Each patch is scored as the first of its instance, so that no earlier proof excuses it. `make test LONG=1` runs a few,
 `make soak` all of them.
 """
 

@@ -1,6 +1,6 @@
 """Right work in unusual forms scores 1 with a shared and with a separate verifier.
 
-`make test` runs every sixth, `make soak` all of them.
+`make test LONG=1` runs every sixth, `make soak` all of them.
 """
 
 from __future__ import annotations
@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.acceptance.tasks.honest_work import OTHERS, TOO_LARGE, WAYS
 from tests.integration.tasks.harbor_hacks import SHELL_TEST
-from tests.integration.tasks.honest_work import OTHERS, TOO_LARGE, WAYS
 from tests.integration.tasks.task_scores import task_scores, values
 from tests.services.soak import at_length
 from workers.cli.task_checks import CheckOptions

@@ -1,6 +1,6 @@
 """Tests of a shared verification find the policy's running processes, only by their sockets.
 
-`make test` runs a few of each kind, `make soak` all of them.
+`make test LONG=1` runs a few of each kind, `make soak` all of them.
 """
 
 from __future__ import annotations

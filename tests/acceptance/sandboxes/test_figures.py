@@ -10,6 +10,7 @@ import pytest
 from farm.errors import SandboxError
 from farm.records.request import SandboxSpec
 from tests.conftest import absent
+from tests.integration.conftest import provider as provider
 from workers.plugins.interfaces import Observation
 from workers.sandboxes.namespace import NamespaceProvider
 from workers.tools.python import PythonArguments, PythonTool

@@ -1,6 +1,6 @@
 """Patches of compiled code: right ones score, and actions of others during the build have no effect on the score.
 
-`make test` runs a few of the latter, `make soak` all of them.
+`make test LONG=1` runs a few of the latter, `make soak` all of them.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 
 from farm.records.request import SandboxSpec
+from tests.acceptance.scores.compiled_project import FEW, HACKS, RIGHT, compiled_row
 from tests.conftest import absent
-from tests.integration.scores.compiled_project import FEW, HACKS, RIGHT, compiled_row
 from tests.integration.scores.issue_project import score
 from tests.integration.scores.swe_project import SPEC
 from tests.services.soak import at_length

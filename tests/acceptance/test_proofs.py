@@ -17,7 +17,7 @@ from farm.errors import EvaluatorError
 from workers.proofs.known_submissions import proofs
 from workers.proofs.proof import Known, NotProvable, Proof, prove
 
-ROOT = Path(__file__).parents[3]
+ROOT = Path(__file__).parents[2]
 IN_SANDBOXES = ("swe", "environment", "code", "programs", "programs (function)", "programs (checker)", "harbor")
 _RAISES = ("\nimport", "\nraise ImportError\nimport")
 _CONTROL = "a control that must pass did not"
