@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 import pytest
 
 from tests.acceptance.scores.honest_programs import READS, SORTS, WRITING, WRONG_VALUES
-from tests.integration.scores.test_hidden_tests import fresh, runner, scored
+from tests.acceptance.scores.test_hidden_tests import fresh, runner, scored
 from workers.evaluators.program_tests.evaluator import ProgramTestsEvaluator
 from workers.evaluators.program_tests.hidden_tests import CallTest, HiddenTests, StreamTest
 from workers.evaluators.programs import ProgramEvaluator

@@ -11,7 +11,7 @@ import json
 import pytest
 
 from farm.errors import ToolError
-from tests.integration.scores.test_hidden_tests import fresh, runner
+from tests.acceptance.scores.test_hidden_tests import fresh, runner
 from tests.oracles.whole_answers import REASONS, RECORDED, WHOLE_RULES, answers, is_known, is_right, row_of
 from tests.services.soak import at_length
 from workers.handlers.programs_handler import _PATH, ProgramsHandler, ProgramsInstance

@@ -22,10 +22,10 @@ def problem(family: str) -> dict[str, Any]:
     return {"family": family, "entry": entry}
 
 
-def reward(loop: asyncio.Runner, kwargs: dict[str, Any], answer: str) -> float:
+def reward(loop: asyncio.Runner, kwargs: dict[str, Any], answer: str, eval_s: float = 200.0) -> float:
     """Return the reward of an answer; retried if the machine was too busy to tell, as the farm does."""
     for _ in range(5):
-        run = EnvironmentRun("problems", answering(answer), kwargs=kwargs, rewards=[0, 1], limits={"eval_s": 200})
+        run = EnvironmentRun("problems", answering(answer), kwargs=kwargs, rewards=[0, 1], limits={"eval_s": eval_s})
         try:
             return loop.run(run.score())
         except EvaluatorError as error:
@@ -49,6 +49,8 @@ def test_reference_answer_scores_one_and_rubbish_scores_nothing(loop: asyncio.Ru
     assert reward(loop, problem(family), "rubbish") <= 0.1
 
 
+_ENDLESS_S = 16.0
+"""The limit for an answer that computes until it is killed, after an eighth of it."""
 IMPORT = "__import__('{}')"
 ATTACKS: dict[str, tuple[str, str]] = {
     "a float of our own": ("string_insertion", "[setattr(__import__('builtins'),'float',lambda *a:1000.0)]"),
@@ -89,7 +91,7 @@ ATTACKS: dict[str, tuple[str, str]] = {
 def test_text_other_than_an_answer_scores_nothing(loop: asyncio.Runner, name: str) -> None:
     family, answer = ATTACKS[name]
     # a few verifiers give a little to any text
-    assert reward(loop, problem(family), answer) <= 0.1
+    assert reward(loop, problem(family), answer, _ENDLESS_S if name == "a power" else 200.0) <= 0.1
     assert reward(loop, problem("gcd"), "rubbish") == 0.0
 
 

@@ -102,8 +102,8 @@ def test_services_are_reached_only_while_they_are_relayed(kind: str) -> None:
             async with relayed(first, second) as found:
                 assert set(found) == FOUND
                 assert (await request_services(second)).split() == ["True"] * 3
-                assert (await request_services(second, 20_000_000)).split() == ["True"] * 3
-                several = await asyncio.gather(*(request_services(second, 1000) for _ in range(20)))
+                assert (await request_services(second, 5_000_000)).split() == ["True"] * 3
+                several = await asyncio.gather(*(request_services(second, 1000) for _ in range(6)))
                 assert all(each.split() == ["True"] * 3 for each in several)
             assert "refused" in await request_services(second)
             # there is nothing in the other direction

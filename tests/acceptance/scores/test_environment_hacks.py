@@ -13,6 +13,7 @@ import pytest
 from farm.errors import HandlerError, LimitReached, RolloutError
 from farm.records.rollout import Outcome
 from tests.integration.environments.conftest import EnvironmentRun
+from tests.integration.environments.conftest import loop as loop
 from workers.plugins.interfaces import Completion
 from workers.testing.fakes import answering, calling
 
