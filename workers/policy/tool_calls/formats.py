@@ -5,81 +5,67 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Any, Protocol
+from typing import Any
 
 from farm.errors import InvalidRequest
-from workers.policy.tool_calls import (
-    deepseek,
-    gemma,
-    glm,
-    gpt_oss,
-    hermes,
-    invoke_xml,
-    kimi,
-    llama3_json,
-    mistral,
-    pythonic,
-    qwen_xml,
-)
-from workers.policy.tool_calls.parameter_schemas import Schemas, schemas
+from workers.policy.tool_calls import gemma, json_formats, pythonic, tagged_formats
 from workers.policy.tool_calls.splitter import Grammar, Parsed, Splitter, Tags
+from workers.policy.tool_calls.tagged_formats import Schemas, schemas
 
-_GRAMMARS: Mapping[str, Callable[[Schemas], Grammar]] = MappingProxyType(
+_GRAMMARS: Mapping[str, Grammar | Callable[[Schemas], Grammar]] = MappingProxyType(
     {
-        "hermes": hermes.grammar,
-        "qwen_xml": qwen_xml.grammar,
-        "llama3_json": llama3_json.grammar,
-        "mistral": mistral.grammar,
-        "deepseek": deepseek.grammar,
-        "deepseek_v32": invoke_xml.dsml_grammar,
-        "pythonic": pythonic.grammar,
-        "glm": glm.grammar,
-        "kimi_k2": kimi.grammar,
-        "minimax_m2": invoke_xml.minimax_grammar,
-        "gpt_oss": gpt_oss.grammar,
-        "gemma4": gemma.grammar,
-        "none": lambda known: Grammar(),
+        "hermes": json_formats.HERMES,
+        "qwen_xml": tagged_formats.qwen_xml,
+        "llama3_json": json_formats.LLAMA3,
+        "mistral": json_formats.MISTRAL,
+        "deepseek": json_formats.DEEPSEEK,
+        "deepseek_v32": tagged_formats.dsml,
+        "pythonic": pythonic.GRAMMAR,
+        "glm": tagged_formats.glm,
+        "kimi_k2": json_formats.KIMI,
+        "minimax_m2": tagged_formats.minimax,
+        "gpt_oss": json_formats.GPT_OSS,
+        "gemma4": gemma.GRAMMAR,
+        "none": Grammar(),
     }
 )
 FORMATS: tuple[str, ...] = tuple(_GRAMMARS)
 
 _THINK = Tags("<think>", "</think>")
 _BRACKETED_THINK = Tags("[THINK]", "[/THINK]")
-_TAGS_OF_FORMATS = {"gpt_oss": (gpt_oss.TAGS,), "gemma4": (gemma.TAGS,), "mistral": (_THINK, _BRACKETED_THINK)}
-_ALL_TAGS = (_THINK, _BRACKETED_THINK, gpt_oss.TAGS, gemma.TAGS)
+_TAGS_OF_FORMATS = {
+    "gpt_oss": (json_formats.GPT_OSS_TAGS,),
+    "gemma4": (gemma.TAGS,),
+    "mistral": (_THINK, _BRACKETED_THINK),
+}
+_ALL_TAGS = (_THINK, _BRACKETED_THINK, json_formats.GPT_OSS_TAGS, gemma.TAGS)
 
 _SIGNS: tuple[tuple[str, tuple[str, ...]], ...] = (
-    ("deepseek_v32", (invoke_xml.DSML,)),
-    ("deepseek", (deepseek.ALL_OPEN,)),
-    ("deepseek", (deepseek.OPEN,)),
-    ("mistral", (mistral.OPEN,)),
-    ("qwen_xml", (qwen_xml.FUNCTION, "<parameter=")),
-    ("minimax_m2", (invoke_xml.MINIMAX_OPEN,)),
-    ("kimi_k2", (kimi.ALL_OPEN,)),
-    ("gpt_oss", (gpt_oss.CHANNEL, "to=functions")),
+    ("deepseek_v32", (tagged_formats.DSML,)),
+    ("deepseek", (json_formats.DEEPSEEK_ALL_OPEN,)),
+    ("deepseek", (json_formats.DEEPSEEK_OPEN,)),
+    ("mistral", (json_formats.MISTRAL_OPEN,)),
+    ("qwen_xml", (tagged_formats.QWEN_FUNCTION, "<parameter=")),
+    ("minimax_m2", (tagged_formats.MINIMAX_OPEN,)),
+    ("kimi_k2", (json_formats.KIMI_ALL_OPEN,)),
+    ("gpt_oss", (json_formats.CHANNEL, "to=functions")),
     ("gemma4", (gemma.OPEN, "call:")),
     # It has Hermes's markers, but its own syntax.
-    ("glm", (glm.KEY,)),
-    ("hermes", (hermes.OPEN,)),
+    ("glm", (tagged_formats.GLM_KEY,)),
+    ("hermes", (json_formats.HERMES_OPEN,)),
     ("pythonic", ("[func_name1(",)),
     ("pythonic", ("<|tool_call_start|>",)),
-    ("llama3_json", (llama3_json.OPEN,)),
+    ("llama3_json", (json_formats.PYTHON_TAG,)),
     ("llama3_json", ('"name": ', '"parameters": ')),
     ("pythonic", ("<|python_start|>",)),
 )
 """Pairs of a format and texts that its templates all contain; the first match counts."""
 
 
-class Parser(Protocol):
+@dataclass(frozen=True, slots=True)
+class Parser:
     """A parser of an assistant turn's text, whole or as a stream, with the same result."""
 
-    def parse(self, text: str) -> Parsed: ...
-
-    def stream(self) -> Splitter: ...
-
-
-@dataclass(frozen=True, slots=True)
-class _Parser:
     grammar: Grammar
     tags: tuple[Tags, ...]
     opened: bool
@@ -113,7 +99,10 @@ def parser(name: str, *, template: str = "", opened: bool = False, tools: Sequen
     chosen = name or detect(template)
     if chosen not in _GRAMMARS:
         raise InvalidRequest(f"unknown tool format {chosen!r}: use one of {', '.join(FORMATS)}")
-    return _Parser(_GRAMMARS[chosen](schemas(tools)), _tags(chosen, template), opened)
+    grammar = _GRAMMARS[chosen]
+    if not isinstance(grammar, Grammar):
+        grammar = grammar(schemas(tools))
+    return Parser(grammar, _tags(chosen, template), opened)
 
 
 def _tags(name: str, template: str) -> tuple[Tags, ...]:

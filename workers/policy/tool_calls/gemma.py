@@ -10,26 +10,17 @@ import json
 import re
 from typing import Any
 
-from workers.policy.tool_calls.parameter_schemas import Schemas
-from workers.policy.tool_calls.scanner import Delimited, Enclosed, Quotes
+from workers.policy.tool_calls.scanner import Quotes, enclosed
 from workers.policy.tool_calls.splitter import Grammar, Tags
 from workers.policy.tool_calls.tool_call import UNREADABLE, Calls, ParsedToolCall, malformed
 
 OPEN = "<|tool_call>"
-CLOSE = "<tool_call|>"
+_CLOSE = "<tool_call|>"
 TAGS = Tags("<|channel>thought\n", "<channel|>")
 _QUOTE = '<|"|>'
 _HEAD = re.compile(r"\s*call:([^\s{}<>|]+)\s*(?=\{)")
 _BARE = r"[^{}\[\]:,<>\s](?:[^{}\[\]:,<>]*[^{}\[\]:,<>\s])?"
 _TOKEN = re.compile(rf'\s*(?:<\|"\|>(?P<text>.*?)<\|"\|>|(?P<mark>[{{}}\[\]:,])|(?P<bare>{_BARE}))\s*', re.DOTALL)
-
-
-def grammar(schemas: Schemas) -> Grammar:
-    return Grammar({OPEN: _region}, dropped=(CLOSE,))
-
-
-def _region(trusting: bool) -> Delimited:
-    return Enclosed(_calls, CLOSE, (OPEN,), Quotes(_QUOTE, _QUOTE), trusting)
 
 
 def _calls(raw: str) -> Calls:
@@ -106,3 +97,6 @@ class _Reader:
     def _past_comma(self, closer: str) -> None:
         if not self._is(closer) and (self._next() != ("mark", ",") or self._is(closer)):
             raise ValueError("no comma between two")
+
+
+GRAMMAR = Grammar({OPEN: enclosed(_calls, _CLOSE, (OPEN,), Quotes(_QUOTE, _QUOTE))}, dropped=(_CLOSE,))

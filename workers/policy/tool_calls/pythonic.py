@@ -12,12 +12,11 @@ import re
 from typing import Any
 
 from farm.python_syntax import parsed
-from workers.policy.tool_calls.parameter_schemas import Schemas
-from workers.policy.tool_calls.scanner import Brackets, Delimited, Headed
+from workers.policy.tool_calls.scanner import Brackets, Headed
 from workers.policy.tool_calls.splitter import Grammar
 from workers.policy.tool_calls.tool_call import Calls, ParsedToolCall, malformed
 
-MARKERS = ("<|python_start|>", "<|python_end|>", "<|python_tag|>", "<|tool_call_start|>", "<|tool_call_end|>")
+_MARKERS = ("<|python_start|>", "<|python_end|>", "<|python_tag|>", "<|tool_call_start|>", "<|tool_call_end|>")
 _HEAD = r"\[\s{0,20}[^\W\d][\w.]{0,99}\("
 _BEGINNING = r"\[\s{0,20}(?:[^\W\d][\w.]{0,99})?"
 _DEEPEST = 100
@@ -29,14 +28,6 @@ _STRING = re.compile(
 _NO_ESCAPE = re.compile(r"\\(?:([^\n\\'\"abfnrtvxuUN0-7])|.)", re.DOTALL)
 # Raised by the parser for text that is not Python, is nested too deep, or has too many digits.
 _UNPARSABLE = (SyntaxError, ValueError, MemoryError, RecursionError)
-
-
-def grammar(schemas: Schemas) -> Grammar:
-    return Grammar(dropped=MARKERS, bare=_region, bare_start="[")
-
-
-def _region() -> Delimited:
-    return Headed(_calls, _HEAD, _BEGINNING, python=True)
 
 
 def _calls(raw: str) -> Calls:
@@ -137,3 +128,6 @@ class _Segments:
         start = self._lines[node.lineno - 1] + node.col_offset
         end = self._lines[(node.end_lineno or node.lineno) - 1] + (node.end_col_offset or 0)
         return self._source[start:end].decode("utf-8", "replace")
+
+
+GRAMMAR = Grammar(dropped=_MARKERS, bare=lambda: Headed(_calls, _HEAD, _BEGINNING, python=True), bare_start="[")

@@ -169,6 +169,13 @@ class Enclosed:
         return held_from(text, at, self._watched(quotes))
 
 
+def enclosed(
+    read: Read, closer: str, stops: Sequence[str], quotes: Quotes | None = None, unfinished: Read | None = None
+) -> Callable[[bool], Delimited]:
+    """Return a factory of an Enclosed region, given whether quotes can be trusted."""
+    return lambda trusting: Enclosed(read, closer, stops, quotes, trusting, unfinished)
+
+
 class Brackets:
     """Finds the bracket that closes the first one, with strings as JSON or as Python writes them."""
 

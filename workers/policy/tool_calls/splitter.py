@@ -12,10 +12,13 @@ The same reader serves whole texts and streams, so they cannot differ. Its guara
 from __future__ import annotations
 
 import re
+import secrets
+import string
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
-from farm.records.trajectory import ToolCall
+from farm.records.trajectory import Message, ToolCall
 from workers.plugins.interfaces import Delta
 from workers.policy.tool_calls.scanner import Delimited, ScanResult, any_of, held_from
 
@@ -285,3 +288,38 @@ class Splitter:
 
 def _separators(chars: str) -> re.Pattern[str]:
     return re.compile(rf"[\s{re.escape(chars)}]*")
+
+
+_ALPHABET = string.ascii_letters + string.digits
+_ID_CHARS = 9
+"""Length of a call id: required by Mistral's templates; others accept any length."""
+
+
+def message(parsed: Parsed) -> Message:
+    """Return the assistant message; every tool call has an id, a malformed one its raw text as arguments."""
+    made: Message = {"role": "assistant", "content": parsed.content}
+    if parsed.reasoning:
+        made["reasoning_content"] = parsed.reasoning
+    if parsed.tool_calls:
+        made["tool_calls"] = [_entry(call) for call in parsed.tool_calls]
+    return made
+
+
+def deltas(message: Message) -> list[Delta]:
+    """Return the text of a whole message as the deltas of a stream."""
+    reasoning = message.get("reasoning_content") or message.get("reasoning")
+    content = message.get("content")
+    pieces = [Delta(reasoning, reasoning=True)] if isinstance(reasoning, str) and reasoning else []
+    return [*pieces, Delta(content)] if isinstance(content, str) and content else pieces
+
+
+def _entry(call: ToolCall) -> dict[str, Any]:
+    return {
+        "id": call.call_id or _new_id(),
+        "type": "function",
+        "function": {"name": call.name, "arguments": call.arguments},
+    }
+
+
+def _new_id() -> str:
+    return "".join(secrets.choice(_ALPHABET) for _ in range(_ID_CHARS))
