@@ -16,8 +16,7 @@ from typing import Protocol
 from farm.errors import EngineError
 from workers.policy.generation import Engine
 from workers.policy.routing.pool import EnginePool
-from workers.policy.routing.retry_state import Call
-from workers.policy.routing.router import RoutingKey, StickyRouter
+from workers.policy.routing.router import Call, RoutingKey, StickyRouter
 
 _TRIES = 50
 _PAUSE_S = 0.05

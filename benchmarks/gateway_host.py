@@ -23,7 +23,7 @@ from workers.policy.gateway.calls import GatewayCalls
 from workers.policy.gateway.gateway_server import gateway
 from workers.policy.generation import EngineAddress
 from workers.policy.policy import RolloutPolicy
-from workers.policy.routing.engine_view import EngineRecord
+from workers.policy.routing.backend import record_of
 from workers.policy.routing.pool import EnginePool
 from workers.policy.routing.router import RoutingKey, StickyRouter
 
@@ -33,7 +33,7 @@ _LIMITS = Limits(max_turns=1_000_000, max_tokens=1_000_000_000)
 async def serve_gateways(engine_url: str, n: int) -> None:
     """Serve until a signal ends it."""
     address = EngineAddress(engine_url)
-    engines = (EngineRecord(address, await detect(address)),)
+    engines = (record_of(address, await detect(address)),)
     ended = asyncio.Event()
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, ended.set)
     async with AsyncExitStack() as stack:

@@ -23,6 +23,7 @@ import orjson
 
 from benchmarks.choosers import Counter, LoadBalancer, Ours, RoundRobin
 from farm.embedded.child_process import ChildProcess
+from farm.records.engine_state import StoredEngine
 from farm.records.request import SamplingParams
 from farm.records.trajectory import Message, TokenIds
 from testkit.report import Report, options
@@ -30,7 +31,7 @@ from workers.plugins.interfaces import Completion
 from workers.policy.engines import detect, open_engine
 from workers.policy.generation import Engine, EngineAddress
 from workers.policy.policy import RolloutPolicy
-from workers.policy.routing.engine_view import EngineRecord
+from workers.policy.routing.backend import address_of, record_of
 from workers.policy.routing.pool import EnginePool
 from workers.policy.routing.router import RoutingKey, StickyRouter
 from workers.policy.tokens import tokenizer
@@ -81,9 +82,9 @@ def double(*words: str) -> Iterator[tuple[str, ChildProcess]]:
             child.end(5.0)
 
 
-async def listed(url: str) -> EngineRecord:
+async def listed(url: str) -> StoredEngine:
     address = EngineAddress(url)
-    return EngineRecord(address, await detect(address))
+    return record_of(address, await detect(address))
 
 
 def _observation(n_chars: int, number: int) -> Message:
@@ -205,9 +206,9 @@ async def _drifting(pool: EnginePool, encode: tokenizer.Tokenizer, index: int, n
 class _Fleet:
     """The present engines, for the pool and for its peers."""
 
-    listed: list[EngineRecord]
+    listed: list[StoredEngine]
 
-    def __call__(self) -> Sequence[EngineRecord]:
+    def __call__(self) -> Sequence[StoredEngine]:
         return tuple(self.listed)
 
 
@@ -246,7 +247,7 @@ async def _makespan(name: str, n_groups: int, n_turns: int) -> tuple[float, int]
             for sample in range(8)
         ]
         await asyncio.sleep(1.0)
-        chooser.added(open_engine((added := await listed(last[0])).address, _info(added)))
+        chooser.added(open_engine(address_of(added := await listed(last[0])), _info(added)))
         await asyncio.sleep(1.0)
         servers[2][1].process.kill()
         results = await asyncio.gather(*tasks, return_exceptions=True)
@@ -257,17 +258,17 @@ async def _makespan(name: str, n_groups: int, n_turns: int) -> tuple[float, int]
     return elapsed_s, sum(isinstance(each, BaseException) for each in results)
 
 
-def _info(engine: EngineRecord) -> Any:
+def _info(engine: StoredEngine) -> Any:
     assert engine.info is not None
     return engine.info
 
 
 def _chooser(
-    name: str, engines: Sequence[EngineRecord], fleet: _Fleet, pool: EnginePool
+    name: str, engines: Sequence[StoredEngine], fleet: _Fleet, pool: EnginePool
 ) -> tuple[LoadBalancer, Sequence[Engine]]:
     if name == "ours":
-        return Ours(pool, lambda engine: fleet.listed.append(EngineRecord(engine.address, engine.info))), ()
-    opened = [open_engine(each.address, _info(each)) for each in engines]
+        return Ours(pool, lambda engine: fleet.listed.append(record_of(engine.address, engine.info))), ()
+    opened = [open_engine(address_of(each), _info(each)) for each in engines]
     return (Counter if name == "counter" else RoundRobin)(opened), opened
 
 

@@ -29,7 +29,7 @@ from farm.errors import NotFound, StoreWentBack
 from farm.ids import RolloutRef, new_batch_id
 from farm.notifications import ENDED, Listener, Signals
 from farm.records.conservation import Conservation, Violation
-from farm.records.engine_state import EngineState, StoredEngine, troubles
+from farm.records.engine_state import EngineState, EngineUse, StoredEngine, troubles
 from farm.records.node import Node
 from farm.records.request import BatchRequest
 from farm.records.rollout import BatchStatus, BatchSummary, KeptArtefact, Reward, Rollout, StageTimes, Timing
@@ -40,7 +40,6 @@ from farm.store.access.audit_log import logged
 from farm.store.access.open_quota import check_own
 from farm.store.blobs import artefacts, stored_experts
 from farm.store.database import Store, Work
-from farm.store.llm_engines import EngineUse
 from farm.store.node_names import is_here
 from farm.store.reports import audit, stage_times, summaries
 

@@ -9,11 +9,10 @@ from farm.client.weight_update import WeightUpdateOrders
 from farm.engine_urls import normal_url
 from farm.errors import FarmUnreachable, NotFound
 from farm.notifications import ACKNOWLEDGED, Signals
-from farm.records.engine_state import Paused, StoredEngine, is_reserved
+from farm.records.engine_state import EngineUse, Paused, StoredEngine, is_reserved
 from farm.store import llm_engines
 from farm.store.access.audit_log import logged
 from farm.store.database import Store
-from farm.store.llm_engines import EngineUse
 
 ALIVE_S = 20.0
 """Seconds of silence until a process that calls engines counts as dead; it reports at least every quarter."""

@@ -1,8 +1,4 @@
-"""Records of an LLM server: its capabilities, and the rule for its weights.
-
-An engine gets calls only if the weights that it last reported are the farm's current ones. An engine that is new, was
-out when the version was named, or came back with other weights lacks them until they are pushed to it and named.
-"""
+"""The capabilities of an LLM server."""
 
 from __future__ import annotations
 
@@ -16,11 +12,6 @@ continue afterwards. `abort`: they are cut and continue under the new weights fr
 
 BRIDGE_OWNER = "farm-bridge"
 """The owner of the model listed by the bridge to a trainer's engine (`farm.adapters.engine_bridge`)."""
-
-
-def lacks_weights(version: str, engine_version: str, *, to_name: bool) -> bool:
-    """Return whether an engine lacks the farm's weights `version`; `to_name`: it is about to be sent the name."""
-    return version != engine_version and not to_name
 
 
 class EngineInfo(BaseModel):

@@ -1,4 +1,8 @@
-"""An LLM server as the farm knows it: settings, orders, its weights, and its load."""
+"""An LLM server as the farm knows it: settings, orders, its weights, and its load.
+
+An engine gets calls only if the weights that it last reported are the farm's current ones. An engine that is new, was
+out when the version was named, or came back with other weights lacks them until they are pushed to it and named.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
 
-from farm.records.engine import EngineInfo, PauseMode, lacks_weights
+from farm.records.engine import EngineInfo, PauseMode
 
 ACTIVE = "active"
 DRAINING = "draining"
@@ -38,7 +42,9 @@ def serves(engine_model: str, model: str) -> bool:
 class StoredEngine:
     """An LLM server. `url` ends in /v1; an empty `model` is the first that it lists.
 
-    `info` is None until a node has probed its capabilities. `failure` says why it is out, empty if it is not.
+    `info` is None until a node has probed its capabilities. `failure` says why it is out, empty if it is not. `paused`
+    and `version` are what was ordered: `n_orders` counts orders, `version_order` is the number of the order that named
+    the version, `n_done` that of the last completed one; `engine_paused` and `engine_version` are the last values sent.
     `paused_s` is the time since it was ordered to pause, `silent_s` the time since the last heartbeat of the client
     that did so for a weight update. `weights_path` is where servers can load the weights `version`, empty if unknown.
     """
@@ -66,10 +72,14 @@ class StoredEngine:
     silent_s: float = field(default=0.0, compare=False)
 
     @property
+    def to_name(self) -> bool:
+        """True if its weights are not yet named. An engine that was out during that order does not have them."""
+        return self.version_order > self.n_done and self.version != self.engine_version
+
+    @property
     def lacks_weights(self) -> bool:
         """True if it gets no calls because it lacks the farm's current weights."""
-        to_name = self.version_order > self.n_done and self.version != self.engine_version
-        return lacks_weights(self.version, self.engine_version, to_name=to_name)
+        return self.version != self.engine_version and not self.to_name
 
     @property
     def abandoned(self) -> bool:
@@ -106,6 +116,15 @@ class StoredEngine:
             f"lacks version {self.version} of the weights ({has}) and gets no calls; push them and name them with "
             f"set_version, or let the farm do it with weight_update(..., path=...) or serve_weights"
         )
+
+
+@dataclass(frozen=True, slots=True)
+class EngineUse:
+    """The calls of a process in flight on an engine, and the last order that the process follows."""
+
+    n_orders: int
+    n_calls: int = 0
+    n_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True)

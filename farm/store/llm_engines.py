@@ -11,7 +11,6 @@ removed. It gets no calls before those weights were pushed to it and named.
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
 from typing import Any, cast
 
 from sqlalchemy import ColumnElement, Connection, Row, Table, case, delete, func, insert, select, update
@@ -20,7 +19,7 @@ from farm.callers import Caller, Scope
 from farm.engine_urls import normal_url, sound_key
 from farm.errors import Forbidden
 from farm.records.engine import EngineInfo
-from farm.records.engine_state import ACTIVE, DRAINING, RUN_MODEL, Paused, StoredEngine, is_reserved
+from farm.records.engine_state import ACTIVE, DRAINING, RUN_MODEL, EngineUse, Paused, StoredEngine, is_reserved
 from farm.records.trajectory import version_number
 from farm.store.access import api_keys
 from farm.store.access.sealed_secrets import sealed
@@ -238,15 +237,6 @@ def _is(url: str) -> ColumnElement[bool]:
 def _among(urls: Collection[str] | None) -> Any:
     """Return the condition that a row has one of these URLs; for None, that it is a shared engine."""
     return _SHARED if urls is None else engines.c.url.in_([normal_url(url) for url in urls])
-
-
-@dataclass(frozen=True, slots=True)
-class EngineUse:
-    """The calls of a process in flight on an engine, and the last order that the process follows."""
-
-    n_orders: int
-    n_calls: int = 0
-    n_tokens: int = 0
 
 
 def report(connection: Connection, owner: str, uses: Mapping[str, EngineUse]) -> None:

@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 
 from farm.errors import EngineError
 from farm.records.engine import EngineInfo, PauseMode
+from farm.records.engine_state import EngineUse, Paused, StoredEngine
 from farm.records.request import SamplingParams
 from farm.records.trajectory import TokenIds
 from workers.plugins.interfaces import Completion
@@ -25,9 +26,8 @@ from workers.policy.generation import (
     Generation,
     OnIds,
 )
-from workers.policy.routing.engine_view import EngineRecord, InFlight, Paused
-from workers.policy.routing.retry_state import Call
-from workers.policy.routing.router import StickyRouter
+from workers.policy.routing.backend import EngineReporter
+from workers.policy.routing.router import Call, StickyRouter
 
 PLAIN = EngineInfo(kind="openai", model="m")
 CONTROLLED = EngineInfo(kind="vllm", model="m", control=True)
@@ -65,8 +65,8 @@ class Server:
         self.started: list[tuple[float, str]] = []
         self.answered: list[str] = []
 
-    def listed(self, **values: Any) -> EngineRecord:
-        return replace(EngineRecord(EngineAddress(self.url), self.info), **values)
+    def listed(self, **values: Any) -> StoredEngine:
+        return StoredEngine(self.url, **{"info": self.info, **values})
 
     async def answer(self, n_tokens: int, who: str) -> str:
         """Answer one call with the engine's URL."""
@@ -175,7 +175,7 @@ class Servers:
         self.by_url = {server.url: server for server in servers}
         self.list = [server.listed() for server in servers]
 
-    def __call__(self) -> Sequence[EngineRecord]:
+    def __call__(self) -> Sequence[StoredEngine]:
         return self.list
 
     def add(self, server: Server, **values: Any) -> None:
@@ -184,10 +184,10 @@ class Servers:
 
     def change(self, server: Server, **values: Any) -> None:
         """Change how the farm lists it from now on."""
-        self.list = [replace(each, **values) if each.address.url == server.url else each for each in self.list]
+        self.list = [replace(each, **values) if each.url == server.url else each for each in self.list]
 
     def remove(self, server: Server) -> None:
-        self.list = [each for each in self.list if each.address.url != server.url]
+        self.list = [each for each in self.list if each.url != server.url]
 
     def open(self, address: EngineAddress, info: EngineInfo) -> Engine:
         return Double(self.by_url[address.url], address, info)
@@ -205,7 +205,7 @@ class Servers:
         return server.info
 
 
-class RecordingReporter:
+class RecordingReporter(EngineReporter):
     """A reporter that keeps its reports; `leading` tells whether this pool may give orders."""
 
     def __init__(self, leading: bool = False) -> None:
@@ -213,7 +213,7 @@ class RecordingReporter:
         self.is_settled = True
         self.infos: dict[str, EngineInfo] = {}
         self.failures: list[tuple[str, str]] = []
-        self.reports: list[Mapping[str, InFlight]] = []
+        self.reports: list[Mapping[str, EngineUse]] = []
         self.orders: list[tuple[str, int, Paused, str]] = []
 
     def report_info(self, url: str, info: EngineInfo) -> None:
@@ -222,7 +222,7 @@ class RecordingReporter:
     def report_failure(self, url: str, why: str) -> None:
         self.failures.append((url, why))
 
-    def report(self, in_flight: Mapping[str, InFlight]) -> None:
+    def report(self, in_flight: Mapping[str, EngineUse]) -> None:
         self.reports.append(in_flight)
 
     async def is_leader(self) -> bool:

@@ -16,7 +16,7 @@ from workers.policy.answer_form import GUIDED, FormedSampling
 from workers.policy.engines.capabilities import detect
 from workers.policy.generation import EngineAddress, FormUnsupported
 from workers.policy.policy import RolloutPolicy
-from workers.policy.routing.engine_view import EngineRecord
+from workers.policy.routing.backend import record_of
 from workers.policy.routing.pool import EnginePool
 from workers.policy.routing.router import RoutingKey, StickyRouter
 
@@ -33,7 +33,7 @@ def answered(vllm: RealVllm, wire: str, sampling: FormedSampling, tokenizer: Pat
     async def ask() -> Completion:
         address = EngineAddress(f"{vllm.url}/v1", tokenizer=str(tokenizer))
         info = (await detect(address, timeout_s=60.0)).model_copy(update={"token_in": wire})
-        pool = EnginePool(lambda: [EngineRecord(address, info)])
+        pool = EnginePool(lambda: [record_of(address, info)])
         policy = RolloutPolicy(StickyRouter(pool, RoutingKey("r1")), "r1")
         try:
             return await policy.complete([{"role": "user", "content": "Which?"}], TOOLS, sampling, 600)

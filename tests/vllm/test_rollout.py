@@ -12,7 +12,7 @@ from tests.vllm.server import RealVllm
 from workers.policy.generation import EngineAddress
 from workers.policy.policy import RolloutPolicy
 from workers.policy.recording import Stopwatch, model_call
-from workers.policy.routing.engine_view import EngineRecord
+from workers.policy.routing.backend import record_of
 from workers.policy.routing.pool import EnginePool
 from workers.policy.routing.router import RoutingKey, StickyRouter
 
@@ -23,7 +23,7 @@ N_TURNS = 4
 def test_conversation_is_one_exact_training_row(vllm: RealVllm) -> None:
     async def main() -> list[ModelCall]:
         address = EngineAddress(f"{vllm.url}/v1", tokenizer=str(vllm.weights[0]))
-        pool = EnginePool(lambda: [EngineRecord(address)])
+        pool = EnginePool(lambda: [record_of(address)])
         policy = RolloutPolicy(StickyRouter(pool, RoutingKey("r1")), "r1")
         messages: list[Message] = [{"role": "user", "content": "What is 2 + 2?"}]
         calls = []

@@ -26,7 +26,7 @@ from workers.plugins.interfaces import Artefact
 from workers.policy.engines import detect
 from workers.policy.generation import EngineAddress
 from workers.policy.policy import RolloutPolicy
-from workers.policy.routing.engine_view import EngineRecord
+from workers.policy.routing.backend import record_of
 from workers.policy.routing.pool import EnginePool
 from workers.policy.routing.router import RoutingKey, StickyRouter
 from workers.stages import stage_functions
@@ -76,7 +76,7 @@ def run_on(job: StageJob, engine: ScriptedEngine, trial: AgentTrial) -> None:
 
     async def main(url: str) -> None:
         address = EngineAddress(f"{url}/v1")
-        pool = EnginePool(lambda: (EngineRecord(address, detected),))
+        pool = EnginePool(lambda: (record_of(address, detected),))
         detected = await detect(address)
         policy = RolloutPolicy(StickyRouter(pool, RoutingKey(job.rollout_id)), job.rollout_id)
         try:

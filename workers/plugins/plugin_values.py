@@ -3,6 +3,8 @@
 Each check raises the RolloutError of the plug-in that returned the value and names the field, so the store never has to
 refuse a value. Texts may hold any characters: the store replaces those that it cannot hold. Everything else must be
 JSON of bounded depth and size.
+
+If a score has several named rewards, one of them is selected to count.
 """
 
 from __future__ import annotations
@@ -19,16 +21,56 @@ from farm.records.rollout import POLICY_OUTCOMES
 from farm.records.submission import MAX_TREE_BYTES, MAX_TREE_FILES, SubmittedFile
 from farm.records.trajectory import Message, ModelCall
 from farm.records.values import storable
-from workers.plugins.counting_reward import counting_reward
 from workers.plugins.handler import NextTurn
 from workers.plugins.interfaces import AgentResult, Artefact, Score, Submission
 
+CONVENTION = "reward"
+"""Name of the reward that counts if neither the batch nor the evaluator names one."""
 _MB = 1_000_000
 _MAX_BYTES = 64 * _MB
 """Maximum size of a submission, of an answer, and of a handler's initial messages."""
 _MAX_DETAILS = 4 * _MB
 _NAME = 200
 _MAX_TOKENS = 2**31
+
+
+def counting_reward(score: Score, what: str, rule: str | Mapping[str, float] = "") -> Any:
+    """Return the reward that counts, unchecked: by the batch's rule, else the evaluator's, else by convention.
+
+    A score of 0 without named rewards is 0 under every rule. Raises EvaluatorError if the score lacks a reward that the
+    rule names, or if no rule selects one.
+    """
+    if not score.rewards and type(score.value) in (int, float) and score.value == 0.0:
+        # A score of 0 without named rewards: for example, there was nothing to score.
+        return 0.0
+    if isinstance(rule, str) and rule:
+        return _named(score, what, rule)
+    if not isinstance(rule, str):
+        try:
+            return math.fsum(weight * _named(score, what, key) for key, weight in rule.items())
+        except (OverflowError, ValueError):
+            # A sum beyond the range of a float, or inf - inf.
+            return math.nan
+    left_out = isinstance(score.value, float) and math.isnan(score.value)
+    if not (left_out and score.rewards):
+        return score.value
+    if CONVENTION in score.rewards:
+        return score.rewards[CONVENTION]
+    if len(score.rewards) == 1:
+        return next(iter(score.rewards.values()))
+    raise EvaluatorError(
+        f"{what} gave the rewards {_names(score)}; none of them counts: name one, or weights, in the batch's `reward`"
+    )
+
+
+def _named(score: Score, what: str, key: str) -> float:
+    if key not in score.rewards:
+        raise EvaluatorError(f"{what} gave no reward {key!r}, which the batch counts; it gave {_names(score)}")
+    return score.rewards[key]
+
+
+def _names(score: Score) -> str:
+    return ", ".join(repr(key) for key in sorted(score.rewards)) or "none by name"
 
 
 def agent_result(result: Any, rollout_id: str) -> AgentResult:

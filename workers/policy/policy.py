@@ -37,8 +37,7 @@ from workers.policy.generation import (
 )
 from workers.policy.message_images import digests_of, media_in
 from workers.policy.routing.model_texts import model_text_of
-from workers.policy.routing.retry_state import Call
-from workers.policy.routing.router import StickyRouter
+from workers.policy.routing.router import Call, StickyRouter
 from workers.policy.stream_forwarder import Interrupted, StreamForwarder
 from workers.policy.token_completion import TokenCompletion
 from workers.policy.tokens.long_texts import LongTexts

@@ -20,8 +20,7 @@ from workers.plugins.roles import MAX_TOKENS, ChatModel
 from workers.policy.generation import ChatRequest, EngineAddress, EngineRefused
 from workers.policy.routing.dedicated_engines import DedicatedEngines
 from workers.policy.routing.pool import EnginePool
-from workers.policy.routing.retry_state import Call
-from workers.policy.routing.router import RoutingKey, StickyRouter
+from workers.policy.routing.router import Call, RoutingKey, StickyRouter
 
 _CHARS_PER_TOKEN = 4
 _OF_THE_POLICY = {"cache_salt": None, "min_tokens": None, "stop_token_ids": None}

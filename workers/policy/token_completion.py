@@ -20,8 +20,7 @@ from farm.seeds import part_seed
 from workers.plugins.interfaces import Completion
 from workers.policy.answer_form import GUIDED, FormedSampling, guide_of, is_spelled
 from workers.policy.generation import Engine, EngineBusy, ExpertRange, FormUnsupported, Generation, SpelledCompletion
-from workers.policy.stop_strings import before_stop
-from workers.policy.stream_forwarder import Interrupted, StreamForwarder
+from workers.policy.stream_forwarder import Interrupted, StreamForwarder, before_stop
 from workers.policy.tokens.session import Prompt
 from workers.policy.tokens.tokenizer import Tokenizer
 from workers.policy.tool_calls import Parsed, Parser

@@ -12,20 +12,18 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
-from dataclasses import astuple
+from dataclasses import replace
 from typing import Any
 
 from farm.client.local_orders import ALIVE_S
 from farm.errors import NotAllowed
 from farm.notifications import ENGINES, Signals
 from farm.records.engine import EngineInfo
-from farm.records.engine_state import DRAINING, StoredEngine, is_reserved
+from farm.records.engine_state import EngineUse, Paused, StoredEngine
 from farm.store import leader, llm_engines
 from farm.store.access.sealed_secrets import opened
 from farm.store.database import Store
-from farm.store.llm_engines import EngineUse
-from workers.policy.generation import EngineAddress
-from workers.policy.routing.engine_view import EngineRecord, InFlight, Paused
+from workers.policy.routing.backend import EngineReporter
 from workers.stages.redaction import in_use
 
 log = logging.getLogger(__name__)
@@ -43,17 +41,17 @@ _FORGET_S = 3600.0
 _FORGET_ME_S = 3.0
 
 
-class EngineRegistry:
-    """Reads until closed. `on_change` is called from its thread. Also the EngineReporter of the process's pool."""
+class EngineRegistry(EngineReporter):
+    """Reads until closed. `on_change` is called from its thread."""
 
     def __init__(self, store: Store, signals: Signals, owner: str, on_change: Callable[[], None] | None = None) -> None:
         self.on_change = on_change
         self._store = store
         self._signals = signals
         self._owner = owner
-        self._listed: tuple[EngineRecord, ...] = ()
+        self._listed: tuple[StoredEngine, ...] = ()
         self._reported_failures: dict[str, tuple[str, float]] = {}
-        self._reported: Mapping[str, InFlight] = {}
+        self._reported: Mapping[str, EngineUse] = {}
         self._reminded = 0.0
         self._closed = threading.Event()
         self._thread = threading.Thread(target=self._run, name="engine-registry", daemon=True)
@@ -63,7 +61,7 @@ class EngineRegistry:
         self._read()
         self._thread.start()
 
-    def __call__(self) -> Sequence[EngineRecord]:
+    def __call__(self) -> Sequence[StoredEngine]:
         """Return the engines as last read, without waiting."""
         return self._listed
 
@@ -103,16 +101,16 @@ class EngineRegistry:
             if self.on_change is not None:
                 self.on_change()
 
-    def _opened(self, engine: StoredEngine) -> EngineRecord:
+    def _opened(self, engine: StoredEngine) -> StoredEngine:
         """Return an engine with its key. If the key is missing, the engine itself will answer that it needs one."""
         try:
             key = opened(self._store.engine.url, engine.key)
             # servers repeat what they were sent
             in_use.add(key)
-            return _listed(engine, key)
+            return replace(engine, key=key)
         except NotAllowed as error:
             self.report_failure(engine.url, str(error))
-            return _listed(engine, "none")
+            return replace(engine, key="none")
 
     def _remind(self, found: Sequence[StoredEngine]) -> None:
         """Log the paused engines at intervals, because a killed client leaves them paused."""
@@ -135,12 +133,11 @@ class EngineRegistry:
         self._reported_failures[url] = (why, time.monotonic())
         self._write(lambda connection: llm_engines.set_failure(connection, url, why))
 
-    def report(self, in_flight: Mapping[str, InFlight]) -> None:
-        uses = {url: EngineUse(*astuple(each)) for url, each in in_flight.items()}
+    def report(self, in_flight: Mapping[str, EngineUse]) -> None:
         news = in_flight != self._reported
         self._reported = in_flight
         paused = any(each.paused for each in self._listed)
-        self._write(lambda connection: llm_engines.report(connection, self._owner, uses), hint=news and paused)
+        self._write(lambda connection: llm_engines.report(connection, self._owner, in_flight), hint=news and paused)
 
     async def is_leader(self) -> bool:
         def lead(connection: Any) -> bool:
@@ -172,24 +169,3 @@ class EngineRegistry:
             log.warning("Engine states could not be written: %s", error)
         elif hint:
             self._signals.acknowledged()
-
-
-def _listed(engine: StoredEngine, key: str) -> EngineRecord:
-    reserved = is_reserved(engine.model)
-    model = "" if reserved else engine.model
-    address = EngineAddress(engine.url, model, key, engine.tokenizer, engine.tool_format)
-    return EngineRecord(
-        address=address,
-        info=engine.info,
-        state="draining" if engine.state == DRAINING else "active",
-        paused=engine.paused,
-        version=engine.version,
-        version_order=engine.version_order,
-        n_orders=engine.n_orders,
-        n_done=engine.n_done,
-        engine_paused=engine.engine_paused,
-        engine_version=engine.engine_version,
-        failure=engine.failure,
-        weights_path=engine.weights_path,
-        reserved_for=engine.model if reserved else "",
-    )

@@ -10,11 +10,10 @@ from sqlalchemy import text, update
 from farm.engine_urls import normal_url
 from farm.errors import InvalidRequest
 from farm.records.engine import EngineInfo
-from farm.records.engine_state import ACTIVE, StoredEngine
+from farm.records.engine_state import ACTIVE, EngineUse, StoredEngine
 from farm.store import llm_engines
 from farm.store.access.sealed_secrets import opened
 from farm.store.database import Store
-from farm.store.llm_engines import EngineUse
 
 A, B = "http://a:8000/v1", "http://b:8000/v1"
 INFO = EngineInfo(kind="vllm", model="m", token_in="generate", token_out=True, control=True, notes=("x",))

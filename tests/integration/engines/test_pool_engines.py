@@ -11,12 +11,12 @@ from typing import Any
 
 import pytest
 
+from farm.records.engine_state import StoredEngine
 from farm.records.request import SamplingParams
 from farm.records.trajectory import token_ids
 from tests.doubles import EngineDouble
 from tests.services.engines import RecordingReporter, routed
-from workers.policy.generation import Engine, EngineAddress, EngineBusy, Generation
-from workers.policy.routing.engine_view import EngineRecord
+from workers.policy.generation import Engine, EngineBusy, Generation
 from workers.policy.routing.load import IDLE
 from workers.policy.routing.pool import EnginePool
 from workers.policy.routing.router import RoutingKey, StickyRouter
@@ -34,9 +34,9 @@ class Fleet:
             server.enter_context(serving(double.app())) for server, double in zip(self.servers, doubles, strict=True)
         ]
         self.doubles = {f"{url}/v1": double for url, double in zip(urls, doubles, strict=True)}
-        self.list = [EngineRecord(EngineAddress(url)) for url in self.doubles]
+        self.list = [StoredEngine(url) for url in self.doubles]
 
-    def __call__(self) -> list[EngineRecord]:
+    def __call__(self) -> list[StoredEngine]:
         return self.list
 
     def order(self, **values: Any) -> None:

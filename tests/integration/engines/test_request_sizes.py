@@ -7,6 +7,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Callable, Coroutine
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -16,7 +17,6 @@ from farm.records.rollout import Outcome
 from tests.doubles import EngineDouble
 from tests.integration.engines.test_rollout_policy import SAMPLING, USER, _Bench, run
 from tests.unit.workers.policy.gateway.serving import served
-from workers.policy.routing.engine_view import EngineRecord
 from workers.policy.tokens import tokenizer
 
 _CONTEXT = 5_000
@@ -126,7 +126,7 @@ def test_context_of_unknown_length_has_a_request_limit(token_in: bool) -> None:
         [known] = bench.listed
         assert known.info is not None
         info = known.info.model_copy(update={"context_tokens": None, **({} if token_in else {"token_in": ""})})
-        bench.listed[0] = EngineRecord(known.address, info)
+        bench.listed[0] = replace(known, info=info)
         tools = [{"type": "function", "function": {"name": "look", "description": "x" * 4_000_000}}]
         with pytest.raises(LimitReached, match=r"400\d{4} characters in a context of unknown length") as limit:
             await bench.policy().complete([USER], tools, SAMPLING, 8)

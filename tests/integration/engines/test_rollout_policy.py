@@ -19,6 +19,7 @@ from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from farm.errors import EngineError, LimitReached, StaleRollout
+from farm.records.engine_state import StoredEngine
 from farm.records.request import SamplingParams
 from farm.records.rollout import Outcome
 from farm.records.trajectory import Message, ModelCall, TokenIds, VersionSpan, segments
@@ -29,7 +30,7 @@ from workers.policy.engines import detect
 from workers.policy.generation import EngineAddress, FormUnsupported
 from workers.policy.policy import PromptRules, RolloutPolicy
 from workers.policy.recording import Stopwatch, as_applied, model_call
-from workers.policy.routing.engine_view import EngineRecord
+from workers.policy.routing.backend import address_of, record_of
 from workers.policy.routing.model_texts import tool_format_of
 from workers.policy.routing.pool import EnginePool
 from workers.policy.routing.router import RoutingKey, StickyRouter
@@ -57,7 +58,7 @@ class _Bench:
     def __init__(self, doubles: Sequence[EngineDouble], urls: Sequence[str]) -> None:
         self.doubles = doubles
         self.urls = urls
-        self.listed: list[EngineRecord] = []
+        self.listed: list[StoredEngine] = []
         self.calls: list[ModelCall] = []
         self.pool = EnginePool(lambda: tuple(self.listed), check_s=0.2)
 
@@ -77,7 +78,7 @@ class _Bench:
     def order(self, **changes: Any) -> None:
         """Change the farm's record of the first engine."""
         old = self.listed[0]
-        self.listed[0] = EngineRecord(old.address, old.info, **changes)
+        self.listed[0] = replace(record_of(address_of(old), old.info), **changes)
         self.pool.changed()
 
 
@@ -94,7 +95,7 @@ def run(test: Callable[[_Bench], Coroutine[Any, Any, None]], *doubles: EngineDou
     async def main(bench: _Bench) -> None:
         for url in bench.urls:
             address = EngineAddress(f"{url}/v1")
-            bench.listed.append(EngineRecord(address, await detect(address)))
+            bench.listed.append(record_of(address, await detect(address)))
         try:
             await test(bench)
         finally:
@@ -171,9 +172,9 @@ def test_answer_is_constrained_to_its_schema_if_the_engine_supports_it(wire: Any
 def test_unsupported_schema_is_refused_only_if_required() -> None:
     async def main(bench: _Bench) -> None:
         # the engine's wire is vLLM's, and no other is known
-        address, info = bench.listed[0].address, bench.listed[0].info
-        assert info is not None
-        bench.listed[0] = EngineRecord(address, info.model_copy(update={"kind": "openai"}))
+        [engine] = bench.listed
+        assert engine.info is not None
+        bench.listed[0] = replace(engine, info=engine.info.model_copy(update={"kind": "openai"}))
         bench.pool.changed()
         policy, form = bench.policy(), {"answer_schema": {"type": "object"}}
         assert (await bench.ask(policy, [USER], sampling=FormedSampling.model_validate(form))).labels == {}
@@ -393,7 +394,7 @@ def change_tokenizer(bench: _Bench, folder: Path) -> None:
     shutil.copytree(bench.doubles[0].root, folder, dirs_exist_ok=True)
     (folder / "special_tokens_map.json").write_text('{"pad_token": "<pad>"}')
     [known] = bench.listed
-    bench.listed[0] = EngineRecord(replace(known.address, tokenizer=str(folder)), known.info)
+    bench.listed[0] = replace(known, tokenizer=str(folder))
     bench.pool.changed()
 
 
@@ -439,11 +440,11 @@ def test_request_refused_by_every_engine_names_the_rollout() -> None:
 def test_engine_with_an_unknown_tool_format_is_skipped() -> None:
     async def main(bench: _Bench) -> None:
         good, wrong = bench.listed
-        bench.listed[1] = EngineRecord(replace(wrong.address, tool_format="nonsense"), wrong.info)
+        bench.listed[1] = replace(wrong, tool_format="nonsense")
         for number in range(8):
             router = StickyRouter(bench.pool, RoutingKey(f"r{number}", f"g{number}"))
             completion = await bench.ask(RolloutPolicy(router, f"r{number}"), [USER])
-            assert completion.engine == good.address.url
+            assert completion.engine == good.url
         bench.listed.pop(0)
         with pytest.raises(EngineError, match="unknown tool format 'nonsense': use one of hermes"):
             await bench.ask(bench.policy(), [USER])
@@ -460,14 +461,15 @@ def test_tools_are_refused_if_the_tool_format_is_unknown(tmp_path: Path) -> None
     async def main(bench: _Bench) -> None:
         [engine] = bench.listed
         assert engine.info is not None
-        address = replace(engine.address, tokenizer=str(tmp_path))
-        assert await tool_format_of(address, engine.info) == "none"
-        bench.listed[0] = EngineRecord(address, engine.info)
+        engine = replace(engine, tokenizer=str(tmp_path))
+        assert engine.info is not None
+        assert await tool_format_of(address_of(engine), engine.info) == "none"
+        bench.listed[0] = engine
         with pytest.raises(EngineError, match=r"r1: .*no supported format of calls"):
             await bench.ask(bench.policy(), [USER])
         await bench.ask(bench.policy(), [USER], sampling=FormedSampling(tool_choice="none"))
         for tool_format in ("none", "hermes"):
-            bench.listed[0] = EngineRecord(replace(address, tool_format=tool_format), engine.info)
+            bench.listed[0] = replace(engine, tool_format=tool_format)
             await bench.ask(bench.policy(), [USER])
 
     run(main, EngineDouble())
@@ -595,7 +597,7 @@ def test_chat_engine_without_a_version_gets_the_farm_version(wire: Any) -> None:
     async def main(bench: _Bench) -> None:
         [known] = bench.listed
         assert known.info is not None
-        bench.listed[0] = EngineRecord(known.address, known.info.model_copy(update={"token_in": ""}))
+        bench.listed[0] = replace(known, info=known.info.model_copy(update={"token_in": ""}))
         bench.order(version="4", engine_version="4")
         policy = bench.policy(PromptRules(max_staleness=1))
         completion = await bench.ask(policy, [USER])

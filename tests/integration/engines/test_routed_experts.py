@@ -19,7 +19,7 @@ from farm.records.trajectory import ModelCall, Segment, segments, segments_per_c
 from tests.doubles import EngineDouble
 from tests.integration.engines.test_rollout_policy import USER, _Bench, give_new_weights, next_messages, run, wait_until
 from workers.testing.engine.expert_routing import ExpertRouting
-from workers.testing.engine.run import EngineRun
+from workers.testing.engine.scheduler import EngineRun
 
 CHECK_S = 0.2
 """The interval at which a bench checks its engines."""

@@ -17,9 +17,9 @@ import pytest
 from farm.client.local import LocalFarm
 from farm.errors import FarmUnreachable, InvalidRequest, NotFound
 from farm.notifications import Signals
+from farm.records.engine_state import EngineUse
 from farm.store import llm_engines
 from farm.store.database import Store
-from farm.store.llm_engines import EngineUse
 from tests.services.engines import CONTROLLED, Server, Servers, engine_call, routed
 from tests.services.farms import until
 from workers.policy.routing.pool import EnginePool

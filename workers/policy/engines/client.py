@@ -17,7 +17,7 @@ from farm.records.rollout import Outcome
 from farm.records.trajectory import TokenIds
 from workers.plugins.interfaces import Completion
 from workers.policy.answer_form import guide_of
-from workers.policy.engines import failures, progress, refusals
+from workers.policy.engines import failures, progress
 from workers.policy.engines.chat_route import ChatRoute
 from workers.policy.engines.connection import FAILURES, EngineConnection, Refusal, most_bytes
 from workers.policy.engines.expert_rows import FLAG, AnotherTopK, most_expert_bytes
@@ -92,7 +92,7 @@ class EngineClient:
             builder = GenerationBuilder(prompt_ids, ask.max_tokens, n_vocabulary, experts)
             return await self._send(self._wire, ask, builder, headers, on_ids)
         except Refusal as refusal:
-            room = refusals.room(refusal.body) if refusal.status == 400 else 0
+            room = failures.room(refusal.body) if refusal.status == 400 else 0
             if not 0 < room < ask.max_tokens:
                 raise self._refused(refusal, sampling) from refusal
         smaller = replace(ask, max_tokens=room)

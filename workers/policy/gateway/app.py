@@ -16,19 +16,25 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from workers.plugins.interfaces import Completion, Delta
 from workers.policy.gateway.calls import GatewayCalls
+from workers.policy.gateway.conversations import is_retry
 from workers.policy.gateway.dialects.anthropic_messages import MessagesApi
 from workers.policy.gateway.dialects.chat_completions import ChatApi
 from workers.policy.gateway.dialects.google_contents import GoogleApi
-from workers.policy.gateway.dialects.left_out_media import without_media
 from workers.policy.gateway.dialects.model_api import Api, ApiProblem, BadRequest, ParsedRequest, digest_of
 from workers.policy.gateway.dialects.openai_answers import ModelDict
-from workers.policy.gateway.dialects.request_pictures import RequestPictures
+from workers.policy.gateway.dialects.request_pictures import RequestPictures, without_media
 from workers.policy.gateway.dialects.responses import ResponsesApi
-from workers.policy.gateway.error_responses import ANY, forget_frames, json_response, problem_of, refusal
-from workers.policy.gateway.recent_answers import is_retry
-from workers.policy.gateway.request_labels import header_labels
-from workers.policy.gateway.request_limits import HeldBytesLimit, body_in, data_of, encoding_of
-from workers.policy.gateway.streaming import ClientDisconnected, EventStreamResponse, until_disconnected
+from workers.policy.gateway.http_responses import (
+    ANY,
+    ClientDisconnected,
+    EventStreamResponse,
+    forget_frames,
+    json_response,
+    problem_of,
+    refusal,
+    until_disconnected,
+)
+from workers.policy.gateway.request_limits import HeldBytesLimit, body_in, data_of, encoding_of, header_labels
 from workers.policy.tokens.long_texts import LongTexts
 from workers.policy.tokens.messages import n_chars
 

@@ -2,6 +2,10 @@
 
 An answer is recorded before it is sent. The error of an unanswered call is kept, as the agent may swallow it: a rollout
 is never scored as if its engine had not failed.
+
+Agents send several system messages at the beginning, or new ones in the middle; many chat templates refuse those or
+drop them silently. Leading ones are joined, which loses nothing; a later one becomes a user message in its place, so
+that all ids before it stay unchanged.
 """
 
 from __future__ import annotations
@@ -9,32 +13,30 @@ from __future__ import annotations
 import asyncio
 import math
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from itertools import takewhile
 from typing import Any, TypeVar
 
 from farm.errors import AgentError, EngineError, LimitReached, StaleRollout, WeightsMissing
 from farm.records.request import SamplingParams
 from farm.records.rollout import Outcome
-from farm.records.trajectory import ROLE, UNTRAINED, ModelCall
-from workers.plugins.interfaces import AgentContext, Completion, Delta, OnDelta
+from farm.records.trajectory import ROLE, UNTRAINED, Message, ModelCall
+from workers.plugins.interfaces import AgentContext, Completion, Delta, OnDelta, Policy
 from workers.plugins.roles import MAX_TOKENS as ROLE_MAX_TOKENS
 from workers.plugins.roles import ChatModel
 from workers.policy.answer_form import GUIDED, FormedSampling
-from workers.policy.gateway.conversations import Conversations, HashedConversation
+from workers.policy.gateway.conversations import Conversations, HashedConversation, RecentAnswers
 from workers.policy.gateway.dialects.model_api import BadRequest, ParsedRequest
-from workers.policy.gateway.recent_answers import RecentAnswers
-from workers.policy.gateway.system_messages import one_leading
-from workers.policy.gateway.token_budget import TokenBudget
 from workers.policy.generation import FormUnsupported, ImagesRefused, ImageUnreadable, LogprobsMissing
-from workers.policy.message_images import digests_of, parts_of
+from workers.policy.message_images import digests_of, joined, parts_of
 from workers.policy.recording import Stopwatch, as_applied, model_call
 from workers.policy.repeated_turns import conversation_repeats
 from workers.policy.tokens.long_texts import LongTexts
 from workers.policy.tokens.messages import n_chars
 from workers.policy.tool_calls import deltas
 
+_JOIN = "\n\n"
 T = TypeVar("T")
-
 _OF_THE_FARM = frozenset({ROLE, UNTRAINED, GUIDED})
 """Labels that requests may not set: with them a program could exclude calls of the policy from training."""
 _NO_LOGPROBS = "the model's engine gives no log-probabilities"
@@ -42,6 +44,52 @@ _LONG_CHARS = 1_000_000
 _MANY_MESSAGES = 2000
 _MAX_FAILED = 32
 """Number of unanswered conversations after which no call is answered: each is held in memory."""
+
+
+def one_leading(messages: Sequence[Message]) -> list[Message]:
+    """Return the conversation with at most one system message, the first.
+
+    A user message next to a converted system message is joined with it, as many templates require alternating roles.
+    """
+    leading = list(takewhile(_is_system, messages))
+    result: list[Message] = []
+    if leading:
+        result.append({"role": "system", "content": _JOIN.join(message["content"] for message in leading)})
+    moved = False
+    for message in messages[len(leading) :]:
+        was_moved, moved = moved, _is_system(message)
+        ready: Message = {**message, "role": "user"} if moved else message
+        if (moved or was_moved) and ready["role"] == "user" and result and result[-1]["role"] == "user":
+            result[-1] = {**result[-1], "content": joined([result[-1]["content"], ready["content"]], _JOIN)}
+        else:
+            result.append(ready)
+    return result
+
+
+def _is_system(message: Message) -> bool:
+    return bool(message.get("role") == "system")
+
+
+@dataclass(frozen=True, slots=True)
+class TokenBudget:
+    """Maximum tokens of an answer, and of a prompt with its answer; None if unknown."""
+
+    output_tokens: int
+    context_tokens: int | None
+
+    @staticmethod
+    def of(policy: Policy, output_tokens: int) -> TokenBudget:
+        context_tokens = getattr(policy, "context_tokens", None)
+        fits = output_tokens if context_tokens is None else min(output_tokens, context_tokens)
+        return TokenBudget(fits, context_tokens)
+
+    def fields(self) -> dict[str, Any]:
+        """Return the fields of a listed model, of all vendors; unknown limits are omitted."""
+        output = dict.fromkeys(("max_output_tokens", "max_tokens", "outputTokenLimit"), self.output_tokens)
+        if self.context_tokens is None:
+            return output
+        context = ("context_length", "context_window", "max_model_len", "max_input_tokens", "inputTokenLimit")
+        return {**output, **dict.fromkeys(context, self.context_tokens)}
 
 
 class GatewayCalls:

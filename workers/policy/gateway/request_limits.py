@@ -1,11 +1,13 @@
-"""Limits on the size of requests, single and concurrent: clients share the sandbox with the policy's programs.
+"""The bodies of requests within limits on their size, single and concurrent, and the labels in their headers.
 
-A worker runs many rollouts, and none of them may exhaust its memory.
+Clients share the sandbox with the policy's programs; a worker runs many rollouts, and none of them may exhaust its
+memory.
 """
 
 from __future__ import annotations
 
 import zlib
+from collections.abc import Mapping
 from typing import Any
 
 import orjson
@@ -21,6 +23,20 @@ MAX_HELD_BYTES = 2 * MAX_BODY_BYTES
 
 _MAX_BRACKETS = 500_000
 """Number of brackets in a body: each may become a Python object; millions block the event loop for seconds."""
+_LABEL = "x-label-"
+"""The prefix of header names that set labels, for programs written for the farm."""
+_KNOWN = {
+    "session_id": "session",
+    "x-session-id": "session",
+    "x-claude-code-session-id": "session",
+    "conversation_id": "conversation",
+    "x-openai-subagent": "subagent",
+    "x-agent-id": "agent",
+    "x-agent-name": "agent",
+    "user-agent": "client",
+}
+_MAX_LABELS = 16
+_MAX_CHARS = 200
 
 
 class BodyTooLarge(Exception):
@@ -106,3 +122,13 @@ def body_in(data: bytearray, encoding: str) -> dict[str, Any]:
     if n_brackets > MAX_DEPTH and not writable(body):
         raise BadRequest("the request's JSON is nested too deeply")
     return body
+
+
+def header_labels(headers: Mapping[str, str]) -> dict[str, str]:
+    """Return the labels in a request's headers."""
+    result: dict[str, str] = {}
+    for name, value in headers.items():
+        label = _KNOWN.get(name) or (name.removeprefix(_LABEL) if name.startswith(_LABEL) else "")
+        if label and value and len(result) < _MAX_LABELS:
+            result[label[:64]] = value[:_MAX_CHARS]
+    return result

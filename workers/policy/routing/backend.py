@@ -1,22 +1,70 @@
-"""One engine of the pool in this process: the farm's record of it, its health, and its calls in flight."""
+"""One engine of the pool in this process: the farm's record of it, its health, its calls in flight, its reports.
+
+The pool itself uses no database, so that a rollout can run without one; `workers.process.engine_registry` implements
+the reports.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import TypeAlias
 
 from farm.errors import EngineError
 from farm.records.engine import EngineInfo
-from farm.records.engine_state import serves
+from farm.records.engine_state import EngineUse, Paused, StoredEngine, is_reserved, serves
 from workers.policy.generation import Engine, EngineAddress
 from workers.policy.routing.engine_health import EngineHealth
-from workers.policy.routing.engine_view import EngineRecord, Paused
 
 OpenEngine: TypeAlias = Callable[[EngineAddress, EngineInfo], Engine]
+
+
+class EngineReporter:
+    """A worker's reports on engines; this one, of a pool without a store, reports nothing and sends no orders.
+
+    Called on the event loop, so none of the plain methods blocks.
+    """
+
+    def report_info(self, url: str, info: EngineInfo) -> None:
+        """Report the capabilities of an engine."""
+
+    def report_failure(self, url: str, why: str) -> None:
+        """Report the reason for an engine's ejection; empty if it is readmitted."""
+
+    def report(self, in_flight: Mapping[str, EngineUse]) -> None:
+        """Report the load of this process by URL; also its heartbeat."""
+
+    async def is_leader(self) -> bool:
+        """Return whether only this process may send engines their orders for the next seconds."""
+        return False
+
+    async def has_settled(self, url: str, order: int) -> bool:
+        """Return whether every live worker follows this order for an engine, and has no call in flight there."""
+        return True
+
+    async def report_done(self, url: str, order: int, paused: Paused, version: str) -> None:
+        """Report that an engine was sent all orders up to this one, and its resulting pause and version."""
+
+
+def address_of(record: StoredEngine) -> EngineAddress:
+    """Return the address of an engine; servers do not know the model names of training runs."""
+    model = "" if is_reserved(record.model) else record.model
+    return EngineAddress(record.url, model, record.key, record.tokenizer, record.tool_format)
+
+
+def record_of(address: EngineAddress, info: EngineInfo | None = None) -> StoredEngine:
+    """Return the record of an engine that is in no store; its weights have no version."""
+    return StoredEngine(
+        address.url,
+        address.model,
+        address.key,
+        tokenizer=address.tokenizer,
+        tool_format=address.tool_format,
+        info=info,
+    )
 
 
 class CallAborted(EngineError):
@@ -84,8 +132,9 @@ class InFlightCall:
 class Backend:
     """An engine while it is listed."""
 
-    def __init__(self, listed: EngineRecord, engine_health: EngineHealth) -> None:
+    def __init__(self, listed: StoredEngine, engine_health: EngineHealth) -> None:
         self.record = listed
+        self.address = address_of(listed)
         self.info = listed.info
         self.is_undetected = listed.info is None
         """True if its capabilities must be detected, for the first time or again."""
@@ -101,7 +150,7 @@ class Backend:
 
     @property
     def url(self) -> str:
-        return self.record.address.url
+        return self.record.url
 
     @property
     def missing_version(self) -> str:
@@ -115,7 +164,7 @@ class Backend:
 
     def serves(self, model: str) -> bool:
         """Return whether it may serve a batch that requests this model, empty for any."""
-        return serves(self.record.reserved_for or self.record.address.model, model)
+        return serves(self.record.model, model)
 
     @property
     def frozen(self) -> bool:
@@ -136,12 +185,13 @@ class Backend:
         """Return the seconds for which none of its running calls has been answered; 0 if none runs."""
         return now - self.last_answer_at if self.in_flight else 0.0
 
-    def update(self, listed: EngineRecord) -> bool:
+    def update(self, listed: StoredEngine) -> bool:
         """Apply the farm's record; return whether the engine's capabilities must be detected again.
 
         The client is dropped if the address or the capabilities have changed.
         """
-        moved = listed.address != self.record.address
+        address = address_of(listed)
+        moved = address != self.address
         must_probe = listed.info is None and (moved or self.record.info is not None)
         if must_probe:
             self.is_undetected = True
@@ -150,6 +200,7 @@ class Backend:
             self.health = self.health.after_resume()
             self.known_pause = ""
         self.record = listed
+        self.address = address
         if moved:
             self.drop_client()
             self.info = None
@@ -170,7 +221,7 @@ class Backend:
         """Return the client, opened if necessary; needs `info`."""
         if self.client is None:
             assert self.info is not None
-            self.client = SharedEngine(open_engine(self.record.address, self.info))
+            self.client = SharedEngine(open_engine(self.address, self.info))
         return self.client
 
     def drop_client(self) -> None:

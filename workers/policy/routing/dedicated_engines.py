@@ -18,9 +18,8 @@ from typing import Any
 from farm.records.engine import EngineInfo
 from workers.policy.engines import detect
 from workers.policy.generation import EngineAddress
-from workers.policy.routing.backend import OpenEngine
+from workers.policy.routing.backend import EngineReporter, OpenEngine, record_of
 from workers.policy.routing.engine_monitor import Detect
-from workers.policy.routing.engine_view import EngineRecord, NoReporter
 from workers.policy.routing.pool import EnginePool
 
 _N_KNOWN = 1024
@@ -87,11 +86,12 @@ class DedicatedEngines:
     def _opened(self, address: EngineAddress) -> EnginePool:
         if address in self._known:
             self._known.move_to_end(address)
-        record = EngineRecord(address, _plain(address) if address.plain_chat else self._known.get(address))
+        # The record does not have all settings of the address.
+        record = record_of(address, _plain(address) if address.plain_chat else self._known.get(address))
         return EnginePool(
             lambda: (record,),
-            open_engine=self._open,
-            detect=self._find_out,
+            open_engine=lambda _, info: self._open(address, info),
+            detect=lambda _, timeout_s: self._find_out(address, timeout_s),
             reporter=_InfoKeeper(self, address),
             check_s=_RARELY_S if address.plain_chat else _CHECK_S,
             away_s=self._away_s,
@@ -119,7 +119,7 @@ class DedicatedEngines:
             self._known.pop(address, None)
 
 
-class _InfoKeeper(NoReporter):
+class _InfoKeeper(EngineReporter):
     """A reporter that keeps an engine's capabilities in its process, until the engine fails."""
 
     def __init__(self, engines: DedicatedEngines, address: EngineAddress) -> None:

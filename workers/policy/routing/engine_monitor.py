@@ -2,6 +2,14 @@
 
 Every process has its own, as an engine may be unreachable from one node only. Orders (pause, resume, name the weights)
 are sent by one process of the farm; the others only hold their calls back.
+
+A pause is recorded before it is sent. If this process crashes in between, the next one knows that the engine may be
+paused, and pauses it again, which is harmless. An unreachable engine has nothing in flight, so it counts as paused; but
+it did not get the new weights, so it gets no calls until they are named.
+
+A draining server keeps calls that arrive afterwards until it is resumed. So the pause is sent only once every worker
+holds its calls back and none has one in flight there: otherwise a late call would wait for the resume, and the resume
+for the call. An abort is sent at once, and repeated while calls are in flight: late ones end with the next one.
 """
 
 from __future__ import annotations
@@ -10,23 +18,31 @@ import asyncio
 import contextlib
 import logging
 import random
-from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import replace
-from typing import Any, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from farm.errors import EngineError
 from farm.records.engine import EngineInfo
-from workers.policy.generation import EngineAddress, EngineBusy
-from workers.policy.routing.backend import Backend, SharedEngine
-from workers.policy.routing.engine_orders import carry_out, load_weights
-from workers.policy.routing.engine_view import EngineReporter
+from farm.records.engine_state import Paused, StoredEngine
+from workers.policy.generation import Engine, EngineAddress, EngineBusy
+from workers.policy.routing.backend import Backend
 from workers.policy.routing.model_texts import tool_format_of
+
+if TYPE_CHECKING:
+    from workers.policy.routing.pool import EnginePool
 
 log = logging.getLogger(__name__)
 
 Detect: TypeAlias = Callable[[EngineAddress, float], Awaitable[EngineInfo]]
 
-_TICK_S = 0.5
+_POLL_S = 0.05
+_ABORT_AGAIN_S = 0.2
+_N_ABORTS = 5
+"""Maximum number of aborts; workers cut the calls that the engine still keeps."""
+_LOST: Paused = ""
+"""The pause of an engine that does not answer: assumed lost."""
+_PERIOD_S = 0.5
 _BEAT_S = 4.0
 _STORE_S = 2.0
 _AGAIN_S = 0.5
@@ -55,23 +71,88 @@ blocked.
 """
 
 
-class MonitoredPool(Protocol):
-    """The part of the pool that the monitor uses."""
+async def carry_out(backend: Backend, listed: StoredEngine, pool: EnginePool) -> None:
+    """Send an engine all orders in `listed`. Raises EngineError if it is healthy but does not obey."""
+    if backend.info is None or (backend.health.is_ejected and not backend.info.control):
+        paused, version = _LOST, listed.engine_version
+    elif not backend.info.control:
+        # The pools implement the pause: they hold their calls back.
+        paused, version = listed.paused, _named(listed)
+    else:
+        with pool.client(backend).borrowed() as engine:
+            paused, version = await _tell(engine, backend, listed, pool)
+    await pool.reporter.report_done(backend.url, listed.n_orders, paused, version)
+    if backend.record.n_orders == listed.n_orders:
+        # The farm's next record will say so, too, but a moment later.
+        backend.record = replace(backend.record, n_done=listed.n_orders, engine_paused=paused, engine_version=version)
 
-    reporter: EngineReporter
 
-    @property
-    def backends(self) -> Sequence[Backend]: ...
-    def client(self, backend: Backend) -> SharedEngine: ...
-    def eject(self, backend: Backend, why: str) -> None: ...
-    def report(self) -> None: ...
-    def wake(self) -> None: ...
+async def _tell(engine: Engine, backend: Backend, listed: StoredEngine, pool: EnginePool) -> tuple[Paused, str]:
+    """Send the orders; return the engine's pause afterwards, and the version of the weights it is known to have."""
+    try:
+        if (backend.known_pause or listed.engine_paused) and await engine.paused() is False:
+            version = await engine.version()
+            if backend.known_pause or (listed.engine_version and version != listed.engine_version):
+                # It was restarted: weights pushed meanwhile may have gone to the previous process.
+                backend.known_pause = ""
+                return _LOST, version
+        if listed.paused and not listed.paused == listed.engine_paused == backend.known_pause:
+            if listed.paused == "drain":
+                await _settled(backend, listed, pool)
+            await pool.reporter.report_done(backend.url, listed.n_done, listed.paused, listed.engine_version)
+            await engine.pause(listed.paused)
+            backend.known_pause = listed.paused
+            if listed.paused == "abort":
+                await _abort_late(engine, backend, listed, pool)
+        if listed.to_name:
+            await engine.set_version(listed.version)
+        if listed.engine_paused and not listed.paused:
+            await engine.resume()
+    except EngineError:
+        if await engine.healthy():
+            raise
+        if not backend.health.is_ejected:
+            pool.eject(backend, "does not answer")
+        return _LOST, listed.engine_version
+    return listed.paused, _named(listed)
+
+
+async def load_weights(backend: Backend, listed: StoredEngine, pool: EnginePool) -> None:
+    """Make an engine load the farm's weights from their path, and name them. Raises EngineError."""
+    with pool.client(backend).borrowed() as engine:
+        await engine.load_weights(listed.weights_path)
+        await engine.set_version(listed.version)
+    # Ignored if newer orders have been given since.
+    await pool.reporter.report_done(backend.url, listed.n_done, listed.engine_paused, listed.version)
+    if backend.record == listed:
+        backend.record = replace(listed, engine_version=listed.version)
+
+
+async def _settled(backend: Backend, listed: StoredEngine, pool: EnginePool) -> None:
+    """Wait until no worker has a call in flight there; a newer order cancels that."""
+    while not await pool.reporter.has_settled(backend.url, listed.n_orders):  # noqa: ASYNC110 - other processes report it
+        await asyncio.sleep(_POLL_S)
+
+
+async def _abort_late(engine: Engine, backend: Backend, listed: StoredEngine, pool: EnginePool) -> None:
+    """Repeat an abort until no worker has a call in flight there, a few times at most."""
+    for _ in range(_N_ABORTS):
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(_ABORT_AGAIN_S):
+                await _settled(backend, listed, pool)
+                return
+        await engine.pause("abort")
+
+
+def _named(listed: StoredEngine) -> str:
+    """Return the version that it has once its orders are carried out."""
+    return listed.version if listed.to_name else listed.engine_version
 
 
 class Monitor:
     """One task, plus one for each running check or order."""
 
-    def __init__(self, pool: MonitoredPool, detect: Detect, check_s: float) -> None:
+    def __init__(self, pool: EnginePool, detect: Detect, check_s: float) -> None:
         self._pool = pool
         self._detect = detect
         self._check_s = check_s
@@ -125,7 +206,7 @@ class Monitor:
             self._news.clear()
             # Not wait_for: in Python 3.11 it can lose a simultaneous cancellation.
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(_TICK_S):
+                async with asyncio.timeout(_PERIOD_S):
                     await self._news.wait()
 
     def _tend_all(self) -> None:
@@ -197,7 +278,7 @@ class Monitor:
         """Detect the capabilities of an engine."""
         url, loop = backend.url, asyncio.get_running_loop()
         try:
-            info = await self._detect(backend.record.address, self._timeout_s(backend))
+            info = await self._detect(backend.address, self._timeout_s(backend))
         except EngineError as error:
             self._not_found_out(backend, error, loop.time())
             return
@@ -218,7 +299,7 @@ class Monitor:
 
     async def _tell_tool_format(self, backend: Backend, info: EngineInfo) -> None:
         """Report the model's tool format, separately from the capabilities: a tokenizer may take minutes."""
-        tool_format = await tool_format_of(backend.record.address, info)
+        tool_format = await tool_format_of(backend.address, info)
         if tool_format:
             self._tool_formats[backend.url] = tool_format
             info = info.model_copy(update={"tool_format": tool_format})

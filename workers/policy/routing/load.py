@@ -1,19 +1,25 @@
-"""The load of engines: tokens in flight of all processes, and the speed of each engine.
+"""The load of engines, the speed of each, and the choice of one for a call.
 
 Every process publishes its own counts under one key that expires within seconds. So the sum corrects itself soon after
 a worker was killed, and a Redis outage costs accuracy, not calls: a process then knows only its own load.
+
+The choice is a pure function of load, speed, and the engine that the rollout already uses. Its measure is the expected
+wait: tokens in flight including this call, divided by the engine's speed. A rollout stays where its prefix is cached. A
+new one goes to the engine that rendezvous hashing assigns to its group, the same on every node, so that siblings share
+their prompt's prefix (Thaler and Ravishankar 1998). Both rules yield when that engine has clearly more load than
+another, as in consistent hashing with bounded loads (Mirrokni, Thorup and Zadimoghaddam 2016).
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
 import logging
 import threading
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Protocol
 
 import redis
 
@@ -22,6 +28,14 @@ log = logging.getLogger(__name__)
 _SMOOTHING = 0.2
 """The weight of the newest call in an engine's speed."""
 _SHORTEST_S = 1e-4
+_JOIN = 1.5
+"""A group's engine is chosen unless its wait is more than this many times the shortest."""
+_STAY = 3.0
+"""A rollout stays unless its engine's wait is more than this many times the shortest: moving costs its cache."""
+_ROOM_CALLS = 8
+"""An engine with less load than this many such calls has room: its wait does not exclude it."""
+_FAST_ENOUGH = 0.5
+"""The share of the fastest engine's speed below which even an engine with room is excluded."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,55 +52,33 @@ class Load:
 IDLE = Load()
 
 
-class PeerLoads(Protocol):
-    """The loads of other processes. No method blocks."""
-
-    def of(self, url: str) -> Load: ...
-
-    def speed(self, url: str) -> float | None:
-        """Return the speed measured by others, as `EngineSpeed` defines it; None if there is none."""
-        ...
-
-    def changed(self) -> None:
-        """Publish the own counts soon, after a change."""
-        ...
-
-
-class NoPeerLoads:
-    """The loads without Redis: none is known."""
+class PeerLoads:
+    """The loads of other processes; here, without Redis, none is known. No method blocks."""
 
     def of(self, url: str) -> Load:
         return IDLE
 
     def speed(self, url: str) -> float | None:
+        """Return the speed measured by others, as LoadTracker defines it; None if there is none."""
         return None
 
-    def changed(self) -> None: ...
+    def changed(self) -> None:
+        """Publish the own counts soon, after a change."""
 
 
-class EngineSpeed:
-    """The speed of an engine: tokens/s of a call, times the square root of the number of calls in flight, smoothed.
+class LoadTracker:
+    """The counts of this process by URL, and those of others if known. Changed on the event loop only.
 
+    The speed of an engine is the tokens/s of a call, times the square root of the number of calls in flight, smoothed.
     A fully loaded engine shares its tokens/s among its calls; one with room gives each call the same. It is unknown
     which case holds. The square root lies in between, and makes a choice by tokens in flight over speed stable for
     both: by the tokens/s of one call, the former would starve; by their sum, the latter would be fed without end.
     """
 
-    def __init__(self) -> None:
-        self.value: float | None = None
-
-    def measured(self, n_tokens: int, seconds: float, n_calls: float) -> None:
-        sample = float(n_tokens / max(seconds, _SHORTEST_S) * max(n_calls, 1.0) ** 0.5)
-        self.value = sample if self.value is None else self.value + _SMOOTHING * (sample - self.value)
-
-
-class LoadTracker:
-    """The counts of this process by URL, and those of others if known. Changed on the event loop only."""
-
     def __init__(self, others: PeerLoads | None = None) -> None:
-        self._others = others or NoPeerLoads()
+        self._others = others or PeerLoads()
         self._own: dict[str, Load] = {}
-        self._speeds: defaultdict[str, EngineSpeed] = defaultdict(EngineSpeed)
+        self._speeds: dict[str, float] = {}
 
     @contextmanager
     def taken(self, url: str, n_tokens: int) -> Iterator[None]:
@@ -112,11 +104,13 @@ class LoadTracker:
 
     def measured(self, url: str, n_tokens: int, seconds: float, n_calls: float) -> None:
         """Record the speed of an answered call, while about `n_calls` ran there."""
-        self._speeds[url].measured(n_tokens, seconds, n_calls)
+        sample = n_tokens / max(seconds, _SHORTEST_S) * max(n_calls, 1.0) ** 0.5
+        known = self._speeds.get(url, sample)
+        self._speeds[url] = known + _SMOOTHING * (sample - known)
 
     def speed(self, url: str) -> float | None:
         """Return the speed measured by this process, else by others; None if there is none."""
-        return self._speeds[url].value or self._others.speed(url)
+        return self._speeds.get(url) or self._others.speed(url)
 
     def forget(self, url: str) -> None:
         self._speeds.pop(url, None)
@@ -124,14 +118,14 @@ class LoadTracker:
     def snapshot(self) -> dict[str, tuple[int, int, float | None]]:
         """Return (calls, tokens, own speed) by URL, for publishing. Thread-safe."""
         loads = dict(self._own)
-        speeds = {url: speed.value for url, speed in dict(self._speeds).items() if speed.value is not None}
+        speeds = dict(self._speeds)
         return {
             url: (loads.get(url, IDLE).n_calls, loads.get(url, IDLE).n_tokens, speeds.get(url))
             for url in {*loads, *speeds}
         }
 
 
-class SharedLoads:
+class SharedLoads(PeerLoads):
     """Publishes this process's counts to Redis and reads the others', in a separate thread, until closed."""
 
     KEY = "farm:load:"
@@ -215,3 +209,42 @@ class SharedLoads:
             self._redis.srem(self.OWNERS, self._owner)
         except (redis.RedisError, OSError) as error:
             log.debug("Load of this worker not cleared; it expires soon: %s", error)
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """An engine that could take a call now. `speed` is that of `workers.policy.routing.load`, less in a slow start."""
+
+    url: str
+    n_tokens: int
+    speed: float
+
+
+def choose(candidates: Sequence[Candidate], n_tokens: int, group: str, stay: str = "") -> str:
+    """Return the URL of the engine for a call of `n_tokens`. Needs at least one candidate.
+
+    `group` names the rollouts that share a prefix; `stay` is the URL that the rollout already uses.
+    """
+    best = min(_waiting(each, n_tokens) for each in candidates)
+    fastest = max(each.speed for each in candidates)
+    for each in candidates:
+        if each.url == stay and _will_do(each, n_tokens, best * _STAY, fastest):
+            return stay
+    for each in sorted(candidates, key=lambda each: _rank(group, each.url), reverse=True):
+        if _will_do(each, n_tokens, best * _JOIN, fastest):
+            return each.url
+    raise AssertionError("the best one will do")
+
+
+def _waiting(each: Candidate, n_tokens: int) -> float:
+    return (each.n_tokens + n_tokens) / each.speed
+
+
+def _will_do(each: Candidate, n_tokens: int, longest: float, fastest: float) -> bool:
+    if _waiting(each, n_tokens) <= longest:
+        return True
+    return each.n_tokens < _ROOM_CALLS * n_tokens and each.speed >= _FAST_ENOUGH * fastest
+
+
+def _rank(group: str, url: str) -> bytes:
+    return hashlib.blake2b(f"{group}\n{url}".encode(), digest_size=8).digest()

@@ -9,15 +9,14 @@ from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
 
 from farm.errors import EngineError
+from farm.records.engine_state import EngineUse, StoredEngine, is_reserved
 from farm.records.trajectory import version_number
 from workers.policy.engines import detect, open_engine
 from workers.policy.generation import Engine, EngineBusy, EngineRefused, EngineUnfit, ExpertsMissing, ImagesRefused
-from workers.policy.routing.backend import Backend, CallAborted, OpenEngine, SharedEngine
+from workers.policy.routing.backend import Backend, CallAborted, EngineReporter, OpenEngine, SharedEngine
 from workers.policy.routing.engine_health import EngineHealth
 from workers.policy.routing.engine_monitor import Detect, Monitor
-from workers.policy.routing.engine_view import EngineRecord, EngineReporter, InFlight, NoReporter
-from workers.policy.routing.load import LoadTracker, PeerLoads
-from workers.policy.routing.load_balancing import Candidate
+from workers.policy.routing.load import Candidate, LoadTracker, PeerLoads
 
 _SLACK = 2.0
 _SLOW_TOKENS_S = 20.0
@@ -34,7 +33,7 @@ class EnginePool:
 
     def __init__(
         self,
-        list_engines: Callable[[], Sequence[EngineRecord]],
+        list_engines: Callable[[], Sequence[StoredEngine]],
         *,
         open_engine: OpenEngine = open_engine,
         detect: Detect = detect,
@@ -45,7 +44,7 @@ class EnginePool:
         weights_s: float = 60.0,
         away_s: float = math.inf,
     ) -> None:
-        self.reporter = reporter or NoReporter()
+        self.reporter = reporter or EngineReporter()
         self.load_tracker = LoadTracker(others)
         self.none_s = none_s
         self.weights_s = weights_s
@@ -53,7 +52,7 @@ class EnginePool:
         self._list_engines = list_engines
         self._open = open_engine
         self._backends: dict[str, Backend] = {}
-        self._seen: tuple[EngineRecord, ...] | None = None
+        self._seen: tuple[StoredEngine, ...] | None = None
         self._monitor = Monitor(self, detect, check_s)
         self._loop: asyncio.AbstractEventLoop | None = None
         self._waiters: set[asyncio.Future[None]] = set()
@@ -61,7 +60,7 @@ class EnginePool:
     @property
     def newest_version(self) -> str:
         """The newest version ordered for any shared engine; empty if there is none."""
-        shared = (listed for listed in self._list_engines() if not listed.reserved_for)
+        shared = (listed for listed in self._list_engines() if not is_reserved(listed.model))
         return max((listed.version for listed in shared), key=version_number, default="")
 
     def version_of(self, url: str) -> str:
@@ -106,7 +105,7 @@ class EnginePool:
         if now == self._seen:
             return
         first, self._seen = self._seen is None, now
-        listed = {each.address.url: each for each in now}
+        listed = {each.url: each for each in now}
         for url in self._backends.keys() - listed.keys():
             backend = self._backends.pop(url)
             if backend.frozen:
@@ -134,10 +133,10 @@ class EnginePool:
 
     def report(self) -> None:
         """Report the calls in flight, and the orders that this process follows."""
-        in_flight: dict[str, InFlight] = {}
+        in_flight: dict[str, EngineUse] = {}
         for url, backend in self._backends.items():
             load = self.load_tracker.own(url)
-            in_flight[url] = InFlight(backend.record.n_orders, load.n_calls, load.n_tokens)
+            in_flight[url] = EngineUse(backend.record.n_orders, load.n_calls, load.n_tokens)
         self.reporter.report(in_flight)
 
     @property

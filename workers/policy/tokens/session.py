@@ -17,12 +17,10 @@ import numpy as np
 
 from farm.records.trajectory import Message, TokenIds, token_ids
 from workers.policy.tokens.conversation_skeleton import marked, outlined_tools
-from workers.policy.tokens.conversation_tree import CachedTurn, MessageNode, PathPosition, root, walk
-from workers.policy.tokens.message_equality import with_call_ids
+from workers.policy.tokens.conversation_tree import CachedTurn, MessageNode, PathPosition, root, walk, with_call_ids
 from workers.policy.tokens.messages import text_of
-from workers.policy.tokens.suffix_check import suffix_after
 from workers.policy.tokens.tokenizer import ModelText
-from workers.policy.tokens.turn_suffix import Tools, TurnSuffix, TurnSuffixes
+from workers.policy.tokens.turn_suffix import Tools, TurnSuffix, TurnSuffixes, suffix_after
 
 FIRST = "first"
 # Maximum length of a stop string.

@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 
 from farm.records.trajectory import Message
 from tests.doubles.drawn_images import png, url_of
-from workers.policy.engines.chat_history import named
-from workers.policy.gateway.system_messages import one_leading
+from workers.policy.engines.chat_route import named
+from workers.policy.gateway.calls import one_leading
 from workers.policy.generation import EngineRefused
 from workers.policy.message_images import Picture, PicturePart, as_sent, digests_of, joined, media_in
 

@@ -25,8 +25,7 @@ from workers.policy.gateway.dialects.openai_answers import (
     ErrorObjectDict,
     FinishReason,
 )
-from workers.policy.gateway.dialects.request_fields import CHAT, CHAT_MESSAGE
-from workers.policy.gateway.dialects.requested_forms import of_openai, schema_of_format
+from workers.policy.gateway.dialects.request_fields import CHAT, CHAT_MESSAGE, of_openai, schema_of_format
 
 if TYPE_CHECKING:
     from openai.types.chat import (

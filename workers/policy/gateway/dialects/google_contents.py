@@ -13,8 +13,7 @@ import orjson
 
 from farm.records.trajectory import Message
 from workers.plugins.interfaces import Completion, Delta
-from workers.policy.gateway.dialects import google_schemas, model_api, token_logprobs
-from workers.policy.gateway.dialects.google_schemas import camel
+from workers.policy.gateway.dialects import model_api, request_fields, token_logprobs
 from workers.policy.gateway.dialects.model_api import AnsweredToolCall, ApiProblem, BadRequest, ParsedRequest
 from workers.policy.gateway.dialects.request_fields import (
     GOOGLE,
@@ -22,8 +21,10 @@ from workers.policy.gateway.dialects.request_fields import (
     GOOGLE_CONFIG,
     GOOGLE_PART,
     GOOGLE_RESULT,
+    camel,
+    of_google,
+    schema_of_google,
 )
-from workers.policy.gateway.dialects.requested_forms import of_google, schema_of_google
 from workers.policy.message_images import Content, PicturePart, joined
 
 if TYPE_CHECKING:
@@ -292,7 +293,7 @@ def _tools(value: object) -> tuple[list[ChatCompletionToolParam], list[str]]:
             field = "parameters" if function.get("parametersJsonSchema") is None else "parametersJsonSchema"
             schema = model_api.schema(function.get(field), f"{where}[{place}].{field}")
             if field == "parameters":
-                schema = google_schemas.json_schema(schema)
+                schema = request_fields.json_schema(schema)
             tools.append(model_api.function(name, function.get("description"), schema))
         left_out += [name for name, value in tool.items() if name != "functionDeclarations" and value is not None]
     return tools, left_out

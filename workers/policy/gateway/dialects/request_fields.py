@@ -1,16 +1,22 @@
-"""The fields of each API's requests: which ones take effect, are refused or may be ignored, and why.
+"""The fields of each API's requests: which ones take effect, are refused or may be ignored, and the requested form.
 
 A field that carries conversation, or constrains the answer, is never ignored. A field in no table is recorded with the
-call, as `unknown_fields`; the vendors' own clients send none.
+call, as `unknown_fields`; the vendors' own clients send none. A form is a tool call or none, or text of a JSON schema;
+Google's schemas, OpenAPI schemas with upper-case types, are converted.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from workers.policy.gateway.dialects import model_api
+from workers.policy.gateway.dialects.model_api import BadRequest
+
+if TYPE_CHECKING:
+    from openai.types.chat import ChatCompletionToolParam
 
 _SAMPLING = "the batch sets the sampling, as the log-probabilities must be the policy's; recorded with the call"
 _EFFORT = "the batch sets the model's thinking, by chat_template_kwargs; recorded with the call"
@@ -24,6 +30,27 @@ _STRICT = "the policy's output is never repaired: its program checks it; the bat
 _OUTPUT = "a chat template shows a function's parameters, never its results"
 _CALLER = "the policy calls all functions itself"
 _NAMES = "for the vendor's models: no chat template has a place for it"
+_TOP_LOGPROBS = "log-probabilities are known only for the sampled tokens"
+_NUMBERS = frozenset(
+    {"minItems", "maxItems", "minLength", "maxLength", "minProperties", "maxProperties", "minimum", "maximum"}
+)
+_OF_THE_VENDOR = frozenset({"nullable", "propertyOrdering", "example"})
+_DOLLAR_NAMES = {"defs": "$defs", "ref": "$ref"}
+_NULL = {"type": "null"}
+_DEPTH = 64
+_SNAKE = re.compile(r"_([a-z])")
+_SHOWN = 100
+Mode = Literal["auto", "none", "required"]
+ANY_OBJECT = {"type": "object"}
+_WORDS: dict[str, Mode] = {"auto": "auto", "none": "none", "required": "required"}
+_ANTHROPIC: dict[str, Mode] = {"auto": "auto", "none": "none", "any": "required", "tool": "required"}
+_GOOGLE: dict[str, Mode] = {
+    "MODE_UNSPECIFIED": "auto",
+    "AUTO": "auto",
+    "VALIDATED": "auto",
+    "NONE": "none",
+    "ANY": "required",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,8 +76,6 @@ def _named(names: str) -> frozenset[str]:
 def _because(reason: str, names: str) -> dict[str, str]:
     return dict.fromkeys(names.split(), reason)
 
-
-_TOP_LOGPROBS = "log-probabilities are known only for the sampled tokens"
 
 CHAT = RequestFields(
     _named(
@@ -278,3 +303,156 @@ OUTPUT_CONFIG = RequestFields(_named("format"), {}, {"effort": _EFFORT, "task_bu
 THREAD = RequestFields(_named("type previous_message_id"))
 METADATA = RequestFields(_named("user_id"))
 MCP_SERVER = RequestFields(_named("name"), {}, _because(_HOSTED, "type url authorization_token tool_configuration"))
+
+
+def camel(given: Mapping[str, Any]) -> dict[str, Any]:
+    """Return an object with its keys in camel case; the API accepts snake case, too."""
+    return {_SNAKE.sub(lambda match: match[1].upper(), name): value for name, value in given.items()}
+
+
+def json_schema(given: object, depth: int = 0) -> dict[str, Any] | None:
+    """Return a schema as a JSON schema; None for an invalid one."""
+    if not isinstance(given, dict) or depth > _DEPTH:
+        return None
+    given = camel(given)
+    result = {
+        _DOLLAR_NAMES.get(name, name): _field(_DOLLAR_NAMES.get(name, name), value, depth)
+        for name, value in given.items()
+        if name not in _OF_THE_VENDOR
+    }
+    if given.get("nullable") is not True:
+        return result
+    if isinstance(result.get("type"), str):
+        return result | {"type": [result["type"], "null"]}
+    if isinstance(result.get("anyOf"), list):
+        return result | {"anyOf": [*result["anyOf"], _NULL]}
+    if "$ref" in result:
+        return {name: value for name, value in result.items() if name != "$ref"} | {
+            "anyOf": [{"$ref": result["$ref"]}, _NULL]
+        }
+    return result
+
+
+def _field(name: str, value: Any, depth: int) -> Any:
+    if name == "type" and isinstance(value, str):
+        return value.lower()
+    if name == "$ref" and isinstance(value, str):
+        return value.replace("#/defs/", "#/$defs/")
+    if name in ("properties", "$defs") and isinstance(value, dict):
+        return {each: json_schema(schema, depth + 1) or {} for each, schema in value.items()}
+    if name in ("items", "additionalProperties") and isinstance(value, dict):
+        return json_schema(value, depth + 1) or {}
+    if name in ("anyOf", "oneOf", "allOf") and isinstance(value, list):
+        return [json_schema(each, depth + 1) or {} for each in value]
+    if name in _NUMBERS and isinstance(value, str) and value.lstrip("-").isascii() and value.lstrip("-").isdecimal():
+        # The API writes 64-bit integers as text.
+        return int(value)
+    return value
+
+
+@dataclass(frozen=True, slots=True)
+class ToolChoice:
+    """A tool choice: `allowed` are the tools that may be called, empty for all."""
+
+    mode: Mode = "auto"
+    allowed: tuple[str, ...] = ()
+
+    def checked(self, tools: Sequence[ChatCompletionToolParam], left_out: Sequence[str], name: str) -> ToolChoice:
+        """Return it. Raises BadRequest for a choice among missing tools, and if all tools were hidden."""
+        there = {tool["function"]["name"] for tool in tools}
+        if self.mode == "required" and not there:
+            raise BadRequest("there is no tool to call", name)
+        for each in self.allowed:
+            if each not in there:
+                raise BadRequest(f"there is no tool {each[:_SHOWN]!r}", name)
+        if left_out and not there:
+            names = ", ".join(each[:_SHOWN] for each in left_out[:8])
+            raise BadRequest(f"none of the tools can be run here: {names}", "tools")
+        return self
+
+
+def of_openai(value: object, *, flat: bool) -> ToolChoice:
+    """Return the choice of OpenAI's APIs; `flat`: a tool's name is next to its type, not in a nested object."""
+    if value is None:
+        return ToolChoice()
+    if isinstance(value, str) and value in _WORDS:
+        return ToolChoice(_WORDS[value])
+    if not isinstance(value, dict):
+        raise BadRequest("must be auto, none, required, or name a tool", "tool_choice")
+    if value.get("type") == "function":
+        return ToolChoice("required", (_name_of(value, flat),))
+    if value.get("type") == "allowed_tools":
+        given = value if flat else value.get("allowed_tools")
+        mode = given.get("mode") if isinstance(given, dict) else None
+        if not isinstance(given, dict) or mode not in ("auto", "required"):
+            raise BadRequest("allowed tools have the mode auto or required", "tool_choice.mode")
+        tools = model_api.mappings(given.get("tools"), "tool_choice.tools")
+        return ToolChoice(_WORDS[mode], tuple(_name_of(tool, flat) for tool in tools))
+    raise BadRequest(f"a tool of type {value.get('type')!r} cannot be run here", "tool_choice")
+
+
+def _name_of(value: Mapping[str, Any], flat: bool) -> str:
+    holder = value if flat else value.get("function")
+    if not isinstance(holder, dict):
+        raise BadRequest("must name a function", "tool_choice.function")
+    return model_api.word(holder.get("name"), "tool_choice.name")
+
+
+def of_anthropic(value: object) -> ToolChoice:
+    if value is None:
+        return ToolChoice()
+    kind = value.get("type") if isinstance(value, dict) else None
+    if not isinstance(value, dict) or not isinstance(kind, str) or kind not in _ANTHROPIC:
+        raise BadRequest("must be an object of type auto, any, tool or none", "tool_choice")
+    allowed = (model_api.word(value.get("name"), "tool_choice.name"),) if kind == "tool" else ()
+    return ToolChoice(_ANTHROPIC[kind], allowed)
+
+
+def of_google(value: object) -> ToolChoice:
+    if value is None:
+        return ToolChoice()
+    where = "toolConfig.functionCallingConfig"
+    config = camel(value).get("functionCallingConfig") if isinstance(value, dict) else 0
+    if config is None:
+        return ToolChoice()
+    if not isinstance(config, dict):
+        raise BadRequest("must be an object", where)
+    config = camel(config)
+    mode = config.get("mode") or "AUTO"
+    if not isinstance(mode, str) or mode.upper() not in _GOOGLE:
+        raise BadRequest("must be AUTO, ANY, NONE or VALIDATED", f"{where}.mode")
+    return ToolChoice(
+        _GOOGLE[mode.upper()], model_api.texts(config.get("allowedFunctionNames"), f"{where}.allowedFunctionNames")
+    )
+
+
+def schema_of_format(value: object, name: str, *, flat: bool) -> dict[str, Any] | None:
+    """Return the schema of an OpenAI or Anthropic format; None for free text."""
+    if value is None:
+        return None
+    kind = value.get("type") if isinstance(value, dict) else None
+    if not isinstance(value, dict) or kind not in ("text", "json_object", "json_schema"):
+        raise BadRequest("must be an object of type text, json_object or json_schema", name)
+    if kind == "text":
+        return None
+    if kind == "json_object":
+        return ANY_OBJECT
+    holder = value if flat else value.get("json_schema")
+    schema = holder.get("schema") if isinstance(holder, dict) else None
+    if not isinstance(schema, dict):
+        raise BadRequest("must have a schema, an object", name)
+    return schema
+
+
+def schema_of_google(config: Mapping[str, Any]) -> dict[str, Any] | None:
+    kind = config.get("responseMimeType")
+    if kind not in (None, "", "text/plain", "application/json"):
+        raise BadRequest("must be text/plain or application/json", "generationConfig.responseMimeType")
+    if kind != "application/json":
+        return None
+    schema = config.get("responseJsonSchema")
+    if schema is None:
+        schema = json_schema(config.get("responseSchema"))
+    if schema is not None and not isinstance(schema, dict):
+        raise BadRequest("must be an object", "generationConfig.responseJsonSchema")
+    return schema or ANY_OBJECT

@@ -1,20 +1,24 @@
 """OpenAI's responses, `POST /v1/responses`: a conversation as a list of items, or continuing an earlier response.
 
+A namespace is a group of functions, which the policy sees as functions with longer names.
+
 https://platform.openai.com/docs/api-reference/responses
+https://platform.openai.com/docs/api-reference/responses-streaming
 """
 
 from __future__ import annotations
 
 import hashlib
 import time
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, cast
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, cast
 
 import orjson
 
 from farm.records.trajectory import Message
-from workers.plugins.interfaces import Completion
-from workers.policy.gateway.dialects import model_api
+from workers.plugins.interfaces import Completion, Delta
+from workers.policy.gateway.dialects import model_api, token_logprobs
 from workers.policy.gateway.dialects.chat_completions import openai_problem
 from workers.policy.gateway.dialects.model_api import AnsweredToolCall, ApiProblem, BadRequest, ParsedRequest
 from workers.policy.gateway.dialects.openai_answers import (
@@ -24,16 +28,233 @@ from workers.policy.gateway.dialects.openai_answers import (
     ResponseDict,
     ResponseUsageDict,
 )
-from workers.policy.gateway.dialects.request_fields import RESPONSES
-from workers.policy.gateway.dialects.requested_forms import of_openai, schema_of_format
-from workers.policy.gateway.dialects.responses_events import ResponsesEvents, output_items
-from workers.policy.gateway.dialects.tool_namespaces import Namespaces, flat_name
+from workers.policy.gateway.dialects.request_fields import RESPONSES, of_openai, schema_of_format
 
 if TYPE_CHECKING:
     from openai.types.chat import ChatCompletionToolParam
-    from openai.types.responses import ResponseCreateParams, ResponseInputItemParam, ResponseInputParam
+    from openai.types.responses import (
+        ResponseCreateParams,
+        ResponseFunctionToolCallParam,
+        ResponseInputItemParam,
+        ResponseInputParam,
+        ResponseOutputTextParam,
+    )
+    from openai.types.responses.response_output_text_param import Logprob
+    from openai.types.responses.response_reasoning_item_param import Content
 
+_JOIN = "__"
+Kind: TypeAlias = Literal["reasoning", "message"]
+Finish: TypeAlias = "Callable[[Completion, list[OutputItem]], ResponseDict]"
+"""Makes the finished response from a completion and its streamed items."""
+_PREFIXES: dict[Kind, str] = {"reasoning": "rs", "message": "msg"}
+_TEXTS: dict[Kind, str] = {"reasoning": "response.reasoning_text", "message": "response.output_text"}
 _TEXT_PARTS = ("input_text", "output_text", "text", "refusal", "summary_text", "reasoning_text")
+
+
+def flat_name(namespace: str, name: str) -> str:
+    """Return the policy's name for a function of a namespace; unchanged if it is in none."""
+    return f"{namespace}{_JOIN}{name}" if namespace else name
+
+
+class Namespaces:
+    """The namespaces of the tools in one rollout's requests."""
+
+    def __init__(self) -> None:
+        self._places: dict[str, tuple[str, str]] = {}
+
+    def flattened(self, tools: object) -> list[Mapping[str, Any]]:
+        """Return the tools with namespaces replaced by their functions, under longer names. Raises BadRequest."""
+        result: list[Mapping[str, Any]] = []
+        for number, tool in enumerate(model_api.mappings(tools or [], "tools")):
+            where = f"tools[{number}]"
+            if tool.get("type") != "namespace":
+                if tool.get("type") == "function" and str(tool.get("name")) in self._places:
+                    raise BadRequest(
+                        f"a function of a namespace is also named {tool['name']!r}: rename one", f"{where}.name"
+                    )
+                result.append(tool)
+                continue
+            namespace = model_api.word(tool.get("name"), f"{where}.name")
+            for place, inner in enumerate(model_api.mappings(tool.get("tools") or [], f"{where}.tools")):
+                if inner.get("type") != "function":
+                    result.append(inner)
+                    continue
+                name = model_api.word(inner.get("name"), f"{where}.tools[{place}].name")
+                self._places[flat_name(namespace, name)] = (namespace, name)
+                described = [
+                    each for each in (tool.get("description"), inner.get("description")) if place == 0 and each
+                ]
+                more = {"description": "\n".join(map(str, described))} if described else {}
+                result.append({**inner, **more, "name": flat_name(namespace, name)})
+        return result
+
+    def within(self, call: AnsweredToolCall) -> AnsweredToolCall:
+        """Return a call of the policy with the client's name of the function."""
+        if call.name not in self._places:
+            return call
+        namespace, name = self._places[call.name]
+        return replace(call, name=name, namespace=namespace)
+
+
+def output_items(completion: Completion, calls: Sequence[AnsweredToolCall]) -> list[OutputItem]:
+    """Return an assistant message as output items: reasoning, text, and tool calls."""
+    message, logprobs = completion.response, token_logprobs.of_openai(completion)
+    texts: dict[Kind, str] = {"reasoning": model_api.reasoning(message), "message": model_api.content(message)}
+    items = [
+        _text_item(kind, model_api.new_id(_PREFIXES[kind]), text, "completed", logprobs)
+        for kind, text in texts.items()
+        if text
+    ]
+    return [*items, *map(_call_item, calls)]
+
+
+class ResponsesEvents:
+    """The `model_api.Events` of this API: each item is added, filled and done; the last event has the response."""
+
+    def __init__(
+        self, begun: ResponseDict, calls: Callable[[Message], Sequence[AnsweredToolCall]], finish: Finish
+    ) -> None:
+        self._begun = begun
+        self._calls = calls
+        self._finish = finish
+        self._number = -1
+        self._items: list[OutputItem] = []
+        self._open: Kind | None = None
+        self._item_id = ""
+        self._sent: dict[Kind, str] = {"reasoning": "", "message": ""}
+        self._logprobs: list[Logprob] = []
+
+    def begin(self) -> bytes:
+        created = self._event("response.created", response=self._begun)
+        return created + self._event("response.in_progress", response=self._begun)
+
+    def delta(self, delta: Delta) -> bytes:
+        return self._say("reasoning" if delta.reasoning else "message", delta.text)
+
+    def ping(self) -> bytes:
+        return model_api.COMMENT
+
+    def end(self, completion: Completion) -> bytes:
+        message = completion.response
+        self._logprobs = token_logprobs.of_openai(completion)
+        pieces = [
+            self._say("reasoning", model_api.rest(model_api.reasoning(message), self._sent["reasoning"])),
+            self._say("message", model_api.rest(model_api.content(message), self._sent["message"])),
+            self._close(),
+            *(self._call(call) for call in self._calls(message)),
+        ]
+        response = self._finish(completion, self._items)
+        return b"".join([*pieces, self._event(f"response.{response['status']}", response=response)])
+
+    def error(self, problem: ApiProblem) -> bytes:
+        failed: ResponseDict = {
+            **self._begun,
+            "status": "failed",
+            "error": {"code": "server_error", "message": problem.message},
+        }
+        return self._event("response.failed", response=failed)
+
+    def _say(self, kind: Kind, text: str) -> bytes:
+        """Return the events for a piece of reasoning or text, in the open item if it is of that kind."""
+        if not text:
+            return b""
+        opened = b"" if self._open == kind else self._close() + self._start(kind)
+        self._sent[kind] += text
+        more = _more(kind)
+        return opened + self._of_part(f"{_TEXTS[kind]}.delta", delta=text, **more)
+
+    def _start(self, kind: Kind) -> bytes:
+        self._open, self._item_id = kind, model_api.new_id(_PREFIXES[kind])
+        # A kind that comes again after the other becomes another item.
+        self._sent[kind] = ""
+        added = self._event(
+            "response.output_item.added",
+            output_index=len(self._items),
+            item=_text_item(kind, self._item_id, "", "in_progress"),
+        )
+        return added + self._of_part("response.content_part.added", part=_part(kind, ""))
+
+    def _close(self) -> bytes:
+        kind = self._open
+        if kind is None:
+            return b""
+        self._open, text = None, self._sent[kind]
+        more = _more(kind, self._logprobs)
+        item = _text_item(kind, self._item_id, text, "completed", self._logprobs)
+        done = [
+            self._of_part(f"{_TEXTS[kind]}.done", text=text, **more),
+            self._of_part("response.content_part.done", part=_part(kind, text, self._logprobs)),
+            self._event("response.output_item.done", output_index=len(self._items), item=item),
+        ]
+        self._items.append(item)
+        return b"".join(done)
+
+    def _call(self, call: AnsweredToolCall) -> bytes:
+        index, item = len(self._items), _call_item(call)
+        where = {"item_id": item["id"], "output_index": index}
+        begun: ResponseFunctionToolCallParam = {**item, "arguments": "", "status": "in_progress"}
+        arguments = "response.function_call_arguments"
+        self._items.append(item)
+        return b"".join(
+            [
+                self._event("response.output_item.added", output_index=index, item=begun),
+                self._event(f"{arguments}.delta", delta=call.arguments, **where),
+                self._event(f"{arguments}.done", arguments=call.arguments, name=call.name, **where),
+                self._event("response.output_item.done", output_index=index, item=item),
+            ]
+        )
+
+    def _of_part(self, kind: str, **fields: Any) -> bytes:
+        return self._event(kind, item_id=self._item_id, output_index=len(self._items), content_index=0, **fields)
+
+    def _event(self, kind: str, **fields: Any) -> bytes:
+        self._number += 1
+        return model_api.event({"type": kind, "sequence_number": self._number, **fields}, kind)
+
+
+def _more(kind: Kind, logprobs: Sequence[Logprob] = ()) -> dict[str, Any]:
+    """Return the fields that only events of one kind have."""
+    return {"logprobs": list(logprobs)} if kind == "message" else {}
+
+
+def _part(kind: Kind, text: str, logprobs: Sequence[Logprob] = ()) -> Content | ResponseOutputTextParam:
+    return _thought_part(text) if kind == "reasoning" else _text_part(text, logprobs)
+
+
+def _thought_part(text: str) -> Content:
+    return {"type": "reasoning_text", "text": text}
+
+
+def _text_part(text: str, logprobs: Sequence[Logprob]) -> ResponseOutputTextParam:
+    return {"type": "output_text", "text": text, "annotations": [], "logprobs": list(logprobs)}
+
+
+def _text_item(
+    kind: Kind,
+    item_id: str,
+    text: str,
+    status: Literal["in_progress", "completed"],
+    logprobs: Sequence[Logprob] = (),
+) -> OutputItem:
+    if kind == "reasoning":
+        thoughts = [_thought_part(text)] if text else []
+        return {"id": item_id, "type": "reasoning", "status": status, "content": thoughts, "summary": []}
+    texts = [_text_part(text, logprobs)] if text else []
+    return {"id": item_id, "type": "message", "status": status, "content": texts, "role": "assistant"}
+
+
+def _call_item(call: AnsweredToolCall) -> ResponseFunctionToolCallParam:
+    item: ResponseFunctionToolCallParam = {
+        "id": model_api.new_id("fc"),
+        "type": "function_call",
+        "status": "completed",
+        "call_id": call.call_id,
+        "name": call.name,
+        "arguments": call.arguments,
+    }
+    if call.namespace:
+        item["namespace"] = call.namespace
+    return item
 
 
 class ResponsesApi:

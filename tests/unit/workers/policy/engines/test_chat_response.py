@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from farm.records.trajectory import VersionSpan
-from workers.policy.engines.chat_response import completion
+from workers.policy.engines.chat_route import completion
 
 
 def answer(**changes: Any) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from tests.unit.workers.policy.gateway.serving import Playing, Served, served
 from workers.policy.engines import detect
 from workers.policy.generation import EngineAddress
 from workers.policy.policy import RolloutPolicy
-from workers.policy.routing.engine_view import EngineRecord
+from workers.policy.routing.backend import record_of
 from workers.policy.routing.pool import EnginePool
 from workers.policy.routing.router import RoutingKey, StickyRouter
 from workers.testing import ScriptedModel
@@ -29,7 +29,7 @@ Given = list[tuple[str, float]]
 async def on_an_engine() -> AsyncIterator[Served]:
     with serving(ScriptedEngine(mean_tokens=12).app()) as url:
         address = EngineAddress(f"{url}/v1")
-        engine = EngineRecord(address, await detect(address))
+        engine = record_of(address, await detect(address))
         pool = EnginePool(lambda: (engine,))
         try:
             policy = RolloutPolicy(StickyRouter(pool, RoutingKey("r1")), "r1")

@@ -11,7 +11,7 @@ import pytest
 
 from farm.errors import EngineError
 from tests.unit.workers.policy.gateway.serving import Playing, Served, served
-from workers.policy.gateway.recent_answers import is_retry
+from workers.policy.gateway.conversations import is_retry
 from workers.testing import ScriptedModel, answering
 
 HELLO: Any = {"role": "user", "content": "hello"}

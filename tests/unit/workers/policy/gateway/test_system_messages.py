@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from tests.unit.workers.policy.gateway.serving import Playing, served
-from workers.policy.gateway.system_messages import one_leading
+from workers.policy.gateway.calls import one_leading
 from workers.testing import answering
 
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from workers.policy.routing.load import IDLE, EngineSpeed, Load, LoadTracker
+from workers.policy.routing.load import IDLE, Load, LoadTracker
 
 
 @given(st.lists(st.tuples(st.sampled_from("ab"), st.integers(0, 1000)), max_size=20), st.randoms())
@@ -36,13 +36,13 @@ def test_failed_call_is_no_longer_counted() -> None:
 
 
 def test_speed_follows_the_measurements() -> None:
-    speed = EngineSpeed()
+    tracker = LoadTracker()
     for _ in range(50):
-        speed.measured(100, 1.0, 1.0)
-    assert speed.value == pytest.approx(100)
+        tracker.measured("a", 100, 1.0, 1.0)
+    assert tracker.speed("a") == pytest.approx(100)
     for _ in range(50):
-        speed.measured(100, 4.0, 1.0)
-    assert speed.value == pytest.approx(25, rel=0.01)
+        tracker.measured("a", 100, 4.0, 1.0)
+    assert tracker.speed("a") == pytest.approx(25, rel=0.01)
 
 
 def test_speed_of_a_removed_engine_is_forgotten() -> None:

@@ -7,7 +7,7 @@ from collections import Counter
 from hypothesis import given
 from hypothesis import strategies as st
 
-from workers.policy.routing.load_balancing import Candidate, choose
+from workers.policy.routing.load import Candidate, choose
 
 URLS = [f"http://e{i}/v1" for i in range(6)]
 fleets = st.lists(st.tuples(st.integers(0, 100_000), st.floats(1.0, 1e4)), min_size=1, max_size=len(URLS)).map(

@@ -7,7 +7,6 @@ import time
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
-from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
@@ -124,8 +123,7 @@ class TestChoice:
             mine, other = Server("mine"), Server("other")
             servers = Servers()
             for server, model in ((mine, "m"), (other, "o")):
-                address = server.listed().address
-                servers.add(server, address=type(address)(address.url, model=model))
+                servers.add(server, model=model)
             async with pool_of(servers, none_s=5) as pool:
                 for _ in range(5):
                     assert await routed(router_of(pool, "r", model="o"), N, engine_call(N, "r")) == other.url
@@ -145,7 +143,7 @@ class TestChoice:
                 await asyncio.sleep(600)
                 assert not pending.done(), "its trainer may be restarted"
                 assert mine.blocked.startswith("the training run exp-1 has no engine")
-                servers.add(own, reserved_for="run:exp-1")
+                servers.add(own, model="run:exp-1")
                 assert await pending == own.url
                 assert {(await run_turns(pool, f"s{n}"))[0] for n in range(8)} == {shared.url}
                 assert (mine.newest_version, pool.newest_version) == ("", "4")
@@ -238,8 +236,7 @@ class TestNewEngines:
             servers = Servers(server)
             async with pool_of(servers) as pool:
                 await run_turns(pool, "r")
-                address = server.listed().address
-                servers.change(server, address=type(address)(address.url, model="m2"))
+                servers.change(server, model="m2")
                 await run_turns(pool, "r")
                 await when(lambda: server.n_clients == 1)
 
@@ -405,7 +402,7 @@ class TestFailover:
             async with pool_of(servers, notes) as pool:
                 assert all(turns == [b.url] * 2 for turns in await many(pool, 20, n_turns=2))
                 assert any(url == a.url and "answered 401" in why for url, why in notes.failures)
-                servers.change(a, address=replace(servers.list[0].address, key="another"), info=None)
+                servers.change(a, key="another", info=None)
                 pool.changed()
                 await many(pool, 20, n_turns=20)
                 assert a.answered
@@ -421,7 +418,7 @@ class TestFailover:
             async with pool_of(servers, notes) as pool:
                 call = asyncio.create_task(run_turns(pool, "r"))
                 await when(lambda: len(notes.failures) > 5)
-                servers.change(server, address=replace(servers.list[0].address, key="right"))
+                servers.change(server, key="right")
                 pool.changed()
                 changed_at = pool.now()
                 assert await call == [server.url]

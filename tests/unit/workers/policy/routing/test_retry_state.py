@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from workers.policy.routing.retry_state import Call
+from workers.policy.routing.router import Call
 
 
 def test_first_attempt_has_lost_no_time_however_long_it_runs() -> None:

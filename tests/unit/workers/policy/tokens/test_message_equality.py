@@ -8,7 +8,7 @@ import pytest
 
 from farm.records.trajectory import Message
 from tests.unit.workers.policy.tokens.zoo import assistant, call, system, tool, user
-from workers.policy.tokens.message_equality import equivalent
+from workers.policy.tokens.conversation_tree import equivalent
 
 CALL = call("call_1", '{"a": 1, "b": [2]}')
 PARTS = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]

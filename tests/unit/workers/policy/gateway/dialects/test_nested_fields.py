@@ -16,8 +16,7 @@ import typing_extensions
 
 from tests.unit.workers.policy.gateway.serving import Playing, served
 from workers.policy.gateway.dialects import request_fields as tables
-from workers.policy.gateway.dialects.google_schemas import _OF_THE_VENDOR, json_schema
-from workers.policy.gateway.dialects.request_fields import RequestFields
+from workers.policy.gateway.dialects.request_fields import _OF_THE_VENDOR, RequestFields, json_schema
 from workers.testing import answering
 
 CHAT, RESPONSES, MESSAGES = "/v1/chat/completions", "/v1/responses", "/v1/messages"
