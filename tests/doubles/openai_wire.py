@@ -11,8 +11,7 @@ from starlette.routing import Route
 from tests.doubles.double_machine import DoubleMachine
 from tests.doubles.vllm.sampling import CHAT, AllSamplingEndpoints
 from workers.testing.engine.model_request import RequestRefused
-from workers.testing.engine.vllm.answer_fields import CREATED
-from workers.testing.engine.vllm.sampling import error_response
+from workers.testing.engine.vllm.sampling import CREATED, error_response
 from workers.testing.engine.web import Json
 
 OWNER = "test-double"

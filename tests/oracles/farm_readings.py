@@ -30,9 +30,8 @@ from workers.evaluators.answers.authors.sympy_rules import SYMPY_RULES
 from workers.handlers.answer_handler import AnswerInstance
 from workers.handlers.harbor.artefact_files import entries
 from workers.handlers.harbor.harbor_evaluator import HarborEvaluator
-from workers.handlers.harbor.reward_files import rewards_of
+from workers.handlers.harbor.reward_files import gate, rewards_of, total
 from workers.handlers.harbor.sandbox_specs import agent_sandbox, verifier_sandbox
-from workers.handlers.harbor.step_gates import gate, total
 from workers.plugins.handler import TaskContext
 from workers.policy.repeated_turns import RepeatedTurns
 from workers.tools.terminal.screen import Screen

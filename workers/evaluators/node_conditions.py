@@ -18,7 +18,7 @@ from tempfile import gettempdir
 from farm.settings import settings
 from workers.sandboxes.shortage import watched
 
-_TICK_S = 0.1
+_PERIOD_S = 0.1
 _MIN_DISK_BYTES = 4 << 20
 _MIN_INODES = 64
 _MIN_MEMORY_KB = 32 << 10
@@ -59,12 +59,12 @@ async def observed() -> AsyncIterator[Conditions]:
 
 async def _tick(conditions: Conditions) -> None:
     loop = asyncio.get_running_loop()
-    due = loop.time() + _TICK_S
+    due = loop.time() + _PERIOD_S
     try:
         while True:
             await asyncio.sleep(due - loop.time())
             conditions.late_s += max(0.0, loop.time() - due)
-            due = loop.time() + _TICK_S
+            due = loop.time() + _PERIOD_S
     finally:
         # The end of the block may itself have been late.
         conditions.late_s += max(0.0, loop.time() - due)

@@ -24,7 +24,7 @@ from typing import Any
 
 from workers.evaluators.program_tests.descendants import adopt_descendants, descendants_cpu_s, end_descendants
 
-_TICK_S = 0.1
+_POLL_S = 0.1
 _DRAIN_S = 2.0
 _MAX_RECORDS = 6_000_000
 _MAX_TAIL = 20_000
@@ -110,8 +110,8 @@ class ObservedRun:
             now = time.monotonic()
             if now >= deadline:
                 return False
-            self._read(_TICK_S)
-            self._late_s += max(0.0, time.monotonic() - now - _TICK_S)
+            self._read(_POLL_S)
+            self._late_s += max(0.0, time.monotonic() - now - _POLL_S)
         return True
 
     def _read(self, wait_s: float) -> None:

@@ -1,4 +1,4 @@
-"""Applies the policy's patch and the test patch to a clean tree, in the order that keeps the tests intact.
+"""The policy's diff of a marked tree, and its application to a clean tree, in the order that keeps the tests intact.
 
 Files that the policy must not change are restored before the tests are applied (`tree_guard.py` has the rule): a policy
 is scored for its fix, not for its tests. The contents of its sandbox are untrusted input: if malformed, the submission
@@ -15,11 +15,13 @@ from collections.abc import Collection, Mapping
 from importlib.resources import files
 from typing import Any
 
-from farm.errors import EvaluatorError
+from farm.errors import EvaluatorError, SandboxError
 from workers.evaluators.canaries.trivial_tests import TRIVIAL, trivial_tests
+from workers.evaluators.node_conditions import observed
 from workers.evaluators.outcomes import Planted
+from workers.evaluators.process_end import EndCause, ProcessEnd, doing
 from workers.evaluators.program_source import source_of
-from workers.plugins.interfaces import ExecResult, Sandbox
+from workers.plugins.interfaces import ExecResult, Sandbox, Submission
 
 PATCH = "model.patch"
 PATCH_BASE64 = "model.patch.base64"
@@ -67,6 +69,10 @@ no other configuration."""
 _MAX_UNPACKED_MB = 64
 _TOUCHED = re.compile(r"^(?:\+\+\+ b|--- a)/(.+?)\t?$", re.MULTILINE)
 _LITERAL = re.compile(rb"^(?:literal|delta) (\d+)$", re.MULTILINE)
+_NEEDED = {"canaries.planting": ("canaries.copies",), "outcomes_reader": ("program_tests.descendants",)}
+GIT_S = 45.0
+"""Seconds for git; below the stage's limit for collecting, so that it is reached first."""
+MAX_PATCH_BYTES = 1_000_000
 
 
 def patch_of(files: Mapping[str, str]) -> bytes:
@@ -200,9 +206,6 @@ def script(name: str) -> str:
     return files("workers.evaluators").joinpath(f"{name}.sh").read_text()
 
 
-_NEEDED = {"canaries.planting": ("canaries.copies",), "outcomes_reader": ("program_tests.descendants",)}
-
-
 async def run_program(sandbox: Sandbox, program: str, request: Mapping[str, Any], timeout_s: float) -> ExecResult:
     """Run one of this package's programs in a sandbox's Python; it reads and prints JSON."""
     command = ["python", "-I", "-c", source_of(*_NEEDED.get(program, ()), program)]
@@ -215,3 +218,28 @@ def output_end(result: ExecResult) -> str:
     if result.timed_out:
         text = f"it timed out; {text}".removesuffix("; ")
     return text or f"it ended with code {result.code}, without output"
+
+
+async def difference(sandbox: Sandbox, tree: str, answer: str | None, git_s: float = GIT_S) -> Submission:
+    """Return the diff against the marked tree, at most 1 MB, or a rejection if the policy broke its repository.
+
+    Errors caused by the policy's tree are rejections. Raises SandboxError if the node was late or short of a resource,
+    and TimeoutError if it takes so long that a fresh sandbox must decide the cause.
+    """
+    env = {**GIT_ENV, "MAX_BYTES": str(MAX_PATCH_BYTES + 1)}
+    async with observed() as conditions:
+        result = await sandbox.exec(["bash", "-c", script("collect_difference")], timeout_s=git_s, env=env, cwd=tree)
+    if result.code != 0:
+        whose, reason = doing(ProcessEnd.of(result, git_s, conditions))
+        if whose is EndCause.FARM or conditions.shortage:
+            raise SandboxError(f"sandbox {sandbox.sandbox_id}: its diff cannot be computed: {reason}")
+        if whose is EndCause.UNKNOWN and result.timed_out:
+            raise TimeoutError(f"its diff was not computed within {git_s:g} s: {output_end(result)}")
+        return _rejected(answer, f"the tree's repository is broken, so there is no diff: {output_end(result)}")
+    if len(result.stdout) > MAX_PATCH_BYTES:
+        return _rejected(answer, f"the patch is too large; at most {MAX_PATCH_BYTES} bytes are scored")
+    return Submission(answer=answer, files=patch_files(result.stdout))
+
+
+def _rejected(answer: str | None, reason: str) -> Submission:
+    return Submission(answer=answer, files={REJECTED: reason})

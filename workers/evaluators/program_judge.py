@@ -26,6 +26,7 @@ import time
 from typing import Any
 
 from workers.evaluators.program_tests.descendants import (
+    POLL_S,
     adopt_descendants,
     descendants_cpu_s,
     end_descendants,
@@ -160,7 +161,7 @@ def _ends(pid: int) -> bool:
     while time.monotonic() < deadline:
         if os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None:
             return True
-        time.sleep(0.005)
+        time.sleep(POLL_S)
     return False
 
 

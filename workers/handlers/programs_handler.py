@@ -11,10 +11,13 @@ from farm.errors import HandlerError, ToolError
 from farm.records.request import SandboxSpec
 from farm.records.sandbox_spec import Requirement
 from farm.records.trajectory import Message
-from workers.evaluators.program_tests.asserts import AssertsEvaluator
-from workers.evaluators.program_tests.evaluator import AUTHORS_SOLUTION, SOLUTION, ProgramTestsEvaluator
-from workers.evaluators.program_tests.form_rules import form_rule
-from workers.evaluators.program_tests.hidden_tests import CallTest, HiddenTests, StreamTest
+from workers.evaluators.program_tests.evaluator import (
+    AUTHORS_SOLUTION,
+    SOLUTION,
+    AssertsEvaluator,
+    ProgramTestsEvaluator,
+)
+from workers.evaluators.program_tests.form_rules import CallTest, HiddenTests, StreamTest, form_rule
 from workers.evaluators.program_tests.output_comparison import FORM, tolerance_of
 from workers.plugins.handler import Handler
 from workers.plugins.interfaces import Evaluator, Sandbox, Submission

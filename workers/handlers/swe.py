@@ -15,8 +15,7 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator
 from farm.errors import HandlerError
 from farm.records.request import Archive, SandboxSpec
 from farm.records.trajectory import Message
-from workers.evaluators.issues.differences import GIT_S, difference
-from workers.evaluators.patches import GIT_ENV, output_end, script, touched
+from workers.evaluators.patches import GIT_ENV, GIT_S, difference, output_end, script, touched
 from workers.evaluators.tests import PytestEvaluator, TestPlan
 from workers.plugins.handler import Handler
 from workers.plugins.interfaces import Evaluator, ExecResult, Sandbox, Submission

@@ -15,11 +15,10 @@ from farm.errors import HandlerError
 from farm.records.request import SandboxSpec
 from farm.records.trajectory import Message
 from farm.settings import settings
-from workers.evaluators.issues.differences import GIT_S, difference
-from workers.evaluators.issues.issue_images import image_of
-from workers.evaluators.issues.issue_rows import IssueRow
+from workers.evaluators.issues.issue import hide_solution, stage
+from workers.evaluators.issues.issue_rows import IssueRow, image_of
 from workers.evaluators.issues.resolution import IssueEvaluator
-from workers.evaluators.issues.staging import hide_solution, stage
+from workers.evaluators.patches import GIT_S, difference
 from workers.plugins.handler import Handler
 from workers.plugins.interfaces import Evaluator, Sandbox, Submission
 from workers.plugins.roles import NO_MODELS, ChatModel

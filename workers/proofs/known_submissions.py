@@ -1,4 +1,4 @@
-r"""The proofs of all scorers that the farm brings, with their known submissions.
+"""The proofs of all scorers that the farm brings, with their known submissions.
 
 Answers are chosen so that the library behind a scorer has to decide: no rule of the farm's own can tell
 `(a+b)^2` from `a^2+2ab+b^2`.
@@ -16,7 +16,7 @@ from typing import Any
 from farm.errors import EvaluatorError
 from farm.records.request import SamplingParams, SandboxSpec
 from farm.records.trajectory import Completion, Message
-from workers.environments.environment import Action, Episode
+from workers.environments.environment import Action, AskModel, Begin, Episode, Step
 from workers.environments.environment_program import EnvironmentProgram, environment_program
 from workers.environments.environment_servers import EnvironmentServers
 from workers.evaluators.answer import verified
@@ -32,15 +32,70 @@ from workers.handlers.harbor.harbor_verifier import Tests, verify
 from workers.handlers.harbor.reward_files import MAIN
 from workers.plugins import registry
 from workers.plugins.interfaces import Evaluator, Sandbox, Submission
-from workers.proofs.known_environment import RIGHT, WRONG, KnownEnvironment
 from workers.proofs.proof import Known, NotProvable, Proof, best_provider, fresh_of
 from workers.sandboxes.images.archives import is_unpacked
 from workers.sandboxes.images.environments import is_made
 
+RIGHT = "right"
+WRONG = "wrong"
 _EVAL_S = 200.0
 """Seconds of scoring time: a share of it is what one run of a submission may take."""
 _STEP_S = 60.0
 _FETCHED = "its first rollout on this node, or `python -m workers.proofs --fetch`, fetches"
+_STREAM: Mapping[str, Any] = {"tests": [{"stdin": "2 3\n", "expected": "5\n"}]}
+_CALL: Mapping[str, Any] = {"tests": [{"arguments": [2, 3], "expected": [5]}], "function": "add"}
+_CHECKER: Mapping[str, Any] = {
+    **_STREAM,
+    "compare": "checker",
+    "checker": "import json, sys\nd = json.load(sys.stdin)\nsys.exit(int(d['output']) != int(d['expected']))\n",
+}
+_PACKAGES = ("pytest==8.3.5", "pytest-timeout==2.3.1")
+_PROJECT = "/workspace"
+_TEST_PATCH = """diff --git a/tests/test_calc.py b/tests/test_calc.py
+new file mode 100644
+--- /dev/null
++++ b/tests/test_calc.py
+@@ -0,0 +1,5 @@
++from calc import add
++
++
++def test_add():
++    assert add(2, 3) == 5
+"""
+_PATCH = """diff --git a/calc.py b/calc.py
+--- a/calc.py
++++ b/calc.py
+@@ -1,2 +1,2 @@
+ def add(a, b):
+-    return a - b
++    return a {sign} b
+"""
+_TEST_SH = """#!/bin/bash
+if [ "$(cat /workspace/answer.txt)" = 42 ]; then reward=1; else reward=0; fi
+echo "$reward" > /logs/verifier/reward.txt
+"""
+
+
+class KnownEnvironment:
+    """One question, answered by `RIGHT`. It needs no packages."""
+
+    rewards = (0, 1)
+
+    def __init__(self, ask: AskModel) -> None:
+        self._question = ""
+
+    def reset(self, episode: Episode) -> Begin:
+        self._question = f"Say {RIGHT!r}."
+        return Begin([{"role": "user", "content": self._question}])
+
+    def step(self, action: Action) -> Step:
+        return Step(reward=float(action.text == RIGHT), terminated=True)
+
+    def reference(self) -> str | None:
+        return RIGHT
+
+    def close(self) -> float | None:
+        return None
 
 
 def proofs(*, fetch: bool = False) -> list[Proof]:
@@ -131,44 +186,12 @@ async def _code(known: Known) -> float:
     return await _handled("code", fields, Submission(files=files))
 
 
-_STREAM: Mapping[str, Any] = {"tests": [{"stdin": "2 3\n", "expected": "5\n"}]}
-_CALL: Mapping[str, Any] = {"tests": [{"arguments": [2, 3], "expected": [5]}], "function": "add"}
-_CHECKER: Mapping[str, Any] = {
-    **_STREAM,
-    "compare": "checker",
-    "checker": "import json, sys\nd = json.load(sys.stdin)\nsys.exit(int(d['output']) != int(d['expected']))\n",
-}
-
-
 async def _programs(tests: Mapping[str, Any], known: Known) -> float:
     sign = {"right": "+", "wrong": "-"}[known]
     program = f"def add(a, b):\n    return a {sign} b\n"
     if "function" not in tests:
         program += "print(add(*map(int, input().split())))\n"
     return await _handled("programs", {"question": "Add.", **tests}, Submission(files={SOLUTION: program}))
-
-
-_PACKAGES = ("pytest==8.3.5", "pytest-timeout==2.3.1")
-_PROJECT = "/workspace"
-_TEST_PATCH = """diff --git a/tests/test_calc.py b/tests/test_calc.py
-new file mode 100644
---- /dev/null
-+++ b/tests/test_calc.py
-@@ -0,0 +1,5 @@
-+from calc import add
-+
-+
-+def test_add():
-+    assert add(2, 3) == 5
-"""
-_PATCH = """diff --git a/calc.py b/calc.py
---- a/calc.py
-+++ b/calc.py
-@@ -1,2 +1,2 @@
- def add(a, b):
--    return a - b
-+    return a {sign} b
-"""
 
 
 async def _put_project(sandbox: Sandbox) -> None:
@@ -215,12 +238,6 @@ async def _swe_bench(fetch: bool, known: Known) -> float:
     if not graded.complete:
         raise EvaluatorError("the swebench library finds no results in a log that has some")
     return float(graded.resolved)
-
-
-_TEST_SH = """#!/bin/bash
-if [ "$(cat /workspace/answer.txt)" = 42 ]; then reward=1; else reward=0; fi
-echo "$reward" > /logs/verifier/reward.txt
-"""
 
 
 @contextmanager

@@ -10,34 +10,193 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import fcntl
+import json
 import os
 import shutil
 import signal
+import socket
+import stat
 import sys
 import tempfile
+import threading
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
-from farm.errors import SandboxError
+from farm.errors import SandboxError, ToolError
 from farm.records.request import SandboxLimits, SandboxSpec
 from workers.conformance.outside import processes_with
 from workers.plugins.interfaces import ExecResult, Kernel, Sandbox, Shell
 from workers.sandboxes.kernel.kernel import open_kernel
 from workers.sandboxes.processes.command_arguments import check_words
+from workers.sandboxes.processes.fork_client import ForkReplies
 from workers.sandboxes.processes.limit_events import LimitEvents
 from workers.sandboxes.processes.process_tree import MARK, kill_tagged, new_tag
 from workers.sandboxes.processes.sandbox_process import Collector, SandboxProcess
 from workers.sandboxes.shell.shell import BashShell
-from workers.testing.local_files import LocalFiles
-from workers.testing.local_process import started
 
 if TYPE_CHECKING:
     from workers.sandboxes.isolation.namespaces import JoinTarget
 
+MAX_FILE = 100_000_000
+_RUN = 'cd -- "$0" || exit 126; exec -- "$@"'
+_HIGH = 300
+_SIGNALS = (signal.SIGPIPE, signal.SIGXFSZ, signal.SIGINT, signal.SIGQUIT, signal.SIGTERM, signal.SIGHUP)
 _MEMBER = "LOCAL_SANDBOX"
 MAX_OUTPUT = 10_000_000
 """Maximum bytes kept of each output stream of a command."""
+
+
+class LocalFiles:
+    """Relative paths start in `folder`; paths below `alias`, which need not exist, are mapped to it, too."""
+
+    def __init__(self, folder: Path, alias: str) -> None:
+        self._folder = folder.resolve()
+        self._alias = alias
+
+    def _place(self, path: str) -> Path:
+        """Return a path's location on this machine. Raises ToolError if it is outside the sandbox."""
+        if not path or "\0" in path:
+            raise ToolError(f"{path!r}: Not a path")
+        relative = Path(path).relative_to(self._alias) if Path(path).is_relative_to(self._alias) else Path(path)
+        # An absolute path replaces the folder in the join.
+        place = self._folder / relative
+        if not Path(os.path.normpath(place)).is_relative_to(self._folder):
+            raise ToolError(f"{path}: No such file or directory in a local sandbox, which has only its working folder")
+        return place
+
+    def read(self, path: str) -> bytes:
+        """See `workers.plugins.interfaces.Sandbox.read_file`."""
+        with _translated_errors(path):
+            descriptor = os.open(self._place(path), os.O_RDONLY | os.O_NONBLOCK)
+            with os.fdopen(descriptor, "rb") as file:
+                _check(path, os.fstat(descriptor))
+                return file.read()
+
+    def write(self, path: str, data: bytes) -> None:
+        """See `workers.plugins.interfaces.Sandbox.write_file`."""
+        with _translated_errors(path):
+            place = self._place(path)
+            place.parent.mkdir(parents=True, exist_ok=True)
+            descriptor = os.open(place, os.O_WRONLY | os.O_CREAT | os.O_NONBLOCK, 0o644)
+            with os.fdopen(descriptor, "wb") as file:
+                _check(path, os.fstat(descriptor))
+                file.truncate()
+                file.write(data)
+
+    def upload(self, source: Path, path: str) -> None:
+        """See `workers.plugins.interfaces.Sandbox.upload`."""
+        with _translated_errors(path):
+            place = self._place(path)
+            place.parent.mkdir(parents=True, exist_ok=True)
+            _copy(source, place)
+
+    def download(self, path: str, target: Path) -> None:
+        """See `workers.plugins.interfaces.Sandbox.download`."""
+        if target.exists() or target.is_symlink():
+            raise ToolError(f"{target} already exists on the node")
+        with _translated_errors(path):
+            _copy(self._place(path), target)
+
+
+def _check(path: str, status: os.stat_result) -> None:
+    if not stat.S_ISREG(status.st_mode):
+        raise ToolError(f"{path}: {'Is a directory' if stat.S_ISDIR(status.st_mode) else 'Not a regular file'}")
+    if status.st_size > MAX_FILE:
+        raise ToolError(f"{path}: File is larger than {MAX_FILE // 1_000_000} MB")
+
+
+def _copy(source: Path, target: Path) -> None:
+    """Copy a file or a folder; within a folder, skip links that lead out of it, devices and sockets."""
+    if not source.is_dir():
+        if not source.is_file():
+            raise ToolError(
+                f"{source.name}: {'Not a regular file' if source.exists() else 'No such file or directory'}"
+            )
+        shutil.copy2(source, target)
+        return
+    top = source.resolve()
+
+    def left_out(folder: str, names: list[str]) -> list[str]:
+        return [name for name in names if not _may_be_copied(Path(folder, name), top)]
+
+    shutil.copytree(top, target, symlinks=True, ignore=left_out)
+
+
+def _may_be_copied(path: Path, top: Path) -> bool:
+    if path.is_symlink():
+        return not path.readlink().is_absolute() and Path(os.path.realpath(path)).is_relative_to(top)
+    return path.is_dir() or path.is_file()
+
+
+@contextmanager
+def _translated_errors(path: str) -> Iterator[None]:
+    """Translate this machine's errors to messages about the sandbox's path."""
+    try:
+        yield
+    except shutil.Error as error:
+        raise ToolError(f"{path}: {error}") from error
+    except (OSError, RecursionError) as error:
+        raise ToolError(f"{path}: {getattr(error, 'strerror', None) or error}") from error
+
+
+def started(
+    argv: Sequence[str], env: Mapping[str, str], fds: Mapping[int, int], cwd: str, terminal: bool
+) -> ForkReplies:
+    """Start a program in its own session; send its pid, with a pidfd, then its exit code.
+
+    `fds` maps the program's descriptors to ours, which may be closed on return; with `terminal`, descriptor 0 is its
+    controlling terminal.
+    """
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    shell = ["bash", "--norc", "--noprofile", "-c", _RUN, cwd, *argv]
+    try:
+        pid = _spawn(shell, env, fds, terminal)
+    except (OSError, ValueError) as error:
+        # The message of a shell.
+        if 2 in fds:
+            os.write(fds[2], f"{argv[0][:100]}: {error}\n".encode(errors="surrogateescape"))
+        pid = _spawn(["bash", "-c", "exit 126"], env, {}, False)
+    threading.Thread(target=_watch, args=(pid, os.pidfd_open(pid), theirs), daemon=True).start()
+    return ForkReplies(ours)
+
+
+def _spawn(argv: Sequence[str], env: Mapping[str, str], fds: Mapping[int, int], terminal: bool) -> int:
+    actions: list[tuple[Any, ...]] = []
+    with contextlib.ExitStack() as moved:
+        for number, descriptor in fds.items():
+            # First move them out of each other's way.
+            high = fcntl.fcntl(descriptor, fcntl.F_DUPFD_CLOEXEC, _HIGH)
+            moved.callback(os.close, high)
+            actions.append((os.POSIX_SPAWN_DUP2, high, number))
+        actions += [(os.POSIX_SPAWN_OPEN, n, os.devnull, os.O_RDWR, 0) for n in (0, 1, 2) if n not in fds]
+        actions += [(os.POSIX_SPAWN_CLOSE, n) for n in _inherited() if n > 2 and n not in fds]
+        if terminal:
+            # The first terminal that a session leader opens becomes its controlling terminal.
+            actions.append((os.POSIX_SPAWN_OPEN, 0, os.ttyname(fds[0]), os.O_RDWR, 0))
+        return os.posix_spawnp(argv[0], list(argv), env, file_actions=actions, setsid=True, setsigdef=_SIGNALS)
+
+
+def _inherited() -> Iterator[int]:
+    """Yield the inheritable descriptors that this process was started with."""
+    for entry in list(Path("/proc/self/fd").iterdir()):
+        # The descriptor of the listing itself is closed by now.
+        with contextlib.suppress(OSError):
+            if os.get_inheritable(int(entry.name)):
+                yield int(entry.name)
+
+
+def _watch(pid: int, pidfd: int, answer: socket.socket) -> None:
+    """In a thread: report a child's pid, wait for it, report its end. The reader may have closed."""
+    with answer, contextlib.suppress(OSError):
+        try:
+            socket.send_fds(answer, [json.dumps({"pid": pid}).encode()], [pidfd])
+        finally:
+            os.close(pidfd)
+            code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+        answer.send(json.dumps({"code": code}).encode())
 
 
 class LocalSandbox:

@@ -18,10 +18,10 @@ from farm.errors import EvaluatorError, SandboxError
 from testkit.deadline import Deadline
 from tests.conftest import absent
 from tests.services.soak import at_length
-from workers.attacks.function_attacks import function_program
-from workers.attacks.stream_attacks import HEAD, STREAMS, stream_program
+from workers.attacks.program_attacks import _STREAM_HEAD as HEAD
+from workers.attacks.program_attacks import STREAMS, function_program, stream_program
 from workers.evaluators.program_tests.evaluator import ProgramTestsEvaluator
-from workers.evaluators.program_tests.hidden_tests import CallTest, HiddenTests, StreamTest
+from workers.evaluators.program_tests.form_rules import CallTest, HiddenTests, StreamTest
 from workers.handlers.programs_handler import ProgramsHandler, ProgramsInstance
 from workers.plugins.interfaces import FreshSandbox, Sandbox, Score, Submission
 from workers.plugins.registry import sandbox as provider

@@ -11,7 +11,7 @@ import pytest
 from tests.acceptance.scores.honest_programs import READS, SORTS, WRITING, WRONG_VALUES
 from tests.acceptance.scores.test_hidden_tests import fresh, runner, scored
 from workers.evaluators.program_tests.evaluator import ProgramTestsEvaluator
-from workers.evaluators.program_tests.hidden_tests import CallTest, HiddenTests, StreamTest
+from workers.evaluators.program_tests.form_rules import CallTest, HiddenTests, StreamTest
 from workers.evaluators.programs import ProgramEvaluator
 from workers.plugins.interfaces import FreshSandbox
 

@@ -31,7 +31,7 @@ from tests.integration.tasks.harbor_hacks import SHELL_TEST, WORK, write_task
 from tests.services.farms import farm_folder, until
 from workers.cli.task_checks import CheckOptions, solve
 from workers.evaluators.program_tests.evaluator import ProgramTestsEvaluator
-from workers.evaluators.program_tests.hidden_tests import HiddenTests, StreamTest
+from workers.evaluators.program_tests.form_rules import HiddenTests, StreamTest
 from workers.evaluators.programs import ProgramEvaluator
 from workers.evaluators.tests import PytestEvaluator
 from workers.plugins.interfaces import Evaluator, Sandbox, Submission

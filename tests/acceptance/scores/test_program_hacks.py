@@ -16,7 +16,8 @@ from farm.errors import EvaluatorError, SandboxError
 from testkit.deadline import Deadline
 from tests.conftest import absent
 from tests.services.soak import at_length
-from workers.attacks.function_attacks import FUNCTIONS, HEAD, function_program
+from workers.attacks.program_attacks import _FUNCTION_HEAD as HEAD
+from workers.attacks.program_attacks import FUNCTIONS, function_program
 from workers.evaluators.programs import ProgramEvaluator
 from workers.handlers.code import CodeHandler, CodeInstance
 from workers.plugins.interfaces import ExecResult, FreshSandbox, Sandbox, Score, Submission

@@ -10,7 +10,7 @@ from tests.doubles.double_machine import DoubleMachine
 from tests.doubles.engine_metrics import PROMETHEUS, sglang_metrics
 from tests.doubles.vllm.sampling import FINGERPRINT
 from workers.testing.engine.model_request import RequestRefused
-from workers.testing.engine.vllm.answer_fields import CREATED
+from workers.testing.engine.vllm.sampling import CREATED
 from workers.testing.engine.web import Json, body_of
 
 VERSION = "0.5.23"

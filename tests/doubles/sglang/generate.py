@@ -13,9 +13,8 @@ from tests.doubles.double_machine import DoubleMachine
 from tests.doubles.sglang.prompts import RequestReader, finish
 from tests.doubles.sglang.requests import SglangGenerateBody
 from workers.testing.engine.model_request import RequestRefused, parsed
-from workers.testing.engine.run import EngineRun
-from workers.testing.engine.vllm.answer_fields import spans
-from workers.testing.engine.vllm.sampling import complete
+from workers.testing.engine.scheduler import EngineRun
+from workers.testing.engine.vllm.sampling import complete, spans
 from workers.testing.engine.web import EventStream, Json, body_of, while_connected
 
 

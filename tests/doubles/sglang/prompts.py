@@ -8,7 +8,7 @@ from typing import Any
 from farm.records.trajectory import TokenIds
 from tests.doubles.double_machine import DoubleMachine
 from workers.testing.engine.model_request import RequestRefused, SamplingRequest, ids_of
-from workers.testing.engine.run import EngineRun
+from workers.testing.engine.scheduler import EngineRun
 
 
 class RequestReader:

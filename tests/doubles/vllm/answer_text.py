@@ -6,8 +6,8 @@ from itertools import accumulate
 from typing import Any
 
 from workers.testing.engine.engine_machine import Machine
-from workers.testing.engine.run import EngineRun
-from workers.testing.engine.vllm.answer_fields import ResponseWriter
+from workers.testing.engine.scheduler import EngineRun
+from workers.testing.engine.vllm.sampling import ResponseWriter
 
 
 class TextResponseWriter(ResponseWriter):

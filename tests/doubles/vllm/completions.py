@@ -11,8 +11,8 @@ from tests.doubles.vllm.requests import VllmCompletionsBody
 from workers.testing.engine.engine_machine import Machine
 from workers.testing.engine.expert_routing import npy_of
 from workers.testing.engine.model_request import SamplingRequest
-from workers.testing.engine.run import EngineRun
-from workers.testing.engine.vllm.answer_fields import CREATED, spans, usage
+from workers.testing.engine.scheduler import EngineRun
+from workers.testing.engine.vllm.sampling import CREATED, spans, usage
 
 
 class CompletionsAnswer:

@@ -7,9 +7,8 @@ from typing import Any
 from tests.doubles.vllm.answer_text import TextResponseWriter, TextStream
 from workers.testing.engine.engine_machine import Machine
 from workers.testing.engine.model_request import SamplingRequest
-from workers.testing.engine.run import EngineRun
-from workers.testing.engine.vllm.generate import GenerateAnswer
-from workers.testing.engine.vllm.requests import VllmGenerateBody
+from workers.testing.engine.scheduler import EngineRun
+from workers.testing.engine.vllm.sampling import GenerateAnswer, VllmGenerateBody
 
 
 class GenerateTextAnswer(GenerateAnswer):

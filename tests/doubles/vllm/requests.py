@@ -7,7 +7,7 @@ from typing import Any
 from pydantic import Field
 
 from farm.records.trajectory import Message
-from workers.testing.engine.vllm.requests import VllmCommonBody, VllmSampling
+from workers.testing.engine.vllm.sampling import VllmCommonBody, VllmSampling
 
 COMPLETION_TOKENS = 16
 """Tokens that /v1/completions samples by default or for a null `max_tokens`; the others fill the context."""

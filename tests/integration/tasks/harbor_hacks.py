@@ -5,8 +5,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from workers.attacks.pytest_commands import IN_WORKING_DIRECTORY, PYTEST
-from workers.attacks.shell_commands import SHELL
+from workers.attacks.harbor_attacks import IN_WORKING_DIRECTORY, PYTEST, SHELL
 
 SHELL_TEST = """#!/bin/bash
 . /tests/helper.sh

@@ -37,9 +37,7 @@ from workers.evaluators.answers.normal_text import (
     whole_number,
     words,
 )
-from workers.evaluators.answers.notation import conventional
-from workers.evaluators.answers.operations import is_value, operations_left
-from workers.evaluators.answers.units import measure
+from workers.evaluators.answers.notation import conventional, is_value, measure, operations_left
 from workers.evaluators.answers.verification import Verification
 from workers.evaluators.authors_score import AuthorsScore, with_authors
 from workers.evaluators.grading import Grader

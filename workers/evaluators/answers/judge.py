@@ -1,13 +1,16 @@
-r"""A judge: an LLM that decides whether an answer equals the gold answer, where rules cannot.
+"""A judge: an LLM that decides whether an answer equals the gold answer, where rules cannot.
 
 The candidate is untrusted data: it is enclosed in random markers, drawn for each request, and stripped of anything that
 could end them, or be read as a decision or as a chat template's token. An unreadable or truncated reply is retried with
 another seed. If all replies are unreadable, the same judge is asked about the gold answer in the candidate's place. If
 it decides that, the candidate is at fault and not equivalent; if not, scoring has failed: an error, never a decision.
+
+A decision is JSON, or the last box or label of a reply; anything else is unreadable.
 """
 
 from __future__ import annotations
 
+import json
 import re
 import secrets
 import unicodedata
@@ -18,12 +21,15 @@ from typing import Any, ClassVar, Literal, TypeAlias
 from farm.errors import EvaluatorError
 from farm.records.request import SamplingParams
 from farm.records.trajectory import Message
-from workers.evaluators.answers.judge_reply import decision
+from workers.evaluators.answers.final_answer import last_box
+from workers.evaluators.answers.normal_text import words
 from workers.plugins.roles import ChatModel
 from workers.sandboxes.images.content_store import digest
 
+_MARK = re.compile(r"\\boxed\s*\{|\[\[\s*A\s*(!?=)\s*B\s*\]\]")
+_FENCED = re.compile(r"^```(?:json)?\s*(.*?)\s*```$", re.DOTALL)
+_DECISIONS = {"yes": True, "no": False}
 Template: TypeAlias = Literal["equivalent", "strict"]
-
 _RULES: dict[Template, str] = {
     "equivalent": (
         "They are equivalent if they say the same thing about the question: other notation, units, rounding that the "
@@ -47,6 +53,34 @@ _MAX_REPLY_CHARS = 8_000
 _MAX_CACHED = 4096
 _AGAIN_TEMPERATURE = 0.7
 _CUT = "[...] "
+
+
+def decision(reply: str) -> bool | None:
+    """Return whether a reply calls the answers equal; None if it is unreadable.
+
+    Thoughts before `</think>` are ignored; so is a reply with unclosed thoughts.
+    """
+    text = reply.rpartition("</think>")[2].strip()
+    if "<think>" in text:
+        return None
+    marks = list(_MARK.finditer(text))
+    if not marks:
+        return _of_json(text)
+    last = marks[-1]
+    if last.group(1) is not None:
+        return last.group(1) == "="
+    boxed = last_box(text[last.start() :])
+    return None if boxed is None else _DECISIONS.get(words(boxed))
+
+
+def _of_json(text: str) -> bool | None:
+    fenced = _FENCED.match(text)
+    try:
+        content = json.loads(fenced.group(1) if fenced else text)
+    except (ValueError, RecursionError):
+        return None
+    equal = content.get("equal") if isinstance(content, dict) else None
+    return equal if isinstance(equal, bool) else None
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-r"""Notations unknown to math-verify, rewritten as known ones: `1\,000`, `2½`, `0.\overline{3}`, `√2`.
+"""Notations of answers that are rewritten for math-verify, operations left unevaluated, and units of measurement.
 
 Only unambiguous notations are rewritten. Data sets' own scorers read most of them: DAPO's drops spaces, PRM800K's reads
 `2 1/3` as a mixed number and knows the signs for roots and infinity.
@@ -10,7 +10,7 @@ import re
 import unicodedata
 from fractions import Fraction
 
-from workers.evaluators.answers.normal_text import with_exponents, without_end
+from workers.evaluators.answers.normal_text import number_and_unit, plain, with_exponents, without_end
 
 _POWER_OF_TEN = re.compile(r"^\s*([-+]?\d+(?:\.\d+)?)[eE]([-+]?\d{1,4})\b")
 _GAP = r"(?:\\[,;: ]|~|[ \u00a0\u2009\u202f])"
@@ -30,6 +30,52 @@ _SIGNS = {
 _SIGN = re.compile("|".join(f"{re.escape(sign)}(?![A-Za-z])" for sign in _SIGNS))
 _DEGREES = re.compile(r"(?<=[\d})])\s*°(?!\s*[A-Za-z])")
 _BEFORE_LETTER = re.compile(r"(?<=\d)\\[,;:!](?=[A-Za-z](?![A-Za-z]))")
+_REMARK = re.compile(
+    r"\\(?:text[a-z]*|mathrm|mbox|operatorname)\s*\{\s*(?![a-z]*(?:gcd|lcm|mod|det|log)\b)[^{}]*\}(\^\{?-?\d\}?)?"
+)
+_TENS = re.compile(r"(?:^|(?<=[\d.}])\s*(?:\\times|\\cdot|[\u00d7\u00b7*x])\s*)10\s*\^\s*(?:\{\s*[-+]?\d+\s*\}|\d)")
+_SIZES = re.compile(r"\\(?:left|right|[Bb]igg?[lr]?)(?![A-Za-z])\s*")
+_DEGREE_SIGN = re.compile(r"\^\s*\{?\s*\\circ\s*\}?|°")
+_SIDES = re.compile(r"(?<![\\<>!])=|\\approx|≈|\\Rightarrow|\\implies|\\to\b")
+_FRACTION = re.compile(r"\\[dtc]?frac|\\over\b|\\div|[/\u00f7]|(?<=\d)\s*:\s*(?=\d)")
+_PLAIN_FRACTION = re.compile(
+    r"[-+]?\s*(?:\d+\s*)?(?:\\[dtc]?frac\s*(?:\{\s*\d+\s*\}|\d)\s*(?:\{\s*\d+\s*\}|\d)|\d+/\d+)"
+)
+_OPERATIONS = {
+    "+": re.compile(r"(?<=[\d)}!])\s*(?:[-+\u2212]|\\pm|\\mp)\s*[\w\\({]"),
+    "*": re.compile(r"(?:[*\u00d7\u00b7]|\\cdot|\\times)\s*[\w\\({]|[\d)}]\s*\(|\)\s*[\d(]"),
+    "^": re.compile(r"\^|\*\*"),
+    "!": re.compile(r"!"),
+    "root": re.compile(r"\\sqrt|\u221a"),
+    "series": re.compile(r"\\(?:sum|prod|i*int|oint|lim|limsup|liminf|bigcup|bigcap)(?![a-z])"),
+    "function": re.compile(
+        r"\\(?:[dt]?binom|choose|gcd|lcm|det|max|min|sup|inf|log|ln|lg|exp|arc[a-z]+|(?:sin|cos|tan|cot|sec|csc)h?|deg|"
+        r"b?mod|pmod|operatorname|lfloor|lceil|lvert|begin)(?![a-z])|\||[A-Za-z]\w*\s*\(|\b(?:choose|mod)\b"
+    ),
+}
+_PREFIXES = {
+    **{"giga": "G", "mega": "M", "kilo": "k", "hecto": "h", "deci": "d", "centi": "c", "milli": "m", "tera": "T"},
+    **{"micro": "\N{GREEK SMALL LETTER MU}", "nano": "n", "pico": "p", "femto": "f"},
+}
+_NAMES = {
+    **{"meter": "m", "metre": "m", "gram": "g", "second": "s", "sec": "s", "minute": "min", "hour": "h", "hr": "h"},
+    **{"day": "d", "year": "yr", "joule": "J", "newton": "N", "watt": "W", "pascal": "Pa", "volt": "V", "ampere": "A"},
+    **{"amp": "A", "kelvin": "K", "hertz": "Hz", "mole": "mol", "liter": "L", "litre": "L", "l": "L", "ohm": "Ω"},
+    **{"coulomb": "C", "farad": "F", "tesla": "T", "weber": "Wb", "henry": "H", "bar": "bar", "electronvolt": "eV"},
+    **{"inch": "in", "inches": "in", "foot": "ft", "feet": "ft", "mile": "mi", "pound": "lb", "lbs": "lb"},
+    **{"yard": "yd"},
+}
+_PREFIXED = (
+    *("m", "g", "s", "J", "N", "W", "Pa", "V", "A", "K"),
+    *("Hz", "mol", "L", "Ω", "C", "F", "T", "Wb", "H", "bar", "eV"),
+)
+_SYMBOLS = frozenset(
+    {f"{prefix}{unit}" for prefix in (*_PREFIXES.values(), "") for unit in _PREFIXED}
+    | {"min", "h", "d", "yr", "in", "ft", "mi", "lb", "yd", "°"}
+)
+_FACTOR = re.compile(r"([^\W\d_]+|°)(?:\^?\{?(-?\d)\}?)?")
+# A speed or an acceleration, not a power of milliseconds.
+_SPEED = re.compile(r"\bms(?=\^?\{?-[12]\b)")
 
 
 def conventional(text: str) -> str:
@@ -63,3 +109,65 @@ def _fraction_of_decimal(match: re.Match[str]) -> str:
     scale = 10 ** len(start)
     value = Fraction(int(whole + start), scale) + Fraction(int(period), scale * (10 ** len(period) - 1))
     return str(value) if value.denominator == 1 else rf"\frac{{{value.numerator}}}{{{value.denominator}}}"
+
+
+def is_value(text: str) -> bool:
+    """Return whether a text is a number: decimal, a fraction or a mixed one, with or without a unit."""
+    return number_and_unit(text) is not None or _PLAIN_FRACTION.fullmatch(text.strip().strip("$").strip()) is not None
+
+
+def operations_left(answer: str, gold: str) -> set[str]:
+    """Return the operations in an answer that its gold answer lacks; none if one side of an equation has none.
+
+    A fraction is a value if the gold answer is not an integer.
+    """
+    known = _operations(gold)
+    if not re.fullmatch(r"[-+]?[\d,]+", plain(gold)):
+        known.add("/")
+    sides = [side for side in _SIDES.split(answer) if any(map(str.isdigit, side))] or [answer]
+    return min((_operations(side) - known for side in sides), key=len)
+
+
+def _operations(text: str) -> set[str]:
+    if number_and_unit(text):
+        return set()
+    text = with_exponents(text).strip().strip("$").strip()
+    text = _SIZES.sub("", text)
+    for ignored in (_REMARK, _DEGREE_SIGN, _TENS):
+        text = ignored.sub(" ", text)
+    found = {name for name, pattern in _OPERATIONS.items() if pattern.search(text)}
+    return found | ({"/"} if _FRACTION.search(text) else set())
+
+
+def measure(unit: str) -> dict[str, int] | None:
+    """Return the exponents of a unit by symbol, such as {"m": 1, "s": -1}; None if a part is unknown."""
+    text = _SPEED.sub("m s", re.sub(r"\bper\b", "/", unicodedata.normalize("NFKC", unit)))
+    result: dict[str, int] = {}
+    sign = 1
+    for part in re.split(r"([\s/·*]+)", text.strip()):
+        if not part.strip(" ·*"):
+            continue
+        if part.strip() == "/":
+            sign = -1
+            continue
+        factor = _FACTOR.fullmatch(part)
+        symbol = _symbol(factor.group(1)) if factor else ""
+        if factor is None or not symbol:
+            return None
+        result[symbol] = result.get(symbol, 0) + sign * int(factor.group(2) or 1)
+        sign = 1
+    return {symbol: n for symbol, n in result.items() if n} or None
+
+
+def _symbol(name: str) -> str:
+    if name in _SYMBOLS:
+        return name
+    lower = name.lower()
+    for singular in (lower, lower.removesuffix("s")):
+        if symbol := _NAMES.get(singular):
+            return symbol
+        for prefix, letter in _PREFIXES.items():
+            symbol = _NAMES.get(singular.removeprefix(prefix), "") if singular.startswith(prefix) else ""
+            if symbol in _PREFIXED:
+                return letter + symbol
+    return ""

@@ -22,10 +22,9 @@ from pathlib import Path
 from farm.errors import EvaluatorError
 from farm.records.request import SandboxSpec
 from workers.evaluators.issues.eval_scripts import parts
-from workers.evaluators.issues.issue import Issue
+from workers.evaluators.issues.issue import Issue, stage
 from workers.evaluators.issues.patch_build import NotBuilt, PatchBuild
 from workers.evaluators.issues.preparation import prepare
-from workers.evaluators.issues.staging import stage
 from workers.evaluators.patches import patch_files
 from workers.evaluators.process_end import ProcessEnd, Trial, settle
 from workers.evaluators.tests import PytestEvaluator, TestPlan, UnfitTests

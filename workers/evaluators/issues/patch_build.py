@@ -17,10 +17,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from farm.errors import EvaluatorError, SandboxError, ToolError
-from workers.evaluators.issues.issue import Issue
+from workers.evaluators.issues.issue import Issue, git, stage
 from workers.evaluators.issues.kept_changes import paths_of_patch
 from workers.evaluators.issues.preparation import MARK, prepare, run_before, with_variables
-from workers.evaluators.issues.staging import git, stage
 from workers.evaluators.node_conditions import observed
 from workers.evaluators.patches import run_program
 from workers.evaluators.process_end import ProcessEnd, Trial, settle

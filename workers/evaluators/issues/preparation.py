@@ -7,8 +7,7 @@ from typing import Any
 
 from farm.errors import EvaluatorError
 from farm.records.request import SandboxLimits
-from workers.evaluators.issues.issue import Issue
-from workers.evaluators.issues.staging import git
+from workers.evaluators.issues.issue import Issue, git
 from workers.evaluators.patches import output_end
 from workers.evaluators.tests import UnfitTests
 from workers.plugins.interfaces import ExecResult, Sandbox

@@ -21,10 +21,9 @@ from typing import Any, ClassVar
 from farm.errors import EvaluatorError, HandlerError, ToolError
 from workers.evaluators.issues.confirmation import confirm
 from workers.evaluators.issues.eval_scripts import cut, log_of
-from workers.evaluators.issues.issue import Issue
+from workers.evaluators.issues.issue import Issue, git, issue_script, stage
 from workers.evaluators.issues.kept_changes import KeptChanges, kept_changes, paths_of_patch
 from workers.evaluators.issues.library import GradedLog, grade
-from workers.evaluators.issues.staging import git, issue_script, stage
 from workers.evaluators.node_conditions import Conditions, observed
 from workers.evaluators.patches import REJECTED, output_end, patch_of, touched, unpacked_mb
 from workers.evaluators.process_end import ProcessEnd, Trial, settle

@@ -12,8 +12,7 @@ from farm.records.request import SandboxLimits
 from workers.evaluators.node_conditions import observed
 from workers.evaluators.process_end import ProcessEnd
 from workers.evaluators.program_source import source_of
-from workers.evaluators.program_tests.form_rules import form_rule
-from workers.evaluators.program_tests.hidden_tests import CallTest, HiddenTests, StreamTest
+from workers.evaluators.program_tests.form_rules import CallTest, HiddenTests, StreamTest, form_rule
 from workers.evaluators.program_tests.program_supervisor import COMPUTED, LEFT_BEHIND, SLEPT, WAITED
 from workers.evaluators.program_values import NotData, packed, unpacked
 from workers.plugins.interfaces import ExecResult, Sandbox

@@ -13,6 +13,7 @@ import time
 from pathlib import Path
 
 _PR_SET_DUMPABLE, _PR_SET_CHILD_SUBREAPER = 4, 36
+POLL_S = 0.001
 _ENDING_S = 10.0
 """Among many computing processes, it takes seconds until each gets the CPU time to exit."""
 
@@ -37,7 +38,7 @@ def end_descendants() -> bool:
                 pass
         except ChildProcessError:
             return True
-        time.sleep(0.001)
+        time.sleep(POLL_S)
     return False
 
 

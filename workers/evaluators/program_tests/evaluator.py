@@ -20,13 +20,14 @@ from workers.evaluators.authors_score import AuthorsScore, with_authors
 from workers.evaluators.node_conditions import Conditions, observed
 from workers.evaluators.process_end import EndCause, ProcessEnd, Trial, doing, settle
 from workers.evaluators.program_tests.case_runner import CaseRunner, left_behind, output_of, value_of
-from workers.evaluators.program_tests.form_rules import FormRule, Values, form_rule
-from workers.evaluators.program_tests.hidden_tests import CallTest, HiddenTests, StreamTest
+from workers.evaluators.program_tests.form_rules import CallTest, FormRule, HiddenTests, StreamTest, Values, form_rule
 from workers.evaluators.program_tests.output_comparison import FORM, same_output, same_value, tolerance_of
 from workers.evaluators.program_tests.program_supervisor import LEFT_BEHIND
 from workers.evaluators.program_values import NotData
+from workers.evaluators.programs import ProgramEvaluator
 from workers.plugins.interfaces import ExecResult, FreshSandbox, Score, Submission
 
+RULE = "asserts"
 SOLUTION = "solution.py"
 """The file of a submission that contains the program."""
 AUTHORS_SOLUTION = "authors/solution.py"
@@ -38,6 +39,20 @@ _TRIAL_SHARE = 0.4
 """The share of an evaluator's time for one run of all tests, as a program may have to be run twice."""
 _LEAST_SHARE = 0.5
 """The share of that in which all tests must end for a program that does nothing: else the time is too short."""
+
+
+class AssertsEvaluator:
+    """Scores 1.0 if all asserts hold, else 0.0, for both rewards: the asserts run unchanged."""
+
+    name: ClassVar[str] = ProgramEvaluator.name
+
+    def __init__(self, setup: str, check: str, function: str) -> None:
+        self._asserts = ProgramEvaluator(setup, check, function)
+
+    async def evaluate(self, submission: Submission, fresh: FreshSandbox, timeout_s: float) -> Score:
+        """Score the program. Raises EvaluatorError if a fault of the farm ended it, SandboxError without a sandbox."""
+        score = await self._asserts.evaluate(submission, fresh, timeout_s)
+        return with_authors(score, AuthorsScore(RULE, score.value, right=score.value == 1.0))
 
 
 class ProgramTestsEvaluator:

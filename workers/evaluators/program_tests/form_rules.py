@@ -1,4 +1,4 @@
-"""The authors' scoring rules of well-known forms, each with the farm's rule for rows of that form.
+"""The hidden tests of a program, and the authors' scoring rules of well-known forms, each with the farm's own rule.
 
 The farm's rule accepts what is right and accepted by the authors, without their leniency that accepts wrong answers:
 integers that are close, words in another order, a wrong item of the expected list.
@@ -14,6 +14,42 @@ from typing import Any
 from workers.evaluators.authors_score import AuthorsScore
 from workers.evaluators.program_tests import authors_comparison as theirs
 from workers.evaluators.program_tests.output_comparison import same_lines, same_value, same_words
+
+
+@dataclass(frozen=True, slots=True)
+class StreamTest:
+    """A test of a whole program: its standard input, and its expected standard output."""
+
+    stdin: str
+    expected: str
+
+
+@dataclass(frozen=True, slots=True)
+class CallTest:
+    """A test of one function: its arguments and the accepted return values, mostly one."""
+
+    arguments: Sequence[Any]
+    expected: Sequence[Any]
+
+
+@dataclass(frozen=True, slots=True)
+class HiddenTests:
+    """The tests of one problem, all of one kind, and their limits.
+
+    `function` is the name of the function, in `Solution` or in the module, for CallTests. `compare` is a mode of
+    `output_comparison.py`, `checker` the program of that mode. `rule`, of `form_rules.py`, is that of a row's form;
+    empty for other rows. `partial`: the score is the share of passed tests.
+    """
+
+    tests: Sequence[StreamTest | CallTest]
+    function: str = ""
+    compare: str = "lines"
+    checker: str = ""
+    rule: str = ""
+    partial: bool = False
+    time_s: float = 6.0
+    memory_mb: int = 1024
+
 
 Outputs = Callable[[str, str], bool]
 Values = Callable[[Sequence[Any], Any, Any], bool]

@@ -2,6 +2,8 @@
 
 Harbor gives it the command `sh -c "sleep infinity"`, or that of the task's compose file. It runs while the policy
 works, with all that it starts.
+
+A health check is a command that must succeed before the policy begins, repeated by Docker's rules.
 """
 
 from __future__ import annotations
@@ -9,12 +11,13 @@ from __future__ import annotations
 import asyncio
 import logging
 import shlex
+import time
 from collections.abc import Sequence
 from typing import Literal
 
+from farm.errors import HandlerError
 from farm.plugins import follows
 from farm.tasks.harbor_config import HealthcheckTable
-from workers.handlers.harbor.readiness import await_healthy
 from workers.plugins.interfaces import Sandbox
 from workers.sandboxes.images.dockerfile.image_config import Healthcheck, ImageConfig
 from workers.sandboxes.optional_protocols import HasImageConfig, HasUsers
@@ -26,8 +29,9 @@ COMMAND = ("sh", "-c", "sleep infinity")
 _START = '"$@" </dev/null >/dev/null 2>&1 & sleep 0.3; kill -0 $! 2>/dev/null || wait $!'
 """Starts a long-running program; has the exit code of one that fails at once."""
 _START_S = 30.0
-_AGAIN_S = 1.0
+_POLL_S = 1.0
 """Seconds between two health checks before a failure counts."""
+_SHOWN = 300
 
 
 async def begin(
@@ -80,6 +84,23 @@ def _table(check: Healthcheck) -> HealthcheckTable:
         interval_sec=interval_s,
         timeout_sec=check.timeout_s or Healthcheck("").timeout_s,
         start_period_sec=check.start_period_s + interval_s,
-        start_interval_sec=_AGAIN_S,
+        start_interval_sec=_POLL_S,
         retries=check.retries or Healthcheck("").retries,
     )
+
+
+async def await_healthy(sandbox: Sandbox, check: HealthcheckTable, what: str) -> None:
+    """Return once the command has succeeded. Raises HandlerError after `retries` failures past its start period."""
+    grace_until = time.monotonic() + check.start_period_sec
+    n_failures = 0
+    while True:
+        in_grace = time.monotonic() < grace_until
+        result = await sandbox.exec(["/bin/bash", "-c", check.command], timeout_s=check.timeout_sec)
+        if result.code == 0:
+            return
+        n_failures += not in_grace
+        if n_failures >= check.retries:
+            output = (result.stderr or result.stdout).decode("utf-8", "replace").strip()[-_SHOWN:]
+            end = "timed out" if result.timed_out else f"ended with {result.code}"
+            raise HandlerError(f"{what}: its health check {check.command!r} {end} {n_failures} times: {output}")
+        await asyncio.sleep(check.start_interval_sec if in_grace else check.interval_sec)

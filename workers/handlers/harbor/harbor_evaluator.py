@@ -19,10 +19,9 @@ from workers.evaluators.process_end import ProcessEnd, Trial, settle
 from workers.handlers.harbor.artefact_files import REJECTED, put_artefacts
 from workers.handlers.harbor.entry_programs import begin
 from workers.handlers.harbor.harbor_verifier import Tests, Unrewarded, VerifiedRewards, verify
-from workers.handlers.harbor.reward_files import MAIN
+from workers.handlers.harbor.reward_files import MAIN, Rewards, gate, total
 from workers.handlers.harbor.sandbox_specs import agent_sandbox, verifier_sandbox
 from workers.handlers.harbor.solutions import has_solution, run_solution, solution_s
-from workers.handlers.harbor.step_gates import Rewards, gate, total
 from workers.plugins.handler import TaskContext
 from workers.plugins.interfaces import FreshSandbox, Sandbox, Score, Submission
 from workers.sandboxes.images.image import fallback_note

@@ -11,8 +11,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from workers.testing.engine import MODEL, ScriptedEngine
-from workers.testing.engine.prefix_cache import CACHE_TOKENS
-from workers.testing.engine.scheduler import UNLIMITED
+from workers.testing.engine.scheduler import CACHE_TOKENS, UNLIMITED
 from workers.testing.scripted_model import Script
 from workers.testing.serving import serve
 

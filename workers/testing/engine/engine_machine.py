@@ -11,8 +11,7 @@ from farm.records.trajectory import LogProbs, TokenIds
 from workers.testing.engine.expert_routing import ExpertRouting
 from workers.testing.engine.logprobs import scored
 from workers.testing.engine.model_request import RequestRefused, SamplingRequest
-from workers.testing.engine.run import EngineRun, SamplingPlan
-from workers.testing.engine.scheduler import Scheduler
+from workers.testing.engine.scheduler import EngineRun, SamplingPlan, Scheduler
 from workers.testing.engine.turn_sources import TurnSource
 from workers.testing.engine.vocabulary import Vocabulary
 

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from farm.records.trajectory import TokenIds
 from workers.testing.engine.logprobs import mixed
-from workers.testing.engine.run import EngineRun
+from workers.testing.engine.scheduler import EngineRun
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,27 +2,148 @@
 
 Three delays are simulated, as on a real engine: a latency, and times for the prompt's new tokens and the sampled ones.
 All default to zero; then a run ends at once, without any step.
+
+The prefix cache has whole blocks, keyed by a hash of all ids up to their end, in two halves. When the newer one is full
+it becomes the older one, and the former older one's blocks are evicted unless used since. So a block is never cached
+without all blocks before it.
 """
 
 from __future__ import annotations
 
 import asyncio
 import time
+import zlib
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import chain, islice
 from math import inf
 
 import numpy as np
+from numpy.typing import NDArray
 
-from workers.testing.engine.prefix_cache import PrefixCache
-from workers.testing.engine.run import EngineRun
+from farm.records.trajectory import TokenIds, VersionSpan
+from workers.testing.engine.logprobs import mixed
 
+BLOCK_TOKENS = 16
+CACHE_TOKENS = 2**24
 _STEP_S = 0.01
 _MAX_LATE_S = 0.1
 UNLIMITED = 1_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingPlan:
+    """All that will be sampled unless it is cut, and the end then."""
+
+    ids: TokenIds
+    finish_reason: str
+    stop_reason: str | int | None = None
+    text_end: int | None = None
+    """Position at which a stop string cuts the text; the ids are not cut."""
+
+
+@dataclass(slots=True, eq=False)
+class EngineRun:
+    """`n_sampled` ids of the plan are sampled so far; `spans` cover them. `extra_s` is a delay of this run only."""
+
+    run_id: str
+    prompt: TokenIds
+    plan: SamplingPlan
+    salt: str = ""
+    extra_s: float = 0.0
+    n_sampled: int = 0
+    n_cached: int = 0
+    spans: list[VersionSpan] = field(default_factory=list)
+    aborted: bool = False
+    late: bool = False
+    """It arrived during a pause."""
+    nudge: asyncio.Event = field(default_factory=asyncio.Event)
+
+    @property
+    def ended(self) -> bool:
+        return self.aborted or self.n_sampled >= len(self.plan.ids)
+
+    @property
+    def ids(self) -> TokenIds:
+        return self.plan.ids[: self.n_sampled]
+
+    @property
+    def finish_reason(self) -> str:
+        """The finish reason; only of an ended run."""
+        return "abort" if self.n_sampled < len(self.plan.ids) else self.plan.finish_reason
+
+    @property
+    def stop_reason(self) -> str | int | None:
+        return None if self.n_sampled < len(self.plan.ids) else self.plan.stop_reason
+
+    def sample(self, n: int, version: str) -> None:
+        """Take the next n ids under these weights."""
+        end = min(self.n_sampled + n, len(self.plan.ids))
+        if end > self.n_sampled:
+            if self.spans and self.spans[-1].version == version:
+                self.spans[-1] = VersionSpan(version, self.spans[-1].start, end)
+            else:
+                self.spans.append(VersionSpan(version, self.n_sampled, end))
+        self.n_sampled = end
+
+    def abort(self) -> None:
+        self.aborted = True
+        self.nudge.set()
+
+
+class PrefixCache:
+    """`n_queries` and `n_hits` count tokens, as vLLM's metrics do."""
+
+    def __init__(self, block_tokens: int = BLOCK_TOKENS, size_tokens: int = CACHE_TOKENS) -> None:
+        self._block_tokens = block_tokens
+        self._n_half = max(size_tokens // block_tokens // 2, 1)
+        self._newer: set[int] = set()
+        self._older: set[int] = set()
+        self._multipliers = mixed(np.arange(1, block_tokens + 1, dtype=np.uint64)) | np.uint64(1)
+        self.n_queries = 0
+        self.n_hits = 0
+
+    def look(self, prompt: TokenIds, salt: str = "") -> int:
+        """Return how many of a prompt's first tokens are cached, always fewer than all. Counts as a query."""
+        hashes = self._hashes(prompt[: max(len(prompt) - 1, 0)], salt)
+        low, high = 0, len(hashes)
+        while low < high:
+            middle = (low + high + 1) // 2
+            if hashes[middle - 1] in self._newer or hashes[middle - 1] in self._older:
+                low = middle
+            else:
+                high = middle - 1
+        self.n_queries += len(prompt)
+        self.n_hits += low * self._block_tokens
+        return low * self._block_tokens
+
+    def keep(self, ids: TokenIds, salt: str = "") -> None:
+        """Cache the whole blocks of computed ids."""
+        if len(self._newer) >= self._n_half:
+            self._older, self._newer = self._newer, set()
+        self._newer.update(self._hashes(ids, salt))
+
+    def clear(self) -> None:
+        self._newer.clear()
+        self._older.clear()
+
+    @property
+    def usage(self) -> float:
+        """The used share of its capacity."""
+        return min((len(self._newer) + len(self._older)) / (2 * self._n_half), 1.0)
+
+    def _hashes(self, ids: TokenIds, salt: str) -> list[int]:
+        """Return a hash for each whole block, of all ids up to its end: the sum of the blocks' own hashes, each mixed
+        with its position."""
+        n = len(ids) // self._block_tokens
+        blocks = ids[: n * self._block_tokens].astype(np.uint64).reshape(n, self._block_tokens)
+        own: NDArray[np.uint64] = mixed((blocks + np.uint64(1)) * self._multipliers).sum(axis=1, dtype=np.uint64)
+        places = np.arange(n, dtype=np.uint64)
+        sums = np.cumsum(mixed(own + places), dtype=np.uint64)
+        hashes: list[int] = (sums ^ np.uint64(zlib.crc32(salt.encode()))).tolist()
+        return hashes
 
 
 @dataclass(frozen=True, slots=True)

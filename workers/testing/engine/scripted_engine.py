@@ -22,8 +22,14 @@ from workers.testing.engine.engine_machine import Machine
 from workers.testing.engine.expert_routing import ExpertRouting
 from workers.testing.engine.model_request import RequestRefused
 from workers.testing.engine.model_text import make_tokenizer, write_model_text
-from workers.testing.engine.prefix_cache import BLOCK_TOKENS, CACHE_TOKENS, PrefixCache
-from workers.testing.engine.scheduler import UNLIMITED, Scheduler, SimulatedSpeed
+from workers.testing.engine.scheduler import (
+    BLOCK_TOKENS,
+    CACHE_TOKENS,
+    UNLIMITED,
+    PrefixCache,
+    Scheduler,
+    SimulatedSpeed,
+)
 from workers.testing.engine.turn_sources import RandomTurns, ScriptTurns
 from workers.testing.engine.vllm.control import VllmControlEndpoints
 from workers.testing.engine.vllm.sampling import SamplingEndpoints, error_response

@@ -14,7 +14,7 @@ import pytest
 from pydantic import ValidationError
 
 from workers.handlers.programs_handler import ProgramsHandler, ProgramsInstance
-from workers.row_forms.pickled_text import packed_json, pickled_text
+from workers.row_forms.program_rows import packed_json, pickled_text
 
 DATA = Path(__file__).parents[4] / "examples/data/programs"
 

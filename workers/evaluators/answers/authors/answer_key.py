@@ -1,7 +1,8 @@
-"""A row's correct answers, in the form that its authors' scorer gets."""
+"""The correct answers of a row in the form of the authors' scorers, and the last box of a text by their rules."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -12,6 +13,8 @@ MAX_CHARS = 100_000
 
 PATTERN_CHARS = 20_000
 """Characters at the end of a response in which a row's own pattern is searched."""
+BOX = "\\boxed{"
+_BRACE = re.compile(r"[{}]")
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,3 +37,25 @@ class AnswerKey:
 
 AuthorsRule = Callable[[str, AnswerKey], AuthorsScore]
 """A scorer of a response; it never raises, and takes time linear in the response."""
+
+
+def last_box(text: str) -> str | None:
+    """Return the contents of the last box; None if there is none, or it is unclosed. Escaped braces count."""
+    start = text.rfind(BOX)
+    return None if start < 0 else box_at(text, start)
+
+
+def box_of_last_mark(text: str) -> str | None:
+    r"""Return the contents of the box at the last `\boxed`; None if it has no brace there, or is unclosed."""
+    start = text.rfind("\\boxed")
+    return box_at(text, start) if start >= 0 and text.startswith(BOX, start) else None
+
+
+def box_at(text: str, start: int) -> str | None:
+    """Return the contents of the box that begins at a position; None if it is unclosed."""
+    depth = 0
+    for brace in _BRACE.finditer(text, start):
+        depth += 1 if brace.group() == "{" else -1
+        if depth == 0:
+            return text[start + len(BOX) : brace.start()]
+    return None

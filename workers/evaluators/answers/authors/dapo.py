@@ -10,8 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from workers.evaluators.answers.authors.answer_key import AnswerKey
-from workers.evaluators.answers.authors.boxes import last_box
+from workers.evaluators.answers.authors.answer_key import AnswerKey, last_box
 from workers.evaluators.authors_score import AuthorsScore
 
 _LAST_CHARS, _LAST_CHARS_OF_BOX = 300, 100

@@ -5,8 +5,7 @@ Reproduces verl's `math_reward.compute_score`, which is that of EleutherAI's eva
 
 from __future__ import annotations
 
-from workers.evaluators.answers.authors.answer_key import MAX_CHARS, AnswerKey
-from workers.evaluators.answers.authors.boxes import box_of_last_mark
+from workers.evaluators.answers.authors.answer_key import MAX_CHARS, AnswerKey, box_of_last_mark
 from workers.evaluators.authors_score import AuthorsScore
 
 _BOX_OF_WORD = "\\boxed "

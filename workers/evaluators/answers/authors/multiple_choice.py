@@ -13,8 +13,7 @@ from collections.abc import Callable
 from itertools import pairwise
 from operator import itemgetter
 
-from workers.evaluators.answers.authors.answer_key import MAX_CHARS, PATTERN_CHARS, AnswerKey, AuthorsRule
-from workers.evaluators.answers.authors.boxes import last_box
+from workers.evaluators.answers.authors.answer_key import MAX_CHARS, PATTERN_CHARS, AnswerKey, AuthorsRule, last_box
 from workers.evaluators.answers.choices import LETTERS
 from workers.evaluators.authors_score import AuthorsScore
 

@@ -11,8 +11,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import replace
 
 from workers.evaluators.answers.authors import dapo
-from workers.evaluators.answers.authors.answer_key import AnswerKey, AuthorsRule
-from workers.evaluators.answers.authors.boxes import box_of_last_mark
+from workers.evaluators.answers.authors.answer_key import AnswerKey, AuthorsRule, box_of_last_mark
 from workers.evaluators.answers.authors.search_r1 import normalized
 from workers.evaluators.answers.choices import LETTERS
 from workers.evaluators.authors_score import AuthorsScore

@@ -10,8 +10,7 @@ import re
 import unicodedata
 from collections.abc import Callable
 
-from workers.evaluators.answers.authors.answer_key import MAX_CHARS, AnswerKey, AuthorsRule
-from workers.evaluators.answers.authors.boxes import BOX, box_at
+from workers.evaluators.answers.authors.answer_key import BOX, MAX_CHARS, AnswerKey, AuthorsRule, box_at
 from workers.evaluators.authors_score import AuthorsScore
 
 _LONGEST = 2000

@@ -8,7 +8,7 @@ from starlette.routing import Route
 
 from workers.testing.engine.engine_machine import Machine
 from workers.testing.engine.model_request import RequestRefused
-from workers.testing.engine.vllm.answer_fields import CREATED
+from workers.testing.engine.vllm.sampling import CREATED
 from workers.testing.engine.web import Json, body_of
 
 OWNER = "vllm-test-double"

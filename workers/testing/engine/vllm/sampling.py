@@ -1,4 +1,7 @@
-"""vLLM's endpoints that sample from token ids, whole and streamed."""
+"""vLLM's endpoints that sample from token ids, whole and streamed: ids and log-probabilities together.
+
+Request bodies have the fields that the double uses; others are ignored, as by vLLM.
+"""
 
 from __future__ import annotations
 
@@ -6,21 +9,180 @@ import asyncio
 import uuid
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import aclosing
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
+from pydantic import BaseModel, ConfigDict, Field
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
 from farm.records.trajectory import TokenIds
 from workers.testing.engine.engine_machine import Machine
+from workers.testing.engine.expert_routing import npy_of
+from workers.testing.engine.logprobs import rank
 from workers.testing.engine.model_request import RequestRefused, SamplingRequest, ids_of, parsed
-from workers.testing.engine.run import EngineRun
-from workers.testing.engine.vllm.generate import GenerateAnswer
-from workers.testing.engine.vllm.requests import VllmCommonBody, VllmGenerateBody, VllmSampling
+from workers.testing.engine.scheduler import EngineRun
 from workers.testing.engine.web import EventStream, Json, body_of, while_connected
 
+CREATED = 1_767_225_600
+"""Creation time in responses: constant, so that responses are reproducible."""
 GENERATE = "/inference/v1/generate"
+
+
+class StreamOptions(BaseModel):
+    include_usage: bool = False
+
+
+class VllmSampling(BaseModel):
+    """The fields common to all requests."""
+
+    model_config = ConfigDict(extra="ignore", strict=False)
+
+    max_tokens: int | None = Field(None, ge=1)
+    n: int = Field(1, ge=1, le=64)
+    temperature: float | None = Field(None, ge=0)
+    seed: int | None = None
+    stop: str | list[str] | None = None
+    stop_token_ids: list[int] | None = None
+    ignore_eos: bool = False
+
+    @property
+    def stops(self) -> tuple[str, ...]:
+        return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
+
+
+class VllmCommonBody(BaseModel):
+    model_config = ConfigDict(extra="ignore")
+
+    model: str | None = None
+    request_id: str | None = None
+    stream: bool | None = False
+    stream_options: StreamOptions | None = None
+    return_token_ids: bool | None = None
+    cache_salt: str | None = Field(None, min_length=1, max_length=128)
+
+    @property
+    def include_usage(self) -> bool:
+        return bool(self.stream_options and self.stream_options.include_usage)
+
+
+class GenerateSampling(VllmSampling):
+    logprobs: int | None = None
+    routed_experts_prompt_start: int = Field(0, ge=0)
+
+
+class VllmGenerateBody(VllmCommonBody):
+    token_ids: Any
+    sampling_params: GenerateSampling
+    output_mode: Literal["tokens", "text"] = "tokens"
+
+
+def usage(
+    runs: Sequence[EngineRun], n_prompts: int, *, created: int | None = None, brief: bool = False
+) -> dict[str, Any]:
+    """Return the usage of an answer, or of a stream's last chunk, which omits unset fields."""
+    n_prompt = sum(len(run.prompt) for run in runs[:: max(len(runs) // n_prompts, 1)])
+    n_sampled = sum(run.n_sampled for run in runs)
+    details: dict[str, Any] = {"cached_tokens": runs[0].n_cached}
+    details |= {"created_cache_tokens": created, "multimodal_tokens": None}
+    if brief:
+        details = {name: value for name, value in details.items() if value is not None}
+    whole = {
+        "prompt_tokens": n_prompt,
+        "total_tokens": n_prompt + n_sampled,
+        "completion_tokens": n_sampled,
+        "prompt_tokens_details": details,
+    }
+    return whole if brief else {**whole, "completion_tokens_details": None}
+
+
+def spans(run: EngineRun) -> list[dict[str, Any]]:
+    return [{"version": span.version, "start": span.start, "end": span.end} for span in run.spans]
+
+
+class ResponseWriter:
+    """Formats the ids [begin, end) of a run."""
+
+    def __init__(self, machine: Machine) -> None:
+        self._machine = machine
+
+    def logprobs(self, run: EngineRun, begin: int, end: int) -> list[float]:
+        values: list[float] = self._machine.logprobs(run, begin, end).astype(float).tolist()
+        return values
+
+    def of_generate(self, run: EngineRun, begin: int, end: int) -> dict[str, Any]:
+        whole = [
+            {"token_id": id_, "logprob": value, "rank": rank(value)}
+            for id_, value in zip(
+                run.ids[begin:end].tolist(),
+                self.logprobs(run, begin, end),
+                strict=False,
+            )
+        ]
+        return {"content": [{**one, "top_logprobs": [one]} for one in whole]}
+
+
+class GenerateAnswer:
+    """The answer to one call."""
+
+    def __init__(self, machine: Machine, request: VllmGenerateBody, sampling_request: SamplingRequest) -> None:
+        self._machine = machine
+        self._request = request
+        self._sampling_request = sampling_request
+        self._writer = ResponseWriter(machine)
+        self._first_expert = request.sampling_params.routed_experts_prompt_start
+
+    def whole(self, runs: Sequence[EngineRun]) -> dict[str, Any]:
+        return {
+            "request_id": self._sampling_request.request_id,
+            "model": self._machine.name,
+            "created": CREATED,
+            "usage": usage(runs, 1),
+            "prompt_logprobs": None,
+            "prompt_token_id_logprobs": None,
+            "prompt_token_ids": runs[0].prompt if self._request.return_token_ids else None,
+            "mm_placeholders": None,
+            "metrics": None,
+            "kv_transfer_params": None,
+            "ec_transfer_params": None,
+            "output_mode": self._request.output_mode,
+            "choices": [self.choice(index, run, 0, run.n_sampled, last=True) for index, run in enumerate(runs)],
+        }
+
+    def opening(self, runs: Sequence[EngineRun]) -> Iterator[dict[str, Any]]:
+        yield from ()
+
+    def chunk(self, index: int, run: EngineRun, begin: int, end: int, *, last: bool) -> dict[str, Any]:
+        echo = {"prompt_token_ids": run.prompt}
+        return {
+            "request_id": self._sampling_request.request_id,
+            "usage": None,
+            **(echo if self._request.return_token_ids and not begin else {}),
+            "output_mode": self._request.output_mode,
+            "choices": [self.choice(index, run, begin, end, last=last)],
+        }
+
+    def closing(self, runs: Sequence[EngineRun]) -> dict[str, Any]:
+        return {
+            "request_id": self._sampling_request.request_id,
+            "usage": usage(runs, 1, brief=True),
+            "output_mode": self._request.output_mode,
+            "choices": [],
+        }
+
+    def choice(self, index: int, run: EngineRun, begin: int, end: int, *, last: bool) -> dict[str, Any]:
+        """Return the ids [begin, end) of one sample with their metadata."""
+        has_logprobs = self._request.sampling_params.logprobs is not None
+        return {
+            "index": index,
+            "finish_reason": run.finish_reason if last else None,
+            "stop_reason": run.stop_reason if last else None,
+            "token_ids": run.ids[begin:end],
+            "routed_experts": npy_of(self._machine.experts, run, self._first_expert) if last else None,
+            "sampling_mask": None,
+            "weight_versions": spans(run) if last else None,
+            "logprobs": self._writer.of_generate(run, begin, end) if has_logprobs else None,
+        }
 
 
 class AnswerWriter(Protocol):

@@ -14,8 +14,7 @@ from farm.errors import EngineError, EvaluatorError
 from farm.records.trajectory import Completion
 from tests.integration.answers.conftest import no_sandbox
 from workers.evaluators.answers.equivalence import EquivalenceEvaluator, Reference
-from workers.evaluators.answers.judge import AnswerJudge, JudgeSettings, judge_messages
-from workers.evaluators.answers.judge_reply import decision
+from workers.evaluators.answers.judge import AnswerJudge, JudgeSettings, decision, judge_messages
 from workers.plugins.interfaces import Score, Submission
 from workers.testing import ScriptedModel
 from workers.testing.fakes import answering

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from workers.evaluators.answers.operations import is_value, operations_left
+from workers.evaluators.answers.notation import is_value, operations_left
 
 LEFT = [
     *((r"1234\cdot5678", "7006652"), (r"\sum_{k=1}^{100}k", "5050"), (r"\binom{10}{3}", "120"), ("10!", "3628800")),

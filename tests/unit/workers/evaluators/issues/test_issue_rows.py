@@ -11,8 +11,7 @@ from pydantic import ValidationError
 
 from farm.errors import HandlerError
 from workers.evaluators.issues.eval_scripts import parts
-from workers.evaluators.issues.issue_images import image_of
-from workers.evaluators.issues.issue_rows import IssueRow
+from workers.evaluators.issues.issue_rows import IssueRow, image_of
 
 DATA = Path(__file__).parents[5] / "examples/data/swe"
 R2E = {

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from workers.handlers.harbor.guarded_files import named_paths
+from workers.handlers.harbor.harbor_handler import named_paths
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ from typing import Literal
 import pytest
 
 from farm.tasks.harbor_config import StepTable
-from workers.handlers.harbor.step_gates import gate, total
+from workers.handlers.harbor.reward_files import gate, total
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ from hypothesis.extra import numpy as arrays
 
 from farm.records.trajectory import TokenIds, token_ids
 from workers.testing.engine.logprobs import scored
-from workers.testing.engine.prefix_cache import PrefixCache
+from workers.testing.engine.scheduler import PrefixCache
 
 IDS = arrays.arrays(np.int32, st.integers(0, 200), elements=st.integers(0, 700))
 
