@@ -18,8 +18,7 @@ from pydantic import BaseModel
 from farm.records.request import BatchSettings, SandboxSpec, TaskTimes
 from farm.records.task_needs import TaskNeeds
 from farm.records.trajectory import Message, ModelCall
-from workers.plugins.interfaces import Evaluator, FreshSandbox, Sandbox, Score, Submission
-from workers.plugins.roles import NO_MODELS, ChatModel
+from workers.plugins.interfaces import NO_MODELS, ChatModel, Evaluator, FreshSandbox, Sandbox, Score, Submission
 
 I = TypeVar("I", bound=BaseModel)  # noqa: E741
 

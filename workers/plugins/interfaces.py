@@ -13,6 +13,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, ClassVar, Protocol, TypeAlias
 
 from pydantic import BaseModel
@@ -23,7 +24,20 @@ from farm.records.scoring.score import Score as Score
 from farm.records.submission import Submission as Submission
 from farm.records.trajectory import Completion as Completion
 from farm.records.trajectory import Message, ModelCall
-from workers.plugins.roles import ChatModel
+
+Record: TypeAlias = Callable[[ModelCall], Awaitable[None]]
+"""Stores a model call; called a second time with the same index once its observations are known."""
+NextMessages: TypeAlias = Callable[[int, str | None], Awaitable[Sequence[Message]]]
+"""Returns further user messages, or none, given the number of ended steps and the last step's answer."""
+Verify: TypeAlias = Callable[[str, Mapping[str, Any], Mapping[str, Any], str], Awaitable[float]]
+"""Scores an answer to a reasoning-gym entry from 0 to 1. Arguments: family, entry, dataset settings, answer.
+
+Runs in a separate process that can read nothing else. Raises EvaluatorError.
+"""
+MAX_TOKENS = 4096
+"""Maximum number of tokens of an answer if the request sets none."""
+NO_MODELS: Mapping[str, ChatModel] = MappingProxyType({})
+"""The models of a batch that names no role."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -276,21 +290,8 @@ class Policy(Protocol):
         ...
 
 
-Record: TypeAlias = Callable[[ModelCall], Awaitable[None]]
-"""Stores a model call; called a second time with the same index once its observations are known."""
-
 Keep: TypeAlias = Callable[[int, Artefact], Awaitable[str]]
 """Stores an artefact of a turn, up to the rollout's cap; returns the name to fetch it by, or "" if not kept."""
-
-NextMessages: TypeAlias = Callable[[int, str | None], Awaitable[Sequence[Message]]]
-"""Returns further user messages, or none, given the number of ended steps and the last step's answer."""
-
-
-Verify: TypeAlias = Callable[[str, Mapping[str, Any], Mapping[str, Any], str], Awaitable[float]]
-"""Scores an answer to a reasoning-gym entry from 0 to 1. Arguments: family, entry, dataset settings, answer.
-
-Runs in a separate process that can read nothing else. Raises EvaluatorError.
-"""
 
 
 @dataclass(slots=True)
@@ -364,4 +365,31 @@ class Evaluator(Protocol):
 
     async def evaluate(self, submission: Submission, fresh: FreshSandbox, timeout_s: float) -> Score:
         """Return the score within `timeout_s` seconds. Raises EvaluatorError."""
+        ...
+
+
+class ChatModel(Protocol):
+    """The LLM of a role besides the policy. Its output is never trained on."""
+
+    @property
+    def model(self) -> str:
+        """The model's name; empty for the first model that the server lists."""
+        ...
+
+    @property
+    def blocked(self) -> str:
+        """The reason why calls are blocked, as in `Policy`; empty if they are not."""
+        ...
+
+    async def complete(self, messages: Sequence[Message], sampling: SamplingParams) -> str:
+        """Return the text of its next message, without the reasoning. Limits concurrent calls and retries failures.
+
+        Raises EngineError, which names the role, if there is no answer.
+        """
+        ...
+
+    async def answer(
+        self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]], sampling: SamplingParams
+    ) -> Completion:
+        """Return its next message, with tool calls; otherwise like `complete`."""
         ...

@@ -56,7 +56,6 @@ def _safely(ask: Callable[[], str]) -> str:
 
 
 def _leaves(error: BaseException) -> Iterator[BaseException]:
-    """Yield the leaf exceptions of a group, without recursion."""
     waiting = [error]
     while waiting:
         each = waiting.pop()

@@ -113,7 +113,33 @@ OnIds: TypeAlias = Callable[[Sequence[int]], None]
 """Called with newly sampled ids as they arrive."""
 
 
-class Engine(Protocol):
+class Control(Protocol):
+    """The methods of Engine that control its server."""
+
+    async def pause(self, mode: PauseMode) -> None:
+        """Stop sampling by `mode`; with `drain`, return once nothing runs. Raises EngineError on failure."""
+        ...
+
+    async def resume(self) -> None: ...
+
+    async def paused(self) -> bool | None:
+        """Return whether it is paused; None if unknown."""
+        ...
+
+    async def set_version(self, version: str) -> None:
+        """Name the current weights, without aborting calls."""
+        ...
+
+    async def load_weights(self, path: str) -> None:
+        """Load weights from a path on the server, and drop its prefix cache. Raises EngineError on failure."""
+        ...
+
+    async def version(self) -> str:
+        """Return the version of its current weights; empty if unknown."""
+        ...
+
+
+class Engine(Control, Protocol):
     """A client of one LLM server for one event loop; any number of calls may run at once.
 
     Cancelling a call closes its connection, so that the server stops generating. Errors: LimitReached(CONTEXT_FULL) if
@@ -148,28 +174,6 @@ class Engine(Protocol):
 
     async def healthy(self) -> bool:
         """Return whether it answers now; never raises, and takes a few seconds at most."""
-        ...
-
-    async def pause(self, mode: PauseMode) -> None:
-        """Stop sampling by `mode`; with `drain`, return once nothing runs. Raises EngineError on failure."""
-        ...
-
-    async def resume(self) -> None: ...
-
-    async def paused(self) -> bool | None:
-        """Return whether it is paused; None if unknown."""
-        ...
-
-    async def set_version(self, version: str) -> None:
-        """Name the current weights, without aborting calls."""
-        ...
-
-    async def load_weights(self, path: str) -> None:
-        """Load weights from a path on the server, and drop its prefix cache. Raises EngineError on failure."""
-        ...
-
-    async def version(self) -> str:
-        """Return the version of its current weights; empty if unknown."""
         ...
 
     async def aclose(self) -> None: ...

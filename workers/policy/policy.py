@@ -38,8 +38,7 @@ from workers.policy.generation import (
 from workers.policy.message_images import digests_of, media_in
 from workers.policy.routing.model_texts import model_text_of
 from workers.policy.routing.router import Call, StickyRouter
-from workers.policy.stream_forwarder import Interrupted, StreamForwarder
-from workers.policy.token_completion import TokenCompletion
+from workers.policy.token_completion import Interrupted, StreamForwarder, TokenCompletion
 from workers.policy.tokens.long_texts import LongTexts
 from workers.policy.tokens.messages import n_chars, n_chars_at_most
 from workers.policy.tokens.session import FIRST, Prompt, TokenSession
@@ -88,10 +87,7 @@ class PromptRules:
     max_prompt_tokens: int | None = None
 
     def room(self, prompt: Prompt) -> int | None:
-        """Return how many tokens may be sampled after a prompt; None if its row has no limit.
-
-        Raises LimitReached if there is no room.
-        """
+        """Return the tokens that may follow a prompt; None if its row has no limit. Raises LimitReached if none may."""
         n_ids, n_after_first = len(prompt.ids), len(prompt.ids) - prompt.n_first
         rooms = []
         if self.max_prompt_tokens is not None and n_ids > self.max_prompt_tokens:
@@ -229,7 +225,6 @@ class RolloutPolicy:
         return replace(prompt, begins=_MOVED) if moved and prompt.begins == FIRST else prompt
 
     def _session(self, text: ModelText) -> TokenSession:
-        """Return the session of this tokenizer; each has its own, as ids are specific to a tokenizer."""
         if text.name not in self._sessions:
             self._sessions[text.name] = TokenSession(
                 text, template_kwargs=self._rules.template_kwargs, keep_rewritten=self._rules.keep_rewritten
@@ -281,10 +276,7 @@ class _PendingRequest:
         prompt: Callable[[], Awaitable[Prompt]],
         room: Callable[[Prompt], int | None],
     ) -> TokenCompletion:
-        """Return the answer in this tokenizer's ids, starting with `prompt` unless it has begun.
-
-        It has at most as many tokens as the `room` of its row.
-        """
+        """Return the answer in this tokenizer's ids, begun with `prompt` unless it has begun; at most `room` tokens."""
         if text.name not in self._calls:
             begun = await prompt()
             most = room(begun)

@@ -15,11 +15,9 @@ from weakref import WeakValueDictionary
 from farm.errors import EngineError, LimitReached
 from farm.records.request import Role, RoleEngine, SamplingParams
 from farm.records.trajectory import Message
-from workers.plugins.interfaces import Completion
-from workers.plugins.roles import MAX_TOKENS, ChatModel
+from workers.plugins.interfaces import MAX_TOKENS, ChatModel, Completion
 from workers.policy.generation import ChatRequest, EngineAddress, EngineRefused
-from workers.policy.routing.dedicated_engines import DedicatedEngines
-from workers.policy.routing.pool import EnginePool
+from workers.policy.routing.pool import DedicatedEngines, EnginePool
 from workers.policy.routing.router import Call, RoutingKey, StickyRouter
 
 _CHARS_PER_TOKEN = 4

@@ -2,11 +2,15 @@
 
 Tokens sampled before an abort are kept; the rest is requested from all ids so far, possibly on another engine. So one
 answer may span several versions of the weights, which are recorded for each of its tokens.
+
+Of an answer that is streamed while it is sampled, sent deltas cannot be revoked, so only this answer may follow them.
+The ids keep a stop string, as sampled; the visible message ends before it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial, reduce
 
@@ -17,19 +21,100 @@ from farm.records.experts.routed_experts import CallExperts
 from farm.records.request import SamplingParams
 from farm.records.trajectory import LogProbs, Message, SampledTokens, TokenIds, VersionSpan, field_values
 from farm.seeds import part_seed
-from workers.plugins.interfaces import Completion
+from workers.plugins.interfaces import Completion, Delta, OnDelta
 from workers.policy.answer_form import GUIDED, FormedSampling, guide_of, is_spelled
-from workers.policy.generation import Engine, EngineBusy, ExpertRange, FormUnsupported, Generation, SpelledCompletion
-from workers.policy.stream_forwarder import Interrupted, StreamForwarder, before_stop
+from workers.policy.generation import (
+    Engine,
+    EngineBusy,
+    EngineRefused,
+    ExpertRange,
+    FormUnsupported,
+    Generation,
+    SpelledCompletion,
+)
 from workers.policy.tokens.session import Prompt
 from workers.policy.tokens.tokenizer import Tokenizer
 from workers.policy.tool_calls import Parsed, Parser
+from workers.policy.tool_calls.scanner import any_of, held_from
 
 _MAX_ABORTS = 100
 """Maximum aborts of one answer from outside; more of them indicate faulty engines."""
-
 _ABORT_PAUSE_S = 0.1
 """Seconds until the next request to an engine that aborted an answer: its pause may not be known here yet."""
+
+
+def before_stop(text: str, reason: str | int | None, stops: Sequence[str]) -> str:
+    """Return the text up to `reason`, the stop string that ended it; all of it if none did."""
+    if not reason or not isinstance(reason, str) or reason not in stops:
+        return text
+    head, result, _ = text.rpartition(reason)
+    return head if result else text
+
+
+class StopStream:
+    """Filters streamed text: holds back what may become a stop string."""
+
+    def __init__(self, stops: Sequence[str]) -> None:
+        self._stops = tuple(stop for stop in stops if stop)
+        self._held = ""
+
+    def feed(self, text: str) -> str:
+        """Add text, and return the part that can be passed on now."""
+        self._held += text
+        if not self._stops:
+            return self._give(len(self._held))
+        # A longer one may have begun before a complete one.
+        n = held_from(self._held, 0, self._stops)
+        match = any_of(self._stops).search(self._held)
+        return self._give(min(n, match.start()) if match else n)
+
+    def end(self, reason: str | int | None) -> str:
+        """Return the rest, up to the stop string that ended it."""
+        return before_stop(self._give(len(self._held)), reason, self._stops)
+
+    def _give(self, n: int) -> str:
+        result, self._held = self._held[:n], self._held[n:]
+        return result
+
+
+class Interrupted(EngineRefused):
+    """A stream broke off after its beginning was sent; the client may retry."""
+
+    retryable = True
+
+
+class StreamForwarder:
+    """One answer on its way to the client."""
+
+    def __init__(self, tokenizer: Tokenizer, parser: Parser, stops: Sequence[str], on_delta: OnDelta) -> None:
+        self.begun = False
+        self._broken = False
+        self._text = tokenizer.stream()
+        self._stops = StopStream(stops)
+        self._splitter = parser.stream()
+        self._on_delta = on_delta
+
+    @contextmanager
+    def part(self) -> Iterator[None]:
+        """Surround the sampling of a part. Raises Interrupted if an earlier part broke off, as its ids are lost."""
+        if self._broken:
+            raise Interrupted("the answer broke off after its beginning was passed on; ask again")
+        yield
+        self._broken = False
+
+    def feed(self, ids: Sequence[int]) -> None:
+        self.begun = self._broken = True
+        self._pass_on(self._splitter.feed(self._stops.feed(self._text.feed(ids))))
+
+    def end(self, reason: str | int | None) -> None:
+        """Send the rest, once the answer has ended for `reason`."""
+        rest = self._stops.feed(self._text.end()) + self._stops.end(reason)
+        self._pass_on(self._splitter.feed(rest))
+        self._pass_on(self._splitter.end())
+
+    def _pass_on(self, deltas: Sequence[Delta]) -> None:
+        for delta in deltas:
+            self._on_delta(delta)
 
 
 class TokenCompletion:
@@ -197,7 +282,6 @@ class TokenCompletion:
         return SpelledCompletion(**field_values(completion, Completion), token_texts=texts)
 
     def _whole(self) -> Generation:
-        """Return all parts as one sample, from the prompt as it was sent."""
         return replace(
             self._parts[-1],
             prompt_ids=self.prompt.ids,

@@ -36,10 +36,7 @@ _TELLING = 0.01
 
 
 async def detect(address: EngineAddress, timeout_s: float = 10.0) -> EngineInfo:
-    """Return the kind and capabilities of an engine.
-
-    Raises EngineError if it cannot be reached, is paused, or has no model.
-    """
+    """Return an engine's kind and capabilities. Raises EngineError if it is unreachable, paused, or has no model."""
     try:
         # A server may keep sending bytes and never complete an answer.
         async with asyncio.timeout(_ALL * timeout_s):
@@ -115,10 +112,7 @@ async def _identified(connection: EngineConnection, address: EngineAddress) -> _
 
 
 async def _models(connection: EngineConnection) -> list[dict[str, Any]]:
-    """Return the listed models; empty if it lists none or fails to.
-
-    Raises Refusal for a wrong key, a redirect or a busy server.
-    """
+    """Return the listed models, none if that fails. Raises Refusal for a wrong key, a redirect or a busy server."""
     try:
         answer = await connection.get("/v1/models")
     except Refusal as refusal:

@@ -79,10 +79,7 @@ def _is_object(text: str) -> bool:
 
 
 def completion(answer: Any, engine: str, max_tokens: int | None = None) -> Completion:
-    """Convert a chat answer.
-
-    Raises KeyError, IndexError, TypeError, ValueError or AttributeError if it is inconsistent or not a chat completion.
-    """
+    """Convert a chat answer. Raises one of SHAPE if it is inconsistent or not a chat completion."""
     choice = answer["choices"][0]
     usage = answer.get("usage") or {}
     exact = _exact(answer, choice, usage, max_tokens)
@@ -110,7 +107,6 @@ def completion(answer: Any, engine: str, max_tokens: int | None = None) -> Compl
 
 
 def _counted(usage: dict[str, Any], name: str, ids: TokenIds | None) -> int:
-    """Return the number of tokens that the engine counted, else the number of ids."""
     result = usage.get(name)
     if result is not None:
         return count(result)
@@ -244,7 +240,6 @@ class ChatRoute:
         return self._model
 
     async def _ask(self, body: dict[str, Any], request: ChatRequest) -> Any:
-        """Return the answer's JSON; a refused request is changed according to the refusal, then retried."""
         for _ in range(_MAX_CHANGES):
             try:
                 return await self._post(body, request.session_id)
@@ -298,7 +293,6 @@ class ChatRoute:
             ) from error
 
     def _check_images(self, model: str, refusal: Refusal) -> None:
-        """Raise the error of a refusal that is about the request's images."""
         reason = failures.message_of(refusal.body)[:_MAX_REASON]
         answered = f"engine {self._engine} answered {refusal.status}: {reason}"
         if failures.no_images(refusal.body):

@@ -11,17 +11,22 @@ import httpx2
 import orjson
 
 from farm.errors import LimitReached
-from farm.records.engine import EngineInfo, PauseMode
+from farm.records.engine import EngineInfo
 from farm.records.request import SamplingParams
 from farm.records.rollout import Outcome
 from farm.records.trajectory import TokenIds
 from workers.plugins.interfaces import Completion
 from workers.policy.answer_form import guide_of
-from workers.policy.engines import failures, progress
+from workers.policy.engines import failures
 from workers.policy.engines.chat_route import ChatRoute
-from workers.policy.engines.connection import FAILURES, EngineConnection, Refusal, most_bytes
-from workers.policy.engines.expert_rows import FLAG, AnotherTopK, most_expert_bytes
-from workers.policy.engines.generation_builder import GenerationBuilder, without_echo
+from workers.policy.engines.connection import FAILURES, EngineConnection, Refusal, current_progress, most_bytes
+from workers.policy.engines.generation_builder import (
+    FLAG,
+    AnotherTopK,
+    GenerationBuilder,
+    most_expert_bytes,
+    without_echo,
+)
 from workers.policy.engines.kind import kind, wire_of
 from workers.policy.engines.wire import SHAPE, GenerationRequest, Wire, prompt_json
 from workers.policy.generation import (
@@ -54,7 +59,9 @@ class EngineClient:
         self._wire = wire_of(info)
         self._kind = kind(info.kind)
         self._timeout_s = timeout_s
-        self._control = self._kind.control(info, self._connection)
+        control = self._kind.control(info, self._connection)
+        self.pause, self.resume, self.paused = control.pause, control.resume, control.paused
+        self.set_version, self.version, self.load_weights = control.set_version, control.version, control.load_weights
         self._model = address.model or info.model
 
     @cached_property
@@ -116,29 +123,10 @@ class EngineClient:
                 break
         return 0 < status < 500
 
-    async def pause(self, mode: PauseMode) -> None:
-        await self._control.pause(mode)
-
-    async def resume(self) -> None:
-        await self._control.resume()
-
-    async def paused(self) -> bool | None:
-        return await self._control.paused()
-
-    async def set_version(self, version: str) -> None:
-        await self._control.set_version(version)
-
-    async def load_weights(self, path: str) -> None:
-        await self._control.load_weights(path)
-
-    async def version(self) -> str:
-        return await self._control.version()
-
     async def aclose(self) -> None:
         await self._connection.aclose()
 
     def _fitting(self, n_prompt: int, max_tokens: int) -> int:
-        """Return `max_tokens`, or fewer if the context leaves less room. Raises LimitReached if it leaves none."""
         if self.info.context_tokens is None:
             return max_tokens
         room = self.info.context_tokens - n_prompt
@@ -203,7 +191,7 @@ class EngineClient:
             async for event in events:
                 new = self._take(wire, event, ask, builder)
                 if new:
-                    progress.current().token()
+                    current_progress().token()
                     silence.reschedule(loop.time() + self._timeout_s)
                     if on_ids is not None:
                         on_ids(new)

@@ -7,21 +7,30 @@ lists of models and answers to orders are bounded, too.
 An idle connection is closed before uvicorn's 5 s are over. If the server closes one at that moment, the next request
 fails before any answer has arrived; then another connection is tried at once, as sampling has no side effect. The
 environment's proxies are ignored: engines are near the workers.
+
+The progress of the running task's call attributes a passed deadline. An answer in progress counts as the policy's only
+as long as tokens arrive. A whole answer is sent after sampling, so its bytes arrive at once; a stream brings a token
+every few seconds. An answer whose bytes arrive otherwise is stalled: a deadline that passes meanwhile is attributed to
+the engine.
 """
 
 from __future__ import annotations
 
 import asyncio
+import math
+import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any
 
 import httpx2
 import orjson
 
-from workers.policy.engines import progress
-
+_STALLED_BODY_S = 5.0
+_TOKEN_S = 20.0
+_current: ContextVar[Progress | None] = ContextVar("progress", default=None)
 _IDLE_S = 4.0
 _CONNECT_S = 10.0
 _MAX_URLS = 100
@@ -38,10 +47,64 @@ _MIN_BYTES_S = 2**16
 _MAX_PLAIN = 4
 """Maximum length of a key that is not a secret, such as `none`."""
 _JSON = {"content-type": "application/json"}
-
-
 BUSY = (429, 503)
 """The statuses of a temporary refusal."""
+
+
+class Progress:
+    """The progress of one call. Times are of the monotonic clock; None until they occur."""
+
+    def __init__(self) -> None:
+        self.body_since: float | None = None
+        self.token_at: float | None = None
+        self._sent_at: float | None = None
+
+    def restart(self) -> None:
+        """Record that a request is sent."""
+        self.body_since = self.token_at = None
+        self._sent_at = time.monotonic()
+
+    def body(self) -> None:
+        """Record that the head of a whole answer has arrived."""
+        self.body_since = time.monotonic()
+
+    def token(self) -> None:
+        """Record that a stream began, or brought a token."""
+        self.token_at = time.monotonic()
+
+    @property
+    def silent_s(self) -> float:
+        """Seconds for which a request has had no answer at all; 0 once it has one, infinite if none was sent."""
+        if self.body_since is not None or self.token_at is not None:
+            return 0.0
+        return math.inf if self._sent_at is None else time.monotonic() - self._sent_at
+
+    @property
+    def stalled(self) -> str:
+        """The reason why the call has no answer although its engine sends bytes; empty if it is not stalled."""
+        now = time.monotonic()
+        if self.body_since is not None and now - self.body_since > _STALLED_BODY_S:
+            return f"has been sending one answer for {now - self.body_since:.0f} s"
+        if self.token_at is not None and now - self.token_at > _TOKEN_S:
+            return f"has sent no token of an answer for {now - self.token_at:.0f} s"
+        return ""
+
+
+def current_progress() -> Progress:
+    """Return the progress of the running task, or an unused one if there is none."""
+    return _current.get() or Progress()
+
+
+@contextmanager
+def watched() -> Iterator[Progress]:
+    """Record the progress of the call that the block makes."""
+    progress, outer = Progress(), _current.get()
+    _current.set(progress)
+    try:
+        yield progress
+    finally:
+        # Not by a reset token: an abandoned call is closed in another context.
+        _current.set(outer)
 
 
 class Refusal(Exception):
@@ -170,7 +233,7 @@ class EngineConnection:
         """
         async with self._answer("POST", path, body, headers) as response:
             if response.headers.get("content-type", "").startswith("text/event-stream"):
-                progress.current().token()
+                current_progress().token()
                 yield _data(response.aiter_raw(), most, ends_with_done)
             else:
                 yield _whole(response, most)
@@ -208,7 +271,7 @@ class EngineConnection:
             request = httpx2.Request(
                 method, self._url(path), content=content, headers=sent, extensions=self._extensions
             )
-            progress.current().restart()
+            current_progress().restart()
             # A head that arrives byte by byte never hits a read timeout.
             async with asyncio.timeout(self._timeout_s + _CONNECT_S):
                 response = await transport.handle_async_request(request)
@@ -263,7 +326,7 @@ async def _content(response: httpx2.Response, most: int) -> bytes:
     chunks, n = [], 0
     loop = asyncio.get_running_loop()
     began = loop.time()
-    progress.current().body()
+    current_progress().body()
     try:
         async with asyncio.timeout(_BODY_S) as limit:
             async for chunk in response.aiter_raw():

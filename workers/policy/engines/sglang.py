@@ -19,11 +19,10 @@ from farm.records.engine import EngineInfo, PauseMode
 from farm.records.trajectory import VersionSpan
 from workers.policy.answer_form import guide_of
 from workers.policy.engines.connection import FAILURES, EngineConnection, Refusal
-from workers.policy.engines.control import Control, ControlCalls, NoControl
-from workers.policy.engines.expert_rows import from_int32
-from workers.policy.engines.generation_builder import GenerationBuilder, count, version
-from workers.policy.engines.kind import EngineKind, Identity
+from workers.policy.engines.generation_builder import GenerationBuilder, count, from_int32, version
+from workers.policy.engines.kind import ControlCalls, EngineKind, Identity, NoControl
 from workers.policy.engines.wire import SHORT_SEED, GenerationRequest, Wire, salted, sampling_fields
+from workers.policy.generation import Control
 
 _POLL_S = 0.2
 

@@ -16,12 +16,10 @@ from farm.errors import EngineError
 from farm.records.engine import BRIDGE_OWNER, EngineInfo, PauseMode
 from workers.policy.answer_form import guide_of
 from workers.policy.engines.connection import EngineConnection, Refusal
-from workers.policy.engines.control import NO_ROUTE, Control, ControlCalls, NoControl
-from workers.policy.engines.expert_rows import from_npy
-from workers.policy.engines.generation_builder import GenerationBuilder
-from workers.policy.engines.kind import EngineKind, Identity
+from workers.policy.engines.generation_builder import GenerationBuilder, from_npy
+from workers.policy.engines.kind import NO_ROUTE, ControlCalls, EngineKind, Identity, NoControl
 from workers.policy.engines.wire import GenerationRequest, Wire, salted, sampling_fields
-from workers.policy.generation import Generation
+from workers.policy.generation import Control, Generation
 
 _DEV_MODE = "start vLLM with VLLM_SERVER_DEV_MODE=1 to let the farm pause it and name its weights"
 _CACHED = "start vLLM with --enable-prompt-tokens-details to see prefix-cache hits"

@@ -1,18 +1,29 @@
-"""The gateway as a web application: routes, the key, and answers that are sent whole or streamed."""
+"""The gateway: a web application, and its server, one per rollout, in the worker's event loop.
+
+The server listens on a Unix socket in the sandbox's folder. Separate sockets isolate rollouts: a sandbox cannot reach
+another's, whatever key it guesses. The key matters if a TCP port is open as well.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import os
 import secrets
-from collections.abc import AsyncIterator, Awaitable, Callable
-from dataclasses import replace
+import socket
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
 from typing import Any
 
+import uvicorn
 from starlette.applications import Starlette
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
+from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from workers.plugins.interfaces import Completion, Delta
 from workers.policy.gateway.calls import GatewayCalls
@@ -24,17 +35,21 @@ from workers.policy.gateway.dialects.model_api import Api, ApiProblem, BadReques
 from workers.policy.gateway.dialects.openai_answers import ModelDict
 from workers.policy.gateway.dialects.request_pictures import RequestPictures, without_media
 from workers.policy.gateway.dialects.responses import ResponsesApi
-from workers.policy.gateway.http_responses import (
+from workers.policy.gateway.gateway_http import (
     ANY,
     ClientDisconnected,
     EventStreamResponse,
+    HeldBytesLimit,
+    body_in,
+    data_of,
+    encoding_of,
     forget_frames,
+    header_labels,
     json_response,
     problem_of,
     refusal,
     until_disconnected,
 )
-from workers.policy.gateway.request_limits import HeldBytesLimit, body_in, data_of, encoding_of, header_labels
 from workers.policy.tokens.long_texts import LongTexts
 from workers.policy.tokens.messages import n_chars
 
@@ -51,6 +66,12 @@ _STREAMED = "streamGenerateContent"
 _GOOGLE_VERBS = ("generateContent", _STREAMED, "countTokens")
 
 _UNAUTHORISED = ApiProblem(401, "invalid_api_key", "the key is wrong")
+SOCKET = "gateway.sock"
+MAX_CONNECTIONS = 256
+"""Connections per rollout; further ones are closed, as the policy's programs can reach the socket too."""
+_CLOSE_S = 5.0
+# Clients keep connections open throughout, and all of them belong to one rollout.
+_KEEP_ALIVE_S = 86_400
 
 
 def application(calls: GatewayCalls, key: str, silence_s: float = SILENCE_S) -> ASGIApp:
@@ -91,8 +112,6 @@ def application(calls: GatewayCalls, key: str, silence_s: float = SILENCE_S) -> 
 
 
 class _Guarded:
-    """Passes on requests with the key, and answers all others with 401."""
-
     def __init__(self, app: ASGIApp, prefix: str) -> None:
         self._app = app
         self._prefix = prefix.encode()
@@ -111,8 +130,6 @@ class _Guarded:
 
 
 class _Routes:
-    """The endpoints for the calls of one rollout."""
-
     def __init__(self, calls: GatewayCalls, silence_s: float) -> None:
         self._calls = calls
         self._silence_s = silence_s
@@ -178,7 +195,6 @@ class _Routes:
         return read() if is_small else await self._large_bodies.run(read)
 
     def _with_media(self, body: dict[str, Any]) -> dict[str, Any]:
-        """Return a request with its images and other media handled by the batch's rule."""
         rule = self._calls.image_rule
         if rule == "engine":
             return self._pictures.put_into(body)
@@ -242,3 +258,125 @@ async def _no_embeddings(request: Request) -> Response:
 async def _no_compaction(request: Request) -> Response:
     message = "summaries are not supported: send the items that the model should see"
     return refusal(ANY, ApiProblem(404, "not_found", message, "input"))
+
+
+@dataclass(frozen=True, slots=True)
+class Address:
+    """The address of a rollout's gateway: its key, and the port of 127.0.0.1 if one was opened."""
+
+    key: str
+    port: int | None = None
+
+    @property
+    def url(self) -> str:
+        """The base URL for OpenAI's clients; those of Anthropic use it without the `/v1`."""
+        return f"http://127.0.0.1:{self.port}/t/{self.key}/v1"
+
+
+@asynccontextmanager
+async def gateway(
+    calls: GatewayCalls, folder: Path | None = None, *, tcp: bool = False, silence_s: float = SILENCE_S
+) -> AsyncIterator[Address]:
+    """Answer a rollout's calls in the block; its end aborts running ones, and waits until all answers are recorded.
+
+    The socket is created in `folder`. Raises OSError if that fails.
+    """
+    key = secrets.token_urlsafe(24)
+    listeners = [_unix(folder / SOCKET)] if folder is not None else []
+    port = None
+    if tcp:
+        listeners.append(_tcp())
+        port = listeners[-1].getsockname()[1]
+    try:
+        async with listening(application(calls, key, silence_s), listeners):
+            yield Address(key, port)
+    finally:
+        await calls.settle()
+
+
+def _tcp() -> socket.socket:
+    # Without the protocol number, asyncio leaves Nagle's algorithm on, which delays each answer by 40 ms.
+    listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP)
+    try:
+        listener.bind(("127.0.0.1", 0))
+    except BaseException:
+        listener.close()
+        raise
+    return listener
+
+
+def _unix(path: Path) -> socket.socket:
+    """Return a Unix socket at a path of any length. Its folder's mode controls access; the socket itself admits all."""
+    listener = socket.socket(socket.AF_UNIX)
+    folder = os.open(path.parent, os.O_PATH | os.O_DIRECTORY)
+    try:
+        # The kernel's limit is 107 bytes.
+        listener.bind(f"/proc/self/fd/{folder}/{path.name}")
+        _let_all_connect(path.name, folder)
+    except BaseException:
+        listener.close()
+        raise
+    finally:
+        os.close(folder)
+    return listener
+
+
+def _let_all_connect(name: str, folder: int) -> None:
+    """Make the socket writable for all, but not a file that the sandbox may have put in its place."""
+    made = os.open(name, os.O_PATH | os.O_NOFOLLOW, dir_fd=folder)
+    try:
+        Path(f"/proc/self/fd/{made}").chmod(0o777)
+    finally:
+        os.close(made)
+
+
+class _Connection(H11Protocol):
+    """A connection, aborted at once if there are too many."""
+
+    def __init__(self, most: int, *arguments: Any, **named: Any) -> None:
+        super().__init__(*arguments, **named)
+        self._most = most
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        if len(self.connections) > self._most:
+            transport.abort()
+
+
+@asynccontextmanager
+async def listening(
+    app: ASGIApp, listeners: Sequence[socket.socket], max_connections: int = MAX_CONNECTIONS
+) -> AsyncIterator[None]:
+    """Serve on the running event loop, without uvicorn's own, until the block ends."""
+    config = uvicorn.Config(
+        app,
+        http=partial(_Connection, max_connections),  # type: ignore[arg-type]
+        ws="none",
+        lifespan="off",
+        log_config=None,
+        # Otherwise malformed requests would fill the worker's log.
+        log_level="error",
+        access_log=False,
+        timeout_keep_alive=_KEEP_ALIVE_S,
+    )
+    config.load()
+    server = uvicorn.Server(config)
+    server.lifespan = config.lifespan_class(config)
+    # Its own loop wakes ten times a second, for signals and the time.
+    await server.startup(list(listeners))
+    try:
+        yield
+    finally:
+        await _close(server)
+
+
+async def _close(server: uvicorn.Server) -> None:
+    """Close all connections; calls in progress are cancelled as if their clients had disconnected."""
+    for listening in server.servers:
+        listening.close()
+    for connection in list(server.server_state.connections):
+        connection.transport.abort()
+    if server.server_state.tasks:
+        await asyncio.wait(server.server_state.tasks, timeout=_CLOSE_S)
+    for task in server.server_state.tasks:
+        task.cancel()

@@ -21,16 +21,14 @@ from farm.errors import AgentError, EngineError, LimitReached, StaleRollout, Wei
 from farm.records.request import SamplingParams
 from farm.records.rollout import Outcome
 from farm.records.trajectory import ROLE, UNTRAINED, Message, ModelCall
-from workers.plugins.interfaces import AgentContext, Completion, Delta, OnDelta, Policy
-from workers.plugins.roles import MAX_TOKENS as ROLE_MAX_TOKENS
-from workers.plugins.roles import ChatModel
+from workers.plugins.interfaces import MAX_TOKENS as ROLE_MAX_TOKENS
+from workers.plugins.interfaces import AgentContext, ChatModel, Completion, Delta, OnDelta, Policy
 from workers.policy.answer_form import GUIDED, FormedSampling
 from workers.policy.gateway.conversations import Conversations, HashedConversation, RecentAnswers
 from workers.policy.gateway.dialects.model_api import BadRequest, ParsedRequest
 from workers.policy.generation import FormUnsupported, ImagesRefused, ImageUnreadable, LogprobsMissing
 from workers.policy.message_images import digests_of, joined, parts_of
-from workers.policy.recording import Stopwatch, as_applied, model_call
-from workers.policy.repeated_turns import conversation_repeats
+from workers.policy.recording import Stopwatch, as_applied, conversation_repeats, model_call
 from workers.policy.tokens.long_texts import LongTexts
 from workers.policy.tokens.messages import n_chars
 from workers.policy.tool_calls import deltas
@@ -133,7 +131,6 @@ class GatewayCalls:
         return _with_allowed(request, answer)
 
     async def _answer(self, request: ParsedRequest, on_delta: OnDelta | None) -> Completion:
-        """Return a new answer, recorded."""
         conversation = await self._read(request, lambda: HashedConversation(one_leading(request.messages)))
         await self._keep_images(conversation)
         if (model := self._context.models.get(request.model)) is not None:
@@ -365,7 +362,6 @@ class GatewayCalls:
             raise
 
     async def _uncut(self, writing: Awaitable[T]) -> T:
-        """Await `writing` to its end even if the client disconnects meanwhile."""
         task = asyncio.ensure_future(writing)
         self._writing.add(task)
         task.add_done_callback(self._writing.discard)
@@ -401,14 +397,11 @@ def _with_allowed(request: ParsedRequest, completion: Completion) -> Completion:
 
 
 def _send(completion: Completion, on_delta: OnDelta | None) -> None:
-    """Stream a whole answer in one piece."""
     for delta in deltas(completion.response) if on_delta is not None else ():
         on_delta(delta)  # type: ignore[misc]
 
 
 class _Shown:
-    """A callback that passes on the deltas of an answer, and counts their characters."""
-
     def __init__(self, on_delta: OnDelta | None) -> None:
         self._on_delta = on_delta
         self.n_chars = 0

@@ -113,10 +113,7 @@ class RecentAnswers:
         return len(self._unread)
 
     async def known(self, digest: bytes, retry: bool, settle: Callable[[], Awaitable[None]]) -> Completion | None:
-        """Return the answer to an earlier attempt of a request; None if it must be sampled.
-
-        `settle` waits until all answers are recorded.
-        """
+        """Return the answer to an earlier attempt, if any. `settle` waits until all answers are recorded."""
         if retry and self._errors[digest]:
             # Its earlier attempt failed; an equal request of another agent may have an answer.
             self._errors[digest] -= 1

@@ -129,7 +129,6 @@ async def load_weights(backend: Backend, listed: StoredEngine, pool: EnginePool)
 
 
 async def _settled(backend: Backend, listed: StoredEngine, pool: EnginePool) -> None:
-    """Wait until no worker has a call in flight there; a newer order cancels that."""
     while not await pool.reporter.has_settled(backend.url, listed.n_orders):  # noqa: ASYNC110 - other processes report it
         await asyncio.sleep(_POLL_S)
 
@@ -145,7 +144,6 @@ async def _abort_late(engine: Engine, backend: Backend, listed: StoredEngine, po
 
 
 def _named(listed: StoredEngine) -> str:
-    """Return the version that it has once its orders are carried out."""
     return listed.version if listed.to_name else listed.engine_version
 
 
@@ -241,7 +239,6 @@ class Monitor:
         self._begin("look", backend.url, look(backend))
 
     def _may_load(self, backend: Backend, now: float) -> bool:
-        """Return whether it lacks weights that it could load now."""
         listed, info = backend.record, backend.info
         lacks = listed.lacks_weights and bool(listed.weights_path) and not listed.paused
         able = info is not None and info.control and not backend.health.is_ejected
@@ -258,7 +255,6 @@ class Monitor:
             backend.abort_calls("is paused for new weights", died=False)
 
     def _begin(self, kind: str, url: str, job: Coroutine[Any, Any, None]) -> None:
-        """Run a job unless one of its kind already runs for that engine."""
         key = (kind, url)
         if key in self._jobs:
             job.close()
@@ -275,7 +271,6 @@ class Monitor:
             self._due[key[1]] = asyncio.get_running_loop().time() + self._check_s
 
     async def _find_out(self, backend: Backend) -> None:
-        """Detect the capabilities of an engine."""
         url, loop = backend.url, asyncio.get_running_loop()
         try:
             info = await self._detect(backend.address, self._timeout_s(backend))

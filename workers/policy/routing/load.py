@@ -174,7 +174,6 @@ class SharedLoads(PeerLoads):
         self._withdraw()
 
     def _exchange(self) -> None:
-        """Publish own counts and read those of all processes, in one round trip."""
         assert self._load_tracker is not None
         try:
             own = json.dumps(self._load_tracker.snapshot())

@@ -22,7 +22,7 @@ from dataclasses import dataclass, field, replace
 from farm.errors import EngineError, WeightsMissing
 from farm.observing.process_log import log_also
 from farm.records.engine_state import is_reserved, without_engine
-from workers.policy.engines.progress import Progress, watched
+from workers.policy.engines.connection import Progress, watched
 from workers.policy.generation import Engine, EngineBusy, EngineRefused, EngineUnfit
 from workers.policy.routing.backend import Backend, CallAborted
 from workers.policy.routing.load import choose
@@ -144,8 +144,6 @@ class RoutingKey:
 
 @dataclass(frozen=True, slots=True)
 class _RunningTry:
-    """A running attempt on an engine, and the progress of its request."""
-
     backend: Backend
     progress: Progress
     call: Call
@@ -284,7 +282,6 @@ class StickyRouter:
         ]
 
     def _serving(self) -> list[Backend]:
-        """Return the engines of the model that this rollout may use, now or later."""
         return [
             backend
             for backend in self._pool.backends

@@ -188,5 +188,4 @@ def _parted(text: str) -> tuple[str, str, str]:
 
 
 def _cut(text: str) -> str:
-    """Return the head and the tail of a text."""
     return text if len(text) <= _HEAD + _TAIL else f"{text[:_HEAD]}…{text[-_TAIL:]}"

@@ -47,7 +47,6 @@ def with_call_ids(given: Message, ids: CallIds) -> Message:
 
 
 def _agree(ours: Any, theirs: Any) -> bool:
-    """Return whether they are equal, or at least one is missing."""
     return not ours or not theirs or bool(ours == theirs)
 
 

@@ -49,7 +49,7 @@ class ChatTemplate:
             raise TemplateError(f"{name or 'the model'} has no chat template")
         self.name = name or "the model"
         self.specials = dict(specials or {})
-        self.source = by_name[_default(by_name)]
+        self.source = by_name[DEFAULT if DEFAULT in by_name else next(iter(by_name))]
         self._plain = _Compiled(self.source, self.name)
         self._with_tools = _Compiled(by_name[TOOL_USE], self.name) if TOOL_USE in by_name else self._plain
 
@@ -102,10 +102,6 @@ class _Compiled:
             self.style = _style(self.template, source, environment.parse(source))
         except jinja2.TemplateError as error:
             raise TemplateError(f"the chat template of {name} cannot be compiled: {_message_of(error)}") from error
-
-
-def _default(by_name: Mapping[str, str]) -> str:
-    return DEFAULT if DEFAULT in by_name else next(iter(by_name))
 
 
 def _message_of(error: Exception) -> str:

@@ -105,7 +105,6 @@ class TurnSuffixes:
         return TurnSuffix(after[place:], end)
 
     def _changes(self, before: str, after: str, earlier: Sequence[Message], tools: Tools) -> str:
-        """Return a readable description of what the template changed."""
         try:
             bare = self.model.template.render_prepared(earlier, tools, generation_prompt=False, **self.kwargs)
         except TemplateError:
@@ -174,7 +173,6 @@ def _turn_end(after: str, turn: Message, start: int) -> tuple[int, str]:
 
 
 def _between(text: str, left: str, right: str) -> str | None:
-    """Return the text between two texts; None if they do not both occur in this order."""
     _, result, rest = text.partition(left)
     inner, found_too, _ = rest.partition(right)
     return inner if result and found_too else None

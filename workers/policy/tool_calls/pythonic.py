@@ -80,7 +80,6 @@ def _call(node: ast.expr, segments: _Segments) -> ParsedToolCall:
 
 
 def _dotted(node: ast.expr) -> str:
-    """Return the name of `a` or `a.b`; empty for any other expression."""
     parts: list[str] = []
     while isinstance(node, ast.Attribute):
         parts.append(node.attr)
@@ -116,8 +115,6 @@ def _key(node: ast.expr | None) -> str:
 
 
 class _Segments:
-    """The source text of nodes, whose columns count bytes of their line."""
-
     def __init__(self, source: str) -> None:
         self._source = source.encode("utf-8", "surrogatepass")
         self._lines = [0]

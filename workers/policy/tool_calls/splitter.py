@@ -16,7 +16,6 @@ import secrets
 import string
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
 
 from farm.records.trajectory import Message, ToolCall
 from workers.plugins.interfaces import Delta
@@ -267,7 +266,6 @@ class Splitter:
         self._fresh = self._after_call = True
 
     def _doubt_last_call(self) -> None:
-        """Report the last call, if valid, as malformed."""
         if self._last_raw is not None:
             last = self._calls[-1]
             self._calls[-1] = ToolCall(last.call_id, last.name, self._last_raw.strip())
@@ -301,7 +299,14 @@ def message(parsed: Parsed) -> Message:
     if parsed.reasoning:
         made["reasoning_content"] = parsed.reasoning
     if parsed.tool_calls:
-        made["tool_calls"] = [_entry(call) for call in parsed.tool_calls]
+        made["tool_calls"] = [
+            {
+                "id": call.call_id or "".join(secrets.choice(_ALPHABET) for _ in range(_ID_CHARS)),
+                "type": "function",
+                "function": {"name": call.name, "arguments": call.arguments},
+            }
+            for call in parsed.tool_calls
+        ]
     return made
 
 
@@ -311,15 +316,3 @@ def deltas(message: Message) -> list[Delta]:
     content = message.get("content")
     pieces = [Delta(reasoning, reasoning=True)] if isinstance(reasoning, str) and reasoning else []
     return [*pieces, Delta(content)] if isinstance(content, str) and content else pieces
-
-
-def _entry(call: ToolCall) -> dict[str, Any]:
-    return {
-        "id": call.call_id or _new_id(),
-        "type": "function",
-        "function": {"name": call.name, "arguments": call.arguments},
-    }
-
-
-def _new_id() -> str:
-    return "".join(secrets.choice(_ALPHABET) for _ in range(_ID_CHARS))

@@ -51,7 +51,6 @@ def as_json(value: str, schema: Mapping[str, Any] | None) -> str:
 
 
 def _kinds(schema: Mapping[str, Any]) -> set[str]:
-    """Return the types that a schema allows; empty if it names none."""
     named = schema.get("type")
     kinds = {named} if isinstance(named, str) else {each for each in named or () if isinstance(each, str)}
     for choice in (*(schema.get("anyOf") or ()), *(schema.get("oneOf") or ())):
@@ -112,7 +111,6 @@ class _TaggedParameters:
         )
 
     def _call(self, raw: str, schemas: Schemas) -> ParsedToolCall:
-        """Return the call in the text of a region."""
         head = self.head.match(raw)
         name = head.group(1).strip() if head else ""
         if head is None or not name:

@@ -129,7 +129,6 @@ def _past_comma(raw: str, at: int, closer: str) -> int:
 
 
 def _past(raw: str, at: int, char: str) -> int:
-    """Return the position after a required character and the blanks around it. Raises ValueError."""
     at = _space(raw, at)
     if not raw.startswith(char, at):
         raise ValueError(f"no {char}")

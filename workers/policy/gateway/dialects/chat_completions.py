@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal, cast
 
 from farm.records.trajectory import Message
 from workers.plugins.interfaces import Completion, Delta
-from workers.policy.gateway.dialects import model_api, token_logprobs
+from workers.policy.gateway.dialects import model_api
 from workers.policy.gateway.dialects.model_api import AnsweredToolCall, ApiProblem, BadRequest, ParsedRequest
 from workers.policy.gateway.dialects.openai_answers import (
     ChatCompletionChunkDict,
@@ -158,7 +158,7 @@ class ChatEvents:
 
 
 def _logprobs(request: ParsedRequest, completion: Completion) -> ChoiceLogprobsDict | None:
-    return {"content": token_logprobs.of_openai(completion), "refusal": None} if request.logprobs else None
+    return {"content": model_api.of_openai(completion), "refusal": None} if request.logprobs else None
 
 
 def usage(completion: Completion) -> CompletionUsageDict:
@@ -232,7 +232,6 @@ def _calls(message: ChatCompletionMessageParam, name: str) -> list[AnsweredToolC
 
 
 def _tools(value: Iterable[ChatCompletionToolUnionParam] | None) -> tuple[list[ChatCompletionToolParam], list[str]]:
-    """Return the function tools, and the types of the other tools."""
     if not value:
         return [], []
     tools, left_out = [], []

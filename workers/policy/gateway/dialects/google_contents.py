@@ -13,7 +13,7 @@ import orjson
 
 from farm.records.trajectory import Message
 from workers.plugins.interfaces import Completion, Delta
-from workers.policy.gateway.dialects import model_api, request_fields, token_logprobs
+from workers.policy.gateway.dialects import model_api, request_fields
 from workers.policy.gateway.dialects.model_api import AnsweredToolCall, ApiProblem, BadRequest, ParsedRequest
 from workers.policy.gateway.dialects.request_fields import (
     GOOGLE,
@@ -104,7 +104,6 @@ class GoogleApi:
     def _answered(
         self, request: ParsedRequest, completion: Completion, response_id: str, sent_thought: str, sent_text: str
     ) -> dict[str, Any]:
-        """Return the answer, without the thought and text that were streamed."""
         message = completion.response
         parts: list[dict[str, Any]] = []
         thought = model_api.rest(model_api.reasoning(message), sent_thought)
@@ -119,7 +118,7 @@ class GoogleApi:
             self._written[call.name, _meaning(args)] = call.arguments
             parts.append({"functionCall": {"id": call.call_id, "name": call.name, "args": args}})
         reason = _FINISH_REASONS.get(model_api.finish_reason(completion), "STOP")
-        logprobs = token_logprobs.of_google(completion)
+        logprobs = model_api.of_google(completion)
         return {
             "candidates": [
                 {"content": {"role": "model", "parts": parts}, "finishReason": reason, "index": 0, **logprobs}

@@ -3,13 +3,17 @@
 The trainer's own sampling parameters apply, as it trains on the log-probabilities of its policy. Of a client's
 parameters only maximum length, stop texts and the form of the answer take effect; the others are recorded with the
 call.
+
+Log-probabilities are those of every sampled token, as recorded. The tokens' texts, joined, are the whole sampled text,
+tool calls included. A token that is only part of a character has an empty text; the token that completes the character
+has all of it. The end of a turn is a token without text.
 """
 
 from __future__ import annotations
 
 import hashlib
 import secrets
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
@@ -19,10 +23,12 @@ from farm.errors import FarmError
 from farm.records.trajectory import Message
 from workers.plugins.interfaces import Completion, Delta
 from workers.policy.gateway.dialects.openai_answers import FinishReason
+from workers.policy.generation import SpelledCompletion
 from workers.policy.message_images import Content, PicturePart, joined
 
 if TYPE_CHECKING:
     from openai.types.chat import ChatCompletionMessageFunctionToolCallParam, ChatCompletionToolParam
+    from openai.types.responses.response_output_text_param import Logprob
     from openai.types.shared_params import FunctionDefinition
 
 _REQUESTED_PARAMS = frozenset(
@@ -48,6 +54,9 @@ MAX_DEPTH = 200
 """A depth that can be encoded even if an answer wraps the value."""
 _DEEPER = 20
 """Number of levels by which an answer may wrap a value."""
+COMMENT = b": ping\n\n"
+RAW = "malformed"
+"""The key under which arguments that are not a JSON object are sent; the client's own validation rejects them."""
 
 
 class BadRequest(FarmError):
@@ -221,9 +230,6 @@ def event(data: Mapping[str, Any], name: str = "") -> bytes:
     return b"%sdata: %s\n\n" % (head, orjson.dumps(data))
 
 
-COMMENT = b": ping\n\n"
-
-
 def writable(value: object) -> bool:
     """Return whether a value can be encoded in an answer: false if nested some hundreds of levels deep."""
     for _ in range(_DEEPER):
@@ -233,10 +239,6 @@ def writable(value: object) -> bool:
     except orjson.JSONEncodeError:
         return False
     return True
-
-
-RAW = "malformed"
-"""The key under which arguments that are not a JSON object are sent; the client's own validation rejects them."""
 
 
 def argument_object(arguments: str) -> dict[str, Any]:
@@ -331,10 +333,7 @@ def plain(value: object, name: str, kinds: Collection[str] = ("text",)) -> str:
 
 
 def shown(value: object, name: str, kinds: Collection[str] = ("text",)) -> Content:
-    """Return the content of a user message or tool result: a text, or parts if it has images.
-
-    Raises BadRequest for other parts.
-    """
+    """Return a user message's or tool result's content: a text, or parts if it has images. Raises BadRequest."""
     if not isinstance(value, list) or not any(isinstance(part, PicturePart) for part in value):
         return plain(value, name, kinds)
     parts: list[Content] = [
@@ -380,3 +379,27 @@ def assistant(text: str, thought: str, tool_calls: Sequence[AnsweredToolCall]) -
 
 def tool_call(call: AnsweredToolCall) -> ChatCompletionMessageFunctionToolCallParam:
     return {"id": call.call_id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
+
+
+def of_openai(completion: Completion) -> list[Logprob]:
+    """Return them in the form of both OpenAI APIs; empty if they were not requested."""
+    return [
+        {"token": text, "bytes": list(text.encode()), "logprob": logprob, "top_logprobs": []}
+        for text, _, logprob in _tokens(completion)
+    ]
+
+
+def of_google(completion: Completion) -> dict[str, Any]:
+    """Return the fields of a candidate; empty if they were not requested."""
+    tokens = list(_tokens(completion))
+    if not tokens:
+        return {}
+    chosen = [{"token": text, "tokenId": number, "logProbability": logprob} for text, number, logprob in tokens]
+    mean = sum(logprob for *_, logprob in tokens) / len(tokens)
+    return {"logprobsResult": {"chosenCandidates": chosen, "topCandidates": []}, "avgLogprobs": mean}
+
+
+def _tokens(completion: Completion) -> Iterator[tuple[str, int, float]]:
+    ids, logprobs = completion.response_ids, completion.response_logprobs
+    if isinstance(completion, SpelledCompletion) and ids is not None and logprobs is not None:
+        yield from zip(completion.token_texts, map(int, ids), map(float, logprobs), strict=True)

@@ -49,10 +49,7 @@ class RequestPictures:
         self._held: dict[str, Picture] = {}
 
     def put_into(self, body: Mapping[str, Any]) -> dict[str, Any]:
-        """Return a request of any API with a PicturePart in place of each image.
-
-        Raises BadRequest, with the field's path, for an unsupported image.
-        """
+        """Return a request with a PicturePart in place of each image. Raises BadRequest, with the field's path."""
         reader = _Reader(self)
         return {name: reader.read(value, name) if name in CONVERSATION else value for name, value in body.items()}
 
@@ -71,8 +68,6 @@ class RequestPictures:
 
 
 class _Reader:
-    """Collects the images of one request."""
-
     def __init__(self, pictures: RequestPictures) -> None:
         self._pictures = pictures
         self._n_images = 0
@@ -165,11 +160,10 @@ def _left_out(value: Any) -> Any:
         return {"type": _TEXT_KINDS[kind], "text": _text_of(value) or f"[{name} left out]"}
     if any(name in value for name in GOOGLE_MEDIA):
         return {"text": _LEFT_OUT}
-    return {name: _result(each) if name in RESULTS else _within(name, each) for name, each in value.items()}
-
-
-def _within(name: str, value: Any) -> Any:
-    return _left_out(value) if name in CONTENT else value
+    return {
+        name: _result(each) if name in RESULTS else (_left_out(each) if name in CONTENT else each)
+        for name, each in value.items()
+    }
 
 
 def _text_of(document: Mapping[str, Any]) -> str:

@@ -18,7 +18,7 @@ import orjson
 
 from farm.records.trajectory import Message
 from workers.plugins.interfaces import Completion, Delta
-from workers.policy.gateway.dialects import model_api, token_logprobs
+from workers.policy.gateway.dialects import model_api
 from workers.policy.gateway.dialects.chat_completions import openai_problem
 from workers.policy.gateway.dialects.model_api import AnsweredToolCall, ApiProblem, BadRequest, ParsedRequest
 from workers.policy.gateway.dialects.openai_answers import (
@@ -98,7 +98,7 @@ class Namespaces:
 
 def output_items(completion: Completion, calls: Sequence[AnsweredToolCall]) -> list[OutputItem]:
     """Return an assistant message as output items: reasoning, text, and tool calls."""
-    message, logprobs = completion.response, token_logprobs.of_openai(completion)
+    message, logprobs = completion.response, model_api.of_openai(completion)
     texts: dict[Kind, str] = {"reasoning": model_api.reasoning(message), "message": model_api.content(message)}
     items = [
         _text_item(kind, model_api.new_id(_PREFIXES[kind]), text, "completed", logprobs)
@@ -136,7 +136,7 @@ class ResponsesEvents:
 
     def end(self, completion: Completion) -> bytes:
         message = completion.response
-        self._logprobs = token_logprobs.of_openai(completion)
+        self._logprobs = model_api.of_openai(completion)
         pieces = [
             self._say("reasoning", model_api.rest(model_api.reasoning(message), self._sent["reasoning"])),
             self._say("message", model_api.rest(model_api.content(message), self._sent["message"])),
@@ -213,7 +213,6 @@ class ResponsesEvents:
 
 
 def _more(kind: Kind, logprobs: Sequence[Logprob] = ()) -> dict[str, Any]:
-    """Return the fields that only events of one kind have."""
     return {"logprobs": list(logprobs)} if kind == "message" else {}
 
 
@@ -357,7 +356,6 @@ class ResponsesApi:
 
 
 def _begun(request: ParsedRequest) -> ResponseDict:
-    """Return a response without output."""
     body = request.body
     return {
         "id": model_api.new_id("resp"),

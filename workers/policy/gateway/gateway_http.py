@@ -1,6 +1,8 @@
-"""Responses of the gateway: errors of the client's API, and answers that are streamed while they are sampled.
+"""The HTTP side of the gateway: bodies and labels of requests, errors of the client's API, and streamed answers.
 
-The status of an error tells whether to retry. A disconnect of the client ends the sampling.
+Bodies are limited in size, single and concurrent: clients share the sandbox with the policy's programs; a worker runs
+many rollouts, and none of them may exhaust its memory. The status of an error tells whether to retry. Answers are
+streamed while they are sampled; a disconnect of the client ends the sampling.
 """
 
 from __future__ import annotations
@@ -8,27 +10,141 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import AsyncIterator, Coroutine
+import zlib
+from collections.abc import AsyncIterator, Coroutine, Mapping
 from typing import Any, TypeVar
 
 import orjson
+from starlette.requests import Request
 from starlette.responses import Response
-from starlette.types import Receive, Scope, Send
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from farm.errors import LimitReached, RolloutError, StaleRollout
 from farm.records.rollout import Outcome
 from workers.plugins.interfaces import Completion, Delta
 from workers.policy.gateway.dialects.chat_completions import ChatApi
-from workers.policy.gateway.dialects.model_api import Api, ApiProblem, BadRequest, Events
-from workers.policy.gateway.request_limits import MAX_BODY_BYTES, BodyTooLarge, TooManyRequests
+from workers.policy.gateway.dialects.model_api import MAX_DEPTH, Api, ApiProblem, BadRequest, Events, writable
 
+MAX_BODY_BYTES = 16_000_000
+MAX_HELD_BYTES = 2 * MAX_BODY_BYTES
+"""Bytes of all concurrent requests of a rollout."""
+
+
+_MAX_BRACKETS = 500_000
+"""Number of brackets in a body: each may become a Python object; millions block the event loop for seconds."""
+_LABEL = "x-label-"
+"""The prefix of header names that set labels, for programs written for the farm."""
+_KNOWN = {
+    "session_id": "session",
+    "x-session-id": "session",
+    "x-claude-code-session-id": "session",
+    "conversation_id": "conversation",
+    "x-openai-subagent": "subagent",
+    "x-agent-id": "agent",
+    "x-agent-name": "agent",
+    "user-agent": "client",
+}
+_MAX_LABELS = 16
+_MAX_CHARS = 200
 log = logging.getLogger(__name__)
-
 _RETRY_AFTER_S = 1
-
 # Clients recognise the error by these words, some by one vendor's, some by another's.
 _FULL = "This model's maximum context length is exceeded by the conversation: shorten it"
 T = TypeVar("T")
+
+
+class BodyTooLarge(Exception):
+    """A request exceeds the size limit."""
+
+
+class TooManyRequests(Exception):
+    """The concurrent requests of a rollout exceed the size limit."""
+
+
+class HeldBytesLimit:
+    """An ASGI wrapper that limits the bytes of a rollout's concurrent requests; raises TooManyRequests."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+        self._n_held = 0
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        n_mine = 0
+
+        async def counted() -> Message:
+            nonlocal n_mine
+            message = await receive()
+            n_bytes = len(message.get("body", b""))
+            if self._n_held + n_bytes > MAX_HELD_BYTES:
+                raise TooManyRequests
+            n_mine += n_bytes
+            self._n_held += n_bytes
+            return message
+
+        try:
+            await self._app(scope, counted, send)
+        finally:
+            self._n_held -= n_mine
+
+
+def _unpacked(data: bytes, encoding: str) -> bytearray:
+    if encoding not in ("gzip", "deflate"):
+        raise BadRequest(f"encoding {encoding!r} is not supported: send the body uncompressed or as gzip", status=415)
+    reader = zlib.decompressobj(zlib.MAX_WBITS | 32)
+    try:
+        whole = reader.decompress(data, MAX_BODY_BYTES + 1)
+    except zlib.error as error:
+        raise BadRequest(f"the request's {encoding} data is corrupt: {error}") from None
+    if len(whole) > MAX_BODY_BYTES:
+        raise BodyTooLarge
+    if not reader.eof:
+        raise BadRequest(f"the request's {encoding} data is truncated")
+    return bytearray(whole)
+
+
+async def data_of(request: Request) -> bytearray:
+    """Return the bytes of a request. Raises BodyTooLarge, TooManyRequests, ClientDisconnect."""
+    if int(request.headers.get("content-length") or 0) > MAX_BODY_BYTES:
+        raise BodyTooLarge
+    data = bytearray()
+    async for piece in request.stream():
+        data += piece
+        if len(data) > MAX_BODY_BYTES:
+            raise BodyTooLarge
+    return data
+
+
+def encoding_of(request: Request) -> str:
+    """Return the compression of a request's bytes; empty if uncompressed."""
+    encoding = request.headers.get("content-encoding", "").strip().lower()
+    return "" if encoding == "identity" else encoding
+
+
+def body_in(data: bytearray, encoding: str) -> dict[str, Any]:
+    """Return the JSON object of a request's bytes. Raises BadRequest, BodyTooLarge."""
+    if encoding:
+        data = _unpacked(bytes(data), encoding)
+    if (n_brackets := data.count(b"[") + data.count(b"{")) > _MAX_BRACKETS:
+        raise BodyTooLarge
+    try:
+        body = orjson.loads(data)
+    except orjson.JSONDecodeError as error:
+        raise BadRequest(f"the request is not JSON: {error}") from None
+    if not isinstance(body, dict):
+        raise BadRequest("the request must be a JSON object")
+    if n_brackets > MAX_DEPTH and not writable(body):
+        raise BadRequest("the request's JSON is nested too deeply")
+    return body
+
+
+def header_labels(headers: Mapping[str, str]) -> dict[str, str]:
+    """Return the labels in a request's headers."""
+    result: dict[str, str] = {}
+    for name, value in headers.items():
+        label = _KNOWN.get(name) or (name.removeprefix(_LABEL) if name.startswith(_LABEL) else "")
+        if label and value and len(result) < _MAX_LABELS:
+            result[label[:64]] = value[:_MAX_CHARS]
+    return result
 
 
 def problem_of(error: Exception) -> ApiProblem:
@@ -103,7 +219,6 @@ class EventStreamResponse(Response):
                 await refused(scope, receive, send)
 
     async def _answer(self, send: Send) -> Response | None:
-        """Send all events, or return the error response for an error before the first."""
         begun = False
         try:
             async with contextlib.aclosing(self._pieces) as pieces:  # type: ignore[type-var]
