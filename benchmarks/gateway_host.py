@@ -19,8 +19,8 @@ from farm.records.trajectory import ModelCall
 from farm.startup import frozen_imports, limit_full_collections
 from workers.plugins.interfaces import AgentContext, Artefact
 from workers.policy.engines import detect
+from workers.policy.gateway.app import gateway
 from workers.policy.gateway.calls import GatewayCalls
-from workers.policy.gateway.gateway_server import gateway
 from workers.policy.generation import EngineAddress
 from workers.policy.policy import RolloutPolicy
 from workers.policy.routing.backend import record_of

@@ -24,7 +24,7 @@ _CONTROL = "a control that must pass did not"
 BROKEN = [
     ("code", "workers/evaluators/program_judge.py", *_RAISES, "a control that must pass also failed"),
     ("code", "workers/evaluators/program_candidate.py", *_RAISES, "a control that must pass also failed"),
-    ("programs", "workers/evaluators/program_tests/case_runner.py", ".stdout.decode(", ".stderr.decode(", _CONTROL),
+    ("programs", "workers/evaluators/program_tests/evaluator.py", ".stdout.decode(", ".stderr.decode(", _CONTROL),
     ("programs (function)", "workers/evaluators/program_tests/function_call.py", *_RAISES, _CONTROL),
     ("harbor", "workers/handlers/harbor/harbor_verifier.py", "TESTS}/test.sh", "TESTS}/tests.sh", "wrote neither"),
     ("environment", "workers/environments/environment_server.py", 'if "step" in', 'if "steps" in', "known"),

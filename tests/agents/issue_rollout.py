@@ -11,8 +11,7 @@ from tests.doubles import EngineDouble
 from workers.cli.agent_check import AgentTrial, run_on
 from workers.handlers.swe import SweInstance
 from workers.stages.stage_job import StageJob
-from workers.testing.ordered_script import OrderedScript
-from workers.testing.scripted_model import Script, ScriptedTurn
+from workers.testing.scripted_model import OrderedScript, Script, ScriptedTurn
 
 SWE = SweInstance.model_validate(swe_problems()[0].fields)
 FIX = f"git apply <<'END_OF_PATCH'\n{SWE.patch}\nEND_OF_PATCH\ngit diff --stat"

@@ -10,8 +10,7 @@ import pytest
 from farm.records.trajectory import Message
 from tests.agents.issue_rollout import FIX, SWE, job_of, run_with_script
 from tests.services.entry_points import installed
-from workers.testing.ordered_script import OrderedScript
-from workers.testing.scripted_model import DONE, GIVE_UP, ScriptedCall, ScriptedTurn
+from workers.testing.scripted_model import DONE, GIVE_UP, OrderedScript, ScriptedCall, ScriptedTurn
 
 PROJECT = Path(__file__).parent / "project"
 ISSUE = SWE.problem_statement[:60]

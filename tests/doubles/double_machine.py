@@ -14,8 +14,8 @@ import numpy as np
 from farm.records.trajectory import LogProbs, Message, TokenIds
 from tests.doubles.faults import Faults
 from workers.testing.engine.engine_machine import Machine
-from workers.testing.engine.model_request import RequestRefused, SamplingRequest
 from workers.testing.engine.scheduler import EngineRun
+from workers.testing.engine.web import RequestRefused, SamplingRequest
 
 struck: ContextVar[str] = ContextVar("struck", default="")
 """The fault of the present request, of the kinds that only the machine can inject."""

@@ -22,9 +22,8 @@ from tests.doubles.openai_wire import OpenAIDouble
 from tests.doubles.prorl_wire import ProrlDouble
 from tests.doubles.sglang.wire import SglangDouble
 from tests.doubles.vllm.wire import VllmDouble
-from workers.testing.engine.model_request import RequestRefused
 from workers.testing.engine.scripted_engine import ScriptedEngine
-from workers.testing.engine.web import Json, body_of
+from workers.testing.engine.web import Json, RequestRefused, body_of
 from workers.testing.scripted_model import Script
 
 Wire = Literal["vllm", "sglang", "openai", "prorl"]

@@ -9,8 +9,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from tests.doubles.double_machine import struck
 from tests.doubles.faults import STATUSES, Faults
-from workers.testing.engine.model_request import RequestRefused
-from workers.testing.engine.web import Json, body_part, until_disconnected
+from workers.testing.engine.web import Json, RequestRefused, body_part, until_disconnected
 
 _CUT_AFTER_CHUNKS = 2
 _KINDS = {"500": "InternalServerError", "429": "RateLimitError", "503": "ServiceUnavailableError"}

@@ -10,9 +10,8 @@ from starlette.routing import Route
 
 from tests.doubles.double_machine import DoubleMachine
 from tests.doubles.vllm.sampling import CHAT, AllSamplingEndpoints
-from workers.testing.engine.model_request import RequestRefused
 from workers.testing.engine.vllm.sampling import CREATED, error_response
-from workers.testing.engine.web import Json
+from workers.testing.engine.web import Json, RequestRefused
 
 OWNER = "test-double"
 _NOT_HEEDED = frozenset(

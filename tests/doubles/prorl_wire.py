@@ -11,9 +11,8 @@ from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route
 
 from tests.doubles.double_machine import DoubleMachine
-from workers.testing.engine.model_request import RequestRefused, SamplingRequest, ids_of
 from workers.testing.engine.vllm.sampling import complete
-from workers.testing.engine.web import Json, body_of, while_connected
+from workers.testing.engine.web import Json, RequestRefused, SamplingRequest, body_of, ids_of, while_connected
 
 _SAMPLING = frozenset(("temperature", "top_p", "top_k", "seed", "max_tokens", "stop", "logprobs"))
 GENERATE = "/generate"

@@ -33,7 +33,7 @@ from workers.handlers.harbor.harbor_evaluator import HarborEvaluator
 from workers.handlers.harbor.reward_files import gate, rewards_of, total
 from workers.handlers.harbor.sandbox_specs import agent_sandbox, verifier_sandbox
 from workers.plugins.handler import TaskContext
-from workers.policy.repeated_turns import RepeatedTurns
+from workers.policy.recording import RepeatedTurns
 from workers.tools.terminal.screen import Screen
 
 VARIABLES = {"TOKEN": "t", "EMPTY": ""}

@@ -11,8 +11,7 @@ from tests.agents.issue_rollout import FIX, SWE
 from tests.doubles import EngineDouble
 from tests.protocols.conftest import Start, result_of
 from tests.services.api import KEY, RestartableApi
-from workers.testing.ordered_script import OrderedScript
-from workers.testing.scripted_model import ScriptedCall, ScriptedTurn
+from workers.testing.scripted_model import OrderedScript, ScriptedCall, ScriptedTurn
 from workers.testing.serving import serving
 
 EXAMPLES = Path(__file__).parents[2] / "examples" / "swe_rex"

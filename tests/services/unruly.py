@@ -25,8 +25,17 @@ from farm.records.request import SandboxLimits, SandboxSpec
 from farm.records.rollout import Outcome
 from farm.records.trajectory import Message
 from workers.plugins.handler import Handler
-from workers.plugins.interfaces import AgentContext, AgentResult, Evaluator, FreshSandbox, Sandbox, Score, Submission
-from workers.plugins.roles import NO_MODELS, ChatModel
+from workers.plugins.interfaces import (
+    NO_MODELS,
+    AgentContext,
+    AgentResult,
+    ChatModel,
+    Evaluator,
+    FreshSandbox,
+    Sandbox,
+    Score,
+    Submission,
+)
 from workers.sandboxes.sandbox import NodeSandbox
 from workers.testing.plugin_path import python_path
 

@@ -22,8 +22,8 @@ from tests.conftest import absent
 from tests.doubles import EngineDouble
 from tests.services.api import KEY, served
 from tests.services.farms import embedded, farm_folder, until
-from workers.testing.engine.expert_routing import ExpertRouting
 from workers.testing.engine.model_text import write_model_text
+from workers.testing.engine.simulated_values import ExpertRouting
 from workers.testing.scripted_model import Branch, Script, ScriptedProblem, ScriptedTurn
 from workers.testing.serving import serving
 

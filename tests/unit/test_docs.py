@@ -33,8 +33,7 @@ from tests.chaos.faults import KINDS
 from workers.agents.harness import Harness, HarnessAgent
 from workers.conformance.catalogue import PROMISES
 from workers.plugins.handler import Handler
-from workers.plugins.interfaces import AgentContext, AgentResult, Artefact, Observation, Sandbox
-from workers.plugins.roles import NO_MODELS
+from workers.plugins.interfaces import NO_MODELS, AgentContext, AgentResult, Artefact, Observation, Sandbox
 from workers.testing import FakeSandbox, ScriptedPolicy, answering
 from workers.testing.local_sandbox import LocalProvider
 

@@ -23,8 +23,7 @@ from workers.environments.environment_servers import environment_servers
 from workers.environments.episode import Ask, BrokenEpisode, EpisodeConnection, ServerEnded, no_verifier
 from workers.environments.instance import EnvironmentInstance
 from workers.plugins.interfaces import AgentContext, AgentResult, Completion, SandboxProvider, Verify
-from workers.policy.recording import Stopwatch, as_applied, model_call
-from workers.policy.repeated_turns import RepeatedTurns, text_of
+from workers.policy.recording import RepeatedTurns, Stopwatch, as_applied, model_call, text_of
 
 MAX_INVALID_TURNS = 5
 """Number of consecutive turns without a usable call or text for the environment that ends a rollout."""
@@ -50,8 +49,6 @@ class EnvironmentAgent:
 
 
 class _EpisodeRun:
-    """The state of one rollout."""
-
     def __init__(self, context: AgentContext, instance: EnvironmentInstance, provider: SandboxProvider) -> None:
         self._context = context
         self._instance = instance
@@ -109,7 +106,6 @@ class _EpisodeRun:
         return Outcome.MAX_TURNS
 
     async def _finish(self) -> None:
-        """Get the last reward, which belongs to the last turn."""
         last = await self._carried_out(None)
         if not isinstance(last, float):
             return

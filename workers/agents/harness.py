@@ -27,9 +27,8 @@ from farm.records.trajectory import Message
 from workers.agents.actions import cut
 from workers.plugins.interfaces import AgentContext, AgentResult, Artefact, ExecResult, Sandbox
 from workers.policy.gateway import relay
-from workers.policy.gateway.app import MODEL
+from workers.policy.gateway.app import MODEL, SOCKET, gateway
 from workers.policy.gateway.calls import GatewayCalls
-from workers.policy.gateway.gateway_server import SOCKET, gateway
 from workers.sandboxes.images.environments import AGENT_FOLDER
 
 SOCKET_FOLDER = "/run/farm"
@@ -251,7 +250,6 @@ def _variables(harness: Harness, task: Task) -> Mapping[str, str]:
 
 
 async def _first(command: asyncio.Future[ExecResult], event: asyncio.Event, timeout_s: float | None) -> bool:
-    """Return whether the command ends or the event is set within the time."""
     waiting = asyncio.ensure_future(event.wait())
     either: set[asyncio.Future[Any]] = {command, waiting}
     try:
@@ -273,8 +271,6 @@ async def _ended(command: asyncio.Future[ExecResult]) -> ExecResult | None:
 
 @dataclass(frozen=True, slots=True)
 class _End:
-    """The end of a command, and its consequence for the rollout."""
-
     context: AgentContext
     harness: Harness
     calls: GatewayCalls

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from functools import partial
 
 from farm.records.rollout import Outcome
 from workers.agents.harness import Harness, HarnessAgent, Task
@@ -31,7 +32,6 @@ def _command(task: Task) -> Sequence[str]:
 
 
 def _files(task: Task) -> Mapping[str, str]:
-    """Return its configuration, which overrides its own default; JSON is valid YAML."""
     config = {
         "run": {"task": task.text},
         # The rollout has its own limits, and there are no prices.
@@ -65,8 +65,4 @@ MINI_SWE_AGENT = Harness(
     output=_TRAJECTORY,
     read=_read,
 )
-
-
-def mini_swe_agent() -> HarnessAgent:
-    """Return the agent, for an entry point."""
-    return HarnessAgent(MINI_SWE_AGENT)
+mini_swe_agent = partial(HarnessAgent, MINI_SWE_AGENT)

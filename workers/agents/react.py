@@ -13,8 +13,7 @@ from farm.records.rollout import STEP_ENDS, Outcome
 from farm.records.trajectory import Message, ModelCall, ToolCall
 from workers.agents.actions import InvalidCall, cut, ended_by, parse, schemas, tool_calls
 from workers.plugins.interfaces import AgentContext, AgentResult, Artefact, Completion, Observation
-from workers.policy.recording import Stopwatch, as_applied, model_call
-from workers.policy.repeated_turns import RepeatedTurns, text_of
+from workers.policy.recording import RepeatedTurns, Stopwatch, as_applied, model_call, text_of
 
 MAX_INVALID_CALLS = 5
 """Number of consecutive invalid tool calls that ends a rollout."""
@@ -41,8 +40,6 @@ class ReactAgent:
 
 
 class _ReactRun:
-    """The state of one rollout."""
-
     def __init__(self, context: AgentContext) -> None:
         self._context = context
         self._history: list[Message] = list(context.messages)
@@ -107,7 +104,6 @@ class _ReactRun:
         return call, completion
 
     async def _act(self, requested: list[ToolCall], call: ModelCall) -> AgentResult | None:
-        """Run the calls in order until one ends the rollout; their results go to `call.observations`."""
         # Unparseable calls are included, and counted with the rest.
         call.n_invalid = 0
         for tool_call in requested:
@@ -122,7 +118,6 @@ class _ReactRun:
         return None
 
     async def _shown(self, observation: Observation, tool: str, index: int) -> str:
-        """Return an observation's text for the policy; artefacts are kept, and named in a last line."""
         limit = self._context.limits.max_observation_chars
         artefacts = list(observation.artefacts)
         if len(observation.text) > limit and not any(each.media_type == TEXT for each in artefacts):

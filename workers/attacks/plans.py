@@ -183,7 +183,6 @@ def _program(source: str) -> Attack | None:
 
 
 def _solution_of(row: Mapping[str, Any]) -> str:
-    """Return the first program that a row has as its solution; empty if none."""
     for name in _SOLUTIONS:
         value = row.get(name)
         if isinstance(value, str) and name == "solutions" and value.strip():

@@ -32,8 +32,7 @@ from workers.policy.routing.router import RoutingKey, StickyRouter
 from workers.stages import stage_functions
 from workers.stages.stage_job import StageJob, resolve_problem
 from workers.testing.engine.scripted_engine import ScriptedEngine
-from workers.testing.ordered_script import OrderedScript, ShellScript
-from workers.testing.scripted_model import Script, ScriptedTurn
+from workers.testing.scripted_model import OrderedScript, Script, ScriptedTurn, ShellScript
 from workers.testing.serving import serving
 
 console = Console()

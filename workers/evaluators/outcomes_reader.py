@@ -31,7 +31,6 @@ _MAX_TAIL = 20_000
 
 
 def _high(descriptor: int) -> int:
-    """Move a pipe to an unpredictable descriptor number; return the number."""
     most = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
     most = min(most, 4096) if most > 0 else 4096
     number = fcntl.fcntl(descriptor, fcntl.F_DUPFD, random.SystemRandom().randrange(most // 2, most - 16))
@@ -105,7 +104,6 @@ class ObservedRun:
         return process
 
     def _wait(self, process: subprocess.Popen[bytes], deadline: float) -> bool:
-        """Return True if it ended by itself before the deadline."""
         while process.poll() is None:
             now = time.monotonic()
             if now >= deadline:

@@ -11,12 +11,11 @@ import base64
 import json
 import re
 import shlex
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from importlib.resources import files
 from typing import Any
 
 from farm.errors import EvaluatorError, SandboxError
-from workers.evaluators.canaries.trivial_tests import TRIVIAL, trivial_tests
 from workers.evaluators.node_conditions import observed
 from workers.evaluators.outcomes import Planted
 from workers.evaluators.process_end import EndCause, ProcessEnd, doing
@@ -73,6 +72,8 @@ _NEEDED = {"canaries.planting": ("canaries.copies",), "outcomes_reader": ("progr
 GIT_S = 45.0
 """Seconds for git; below the stage's limit for collecting, so that it is reached first."""
 MAX_PATCH_BYTES = 1_000_000
+TRIVIAL = "def test_trivial():\n    pass\n"
+"""The file of a trivial test, if no name is known."""
 
 
 def patch_of(files: Mapping[str, str]) -> bytes:
@@ -243,3 +244,24 @@ async def difference(sandbox: Sandbox, tree: str, answer: str | None, git_s: flo
 
 def _rejected(answer: str | None, reason: str) -> Submission:
     return Submission(answer=answer, files={REJECTED: reason})
+
+
+def trivial_tests(ids: Iterable[str]) -> dict[str, str]:
+    """Return, by path, files with a trivial test for each of these pytest ids.
+
+    A test of a class is put into a `unittest.TestCase`, which pytest collects under any name.
+    """
+    found: dict[str, dict[str, None]] = {}
+    for test in ids:
+        path, _, name = test.partition("[")[0].partition("::")
+        found.setdefault(path, {})[_definition(name)] = None
+    return {path: "import unittest\n" + "".join(definitions) for path, definitions in found.items()}
+
+
+def _definition(name: str) -> str:
+    *classes, function = name.split("::")
+    if not all(part.isidentifier() for part in (*classes, function)):
+        return f"\n\n{TRIVIAL}"
+    if not classes:
+        return f"\n\ndef {function}():\n    pass\n"
+    return f"\n\nclass {classes[0]}(unittest.TestCase):\n    def {function}(self):\n        pass\n"

@@ -251,10 +251,7 @@ def _note_proven(scorer: str) -> None:
 
 @asynccontextmanager
 async def _repetition(took_s: float) -> AsyncIterator[None]:
-    """Let a control and a second trial run while no other submission is repeated, off the stage's clock.
-
-    `took_s` is the duration of one of them.
-    """
+    """Let a control and a second trial, of `took_s` each, run off the stage's clock, one submission at a time."""
     lock = _REPETITION_LOCKS.setdefault(asyncio.get_running_loop(), asyncio.Lock())
     with off_clock(_TURN_S):
         await lock.acquire()

@@ -65,7 +65,6 @@ class ProgramEvaluator:
 
 
 async def _trial(fresh: FreshSandbox, checks: dict[str, str], limit_s: float) -> Trial[Score]:
-    """Run the checks once in a fresh sandbox."""
     canaries, nonce = _canaries(), secrets.token_hex(16)
     job = {
         **checks,

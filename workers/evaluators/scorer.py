@@ -70,7 +70,6 @@ def run(verifier: Verifier, answer: str, entry: dict[str, Any], cpu_s: float, pi
 
 
 def _detached(pipe: int) -> int:
-    """Close all descriptors except the pipe, which becomes number 3."""
     die_with_parent()
     null = os.open(os.devnull, os.O_RDWR)
     os.dup2(pipe, 3)

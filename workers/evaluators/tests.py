@@ -325,8 +325,6 @@ class PytestEvaluator:
 
 @dataclass(frozen=True, slots=True)
 class _Seen:
-    """The report of the reader in the sandbox about a run."""
-
     outcomes: Outcomes
     output: bytes
     code: int
@@ -349,7 +347,6 @@ class _Seen:
 
 
 def _shown(result: ExecResult, seen: _Seen | None) -> ExecResult:
-    """Return the end of the tests' command, for the details."""
     return result if seen is None else ExecResult(seen.code, seen.output, b"", seen.timed_out, result.limit)
 
 

@@ -107,7 +107,6 @@ class TreeGuard:
         return False
 
     def _given(self, stem: str) -> bool:
-        """Return True if the clean tree has a module or a package there."""
         shown = self._git("ls-tree", "--name-only", self._baseline, "--", stem, f"{stem}.py")
         return bool(shown.strip())
 

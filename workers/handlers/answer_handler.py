@@ -10,13 +10,12 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator, model_valida
 from farm.records.trajectory import Message
 from workers.evaluators.answers.authors.multiple_choice import MODES
 from workers.evaluators.answers.authors.rules import NAMES, is_readable_gold
-from workers.evaluators.answers.choices import LETTERS, MAX_OPTIONS
 from workers.evaluators.answers.equivalence import EquivalenceEvaluator, Reference
+from workers.evaluators.answers.final_answer import LETTERS, MAX_OPTIONS
 from workers.evaluators.answers.judge import AnswerJudge, JudgeSettings
 from workers.evaluators.answers.normal_text import balanced
 from workers.plugins.handler import Handler
-from workers.plugins.interfaces import Evaluator
-from workers.plugins.roles import NO_MODELS, ChatModel
+from workers.plugins.interfaces import NO_MODELS, ChatModel, Evaluator
 from workers.row_forms.answer_rows import answer_fields
 from workers.row_forms.patterns import sound_pattern
 

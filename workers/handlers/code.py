@@ -12,8 +12,7 @@ from farm.records.request import SandboxSpec
 from farm.records.trajectory import Message
 from workers.evaluators.programs import SOLUTION, ProgramEvaluator
 from workers.plugins.handler import Handler
-from workers.plugins.interfaces import Evaluator, Sandbox, Submission
-from workers.plugins.roles import NO_MODELS, ChatModel
+from workers.plugins.interfaces import NO_MODELS, ChatModel, Evaluator, Sandbox, Submission
 
 _PATH = f"/workspace/{SOLUTION}"
 _MAX_BYTES = 1_000_000

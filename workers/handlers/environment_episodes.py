@@ -12,8 +12,7 @@ from farm.records.trajectory import Message
 from workers.environments.instance import EnvironmentInstance
 from workers.environments.step_rewards import StepRewardEvaluator
 from workers.plugins.handler import Handler
-from workers.plugins.interfaces import Evaluator
-from workers.plugins.roles import NO_MODELS, ChatModel
+from workers.plugins.interfaces import NO_MODELS, ChatModel, Evaluator
 
 
 class EnvironmentHandler(Handler[EnvironmentInstance]):

@@ -15,8 +15,7 @@ from farm.records.request import SandboxSpec
 from farm.records.trajectory import Message
 from workers.evaluators.answer import AnswerEvaluator
 from workers.plugins.handler import Handler
-from workers.plugins.interfaces import Evaluator
-from workers.plugins.roles import NO_MODELS, ChatModel
+from workers.plugins.interfaces import NO_MODELS, ChatModel, Evaluator
 
 _SYSTEM = (
     "Solve the problem. You may compute with the python tool. Then call submit with the answer alone, in exactly the "

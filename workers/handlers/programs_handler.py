@@ -20,10 +20,8 @@ from workers.evaluators.program_tests.evaluator import (
 from workers.evaluators.program_tests.form_rules import CallTest, HiddenTests, StreamTest, form_rule
 from workers.evaluators.program_tests.output_comparison import FORM, tolerance_of
 from workers.plugins.handler import Handler
-from workers.plugins.interfaces import Evaluator, Sandbox, Submission
-from workers.plugins.roles import NO_MODELS, ChatModel
-from workers.row_forms.authors_blocks import AUTHORS_PROGRAM
-from workers.row_forms.fenced_blocks import fenced_program
+from workers.plugins.interfaces import NO_MODELS, ChatModel, Evaluator, Sandbox, Submission
+from workers.row_forms.fenced_blocks import AUTHORS_PROGRAM, fenced_program
 from workers.row_forms.program_rows import program_fields
 
 _PATH = f"/workspace/{SOLUTION}"

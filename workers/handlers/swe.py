@@ -18,8 +18,7 @@ from farm.records.trajectory import Message
 from workers.evaluators.patches import GIT_ENV, GIT_S, difference, output_end, script, touched
 from workers.evaluators.tests import PytestEvaluator, TestPlan
 from workers.plugins.handler import Handler
-from workers.plugins.interfaces import Evaluator, ExecResult, Sandbox, Submission
-from workers.plugins.roles import NO_MODELS, ChatModel
+from workers.plugins.interfaces import NO_MODELS, ChatModel, Evaluator, ExecResult, Sandbox, Submission
 
 _TREE = "/workspace"
 _SYSTEM = (

@@ -20,8 +20,7 @@ from workers.evaluators.issues.issue_rows import IssueRow, image_of
 from workers.evaluators.issues.resolution import IssueEvaluator
 from workers.evaluators.patches import GIT_S, difference
 from workers.plugins.handler import Handler
-from workers.plugins.interfaces import Evaluator, Sandbox, Submission
-from workers.plugins.roles import NO_MODELS, ChatModel
+from workers.plugins.interfaces import NO_MODELS, ChatModel, Evaluator, Sandbox, Submission
 
 _STAGE_S = 240.0
 _SYSTEM = (

@@ -29,7 +29,7 @@ from workers.lending.sandbox_server import MAX_CONNECTIONS, SandboxServer, bind
 from workers.plugins import registry
 from workers.plugins.interfaces import Sandbox, SandboxProvider
 from workers.plugins.plugin_faults import fault_of
-from workers.policy.gateway.gateway_server import listening
+from workers.policy.gateway.app import listening
 from workers.process.loop import Loop
 
 log = logging.getLogger(__name__)

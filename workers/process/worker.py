@@ -29,15 +29,13 @@ from farm.store.blobs import stored_archives
 from farm.store.capacity import PROCESS_CONNECTIONS
 from farm.store.database import Store
 from farm.store.rollouts import Claim
-from workers.plugins.interfaces import Policy
-from workers.plugins.roles import ChatModel
+from workers.plugins.interfaces import ChatModel, Policy
 from workers.policy.engines import open_engine
 from workers.policy.generation import EngineAddress
 from workers.policy.policy import PromptRules, RolloutPolicy
 from workers.policy.role_models import RoleModels
-from workers.policy.routing.dedicated_engines import DedicatedEngines
 from workers.policy.routing.load import SharedLoads
-from workers.policy.routing.pool import EnginePool
+from workers.policy.routing.pool import DedicatedEngines, EnginePool
 from workers.policy.routing.router import RoutingKey, StickyRouter
 from workers.process.engine_registry import EngineRegistry
 from workers.process.layer_store import AttemptLayers

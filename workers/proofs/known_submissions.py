@@ -22,8 +22,7 @@ from workers.environments.environment_servers import EnvironmentServers
 from workers.evaluators.answer import verified
 from workers.evaluators.answers.equivalence import EquivalenceEvaluator, Reference
 from workers.evaluators.answers.judge import AnswerJudge, JudgeSettings
-from workers.evaluators.issues.eval_scripts import START, log_of
-from workers.evaluators.issues.issue import TREE, Issue
+from workers.evaluators.issues.issue import START, TREE, Issue, log_of
 from workers.evaluators.issues.library import SWEBENCH, UNIDIFF, grade
 from workers.evaluators.patches import patch_files
 from workers.evaluators.programs import SOLUTION
@@ -126,7 +125,6 @@ async def _score(evaluator: Evaluator, submission: Submission, spec: SandboxSpec
 
 
 async def _handled(data_source: str, fields: Mapping[str, Any], submission: Submission) -> float:
-    """Score a submission by the evaluator that a rollout of this data source has."""
     kind = registry.handler(data_source)
     handler = kind(kind.instance_type.model_validate(dict(fields)))
     return await _score(handler.evaluator(), submission, handler.sandbox())
@@ -199,7 +197,6 @@ async def _put_project(sandbox: Sandbox) -> None:
 
 
 async def _swe(fetch: bool, known: Known) -> float:
-    """Score a patch by pytest, with its canaries and copies."""
     if not fetch and not is_made(_PACKAGES):
         raise NotProvable(f"{_FETCHED} {', '.join(_PACKAGES)}")
     plan = TestPlan(
@@ -216,7 +213,6 @@ async def _swe(fetch: bool, known: Known) -> float:
 
 
 async def _swe_bench(fetch: bool, known: Known) -> float:
-    """Grade a log of tests by the swebench library."""
     absent = [archive.name for archive in (SWEBENCH, UNIDIFF) if not is_unpacked(archive)]
     if absent and not fetch:
         raise NotProvable(f"{_FETCHED} {', '.join(absent)}")
@@ -248,7 +244,6 @@ def _known_tests() -> Iterator[Path]:
 
 
 async def _harbor(known: Known) -> float:
-    """Verify what a policy could have left in a sandbox by a task's tests."""
     answer = {"right": b"42\n", "wrong": b"43\n"}[known]
     with _known_tests() as folder:
         async with fresh_of(SandboxSpec())() as sandbox:

@@ -15,7 +15,7 @@ from typing import Any
 from workers.evaluators.answers.authors.multiple_choice import MODES
 from workers.evaluators.answers.authors.rules import NAMES, rule_of_environment, rule_of_source
 from workers.evaluators.answers.authors.slime_rules import words_of_choice
-from workers.evaluators.answers.choices import LETTERS
+from workers.evaluators.answers.final_answer import LETTERS
 from workers.row_forms.prompts import messages_of, refuse_media, text_of
 
 _PREFIX = "slime_"
@@ -153,7 +153,6 @@ def _template(row: Mapping[str, Any], gold: str) -> dict[str, Any]:
 
 
 def _right_answers(row: Mapping[str, Any], *, by_letter: bool) -> dict[str, Any]:
-    """Return the fields of the gold answers, and of the options for slime's `gpqa`."""
     if by_letter:
         return choice_fields(metadata_of(row), _gold_value(row))
     gold, *others = _golds(row)

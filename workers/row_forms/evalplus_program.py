@@ -109,14 +109,12 @@ def _defined(node: ast.stmt) -> str | None:
 
 
 def _is_bracketed(side: ast.expr, assignment: ast.stmt) -> bool:
-    """Return whether one side of an assignment is in brackets."""
     begin = (side.lineno, side.col_offset) == (assignment.lineno, assignment.col_offset)
     end = (side.end_lineno, side.end_col_offset) == (assignment.end_lineno, assignment.end_col_offset)
     return not begin and not end
 
 
 def _identifiers(node: ast.AST) -> set[str]:
-    """Return all names in a definition, including those of attributes and keywords."""
     found: set[str] = set()
     for each in ast.walk(node):
         if isinstance(each, ast.Constant):

@@ -3,12 +3,18 @@
 A fence is three or more of ` or ~, also in lists and quotes, with an info string; it is closed by at least as many of
 the same, or by the end of the text. Unlike in CommonMark, a fence may have any indentation, and a fence within a
 triple-quoted string closes no block, as in the docstring of a program.
+
+For their score, the program of an answer is extracted exactly like the authors of a form, right or wrong.
 """
 
 from __future__ import annotations
 
 import re
+import textwrap
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+
+from workers.row_forms.evalplus_program import sanitized
 
 _OPENS = re.compile(
     r"(?P<before>[ \t]*+(?:>[ \t]*+|(?:[-*+]|\d{1,9}[.)])[ \t]++)*+)(?P<fence>`{3,}+|~{3,}+)(?P<info>.*)"
@@ -27,6 +33,7 @@ _PYTHON = ("py", "py3", "pypy", "pypy3", "sage")
 _READS = re.compile(r"\binput\s*\(|\bstdin\b|\bopen\s*\(\s*0\b|\bfileinput\b|\bos\.read\s*\(\s*0\b")
 _FEEDS = re.compile(r"\bsys\.stdin\s*=[^=]")
 """A trial that replaces standard input by its own text."""
+_SKYRL = re.compile(r"```(?:\w+)?\n(.*?)```", re.DOTALL)
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,7 +148,6 @@ def _end(lines: list[str], start: int, fence: _Fence, looks_at_strings: bool) ->
 
 
 def _open_string(line: str, string: str) -> str:
-    """Return the quotes of a triple-quoted string that is open after a line; empty if none is."""
     place = 0
     while place < len(line):
         found = (_ENDS[string] if string else _STRINGS).search(line, place)
@@ -176,3 +182,40 @@ def _without(line: str, n: int) -> str:
 
 def _width(blanks: str) -> int:
     return len(blanks.expandtabs(4))
+
+
+def between_last_marks(answer: str, function: str) -> str:
+    """LiveCodeBench: the text between the last two lines with three back-quotes; empty without two."""
+    lines = answer.split("\n")
+    marked = [place for place, line in enumerate(lines) if "```" in line]
+    return "\n".join(lines[marked[-2] + 1 : marked[-1]]) if len(marked) >= 2 else ""
+
+
+def after_last_python_mark(answer: str, function: str) -> str:
+    """verl's prime_code: the text after the last "```python", up to the next mark; else the whole answer.
+
+    Indented text is run, too.
+    """
+    return textwrap.dedent(answer.rpartition("```python")[2].partition("```")[0])
+
+
+def last_match(answer: str, function: str) -> str:
+    """SkyRL: the last text between a mark at the end of a line and another mark, stripped; empty without one."""
+    found = _SKYRL.findall(answer)
+    return str(found[-1]).strip() if found else ""
+
+
+def definitions_needed(answer: str, function: str) -> str:
+    """EvalPlus: the imports and definitions that the function needs; empty if nothing defines it."""
+    program = sanitized(answer, function)
+    return program if function in program else ""
+
+
+AUTHORS_PROGRAM: Mapping[str, Callable[[str, str], str]] = {
+    "livecodebench": between_last_marks,
+    "nemo_gym": between_last_marks,
+    "skyrl_lcb": last_match,
+    "prime_code": after_last_python_mark,
+    "evalplus": definitions_needed,
+}
+"""By rule name: functions of an answer and the called function's name. Other scorers get only programs."""

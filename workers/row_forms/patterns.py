@@ -26,7 +26,6 @@ def sound_pattern(pattern: str) -> str:
 
 
 def _nested(node: Any, inside: bool) -> bool:
-    """Return whether an unbounded repeat is nested in another."""
     if isinstance(node, parser.SubPattern):
         return any(_nested(each, inside) for each in node)
     if isinstance(node, list):

@@ -113,7 +113,6 @@ def _cases(content: Any) -> list[dict[str, Any]]:
 
 
 def _call_of_lines(arguments: str, expected: str) -> dict[str, Any]:
-    """Return a call whose arguments are one JSON value per line."""
     return {
         "arguments": [json.loads(line) for line in arguments.split("\n") if line.strip()],
         "expected": [json.loads(expected)],

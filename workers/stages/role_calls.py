@@ -8,8 +8,7 @@ from typing import Any
 
 from farm.records.request import SamplingParams
 from farm.records.trajectory import Completion, Message
-from workers.plugins.interfaces import Artefact
-from workers.plugins.roles import ChatModel
+from workers.plugins.interfaces import Artefact, ChatModel
 
 
 class RoleCalls:

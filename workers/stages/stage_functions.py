@@ -25,8 +25,10 @@ from workers.evaluators.answer import verified
 from workers.plugins import plugin_values, registry
 from workers.plugins.handler import NothingLeft, RunningEvaluator
 from workers.plugins.interfaces import (
+    NO_MODELS,
     AgentContext,
     AgentResult,
+    ChatModel,
     Evaluator,
     Keep,
     Policy,
@@ -38,7 +40,6 @@ from workers.plugins.interfaces import (
     Tool,
 )
 from workers.plugins.plugin_faults import described, is_cancellation, plugin_call
-from workers.plugins.roles import NO_MODELS, ChatModel
 from workers.sandboxes.diagnosis import broken_from_within
 from workers.sandboxes.optional_protocols import shares_layers
 from workers.stage_clock import off_clock

@@ -20,9 +20,8 @@ from farm.records.rollout import Stage
 from farm.records.task_needs import TaskNeeds, unsupported
 from workers.plugins import plugin_values, registry
 from workers.plugins.handler import Handler, TaskContext
-from workers.plugins.interfaces import Agent, Evaluator, SandboxProvider
+from workers.plugins.interfaces import Agent, ChatModel, Evaluator, SandboxProvider
 from workers.plugins.plugin_faults import plugin_call
-from workers.plugins.roles import ChatModel
 from workers.policy.generation import EngineAddress
 from workers.policy.policy import PromptRules
 from workers.sandboxes.images.content_store import digest

@@ -6,9 +6,8 @@ machine, without isolation. `workers.conformance` checks the promises of any san
 
 from __future__ import annotations
 
-from workers.testing.chat_handler import ChatHandler
 from workers.testing.fakes import EchoTool, FakeProvider, FakeSandbox, ScriptedModel, ScriptedPolicy, answering, calling
-from workers.testing.noop import EmptyHandler, NoopAgent, NoopHandler, NoopInstance
+from workers.testing.noop import ChatHandler, EmptyHandler, NoopAgent, NoopHandler, NoopInstance
 
 __all__ = [
     "ChatHandler",

@@ -264,8 +264,6 @@ class _FakeShell:
 
 
 class _FakeKernel:
-    """Sends each cell to the sandbox's function as `python -c`."""
-
     def __init__(self, sandbox: FakeSandbox) -> None:
         self._sandbox = sandbox
 

@@ -338,7 +338,6 @@ class LocalProvider:
 
 @contextlib.contextmanager
 def _written(data: bytes) -> Iterator[int]:
-    """Yield a descriptor to read `data` from."""
     with tempfile.TemporaryFile() as file:
         file.write(data)
         file.seek(0)

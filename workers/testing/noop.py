@@ -1,4 +1,7 @@
-"""The empty rollout, without sandbox or LLM, with reward 1: measures the farm's own cost and failure handling."""
+"""Handlers and agents for tests: one question and one answer to try an engine, and the empty rollout with reward 1.
+
+The empty rollout, without sandbox or LLM, measures the farm's own cost and failure handling.
+"""
 
 from __future__ import annotations
 
@@ -18,18 +21,65 @@ from farm.records.rollout import Outcome, Stage
 from farm.records.trajectory import Message
 from workers.plugins.handler import Handler
 from workers.plugins.interfaces import (
+    NO_MODELS,
     AgentContext,
     AgentResult,
+    ChatModel,
     Evaluator,
     FreshSandbox,
     Score,
     Submission,
 )
-from workers.plugins.roles import NO_MODELS, ChatModel
 
 _ERRORS: dict[str, type[RolloutError]] = {
     error.kind: error for error in (SandboxError, EngineError, EvaluatorError, AgentError, HandlerError)
 }
+_ENDLESS = re.compile("(a+)+$")
+
+
+class ChatInstance(BaseModel):
+    """`question` is the policy's prompt; `expected`, if given, must be in the answer for a reward of 1.
+
+    `call_reward`, if given, is the reward of each call, and of each training row.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    question: str
+    expected: str = ""
+    call_reward: float | None = None
+
+
+class ChatHandler(Handler[ChatInstance]):
+    """Scores 1.0 if the answer contains the expected text, else 0.0."""
+
+    data_source: ClassVar[str] = "chat"
+    instance_type: ClassVar[type[BaseModel]] = ChatInstance
+    scores_calls: ClassVar[bool] = True
+
+    def messages(self) -> list[Message]:
+        return [{"role": "user", "content": self.instance.question}]
+
+    def evaluator(self, models: Mapping[str, ChatModel] = NO_MODELS) -> Evaluator:
+        return ContainsEvaluator(self.instance.expected, self.instance.call_reward)
+
+
+class ContainsEvaluator:
+    """Scores 1.0 if the answer contains a text, else 0.0."""
+
+    name: ClassVar[str] = "contains"
+
+    def __init__(self, expected: str, call_reward: float | None = None) -> None:
+        self._expected = expected
+        self._call_reward = call_reward
+
+    async def evaluate(self, submission: Submission, fresh: FreshSandbox, timeout_s: float) -> Score:
+        value = float(self._expected in (submission.answer or ""))
+        if self._call_reward is None:
+            return Score(value)
+        of_calls = {call.index: self._call_reward for call in submission.calls}
+        of_rows = {call.row: self._call_reward for call in submission.calls if call.row is not None}
+        return Score(value, call_rewards=of_calls, row_rewards=of_rows)
 
 
 class NoopInstance(BaseModel):
@@ -131,7 +181,6 @@ async def _ignoring_cancellation(seconds: float) -> None:
             await asyncio.sleep(left_s)
 
 
-_ENDLESS = re.compile("(a+)+$")
 _SLEEPS: dict[str, Callable[[float], Awaitable[None]]] = {
     "": asyncio.sleep,
     "loop": _on_the_loop,

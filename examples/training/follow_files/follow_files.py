@@ -15,8 +15,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 from farm.records.request import SandboxSpec
 from farm.records.trajectory import Message
 from workers.plugins.handler import Handler
-from workers.plugins.interfaces import Evaluator, FreshSandbox, Sandbox, Score, Submission
-from workers.plugins.roles import NO_MODELS, ChatModel
+from workers.plugins.interfaces import NO_MODELS, ChatModel, Evaluator, FreshSandbox, Sandbox, Score, Submission
 
 FileName = Annotated[str, Field(pattern=r"^[a-z]$")]
 

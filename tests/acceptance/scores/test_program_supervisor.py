@@ -10,7 +10,7 @@ import pytest
 
 from workers.evaluators import programs, tests
 from workers.evaluators.program_source import source_of
-from workers.evaluators.program_tests import case_runner, descendants
+from workers.evaluators.program_tests import descendants, evaluator
 from workers.evaluators.program_tests.program_supervisor import COMPUTED, SLEPT
 
 SUPERVISOR = source_of("program_tests.descendants", "program_tests.program_supervisor")
@@ -89,4 +89,4 @@ def test_processes_that_take_seconds_to_end_are_not_left_behind() -> None:
 
 
 def test_callers_wait_longer_than_the_supervisor_needs_to_end_all_processes() -> None:
-    assert min(case_runner._GRACE_PERIOD_S, programs._GRACE_PERIOD_S, tests._READER_S) > descendants._ENDING_S + 2.0
+    assert min(evaluator._GRACE_PERIOD_S, programs._GRACE_PERIOD_S, tests._READER_S) > descendants._ENDING_S + 2.0

@@ -11,10 +11,9 @@ from tests.doubles.double_machine import DoubleMachine
 from tests.doubles.sglang.prompts import RequestReader, finish
 from tests.doubles.sglang.requests import SglangChatBody
 from tests.doubles.vllm.image_parts import with_places
-from workers.testing.engine.model_request import RequestRefused, parsed
 from workers.testing.engine.scheduler import EngineRun
 from workers.testing.engine.vllm.sampling import CREATED, complete, spans
-from workers.testing.engine.web import Json, body_of, while_connected
+from workers.testing.engine.web import Json, RequestRefused, body_of, parsed, while_connected
 from workers.testing.hermes_text import reasoned, strict_calls, tool_call
 
 

@@ -9,9 +9,8 @@ from starlette.routing import Route
 from tests.doubles.double_machine import DoubleMachine
 from tests.doubles.engine_metrics import PROMETHEUS, sglang_metrics
 from tests.doubles.vllm.sampling import FINGERPRINT
-from workers.testing.engine.model_request import RequestRefused
 from workers.testing.engine.vllm.sampling import CREATED
-from workers.testing.engine.web import Json, body_of
+from workers.testing.engine.web import Json, RequestRefused, body_of
 
 VERSION = "0.5.23"
 OWNER = "sglang-test-double"

@@ -12,10 +12,9 @@ from starlette.responses import Response
 from tests.doubles.double_machine import DoubleMachine
 from tests.doubles.sglang.prompts import RequestReader, finish
 from tests.doubles.sglang.requests import SglangGenerateBody
-from workers.testing.engine.model_request import RequestRefused, parsed
 from workers.testing.engine.scheduler import EngineRun
 from workers.testing.engine.vllm.sampling import complete, spans
-from workers.testing.engine.web import EventStream, Json, body_of, while_connected
+from workers.testing.engine.web import EventStream, Json, RequestRefused, body_of, parsed, while_connected
 
 
 class GenerateEndpoint:

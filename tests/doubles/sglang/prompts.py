@@ -7,8 +7,8 @@ from typing import Any
 
 from farm.records.trajectory import TokenIds
 from tests.doubles.double_machine import DoubleMachine
-from workers.testing.engine.model_request import RequestRefused, SamplingRequest, ids_of
 from workers.testing.engine.scheduler import EngineRun
+from workers.testing.engine.web import RequestRefused, SamplingRequest, ids_of
 
 
 class RequestReader:

@@ -13,8 +13,7 @@ from tests.doubles.double_machine import DoubleMachine
 from tests.doubles.sglang.chat import ChatEndpoint
 from tests.doubles.sglang.control import SglangControlEndpoints
 from tests.doubles.sglang.generate import GenerateEndpoint
-from workers.testing.engine.model_request import RequestRefused
-from workers.testing.engine.web import Json
+from workers.testing.engine.web import Json, RequestRefused
 
 PATHS = ("/generate", "/v1/chat/completions")
 

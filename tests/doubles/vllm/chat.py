@@ -8,9 +8,9 @@ from typing import Any
 from tests.doubles.vllm.answer_text import TextResponseWriter, TextStream
 from tests.doubles.vllm.requests import VllmChatBody
 from workers.testing.engine.engine_machine import Machine
-from workers.testing.engine.model_request import SamplingRequest
 from workers.testing.engine.scheduler import EngineRun
 from workers.testing.engine.vllm.sampling import CREATED, spans, usage
+from workers.testing.engine.web import SamplingRequest
 from workers.testing.hermes_text import CALL, THINK, THINK_END, HermesCall, reasoned, strict_calls, tool_call
 
 

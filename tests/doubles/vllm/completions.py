@@ -9,10 +9,10 @@ from typing import Any
 from tests.doubles.vllm.answer_text import TextResponseWriter, TextStream
 from tests.doubles.vllm.requests import VllmCompletionsBody
 from workers.testing.engine.engine_machine import Machine
-from workers.testing.engine.expert_routing import npy_of
-from workers.testing.engine.model_request import SamplingRequest
 from workers.testing.engine.scheduler import EngineRun
+from workers.testing.engine.simulated_values import npy_of
 from workers.testing.engine.vllm.sampling import CREATED, spans, usage
+from workers.testing.engine.web import SamplingRequest
 
 
 class CompletionsAnswer:

@@ -10,9 +10,8 @@ from starlette.routing import Route
 
 from tests.doubles.double_machine import DoubleMachine
 from tests.doubles.engine_metrics import PROMETHEUS, vllm_metrics
-from workers.testing.engine.model_request import ids_of
 from workers.testing.engine.vllm.control import VllmControlEndpoints
-from workers.testing.engine.web import Json, body_of
+from workers.testing.engine.web import Json, body_of, ids_of
 
 
 class AllVllmControlEndpoints(VllmControlEndpoints):

@@ -6,9 +6,9 @@ from typing import Any
 
 from tests.doubles.vllm.answer_text import TextResponseWriter, TextStream
 from workers.testing.engine.engine_machine import Machine
-from workers.testing.engine.model_request import SamplingRequest
 from workers.testing.engine.scheduler import EngineRun
 from workers.testing.engine.vllm.sampling import GenerateAnswer, VllmGenerateBody
+from workers.testing.engine.web import SamplingRequest
 
 
 class GenerateTextAnswer(GenerateAnswer):

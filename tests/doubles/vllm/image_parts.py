@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from farm.records.trajectory import Message
-from workers.testing.engine.model_request import RequestRefused
 from workers.testing.engine.model_text import END_OF_TEXT
+from workers.testing.engine.web import RequestRefused
 
 PLACEHOLDER = END_OF_TEXT
 """The placeholder token: the double's vocabulary has no special one."""

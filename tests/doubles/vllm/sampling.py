@@ -15,8 +15,8 @@ from tests.doubles.vllm.completions import CompletionsAnswer
 from tests.doubles.vllm.generate import GenerateTextAnswer
 from tests.doubles.vllm.image_parts import with_places
 from tests.doubles.vllm.requests import COMPLETION_TOKENS, VllmChatBody, VllmCompletionsBody
-from workers.testing.engine.model_request import RequestRefused, SamplingRequest, ids_of, parsed
 from workers.testing.engine.vllm.sampling import GENERATE, AnswerWriter, SamplingEndpoints, VllmGenerateBody
+from workers.testing.engine.web import RequestRefused, SamplingRequest, ids_of, parsed
 
 FINGERPRINT = "test-double-that-plays-scripts"
 COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"

@@ -8,8 +8,8 @@ from starlette.routing import Route
 from tests.doubles.double_machine import DoubleMachine
 from tests.doubles.vllm.control import AllVllmControlEndpoints
 from tests.doubles.vllm.sampling import PATHS, AllSamplingEndpoints
-from workers.testing.engine.model_request import RequestRefused
 from workers.testing.engine.vllm.sampling import error_response
+from workers.testing.engine.web import RequestRefused
 
 
 class VllmDouble:

@@ -18,8 +18,8 @@ from farm.records.request import SamplingParams
 from farm.records.trajectory import ModelCall, Segment, segments, segments_per_call
 from tests.doubles import EngineDouble
 from tests.integration.engines.test_rollout_policy import USER, _Bench, give_new_weights, next_messages, run, wait_until
-from workers.testing.engine.expert_routing import ExpertRouting
 from workers.testing.engine.scheduler import EngineRun
+from workers.testing.engine.simulated_values import ExpertRouting
 
 CHECK_S = 0.2
 """The interval at which a bench checks its engines."""

@@ -26,7 +26,7 @@ from farm.records.request import Instance
 from farm.records.rollout import Stage, State
 from tests.doubles import EngineDouble
 from tests.services.farms import embedded, farm_folder, until
-from workers.testing.engine.expert_routing import ExpertRouting
+from workers.testing.engine.simulated_values import ExpertRouting
 from workers.testing.scripted_model import Branch, Script, ScriptedProblem, ScriptedTurn
 from workers.testing.serving import serving
 

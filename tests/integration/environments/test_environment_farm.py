@@ -23,7 +23,7 @@ from tests.services.api import served, shown_key
 from tests.services.entry_points import install
 from tests.services.farms import embedded, farm_folder, until
 from workers.sandboxes.namespace import NamespaceProvider
-from workers.testing.engine.expert_routing import ExpertRouting
+from workers.testing.engine.simulated_values import ExpertRouting
 from workers.testing.scripted_model import Branch, Script, ScriptedCall, ScriptedProblem, ScriptedTurn
 from workers.testing.serving import serving
 

@@ -23,15 +23,16 @@ from farm.records.trajectory import Message
 from farm.records.variable_expansion import expanded
 from workers.plugins.handler import Handler, NextTurn
 from workers.plugins.interfaces import (
+    NO_MODELS,
     AgentContext,
     AgentResult,
+    ChatModel,
     Evaluator,
     FreshSandbox,
     Sandbox,
     Score,
     Submission,
 )
-from workers.plugins.roles import NO_MODELS, ChatModel
 from workers.testing.plugin_path import python_path
 
 ROOT = Path(__file__).parents[3]

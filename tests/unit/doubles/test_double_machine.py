@@ -6,7 +6,7 @@ import numpy as np
 
 from farm.records.trajectory import token_ids
 from tests.doubles import EngineDouble
-from workers.testing.engine.model_request import SamplingRequest
+from workers.testing.engine.web import SamplingRequest
 
 
 def test_a_temperature_divides_log_probabilities() -> None:

@@ -6,8 +6,15 @@ from typing import Any
 
 import pytest
 
-from workers.testing.ordered_script import OrderedScript, ShellScript, last_call, shell_call
-from workers.testing.scripted_model import DONE, GIVE_UP, ScriptedTurn
+from workers.testing.scripted_model import (
+    DONE,
+    GIVE_UP,
+    OrderedScript,
+    ScriptedTurn,
+    ShellScript,
+    last_call,
+    shell_call,
+)
 
 TEXT: dict[str, Any] = {"type": "string"}
 

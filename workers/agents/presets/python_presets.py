@@ -21,7 +21,6 @@ def _limits(task: Task) -> Mapping[str, str]:
 
 
 def _library(name: str, **variables: str) -> Harness:
-    """Return an agent made of a library and a short program here."""
     file = f"{name.replace('-', '_')}_program"
     return Harness(
         name=name,

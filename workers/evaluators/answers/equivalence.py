@@ -23,8 +23,16 @@ from workers.evaluators.answers.authors.rules import (
     else_marked,
 )
 from workers.evaluators.answers.authors.sympy_rules import SYMPY_RULES
-from workers.evaluators.answers.choices import NONE_NAMED, chosen, sentence_end
-from workers.evaluators.answers.final_answer import FinalAnswer, closing_boxes, final_answer, last_line, of_text
+from workers.evaluators.answers.final_answer import (
+    NONE_NAMED,
+    FinalAnswer,
+    chosen,
+    closing_boxes,
+    final_answer,
+    last_line,
+    of_text,
+    sentence_end,
+)
 from workers.evaluators.answers.judge import AnswerJudge
 from workers.evaluators.answers.normal_text import (
     balanced,
@@ -216,7 +224,7 @@ class EquivalenceEvaluator:
             return None, "other words"
         if not balanced(answer):
             return None, "braces that do not match"
-        entry = {"gold": plain(gold) if _is_text(gold) else gold.strip().strip("$")}
+        entry = {"gold": plain(gold) if gold.strip().startswith("\\text") else gold.strip().strip("$")}
         try:
             verified = await Verification(equality.FAMILY, entry, entry["gold"], grader=self._grader).score(
                 _spelt_out(answer), timeout_s
@@ -239,12 +247,7 @@ def _brackets(text: str) -> str:
 
 
 def _same(ours: Mapping[str, int] | None, theirs: Mapping[str, int] | None) -> bool | None:
-    """Return whether two units are equal, None if one is unknown."""
     return None if ours is None or theirs is None else ours == theirs
-
-
-def _is_text(text: str) -> bool:
-    return text.strip().startswith("\\text")
 
 
 def _spelt_out(answer: str) -> str:

@@ -1,12 +1,17 @@
-r"""The final answer of a response: the last box, `<answer>` tag or line `Answer: ...`, else a short text."""
+"""The final answer of a response: the last box, `<answer>` tag or line `Answer: ...`, else a short text.
+
+Multiple choice by rules: the option that an answer names.
+"""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
+from string import ascii_uppercase
 
 from workers.environments import answer_tags
-from workers.evaluators.answers.normal_text import without_end
+from workers.evaluators.answers.normal_text import without_end, words
 
 _BOX = re.compile(r"\\(?:boxed|fbox)\s*\{")
 _BOX_WITHOUT_BRACES = re.compile(r"\\boxed[ ]([^\s{$][^$\n]*)")
@@ -20,6 +25,13 @@ _MAX_BARE_CHARS = 200
 _MAX_LINE_CHARS = 1000
 MAX_CHARS = 20_000
 """Maximum characters of an answer."""
+_LETTER = re.compile(
+    r"(?:(?:option|choice|answer)\s*)?[(\[]?([a-z])[)\]]?(?:\s*[.:)]\s*(.*)|\s*)", re.IGNORECASE | re.DOTALL
+)
+_SAYS = re.compile(r"\b(?:answer|option|choice)(?: to (?:the|this) question)?(?: is:?|:) *", re.IGNORECASE)
+LETTERS = ascii_uppercase
+MAX_OPTIONS = len(LETTERS)
+NONE_NAMED = "it names no option"
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,3 +149,33 @@ def _marked(text: str) -> FinalAnswer:
         return FinalAnswer()
     text = without_end(text)
     return FinalAnswer(text, bool(text))
+
+
+def chosen(answer: str, options: Sequence[str]) -> tuple[str, str]:
+    """Return the letter of the option that an answer names, or the reason why it names none.
+
+    Accepted: a letter, an option's text, or a letter with the text of the same option; an option that is itself a
+    letter is named by that text. A sentence `The answer is ...` counts by its end.
+    """
+    text = sentence_end(words(answer)) or words(answer)
+    for folded in (str, str.casefold):
+        by_text = [LETTERS[at] for at, option in enumerate(options) if folded(words(option)) == folded(text)]
+        if len(by_text) == 1:
+            return by_text[0], ""
+    match = _LETTER.fullmatch(text)
+    if match is None:
+        return "", NONE_NAMED
+    letter, rest = match.group(1).upper(), match.group(2)
+    at = LETTERS.index(letter)
+    if at >= len(options):
+        return "", f"there is no option {letter}"
+    # An option that equals its letter has its text in the question.
+    if rest and options[at] != letter and words(rest).casefold() != words(options[at]).casefold():
+        return "", f"it names option {letter}, and gives another text for it"
+    return letter, ""
+
+
+def sentence_end(line: str) -> str:
+    """Return the end of a line's only sentence `the answer is ...`; empty if it has none, or several."""
+    parts = _SAYS.split(line)
+    return words(parts[1]) if len(parts) == 2 else ""

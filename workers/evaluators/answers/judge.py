@@ -23,7 +23,7 @@ from farm.records.request import SamplingParams
 from farm.records.trajectory import Message
 from workers.evaluators.answers.final_answer import last_box
 from workers.evaluators.answers.normal_text import words
-from workers.plugins.roles import ChatModel
+from workers.plugins.interfaces import ChatModel
 from workers.sandboxes.images.content_store import digest
 
 _MARK = re.compile(r"\\boxed\s*\{|\[\[\s*A\s*(!?=)\s*B\s*\]\]")

@@ -150,7 +150,6 @@ def _check(function: Any, group: Any) -> None:
 
 
 def _own(body: Collection[Any]) -> Iterator[Any]:
-    """Yield the nodes of statements, without those of nested functions and classes."""
     for node in body:
         yield node
         if not isinstance(node, _SCOPES):
@@ -162,7 +161,6 @@ def _returns(body: Collection[Any]) -> list[Any]:
 
 
 def _caught(body: Collection[Any]) -> Iterator[Any]:
-    """Yield the nodes below `try` and `with`, where an exception may be caught."""
     for node in _own(body):
         if isinstance(node, (ast.Try, ast.With, ast.AsyncWith)) or type(node).__name__ == "TryStar":
             yield from _own(list(ast.iter_child_nodes(node)))

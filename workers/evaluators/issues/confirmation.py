@@ -21,10 +21,8 @@ from pathlib import Path
 
 from farm.errors import EvaluatorError
 from farm.records.request import SandboxSpec
-from workers.evaluators.issues.eval_scripts import parts
-from workers.evaluators.issues.issue import Issue, stage
-from workers.evaluators.issues.patch_build import NotBuilt, PatchBuild
-from workers.evaluators.issues.preparation import prepare
+from workers.evaluators.issues.issue import Issue, parts, stage
+from workers.evaluators.issues.patch_build import NotBuilt, PatchBuild, prepare
 from workers.evaluators.patches import patch_files
 from workers.evaluators.process_end import ProcessEnd, Trial, settle
 from workers.evaluators.tests import PytestEvaluator, TestPlan, UnfitTests
@@ -72,7 +70,6 @@ async def confirm(
 async def _second_run(
     issue: Issue, before: str, plan: TestPlan, patch: bytes, fresh: FreshSandbox, timeout_s: float
 ) -> Score:
-    """Return the score of a patch by its second run. Raises UnfitTests, EvaluatorError."""
     deadline = time.monotonic() + timeout_s
     build_s = timeout_s * _BUILD_SHARE
     solved = replace(issue, bug_patch="")

@@ -18,8 +18,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, field_valida
 
 from farm.errors import HandlerError
 from farm.records.sandbox_spec import Requirement
-from workers.evaluators.issues.eval_scripts import made_script, parts, test_command
-from workers.evaluators.issues.issue import TREE, DataSet, EvalType, Issue
+from workers.evaluators.issues.issue import TREE, DataSet, EvalType, Issue, made_script, parts, test_command
 from workers.evaluators.patches import touched
 
 _NO_STATEMENT = "Some of the project's tests fail. Find the bug that makes them fail, and fix it."
@@ -41,7 +40,6 @@ _OF_A_REGISTRY = "docker://"
 
 
 def _listed(value: Any) -> Any:
-    """Return a list that may be given as JSON text."""
     if isinstance(value, str):
         return json.loads(value) if value.strip() else []
     return [] if value is None else value
@@ -198,7 +196,6 @@ def _data_set_of(row: Mapping[str, Any]) -> DataSet:
 
 
 def _unwrapped(row: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the row inside a NeMo Gym row."""
     metadata = row["responses_create_params"].get("metadata")
     if not isinstance(metadata, Mapping) or "instance_dict" not in metadata:
         raise ValueError("responses_create_params.metadata.instance_dict is missing: not a row of NeMo Gym's swe")

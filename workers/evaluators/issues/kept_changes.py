@@ -60,7 +60,6 @@ def paths_of_patch(patch: bytes) -> list[str]:
 
 
 def _parts(patch: bytes) -> list[bytes]:
-    """Return the text before the first file's section, and all sections."""
     starts = [match.start() for match in _SECTION.finditer(patch)]
     return [patch[start:end] for start, end in pairwise([0, *starts, len(patch)])]
 

@@ -20,12 +20,11 @@ from typing import Any, ClassVar
 
 from farm.errors import EvaluatorError, HandlerError, ToolError
 from workers.evaluators.issues.confirmation import confirm
-from workers.evaluators.issues.eval_scripts import cut, log_of
-from workers.evaluators.issues.issue import Issue, git, issue_script, stage
+from workers.evaluators.issues.issue import Issue, cut, git, log_of, stage
 from workers.evaluators.issues.kept_changes import KeptChanges, kept_changes, paths_of_patch
 from workers.evaluators.issues.library import GradedLog, grade
 from workers.evaluators.node_conditions import Conditions, observed
-from workers.evaluators.patches import REJECTED, output_end, patch_of, touched, unpacked_mb
+from workers.evaluators.patches import REJECTED, output_end, patch_of, script, touched, unpacked_mb
 from workers.evaluators.process_end import ProcessEnd, Trial, settle
 from workers.evaluators.programs import end_details
 from workers.evaluators.tree_guard import SETTINGS_FILES, pytest_settings
@@ -129,7 +128,7 @@ class IssueEvaluator:
         settings -= set(self._issue.gold_paths)
         before = {path: await self._text(sandbox, path) for path in settings}
         await sandbox.write_file(f"{_FOLDER}/model.patch", patch)
-        applied = await git(sandbox, self._issue, issue_script("apply_patch"), timeout_s, FOLDER=_FOLDER)
+        applied = await git(sandbox, self._issue, script("issues/apply_patch"), timeout_s, FOLDER=_FOLDER)
         if applied.code == 0:
             for path, text in before.items():
                 if _steered(path, text, await self._text(sandbox, path)):

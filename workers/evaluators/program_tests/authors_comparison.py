@@ -324,12 +324,10 @@ def _are_floats(value: Any) -> bool:
 
 
 def _pyramid_surface(base: float, height: float) -> int:
-    """Return the surface of a pyramid of that height with a square base."""
     slant = math.sqrt((base / 2) ** 2 + height**2)
     return round(base**2 + 4 * (base * slant) / 2)
 
 
 def _digit_distance(one: int, other: int) -> int:
-    """Return the sum of the differences of the digits, with the shorter number zero-padded."""
     width = max(len(str(one)), len(str(other)))
     return sum(abs(int(a) - int(b)) for a, b in zip(str(one).zfill(width), str(other).zfill(width), strict=True))

@@ -10,23 +10,35 @@ pass as the control.
 from __future__ import annotations
 
 import asyncio
+import json
+import math
+import secrets
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 from farm.errors import EvaluatorError, SandboxError, ToolError
+from farm.records.request import SandboxLimits
 from workers.evaluators.authors_score import AuthorsScore, with_authors
 from workers.evaluators.node_conditions import Conditions, observed
 from workers.evaluators.process_end import EndCause, ProcessEnd, Trial, doing, settle
-from workers.evaluators.program_tests.case_runner import CaseRunner, left_behind, output_of, value_of
+from workers.evaluators.program_source import source_of
 from workers.evaluators.program_tests.form_rules import CallTest, FormRule, HiddenTests, StreamTest, Values, form_rule
 from workers.evaluators.program_tests.output_comparison import FORM, same_output, same_value, tolerance_of
-from workers.evaluators.program_tests.program_supervisor import LEFT_BEHIND
-from workers.evaluators.program_values import NotData
+from workers.evaluators.program_tests.program_supervisor import COMPUTED, LEFT_BEHIND, SLEPT, WAITED
+from workers.evaluators.program_values import NotData, packed, unpacked
 from workers.evaluators.programs import ProgramEvaluator
-from workers.plugins.interfaces import ExecResult, FreshSandbox, Score, Submission
+from workers.plugins.interfaces import ExecResult, FreshSandbox, Sandbox, Score, Submission
 
+MAX_OUTPUT = 8_000_000
+"""Maximum bytes of output of one test; above it the test fails."""
+_FOLDER = "/tmp/program"  # noqa: S108  (of the sandbox, which is not shared)
+_WALL_FACTOR = 4.0
+_MIN_WALL_S = 20.0
+"""A program's limit is CPU time; by the clock it gets more, as the machine may be busy."""
+_GRACE_PERIOD_S = 15.0
+"""Seconds in addition to a test's time in which the supervisor, which enforces it, may end the program."""
 RULE = "asserts"
 SOLUTION = "solution.py"
 """The file of a submission that contains the program."""
@@ -39,6 +51,87 @@ _TRIAL_SHARE = 0.4
 """The share of an evaluator's time for one run of all tests, as a program may have to be run twice."""
 _LEAST_SHARE = 0.5
 """The share of that in which all tests must end for a program that does nothing: else the time is too short."""
+
+
+class CaseRunner:
+    """Runs a program once for each test."""
+
+    def __init__(self, sandbox: Sandbox, tests: HiddenTests) -> None:
+        self._sandbox = sandbox
+        self._imports = form_rule(tests.rule).imports if tests.rule else ""
+        self._tests = tests
+        self.wall_s = max(_MIN_WALL_S, _WALL_FACTOR * tests.time_s)
+        cpu_s = max(1, math.ceil(tests.time_s))
+        self._limits = SandboxLimits(cpu_s=cpu_s, memory_mb=tests.memory_mb, file_mb=64)
+        supervisor = source_of("program_tests.descendants", "program_tests.program_supervisor")
+        self._supervisor = ["python3", "-I", "-B", "-c", supervisor, str(self.wall_s), str(tests.time_s)]
+
+    async def run(self, program: str, test: StreamTest | CallTest) -> tuple[ExecResult, ProcessEnd]:
+        """Run a program on the input of a test. Raises SandboxError; ToolError if files cannot be written any more."""
+        folder = _new_folder()
+        path = f"{folder}/solution.py"
+        await self._sandbox.write_file(path, program.encode("utf-8", "replace"))
+        if isinstance(test, CallTest):
+            source = source_of("program_values", "program_tests.usual_names", "program_tests.function_call")
+            command = ["python3", "-B", "-c", source, path, self._tests.function, self._imports]
+            return await self._exec(command, json.dumps(packed(list(test.arguments))), folder)
+        if self._imports:
+            source = source_of("program_tests.usual_names", "program_tests.stream_program")
+            return await self._exec(["python3", "-B", "-c", source, path, self._imports], test.stdin, folder)
+        return await self._exec(["python3", "-B", path], test.stdin, folder)
+
+    async def check(self, checker: str, test: StreamTest, output: str) -> tuple[ExecResult, ProcessEnd]:
+        """Run the row's checker on an output; exit code 0 accepts it. It gets `{input, output, expected}` as JSON."""
+        folder = _new_folder()
+        await self._sandbox.write_file(f"{folder}/checker.py", checker.encode())
+        content = json.dumps({"input": test.stdin, "output": output, "expected": test.expected})
+        return await self._exec(["python3", "-I", "-B", f"{folder}/checker.py"], content, folder)
+
+    async def _exec(self, command: list[str], stdin: str, folder: str) -> tuple[ExecResult, ProcessEnd]:
+        async with observed() as conditions:
+            result = await self._sandbox.exec(
+                [*self._supervisor, *command],
+                timeout_s=self.wall_s + _GRACE_PERIOD_S,
+                stdin=stdin.encode("utf-8", "replace"),
+                cwd=folder,
+                limits=self._limits,
+            )
+        if result.code not in (COMPUTED, WAITED, SLEPT):
+            return result, ProcessEnd.of(result, self.wall_s, conditions)
+        end = ProcessEnd(
+            None,
+            timed_out=True,
+            limit_s=self.wall_s,
+            limit=result.limit,
+            cpu_limit_s=self._tests.time_s,
+            cpu_s=self._tests.time_s if result.code == COMPUTED else 0.0,
+            waited_s=self.wall_s if result.code == WAITED else 0.0,
+            conditions=conditions,
+        )
+        return replace(result, code=None, timed_out=True), end
+
+
+def _new_folder() -> str:
+    """Return a folder name that no earlier test can have prepared or occupied."""
+    return f"{_FOLDER}-{secrets.token_hex(8)}"
+
+
+def left_behind(result: ExecResult) -> bool:
+    """Return whether processes of a run may still live: its supervisor says so, or was itself ended."""
+    return result.code in (LEFT_BEHIND, 137) or (result.code or 0) < 0
+
+
+def output_of(result: ExecResult) -> str | None:
+    """Return the output of a run as text; None if it is too large."""
+    return result.stdout.decode("utf-8", "replace") if len(result.stdout) <= MAX_OUTPUT else None
+
+
+def value_of(result: ExecResult) -> Any:
+    """Return the value of a function. Raises NotData for an invalid output."""
+    try:
+        return unpacked(json.loads(result.stdout[: MAX_OUTPUT + 1]))
+    except (ValueError, RecursionError, MemoryError) as error:
+        raise NotData(f"no value: {type(error).__name__}") from None
 
 
 class AssertsEvaluator:
@@ -140,14 +233,11 @@ def _as_called(test: StreamTest | CallTest, rule: FormRule | None) -> StreamTest
 
 @dataclass(frozen=True, slots=True)
 class _Verdict:
-    """The farm's score of a program, and the score of the authors' rule, if there is one."""
-
     score: Score
     authors: AuthorsScore | None = None
 
 
 async def _trial(fresh: FreshSandbox, tests: HiddenTests, program: str, timeout_s: float) -> Trial[_Verdict]:
-    """Run the tests once, in order, in a fresh sandbox."""
     rule = form_rule(tests.rule, tests.function) if tests.rule else None
     n, is_call = len(tests.tests), isinstance(tests.tests[0], CallTest)
     try:
@@ -266,7 +356,6 @@ def _compared(
 
 
 def _failure(result: ExecResult) -> str:
-    """Return why a run gave nothing to compare; empty if it did."""
     if result.timed_out:
         return "out of time"
     if result.code == LEFT_BEHIND:
@@ -292,10 +381,7 @@ async def _checked(fresh: FreshSandbox, tests: HiddenTests, runs: Sequence[_Run]
 
 
 async def _refused(runner: CaseRunner, checker: str, test: StreamTest, output: str) -> ProcessEnd | None:
-    """Return the end of the checker if it does not accept an output, else None.
-
-    Raises EvaluatorError if it does not accept the expected output either.
-    """
+    """Return the checker's end if it refuses an output. Raises EvaluatorError if it refuses the expected one, too."""
     result, end = await runner.check(checker, test, output)
     if result.code == 0:
         return None

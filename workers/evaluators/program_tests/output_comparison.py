@@ -94,10 +94,7 @@ def same_lines(
 
 
 def same_words(output: str, expected: str, *, close: Tolerance | None = None) -> bool:
-    """Return whether an output has the expected words, whatever the space between them; numbers as in `same_lines`.
-
-    Yes and no match in any case.
-    """
+    """Return whether an output has the expected words, however spaced; numbers as in `same_lines`, yes in any case."""
     ours, theirs = output.split(), expected.split()
     return len(ours) == len(theirs) and all(
         _same_word(a, b, close) or _same_verdict(a, b) for a, b in zip(ours, theirs, strict=True)

@@ -161,7 +161,6 @@ class HarborEvaluator:
 
 
 async def _begin(sandbox: Sandbox, instance: HarborInstance, step: StepTable | None, what: str) -> None:
-    """Start the entry program of a verifier's container: of its own image, or of the environment's."""
     of_compose = instance.verifier_image(step) is None
     try:
         if of_compose:

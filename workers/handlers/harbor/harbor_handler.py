@@ -26,12 +26,11 @@ from farm.tasks.harbor_needs import needs_of
 from workers.handlers.harbor.artefact_files import REJECTED, ArtefactsTooLarge, entries, run_hooks, taken
 from workers.handlers.harbor.entry_programs import await_healthy, begin
 from workers.handlers.harbor.harbor_evaluator import BROKEN, STOPPED, HarborEvaluator, test_folders
+from workers.handlers.harbor.harbor_verifier import staged
 from workers.handlers.harbor.reward_files import gate
 from workers.handlers.harbor.sandbox_specs import agent_sandbox
-from workers.handlers.harbor.staged_tests import staged
 from workers.plugins.handler import Handler, NextTurn, NothingLeft, RestoredFiles, TaskContext
-from workers.plugins.interfaces import Evaluator, FreshSandbox, Sandbox, Submission
-from workers.plugins.roles import NO_MODELS, ChatModel
+from workers.plugins.interfaces import NO_MODELS, ChatModel, Evaluator, FreshSandbox, Sandbox, Submission
 
 TASK_FOLDERS = RestoredFiles(trees=("/tests", "/logs", "/solution"))
 """The folders that belong to the task in any case."""

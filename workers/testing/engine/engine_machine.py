@@ -8,12 +8,11 @@ from pathlib import Path
 import numpy as np
 
 from farm.records.trajectory import LogProbs, TokenIds
-from workers.testing.engine.expert_routing import ExpertRouting
-from workers.testing.engine.logprobs import scored
-from workers.testing.engine.model_request import RequestRefused, SamplingRequest
 from workers.testing.engine.scheduler import EngineRun, SamplingPlan, Scheduler
+from workers.testing.engine.simulated_values import ExpertRouting, scored
 from workers.testing.engine.turn_sources import TurnSource
 from workers.testing.engine.vocabulary import Vocabulary
+from workers.testing.engine.web import RequestRefused, SamplingRequest
 
 
 class Machine:
@@ -91,12 +90,10 @@ class Machine:
         return self._stopped(request, plan)
 
     def _endless(self, prompt: TokenIds, n: int) -> TokenIds:
-        """Return random ids without an end token."""
         draw = np.random.default_rng([self._seed, len(prompt)])
         return draw.integers(0, self.vocabulary.n_plain, n, np.int32)
 
     def _stopped(self, request: SamplingRequest, plan: SamplingPlan) -> SamplingPlan:
-        """Return the plan up to the request's stop condition."""
         ids = plan.ids
         if request.stop_token_ids:
             ends = np.flatnonzero(np.isin(ids, list(request.stop_token_ids)))
@@ -111,7 +108,6 @@ class Machine:
         return SamplingPlan(plan.ids[: self._reaches(plan.ids, at + len(stop))], "stop", stop, at)
 
     def _reaches(self, ids: TokenIds, n_characters: int) -> int:
-        """Return the smallest number of ids whose text has that many characters."""
         low, high = 0, len(ids)
         while low < high:
             middle = (low + high) // 2

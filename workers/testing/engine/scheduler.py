@@ -24,7 +24,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from farm.records.trajectory import TokenIds, VersionSpan
-from workers.testing.engine.logprobs import mixed
+from workers.testing.engine.simulated_values import mixed
 
 BLOCK_TOKENS = 16
 CACHE_TOKENS = 2**24

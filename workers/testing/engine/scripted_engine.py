@@ -19,8 +19,6 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from workers.testing.engine.engine_machine import Machine
-from workers.testing.engine.expert_routing import ExpertRouting
-from workers.testing.engine.model_request import RequestRefused
 from workers.testing.engine.model_text import make_tokenizer, write_model_text
 from workers.testing.engine.scheduler import (
     BLOCK_TOKENS,
@@ -30,11 +28,12 @@ from workers.testing.engine.scheduler import (
     Scheduler,
     SimulatedSpeed,
 )
+from workers.testing.engine.simulated_values import ExpertRouting
 from workers.testing.engine.turn_sources import RandomTurns, ScriptTurns
 from workers.testing.engine.vllm.control import VllmControlEndpoints
 from workers.testing.engine.vllm.sampling import SamplingEndpoints, error_response
 from workers.testing.engine.vocabulary import Vocabulary
-from workers.testing.engine.web import ClientGone
+from workers.testing.engine.web import ClientGone, RequestRefused
 from workers.testing.scripted_model import Script
 
 MODEL = "scripted-test-double"

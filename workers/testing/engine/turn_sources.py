@@ -133,7 +133,6 @@ class RandomTurns:
 
 
 def _broken(text: str, name: str, kind: int) -> str:
-    """Return invalid JSON, an unclosed call, a call of an unknown tool, or one without arguments."""
     if kind == 0:
         return text.replace("}", "", 1)
     if kind == 1:

@@ -11,7 +11,7 @@ from pydantic import ValidationError
 
 from farm.records.request import Limits
 from farm.records.trajectory import Message
-from workers.policy.repeated_turns import RepeatedTurns, conversation_repeats
+from workers.policy.recording import RepeatedTurns, conversation_repeats
 from workers.testing import answering, calling
 
 Turn = tuple[Message, Sequence[str]]

@@ -13,12 +13,10 @@ from farm.errors import EngineError
 from farm.records.request import Role, RoleEngine, SamplingParams
 from tests.services.engines import Double, Server, Servers
 from tests.services.virtual_time import run
-from workers.plugins.interfaces import Completion
-from workers.plugins.roles import ChatModel
+from workers.plugins.interfaces import ChatModel, Completion
 from workers.policy.generation import ChatRequest, Engine, EngineAddress
 from workers.policy.role_models import RoleModels
-from workers.policy.routing.dedicated_engines import DedicatedEngines
-from workers.policy.routing.pool import EnginePool
+from workers.policy.routing.pool import DedicatedEngines, EnginePool
 
 HELLO = [{"role": "user", "content": "Are these equal?"}]
 

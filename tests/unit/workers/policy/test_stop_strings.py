@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from workers.policy.stream_forwarder import StopStream, before_stop
+from workers.policy.token_completion import StopStream, before_stop
 
 
 @example(pieces=["bc", "b"], stops=["c", "bcb"])

@@ -22,8 +22,7 @@ from workers.plugins.interfaces import Completion, Delta
 from workers.policy import tool_calls
 from workers.policy.answer_form import FormedSampling
 from workers.policy.generation import EngineAddress, EngineBusy, ExpertRange, Generation, OnIds
-from workers.policy.stream_forwarder import Interrupted, StreamForwarder
-from workers.policy.token_completion import TokenCompletion
+from workers.policy.token_completion import Interrupted, StreamForwarder, TokenCompletion
 from workers.policy.tokens.session import TokenSession
 
 TOKENIZER = CHATML.text().tokenizer

@@ -7,8 +7,7 @@ import time
 
 import pytest
 
-from workers.row_forms.authors_blocks import AUTHORS_PROGRAM
-from workers.row_forms.fenced_blocks import fenced_program
+from workers.row_forms.fenced_blocks import AUTHORS_PROGRAM, fenced_program
 
 READS = "n = int(input())\nprint(n * 2)\n"
 DEFINES = "def f(x):\n    return x\n"

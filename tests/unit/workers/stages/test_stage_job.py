@@ -16,8 +16,7 @@ from farm.records.request import BatchSettings, SandboxSpec
 from farm.records.trajectory import Message
 from workers.plugins import registry
 from workers.plugins.handler import Handler
-from workers.plugins.interfaces import Evaluator, Sandbox
-from workers.plugins.roles import NO_MODELS, ChatModel
+from workers.plugins.interfaces import NO_MODELS, ChatModel, Evaluator, Sandbox
 from workers.sandboxes.namespace import NamespaceProvider
 from workers.sandboxes.optional_protocols import Prepare, shares_layers, starts_ahead
 from workers.stages import stage_functions

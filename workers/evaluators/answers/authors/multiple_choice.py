@@ -14,7 +14,7 @@ from itertools import pairwise
 from operator import itemgetter
 
 from workers.evaluators.answers.authors.answer_key import MAX_CHARS, PATTERN_CHARS, AnswerKey, AuthorsRule, last_box
-from workers.evaluators.answers.choices import LETTERS
+from workers.evaluators.answers.final_answer import LETTERS
 from workers.evaluators.authors_score import AuthorsScore
 
 _ONLY_LETTER = re.compile(r"^[^A-Za-z]*([A-Z])[^A-Za-z]*$")

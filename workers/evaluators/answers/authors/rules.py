@@ -4,22 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from workers.evaluators.answers.authors import dapo, gsm8k, hendrycks_math, prime_math, search_r1
+from workers.evaluators.answers.authors import verl_rules
 from workers.evaluators.answers.authors.answer_key import AuthorsRule
 from workers.evaluators.answers.authors.multiple_choice import MODES
 from workers.evaluators.answers.authors.slime_rules import RULES_OF_SLIME
 from workers.evaluators.answers.authors.string_match import STRING_MATCH
-from workers.evaluators.answers.authors.sympy_rules import SYMPY_RULES
+from workers.evaluators.answers.authors.sympy_rules import PRIME_MATH, SYMPY_RULES
 
 RULES: Mapping[str, AuthorsRule] = {
-    "gsm8k": gsm8k.strict,
-    "gsm8k_flexible": gsm8k.flexible,
-    "skyrl_gsm8k": gsm8k.strict_of_skyrl,
-    "dapo": dapo.line,
-    "skyrl_aime": dapo.line_of_skyrl,
-    "hendrycks_math": hendrycks_math.boxed,
-    "search_r1": search_r1.exact,
-    "skyrl_search": search_r1.exact_of_skyrl,
+    "gsm8k": verl_rules.gsm8k,
+    "gsm8k_flexible": verl_rules.gsm8k_flexible,
+    "skyrl_gsm8k": verl_rules.gsm8k_of_skyrl,
+    "dapo": verl_rules.dapo,
+    "skyrl_aime": verl_rules.dapo_of_skyrl,
+    "hendrycks_math": verl_rules.hendrycks_math,
+    "search_r1": verl_rules.search_r1,
+    "skyrl_search": verl_rules.search_r1_of_skyrl,
     **MODES,
     **STRING_MATCH,
     **RULES_OF_SLIME,
@@ -30,10 +30,10 @@ NAMES = (*RULES, LIBRARY, *SYMPY_RULES)
 """All rules; those that use sympy run in the grader, too."""
 OF_WORDS = frozenset({"search_r1", "skyrl_search", "slime_f1", "slime_boxed_f1"})
 """Rules whose answers are names and facts, which the farm compares as words: `1990s` is not a number of seconds."""
-OUT_OF_SENTENCES = frozenset({prime_math.NAME})
+OUT_OF_SENTENCES = frozenset({PRIME_MATH})
 """Rules that cut an answer out of a sentence, up to the last `=`: it may be part of a marked answer."""
 _OF_WHOLE_NUMBERS = ("slime_dapo", "slime_boxed_dapo")
-_ELSE_MARKED = dict.fromkeys(("gsm8k", "skyrl_gsm8k", "gsm8k_flexible"), gsm8k.last_marked_line)
+_ELSE_MARKED = dict.fromkeys(("gsm8k", "skyrl_gsm8k", "gsm8k_flexible"), verl_rules.last_marked_line)
 _OF_SOURCES = {
     "openai/gsm8k": "gsm8k",
     **dict.fromkeys(
@@ -41,7 +41,7 @@ _OF_SOURCES = {
     ),
     **dict.fromkeys(("math_dapo", "math", "math_dapo_reasoning"), "dapo"),
     **{
-        f"numina_{name}": prime_math.NAME
+        f"numina_{name}": PRIME_MATH
         for name in ("aops_forum", "synthetic_math", "amc_aime", "synthetic_amc", "cn_k12", "olympiads")
     },
 }
@@ -51,7 +51,7 @@ _OF_ENVIRONMENTS = {"gsm8k": "skyrl_gsm8k", "aime": "skyrl_aime"}
 
 def is_readable_gold(rule: str, gold: str) -> bool:
     """Return whether a scorer can read a gold answer; it fails on others."""
-    return rule not in _OF_WHOLE_NUMBERS or dapo.whole_number_of_slime(gold) is not None
+    return rule not in _OF_WHOLE_NUMBERS or verl_rules.whole_number_of_slime(gold) is not None
 
 
 def else_marked(rule: str, response: str) -> str | None:

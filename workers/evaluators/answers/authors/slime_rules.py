@@ -10,10 +10,9 @@ from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 
-from workers.evaluators.answers.authors import dapo
 from workers.evaluators.answers.authors.answer_key import AnswerKey, AuthorsRule, box_of_last_mark
-from workers.evaluators.answers.authors.search_r1 import normalized
-from workers.evaluators.answers.choices import LETTERS
+from workers.evaluators.answers.authors.verl_rules import dapo_of_slime, normalized_words
+from workers.evaluators.answers.final_answer import LETTERS
 from workers.evaluators.authors_score import AuthorsScore
 
 _EXACT = frozenset({"yes", "no", "noanswer"})
@@ -32,7 +31,7 @@ _THINKING_ENDS = "</think>"
 
 def overlap(response: str, key: AnswerKey) -> AuthorsScore:
     """Score the words that a whole response and a gold answer have in common, by F1."""
-    value = max(_f1(normalized(response), normalized(gold)) for gold in key.golds)
+    value = max(_f1(normalized_words(response), normalized_words(gold)) for gold in key.golds)
     return AuthorsScore("slime_f1", value, value == 1.0, response if value == 1.0 else None)
 
 
@@ -83,7 +82,7 @@ def _boxed(name: str, rule: AuthorsRule) -> AuthorsRule:
 _OF_TYPES: dict[str, Callable[[str, AnswerKey], AuthorsScore]] = {
     "f1": overlap,
     "gpqa": choice,
-    "dapo": dapo.line_of_slime,
+    "dapo": dapo_of_slime,
 }
 RULES_OF_SLIME: dict[str, AuthorsRule] = {
     **{f"slime_{name}": rule for name, rule in _OF_TYPES.items()},

@@ -7,9 +7,8 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from workers.testing.engine.engine_machine import Machine
-from workers.testing.engine.model_request import RequestRefused
 from workers.testing.engine.vllm.sampling import CREATED
-from workers.testing.engine.web import Json, body_of
+from workers.testing.engine.web import Json, RequestRefused, body_of
 
 OWNER = "vllm-test-double"
 VERSION = "0.33.0"

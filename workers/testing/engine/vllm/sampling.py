@@ -18,11 +18,18 @@ from starlette.routing import Route
 
 from farm.records.trajectory import TokenIds
 from workers.testing.engine.engine_machine import Machine
-from workers.testing.engine.expert_routing import npy_of
-from workers.testing.engine.logprobs import rank
-from workers.testing.engine.model_request import RequestRefused, SamplingRequest, ids_of, parsed
 from workers.testing.engine.scheduler import EngineRun
-from workers.testing.engine.web import EventStream, Json, body_of, while_connected
+from workers.testing.engine.simulated_values import npy_of, rank
+from workers.testing.engine.web import (
+    EventStream,
+    Json,
+    RequestRefused,
+    SamplingRequest,
+    body_of,
+    ids_of,
+    parsed,
+    while_connected,
+)
 
 CREATED = 1_767_225_600
 """Creation time in responses: constant, so that responses are reproducible."""

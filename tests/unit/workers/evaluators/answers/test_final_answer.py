@@ -2,8 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from workers.evaluators.answers.choices import chosen
-from workers.evaluators.answers.final_answer import FinalAnswer, closing_boxes, final_answer
+from workers.evaluators.answers.final_answer import FinalAnswer, chosen, closing_boxes, final_answer
 from workers.evaluators.answers.normal_text import number_and_unit, same_words, whole_number, words
 
 OPTIONS = ("10 m", "20 m", "30 m", "C")

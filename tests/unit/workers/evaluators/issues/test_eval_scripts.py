@@ -6,7 +6,7 @@ import subprocess
 
 import pytest
 
-from workers.evaluators.issues.eval_scripts import END, EXIT_CODE, START, cut, log_of, made_script, parts, test_command
+from workers.evaluators.issues.issue import END, EXIT_CODE, START, cut, log_of, made_script, parts, test_command
 
 SCRIPT = f"#!/bin/bash\ncd /testbed\n: '{START}'\npytest -rA tests/a.py\n: '{END}'\ngit checkout main tests/a.py\n"
 

@@ -10,7 +10,7 @@ import pytest
 from pydantic import ValidationError
 
 from farm.errors import HandlerError
-from workers.evaluators.issues.eval_scripts import parts
+from workers.evaluators.issues.issue import parts
 from workers.evaluators.issues.issue_rows import IssueRow, image_of
 
 DATA = Path(__file__).parents[5] / "examples/data/swe"

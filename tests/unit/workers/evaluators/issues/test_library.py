@@ -14,8 +14,7 @@ import pytest
 
 from farm.errors import EvaluatorError
 from tests.conftest import absent
-from workers.evaluators.issues.eval_scripts import START, log_of
-from workers.evaluators.issues.issue import Issue
+from workers.evaluators.issues.issue import START, Issue, log_of
 from workers.evaluators.issues.library import GradedLog, grade, library_folders
 from workers.evaluators.issues.resolution import whole_map
 

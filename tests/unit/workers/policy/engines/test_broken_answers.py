@@ -20,7 +20,7 @@ from farm.records.trajectory import token_ids
 from tests.contract.engine_promises import until
 from tests.services.servers.sockets import Answering, ScriptedAnswer, chunked, head
 from workers.policy.engines import open_engine
-from workers.policy.engines.progress import watched
+from workers.policy.engines.connection import watched
 from workers.policy.generation import ChatRequest, EngineAddress, Generation
 
 PROMPT = token_ids([1, 2, 3])

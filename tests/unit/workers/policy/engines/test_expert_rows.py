@@ -15,7 +15,7 @@ import pytest
 
 from farm.records.request import SamplingParams
 from workers.policy.engines.chat_only import ChatOnlyKind
-from workers.policy.engines.expert_rows import MAX_LAYERS, expert_rows, from_int32, from_npy, most_expert_bytes
+from workers.policy.engines.generation_builder import MAX_LAYERS, expert_rows, from_int32, from_npy, most_expert_bytes
 from workers.policy.engines.kind import kind
 from workers.policy.engines.prorl import PromptIdsWire
 from workers.policy.engines.sglang import SglangWire

@@ -15,10 +15,9 @@ import httpx2
 
 from farm.records.request import AgentRequests, Limits, SamplingParams
 from farm.records.trajectory import Message, ModelCall
-from workers.plugins.interfaces import AgentContext, Artefact, Completion, Delta, OnDelta
-from workers.plugins.roles import NO_MODELS, ChatModel
+from workers.plugins.interfaces import NO_MODELS, AgentContext, Artefact, ChatModel, Completion, Delta, OnDelta
+from workers.policy.gateway.app import Address, gateway
 from workers.policy.gateway.calls import GatewayCalls
-from workers.policy.gateway.gateway_server import Address, gateway
 from workers.testing import answering
 
 if TYPE_CHECKING:

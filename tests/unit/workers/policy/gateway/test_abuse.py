@@ -14,12 +14,12 @@ from farm.errors import EngineError, LimitReached
 from farm.records.rollout import Outcome
 from tests.unit.workers.policy.gateway.serving import Playing, Records, context_of, saying, served
 from workers.plugins.interfaces import Delta
+from workers.policy.gateway.app import MAX_CONNECTIONS, SOCKET, gateway
 from workers.policy.gateway.calls import GatewayCalls
 from workers.policy.gateway.dialects.chat_completions import ChatApi
 from workers.policy.gateway.dialects.model_api import Api, BadRequest
 from workers.policy.gateway.dialects.responses import ResponsesApi
-from workers.policy.gateway.gateway_server import MAX_CONNECTIONS, SOCKET, gateway
-from workers.policy.gateway.request_limits import MAX_BODY_BYTES
+from workers.policy.gateway.gateway_http import MAX_BODY_BYTES
 from workers.testing import answering, calling
 
 PATHS = ["/v1/chat/completions", "/v1/responses", "/v1/messages"]

@@ -18,7 +18,7 @@ from farm.row_builders import chosen_calls
 from tests.unit.workers.policy.gateway.serving import Playing, Records, served
 from workers.plugins import plugin_values
 from workers.policy.gateway.app import application
-from workers.policy.gateway.request_limits import MAX_BODY_BYTES
+from workers.policy.gateway.gateway_http import MAX_BODY_BYTES
 from workers.testing import ScriptedModel, answering, calling
 
 CHAT, RESPONSES, MESSAGES = "/v1/chat/completions", "/v1/responses", "/v1/messages"

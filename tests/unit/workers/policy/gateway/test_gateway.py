@@ -16,10 +16,10 @@ from farm.records.rollout import Outcome
 from farm.records.trajectory import Message, ModelCall
 from tests.unit.workers.policy.gateway.serving import Playing, Records, Served, context_of, saying, served
 from workers.plugins.interfaces import Completion, Delta
+from workers.policy.gateway.app import SOCKET, gateway
 from workers.policy.gateway.calls import GatewayCalls
 from workers.policy.gateway.dialects.chat_completions import ChatApi
-from workers.policy.gateway.gateway_server import SOCKET, gateway
-from workers.policy.gateway.request_limits import MAX_BODY_BYTES
+from workers.policy.gateway.gateway_http import MAX_BODY_BYTES
 from workers.testing import answering, calling
 
 HELLO: Any = {"messages": [{"role": "user", "content": "hello"}], "input": "hello", "max_tokens": 50, "model": "m"}

@@ -16,8 +16,8 @@ import pytest
 
 from tests.unit.workers.policy.gateway.serving import Playing, Records, context_of, saying
 from workers.policy.gateway import relay
+from workers.policy.gateway.app import SOCKET, gateway
 from workers.policy.gateway.calls import GatewayCalls
-from workers.policy.gateway.gateway_server import SOCKET, gateway
 from workers.testing import answering
 
 SOURCE = Path(relay.__file__).read_text()

@@ -14,8 +14,7 @@ from farm.records.engine import EngineInfo
 from tests.services.engines import Server, Servers, engine_call, routed
 from tests.services.virtual_time import run
 from workers.policy.generation import EngineAddress
-from workers.policy.routing.dedicated_engines import DedicatedEngines
-from workers.policy.routing.pool import EnginePool
+from workers.policy.routing.pool import DedicatedEngines, EnginePool
 from workers.policy.routing.router import RoutingKey, StickyRouter
 
 N = 10

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from workers.policy.routing.engine_health import EngineHealth
+from workers.policy.routing.backend import EngineHealth
 
 NEW = EngineHealth()
 

@@ -18,7 +18,7 @@ from farm.errors import EngineError, LimitReached, WeightsMissing
 from farm.records.rollout import Outcome
 from tests.services.engines import CONTROLLED, RecordingReporter, Server, Servers, engine_call, routed
 from tests.services.virtual_time import run
-from workers.policy.engines.progress import current
+from workers.policy.engines.connection import current
 from workers.policy.generation import Engine, EngineRefused, EngineUnfit
 from workers.policy.routing.load import IDLE
 from workers.policy.routing.pool import EnginePool

@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
 from farm.records.trajectory import TokenIds, token_ids
-from workers.testing.engine.logprobs import scored
 from workers.testing.engine.scheduler import PrefixCache
+from workers.testing.engine.simulated_values import scored
 
 IDS = arrays.arrays(np.int32, st.integers(0, 200), elements=st.integers(0, 700))
 
