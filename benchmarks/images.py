@@ -20,8 +20,7 @@ from pathlib import Path
 from farm.records.request import SandboxSpec
 from farm.settings import settings
 from testkit.report import Report, options
-from workers.sandboxes.images.image import image
-from workers.sandboxes.images.image_aliases import set_alias
+from workers.sandboxes.images.image import image, set_alias
 from workers.sandboxes.launch_plan import start_build
 from workers.sandboxes.namespace import NamespaceProvider
 from workers.sandboxes.remove_tree import remove

@@ -12,7 +12,7 @@ import pytest
 
 from farm.settings import settings
 from tests.contract.conftest import _farm_folder, provider, run, sandbox_settings, start
-from workers.sandboxes.images.image_aliases import set_alias
+from workers.sandboxes.images.image import set_alias
 
 __all__ = ["_farm_folder", "provider", "run", "sandbox_settings", "start"]
 

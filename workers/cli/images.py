@@ -25,10 +25,10 @@ from farm.settings import choose, settings
 from workers.node.image_prefetch import PrefetchJob, PrefetchResult, prefetch_all
 from workers.plugins import registry
 from workers.sandboxes.images.dockerfile.dockerfile_source import PREFIX
-from workers.sandboxes.images.image import CACHED, HOST
-from workers.sandboxes.images.image_aliases import aliases, remove_alias, set_alias
+from workers.sandboxes.images.image import CACHED, aliases, remove_alias, set_alias
 from workers.sandboxes.images.image_cache import CachedImage, entries
 from workers.sandboxes.images.image_pruning import beyond, everything, examined, is_stood_on, prune, unused_since
+from workers.sandboxes.images.image_sources import HOST
 from workers.stages.stage_job import needed_by
 
 F = TypeVar("F", bound=Callable[..., Any])

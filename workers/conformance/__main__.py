@@ -21,7 +21,7 @@ from rich.table import Table
 from farm.errors import FarmError
 from workers.conformance.bench import PromiseBench, PromiseResult, PromiseState
 from workers.conformance.catalogue import PROMISES, chosen
-from workers.conformance.promise import Promise
+from workers.conformance.trial import Promise
 from workers.plugins import registry
 from workers.plugins.interfaces import SandboxProvider
 

@@ -17,8 +17,7 @@ from farm.errors import FarmError
 from farm.records.request import SandboxSpec
 from workers.conformance import outside
 from workers.conformance.expect import NotTried, short, within
-from workers.conformance.promise import Promise
-from workers.conformance.trial import GREETING, PromiseTrial
+from workers.conformance.trial import GREETING, Promise, PromiseTrial
 from workers.plugins.interfaces import Sandbox, SandboxProvider
 
 _ALIVE_S = 10.0

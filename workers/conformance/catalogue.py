@@ -6,7 +6,6 @@ from collections.abc import Collection
 from fnmatch import fnmatchcase
 
 from farm.errors import NotFound
-from workers.conformance.promise import Promise
 from workers.conformance.promises import (
     commands,
     crowds,
@@ -22,6 +21,7 @@ from workers.conformance.promises import (
     transfer,
     tricks,
 )
+from workers.conformance.trial import Promise
 
 SURFACE = "surface"
 """The name of the group with promises of other groups that a fake sandbox keeps, too."""

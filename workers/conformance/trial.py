@@ -1,12 +1,19 @@
-"""One promise being tried: the sandboxes it may use, and the clean-up at its end."""
+"""A promise, one public statement about a sandbox; and the context in which it is tried, with its clean-up."""
 
 from __future__ import annotations
 
 import asyncio
+import inspect
+import os
 import secrets
+import sys
+from asyncio.subprocess import PIPE, Process
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from importlib.resources import files
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 from farm.records.request import SandboxSpec
 from workers.conformance import outside
@@ -15,6 +22,12 @@ from workers.plugins.interfaces import ExecResult, Kernel, Sandbox, SandboxProvi
 
 GREETING = {"GREETING": "hello"}
 """Additional environment variables of the shared sandbox."""
+
+TIME_S = 60.0
+"""Default time limit of a promise in seconds, including the start of sandboxes."""
+
+Check: TypeAlias = "Callable[[PromiseTrial], Awaitable[None]]"
+"""Raises AssertionError, with a message for users, if the promise is broken; NotTried if it cannot be checked."""
 
 
 class PromiseTrial:
@@ -104,3 +117,53 @@ def _clean(result: ExecResult, script: str) -> str:
     clean = result.code == 0 and not result.stderr
     assert clean, f"`{short(script.strip())}` should succeed, and ended with {result.code}: {short(described(result))}"
     return result.stdout.decode(errors="replace")
+
+
+@dataclass(frozen=True, slots=True)
+class Promise:
+    """`group` is the module that defines it; `statement` is its docstring; `needs` are programs of the image.
+
+    `surface` marks promises that authors of handlers and tools rely on, and that a fake keeps, too.
+    """
+
+    name: str
+    group: str
+    statement: str
+    check: Check
+    needs: tuple[str, ...] = ()
+    surface: bool = False
+    time_s: float = TIME_S
+
+
+def promise(*needs: str, surface: bool = False, time_s: float = TIME_S) -> Callable[[Check], Promise]:
+    """Turn a coroutine function with a PromiseTrial parameter into a promise; its docstring is the public statement."""
+
+    def make(check: Check) -> Promise:
+        group = check.__module__.rpartition(".")[2]
+        statement = " ".join((inspect.getdoc(check) or "").split())
+        if not statement:
+            raise TypeError(f"{check.__name__} has no docstring: write its promise there")
+        return Promise(check.__name__, group, statement, check, needs, surface, time_s)
+
+    return make
+
+
+@asynccontextmanager
+async def elsewhere(trial: PromiseTrial, what: str, sandbox_id: str, **fields: object) -> AsyncIterator[Process]:
+    """Run a function of `other_worker` until it ends or the block does."""
+    kind = type(trial.provider)
+    words = [f"{kind.__module__}:{kind.__qualname__}", sandbox_id, trial.spec(**fields).model_dump_json(), trial.mark]
+    # a plug-in may be importable only through this process's path
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "workers.conformance.other_worker", what, *words),
+        env=environment,
+        stdin=asyncio.subprocess.DEVNULL,
+        stdout=PIPE,
+    )
+    try:
+        yield process
+    finally:
+        if process.returncode is None:
+            process.kill()
+        await process.communicate()

@@ -14,18 +14,28 @@ import signal
 import struct
 import termios
 import time
-from base64 import b64encode
+from base64 import b64decode, b64encode
+from collections import deque
+from dataclasses import dataclass
 from pathlib import Path
 
-from farm.errors import Conflict, InvalidRequest, SandboxError
+from farm.errors import Conflict, InvalidRequest, NotFound, Overloaded, SandboxError
+from farm.plugins import follows
 from farm.records.lending.sandbox_calls import (
+    Done,
+    ListProcessesCall,
     OutputPiece,
+    ProcessList,
     ProcessOutput,
     ProcessState,
+    ResizeProcessCall,
+    SignalProcessCall,
     StartProcessCall,
     TerminalSize,
+    WatchProcessCall,
+    WriteProcessCall,
 )
-from workers.lending.output_log import MAX_KEPT, OutputLog
+from workers.plugins.interfaces import Sandbox
 from workers.sandboxes.optional_protocols import StartsPrograms
 from workers.sandboxes.processes.process_tree import MARK, kill_tagged, new_tag
 from workers.sandboxes.processes.sandbox_process import SandboxProcess
@@ -37,6 +47,17 @@ _WATCHED_S = 10.0
 _DRAIN_S = 0.05
 _UNKNOWN_PIDS = 1 << 22
 """Start of the substitute pids of processes that ended before theirs was read: above all pids of Linux."""
+
+MAX_KEPT = 1_000_000
+"""Maximum size of one process's output that is kept, in bytes."""
+MAX_TAKEN = 500_000
+"""Size of a read in bytes, plus the rest of a piece."""
+
+MAX_RUNNING = 64
+MAX_ENDED = 16
+"""Maximum number of ended processes whose output is kept after it was read to the end."""
+MAX_UNREAD = 256
+"""Maximum number of ended processes whose output was not read to the end."""
 
 
 class LentProcess:
@@ -329,3 +350,121 @@ def _number_inside(pid: int) -> int:
 
 def _set_size(terminal: int, size: TerminalSize) -> None:
     fcntl.ioctl(terminal, termios.TIOCSWINSZ, struct.pack("HHHH", size.rows, size.columns, 0, 0))
+
+
+@dataclass(frozen=True, slots=True)
+class LoggedPiece:
+    """Bytes of one stream; `start` is the offset of the first byte."""
+
+    start: int
+    stream: str
+    data: bytes
+
+    @property
+    def end(self) -> int:
+        return self.start + len(self.data)
+
+
+class OutputLog:
+    """All streams of a process in one sequence of bytes; `first` is the oldest kept offset, `end` the next new one."""
+
+    def __init__(self) -> None:
+        self.first = self.end = 0
+        self._pieces: deque[LoggedPiece] = deque()
+
+    def add(self, stream: str, data: bytes) -> None:
+        """Add bytes; the oldest are dropped."""
+        self._pieces.append(LoggedPiece(self.end, stream, data))
+        self.end += len(data)
+        while self.end - self._pieces[0].end >= MAX_KEPT:
+            self._pieces.popleft()
+        self.first = self._pieces[0].start
+
+    def taken(self, after: int) -> tuple[list[LoggedPiece], int]:
+        """Return the pieces from an offset on, up to the size of a read, and the offset of the next byte."""
+        result: list[LoggedPiece] = []
+        place = max(after, self.first)
+        for piece in self._pieces:
+            if piece.end <= place:
+                continue
+            if place - max(after, self.first) >= MAX_TAKEN:
+                break
+            result.append(LoggedPiece(place, piece.stream, piece.data[place - piece.start :]))
+            place = piece.end
+        return result, max(place, after)
+
+
+class ProcessTable:
+    """Answers the calls about processes, on the event loop."""
+
+    def __init__(self, sandbox: Sandbox) -> None:
+        self._sandbox = sandbox
+        self._n_started = 0
+        self._n_starting = 0
+        self._by_id: dict[str, LentProcess] = {}
+
+    async def start(self, call: StartProcessCall) -> ProcessState:
+        """Start a process. Raises Overloaded if too many run, InvalidRequest if this kind of sandbox has none."""
+        sandbox = self._sandbox
+        if not follows(sandbox, StartsPrograms):
+            raise InvalidRequest("is not for this kind of sandbox: use exec or shell", field="argv")
+        if len(self._running()) + self._n_starting >= MAX_RUNNING:
+            raise Overloaded(f"sandbox {self._sandbox.sandbox_id} runs {MAX_RUNNING} processes: end one first")
+        self._n_starting += 1
+        self._n_started += 1
+        number = self._n_started
+        try:
+            process = await LentProcess.start(f"process-{number}", number, call, sandbox)
+        finally:
+            self._n_starting -= 1
+        self._by_id[process.process_id] = process
+        self._forget_old()
+        return process.state
+
+    def _running(self) -> list[LentProcess]:
+        return [process for process in self._by_id.values() if process.running]
+
+    def _forget_old(self) -> None:
+        ended = [process for process in self._by_id.values() if not process.running]
+        read = [process for process in ended if process.was_read]
+        unread = [process for process in ended if not process.was_read]
+        for process in (*read[:-MAX_ENDED], *unread[:-MAX_UNREAD]):
+            process.close()
+            del self._by_id[process.process_id]
+
+    def _process(self, name: str) -> LentProcess:
+        """Return the process with an id, or a running one with a pid or a label. Raises NotFound."""
+        if (process := self._by_id.get(name)) is not None:
+            return process
+        running = self._running()
+        for process in running:
+            if name == str(process.pid):
+                return process
+        for process in running:
+            if name == process.call.label:
+                return process
+        raise NotFound(f"sandbox {self._sandbox.sandbox_id} has no process {name!r:.200}")
+
+    async def watch(self, call: WatchProcessCall) -> ProcessOutput:
+        return await self._process(call.process).watch(call.after, call.timeout_s)
+
+    async def write(self, call: WriteProcessCall) -> Done:
+        await self._process(call.process).write(b64decode(call.data), call.close, call.timeout_s)
+        return Done()
+
+    async def signal(self, call: SignalProcessCall) -> Done:
+        await self._process(call.process).signal(call.signal)
+        return Done()
+
+    async def resize(self, call: ResizeProcessCall) -> Done:
+        self._process(call.process).resize(call.terminal)
+        return Done()
+
+    async def list(self, call: ListProcessesCall) -> ProcessList:
+        return ProcessList(tuple(process.state for process in self._running()))
+
+    def close(self) -> None:
+        """Kill all running processes, and forget them."""
+        for process in self._by_id.values():
+            process.close()
+        self._by_id.clear()

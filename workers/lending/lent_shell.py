@@ -9,7 +9,7 @@ from dataclasses import replace
 from farm.errors import Conflict
 from farm.records.lending.sandbox_calls import ShellCall, ShellOutput
 from workers.plugins.interfaces import Shell, ShellResult
-from workers.sandboxes.processes.bounded_output import HeadTail
+from workers.sandboxes.processes.command_output import HeadTail
 from workers.sandboxes.shell.shell_session import SHOWN
 
 _LOOK_S = 0.5

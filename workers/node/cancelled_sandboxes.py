@@ -15,8 +15,7 @@ from farm.ids import eval_sandbox_id, rollout_of_sandbox, sandbox_id
 from farm.notifications import CANCELLED, Signals
 from farm.store import placement
 from farm.store.database import Store
-from workers.sandboxes.lifecycle.state import SandboxRecord, folder_of_all
-from workers.sandboxes.lifecycle.terminate import terminate_all
+from workers.sandboxes.lifecycle.state import SandboxRecord, folder_of_all, terminate_all
 
 log = logging.getLogger(__name__)
 

@@ -18,10 +18,9 @@ import httpx2
 
 from farm.errors import ImageError
 from workers.sandboxes.images.dockerfile.dockerfile_source import PREFIX
-from workers.sandboxes.images.image import CACHED, HOST
-from workers.sandboxes.images.image_aliases import alias_of
+from workers.sandboxes.images.image import CACHED, alias_of
 from workers.sandboxes.images.image_cache import entries, entry_of
-from workers.sandboxes.images.image_sources import ArchiveSource, FolderSource, RegistrySource, source_of
+from workers.sandboxes.images.image_sources import HOST, ArchiveSource, FolderSource, RegistrySource, source_of
 
 REGISTRY_S = 3.0
 """Maximum time to wait for a registry."""

@@ -9,20 +9,22 @@ import lzma
 import os
 import tempfile
 from collections.abc import Callable, Coroutine, Mapping, Sequence
+from contextlib import closing
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO, TypeVar
+from typing import Any, BinaryIO, TypeAlias, TypeVar
 
 from farm.errors import ToolError
 from farm.ids import owned_sandbox_id
 from farm.records.request import SandboxLimits, SandboxSpec
 from farm.settings import settings
 from workers.sandboxes.images.building.builder import move_tree
-from workers.sandboxes.images.dockerfile.build_place import BuildPlace, Owner, ProgramEnd
+from workers.sandboxes.images.layered_image import Image
 from workers.sandboxes.lifecycle import layers
 from workers.sandboxes.lifecycle.left_layers import settle_owners
 from workers.sandboxes.lifecycle.state import folder
 from workers.sandboxes.processes.process_tree import MARK, kill_tagged, new_tag
-from workers.sandboxes.processes.sandbox_process import Collector
+from workers.sandboxes.processes.sandbox_process import Collector, memory_file
 from workers.sandboxes.remove_tree import remove
 from workers.sandboxes.sandbox import NodeSandbox
 
@@ -49,8 +51,24 @@ def new_build_id() -> str:
     return owned_sandbox_id("build", os.getpid(), started)
 
 
+@dataclass(frozen=True, slots=True)
+class ProgramEnd:
+    """The end of a program: its exit code, None if it was killed at its time limit; and both outputs in order."""
+
+    code: int | None
+    output: str
+    limit: str = ""
+
+
+Owner: TypeAlias = tuple[int, int]
+"""A user and a group by number, recorded as a file's owner."""
+
+
 class BuildSandbox:
-    """See `BuildPlace`."""
+    """A sandbox on an image for one step. All methods block; ToolError for a file, SandboxError if it is gone.
+
+    It is `bare` if its image has no programs yet, so that nothing can be run in it.
+    """
 
     def __init__(self, sandbox: NodeSandbox, *, bare: bool = False) -> None:
         self._sandbox = sandbox
@@ -66,7 +84,7 @@ class BuildSandbox:
         stdin: bytes = b"",
         timeout_s: float = 60.0,
     ) -> ProgramEnd:
-        """See `BuildPlace.run`."""
+        """Run a program as root, or as the user and group of `identity`, with only these environment variables."""
         self._sandbox.identity = identity or (0, 0)
         try:
             return _done(self._run(argv, env or {}, cwd, stdin, timeout_s))
@@ -77,35 +95,25 @@ class BuildSandbox:
         self, argv: Sequence[str], env: Mapping[str, str], cwd: str, stdin: bytes, timeout_s: float
     ) -> ProgramEnd:
         notices, mark = self._sandbox.notices(), new_tag()
-        memory = os.memfd_create("stdin")
-        try:
-            os.write(memory, stdin)
-            os.lseek(memory, 0, os.SEEK_SET)
-            with Collector(MAX_OUTPUT, last=True) as output:
-                everything = {**self._sandbox.environment(), **env, MARK: mark}
-                fds = {0: memory, 1: output.write_end, 2: output.write_end}
-                with await self._sandbox.start(argv, env=everything, fds=fds, cwd=cwd) as child:
-                    output.close_write_end()
-                    try:
-                        async with asyncio.timeout(timeout_s):
-                            code: int | None = await child.wait()
-                    except TimeoutError:
-                        code = None
-                    if code is None:
-                        child.kill()
-                        await asyncio.to_thread(kill_tagged, mark)
-                    return ProgramEnd(code, output.finish().decode(errors="replace"), notices.take(code))
-        finally:
-            os.close(memory)
+        with memory_file(stdin) as memory, closing(Collector(MAX_OUTPUT, last=True)) as output:
+            everything = {**self._sandbox.environment(), **env, MARK: mark}
+            fds = {0: memory, 1: output.write_end, 2: output.write_end}
+            with closing(await self._sandbox.start(argv, env=everything, fds=fds, cwd=cwd)) as child:
+                output.close_write_end()
+                code = await child.wait_within(timeout_s)
+                if code is None:
+                    child.kill()
+                    await asyncio.to_thread(kill_tagged, mark)
+                return ProgramEnd(code, output.finish().decode(errors="replace"), notices.take(code))
 
     def is_folder(self, path: str) -> bool:
-        """See `BuildPlace.is_folder`."""
+        """Return whether a path is a folder, or a link to one."""
         if not self.bare:
             return self.run(["bash", "-c", '[ -d "$1" ]', "bash", path]).code == 0
         return self._can_list(path, 1)
 
     def has(self, path: str) -> bool:
-        """See `BuildPlace.has`."""
+        """Return whether a file, folder or link exists at a path."""
         return self._can_list(path, 0)
 
     def _can_list(self, path: str, depth: int) -> bool:
@@ -116,36 +124,40 @@ class BuildSandbox:
         return True
 
     def read_file(self, path: str) -> bytes:
-        """See `BuildPlace.read_file`."""
         return _done(self._sandbox.read_file(path))
 
     def make_folder(self, path: str, mode: int) -> None:
-        """See `BuildPlace.make_folder`."""
+        """Create a folder with this mode, and its missing parents."""
         with tempfile.TemporaryDirectory() as name:
             empty = Path(name, "folder")
             empty.mkdir(mode=0o755)
             empty.chmod(mode)
-            _done(self._sandbox.files.upload(empty, path))
+            _done(self._sandbox.upload(empty, path))
 
     def upload(self, source: Path, path: str, owner: Owner | None = None) -> None:
-        """See `BuildPlace.upload`."""
-        _done(self._sandbox.files.upload(source, path, {"each": owner or (0, 0), "whole": False}))
+        """Copy a file, or the contents of a folder, from the node; owned by `owner`, else by root."""
+        _done(self._sandbox.upload(source, path, {"each": owner or (0, 0), "whole": False}))
 
     def unpack(self, archive: Path, path: str, owner: Owner | None = None) -> None:
-        """See `BuildPlace.unpack`."""
+        """Unpack a tar file of the node, compressed or not, into a folder.
+
+        Its files belong to `owner`, else to the owners in the archive.
+        """
         with opened(archive) as stream:
-            _done(self._sandbox.files.unpack(stream, path, {"each": owner, "whole": False}))
+            _done(self._sandbox.unpack(stream, path, {"each": owner, "whole": False}))
 
     def copy_from(
-        self, other: BuildPlace, source: str, path: str, owner: Owner | None = None, *, whole: bool = False
+        self, other: BuildSandbox, source: str, path: str, owner: Owner | None = None, *, whole: bool = False
     ) -> None:
-        """See `BuildPlace.copy_from`."""
-        assert isinstance(other, BuildSandbox)
-        files = self._sandbox.files
-        _done(other._sandbox.files.pass_on(source, files, path, {"each": owner, "whole": whole}))
+        """Copy a file, or the contents of a folder, from another one; links are not changed.
+
+        All files belong to `owner`, else they keep their owners. If the folder at `path` and its parents are created,
+        they belong to `owner`, else to root; a folder that is copied `whole` also keeps its mode and owner.
+        """
+        _done(other._sandbox.pass_on(source, self._sandbox, path, {"each": owner, "whole": whole}))
 
     def finish(self, target: Path, owner: Owner | None = None) -> None:
-        """See `BuildPlace.finish`."""
+        """End it and move its changes to a folder that does not exist yet; new files belong to `owner`."""
         taken = layers.detach(folder(self._sandbox.sandbox_id))
         try:
             self.stop()
@@ -156,8 +168,12 @@ class BuildSandbox:
             remove(taken)
 
     def stop(self) -> None:
-        """See `BuildPlace.stop`."""
+        """End it; harmless when repeated."""
         self._sandbox.end()
+
+
+StartBuild: TypeAlias = Callable[[Image], BuildSandbox]
+"""Starts a new sandbox on an image. Raises SandboxError."""
 
 
 def opened(archive: Path) -> BinaryIO:

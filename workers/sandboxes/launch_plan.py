@@ -19,11 +19,11 @@ from workers.sandboxes.build_sandbox import BuildSandbox, build_spec, new_build_
 from workers.sandboxes.images.archives import layer
 from workers.sandboxes.images.content_store import digest
 from workers.sandboxes.images.dockerfile.image_config import ImageConfig
-from workers.sandboxes.images.empty_image import is_bare
 from workers.sandboxes.images.environments import agent_environment, environment
 from workers.sandboxes.images.image import Image, image
 from workers.sandboxes.images.image_cache import held
 from workers.sandboxes.images.image_user import image_user
+from workers.sandboxes.images.layered_image import is_bare
 from workers.sandboxes.images.runtime import exposure
 from workers.sandboxes.isolation.owners.file_owners import has_owners
 from workers.sandboxes.kernel.python_runtime import kernel_folder

@@ -14,8 +14,7 @@ from farm.records.request import SandboxSpec
 from workers.plugins.interfaces import Sandbox, SandboxProvider
 from workers.sandboxes.images.dockerfile.image_config import ImageConfig
 from workers.sandboxes.launch_plan import LaunchPlan
-from workers.sandboxes.processes.limit_events import LimitEvents
-from workers.sandboxes.processes.sandbox_process import SandboxProcess
+from workers.sandboxes.processes.sandbox_process import LimitEvents, SandboxProcess
 
 Prepare = Callable[[Sandbox], Awaitable[None]]
 """Stages files in a sandbox before the policy gets it."""

@@ -9,31 +9,26 @@ import math
 import os
 import posixpath
 import zlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from farm.errors import SandboxError
-from farm.records.lending.sandbox_calls import FileEntry
 from farm.records.request import SandboxLimits, SandboxSpec
 from workers.plugins.interfaces import ExecResult, Kernel
-from workers.sandboxes.disk_use import DiskUse
 from workers.sandboxes.images.dockerfile.image_config import ImageConfig
 from workers.sandboxes.images.image_user import OF_USERS, image_user
 from workers.sandboxes.isolation.owners.file_owners import has_owners
 from workers.sandboxes.kernel.kernel import open_kernel
 from workers.sandboxes.lifecycle.start import SOCKETS
-from workers.sandboxes.lifecycle.state import SandboxRecord, folder
-from workers.sandboxes.lifecycle.terminate import terminate
-from workers.sandboxes.processes.command_arguments import check_words
+from workers.sandboxes.lifecycle.state import SandboxRecord, folder, terminate
 from workers.sandboxes.processes.fork_client import fork_client
-from workers.sandboxes.processes.limit_events import LimitEvents
 from workers.sandboxes.processes.process_tree import MARK, kill_tagged, new_tag
-from workers.sandboxes.processes.sandbox_process import Collector, SandboxProcess
+from workers.sandboxes.processes.sandbox_process import Collector, LimitEvents, SandboxProcess, check_words, memory_file
 from workers.sandboxes.resource_exhaustion import scarcity
 from workers.sandboxes.sandbox_user import sandbox_user
 from workers.sandboxes.shell.shell import BashShell
+from workers.sandboxes.shortage import DiskUse
 from workers.sandboxes.transfer import Transfer
 
 if TYPE_CHECKING:
@@ -60,7 +55,7 @@ class ViewOfUsers:
     named: str = ""
 
 
-class NodeSandbox:
+class NodeSandbox(Transfer):
     """A sandbox of this node, started by any process. The fork server joins it for each command."""
 
     def __init__(
@@ -74,9 +69,8 @@ class NodeSandbox:
         users: ViewOfUsers | None = None,
         config: ImageConfig | None = None,
     ) -> None:
-        self.sandbox_id = record.sandbox_id
+        super().__init__(record.sandbox_id, spec.workdir, spec.limits.disk_mb)
         self.socket_folder = folder(record.sandbox_id) / SOCKETS
-        self.workdir = spec.workdir
         self.users = users or ViewOfUsers("", (0, 0), ())
         self.identity = self.users.user
         """The user and group as which programs are started from now on."""
@@ -87,7 +81,6 @@ class NodeSandbox:
         self._cpus = chosen_cpus(record.sandbox_id, spec.cpus)
         own = dict(variables or {})
         self._variables = {**own, "PATH": ":".join([*bin_folders, own.get("PATH", SEARCH_PATH)])}
-        self.files = Transfer(self.sandbox_id, self.target, spec.workdir, spec.limits.disk_mb)
 
     def as_user(self, user: str) -> NodeSandbox:
         """See `optional_protocols.HasUsers`."""
@@ -198,21 +191,19 @@ class NodeSandbox:
         notices = self.notices()
         with contextlib.ExitStack() as resources:
             with scarcity(f"run a command in sandbox {self.sandbox_id}"):
-                out = resources.enter_context(Collector(MAX_OUTPUT))
-                err = resources.enter_context(Collector(MAX_OUTPUT))
-                source = resources.enter_context(_memory_file(stdin))
-                fds = {0: source, 1: out.write_end, 2: err.write_end}
+                out = resources.enter_context(contextlib.closing(Collector(MAX_OUTPUT)))
+                err = resources.enter_context(contextlib.closing(Collector(MAX_OUTPUT)))
+                fds = {1: out.write_end, 2: err.write_end}
+                if stdin:
+                    fds[0] = resources.enter_context(memory_file(stdin))
                 child = await self.start(
                     argv, env={**self.environment(env), MARK: mark}, fds=fds, cwd=cwd, limits=limits
                 )
-            resources.enter_context(child)
+            resources.callback(child.close)
             out.close_write_end()
             err.close_write_end()
             try:
-                async with asyncio.timeout(timeout_s):
-                    code: int | None = await child.wait()
-            except TimeoutError:
-                code = None
+                code = await child.wait_within(timeout_s)
             except BaseException:
                 kill_tagged(mark)
                 raise
@@ -231,38 +222,6 @@ class NodeSandbox:
     async def open_kernel(self, name: str = "") -> Kernel:
         """See `Sandbox.open_kernel`."""
         return await open_kernel(self, name)
-
-    async def read_file(self, path: str) -> bytes:
-        """See `Sandbox.read_file`."""
-        return await self.files.read(path)
-
-    async def write_file(self, path: str, data: bytes) -> None:
-        """See `Sandbox.write_file`."""
-        await self.files.write(path, data)
-
-    async def list_files(self, path: str, depth: int) -> list[FileEntry]:
-        """See `Transfer.entries`."""
-        return await self.files.entries(path, depth)
-
-    async def move_file(self, path: str, target: str) -> None:
-        """See `Transfer.move`."""
-        await self.files.move(path, target)
-
-    async def remove_file(self, path: str) -> None:
-        """See `Transfer.remove`."""
-        await self.files.remove(path)
-
-    async def make_folder(self, path: str) -> None:
-        """See `Transfer.make_folder`."""
-        await self.files.make_folder(path)
-
-    async def upload(self, source: Path, path: str) -> None:
-        """See `Sandbox.upload`."""
-        await self.files.upload(source, path)
-
-    async def download(self, path: str, target: Path) -> None:
-        """See `Sandbox.download`."""
-        await self.files.download(path, target)
 
     async def stop(self) -> None:
         """See `Sandbox.stop`."""
@@ -299,17 +258,3 @@ def _resources(bounds: SandboxLimits, requested: SandboxLimits) -> dict[str, int
     if requested.memory_mb < bounds.memory_mb:
         result["RLIMIT_DATA"] = requested.memory_mb * mb
     return result
-
-
-@contextlib.contextmanager
-def _memory_file(data: bytes) -> Iterator[int]:
-    """Yield a descriptor to read `data` from. It is a memory file, because a pipe would need a writer."""
-    descriptor = os.memfd_create("stdin") if data else os.open("/dev/null", os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        if data:
-            with open(descriptor, "wb", closefd=False) as file:
-                file.write(data)
-            os.lseek(descriptor, 0, os.SEEK_SET)
-        yield descriptor
-    finally:
-        os.close(descriptor)

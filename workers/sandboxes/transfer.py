@@ -15,14 +15,13 @@ import shutil
 import socket
 import tarfile
 import threading
-from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
 from farm.errors import ToolError
 from farm.records.lending.sandbox_calls import FileEntry
 from workers.sandboxes.processes.fork_client import fork_client
-from workers.sandboxes.processes.sandbox_process import refused
+from workers.sandboxes.processes.sandbox_process import memory_file, refused
 
 if TYPE_CHECKING:
     from workers.sandboxes.isolation.namespaces import JoinTarget
@@ -40,58 +39,50 @@ _REMOVING: set[asyncio.Task[None]] = set()
 
 
 class Transfer:
-    """File transfer for one sandbox. Methods raise SandboxError if it is gone, ToolError if an operation fails."""
+    """File transfer of one sandbox. Methods raise SandboxError if it is gone, ToolError if an operation fails."""
 
-    def __init__(self, sandbox_id: str, target: Callable[[], JoinTarget], workdir: str, disk_mb: int) -> None:
-        self._sandbox_id = sandbox_id
-        self._target = target
-        self._workdir = workdir
+    def __init__(self, sandbox_id: str, workdir: str, disk_mb: int) -> None:
+        self.sandbox_id = sandbox_id
+        self.workdir = workdir
         self._max_tree = disk_mb << 20
 
-    async def read(self, path: str) -> bytes:
-        """Return a file's contents."""
-        memory = os.memfd_create("file")
-        try:
-            await self._ask("read", path, memory, FILE_S)
-            return os.pread(memory, os.fstat(memory).st_size, 0)
-        finally:
-            os.close(memory)
+    def target(self) -> JoinTarget:
+        """See `SandboxEntry.target`."""
+        raise NotImplementedError
 
-    async def write(self, path: str, data: bytes) -> None:
-        """Create or replace a file."""
-        memory = os.memfd_create("file")
-        try:
-            with open(memory, "wb", closefd=False) as file:  # noqa: ASYNC230 - in memory
-                file.write(data)
+    async def read_file(self, path: str) -> bytes:
+        """See `Sandbox.read_file`."""
+        return await self._ask_contents("read", path, b"")
+
+    async def write_file(self, path: str, data: bytes) -> None:
+        """See `Sandbox.write_file`."""
+        with memory_file(data) as memory:
             await self._ask("write", path, memory, FILE_S)
-        finally:
-            os.close(memory)
 
-    async def entries(self, path: str, depth: int) -> list[FileEntry]:
+    async def list_files(self, path: str, depth: int) -> list[FileEntry]:
         """Return the entries of a folder down to a depth, by depth and name; with depth 0, that of the path itself."""
-        return [FileEntry(**entry) for entry in json.loads(await self._ask_contents("list", path, {"depth": depth}))]
+        return [FileEntry(**entry) for entry in json.loads(await self._ask_values("list", path, depth=depth))]
 
-    async def move(self, path: str, target: str) -> None:
+    async def move_file(self, path: str, target: str) -> None:
         """Move a file or folder, creating the parents of its new path."""
-        await self._ask_contents("move", path, {"target": target})
+        await self._ask_values("move", path, target=target)
 
-    async def remove(self, path: str) -> None:
+    async def remove_file(self, path: str) -> None:
         """Remove a file, or a folder with its contents."""
-        await self._ask_contents("remove", path, {})
+        await self._ask_values("remove", path)
 
     async def make_folder(self, path: str) -> None:
         """Create a new folder and its missing parents."""
-        await self._ask_contents("make_folder", path, {})
+        await self._ask_values("make_folder", path)
 
-    async def _ask_contents(self, action: str, path: str, values: Mapping[str, Any]) -> bytes:
-        """Return the contents of a memory file, filled with these values, after an action has replaced them."""
-        memory = os.memfd_create("files")
-        try:
-            os.pwrite(memory, json.dumps(values).encode(), 0)
+    async def _ask_values(self, action: str, path: str, **values: Any) -> bytes:
+        return await self._ask_contents(action, path, json.dumps(values).encode())
+
+    async def _ask_contents(self, action: str, path: str, contents: bytes) -> bytes:
+        """Return the contents of a memory file after an action has replaced them."""
+        with memory_file(contents) as memory:
             await self._ask(action, path, memory, FILE_S)
             return os.pread(memory, os.fstat(memory).st_size, 0)
-        finally:
-            os.close(memory)
 
     async def upload(self, source: Path, path: str, owners: CopiedOwners | None = None) -> None:
         """Copy a tree from the node into the sandbox."""
@@ -171,8 +162,8 @@ class Transfer:
             "do": "files",
             "action": action,
             "path": path,
-            "cwd": self._workdir,
-            "target": self._target(),
+            "cwd": self.workdir,
+            "target": self.target(),
             "owners": owners,
             "max_bytes": MAX_FILE if action in ("read", "list") else self._max_tree,
         }
@@ -187,7 +178,7 @@ class Transfer:
         if "refused" in message:
             raise ToolError(str(message["refused"]))
         if "done" not in message:
-            raise refused(message, self._sandbox_id)
+            raise refused(message, self.sandbox_id)
 
 
 def _hang_up(ours: socket.socket) -> None:

@@ -30,11 +30,9 @@ from farm.records.request import SandboxLimits, SandboxSpec
 from workers.conformance.outside import processes_with
 from workers.plugins.interfaces import ExecResult, Kernel, Sandbox, Shell
 from workers.sandboxes.kernel.kernel import open_kernel
-from workers.sandboxes.processes.command_arguments import check_words
 from workers.sandboxes.processes.fork_client import ForkReplies
-from workers.sandboxes.processes.limit_events import LimitEvents
 from workers.sandboxes.processes.process_tree import MARK, kill_tagged, new_tag
-from workers.sandboxes.processes.sandbox_process import Collector, SandboxProcess
+from workers.sandboxes.processes.sandbox_process import Collector, LimitEvents, SandboxProcess, check_words
 from workers.sandboxes.shell.shell import BashShell
 
 if TYPE_CHECKING:
@@ -248,7 +246,7 @@ class LocalSandbox:
         cwd: str | None = None,
         limits: SandboxLimits | None = None,
     ) -> SandboxProcess:
-        """Implement `workers.sandboxes.processes.entry.Entry.start`."""
+        """Implement `workers.sandboxes.processes.sandbox_process.SandboxEntry.start`."""
         check_words(argv, env, cwd)
         self._check()
         answers = started(argv, env, fds, os.path.join(self.workdir, cwd or ""), terminal)  # noqa: PTH118
@@ -275,7 +273,7 @@ class LocalSandbox:
                     result.callback(stream.close_write_end)
                     fds[number] = stream.write_end
                 child = await self.start(argv, env=self.environment({**(env or {}), MARK: mark}), fds=fds, cwd=cwd)
-            with child:
+            with contextlib.closing(child):
                 code = await _code(child, timeout_s, mark)
             self._check()
             out, err = (stream.finish() for stream in streams)

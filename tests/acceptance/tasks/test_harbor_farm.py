@@ -22,7 +22,7 @@ from tests.services.commands import output_of
 from tests.services.farms import embedded, farm_folder, left_of, until
 from tests.services.task_images import task_base
 from workers.plugins.registry import sandbox as provider
-from workers.sandboxes.images.image_aliases import set_alias
+from workers.sandboxes.images.image import set_alias
 from workers.testing.scripted_model import Branch, Script, ScriptedCall, ScriptedProblem, ScriptedTurn
 from workers.testing.serving import serving
 

@@ -14,7 +14,7 @@ import pytest
 from tests.integration.tasks.harbor_hacks import write_task
 from tests.services.soak import at_length
 from tests.services.task_images import task_base
-from workers.sandboxes.images.image_aliases import set_alias
+from workers.sandboxes.images.image import set_alias
 
 _REWARD = "> /logs/verifier/reward.json"
 TEST = f"""#!/bin/bash

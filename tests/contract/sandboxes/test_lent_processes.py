@@ -32,9 +32,9 @@ from farm.records.request_values import Request
 from testkit.deadline import LONG_S
 from tests.contract.sandboxes.sandbox_kinds import own_seconds, processes_with
 from tests.services.farms import until
-from workers.lending import process_table
+from workers.lending import lent_process
+from workers.lending.lent_process import MAX_KEPT
 from workers.lending.lent_sandbox import LentSandbox
-from workers.lending.output_log import MAX_KEPT
 from workers.plugins.interfaces import Sandbox
 
 Run = Callable[[Any], Any]
@@ -290,8 +290,8 @@ def test_background_process_survives_its_own_output(lend: Lend) -> None:
 
 
 def test_numbers_of_running_and_ended_processes_are_limited(lend: Lend, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(process_table, "MAX_RUNNING", 3)
-    monkeypatch.setattr(process_table, "MAX_ENDED", 2)
+    monkeypatch.setattr(lent_process, "MAX_RUNNING", 3)
+    monkeypatch.setattr(lent_process, "MAX_ENDED", 2)
 
     async def body(lent: Lent) -> None:
         begun = await asyncio.gather(*(lent.start("sleep 600") for _ in range(3)))

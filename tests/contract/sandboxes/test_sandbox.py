@@ -21,7 +21,7 @@ from workers.conformance.bench import PromiseBench
 from workers.conformance.catalogue import PROMISES, SURFACE, chosen
 from workers.conformance.expect import NotPermitted, NotTried
 from workers.conformance.outside import left_of
-from workers.conformance.promise import Promise
+from workers.conformance.trial import Promise
 from workers.plugins.interfaces import Sandbox, SandboxProvider
 from workers.sandboxes.images.image import image
 from workers.sandboxes.lifecycle.reaper import sweep

@@ -17,10 +17,9 @@ from tests.services.images import ENTRYPOINT, docker_archive, oci_archive, root_
 from tests.services.servers.registry import registry
 from workers.plugins.interfaces import Sandbox
 from workers.sandboxes.images.building.builder import workplace
-from workers.sandboxes.images.building.registry_blobs import LAYOUT, shared_blobs
+from workers.sandboxes.images.building.oci_layouts import LAYOUT, shared_blobs
 from workers.sandboxes.images.dockerfile.image_config import Healthcheck
-from workers.sandboxes.images.image import image
-from workers.sandboxes.images.image_aliases import set_alias
+from workers.sandboxes.images.image import image, set_alias
 from workers.sandboxes.images.runtime import own_folder
 from workers.sandboxes.sandbox import NodeSandbox
 from workers.sandboxes.sandbox_user import give, sandbox_user

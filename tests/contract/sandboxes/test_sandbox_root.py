@@ -19,7 +19,7 @@ from tests.services.images import docker_archive, oci_archive, root_folder
 from tests.services.soak import at_length
 from workers.conformance.bench import PromiseBench
 from workers.conformance.catalogue import chosen
-from workers.conformance.promise import Promise
+from workers.conformance.trial import Promise
 from workers.plugins.interfaces import SandboxProvider
 
 Run = Callable[[Any], Any]

@@ -21,14 +21,13 @@ from tests.services.farms import until
 from workers.conformance.bench import PromiseBench
 from workers.conformance.catalogue import chosen
 from workers.conformance.expect import NotTried
-from workers.conformance.promise import Promise
+from workers.conformance.trial import Promise
 from workers.process.warm_pool_demand import WarmPoolDemand
 from workers.process.warm_pool_filler import WarmPoolFiller
 from workers.sandboxes.launch_plan import prepare
 from workers.sandboxes.lifecycle import warm_pool
 from workers.sandboxes.lifecycle.reaper import sweep, sweep_all
-from workers.sandboxes.lifecycle.state import SandboxRecord, folder, folder_of_all
-from workers.sandboxes.lifecycle.terminate import terminate, terminate_in
+from workers.sandboxes.lifecycle.state import SandboxRecord, folder, folder_of_all, terminate, terminate_in
 from workers.sandboxes.provider import NodeSandboxProvider
 
 Run = Callable[[Any], Any]

@@ -16,7 +16,7 @@ from tests.services.task_images import task_base
 from workers.cli.task_checks import CheckOptions, solve
 from workers.plugins.interfaces import Score
 from workers.plugins.registry import sandbox as provider
-from workers.sandboxes.images.image_aliases import set_alias
+from workers.sandboxes.images.image import set_alias
 from workers.sandboxes.remove_tree import remove
 
 Scores = Mapping[str, Score | BaseException]

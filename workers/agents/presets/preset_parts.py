@@ -12,7 +12,6 @@ from workers.tools import terminal
 
 STATE = "/tmp/farm-agent"  # noqa: S108  (of the sandbox, which is not shared)
 """The folder of an agent's own files, as those in the working folder may be scored."""
-_SCREEN = ("row", "screen")
 _HERE = Path(__file__).parent
 
 
@@ -43,13 +42,13 @@ def program(name: str) -> Mapping[str, str]:
 
 
 def screen() -> Mapping[str, str]:
-    """Return, for programs, the modules that render a command's output like a terminal, under their own names."""
-    here, parts = Path(terminal.__path__[0]), terminal.__name__.split(".")
+    """Return, for programs, the module that renders a command's output like a terminal, under its own name."""
+    parts = terminal.__name__.split(".")
     # The sandbox's package of that name is another one.
     packages = ["/".join(parts[:n]) for n in range(1, len(parts) + 1)]
-    modules = {f"{packages[-1]}/{name}.py": (here / f"{name}.py").read_text(encoding="utf-8") for name in _SCREEN}
-    modules |= {f"{package}/__init__.py": "" for package in packages}
-    return {f"{STATE}/{path}": text for path, text in modules.items()}
+    modules = {f"{STATE}/{package}/__init__.py": "" for package in packages}
+    source = Path(terminal.__path__[0], "screen.py").read_text(encoding="utf-8")
+    return {**modules, f"{STATE}/{packages[-1]}/screen.py": source}
 
 
 def text(task: Task) -> str:

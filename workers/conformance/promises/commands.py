@@ -8,8 +8,7 @@ import os
 from farm.errors import ToolError
 from workers.conformance import outside
 from workers.conformance.expect import raises, same, until, within
-from workers.conformance.promise import promise
-from workers.conformance.trial import PromiseTrial
+from workers.conformance.trial import PromiseTrial, promise
 
 _AT_ONCE = 50
 

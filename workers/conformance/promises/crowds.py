@@ -8,8 +8,7 @@ import secrets
 
 from workers.conformance import outside
 from workers.conformance.expect import NotPermitted, NotTried, same, until
-from workers.conformance.promise import promise
-from workers.conformance.trial import PromiseTrial, program
+from workers.conformance.trial import PromiseTrial, program, promise
 from workers.plugins.interfaces import Sandbox
 
 _MANY = 20

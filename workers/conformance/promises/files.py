@@ -8,8 +8,7 @@ import os
 
 from farm.errors import ToolError
 from workers.conformance.expect import raises, same, within
-from workers.conformance.promise import promise
-from workers.conformance.trial import PromiseTrial
+from workers.conformance.trial import PromiseTrial, promise
 
 _QUICK_S = 10.0
 _NAMES = ("plain", "with space", 'it\'s "quoted"', "-rf", "new\nline", "*", "$HOME", "é", os.fsdecode(b"\xff\xfe"))

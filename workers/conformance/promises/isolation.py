@@ -18,8 +18,7 @@ from pathlib import Path
 
 from workers.conformance import outside
 from workers.conformance.expect import NotTried, same
-from workers.conformance.promise import promise
-from workers.conformance.trial import PromiseTrial
+from workers.conformance.trial import PromiseTrial, promise
 from workers.plugins.interfaces import Sandbox
 
 _EVERYWHERE = (

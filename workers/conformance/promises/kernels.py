@@ -7,8 +7,7 @@ import base64
 
 from farm.errors import SandboxError
 from workers.conformance.expect import raises, same, until
-from workers.conformance.promise import promise
-from workers.conformance.trial import PromiseTrial
+from workers.conformance.trial import PromiseTrial, promise
 
 _PNG = base64.b64decode(
     "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNk+M9QDwADhgGAWjR9awAAAABJRU5ErkJggg=="

@@ -12,10 +12,8 @@ from pathlib import Path
 
 from farm.errors import SandboxError
 from workers.conformance import outside
-from workers.conformance.elsewhere import elsewhere
 from workers.conformance.expect import raises, same, until, within
-from workers.conformance.promise import promise
-from workers.conformance.trial import PromiseTrial
+from workers.conformance.trial import PromiseTrial, elsewhere, promise
 from workers.plugins.interfaces import Kernel, Sandbox, Shell
 
 _PROMPT_S = 20.0

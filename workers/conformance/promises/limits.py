@@ -9,8 +9,7 @@ from contextlib import asynccontextmanager
 from farm.errors import FarmError
 from farm.records.request import SandboxLimits
 from workers.conformance.expect import described, eventually, same, short
-from workers.conformance.promise import promise
-from workers.conformance.trial import PromiseTrial, program
+from workers.conformance.trial import PromiseTrial, program, promise
 from workers.plugins.interfaces import CellResult, ExecResult, Sandbox, ShellResult
 
 _HOG = "held = []\nwhile True: held.append(bytearray(b'x' * 5_000_000))"

@@ -12,8 +12,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 from workers.conformance.expect import same
-from workers.conformance.promise import promise
-from workers.conformance.trial import PromiseTrial, program
+from workers.conformance.trial import PromiseTrial, program, promise
 from workers.plugins.interfaces import Sandbox
 
 _ANSWER = b"from the node\n"

@@ -7,10 +7,8 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from workers.conformance.elsewhere import elsewhere
 from workers.conformance.expect import NotTried, same
-from workers.conformance.promise import promise
-from workers.conformance.trial import PromiseTrial, program
+from workers.conformance.trial import PromiseTrial, elsewhere, program, promise
 
 # name: number on x86-64, number on aarch64, arguments that do no harm where the call is allowed
 _CALLS = {

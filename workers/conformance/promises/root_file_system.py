@@ -6,8 +6,7 @@ from __future__ import annotations
 
 from farm.errors import ToolError
 from workers.conformance.expect import NotTried, raises, same
-from workers.conformance.promise import promise
-from workers.conformance.trial import PromiseTrial, program
+from workers.conformance.trial import PromiseTrial, program, promise
 from workers.plugins.interfaces import Sandbox
 
 _LAYER_MB = 100

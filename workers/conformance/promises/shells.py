@@ -6,8 +6,7 @@ import asyncio
 
 from farm.errors import ToolError
 from workers.conformance.expect import raises, same, until
-from workers.conformance.promise import promise
-from workers.conformance.trial import PromiseTrial
+from workers.conformance.trial import PromiseTrial, promise
 
 
 @promise(surface=True)

@@ -12,8 +12,7 @@ from pathlib import Path
 from farm.errors import ToolError
 from farm.records.request import SandboxLimits
 from workers.conformance.expect import raises, same, within
-from workers.conformance.promise import promise
-from workers.conformance.trial import PromiseTrial
+from workers.conformance.trial import PromiseTrial, promise
 
 _QUICK_S = 15.0
 _MANY = 500

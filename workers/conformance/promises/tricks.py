@@ -13,8 +13,7 @@ from pathlib import Path
 
 from farm.errors import ToolError
 from workers.conformance.expect import raises, same
-from workers.conformance.promise import promise
-from workers.conformance.trial import PromiseTrial
+from workers.conformance.trial import PromiseTrial, promise
 
 _RACE_S = 2.0
 

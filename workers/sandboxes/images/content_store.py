@@ -167,6 +167,17 @@ def open_to_all(folder: Path, *, always: bool = False) -> None:
                 path.chmod(mode | 0o444 | (0o111 if mode & 0o100 else 0))
 
 
+def write(path: Path, text: str) -> None:
+    """Write a file atomically, because other processes may read it meanwhile. Raises OSError."""
+    new = path.with_name(f"{path.name}.{uuid4().hex[:8]}")
+    try:
+        new.write_text(text)
+        new.replace(path)
+    except OSError:
+        new.unlink(missing_ok=True)
+        raise
+
+
 def _umask() -> int:
     """Return this process's umask without changing it, because other threads create files, too."""
     lines = Path("/proc/self/status").read_text().splitlines()

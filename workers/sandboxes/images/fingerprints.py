@@ -12,10 +12,9 @@ import stat
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from uuid import uuid4
 
 from farm.settings import settings
-from workers.sandboxes.images.content_store import digest
+from workers.sandboxes.images.content_store import digest, write
 
 _SETTLED_S = 2.0
 """Seconds after a change in which another change may leave the same times. Such a digest is not remembered."""
@@ -42,7 +41,8 @@ def fingerprint(path: Path, *, follow: bool = False) -> str:
                 continue
             if abs(time.time() - newest) < _SETTLED_S:
                 return result
-            _write(memo, result)
+            memo.parent.mkdir(parents=True, exist_ok=True)
+            write(memo, result)
         _known[stamp] = result
         return result
     raise OSError(f"{path} is being written: it changed while it was read")
@@ -103,11 +103,3 @@ def _read(path: Path, follow: bool) -> str:
 def _digest_of(path: Path) -> str:
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def _write(memo: Path, found: str) -> None:
-    """Write it atomically, because other processes may read it meanwhile."""
-    memo.parent.mkdir(parents=True, exist_ok=True)
-    new = memo.with_name(f"{memo.name}.{uuid4().hex}")
-    new.write_text(found)
-    new.replace(memo)

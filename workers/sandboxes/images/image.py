@@ -1,32 +1,46 @@
-"""The lowest layers of a sandbox: folders with a root file system, from the image of a `SandboxSpec.image`."""
+"""The lowest layers of a sandbox: folders with a root file system, from the image of a `SandboxSpec.image`.
+
+Names of base images, such as `ubuntu:24.04`, stand for images by a table in the farm's home. An image that cannot be
+pulled may be built from a Dockerfile instead. The choice is recorded: a rollout that ran in one image must not be
+evaluated in the other, so a choice is valid as long as the built image exists.
+"""
 
 from __future__ import annotations
 
+import json
+import logging
 from collections.abc import Mapping
-from dataclasses import replace
+from contextlib import suppress
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from farm.errors import ImageError, SandboxError
 from farm.settings import settings
-from workers.sandboxes.images.building.image_variables import read_variables
-from workers.sandboxes.images.building.oci_config import read_config
-from workers.sandboxes.images.dockerfile.build_place import StartBuild
+from workers.sandboxes.images.building.oci_config import read_config, read_variables
+from workers.sandboxes.images.content_store import digest, write
 from workers.sandboxes.images.dockerfile.dockerfile_source import PREFIX, DockerfileSource
-from workers.sandboxes.images.fallback_image import built_instead, choose_fallback, forget_fallbacks
-from workers.sandboxes.images.host_image import REFERENCE, HostSource, binds
-from workers.sandboxes.images.image_aliases import alias_of
-from workers.sandboxes.images.image_cache import ImageSource, cached, entry_of
-from workers.sandboxes.images.image_sources import FolderSource, RegistrySource, source_of
+from workers.sandboxes.images.fingerprints import fingerprint
+from workers.sandboxes.images.image_cache import ImageSource, cached, entry_of, has_bash, images, stands
+from workers.sandboxes.images.image_sources import HOST, FolderSource, HostSource, RegistrySource, host_binds, source_of
 from workers.sandboxes.images.layered_image import Image as Image
 from workers.sandboxes.images.layered_image import read_layers
-from workers.sandboxes.images.root_folders import has_bash
 from workers.sandboxes.images.runtime import program
+from workers.sandboxes.remove_tree import remove
 
-HOST = REFERENCE
+if TYPE_CHECKING:
+    from workers.sandboxes.build_sandbox import StartBuild
+
 CACHED = "cached:"
 """Prefix of the name of an image's content, for an image that was built before."""
 _MAX_ALIASES = 8
+
+log = logging.getLogger(__name__)
+
+_REASON_CHARS = 300
+
+_OWN_REGISTRY = ("docker.io/library/", "index.docker.io/library/", "library/", "docker.io/")
 
 
 def image(
@@ -49,7 +63,7 @@ def image(
     """
     name = _meant(name)
     if name == HOST:
-        return Image(cached(HostSource()), binds(), system=True)
+        return Image(cached(HostSource()), host_binds(), system=True)
     if name.startswith(CACHED):
         return _of_entry(entry_of(name.removeprefix(CACHED)))
     source: ImageSource
@@ -132,3 +146,98 @@ def base_image(name: str, *, retry: bool = False, start: StartBuild | None = Non
     if settings().build_network:
         return image(f"docker://{name}", retry=retry, start=start)
     return None
+
+
+@dataclass(frozen=True, slots=True)
+class BuiltInstead:
+    """The choice for one image and one build context: the `key` of the built image, and the reason for it."""
+
+    key: str
+    reason: str
+
+
+def built_instead(name: str, fallback: str) -> BuiltInstead | None:
+    """Return the valid choice in this home; None if there is none. Raises ImageError for an unreadable context."""
+    with suppress(OSError, ValueError, TypeError):
+        result = BuiltInstead(**json.loads(_choice_file(name, fallback).read_text()))
+        return result if stands(images() / result.key) else None
+    return None
+
+
+def choose_fallback(name: str, fallback: str, key: str, error: ImageError) -> BuiltInstead:
+    """Record and log that `fallback`, whose content is `key`, replaces `name`. Raises OSError."""
+    why = (error.lines or [error.message])[-1]
+    result = BuiltInstead(key, f"{name} could not be pulled ({why[:_REASON_CHARS]}): its Dockerfile was built instead")
+    note = _choice_file(name, fallback)
+    note.parent.mkdir(parents=True, exist_ok=True)
+    write(note, json.dumps(asdict(result)))
+    log.warning("%s", result.reason)
+    return result
+
+
+def forget_fallbacks(name: str) -> None:
+    """Forget all choices for an image, because it is available."""
+    remove(_choices_of(name))
+
+
+def _choice_file(name: str, fallback: str) -> Path:
+    try:
+        content = fingerprint(Path(fallback.removeprefix(PREFIX).partition("#")[0]))
+    except OSError as error:
+        raise ImageError(f"{fallback}, from which an image is built, cannot be read: {error}") from error
+    return _choices_of(name) / digest(content, fallback.partition("#")[2])
+
+
+def _choices_of(name: str) -> Path:
+    return images() / "built_instead" / digest(name)
+
+
+def _alias_table() -> Path:
+    return settings().home.absolute() / "image_aliases.json"
+
+
+def aliases() -> dict[str, str]:
+    """Return the image of each name, in the form of a SandboxSpec. Raises ImageError if the table is broken."""
+    try:
+        return dict(json.loads(_alias_table().read_text()))
+    except FileNotFoundError:
+        return {}
+    except (OSError, ValueError) as error:
+        raise ImageError(f"{_alias_table()}, the names of base images, cannot be read: {error}") from error
+
+
+def set_alias(name: str, reference: str) -> None:
+    """Let a name stand for an image from now on."""
+    _write_aliases({**aliases(), plain_name(name): reference})
+
+
+def remove_alias(name: str) -> bool:
+    """Remove a name; return whether it existed."""
+    table = aliases()
+    there = table.pop(plain_name(name), None) is not None
+    _write_aliases(table)
+    return there
+
+
+def alias_of(name: str) -> str | None:
+    """Return the image that a name stands for; None if it is not in the table. A digest after `@` precedes the tag."""
+    table = aliases()
+    return next((table[each] for each in (plain_name(name), plain_name(name.partition("@")[0])) if each in table), None)
+
+
+def plain_name(name: str) -> str:
+    """Return a name without the default registry, and with the default tag if it has none."""
+    name = name.removeprefix("docker://")
+    for prefix in _OWN_REGISTRY:
+        if name.startswith(prefix):
+            name = name.removeprefix(prefix)
+            break
+    if ":" in name.rpartition("/")[2] or "@" in name:
+        return name
+    return f"{name}:latest"
+
+
+def _write_aliases(table: Mapping[str, str]) -> None:
+    path = _alias_table()
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write(path, json.dumps(dict(sorted(table.items())), indent=1) + "\n")

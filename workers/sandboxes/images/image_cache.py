@@ -21,13 +21,11 @@ from dataclasses import asdict, dataclass
 from functools import cache, partial
 from pathlib import Path
 from typing import ClassVar, Protocol
-from uuid import uuid4
 
 from farm.errors import ImageError, SandboxError
 from farm.settings import settings
 from workers.sandboxes.images.building.builder import BUILD_S
-from workers.sandboxes.images.content_store import PARTS, digest, made_once, use_mark
-from workers.sandboxes.images.root_folders import has_bash, size_of
+from workers.sandboxes.images.content_store import PARTS, digest, made_once, use_mark, write
 from workers.sandboxes.images.shared_lock import if_free, shared
 from workers.sandboxes.remove_tree import remove
 
@@ -45,6 +43,8 @@ _NAMES = "names"
 _NOTE_S = 30.0
 
 _noted: dict[tuple[Path, str], float] = {}
+
+_MAX_LINKS = 40
 
 
 class ImageSource(Protocol):
@@ -302,17 +302,6 @@ def _fail_again(folder: Path, requested_at: float, forget_before: float) -> None
         raise ImageError(note["message"], note["lines"], retryable=note["retryable"])
 
 
-def write(path: Path, text: str) -> None:
-    """Write it atomically."""
-    new = path.with_name(f"{path.name}.{uuid4().hex[:8]}")
-    try:
-        new.write_text(text)
-        new.replace(path)
-    except OSError:
-        new.unlink(missing_ok=True)
-        raise
-
-
 def entries() -> Iterator[CachedImage]:
     """Yield all images in the cache, in no order."""
     for folder in images().glob("*"):
@@ -355,3 +344,36 @@ def _card(folder: Path) -> ImageMetadata | None:
         return ImageMetadata(**json.loads((folder / _CARD).read_text()))
     except (OSError, ValueError, TypeError):
         return None
+
+
+def size_of(folder: Path) -> int:
+    """Return the disk space of a tree in bytes; hard links count once."""
+    counted: set[tuple[int, int]] = set()
+    total = 0
+    for parent, folders, files in os.walk(folder):
+        for name in (*folders, *files):
+            result = Path(parent, name).lstat()
+            if result.st_nlink == 1 or (result.st_dev, result.st_ino) not in counted:
+                counted.add((result.st_dev, result.st_ino))
+                total += result.st_blocks * 512
+    return total
+
+
+def has_bash(root: Path) -> bool:
+    """Return whether a root file system has a bash in a usual folder, with links resolved as inside."""
+    return any(_inside(root, Path(folder, "bash")) for folder in ("bin", "usr/bin", "usr/local/bin"))
+
+
+def _inside(root: Path, path: Path, n_links: int = 0) -> bool:
+    """Return whether a path relative to a root is a file below it."""
+    result = root
+    parts = list(path.parts)
+    while parts:
+        part = parts.pop(0)
+        result = result.parent if part == ".." and result != root else result / part if part != ".." else root
+        if result.is_symlink():
+            target = result.readlink()
+            base = Path() if target.is_absolute() else result.parent.relative_to(root)
+            rest = Path(*target.parts[1:]) if target.is_absolute() else target
+            return n_links < _MAX_LINKS and _inside(root, Path(base, rest, *parts), n_links + 1)
+    return result.is_file()

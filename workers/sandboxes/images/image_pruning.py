@@ -18,8 +18,7 @@ from uuid import uuid4
 from farm.settings import settings
 from workers.sandboxes.images import fingerprints
 from workers.sandboxes.images.content_store import PARTS, remove_unfinished, use_mark
-from workers.sandboxes.images.image import CACHED
-from workers.sandboxes.images.image_aliases import aliases
+from workers.sandboxes.images.image import CACHED, aliases
 from workers.sandboxes.images.image_cache import (
     REMEMBER_S,
     CachedImage,

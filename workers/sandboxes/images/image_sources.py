@@ -1,4 +1,4 @@
-"""Sources of images (folder, file, registry, definition). Each knows the name of its content."""
+"""Sources of images (folder, file, registry, definition, the host). Each knows the name of its content."""
 
 from __future__ import annotations
 
@@ -24,10 +24,9 @@ from workers.sandboxes.images.building.builder import (
     owner,
     workplace,
 )
-from workers.sandboxes.images.building.image_file_modes import restore_special_modes
-from workers.sandboxes.images.building.image_variables import write_variables
-from workers.sandboxes.images.building.oci_config import parse_config, write_config
+from workers.sandboxes.images.building.oci_config import parse_config, write_config, write_variables
 from workers.sandboxes.images.building.oci_layouts import (
+    LAYOUT,
     choose,
     clear,
     config_in_docker_archive,
@@ -35,16 +34,16 @@ from workers.sandboxes.images.building.oci_layouts import (
     file_reader,
     layout_of_docker_archive,
     member_reader,
+    shared_blobs,
 )
-from workers.sandboxes.images.building.registry_blobs import LAYOUT, shared_blobs
-from workers.sandboxes.images.building.sif_file import oci_settings
-from workers.sandboxes.images.content_store import digest
+from workers.sandboxes.images.building.sif_file import oci_settings, restore_special_modes
+from workers.sandboxes.images.content_store import digest, open_to_all
 from workers.sandboxes.images.definitions import Definition, split_tag
 from workers.sandboxes.images.fingerprints import fingerprint
 from workers.sandboxes.images.image_cache import ROOT, ImageSource
 from workers.sandboxes.images.runtime import version
 from workers.sandboxes.remove_tree import remove
-from workers.sandboxes.sandbox_user import give
+from workers.sandboxes.sandbox_user import give, sandbox_user
 
 REGISTRIES = tuple(f"{name}://" for name in definitions.OF_REGISTRIES)
 ARCHIVES = ("docker-archive", "oci-archive")
@@ -60,6 +59,8 @@ KINDS = (
 
 # the version of the way images are built here; a new number rebuilds all
 _FORMAT = 3
+
+HOST = "host"
 
 
 def source_of(name: str, values: Mapping[str, str]) -> ImageSource:
@@ -332,3 +333,114 @@ class DefinitionSource:
 
     def _lent(self, definition: Definition, place: Path) -> str:
         return definition.lent(lambda path, name, owned: lend(path, place, name, owned=owned))
+
+
+_HOST_FOLDERS = ("usr", "bin", "sbin", "lib", "lib32", "lib64", "libx32")
+_HOST_EMPTY = (
+    "dev",
+    "proc",
+    "sys",
+    "root",
+    "run",
+    "home",
+    "mnt",
+    "opt",
+    "srv",
+    "media",
+    "tmp",
+    "var/tmp",
+    "var/log",
+    "workspace",
+)
+_HOST_OPEN = ("tmp", "var/tmp")
+# files that programs below /usr look up, without anything that identifies this machine or its users; without
+# certificates, because there is no network
+_HOST_ETC = (
+    *(
+        "alternatives",
+        "ld.so.cache",
+        "ld.so.conf",
+        "ld.so.conf.d",
+        "localtime",
+        "timezone",
+        "os-release",
+        "debian_version",
+    ),
+    *(
+        "login.defs",
+        "skel",
+        "mime.types",
+        "services",
+        "protocols",
+        "terminfo",
+        "magic",
+        "python3",
+        "python3.11",
+        "perl",
+        "ssl/openssl.cnf",
+    ),
+)
+_HOST_FILES = {
+    "passwd": "root:x:0:0:root:/root:/bin/bash\nnobody:x:65534:65534:nobody:/nonexistent:/usr/sbin/nologin\n",
+    "group": "root:x:0:\nnogroup:x:65534:\n",
+    "hosts": "127.0.0.1 localhost sandbox\n::1 localhost\n",
+    "hostname": "sandbox\n",
+    "resolv.conf": "",
+    "nsswitch.conf": "passwd: files\ngroup: files\nhosts: files\n",
+}
+
+
+class HostSource:
+    """The image `host`: the node's own system folders, read-only, with an /etc that reveals nothing about the node."""
+
+    reference: str = HOST
+    is_built: ClassVar[bool] = False
+    is_whole: ClassVar[bool] = True
+
+    def key(self) -> str:
+        copied = [Path("/etc", name) for name in _HOST_ETC]
+        stamps = [(str(path), path.stat().st_mtime_ns) for path in copied if path.exists()]
+        return digest("host", host_binds(), stamps, _HOST_FILES, _HOST_EMPTY, sandbox_user())
+
+    def make(self, folder: Path) -> None:
+        root = folder / ROOT
+        root.mkdir()
+        _make_host_root(root)
+        open_to_all(root)
+        give(root)
+
+
+def host_binds() -> tuple[tuple[str, str], ...]:
+    """Return the node's folders that are bound over it, as pairs of source and target."""
+    return tuple((f"/{name}", f"/{name}") for name in _HOST_FOLDERS if _is_real_folder(Path("/", name)))
+
+
+def _is_real_folder(path: Path) -> bool:
+    return path.is_dir() and not path.is_symlink()
+
+
+def _make_host_root(folder: Path) -> None:
+    for name in _HOST_FOLDERS:
+        own = Path("/", name)
+        if own.is_symlink():
+            (folder / name).symlink_to(own.readlink())
+        elif own.is_dir():
+            (folder / name).mkdir()
+    for name in _HOST_EMPTY:
+        (folder / name).mkdir(parents=True)
+    for name in _HOST_OPEN:
+        (folder / name).chmod(0o1777)
+    etc = folder / "etc"
+    etc.mkdir()
+    for name in _HOST_ETC:
+        _copy_if_present(Path("/etc") / name, etc / name)
+    for name, text in _HOST_FILES.items():
+        (etc / name).write_text(text)
+
+
+def _copy_if_present(source: Path, target: Path) -> None:
+    target.parent.mkdir(parents=True, exist_ok=True)
+    if source.is_dir() and not source.is_symlink():
+        shutil.copytree(source, target, symlinks=True)
+    elif source.exists():
+        shutil.copy2(source, target, follow_symlinks=False)

@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 import json
+import stat
 import time
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from typing import ClassVar
 
 from workers.sandboxes.images.content_store import digest
 from workers.sandboxes.images.dockerfile.image_config import ImageConfig
 from workers.sandboxes.images.fingerprints import fingerprint
-from workers.sandboxes.images.image_cache import LAYERS, images
+from workers.sandboxes.images.image_cache import LAYERS, ROOT, cached, images
 
 _KNOWN_S = 30.0
 """Seconds for which a folder outside of the cache counts as unchanged: to check all of its files takes long."""
 
 _known: dict[Path, tuple[float, str]] = {}
+
+_SHELLS = tuple(f"{folder}/bash" for folder in ("bin", "usr/bin", "usr/local/bin"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,3 +95,42 @@ def read_layers(entry: Path) -> Image | None:
         ImageConfig.of(fields["config"]),
         entry,
     )
+
+
+class EmptySource:
+    """See `workers.sandboxes.images.image_cache.ImageSource`."""
+
+    is_built: ClassVar[bool] = False
+    is_whole: ClassVar[bool] = True
+    reference: ClassVar[str] = "scratch"
+
+    def key(self) -> str:
+        return digest("empty")
+
+    def make(self, folder: Path) -> None:
+        (folder / ROOT).mkdir()
+
+
+def empty_image() -> Image:
+    """Return the image without files. Blocks."""
+    return Image(cached(EmptySource()))
+
+
+def begins_empty(image: Image) -> bool:
+    """Return whether an image consists only of its layers, without a root file system below them."""
+    return image.folder.parent.name == EmptySource().key()
+
+
+def is_bare(image: Image) -> bool:
+    """Return whether an image based on `scratch` has no bash, which every sandbox of a policy needs."""
+    return begins_empty(image) and not any(_has(image, path) for path in _SHELLS)
+
+
+def _has(image: Image, path: str) -> bool:
+    for folder in image.lower:
+        try:
+            # a deleted file is a device in the layer that deleted it
+            return not stat.S_ISCHR(Path(folder, path).lstat().st_mode)
+        except OSError:
+            continue
+    return False

@@ -17,7 +17,7 @@ import tarfile
 
 from workers.sandboxes.isolation.network import hosts_file
 from workers.sandboxes.isolation.owners import file_owners
-from workers.sandboxes.isolation.restoring.restored_layer import restore_footprint, summary
+from workers.sandboxes.isolation.restoring.footprint import restore_footprint, summary
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ transit; disk blocks and inodes at any depth. If the memory belongs to a process
 to none, all are killed, which also frees what they left behind.
 
 Processes are read from the sandbox's own /proc, which is opened once: the node's /proc lists too many, and a /proc that
-the policy mounts over it has no effect. A process that blocked a read before is skipped: see `hang_guard.py`.
+the policy mounts over it has no effect. A process that blocked a read before is skipped: see `watcher.py`.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from typing import TypedDict
 
-    from workers.sandboxes.isolation.hang_guard import Checkpoint
     from workers.sandboxes.isolation.memfd import Held
+    from workers.sandboxes.isolation.watcher import Checkpoint
 
     class WatchedBounds(TypedDict):
         """Limits of the whole sandbox; plain JSON."""

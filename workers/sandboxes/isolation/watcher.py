@@ -2,8 +2,11 @@
 """The process that monitors all sandboxes of a node, each as described in `limits.py`. Standard library only.
 
 A sandbox's monitor forks it if none is running. It finds the sandboxes by their record files and exits after the last
-one has ended. If it is killed, there is none until the next sandbox starts. Because reads of /proc can block, it runs
-under `hang_guard` and skips processes that did not answer.
+one has ended. If it is killed, there is none until the next sandbox starts.
+
+Reading /proc files of a process (open files, memory, since about Linux 6.16 also its state) takes locks that a process
+blocked on a dead disk can hold. There is no way to know in advance, and a thread cannot be killed. So the checks run in
+a child process, which is restarted without the step that blocked.
 """
 
 from __future__ import annotations
@@ -11,18 +14,94 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import json
+import mmap
 import os
 import resource
+import select
 import signal
 import time
 
-from workers.sandboxes.isolation import namespaces
-from workers.sandboxes.isolation.hang_guard import Checkpoint, guarded
+from workers.sandboxes.isolation import linux, namespaces
 from workers.sandboxes.isolation.limits import BUSY_S, LimitWatch
 from workers.sandboxes.isolation.parent_death_pipe import continue_at_the_end
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+
+_SIZE = 128
+_STUCK_S = 3.0
+"""A step that takes longer counts as blocked. No step takes as long otherwise, even on a busy node."""
+_AVOIDED_S = 600.0
+
 RECORD = "sandbox.json"
 _IDLE_S = 2.0
+
+
+class Checkpoint:
+    """The current step of the guarded process, in memory shared with its guard, and the steps to skip."""
+
+    def __init__(self) -> None:
+        self._shared = mmap.mmap(-1, _SIZE)
+        self._avoided: dict[bytes, float] = {}
+        self._n = 0
+
+    def at(self, label: str = "") -> bool:
+        """Record the next step. Returns False if it must be skipped because it blocked recently."""
+        key = label.encode()[: _SIZE - 16]
+        if self._avoided.get(key, 0.0) > time.monotonic():
+            return False
+        self._n += 1
+        self._shared[:] = b"%d %b" % (self._n, key) + bytes(_SIZE - len(key) - len(b"%d " % self._n))
+        return True
+
+    def seen(self) -> bytes:
+        """Return the current step, as bytes that change with each `at`."""
+        return self._shared[:]
+
+    def avoid(self, seen: bytes) -> None:
+        """Skip this step for `_AVOIDED_S` seconds."""
+        self._avoided[seen.partition(b" ")[2].rstrip(b"\0")] = time.monotonic() + _AVOIDED_S
+
+
+def guarded(work: Callable[[Checkpoint], None]) -> None:
+    """Run `work` in a child, and again after each hang, until a child exits. SIGCHLD must be ignored (no wait)."""
+    checkpoint = Checkpoint()
+    while True:
+        child = os.fork()
+        if child == 0:
+            try:
+                linux.die_with_parent(signal.SIGKILL)
+                work(checkpoint)
+            finally:
+                os._exit(0)
+        if _ends(child, checkpoint):
+            return
+        with contextlib.suppress(ProcessLookupError):
+            # takes effect when the kernel call returns
+            os.kill(child, signal.SIGKILL)
+
+
+def _ends(child: int, checkpoint: Checkpoint) -> bool:
+    """Wait for the child. Returns True if it exited, False if it hung; then its current step is skipped from now on."""
+    try:
+        descriptor = os.pidfd_open(child)
+    except ProcessLookupError:
+        return True
+    try:
+        poll = select.poll()
+        poll.register(descriptor, select.POLLIN)
+        before = b""
+        while not poll.poll(_STUCK_S * 1000):
+            seen = checkpoint.seen()
+            if seen == before:
+                checkpoint.avoid(seen)
+                return False
+            before = seen
+        return True
+    finally:
+        os.close(descriptor)
 
 
 class LimitWatches:

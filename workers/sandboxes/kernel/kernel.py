@@ -15,8 +15,8 @@ from workers.sandboxes.kernel.cell_connection import PeerGone
 from workers.sandboxes.kernel.cell_protocol import MEDIA_TYPES
 from workers.sandboxes.kernel.interpreter import Interpreter, Program, Reply
 from workers.sandboxes.kernel.jupyter_bridge import NAME
-from workers.sandboxes.processes.entry import SandboxEntry
 from workers.sandboxes.processes.process_tree import MARK, kill_tagged, new_tag
+from workers.sandboxes.processes.sandbox_process import SandboxEntry
 
 INTERRUPTS_S = (1.0, 1.0)
 """Time to wait for a cell's end after each SIGINT."""

@@ -17,8 +17,15 @@ from farm.ids import owner_of_sandbox
 from farm.settings import settings
 from workers.sandboxes import cgroups
 from workers.sandboxes.lifecycle import layers, warm_pool
-from workers.sandboxes.lifecycle.state import Process, SandboxRecord, folder_of_all, is_locked, starter
-from workers.sandboxes.lifecycle.terminate import STOP_S, terminate_in
+from workers.sandboxes.lifecycle.state import (
+    STOP_S,
+    Process,
+    SandboxRecord,
+    folder_of_all,
+    is_locked,
+    starter,
+    terminate_in,
+)
 from workers.sandboxes.remove_tree import remove
 
 STARTING_S = 120.0

@@ -20,8 +20,7 @@ from uuid import uuid4
 
 from farm.records.request import SandboxSpec
 from farm.settings import settings
-from workers.sandboxes.lifecycle.state import SandboxRecord, folder_of_all
-from workers.sandboxes.lifecycle.terminate import terminate_in
+from workers.sandboxes.lifecycle.state import SandboxRecord, folder_of_all, terminate_in
 
 _STARTING, _READY, _GONE = ".starting", ".ready", ".gone"
 

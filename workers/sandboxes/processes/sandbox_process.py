@@ -7,14 +7,43 @@ import contextlib
 import errno
 import os
 import signal
-from types import TracebackType
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol
 
-from farm.errors import SandboxError
+from farm.errors import SandboxError, ToolError
+from farm.records.request import SandboxLimits
+from workers.sandboxes import cgroups
 from workers.sandboxes.processes.fork_client import ForkReplies
 from workers.sandboxes.resource_exhaustion import reason
 
+if TYPE_CHECKING:
+    from workers.sandboxes.isolation.namespaces import JoinTarget
+
+
 START_S = 60.0
 _CHUNK = 1 << 18
+
+_FILE = "notices"
+_SIGNALS = {signal.SIGXCPU: "CPU time limit reached", signal.SIGXFSZ: "file size limit reached"}
+
+MAX_WORD = 131_071
+"""Maximum size of one argument or variable in bytes: the kernel's MAX_ARG_STRLEN without the NUL."""
+ALL_WORDS = 2_000_000
+"""Maximum size of all words in bytes: the kernel allows a quarter of the stack limit, usually 8 MB."""
+
+
+@contextlib.contextmanager
+def memory_file(data: bytes) -> Iterator[int]:
+    """Yield a descriptor to read `data` from. It is a memory file, because a pipe would need a writer."""
+    descriptor = os.memfd_create("data")
+    try:
+        with open(descriptor, "wb", closefd=False) as file:
+            file.write(data)
+        os.lseek(descriptor, 0, os.SEEK_SET)
+        yield descriptor
+    finally:
+        os.close(descriptor)
 
 
 class Collector:
@@ -62,17 +91,9 @@ class Collector:
         self._loop.remove_reader(self._read_end)
         os.close(self._read_end)
 
-    def __enter__(self) -> Collector:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
-
 
 class SandboxProcess:
-    """A process in a sandbox, killed at the end of its context. `pid` is its number on the host."""
+    """A process in a sandbox, killed by `close`. `pid` is its number on the host."""
 
     def __init__(self, answers: ForkReplies, sandbox_id: str) -> None:
         self.pid = 0
@@ -124,6 +145,14 @@ class SandboxProcess:
             raise SandboxError(f"sandbox {self._sandbox_id}: the process that watched a program in it was killed")
         return code
 
+    async def wait_within(self, timeout_s: float) -> int | None:
+        """Wait like `wait`; return None if it still runs after `timeout_s`."""
+        try:
+            async with asyncio.timeout(timeout_s):
+                return await self.wait()
+        except TimeoutError:
+            return None
+
     def signal(self, number: int) -> None:
         """Send it a signal, unless it has ended."""
         with contextlib.suppress(ProcessLookupError):
@@ -143,14 +172,6 @@ class SandboxProcess:
         os.close(self._pidfd)
         self._pidfd = -1
 
-    def __enter__(self) -> SandboxProcess:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
-
 
 def refused(message: dict[str, object], sandbox_id: str) -> SandboxError:
     """Return the error for an answer without a result."""
@@ -159,3 +180,110 @@ def refused(message: dict[str, object], sandbox_id: str) -> SandboxError:
     return SandboxError(
         f"sandbox {sandbox_id} could not be entered: {message.get('error', 'the fork server was killed')}"
     )
+
+
+class SandboxEntry(Protocol):
+    """Starts processes inside a sandbox."""
+
+    sandbox_id: str
+    socket_folder: Path
+    workdir: str
+
+    async def start(
+        self,
+        argv: Sequence[str],
+        *,
+        env: Mapping[str, str],
+        fds: Mapping[int, int],
+        terminal: bool = False,
+        cwd: str | None = None,
+        limits: SandboxLimits | None = None,
+    ) -> SandboxProcess:
+        """Start a program as session leader, with the caller's descriptors (values) as its own (keys).
+
+        Missing descriptors of 0, 1 and 2 are /dev/null. With `terminal`, descriptor 0 is its controlling terminal.
+        Raises SandboxError if the sandbox is gone.
+        """
+        ...
+
+    def target(self, limits: SandboxLimits | None = None) -> JoinTarget:
+        """Return the data that a process of the farm needs to join the sandbox itself."""
+        ...
+
+    def environment(self, more: Mapping[str, str] | None = None) -> dict[str, str]: ...
+
+    def notices(self) -> LimitEvents:
+        """Return the sandbox's limit events from now on."""
+        ...
+
+    async def read_file(self, path: str) -> bytes: ...
+
+
+class LimitEvents:
+    """The limits noted in a sandbox's folder since this object's creation (or `from_start`) or the last `take`."""
+
+    def __init__(self, state: Path, cgroup: str = "", *, from_start: bool = False) -> None:
+        self._path = str(state / _FILE)
+        self._n_read = 0 if from_start else self._size()
+        self._cgroup = cgroup
+        self._n_killed = cgroups.n_killed(cgroup) if cgroup and not from_start else 0
+
+    def _size(self) -> int:
+        # called twice per command, and the file rarely exists: this is the cheapest test
+        return os.stat(self._path).st_size if os.access(self._path, os.F_OK) else 0  # noqa: PTH116
+
+    def take(self, code: int | None = 0) -> str:
+        """Return the reached limits in words, including those shown by the exit `code` of a command; empty if none."""
+        result = []
+        size = self._size()
+        if size > self._n_read:
+            with Path(self._path).open() as file:
+                file.seek(self._n_read)
+                result = file.read(size - self._n_read).splitlines()
+            self._n_read = size
+        # the kernel counts before it kills, so the reason is available when the end is noticed
+        n_killed = cgroups.n_killed(self._cgroup) if self._cgroup else 0
+        if n_killed > self._n_killed:
+            result.append(f"memory limit of {cgroups.memory_mb(self._cgroup)} MB reached")
+            self._n_killed = n_killed
+        if code:
+            number = -code if code < 0 else code - 128
+            result += [words for name, words in _SIGNALS.items() if name == number]
+        return "; ".join(dict.fromkeys(result))
+
+
+def check_words(argv: Sequence[str], env: Mapping[str, str], cwd: str | None) -> None:
+    """Raise ToolError, with the problem and the word, if no program can be started with these arguments."""
+    if isinstance(argv, str) or not argv:
+        raise ToolError("a command is a list of words and needs at least the program's name; the list is empty")
+    if not argv[0]:
+        raise ToolError("the first word of a command is the program's name; it is empty")
+    n_bytes = 0
+    for what, word in _words(argv, env, cwd):
+        n_bytes += _size(what, word) + 1
+    if n_bytes > ALL_WORDS:
+        raise ToolError(f"a command takes {ALL_WORDS} bytes of words at most, not {n_bytes}: use a file or the input")
+
+
+def _words(argv: Sequence[str], env: Mapping[str, str], cwd: str | None) -> Iterator[tuple[str, str]]:
+    yield from ((f"word {number} of the command", word) for number, word in enumerate(argv))
+    for name, value in env.items():
+        if not isinstance(name, str) or not name or "=" in name:
+            raise ToolError(f"{name!r:.60} is not a valid name of a variable")
+        yield f"the variable {name!r:.60}", f"{name}={value}" if isinstance(value, str) else value
+    if cwd is not None:
+        yield "the working folder", cwd
+
+
+def _size(what: str, word: str) -> int:
+    if not isinstance(word, str):
+        raise ToolError(f"{what} must be text, not {type(word).__name__}")
+    if "\0" in word:
+        raise ToolError(f"{what} contains a NUL, which ends a word")
+    try:
+        n_bytes = len(word.encode("utf-8", "surrogateescape"))
+    except UnicodeEncodeError as error:
+        raise ToolError(f"{what} contains {word[error.start]!a}, half of a surrogate pair") from None
+    if n_bytes > MAX_WORD:
+        raise ToolError(f"{what} has {n_bytes} bytes; a program takes {MAX_WORD}: use a file or the input")
+    return n_bytes

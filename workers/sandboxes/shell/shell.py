@@ -12,12 +12,11 @@ from pathlib import Path
 
 from farm.errors import SandboxError, ToolError
 from workers.plugins.interfaces import ShellResult
-from workers.sandboxes.processes.entry import SandboxEntry
 from workers.sandboxes.processes.process_tree import Lineage, kill_tagged, new_tag
+from workers.sandboxes.processes.sandbox_process import SandboxEntry
 from workers.sandboxes.shell.shell_protocol import CommandEnd
 from workers.sandboxes.shell.shell_session import ShellSession
-from workers.sandboxes.shell.terminal import MAX_LINE
-from workers.sandboxes.shell.waiting_programs import ProgramActivity, doing, members
+from workers.sandboxes.shell.terminal import MAX_LINE, ProgramActivity, doing, members
 
 START_S = 30.0
 RESTORE_S = 10.0

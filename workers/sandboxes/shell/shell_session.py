@@ -19,14 +19,11 @@ from typing import NamedTuple
 
 from farm.errors import SandboxError
 from farm.settings import settings
-from workers.sandboxes.processes.bounded_output import HeadTail
-from workers.sandboxes.processes.command_output import CommandOutput
-from workers.sandboxes.processes.entry import SandboxEntry
+from workers.sandboxes.processes.command_output import CommandOutput, HeadTail
 from workers.sandboxes.processes.process_tree import MARK
-from workers.sandboxes.processes.sandbox_process import SandboxProcess
+from workers.sandboxes.processes.sandbox_process import SandboxEntry, SandboxProcess
 from workers.sandboxes.shell.shell_protocol import CommandEnd, death, end, may_redirect, protocol, ready
-from workers.sandboxes.shell.terminal import Terminal
-from workers.sandboxes.shell.waiting_programs import reads_its_input
+from workers.sandboxes.shell.terminal import Terminal, reads_its_input
 
 SHOWN = 200_000
 """Maximum size of a command's output that is returned, in bytes."""

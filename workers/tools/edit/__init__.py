@@ -14,10 +14,8 @@ from pydantic import BaseModel, Field
 from farm.errors import ToolError
 from workers.plugins.interfaces import Observation, Sandbox
 from workers.tools import Arguments, lines, needed
-from workers.tools.edit.content import as_kept, as_read, end_of_line, line_at, line_end, lines_of
-from workers.tools.edit.excerpt import numbered, quoted, rows_of
-from workers.tools.edit.files import Files, IsFolder
-from workers.tools.edit.mismatch import explained
+from workers.tools.edit.excerpt import explained, numbered, quoted, rows_of
+from workers.tools.edit.files import Files, IsFolder, as_kept, as_read, end_of_line, line_at, line_end, lines_of
 
 _Value = TypeVar("_Value")
 

@@ -1,24 +1,35 @@
-"""The files of a sandbox for the `edit` tool: reading, listing, changing, and undoing changes.
+"""The files of a sandbox for the `edit` tool: contents as bytes and as text, listing, changing, and undoing changes.
 
-The sandbox's errors about paths get the wording of common editor tools.
+The sandbox's errors about paths get the wording of common editor tools. If all lines of a file end in CR LF, the model
+reads and writes LF, and the file keeps CR LF. The undo history stores the removed bytes, not copies of the files.
 """
 
 from __future__ import annotations
 
 import contextlib
 import errno
+import hashlib
 import os
+import posixpath
+from dataclasses import dataclass
 from importlib.resources import files
 
 from farm.errors import ToolError
 from workers.plugins.interfaces import ExecResult, Sandbox
 from workers.tools import lines
 from workers.tools.edit.excerpt import listed, quoted
-from workers.tools.edit.history import Change, History, digest
 
 # A link's target was created, not the link; the x keeps line breaks at the end of a name.
 _REMOVE = 'file=$(readlink -f -- "$0" && echo x) || exit; exec rm -f -- "${file%??}"'
 _REMOVE_S = 30.0
+
+MAX_CHANGES = 200
+MAX_BYTES = 4_000_000
+"""Maximum removed bytes kept for all files of a rollout: a node runs hundreds of rollouts."""
+
+MAX_FILE_BYTES = 5_000_000
+"""Maximum size of a file: a larger one would block the worker's event loop for a tenth of a second or more."""
+MAX_LINE_NUMBERS = 20
 
 
 def _listing() -> str:
@@ -139,3 +150,118 @@ def _worded(error: ToolError, path: str) -> ToolError:
             f"The path {path} leads through a file as if it were a directory. Please provide a valid path."
         )
     return error
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """A change: `removed` are the old bytes at `offset`, None if there was no file; `n_inserted` bytes replace them."""
+
+    path: str
+    offset: int
+    removed: bytes | None
+    n_inserted: int
+    after: bytes
+    """The digest of the file after the change: a different one means that another program wrote to it."""
+
+    def left(self, data: bytes) -> bool:
+        """Return whether this is the file as the change left it."""
+        return digest(data) == self.after
+
+    def undone(self, data: bytes) -> bytes:
+        """Return the file before the change; `data` must be the file as the change left it."""
+        return data[: self.offset] + (self.removed or b"") + data[self.offset + self.n_inserted :]
+
+
+class History:
+    """The latest changes of all files; beyond the limits the oldest are dropped."""
+
+    def __init__(self, max_changes: int = MAX_CHANGES, max_bytes: int = MAX_BYTES) -> None:
+        self._max_changes = max_changes
+        self._max_bytes = max_bytes
+        self._changes: list[Change] = []
+
+    def add(self, change: Change) -> None:
+        """Add a change; one that exceeds the limits drops its file's history instead."""
+        if len(change.removed or b"") > self._max_bytes:
+            self.forget(change.path)
+            return
+        self._changes.append(change)
+        while len(self._changes) > self._max_changes or self.n_bytes > self._max_bytes:
+            del self._changes[0]
+
+    def last(self, path: str) -> Change | None:
+        """Return the latest change of a file that is not undone, if it is still held."""
+        return next((change for change in reversed(self._changes) if _same(change.path, path)), None)
+
+    def drop(self, change: Change) -> None:
+        """Drop a change that was undone."""
+        self._changes.remove(change)
+
+    def forget(self, path: str) -> None:
+        """Drop all changes of a file whose latest change cannot be undone: then the earlier ones cannot be either."""
+        self._changes = [change for change in self._changes if not _same(change.path, path)]
+
+    @property
+    def n_bytes(self) -> int:
+        return sum(len(change.removed or b"") for change in self._changes)
+
+
+def digest(data: bytes) -> bytes:
+    return hashlib.blake2b(data, digest_size=16).digest()
+
+
+def _same(path: str, other: str) -> bool:
+    # POSIX keeps two slashes at the beginning of a path.
+    return posixpath.normpath(path).lstrip("/") == posixpath.normpath(other).lstrip("/")
+
+
+def as_read(path: str, data: bytes) -> str:
+    """Return the text that the model reads. Raises ToolError if the data is not text, or too large."""
+    if len(data) > MAX_FILE_BYTES:
+        raise ToolError(
+            f"{path} has {len(data)} bytes, more than the {MAX_FILE_BYTES} that this tool handles; look at a part of "
+            "it with another one."
+        )
+    if b"\0" in data:
+        raise ToolError(f"{path} is a binary file, not a text file; use another tool for it.")
+    try:
+        text = data.decode()
+    except UnicodeDecodeError as error:
+        line = data.count(b"\n", 0, error.start) + 1
+        raise ToolError(
+            f"{path} is not a text file in UTF-8: it has the byte {data[error.start]:#04x} in line {line}. Convert it "
+            "first, or use another tool for it."
+        ) from None
+    return text.replace("\r\n", "\n") if line_end(data) == b"\r\n" else text
+
+
+def as_kept(text: str, end: bytes) -> bytes:
+    """Return the model's text as bytes, with the line ends of the file."""
+    data = text.encode()
+    return data.replace(b"\r\n", b"\n").replace(b"\n", end) if end == b"\r\n" else data
+
+
+def line_end(data: bytes) -> bytes:
+    n_ends = data.count(b"\n")
+    return b"\r\n" if n_ends and data.count(b"\r\n") == n_ends else b"\n"
+
+
+def line_at(data: bytes, offset: int) -> int:
+    return data.count(b"\n", 0, offset) + 1
+
+
+def end_of_line(data: bytes, line: int) -> int:
+    """Return the offset of the line after this one; the end of the file if there is none."""
+    return len(data) - len(data.split(b"\n", line)[line]) if line <= data.count(b"\n") else len(data)
+
+
+def lines_of(data: bytes, part: bytes) -> str:
+    """Return the numbers of the lines that contain `part`, as a list; of many only the first."""
+    numbers: list[int] = []
+    at, counted, line = data.find(part), 0, 1
+    while at >= 0 and len(numbers) < MAX_LINE_NUMBERS:
+        line += data.count(b"\n", counted, at)
+        counted = at
+        numbers.append(line)
+        at = data.find(part, at + 1)
+    return f"{numbers} and more" if at >= 0 else str(numbers)

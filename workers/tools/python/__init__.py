@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import struct
 from typing import ClassVar
 
 from pydantic import BaseModel, Field
@@ -9,7 +10,6 @@ from pydantic import BaseModel, Field
 from farm.errors import ToolError
 from workers.plugins.interfaces import Artefact, CellResult, Kernel, Observation, Sandbox
 from workers.tools import Arguments, lines, needed, out_of_time
-from workers.tools.python.pictures import dimensions
 from workers.tools.terminal import TerminalOutput
 
 _NO_INPUT = "code that asks for input: there is none here"
@@ -20,6 +20,11 @@ _EARLY_ENDS = {
     "SystemExit": ("", "`sys.exit()` or the like: the session stays"),
 }
 """By the error that ended a cell: its effect on the output, and why the rest of the cell was not run."""
+
+_PNG = b"\x89PNG\r\n\x1a\n"
+_JPEG = b"\xff\xd8"
+# Not all markers from C0 to CF are frames: C4, C8 and CC are tables (ITU-T T.81, table B.1).
+_FRAMES = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}
 
 
 class PythonArguments(Arguments):
@@ -91,3 +96,27 @@ def _described(image: Artefact) -> str:
     size = dimensions(image.data)
     pixels = f"{size[0]}x{size[1]}, " if size else ""
     return f"[{image.media_type}, {pixels}kept as {image.name}]"
+
+
+def dimensions(data: bytes) -> tuple[int, int] | None:
+    """Return width and height of a PNG or JPEG in pixels; None for other or truncated files."""
+    try:
+        if data.startswith(_PNG):
+            # The first chunk is IHDR; width and height are its first fields.
+            width, height = struct.unpack_from("!II", data, 16)
+            return width, height
+        return _of_jpeg(data) if data.startswith(_JPEG) else None
+    except struct.error:
+        return None
+
+
+def _of_jpeg(data: bytes) -> tuple[int, int] | None:
+    start = 2
+    while True:
+        prefix, marker, n_bytes = struct.unpack_from("!BBH", data, start)
+        if prefix != 0xFF:
+            return None
+        if marker in _FRAMES:
+            height, width = struct.unpack_from("!HH", data, start + 5)
+            return width, height
+        start += 2 + n_bytes

@@ -14,10 +14,7 @@ from farm.errors import HandlerError
 from farm.settings import Settings, settings
 from workers.plugins.interfaces import Observation, Sandbox
 from workers.tools import Arguments
-from workers.tools.search.domains import Domains
-from workers.tools.search.query import SearchClient
-from workers.tools.search.results import format_results
-from workers.tools.search.search_engines import SearchQuery, engine
+from workers.tools.search.search_engines import Domains, SearchClient, SearchQuery, engine, format_results
 
 MAX_RESULTS = 10
 

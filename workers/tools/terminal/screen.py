@@ -1,16 +1,20 @@
 """An unbounded terminal screen: text and control sequences in, visible lines out.
 
 Lines may have any length and everything that scrolled away is kept, so output without control sequences is returned
-unchanged. Cursor movements stay within a window of `ROWS` and `COLUMNS`. Standard library only: this file and `row.py`
-are also sent into sandboxes, for the agents of `workers/agents/presets/programs`.
+unchanged. Cursor movements stay within a window of `ROWS` and `COLUMNS`. Standard library only: this file is also sent
+into sandboxes, for the agents of `workers/agents/presets/programs`.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from functools import lru_cache
+from unicodedata import category, east_asian_width
 
-from workers.tools.terminal.row import TAB, Row, blank_halves, cells_of
+TAB = 8
+_MARKS = 16
+"""Maximum characters of a cell: one, and its accents."""
 
 ROWS, COLUMNS = 50, 200
 """The size of the terminals of the shell's programs."""
@@ -33,6 +37,68 @@ _TOKEN = re.compile(
 # All except tab and line feed; searching for each is far faster than a pattern.
 _ALL_CONTROLS = [*map(chr, (*range(9), *range(11, 32), *range(127, 160)))]
 _ALTERNATE = {"47", "1047", "1049"}
+
+
+class Row:
+    """A line: a list of cells; the second cell of a wide character is empty, and so are those that a tab skips."""
+
+    __slots__ = ("cells", "edited")
+
+    def __init__(self) -> None:
+        self.cells: list[str] = []
+        self.edited = False
+
+    def text(self, n: int = 0) -> str:
+        """Return the visible text: trailing blanks of an overwritten line are dropped, after `n` cells."""
+        if not self.edited:
+            return "".join(self.cells)
+        return "".join(self.cells[:n]) + "".join(self.cells[n:]).rstrip(" ")
+
+    def edit(self) -> list[str]:
+        """Return the cells, each of which may be changed: tabs become blanks."""
+        if not self.edited:
+            self.edited = True
+            if "\t" in self.cells:
+                tabs = False
+                for place, cell in enumerate(self.cells):
+                    tabs = cell == "\t" or (tabs and not cell)
+                    self.cells[place] = " " if tabs else cell
+        return self.cells
+
+
+def cells_of(text: str) -> str | list[str]:
+    """Return the cells of a text, one for each column."""
+    if all(_width(character) == 1 for character in set(text)):
+        return text
+    cells: list[str] = []
+    base = -1
+    for character in text:
+        width = _width(character)
+        if width == 0 and base >= 0:
+            # A mark is part of the character before it.
+            if len(cells[base]) < _MARKS:
+                cells[base] += character
+            continue
+        base = len(cells)
+        cells.append(character)
+        if width == 2:
+            cells.append("")
+    return cells
+
+
+@lru_cache(4096)
+def _width(character: str) -> int:
+    if category(character) in ("Mn", "Me", "Cf"):
+        return 0
+    return 2 if east_asian_width(character) in "WF" else 1
+
+
+def blank_halves(cells: list[str], first: int, end: int) -> None:
+    """Replace the remaining half of a wide character by a blank if its other half is between these cells."""
+    if 0 < first < len(cells) and not cells[first]:
+        cells[first - 1] = cells[first] = " "
+    if end < len(cells) and not cells[end]:
+        cells[end] = " "
 
 
 def has_controls(text: str) -> bool:
@@ -353,6 +419,8 @@ _CONTROLS: dict[str, Callable[[Screen], None]] = {
     "\x85": Screen._next_line,
     "\x8d": Screen._reverse_index,
 }
+
+
 _ESCAPES: dict[str, Callable[[Screen], None]] = {
     "7": Screen._save,
     "8": Screen._restore,
@@ -361,6 +429,8 @@ _ESCAPES: dict[str, Callable[[Screen], None]] = {
     "M": Screen._reverse_index,
     "c": Screen._reset,
 }
+
+
 _SEQUENCES: dict[str, Callable[..., None]] = {
     "@": Screen._insert_characters,
     "A": _moves(-1, 0),

@@ -20,8 +20,7 @@ from farm.settings import settings
 from tests.contract.sandboxes.dockerfiles.test_dockerfiles import built, context, output_of
 from tests.services.images import root_folder
 from workers.plugins.interfaces import Sandbox
-from workers.sandboxes.images.image import image
-from workers.sandboxes.images.image_aliases import set_alias
+from workers.sandboxes.images.image import image, set_alias
 from workers.sandboxes.launch_plan import start_build
 
 __all__ = ["context"]

@@ -12,7 +12,7 @@ from farm.errors import ImageError
 from tests.contract.sandboxes.dockerfiles.test_dockerfiles import built, context, output_of
 from tests.services.images import PROGRAMS, root_folder
 from workers.plugins.interfaces import Sandbox
-from workers.sandboxes.images.image_aliases import set_alias
+from workers.sandboxes.images.image import set_alias
 
 __all__ = ["context"]
 

@@ -11,7 +11,7 @@ import pytest
 
 from tests.contract.sandboxes.dockerfiles.test_dockerfiles import built, context, output_of
 from workers.plugins.interfaces import Sandbox
-from workers.sandboxes.images.image_aliases import set_alias
+from workers.sandboxes.images.image import set_alias
 
 __all__ = ["context"]
 

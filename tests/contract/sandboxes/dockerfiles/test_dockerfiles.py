@@ -22,8 +22,7 @@ from tests.services.images import PROGRAMS, root_folder
 from tests.services.servers.registry import registry
 from workers.plugins.interfaces import Sandbox, SandboxProvider
 from workers.sandboxes.images.dockerfile.image_config import Healthcheck
-from workers.sandboxes.images.image import Image, fallback_note, image
-from workers.sandboxes.images.image_aliases import set_alias
+from workers.sandboxes.images.image import Image, fallback_note, image, set_alias
 from workers.sandboxes.images.image_cache import entries, images
 from workers.sandboxes.images.image_pruning import PART, STOOD_ON, examined
 from workers.sandboxes.launch_plan import start_build

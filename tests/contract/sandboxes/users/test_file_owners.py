@@ -13,7 +13,7 @@ import pytest
 
 from tests.services.farms import until
 from workers.plugins.interfaces import Sandbox, SandboxProvider
-from workers.sandboxes.images.image_aliases import set_alias
+from workers.sandboxes.images.image import set_alias
 from workers.sandboxes.isolation.owners.file_owners import ATTRIBUTE
 from workers.sandboxes.optional_protocols import keeps_layers
 

@@ -11,7 +11,7 @@ import pytest
 
 from tests.conftest import absent
 from workers.plugins.interfaces import Sandbox
-from workers.sandboxes.images.image_aliases import set_alias
+from workers.sandboxes.images.image import set_alias
 
 Run = Callable[[Any], Any]
 Start = Callable[..., Sandbox]

@@ -15,8 +15,7 @@ from tests.services.images import PROGRAMS, docker_archive, oci_archive, root_fo
 from tests.services.servers.registry import registry
 from workers.plugins.interfaces import Sandbox
 from workers.sandboxes.images.building.builder import copy_tree
-from workers.sandboxes.images.image import image
-from workers.sandboxes.images.image_aliases import set_alias
+from workers.sandboxes.images.image import image, set_alias
 from workers.sandboxes.sandbox_user import give, sandbox_user
 
 Run = Callable[[Any], Any]

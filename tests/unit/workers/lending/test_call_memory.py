@@ -7,8 +7,8 @@ import asyncio
 import pytest
 
 from farm.records.lending.sandbox_calls import CommandResult, ToolResult
-from workers.lending import call_memory
-from workers.lending.call_memory import MAX_REMEMBERED, CallMemory
+from workers.lending import lent_sandbox
+from workers.lending.lent_sandbox import MAX_REMEMBERED, CallMemory
 
 
 async def gives(result: object) -> object:
@@ -54,7 +54,7 @@ def test_running_call_is_never_forgotten() -> None:
 
 
 def test_large_results_are_forgotten_sooner_and_the_last_one_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(call_memory, "MAX_BYTES", 1000)
+    monkeypatch.setattr(lent_sandbox, "MAX_BYTES", 1000)
 
     async def check() -> None:
         memory = CallMemory()

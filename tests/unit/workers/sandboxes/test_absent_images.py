@@ -13,7 +13,7 @@ from testkit.deadline import LONG_S
 from tests.services.servers.registry import registry
 from workers.sandboxes import absent_images
 from workers.sandboxes.absent_images import absent_image
-from workers.sandboxes.images.image_aliases import set_alias
+from workers.sandboxes.images.image import set_alias
 
 UNKNOWN = f"x@sha256:{'0' * 64}"
 

@@ -11,7 +11,7 @@ from tempfile import TemporaryDirectory
 
 import pytest
 
-from workers.sandboxes.disk_use import DiskUse
+from workers.sandboxes.shortage import DiskUse
 
 _NOBODY = 65534
 Room = namedtuple("Room", "f_bavail f_frsize f_favail f_files")

@@ -16,9 +16,8 @@ from farm.errors import ToolError
 from workers.plugins.interfaces import ExecResult, Tool
 from workers.testing import FakeSandbox
 from workers.tools.edit import EditTool
-from workers.tools.edit.excerpt import MAX_SHOWN_CHARS, listed, numbered
-from workers.tools.edit.history import Change, History, digest
-from workers.tools.edit.mismatch import explained
+from workers.tools.edit.excerpt import MAX_SHOWN_CHARS, explained, listed, numbered
+from workers.tools.edit.files import Change, History, digest
 
 PATH = "/workspace/a.txt"
 

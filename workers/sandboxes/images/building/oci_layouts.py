@@ -1,4 +1,4 @@
-"""OCI layouts of images: select one of several images, read its config, remove paths that obstruct the runtime.
+"""OCI layouts: select one of several images, read its config, share blobs, remove paths that obstruct the runtime.
 
 The runtime writes /etc/resolv.conf, /etc/hosts and /.singularity.d of an image that it builds, and follows links at
 these paths, such as systemd's link to a file of /run. In a build's namespaces such a write fails. A cleared layout has
@@ -10,12 +10,18 @@ from __future__ import annotations
 import hashlib
 import io
 import json
+import os
 import platform
+import re
 import shutil
 import tarfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any
+
+from workers.sandboxes.images.runtime import own_folder
+from workers.sandboxes.sandbox_user import give
 
 _REMOVED = ("etc/.wh.resolv.conf", "etc/.wh.hosts", ".wh..singularity.d")
 _NAME = "org.opencontainers.image.ref.name"
@@ -27,6 +33,11 @@ _MACHINES = {"x86_64": "amd64", "aarch64": "arm64"}
 
 ReadFile = Callable[[str], bytes]
 """Returns the content of a file of a layout or an archive by its path there. Raises OSError, KeyError or ValueError."""
+
+LAYOUT = "cache/blob"
+"""The OCI layout in the runtime's cache folder."""
+_BLOBS = f"{LAYOUT}/blobs/sha256"
+_BLOB_NAME = re.compile(r"[0-9a-f]{64}")
 
 
 def config_in_layout(read: ReadFile, tag: str = "") -> bytes:
@@ -186,3 +197,30 @@ def _whiteouts() -> bytes:
         for name in _REMOVED:
             layer.addfile(tarfile.TarInfo(name))
     return packed.getvalue()
+
+
+@contextmanager
+def shared_blobs(place: Path) -> Iterator[Path]:
+    """Yield a cache folder for one build in a work folder: it has all blobs of the node, and gives it the new ones.
+
+    Its layout lists only the image of this build. A layout of several images does not say which name has which image.
+    """
+    shared, folder = own_folder() / _BLOBS, place / "blobs"
+    own = folder / _BLOBS
+    for each in (shared, own):
+        each.mkdir(parents=True, exist_ok=True)
+    _link_all(shared, own)
+    give(folder)
+    try:
+        yield folder
+    finally:
+        # also of a build that failed, which is perhaps retried
+        _link_all(own, shared)
+
+
+def _link_all(source: Path, target: Path) -> None:
+    for blob in source.iterdir():
+        # another build may have added or removed it at the same time; unfinished ones have other names
+        with suppress(OSError):
+            if _BLOB_NAME.fullmatch(blob.name):
+                os.link(blob, target / blob.name)

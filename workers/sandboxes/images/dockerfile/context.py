@@ -1,4 +1,7 @@
-"""The build context: the folder whose files a Dockerfile may copy, without those that `.dockerignore` excludes."""
+"""The build context: the folder whose files a Dockerfile may copy, without those that `.dockerignore` excludes.
+
+Their modes may be changed by `COPY --chmod`: in digits, or in letters as for `chmod` (`u=rwX,go=rX`).
+"""
 
 from __future__ import annotations
 
@@ -14,7 +17,6 @@ from pathlib import Path
 from typing import TypeAlias
 
 from workers.sandboxes.images.content_store import digest
-from workers.sandboxes.images.dockerfile.file_modes import FileMode, applied
 from workers.sandboxes.images.fingerprints import fingerprint
 
 Patterns: TypeAlias = tuple[tuple[re.Pattern[str], bool], ...]
@@ -22,6 +24,14 @@ Patterns: TypeAlias = tuple[tuple[re.Pattern[str], bool], ...]
 MAX_FILES = 200_000
 _LARGE = 1 << 20
 """Minimum size of files whose digest is remembered on disk, in bytes."""
+
+FileMode: TypeAlias = int | str
+"""Digits as a number, letters as written."""
+
+_CLAUSE = re.compile(r"([ugoa]*)((?:[-+=](?:[rwxXst]*|[ugo]))+)")
+_CHANGE = re.compile(r"([-+=])([rwxXst]+|[ugo]|)")
+_SHIFTS = {"u": 6, "g": 3, "o": 0}
+_BITS = {"r": 4, "w": 2, "x": 1}
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,3 +213,47 @@ def copy_files(files: Sequence[ContextFile], target: Path, mode: FileMode | None
         path.chmod(applied(mode, stat.S_IMODE(file.mode), is_folder=False))
     for path, mode_of in reversed(folders):
         path.chmod(mode_of)
+
+
+def file_mode(written: str) -> FileMode:
+    """Return the parsed mode. Raises ValueError if it is invalid."""
+    if re.fullmatch(r"[0-7]{1,4}", written):
+        return int(written, 8)
+    if written[:1].isdigit() or not all(_CLAUSE.fullmatch(clause) for clause in written.split(",")):
+        raise ValueError(f"--chmod={written}: it is a mode in digits, such as 755, or in letters, such as u=rwX,go=rX")
+    return written
+
+
+def applied(mode: FileMode | None, own: int, *, is_folder: bool) -> int:
+    """Return the new permissions of a file with the permissions `own`; these stay if `mode` is None."""
+    if not isinstance(mode, str):
+        return own if mode is None else mode
+    result = own
+    for clause in mode.split(","):
+        match = _CLAUSE.fullmatch(clause)
+        assert match
+        who = "ugo" if "a" in match[1] or not match[1] else match[1]
+        for sign, letters in _CHANGE.findall(match[2]):
+            result = _changed(result, who, sign, letters, is_folder)
+    return result
+
+
+def _changed(mode: int, who: str, sign: str, letters: str, is_folder: bool) -> int:
+    wanted = cleared = 0
+    for each in who:
+        bits = sum({_BITS.get(letter, 0) for letter in letters})
+        if letters in _SHIFTS and letters:
+            bits = mode >> _SHIFTS[letters] & 7
+        if "X" in letters and (is_folder or mode & 0o111):
+            bits |= 1
+        wanted |= bits << _SHIFTS[each]
+        cleared |= 7 << _SHIFTS[each]
+        if each in "ug":
+            special = 0o4000 if each == "u" else 0o2000
+            wanted |= special if "s" in letters else 0
+            cleared |= special
+    if "t" in letters:
+        wanted |= 0o1000
+    if sign == "-":
+        return mode & ~wanted
+    return (mode & ~cleared if sign == "=" else mode) | wanted

@@ -1,27 +1,40 @@
-"""COPY and ADD: files of the context, of heredocs and of other stages, into a stage."""
+"""COPY and ADD: files of the context, of heredocs, of other stages and of URLs, into a stage.
+
+The node downloads a URL while it creates the layer, if builds have network.
+"""
 
 from __future__ import annotations
 
+import hashlib
+import os
 import posixpath
+import re
 import tarfile
 import tempfile
+import time
 from collections.abc import Callable
+from email.utils import parsedate_to_datetime
 from pathlib import Path
+from typing import TYPE_CHECKING, TypeAlias
+from urllib.parse import unquote, urlsplit
 
 from farm.errors import ImageError
-from workers.sandboxes.images.dockerfile.build_place import BuildPlace, Owner
+from farm.settings import settings
+from workers.sandboxes.images.building.builder import BUILD_S
 from workers.sandboxes.images.dockerfile.context import (
     ContextFile,
+    applied,
     copy_files,
     digest_of,
     ignore_patterns,
     ignores,
     is_pattern,
 )
-from workers.sandboxes.images.dockerfile.file_modes import applied
 from workers.sandboxes.images.dockerfile.instructions import Instruction
-from workers.sandboxes.images.dockerfile.remote_files import MODE, fetch
 from workers.sandboxes.images.dockerfile.steps import CopyFiles, FromAddress, FromContext, FromStage, FromText
+
+if TYPE_CHECKING:
+    from workers.sandboxes.build_sandbox import BuildSandbox, Owner
 
 # NUL separates names, because no name contains it; only matches of the pattern's own wildcards are split
 _NAMED = (
@@ -35,11 +48,20 @@ _BELOW = (
     'for each in $2; do [ -e "$each" ] || [ -L "$each" ] && printf \'%s\\0\' "$each"; done'
 )
 
-OpenStage = Callable[[FromStage], BuildPlace]
+OpenStage: TypeAlias = "Callable[[FromStage], BuildSandbox]"
+
+MODE = 0o600
+"""The permissions of such a file without `--chmod`."""
+
+_URL = re.compile(r"https?://")
+_GIT = re.compile(r"(git|ssh)://|git@|https?://\S+\.git([#?]|$)|github\.com/[^/]+/[^/]+$")
+_CHECKSUM = re.compile(r"(sha256|sha384|sha512):([0-9a-f]+)")
+_CONNECT_S = 30.0
+_BUSY = {408, 429, 500, 502, 503, 504}
 
 
 def copy_into(
-    place: BuildPlace, work: CopyFiles, instruction: Instruction, open_stage: OpenStage, owner: Owner | None
+    place: BuildSandbox, work: CopyFiles, instruction: Instruction, open_stage: OpenStage, owner: Owner | None
 ) -> None:
     """Copy all sources. ImageError for one that is missing or has changed since the build was planned. Blocks.
 
@@ -77,14 +99,14 @@ def _moved(file: ContextFile, staged: Path) -> ContextFile:
     return ContextFile(file.relative, path, path.lstat().st_mode)
 
 
-def _place(place: BuildPlace, staged: Path, name: str, target: str, into: bool, owner: Owner | None) -> None:
+def _place(place: BuildSandbox, staged: Path, name: str, target: str, into: bool, owner: Owner | None) -> None:
     """Copy a file or the contents of a folder to its target, or into it."""
     place.upload(staged, posixpath.join(target, name) if into and not staged.is_dir() else target, owner)
 
 
 def _copy_stage(
-    place: BuildPlace,
-    other: BuildPlace,
+    place: BuildSandbox,
+    other: BuildSandbox,
     source: FromStage,
     work: CopyFiles,
     instruction: Instruction,
@@ -108,7 +130,7 @@ def _copy_stage(
 
 
 def _pairs(
-    other: BuildPlace, source: FromStage, work: CopyFiles, instruction: Instruction, into: bool
+    other: BuildSandbox, source: FromStage, work: CopyFiles, instruction: Instruction, into: bool
 ) -> list[tuple[str, str]]:
     """Return the sources with their target paths. Excluded files are deleted in the other place."""
     missing = instruction.refused(f"there is no {source.path} in what it copies from")
@@ -135,7 +157,7 @@ def _pairs(
 
 
 def _pairs_with_parents(
-    other: BuildPlace, source: FromStage, work: CopyFiles, instruction: Instruction
+    other: BuildSandbox, source: FromStage, work: CopyFiles, instruction: Instruction
 ) -> list[tuple[str, str]]:
     pivot, mark, inside = source.path.partition("/./")
     result = []
@@ -147,7 +169,7 @@ def _pairs_with_parents(
     return result
 
 
-def _exclude(other: BuildPlace, folder: str, work: CopyFiles, instruction: Instruction) -> None:
+def _exclude(other: BuildSandbox, folder: str, work: CopyFiles, instruction: Instruction) -> None:
     """Delete excluded files from a folder of the other place, which only this copy uses."""
     for pattern in work.excluded:
         if pattern.startswith("!"):
@@ -158,6 +180,63 @@ def _exclude(other: BuildPlace, folder: str, work: CopyFiles, instruction: Instr
             raise instruction.refused(f"--exclude={pattern}: {done.output.strip()[-200:]}")
 
 
-def _names(place: BuildPlace, script: str, *arguments: str) -> list[str]:
+def _names(place: BuildSandbox, script: str, *arguments: str) -> list[str]:
     output = place.run(["bash", "-c", script, "bash", *arguments]).output
     return [name for name in output.split("\0") if name]
+
+
+def is_address(source: str) -> bool:
+    """Return whether a source of ADD is the URL of a file. ValueError for a git repository."""
+    if _GIT.match(source):
+        raise ValueError("ADD of a git repository is not supported: clone it by RUN, in a build with --network")
+    return _URL.match(source) is not None
+
+
+def remote_file(address: str, checksum: str) -> FromAddress:
+    """Return a source of ADD by its URL; `checksum` as in the flag, empty for any. Raises ValueError."""
+    if checksum and not _CHECKSUM.fullmatch(checksum):
+        raise ValueError(f"--checksum={checksum}: it must be sha256: and the digest in hexadecimal digits")
+    name = posixpath.basename(unquote(urlsplit(address).path))
+    return FromAddress(address, name or "__unnamed__", checksum)
+
+
+def fetch(source: FromAddress, path: Path, instruction: Instruction) -> None:
+    """Download the file to a new path. ImageError, which is retryable if the file may be available later. Blocks."""
+    if not settings().build_network:
+        advice = "allow it by FARM_BUILD_NETWORK=1, or `farm images build --network`"
+        raise instruction.refused(f"builds have no network: {advice}")
+    # imported here, because it loads slowly and few processes download
+    import httpx2
+
+    algorithm, _, wanted = source.checksum.partition(":")
+    digest, deadline = hashlib.new(algorithm or "sha256"), time.monotonic() + BUILD_S
+    try:
+        with (
+            httpx2.Client(follow_redirects=True, timeout=_CONNECT_S) as client,
+            client.stream("GET", source.address) as answer,
+            path.open("wb") as file,
+        ):
+            if answer.status_code != 200:
+                failed = instruction.refused(f"{source.address} answered {answer.status_code}")
+                raise ImageError(failed.message, retryable=answer.status_code in _BUSY)
+            for chunk in answer.iter_bytes():
+                digest.update(chunk)
+                file.write(chunk)
+                if time.monotonic() > deadline:
+                    raise ImageError(f"{source.address} was not fetched within {BUILD_S:.0f} s", retryable=True)
+            changed = answer.headers.get("last-modified", "")
+    except (httpx2.HTTPError, httpx2.InvalidURL) as error:
+        failed = instruction.refused(f"{source.address} could not be fetched: {error}")
+        raise ImageError(failed.message, retryable=not isinstance(error, httpx2.InvalidURL)) from error
+    if wanted and digest.hexdigest() != wanted:
+        raise instruction.refused(f"{source.address} has the checksum {algorithm}:{digest.hexdigest()}")
+    _set_time(path, changed)
+
+
+def _set_time(path: Path, changed: str) -> None:
+    """Set a file's modification time to the one that the server reports."""
+    try:
+        seconds = parsedate_to_datetime(changed).timestamp()
+    except ValueError:
+        return
+    os.utime(path, (seconds, seconds))

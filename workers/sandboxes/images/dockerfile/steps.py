@@ -7,8 +7,7 @@ from dataclasses import dataclass, field
 from typing import TypeAlias
 
 from workers.sandboxes.images.content_store import digest
-from workers.sandboxes.images.dockerfile.context import ContextFile
-from workers.sandboxes.images.dockerfile.file_modes import FileMode
+from workers.sandboxes.images.dockerfile.context import ContextFile, FileMode
 from workers.sandboxes.images.dockerfile.instructions import Instruction
 from workers.sandboxes.images.layered_image import Image
 

@@ -1,4 +1,4 @@
-# ruff: noqa: PTH112, PTH113, PTH114, PTH115
+# ruff: noqa: PTH101, PTH112, PTH113, PTH114, PTH115
 """The rule that decides which paths of a layer stay after a policy has changed an image. Standard library only.
 
 1. Files that an interpreter, a shell or the loader runs by itself never stay.
@@ -14,20 +14,30 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import posixpath
 import re
 import stat
 
-from workers.sandboxes.isolation.restoring.image_contents import LIBRARY, SITES, STANDARD, distribution, plain
-from workers.sandboxes.isolation.restoring.package_records import text_of
-from workers.sandboxes.isolation.restoring.shared_library import soname
+from workers.sandboxes.isolation.restoring.image_contents import (
+    LIBRARY,
+    SITES,
+    STANDARD,
+    ImageContents,
+    distribution,
+    plain,
+    soname,
+)
+from workers.sandboxes.isolation.restoring.package_records import recorded, text_of
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence, Set
+    from collections.abc import Callable, Iterable, Iterator, Sequence, Set
+    from typing import Any
 
     from workers.sandboxes.isolation.restoring.image_contents import ImageContents
+
 
 _SYSTEM = re.compile(r"(usr|bin|sbin|etc|lib(32|64|x32|exec)?)(/|$)")
 _BIN = re.compile(r"(^|/)(bin|sbin|games)/[^/]+$")
@@ -54,6 +64,8 @@ _RUNNERS = ("pytest", "_pytest", "pluggy", "iniconfig", "packaging", "pygments",
 _TASK_FOLDERS = ("tests", "logs", "solution")
 _MAX_LINKS = 40
 _MAX_PTH = 4_000_000
+
+OPAQUE = ("user.overlay.opaque", "trusted.overlay.opaque")
 
 
 class Footprint:
@@ -288,3 +300,61 @@ def _has_plugins(path: str) -> bool:
     text = text_of(path)
     groups = re.findall(r"^\s*\[([^\]]*)\]", text, re.MULTILINE)
     return not text or any(group.strip() not in _SCRIPTS for group in groups)
+
+
+def restore_footprint(
+    rule: dict[str, Any], lower: Sequence[str], paths: Callable[[], Iterator[str]], remove: Callable[[str], None]
+) -> list[str]:
+    """Remove from the working directory all paths that do not stay, and return them.
+
+    `rule` has the fields of `RestoredFiles`, `bin_folders` and `workdir`. Raises OSError if a folder of the image,
+    `lower`, cannot be read, because all files of the layer would count as new then.
+    """
+    image = ImageContents(lower, rule["bin_folders"])
+    layer_paths = list(paths())
+    programs, records = frozenset(rule["programs"]), recorded(layer_paths)
+    footprint = Footprint(image, rule["named"], rule["workdir"], programs, records, rule["footprint"])
+    footprint.read_pth(layer_paths)
+    removed: list[str] = []
+    for path in layer_paths:
+        mode = os.lstat(path).st_mode
+        if not stat.S_ISDIR(mode):
+            if not footprint.stays(path, mode):
+                removed.append(path)
+        elif footprint.is_system(path) and not footprint.is_own(path) and not _uncover(image.place(path), path):
+            removed.append(path)
+    for path in removed:
+        remove(path)
+    return removed
+
+
+def summary(paths: Sequence[str], max_entries: int) -> list[str]:
+    """Return at most `max_entries` entries that cover these paths: paths, or folders with a `/` at the end."""
+    by_depth: dict[int, set[str]] = {}
+    for path in paths:
+        by_depth.setdefault(path.count("/"), set()).add(f"/{path}")
+    n = len(paths)
+    for depth in range(max(by_depth, default=0), 0, -1):
+        if n <= max_entries:
+            break
+        # deeper paths were replaced by these folders
+        deepest, above = by_depth.pop(depth, set()), by_depth.setdefault(depth - 1, set())
+        folders = {posixpath.dirname(path.rstrip("/")) for path in deepest}
+        n -= len(deepest) + len(above)
+        above.difference_update(folders)
+        above.update(f"{folder}/" for folder in folders)
+        n += len(above)
+    return sorted(path for entries in by_depth.values() for path in entries)[:max_entries]
+
+
+def _uncover(image_folder: str, path: str) -> bool:
+    """Make a folder transparent for the image's, with its mode. Returns False if the image's path is not a folder."""
+    if not image_folder:
+        return True
+    if os.path.islink(image_folder) or not os.path.isdir(image_folder):
+        return False
+    for name in OPAQUE:
+        with contextlib.suppress(OSError):
+            os.removexattr(path, name, follow_symlinks=False)
+    os.chmod(path, stat.S_IMODE(os.lstat(image_folder).st_mode))
+    return True

@@ -1,13 +1,15 @@
 # ruff: noqa: PTH114, PTH118, PTH119, PTH208
 """Modules, programs and libraries of an image that a layer must not replace. Standard library only.
 
-Results that need a walk through the image are computed on first use.
+Results that need a walk through the image are computed on first use. `ldconfig` uses the name in a shared library
+(SONAME) instead of the file's name.
 """
 
 from __future__ import annotations
 
 import os
 import re
+import struct
 import sys
 from functools import cached_property
 
@@ -15,12 +17,22 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
+
 LIBRARY = re.compile(r".+\.so(\.[0-9.]+)?$")
 STANDARD = re.compile(r"(python|pypy)3?\.?\d*(\.\d+)?t?")
 """Folder of an interpreter's standard library, or of packages shared by several interpreters."""
 SITES = ("site-packages", "dist-packages")
 _LIBRARY_FOLDERS = ("lib", "lib32", "lib64", "libx32", "usr/lib", "usr/lib32", "usr/lib64", "usr/local/lib", "opt")
 _MAX_DEPTH = 6
+
+_HEADER = struct.Struct("<16sHHIQQQIHHH")
+_SEGMENT = struct.Struct("<IIQQQQQQ")
+_ENTRY = struct.Struct("<qQ")
+_LOAD, _DYNAMIC = 1, 2
+_STRINGS, _SONAME = 5, 14
+_MAX_SEGMENTS = 64
+_MAX_DYNAMIC = 65_536
+_MAX_NAME = 256
 
 
 def distribution(folder: str) -> str:
@@ -124,3 +136,44 @@ def _walk(top: str) -> Iterator[tuple[str, list[str], list[str]]]:
         if folder.count("/") >= depth:
             names.clear()
         names[:] = [name for name in names if name not in (*SITES, "node_modules", "__pycache__", "modules")]
+
+
+def soname(path: str) -> str | None:
+    """Return the SONAME of a 64-bit library; empty if it has none or is no library, None if it cannot be read."""
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW)
+    except OSError:
+        return None
+    try:
+        head = os.pread(descriptor, _HEADER.size, 0)
+        if not head.startswith(b"\x7fELF"):
+            return ""
+        return _soname(descriptor, head)
+    except (struct.error, OSError, ValueError, OverflowError, KeyError):
+        return None
+    finally:
+        os.close(descriptor)
+
+
+def _soname(descriptor: int, head: bytes) -> str | None:
+    identity, *_, offset, _, _, _, size, number = _HEADER.unpack(head)
+    if identity[4:6] != b"\x02\x01" or size != _SEGMENT.size or number > _MAX_SEGMENTS:
+        return None
+    table = os.pread(descriptor, size * number, offset)
+    segments = [_SEGMENT.unpack_from(table, size * each) for each in range(number)]
+    values: dict[int, int] = {}
+    for kind, _, start, _, _, length, _, _ in segments:
+        if kind == _DYNAMIC:
+            data = os.pread(descriptor, min(length, _MAX_DYNAMIC), start)
+            for at in range(0, len(data) - _ENTRY.size + 1, _ENTRY.size):
+                tag, value = _ENTRY.unpack_from(data, at)
+                if tag == 0:
+                    break
+                values.setdefault(tag, value)
+    if _SONAME not in values:
+        return ""
+    for kind, _, start, address, _, length, _, _ in segments:
+        if kind == _LOAD and address <= values[_STRINGS] < address + length:
+            name_at = start + values[_STRINGS] - address + values[_SONAME]
+            return os.pread(descriptor, _MAX_NAME, name_at).partition(b"\0")[0].decode("utf-8", "replace")
+    return None

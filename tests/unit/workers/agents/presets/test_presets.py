@@ -16,7 +16,7 @@ from workers.agents import mini_swe_agent
 from workers.agents.harness import Harness, HarnessAgent, Task
 from workers.agents.presets import node_presets, python_presets
 from workers.agents.presets.preset_parts import STATE, pinned
-from workers.sandboxes.agent_programs.npm_packages import checked_lock
+from workers.sandboxes.agent_programs.brought_programs import checked_lock
 
 PRESETS: dict[str, Harness] = {
     each.name: each

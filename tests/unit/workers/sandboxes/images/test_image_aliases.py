@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.contract.sandboxes.sandbox_kinds import farm_in
-from workers.sandboxes.images.image_aliases import alias_of, aliases, plain_name, remove_alias, set_alias
+from workers.sandboxes.images.image import alias_of, aliases, plain_name, remove_alias, set_alias
 
 
 @pytest.fixture

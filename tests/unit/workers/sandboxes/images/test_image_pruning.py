@@ -14,8 +14,8 @@ from farm.records.sandbox_spec import AgentProgram
 from farm.settings import Settings, settings
 from workers.node.cache_keeper import CacheKeeper
 from workers.sandboxes.agent_programs.brought_programs import brought
-from workers.sandboxes.images import image_aliases
 from workers.sandboxes.images.content_store import use_mark
+from workers.sandboxes.images.image import set_alias
 from workers.sandboxes.images.image_cache import cached_parts, held, images
 from workers.sandboxes.images.image_pruning import everything, prune, prune_by_itself
 
@@ -91,7 +91,7 @@ def test_image_with_an_alias_or_a_lock_is_kept(home: Path, tmp_path: Path) -> No
         (images() / key / "image.json").write_text(card % key)
     (images() / "pins").mkdir()
     (images() / "pins" / "x").write_text("aaaa")
-    image_aliases.set_alias("ubuntu:24.04", "cached:bb")
+    set_alias("ubuntu:24.04", "cached:bb")
     assert len(everything()) == 3
     CacheKeeper(Settings(keep_cache_days=1.0)).prune()
     assert [(images() / key).exists() for key in keys] == [True, True, False]

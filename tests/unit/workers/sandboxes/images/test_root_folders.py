@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from workers.sandboxes.images.root_folders import has_bash, size_of
+from workers.sandboxes.images.image_cache import has_bash, size_of
 
 
 @pytest.mark.parametrize(

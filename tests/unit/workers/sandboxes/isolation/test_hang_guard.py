@@ -6,7 +6,7 @@ import os
 import select
 import signal
 
-from workers.sandboxes.isolation.hang_guard import Checkpoint, guarded
+from workers.sandboxes.isolation.watcher import Checkpoint, guarded
 
 
 def test_hung_process_is_restarted_without_the_item_that_it_hung_at() -> None:

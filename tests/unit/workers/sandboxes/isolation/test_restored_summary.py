@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from workers.sandboxes.isolation.restoring.restored_layer import summary
+from workers.sandboxes.isolation.restoring.footprint import summary
 
 
 def covers(entries: list[str], path: str) -> bool:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from workers.sandboxes.isolation.restoring.shared_library import soname
+from workers.sandboxes.isolation.restoring.image_contents import soname
 
 
 def test_soname_of_the_c_library_is_read_from_a_file_of_any_name(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ import threading
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
-from workers.sandboxes.kernel.interpreter_output import KEPT, SHOWN, InterpreterOutput
+from workers.sandboxes.kernel.interpreter import KEPT, SHOWN, InterpreterOutput
 
 
 @asynccontextmanager

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from workers.sandboxes.processes.bounded_output import HeadTail
+from workers.sandboxes.processes.command_output import HeadTail
 
 
 def test_omitted_middle_is_counted() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 
-from workers.sandboxes.shell.waiting_programs import ProgramActivity, doing
+from workers.sandboxes.shell.terminal import ProgramActivity, doing
 
 NOBODY = 65534
 

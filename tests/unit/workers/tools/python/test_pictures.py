@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.contract.sandboxes.kernel.kernels import png
-from workers.tools.python.pictures import dimensions
+from workers.tools.python import dimensions
 
 
 def jpeg(width: int, height: int, frame: int) -> bytes:

@@ -9,8 +9,7 @@ import pytest
 from farm.errors import ImageError
 from workers.sandboxes.images.dockerfile.build_stages import staged
 from workers.sandboxes.images.dockerfile.context import BuildContext
-from workers.sandboxes.images.dockerfile.healthcheck import healthcheck_of
-from workers.sandboxes.images.dockerfile.image_config import Healthcheck, ImageConfig
+from workers.sandboxes.images.dockerfile.image_config import Healthcheck, ImageConfig, healthcheck_of
 from workers.sandboxes.images.dockerfile.instructions import Instruction, parse
 from workers.sandboxes.images.dockerfile.plan import SEARCH_PATH, PlannedStage, check_values, plan
 from workers.sandboxes.images.dockerfile.steps import CopyFiles, FromContext, MakeFolder, RunProgram
