@@ -12,7 +12,7 @@ from farm.errors import SandboxError
 from tests.agents.issue_rollout import FIX, SWE, run_rollout
 from tests.conftest import absent
 from workers.plugins.registry import sandbox as provider
-from workers.sandboxes.images.building.interpreters import interpreter_for
+from workers.sandboxes.images.environments import interpreter_for
 from workers.testing.scripted_model import ScriptedCall, ScriptedTurn
 
 PAGE = Path(__file__).parents[2] / "docs" / "how-to" / "plugins" / "agents" / "presets.md"

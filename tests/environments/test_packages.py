@@ -18,9 +18,8 @@ from tests.services.environments import lend_environment
 from tests.services.farms import farm_folder
 from workers.cli.environment_check import ObservedStep, first_difference, run_episodes
 from workers.environments.environment import Action, Episode
-from workers.environments.environment_program import environment_program
+from workers.environments.environment_program import EnvironmentInstance, environment_program
 from workers.environments.environment_servers import EnvironmentServers
-from workers.environments.instance import EnvironmentInstance
 from workers.evaluators.answer import extract_answer, verified
 from workers.plugins.registry import sandbox
 

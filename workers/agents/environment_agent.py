@@ -19,9 +19,9 @@ from farm.records.rollout import Outcome
 from farm.records.trajectory import Message, ModelCall, ToolCall
 from workers.agents.actions import cut, ended_by, tool_calls
 from workers.environments.environment import Action, Begin, CalledTool, Step
+from workers.environments.environment_program import EnvironmentInstance
 from workers.environments.environment_servers import environment_servers
 from workers.environments.episode import Ask, BrokenEpisode, EpisodeConnection, ServerEnded, no_verifier
-from workers.environments.instance import EnvironmentInstance
 from workers.plugins.interfaces import AgentContext, AgentResult, Completion, SandboxProvider, Verify
 from workers.policy.recording import RepeatedTurns, Stopwatch, as_applied, model_call, text_of
 

@@ -17,9 +17,8 @@ from rich.table import Table
 
 from farm.errors import FarmError, NotFound
 from workers.environments.environment import Action, CalledTool
-from workers.environments.environment_program import environment_names, environment_program
+from workers.environments.environment_program import EnvironmentInstance, environment_names, environment_program
 from workers.environments.environment_servers import EnvironmentServers
-from workers.environments.instance import EnvironmentInstance
 from workers.evaluators.answer import verified
 from workers.plugins import registry
 

@@ -10,6 +10,7 @@ from contextlib import asynccontextmanager, contextmanager
 from workers.plugins.interfaces import CellResult, ExecResult, ShellResult
 
 DEADLINE_S = 15.0
+_POLL_S = 0.1
 _SHOWN = 300
 
 
@@ -61,7 +62,7 @@ async def eventually(condition: Callable[[], Awaitable[bool]], what: str, within
     deadline = time.monotonic() + within_s
     while not await condition():
         assert time.monotonic() < deadline, f"timed out after {within_s:.0f} s of waiting until {what}"
-        await asyncio.sleep(0.1)
+        await asyncio.sleep(_POLL_S)
 
 
 async def until(condition: Callable[[], object], what: str, within_s: float = DEADLINE_S) -> None:

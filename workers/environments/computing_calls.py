@@ -126,7 +126,6 @@ def _lines(machine: _Machine, *, serving: bool) -> Sequence[_Line]:
 
 
 def _one_of(values: Sequence[int]) -> tuple[_Line, ...]:
-    """Allow a call whose second argument is one of these."""
     n = len(values)
     return (_argument(1), *((_EQUAL, n - at, 0, value) for at, value in enumerate(values)), *_refuse(), *_allow())
 

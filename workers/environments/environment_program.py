@@ -1,4 +1,4 @@
-"""An installed environment as seen by the node: its class's declarations, and the contents of its sandbox."""
+"""An installed environment as seen by the node: its class's declarations, its sandbox, and an instance's fields."""
 
 from __future__ import annotations
 
@@ -9,12 +9,17 @@ from dataclasses import dataclass
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, field_validator
 
 from farm.errors import HandlerError, NotFound
 from farm.plugins import installed, load
 from farm.records.request import SandboxLimits, SandboxSpec
+from farm.records.sandbox_spec import Requirement
+from farm.records.trajectory import Message
 from workers.environments import computing_calls, environment, environment_server
+from workers.environments.environment import Episode
 from workers.plugins.plugin_faults import described
 
 ENVIRONMENTS = "farm.environments"
@@ -63,6 +68,7 @@ class EnvironmentProgram:
         """Return a class's declarations. Raises TypeError or ValueError for invalid ones."""
         texts = {each: _texts(kind, each) for each in ("packages", "imports", "modules", "roles")}
         variables = dict(getattr(kind, "env", {}))
+        rewards = getattr(kind, "rewards", None)
         network = bool(getattr(kind, "network", False))
         shared = bool(getattr(kind, "shared", not network))
         if network and shared:
@@ -78,7 +84,7 @@ class EnvironmentProgram:
             memory_mb=int(getattr(kind, "memory_mb", _MEMORY_MB)),
             env=tuple(sorted((str(key), str(value)) for key, value in variables.items())),
             shared=shared,
-            rewards=_range(kind),
+            rewards=None if rewards is None else reward_range(rewards),
         )
         result.spec()
         return result
@@ -99,11 +105,9 @@ class EnvironmentProgram:
 
     def sources(self) -> Mapping[str, Path]:
         """Return the files to copy into FOLDER, by their paths there. Raises HandlerError for a missing one."""
-        return {f"{name.replace('.', '/')}.py": _source(self.name, name) for name in self._module_names()}
-
-    def _module_names(self) -> Sequence[str]:
         ours = (environment.__name__, computing_calls.__name__, environment_server.__name__)
-        return tuple(dict.fromkeys((*ours, self.module, *self.modules)))
+        names = dict.fromkeys((*ours, self.module, *self.modules))
+        return {f"{name.replace('.', '/')}.py": _source(self.name, name) for name in names}
 
 
 def _texts(kind: type[Any], attribute: str) -> tuple[str, ...]:
@@ -111,11 +115,6 @@ def _texts(kind: type[Any], attribute: str) -> tuple[str, ...]:
     if isinstance(value, str) or not all(isinstance(each, str) for each in value):
         raise TypeError(f"{attribute} must be a tuple of texts, not {value!r:.100}")
     return tuple(value)
-
-
-def _range(kind: type[Any]) -> tuple[float, float] | None:
-    value = getattr(kind, "rewards", None)
-    return None if value is None else reward_range(value)
 
 
 def reward_range(value: Any) -> tuple[float, float]:
@@ -162,3 +161,57 @@ def environment_program(name: str) -> EnvironmentProgram:
 def environment_names() -> list[str]:
     """Return the names of the installed environments."""
     return sorted(installed(ENVIRONMENTS))
+
+
+def _installed(name: str) -> str:
+    try:
+        environment_program(name)
+    except NotFound as error:
+        raise ValueError(str(error)) from None
+    return name
+
+
+class EnvironmentInstance(BaseModel):
+    """One episode. All samples of an instance share its seed: the same beginning, and the same replies to an action."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    environment: Annotated[str, AfterValidator(_installed)]
+    """An entry point of `farm.environments`."""
+    id: str = ""
+    """The name of one of the package's environments, such as `game:GuessTheNumber-v0-easy`."""
+    kwargs: dict[str, Any] = Field(default_factory=dict)
+    seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
+    messages: tuple[Message, ...] = ()
+    """A prompt, for environments that get theirs from the instance; others prepend it to their own."""
+    packages: tuple[Requirement, ...] = ()
+    """Packages in addition to the adapter's, such as the one that contains the environment."""
+    rewards: tuple[float, float] | None = None
+    """Minimum and maximum reward of one step, if they differ from the environment's declaration."""
+
+    @field_validator("messages")
+    @classmethod
+    def _are_text(cls, messages: tuple[Message, ...]) -> tuple[Message, ...]:
+        for message in messages:
+            if not isinstance(message.get("role"), str) or not isinstance(message.get("content"), str):
+                raise ValueError("each needs a role and a content, both texts")
+        return messages
+
+    @field_validator("rewards")
+    @classmethod
+    def _is_range(cls, rewards: tuple[float, float] | None) -> tuple[float, float] | None:
+        return None if rewards is None else reward_range(rewards)
+
+    @property
+    def program(self) -> EnvironmentProgram:
+        """The environment's own settings."""
+        return environment_program(self.environment)
+
+    @property
+    def reward_range(self) -> tuple[float, float] | None:
+        """The range of a step's reward declared by the instance, else by its environment; None if by neither."""
+        return self.rewards if self.rewards is not None else self.program.rewards
+
+    @property
+    def episode(self) -> Episode:
+        return Episode(self.id, self.kwargs, self.messages, self.seed)

@@ -100,7 +100,9 @@ def serve(connection: socket.socket, factory: Callable[..., Environment], *, con
 def _reply(environment: Environment, request: Mapping[str, Any]) -> Any:
     if "reset" in request:
         episode = Episode(**request["reset"])
-        _seed(episode.seed)
+        random.seed(episode.seed)
+        if numpy := sys.modules.get("numpy"):
+            numpy.random.seed(episode.seed % (1 << 32))
         begin = environment.reset(episode)
         problem = begin.problem
         return {
@@ -136,16 +138,9 @@ def _plain(step: Step) -> dict[str, Any]:
 
 
 def _number(value: Any) -> float:
-    """Return a reward as a float; numbers of other libraries are accepted."""
     if isinstance(value, str | bytes):
         raise TypeError(f"a reward must be a number, not {value!r:.100}")
     return float(value)
-
-
-def _seed(seed: int) -> None:
-    random.seed(seed)
-    if numpy := sys.modules.get("numpy"):
-        numpy.random.seed(seed % (1 << 32))
 
 
 def _described(error: BaseException) -> str:
@@ -166,7 +161,6 @@ def _remedy(words: str) -> str:
 
 
 def _confine(memory_mb: int) -> bool:
-    """Restrict this process to computing and answering on its connection; return whether that succeeded."""
     # Including mappings shared with other processes.
     _limit_memory(resource.RLIMIT_AS, 0, memory_mb)
     return allow_only_serving()
@@ -221,7 +215,6 @@ class ForkServer:
         self._poll.register(connection, select.POLLRDHUP)
 
     def _run_rollout(self, connection: socket.socket) -> None:
-        """In the child: run the rollout, and exit."""
         try:
             signal.set_wakeup_fd(-1)
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
@@ -275,14 +268,12 @@ class ForkServer:
 
 
 def _say(connection: socket.socket, message: Mapping[str, Any]) -> None:
-    """Send a message of the server itself, if there is room for it."""
     with contextlib.suppress(OSError):
         connection.setblocking(False)
         connection.sendall(json.dumps(message).encode("ascii") + b"\n")
 
 
 def _kill_group(pid: int) -> None:
-    """Kill the processes of a rollout that are in its group."""
     with contextlib.suppress(ProcessLookupError):
         os.killpg(pid, signal.SIGKILL)
 

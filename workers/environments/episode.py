@@ -113,7 +113,6 @@ class EpisodeConnection:
         return Step(messages, reward, reply["terminated"], reply["truncated"], reply["info"], answer)
 
     async def _verdict(self, answer: str | None, reward: Any) -> float:
-        """Return the reward of a step: the environment's, or the node's verdict if there is a problem."""
         if self._problem is None:
             return self._reward(reward, "step()")
         if answer is None:
@@ -157,7 +156,8 @@ class EpisodeConnection:
         while True:
             try:
                 async with asyncio.timeout(timeout_s):
-                    await self._send(message)
+                    self._writer.write(json.dumps(message).encode("ascii") + b"\n")
+                    await self._writer.drain()
                     reply = await self._receive(what)
             except TimeoutError:
                 raise self._broken(f"{what} took longer than {timeout_s:g} s") from None
@@ -173,10 +173,6 @@ class EpisodeConnection:
         text = await ask(str(request["ask"]), messages)
         self.heard.append(text)
         return {"text": text}
-
-    async def _send(self, message: Mapping[str, Any]) -> None:
-        self._writer.write(json.dumps(message).encode("ascii") + b"\n")
-        await self._writer.drain()
 
     async def _receive(self, what: str) -> Mapping[str, Any]:
         try:

@@ -8,7 +8,6 @@ answers, and exits if it cannot distinguish them. It ends when its parent does.
 
 from __future__ import annotations
 
-import ctypes
 import gc
 import json
 import math
@@ -26,16 +25,13 @@ from functools import cache, partial
 from pathlib import Path
 from typing import IO, Any
 
-from workers.environments.computing_calls import die_with_parent
 from workers.evaluators import scorer
 from workers.evaluators.answers import equality
 from workers.evaluators.answers.authors import prm800k
 from workers.evaluators.answers.authors.sympy_rules import SYMPY_RULES
 from workers.evaluators.answers.late_imports import LateImports, import_all
+from workers.sandboxes.isolation import linux
 
-_PR_SET_NO_NEW_PRIVS = 38
-_CLONE_NEWNET = 0x40000000
-_CLONE_NEWUSER = 0x10000000
 _CPU_SHARE = 1 / 8
 _MAX_CPU_S = 10.0
 """CPU seconds of a scorer: it only computes, so a hanging one reaches this limit even on a busy machine."""
@@ -82,7 +78,6 @@ _PROVEN_FAMILIES = ("gcd", "string_insertion", "simple_integration", "polynomial
 
 
 def _load_reasoning_gym() -> list[KnownAnswer]:
-    """Register the families."""
     import reasoning_gym
 
     known = []
@@ -135,7 +130,6 @@ LIBRARIES = {
 
 
 def _can_import(user: str, late: LateImports) -> bool:
-    """Return whether a confined process can read the modules."""
     pid = os.fork()
     if pid == 0:
         code = 1
@@ -148,7 +142,6 @@ def _can_import(user: str, late: LateImports) -> bool:
 
 
 def _failure(known: KnownAnswer, late: LateImports) -> str:
-    """Score a known answer like any other; return how the result differs, empty if it does not."""
     ours, theirs = os.pipe()
     pid = os.fork()
     if pid == 0:
@@ -166,7 +159,6 @@ def _failure(known: KnownAnswer, late: LateImports) -> str:
 
 
 def _private_stdout() -> IO[str]:
-    """Return the parent's pipe, moved away from libraries that print."""
     private = os.fdopen(os.dup(1), "w")
     null = os.open(os.devnull, os.O_WRONLY)
     os.dup2(null, 1)
@@ -174,24 +166,20 @@ def _private_stdout() -> IO[str]:
 
 
 def _confine(user: str) -> None:
-    libc = ctypes.CDLL(None, use_errno=True)
     if os.getuid() == 0:
         account = pwd.getpwnam(user)
-        os.setgroups([])
-        os.setgid(account.pw_gid)
-        os.setuid(account.pw_uid)
+        linux.set_ids(account.pw_uid, account.pw_gid)
     # If user namespaces are forbidden, only the system call filter keeps scorers off the network.
-    libc.unshare(_CLONE_NEWUSER | _CLONE_NEWNET)
-    libc.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
-    die_with_parent()  # after the change of user, which clears it
+    with suppress(OSError):
+        linux.unshare(linux.NEWUSER | linux.NEWNET)
+    linux.no_new_privileges()
+    linux.die_with_parent(signal.SIGKILL)  # after the change of user, which clears it
     resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
 
 
 @dataclass(slots=True)
 class _Scoring:
-    """One running scorer."""
-
     number: int
     pid: int
     limit_s: float
@@ -222,7 +210,9 @@ class GraderServer:
 
     def serve(self) -> None:
         while True:
-            for key, _ in self._selector.select(self._next_timeout()):
+            deadlines = [scoring.deadline for scoring in self._running.values()]
+            next_s = max(0.0, min(deadlines) - time.monotonic()) if deadlines else None
+            for key, _ in self._selector.select(next_s):
                 if key.fd != 0:
                     self._hear(key.fd)
                 elif not self._take():
@@ -233,10 +223,6 @@ class GraderServer:
                     self._write({"id": scoring.number, "extended_s": scoring.limit_s})
                 else:
                     self._end(pipe, timed_out=True)
-
-    def _next_timeout(self) -> float | None:
-        deadlines = [scoring.deadline for scoring in self._running.values()]
-        return max(0.0, min(deadlines) - time.monotonic()) if deadlines else None
 
     def _take(self) -> bool:
         data = os.read(0, 1 << 16)
@@ -322,7 +308,6 @@ def _checked(data: bytes) -> dict[str, Any] | None:
 
 
 def _waited_s(pid: int) -> float:
-    """Return the seconds for which a process was runnable but got no CPU."""
     try:
         return int(Path(f"/proc/{pid}/schedstat").read_text().split()[1]) / 1e9
     except (OSError, IndexError):

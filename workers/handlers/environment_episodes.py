@@ -9,7 +9,7 @@ from pydantic import BaseModel
 
 from farm.records.request import SandboxSpec
 from farm.records.trajectory import Message
-from workers.environments.instance import EnvironmentInstance
+from workers.environments.environment_program import EnvironmentInstance
 from workers.environments.step_rewards import StepRewardEvaluator
 from workers.plugins.handler import Handler
 from workers.plugins.interfaces import NO_MODELS, ChatModel, Evaluator

@@ -8,10 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import fcntl
 import os
 import signal
-import struct
 import termios
 import time
 from base64 import b64decode, b64encode
@@ -115,11 +113,10 @@ class LentProcess:
         return process
 
     def _open(self, theirs: dict[int, int]) -> None:
-        """Open the ends of pipes or of a terminal, and put the program's ends into `theirs`."""
         if self.call.terminal is not None:
             ours, theirs[0] = os.openpty()
             theirs[1] = theirs[2] = theirs[0]
-            _set_size(ours, self.call.terminal)
+            termios.tcsetwinsize(ours, (self.call.terminal.rows, self.call.terminal.columns))
             self._input = ours
             self._read_from(ours, "terminal")
             return
@@ -309,7 +306,7 @@ class LentProcess:
         if self.call.terminal is None:
             raise InvalidRequest("has no terminal", field="process")
         if self._input >= 0:
-            _set_size(self._input, size)
+            termios.tcsetwinsize(self._input, (size.rows, size.columns))
 
     async def signal(self, name: str) -> None:
         """Send it a signal; KILL goes to all of its descendants."""
@@ -340,16 +337,11 @@ class LentProcess:
 
 
 def _number_inside(pid: int) -> int:
-    """Return the pid of a process in its innermost namespace; 0 if it is gone."""
     try:
         lines = Path("/proc", str(pid), "status").read_text().splitlines()
     except OSError:
         return 0
     return next((int(line.split()[-1]) for line in lines if line.startswith("NSpid:")), 0)
-
-
-def _set_size(terminal: int, size: TerminalSize) -> None:
-    fcntl.ioctl(terminal, termios.TIOCSWINSZ, struct.pack("HHHH", size.rows, size.columns, 0, 0))
 
 
 @dataclass(frozen=True, slots=True)
@@ -433,7 +425,6 @@ class ProcessTable:
             del self._by_id[process.process_id]
 
     def _process(self, name: str) -> LentProcess:
-        """Return the process with an id, or a running one with a pid or a label. Raises NotFound."""
         if (process := self._by_id.get(name)) is not None:
             return process
         running = self._running()

@@ -354,8 +354,6 @@ class LentSandbox:
 
 
 class _Turn(Generic[T]):
-    """An object that takes one call at a time."""
-
     def __init__(self) -> None:
         self.lock = asyncio.Lock()
         self.value: T | None = None

@@ -126,14 +126,12 @@ class WorkerForkServer:
 
 
 def _control_sockets() -> tuple[socket.socket, socket.socket]:
-    """Return the supervisor's end and the server's."""
     ours, its = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     ours.settimeout(_ANSWER_S)
     return ours, its
 
 
 def _serve_forked(control: int, lifeline: int, supervisor: int) -> None:
-    """Turn this newly forked process into the fork server."""
     os.setsid()
     die_with_parent(supervisor)
     nothing = os.open(os.devnull, os.O_RDONLY)

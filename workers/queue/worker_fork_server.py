@@ -61,7 +61,6 @@ def _started(control: socket.socket, start: WorkerStart) -> dict[str, int | str]
 
 
 def _become(start: WorkerStart, server: int) -> None:
-    """Set up a new worker from its request: session, signals, environment, log, random numbers, name."""
     os.setsid()
     die_with_parent(server)
     for number in _IGNORED:

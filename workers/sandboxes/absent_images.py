@@ -90,7 +90,6 @@ def _unknown_to_registry(name: str) -> str:
 
 
 def _registry_lacks(name: str) -> str:
-    """Return the registry that reports no such image; empty if it has the image or gives no clear answer."""
     registry, _, path = name.partition("/")
     if not path or not (set(registry) & {".", ":"} or registry == "localhost"):
         registry, path = "docker.io", name if "/" in name else f"library/{name}"
@@ -116,7 +115,6 @@ def _registry_lacks(name: str) -> str:
 
 
 def _token(client: httpx2.Client, wanted: str) -> str:
-    """Return an anonymous token from the server that the registry's answer names; empty if there is none."""
     kind, _, text = wanted.partition(" ")
     fields = dict(_FIELD.findall(text))
     realm = fields.pop("realm", "")

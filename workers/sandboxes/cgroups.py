@@ -30,7 +30,7 @@ LINK = "cgroup"
 _MB = 1 << 20
 _OWN_PROCESSES = 64
 """Processes allowed beyond a sandbox's limit: those that start commands inside, and the container runtime's threads."""
-WAIT_TIMEOUT_S, _PAUSE_S = 2.0, 0.01
+WAIT_TIMEOUT_S, _POLL_S = 2.0, 0.01
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,7 +127,7 @@ def remove(group: str, patience_s: float = WAIT_TIMEOUT_S) -> None:
         for pid in _processes(group):
             with contextlib.suppress(OSError):
                 os.kill(pid, signal.SIGKILL)
-        time.sleep(_PAUSE_S)
+        time.sleep(_POLL_S)
     return None
 
 
@@ -189,7 +189,6 @@ def _parent(states: Path) -> Path | None:
 
 
 def _hand_down(group: Path) -> None:
-    """Enable the controllers that limit sandboxes for the children of a version 2 group."""
     there = (group / "cgroup.controllers").read_text().split()
     handed = (group / "cgroup.subtree_control").read_text().split()
     wanted = [f"+{name}" for name in ("memory", "pids", "cpu") if name in there and name not in handed]

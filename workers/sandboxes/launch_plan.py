@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -22,8 +22,7 @@ from workers.sandboxes.images.dockerfile.image_config import ImageConfig
 from workers.sandboxes.images.environments import agent_environment, environment
 from workers.sandboxes.images.image import Image, image
 from workers.sandboxes.images.image_cache import held
-from workers.sandboxes.images.image_user import image_user
-from workers.sandboxes.images.layered_image import is_bare
+from workers.sandboxes.images.layered_image import image_user, is_bare
 from workers.sandboxes.images.runtime import exposure
 from workers.sandboxes.isolation.owners.file_owners import has_owners
 from workers.sandboxes.kernel.python_runtime import kernel_folder
@@ -95,7 +94,6 @@ def start_build(base: Image) -> BuildSandbox:
 
 
 def _network(system: bool) -> Iterator[tuple[str, str]]:
-    """Yield the files that programs need to resolve and trust other machines."""
     yield os.path.realpath("/etc/resolv.conf"), "/etc/resolv.conf"
     if system and Path("/etc/ssl/certs").is_dir():
         yield "/etc/ssl/certs", "/etc/ssl/certs"
@@ -138,7 +136,6 @@ class LaunchPlan:
             raise SandboxError(f"a sandbox's workdir {self.spec.workdir!r} must be an absolute path")
 
     def _of(self, parts: SandboxParts) -> LaunchPlan:
-        """Return the plan with the values that its spec leaves to the image."""
         return self if self.spec.workdir else replace(self, spec=settled(self.spec, parts))
 
     def key(self, parts: SandboxParts) -> str:
@@ -156,20 +153,17 @@ class LaunchPlan:
         record = warm_pool.take(key, state) if settings().warm_pool else None
         if record is None:
             with STARTS.counted():
-                record = self._make(state, parts)
+                record = self.launched(state, parts)
         if settings().warm_pool and not self.layer:
             warm_pool.note_use(warm_pool.WarmPoolUse(key, self.kind, self.spec))
         return _sandbox(record, self.spec, parts, "init")
 
     def fill_warm_pool(self, parts: SandboxParts) -> Path:
         """Add a sandbox to the warm pool and return its folder. Raises SandboxError. Blocks."""
-        return warm_pool.put(self._of(parts)._make(warm_pool.starting(self.key(parts)), parts))
+        return warm_pool.put(self._of(parts).launched(warm_pool.starting(self.key(parts)), parts))
 
     def launched(self, state: Path, parts: SandboxParts) -> SandboxRecord:
         """Start a sandbox in a folder without using the warm pool. Raises SandboxError. Blocks."""
-        return self._make(state, parts)
-
-    def _make(self, state: Path, parts: SandboxParts) -> SandboxRecord:
         if not self.layer:
             return self._start(state, parts)
         with layers.held(self.layer) as files:
@@ -180,27 +174,20 @@ class LaunchPlan:
     def _start(self, state: Path, parts: SandboxParts) -> SandboxRecord:
         exposed, closed = exposure() if self.runtime else ("", "")
         sources = [*parts.lower, *(source for source, _ in parts.binds), *([exposed] if exposed else [])]
-        with scarcity(f"start sandbox {state.name}"):
-            return self._launch(state, parts, sources, (exposed, closed))
-
-    def _launch(
-        self, state: Path, parts: SandboxParts, sources: Sequence[str], exposure: tuple[str, str]
-    ) -> SandboxRecord:
-        lock = make_folder(state, [Path(source).is_dir() for source in sources])
-        try:
-            if self.layer:
-                layers.mark(state, self.layer)
-            with ExitStack() as stack:
+        with scarcity(f"start sandbox {state.name}"), ExitStack() as stack:
+            lock = make_folder(state, [Path(source).is_dir() for source in sources])
+            stack.callback(os.close, lock)
+            try:
+                if self.layer:
+                    layers.mark(state, self.layer)
                 held_images = [stack.enter_context(held(root)) for root in parts.roots]
                 number, locks = stack.enter_context(own_id([str(state), *parts.lower]))
                 locks += [each for each in held_images if each is not None]
-                return launch(self._plan(state, parts, number, *exposure), lock, locks)
-        except BaseException:
-            cgroups.remove(cgroups.of(state))
-            remove(state)
-            raise
-        finally:
-            os.close(lock)
+                return launch(self._plan(state, parts, number, exposed, closed), lock, locks)
+            except BaseException:
+                cgroups.remove(cgroups.of(state))
+                remove(state)
+                raise
 
     def _plan(self, state: Path, parts: SandboxParts, number: int, exposed: str, closed: str) -> MonitorPlan:
         staged = {

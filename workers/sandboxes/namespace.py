@@ -16,5 +16,4 @@ class NamespaceProvider(NodeSandboxProvider):
     priority: ClassVar[int] = 10
 
     def missing(self) -> str:
-        """See `SandboxProvider.missing`."""
         return namespaces_missing() or cgroups.missing()

@@ -13,6 +13,7 @@ from typing import TypeAlias
 
 from farm.errors import SandboxError
 from farm.settings import settings
+from workers.sandboxes.isolation.fork_requests import program_of
 from workers.sandboxes.sandbox_user import give, sandbox_user
 
 PROGRAMS = ("bash", "setpriv", "unshare", "rm")
@@ -23,7 +24,7 @@ _SWITCHES = {
 }
 _N_TRIES = 3
 _TIMEOUT_S = 60.0
-_TRY = "import sys; sys.path.append(sys.argv[1]); from workers.sandboxes.isolation.namespace_probe import main; main()"
+_TRY = program_of("workers.sandboxes.isolation.namespace_probe")
 
 
 @cache

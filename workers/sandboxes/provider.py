@@ -106,7 +106,6 @@ class NodeSandboxProvider:
         self._turns: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
 
     def absent_image(self, spec: SandboxSpec) -> str:
-        """See `KnowsImages`."""
         return absent_image(spec.image, spec.image_values)
 
     def recipe(self, spec: SandboxSpec, layer: str = "") -> LaunchPlan:
@@ -114,11 +113,9 @@ class NodeSandboxProvider:
         return LaunchPlan(self.kind, spec, self.runtime, layer)
 
     async def start(self, sandbox_id: str, spec: SandboxSpec) -> NodeSandbox:
-        """See `SandboxProvider.start`."""
         return await _started(partial(self.recipe(spec).start, sandbox_id))
 
     async def attach(self, sandbox_id: str, spec: SandboxSpec) -> NodeSandbox:
-        """See `SandboxProvider.attach`."""
         return await _in_thread(partial(attach, self.kind, sandbox_id, spec))
 
     def layer(self, spec: SandboxSpec, what: str) -> str:
@@ -144,7 +141,6 @@ class NodeSandboxProvider:
         return await _started(partial(self.recipe(spec, name).start, sandbox_id))
 
     async def stop_keeping(self, sandbox: Sandbox, name: str) -> None:
-        """See `KeepsLayers.stop_keeping`."""
         with scarcity(f"keep the layer of sandbox {sandbox.sandbox_id}"):
             new = await _in_thread(partial(_detached, sandbox.sandbox_id))
             await asyncio.shield(sandbox.stop())
@@ -153,11 +149,9 @@ class NodeSandboxProvider:
             await _in_thread(partial(layers.publish, new, name))
 
     async def start_on(self, sandbox_id: str, spec: SandboxSpec, name: str) -> NodeSandbox:
-        """See `KeepsLayers.start_on`."""
         return await _started(partial(self.recipe(spec, name).start, sandbox_id))
 
     async def copy_layer(self, sandbox: Sandbox, spec: SandboxSpec, name: str) -> None:
-        """See `CopiesLayers.copy_layer`."""
         upper = folder(sandbox.sandbox_id) / layers.WRITTEN
         with scarcity(f"copy the layer of sandbox {sandbox.sandbox_id}"):
             await sandbox.exec(["/bin/bash", "-c", "kill -STOP -1"], timeout_s=_SIGNAL_S)
@@ -168,7 +162,6 @@ class NodeSandboxProvider:
                 await sandbox.exec(["/bin/bash", "-c", "kill -CONT -1"], timeout_s=_SIGNAL_S)
 
     async def restore_layer(self, spec: SandboxSpec, name: str, rule: Mapping[str, object]) -> dict[str, Any]:
-        """See `CopiesLayers.restore_layer`."""
         parts = await _in_thread(partial(prepare, spec))
         bin_folders = [each for each in parts.variables.get("PATH", SEARCH_PATH).split(":") if each.startswith("/")]
         places = {

@@ -16,7 +16,7 @@ from typing import Any
 from workers.sandboxes.isolation.parent_death_pipe import continue_at_the_end
 
 _TRIES = 20
-_PAUSE_S = 0.05
+_POLL_S = 0.05
 _KILL_S = 1.0
 _SILENT: list[tuple[Any, ...]] = [(os.POSIX_SPAWN_OPEN, number, os.devnull, os.O_RDWR, 0) for number in range(3)]
 
@@ -45,7 +45,7 @@ def remove(state: Path, patience_s: float = math.inf) -> bool:
         if time.monotonic() > deadline:
             break
         if os.path.lexists(state):
-            time.sleep(_PAUSE_S)
+            time.sleep(_POLL_S)
     return not os.path.lexists(state)
 
 

@@ -17,7 +17,7 @@ from farm.errors import SandboxError
 from farm.records.request import SandboxLimits, SandboxSpec
 from workers.plugins.interfaces import ExecResult, Kernel
 from workers.sandboxes.images.dockerfile.image_config import ImageConfig
-from workers.sandboxes.images.image_user import OF_USERS, image_user
+from workers.sandboxes.images.layered_image import OF_USERS, image_user
 from workers.sandboxes.isolation.owners.file_owners import has_owners
 from workers.sandboxes.kernel.kernel import open_kernel
 from workers.sandboxes.lifecycle.start import SOCKETS
@@ -83,7 +83,6 @@ class NodeSandbox(Transfer):
         self._variables = {**own, "PATH": ":".join([*bin_folders, own.get("PATH", SEARCH_PATH)])}
 
     def as_user(self, user: str) -> NodeSandbox:
-        """See `optional_protocols.HasUsers`."""
         account = image_user(self.users.lower, user or self.users.named)
         result = copy.copy(self)
         result.identity = (account.uid, account.gid)
@@ -93,7 +92,6 @@ class NodeSandbox(Transfer):
         return result
 
     def image_config(self) -> ImageConfig:
-        """See `optional_protocols.HasImageConfig`."""
         return self._config
 
     def environment(self, more: Mapping[str, str] | None = None) -> dict[str, str]:
@@ -101,11 +99,9 @@ class NodeSandbox(Transfer):
         return {**ENVIRONMENT, **self._variables, **self._spec.env, **(more or {})}
 
     def notices(self) -> LimitEvents:
-        """See `SandboxEntry.notices`."""
         return LimitEvents(folder(self.sandbox_id), self._record.cgroup)
 
     def target(self, limits: SandboxLimits | None = None) -> JoinTarget:
-        """See `SandboxEntry.target`."""
         return {
             "pid": self._record.first.pid,
             "started": self._record.first.started,
@@ -119,7 +115,6 @@ class NodeSandbox(Transfer):
         }
 
     def _view(self) -> Literal["", "kept", "shown"]:
-        """Return how the next program sees users: owners are shown as soon as one has been recorded."""
         view = self.users.view
         return "shown" if view == "kept" and has_owners([str(folder(self.sandbox_id) / "upper")]) else view
 
@@ -152,7 +147,6 @@ class NodeSandbox(Transfer):
         cwd: str | None = None,
         limits: SandboxLimits | None = None,
     ) -> SandboxProcess:
-        """See `SandboxEntry.start`."""
         check_words(argv, env, cwd)
         self._check_alive()
         null = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
@@ -216,15 +210,12 @@ class NodeSandbox(Transfer):
             return ExecResult(code, out.finish(), err.finish(), timed_out=code is None, limit=reached)
 
     async def open_shell(self) -> BashShell:
-        """See `Sandbox.open_shell`."""
         return await BashShell.open(self)
 
     async def open_kernel(self, name: str = "") -> Kernel:
-        """See `Sandbox.open_kernel`."""
         return await open_kernel(self, name)
 
     async def stop(self) -> None:
-        """See `Sandbox.stop`."""
         await asyncio.to_thread(self.end)
 
     def end(self) -> None:
@@ -243,7 +234,6 @@ def chosen_cpus(sandbox_id: str, cpus: float | None) -> list[int]:
 
 
 def _resources(bounds: SandboxLimits, requested: SandboxLimits) -> dict[str, int]:
-    """Return the rlimits of each process. A command can have lower limits than its sandbox."""
     mb = 1 << 20
     result = {
         "RLIMIT_CORE": 0,

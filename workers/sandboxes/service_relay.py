@@ -132,7 +132,6 @@ async def _pass_on(source: socket.socket, sink: socket.socket) -> None:
 async def _ask(
     sandbox: NodeSandbox, action: str, addresses: Sequence[Address]
 ) -> list[tuple[dict[str, Any], list[int]]]:
-    """Return the answers of a process inside a sandbox, with descriptors of sockets. Raises SandboxError."""
     job = {"do": "sockets", "action": action, "target": sandbox.target(), "addresses": addresses}
     replies = fork_client().request(job, [])
     messages: list[tuple[dict[str, Any], list[int]]] = []

@@ -106,7 +106,9 @@ class ShortageWindow:
 
     def _seen(self) -> dict[str, str]:
         _SAMPLER.sample()
-        return {**_grown(self._counted), **_SAMPLER.since(self._began), **self._kept}
+        words = {"memory": REMEDIES[errno.ENOMEM], "processes": REMEDIES[errno.EAGAIN]}
+        grown = {cause: words[cause] for cause, n in _counts().items() if n > self._counted.get(cause, n)}
+        return {**grown, **_SAMPLER.since(self._began), **self._kept}
 
 
 _CURRENT: ContextVar[ShortageWindow | None] = ContextVar("shortage_window", default=None)
@@ -354,11 +356,6 @@ def _text(file: str) -> str:
     return ""
 
 
-def _grown(before: Mapping[str, int]) -> dict[str, str]:
-    words = {"memory": REMEDIES[errno.ENOMEM], "processes": REMEDIES[errno.EAGAIN]}
-    return {cause: words[cause] for cause, n in _counts().items() if n > before.get(cause, n)}
-
-
 def _count(file: str, name: str) -> int | None:
     with contextlib.suppress(OSError, ValueError):
         lines = f"\n{_read(file)}"
@@ -431,7 +428,6 @@ class DiskUse:
         return found.f_bavail * found.f_frsize, found.f_favail if found.f_files else 0
 
     def _nameless(self) -> int:
-        """Return the size in bytes of deleted files that the sandbox's processes still have open."""
         with contextlib.suppress(OSError):
             root = f"/proc/{self._first_pid}/root"
             proc = os.open(f"{root}/proc", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)

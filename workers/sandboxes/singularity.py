@@ -74,5 +74,4 @@ class SingularityProvider(NodeSandboxProvider):
     runtime = staticmethod(_runtime)
 
     def missing(self) -> str:
-        """See `SandboxProvider.missing`."""
         return _missing() or cgroups.missing()

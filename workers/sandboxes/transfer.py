@@ -15,6 +15,8 @@ import shutil
 import socket
 import tarfile
 import threading
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
@@ -47,15 +49,12 @@ class Transfer:
         self._max_tree = disk_mb << 20
 
     def target(self) -> JoinTarget:
-        """See `SandboxEntry.target`."""
         raise NotImplementedError
 
     async def read_file(self, path: str) -> bytes:
-        """See `Sandbox.read_file`."""
         return await self._ask_contents("read", path, b"")
 
     async def write_file(self, path: str, data: bytes) -> None:
-        """See `Sandbox.write_file`."""
         with memory_file(data) as memory:
             await self._ask("write", path, memory, FILE_S)
 
@@ -88,16 +87,7 @@ class Transfer:
         """Copy a tree from the node into the sandbox."""
         if not await asyncio.to_thread(source.exists):
             raise ToolError(f"{source}: No such file or directory on the node")
-        ours, theirs = socket.socketpair()
-        packing = asyncio.create_task(asyncio.to_thread(_pack, source, ours))
-        try:
-            with theirs:
-                await self._ask("upload", path, theirs.fileno(), TREE_S, owners)
-        finally:
-            # if the other side gave up or sleeps, the writer gets an error now
-            _hang_up(ours)
-            await packing
-            ours.close()
+        await self._send(partial(_pack, source), path, owners)
 
     async def download(self, path: str, target: Path) -> None:
         """Copy a tree from the sandbox to the node."""
@@ -126,14 +116,18 @@ class Transfer:
 
     async def unpack(self, archive: BinaryIO, path: str, owners: CopiedOwners | None = None) -> None:
         """Unpack an untrusted tar stream into a folder: no entry can lead out of the sandbox."""
+        await self._send(partial(_pass_on, archive), path, owners)
+
+    async def _send(self, write: Callable[[socket.socket], None], path: str, owners: CopiedOwners | None) -> None:
         ours, theirs = socket.socketpair()
-        sending = asyncio.create_task(asyncio.to_thread(_send, archive, ours))
+        writing = asyncio.create_task(asyncio.to_thread(write, ours))
         try:
             with theirs:
                 await self._ask("upload", path, theirs.fileno(), TREE_S, owners)
         finally:
+            # if the other side gave up or sleeps, the writer gets an error now
             _hang_up(ours)
-            await sending
+            await writing
             ours.close()
 
     async def pass_on(self, path: str, other: Transfer, target: str, owners: CopiedOwners | None = None) -> None:
@@ -188,7 +182,7 @@ def _hang_up(ours: socket.socket) -> None:
         ours.shutdown(socket.SHUT_RDWR)
 
 
-def _send(archive: BinaryIO, ours: socket.socket) -> None:
+def _pass_on(archive: BinaryIO, ours: socket.socket) -> None:
     with contextlib.suppress(OSError, EOFError), ours.makefile("wb") as pipe:
         shutil.copyfileobj(archive, pipe, 1 << 20)
         pipe.flush()

@@ -92,7 +92,6 @@ class BashTool:
         return await self._observed(await shell.send(_keys(arguments), min(arguments.wait_s, timeout_s)))
 
     async def _rest(self, shell: Shell) -> str:
-        """End the running program; return its remaining output, and a note on its end."""
         self._running = False
         result = await shell.send(b"", 0.0)
         end = "is ended now" if result.running else f"had ended with exit code {result.code}"

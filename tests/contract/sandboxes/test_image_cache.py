@@ -26,8 +26,8 @@ from tests.services.servers.registry import registry
 from tests.services.soak import ONLY
 from workers.cli.images import main as images_main
 from workers.plugins.interfaces import Sandbox
-from workers.sandboxes.images.building.interpreters import interpreter_for
 from workers.sandboxes.images.content_store import use_mark
+from workers.sandboxes.images.environments import interpreter_for
 from workers.sandboxes.images.image import image
 from workers.sandboxes.images.image_cache import CachedImage, cached_parts, entries, images
 from workers.sandboxes.images.image_pruning import beyond, prune, unused_since

@@ -131,7 +131,6 @@ async def per_user_limits_apply_to_each_sandbox(trial: PromiseTrial) -> None:
 
 
 async def _user(trial: PromiseTrial, sandbox: Sandbox) -> int:
-    """Return the node's user that runs a sandbox's processes."""
     seconds = f"{trial.mark}.{secrets.randbelow(10**6):06d}"
     await trial.sh(f"sleep {seconds} >/dev/null 2>&1 &", sandbox)
     await until(lambda: outside.processes_with(seconds), "the program that was started is there")

@@ -130,7 +130,6 @@ async def processes_of_the_node_are_hidden(trial: PromiseTrial) -> None:
 
 
 async def _seen(trial: PromiseTrial, text: str, on: Sandbox) -> str:
-    """Return the command lines of the processes inside that contain a text."""
     return (await trial.bash(_PROCESSES_WITH, on, stdin=text.encode())).stdout.decode()
 
 

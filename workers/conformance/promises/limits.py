@@ -17,6 +17,7 @@ _SMALL = SandboxLimits(memory_mb=300, n_processes=80, disk_mb=100, file_mb=4096)
 _TIGHT = SandboxLimits(memory_mb=256, n_processes=200, disk_mb=200)
 _LITTLE_DISK = SandboxLimits(memory_mb=256, disk_mb=20)
 _ENDS_S = 30.0
+_PERIOD_S = 0.2
 _TAKE_DISK = {
     "reserved": "f = os.open('big', os.O_CREAT | os.O_RDWR); os.posix_fallocate(f, 0, 70 << 20)",
     "reserved and closed": (
@@ -78,7 +79,7 @@ async def _ask(trial: PromiseTrial, neighbour: Sandbox) -> None:
             same(await trial.sh("cat /proc/self/comm", neighbour), "cat\n", "what the neighbour answers")
         except (AssertionError, FarmError) as error:
             raise AssertionError(f"the neighbour is disturbed: {error}") from error
-        await asyncio.sleep(0.2)
+        await asyncio.sleep(_PERIOD_S)
 
 
 @promise("python3", time_s=90)

@@ -68,7 +68,6 @@ _REFUSALS = {"EPERM", "EACCES", "ENOSYS", "ENOSPC", "EUSERS"}
 
 
 async def _refused(trial: PromiseTrial, *names: str) -> None:
-    """Check that system calls by root in a new sandbox are refused for lack of a right, whatever their arguments."""
     one = await trial.start()
     answers = await trial.python(
         program("try_system_calls"), json.dumps({name: _CALLS[name] for name in names}), on=one

@@ -77,7 +77,6 @@ class NemoGym:
 
 
 def _items(action: Action) -> list[dict[str, Any]]:
-    """Return a turn as items of the Responses API."""
     content = [{"type": "output_text", "text": action.text, "annotations": []}]
     message = {"type": "message", "id": "msg_farm", "role": "assistant", "status": "completed", "content": content}
     calls = [

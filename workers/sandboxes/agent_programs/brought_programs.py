@@ -16,7 +16,7 @@ import shutil
 import sys
 import tempfile
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any
@@ -112,7 +112,6 @@ def _made(program: AgentProgram) -> tuple[Path, tuple[Path, ...]]:
 
 
 def _content(program: AgentProgram) -> str:
-    """Return the digest of a program's content. Raises AgentMissing."""
     if not program.source.startswith("/"):
         return program.digest
     try:
@@ -167,7 +166,6 @@ def _unpack(program: AgentProgram, folder: Path, key: str) -> None:
 
 
 def _fetch(program: AgentProgram, path: Path) -> None:
-    """Download an archive and check its digest."""
     # imported here, because it loads slowly and few processes download
     import requests
 
@@ -209,10 +207,10 @@ def _install_packages(path: Path, text: str, folder: Path) -> None:
     (folder / "package.json").write_text(json.dumps(described | {each: root[each] for each in fields if each in root}))
     (folder / "package-lock.json").write_text(json.dumps(lock))
     npm = _npm()
+    # it finds its own Node first
+    env = {**os.environ, "PATH": os.pathsep.join([str(Path(npm).parent), os.environ.get("PATH", os.defpath)])}
     try:
-        run_installer(
-            [npm, *_NPM_CI], f"npm packages of {path.name}", INSTALL_S, folder, _npm_environment(npm), _errors_of
-        )
+        run_installer([npm, *_NPM_CI], f"npm packages of {path.name}", INSTALL_S, folder, env, _errors_of)
     except SandboxError as error:
         if any(code in str(error) for code in _NPM_REFUSED):
             raise AgentMissing(str(error), retryable=False) from error
@@ -233,13 +231,7 @@ def _npm() -> str:
     return f"{node.bin_folders[0]}/npm"
 
 
-def _npm_environment(npm: str) -> dict[str, str]:
-    """Return this process's environment, changed so that npm finds its own Node first."""
-    return {**os.environ, "PATH": os.pathsep.join([str(Path(npm).parent), os.environ.get("PATH", os.defpath)])}
-
-
 def _with_absolute_files(lock: dict[str, Any], folder: Path) -> dict[str, Any]:
-    """Return the lock file with absolute paths of the packages that are files next to it."""
     packages = {place: dict(each) for place, each in lock["packages"].items()}
     for each in packages.values():
         if str(each.get("resolved", "")).startswith("file:"):
@@ -247,13 +239,9 @@ def _with_absolute_files(lock: dict[str, Any], folder: Path) -> dict[str, Any]:
     root = packages[""]
     for field in ("dependencies", "optionalDependencies"):
         if field in root:
-            root[field] = dict(_absolutes(root[field], folder))
+            wanted = root[field].items()
+            root[field] = {name: _absolute(each, folder) if each.startswith("file:") else each for name, each in wanted}
     return {**lock, "packages": packages}
-
-
-def _absolutes(wanted: dict[str, str], folder: Path) -> Iterator[tuple[str, str]]:
-    for name, version in wanted.items():
-        yield name, _absolute(version, folder) if version.startswith("file:") else version
 
 
 def _absolute(address: str, folder: Path) -> str:

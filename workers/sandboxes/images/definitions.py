@@ -148,7 +148,6 @@ def parse(text: str, path: Path) -> Definition:
 
 
 def _begin(found: Definition, header: Mapping[str, tuple[int, str]], path: Path) -> None:
-    """Record the start of a stage."""
     kind = header.get("bootstrap", (0, ""))[1].lower()
     found.from_registry |= kind in OF_REGISTRIES
     if kind in OF_FILES and "from" in header:

@@ -126,14 +126,10 @@ def fallback_note(name: str, fallback: str) -> str:
 
 def _meant(name: str) -> str:
     for _ in range(_MAX_ALIASES):
-        if (meant := _alias(name)) is None:
+        if name == HOST or name.startswith(("/", CACHED, PREFIX)) or (meant := alias_of(name)) is None:
             break
         name = meant
     return name
-
-
-def _alias(name: str) -> str | None:
-    return None if name == HOST or name[:1] == "/" or name.startswith((CACHED, PREFIX)) else alias_of(name)
 
 
 def base_image(name: str, *, retry: bool = False, start: StartBuild | None = None) -> Image | None:

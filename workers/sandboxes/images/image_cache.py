@@ -202,7 +202,6 @@ def entry_of(key: str) -> Path:
 
 
 def _note_use(folder: Path) -> None:
-    """Record the use of an image and its parts by this node; at intervals, and if writable."""
     now = time.monotonic()
     if now - _noted.get((folder, ""), -_NOTE_S) < _NOTE_S:
         return
@@ -365,7 +364,6 @@ def has_bash(root: Path) -> bool:
 
 
 def _inside(root: Path, path: Path, n_links: int = 0) -> bool:
-    """Return whether a path relative to a root is a file below it."""
     result = root
     parts = list(path.parts)
     while parts:

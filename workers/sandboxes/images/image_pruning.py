@@ -153,7 +153,6 @@ def _remove(entry: CachedImage) -> str:
 
 
 def _remove_leftovers() -> None:
-    """Remove replaced images that are unused by now, unfinished ones, stale locks, old failures and old digests."""
     for aside in images().glob("*.old.*"):
         if not is_stood_on(aside):
             remove(aside)

@@ -103,7 +103,6 @@ def _build(
     definition: bool = False,
     blobs: Path | None = None,
 ) -> None:
-    """Build in a work folder, then move the result to its destination."""
     what = f"image {source.reference}"
     root = build(words, place, what, definition=definition, blobs=blobs)
     write_variables(root, place, folder)
@@ -111,7 +110,6 @@ def _build(
 
 
 def _write_config(find: Callable[[], bytes], source: ImageSource, folder: Path) -> None:
-    """Write the configuration in an OCI config. Raises ImageError if there is none, or it is invalid."""
     try:
         write_config(parse_config(find()), folder)
     except (OSError, ValueError, KeyError) as error:
@@ -119,9 +117,7 @@ def _write_config(find: Callable[[], bytes], source: ImageSource, folder: Path) 
 
 
 @dataclass(frozen=True, slots=True)
-class FolderSource:
-    """A root file system that does not belong to the sandbox user, so it is copied to one that does."""
-
+class _PathSource:
     path: Path
     is_built: ClassVar[bool] = True
     is_whole: ClassVar[bool] = True
@@ -129,6 +125,10 @@ class FolderSource:
     @property
     def reference(self) -> str:
         return str(self.path)
+
+
+class FolderSource(_PathSource):
+    """A root file system that does not belong to the sandbox user, so it is copied to one that does."""
 
     @property
     def usable(self) -> bool:
@@ -151,17 +151,8 @@ class FolderSource:
         give(folder / ROOT)
 
 
-@dataclass(frozen=True, slots=True)
-class RuntimeFileSource:
+class RuntimeFileSource(_PathSource):
     """A file of the runtime's own format, unpacked: if mounted, each sandbox would have its own page cache."""
-
-    path: Path
-    is_built: ClassVar[bool] = True
-    is_whole: ClassVar[bool] = True
-
-    @property
-    def reference(self) -> str:
-        return str(self.path)
 
     def key(self) -> str:
         # its content is fixed: every version of the runtime unpacks it the same way
@@ -231,7 +222,6 @@ class ArchiveSource:
             raise ImageError(f"{error.message}; also without its links: {failure!r}", error.lines) from failure
 
     def _layout(self, kind: str, place: Path) -> Path:
-        """Return the archive as an OCI layout."""
         return self._unpacked(place) if kind == "oci-archive" else layout_of_docker_archive(self.path, place / "oci")
 
     def _lent(self, place: Path) -> Path:
@@ -412,11 +402,8 @@ class HostSource:
 
 def host_binds() -> tuple[tuple[str, str], ...]:
     """Return the node's folders that are bound over it, as pairs of source and target."""
-    return tuple((f"/{name}", f"/{name}") for name in _HOST_FOLDERS if _is_real_folder(Path("/", name)))
-
-
-def _is_real_folder(path: Path) -> bool:
-    return path.is_dir() and not path.is_symlink()
+    folders = (Path("/", name) for name in _HOST_FOLDERS)
+    return tuple((str(each), str(each)) for each in folders if each.is_dir() and not each.is_symlink())
 
 
 def _make_host_root(folder: Path) -> None:

@@ -17,14 +17,12 @@ from typing import Any
 from farm.errors import SandboxError
 from farm.settings import settings
 from workers.sandboxes.images.content_store import digest, made_once
+from workers.sandboxes.isolation.fork_requests import program_of
 from workers.sandboxes.sandbox_user import sandbox_user
 
 NAMES = ("apptainer", "singularity")
 _PROJECT = str(Path(__file__).parents[3])
-_CONFINED = (
-    "import sys; sys.path.append(sys.argv[1]); "
-    "from workers.sandboxes.images.building.confined_process import main; main()"
-)
+_CONFINED = program_of("workers.sandboxes.images.building.confined_process")
 VERSION_S = 60.0
 APPTAINER_REMEDY = "install Apptainer (workers/sandboxes/apptainer.sh PREFIX needs no root) and put it on PATH"
 

@@ -20,7 +20,7 @@ BEAT_S = 10.0
 """Seconds between the heartbeats of a holder."""
 DEAD_S = 120.0
 """Seconds without a heartbeat after which a holder counts as dead."""
-_PAUSE_S = (0.01, 0.5)
+_POLL_S = (0.01, 0.5)
 
 # Lustre and others may be mounted without locks
 _NO_LOCKS = {errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOLCK}
@@ -82,7 +82,7 @@ def _held_now(descriptor: int, path: Path, without_locks: bool) -> bool:
 
 
 def _take(path: Path, dead_s: float) -> tuple[int, bool]:
-    seen, since, pause_s = 0, time.monotonic(), _PAUSE_S[0]
+    seen, since, pause_s = 0, time.monotonic(), _POLL_S[0]
     while True:
         descriptor = os.open(path, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o644)
         try:
@@ -104,7 +104,7 @@ def _take(path: Path, dead_s: float) -> tuple[int, bool]:
             return descriptor, False
         os.close(descriptor)
         time.sleep(pause_s)
-        pause_s = min(pause_s * 1.5, _PAUSE_S[1])
+        pause_s = min(pause_s * 1.5, _POLL_S[1])
 
 
 def _flock(descriptor: int, operation: int) -> bool:

@@ -4,8 +4,7 @@ A worker must not fork: it has many threads and a hundred megabytes. A new inter
 and 6 MB. The fork server imports only these modules; a fork takes half a millisecond, and children share its memory. It
 has no state: if it is killed, no sandbox is lost and the worker starts another one.
 
-A request is one message on the control socket with descriptors: a memory file with the job as JSON, the socket for the
-answers, and the descriptors of the job.
+A request (see `fork_requests.py`) has the socket for the answers before the other descriptors of the job.
 """
 
 from __future__ import annotations
@@ -20,8 +19,8 @@ import socket
 import sys
 
 from workers.sandboxes.isolation import (
+    fork_requests,
     id_mapping,
-    ignored_sigterm,
     linux,
     monitor,
     namespaces,
@@ -36,37 +35,20 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from typing import Any
 
-MAX_DESCRIPTORS = 16
 
-
-def serve(control: socket.socket) -> None:
-    """Fork a child for each request, until the worker closes its end."""
-    while True:
-        message, descriptors, _, _ = socket.recv_fds(control, 16, MAX_DESCRIPTORS)
-        if not message:
-            return
-        if len(descriptors) > 1:
-            # before the fork, so that no stopped child remains after the worker's end
-            parent_death_pipe.continue_at_the_end(descriptors[1], os.getpid())
-        try:
-            child = os.fork()
-        except OSError as error:
-            # reported to the requester; the next fork can succeed
-            refuse(descriptors, error)
-            child = -1
-        if child == 0:
-            control.close()
-            work(descriptors)
-        for descriptor in descriptors:
-            os.close(descriptor)
-
-
-def refuse(descriptors: Sequence[int], error: OSError) -> None:
-    """Send the reason why a request failed before its child existed."""
+def fork(descriptors: Sequence[int]) -> int:
+    """Fork; report a failure to the requester, because the next fork can succeed."""
     if len(descriptors) > 1:
-        answer = socket.socket(fileno=descriptors[1])
-        tell(answer, {"error": f"the node cannot start a process: {error.strerror}"})
-        answer.detach()
+        # before the fork, so that no stopped child remains after the worker's end
+        parent_death_pipe.continue_at_the_end(descriptors[1], os.getpid())
+    try:
+        return os.fork()
+    except OSError as error:
+        if len(descriptors) > 1:
+            answer = socket.socket(fileno=descriptors[1])
+            tell(answer, {"error": f"the node cannot start a process: {error.strerror}"})
+            answer.detach()
+        return -1
 
 
 def work(descriptors: Sequence[int]) -> None:
@@ -77,8 +59,7 @@ def work(descriptors: Sequence[int]) -> None:
     answer = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET, 0, answers)
     code = 1
     try:
-        job = json.loads(os.pread(request, os.fstat(request).st_size, 0))
-        os.close(request)
+        job = fork_requests.job_in(request)
         code = _JOBS[job["do"]](job, passed, answer) or 0
     except namespaces.SandboxGone:
         tell(answer, {"gone": True})
@@ -220,7 +201,7 @@ def main() -> None:
     control = socket.socket(fileno=int(sys.argv[-1]))
     control.set_inheritable(False)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    ignored_sigterm.ignore_sigterm()
+    fork_requests.ignore_sigterm()
     # The kernel reaps children. As a subreaper this process also reaps the descendants of a killed monitor: a sandbox
     # ends only when these are reaped.
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
@@ -229,4 +210,4 @@ def main() -> None:
     monitor.script()
     gc.disable()
     gc.freeze()
-    serve(control)
+    fork_requests.serve(control, fork, work)

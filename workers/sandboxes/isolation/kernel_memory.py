@@ -13,12 +13,9 @@ import ctypes
 import os
 import socket
 import struct
+from collections.abc import Iterator
 
 from workers.sandboxes.isolation import linux, namespaces
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 _PAGE = os.sysconf("SC_PAGE_SIZE")
 _SYSV = ("shm", "msg", "sem")
@@ -125,7 +122,6 @@ class KernelMemory:
 
 
 def _held(attributes: bytes, kind_of_memory: int) -> int:
-    """Return the bytes in a socket's queues from its attributes (SK_MEMINFO_*)."""
     at = 0
     while at + 4 <= len(attributes):
         length, kind = struct.unpack_from("=HH", attributes, at)
@@ -137,7 +133,6 @@ def _held(attributes: bytes, kind_of_memory: int) -> int:
 
 
 def _opened_inside(target: namespaces.JoinTarget) -> list[int]:
-    """Return descriptors of the /proc/sysvipc files and a sock_diag socket, opened by a child inside the sandbox."""
     ours, theirs = socket.socketpair()
     with ours, theirs:
         child = os.fork()

@@ -27,7 +27,7 @@ _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 def size_of_few(folder: int) -> tuple[int, int] | None:
-    """Return what `usage` returns, or None if there are more than `_FEW` entries or one cannot be read."""
+    """Return bytes and entries of the layer, or None if there are more than `_FEW` entries or one cannot be read."""
     n_bytes = n_files = 0
     todo: list[int] = []
     try:
@@ -78,7 +78,7 @@ class LayerSize:
                 # only root of the user namespace can enter every folder
                 linux.become_root_of_a_new_user_namespace()
             began = time.monotonic()
-            n_bytes, n_files = usage(folder)
+            n_bytes, n_files, _ = usage_and_closed(folder)
             os.write(write_end, f"{n_bytes} {n_files} {time.monotonic() - began}".encode())
             os._exit(0)
 
@@ -99,13 +99,8 @@ class LayerSize:
         os.close(self._pipe)
 
 
-def usage(folder: int) -> tuple[int, int]:
-    """Return the allocated bytes and the number of entries of the layer `upper` in a sandbox's state folder."""
-    return usage_and_closed(folder)[:2]
-
-
 def usage_and_closed(folder: int) -> tuple[int, int, int]:
-    """Return the results of `usage`, and the number of folders that this process has no permission to enter."""
+    """Return bytes and entries of the layer `upper` in a state folder, and folders that this process may not enter."""
     walk = _Walk()
     with contextlib.suppress(OSError):
         walk.into("upper", folder)
@@ -155,7 +150,6 @@ class _Walk:
             self._descriptors[-_HELD] = -1
 
     def _count(self, descriptor: int) -> list[str]:
-        """Count the entries of a folder and return the names of its subfolders."""
         folders = []
         with os.scandir(descriptor) as entries:
             for entry in entries:

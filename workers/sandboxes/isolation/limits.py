@@ -29,17 +29,10 @@ from workers.sandboxes.isolation.memfd import held, opened, own_mounts, sockets
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Mapping
-    from typing import TypedDict
 
     from workers.sandboxes.isolation.memfd import Held
     from workers.sandboxes.isolation.watcher import Checkpoint
-
-    class WatchedBounds(TypedDict):
-        """Limits of the whole sandbox; plain JSON."""
-
-        memory_mb: int
-        n_processes: int
-        disk_mb: int
+    from workers.sandboxes.lifecycle.start import MonitorBounds
 
 
 NOTICES = "notices"
@@ -73,7 +66,7 @@ _MAX_SINGLE_KILLS = 4
 class LimitWatch:
     """Watch of one sandbox. Raises OSError or SandboxGone if the sandbox has ended."""
 
-    def __init__(self, folder: str, record: Mapping[str, int], bounds: WatchedBounds, checkpoint: Checkpoint) -> None:
+    def __init__(self, folder: str, record: Mapping[str, int], bounds: MonitorBounds, checkpoint: Checkpoint) -> None:
         pid1 = record["pid1"]
         self._checkpoint = checkpoint
         self._target: namespaces.JoinTarget = {
@@ -258,7 +251,6 @@ class LimitWatch:
             self._kill_largest("tcp", reason, amounts, urgent=sum(amounts.values()) < self._kernel.tcp // 2)
 
     def _shared(self) -> int:
-        """Return the bytes of files in the sandbox's /dev/shm."""
         with contextlib.suppress(OSError):
             result = os.statvfs(f"/proc/{self._target['pid']}/root/dev/shm")
             return (result.f_blocks - result.f_bfree) * result.f_frsize
@@ -273,7 +265,6 @@ class LimitWatch:
         return 0, 0
 
     def _check_disk(self, processes: dict[str, tuple[int, int]]) -> None:
-        """Start or collect a measurement of the disk, if it is due, and enforce the limit."""
         if self._size is None and time.monotonic() < self._disk_due:
             return
         started = time.monotonic()
@@ -320,7 +311,6 @@ class LimitWatch:
     def _kill_writer(
         self, processes: dict[str, tuple[int, int]], written: dict[str, int], grown: bool, urgent: bool
     ) -> None:
-        """Kill the process that wrote most, or that holds the largest open file if the layer grew."""
         reason = f"disk limit of {self._disk // _MB} MB reached"
         writers = {pid: amount for pid, amount in written.items() if amount > _MB}
         if not writers and grown:

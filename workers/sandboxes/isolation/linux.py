@@ -12,10 +12,7 @@ import platform
 import socket
 import struct
 import termios
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Sequence
+from collections.abc import Sequence
 
 NEWNS, NEWCGROUP, NEWUTS, NEWIPC = 0x00020000, 0x02000000, 0x04000000, 0x08000000
 NEWUSER, NEWPID, NEWNET = 0x10000000, 0x20000000, 0x40000000
@@ -134,7 +131,6 @@ def mounted_below(folders: Sequence[str]) -> list[bool]:
 
 
 def _octal(path: str) -> str:
-    """Return a path as it is escaped in /proc/self/mountinfo."""
     for sign in "\\ \t\n":
         path = path.replace(sign, f"\\{ord(sign):03o}")
     return path

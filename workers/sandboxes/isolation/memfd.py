@@ -117,7 +117,6 @@ def _name(path: str, proc: int) -> str:
 
 
 def _mount(path: str, proc: int | None = None) -> int:
-    """Return the id of the mount that an open file is on."""
     with open(os.open(path, os.O_RDONLY | os.O_CLOEXEC, dir_fd=proc)) as file:
         return int(next(line for line in file if line.startswith("mnt_id:")).split()[1])
 

@@ -269,7 +269,9 @@ def list_entries(path: str, memory: int, max_bytes: int) -> None:
     data = json.dumps(entries).encode()
     if len(data) > max_bytes:
         raise FileRefused(f"{path}: Has too many files to be listed at once")
-    _give(memory, data)
+    os.ftruncate(memory, 0)
+    os.lseek(memory, 0, os.SEEK_SET)
+    _write_all(memory, data)
 
 
 def _entry(path: str, status: os.stat_result, users: dict[int, str], groups: dict[int, str]) -> dict[str, object]:
@@ -289,7 +291,6 @@ def _entry(path: str, status: os.stat_result, users: dict[int, str], groups: dic
 
 
 def _shown(name: str) -> str:
-    """Return a name as text, with invalid UTF-8 replaced."""
     return os.fsencode(name).decode(errors="replace")
 
 
@@ -354,14 +355,7 @@ def make_folder(path: str, memory: int, max_bytes: int) -> None:
 
 
 def _taken(memory: int) -> dict[str, Any]:
-    """Return the JSON options in a memory file."""
     return json.loads(os.pread(memory, _CHUNK, 0))  # type: ignore[no-any-return]
-
-
-def _give(memory: int, data: bytes) -> None:
-    os.ftruncate(memory, 0)
-    os.lseek(memory, 0, os.SEEK_SET)
-    _write_all(memory, data)
 
 
 def _check_regular(path: str, descriptor: int) -> None:

@@ -126,7 +126,6 @@ def assembled(machine: str, variant: str = "") -> bytes:
 
 
 def _decisions(machine: str, variant: str) -> dict[int, tuple[Line, ...]]:
-    """Return the filter lines for each listed call, by number."""
     allow, refuse = _return(_ALLOW), _return(_REFUSED)
     checks = {
         "clone": ((_LOAD, _ARGUMENTS_AT, 0, 0), (_ANY_BIT, _NAMESPACES, 0, 1), *refuse, *allow),
@@ -160,7 +159,6 @@ def _decisions(machine: str, variant: str) -> dict[int, tuple[Line, ...]]:
 
 
 def _with_users(machine: str, users: str) -> dict[int, tuple[Line, ...]]:
-    """Return the filter lines for calls about users and owners in a sandbox with users, by number."""
     allow, refuse, ask, succeed = map(_return, (_ALLOW, _REFUSED, _ASK, _DONE))
     # the third argument is not NULL: a new limit is set
     is_set = (
@@ -230,7 +228,6 @@ def _segments(decisions: Mapping[int, tuple[Line, ...]]) -> list[tuple[int, tupl
 
 
 def _search(segments: Sequence[tuple[int, tuple[Line, ...]]]) -> tuple[Line, ...]:
-    """Return lines that find the loaded number's range by binary search."""
     if len(segments) == 1:
         return segments[0][1]
     middle = len(segments) // 2

@@ -20,15 +20,11 @@ import resource
 import select
 import signal
 import time
+from collections.abc import Callable
 
 from workers.sandboxes.isolation import linux, namespaces
 from workers.sandboxes.isolation.limits import BUSY_S, LimitWatch
 from workers.sandboxes.isolation.parent_death_pipe import continue_at_the_end
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
 
 _SIZE = 128
 _STUCK_S = 3.0

@@ -35,6 +35,7 @@ from workers.sandboxes.processes.sandbox_process import SandboxEntry
 log = logging.getLogger(__name__)
 
 START_S = 90.0
+_POLL_S = 0.005
 _PYTHON = os.path.realpath(getattr(sys, "_base_executable", sys.executable))
 _MAX_ERROR = 200
 
@@ -44,7 +45,7 @@ KEPT = 4_000_000
 """Maximum size of longer output that is kept on disk, in bytes."""
 _BURST = 64_000_000
 _PORTION = 1_000_000
-_PAUSE_S = 0.01
+_PERIOD_S = 0.01
 """Pause between portions of a cell's output after the burst: endless output blocks its writer, not the worker."""
 _CHUNK = 65_536
 
@@ -140,12 +141,11 @@ class Interpreter:
                 return zygote.fork(job, [self._theirs.fileno(), self.output.write_end])
             except BlockingIOError:
                 # many concurrent requests
-                await asyncio.sleep(0.005)
+                await asyncio.sleep(_POLL_S)
             except OSError as error:
                 raise PeerGone from error
 
     async def _spawn(self, program: Program, folder: Path) -> None:
-        """Start a Python inside. If that fails, its output is the reason."""
         python = [_PYTHON, "-I", "-S"] if program.on_farm_python else ["python3"]
         argv = [*python, "-c", BOOTSTRAP.format(module=program.module), str(folder)]
         fds = {1: self.output.write_end, 2: self.output.write_end, cell_protocol.CONNECTION: self._theirs.fileno()}
@@ -244,7 +244,6 @@ def _move(pid: int, cgroup: str) -> None:
 
 
 def _reply(head: Mapping[str, Any], body: bytes) -> Reply:
-    """Return the reply in a frame. Raises PeerGone if it is malformed."""
     images, start = [], 0
     try:
         for media_type, n_bytes in head["images"][: cell_protocol.MAX_IMAGES]:
@@ -298,7 +297,7 @@ class InterpreterOutput:
         elif self._allowed <= 0:
             self._allowed = _PORTION
             self._loop.remove_reader(self._read_end)
-            self._resume = self._loop.call_later(_PAUSE_S, self._loop.add_reader, self._read_end, self._read)
+            self._resume = self._loop.call_later(_PERIOD_S, self._loop.add_reader, self._read_end, self._read)
 
     def _read_chunk(self, n_bytes: int) -> int:
         chunk = os.read(self._read_end, n_bytes)

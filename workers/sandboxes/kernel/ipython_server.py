@@ -95,7 +95,6 @@ def prepare() -> SimpleNamespace:
 
     class Profile(ProfileDir):
         def _mkdir(self, *_: object) -> bool:
-            """Create no folder."""
             return False
 
     class Shell(InteractiveShell):

@@ -75,16 +75,12 @@ class Bridge:
         except RuntimeError as error:
             raise RuntimeError(f"{error}: {self._log.last_line()}") from error
         self._death = os.pidfd_open(self._kernel.provisioner.pid)
-        self._images = cell_protocol.Images()
+        self.images = cell_protocol.Images()
         self._interrupted, wake = os.pipe()
         for number in (self._interrupted, wake):
             os.set_blocking(number, False)
         signal.set_wakeup_fd(wake, warn_on_full_buffer=False)
         signal.signal(signal.SIGINT, lambda *_: None)
-
-    @property
-    def images(self) -> cell_protocol.Images:
-        return self._images
 
     def run(self, code: str) -> str:
         """Run a cell and return the name of its error, if any. Exits this process if the kernel ends."""
@@ -132,7 +128,7 @@ class Bridge:
                 self._idle = self._idle or content["execution_state"] == "idle"
 
     def _show_data(self, data: dict[str, Any], prompt: str = "") -> None:
-        note = self._images.add(data)
+        note = self.images.add(data)
         text = data.get("text/plain", "")
         if text or prompt:
             _write(f"{prompt}{chr(10) if prompt and chr(10) in text else ''}{text}\n")

@@ -71,16 +71,13 @@ def own_modules() -> dict[str, str]:
         if not packages or packages[0] not in _FARM:
             continue
         path = "/".join([*packages, name])
+        parents = ("/".join([*packages[:depth], "__init__.py"]) for depth in range(1, len(packages) + 1))
         # an import may name a module, a package or a name in one; parent packages are imported first
-        for file in (f"{path}.py", f"{path}/__init__.py", *_packages_of(packages)):
+        for file in (f"{path}.py", f"{path}/__init__.py", *parents):
             if file not in result and (_PROJECT / file).is_file():
                 result[file] = (_PROJECT / file).read_text()
                 todo += _imported(result[file])
     return result
-
-
-def _packages_of(names: list[str]) -> list[str]:
-    return ["/".join([*names[:depth], "__init__.py"]) for depth in range(1, len(names) + 1)]
 
 
 def _imported(source: str) -> Iterator[str]:

@@ -12,13 +12,12 @@ import contextlib
 import ctypes
 import gc
 import importlib
-import json
 import os
 import signal
 import socket
 import sys
 
-from workers.sandboxes.isolation import ignored_sigterm, linux, namespaces, seccomp
+from workers.sandboxes.isolation import fork_requests, linux, namespaces, seccomp
 from workers.sandboxes.kernel import cell_protocol
 
 TYPE_CHECKING = False
@@ -28,7 +27,6 @@ if TYPE_CHECKING:
 
 MARK = "SANDBOX_COMMAND"
 """The variable that marks a kernel's descendants. The zygote has a value of the same length to overwrite."""
-_MAX_DESCRIPTORS = 3
 
 
 class ZygoteServer:
@@ -44,7 +42,7 @@ class ZygoteServer:
         self._prepared = program.prepare()
 
     def serve(self) -> None:
-        ignored_sigterm.ignore_sigterm()
+        fork_requests.ignore_sigterm()
         linux.become_subreaper()
         linux.let_others_look_in(False)
         # otherwise a process that was forked twice would wait for its end as a child of the host's first process
@@ -53,16 +51,9 @@ class ZygoteServer:
         gc.collect()
         gc.disable()
         gc.freeze()
-        while True:
-            message, descriptors, _, _ = socket.recv_fds(self._control, 16, _MAX_DESCRIPTORS)
-            if not message:
-                break
-            if os.fork() == 0:
-                self._fork(descriptors)
-            for descriptor in descriptors:
-                os.close(descriptor)
-        for pid in _children():
-            os.kill(pid, signal.SIGKILL)
+        fork_requests.serve(self._control, lambda _: os.fork(), self._fork)
+        for pid in linux.read_text(f"/proc/self/task/{os.getpid()}/children").split():
+            os.kill(int(pid), signal.SIGKILL)
 
     def _fork(self, descriptors: Sequence[int]) -> NoReturn:
         """Join the sandbox in a child process and fork again, because only its child is in the new pid namespace."""
@@ -70,11 +61,8 @@ class ZygoteServer:
             # otherwise, if stopped here, it would outlive a killed zygote
             linux.die_with_parent(signal.SIGKILL)
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-            self._control.close()
             request, connection, output = descriptors
-            with os.fdopen(request, "rb") as file:
-                file.seek(0)
-                job = json.load(file)
+            job = fork_requests.job_in(request)
             namespaces.join(job["target"])
             # reset by the change of user
             linux.die_with_parent(signal.SIGKILL)
@@ -125,11 +113,6 @@ def _tell(connection: int, head: dict[str, Any], descriptor: int | None = None) 
         answer.sendmsg([cell_protocol.packed(head)], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", result))])
     for number in result:
         os.close(number)
-
-
-def _children() -> list[int]:
-    with open(f"/proc/self/task/{os.getpid()}/children") as file:  # noqa: PTH123
-        return [int(word) for word in file.read().split()]
 
 
 def _reap(*_: object) -> None:

@@ -5,20 +5,17 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import socket
 import subprocess
-import sys
 import threading
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
-from pathlib import Path
 from typing import Any
 
-from workers.sandboxes.isolation.ignored_sigterm import sigterm_blocked
-from workers.sandboxes.isolation.parent_death_pipe import continue_at_the_end
+from workers.sandboxes.isolation.fork_requests import send
 from workers.sandboxes.kernel.python_runtime import BOOTSTRAP
+from workers.sandboxes.processes.fork_client import ForkServerProcess
 from workers.sandboxes.processes.process_tree import MARK, new_tag
 from workers.sandboxes.sandbox_user import sandbox_user
 
@@ -27,8 +24,6 @@ MAX_ZYGOTES = 4
 
 _END_S = 1.0
 _MAX_OUTPUT = 100_000
-_PROJECT = str(Path(__file__).parents[3])
-_LAUNCHER = "import sys; sys.path.append(sys.argv[1]); from workers.sandboxes.kernel.zygote_start import main; main()"
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,52 +38,35 @@ class ZygoteKind:
     """The folders that this Python reads."""
 
 
-class Zygote:
-    """One zygote process. It ends when this process ends, because it watches the socket."""
+class Zygote(ForkServerProcess):
+    """One zygote process."""
 
     def __init__(self, kind: ZygoteKind) -> None:
         self.n_kernels = 0
-        self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        self._control.setblocking(False)
         self._output = os.fdopen(os.memfd_create("output"), "rb", 0)
-        program = BOOTSTRAP.format(module="zygote")
         job = {
             "user": sandbox_user(),
             "folders": kind.folders,
-            "argv": [kind.python, *kind.flags, "-c", program, kind.kernels, kind.module, str(theirs.fileno())],
+            "argv": [kind.python, *kind.flags, "-c", BOOTSTRAP.format(module="zygote"), kind.kernels, kind.module],
             "env": {"PATH": os.defpath, "LANG": "C.UTF-8", "HOME": "/nonexistent", MARK: new_tag()},
         }
-        with theirs, sigterm_blocked():
-            self._process = subprocess.Popen(
-                [sys.executable, "-I", "-S", "-c", _LAUNCHER, _PROJECT],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.DEVNULL,
-                stderr=self._output,
-                env={"PATH": os.defpath, "LANG": "C.UTF-8"},
-                pass_fds=[theirs.fileno()],
-                start_new_session=True,
-            )
-            continue_at_the_end(theirs.fileno(), self._process.pid)
-        assert self._process.stdin
+        super().__init__("workers.sandboxes.kernel.zygote_start", os.defpath, subprocess.PIPE, self._output)
+        self.control.setblocking(False)
+        assert self.process.stdin
         # if it has ended already, the first request notices
-        with contextlib.suppress(BrokenPipeError), self._process.stdin as pipe:
+        with contextlib.suppress(BrokenPipeError), self.process.stdin as pipe:
             pipe.write(json.dumps(job).encode())
 
     @property
     def pid(self) -> int:
-        return self._process.pid
+        return self.process.pid
 
     def alive(self) -> bool:
-        return self._process.poll() is None
+        return self.process.poll() is None
 
     def fork(self, job: dict[str, Any], descriptors: Sequence[int]) -> None:
         """Request a kernel. `descriptors` are the socket for its answers, and its output. Raises OSError."""
-        memory = os.memfd_create("job")
-        try:
-            os.write(memory, json.dumps(job).encode(errors="surrogateescape"))
-            socket.send_fds(self._control, [b"job"], [memory, *descriptors])
-        finally:
-            os.close(memory)
+        send(self.control, job, descriptors)
 
     @contextlib.contextmanager
     def in_use(self) -> Iterator[None]:
@@ -102,8 +80,8 @@ class Zygote:
     def end(self) -> str:
         """Return how a zygote that does not answer ended, and its last output. Blocks for a moment."""
         with contextlib.suppress(subprocess.TimeoutExpired):
-            self._process.wait(_END_S)
-        if self._process.returncode is None:
+            self.process.wait(_END_S)
+        if self.process.returncode is None:
             return "it runs, and does not answer"
         output = b""
         # closed meanwhile, to be replaced
@@ -111,13 +89,11 @@ class Zygote:
             self._output.seek(0)
             output = self._output.read(_MAX_OUTPUT)
         last = output.decode(errors="replace").strip().splitlines()[-1:]
-        return ": ".join([f"it ended with status {self._process.returncode}", *last])
+        return ": ".join([f"it ended with status {self.process.returncode}", *last])
 
     def close(self) -> None:
         """End it; its kernels continue. Blocks for a moment."""
-        self._control.close()
-        self._process.kill()
-        self._process.wait()
+        super().close()
         self._output.close()
 
 

@@ -35,7 +35,7 @@ _CHUNK = 1 << 24
 
 
 def main() -> None:
-    """Run the job from standard input; descriptors are inherited."""
+    """Run the job from standard input, with the last argument of this program, the number of an inherited socket."""
     job: Job = json.load(sys.stdin)
     os.umask(0o022)
     os.chdir("/")
@@ -45,7 +45,7 @@ def main() -> None:
     linux.no_new_privileges()
     namespaces.default_signals()
     os.dup2(os.open(os.devnull, os.O_RDWR), 0)
-    os.execve(sealed_copy(job["argv"][0]), job["argv"], job["env"])
+    os.execve(sealed_copy(job["argv"][0]), [*job["argv"], sys.argv[-1]], job["env"])
 
 
 def open_the_way(folders: Sequence[str]) -> None:

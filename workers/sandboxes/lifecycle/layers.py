@@ -153,7 +153,6 @@ def _taken_out(place: Path) -> Path | None:
 
 
 def _in_use() -> set[str]:
-    """Return the layers that the sandboxes of this node use."""
     names = set()
     for state in folder_of_all().iterdir():
         # most sandboxes use none

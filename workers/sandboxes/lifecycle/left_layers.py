@@ -44,45 +44,27 @@ def packed(name: str, max_bytes: int) -> tuple[bytes, int] | None:
     Blocks. Raises SandboxError if the layer cannot be read.
     """
     ours, theirs = socket.socketpair()
-    sink = _Sink(max_bytes, ours)
     with _job("pack", files_of(name), theirs, max_bytes * _UNPACKED) as refused:
-        sink.run()
-        if sink.n_bytes > max_bytes * _UNPACKED or sink.beyond:
+        data, n_bytes = _compressed(ours, max_bytes)
+        if n_bytes > max_bytes * _UNPACKED or len(data) > max_bytes:
             return None
         reason = refused()
     if reason:
         if reason.startswith("LayerRefused"):
             return None
         raise SandboxError(f"layer {name} cannot be packed: {reason}")
-    return sink.result(), sink.n_bytes
+    return data, n_bytes
 
 
-class _Sink:
-    """Compresses a stream up to a maximum size."""
-
-    def __init__(self, max_bytes: int, source: socket.socket) -> None:
-        self._max_bytes = max_bytes
-        self._source = source
-        self._parts: list[bytes] = []
-        self._n_packed = 0
-        self.n_bytes = 0
-        self.beyond = False
-
-    def run(self) -> None:
-        compressor = zstandard.ZstdCompressor(level=_LEVEL).compressobj()
-        with self._source, self._source.makefile("rb", 0) as stream:
-            while not self.beyond and (chunk := stream.read(_CHUNK)):
-                self.n_bytes += len(chunk)
-                self._add(compressor.compress(chunk))
-        self._add(compressor.flush())
-
-    def _add(self, part: bytes) -> None:
-        self._n_packed += len(part)
-        self._parts.append(part)
-        self.beyond = self._n_packed > self._max_bytes
-
-    def result(self) -> bytes:
-        return b"".join(self._parts)
+def _compressed(source: socket.socket, max_bytes: int) -> tuple[bytes, int]:
+    """Return a stream compressed, up to the first chunk beyond `max_bytes`, and the number of bytes read."""
+    compressor, packed, n_bytes = zstandard.ZstdCompressor(level=_LEVEL).compressobj(), bytearray(), 0
+    with source, source.makefile("rb", 0) as stream:
+        while len(packed) <= max_bytes and (chunk := stream.read(_CHUNK)):
+            n_bytes += len(chunk)
+            packed += compressor.compress(chunk)
+    packed += compressor.flush()
+    return bytes(packed), n_bytes
 
 
 def unpack(name: str, data: bytes, max_bytes: int) -> None:
@@ -162,7 +144,6 @@ def settle_owners(files: Path, owner: Sequence[int], lower: Sequence[str]) -> No
 def _done(
     action: str, folder: Path, rule: Mapping[str, object], lower: Sequence[str] = ()
 ) -> tuple[str, dict[str, Any]]:
-    """Return why it was refused, and its result."""
     ours, theirs = socket.socketpair()
     found: dict[str, Any] = {}
     with _job(action, folder, theirs, 0, found, lower) as refused:

@@ -33,7 +33,7 @@ STARTING_S = 120.0
 UNLOCKED_S = 5.0
 """Seconds for which an unlocked folder without a record is kept: its creator locks it immediately."""
 WAIT_TIMEOUT_S = 5.0
-_PAUSE_S = 0.05
+_POLL_S = 0.05
 
 
 def sweep(keep: Callable[[], Collection[str]], starting_s: float = STARTING_S) -> list[str]:
@@ -80,7 +80,7 @@ def sweep_all(patience_s: float = WAIT_TIMEOUT_S) -> None:
         _sweep(tuple, starting_s=0.0, warm_pool_idle_s=0.0, patience_s=patience_s / 2)
         if not (parent.is_dir() and any(parent.iterdir())) or time.monotonic() > deadline:
             break
-        time.sleep(_PAUSE_S)
+        time.sleep(_POLL_S)
     cgroups.sweep(folder_of_all(), all_of_it=True)
     layers.sweep(idle_s=0.0)
 
@@ -100,19 +100,14 @@ def sweep_dead_nodes() -> list[str]:
         with contextlib.suppress(FileNotFoundError, BlockingIOError), (node / "lock").open() as lock:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             node.rename(aside)
-            _clear_node(aside)
+            terminate_in((aside / folder_of_all().name).iterdir())
+            remove(aside)
             cgroups.sweep(node / folder_of_all().name, all_of_it=True)
             gone.append(node.name)
     return gone
 
 
-def _clear_node(node: Path) -> None:
-    terminate_in((node / folder_of_all().name).iterdir())
-    remove(node)
-
-
 def _is_kept(sandbox_id: str) -> bool:
-    """Return whether its owner process is alive: an image build, or a sandbox that many rollouts share."""
     owner = owner_of_sandbox(sandbox_id)
     return owner is not None and Process(*owner).alive()
 

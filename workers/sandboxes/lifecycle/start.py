@@ -164,7 +164,6 @@ def launch(plan: MonitorPlan, lock: int, held: Sequence[int] = ()) -> SandboxRec
 
 
 def _kill(pidfd: int) -> None:
-    """Send SIGKILL and wait for the end."""
     with contextlib.suppress(ProcessLookupError):
         signal.pidfd_send_signal(pidfd, signal.SIGKILL)
     poll = select.poll()

@@ -199,7 +199,10 @@ def terminate_all(records: Collection[SandboxRecord], patience_s: float = STOP_S
     """End many sandboxes in the time of one. Returns the folders that are gone now. Blocks."""
     for record in records:
         # immediately, before the monitor gets to it
-        _signal_termination(record.first)
+        # the monitor kills processes of another user
+        with contextlib.suppress(PermissionError):
+            if (descriptor := record.first.signalled(signal.SIGKILL)) is not None:
+                os.close(descriptor)
     deaf = end_together((record.monitor for record in records), END, patience_s)
     asleep = _kill([*deaf, *(record.first for record in records)])
     gone = []
@@ -234,13 +237,6 @@ def terminate_in(states: Iterable[Path], patience_s: float = STOP_S) -> list[Pat
         starting.kill_group()
     others += [state for state, starting in hanging.items() if starting not in asleep]
     return gone + [state for state in others if remove(state, REMOVE_S)]
-
-
-def _signal_termination(process: Process) -> None:
-    # the monitor kills processes of another user
-    with contextlib.suppress(PermissionError):
-        if (descriptor := process.signalled(signal.SIGKILL)) is not None:
-            os.close(descriptor)
 
 
 def _kill(processes: Iterable[Process]) -> set[Process]:

@@ -134,7 +134,6 @@ def _ask(folder: str, number: int) -> str:
 
 
 def _locked(ids: range) -> tuple[int, int] | None:
-    """Return an id that no other sandbox has, and the open file that holds it; None if all are taken."""
     try:
         file = os.open(_LOCKS, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
     except OSError as error:

@@ -5,12 +5,12 @@ sandbox.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import errno
 import json
 import os
 import resource
 import select
+import signal
 import socket
 import subprocess
 import sys
@@ -19,17 +19,16 @@ import time
 from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from farm.errors import SandboxError
-from workers.sandboxes.isolation.ignored_sigterm import sigterm_blocked
+from workers.sandboxes.isolation.fork_requests import program_of, send
 from workers.sandboxes.isolation.parent_death_pipe import continue_at_the_end
 from workers.sandboxes.resource_exhaustion import scarcity
 
 _PROJECT = str(Path(__file__).parents[3])
-_PROGRAM = "import sys; sys.path.append(sys.argv[1]); from workers.sandboxes.isolation.fork_server import main; main()"
 _ANSWER_BYTES = 65536
-_PAUSE_S = 0.002
+_POLL_S = 0.002
 _CROWDED_S = 1.0
 """Maximum wait for free descriptors in flight. The event loop is blocked meanwhile, and a sandbox can hold them."""
 
@@ -56,8 +55,14 @@ class ForkReplies:
 
     async def next(self) -> tuple[dict[str, Any], list[int]]:
         """Wait for the next message on the event loop."""
+        loop, descriptor = asyncio.get_running_loop(), self.fileno()
         while (message := self.take()) is None:
-            await _readable(self.fileno())
+            ready = asyncio.Event()
+            loop.add_reader(descriptor, ready.set)
+            try:
+                await ready.wait()
+            finally:
+                loop.remove_reader(descriptor)
         return message
 
     def wait(self, timeout_s: float) -> tuple[dict[str, Any], list[int]] | None:
@@ -70,19 +75,35 @@ class ForkReplies:
         self._socket.close()
 
 
-async def _readable(descriptor: int) -> None:
-    loop = asyncio.get_running_loop()
-    ready: asyncio.Future[None] = loop.create_future()
-    loop.add_reader(descriptor, _wake, ready)
-    try:
-        await ready
-    finally:
-        loop.remove_reader(descriptor)
+class ForkServerProcess:
+    """A server of `fork_requests.py`. It ends soon after this process, whose socket it watches."""
 
+    def __init__(self, module: str, path: str, stdin: int, stderr: IO[bytes] | None = None) -> None:
+        """Start the `main` of a module, whose last argument is the number of its socket; `path` is its PATH."""
+        self.control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        argv = [sys.executable, "-I", "-S", "-c", program_of(module), _PROJECT, str(theirs.fileno())]
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+        # if it fails to start, the next message finds the other end closed
+        with theirs:
+            try:
+                self.process = subprocess.Popen(
+                    argv,
+                    stdin=stdin,
+                    stdout=subprocess.DEVNULL,
+                    stderr=stderr,
+                    env={"PATH": path, "LANG": "C.UTF-8"},
+                    pass_fds=[theirs.fileno()],
+                    start_new_session=True,
+                )
+            finally:
+                signal.pthread_sigmask(signal.SIG_SETMASK, before)
+            continue_at_the_end(theirs.fileno(), self.process.pid)
 
-def _wake(ready: asyncio.Future[None]) -> None:
-    if not ready.done():
-        ready.set_result(None)
+    def close(self) -> None:
+        """End it, and wait for its end."""
+        self.control.close()
+        self.process.kill()
+        self.process.wait()
 
 
 class ForkClient:
@@ -90,19 +111,18 @@ class ForkClient:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._process: subprocess.Popen[bytes] | None = None
-        self._control: socket.socket | None = None
+        self._server: ForkServerProcess | None = None
 
     def request(self, job: dict[str, Any], descriptors: Sequence[int]) -> ForkReplies:
         """Send a request; `descriptors` stay open here. Raises SandboxError if no fork server can be started."""
-        with contextlib.ExitStack() as failed, scarcity("ask its porter"):
+        with scarcity("ask its porter"):
             ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-            failed.enter_context(ours)
-            with theirs, os.fdopen(os.memfd_create("job"), "wb") as memory:
-                memory.write(json.dumps(job).encode(errors="surrogateescape"))
-                memory.flush()
-                self._send([memory.fileno(), theirs.fileno(), *descriptors])
-            failed.pop_all()
+            try:
+                with theirs:
+                    self._send(job, [theirs.fileno(), *descriptors])
+            except BaseException:
+                ours.close()
+                raise
         return ForkReplies(ours)
 
     def close(self) -> None:
@@ -110,13 +130,18 @@ class ForkClient:
         with self._lock:
             self._end()
 
-    def _send(self, descriptors: list[int]) -> None:
+    def _send(self, job: dict[str, Any], descriptors: list[int]) -> None:
         with self._lock:
             for again in (True, False):
-                if self._control is None:
-                    self._start()
+                if self._server is None:
+                    # to its maximum, because a user's descriptors in flight count against it, too
+                    most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+                    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+                    path = os.environ.get("PATH", os.defpath)
+                    module = "workers.sandboxes.isolation.fork_server"
+                    self._server = ForkServerProcess(module, path, subprocess.DEVNULL)
                 try:
-                    return self._pass(descriptors)
+                    return _pass(self._server.control, job, descriptors)
                 except (BrokenPipeError, ConnectionResetError) as error:
                     self._end()
                     if not again:
@@ -124,47 +149,22 @@ class ForkClient:
                             f"this worker's fork server exits as soon as it is started: {error}"
                         ) from error
 
-    def _pass(self, descriptors: list[int]) -> None:
-        assert self._control
-        deadline = time.monotonic() + _CROWDED_S
-        while True:
-            try:
-                socket.send_fds(self._control, [b"job"], descriptors)
-                return
-            except OSError as error:
-                # the user has reached the limit of descriptors in flight
-                if error.errno != errno.ETOOMANYREFS or time.monotonic() > deadline:
-                    raise
-                time.sleep(_PAUSE_S)
-
-    def _start(self) -> None:
-        _raise_file_limit()
-        self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        # if it fails to start, the next message finds the other end closed
-        with theirs, sigterm_blocked():
-            self._process = subprocess.Popen(
-                [sys.executable, "-I", "-S", "-c", _PROGRAM, _PROJECT, str(theirs.fileno())],
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL,
-                env={"PATH": os.environ.get("PATH", os.defpath), "LANG": "C.UTF-8"},
-                pass_fds=[theirs.fileno()],
-                start_new_session=True,
-            )
-            continue_at_the_end(theirs.fileno(), self._process.pid)
-
     def _end(self) -> None:
-        if self._control is not None:
-            self._control.close()
-        if self._process is not None:
-            self._process.kill()
-            self._process.wait()
-        self._control = self._process = None
+        if self._server is not None:
+            self._server.close()
+            self._server = None
 
 
-def _raise_file_limit() -> None:
-    """Raise the limit of open files to its maximum, because a user's descriptors in flight count against it, too."""
-    most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
-    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+def _pass(control: socket.socket, job: dict[str, Any], descriptors: list[int]) -> None:
+    deadline = time.monotonic() + _CROWDED_S
+    while True:
+        try:
+            return send(control, job, descriptors)
+        except OSError as error:
+            # the user has reached the limit of descriptors in flight
+            if error.errno != errno.ETOOMANYREFS or time.monotonic() > deadline:
+                raise
+            time.sleep(_POLL_S)
 
 
 @cache

@@ -22,7 +22,7 @@ _ROUNDS = 20
 _EXEC_S = 0.002
 _ENDS_S = 10.0
 """Time in which a killed process gets a CPU and ends, even on a busy machine."""
-_PAUSE_S = 0.02
+_POLL_S = 0.02
 _SILENT_S = 1.0
 """Time without progress. Reading a process takes microseconds, unless it is in an uninterruptible sleep."""
 
@@ -40,16 +40,15 @@ def tagged_processes(mark: str) -> list[int]:
 def _seen(mark: str, lineage: Lineage | None = None) -> tuple[list[int], bool]:
     """Return the carriers, and whether some processes cannot be read at the moment."""
     while True:
-        pids, unclear = (_all_pids(), False) if lineage is None else lineage.processes()
+        if lineage is None:
+            pids, unclear = [int(entry.name) for entry in os.scandir("/proc") if entry.name.isdigit()], False
+        else:
+            pids, unclear = lineage.processes()
         if not pids:
             return [], unclear
         search = _Search(f"{MARK}={mark}".encode(), pids)
         if search.comes_to_its_end():
             return search.found, search.unclear or unclear
-
-
-def _all_pids() -> list[int]:
-    return [int(entry.name) for entry in os.scandir("/proc") if entry.name.isdigit()]
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +74,6 @@ def _exists(pid: int) -> bool:
 
 
 def _below(pid: int) -> list[int]:
-    """Return the children of all threads of a process; empty if it is gone."""
     folder = f"/proc/{pid}/task"
     result: list[int] = []
     with contextlib.suppress(OSError):
@@ -184,7 +182,7 @@ def _await_ends(mark: str, signalled: set[int]) -> None:
         pids = [pid for pid in search.found if not _is_uninterruptible(pid)]
         if pids:
             time.sleep(pause_s)
-            pause_s = min(2 * pause_s, _PAUSE_S)
+            pause_s = min(2 * pause_s, _POLL_S)
 
 
 def _is_uninterruptible(pid: int) -> bool:

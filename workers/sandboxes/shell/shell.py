@@ -27,8 +27,7 @@ BRISK = ((b"\x03", 0.3), (b"\x1c", 0.3))
 KILLS_S, KILL_S, MOST_KILLS_S, ENOUGH_S, ENOUGH_KILLS = 1.0, 0.1, 10.0, 0.2, 10
 """Minimum time and number of attempts to kill the foreground processes repeatedly. Time in which the shell waits for a
 CPU does not count, until it has had enough CPU time to notice the end of its program."""
-LAST_S = 0.5
-CHECK_INTERVAL_S = 0.02
+_POLL_S = 0.02
 SILENCE_S = 0.15
 """Silence after which an interactive program that may be waiting for a key counts as waiting, in seconds."""
 
@@ -104,7 +103,6 @@ class BashShell:
             await asyncio.to_thread(kill_tagged, self._mark, lineage)
 
     def _lineage(self, pid: int) -> Lineage | None:
-        """Return the processes below which all descendants of this shell are found; None if unknown."""
         try:
             return Lineage(pid, self._entry.target()["pid"])
         except SandboxError:
@@ -144,7 +142,6 @@ class BashShell:
         return ShellResult(code, output, self._cwd, timed_out, restarted, n_dropped, full, limit=limit, note=note)
 
     async def _end_interactive(self) -> bool:
-        """End the running program and drop its last output; return whether the shell had to be replaced."""
         self._interactive = False
         if self._lost:
             return False
@@ -191,7 +188,6 @@ class BashShell:
         self._cwd = self._cwd or ended.cwd
 
     async def _restart(self) -> None:
-        """Start a new bash with the directory and exported variables of the old one."""
         if self._session is not None:
             if (last := self._session.ended) is not None:
                 self._cwd = last.cwd or self._cwd
@@ -215,7 +211,6 @@ class BashShell:
             await self._restored(folder)
 
     async def _restored(self, script: str) -> bool:
-        """Restore the state in a new shell by a script; return whether that shell still works."""
         session = self._open_session()
         session.send(script.encode("utf-8", "surrogateescape"))
         ended = await _settled(session, RESTORE_S)
@@ -257,10 +252,10 @@ async def _attended(session: ShellSession, seconds: float, more: bool, typed: bo
     loop = asyncio.get_running_loop()
     deadline = loop.time() + seconds
     while (left := deadline - loop.time()) > 0:
-        if ended := await session.settled(min(CHECK_INTERVAL_S, left)):
+        if ended := await session.settled(min(_POLL_S, left)):
             return ended
         silence_s = loop.time() - session.heard_at
-        if silence_s < CHECK_INTERVAL_S or (more and not session.n_waiting) or not session.has_terminal:
+        if silence_s < _POLL_S or (more and not session.n_waiting) or not session.has_terminal:
             continue
         program_activity = doing(session.pid, session.terminal.foreground_group(), session.terminal.name)
         reads = program_activity is ProgramActivity.READING and (session.n_waiting > 0 or not typed)
@@ -277,13 +272,12 @@ async def _type(session: ShellSession, keys: bytes, deadline: float) -> int:
     n_typed = 0
     while n_typed < len(keys) and session.ended is None:
         n_typed += (n := session.type(keys[n_typed:]))
-        if not n and (loop.time() > deadline or await session.settled(CHECK_INTERVAL_S)):
+        if not n and (loop.time() > deadline or await session.settled(_POLL_S)):
             break
     return n_typed
 
 
 def _processor_s(pid: int) -> tuple[float, float]:
-    """Return the CPU time of a process and its time waiting for a CPU; zeros if it is gone."""
     try:
         used, waited, _ = Path(f"/proc/{pid}/schedstat").read_text().split()
     except (OSError, ValueError):

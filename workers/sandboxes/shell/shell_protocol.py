@@ -55,11 +55,6 @@ _DONE_TYPED = "; \\__sandbox_done #NUMBER typed && \\:\n"
 _KEEPS = re.compile(rb"\b(?:exec|source)\b|(?:^|[\s;&|({])\.\s")
 
 
-def _boot() -> str:
-    """Return the setup code of a shell as one line. Line breaks become blanks, so the code contains no comments."""
-    return Path(__file__).with_name("shell_boot.sh").read_text()
-
-
 class Protocol:
     """All lines to type, with the descriptor numbers in the shell."""
 
@@ -67,7 +62,9 @@ class Protocol:
         # the lowest number, because bash saves descriptors during a command above the copied one
         self.stdin, self.stdout, self.stderr = range(first, first + 3)
         self.socket, self.output, self.memory, self.nothing, self._kept = range(first + 3, first + 8)
-        self.boot = f" {self._filled(_boot()).strip()}\n".replace("\n", " ").encode() + b"\n"
+        boot = Path(__file__).with_name("shell_boot.sh").read_text()
+        # line breaks become blanks, so the code contains no comments
+        self.boot = f" {self._filled(boot).strip()}\n".replace("\n", " ").encode() + b"\n"
         self._lines = {kind: self._line(*kind) for kind in product((False, True), repeat=5)}
 
     def _filled(self, text: str) -> str:

@@ -37,7 +37,7 @@ _ANCILLARY = socket.CMSG_SPACE(struct.calcsize("iII"))
 _UNWATCHED_S = 0.002
 """Time within which a command that finishes costs only one turn of the event loop: its output is read at its end."""
 _FAST = 16_000_000
-_PACE_S = 0.001
+_PERIOD_S = 0.001
 """Bytes of a command's output read at full speed, and seconds between chunks of the rest."""
 _READS = 64
 """Maximum number of chunks read after a command's end, because a background job may continue to write."""
@@ -112,7 +112,7 @@ class ShellSession:
         argv = ["bash", "--norc", "--noprofile", "--noediting", "-i"]
         self._child = await entry.start(argv, env=entry.environment({MARK: mark}), fds=fds, terminal=True)
         self._close_theirs()
-        self.terminal.hand_over(self._child.pid)
+        self.terminal.hand_over()
         self._writer = struct.pack("i", self._child.pid)
         self._child.ended.add_done_callback(self._note_death)
         self._loop.add_reader(self._socket.fileno(), self._read_records)
@@ -181,7 +181,6 @@ class ShellSession:
         self._timer = self._loop.call_at(deadline, self._wake)
 
     def _watch_now(self) -> None:
-        """Start to read output, if that was deferred."""
         if self._watches_later:
             self._watches_later = False
             self._watch_output()
@@ -245,7 +244,6 @@ class ShellSession:
         self._parse()
 
     def _receive(self) -> bool:
-        """Receive one process's message from the socket; return False if there is none."""
         try:
             data, about, _, _ = self._socket.recvmsg(_RECORD, _ANCILLARY)
         except BlockingIOError:
@@ -329,7 +327,6 @@ class ShellSession:
         self._finish(death(bytes(self._records), code.result()))
 
     def _read_terminal(self) -> None:
-        """Read the output of a command with the terminal, or the shell's own output such as job notices."""
         data = self.terminal.read()
         if data is None:
             self._loop.remove_reader(self.terminal.fd)
@@ -338,7 +335,7 @@ class ShellSession:
             self._output.add(data)
             if self._output.n_bytes > _FAST:
                 self._loop.remove_reader(self.terminal.fd)
-                self._loop.call_later(_PACE_S, self._watch_terminal)
+                self._loop.call_later(_PERIOD_S, self._watch_terminal)
         else:
             self._chatter.add(data)
 
@@ -352,7 +349,7 @@ class ShellSession:
             self._unwatch_output()
         elif self._output.n_bytes > _FAST and self._watching:
             self._unwatch_output()
-            self._watch = self._loop.call_later(_PACE_S, self._watch_output)
+            self._watch = self._loop.call_later(_PERIOD_S, self._watch_output)
         return len(chunk)
 
     def _watch_output(self) -> None:

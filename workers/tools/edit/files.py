@@ -32,10 +32,6 @@ MAX_FILE_BYTES = 5_000_000
 MAX_LINE_NUMBERS = 20
 
 
-def _listing() -> str:
-    return files("workers.tools.edit").joinpath("list_folder.sh").read_text()
-
-
 class IsFolder(ToolError):
     """The path is a folder."""
 
@@ -94,7 +90,9 @@ class Files:
             )
         restored = change.undone(data)
         if change.removed is None:
-            await self._remove(path)
+            result = await self._sandbox.exec(["bash", "-c", _REMOVE, path], timeout_s=_REMOVE_S)
+            if result.code != 0:
+                raise ToolError(f"The last edit to {path} was not undone: {_reason(result)}")
         else:
             await self._write(path, restored, data)
         self._history.drop(change)
@@ -112,7 +110,8 @@ class Files:
         return lines(head, path, shown, note)
 
     async def _names(self, path: str, depth: int, timeout_s: float) -> list[str]:
-        result = await self._sandbox.exec(["bash", "-c", _listing(), path, str(depth)], timeout_s=timeout_s)
+        script = files("workers.tools.edit").joinpath("list_folder.sh").read_text()
+        result = await self._sandbox.exec(["bash", "-c", script, path, str(depth)], timeout_s=timeout_s)
         if result.timed_out or (result.code != 0 and not result.stdout):
             raise ToolError(f"{path} cannot be listed: {_reason(result)}")
         return sorted(result.stdout.decode(errors="replace").split("\0")[:-1])
@@ -126,11 +125,6 @@ class Files:
                     await self._sandbox.write_file(path, before)
             raise _worded(error, path) from None
 
-    async def _remove(self, path: str) -> None:
-        result = await self._sandbox.exec(["bash", "-c", _REMOVE, path], timeout_s=_REMOVE_S)
-        if result.code != 0:
-            raise ToolError(f"The last edit to {path} was not undone: {_reason(result)}")
-
 
 def _reason(result: ExecResult) -> str:
     if result.timed_out:
@@ -139,7 +133,6 @@ def _reason(result: ExecResult) -> str:
 
 
 def _worded(error: ToolError, path: str) -> ToolError:
-    """Return the error in the wording of editor tools, by the system's message at the end of the sandbox's."""
     message = str(error)
     if message.endswith(os.strerror(errno.ENOENT)):
         return NoSuchFile(f"The path {path} does not exist. Please provide a valid path.")

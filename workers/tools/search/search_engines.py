@@ -309,7 +309,6 @@ def _split(domains: str) -> tuple[str, ...]:
 
 
 def _host(url: str, *, domain_only: bool = False) -> str:
-    """Return the host of a web page in normalized form. Raises ValueError."""
     try:
         parsed = httpx2.URL(url)
     except (httpx2.InvalidURL, TypeError) as error:

@@ -74,7 +74,6 @@ def workplace() -> Iterator[Path]:
 
 
 def _abandoned() -> dict[Path, int]:
-    """Return the work folders whose builder has ended, each with a descriptor that holds its lock."""
     result = {}
     for place in own_folder().glob(f"{_PLACE}*"):
         with contextlib.suppress(FileNotFoundError):

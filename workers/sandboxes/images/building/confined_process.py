@@ -52,7 +52,6 @@ def main() -> None:
 
 
 def _expose(prefix: str, closed: str, kept: str) -> None:
-    """Make the runtime accessible, and hide the other contents of the closed folder."""
     os.makedirs(kept, exist_ok=True)  # noqa: PTH103
     linux.mount(prefix, kept, flags=linux.MS_BIND | linux.MS_REC)
     linux.mount("tmpfs", closed, "tmpfs", options="mode=755")

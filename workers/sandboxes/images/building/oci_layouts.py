@@ -167,7 +167,6 @@ def _write_index(layout: Path, manifests: Sequence[Mapping[str, Any]]) -> None:
 
 
 def _add(layout: Path, kind: str, content: IO[bytes]) -> dict[str, Any]:
-    """Copy a blob into a layout and return its descriptor."""
     found = layout / "blobs/sha256/new"
     with content, found.open("wb") as file:
         shutil.copyfileobj(content, file)

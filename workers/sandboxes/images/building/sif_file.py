@@ -99,7 +99,6 @@ def restore_special_modes(image: Path, root: Path, place: Path) -> None:
 
 
 def _listed(text: str) -> Iterator[tuple[str, str, str]]:
-    """Yield the kind, the letters of the mode, and the path of the files with special bits."""
     for line in text.splitlines():
         match = _LINE.fullmatch(line)
         if match and _special(match[2]):

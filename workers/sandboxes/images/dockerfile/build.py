@@ -60,8 +60,6 @@ def build_layers(stages: Sequence[PlannedStage], start: StartBuild, *, retry: bo
 
 
 class _Build:
-    """One build, in threads."""
-
     def __init__(self, stages: Sequence[PlannedStage], start: StartBuild, retry: bool) -> None:
         self._stages, self._start, self._retry = stages, start, retry
         self._images: dict[int, Future[Image]] = {}
@@ -82,7 +80,6 @@ class _Build:
         return image.layers[: len(image.layers) - len(last.base.layers)]
 
     def _build(self, planned: PlannedStage) -> Image:
-        """Return the files of a stage as an image."""
         image = planned.base if planned.parent is None else self._images[planned.parent].result()
         for step in planned.steps:
             if len(image.layers) >= MAX_LAYERS:
@@ -180,7 +177,6 @@ class LayerSource:
 
 
 def _network_advice(lines: Sequence[str]) -> str:
-    """Return advice if a program seems to have failed for lack of network, else an empty text."""
     signs = ("resolve", "resolution", "network is unreachable", "no route to host", "name or service not known")
     if any(sign in line.lower() for line in lines for sign in signs):
         return "builds have no network: allow it by FARM_BUILD_NETWORK=1, or `farm images build --network`"

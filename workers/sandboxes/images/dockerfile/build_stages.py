@@ -8,8 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from farm.errors import ImageError
-from workers.sandboxes.images.dockerfile.instructions import Instruction, parse
-from workers.sandboxes.images.dockerfile.run_mounts import origins_of
+from workers.sandboxes.images.dockerfile.instructions import Instruction, origins_of, parse
 from workers.sandboxes.images.dockerfile.variables import Expansion, raw_words
 
 _FROM = re.compile(r"(\S+)(?:\s+as\s+([a-z][a-z0-9_.-]*))?", re.IGNORECASE)
@@ -94,7 +93,6 @@ class StagedFile:
 
 
 def _origins(instruction: Instruction) -> list[str]:
-    """Return the stages and images from which an instruction takes files."""
     if instruction.name == "RUN":
         return origins_of(instruction)
     name = instruction.flag("from") if instruction.name in ("COPY", "ADD") else None

@@ -86,7 +86,6 @@ class BuildContext:
         return [prefix + name for name in names if match.fullmatch(name)]
 
     def _has_kept(self, name: str) -> bool:
-        """Return whether a file below an excluded folder is kept by an exception."""
         exceptions = any(keeps for _, keeps in self.patterns)
         return exceptions and (self.folder / name).is_dir() and any(True for _ in self._below(name))
 
@@ -175,11 +174,8 @@ def glob_pattern(pattern: str) -> re.Pattern[str]:
 
 def digest_of(files: Sequence[ContextFile]) -> str:
     """Return the digest of names, modes and contents, without times and owners. Raises OSError."""
-    return digest("context", [(file.relative, _kind(file.mode), _content(file)) for file in files])
-
-
-def _kind(mode: int) -> int:
-    return mode if not stat.S_ISLNK(mode) else stat.S_IFLNK
+    kinds = [stat.S_IFLNK if stat.S_ISLNK(file.mode) else file.mode for file in files]
+    return digest("context", [(file.relative, kind, _content(file)) for file, kind in zip(files, kinds, strict=True)])
 
 
 def _content(file: ContextFile) -> str:

@@ -100,7 +100,6 @@ def _moved(file: ContextFile, staged: Path) -> ContextFile:
 
 
 def _place(place: BuildSandbox, staged: Path, name: str, target: str, into: bool, owner: Owner | None) -> None:
-    """Copy a file or the contents of a folder to its target, or into it."""
     place.upload(staged, posixpath.join(target, name) if into and not staged.is_dir() else target, owner)
 
 
@@ -234,7 +233,6 @@ def fetch(source: FromAddress, path: Path, instruction: Instruction) -> None:
 
 
 def _set_time(path: Path, changed: str) -> None:
-    """Set a file's modification time to the one that the server reports."""
     try:
         seconds = parsedate_to_datetime(changed).timestamp()
     except ValueError:

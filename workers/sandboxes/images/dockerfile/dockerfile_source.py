@@ -108,7 +108,6 @@ class DockerfileSource:
         write_layers(image, folder)
 
     def _make_by_buildah(self, stages: list[PlannedStage], folder: Path) -> None:
-        """Build the same stages by buildah, on bases that are folders."""
         last = stages[-1]
         begun = [planned for planned in stages if planned.parent is None and planned.stage.base != SCRATCH]
         bases = {str(planned.stage.base): planned.base for planned in begun}
@@ -134,7 +133,6 @@ class DockerfileSource:
         return plan(file, target, context, self.values, self._base, owner(), escape)
 
     def _base(self, name: str, instruction: Instruction) -> Image:
-        """Return a base image by name. ImageError, with the line, for an unknown name."""
         if name == SCRATCH:
             return empty_image()
         try:
@@ -177,7 +175,10 @@ def build_archive(
         )
     store = ["--root", str(place / "store"), "--runroot", str(place / "run"), "--storage-driver", "vfs"]
     for name, root in folders.items():
-        _import(store, name, root, place)
+        # a base image from a folder, under the name that Dockerfiles use for it
+        container = _run([*store, "from", "scratch"], name, place).strip().splitlines()[-1]
+        _run([*store, "add", "--quiet", container, str(root), "/"], name, place)
+        _run([*store, "commit", "--quiet", "--rm", container, name], name, place)
     words = ["build", *_CHROOT, "--pull=missing" if settings().build_network else "--pull=never"]
     words += ["--format", "docker", "--file", str(file), "--tag", "built:latest"]
     words += [word for name, value in values.items() for word in ("--build-arg", f"{name}={value}")]
@@ -189,15 +190,7 @@ def build_archive(
     return archive
 
 
-def _import(store: Sequence[str], name: str, root: Path, place: Path) -> None:
-    """Create a base image from a folder, under the name that Dockerfiles use for it."""
-    container = _run([*store, "from", "scratch"], name, place).strip().splitlines()[-1]
-    _run([*store, "add", "--quiet", container, str(root), "/"], name, place)
-    _run([*store, "commit", "--quiet", "--rm", container, name], name, place)
-
-
 def _without_network() -> list[str]:
-    """Return a command prefix that disables the network if builds have none. SandboxError for an ordinary user."""
     if settings().build_network:
         return []
     if os.geteuid() != 0:

@@ -30,8 +30,13 @@ from workers.sandboxes.images.dockerfile.context import (
 )
 from workers.sandboxes.images.dockerfile.copying import is_address, remote_file
 from workers.sandboxes.images.dockerfile.image_config import ImageConfig, healthcheck_of
-from workers.sandboxes.images.dockerfile.instructions import Instruction, is_only_heredoc, without_heredocs
-from workers.sandboxes.images.dockerfile.run_mounts import MountOptions, mounts_of
+from workers.sandboxes.images.dockerfile.instructions import (
+    Instruction,
+    MountOptions,
+    is_only_heredoc,
+    mounts_of,
+    without_heredocs,
+)
 from workers.sandboxes.images.dockerfile.steps import (
     BuildStep,
     CopyFiles,
@@ -52,6 +57,8 @@ ONE_USER = (
     "owners of files are noted and shown to programs of root, but do not affect access: "
     "see docs/how-to/operators/images.md"
 )
+
+_RUN_FLAGS = {"network": ("default", "none", "host"), "security": ("sandbox",)}
 
 BaseImages: TypeAlias = Callable[[str, Instruction], Image]
 """Function from an image's name and its instruction to the image. ImageError if there is none."""
@@ -124,7 +131,6 @@ class _State:
 
 
 def _all_of(copy: Instruction, file: StagedFile, done: Mapping[int, PlannedStage], base_image: BaseImages) -> _State:
-    """Return the start of a stage that has exactly the files of another stage or image."""
     name, config = copy.flag("from") or "", ImageConfig(env={"PATH": SEARCH_PATH})
     if (other := file.stage(name)) is not None:
         return _State(done[other.number].base, other.number, done[other.number].key, config)
@@ -133,8 +139,6 @@ def _all_of(copy: Instruction, file: StagedFile, done: Mapping[int, PlannedStage
 
 
 class _Planner:
-    """Reads the instructions of one stage."""
-
     def __init__(
         self,
         file: StagedFile,
@@ -261,7 +265,8 @@ class _Planner:
 
     def _run(self, instruction: Instruction) -> None:
         for name, value in instruction.flags:
-            _check_run_flag(name, value)
+            if name != "mount" and value not in _RUN_FLAGS.get(name, ()):
+                raise ValueError(f"--{name}={value} is not supported")
         options = mounts_of(instruction, self._expansion)
         mounts = tuple(each for one in options for each in self._mount(instruction, one))
         config, text = self.state.config, instruction.text
@@ -331,13 +336,6 @@ class _Planner:
 
 def _command(instruction: Instruction) -> str | list[str]:
     return list(instruction.words) if instruction.words is not None else instruction.text
-
-
-def _check_run_flag(name: str, value: str) -> None:
-    """Raise ValueError for a flag of RUN that requests an unsupported feature."""
-    allowed = {"network": ("default", "none", "host"), "security": ("sandbox",)}
-    if name != "mount" and value not in allowed.get(name, ()):
-        raise ValueError(f"--{name}={value} is not supported")
 
 
 def check_values(file: StagedFile, values: Mapping[str, str], name: str) -> None:
@@ -430,7 +428,6 @@ class CopyPlanner:
         return names
 
     def _with_parents(self, source: str, excluded: Patterns) -> list[Source]:
-        """Return the folders below which a source's paths are kept, each with its matching files."""
         pivot, mark, inside = source.partition("/./")
         if not mark:
             pivot, inside = ".", source
@@ -454,7 +451,6 @@ def _kept(name: str, files: Sequence[ContextFile], excluded: Patterns) -> list[C
 
 
 def _matching(files: Sequence[ContextFile], wanted: Callable[[str], object]) -> list[ContextFile]:
-    """Return the files that are wanted by their own path or a parent's, and the folders above them."""
     kept: set[str] = set()
     for file in files:
         parts = file.relative.split("/")

@@ -70,8 +70,6 @@ def raw_words(written: str, escape: str = "\\") -> list[str]:
 
 
 class _Reader:
-    """One pass over a text."""
-
     def __init__(self, written: str, expansion: Expansion) -> None:
         self._written, self._at = written, 0
         self._expansion = expansion
@@ -139,7 +137,6 @@ class _Reader:
         return (value or "") if is_set else other
 
     def _closing(self) -> int:
-        """Return the position of the brace that closes the current one."""
         depth, at = 1, self._at + 1
         while at < len(self._written):
             letter = self._written[at]

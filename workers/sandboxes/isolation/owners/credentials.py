@@ -59,19 +59,15 @@ class Credentials:
         """The uid and gid of new files."""
         return self.users[3], self.groups[3]
 
-    def _with_users(self, users: Ids) -> Credentials:
-        has_right = users[1] == 0 or (self.has_right and self.keeps_right)
-        return Credentials(users, self.groups, self.others, has_right, self.keeps_right)
-
-    def _with_groups(self, groups: Ids) -> Credentials:
-        return Credentials(self.users, groups, self.others, self.has_right, self.keeps_right)
-
     def after(self, name: str, arguments: Sequence[int]) -> Credentials:
         """Return the credentials after a call that changes ids. Raises OSError with the kernel's errno on refusal."""
         of_users = name.endswith("uid")
         now = self.users if of_users else self.groups
         ids = _CHANGES[name[3:-3]](now, [each & 0xFFFFFFFF for each in arguments], self.has_right)
-        return self._with_users(ids) if of_users else self._with_groups(ids)
+        if not of_users:
+            return Credentials(self.users, ids, self.others, self.has_right, self.keeps_right)
+        has_right = ids[1] == 0 or (self.has_right and self.keeps_right)
+        return Credentials(ids, self.groups, self.others, has_right, self.keeps_right)
 
     def with_others(self, groups: tuple[int, ...]) -> Credentials:
         """Return the credentials after setgroups(2). Raises OSError."""

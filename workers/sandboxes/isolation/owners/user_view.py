@@ -170,7 +170,8 @@ class UserView:
             case "openat":
                 return self._make_file(call, first, second, third, fourth)
             case "openat2":
-                return self._make_file_by_open_how(call, first, second, third)
+                flags, mode, resolve = struct.unpack("3Q", call.read(third, 24))
+                return self._make_file(call, first, second, flags, mode) if flags & os.O_CREAT and not resolve else None
             case "mkdir":
                 return self._make_folder(call, CWD, first, second)
             case "mkdirat":
@@ -245,7 +246,6 @@ class UserView:
         return 0
 
     def _tell_peer(self, call: WaitingCall, number: int, target: int, size_at: int) -> int | None:
-        """Return the credentials of a socket's peer."""
         process = self._descriptor(_PIDFD_OPEN, int(call.status(b"Tgid")), 0)
         try:
             taken = self._descriptor(_PIDFD_GETFD, process, ctypes.c_int(number & UNCHANGED), 0)
@@ -291,12 +291,7 @@ class UserView:
             uid, gid = file_owners.owner_of(f"/proc/self/fd/{file}") or file_owners.ROOT
             return uid if mode & stat.S_ISUID else None, gid if mode & stat.S_ISGID else None
 
-    def _make_file_by_open_how(self, call: WaitingCall, folder: int, path: int, order: int) -> int | None:
-        flags, mode, resolve = struct.unpack("3Q", call.read(order, 24))
-        return self._make_file(call, folder, path, flags, mode) if flags & os.O_CREAT and not resolve else None
-
     def _make_file(self, call: WaitingCall, folder: int, path: int, flags: int, mode: int) -> int | None:
-        """Create a missing file with the owner of the calling process, and install its descriptor there."""
         owner = self._table.of(call.thread).owner
         place = self._new(call, folder, path, flags & (os.O_EXCL | os.O_NOFOLLOW)) if owner != (0, 0) else b""
         if not place:

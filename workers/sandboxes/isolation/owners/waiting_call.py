@@ -9,10 +9,7 @@ import errno
 import fcntl
 import os
 import struct
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Iterator
+from collections.abc import Iterator
 
 _VALID = 0x40082102
 _PATH_MAX = _PAGE = 4096

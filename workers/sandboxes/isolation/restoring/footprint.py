@@ -36,8 +36,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence, Set
     from typing import Any
 
-    from workers.sandboxes.isolation.restoring.image_contents import ImageContents
-
 
 _SYSTEM = re.compile(r"(usr|bin|sbin|etc|lib(32|64|x32|exec)?)(/|$)")
 _BIN = re.compile(r"(^|/)(bin|sbin|games)/[^/]+$")
@@ -161,7 +159,6 @@ class Footprint:
         return name is None or name in self._image.libraries
 
     def _is_named(self, path: str) -> bool:
-        """Return whether the task names this path or a folder above it."""
         parts = path.split("/")
         return any("/".join(parts[:n]) in self._named_folders for n in range(2, len(parts))) or path in self._named
 
@@ -171,7 +168,6 @@ class Footprint:
         return path in self._records or not ({name, plain(name)} & self._programs)
 
     def _module_folder(self, parts: Sequence[str]) -> int:
-        """Return the index of the folder of an interpreter's modules in a path, or -1."""
         for at, name in enumerate(parts[:-1]):
             if name in (*SITES, "node_modules") or _OTHER_MODULES.fullmatch(name):
                 return at
@@ -216,7 +212,6 @@ class Footprint:
         return not own and _has_plugins(path)
 
     def _configures_interpreter(self, path: str) -> bool:
-        """Return whether an interpreter of the image reads its configuration here."""
         folder = posixpath.dirname(path)
         return self.is_system(path) or any(
             folder in (each, posixpath.dirname(each)) for each in self._image.bin_folders
@@ -296,7 +291,6 @@ class Footprint:
 
 
 def _has_plugins(path: str) -> bool:
-    """Return whether an entry_points.txt has groups other than those of scripts."""
     text = text_of(path)
     groups = re.findall(r"^\s*\[([^\]]*)\]", text, re.MULTILINE)
     return not text or any(group.strip() not in _SCRIPTS for group in groups)

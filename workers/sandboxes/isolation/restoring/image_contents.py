@@ -11,12 +11,8 @@ import os
 import re
 import struct
 import sys
+from collections.abc import Iterable, Iterator, Sequence
 from functools import cached_property
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
-
 
 LIBRARY = re.compile(r".+\.so(\.[0-9.]+)?$")
 STANDARD = re.compile(r"(python|pypy)3?\.?\d*(\.\d+)?t?")

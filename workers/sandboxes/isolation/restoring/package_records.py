@@ -17,16 +17,13 @@ import itertools
 import os
 import posixpath
 import struct
+from collections.abc import Iterable, Iterator
 
 # imported early, because a later user of this process may not read its files; some Pythons are built without it
 try:
     import sqlite3
 except ImportError:
     sqlite3 = None  # type: ignore[assignment]
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
 
 
 _MAX_BYTES = 20_000_000
@@ -148,7 +145,6 @@ def _headers(data: bytes) -> Iterator[bytes]:
 
 
 def _files(header: bytes) -> Iterator[str]:
-    """Yield the files that a package's header names."""
     try:
         n_entries, n_bytes = _COUNTS.unpack_from(header)
         store = _COUNTS.size + n_entries * _ENTRY.size
@@ -172,7 +168,6 @@ _TAGS = {(_BASENAMES, _STRING_ARRAY), (_DIRNAMES, _STRING_ARRAY), (_DIRINDEXES, 
 
 
 def _strings(header: bytes, store: int, offset: int, count: int) -> list[str]:
-    """Return an array of zero-terminated strings; shorter if the header is truncated."""
     if count > len(header):
         return []
     parts = header[store + offset :].split(b"\0", count)

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from farm.errors import SandboxError
-from workers.sandboxes.images.building import interpreters
-from workers.sandboxes.images.building.interpreters import interpreter_for
+from workers.sandboxes.images import environments
+from workers.sandboxes.images.environments import interpreter_for
 
 PYTHON = """#!/bin/sh
 echo '["{path}", "{prefix}", "3.40.1"]'
@@ -38,7 +38,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setattr(sys, "base_prefix", str(tmp_path / "versions" / "3.11.7"))
     monkeypatch.setattr(sys, "executable", str(tmp_path / "farm" / "bin" / "python"))
     monkeypatch.setenv("PATH", f"{tmp_path}/path:/usr/bin:/bin")
-    for each in (interpreters._probed, interpreters._of_uv):
+    for each in (environments._probed, environments._of_uv):
         each.cache_clear()
     return tmp_path
 
@@ -75,7 +75,7 @@ def test_uv_installs_a_python(home: Path, where: str) -> None:
     assert interpreter_for("3.40")[2] == "3.40.1"
     # now it exists
     program(home / where / "uv", UV.format(python=target, install="exit 9"))
-    interpreters._of_uv.cache_clear()
+    environments._of_uv.cache_clear()
     assert interpreter_for("3.40")[2] == "3.40.1"
 
 

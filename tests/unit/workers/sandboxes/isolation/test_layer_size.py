@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from workers.sandboxes.isolation.layer_size import size_of_few, usage
+from workers.sandboxes.isolation.layer_size import size_of_few, usage_and_closed
 from workers.sandboxes.remove_tree import remove
 
 _MB = 1 << 20
@@ -27,7 +27,7 @@ def state(tmp_path: Path) -> Iterator[Path]:
 def used(state: Path) -> tuple[int, int]:
     folder = os.open(state, os.O_RDONLY | os.O_DIRECTORY)
     try:
-        return usage(folder)
+        return usage_and_closed(folder)[:2]
     finally:
         os.close(folder)
 
