@@ -35,8 +35,6 @@ REMOVE_S = 0.5
 """Seconds in which a cancelled download is removed; after that the removal continues in the background."""
 MAX_FILE = 100_000_000
 """Maximum size in bytes of a file that is read into the worker."""
-
-
 _REMOVING: set[asyncio.Task[None]] = set()
 
 

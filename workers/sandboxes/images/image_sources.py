@@ -327,48 +327,16 @@ class DefinitionSource:
 
 _HOST_FOLDERS = ("usr", "bin", "sbin", "lib", "lib32", "lib64", "libx32")
 _HOST_EMPTY = (
-    "dev",
-    "proc",
-    "sys",
-    "root",
-    "run",
-    "home",
-    "mnt",
-    "opt",
-    "srv",
-    "media",
-    "tmp",
-    "var/tmp",
-    "var/log",
-    "workspace",
+    *("dev", "proc", "sys", "root", "run", "home", "mnt", "opt", "srv", "media"),
+    *("tmp", "var/tmp", "var/log", "workspace"),
 )
 _HOST_OPEN = ("tmp", "var/tmp")
 # files that programs below /usr look up, without anything that identifies this machine or its users; without
 # certificates, because there is no network
 _HOST_ETC = (
-    *(
-        "alternatives",
-        "ld.so.cache",
-        "ld.so.conf",
-        "ld.so.conf.d",
-        "localtime",
-        "timezone",
-        "os-release",
-        "debian_version",
-    ),
-    *(
-        "login.defs",
-        "skel",
-        "mime.types",
-        "services",
-        "protocols",
-        "terminfo",
-        "magic",
-        "python3",
-        "python3.11",
-        "perl",
-        "ssl/openssl.cnf",
-    ),
+    *("alternatives", "ld.so.cache", "ld.so.conf", "ld.so.conf.d", "localtime", "timezone", "os-release"),
+    *("debian_version", "login.defs", "skel", "mime.types", "services", "protocols", "terminfo", "magic"),
+    *("python3", "python3.11", "perl", "ssl/openssl.cnf"),
 )
 _HOST_FILES = {
     "passwd": "root:x:0:0:root:/root:/bin/bash\nnobody:x:65534:65534:nobody:/nonexistent:/usr/sbin/nologin\n",

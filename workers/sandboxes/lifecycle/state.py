@@ -108,8 +108,6 @@ class Process:
 
 
 _TOGETHER = 200
-
-
 """Processes that are waited for at a time; a process can have only 1024 descriptors."""
 
 

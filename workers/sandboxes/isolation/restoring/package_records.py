@@ -25,11 +25,26 @@ try:
 except ImportError:
     sqlite3 = None  # type: ignore[assignment]
 
-
 _MAX_BYTES = 20_000_000
 _OF_DPKG = "var/lib/dpkg/info/"
 _OF_APK = "lib/apk/db/installed"
 _OF_RPM = ("usr/lib/sysimage/rpm/rpmdb.sqlite", "var/lib/rpm/rpmdb.sqlite")
+
+MAX_RPM_BYTES = 100_000_000
+_MAX_FILES = 2_000_000
+_MAX_ENTRIES = 65_535
+_DIRINDEXES, _BASENAMES, _DIRNAMES = 1116, 1117, 1118
+_INT32, _STRING_ARRAY = 4, 8
+_TAGS = {(_BASENAMES, _STRING_ARRAY), (_DIRNAMES, _STRING_ARRAY), (_DIRINDEXES, _INT32)}
+_ENTRY = struct.Struct(">iIiI")
+_COUNTS = struct.Struct(">II")
+_STEPS = 100_000
+_MAX_INTERVALS = 1000
+"""Maximum number of intervals of `_STEPS` steps. A table of a million rows needs fewer."""
+_ROLLBACK = b"\1\1"
+"""File format versions without a write-ahead log, which a database in memory cannot have."""
+_SELECT = "SELECT blob FROM main.Packages WHERE typeof(blob) = 'blob'"
+_IS_TABLE = "SELECT 1 FROM main.sqlite_schema WHERE type = 'table' AND name = 'Packages' AND rootpage > 0"
 
 
 def recorded(paths: Iterable[str]) -> frozenset[str]:
@@ -69,48 +84,6 @@ def _data_of(path: str, max_bytes: int) -> bytes:
     except OSError:
         return b""
     return data if len(data) <= max_bytes else b""
-
-
-MAX_RPM_BYTES = 100_000_000
-
-
-_MAX_FILES = 2_000_000
-
-
-_MAX_ENTRIES = 65_535
-
-
-_DIRINDEXES, _BASENAMES, _DIRNAMES = 1116, 1117, 1118
-
-
-_INT32, _STRING_ARRAY = 4, 8
-
-
-_ENTRY = struct.Struct(">iIiI")
-
-
-_COUNTS = struct.Struct(">II")
-
-
-_STEPS = 100_000
-
-
-_MAX_INTERVALS = 1000
-
-
-"""Maximum number of intervals of `_STEPS` steps. A table of a million rows needs fewer."""
-
-
-_ROLLBACK = b"\1\1"
-
-
-"""File format versions without a write-ahead log, which a database in memory cannot have."""
-
-
-_SELECT = "SELECT blob FROM main.Packages WHERE typeof(blob) = 'blob'"
-
-
-_IS_TABLE = "SELECT 1 FROM main.sqlite_schema WHERE type = 'table' AND name = 'Packages' AND rootpage > 0"
 
 
 def files_of(data: bytes) -> Iterator[str]:
@@ -162,9 +135,6 @@ def _files(header: bytes) -> Iterator[str]:
     for name, index in zip(names, indexes, strict=False):
         if index < len(folders):
             yield posixpath.normpath(posixpath.join("/", folders[index], name)).strip("/")
-
-
-_TAGS = {(_BASENAMES, _STRING_ARRAY), (_DIRNAMES, _STRING_ARRAY), (_DIRINDEXES, _INT32)}
 
 
 def _strings(header: bytes, store: int, offset: int, count: int) -> list[str]:
