@@ -31,7 +31,7 @@ from farm.startup import limit_full_collections
 from farm.store import migrations, rollout_counts, trajectories
 from farm.store.database import Store
 from farm.store.rollouts import batches, rollouts
-from farm.store.sql.observing_tables import MeasuredBatchRow
+from farm.store.sql.schema import MeasuredBatchRow
 from farm.web.app import application
 from testkit.postgres import postgres_server
 from testkit.report import Report, options

@@ -22,8 +22,7 @@ from farm.client.local import LocalFarm, open_store
 from farm.configuration.service_urls import sqlite_url
 from farm.notifications import Signals
 from farm.settings import settings
-from farm.store.backups.backup import back_up
-from farm.store.backups.backup_file import TABLES
+from farm.store.backups.backup import TABLES, back_up
 from farm.store.database import Store
 from farm.web.recorded_batch import FILE
 

@@ -27,10 +27,10 @@ from farm.store import llm_engines, nodes
 from farm.store.database import Store
 from farm.store.reports import audit, histograms
 from farm.store.reports.demand import slots_wanted
-from farm.store.reports.histogram_kinds import KINDS, HistogramKind
+from farm.store.reports.histograms import KINDS, HistogramKind
 from farm.store.rollouts import rollouts
 from farm.store.sql.clock import age_of, db_now, left_until
-from farm.store.sql.open_transactions import silent_transactions
+from farm.store.sql.database_sessions import silent_transactions
 from farm.store.sql.schema import NodeRow
 
 _AUDIT_AGAIN_S = 30.0

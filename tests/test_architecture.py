@@ -55,9 +55,6 @@ def test_import_contract_of_the_client_lists_all_its_light_modules() -> None:
     modules = {f"farm.client.{path.stem}" for path in (ROOT / "farm" / "client").glob("*.py")} - {
         "farm.client.__init__",
         "farm.client.local",
-        "farm.client.local_archives",
-        "farm.client.local_orders",
-        "farm.client.local_runs",
     }
     assert modules <= {*contract["source_modules"]}
 

@@ -27,9 +27,8 @@ from farm.adapters.engine_bridge import EngineBridge, OwnEngines, SampledByTrain
 from farm.adapters.openrlhf import REFUSED, placeholder_fields, response_fields
 from farm.adapters.sample_window import RewardsSoFar, SampleWindow
 from farm.adapters.single_row import RowLimits, StepRow, TooLong, rows_of_step
-from farm.adapters.step_checks import check_count
 from farm.adapters.trainer_sampling import TrainerSampling, limits_of
-from farm.adapters.trainer_step import TrainerRun, instance_of, remove_silent_servers
+from farm.adapters.trainer_step import TrainerRun, check_count, instance_of, remove_silent_servers
 from farm.client.connect import connect as connect_farm
 from farm.client.farm import Farm
 from farm.errors import InvalidRequest

@@ -20,7 +20,7 @@ from typing import Literal, TypeAlias
 import numpy as np
 
 from farm.adapters.protocol import training_rows
-from farm.adapters.step_checks import check_has_ids, check_vocabulary, too_long
+from farm.adapters.trainer_step import check_has_ids, check_vocabulary, too_long
 from farm.errors import InvalidRequest, NoTrainableRollouts
 from farm.records.experts.routed_experts import ExpertIds, RowExperts
 from farm.records.rollout import Rollout

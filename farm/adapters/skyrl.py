@@ -37,10 +37,9 @@ from farm.adapters.single_row import (
     single_rows,
     with_experts,
 )
-from farm.adapters.step_checks import check_count
 from farm.adapters.stop_reasons import reason_table
 from farm.adapters.trainer_sampling import TrainerSampling, limits_of, refuse_options
-from farm.adapters.trainer_step import Phase, TrainerRun, instance_of
+from farm.adapters.trainer_step import Phase, TrainerRun, check_count, instance_of
 from farm.client.farm import Farm
 from farm.errors import InvalidRequest, NoTrainableRollouts
 from farm.records.request import Instance, SamplingParams

@@ -50,10 +50,9 @@ from farm.adapters.slime_collecting import (
     train_output,
 )
 from farm.adapters.slime_collecting import group_rewards as group_rewards
-from farm.adapters.step_checks import check_count, check_engines
 from farm.adapters.stop_reasons import reason_table
 from farm.adapters.trainer_sampling import limits_of, refuse_options
-from farm.adapters.trainer_step import Phase, TrainerRun, instance_of, router_servers
+from farm.adapters.trainer_step import Phase, TrainerRun, check_count, check_engines, instance_of, router_servers
 from farm.client.farm import Farm
 from farm.collecting import InstanceSampler
 from farm.errors import InvalidRequest

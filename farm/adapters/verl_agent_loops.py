@@ -30,8 +30,7 @@ from verl.utils.ray_utils import auto_await
 
 from farm.adapters.engine_bridge import OwnEngines
 from farm.adapters.single_row import BrokenRollouts, RowLimits, StepRow, TooLong, rows_of_step, with_experts
-from farm.adapters.step_checks import check_count
-from farm.adapters.trainer_step import Phase, StepSamples, TrainerRun, instance_of
+from farm.adapters.trainer_step import Phase, StepSamples, TrainerRun, check_count, instance_of
 from farm.adapters.verl import (
     ROUTING_REPLAY,
     bridge_of,

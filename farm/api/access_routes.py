@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from starlette.routing import Route
 
-from farm.api.endpoints import Endpoints
-from farm.api.list_pages import ListPage, list_page, page_after
+from farm.api.endpoints import Endpoints, ListPage, list_page, page_after
 from farm.api.openapi import Described, EndpointDescription
 from farm.api.schemas import AfterQuery, ApiRequest, LogQuery, OneKey
 from farm.callers import ApiKey, LoggedOrder, Scope
-from farm.client.access.access_control import LogPruning, NewKey
-from farm.client.access.remote_access import MadeKey
+from farm.client.remote import MadeKey
+from farm.client.verb_groups import LogPruning, NewKey
 
 ENDPOINTS: Described = {
     ("GET", "/v1/keys"): EndpointDescription(

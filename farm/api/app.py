@@ -15,11 +15,10 @@ from starlette.responses import Response
 from starlette.types import ASGIApp
 
 from farm import metrics
-from farm.api import access_routes, archive_routes, batches, engines, openapi, protocols, rollouts, runs, sandbox_routes
+from farm.api import access_routes, batches, engines, openapi, protocols, sandbox_routes
 from farm.api.auth import KeyMiddleware, KnownKeys
 from farm.api.connections import ConnectionLimits, RequestBodyLimit
-from farm.api.endpoints import Endpoints, allowed_methods, refusal
-from farm.api.list_pages import ListPage, page_after
+from farm.api.endpoints import Endpoints, ListPage, allowed_methods, page_after, refusal
 from farm.api.openapi import TEXT, Described, EndpointDescription
 from farm.api.protocols import PAGE, ProtocolSwitch, SpokenProtocol
 from farm.api.schemas import AfterQuery, ApiRequest, OneNode
@@ -50,9 +49,6 @@ ENDPOINTS: Described = {
         "Drain a node, which then exits.", dict[str, str], body=OneNode, scope=Scope.OPERATE
     ),
     **batches.ENDPOINTS,
-    **rollouts.ENDPOINTS,
-    **runs.ENDPOINTS,
-    **archive_routes.ENDPOINTS,
     **engines.ENDPOINTS,
     **sandbox_routes.ENDPOINTS,
     **access_routes.ENDPOINTS,
@@ -112,9 +108,6 @@ def _own_verbs(endpoints: Endpoints) -> ASGIApp:
                 endpoints.route("GET", "/healthz", _alive),
                 endpoints.health("/readyz"),
                 *batches.routes(endpoints),
-                *rollouts.routes(endpoints),
-                *runs.routes(endpoints),
-                *archive_routes.routes(endpoints),
                 *engines.routes(endpoints),
                 *access_routes.routes(endpoints),
                 *sandbox_routes.routes(endpoints),

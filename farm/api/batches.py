@@ -1,37 +1,63 @@
-"""Batches over HTTP: submit, progress, results, acknowledgement, cancel, rescore."""
+"""Batches over HTTP, their rollouts, training runs, and task archives, which are uploaded in parts, by digest."""
 
 from __future__ import annotations
 
+from base64 import b64decode
+from binascii import Error as NoBase64
 from functools import partial
 from typing import Any
 
+from starlette.responses import Response
 from starlette.routing import Route
 
-from farm.api.endpoints import Endpoints, LongPoll
+from farm.api.endpoints import Endpoints, ListPage, LongPoll, list_page
 from farm.api.event_stream import EventStreams
-from farm.api.list_pages import ListPage, list_page
-from farm.api.openapi import EVENTS, Described, EndpointDescription
+from farm.api.openapi import BYTES, EVENTS, Described, EndpointDescription
 from farm.api.protocols import PROTOCOLS
 from farm.api.schemas import (
     Acknowledgement,
     AfterQuery,
     ApiRequest,
+    ArchiveEnd,
+    ArchivePart,
+    ArtefactQuery,
+    BatchKeys,
+    CallsQuery,
     ConsumerQuery,
     EndedQuery,
     EventQuery,
+    GroupIds,
     OpenQuery,
+    RatesQuery,
     RecentQuery,
     RolloutSelection,
+    StepQuery,
+    StepRecord,
 )
 from farm.callers import Scope
 from farm.client.consumer_stream import Page
 from farm.client.remote import Submitted
+from farm.client.verb_groups import ArchiveState
 from farm.errors import InvalidRequest
 from farm.plugins import installed
-from farm.records.conservation import Conservation, Violation
-from farm.records.request import BatchRequest
-from farm.records.rollout import BatchStatus, BatchSummary, Rollout, StageTimes
+from farm.records.request import BatchRequest, Instance
+from farm.records.rollout import (
+    BatchStatus,
+    BatchSummary,
+    Conservation,
+    KeptArtefact,
+    Reward,
+    Rollout,
+    StageTimes,
+    Timing,
+    Violation,
+)
+from farm.records.scoring.annotation import Annotation, NewAnnotations
+from farm.records.training_run import KeyedBatch, RecordedStep, SolveRate
+from farm.records.trajectory import ModelCall
 
+_UNTRUSTED = {"content-disposition": "attachment", "x-content-type-options": "nosniff"}
+"""Written by the policy: no browser may interpret it as a page of the farm."""
 ENDPOINTS: Described = {
     ("POST", "/v1/batches"): EndpointDescription("Submit a batch.", Submitted, body=BatchRequest, scope=Scope.SUBMIT),
     ("GET", "/v1/batches"): EndpointDescription(
@@ -78,11 +104,78 @@ ENDPOINTS: Described = {
     ("POST", "/v1/rescore"): EndpointDescription(
         "Score rollouts again.", list[str], body=RolloutSelection, scope=(Scope.SUBMIT, Scope.OPERATE)
     ),
+    ("GET", "/v1/rollouts/{id}"): EndpointDescription("A rollout, without training rows.", Rollout, scope=Scope.READ),
+    ("GET", "/v1/rollouts/{id}/calls"): EndpointDescription(
+        "Its model calls.", list[ModelCall], CallsQuery, scope=Scope.READ
+    ),
+    ("GET", "/v1/rollouts/{id}/timings"): EndpointDescription(
+        "Every stage of every attempt.", list[Timing], scope=Scope.READ
+    ),
+    ("GET", "/v1/rollouts/{id}/rewards"): EndpointDescription(
+        "Its scores, newest last.", list[Reward], scope=Scope.READ
+    ),
+    ("GET", "/v1/rollouts/{id}/annotations"): EndpointDescription(
+        "The annotations that trainers wrote about it.", list[Annotation], scope=Scope.READ
+    ),
+    ("POST", "/v1/annotations"): EndpointDescription(
+        "Write a trainer's annotations of rollouts.", int, body=NewAnnotations, scope=(Scope.SUBMIT, Scope.OPERATE)
+    ),
+    ("GET", "/v1/rollouts/{id}/artefacts"): EndpointDescription(
+        "Its stored artefacts.", list[KeptArtefact], scope=Scope.READ
+    ),
+    ("GET", "/v1/rollouts/{id}/artefact"): EndpointDescription(
+        "The bytes of an artefact.", bytes, ArtefactQuery, media_type=BYTES, scope=Scope.READ
+    ),
+    ("POST", "/v1/keyed_batches"): EndpointDescription(
+        "The batches with these idempotency keys.",
+        list[KeyedBatch],
+        body=BatchKeys,
+        scope=Scope.READ,
+    ),
+    ("POST", "/v1/instances"): EndpointDescription(
+        "The submitted instances of these groups, for submitting them again.",
+        list[Instance],
+        body=GroupIds,
+        scope=Scope.SUBMIT,
+    ),
+    ("GET", "/v1/steps"): EndpointDescription(
+        "The record of a training run's newest step: a list of at most one.",
+        list[RecordedStep],
+        StepQuery,
+        scope=Scope.READ,
+    ),
+    ("POST", "/v1/steps"): EndpointDescription(
+        "Record a step, unless it is recorded.", RecordedStep, body=StepRecord, scope=Scope.SUBMIT
+    ),
+    ("POST", "/v1/solve_rates"): EndpointDescription(
+        "The solve rates of instances in a training run.", list[SolveRate], body=RatesQuery, scope=Scope.READ
+    ),
+    ("GET", "/v1/archives/{digest}"): EndpointDescription(
+        "How much of a task archive is there.", ArchiveState, scope=Scope.READ
+    ),
+    ("POST", "/v1/archives/{digest}/parts"): EndpointDescription(
+        "Store a part of a task archive, in base64.", ArchiveState, body=ArchivePart, scope=Scope.SUBMIT
+    ),
+    ("POST", "/v1/archives/{digest}"): EndpointDescription(
+        "Check that a task archive is whole and sound; then instances may name it.",
+        ArchiveState,
+        body=ArchiveEnd,
+        scope=Scope.SUBMIT,
+    ),
 }
 
 
 def routes(endpoints: Endpoints) -> list[Route]:
-    """Return the routes of `/v1/batches`, and of the two verbs that take any id."""
+    """Return the routes of batches, rollouts, annotations, training runs and archives, and of verbs for any id."""
+    return [
+        *_batch_routes(endpoints),
+        *_rollout_routes(endpoints),
+        *_run_routes(endpoints),
+        *_archive_routes(endpoints),
+    ]
+
+
+def _batch_routes(endpoints: Endpoints) -> list[Route]:
     farm = endpoints.farm
 
     def acknowledge(request: ApiRequest) -> int:
@@ -136,6 +229,83 @@ def routes(endpoints: Endpoints) -> list[Route]:
     ]
 
 
+def _rollout_routes(endpoints: Endpoints) -> list[Route]:
+    farm = endpoints.farm
+
+    def artefact(request: ApiRequest) -> Response:
+        data = farm.artefact(_id(request), request.parse_query(ArtefactQuery).name)
+        return Response(data, headers=_UNTRUSTED, media_type="application/octet-stream")
+
+    def calls(request: ApiRequest) -> ListPage:
+        query = request.parse_query(CallsQuery)
+        later = [call for call in farm.calls(_id(request)) if query.after is None or call.index > query.after]
+        return list_page(later[: query.limit], query.limit, "after", lambda call: call.index)
+
+    def annotate(request: ApiRequest) -> int:
+        new = request.parse_body(NewAnnotations)
+        return farm.annotations.write(new.producer, new.step, new.annotations)
+
+    return [
+        endpoints.get("/v1/rollouts/{id}/annotations", lambda request: farm.annotations.of(_id(request))),
+        endpoints.post("/v1/annotations", annotate),
+        endpoints.get("/v1/rollouts/{id}", lambda request: farm.rollout(_id(request))),
+        endpoints.get("/v1/rollouts/{id}/calls", calls),
+        endpoints.get("/v1/rollouts/{id}/timings", lambda request: farm.timings(_id(request))),
+        endpoints.get("/v1/rollouts/{id}/rewards", lambda request: farm.rewards(_id(request))),
+        endpoints.get("/v1/rollouts/{id}/artefacts", lambda request: farm.artefacts(_id(request))),
+        endpoints.get("/v1/rollouts/{id}/artefact", artefact),
+    ]
+
+
+def _run_routes(endpoints: Endpoints) -> list[Route]:
+    runs = endpoints.farm.runs
+
+    def recorded(request: ApiRequest) -> list[RecordedStep]:
+        wanted = request.parse_query(StepQuery)
+        step = runs.recorded_step(wanted.run, wanted.up_to)
+        return [] if step is None else [step]
+
+    def record(request: ApiRequest) -> RecordedStep:
+        body = request.parse_body(StepRecord)
+        return runs.record_step(body.run, body.step, body.record)
+
+    def rates(request: ApiRequest) -> list[SolveRate]:
+        body = request.parse_body(RatesQuery)
+        window = {"min_version": body.min_version, "solved_at": body.solved_at}
+        return list(runs.solve_rates(body.run, body.data_source, body.instance_ids, **window))  # type: ignore[arg-type]
+
+    return [
+        endpoints.post("/v1/keyed_batches", lambda request: runs.keyed_batches(request.parse_body(BatchKeys).keys)),
+        endpoints.post("/v1/instances", lambda request: runs.instances(request.parse_body(GroupIds).group_ids)),
+        endpoints.get("/v1/steps", recorded),
+        endpoints.post("/v1/steps", record),
+        endpoints.post("/v1/solve_rates", rates),
+    ]
+
+
+def _archive_routes(endpoints: Endpoints) -> list[Route]:
+    archives = endpoints.farm.archives
+
+    def put_part(request: ApiRequest) -> ArchiveState:
+        body = request.parse_body(ArchivePart)
+        try:
+            data = b64decode(body.data, validate=True)
+        except (NoBase64, ValueError):
+            raise InvalidRequest("is not base64", field="data") from None
+        archives.put_part(_digest(request), body.number, data)
+        return ArchiveState(False, (body.number,))
+
+    def complete(request: ApiRequest) -> ArchiveState:
+        archives.complete(_digest(request), request.parse_body(ArchiveEnd).n_parts)
+        return ArchiveState(True)
+
+    return [
+        endpoints.get("/v1/archives/{digest}", lambda request: archives.state(_digest(request))),
+        endpoints.post("/v1/archives/{digest}/parts", put_part),
+        endpoints.post("/v1/archives/{digest}", complete),
+    ]
+
+
 def _id(request: ApiRequest) -> str:
     return request.path["id"]
 
@@ -150,3 +320,7 @@ def _own_key(body: Any) -> Any:
     if colon and protocol in installed(PROTOCOLS):
         raise InvalidRequest(f"must not begin with {protocol}:, the prefix of that protocol", field="idempotency_key")
     return body
+
+
+def _digest(request: ApiRequest) -> str:
+    return request.path["digest"]

@@ -1,37 +1,174 @@
-"""Endpoints made of functions: each runs in a thread, as it may have to wait for the database."""
+"""Endpoints made of functions: each runs in a thread, as it may have to wait for the database.
+
+Lists are answered in pages of a bounded size; the last item of a page is the cursor of the next.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import copy
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+import logging
+import threading
+from collections import defaultdict
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from contextvars import ContextVar, copy_context
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeVar
+from urllib.parse import quote, urlencode
 
 from sqlalchemy import text
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.routing import Match, Route
 
-from farm.api.batch_waiters import POLL_S, BatchWaiters
-from farm.api.list_pages import ListPage
 from farm.api.schemas import ApiRequest, RequestRejected, read_request
 from farm.client import serialization
 from farm.client.http_errors import ProblemDetails, problem_of
 from farm.client.local import LocalFarm
 from farm.client.sandboxes.node_line import NodeLine
 from farm.errors import BrokerUnavailable, FarmUnreachable, ServiceError, StoreUnavailable
+from farm.notifications import ENDED, Signals
 
 T = TypeVar("T")
-Answer = Callable[[ApiRequest], Any]
+log = logging.getLogger(__name__)
 
+_LISTEN_S = 0.5
+POLL_S = 0.5
+"""Seconds between two queries of a waiting request without a notification."""
+
+
+class BatchWaiters:
+    """The waiting requests of one process. Notifications only save time: each request also polls."""
+
+    def __init__(self, signals: Signals) -> None:
+        self._signals = signals
+        self._waiting: defaultdict[str, set[asyncio.Event]] = defaultdict(set)
+        self._asking: set[asyncio.Future[Any]] = set()
+        self._closed = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    async def wait_until(
+        self,
+        batch_id: str,
+        ask: Callable[[], Coroutine[Any, Any, T]],
+        settled: Callable[[T], bool],
+        wait_s: float,
+        poll_s: float = POLL_S,
+    ) -> T:
+        """Return the result once it is `settled`, or the last one when the time is over or this process ends."""
+        self._listen()
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + wait_s
+        hint = asyncio.Event()
+        self._waiting[batch_id].add(hint)
+        try:
+            result = await ask()
+            while not (settled(result) or self._closed.is_set()) and (left_s := deadline - loop.time()) > 0:
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(min(poll_s, left_s)):
+                        await hint.wait()
+                hint.clear()
+                # hundreds of further queries would delay the end of the process
+                result = await self._unless_closed(ask(), result)
+            return result
+        finally:
+            self._waiting[batch_id].discard(hint)
+            if not self._waiting[batch_id]:
+                del self._waiting[batch_id]
+
+    async def _unless_closed(self, asking: Coroutine[Any, Any, T], before: T) -> T:
+        """Return the result of a query, or the previous one if this process ends during it."""
+        if self._closed.is_set():
+            asking.close()
+            return before
+        task = asyncio.ensure_future(asking)
+        self._asking.add(task)
+        try:
+            return await task
+        except asyncio.CancelledError:
+            if not self._closed.is_set():
+                raise
+            return before
+        finally:
+            self._asking.discard(task)
+
+    @property
+    def is_closed(self) -> bool:
+        return self._closed.is_set()
+
+    def close(self) -> None:
+        """Answer all waiting requests now."""
+        self._closed.set()
+        if n := sum(map(len, self._waiting.values())):
+            log.warning("Shutdown: %d waiting requests are answered early; their clients repeat them", n)
+        for batch_id in list(self._waiting):
+            self._wake(batch_id)
+        for task in list(self._asking):
+            task.cancel()
+
+    def _listen(self) -> None:
+        if self._thread is None:
+            loop = asyncio.get_running_loop()
+            self._thread = threading.Thread(target=self._hear, args=(loop,), name="hints", daemon=True)
+            self._thread.start()
+
+    def _hear(self, loop: asyncio.AbstractEventLoop) -> None:
+        listener = self._signals.listen(ENDED)
+        try:
+            while not self._closed.is_set():
+                for batch_id in dict.fromkeys(listener.wait(_LISTEN_S)):
+                    loop.call_soon_threadsafe(self._wake, batch_id)
+        except RuntimeError:
+            # the event loop ended before this thread
+            if not loop.is_closed():
+                raise
+        finally:
+            listener.close()
+
+    def _wake(self, batch_id: str) -> None:
+        for hint in self._waiting.get(batch_id, ()):
+            hint.set()
+
+
+Answer = Callable[[ApiRequest], Any]
 N_THREADS = 12
 """Almost the number of a store's connections."""
 _HEALTH_S = (1.0, 5.0)
 """Seconds for which a health check retries an unavailable database, and its total time limit."""
+Examine = Callable[[], Sequence[Any]]
+"""A function that checks the farm; its results are those of `farm doctor`."""
+Refuse = Callable[[ProblemDetails, Mapping[str, str] | None], Response]
+"""A function that converts a problem to a protocol's own error response, with further headers."""
+
+
+@dataclass(frozen=True, slots=True)
+class ListPage:
+    """A page of a list. `next_query` is the query for the next one; None after the last."""
+
+    items: Sequence[Any]
+    next_query: Mapping[str, str] | None
+
+    def headers(self, request: Request) -> dict[str, str]:
+        """Return the header with the link to the next page, if there may be one."""
+        if self.next_query is None:
+            return {}
+        query = urlencode({**request.query_params, **self.next_query})
+        return {"link": f'<{quote(request.url.path)}?{query}>; rel="next"'}
+
+
+def list_page(items: Sequence[T], limit: int, name: str, key: Callable[[T], object]) -> ListPage:
+    """Return a page of up to `limit`; a full page has a next one, with its last item's key as the cursor."""
+    full = len(items) >= limit
+    return ListPage(items, {name: str(key(items[-1])), "limit": str(limit)} if full else None)
+
+
+def page_after(items: Sequence[T], limit: int, last: str | None, key: Callable[[T], str]) -> ListPage:
+    """Return a page of a list in memory: the items with a key greater than `last`, in order of the key."""
+    later = sorted((item for item in items if last is None or key(item) > last), key=key)[:limit]
+    return list_page(later, limit, "after", key)
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,10 +185,6 @@ class LongPoll:
     """Tells whether nobody waits for the result any more; then ClientDisconnect is raised."""
 
 
-Examine = Callable[[], Sequence[Any]]
-"""A function that checks the farm; its results are those of `farm doctor`."""
-
-
 def no_findings() -> Sequence[Any]:
     """Return no findings."""
     return ()
@@ -63,9 +196,6 @@ async def _no_key() -> None:
 
 KEY_CHECK: ContextVar[Callable[[], Awaitable[None]]] = ContextVar("key_check", default=_no_key)
 """Raises NotAllowed once the key of the request is revoked; long waits call it repeatedly."""
-
-Refuse = Callable[[ProblemDetails, Mapping[str, str] | None], Response]
-"""A function that converts a problem to a protocol's own error response, with further headers."""
 
 
 class Endpoints:

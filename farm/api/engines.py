@@ -7,8 +7,7 @@ from typing import cast
 
 from starlette.routing import Route
 
-from farm.api.endpoints import Endpoints
-from farm.api.list_pages import ListPage, page_after
+from farm.api.endpoints import Endpoints, ListPage, page_after
 from farm.api.openapi import Described, EndpointDescription
 from farm.api.schemas import (
     AfterQuery,

@@ -10,8 +10,7 @@ from functools import partial
 from starlette.responses import Response
 from starlette.routing import Route
 
-from farm.api.endpoints import Endpoints, LongPoll
-from farm.api.list_pages import ListPage, list_page
+from farm.api.endpoints import Endpoints, ListPage, LongPoll, list_page
 from farm.api.openapi import Described, EndpointDescription
 from farm.api.schemas import ApiRequest, CallQuery, NoOrder, OpenQuery, SandboxesQuery
 from farm.callers import Scope

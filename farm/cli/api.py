@@ -119,8 +119,8 @@ def web(demo: bool, host: str, port: int) -> None:
     from farm.api.server import serve
     from farm.callers import Scope
     from farm.cli.listening import bind, url_of
-    from farm.client.access.access_control import NewKey
     from farm.client.local import LocalFarm
+    from farm.client.verb_groups import NewKey
     from farm.notifications import Signals
     from farm.web.app import application
     from farm.web.recorded_batch import recorded_store

@@ -15,8 +15,17 @@ from rich.table import Table
 from farm.cli.readiness import remarks
 from farm.client import batch_progress
 from farm.client.batch_progress import duration
-from farm.records.conservation import Conservation, Violation
-from farm.records.rollout import BatchStatus, BatchSummary, KeptArtefact, Reward, Rollout, State, Timing
+from farm.records.rollout import (
+    BatchStatus,
+    BatchSummary,
+    Conservation,
+    KeptArtefact,
+    Reward,
+    Rollout,
+    State,
+    Timing,
+    Violation,
+)
 from farm.records.trajectory import Message, ModelCall
 
 if TYPE_CHECKING:

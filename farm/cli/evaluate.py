@@ -16,9 +16,7 @@ from farm.errors import InvalidRequest, UnknownHandler
 
 if TYPE_CHECKING:
     from farm.client.farm import Farm
-    from farm.evaluation.comparison import Comparison, Difference
-    from farm.evaluation.evaluation_report import EvaluationReport
-    from farm.evaluation.resampling import Estimate
+    from farm.evaluation.evaluation_report import Comparison, Difference, Estimate, EvaluationReport
 
 _FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
 _SHOWN = 5
@@ -69,10 +67,8 @@ def eval(
     """
     from farm.cli import display, request_files
     from farm.cli.export import check_writable, replaced
-    from farm.evaluation.comparison import compare
-    from farm.evaluation.evaluation_report import report_of
+    from farm.evaluation.evaluation_report import compare, named_rewards, report_of
     from farm.evaluation.evaluation_run import evaluation_request
-    from farm.evaluation.named_rewards import named_rewards
 
     if output is not None:
         check_writable(output)

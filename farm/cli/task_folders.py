@@ -12,7 +12,7 @@ from farm.errors import InvalidRequest
 from farm.records.task_needs import unsupported
 from farm.records.variable_expansion import names_in
 from farm.tasks.harbor_folder import TaskFolder, task_folder, task_paths
-from farm.tasks.harbor_needs import needs_of
+from farm.tasks.harbor_instance import needs_of
 
 _SILENT = "it does not mention the network, so it has one by Harbor's default"
 

@@ -14,18 +14,13 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from farm.client.access.access_control import AccessControl
-from farm.client.annotations.annotation_log import AnnotationLog
-from farm.client.archive_uploads import TaskArchives
 from farm.client.consumer_stream import CONSUMER, BatchWatch, Page, all_ended, pages
-from farm.client.runs import Runs
 from farm.client.sandboxes.borrower import Borrower
-from farm.client.weight_server import WeightServer
-from farm.client.weight_update import WeightUpdateOrders
+from farm.client.verb_groups import AccessControl, AnnotationLog, Runs, TaskArchives
+from farm.client.weight_update import WeightServer, WeightUpdateOrders
 from farm.errors import InvalidRequest
 from farm.ids import RolloutRef
 from farm.plugins import load
-from farm.records.conservation import Conservation, Violation
 from farm.records.engine import PauseMode
 from farm.records.engine_state import EngineState, StoredEngine
 from farm.records.node import Node
@@ -33,12 +28,14 @@ from farm.records.request import BatchRequest
 from farm.records.rollout import (
     BatchStatus,
     BatchSummary,
+    Conservation,
     Group,
     KeptArtefact,
     Reward,
     Rollout,
     StageTimes,
     Timing,
+    Violation,
     is_too_old,
 )
 from farm.records.trajectory import NO_VERSION, ModelCall, version_number

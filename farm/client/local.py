@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import logging
+import re
+import secrets
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -15,33 +17,55 @@ from sqlalchemy import Connection
 from sqlalchemy.exc import IntegrityError
 
 from farm.address import WAIT_TIMEOUT_S, address_of
-from farm.callers import current_caller
+from farm.callers import ApiKey, LoggedOrder, current_caller, sorted_scopes
 from farm.client import request_checks as checks
-from farm.client.access.local_access import LocalAccess
-from farm.client.annotations.local_annotations import LocalAnnotations
 from farm.client.consumer_stream import CONSUMER, BatchWatch, Page, check_consumer
 from farm.client.farm import Farm
-from farm.client.local_archives import LocalArchives
-from farm.client.local_orders import ALIVE_S, LocalOrders
-from farm.client.local_runs import LocalRuns
+from farm.client.request_checks import checked
 from farm.client.sandboxes.local_borrower import LocalBorrower
-from farm.errors import NotFound, StoreWentBack
+from farm.client.verb_groups import (
+    PART_BYTES,
+    AccessControl,
+    AnnotationLog,
+    ArchiveState,
+    LogPruning,
+    NewKey,
+    Runs,
+    TaskArchives,
+)
+from farm.client.weight_update import WeightUpdateOrders
+from farm.engine_urls import normal_url
+from farm.errors import FarmUnreachable, InvalidRequest, NotFound, StoreWentBack
 from farm.ids import RolloutRef, new_batch_id
-from farm.notifications import ENDED, Listener, Signals
-from farm.records.conservation import Conservation, Violation
-from farm.records.engine_state import EngineState, EngineUse, StoredEngine, troubles
+from farm.notifications import ACKNOWLEDGED, ENDED, Listener, Signals
+from farm.records.engine_state import EngineState, EngineUse, Paused, StoredEngine, is_reserved, troubles
 from farm.records.node import Node
-from farm.records.request import BatchRequest
-from farm.records.rollout import BatchStatus, BatchSummary, KeptArtefact, Reward, Rollout, StageTimes, Timing
+from farm.records.request import BatchRequest, Instance
+from farm.records.rollout import (
+    BatchStatus,
+    BatchSummary,
+    Conservation,
+    KeptArtefact,
+    Reward,
+    Rollout,
+    StageTimes,
+    Timing,
+    Violation,
+)
+from farm.records.scoring.annotation import Annotation, NewAnnotation, NewAnnotations
+from farm.records.training_run import KeyedBatch, RecordedStep, SolveRate, check_run
 from farm.records.trajectory import ModelCall
+from farm.records.values import size_of
 from farm.settings import settings
 from farm.store import batches, cancel_and_rescore, consumers, llm_engines, migrations, nodes, trajectories
+from farm.store.access import api_keys, audit_log
+from farm.store.access.api_keys import check_own
 from farm.store.access.audit_log import logged
-from farm.store.access.open_quota import check_own
-from farm.store.blobs import artefacts, stored_experts
+from farm.store.blobs import artefacts, stored_annotations, stored_archives, stored_experts
 from farm.store.database import Store, Work
 from farm.store.node_names import is_here
-from farm.store.reports import audit, stage_times, summaries
+from farm.store.reports import audit, solve_rates, summaries
+from farm.task_archive import MAX_ARCHIVE_BYTES, PartStream, check
 
 T = TypeVar("T")
 log = logging.getLogger(__name__)
@@ -49,8 +73,14 @@ log = logging.getLogger(__name__)
 PAGE = 256
 """Rollouts, or groups, per page."""
 _POLL_S = 0.5
+_MAX_RECORD_BYTES = 16_000_000
+_DIGEST = re.compile(r"[0-9a-f]{64}")
+# tar adds a header and padding to each file
+_MAX_PARTS = 2 * MAX_ARCHIVE_BYTES // PART_BYTES
 _MAX_SEEN = 10_000
 """Batches remembered as seen: a long-lived service sees many."""
+
+_FORMS = {"batch": "BATCH", "group": "BATCH.GROUP", "rollout": "BATCH.GROUP.SAMPLE"}
 
 
 def open_store(
@@ -65,6 +95,14 @@ def open_store(
         store.close()
         raise
     return store, broker_url
+
+
+def _written(store: Store, work: Work[T]) -> T:
+    """Write. If another process inserts the same row at the same moment, write again: now the row can be read."""
+    try:
+        return store.write(work)
+    except IntegrityError:
+        return store.write(work)
 
 
 class LocalFarm(Farm):
@@ -104,10 +142,7 @@ class LocalFarm(Farm):
         )
         size = f"{len(batch_request.instances)} x {batch_request.n_samples} rollouts"
         write = logged(create, "submit", lambda created: created[0], size, done=lambda created: created[1])
-        try:
-            batch_id, new = self.store.write(write)
-        except IntegrityError:  # the same key was submitted at the same moment; now it can be read
-            batch_id, new = self.store.write(write)
+        batch_id, new = _written(self.store, write)
         if new:
             self.signals.wake()
         self._saw(batch_id, self._seen.get(batch_id, 0))
@@ -155,7 +190,7 @@ class LocalFarm(Farm):
 
     def stage_times(self, batch_id: str) -> Sequence[StageTimes]:
         self.status(batch_id)
-        return self.store.read(lambda connection: stage_times.of_batch(connection, batch_id))
+        return self.store.read(lambda connection: summaries.stage_times(connection, batch_id))
 
     def rewards(self, rollout_id: str) -> Sequence[Reward]:
         self.rollout(rollout_id)
@@ -346,7 +381,7 @@ class LocalFarm(Farm):
         return n
 
     def engines(self) -> Sequence[EngineState]:
-        by_owner = self.store.read(lambda connection: llm_engines.uses(connection, ALIVE_S))
+        by_owner = self.store.read(llm_engines.uses)
         return [_state(engine, by_owner) for engine in self.store.read(llm_engines.listing)]
 
     def close(self) -> None:
@@ -380,9 +415,6 @@ class _StoreWatch:
             self._listener.wait(min(_POLL_S, left_s), lambda channel, ended: ended == self._batch_id)
 
 
-_FORMS = {"batch": "BATCH", "group": "BATCH.GROUP", "rollout": "BATCH.GROUP.SAMPLE"}
-
-
 def _named(text: str, kind: str) -> RolloutRef:
     """Return the parsed id. Raises NotFound if it is not of that kind."""
     target = RolloutRef.of(text)
@@ -396,3 +428,241 @@ def _named(text: str, kind: str) -> RolloutRef:
 def _state(engine: StoredEngine, by_owner: Mapping[str, Mapping[str, EngineUse]]) -> EngineState:
     uses_of_engine = [uses[engine.url] for uses in by_owner.values() if engine.url in uses]
     return EngineState(engine, sum(use.n_calls for use in uses_of_engine), sum(use.n_tokens for use in uses_of_engine))
+
+
+class LocalAccess(AccessControl):
+    """The verbs on a store."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+
+    def add(self, new: NewKey) -> str:
+        scopes = sorted_scopes(new.scopes)
+        key = ApiKey(new.name, scopes, new.max_open, new.max_engines, new.max_rate, current_caller().name)
+        text = f"rf-{secrets.token_urlsafe(32)}"
+        add = partial(api_keys.add, key=key, digest=api_keys.digest_of(text.encode()))
+        details = ", ".join(scope.value for scope in key.scopes)
+        write = logged(add, "keys add", key.name, details)
+        _written(self._store, write)
+        return text
+
+    def keys(self) -> Sequence[ApiKey]:
+        return self._store.read(api_keys.listing)
+
+    def revoke_key(self, name: str) -> None:
+        revoke = partial(api_keys.revoke, name=name)
+        work = logged(revoke, "keys revoke", name, done=bool)
+        # an earlier try may have done it already: the answer to a commit can be lost
+        was_there: list[bool] = []
+        self._store.write(lambda connection: was_there.append(work(connection)))
+        if not any(was_there):
+            raise NotFound(f"there is no key {name!r}: `farm keys list` lists the existing ones")
+
+    def orders(self, limit: int = 100, before: int | None = None) -> Sequence[LoggedOrder]:
+        return self._store.read(lambda connection: audit_log.page(connection, limit, before))
+
+    def prune_orders(self, days: float) -> int:
+        days = checked(LogPruning, {"days": days}).days
+        prune = partial(audit_log.prune, days=days)
+        return self._store.write(logged(prune, "log prune", f"older than {days:g} days"))
+
+
+class LocalAnnotations(AnnotationLog):
+    """The verbs on a store."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+
+    def write(self, producer: str, step: int, annotations: Sequence[NewAnnotation | Mapping[str, Any]]) -> int:
+        new = checked(NewAnnotations, {"producer": producer, "step": step, "annotations": list(annotations)})
+        write = partial(stored_annotations.write, new=new, caller=current_caller())
+        return _written(self._store, write)
+
+    def of(self, rollout_id: str) -> Sequence[Annotation]:
+        RolloutRef.of(rollout_id)
+        self._store.read(lambda connection: batches.rollout(connection, rollout_id))
+        return self._store.read(lambda connection: stored_annotations.listing(connection, [rollout_id]))
+
+
+class LocalRuns(Runs):
+    """The verbs on a store."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+
+    def keyed_batches(self, keys: Sequence[str]) -> Sequence[KeyedBatch]:
+        return self._store.read(lambda connection: batches.keyed(connection, keys))
+
+    def instances(self, group_ids: Sequence[str]) -> Sequence[Instance]:
+        return self._store.read(lambda connection: consumers.instances_of(connection, group_ids))
+
+    def record_step(self, run: str, step: int, record: Mapping[str, Any]) -> RecordedStep:
+        check_run(run)
+        try:
+            size_of(dict(record), _MAX_RECORD_BYTES)
+        except ValueError as error:
+            raise InvalidRequest(str(error), field="record") from None
+        write = partial(consumers.record_step, run=run, step=step, record=record)
+        return _written(self._store, write)
+
+    def recorded_step(self, run: str, up_to: int | None = None) -> RecordedStep | None:
+        check_run(run)
+        return self._store.read(lambda connection: consumers.recorded_step(connection, run, up_to))
+
+    def solve_rates(
+        self,
+        run: str,
+        data_source: str,
+        instance_ids: Sequence[str] | None = None,
+        *,
+        min_version: int | None = None,
+        solved_at: float = 1.0,
+    ) -> Sequence[SolveRate]:
+        check_run(run)
+        count = partial(
+            solve_rates.solve_rates,
+            run=run,
+            data_source=data_source,
+            instance_ids=instance_ids,
+            min_version=min_version,
+            solved_at=solved_at,
+        )
+        return self._store.read(count)
+
+
+class LocalArchives(TaskArchives):
+    """Task archives on a store."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+
+    def state(self, digest: str) -> ArchiveState:
+        _check_digest(digest)
+        n_parts, parts = self._store.read(partial(stored_archives.state, digest=digest))
+        return ArchiveState(n_parts is not None, () if n_parts is not None else tuple(parts))
+
+    def put_part(self, digest: str, number: int, data: bytes) -> None:
+        _check_digest(digest)
+        if not 0 <= number < _MAX_PARTS or not 0 < len(data) <= PART_BYTES:
+            raise InvalidRequest(
+                f"part {number} of {len(data)} bytes: there may be {_MAX_PARTS} of {PART_BYTES} bytes", field="part"
+            )
+        write = partial(stored_archives.put_part, digest=digest, number=number, data=stored_archives.packed(data))
+        write = partial(write, n_bytes=len(data))
+        _written(self._store, write)
+
+    def complete(self, digest: str, n_parts: int) -> None:
+        _check_digest(digest)
+        known, _ = self._store.read(partial(stored_archives.state, digest=digest))
+        n_bytes = 0
+        if known is None:
+            stream = PartStream(
+                lambda number: self._store.read(partial(stored_archives.part, digest=digest, number=number))
+            )
+            try:
+                check(stream.buffered())
+                if stream.digest() != digest or stream.n_parts != n_parts:
+                    raise InvalidRequest(
+                        f"the {stream.n_parts} stored parts are not the archive {digest}: upload it again",
+                        field="digest",
+                    )
+            except InvalidRequest:
+                self._store.write(partial(stored_archives.drop, digest=digest))
+                raise
+            n_bytes = stream.n_bytes
+        write = partial(stored_archives.complete, digest=digest, n_parts=n_parts, n_bytes=n_bytes)
+        _written(self._store, write)
+
+
+def _check_digest(digest: str) -> None:
+    if not _DIGEST.fullmatch(digest):
+        raise InvalidRequest("must be a SHA-256: 64 digits of 0-9 and a-f", field="digest")
+
+
+class LocalOrders(WeightUpdateOrders):
+    """Orders on a store and its signals. `workers_s` is how long an order waits for a first sign of a worker."""
+
+    def __init__(self, store: Store, signals: Signals, workers_s: float) -> None:
+        self._store = store
+        self._signals = signals
+        self._workers_s = workers_s
+
+    @contextmanager
+    def _acknowledgements(self) -> Iterator[Callable[[float], object]]:
+        with closing(self._signals.listen(ACKNOWLEDGED)) as listener:
+            yield listener.wait
+
+    def chosen(self, urls: Collection[str] | None = None) -> list[StoredEngine]:
+        known = {engine.url: engine for engine in self._store.read(llm_engines.listing)}
+        if urls is None:
+            return [engine for engine in known.values() if not is_reserved(engine.model)]
+        wanted = [normal_url(url) for url in urls]
+        if missing := [url for url in wanted if url not in known]:
+            raise NotFound(f"there is no engine {missing[0]}: `farm engines list` lists the engines")
+        return [known[url] for url in wanted]
+
+    def newest_version(self) -> str:
+        return self._store.read(llm_engines.newest_version)
+
+    def order_pause(self, paused: Paused, by: str, urls: Collection[str] | None, held: bool = False) -> dict[str, int]:
+        order = logged(
+            lambda connection: llm_engines.set_paused(connection, paused, by, urls, held),
+            *("engines pause" if paused else "engines resume", _engine_names(urls), f"{paused} by {by}".strip()),
+        )
+        return self._order(urls, order)
+
+    def order_version(self, version: str, urls: Collection[str] | None, path: str = "") -> dict[str, int]:
+        order = logged(
+            lambda connection: llm_engines.set_version(connection, version, urls, path),
+            *("engines version", _engine_names(urls), f"{version} {path}".strip()),
+        )
+        return self._order(urls, order)
+
+    def hold(self, by: str, urls: Collection[str] | None) -> None:
+        self._store.write(lambda connection: llm_engines.hold(connection, by, urls))
+
+    def _order(self, urls: Collection[str] | None, order: Callable[..., None]) -> dict[str, int]:
+        self.chosen(urls)
+        self._store.write(order)
+        self._signals.engines()
+        return {engine.url: engine.n_orders for engine in self.chosen(urls)}
+
+    def left(self, orders: Mapping[str, int], waited_s: float) -> list[str]:
+        known = {engine.url: engine for engine in self._store.read(llm_engines.listing)}
+        by_owner = self._store.read(llm_engines.uses)
+        wanted = {url: order for url, order in orders.items() if url in known}
+        if not wanted:
+            return []
+        if not by_owner:
+            if waited_s > self._workers_s:
+                raise FarmUnreachable("no worker of this farm is alive to pass orders to the engines: start a node")
+            return ["no worker is alive yet"]
+        return [
+            complaint
+            for url, order in wanted.items()
+            for complaint in (*_unnotified(known[url], order), *_unacknowledged(known[url], order, by_owner))
+        ]
+
+
+def _engine_names(urls: Collection[str] | None) -> str:
+    return "all" if urls is None else ", ".join(urls)
+
+
+def _unnotified(engine: StoredEngine, order: int) -> Iterator[str]:
+    if engine.n_done < order:
+        yield f"{engine.url} was not told" + (f" ({engine.failure})" if engine.failure else "")
+
+
+def _unacknowledged(engine: StoredEngine, order: int, by_owner: Mapping[str, Mapping[str, EngineUse]]) -> Iterator[str]:
+    for owner, uses in by_owner.items():
+        use = uses.get(engine.url)
+        if use is None or use.n_orders < order:
+            yield f"worker {owner} does not know of it yet"
+        elif use.n_calls and _must_be_idle(engine):
+            yield f"worker {owner} has {use.n_calls} calls in flight on {engine.url}"
+
+
+def _must_be_idle(engine: StoredEngine) -> bool:
+    """Return whether the pause requires that calls end: engines that cannot freeze calls finish them."""
+    freezes = engine.paused == "keep" and engine.info is not None and engine.info.control
+    return bool(engine.paused) and not freezes

@@ -9,24 +9,36 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, TypeVar
+from urllib.parse import quote
 
 from farm.address import WAIT_TIMEOUT_S
-from farm.client.access.remote_access import RemoteAccess
-from farm.client.annotations.remote_annotations import RemoteAnnotations
-from farm.client.archive_uploads import ArchiveState, TaskArchives
+from farm.callers import ApiKey, LoggedOrder
 from farm.client.consumer_stream import CONSUMER, BatchWatch, Page, check_consumer
 from farm.client.farm import Farm
 from farm.client.http_connection import ApiConnection
-from farm.client.request_checks import checked_request
-from farm.client.runs import Runs
-from farm.client.sandboxes.remote_borrower import RemoteBorrower
+from farm.client.request_checks import checked, checked_request
+from farm.client.sandboxes.borrower import Borrower
+from farm.client.verb_groups import AccessControl, AnnotationLog, ArchiveState, NewKey, Runs, TaskArchives
 from farm.client.weight_update import WeightUpdateOrders
 from farm.ids import RolloutRef
-from farm.records.conservation import Conservation, Violation
 from farm.records.engine_state import EngineState, Paused, StoredEngine
+from farm.records.lending.borrowed_sandbox import BorrowedSandbox, BorrowRequest
+from farm.records.lending.sandbox_calls import CALLS, VERBS
 from farm.records.node import Node
 from farm.records.request import BatchRequest, Instance
-from farm.records.rollout import BatchStatus, BatchSummary, KeptArtefact, Reward, Rollout, StageTimes, Timing
+from farm.records.request_values import Request
+from farm.records.rollout import (
+    BatchStatus,
+    BatchSummary,
+    Conservation,
+    KeptArtefact,
+    Reward,
+    Rollout,
+    StageTimes,
+    Timing,
+    Violation,
+)
+from farm.records.scoring.annotation import Annotation, NewAnnotation, NewAnnotations
 from farm.records.training_run import KeyedBatch, RecordedStep, SolveRate
 from farm.records.trajectory import ModelCall
 
@@ -35,6 +47,8 @@ _LISTED, _CALLS = 1000, 256
 """Page sizes: items of a list, and model calls."""
 _ROLLOUTS, _GROUPS = 64, 8
 """Page sizes: rollouts, and groups, which may be large."""
+
+_PATH = "/v1/sandboxes"
 
 
 @dataclass(frozen=True, slots=True)
@@ -310,3 +324,83 @@ def _given(**query: object) -> dict[str, Any]:
 
 def _listed(values: Collection[str] | None) -> list[str] | None:
     return None if values is None else list(values)
+
+
+@dataclass(frozen=True, slots=True)
+class MadeKey:
+    """The response to a new key: its text, which is shown only once."""
+
+    key: str
+
+
+class RemoteAccess(AccessControl):
+    """The verbs as requests to the API."""
+
+    def __init__(self, api: ApiConnection) -> None:
+        self._api = api
+
+    def add(self, new: NewKey) -> str:
+        # not repeatable: a key whose text was lost on the way has to be revoked
+        return self._api.post(MadeKey, "/v1/keys", new.model_dump(mode="json"), repeatable=False).key
+
+    def keys(self) -> Sequence[ApiKey]:
+        return self._api.pages(ApiKey, "/v1/keys", lambda key: key.name)
+
+    def revoke_key(self, name: str) -> None:
+        self._api.post(dict, "/v1/keys/revoke", {"name": name}, repeatable=False)
+
+    def orders(self, limit: int = 100, before: int | None = None) -> Sequence[LoggedOrder]:
+        older = {} if before is None else {"before": before}
+        return self._api.get(list[LoggedOrder], "/v1/log", limit=limit, **older)
+
+    def prune_orders(self, days: float) -> int:
+        return self._api.post(int, "/v1/log/prune", {"days": days})
+
+
+class RemoteAnnotations(AnnotationLog):
+    """The verbs over HTTP."""
+
+    def __init__(self, api: ApiConnection) -> None:
+        self._api = api
+
+    def write(self, producer: str, step: int, annotations: Sequence[NewAnnotation | Mapping[str, Any]]) -> int:
+        new = checked(NewAnnotations, {"producer": producer, "step": step, "annotations": list(annotations)})
+        return self._api.post(int, "/v1/annotations", new.model_dump(mode="json", exclude_none=True))
+
+    def of(self, rollout_id: str) -> Sequence[Annotation]:
+        return self._api.get(list[Annotation], f"/v1/rollouts/{RolloutRef.of(rollout_id)}/annotations")
+
+
+class RemoteBorrower(Borrower):
+    """The verbs as requests to an API. Calls have ids, so each is executed once however often it is sent."""
+
+    def __init__(self, api: ApiConnection) -> None:
+        self._api = api
+
+    def begin(self, request: BorrowRequest) -> BorrowedSandbox:
+        body = request.model_dump(mode="json", exclude_defaults=True)
+        # without a name, a resent request would start a second sandbox
+        return self._api.post(BorrowedSandbox, _PATH, body, repeatable=bool(request.name))
+
+    def watched(self, reference: str, wait_s: float) -> BorrowedSandbox:
+        return self._api.get(BorrowedSandbox, self._of(reference), wait_s=wait_s)
+
+    def list(self, limit: int = 100, ended: bool = False, before: str | None = None) -> Sequence[BorrowedSandbox]:
+        older: dict[str, Any] = {} if before is None else {"before": before}
+        return self._api.get(list[BorrowedSandbox], _PATH, limit=limit, ended=str(ended).lower(), **older)
+
+    def renew(self, reference: str, lease_s: float | None = None) -> BorrowedSandbox:
+        return self._api.post(BorrowedSandbox, f"{self._of(reference)}/renew", {"lease_s": lease_s})
+
+    def stop(self, reference: str) -> BorrowedSandbox:
+        return self._api.post(BorrowedSandbox, f"{self._of(reference)}/stop", {})
+
+    def call(self, reference: str, call: Request) -> Any:
+        verb = VERBS[type(call)]
+        body = call.model_dump(mode="json", exclude_defaults=True)
+        wait_s, call_id = getattr(call, "timeout_s", 0.0), secrets.token_hex(16)
+        return self._api.post(CALLS[verb][1], f"{self._of(reference)}/{verb}", body, wait_s=wait_s, call_id=call_id)
+
+    @staticmethod
+    def _of(reference: str) -> str:
+        return f"{_PATH}/{quote(reference, safe='')}"

@@ -20,6 +20,8 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
+from types import TracebackType
+from typing import Self
 
 from farm.errors import FarmUnreachable, InvalidRequest
 from farm.records.engine import PauseMode
@@ -34,6 +36,10 @@ _POLL_S = 0.25
 _HOLD_EVERY_S = 5.0
 _COME_BACK_S = 15.0
 """Seconds to wait for an engine of a weight update's block to come back and have its version named."""
+
+_CHECK_INTERVAL_S = 1.0
+_AGAIN_S = 5.0
+"""Seconds before an engine that did not take its weights is tried again."""
 
 
 class WeightUpdateOrders(ABC):
@@ -187,3 +193,54 @@ class WeightUpdateOrders(ABC):
 def _me() -> str:
     """The name of this client in its orders."""
     return f"{socket.gethostname()}/{os.getpid()}"
+
+
+class WeightServer:
+    """A thread that looks for engines without the farm's weights; `close` ends it, and so does `with`.
+
+    A paused engine is left to the client that paused it; one that is out is skipped until it is back.
+    """
+
+    def __init__(self, orders: WeightUpdateOrders, give: Callable[[StoredEngine, str], object]) -> None:
+        self._orders = orders
+        self._give = give
+        self._not_before: dict[str, float] = {}
+        self._closed = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="weights-served", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        self._closed.set()
+        self._thread.join(timeout=5.0)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _run(self) -> None:
+        while not self._closed.wait(_CHECK_INTERVAL_S):
+            try:
+                self._look()
+            except Exception as error:
+                log.warning("Search for engines without weights failed: %s", error)
+
+    def _look(self) -> None:
+        for engine in self._orders.chosen():
+            if engine.status == "without weights" and time.monotonic() >= self._not_before.get(engine.url, 0.0):
+                self._serve(engine)
+
+    def _serve(self, engine: StoredEngine) -> None:
+        version = engine.version
+        self._not_before[engine.url] = time.monotonic() + _AGAIN_S
+        log.info("Engine %s lacks weights version %s; sending it", engine.url, version)
+        try:
+            self._give(engine, version)
+            # a newer version may have been named meanwhile, which the engine lacks, too
+            if [each.version for each in self._orders.chosen([engine.url])] == [version]:
+                self._orders.set_version(version, [engine.url])
+        except Exception as error:
+            log.warning("Engine %s did not take weights version %s: %s", engine.url, version, error)

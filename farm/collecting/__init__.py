@@ -31,13 +31,10 @@ All state is in the store: waves are batches found by their keys, steps are reco
 rates are counted from rollouts. A client has no file.
 """
 
-from farm.collecting.curriculum import Curriculum
 from farm.collecting.group_decisions import GroupDecision
-from farm.collecting.instance_samplers import InstanceSampler, ShuffledInstances
-from farm.collecting.mixture import Mixture
+from farm.collecting.instance_samplers import Curriculum, InstanceSampler, Mixture, ShuffledInstances
 from farm.collecting.options import CollectingOptions
-from farm.collecting.producer import Producer
-from farm.collecting.step_collector import StepCollector
+from farm.collecting.step_collector import Producer, StepCollector
 from farm.collecting.waves import CollectedStep
 
 __all__ = [

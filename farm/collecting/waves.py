@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
 from farm.client.farm import Farm
-from farm.collecting.group_decisions import GroupDecision, usable
+from farm.client.request_checks import checked_request
+from farm.collecting.group_decisions import GroupDecision, Lengths, usable
 from farm.collecting.instance_samplers import SamplerState
-from farm.collecting.sample_lengths import Lengths
+from farm.collecting.options import CollectingOptions
 from farm.errors import InvalidRequest
 from farm.ids import batch_of
+from farm.records.request import BatchRequest, Instance
 from farm.records.rollout import Group, Rollout
 from farm.records.training_run import KeyedBatch
 
@@ -245,3 +248,34 @@ def wave_metadata(step: int, number: int, state: SamplerState, requeued: Iterabl
     own = {"step": step, "wave": number, "sampler": state}
     # the request of a wave of fresh instances does not change
     return own | ({"requeued": records} if (records := [each.record() for each in requeued]) else {})
+
+
+_OWN = ("instances", "idempotency_key", "run")
+_PLACE = re.compile(r"^instances\[(\d+)\]")
+
+
+def checked_fields(request: Mapping[str, Any], options: CollectingOptions) -> BatchRequest:
+    """Return the request of a wave, with one placeholder instance. Raises InvalidRequest naming the field."""
+    fields = dict(request)
+    for name in _OWN:
+        if name in fields:
+            raise InvalidRequest("the collector sets it", field=f"request.{name}")
+    if METADATA in fields.get("metadata", {}):
+        raise InvalidRequest("the collector sets it", field=f"request.metadata.{METADATA}")
+    if fields.setdefault("max_staleness", options.max_staleness) != options.max_staleness:
+        raise InvalidRequest(
+            f"{fields['max_staleness']}, but the options have max_staleness={options.max_staleness}",
+            field="request.max_staleness",
+        )
+    return checked_request({**fields, "instances": [{"data_source": "any", "fields": {}}]})
+
+
+def of_instance(complaint: tuple[str, str], instances: Sequence[Instance]) -> tuple[str, str]:
+    """Return a complaint about a wave with the instance's name in place of its index."""
+
+    def name(found: re.Match[str]) -> str:
+        instance = instances[int(found[1])]
+        return f"instance {instance.instance_id!r} of {instance.data_source}"
+
+    field, message = complaint
+    return _PLACE.sub(name, field), message

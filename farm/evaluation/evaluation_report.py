@@ -1,23 +1,119 @@
-"""The report of an evaluation: avg@k and pass@k with their intervals, by data source, and rollouts without a score."""
+"""The report of an evaluation: avg@k and pass@k with their intervals, by data source, and rollouts without a score.
+
+Two reports on the same instances are compared by differences with intervals and a paired test. Intervals are percentile
+bootstraps, and the test is the sign-flip permutation test; both are seeded, so that one evaluation always reports the
+same numbers.
+"""
 
 from __future__ import annotations
 
+import math
 from collections import Counter, defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from statistics import fmean
-from typing import Any
+from typing import Any, Protocol, TypeAlias
 
+import numpy as np
+from numpy.typing import NDArray
 from pydantic import BaseModel, Field, FiniteFloat, ValidationError
 
 from farm.errors import InvalidRequest
-from farm.evaluation.instance_scores import NO_NAMES, InstanceScores, scores_of
-from farm.evaluation.named_rewards import NamedRewards
-from farm.evaluation.resampling import Estimate, estimate
-from farm.records.rollout import Rollout, State
+from farm.records.rollout import Reward, Rollout, State
 
+NamedRewards: TypeAlias = Mapping[str, Mapping[str, float]]
+"""By the id of the rollout, and by name."""
+NO_NAMES: NamedRewards = {}
 ALL = "all"
 """The row of all data sources together, in which each instance counts once."""
+N_RESAMPLES = 10_000
+CONFIDENCE = 0.95
+_MOST_EXACT = 14
+"""Up to this many non-zero differences, all 2^n signs are enumerated."""
+_CELLS = 4_000_000
+_SEED = 20_210_707
+
+
+def pass_at_k(n: int, c: int, k: int) -> float:
+    """Return 1 - C(n-c, k) / C(n, k), the unbiased estimate (arXiv:2107.03374, section 2.1). Needs k <= n."""
+    if not (0 <= c <= n and 1 <= k <= n):
+        raise ValueError(f"there is no pass@{k} of {c} right ones among {n}")
+    return 1.0 - math.comb(n - c, k) / math.comb(n, k)
+
+
+class HasRewards(Protocol):
+    """The needed part of a client."""
+
+    def rewards(self, rollout_id: str) -> Sequence[Reward]:
+        """Return the scores of a rollout; the last one counts."""
+        ...
+
+
+def named_rewards(client: HasRewards, rollouts: Sequence[Rollout]) -> dict[str, dict[str, float]]:
+    """Return the named rewards of scored rollouts, for data sources whose scores have them.
+
+    Checks one rollout of each source first, since each rollout is a request.
+    """
+    has_names: dict[str, bool] = {}
+    result = {}
+    for rollout in rollouts:
+        if not rollout.trainable or not has_names.get(rollout.data_source, True):
+            continue
+        scores = client.rewards(rollout.rollout_id)
+        found = scores[-1].rewards if scores else {}
+        has_names.setdefault(rollout.data_source, bool(found))
+        if found:
+            result[rollout.rollout_id] = dict(found)
+    return result
+
+
+@dataclass(frozen=True, slots=True)
+class InstanceScores:
+    """The rewards of an instance's scored samples, by sample; `n_unscored` more have none.
+
+    `named` are the named rewards of samples whose evaluator returns several.
+    """
+
+    data_source: str
+    instance_id: str
+    rewards: tuple[float, ...]
+    n_unscored: int = 0
+    named: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
+
+    @property
+    def key(self) -> tuple[str, str]:
+        return self.data_source, self.instance_id
+
+    @property
+    def mean(self) -> float:
+        return sum(self.rewards) / len(self.rewards)
+
+    def passed(self, k: int, solved_at: float) -> float:
+        """Return the estimate of pass@k; a reward of at least `solved_at` is a pass. Needs k scored samples."""
+        return pass_at_k(len(self.rewards), sum(reward >= solved_at for reward in self.rewards), k)
+
+
+def scores_of(rollouts: Iterable[Rollout], named: NamedRewards = NO_NAMES) -> list[InstanceScores]:
+    """Return the scores of each instance, in the order of first occurrence.
+
+    Groups of one instance count as one, with all their samples; a group without a name is separate.
+    """
+    members: defaultdict[tuple[str, str], list[Rollout]] = defaultdict(list)
+    for rollout in rollouts:
+        members[rollout.data_source, rollout.instance_id or f"#{rollout.group_index}"].append(rollout)
+    result = []
+    for (source, name), samples in members.items():
+        rewards = tuple(each.reward for each in samples if each.trainable and each.reward is not None)
+        result.append(InstanceScores(source, name, rewards, len(samples) - len(rewards), _by_name(samples, named)))
+    return result
+
+
+def _by_name(samples: Iterable[Rollout], named: NamedRewards) -> dict[str, tuple[float, ...]]:
+    result: defaultdict[str, list[float]] = defaultdict(list)
+    for sample in samples:
+        for name, reward in named.get(sample.rollout_id, {}).items():
+            result[name].append(reward)
+    return {name: tuple(rewards) for name, rewards in result.items()}
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,3 +277,130 @@ def short_instances(report: EvaluationReport) -> Mapping[str, int]:
         for each in report.instances
         if len(each.rewards) < report.n_samples
     }
+
+
+@dataclass(frozen=True, slots=True)
+class Estimate:
+    """A mean over `n` instances, with the bounds of its interval."""
+
+    value: float
+    low: float
+    high: float
+    n: int
+
+
+def estimate(values: Sequence[float]) -> Estimate | None:
+    """Return the mean of values, one for each instance, with its 95 % percentile bootstrap interval; None for none."""
+    if not values:
+        return None
+    given = np.asarray(values, np.float64)
+    means = _resampled_means(given)
+    tail = (1.0 - CONFIDENCE) / 2
+    low, high = np.quantile(means, [tail, 1.0 - tail])
+    return Estimate(float(given.mean()), float(low), float(high), len(given))
+
+
+def _resampled_means(values: NDArray[np.float64]) -> NDArray[np.float64]:
+    generator = np.random.default_rng(_SEED)
+    rows = max(1, _CELLS // len(values))
+    means = [
+        values[generator.integers(0, len(values), (min(rows, N_RESAMPLES - start), len(values)))].mean(axis=1)
+        for start in range(0, N_RESAMPLES, rows)
+    ]
+    return np.concatenate(means)
+
+
+def sign_flip_test(differences: Sequence[float]) -> float:
+    """Return the two-sided p-value of paired differences: the share of sign flips with a mean at least as far from 0.
+
+    Under the null hypothesis each difference is equally likely with either sign. Few differences are flipped in all
+    ways; many in 10,000 random ones, which include the observed one (Phipson and Smyth 2010), so p is never 0.
+    """
+    moved = np.asarray([value for value in differences if value != 0.0], np.float64)
+    if not len(moved):
+        return 1.0
+    seen = abs(float(moved.sum()))
+    # sums of the same numbers in another order may differ in the last digits
+    bound = seen - 1e-9 * float(np.abs(moved).sum())
+    if len(moved) <= _MOST_EXACT:
+        flips = np.arange(2 ** len(moved))[:, None] >> np.arange(len(moved)) & 1
+        return float((np.abs((1.0 - 2.0 * flips) @ moved) >= bound).mean())
+    generator = np.random.default_rng(_SEED)
+    rows = max(1, _CELLS // len(moved))
+    n_as_far = 0
+    for start in range(0, N_RESAMPLES, rows):
+        signs = 1.0 - 2.0 * generator.integers(0, 2, (min(rows, N_RESAMPLES - start), len(moved)))
+        n_as_far += int((np.abs(signs @ moved) >= bound).sum())
+    return (n_as_far + 1) / (N_RESAMPLES + 1)
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """This evaluation minus the other, over the instances of both, with the p-value of the sign-flip test."""
+
+    estimate: Estimate
+    p_value: float
+    n_better: int
+    n_worse: int
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """Differences of avg@k and of pass@k by data source; k is the smaller of the two. None without pairs.
+
+    `only_here` and `only_there` are instances without a score in one of the two: they are not compared.
+    """
+
+    name: str
+    other: str
+    n_samples: int
+    average: dict[str, Difference | None]
+    passed: dict[str, Difference | None]
+    only_here: list[str]
+    only_there: list[str]
+
+    def as_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+Pair = tuple[InstanceScores, InstanceScores]
+
+
+def compare(this: EvaluationReport, other: EvaluationReport) -> Comparison:
+    """Compare two evaluations by their common instances. Raises InvalidRequest if there is none."""
+    mine, theirs = ({each.key: each for each in report.instances if each.rewards} for report in (this, other))
+    pairs = [(scores, theirs[key]) for key, scores in mine.items() if key in theirs]
+    if not pairs:
+        raise InvalidRequest(f"{this.name} and {other.name} have no scored instance in common", field="compare")
+    if this.solved_at != other.solved_at:
+        raise InvalidRequest(f"{this.solved_at:g} here and {other.solved_at:g} there", field="solved_at")
+    k = min(this.n_samples, other.n_samples)
+    by_source: defaultdict[str, list[Pair]] = defaultdict(list)
+    for pair in pairs:
+        by_source[pair[0].data_source].append(pair)
+    rows = dict(sorted(by_source.items())) | ({ALL: pairs} if len(by_source) > 1 else {})
+    return Comparison(
+        name=this.name,
+        other=other.name,
+        n_samples=k,
+        average={source: _difference([a.mean - b.mean for a, b in some]) for source, some in rows.items()},
+        passed={
+            source: _difference(
+                [
+                    a.passed(k, this.solved_at) - b.passed(k, this.solved_at)
+                    for a, b in some
+                    if min(len(a.rewards), len(b.rewards)) >= k
+                ]
+            )
+            for source, some in rows.items()
+        },
+        only_here=[" ".join(key) for key in mine if key not in theirs],
+        only_there=[" ".join(key) for key in theirs if key not in mine],
+    )
+
+
+def _difference(values: Sequence[float]) -> Difference | None:
+    mean = estimate(values)
+    if mean is None:
+        return None
+    return Difference(mean, sign_flip_test(values), sum(each > 0 for each in values), sum(each < 0 for each in values))

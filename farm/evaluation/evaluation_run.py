@@ -10,8 +10,7 @@ from typing import Any
 from farm.client.farm import Farm
 from farm.client.request_checks import checked_request
 from farm.errors import InvalidRequest
-from farm.evaluation.evaluation_report import EvaluationReport, report_of
-from farm.evaluation.named_rewards import named_rewards
+from farm.evaluation.evaluation_report import EvaluationReport, named_rewards, report_of
 from farm.records.request import BatchRequest, Instance
 from farm.records.training_run import check_run
 

@@ -25,9 +25,8 @@ from farm.embedded.node_folder import own_folder
 from farm.embedded.own_redis import start_redis_at
 from farm.home import own_key, written_once
 from farm.launch.head_claim import HeadClaim
-from farm.launch.own_address import bracketed, own_address
 from farm.launch.own_postgres import OwnPostgres
-from farm.launch.shared_address import SharedAddress, environment, first_address, write_address
+from farm.launch.shared_address import SharedAddress, bracketed, environment, first_address, own_address, write_address
 from farm.launch.slurm_commands import has_slurm
 from farm.launch.slurm_keeper import SlurmKeeper
 from farm.settings import Settings

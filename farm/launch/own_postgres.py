@@ -19,7 +19,7 @@ from farm.embedded.farm_processes import last_lines
 from farm.embedded.node_folder import own_folder
 from farm.errors import NotAllowed, StoreUnavailable
 from farm.home import write_own
-from farm.launch.own_address import bracketed
+from farm.launch.shared_address import bracketed
 
 USER = "farm"
 _DATABASE = "postgres"

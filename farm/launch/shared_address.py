@@ -5,9 +5,11 @@ Only its owner can read it. The farm's id, its passwords and its keys stay when 
 
 from __future__ import annotations
 
+import ipaddress
 import json
 import os
 import secrets
+import socket
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field, replace
@@ -94,3 +96,32 @@ def environment(address: SharedAddress) -> dict[str, str]:
         "FARM_API_KEY": address.api_key,
         "FARM_SECRET_KEY": address.secret_key,
     }
+
+
+def own_address() -> str:
+    """Return this machine's address for others: that of its host name, else the source address of its default route."""
+    return _beyond_loopback(_of_name) or _beyond_loopback(_outwards) or "127.0.0.1"
+
+
+def bracketed(host: str) -> str:
+    """Return a host in the notation of URLs."""
+    return f"[{host}]" if ":" in host else host
+
+
+def _beyond_loopback(addresses: Callable[[], list[str]]) -> str:
+    try:
+        candidates = addresses()
+    except OSError:
+        return ""
+    return next((each for each in candidates if not ipaddress.ip_address(each).is_loopback), "")
+
+
+def _of_name() -> list[str]:
+    return [str(each[4][0]) for each in socket.getaddrinfo(socket.gethostname(), None, socket.AF_INET)]
+
+
+def _outwards() -> list[str]:
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        # sends nothing: the kernel only selects the address
+        probe.connect(("192.0.2.1", 9))
+        return [str(probe.getsockname()[0])]

@@ -1,12 +1,17 @@
-"""Keeps the number of a farm's Slurm jobs at its pools' targets, in the head's process, by a lease in the store."""
+"""Keeps the number of a farm's Slurm jobs at its pools' targets, in the head's process, by a lease in the store.
+
+The target of each pool, and the jobs to submit and to cancel, are pure functions.
+"""
 
 from __future__ import annotations
 
 import json
 import logging
+import math
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from sqlalchemy import Connection
@@ -14,10 +19,8 @@ from sqlalchemy import Connection
 from farm.errors import FarmError, NotFound, StoreUnavailable
 from farm.home import write_own
 from farm.launch import slurm_commands
-from farm.launch.job_script import job_name, script_path
-from farm.launch.scaling import idle_jobs, plan, wanted
-from farm.launch.slurm_commands import SlurmJob
-from farm.launch.slurm_pool import HEAD, Pools, stored_pools
+from farm.launch.slurm_commands import SlurmJob, seconds
+from farm.launch.slurm_pool import HEAD, SIGNAL_S, Pools, SlurmPool, job_name, script_path, stored_pools
 from farm.settings import settings
 from farm.store import leader, nodes, placement
 from farm.store.database import Store
@@ -31,6 +34,11 @@ _ROUND_S = 5.0
 _PAUSE_S = (10.0, 600.0)
 _STOP_S = 5.0
 _STATUS = "slurm_status.json"
+
+IDLE_S = 60.0
+"""Seconds without a rollout after which an unneeded node ends."""
+_AHEAD_S = 600.0
+"""Minimum of seconds before its time limit at which a job gets a successor; a quarter of the limit if less."""
 
 
 class SlurmKeeper:
@@ -164,3 +172,59 @@ def status(folder: Path) -> dict[str, dict[str, str | int]]:
     except (OSError, ValueError):
         return {}
     return states
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """The number of jobs of one pool to submit, and the ids of those to cancel."""
+
+    n_submit: int = 0
+    cancel: tuple[str, ...] = ()
+
+
+def wanted(pools: Pools, n_rollouts: int) -> dict[str, int]:
+    """Return the number of jobs of each pool for this many waiting or running rollouts: the first pools first."""
+    result, left = {}, n_rollouts
+    for name, pool in pools.items():
+        result[name] = pool.min if name == HEAD else max(pool.min, min(pool.max, math.ceil(max(0, left) / pool.room)))
+        left -= 0 if name == HEAD else result[name] * pool.room
+    return result
+
+
+def ahead_s(pool: SlurmPool, longest_s: float = 0.0) -> float:
+    """Return how long before its end a job no longer counts: its node gets no waiting rollouts then.
+
+    `longest_s` is how long waiting rollouts may take; the first half of a job takes everything.
+    """
+    limit_s = seconds(pool.time if ":" in pool.time or "-" in pool.time else f"{pool.time}:00")
+    return max(min(_AHEAD_S, limit_s / 4), min(longest_s + SIGNAL_S, limit_s / 2) if longest_s else 0.0)
+
+
+def plan(
+    pool: SlurmPool, n_wanted: int, jobs: Sequence[SlurmJob], idle_s: Mapping[str, float], longest_s: float = 0.0
+) -> Plan:
+    """Return how to reach a pool's number of lasting jobs; `idle_s` is for jobs with idle nodes.
+
+    Pending jobs count, so none is submitted while they suffice, and they are cancelled first. Of the running jobs, only
+    one that has been idle for a while is ended, or one near its end that has a successor.
+    """
+    lasting = [job for job in jobs if job.pending or job.left_s > ahead_s(pool, longest_s)]
+    lasts = {job.job_id for job in lasting if not job.pending}
+    longest_first = sorted(idle_s.items(), key=lambda each: -each[1])
+    idle = [job for job, since_s in longest_first if since_s >= IDLE_S]
+    running = {job.job_id for job in jobs if not job.pending}
+    followed = [job for job in idle if job in running - lasts] if len(lasts) >= max(1, n_wanted) else []
+    surplus = len(lasting) - n_wanted
+    if surplus <= 0:
+        return Plan(n_submit=-surplus, cancel=tuple(followed))
+    pending = [job.job_id for job in lasting if job.pending]
+    return Plan(cancel=(*[*pending, *(job for job in idle if job in lasts)][:surplus], *followed))
+
+
+def idle_jobs(jobs: Collection[SlurmJob], node_of: Mapping[str, str], occupied: Mapping[str, int]) -> set[str]:
+    """Return the running jobs whose node is known and idle."""
+    return {
+        job.job_id
+        for job in jobs
+        if not job.pending and job.job_id in node_of and not occupied.get(node_of[job.job_id], 0)
+    }

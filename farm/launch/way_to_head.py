@@ -16,8 +16,7 @@ import time
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
-from farm.launch.own_address import own_address
-from farm.launch.shared_address import SharedAddress, read_address
+from farm.launch.shared_address import SharedAddress, own_address, read_address
 from farm.settings import settings
 
 log = logging.getLogger(__name__)

@@ -8,13 +8,13 @@ from __future__ import annotations
 import logging
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
 
 from sqlalchemy import Connection
 
 from farm.errors import FarmError, NotFound, StoreUnavailable
-from farm.observing.alarm_log import AlarmLog
 from farm.observing.periodic_thread import PeriodicThread
 from farm.observing.rollout_traces import TraceExporter
 from farm.store.database import Store
@@ -129,3 +129,41 @@ class Observer:
     def _leave_out(self, why: str) -> None:
         self._traces_at = time.monotonic() + _COLLECTOR_AWAY_S
         log.warning("Traces are dropped for %.0f s: %s", _COLLECTOR_AWAY_S, why)
+
+
+class AlarmLog(logging.Handler):
+    """A log handler that keeps the newest alarms until they are taken."""
+
+    _MOST = 100
+
+    def __init__(self) -> None:
+        super().__init__(logging.ERROR)
+        self._alarms: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        try:
+            message = record.getMessage()
+        except Exception:
+            self.handleError(record)
+            return
+        if message.startswith("ALARM "):
+            self._alarms = [*self._alarms, message.removeprefix("ALARM ")][-self._MOST :]
+
+    def take(self) -> list[str]:
+        """Return the alarms since the last call."""
+        with self._held():
+            taken, self._alarms = self._alarms, []
+        return taken
+
+    def give_back(self, alarms: list[str]) -> None:
+        """Keep alarms, taken before, for the next call."""
+        with self._held():
+            self._alarms = [*alarms, *self._alarms][-self._MOST :]
+
+    @contextmanager
+    def _held(self) -> Iterator[None]:
+        self.acquire()
+        try:
+            yield
+        finally:
+            self.release()

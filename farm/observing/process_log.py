@@ -1,6 +1,7 @@
 """Logging of the farm's processes: one line per event, with the ids that it is about, as text or as JSON objects.
 
-In JSON a traceback is part of its event's line. Secrets of the farm are redacted from all messages.
+In JSON a traceback is part of its event's line. Secrets of the farm are redacted from all messages. Log files of
+several nodes in a shared folder are searched together, merged by time.
 """
 
 from __future__ import annotations
@@ -8,18 +9,25 @@ from __future__ import annotations
 import json
 import logging
 import os
+import re
 import sys
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any
 
 from farm.configuration.secret_values import secret_variables, without_credentials
 from farm.ids import RolloutRef, first_ref
 from farm.settings import Settings, settings
+
+_LEAST_CHARS = 6
+_BLOT = "[secret]"
+_TEXT_TIME = re.compile(rb"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d,\d{3}")
+_SUFFIXES = (".log", ".out", ".err")
 
 
 @dataclass(slots=True)
@@ -30,8 +38,6 @@ class _About:
 
 
 _ABOUT: ContextVar[_About | None] = ContextVar("log_about", default=None)
-_LEAST_CHARS = 6
-_BLOT = "[secret]"
 
 
 @contextmanager
@@ -153,3 +159,51 @@ def _log_what_nobody_caught() -> None:
 
     sys.excepthook = ended
     threading.excepthook = thread_ended
+
+
+@dataclass(frozen=True, slots=True)
+class LoggedLine:
+    """An event of a log, with its traceback. `at` is in seconds since 1970, `path` is the file."""
+
+    at: float
+    path: Path
+    text: str
+
+
+def lines_about(ref: str, folders: Sequence[Path]) -> list[LoggedLine]:
+    """Return the log lines about an id, by time. Unreadable files are skipped."""
+    wanted = re.compile(rb"(?<![\w.-])" + re.escape(ref.encode()) + rb"(?!\w)")
+    files = sorted({path for folder in folders for path in folder.rglob("*") if path.suffix in _SUFFIXES})
+    found = [line for path in files for line in _lines_of(path, ref.encode(), wanted)]
+    return sorted(found, key=lambda line: line.at)
+
+
+def _lines_of(path: Path, ref: bytes, wanted: re.Pattern[bytes]) -> Iterator[LoggedLine]:
+    at, event = 0.0, b""
+    try:
+        with path.open("rb") as lines:
+            for line in lines:
+                began = _time(line)
+                if began is None:
+                    # a continuation line of the previous event
+                    event += line if event else b""
+                    continue
+                if event:
+                    yield LoggedLine(at, path, event.decode("utf-8", "replace").rstrip("\n"))
+                at, event = began, line if ref in line and wanted.search(line) else b""
+    except OSError:
+        pass
+    if event:
+        yield LoggedLine(at, path, event.decode("utf-8", "replace").rstrip("\n"))
+
+
+def _time(line: bytes) -> float | None:
+    """Return the time of a line that begins an event; None if it does not."""
+    try:
+        if line.startswith(b"{"):
+            return datetime.fromisoformat(json.loads(line)["at"]).timestamp()
+        if _TEXT_TIME.match(line):
+            return datetime.strptime(line[:23].decode(), "%Y-%m-%d %H:%M:%S,%f").astimezone().timestamp()
+    except (ValueError, KeyError, TypeError):
+        pass
+    return None

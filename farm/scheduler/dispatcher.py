@@ -42,7 +42,7 @@ from farm.store.blobs import stored_archives
 from farm.store.database import Store, Work
 from farm.store.placement import StageMessage
 from farm.store.rollouts import Claim
-from farm.store.sql.clock_jumps import Timekeeper, store_time
+from farm.store.sql.clock import Timekeeper, store_time
 
 T = TypeVar("T")
 log = logging.getLogger(__name__)

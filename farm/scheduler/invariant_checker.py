@@ -15,7 +15,7 @@ from functools import partial
 
 from farm.errors import NotFound
 from farm.observing.periodic_thread import PeriodicThread
-from farm.records.conservation import Violation
+from farm.records.rollout import Violation
 from farm.store import llm_engines
 from farm.store.database import Store
 from farm.store.reports import audit

@@ -14,7 +14,7 @@ from farm.settings import Settings
 from farm.store.access import audit_log
 from farm.store.database import Store
 from farm.store.retention.pruning import PrunedBatch, Pruner, ages
-from farm.store.sql.clock_jumps import Timekeeper, store_time
+from farm.store.sql.clock import Timekeeper, store_time
 
 log = logging.getLogger(__name__)
 

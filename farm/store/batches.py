@@ -16,7 +16,7 @@ from farm.records.rollout import BatchStatus, Failure, Outcome, Reward, Rollout,
 from farm.records.training_run import KeyedBatch
 from farm.records.trajectory import Segment
 from farm.store.access import api_keys
-from farm.store.access.open_quota import check_room, check_room_again
+from farm.store.access.api_keys import check_room, check_room_again
 from farm.store.access.sealed_secrets import sealed_request
 from farm.store.blobs import stored_archives
 from farm.store.retention.kept import check_kept
@@ -24,7 +24,6 @@ from farm.store.rollout_counts import mean_reward, rollout_counts
 from farm.store.rollouts import attempts, batches, rewards, rollouts
 from farm.store.sql.clock import db_now
 from farm.store.sql.schema import InstanceRow
-from farm.store.sql.terminal_table import protocol_of
 
 instances = cast(Table, InstanceRow.__table__)
 _CHUNK = 1000
@@ -71,7 +70,7 @@ def create(
         {
             "batch_id": batch_id,
             "idempotency_key": request.idempotency_key,
-            "awaits_place": protocol_of(request.idempotency_key),
+            "awaits_place": _protocol_of(request.idempotency_key),
             "fingerprint": fingerprint,
             "created_at": now,
             "n_samples": request.n_samples,
@@ -383,3 +382,9 @@ def rollout_record(row: Row[Any]) -> Rollout:
         version_min=row.version_min,
         version_max=row.version_max,
     )
+
+
+def _protocol_of(idempotency_key: str | None) -> str | None:
+    """Return the key prefix of a protocol's batch, such as `agent-lightning:`; None for batches of no protocol."""
+    name, colon, _ = (idempotency_key or "").partition(":")
+    return f"{name}:" if colon and len(name) < 64 else None

@@ -29,11 +29,9 @@ from sqlalchemy import Connection
 from farm.address import WAIT_TIMEOUT_S
 from farm.errors import InvalidRequest
 from farm.store.locks import lock_batches
-from farm.store.sql.connection_slots import ConnectionSlots
+from farm.store.sql.connection_slots import ConnectionSlots, StallMonitor
 from farm.store.sql.database_errors import Outage, refusal, retryable_failure, unavailable, waited_for_lock
-from farm.store.sql.database_sessions import LOCK_WAIT_S, begin_write, engine_of, lock_wait_s
-from farm.store.sql.open_transactions import open_transactions
-from farm.store.sql.stalled_connections import StallMonitor
+from farm.store.sql.database_sessions import LOCK_WAIT_S, begin_write, engine_of, lock_wait_s, open_transactions
 from farm.store.sql.writer import CLOSE_S, PendingWrite, Work, Writer, pauses
 
 T = TypeVar("T")

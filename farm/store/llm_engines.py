@@ -30,6 +30,8 @@ engines = cast(Table, EngineRow.__table__)
 users = cast(Table, EngineUserRow.__table__)
 named = cast(Table, NamedWeightsRow.__table__)
 
+ALIVE_S = 20.0
+"""Seconds of silence until a process that calls engines counts as dead; it reports at least every quarter."""
 _FAILURE_CHARS = 1000
 _SHARED: ColumnElement[bool] = ~engines.c.model.startswith(RUN_MODEL, autoescape=True)
 """The condition that an engine is shared, not reserved by a training run (`is_reserved`)."""
@@ -257,7 +259,7 @@ def forget_users(connection: Connection, older_than_s: float) -> None:
     connection.execute(delete(users).where(age_of(users.c.heartbeat_at) > older_than_s))
 
 
-def uses(connection: Connection, alive_s: float) -> dict[str, dict[str, EngineUse]]:
+def uses(connection: Connection, alive_s: float = ALIVE_S) -> dict[str, dict[str, EngineUse]]:
     """Return owner → URL → use, of the processes that reported in the last `alive_s`."""
     alive = select(users.c.owner, users.c.uses).where(age_of(users.c.heartbeat_at) <= alive_s)
     rows = connection.execute(alive.order_by(users.c.owner))

@@ -32,7 +32,7 @@ from sqlalchemy import cast as sql_cast
 
 from farm.records.rollout import Stage, State
 from farm.store.rollouts import rollouts
-from farm.store.sql.observing_tables import MeasuredBatchRow
+from farm.store.sql.schema import MeasuredBatchRow
 
 _measured = cast(Table, MeasuredBatchRow.__table__)
 

@@ -16,15 +16,28 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any, cast
 
-from sqlalchemy import Connection, CursorResult, Row, Table, bindparam, case, insert, literal, select, update
+from sqlalchemy import (
+    Column,
+    Connection,
+    CursorResult,
+    Row,
+    Select,
+    Table,
+    Update,
+    bindparam,
+    case,
+    insert,
+    literal,
+    select,
+    update,
+)
 
 from farm.errors import EvaluatorError
 from farm.records.rollout import Failure, Outcome, Stage, State
-from farm.records.scoring.row_rewards import RowRewards
+from farm.records.submission import RowRewards
 from farm.store.sql.clock import db_now
+from farm.store.sql.sanitize import fitting
 from farm.store.sql.schema import AttemptRow, Batch, RewardRow, RolloutRow
-from farm.store.sql.single_statements import advance_at_once, claim_at_once, finish_at_once, runs_together
-from farm.store.sql.unstorable_values import fitting
 
 rollouts = cast(Table, RolloutRow.__table__)
 batches = cast(Table, Batch.__table__)
@@ -33,6 +46,68 @@ rewards = cast(Table, RewardRow.__table__)
 
 NEXT_STAGE = {Stage.INIT: Stage.RUN, Stage.RUN: Stage.EVAL}
 CHUNK = 400
+
+
+# Transitions as one statement each, for Postgres: changes beyond the rollout's row are in CTEs. They are composed of
+# the same guarded updates that other databases get one after the other, and return rows if they applied. Postgres runs
+# one statement on one snapshot, and rechecks a row that it had to wait for.
+def runs_together(connection: Connection) -> bool:
+    """Return whether a database can run several changes in one statement."""
+    return connection.dialect.name == "postgresql"
+
+
+def claim_at_once(claim: Update, returned: Sequence[Column[Any]]) -> Select[Any]:
+    """Return the statement that claims a stage and opens its attempt; its row has the columns `returned`."""
+    of_attempt = {
+        "rollout_id": rollouts.c.rollout_id,
+        "attempt": rollouts.c.attempt,
+        "stage": rollouts.c.stage,
+        "queued_at": rollouts.c.queued_at,
+        "node": rollouts.c.node,
+        "worker": rollouts.c.owner,
+    }
+    claimed = claim.returning(*dict.fromkeys((*returned, *of_attempt.values()))).cte("claimed")
+    values = [claimed.c[column.name] for column in of_attempt.values()]
+    opened = insert(attempts).from_select([*of_attempt, "started_at"], select(*values, db_now())).cte("opened")
+    return select(*(claimed.c[column.name] for column in returned)).add_cte(opened)
+
+
+def advance_at_once(advance: Update, end_attempt: Update) -> Select[Any]:
+    """Return the statement that advances a rollout and ends the attempt's stage; it has one row if it applied."""
+    advanced = advance.returning(rollouts.c.rollout_id).cte("advanced")
+    ended = end_attempt.where(select(advanced.c.rollout_id).exists()).cte("ended")
+    return select(advanced.c.rollout_id).add_cte(ended)
+
+
+def finish_at_once(finish: Update, end_attempt: Update) -> Select[Any]:
+    """Return the statement that numbers and finishes a rollout, with its reward and the end of the attempt's stage.
+
+    It has one row if it applied. It takes a number in any case, and locks the batch before the rollout.
+    """
+    numbered = (
+        batches.update()
+        .where(batches.c.batch_id == bindparam("b_batch"))
+        .values(last_seq=batches.c.last_seq + 1)
+        .returning(batches.c.last_seq)
+        .cte("numbered")
+    )
+    finished = (
+        finish.values(finish_seq=select(numbered.c.last_seq).scalar_subquery())
+        .returning(rollouts.c.rollout_id, rollouts.c.attempt)
+        .cte("finished")
+    )
+    of_score = ("value", "details", "rewards", "of_rows", "evaluator")
+    score = [bindparam(f"b_{name}", type_=rewards.c[name].type) for name in of_score]
+    rewarded = (
+        insert(rewards)
+        .from_select(
+            ["rollout_id", "attempt", *of_score, "created_at"],
+            select(finished.c.rollout_id, finished.c.attempt, *score, db_now()),
+        )
+        .cte("rewarded")
+    )
+    ended = end_attempt.where(select(finished.c.rollout_id).exists()).cte("ended")
+    return select(finished.c.rollout_id).add_cte(rewarded, ended)
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,15 +24,14 @@ from farm.records.experts.routed_experts import CallExperts
 from farm.records.prefixes import Prefixes
 from farm.records.request import TrainCalls
 from farm.records.rollout import Stage, State
-from farm.records.scoring.row_rewards import RowRewards
+from farm.records.submission import RowRewards
 from farm.records.trajectory import UNTRAINED, ModelCall, Segment, TokenIds, ToolSchema, VersionSpan
 from farm.row_builders import WHOLE, build_rows, chosen_calls
 from farm.store.blobs import stored_experts
 from farm.store.retention.kept import check_kept
 from farm.store.rollouts import batches, rewards, rollouts
-from farm.store.sql.sanitize import written
+from farm.store.sql.sanitize import fitting, written
 from farm.store.sql.schema import ModelCallRow, SegmentRow
-from farm.store.sql.unstorable_values import fitting
 
 model_calls = cast(Table, ModelCallRow.__table__)
 segment_rows = cast(Table, SegmentRow.__table__)

@@ -1,35 +1,80 @@
-"""The web application of the page: its routes, and its error pages.
+"""The web application of the page: its routes, orders given on the page, and its error pages.
 
 It reads the store in the API's process, and shows nothing to a browser that has not signed in.
 """
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
-from starlette.responses import Response
+from starlette.responses import RedirectResponse, Response
 from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
-from starlette.types import ASGIApp, Scope
+from starlette.types import ASGIApp
+from starlette.types import Scope as AsgiScope
 
 from farm.api.auth import KnownKeys
 from farm.api.endpoints import Endpoints
 from farm.api.schemas import RequestRejected
+from farm.callers import Scope, current_caller
 from farm.client.http_errors import problem_of
+from farm.client.local import LocalFarm
+from farm.errors import InvalidRequest, NotFound
 from farm.web.batch_views import BatchViews
 from farm.web.cluster_views import ClusterViews
 from farm.web.exports import Exports
-from farm.web.orders import Orders
-from farm.web.rendering import HEADERS, html
+from farm.web.rendering import HEADERS, ROOT, html
 from farm.web.rollout_views import RolloutViews
-from farm.web.sign_in import SignedIn, signed_in, signed_out
+from farm.web.sign_in import SignedIn, read_form, signed_in, signed_out
+
+Order = Callable[[LocalFarm, str], object]
+_SUBMITTERS, _OPERATORS = (Scope.SUBMIT, Scope.OPERATE), (Scope.OPERATE,)
+_ORDERS: Mapping[str, tuple[tuple[Scope, ...], Order]] = {
+    "cancel": (_SUBMITTERS, lambda farm, id: farm.cancel(id)),
+    "rescore": (_SUBMITTERS, lambda farm, id: farm.rescore(id)),
+    "drain-node": (_OPERATORS, lambda farm, id: farm.drain_node(id)),
+    "drain-engine": (_OPERATORS, lambda farm, id: farm.drain_engine(id)),
+    "pause-engine": (_OPERATORS, lambda farm, id: farm.orders.order_pause("drain", _who(), [id])),
+    "resume-engine": (_OPERATORS, lambda farm, id: farm.orders.order_pause("", _who(), [id])),
+}
+"""The orders, each with the scopes of which a key needs one."""
+
+View = Callable[[Request], Awaitable[Response]]
+
+
+class Orders:
+    """Executes orders, and redirects to the page they were given on."""
+
+    def __init__(self, endpoints: Endpoints) -> None:
+        self._endpoints = endpoints
+
+    async def carry_out(self, request: Request) -> Response:
+        """Execute one order, named in the path, for the `id` in the form."""
+        name = request.path_params["name"]
+        if name not in _ORDERS:
+            raise NotFound(f"there is no order {name!r}: use one of {', '.join(_ORDERS)}")
+        scopes, order = _ORDERS[name]
+        current_caller().check(*scopes)
+        form = await read_form(request)
+        id = form.get("id", "")
+        if not id:
+            raise InvalidRequest("the form must name the target of the order", field="id")
+        await self._endpoints.run(order, self._endpoints.farm, id)
+        back = form.get("back", "/")
+        if not back.startswith("/") or back.startswith(("//", "/\\")) or not back.isprintable():
+            back = "/"
+        return RedirectResponse(ROOT + back, 303, HEADERS)
+
+
+def _who() -> str:
+    return f"{current_caller().name} on the page"
+
 
 _STATIC = Path(__file__).parent / "static"
-View = Callable[[Request], Awaitable[Response]]
 
 
 def application(endpoints: Endpoints, keys: KnownKeys, visitor_key: str = "", records_history: bool = False) -> ASGIApp:
@@ -112,7 +157,7 @@ async def _no_page(request: Request, error: Exception) -> Response:
 class _StaticFiles(StaticFiles):
     """Files of the package, which a browser may cache for an hour."""
 
-    async def get_response(self, path: str, scope: Scope) -> Response:
+    async def get_response(self, path: str, scope: AsgiScope) -> Response:
         response = await super().get_response(path, scope)
         response.headers.update({**HEADERS, "cache-control": "max-age=3600"})
         return response

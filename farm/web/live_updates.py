@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any, Generic, TypeVar
 
 from starlette.responses import StreamingResponse
 
@@ -20,6 +22,13 @@ MOST = 64
 
 Look = Callable[[], Awaitable[tuple[str, bool]]]
 """A coroutine function that returns the present state of a part, and whether it is final."""
+
+T = TypeVar("T")
+
+_MOST = 200
+"""Results of one kind that are kept."""
+_SHARE = 50
+"""A result is kept for so many times as long as it took, at least: each costs 2 % of a processor at most."""
 
 
 class LiveUpdates:
@@ -67,3 +76,39 @@ class LiveUpdates:
 def _event(name: str, text: str) -> str:
     lines = "".join(f"data: {line}\n" for line in text.splitlines() or [""])
     return f"event: {name}\n{lines}\n"
+
+
+class SharedResults(Generic[T]):
+    """Results by key, each kept for `kept_s` or longer; concurrent requests wait for one computation."""
+
+    def __init__(self, kept_s: float) -> None:
+        self._kept_s = kept_s
+        self._kept: dict[Any, tuple[float, T]] = {}
+        self._locks: dict[Any, asyncio.Lock] = {}
+
+    async def get(self, key: Any, make: Callable[[], Awaitable[T]], is_final: Callable[[T], bool] | None = None) -> T:
+        """Return the kept result of a key, or compute it; one that `is_final` is kept thirty times as long."""
+        if (kept := self._fresh(key)) is not None:
+            return kept[1]
+        lock = self._locks.setdefault(key, asyncio.Lock())
+        try:
+            async with lock:
+                if (kept := self._fresh(key)) is not None:
+                    return kept[1]
+                started = time.monotonic()
+                result = await make()
+                now = time.monotonic()
+                kept_s = max(self._kept_s, _SHARE * (now - started))
+                if is_final is not None and is_final(result):
+                    kept_s = max(kept_s, 30 * self._kept_s)
+                if len(self._kept) >= _MOST:
+                    self._kept.clear()
+                self._kept[key] = (now + kept_s, result)
+                return result
+        finally:
+            if not lock.locked():
+                self._locks.pop(key, None)
+
+    def _fresh(self, key: Any) -> tuple[float, T] | None:
+        kept = self._kept.get(key)
+        return kept if kept is not None and kept[0] > time.monotonic() else None

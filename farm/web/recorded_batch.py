@@ -10,7 +10,7 @@ import shutil
 from pathlib import Path
 
 from farm.configuration.service_urls import sqlite_url
-from farm.store.backups.backup_file import read_backup
+from farm.store.backups.backup import read_backup
 from farm.store.database import Store
 
 FILE = Path(__file__).with_name("recorded_batch.db.gz")

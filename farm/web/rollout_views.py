@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Sequence
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
 
+import numpy as np
 from sqlalchemy import Connection, select
 from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
@@ -15,17 +19,27 @@ from farm.errors import NotFound
 from farm.ids import RolloutRef
 from farm.observing.timeline import spans
 from farm.records.rollout import Rollout
-from farm.records.trajectory import ModelCall, Segment
+from farm.records.trajectory import Message, ModelCall, Segment
 from farm.store import batches, trajectories
 from farm.store.rollouts import rollouts
 from farm.web.rendering import HEADERS, ROOT, html
-from farm.web.siblings import siblings
-from farm.web.terminal_replay import terminal_steps
 from farm.web.token_view import MOST, TokenRow, token_row
-from farm.web.transcript import conversation
+from farm.web.transcript import ShownCall, conversation, tool_calls
+from farm.web.untrusted_text import reasoning_of, text_of
 
 MOST_SIBLINGS = 16
 """The maximum number of samples of a group that are shown side by side."""
+
+_PROMPTS = {
+    "bash": "$",
+    "shell": "$",
+    "sh": "$",
+    "terminal": "$",
+    "execute_bash": "$",
+    "python": ">>>",
+    "ipython": ">>>",
+}
+_COMMANDS = ("command", "cmd", "commands", "keystrokes", "input", "code", "script")
 
 
 class RolloutViews:
@@ -135,3 +149,118 @@ def _of_group(connection: Connection, place: RolloutRef) -> list[Rollout]:
         .limit(MOST_SIBLINGS)
     )
     return batches.rollouts_by(connection, chosen)
+
+
+@dataclass(frozen=True, slots=True)
+class SiblingTurn:
+    """One turn of a sample: the policy's message. `parts` is True for the first that differs from the reference's."""
+
+    index: int
+    text: str
+    parts: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Sibling:
+    """One sample. Its first `common_tokens` tokens equal those of the reference; None without tokens."""
+
+    rollout: Rollout
+    turns: Sequence[SiblingTurn]
+    common_tokens: int | None
+    parts_at_turn: int | None
+
+
+def siblings(
+    rollouts: Sequence[Rollout], calls: Sequence[Sequence[ModelCall]], rows: Sequence[Sequence[Segment]]
+) -> list[Sibling]:
+    """Return the samples of a group; the reference is the first one with a model call."""
+    reference = next((at for at, made in enumerate(calls) if made), None)
+    samples = []
+    for at, rollout in enumerate(rollouts):
+        turns = [answer_of(call) for call in calls[at]]
+        first = None
+        if reference is not None and at != reference:
+            others = [answer_of(call) for call in calls[reference]]
+            first = next((n for n in range(len(turns)) if n >= len(others) or turns[n] != others[n]), None)
+            if first is None and len(turns) < len(others) and turns:
+                first = len(turns) - 1
+        common = None
+        if reference is not None and rows[at] and rows[reference]:
+            common = _common(rows[at][0], rows[reference][0])
+        shown = [SiblingTurn(n, text, n == first) for n, text in enumerate(turns)]
+        samples.append(Sibling(rollout, shown, common, first))
+    return samples
+
+
+def answer_of(call: ModelCall) -> str:
+    """Return the policy's answer in a model call, in a few lines: thoughts, text, tool calls."""
+    message = call.response
+    lines = [f"({reasoning})" for reasoning in [reasoning_of(message).strip()] if reasoning]
+    lines += [text for text in [text_of(message.get("content")).strip()] if text]
+    for each in tool_calls(message):
+        arguments = ", ".join(f"{name}={value}" if name else value for name, value in each.arguments)
+        lines.append(f"→ {each.name}({arguments})")
+    return "\n".join(lines)
+
+
+def _common(mine: Segment, other: Segment) -> int:
+    """Return the number of tokens that two responses have in common from their beginning."""
+    if len(mine.prompt_ids) != len(other.prompt_ids) or not np.array_equal(mine.prompt_ids, other.prompt_ids):
+        return 0
+    n = min(len(mine.response_ids), len(other.response_ids))
+    differ = np.flatnonzero(mine.response_ids[:n] != other.response_ids[:n])
+    return int(differ[0]) if len(differ) else n
+
+
+@dataclass(frozen=True, slots=True)
+class TerminalStep:
+    """A command and its output; `at_s` is when the command was written, in seconds from the first call.
+
+    `output` is None if none was recorded: the rollout ended before, or is running.
+    """
+
+    at_s: float
+    prompt: str
+    command: str
+    output: str | None
+
+
+def terminal_steps(calls: Sequence[ModelCall]) -> list[TerminalStep]:
+    """Return the tool calls of some model calls in order, with the outputs that the policy was shown."""
+    results: defaultdict[str, list[tuple[int, str]]] = defaultdict(list)
+    for number, call in enumerate(calls):
+        # an agent program sends results with its next call; ids may be reused
+        for after, messages in ((number - 1, call.messages), (number, call.observations)):
+            for id, text in _results(messages):
+                results[id].append((after, text))
+    steps = []
+    for number, call in enumerate(calls):
+        at_s = call.started_at + call.latency_s - calls[0].started_at
+        nameless = iter([text for after, text in results[""] if after == number])
+        for id, made in zip(_ids(call.response), tool_calls(call.response), strict=True):
+            answers = (text for after, text in results.get(id, ()) if after >= number)
+            output = next(nameless if not id else answers, None)
+            steps.append(TerminalStep(at_s, _PROMPTS.get(made.name, made.name), _command(made), output))
+    return steps
+
+
+def _results(messages: Sequence[Message]) -> Iterator[tuple[str, str]]:
+    """Yield the id, empty if there is none, and the text of each tool result."""
+    for message in messages:
+        if message.get("role") == "tool":
+            yield str(message.get("tool_call_id") or ""), text_of(message.get("content"))
+
+
+def _ids(message: Message) -> list[str]:
+    made: Any = message.get("tool_calls") or ()
+    each_made = made if isinstance(made, list | tuple) else (made,)
+    return [str(each.get("id") or "") if isinstance(each, dict) else "" for each in each_made]
+
+
+def _command(made: ShownCall) -> str:
+    """Return the command line of a call: the argument that holds a command, or all arguments by name."""
+    arguments = dict(made.arguments)
+    name = next((each for each in _COMMANDS if each in arguments), None)
+    if name is not None:
+        return arguments[name]
+    return "\n".join(f"{name}: {value}" if name else value for name, value in made.arguments)

@@ -18,7 +18,7 @@ from sqlalchemy.engine import make_url
 
 import farm
 from examples.scripts import write_script
-from farm.client.weight_server import WeightServer
+from farm.client.weight_update import WeightServer
 from farm.embedded.child_process import ChildProcess
 from farm.home import own_key
 from farm.settings import Settings

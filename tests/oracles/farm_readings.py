@@ -18,8 +18,7 @@ from farm.records.task_needs import unsupported
 from farm.records.variable_expansion import expanded
 from farm.tasks.harbor_config import EnvironmentTable, HealthcheckTable, StepTable
 from farm.tasks.harbor_folder import task_folder
-from farm.tasks.harbor_instance import HarborInstance
-from farm.tasks.harbor_needs import needs_of
+from farm.tasks.harbor_instance import HarborInstance, needs_of
 from farm.tasks.ignored_files import IgnoredFiles
 from tests.oracles.cases.answer_cases import AnswerCase
 from tests.oracles.cases.ignored_cases import FOLDERS

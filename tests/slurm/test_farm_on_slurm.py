@@ -18,10 +18,9 @@ from pathlib import Path
 import pytest
 
 import farm
-from farm.launch.job_script import SIGNAL_S
 from farm.launch.shared_address import read_address
 from farm.launch.slurm_commands import SlurmJob, jobs_named
-from farm.launch.slurm_pool import HEAD, stored_pools
+from farm.launch.slurm_pool import HEAD, SIGNAL_S, stored_pools
 from farm.records.rollout import Stage, State
 from farm.store import nodes
 from farm.store.database import Store

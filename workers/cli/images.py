@@ -16,8 +16,7 @@ from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from farm.cli.console import console
-from farm.cli.upkeep.durations import UNITS_S, seconds
+from farm.cli.console import UNITS_S, console, seconds
 from farm.embedded.node_folder import own_folder
 from farm.errors import FarmError, ImageError, InvalidRequest
 from farm.records.request import Instance, SandboxSpec

@@ -8,7 +8,7 @@ from pathlib import Path
 from tempfile import TemporaryFile
 from typing import TypeVar
 
-from farm.client.archive_uploads import PART_BYTES
+from farm.client.verb_groups import PART_BYTES
 from farm.errors import RolloutError
 from farm.records.trajectory import ModelCall
 from farm.task_archive import pack

@@ -16,7 +16,7 @@ from farm.errors import FarmError, InvalidRequest
 from farm.records.request import Instance
 from farm.records.task_needs import unsupported
 from farm.tasks.harbor_folder import TaskFolder, task_folder
-from farm.tasks.harbor_needs import needs_of
+from farm.tasks.harbor_instance import needs_of
 from workers.attacks.attack import NO_WORK, UNTOUCHED, Attack, AttackPlan
 from workers.attacks.harbor_attacks import harbor_attacks
 from workers.attacks.plans import SOLUTION, plan_of

@@ -19,8 +19,7 @@ from farm.errors import FarmError
 from farm.records.request import BatchSettings, Limits, VerificationRule
 from farm.records.task_needs import NetworkRule, unsupported
 from farm.tasks.harbor_folder import TaskFolder, task_folder
-from farm.tasks.harbor_instance import DATA_SOURCE
-from farm.tasks.harbor_needs import needs_of
+from farm.tasks.harbor_instance import DATA_SOURCE, needs_of
 from farm.tasks.known_tasks import CHECKS, TaskEvidence, evidence_of, keep_evidence, keep_text
 from workers.cli.acting_policy import ActingPolicy
 from workers.cli.attack_reports import now

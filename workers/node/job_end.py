@@ -9,8 +9,8 @@ import time
 from typing import Any
 
 from farm.errors import FarmError
-from farm.launch.job_script import SIGNAL_S
 from farm.launch.slurm_commands import job_left_s
+from farm.launch.slurm_pool import SIGNAL_S
 
 log = logging.getLogger("workers.node")
 

@@ -20,7 +20,7 @@ from pydantic import BaseModel
 
 from farm.records.request import AgentRequests, Limits, SamplingParams, SandboxLimits, SandboxSpec
 from farm.records.rollout import Outcome
-from farm.records.scoring.score import Score as Score
+from farm.records.submission import Score as Score
 from farm.records.submission import Submission as Submission
 from farm.records.trajectory import Completion as Completion
 from farm.records.trajectory import Message, ModelCall

@@ -15,7 +15,6 @@ from concurrent.futures import Future
 from dataclasses import replace
 from typing import Any
 
-from farm.client.local_orders import ALIVE_S
 from farm.errors import NotAllowed
 from farm.notifications import ENGINES, Signals
 from farm.records.engine import EngineInfo
@@ -148,7 +147,7 @@ class EngineRegistry(EngineReporter):
 
     async def has_settled(self, url: str, order: int) -> bool:
         def look(connection: Any) -> bool:
-            by_owner = llm_engines.uses(connection, ALIVE_S)
+            by_owner = llm_engines.uses(connection)
             held = (result.get(url) for result in by_owner.values())
             return all(use is not None and use.n_orders >= order and not use.n_calls for use in held)
 

@@ -15,7 +15,7 @@ from functools import lru_cache, partial
 from farm.errors import FarmError
 from farm.ids import group_id, rollout_id
 from farm.records.request import SandboxSpec
-from farm.scheduler.fair_share import fair_shares
+from farm.scheduler.admissions import fair_shares
 from farm.store import nodes, placement
 from farm.store.database import Store
 from farm.store.placement import UpcomingStart

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from farm.errors import EvaluatorError
-from farm.records.scoring.row_rewards import RowRewards, row_rewards, submitted_calls
+from farm.records.submission import RowRewards, row_rewards, submitted_calls
 from farm.records.trajectory import ModelCall, Segment
 from workers.plugins.interfaces import Score, Submission
 from workers.stages.stage_job import Problem

@@ -9,11 +9,10 @@ from pydantic import ValidationError
 from starlette.responses import Response
 from starlette.routing import BaseRoute
 
-from farm.api.agent_lightning.lightning_events import LightningEvents
-from farm.api.agent_lightning.lightning_models import LightningModels
-from farm.api.agent_lightning.lightning_requests import (
+from farm.api.agent_lightning.lightning_models import (
     ATTEMPT,
     EventsQuery,
+    LightningModels,
     LightningState,
     ListQuery,
     ModelServers,
@@ -23,9 +22,9 @@ from farm.api.agent_lightning.lightning_requests import (
     RolloutPatch,
     TerminalQuery,
 )
-from farm.api.agent_lightning.lightning_rollouts import LightningRollouts
+from farm.api.agent_lightning.lightning_rollouts import LightningEvents, LightningRollouts
 from farm.api.endpoints import Endpoints
-from farm.api.protocol_parts.detail_errors import refuse_with_detail
+from farm.api.protocol_parts import refuse_with_detail
 from farm.api.protocols import WireProtocol
 from farm.api.schemas import ApiRequest
 from farm.api.scopes import RouteScopes

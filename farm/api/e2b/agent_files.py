@@ -13,10 +13,9 @@ from pydantic import Field
 from starlette.responses import Response
 
 from farm.api.e2b.agent_sandbox import AgentSandbox
-from farm.api.e2b.connect_rpc import Message, unary_message, unary_response
-from farm.api.e2b.e2b_errors import ConnectCode, ConnectError
+from farm.api.e2b.connect_rpc import ConnectCode, ConnectError, Message, unary_message, unary_response
 from farm.api.endpoints import Endpoints
-from farm.api.protocol_parts.multipart import form_parts, spooled
+from farm.api.multipart import form_parts, spooled
 from farm.api.schemas import ApiRequest
 from farm.client import serialization
 from farm.client.request_checks import checked

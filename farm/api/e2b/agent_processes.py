@@ -5,13 +5,20 @@ from __future__ import annotations
 import asyncio
 from base64 import b64encode
 from collections.abc import AsyncIterator, Mapping
-from typing import Any
+from typing import Annotated, Any, Literal, Self
 
+from pydantic import Field, model_validator
 from starlette.responses import Response, StreamingResponse
 
 from farm.api.e2b.agent_sandbox import AgentSandbox
 from farm.api.e2b.connect_rpc import (
     STREAM,
+    Bytes,
+    ConnectCode,
+    ConnectError,
+    Message,
+    SandboxMissing,
+    connect_error,
     framed,
     messages,
     only_message,
@@ -19,24 +26,13 @@ from farm.api.e2b.connect_rpc import (
     unary_message,
     unary_response,
 )
-from farm.api.e2b.e2b_errors import ConnectCode, ConnectError, SandboxMissing, connect_error
-from farm.api.e2b.process_requests import (
-    ListRequest,
-    ProcessInput,
-    ProcessSelector,
-    SelectRequest,
-    SendInputRequest,
-    SendSignalRequest,
-    StartRequest,
-    StreamInputRequest,
-    UpdateRequest,
-)
 from farm.api.endpoints import KEY_CHECK, Endpoints
 from farm.api.schemas import ApiRequest
 from farm.client.request_checks import checked
 from farm.errors import FarmError, NotAllowed
 from farm.records.lending.borrowed_sandbox import MAX_LEASE_S
 from farm.records.lending.sandbox_calls import (
+    FilePath,
     ListProcessesCall,
     ProcessList,
     ProcessOutput,
@@ -44,9 +40,12 @@ from farm.records.lending.sandbox_calls import (
     ResizeProcessCall,
     SignalProcessCall,
     StartProcessCall,
+    TerminalSize,
+    Text,
     WatchProcessCall,
     WriteProcessCall,
 )
+from farm.records.request_values import Name
 
 _WATCH_S = 20.0
 _PING_S = 50.0
@@ -54,6 +53,108 @@ _LEAST_PING_S = 1.0
 _STREAMS = {"stdout": "stdout", "stderr": "stderr", "terminal": "pty"}
 _SIGNALS = {"SIGNAL_SIGTERM": "TERM", "SIGNAL_SIGKILL": "KILL", 15: "TERM", 9: "KILL"}
 _HEADERS = {"cache-control": "no-store", "x-accel-buffering": "no"}
+
+
+class ProcessConfig(Message):
+    """A program with its arguments."""
+
+    cmd: Annotated[Text, Field(min_length=1)]
+    args: Annotated[list[Text], Field(max_length=10_000)] = Field(default_factory=list)
+    envs: dict[Name, Text] = Field(default_factory=dict)
+    cwd: FilePath | None = None
+
+
+class PtySize(Message):
+    cols: Annotated[int, Field(ge=1, le=10_000)] = 80
+    rows: Annotated[int, Field(ge=1, le=10_000)] = 24
+
+
+class Pty(Message):
+    """A terminal; its default size is the traditional one."""
+
+    size: PtySize = PtySize()
+
+    @property
+    def terminal(self) -> TerminalSize:
+        return TerminalSize(rows=self.size.rows, columns=self.size.cols)
+
+
+class ProcessSelector(Message):
+    """A process by its number, or by the tag that it was started with."""
+
+    pid: Annotated[int, Field(ge=1, le=2**32 - 1)] | None = None
+    tag: Annotated[Name, Field(min_length=1, max_length=200)] | None = None
+
+    @model_validator(mode="after")
+    def _names_one(self) -> Self:
+        if self.pid is None and self.tag is None:
+            raise ValueError("must name a pid or a tag")
+        return self
+
+    @property
+    def process(self) -> str:
+        """Its name in calls to a sandbox."""
+        return str(self.pid) if self.tag is None else self.tag
+
+
+class StartRequest(Message):
+    """A process; by default it has an input, as clients that do not say expect one."""
+
+    process: ProcessConfig
+    pty: Pty | None = None
+    tag: Annotated[Name, Field(max_length=200)] = ""
+    stdin: bool = True
+
+
+class SelectRequest(Message):
+    """A process to connect to, or whose input is to be closed."""
+
+    process: ProcessSelector
+
+
+class UpdateRequest(Message):
+    process: ProcessSelector
+    pty: Pty | None = None
+
+
+class ProcessInput(Message):
+    """Bytes for the input of a process, or for its terminal."""
+
+    stdin: Bytes = b""
+    pty: Bytes = b""
+
+    @property
+    def data(self) -> bytes:
+        return self.stdin or self.pty
+
+
+class SendInputRequest(Message):
+    process: ProcessSelector
+    input: ProcessInput = ProcessInput()
+
+
+class SendSignalRequest(Message):
+    process: ProcessSelector
+    signal: Literal["SIGNAL_SIGTERM", "SIGNAL_SIGKILL", 15, 9]
+
+
+class _InputStart(Message):
+    process: ProcessSelector
+
+
+class _InputData(Message):
+    input: ProcessInput = ProcessInput()
+
+
+class StreamInputRequest(Message):
+    """A message of a stream of input: first the process, then its input, with keepalives in between."""
+
+    start: _InputStart | None = None
+    data: _InputData | None = None
+
+
+class ListRequest(Message):
+    """A request for the running processes."""
 
 
 class AgentProcesses:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import base64
 from typing import Any
 
-from farm.api.e2b.e2b_errors import ConnectCode, ConnectError, connect_error, file_error, missing_sandbox
+from farm.api.e2b.connect_rpc import ConnectCode, ConnectError, connect_error, file_error, missing_sandbox
 from farm.api.endpoints import Endpoints
-from farm.api.protocol_parts.lent_calls import call_sandbox
+from farm.api.protocol_parts import call_sandbox
 from farm.api.schemas import ApiRequest
 from farm.errors import FarmError, InvalidRequest, NotFound, SandboxEnded
 from farm.records.request_values import Request

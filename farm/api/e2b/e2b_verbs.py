@@ -15,8 +15,7 @@ from starlette.routing import BaseRoute
 from farm.api.e2b.agent_files import AgentFiles
 from farm.api.e2b.agent_processes import AgentProcesses
 from farm.api.e2b.agent_sandbox import AgentSandbox
-from farm.api.e2b.connect_rpc import STREAM, stream_end
-from farm.api.e2b.e2b_errors import ConnectError, SandboxMissing, connect_error, refuse_with_code
+from farm.api.e2b.connect_rpc import STREAM, ConnectError, SandboxMissing, connect_error, refuse_with_code, stream_end
 from farm.api.e2b.e2b_sandboxes import RestSandboxes
 from farm.api.endpoints import Endpoints
 from farm.api.protocols import WireProtocol

@@ -10,11 +10,9 @@ from typing import Any
 from starlette.routing import BaseRoute
 
 from farm.api.endpoints import Endpoints
-from farm.api.nemo_gym.gym_metrics import AggregateRequest, aggregate
-from farm.api.nemo_gym.gym_responses import run_result
+from farm.api.nemo_gym.gym_responses import AggregateRequest, aggregate, run_result
 from farm.api.nemo_gym.gym_rows import RowIdentity, RowNames, batch_request, identity_of, named_as_sent, row_names
-from farm.api.protocol_parts.awaited_batch import await_batch
-from farm.api.protocol_parts.detail_errors import refuse_with_detail
+from farm.api.protocol_parts import await_batch, refuse_with_detail
 from farm.api.protocols import WireProtocol
 from farm.api.schemas import ApiRequest, RequestRejected
 from farm.api.scopes import RouteScopes
@@ -24,7 +22,7 @@ from farm.client.local import LocalFarm
 from farm.errors import Conflict, InvalidRequest, ServiceError
 from farm.ids import rollout_id
 from farm.records.rollout import Rollout
-from farm.store.reports import open_by_key
+from farm.store.reports import keyed_rollouts
 
 _WAIT_S = 86_400.0
 """Seconds that `/run` waits: its clients have no time limit."""
@@ -105,7 +103,7 @@ def _next_key(farm: LocalFarm, key: str) -> str:
 
     A row that is collected again, for example by a later evaluation, has the same indices.
     """
-    n = len(farm.store.read(partial(open_by_key.batches_named, prefix=f"{key}:")))
+    n = len(farm.store.read(partial(keyed_rollouts.batches_named, prefix=f"{key}:")))
     if n:
         last = f"{key}:{n - 1}"
         for batch in farm.runs.keyed_batches([last]):

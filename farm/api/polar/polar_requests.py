@@ -7,8 +7,7 @@ from typing import Annotated, Any, Self
 
 from pydantic import Field, ValidationError, model_validator
 
-from farm.api.protocol_parts.content_hash import content_hash
-from farm.api.protocol_parts.task_rows import known_handler
+from farm.api.protocol_parts import content_hash, known_handler
 from farm.client.request_checks import HANDLERS, invalid
 from farm.errors import InvalidRequest
 from farm.plugins import installed, load

@@ -11,7 +11,7 @@ from starlette.routing import BaseRoute
 from farm.api.endpoints import Endpoints
 from farm.api.polar.polar_requests import PolarCancel, PolarPause, PolarTask, PolarTasksQuery
 from farm.api.polar.polar_tasks import PolarTasks
-from farm.api.protocol_parts.detail_errors import refuse_with_detail
+from farm.api.protocol_parts import refuse_with_detail
 from farm.api.protocols import WireProtocol
 from farm.api.schemas import ApiRequest, RequestRejected
 from farm.api.scopes import RouteScopes

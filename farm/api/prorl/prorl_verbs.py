@@ -10,11 +10,9 @@ from starlette.requests import ClientDisconnect
 from starlette.routing import BaseRoute
 
 from farm.api.endpoints import Endpoints
-from farm.api.prorl.askers import Askers
-from farm.api.prorl.jobs import Job, Jobs, RequestedJob
-from farm.api.prorl.requests import CancelRequest, LlmServerRequest, ProcessRequest
-from farm.api.protocol_parts.awaited_batch import await_batch
-from farm.api.protocol_parts.detail_errors import refuse_with_detail
+from farm.api.prorl.job_requests import CancelRequest, LlmServerRequest, ProcessRequest
+from farm.api.prorl.jobs import Askers, Job, Jobs, RequestedJob
+from farm.api.protocol_parts import await_batch, refuse_with_detail
 from farm.api.protocols import WireProtocol
 from farm.api.schemas import ApiRequest, RequestRejected
 from farm.api.scopes import RouteScopes

@@ -13,13 +13,12 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from farm.api.endpoints import Endpoints
-from farm.api.protocol_parts.content_hash import content_hash
-from farm.api.protocol_parts.lent_calls import call_sandbox
-from farm.api.swe_rex import rex_errors
-from farm.api.swe_rex.rex_errors import RexError
-from farm.api.swe_rex.rex_requests import (
+from farm.api.protocol_parts import call_sandbox, content_hash
+from farm.api.swe_rex import rex_messages
+from farm.api.swe_rex.rex_messages import (
     RexAction,
     RexCommand,
+    RexError,
     RexInterrupt,
     RexReadRequest,
     RexSessionEnd,
@@ -71,7 +70,7 @@ class RexSandbox:
         try:
             await self._call(OpenShellCall(session=name), "open")
         except Conflict:
-            raise RexError(rex_errors.SESSION_EXISTS, f"session {name} already exists") from None
+            raise RexError(rex_messages.SESSION_EXISTS, f"session {name} already exists") from None
         output = ""
         if wanted.startup_source:
             command = " ; ".join(f"source {path}" for path in wanted.startup_source)
@@ -103,7 +102,9 @@ class RexSandbox:
         output = _text(shown.output.removesuffix(shown.expected or ""))
         if action.check == "raise" and shown.code is None:
             why = shown.limit or "it is still running"
-            raise RexError(rex_errors.NO_CODE, f"command {command!r} has no exit code ({why}); its output:\n{output!r}")
+            raise RexError(
+                rex_messages.NO_CODE, f"command {command!r} has no exit code ({why}); its output:\n{output!r}"
+            )
         if action.check == "raise" and shown.code != 0:
             failed = f"command {command!r} failed with exit code {shown.code}; its output:\n{output!r}"
             raise _non_zero(failed, action.error_msg)
@@ -155,11 +156,11 @@ class RexSandbox:
         result: CommandResult = await self._call(call, "exec")
         if result.timed_out:
             late = f"timeout ({call.timeout_s:g} s) exceeded while running command {command.command!r}"
-            raise RexError(rex_errors.TIMED_OUT, late)
+            raise RexError(rex_messages.TIMED_OUT, late)
         for name in (command.cwd, argv[0]):
             if name and result.code in (126, 127) and result.stderr.startswith(f"sandbox: {name}: "):
                 # the sandbox's own message: nothing was started
-                raise rex_errors.file_error(result.stderr.removeprefix("sandbox: ").strip())
+                raise rex_messages.file_error(result.stderr.removeprefix("sandbox: ").strip())
         if command.check and result.code != 0:
             why = f"{result.code}{f', {result.limit}' if result.limit else ''}"
             shown = f"its output:\n{result.stdout!r}\nits errors:\n{result.stderr!r}"
@@ -175,7 +176,7 @@ class RexSandbox:
         try:
             data = wanted.content.encode()
         except UnicodeEncodeError as error:
-            raise rex_errors.raised(error) from None
+            raise rex_messages.raised(error) from None
         return await self.put(wanted.path, data)
 
     async def put(self, path: str, data: bytes, packed: bool = False) -> Mapping[str, Any]:
@@ -193,7 +194,7 @@ class RexSandbox:
             return
         about = {"bash_stdout": result.stdout, "bash_stderr": result.stderr}
         wrong = f"bash cannot read the command {command!r} (exit code {result.code}):\n{result.stderr}"
-        raise RexError(rex_errors.BAD_SYNTAX, wrong, about)
+        raise RexError(rex_messages.BAD_SYNTAX, wrong, about)
 
     async def _shell(self, session: str, part: str, limit_s: float | None, **values: Any) -> ShellOutput:
         """Return the result of a call in a session.
@@ -205,7 +206,7 @@ class RexSandbox:
         shown: ShellOutput = await self._in_session(call, part)
         if shown.timed_out or (shown.running and shown.expected is None):
             late = f"timeout after {seconds:g} seconds while running command {(call.command or call.keys)!r}"
-            raise RexError(rex_errors.TIMED_OUT, late, {"output": _text(shown.output)})
+            raise RexError(rex_messages.TIMED_OUT, late, {"output": _text(shown.output)})
         return shown
 
     async def _in_session(self, call: ShellCall | CloseShellCall, part: str) -> Any:
@@ -214,13 +215,13 @@ class RexSandbox:
         except NotFound:
             # or the sandbox itself is missing
             await self._endpoints.run(self._endpoints.farm.sandboxes.get, self._reference)
-            raise RexError(rex_errors.NO_SESSION, f"session {call.session!r} does not exist") from None
+            raise RexError(rex_messages.NO_SESSION, f"session {call.session!r} does not exist") from None
 
     async def _of_file(self, call: ReadCall | WriteCall, part: str) -> Any:
         try:
             return await self._call(call, part)
         except InvalidRequest as error:
-            raise rex_errors.file_error(error.complaints[0][1]) from None
+            raise rex_messages.file_error(error.complaints[0][1]) from None
 
     async def _call(self, call: Request, part: str) -> Any:
         call_id = content_hash([self._key, part]) if self._key else ""
@@ -265,7 +266,7 @@ def _text(output: str) -> str:
 
 
 def _non_zero(message: str, reason: str) -> RexError:
-    return RexError(rex_errors.NON_ZERO, f"{reason}: {message}" if reason else message)
+    return RexError(rex_messages.NON_ZERO, f"{reason}: {message}" if reason else message)
 
 
 def _write_call(path: str, data: bytes, packed: bool) -> WriteCall:
@@ -280,4 +281,4 @@ def _decoded(content: FileContent, wanted: RexReadRequest) -> str:
         with io.TextIOWrapper(io.BytesIO(content.contents), encoding=encoding, errors=wanted.errors) as text:
             return text.read()
     except (LookupError, ValueError, TypeError) as error:
-        raise rex_errors.raised(error) from None
+        raise rex_messages.raised(error) from None

@@ -3,34 +3,188 @@
 An action that is repeated after a broken connection is joined, or answered from its sandbox's memory, and executed
 once. The same action in a later turn is a new one. So the sandbox is told to forget an action when its client is
 connected to receive the answer.
+
+A sandbox that ended by its lease or with its node is not replaced: the work of the trajectory is lost, and an
+observation of an empty sandbox would be wrong.
+
+Unknown fields of a request are ignored, as its trainer sends some for other servers.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Coroutine, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeAlias, TypeVar
+from functools import partial
+from typing import Annotated, Any, Self, TypeAlias, TypeVar
 
-from farm.api.endpoints import Endpoints
-from farm.api.schemas import ApiRequest
-from farm.api.verl_tool.observation_requests import ObservationRequest, TrajectoryStep
+from pydantic import ConfigDict, Field, ValidationError, model_validator
+
+from farm.api.endpoints import Endpoints, LongPoll
+from farm.api.protocol_parts import content_hash
+from farm.api.schemas import ApiRequest, RequestRejected
 from farm.api.verl_tool.tool_actions import USAGE, ToolAction, action_of, shown
-from farm.api.verl_tool.trajectory_sandboxes import TrajectorySandboxes
 from farm.client import serialization
-from farm.client.request_checks import checked
+from farm.client.http_errors import ProblemDetails
+from farm.client.request_checks import checked, invalid
 from farm.client.sandboxes.node_line import SentCall
-from farm.errors import Conflict, FarmError, InvalidRequest, NotFound, SandboxEnded, ServiceError
+from farm.errors import Conflict, FarmError, InvalidRequest, NotFound, Overloaded, SandboxEnded, ServiceError
+from farm.records.lending.borrowed_sandbox import BorrowedSandbox, BorrowRequest, SandboxState
 from farm.records.lending.sandbox_calls import CALL_S, ForgetCall, SandboxToolCall, ToolResult
+from farm.records.request_values import Name, Request
+from farm.records.sandbox_spec import SandboxSpec
 from farm.settings import settings
+
+_PREFIX = "verl-tool:"
+_POLL_S = 2.0
+_PAUSE_S = 1.0
 
 T = TypeVar("T")
 log = logging.getLogger(__name__)
 
+SANDBOX_FIELD = "farm_sandbox"
+"""The extra field of a trajectory with the spec of its sandbox."""
+_MOST = 10_000
 _OUTAGES = (ServiceError, SandboxEnded, NotFound, InvalidRequest, Conflict)
 """Errors of a sandbox or its node in place of a result; requests of clients were validated before."""
+
+
+class TrajectorySandboxes:
+    """The sandboxes that clients of this protocol have, on the endpoints of an API."""
+
+    def __init__(self, endpoints: Endpoints) -> None:
+        self._endpoints = endpoints
+        self._borrower = endpoints.farm.sandboxes
+
+    def check(self, step: TrajectoryStep) -> None:
+        """Raise InvalidRequest for an unavailable kind of sandbox."""
+        self._borrower.check(_request(step))
+
+    async def ready(self, step: TrajectoryStep) -> str:
+        """Return the id of a trajectory's sandbox once it runs; a new trajectory gets a new one.
+
+        Raises SandboxEnded for one that was lost, Overloaded if there is no capacity for too long, and RequestRejected
+        if this API ends.
+        """
+        wait_s = settings().verl_tool_wait_s
+        clock = asyncio.get_running_loop().time
+        deadline = clock() + wait_s
+        while True:
+            try:
+                state = await self._endpoints.run(self._found_or_begun, step)
+                break
+            except Overloaded:
+                self._check_open()
+                if clock() > deadline:
+                    raise
+                await asyncio.sleep(_PAUSE_S)
+        if _is_pending(state):
+            ask = partial(self._borrower.get, state.sandbox_id)
+            left_s = deadline - clock()
+            wanted = LongPoll(state.sandbox_id, ask, lambda now: not _is_pending(now), left_s, _POLL_S)
+            state = await self._endpoints.wait_until(wanted)
+        if state.ended:
+            raise state.ended_error()
+        if _is_pending(state):
+            self._check_open()
+            raise Overloaded(f"sandbox {state.sandbox_id} is still {state.state} after {wait_s:g} s")
+        return state.sandbox_id
+
+    def _found_or_begun(self, step: TrajectoryStep) -> BorrowedSandbox:
+        newest = self._borrower.newest_named(_name(step))
+        if newest is None or (newest.ended and newest.finished):
+            return self._borrower.begin(_request(step))
+        return newest
+
+    def _check_open(self) -> None:
+        if self._endpoints.is_closed:
+            ends = "this API ends: send the same request again"
+            raise RequestRejected(ProblemDetails(503, "ServiceError", ends))
+
+    async def finish(self, step: TrajectoryStep) -> None:
+        """End the sandbox of a trajectory, if it has one; then its id may begin another."""
+        await self._endpoints.run(self._borrower.finish_named, _name(step))
+
+    def counts(self) -> dict[str, int]:
+        """Return the number of waiting, starting and running sandboxes."""
+        return {state.value: n for state, n in self._borrower.counts(_PREFIX).items()}
+
+
+def _name(step: TrajectoryStep) -> str:
+    return f"{_PREFIX}{step.trajectory_id}"
+
+
+def _request(step: TrajectoryStep) -> BorrowRequest:
+    return BorrowRequest(spec=step.spec, lease_s=settings().verl_tool_lease_s, name=_name(step))
+
+
+def _is_pending(state: BorrowedSandbox) -> bool:
+    return state.state in (SandboxState.WAITING, SandboxState.STARTING)
+
+
+@dataclass(frozen=True, slots=True)
+class TrajectoryStep:
+    """One action of one trajectory. Repeats have the same `call_id`."""
+
+    trajectory_id: str
+    action: str
+    call_id: str
+    finishes: bool
+    is_last: bool
+    spec: SandboxSpec
+
+
+class ObservationRequest(Request):
+    """Lists of one length. `finish` and `is_last_step` may also be extra fields, which have priority."""
+
+    model_config = ConfigDict(extra="ignore")
+
+    trajectory_ids: Annotated[
+        list[Annotated[Name, Field(min_length=1, max_length=180)]], Field(min_length=1, max_length=_MOST)
+    ]
+    actions: list[str]
+    extra_fields: list[dict[str, Any]] | None = None
+    finish: list[bool] | None = None
+    is_last_step: list[bool] | None = None
+
+    @model_validator(mode="after")
+    def _have_one_length(self) -> Self:
+        for name in ("actions", "extra_fields", "finish", "is_last_step"):
+            given = getattr(self, name)
+            if given is not None and len(given) != len(self.trajectory_ids):
+                raise ValueError(f"Length of {name} must match trajectory_ids")
+        return self
+
+    def steps(self) -> list[TrajectoryStep]:
+        """Return the actions one by one. Raises InvalidRequest naming the extra field that is wrong."""
+        seen: Counter[tuple[str, str]] = Counter()
+        result: list[TrajectoryStep] = []
+        for index, (trajectory_id, action) in enumerate(zip(self.trajectory_ids, self.actions, strict=True)):
+            extra = self.extra_fields[index] if self.extra_fields else {}
+            call_id = content_hash([action, seen[trajectory_id, action]])
+            seen[trajectory_id, action] += 1
+            finishes, is_last = (self._flag(name, index, extra) for name in ("finish", "is_last_step"))
+            result.append(TrajectoryStep(trajectory_id, action, call_id, finishes, is_last, _spec(extra, index)))
+        return result
+
+    def _flag(self, name: str, index: int, extra: dict[str, Any]) -> bool:
+        if name in extra:
+            return bool(extra[name])
+        given = getattr(self, name)
+        return bool(given is not None and given[index])
+
+
+def _spec(extra: dict[str, Any], index: int) -> SandboxSpec:
+    if extra.get(SANDBOX_FIELD) is None:
+        return SandboxSpec()
+    try:
+        return SandboxSpec.model_validate(extra[SANDBOX_FIELD])
+    except ValidationError as error:
+        place = f"extra_fields[{index}].{SANDBOX_FIELD}"
+        named = [(f"{place}.{field}".rstrip("."), text) for field, text in invalid(error).complaints]
+        raise InvalidRequest.of(named) from None
 
 
 @dataclass(slots=True)

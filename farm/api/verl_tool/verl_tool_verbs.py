@@ -9,12 +9,11 @@ from typing import Any
 from starlette.routing import BaseRoute
 
 from farm.api.endpoints import N_THREADS, Endpoints
-from farm.api.protocol_parts.detail_errors import refuse_with_detail
+from farm.api.protocol_parts import refuse_with_detail
 from farm.api.protocols import WireProtocol
 from farm.api.scopes import RouteScopes
-from farm.api.verl_tool.observations import Observations
+from farm.api.verl_tool.observations import Observations, TrajectorySandboxes
 from farm.api.verl_tool.tool_actions import TOOLS
-from farm.api.verl_tool.trajectory_sandboxes import TrajectorySandboxes
 from farm.callers import Scope
 from farm.settings import settings
 

@@ -51,8 +51,8 @@ def up(
     """
     from farm.errors import InvalidRequest, NotAllowed
     from farm.launch.head_claim import is_led
-    from farm.launch.job_script import passed_settings
     from farm.launch.ray_nodes import RayNodes, connected_ray, loaded_ray
+    from farm.launch.slurm_pool import passed_settings
     from farm.settings import settings
 
     loaded_ray()

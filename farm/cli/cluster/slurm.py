@@ -65,8 +65,8 @@ def slurm() -> None:
 @runs_farm
 def script(folder: Path | None, **given: Any) -> None:
     """Print the scripts that would be submitted, one per pool."""
-    from farm.launch.job_script import job_script
     from farm.launch.slurm_commands import kill_wait_s
+    from farm.launch.slurm_pool import job_script
 
     shared = _shared(folder)
     for name, pool in _pools(shared, given).items():
@@ -92,8 +92,7 @@ def up(folder: Path | None, scripts: tuple[str, ...], wait: bool, **given: Any) 
     from farm.home import own_home, write_own
     from farm.launch import slurm_commands
     from farm.launch.head_claim import is_led
-    from farm.launch.job_script import job_keys, job_name, job_script, keys_path, script_path
-    from farm.launch.slurm_pool import HEAD, replace_pools
+    from farm.launch.slurm_pool import HEAD, job_keys, job_name, job_script, keys_path, replace_pools, script_path
 
     shared = _shared(folder)
     own_home(shared)
@@ -134,10 +133,9 @@ def up(folder: Path | None, scripts: tuple[str, ...], wait: bool, **given: Any) 
 def ls(folder: Path | None) -> None:
     """List the jobs of a farm with their nodes and numbers of rollouts."""
     from farm.errors import ServiceError
-    from farm.launch.job_script import job_name
     from farm.launch.slurm_commands import jobs_named
     from farm.launch.slurm_keeper import status
-    from farm.launch.slurm_pool import stored_pools
+    from farm.launch.slurm_pool import job_name, stored_pools
 
     shared = _shared(folder)
     pools = stored_pools(shared)
@@ -223,8 +221,7 @@ def scale(n: int, pool: str | None, folder: Path | None) -> None:
 def down(folder: Path | None) -> None:
     """Cancel all jobs of a farm, the head last; its data stays."""
     from farm.launch import slurm_commands
-    from farm.launch.job_script import job_name
-    from farm.launch.slurm_pool import HEAD, replace_pools, stored_pools
+    from farm.launch.slurm_pool import HEAD, job_name, replace_pools, stored_pools
 
     shared = _shared(folder)
     pools = stored_pools(shared)

@@ -64,8 +64,8 @@ def restore(file: Path, replace: bool, url: str | None) -> None:
     were open then run again once nodes start. Later data is lost, and clients that saw it get an error.
     """
     from farm.address import is_http
+    from farm.store.backups.backup import read_backup
     from farm.store.backups.backup import restore as restored
-    from farm.store.backups.backup_file import read_backup
     from farm.store.database import Store
 
     if is_http(url):

@@ -18,7 +18,7 @@ from farm.cli.console import first_s, plain_errors, runs_farm, url_option
 from farm.errors import InvalidRequest
 
 if TYPE_CHECKING:
-    from farm.store.reports.rollout_filter import RolloutFilter
+    from farm.store.reports.rollout_table import RolloutFilter
 
 _FORMATS = ("jsonl", "parquet", "hf")
 
@@ -62,7 +62,7 @@ def export(
 
 
 def _filter_of(conditions: tuple[str, ...]) -> RolloutFilter:
-    from farm.store.reports.rollout_filter import RolloutFilter
+    from farm.store.reports.rollout_table import RolloutFilter
 
     pairs = [each.partition("=") for each in conditions]
     for name, equals, _ in pairs:
@@ -89,8 +89,7 @@ def _check(output: Path, form: str) -> None:
 
 def _write(output: Path, form: str, rollouts: Iterator[dict[str, Any]]) -> int:
     from farm.cli.export import replaced
-    from farm.client.exports.dataset_folder import write_dataset
-    from farm.client.exports.parquet_writer import ParquetWriter
+    from farm.client.exports.parquet_writer import ParquetWriter, write_dataset
     from farm.client.exports.rollout_line import written
 
     if form == "hf":

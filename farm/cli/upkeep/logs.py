@@ -28,7 +28,7 @@ def logs(ref: str, folders: tuple[Path, ...]) -> None:
     """
     from farm.errors import NotFound
     from farm.ids import RolloutRef
-    from farm.observing.log_search import lines_about
+    from farm.observing.process_log import lines_about
     from farm.settings import settings
 
     RolloutRef.of(ref)

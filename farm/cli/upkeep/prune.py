@@ -8,8 +8,7 @@ import time
 import click
 
 from farm.cli.console import batch_ids as completed_ids
-from farm.cli.console import first_s, plain_errors, runs_farm, signals, url_option
-from farm.cli.upkeep.durations import seconds
+from farm.cli.console import first_s, plain_errors, runs_farm, seconds, signals, url_option
 from farm.errors import InvalidRequest
 
 

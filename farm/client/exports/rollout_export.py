@@ -12,7 +12,7 @@ from farm.client.local import LocalFarm
 from farm.store import batches, trajectories
 from farm.store.blobs import stored_annotations
 from farm.store.reports import rollout_table
-from farm.store.reports.rollout_filter import RolloutFilter
+from farm.store.reports.rollout_table import RolloutFilter
 from farm.store.retention.kept import check_kept
 from farm.store.rollouts import batches as batch_rows
 

@@ -13,7 +13,7 @@ from farm.errors import Conflict, InvalidRequest, NotFound
 from farm.ids import RolloutRef
 from farm.records.rollout import State
 from farm.records.scoring.annotation import Annotation, NewAnnotation, NewAnnotations
-from farm.store.access.open_quota import check_own
+from farm.store.access.api_keys import check_own
 from farm.store.rollouts import rollouts
 from farm.store.sql.clock import db_now
 from farm.store.sql.schema import AnnotationRow, SegmentRow

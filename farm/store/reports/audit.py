@@ -30,8 +30,7 @@ from sqlalchemy import (
 
 from farm.errors import NotFound
 from farm.ids import group_id
-from farm.records.conservation import Conservation, Count, Violation
-from farm.records.rollout import FINAL_STATES, POLICY_OUTCOMES, Outcome, Stage, State
+from farm.records.rollout import FINAL_STATES, POLICY_OUTCOMES, Conservation, Count, Outcome, Stage, State, Violation
 from farm.store import rollout_counts
 from farm.store.retention.kept import RetentionLevel
 from farm.store.rollouts import attempts, batches, rewards, rollouts

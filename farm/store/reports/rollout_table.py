@@ -9,18 +9,24 @@ import json
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any, Literal
 
+from pydantic import Field
 from sqlalchemy import ColumnElement, Connection, Select, and_, literal, or_, select
 
 from farm.errors import InvalidRequest, NotFound
 from farm.ids import RolloutRef
-from farm.records.rollout import POLICY_OUTCOMES, Outcome, Rollout
+from farm.records.request_values import Name, Request
+from farm.records.rollout import POLICY_OUTCOMES, Outcome, Rollout, State
 from farm.store.batches import rollouts_by
 from farm.store.blobs.stored_annotations import annotation_rows
-from farm.store.reports.rollout_filter import EVERY, RolloutFilter
 from farm.store.rollouts import rollouts
 from farm.store.trajectories import model_calls
+
+Order = Literal["newest", "reward", "tokens", "turns", "seconds"]
+_Number = Annotated[float, Field(ge=-1e300, le=1e300)]
+_Index = Annotated[int, Field(ge=0, le=2**31 - 1)]
+_Text = Annotated[Name, Field(max_length=200)]
 
 _row = rollouts.c
 _seconds = _row.finished_at - _row.submitted_at
@@ -37,6 +43,50 @@ _OURS = sorted(
     outcome.value for outcome in Outcome if outcome not in POLICY_OUTCOMES | {Outcome.CANCELLED, Outcome.STALE}
 )
 _LONGEST_CURSOR = 200
+
+
+class RolloutFilter(Request):
+    """Conditions on rollouts, and their order.
+
+    `ours` is True for rollouts that the farm broke, False for those that their policy ended. `message` is part of the
+    failure's text, `engine` the URL of one that answered a call, `version` weights that sampled a token, `step` a
+    trainer's step that has annotations of the rollout. `seconds` are counted from submission to end. `newest` is the
+    order by end. Open rollouts are shown only with `state` queued or active.
+    """
+
+    state: State | None = None
+    outcome: Outcome | None = None
+    ours: bool | None = None
+    failure: Outcome | None = None
+    message: _Text = ""
+    data_source: _Text = ""
+    instance_id: _Text = ""
+    group: _Index | None = None
+    node: _Text = ""
+    engine: Annotated[Name, Field(max_length=500)] = ""
+    version: _Index | None = None
+    step: _Index | None = None
+    min_reward: _Number | None = None
+    max_reward: _Number | None = None
+    min_tokens: _Index | None = None
+    max_tokens: _Index | None = None
+    min_turns: _Index | None = None
+    max_turns: _Index | None = None
+    min_seconds: _Number | None = None
+    max_seconds: _Number | None = None
+    finished_after: _Number | None = None
+    finished_before: _Number | None = None
+    order: Order = "newest"
+    ascending: bool = False
+
+    @property
+    def is_of_live(self) -> bool:
+        """True if the filter selects open rollouts."""
+        return self.state in (State.QUEUED, State.ACTIVE)
+
+
+EVERY = RolloutFilter()
+"""The filter for all ended rollouts."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""One-line summaries of the newest batches."""
+"""Summaries of batches: one line for each of the newest, and the times of the stages of one."""
 
 from __future__ import annotations
 
@@ -9,11 +9,12 @@ from typing import Any
 from sqlalchemy import Connection, Row, select
 
 from farm.errors import NotFound
-from farm.records.rollout import BatchSummary, State
+from farm.records.rollout import BatchSummary, Spread, Stage, StageTimes, State
 from farm.store.batches import instances
 from farm.store.rollout_counts import RolloutCount, mean_reward, rollout_counts
-from farm.store.rollouts import batches
+from farm.store.rollouts import batches, rollouts
 from farm.store.sql.clock import db_now
+from farm.store.sql.schema import AttemptRow
 
 
 def newest(connection: Connection, limit: int, before: str | None = None) -> list[BatchSummary]:
@@ -64,3 +65,30 @@ def _summary(row: Row[Any], counts: Sequence[RolloutCount], sources: tuple[str, 
         data_sources=sources,
         submitter=row.submitter,
     )
+
+
+def stage_times(connection: Connection, batch_id: str) -> list[StageTimes]:
+    """Return the times of a batch by stage, in order; stages without an ended attempt are left out."""
+    columns = (AttemptRow.stage, AttemptRow.queued_at, AttemptRow.started_at, AttemptRow.finished_at)
+    statement = (
+        select(*columns)
+        .join(rollouts, rollouts.c.rollout_id == AttemptRow.rollout_id)
+        .where(rollouts.c.batch_id == batch_id, AttemptRow.finished_at.is_not(None))
+    )
+    result: dict[Stage, list[tuple[float, float]]] = {stage: [] for stage in Stage}
+    for stage, queued_at, started_at, finished_at in connection.execute(statement):
+        assert finished_at is not None
+        result[Stage(stage)].append((started_at - queued_at, finished_at - started_at))
+    return [
+        StageTimes(
+            stage, len(times), _spread([queued_s for queued_s, _ in times]), _spread([work_s for _, work_s in times])
+        )
+        for stage, times in result.items()
+        if times
+    ]
+
+
+def _spread(values: Sequence[float]) -> Spread:
+    ordered = sorted(values)
+    last = len(ordered) - 1
+    return Spread(sum(ordered) / len(ordered), ordered[round(last * 0.5)], ordered[round(last * 0.99)], ordered[last])

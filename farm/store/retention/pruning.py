@@ -29,8 +29,7 @@ from farm.store.nodes import nodes
 from farm.store.retention.kept import RetentionLevel
 from farm.store.rollouts import attempts, batches, rewards, rollouts
 from farm.store.sql.clock import age_of, db_now
-from farm.store.sql.schema import InstanceRow
-from farm.store.sql.terminal_table import TerminalPlaceRow
+from farm.store.sql.schema import InstanceRow, TerminalPlaceRow
 from farm.store.trajectories import model_calls, segment_rows
 
 T = TypeVar("T")

@@ -11,6 +11,9 @@ statement is prepared.
 
 A process with few connections for all its work waits a shorter time for a lock: a statement that did not get it is
 retried, and others use the connection in between.
+
+An open connection to SQLite continues on a file that was removed or replaced, and a new connection creates an empty
+file. So a store remembers the file that it opened first, and uses no other.
 """
 
 from __future__ import annotations
@@ -21,16 +24,16 @@ import socket
 import sqlite3
 import time
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from sqlalchemy import Connection, Engine, create_engine, event
+from sqlalchemy import Connection, Engine, create_engine, event, text
 from sqlalchemy.engine import URL, make_url
 from sqlalchemy.exc import ArgumentError, NoSuchModuleError
 
-from farm.errors import InvalidRequest
+from farm.errors import InvalidRequest, StoreGone
 from farm.store.sql.sanitize import written
-from farm.store.sql.sqlite_file import SqliteFile
 
 LOCK_WAIT_S = 10.0
 """Seconds after which waiting for a lock in Postgres fails, and may be retried."""
@@ -73,6 +76,9 @@ POOLED = "pooled"
 """The execution option of a database behind a pooler, where the server's connection limit does not apply."""
 _OF_CONNECTION = "tcp_"
 """The prefix of settings of the server's connection, which belongs to the pooler."""
+
+_WRITE_LOCK = "120"
+"""The byte in a WAL's shared memory that a writer locks: https://sqlite.org/walformat.html#wal_locks"""
 
 
 def engine_of(url: str, n_connections: int | None) -> tuple[Engine, SqliteFile | None]:
@@ -208,3 +214,110 @@ def _begin_immediate(connection: Connection, file: SqliteFile) -> None:
             if time.monotonic() > deadline:
                 raise file.locked(_SQLITE_LOCK_WAIT_S) from error
         time.sleep(random.uniform(0.0002, 0.001))  # noqa: S311 - no secret
+
+
+class SqliteFile:
+    """The file at a path, from its first opening on."""
+
+    def __init__(self, path: str) -> None:
+        self.path = Path(path).absolute()
+        self._known: tuple[int, int] | None = None
+
+    def opened(self) -> None:
+        """Remember the identity of the file, the first time."""
+        if self._known is None:
+            self._known = self._found()
+
+    def check(self) -> None:
+        """Raise StoreGone if the opened file is no longer at its path."""
+        if self._known is None or self._found() == self._known:
+            return
+        what = "replaced by another" if self.path.exists() else "removed"
+        raise StoreGone(
+            f"the database file {self.path} was {what} while it was in use: end this process, put the file back, start "
+            "again"
+        )
+
+    def _found(self) -> tuple[int, int] | None:
+        try:
+            result = os.stat(self.path)  # noqa: PTH116 - it is called at every statement
+        except OSError:
+            return None
+        return result.st_dev, result.st_ino
+
+    def locked(self, waited_s: float) -> sqlite3.OperationalError:
+        """Return the error for a write lock timeout, with the holder of the lock if the kernel tells."""
+        return sqlite3.OperationalError(
+            f"database is locked: {self.holder() or 'another process'} has held the write lock of {self.path} for "
+            f"{waited_s:.0f} s or more; if it is stopped or hangs, let it go on or end it"
+        )
+
+    def holder(self) -> str:
+        """Return the process that holds the write lock; empty if unknown."""
+        try:
+            inode = os.stat(f"{self.path}-shm").st_ino  # noqa: PTH116
+            locks = Path("/proc/locks").read_text().splitlines()
+        except OSError:
+            return ""
+        for line in locks:
+            # 1: POSIX  ADVISORY  WRITE 1234 fd:01:5678 120 120
+            words = line.split()
+            if len(words) == 8 and words[3] == "WRITE" and words[5].endswith(f":{inode}") and words[6] == _WRITE_LOCK:
+                return f"process {words[4]}{_command(words[4])}"
+        return ""
+
+
+def _command(pid: str) -> str:
+    try:
+        argv = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except OSError:
+        return ""
+    words = " ".join(word.decode(errors="replace") for word in argv[:4])[:120].strip()
+    return f" ({words}{', stopped' if state in 'tT' else ''})"
+
+
+# the farm's own transactions take milliseconds
+_OPEN = text(
+    "SELECT pid, application_name, client_addr, state, extract(epoch FROM clock_timestamp() - xact_start) AS age_s "
+    "FROM pg_stat_activity WHERE datname = current_database() AND pid <> pg_backend_pid() "
+    "AND xact_start < clock_timestamp() - interval '2 s' ORDER BY xact_start"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class OpenTransaction:
+    """A session of the database whose transaction has been open for `age_s`."""
+
+    pid: int
+    where: str
+    state: str
+    age_s: float
+
+    @property
+    def is_silent(self) -> bool:
+        """True if its client has sent no statement since the last one ended."""
+        return self.state.startswith("idle in transaction")
+
+    def __str__(self) -> str:
+        return f"session {self.pid} of {self.where}, {self.state} for {self.age_s:.0f} s"
+
+
+def open_transactions(connection: Connection) -> list[OpenTransaction]:
+    """Return the transactions of other sessions that are open for seconds, the oldest first; none for SQLite."""
+    if connection.dialect.name != "postgresql":
+        return []
+    return [
+        OpenTransaction(
+            row.pid,
+            f"{row.application_name or 'a program'} at {row.client_addr or 'this machine'}",
+            row.state or "",
+            float(row.age_s),
+        )
+        for row in connection.execute(_OPEN)
+    ]
+
+
+def silent_transactions(connection: Connection) -> list[OpenTransaction]:
+    """Return only those with a silent session."""
+    return [each for each in open_transactions(connection) if each.is_silent]

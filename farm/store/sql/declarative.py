@@ -1,11 +1,17 @@
-"""The base class of all tables: mapping of Python types to columns, and names of constraints."""
+"""The base class of all tables: types of columns, names of constraints, and columns of numeric arrays."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from sqlalchemy import JSON, Double, MetaData, String
+import numpy as np
+from numpy.typing import NDArray
+from sqlalchemy import JSON, Double, LargeBinary, MetaData, String
+from sqlalchemy.engine import Dialect
 from sqlalchemy.orm import DeclarativeBase
+from sqlalchemy.types import TypeDecorator
+
+from farm.records.packed_array import pack, unpack
 
 
 class Base(DeclarativeBase):
@@ -28,3 +34,24 @@ class Base(DeclarativeBase):
 def short_text(length: int = 64) -> String:
     """Return the column type for ids and names."""
     return String(length)
+
+
+class Packed(TypeDecorator[NDArray[Any]]):
+    """A column of `pack`ed arrays with one of these element types."""
+
+    impl = LargeBinary
+    cache_ok = True
+
+    def __init__(self, *dtypes: str) -> None:
+        super().__init__()
+        self.dtypes = tuple(map(np.dtype, dtypes))
+
+    def process_bind_param(self, value: NDArray[Any] | None, dialect: Dialect) -> bytes | None:
+        if value is None:
+            return None
+        if value.dtype not in self.dtypes:
+            raise ValueError(f"this column stores arrays of {' or '.join(map(str, self.dtypes))}, not of {value.dtype}")
+        return pack(value)
+
+    def process_result_value(self, value: bytes | None, dialect: Dialect) -> NDArray[Any] | None:
+        return None if value is None else unpack(value)

@@ -9,11 +9,17 @@ from __future__ import annotations
 import json
 import math
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from sqlalchemy import String, Text
 from sqlalchemy.engine import Dialect
+from sqlalchemy.exc import IntegrityError, StatementError
 from sqlalchemy.types import TypeDecorator
+
+from farm.errors import RolloutError
+from farm.store.sql.database_errors import first_line, retryable_failure
 
 _UNFIT = re.compile("[\0\ud800-\udfff]")
 _LONGEST = 20_000
@@ -63,3 +69,17 @@ class PlainText(TypeDecorator[str]):
 
     def process_bind_param(self, value: str | None, dialect: Dialect) -> str | None:
         return None if value is None else plain(value, self.length or _LONGEST)
+
+
+@contextmanager
+def fitting(kind: type[RolloutError], what: str) -> Iterator[None]:
+    """Raise an error of `kind` if the body fails on an unstorable value: no JSON, a number too large, a wrong type.
+
+    Errors of the database itself pass unchanged.
+    """
+    try:
+        yield
+    except (StatementError, OverflowError, TypeError, ValueError, RecursionError) as error:
+        if isinstance(error, IntegrityError) or retryable_failure(error) is not None:
+            raise
+        raise kind(f"{what} cannot be stored: {type(error).__name__}: {first_line(error)[:300]}") from error

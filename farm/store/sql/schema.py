@@ -1,7 +1,7 @@
-"""The tables: batches, rollouts and their results, attempts, deliveries, engines, nodes, leaders.
+"""The tables: batches, rollouts and their results, attempts, deliveries, engines, nodes, leaders, keys, histograms.
 
 Tables are created only by the Alembic migrations; the newest revision must equal this module. Times are seconds since
-the epoch, UTC. Arrays are `Packed` (its module documents the bytes).
+the epoch, UTC. Arrays are `Packed` (`farm.records.packed_array` documents the bytes).
 """
 
 from __future__ import annotations
@@ -11,32 +11,21 @@ from typing import Any
 from sqlalchemy import JSON, BigInteger, ForeignKeyConstraint, Index, String, text
 from sqlalchemy.orm import Mapped, mapped_column
 
-from farm.store.sql.access_tables import ApiKeyRow as ApiKeyRow
-from farm.store.sql.access_tables import AuditLogRow as AuditLogRow
-from farm.store.sql.access_tables import SecretKeyRow as SecretKeyRow
-from farm.store.sql.array_column import Packed
-from farm.store.sql.borrowed_table import BorrowedSandboxRow as BorrowedSandboxRow
 from farm.store.sql.declarative import Base as Base
-from farm.store.sql.declarative import short_text
-from farm.store.sql.observing_tables import HistogramRow as HistogramRow
-from farm.store.sql.observing_tables import MeasuredBatchRow as MeasuredBatchRow
-from farm.store.sql.observing_tables import OutboxRow as OutboxRow
+from farm.store.sql.declarative import Packed, short_text
 from farm.store.sql.sanitize import PlainText
-from farm.store.sql.tables.call_attachments import AnnotationRow as AnnotationRow
-from farm.store.sql.tables.call_attachments import ArtefactRow as ArtefactRow
-from farm.store.sql.tables.call_attachments import CallExpertsRow as CallExpertsRow
-from farm.store.sql.terminal_table import AwaitsPlace
 
 _LIVE, _ENDED = text("finish_seq IS NULL"), text("finish_seq IS NOT NULL")
 _SCORED, _ARCHIVED = text("reward IS NOT NULL"), text("archive <> ''")
 _ZERO = text("0")
 
 
-class Batch(AwaitsPlace, Base):
+class Batch(Base):
     """One submitted batch. `last_seq` is the last end number; rollouts are numbered in the order in which they end.
 
-    `pruned` is the retention level (`farm.store.retention`), null if all is kept; `pruned_at` is the end of the
-    pruning.
+    `awaits_place` names its protocol until its end has a place; an index finds the waiting ones, however many batches
+    there ever were. `pruned` is the retention level (`farm.store.retention`), null if all is kept; `pruned_at` is the
+    end of the pruning.
     """
 
     __tablename__ = "batches"
@@ -58,6 +47,7 @@ class Batch(AwaitsPlace, Base):
     pruned: Mapped[str] = mapped_column(short_text(12), server_default=text("''"))
     pruned_at: Mapped[float | None]
     request: Mapped[dict[str, Any]]
+    awaits_place: Mapped[str | None] = mapped_column(short_text(), index=True)
 
 
 class InstanceRow(Base):
@@ -396,3 +386,184 @@ class EpochRow(Base):
     role: Mapped[str] = mapped_column(short_text(32), primary_key=True)
     epoch: Mapped[str] = mapped_column(short_text())
     counter: Mapped[int]
+
+
+class ArtefactRow(Base):
+    """An artefact of a tool call; `data` is compressed, `n_bytes` is the size before compression."""
+
+    __tablename__ = "artefacts"
+    __table_args__ = (ForeignKeyConstraint(["rollout_id"], ["rollouts.rollout_id"], ondelete="CASCADE"),)
+
+    rollout_id: Mapped[str] = mapped_column(short_text(), primary_key=True)
+    attempt: Mapped[int] = mapped_column(primary_key=True)
+    name: Mapped[str] = mapped_column(short_text(128), primary_key=True)
+    media_type: Mapped[str] = mapped_column(PlainText(100))
+    n_bytes: Mapped[int]
+    data: Mapped[bytes]
+    created_at: Mapped[float]
+
+
+class CallExpertsRow(Base):
+    """The experts of a call's tokens from `start` on, concatenated: `n_layers` * `top_k` ids for each token."""
+
+    __tablename__ = "call_experts"
+    __table_args__ = (ForeignKeyConstraint(["rollout_id"], ["rollouts.rollout_id"], ondelete="CASCADE"),)
+
+    rollout_id: Mapped[str] = mapped_column(short_text(), primary_key=True)
+    attempt: Mapped[int] = mapped_column(primary_key=True)
+    call_index: Mapped[int] = mapped_column(primary_key=True)
+    start: Mapped[int]
+    n_layers: Mapped[int]
+    top_k: Mapped[int]
+    ids: Mapped[Any] = mapped_column(Packed("uint8", "uint16"))
+
+
+class AnnotationRow(Base):
+    """A value of a trainer about a rollout, or about its training row `row`; -1 means the whole rollout."""
+
+    __tablename__ = "annotations"
+    __table_args__ = (ForeignKeyConstraint(["rollout_id"], ["rollouts.rollout_id"], ondelete="CASCADE"),)
+
+    rollout_id: Mapped[str] = mapped_column(short_text(), primary_key=True)
+    name: Mapped[str] = mapped_column(PlainText(64), primary_key=True)
+    producer: Mapped[str] = mapped_column(PlainText(64), primary_key=True)
+    step: Mapped[int] = mapped_column(primary_key=True)
+    row: Mapped[int] = mapped_column(primary_key=True)
+    value: Mapped[float | None]
+    tokens: Mapped[Any] = mapped_column(Packed("float32"), nullable=True)
+    created_at: Mapped[float]
+
+
+_OPEN = text("ended_at IS NULL")
+
+
+class BorrowedSandboxRow(Base):
+    """A borrowed sandbox; it ends at `lease_expires_at` if it is not used.
+
+    `url` is the address of its worker, once it runs, and `token` the key that this worker requires. `finished` is 1 if
+    its borrower ended it. A borrower's name belongs to one open sandbox at a time.
+    """
+
+    __tablename__ = "borrowed_sandboxes"
+    __table_args__ = (
+        Index("ix_borrowed_sandboxes_name", "name", "created_at"),
+        Index(
+            "uq_borrowed_sandboxes_name", "borrower", "name", unique=True, sqlite_where=_OPEN, postgresql_where=_OPEN
+        ),
+        Index("ix_borrowed_sandboxes_node", "node", sqlite_where=_OPEN, postgresql_where=_OPEN),
+        {"postgresql_with": {"fillfactor": 70}},
+    )
+
+    sandbox_id: Mapped[str] = mapped_column(short_text(), primary_key=True)
+    borrower: Mapped[str] = mapped_column(short_text())
+    name: Mapped[str | None] = mapped_column(String(200))
+    fingerprint: Mapped[str] = mapped_column(short_text())
+    priority: Mapped[int]
+    request: Mapped[dict[str, Any]]
+    node: Mapped[str | None] = mapped_column(short_text(128))
+    url: Mapped[str] = mapped_column(String(500), server_default=text("''"))
+    token: Mapped[str] = mapped_column(short_text())
+    lease_s: Mapped[float]
+    lease_expires_at: Mapped[float]
+    created_at: Mapped[float]
+    ended_at: Mapped[float | None]
+    ended_why: Mapped[str] = mapped_column(PlainText(), server_default=text("''"))
+    finished: Mapped[int] = mapped_column(server_default=text("0"))
+
+
+class ApiKeyRow(Base):
+    """A named key of the API: the SHA-256 of its text, its scopes and its quotas."""
+
+    __tablename__ = "api_keys"
+
+    name: Mapped[str] = mapped_column(short_text(), primary_key=True)
+    digest: Mapped[str] = mapped_column(short_text(), unique=True)
+    scopes: Mapped[list[str]]
+    max_open: Mapped[int | None]
+    max_engines: Mapped[int | None]
+    max_rate: Mapped[float | None]
+    created_by: Mapped[str] = mapped_column(short_text())
+    created_at: Mapped[float]
+
+
+class AuditLogRow(Base):
+    """One order of a caller; `mark` identifies the order, so that a repeated write is recognized."""
+
+    __tablename__ = "audit_log"
+    __table_args__ = (Index("ix_audit_log_mark", "mark"),)
+
+    number: Mapped[int] = mapped_column(primary_key=True)
+    mark: Mapped[str] = mapped_column(short_text(16))
+    at: Mapped[float]
+    by: Mapped[str] = mapped_column(short_text())
+    verb: Mapped[str] = mapped_column(short_text(32))
+    target: Mapped[str] = mapped_column(PlainText(500))
+    details: Mapped[str] = mapped_column(PlainText(500))
+
+
+class SecretKeyRow(Base):
+    """The one row with the fingerprint of the key that secrets of this store are encrypted with."""
+
+    __tablename__ = "secret_keys"
+
+    role: Mapped[str] = mapped_column(short_text(32), primary_key=True)
+    fingerprint: Mapped[str] = mapped_column(short_text())
+
+
+class HistogramRow(Base):
+    """One histogram for one value of its label: the counts of its buckets, the last of them without an upper bound."""
+
+    __tablename__ = "histograms"
+
+    name: Mapped[str] = mapped_column(short_text(), primary_key=True)
+    label: Mapped[str] = mapped_column(short_text(), primary_key=True)
+    counts: Mapped[list[int]] = mapped_column(JSON())
+    total: Mapped[float]
+
+
+class MeasuredBatchRow(Base):
+    """The number of a batch's last ended rollout in the histograms: `seq`.
+
+    `ended` are the sums of the rollouts that ended up to number `ended_seq`, as `farm.store.rollout_counts`
+    writes them: lists of stage, state, kind of failure, number, rewards, mismatches and invalid actions.
+    """
+
+    __tablename__ = "measured_batches"
+    __table_args__ = (ForeignKeyConstraint(["batch_id"], ["batches.batch_id"], ondelete="CASCADE"),)
+
+    batch_id: Mapped[str] = mapped_column(short_text(), primary_key=True)
+    seq: Mapped[int]
+    ended_seq: Mapped[int] = mapped_column(server_default=text("0"))
+    ended: Mapped[list[Any]] = mapped_column(JSON(), server_default=text("'[]'"))
+
+
+class OutboxRow(Base):
+    """A webhook's message that its receiver has not accepted; `abandoned_at` is set once it is no longer retried."""
+
+    __tablename__ = "outbox"
+    __table_args__ = (Index("ix_outbox_due_at", "due_at"),)
+
+    message_id: Mapped[str] = mapped_column(short_text(), primary_key=True)
+    form: Mapped[str] = mapped_column(short_text())
+    subject: Mapped[str] = mapped_column(PlainText())
+    url: Mapped[str] = mapped_column(String(2000))
+    n_tries: Mapped[int]
+    error: Mapped[str] = mapped_column(PlainText(500))
+    created_at: Mapped[float]
+    due_at: Mapped[float]
+    abandoned_at: Mapped[float | None]
+
+
+class TerminalPlaceRow(Base):
+    """The place of a batch of one, whose rollout has ended, in the order in which clients of a protocol receive it.
+
+    Places begin at 1 and grow by one. A place is assigned once the batch's end is visible to all. The place of a batch
+    of which retention leaves nothing is not assigned again.
+    """
+
+    __tablename__ = "terminal_places"
+    __table_args__ = (ForeignKeyConstraint(["batch_id"], ["batches.batch_id"], ondelete="CASCADE"),)
+
+    protocol: Mapped[str] = mapped_column(short_text(), primary_key=True)
+    place: Mapped[int] = mapped_column(primary_key=True)
+    batch_id: Mapped[str] = mapped_column(short_text(), unique=True)

@@ -14,7 +14,7 @@ from sqlalchemy import Connection, Table, delete, func, insert, literal, select,
 from farm.ids import message_id
 from farm.store.rollouts import batches, rollouts
 from farm.store.sql.clock import db_now, due
-from farm.store.sql.observing_tables import OutboxRow
+from farm.store.sql.schema import OutboxRow
 
 outbox = cast(Table, OutboxRow.__table__)
 

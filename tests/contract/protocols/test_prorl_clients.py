@@ -11,7 +11,7 @@ from typing import Any
 import httpx2
 import pytest
 
-from farm.api.prorl import askers
+from farm.api.prorl import jobs
 from farm.client.local import LocalFarm
 from farm.notifications import Signals
 from farm.records.rollout import Stage
@@ -175,7 +175,7 @@ def test_stop_cancels_jobs_of_earlier_sessions(client: WireClient, service: Loca
 def test_claims_of_a_dead_api_process_are_taken_over_and_live_ones_kept(
     client: WireClient, service: LocalFarm, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(askers, "_LEASE_S", 2.0)
+    monkeypatch.setattr(jobs, "_LEASE_S", 2.0)
     with served(service, speak=("prorl",)) as url, ThreadPoolExecutor(4) as pool:
         other = WireClient(f"{url}/prorl", pool)
         mine = client.later("/process", BODY)

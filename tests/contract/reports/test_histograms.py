@@ -14,7 +14,7 @@ from farm.store import attempts, trajectories
 from farm.store.attempts import RetrySettings
 from farm.store.database import Store
 from farm.store.reports import histograms
-from farm.store.reports.histogram_kinds import CALLS, REWARDS, Counts
+from farm.store.reports.histograms import CALLS, REWARDS, Counts
 from tests.contract.store.test_store import advance, announce, claimed, finish, new_batch, place, run_to_end
 from tests.contract.store.test_store_rescore import cancel, rescore
 from tests.services.model_calls import model_call

@@ -22,7 +22,7 @@ from farm.store.attempts import RetrySettings
 from farm.store.database import Store
 from farm.store.reports import audit, histograms, summaries
 from farm.store.rollouts import rollouts
-from farm.store.sql.observing_tables import MeasuredBatchRow
+from farm.store.sql.schema import MeasuredBatchRow
 from tests.contract.store.test_store import announce, claimed, finish, new_batch, place, run_to_end
 from tests.contract.store.test_store_rescore import cancel, rescore
 

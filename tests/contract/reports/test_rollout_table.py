@@ -17,8 +17,8 @@ from farm.records.rollout import POLICY_OUTCOMES, Outcome, Rollout, State
 from farm.store import batches
 from farm.store.database import Store
 from farm.store.reports import rollout_table
-from farm.store.reports.ended_numbers import last_ends, live_by_node, newest_ended
-from farm.store.reports.rollout_filter import RolloutFilter
+from farm.store.reports.rollout_costs import last_ends, live_by_node, newest_ended
+from farm.store.reports.rollout_table import RolloutFilter
 from farm.store.rollouts import rollouts
 
 N_GROUPS, N_SAMPLES = 12, 5

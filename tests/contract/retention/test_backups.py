@@ -25,7 +25,7 @@ from farm.records.rollout import Stage
 from farm.store import epoch
 from farm.store.access import sealed_secrets
 from farm.store.backups import backup as backups
-from farm.store.backups.backup_file import TABLES, BackupFile, read_backup
+from farm.store.backups.backup import TABLES, BackupFile, read_backup
 from farm.store.database import Store
 from farm.store.nodes import nodes
 from farm.store.rollouts import batches, rollouts

@@ -14,7 +14,7 @@ import pytest
 from sqlalchemy import update
 
 from farm.callers import Caller, Scope, acting_for
-from farm.client.access.local_access import LocalAccess
+from farm.client.local import LocalAccess
 from farm.client.sandboxes.local_borrower import LocalBorrower
 from farm.errors import Conflict, Forbidden, InvalidRequest, NotFound, Overloaded, SandboxEnded
 from farm.notifications import Signals

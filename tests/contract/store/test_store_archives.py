@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from sqlalchemy import delete
 
-from farm.client.archive_uploads import PART_BYTES
-from farm.client.local_archives import LocalArchives
+from farm.client.local import LocalArchives
+from farm.client.verb_groups import PART_BYTES
 from farm.errors import InvalidRequest
 from farm.records.request import BatchRequest, Instance
 from farm.store import batches

@@ -11,8 +11,7 @@ from sqlalchemy import Connection, Table, delete, event, insert, update
 
 from farm.errors import NotFound
 from farm.ids import RolloutRef
-from farm.records.conservation import Count
-from farm.records.rollout import Stage
+from farm.records.rollout import Count, Stage
 from farm.records.trajectory import segments, token_ids
 from farm.scheduler.invariant_checker import InvariantChecker
 from farm.store import cancel_and_rescore, rollouts, trajectories

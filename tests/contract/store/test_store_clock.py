@@ -15,8 +15,7 @@ from farm.scheduler.dispatcher import Dispatcher
 from farm.settings import Settings
 from farm.store import batches, leader, leases, llm_engines, nodes, placement, rollouts
 from farm.store.database import Store
-from farm.store.sql.clock import db_now
-from farm.store.sql.clock_jumps import Timekeeper, store_time
+from farm.store.sql.clock import Timekeeper, db_now, store_time
 from tests.contract.store.test_store import NODE, advance, announce, claim, claimed, fail, new_batch, place
 from tests.services.farms import until
 from tests.services.servers.skewed_clock import Skewed

@@ -11,7 +11,7 @@ from farm.client.local import LocalFarm
 from farm.ids import RolloutRef
 from farm.notifications import Signals
 from farm.records.rollout import Failure, Outcome, Rollout, Stage, State
-from farm.records.scoring.row_rewards import RowRewards
+from farm.records.submission import RowRewards
 from farm.records.trajectory import Segment, segments
 from farm.retry_policy import retry_decision
 from farm.store import attempts, batches, cancel_and_rescore, leases, placement, rollouts, trajectories

@@ -28,8 +28,7 @@ from farm.settings import Settings
 from farm.store import cancel_and_rescore, leader, leases, migrations, nodes, rollouts
 from farm.store.database import Store
 from farm.store.rollouts import RunSummary
-from farm.store.sql.database_sessions import SESSION
-from farm.store.sql.sqlite_file import SqliteFile
+from farm.store.sql.database_sessions import SESSION, SqliteFile
 from testkit.postgres import RestartablePostgres, restartable_postgres
 from tests.contract.store.test_store import NODE, announce, claim, claimed, new_batch, place, status
 from tests.services.farms import until

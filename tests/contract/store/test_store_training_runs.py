@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from sqlalchemy import event
 
-from farm.client.local_runs import LocalRuns
+from farm.client.local import LocalRuns
 from farm.errors import Conflict, InvalidRequest, NotFound
 from farm.records.request import BatchRequest, Instance
 from farm.records.training_run import SolveRate, check_own_key

@@ -14,7 +14,7 @@ from farm.records.engine_state import StoredEngine
 from farm.records.request import BatchRequest, Instance
 from farm.retry_policy import WITHOUT_WEIGHTS
 from farm.store import batches, cancel_and_rescore, llm_engines, placement
-from farm.store.access.open_quota import n_open
+from farm.store.access.api_keys import n_open
 from farm.store.database import Store
 from farm.store.placement import StageMessage, WaitingBatch
 from farm.store.rollouts import batches as table

@@ -8,7 +8,7 @@ import httpx2
 import jsonschema
 import pytest
 
-from farm.api import batches, engines, rollouts
+from farm.api import batches, engines
 from farm.api.app import ENDPOINTS
 from farm.api.endpoints import Endpoints
 from farm.client.local import LocalFarm
@@ -43,7 +43,7 @@ def test_openapi_document_is_valid_and_its_routes_exist(client: httpx2.Client) -
 
 def test_served_routes_are_described(sqlite_store: Store) -> None:
     endpoints = Endpoints(LocalFarm(sqlite_store, Signals(""), 1000))
-    routes = [*batches.routes(endpoints), *engines.routes(endpoints), *rollouts.routes(endpoints)]
+    routes = [*batches.routes(endpoints), *engines.routes(endpoints)]
     result = {(method, route.path) for route in routes for method in (route.methods or ()) if method != "HEAD"}
     assert result <= set(ENDPOINTS)
 

@@ -19,8 +19,7 @@ from farm.cli import doctor
 from farm.client.local import LocalFarm
 from farm.errors import Forbidden, InvalidRequest
 from farm.notifications import Signals
-from farm.observing.alarm_log import AlarmLog
-from farm.observing.observer import Observer
+from farm.observing.observer import AlarmLog, Observer
 from farm.observing.webhook_sender import WebhookSender, signature
 from farm.records.rollout import Stage, State
 from farm.scheduler.dispatcher import Dispatcher

@@ -6,8 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from farm.store.backups.backup import back_up, restore
-from farm.store.backups.backup_file import read_backup
+from farm.store.backups.backup import back_up, read_backup, restore
 from farm.store.blobs import stored_experts
 from farm.store.database import Store
 from tests.contract.retention.test_pruning import ended_batch, farm_of, rows

@@ -8,7 +8,7 @@ from sqlalchemy import insert
 
 from farm.store.database import Store
 from farm.store.reports.rollout_costs import newest_costs, newest_meeting
-from farm.store.reports.rollout_filter import RolloutFilter
+from farm.store.reports.rollout_table import RolloutFilter
 from farm.store.rollouts import attempts
 from tests.contract.retention.test_pruning import change, ended_batch, farm_of, pruned
 

@@ -20,7 +20,7 @@ from farm.client.farm import Farm
 from farm.client.remote import RemoteFarm
 from farm.errors import Conflict, Forbidden, InvalidRequest, NotFound
 from farm.store.database import Store
-from farm.store.reports.rollout_filter import RolloutFilter
+from farm.store.reports.rollout_table import RolloutFilter
 from farm.store.retention.kept import RetentionLevel
 from tests.contract.retention.test_pruning import ended_batch, farm_of, pruned
 from tests.contract.store.test_store import new_batch, place

@@ -14,7 +14,7 @@ from farm.ids import RolloutRef
 from farm.records.rollout import Stage
 from farm.store import cancel_and_rescore, leases
 from farm.store.database import Store
-from farm.store.sql.open_transactions import open_transactions
+from farm.store.sql.database_sessions import open_transactions
 from tests.contract.store.test_store import advance, claimed, finish, new_batch, place, run_to_end, status
 from tests.services.farms import until
 

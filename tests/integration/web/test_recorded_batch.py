@@ -20,8 +20,7 @@ from examples.record_demo import record
 from farm.client.local import LocalFarm
 from farm.configuration.service_urls import sqlite_url
 from farm.notifications import Signals
-from farm.store.backups.backup import restore
-from farm.store.backups.backup_file import read_backup
+from farm.store.backups.backup import read_backup, restore
 from farm.store.database import Store
 from farm.web.recorded_batch import FILE, recorded_store
 from tests.integration.web.hostile_pages import VIEWS, ParsedPage

@@ -21,8 +21,7 @@ from farm.records.request import SandboxSpec, TaskTimes
 from farm.records.task_needs import TaskNeeds
 from farm.records.trajectory import Message
 from farm.tasks.harbor_config import StepTable
-from farm.tasks.harbor_instance import DATA_SOURCE, HarborInstance
-from farm.tasks.harbor_needs import needs_of
+from farm.tasks.harbor_instance import DATA_SOURCE, HarborInstance, needs_of
 from workers.handlers.harbor.artefact_files import REJECTED, ArtefactsTooLarge, entries, run_hooks, taken
 from workers.handlers.harbor.entry_programs import await_healthy, begin
 from workers.handlers.harbor.harbor_evaluator import BROKEN, STOPPED, HarborEvaluator, test_folders

@@ -7,8 +7,7 @@ import json
 import pytest
 
 from farm.adapters.conformance.constructed_rollouts import rollout
-from farm.adapters.step_checks import check_count, check_engines
-from farm.adapters.trainer_step import StepSamples, TrainerRun, groups_of, instance_of
+from farm.adapters.trainer_step import StepSamples, TrainerRun, check_count, check_engines, groups_of, instance_of
 from farm.errors import InvalidRequest
 from farm.records.engine import EngineInfo
 from farm.records.engine_state import EngineState, StoredEngine, serves

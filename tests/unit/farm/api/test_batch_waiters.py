@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from farm.api.batch_waiters import BatchWaiters
+from farm.api.endpoints import BatchWaiters
 from farm.notifications import Signals
 
 

@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 
 from farm.adapters.conformance.constructed_rollouts import every_kind
-from farm.collecting.sample_lengths import Lengths
+from farm.collecting.group_decisions import Lengths
 from farm.records.rollout import Group, Outcome, Rollout, State
 from farm.records.trajectory import Segment, token_ids
 

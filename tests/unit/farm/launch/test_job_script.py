@@ -9,8 +9,17 @@ import pytest
 
 from farm.configuration.config_file import VARIABLE
 from farm.errors import InvalidRequest, NotFound
-from farm.launch.job_script import job_keys, job_script, keys_path
-from farm.launch.slurm_pool import HEAD, SlurmPool, checked, pools_of_file, store_pools, stored_pools
+from farm.launch.slurm_pool import (
+    HEAD,
+    SlurmPool,
+    checked,
+    job_keys,
+    job_script,
+    keys_path,
+    pools_of_file,
+    store_pools,
+    stored_pools,
+)
 from farm.settings import settings
 
 FOLDER = Path("/shared/a farm")

@@ -6,8 +6,8 @@ import math
 
 import pytest
 
-from farm.launch.scaling import IDLE_S, Plan, ahead_s, plan, wanted
 from farm.launch.slurm_commands import SlurmJob
+from farm.launch.slurm_keeper import IDLE_S, Plan, ahead_s, plan, wanted
 from farm.launch.slurm_pool import HEAD, SlurmPool
 
 POOL = SlurmPool(min=1, max=4, time="4:00:00", init_slots=1, run_slots=8, eval_slots=1)

@@ -7,9 +7,8 @@ from pathlib import Path
 import pytest
 
 from farm.home import write_own
-from farm.launch.job_script import script_path
 from farm.launch.slurm_keeper import SlurmKeeper, status
-from farm.launch.slurm_pool import SlurmPool, store_pools
+from farm.launch.slurm_pool import SlurmPool, script_path, store_pools
 from farm.records.node import Node
 from farm.records.request import BatchRequest
 from farm.store import batches, nodes

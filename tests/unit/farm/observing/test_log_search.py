@@ -10,7 +10,7 @@ import pytest
 from click.testing import CliRunner
 
 from farm.cli.upkeep.logs import logs
-from farm.observing.log_search import lines_about
+from farm.observing.process_log import lines_about
 
 ROLLOUT = "b0123456789.3.1"
 

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from farm.observing.process_room import process_bounds, process_room
+from farm.cli.doctor import process_bounds, process_room
 from farm.settings import Settings
 
 

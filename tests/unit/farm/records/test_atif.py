@@ -7,8 +7,7 @@ import numpy as np
 import pytest
 from pydantic import ValidationError
 
-from farm.records.atif import AtifTrajectory
-from farm.records.atif_export import atif_trajectory
+from farm.records.atif_export import AtifTrajectory, atif_trajectory
 from farm.records.rollout import Outcome, Reward, Rollout, Stage, State
 from farm.records.trajectory import ModelCall, VersionSpan, token_ids
 

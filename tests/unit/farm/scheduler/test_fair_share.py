@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from farm.records.node import Node
-from farm.scheduler.fair_share import FreeSlots, fair_shares
+from farm.scheduler.admissions import FreeSlots, fair_shares
 from farm.store.placement import WaitingBatch
 
 

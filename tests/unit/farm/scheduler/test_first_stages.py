@@ -9,8 +9,7 @@ import pytest
 from farm.records.node import Node
 from farm.records.request import BatchRequest, Instance
 from farm.records.rollout import Stage
-from farm.scheduler.admissions import Admissions
-from farm.scheduler.first_stages import FirstStages
+from farm.scheduler.admissions import Admissions, FirstStages
 from farm.store import batches
 from farm.store.database import Store
 from farm.store.placement import QueuedStage

@@ -9,8 +9,7 @@ import pytest
 from farm.errors import InvalidRequest
 from farm.records.task_needs import unsupported
 from farm.tasks.harbor_folder import read_task, task_folder, task_paths
-from farm.tasks.harbor_instance import HarborInstance
-from farm.tasks.harbor_needs import needs_of
+from farm.tasks.harbor_instance import HarborInstance, needs_of
 from workers.sandboxes.images.dockerfile.context import BuildContext
 
 ROOT = Path(__file__).parents[4]

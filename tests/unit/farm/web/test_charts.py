@@ -7,8 +7,8 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as some
 
-from farm.store.reports.ended_numbers import EndedNumbers
-from farm.web.charts import N_BINS, figures, histogram
+from farm.store.reports.rollout_costs import EndedNumbers
+from farm.web.batch_views import N_BINS, figures, histogram
 
 
 def ended(group: int = 0, reward: float | None = 1.0, **values: Any) -> EndedNumbers:

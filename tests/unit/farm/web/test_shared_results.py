@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from farm.web.shared_results import SharedResults
+from farm.web.live_updates import SharedResults
 
 
 class Maker:

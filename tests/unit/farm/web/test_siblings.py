@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from farm.records.rollout import Rollout, Stage, State
 from farm.records.trajectory import ModelCall
-from farm.web.siblings import siblings
+from farm.web.rollout_views import siblings
 from tests.services.model_calls import model_call
 from tests.unit.farm.web.test_token_view import segment
 

@@ -6,7 +6,7 @@ import json
 from typing import Any
 
 from farm.records.trajectory import ModelCall
-from farm.web.terminal_replay import TerminalStep, terminal_steps
+from farm.web.rollout_views import TerminalStep, terminal_steps
 from tests.services.model_calls import model_call
 
 

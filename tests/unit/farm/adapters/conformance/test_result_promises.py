@@ -9,8 +9,7 @@ from typing import Any, cast
 import numpy as np
 import pytest
 
-from farm.adapters.conformance.constructed_calls import calls_of
-from farm.adapters.conformance.constructed_rollouts import every_kind
+from farm.adapters.conformance.constructed_rollouts import calls_of, every_kind
 from farm.adapters.conformance.result_promises import examine_results
 from farm.adapters.protocol import TrainerResult, TrainingRow, gives_results
 from farm.client.farm import Farm

@@ -8,9 +8,8 @@ import numpy as np
 import pytest
 
 from farm.api.prorl import job_requests
-from farm.api.prorl.data_sources import fields_of, handler_of
-from farm.api.prorl.requests import ProcessRequest, SamplingMix
-from farm.api.prorl.wire_messages import conversation
+from farm.api.prorl.job_requests import ProcessRequest, SamplingMix, fields_of, handler_of
+from farm.api.prorl.job_results import conversation
 from farm.errors import InvalidRequest, UnknownHandler
 from farm.records.request import BatchRequest
 from farm.records.trajectory import ModelCall, token_ids

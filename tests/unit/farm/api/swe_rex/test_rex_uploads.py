@@ -14,9 +14,9 @@ from typing import IO
 import httpx2
 import pytest
 
-from farm.api.swe_rex import rex_uploads
-from farm.api.swe_rex.rex_errors import BAD_ZIP, PLAIN, RexError
-from farm.api.swe_rex.rex_uploads import RexUpload, read_upload
+from farm.api.swe_rex import rex_verbs
+from farm.api.swe_rex.rex_messages import BAD_ZIP, PLAIN, RexError
+from farm.api.swe_rex.rex_verbs import RexUpload, read_upload
 
 
 def sent(data: bytes, unzip: str = "true") -> RexUpload:
@@ -95,7 +95,7 @@ def test_random_bytes_raise_only_rex_errors() -> None:
 
 
 def test_zip_that_unpacks_to_too_much_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rex_uploads, "MAX_FILE_BYTES", 100_000)
+    monkeypatch.setattr(rex_verbs, "MAX_FILE_BYTES", 100_000)
     with pytest.raises(RexError, match="at most 100000 bytes"):
         sent(zipped({"a": bytes(1_000_000)}))
     with pytest.raises(RexError, match="at most 100000 bytes"):

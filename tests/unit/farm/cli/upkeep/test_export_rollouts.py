@@ -15,7 +15,7 @@ from pyarrow import parquet
 
 from farm.cli.upkeep.export_rollouts import export
 from farm.client.exports import parquet_writer
-from farm.client.exports.dataset_folder import write_dataset
+from farm.client.exports.parquet_writer import write_dataset
 from farm.client.exports.rollout_export import PAGE
 from farm.client.exports.rollout_line import written
 from farm.store.database import Store

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from farm.records.scoring.row_rewards import RowRewards, row_rewards, submitted_calls
+from farm.records.submission import RowRewards, row_rewards, submitted_calls
 from farm.records.trajectory import ModelCall, segments, segments_per_call
 from tests.services.wire_clients import model_call
 

@@ -1,1 +1,0 @@
-"""Common parts of the protocols of other systems."""

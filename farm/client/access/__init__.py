@@ -1,1 +1,0 @@
-"""Keys and the audit log of a farm: on its store, or over HTTP."""

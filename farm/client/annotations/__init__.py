@@ -1,1 +1,0 @@
-"""Annotations of rollouts, written and read by trainers."""

@@ -1,1 +1,0 @@
-"""Tables of data that accompanies model calls."""
