@@ -18,7 +18,7 @@ from sqlalchemy import insert, text
 
 from farm.store import migrations
 from farm.store.database import Store
-from farm.store.reports.solve_rates import solve_rates
+from farm.store.reports.summaries import solve_rates
 from farm.store.rollouts import batches, rollouts
 from testkit.postgres import postgres_server
 from testkit.report import Report, options

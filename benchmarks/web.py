@@ -19,9 +19,8 @@ import httpx2
 import numpy as np
 from sqlalchemy import Connection, func, insert, select, text
 
-from farm.api.connections import ConnectionLimits
+from farm.api.app import ApiServer, ConnectionLimits
 from farm.api.endpoints import Endpoints
-from farm.api.server import ApiServer
 from farm.cli.listening import bind, url_of
 from farm.client.local import LocalFarm
 from farm.ids import rollout_id

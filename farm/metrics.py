@@ -3,18 +3,24 @@
 The store holds everything, so any machine can serve them, at any rate: no counts are kept in processes that may end.
 Gauges describe open work; histograms cover all rollouts ever run and only grow. No label names a batch, a node or an
 engine, so the number of series is bounded. `farm_violations` is the alarm: it must be 0. While the database is
-unavailable, the only metric is `farm_store_up` with value 0.
+unavailable, the only metric is `farm_store_up` with value 0. Their server wants the farm's key, by `authorization:
+credentials_file` of Prometheus.
 """
 
 from __future__ import annotations
 
+import hmac
 import math
+import socket
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from socketserver import ThreadingMixIn
 from typing import Any
+from wsgiref.simple_server import WSGIRequestHandler, WSGIServer
+from wsgiref.types import StartResponse, WSGIApplication, WSGIEnvironment
 
-from prometheus_client import CollectorRegistry
+from prometheus_client import CollectorRegistry, make_wsgi_app
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 from sqlalchemy import Connection, case, func, literal, select
@@ -43,6 +49,8 @@ _AGE = "Seconds that the oldest startable rollout has waited"
 _SLOTS = "Rollouts and borrowed sandboxes that hold a slot of a node or wait for one: scale nodes by it"
 _SILENT = "Database sessions that are idle in a transaction and may hold locks"
 _live = rollouts.c.finish_seq.is_(None)
+
+_REQUEST_S = 30.0
 
 
 class FarmCollector(Collector):
@@ -171,3 +179,38 @@ def _queue_age(connection: Connection) -> Sequence[Any]:
     age = func.max(case((rollouts.c.ready_at < db_now(), db_now() - rollouts.c.queued_at), else_=0.0))
     statement = select(rollouts.c.stage, age).where(*waits).group_by(rollouts.c.stage)
     return list((dict.fromkeys(map(str, Stage), 0.0) | dict(connection.execute(statement).tuples().all())).items())
+
+
+def server(listener: socket.socket, numbers: CollectorRegistry, key: str) -> WSGIServer:
+    """Return a server of the metrics on a listening socket; the caller runs its `serve_forever`."""
+    made = _Server(listener.getsockname()[:2], _Request, bind_and_activate=False)
+    made.socket.close()
+    made.socket = listener
+    made.server_name, made.server_port = listener.getsockname()[:2]
+    made.setup_environ()
+    made.server_activate()
+    made.set_app(_guarded(make_wsgi_app(numbers), f"Bearer {key}"))
+    return made
+
+
+def _guarded(app: WSGIApplication, expected: str) -> WSGIApplication:
+    def answer(environ: WSGIEnvironment, respond: StartResponse) -> Iterable[bytes]:
+        shown = str(environ.get("HTTP_AUTHORIZATION", ""))
+        # compared as received: a header may hold any byte
+        if hmac.compare_digest(shown.encode("latin-1"), expected.encode()):
+            return app(environ, respond)
+        respond("401 Unauthorized", [("content-type", "text/plain; charset=utf-8"), ("www-authenticate", "Bearer")])
+        return [b"these numbers want the farm's key: send `Authorization: Bearer KEY`\n"]
+
+    return answer
+
+
+class _Server(ThreadingMixIn, WSGIServer):
+    daemon_threads = True
+
+
+class _Request(WSGIRequestHandler):
+    timeout = _REQUEST_S
+
+    def log_message(self, format: str, *arguments: Any) -> None:
+        """Do not log requests."""

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import psycopg
 
-from farm.launch.own_postgres import binaries_for, postgres_binaries
+from farm.launch.head import binaries_for, postgres_binaries
 from testkit.private_server import ORDINARY_USER, Missing, private_folder, running
 
 _USER = "farm"

@@ -59,7 +59,6 @@ BY_PROCESSES: Mapping[str, tuple[str, ...]] = {
     "farm.evaluation": ("tests/integration/test_eval_command.py",),
     "farm.launch": ("tests/acceptance/test_head.py", "tests/acceptance/test_nodes.py"),
     "farm.metrics": ("tests/integration/test_oversight.py",),
-    "farm.metrics_server": ("tests/integration/test_oversight.py",),
     "farm.notifications": ("tests/integration/test_notifications.py", "tests/acceptance/faults/test_broker_faults.py"),
     "farm.observing": ("tests/integration/observing", "tests/integration/test_oversight.py"),
     "farm.retry_policy": ("tests/acceptance/faults/test_causes.py", "tests/acceptance/faults/test_hangs.py"),

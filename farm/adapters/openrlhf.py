@@ -16,8 +16,7 @@ from typing import Any
 import numpy as np
 
 from farm.adapters.protocol import RowsPerRollout, TrainingRow
-from farm.adapters.single_row import StepRow, single_rows
-from farm.adapters.stop_reasons import reason_table
+from farm.adapters.single_row import StepRow, reason_table, single_rows
 from farm.records.rollout import Rollout
 from farm.records.trajectory import Segment
 

@@ -13,9 +13,10 @@ sqrt((n - 1) / (k - 1)) for k of n scored. Alternatively the whole group is mask
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Literal, TypeAlias
+from types import MappingProxyType
+from typing import Literal, TypeAlias, TypeVar
 
 import numpy as np
 
@@ -23,11 +24,19 @@ from farm.adapters.protocol import training_rows
 from farm.adapters.trainer_step import check_has_ids, check_vocabulary, too_long
 from farm.errors import InvalidRequest, NoTrainableRollouts
 from farm.records.experts.routed_experts import ExpertIds, RowExperts
-from farm.records.rollout import Rollout
+from farm.records.rollout import POLICY_OUTCOMES, Outcome, Rollout
 from farm.records.trajectory import NO_VERSION, Segment, token_ids
 
 BrokenRollouts: TypeAlias = Literal["neutral", "mask_group"]
 TooLong: TypeAlias = Literal["error", "cut", "mask"]
+
+T = TypeVar("T")
+
+CUT = frozenset({Outcome.MAX_TURNS, Outcome.MAX_TOKENS, Outcome.CONTEXT_FULL, Outcome.DEADLINE})
+"""Outcomes of a policy that a limit cut short. A policy that repeated itself is not included: trainers leave out or
+mask truncated rollouts, but should learn from a repetition."""
+ABORTED = frozenset({Outcome.CANCELLED, Outcome.STALE})
+_NONE: Mapping[Outcome, T] = MappingProxyType({})  # type: ignore[valid-type]
 
 
 @dataclass(frozen=True, slots=True)
@@ -232,3 +241,18 @@ def _reasons(rollouts: Sequence[Rollout]) -> str:
     failures = [f"{each.rollout_id}: {each.failure.message}" for each in rollouts if each.failure is not None]
     first = f"; the first: {failures[0]}" if failures else ""
     return f"none of {len(rollouts)} rollouts may train: {counts}{first}"
+
+
+def reason_table(*, ended: T, cut: T, broken: T, aborted: T, named: Mapping[Outcome, T] = _NONE) -> dict[Outcome, T]:
+    """Return a trainer's word for each outcome: `ended` by the policy, `cut` by a limit, `broken` by the farm, or
+    `aborted`. `named` overrides single outcomes for which the trainer has its own word.
+    """
+
+    def word(outcome: Outcome) -> T:
+        if outcome in ABORTED:
+            return aborted
+        if outcome not in POLICY_OUTCOMES:
+            return broken
+        return cut if outcome in CUT else ended
+
+    return {outcome: named.get(outcome, word(outcome)) for outcome in Outcome}

@@ -32,12 +32,12 @@ from farm.adapters.single_row import (
     RowLimits,
     StepRow,
     TooLong,
+    reason_table,
     replayed,
     rows_of_step,
     single_rows,
     with_experts,
 )
-from farm.adapters.stop_reasons import reason_table
 from farm.adapters.trainer_sampling import TrainerSampling, limits_of, refuse_options
 from farm.adapters.trainer_step import Phase, TrainerRun, check_count, instance_of
 from farm.client.farm import Farm

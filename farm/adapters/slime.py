@@ -31,6 +31,7 @@ from farm.adapters.single_row import (
     RowLimits,
     StepRow,
     TooLong,
+    reason_table,
     replayed,
     rows_of_step,
     single_rows,
@@ -50,7 +51,6 @@ from farm.adapters.slime_collecting import (
     train_output,
 )
 from farm.adapters.slime_collecting import group_rewards as group_rewards
-from farm.adapters.stop_reasons import reason_table
 from farm.adapters.trainer_sampling import limits_of, refuse_options
 from farm.adapters.trainer_step import Phase, TrainerRun, check_count, check_engines, instance_of, router_servers
 from farm.client.farm import Farm

@@ -1,7 +1,8 @@
 """A trainer's step on the farm: its list of samples → one batch → their rollouts, in the order of the list.
 
 The batch of a step has an idempotency key made of the run's name, the step and its contents. So a restarted trainer
-submits the same batch, and rollouts that had ended do not run again.
+submits the same batch, and rollouts that had ended do not run again. Its options are checked before any training: one
+clear error names the rollout and the option.
 """
 
 from __future__ import annotations
@@ -29,6 +30,14 @@ from farm.records.request import BatchRequest, Instance
 from farm.records.rollout import Group, Rollout
 from farm.records.trajectory import Segment
 from farm.seeds import step_seed
+
+Phase: TypeAlias = Literal["train", "eval"]
+COLUMN = "farm_instance"
+"""The data set column with an instance: `data_source`, `fields` and `instance_id`, as an object or JSON."""
+MAX_NAME = 100
+_COUNTED_STEPS = 64
+_ROUTER_S = 30.0
+_OWN = ("instances", "n_samples", "idempotency_key")
 
 
 def check_engines(states: Sequence[EngineState], model: str = "") -> None:
@@ -96,15 +105,6 @@ def too_long(rollout_id: str, noun: str, n_tokens: int, most: int, option: str) 
         "of the rollouts, or choose by `too_long` to cut or to mask such rows",
         field=option,
     )
-
-
-Phase: TypeAlias = Literal["train", "eval"]
-COLUMN = "farm_instance"
-"""The data set column with an instance: `data_source`, `fields` and `instance_id`, as an object or JSON."""
-MAX_NAME = 100
-_COUNTED_STEPS = 64
-_ROUTER_S = 30.0
-_OWN = ("instances", "n_samples", "idempotency_key")
 
 
 def instance_of(row: Mapping[str, Any], column: str = COLUMN) -> Instance:

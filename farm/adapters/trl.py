@@ -18,8 +18,7 @@ from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 from farm.adapters.protocol import RowsPerRollout, TrainingRow
-from farm.adapters.single_row import RowLimits, StepRow, TooLong, rows_of_step, single_rows
-from farm.adapters.stop_reasons import reason_table
+from farm.adapters.single_row import RowLimits, StepRow, TooLong, reason_table, rows_of_step, single_rows
 from farm.adapters.trainer_sampling import TrainerSampling, limits_of, refuse_options
 from farm.adapters.trainer_step import Phase, TrainerRun, WeightPush, check_count
 from farm.client.farm import Farm

@@ -14,8 +14,7 @@ import numpy as np
 
 from farm.adapters.engine_bridge import EngineBridge, SampledByTrainer, known_parameters
 from farm.adapters.protocol import RowsPerRollout, TrainingRow
-from farm.adapters.single_row import replayed, single_rows
-from farm.adapters.stop_reasons import reason_table
+from farm.adapters.single_row import reason_table, replayed, single_rows
 from farm.adapters.trainer_sampling import TrainerSampling, limits_of, refuse_options
 from farm.errors import InvalidRequest
 from farm.records.rollout import Rollout

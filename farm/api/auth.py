@@ -6,6 +6,8 @@ without a password is no key.
 
 The farm's own key always exists and has all rights. Named keys are rows of the store, which each API process reads
 again every second while keys are used, so that a revoked key ends everywhere.
+
+Only this module decides what a caller may do: a route is served only if a table gives it a scope.
 """
 
 from __future__ import annotations
@@ -15,15 +17,18 @@ import base64
 import hmac
 import time
 from collections import defaultdict
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from functools import partial
+from typing import TypeAlias
 
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.routing import BaseRoute, Route
+from starlette.types import ASGIApp, Receive, Send
+from starlette.types import Scope as AsgiScope
 
 from farm.api.endpoints import KEY_CHECK, Endpoints, Refuse, refusal
-from farm.callers import ADMIN_NAME, ApiKey, Caller, acting_for, caller_of
+from farm.callers import ADMIN_NAME, ApiKey, Caller, Scope, acting_for, caller_of
 from farm.client.http_errors import ProblemDetails, problem_of
-from farm.errors import FarmError, NotAllowed
+from farm.errors import FarmError, Forbidden, NotAllowed
 from farm.store.access import api_keys
 
 _PLAIN_HEADERS = (b"x-api-key", b"x-access-token")
@@ -35,6 +40,11 @@ _FRESH_S = 1.0
 _APART_S = 0.05
 """Seconds between two readings, however many unknown keys are sent."""
 _ADMIN = Caller(ADMIN_NAME)
+
+NeededScope: TypeAlias = Scope | tuple[Scope, ...] | None
+"""The requirement of a route: a scope, one of several, or None for public ones."""
+RouteScopes: TypeAlias = Mapping[tuple[str, str], NeededScope]
+"""The requirements of routes, by method and path."""
 
 
 class KnownKeys:
@@ -123,7 +133,7 @@ class KeyMiddleware:
         self._refuse = refuse
         self._open_paths = open_paths
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+    async def __call__(self, scope: AsgiScope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             return
         headers = scope["headers"]
@@ -179,3 +189,43 @@ def _key_in(value: bytes) -> bytes:
         return base64.b64decode(rest, validate=True).partition(b":")[2]
     except ValueError:
         return b""
+
+
+def guarded(routes: Sequence[BaseRoute], scopes: RouteScopes, refuse: Refuse) -> list[BaseRoute]:
+    """Return the routes, each refusing callers without its scope. Raises LookupError for one without an entry."""
+    for route in routes:
+        if not isinstance(route, Route) or not route.methods:
+            raise LookupError(f"{route} is not a plain route with methods, so it cannot have a scope")
+        by_method = {method: _scope_of(scopes, method, route.path) for method in route.methods}
+        route.app = _Guard(route.app, by_method, refuse)
+    return list(routes)
+
+
+def _scope_of(scopes: RouteScopes, method: str, path: str) -> NeededScope:
+    place = ("GET" if method == "HEAD" else method, path)
+    if place not in scopes:
+        raise LookupError(f"{place[0]} {path} has no scope: add it to the table of its routes")
+    return scopes[place]
+
+
+class _Guard:
+    """A route that checks the scopes of its methods."""
+
+    def __init__(self, app: ASGIApp, by_method: Mapping[str, NeededScope], refuse: Refuse) -> None:
+        self._app = app
+        self._by_method = by_method
+        self._refuse = refuse
+
+    async def __call__(self, scope: AsgiScope, receive: Receive, send: Send) -> None:
+        caller: Caller | None = scope.get("farm.caller")
+        # an unsupported method is refused by the route itself
+        needed = self._by_method.get(scope["method"])
+        app = self._app
+        try:
+            if needed is not None:
+                if caller is None:
+                    raise NotAllowed("the request has no key")
+                caller.check(*(needed if isinstance(needed, tuple) else (needed,)))
+        except (Forbidden, NotAllowed) as error:
+            app = self._refuse(problem_of(error), None)
+        await app(scope, receive, send)

@@ -35,9 +35,18 @@ from farm.notifications import ENDED, Signals
 T = TypeVar("T")
 log = logging.getLogger(__name__)
 
-_LISTEN_S = 0.5
 POLL_S = 0.5
 """Seconds between two queries of a waiting request without a notification."""
+
+Answer = Callable[[ApiRequest], Any]
+N_THREADS = 12
+"""Almost the number of a store's connections."""
+_HEALTH_S = (1.0, 5.0)
+"""Seconds for which a health check retries an unavailable database, and its total time limit."""
+Examine = Callable[[], Sequence[Any]]
+"""A function that checks the farm; its results are those of `farm doctor`."""
+Refuse = Callable[[ProblemDetails, Mapping[str, str] | None], Response]
+"""A function that converts a problem to a protocol's own error response, with further headers."""
 
 
 class BatchWaiters:
@@ -119,7 +128,7 @@ class BatchWaiters:
         listener = self._signals.listen(ENDED)
         try:
             while not self._closed.is_set():
-                for batch_id in dict.fromkeys(listener.wait(_LISTEN_S)):
+                for batch_id in dict.fromkeys(listener.wait(POLL_S)):
                     loop.call_soon_threadsafe(self._wake, batch_id)
         except RuntimeError:
             # the event loop ended before this thread
@@ -131,17 +140,6 @@ class BatchWaiters:
     def _wake(self, batch_id: str) -> None:
         for hint in self._waiting.get(batch_id, ()):
             hint.set()
-
-
-Answer = Callable[[ApiRequest], Any]
-N_THREADS = 12
-"""Almost the number of a store's connections."""
-_HEALTH_S = (1.0, 5.0)
-"""Seconds for which a health check retries an unavailable database, and its total time limit."""
-Examine = Callable[[], Sequence[Any]]
-"""A function that checks the farm; its results are those of `farm doctor`."""
-Refuse = Callable[[ProblemDetails, Mapping[str, str] | None], Response]
-"""A function that converts a problem to a protocol's own error response, with further headers."""
 
 
 @dataclass(frozen=True, slots=True)

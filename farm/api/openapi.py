@@ -13,7 +13,7 @@ from typing import Any, TypeAlias, Union, get_args, get_origin, get_type_hints
 import numpy as np
 from pydantic import BaseModel
 
-from farm.api.scopes import NeededScope
+from farm.api.auth import NeededScope
 
 JSON, TEXT, BYTES, EVENTS = "application/json", "text/plain", "application/octet-stream", "text/event-stream"
 _REF = "#/components/schemas/"

@@ -17,8 +17,8 @@ from starlette.responses import RedirectResponse, Response
 from starlette.routing import BaseRoute
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from farm.api.auth import RouteScopes, guarded
 from farm.api.endpoints import Endpoints, Refuse, allowed_methods
-from farm.api.scopes import RouteScopes, guarded
 from farm.client.http_errors import ProblemDetails
 from farm.plugins import load
 

@@ -53,9 +53,9 @@ def api(
     in FARM_HOME; that is created if missing, and clients of the same user find it.
     """
     with frozen_imports():
+        from farm.api.app import WAIT_TIMEOUT_S, TlsFiles, serve
         from farm.api.protocols import SpokenProtocol
         from farm.api.protocols import spoken as protocol
-        from farm.api.server import WAIT_TIMEOUT_S, TlsFiles, serve
         from farm.cli.doctor import examine_farm
         from farm.cli.listening import bind, url_of
         from farm.client.local import LocalFarm, open_store
@@ -116,7 +116,7 @@ def web(demo: bool, host: str, port: int) -> None:
     import secrets
     import tempfile
 
-    from farm.api.server import serve
+    from farm.api.app import serve
     from farm.callers import Scope
     from farm.cli.listening import bind, url_of
     from farm.client.local import LocalFarm

@@ -112,6 +112,17 @@ def plain_errors(command: F) -> F:
     return one_line_errors(run)  # type: ignore[return-value]
 
 
+def on_farm(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Pass the farm that `--url` selects as first argument; with `--wait` and `plain_errors`."""
+
+    @wraps(command)
+    def run(*args: Any, url: str | None, **kwargs: Any) -> Any:
+        with connected(url) as farm:
+            return command(farm, *args, **kwargs)
+
+    return url_option(plain_errors(run))
+
+
 def one_line_errors(command: F) -> F:
     """Print errors that a person can fix as one line, without a traceback."""
 

@@ -1,4 +1,9 @@
-"""Checks of everything a farm depends on here, each with the remedy for a failure."""
+"""Checks of everything a farm depends on here, each with the remedy for a failure.
+
+A sandbox has a pid namespace of its own, and the kernel limits its processes (`n_processes`; also by a control group if
+that has the pids controller). Nothing limits all sandboxes together: each process takes an id of the node, so that many
+sandboxes at their limits leave none for the node and its workers.
+"""
 
 from __future__ import annotations
 
@@ -36,6 +41,17 @@ from farm.store.database import Store, Work
 from farm.store.sql.clock import db_now
 from farm.store.sql.database_sessions import silent_transactions
 from farm.store.webhooks.outbox import GIVE_UP_DAYS, undelivered
+
+T = TypeVar("T")
+
+_DISK_GB = 5.0
+_CLOCK_S = 2.0
+_WAIT_TIMEOUT_S = 1.5
+"""Short, because several checks ask the database, which may not answer."""
+_PROOFS_S = 3600.0
+"""Upper bound of all proofs of scorers together; each has its own limit."""
+_CGROUPS = {"cgroup.controllers": 2, "memory.limit_in_bytes": 1}
+_NETWORK_FILE_SYSTEMS = {"nfs", "nfs4", "lustre", "gpfs", "cifs", "smb3", "beegfs", "ceph", "fuse.sshfs", "afs", "9p"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,18 +99,6 @@ def process_room(settings: Settings, bounds: Mapping[str, int], proc: Path = Pat
         f"as root: sysctl -w {name}={1 << n_needed.bit_length()}" if name.startswith("kernel.") else f"raise {name}"
     )
     return ProcessRoom(n_needed, most, detail, f"{raised}; or have {n_fit} slots (--room)")
-
-
-T = TypeVar("T")
-
-_DISK_GB = 5.0
-_CLOCK_S = 2.0
-_WAIT_TIMEOUT_S = 1.5
-"""Short, because several checks ask the database, which may not answer."""
-_PROOFS_S = 3600.0
-"""Upper bound of all proofs of scorers together; each has its own limit."""
-_CGROUPS = {"cgroup.controllers": 2, "memory.limit_in_bytes": 1}
-_NETWORK_FILE_SYSTEMS = {"nfs", "nfs4", "lustre", "gpfs", "cifs", "smb3", "beegfs", "ceph", "fuse.sshfs", "afs", "9p"}
 
 
 def examine(settings: Settings, store_url: str, broker_url: str) -> Iterator[CheckResult]:

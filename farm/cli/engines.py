@@ -10,7 +10,7 @@ import click
 from rich.markup import escape
 from rich.table import Table
 
-from farm.cli.console import connected, console, plain_errors, url_option
+from farm.cli.console import connected, console, on_farm, plain_errors, url_option
 from farm.engine_urls import normal_url
 
 if TYPE_CHECKING:
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 _ASK_S = 5.0
 _NODE_S = 15.0
 """Seconds to wait for a node's probe, which usually takes one."""
-_CHECK_INTERVAL_S = 0.1
+_POLL_S = 0.1
 _MODES = ("drain", "keep", "abort")
 
 
@@ -30,12 +30,10 @@ def engines() -> None:
 
 
 @engines.command(name="list")
-@url_option
-@plain_errors
-def list_engines(url: str | None) -> None:
+@on_farm
+def list_engines(farm: Farm) -> None:
     """List the engines: kind, capabilities, state, load, weights, and problems."""
-    with connected(url) as farm:
-        states = farm.engines()
+    states = farm.engines()
     if not states:
         console.print("no engines; `farm engines add http://HOST:PORT/v1` adds one")
         return
@@ -152,74 +150,62 @@ def _once_probed(farm: Farm, url: str) -> EngineState | None:
             return state
         if time.monotonic() > deadline:
             return None
-        time.sleep(_CHECK_INTERVAL_S)
+        time.sleep(_POLL_S)
 
 
 @engines.command()
 @click.argument("engine")
-@url_option
-@plain_errors
-def drain(engine: str, url: str | None) -> None:
+@on_farm
+def drain(farm: Farm, engine: str) -> None:
     """Send no new rollouts to ENGINE; running ones finish there."""
-    with connected(url) as farm:
-        farm.drain_engine(engine)
+    farm.drain_engine(engine)
 
 
 @engines.command()
 @click.argument("engine")
-@url_option
-@plain_errors
-def remove(engine: str, url: str | None) -> None:
+@on_farm
+def remove(farm: Farm, engine: str) -> None:
     """Stop using ENGINE; its running rollouts move to another engine."""
-    with connected(url) as farm:
-        farm.remove_engine(engine)
+    farm.remove_engine(engine)
 
 
 @engines.command()
 @click.option("--forget-weights", is_flag=True, help="Engines added later may start with their own weights.")
-@url_option
-@plain_errors
-def clear(forget_weights: bool, url: str | None) -> None:
+@on_farm
+def clear(farm: Farm, forget_weights: bool) -> None:
     """Remove all engines. Engines added later get no calls until they have the weights that were named last."""
-    with connected(url) as farm:
-        click.echo(f"{farm.clear_engines(forget_weights)} engines removed")
+    click.echo(f"{farm.clear_engines(forget_weights)} engines removed")
 
 
 @engines.command()
 @click.argument("engine", nargs=-1)
 @click.option("--mode", type=click.Choice(_MODES), default="drain", show_default=True)
 @click.option("--timeout", "timeout_s", default=600.0, show_default=True)
-@url_option
-@plain_errors
-def pause(engine: tuple[str, ...], mode: str, timeout_s: float, url: str | None) -> None:
+@on_farm
+def pause(farm: Farm, engine: tuple[str, ...], mode: str, timeout_s: float) -> None:
     """Hold back new calls to all engines, or to ENGINE..., and wait until they are paused.
 
     Running calls end first (drain), freeze (keep), or are cut and continue after the resume (abort).
     """
-    with connected(url) as farm:
-        farm.pause_engines(mode, engine or None, timeout_s)  # type: ignore[arg-type]
+    farm.pause_engines(mode, engine or None, timeout_s)  # type: ignore[arg-type]
 
 
 @engines.command()
 @click.argument("engine", nargs=-1)
 @click.option("--timeout", "timeout_s", default=60.0, show_default=True)
-@url_option
-@plain_errors
-def resume(engine: tuple[str, ...], timeout_s: float, url: str | None) -> None:
+@on_farm
+def resume(farm: Farm, engine: tuple[str, ...], timeout_s: float) -> None:
     """Resume calls to all engines, or to ENGINE..."""
-    with connected(url) as farm:
-        farm.resume_engines(engine or None, timeout_s)
+    farm.resume_engines(engine or None, timeout_s)
 
 
 @engines.command(name="set-version")
 @click.argument("version")
 @click.argument("engine", nargs=-1)
 @click.option("--timeout", "timeout_s", default=60.0, show_default=True)
-@url_option
-@plain_errors
-def set_version(version: str, engine: tuple[str, ...], timeout_s: float, url: str | None) -> None:
+@on_farm
+def set_version(farm: Farm, version: str, engine: tuple[str, ...], timeout_s: float) -> None:
     """Set the weight version of all engines, or of ENGINE..., to VERSION."""
-    with connected(url) as farm:
-        missed = farm.set_version(version, engine or None, timeout_s)
+    missed = farm.set_version(version, engine or None, timeout_s)
     if missed:
         raise click.ClickException(f"not reached, and without calls until they confirm: {', '.join(missed)}")

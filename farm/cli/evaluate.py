@@ -67,8 +67,7 @@ def eval(
     """
     from farm.cli import display, request_files
     from farm.cli.export import check_writable, replaced
-    from farm.evaluation.evaluation_report import compare, named_rewards, report_of
-    from farm.evaluation.evaluation_run import evaluation_request
+    from farm.evaluation.evaluation_report import compare, evaluation_request, named_rewards, report_of
 
     if output is not None:
         check_writable(output)

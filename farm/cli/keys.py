@@ -10,10 +10,11 @@ import click
 from rich.markup import escape
 from rich.table import Table
 
-from farm.cli.console import connected, console, plain_errors, url_option
+from farm.cli.console import console, on_farm
 
 if TYPE_CHECKING:
     from farm.callers import ApiKey
+    from farm.client.farm import Farm
 
 _SCOPES = ("read", "submit", "operate", "admin")
 
@@ -39,32 +40,28 @@ def keys() -> None:
 @click.option(
     "--max-rate", type=click.FloatRange(0, min_open=True), help="Limit of requests per second at each API process."
 )
-@url_option
-@plain_errors
+@on_farm
 def add(
+    farm: Farm,
     name: str,
     scopes: tuple[str, ...],
     max_open: int | None,
     max_engines: int | None,
     max_rate: float | None,
-    url: str | None,
 ) -> None:
     """Create a key and print it, only this once: the farm keeps a hash of it.
 
     The client sets FARM_API_KEY to it. NAME is shown on everything submitted with it, and in the log.
     """
-    with connected(url) as farm:
-        quotas = {"max_open": max_open, "max_engines": max_engines}
-        click.echo(farm.access.add_key(name, scopes, **quotas, max_rate=max_rate))
+    quotas = {"max_open": max_open, "max_engines": max_engines}
+    click.echo(farm.access.add_key(name, scopes, **quotas, max_rate=max_rate))
 
 
 @keys.command(name="list")
-@url_option
-@plain_errors
-def list_keys(url: str | None) -> None:
+@on_farm
+def list_keys(farm: Farm) -> None:
     """List the keys: scopes, quotas, creator and date."""
-    with connected(url) as farm:
-        known = farm.access.keys()
+    known = farm.access.keys()
     if known:
         console.print(_table(known))
     else:
@@ -84,12 +81,10 @@ def _table(known: Sequence[ApiKey]) -> Table:
 
 @keys.command()
 @click.argument("name")
-@url_option
-@plain_errors
-def revoke(name: str, url: str | None) -> None:
+@on_farm
+def revoke(farm: Farm, name: str) -> None:
     """Revoke a key: every API refuses it within seconds, including waiting requests."""
-    with connected(url) as farm:
-        farm.access.revoke_key(name)
+    farm.access.revoke_key(name)
     click.echo(f"key {name} was revoked")
 
 
@@ -104,17 +99,15 @@ def revoke(name: str, url: str | None) -> None:
     metavar="DAYS",
     help="Remove entries older than DAYS, and show nothing.",
 )
-@url_option
-@plain_errors
-def log(limit: int, before: int | None, as_json: bool, days: float | None, url: str | None) -> None:
+@on_farm
+def log(farm: Farm, limit: int, before: int | None, as_json: bool, days: float | None) -> None:
     """List the audit log, newest first: submits, cancels, changes of engines, weights and keys, by whom."""
     from farm.client import serialization
 
-    with connected(url) as farm:
-        if days is not None:
-            click.echo(f"{farm.access.prune_orders(days)} entries removed from the log")
-            return
-        orders = farm.access.orders(limit, before)
+    if days is not None:
+        click.echo(f"{farm.access.prune_orders(days)} entries removed from the log")
+        return
+    orders = farm.access.orders(limit, before)
     for order in orders:
         if as_json:
             click.echo(serialization.written(order).decode())

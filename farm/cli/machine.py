@@ -12,7 +12,7 @@ import click
 from farm.cli.console import become, console, plain_errors, runs_farm, signals
 from farm.errors import InvalidRequest
 
-_TICK_S = 0.2
+_POLL_S = 0.2
 _THROUGH = {"ignore_unknown_options": True, "help_option_names": []}
 """Context settings of commands whose options another program parses."""
 
@@ -72,7 +72,7 @@ def up(flower: bool, web: bool, node_options: tuple[str, ...]) -> None:
         console.print("ready; Ctrl-C ends it", highlight=False)
         while not received:
             farm.check()
-            time.sleep(_TICK_S)
+            time.sleep(_POLL_S)
 
 
 @click.command(context_settings=_THROUGH)

@@ -44,7 +44,7 @@ COMMANDS = {
     "show": ("batches", "Print a rollout: transcript, rewards, times per stage and token counts."),
     "artefacts": ("batches", "List a rollout's artefacts (outputs that the model was not shown), or fetch one."),
     "collect": (
-        "collect",
+        "batches",
         "Write a batch to a file once it has ended: arrays (.npz) or a rollout per line (.jsonl).",
     ),
     "export": (

@@ -13,14 +13,15 @@ import click
 from rich.markup import escape
 from rich.table import Table
 
-from farm.cli.console import become, connected, console, first_s, plain_errors, runs_farm, signals, url_option
+from farm.cli.console import become, connected, console, first_s, on_farm, plain_errors, runs_farm, signals, url_option
 from farm.extras import check_extra
 
 if TYPE_CHECKING:
     from farm.cli.readiness import CheckResult
+    from farm.client.farm import Farm
     from farm.client.http_connection import ApiConnection
 
-_TICK_S = 0.2
+_POLL_S = 0.2
 
 
 @click.command(context_settings={"ignore_unknown_options": True})
@@ -155,8 +156,8 @@ def metrics(port: int | None, address: str, url: str | None) -> None:
     check_extra("reading metrics from the database")
     from prometheus_client import generate_latest
 
+    from farm import metrics
     from farm import metrics as farm_metrics
-    from farm import metrics_server
     from farm.cli.listening import bind, url_of
     from farm.client.local import open_store
     from farm.home import own_key
@@ -167,26 +168,24 @@ def metrics(port: int | None, address: str, url: str | None) -> None:
             click.echo(generate_latest(numbers).decode(), nl=False)
             return
         with bind(address, port) as listener:
-            server = metrics_server.server(listener, numbers, own_key(settings()))
+            server = metrics.server(listener, numbers, own_key(settings()))
             received = signals()
             threading.Thread(target=server.serve_forever, daemon=True).start()
             click.echo(f"{url_of(listener)}/metrics")
             while not received:
-                time.sleep(_TICK_S)
+                time.sleep(_POLL_S)
             server.shutdown()
 
 
 @click.command()
 @click.argument("node")
-@url_option
-@plain_errors
-def drain(node: str, url: str | None) -> None:
+@on_farm
+def drain(farm: Farm, node: str) -> None:
     """Drain a node: it gets no more rollouts, finishes or releases those it has, and exits.
 
     Same as SIGTERM to its `farm node`. `farm doctor` lists the nodes with their states.
     """
-    with connected(url) as farm:
-        farm.drain_node(node)
+    farm.drain_node(node)
 
 
 @click.command()

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from farm.errors import InvalidRequest
 from farm.extras import not_installed
-from farm.rows.json_texts import WANTED, parsed, text_of
+from farm.rows.loaded_rows import WANTED, parsed, text_of
 
 if TYPE_CHECKING:
     import yaml

@@ -22,8 +22,8 @@ from farm.records.rollout import BatchStatus, Stage, State
 if TYPE_CHECKING:
     from farm.client.farm import Farm
 
-_PERIOD_S = 0.25
-_CHECK_INTERVAL_S = 2.0
+_POLL_S = 0.25
+_PERIOD_S = 2.0
 """Seconds between two checks for unusual conditions."""
 _LOG_INTERVAL_S = 60.0
 """Seconds between two progress lines if the output is not a terminal."""
@@ -74,7 +74,7 @@ def follow(
         try:
             status = farm.status(batch_id)
             if now >= look_at and not status.done:
-                lines, look_at = status.warnings if remarks is None else remarks(), now + _CHECK_INTERVAL_S
+                lines, look_at = status.warnings if remarks is None else remarks(), now + _PERIOD_S
             away = ""
         except (FarmUnreachable, StoreUnavailable) as error:
             away = f"the farm does not answer; retrying: {error}"
@@ -89,7 +89,7 @@ def follow(
             time.sleep(_PAUSE_S)
             continue
         with contextlib.suppress(TimeoutError, FarmUnreachable, StoreUnavailable):
-            farm.wait(batch_id, _PERIOD_S)
+            farm.wait(batch_id, _POLL_S)
 
 
 def watch(farm: Farm, batch_id: str, console: Console | None = None, **options: Any) -> BatchStatus:

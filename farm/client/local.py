@@ -64,7 +64,7 @@ from farm.store.access.audit_log import logged
 from farm.store.blobs import artefacts, stored_annotations, stored_archives, stored_experts
 from farm.store.database import Store, Work
 from farm.store.node_names import is_here
-from farm.store.reports import audit, solve_rates, summaries
+from farm.store.reports import audit, summaries
 from farm.task_archive import MAX_ARCHIVE_BYTES, PartStream, check
 
 T = TypeVar("T")
@@ -520,7 +520,7 @@ class LocalRuns(Runs):
     ) -> Sequence[SolveRate]:
         check_run(run)
         count = partial(
-            solve_rates.solve_rates,
+            summaries.solve_rates,
             run=run,
             data_source=data_source,
             instance_ids=instance_ids,

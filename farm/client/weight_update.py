@@ -33,11 +33,11 @@ MODES: tuple[PauseMode, ...] = ("drain", "keep", "abort")
 VERSION_CHARS = 64
 PATH_CHARS = 500
 _POLL_S = 0.25
-_HOLD_EVERY_S = 5.0
+_HOLD_PERIOD_S = 5.0
 _COME_BACK_S = 15.0
 """Seconds to wait for an engine of a weight update's block to come back and have its version named."""
 
-_CHECK_INTERVAL_S = 1.0
+_SERVE_PERIOD_S = 1.0
 _AGAIN_S = 5.0
 """Seconds before an engine that did not take its weights is tried again."""
 
@@ -166,7 +166,7 @@ class WeightUpdateOrders(ABC):
 
         def run() -> None:
             # the order to pause is the first heartbeat
-            while not over.wait(_HOLD_EVERY_S):
+            while not over.wait(_HOLD_PERIOD_S):
                 try:
                     self.hold(by, urls)
                 except Exception as error:
@@ -178,7 +178,7 @@ class WeightUpdateOrders(ABC):
             yield
         finally:
             over.set()
-            thread.join(_HOLD_EVERY_S)
+            thread.join(_HOLD_PERIOD_S)
 
     def _await(self, orders: Mapping[str, int], what: str, timeout_s: float) -> None:
         """Wait until workers and engines follow these orders and calls that must end have ended."""
@@ -222,7 +222,7 @@ class WeightServer:
         self.close()
 
     def _run(self) -> None:
-        while not self._closed.wait(_CHECK_INTERVAL_S):
+        while not self._closed.wait(_SERVE_PERIOD_S):
             try:
                 self._look()
             except Exception as error:

@@ -1,4 +1,4 @@
-"""The decision on a whole group: accepted, dropped with a reason, or requeued."""
+"""The decision on a whole group: accepted, dropped with a reason, or requeued; and lengths of samples."""
 
 from __future__ import annotations
 

@@ -1,4 +1,8 @@
-"""Samplers of instances: the next ones of a data set for a state that is plain JSON, kept in the store."""
+"""Samplers of instances: the next ones of a data set for a state that is plain JSON, kept in the store.
+
+A mixture samples data sources by weight, and a curriculum leaves out instances that the run always or never solves, for
+a while.
+"""
 
 from __future__ import annotations
 

@@ -23,6 +23,9 @@ T = TypeVar("T")
 METADATA = "collecting"
 """The key of a wave's own metadata in its batch's."""
 
+_OWN = ("instances", "idempotency_key", "run")
+_PLACE = re.compile(r"^instances\[(\d+)\]")
+
 
 @dataclass(frozen=True, slots=True)
 class CollectedStep:
@@ -248,10 +251,6 @@ def wave_metadata(step: int, number: int, state: SamplerState, requeued: Iterabl
     own = {"step": step, "wave": number, "sampler": state}
     # the request of a wave of fresh instances does not change
     return own | ({"requeued": records} if (records := [each.record() for each in requeued]) else {})
-
-
-_OWN = ("instances", "idempotency_key", "run")
-_PLACE = re.compile(r"^instances\[(\d+)\]")
 
 
 def checked_fields(request: Mapping[str, Any], options: CollectingOptions) -> BatchRequest:

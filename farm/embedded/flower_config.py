@@ -13,14 +13,14 @@ from flower.views.monitor import Metrics
 from tornado.ioloop import PeriodicCallback
 from tornado.web import authenticated
 
-from farm.embedded import flower_rows
-from farm.embedded.flower_reconciler import PERIOD_MS, FlowerReconciler
+from farm.embedded import flower_tasks
+from farm.embedded.flower_tasks import PERIOD_MS, FlowerReconciler
 from farm.settings import settings
 
 USER = "farm"
 
 basic_auth = [f"{USER}:{settings().api_key}"]
-format_task = flower_rows.format_task
+format_task = flower_tasks.format_task
 Metrics.get = authenticated(Metrics.get)
 
 

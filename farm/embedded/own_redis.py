@@ -18,6 +18,7 @@ from farm.errors import BrokerUnavailable
 from farm.home import write_own
 from farm.notifications import redis_client
 
+_POLL_S = 0.005
 _START_S = 120.0
 
 
@@ -91,7 +92,7 @@ def _await_redis(child: ChildProcess, url: str) -> None:
             if not child.running or time.monotonic() > deadline:
                 child.terminate()
                 raise BrokerUnavailable(f"the farm's Redis did not start: {error}") from error
-            time.sleep(0.005)
+            time.sleep(_POLL_S)
         else:
             client.close()
             return

@@ -11,7 +11,6 @@ instance's mean is over its scored samples, and an instance without any is left 
 scored samples, and an instance with n < j is left out of it; the report counts both.
 """
 
-from farm.evaluation.evaluation_report import Comparison, EvaluationReport, compare, pass_at_k, report_of
-from farm.evaluation.evaluation_run import evaluate
+from farm.evaluation.evaluation_report import Comparison, EvaluationReport, compare, evaluate, pass_at_k, report_of
 
 __all__ = ["Comparison", "EvaluationReport", "compare", "evaluate", "pass_at_k", "report_of"]

@@ -28,7 +28,7 @@ SILENT_S = 20.0
 """Seconds without a change of the counter until the head of another machine counts as dead."""
 _ENDING_S = 60.0
 """Seconds that the Postgres of a gone head gets to end; after that the lock belongs to another farm."""
-_BEAT_S = 2.0
+_PERIOD_S = 2.0
 _POLL_S = 0.5
 
 
@@ -50,7 +50,7 @@ class HeadClaim:
     """`acquire`, then `release`; meanwhile a thread increments the counter. `lost`: another head has taken over."""
 
     def __init__(
-        self, folder: Path, silent_s: float = SILENT_S, beat_s: float = _BEAT_S, ending_s: float = _ENDING_S
+        self, folder: Path, silent_s: float = SILENT_S, beat_s: float = _PERIOD_S, ending_s: float = _ENDING_S
     ) -> None:
         self._folder = folder
         self._file = folder / "head.json"

@@ -30,7 +30,7 @@ log = logging.getLogger(__name__)
 
 ROLE = "slurm"
 _LEASE_S = 30.0
-_ROUND_S = 5.0
+_PERIOD_S = 5.0
 _PAUSE_S = (10.0, 600.0)
 _STOP_S = 5.0
 _STATUS = "slurm_status.json"
@@ -72,7 +72,7 @@ class SlurmKeeper:
                 log.warning("Slurm jobs not checked; retrying: %s", error)
             except Exception:
                 log.exception("Slurm jobs not checked; retrying")
-            self._stopped.wait(_ROUND_S)
+            self._stopped.wait(_PERIOD_S)
         try:
             self._store.write(lambda connection: leader.release_leadership(connection, ROLE, self._owner))
         except FarmError as error:

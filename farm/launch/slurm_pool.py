@@ -1,4 +1,6 @@
-"""The pools of a farm on Slurm: nodes of one size each, the limits of their number, and where these are stored."""
+"""The pools of a farm on Slurm: nodes of one size each, the limits of their number, where these are stored, and
+the scripts of their jobs, from the template `job_script.sh.j2`; users can print and edit them.
+"""
 
 from __future__ import annotations
 

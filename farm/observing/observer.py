@@ -11,16 +11,23 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
+from typing import NamedTuple, cast
 
-from sqlalchemy import Connection
+from sqlalchemy import Connection, Table, select
 
 from farm.errors import FarmError, NotFound, StoreUnavailable
 from farm.observing.periodic_thread import PeriodicThread
-from farm.observing.rollout_traces import TraceExporter
+from farm.observing.timeline import TraceExporter
+from farm.records.rollout import Rollout, Timing
+from farm.records.trajectory import ModelCall
+from farm.store import batches
 from farm.store.database import Store
 from farm.store.reports import histograms
-from farm.store.reports.traced_rollouts import ended_between, traced
+from farm.store.rollouts import rollouts
+from farm.store.sql.schema import ModelCallRow
 from farm.store.webhooks import outbox
+
+_calls = cast(Table, ModelCallRow.__table__)
 
 log = logging.getLogger(__name__)
 
@@ -30,7 +37,45 @@ _TRACES_S = 30.0
 """The time limit for traces per pass: a slow collector must not delay histograms and webhooks."""
 
 
-class Observer:
+class TracedRollout(NamedTuple):
+    """A rollout, its stages, and its calls by attempt."""
+
+    rollout: Rollout
+    timings: list[Timing]
+    calls: dict[int, list[ModelCall]]
+
+
+def ended_between(connection: Connection, batch_id: str, after: int, last: int) -> list[str]:
+    """Return the rollouts of a batch with end numbers in (`after`, `last`]."""
+    ended = (rollouts.c.batch_id == batch_id, rollouts.c.finish_seq > after, rollouts.c.finish_seq <= last)
+    return list(connection.execute(select(rollouts.c.rollout_id).where(*ended)).scalars())
+
+
+def traced(connection: Connection, rollout_id: str) -> TracedRollout:
+    """Return one rollout for its trace. Raises NotFound."""
+    calls: dict[int, list[ModelCall]] = {}
+    for attempt, call in _calls_of(connection, rollout_id):
+        calls.setdefault(attempt, []).append(call)
+    found = batches.rollout(connection, rollout_id)
+    return TracedRollout(found, batches.timings(connection, rollout_id), calls)
+
+
+def _calls_of(connection: Connection, rollout_id: str) -> Iterator[tuple[int, ModelCall]]:
+    names = (
+        *("attempt", "call_index", "response", "finish_reason", "engine", "policy_version"),
+        *("started_at", "latency_s", "n_prompt_tokens", "n_response_tokens"),
+    )
+    statement = (
+        select(*[_calls.c[name] for name in names])
+        .where(_calls.c.rollout_id == rollout_id)
+        .order_by(_calls.c.attempt, _calls.c.call_index)
+    )
+    for row in connection.execute(statement).mappings():
+        values = dict(row)
+        yield values.pop("attempt"), ModelCall(index=values.pop("call_index"), messages=[], **values)
+
+
+class Observer(PeriodicThread):
     """Runs every few seconds while `leads` returns True."""
 
     def __init__(
@@ -41,8 +86,8 @@ class Observer:
         webhook_url: str = "",
         traces_s: float = _TRACES_S,
     ) -> None:
+        super().__init__("observer", _PERIOD_S, leads, self.look, log, "Ended rollouts not counted yet; retrying")
         self._store = store
-        self._leads = leads
         self._webhook_url = webhook_url
         self._alarms = AlarmLog()
         self._otel_endpoint = otel_endpoint
@@ -50,30 +95,24 @@ class Observer:
         self._traces_at = -math.inf
         self._traces_s = traces_s
         self._traces_until = math.inf
-        fault = "Ended rollouts not counted yet; retrying"
-        self._thread = PeriodicThread("observer", _PERIOD_S, self._look_if_leading, log, fault)
 
     def start(self) -> None:
         if self._webhook_url:
             logging.getLogger().addHandler(self._alarms)
-        self._thread.start()
+        super().start()
 
     def close(self) -> None:
         logging.getLogger().removeHandler(self._alarms)
-        self._thread.close()
+        super().close()
         if self._exporter is not None:
             self._exporter.close()
-
-    def _look_if_leading(self) -> None:
-        if self._leads():
-            self.look()
 
     def look(self) -> None:
         """Count the rollouts that ended since the last pass, and queue webhooks."""
         self._put_alarms()
         self._traces_until = time.monotonic() + self._traces_s
         for batch_id, after, last in self._store.read(histograms.uncounted):
-            if self._thread.closed:
+            if self.closed:
                 return
             try:
                 self._count(batch_id, after, last)
@@ -111,7 +150,7 @@ class Observer:
             if self._exporter is None:
                 self._exporter = TraceExporter(self._otel_endpoint)
             for rollout_id in self._store.read(partial(ended_between, batch_id=batch_id, after=after, last=last)):
-                if self._thread.closed:
+                if self.closed:
                     return
                 if time.monotonic() > self._traces_until:
                     self._leave_out(f"{self._otel_endpoint} took more than {self._traces_s:g} s for those of one look")

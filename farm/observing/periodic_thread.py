@@ -10,10 +10,22 @@ _JOIN_S = 2.0
 
 
 class PeriodicThread:
-    """Works every `period_s` seconds from `start` to `close`. An exception of the work is logged, after `fault`."""
+    """Works every `period_s` seconds from `start` to `close`, while `leads` returns True.
 
-    def __init__(self, name: str, period_s: float, work: Callable[[], object], log: logging.Logger, fault: str) -> None:
+    An exception of the work is logged, after `fault`.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        period_s: float,
+        leads: Callable[[], bool],
+        work: Callable[[], object],
+        log: logging.Logger,
+        fault: str,
+    ) -> None:
         self._period_s = period_s
+        self._leads = leads
         self._work = work
         self._log = log
         self._fault = fault
@@ -37,6 +49,7 @@ class PeriodicThread:
     def _run(self) -> None:
         while not self._closed.wait(self._period_s):
             try:
-                self._work()
+                if self._leads():
+                    self._work()
             except Exception as error:
                 self._log.warning("%s: %s", self._fault, error)

@@ -40,28 +40,16 @@ def signature(secret: str, timestamp: str, body: bytes) -> str:
     return "sha256=" + hmac.new(secret.encode(), f"{timestamp}.".encode() + body, hashlib.sha256).hexdigest()
 
 
-class WebhookSender:
+class WebhookSender(PeriodicThread):
     """Sends due messages every second while `leads` returns True, a few at a time, so that a hanging one delays few."""
 
     def __init__(
         self, store: Store, leads: Callable[[], bool], secret: str = "", timeout_s: float = _TIMEOUT_S
     ) -> None:
+        super().__init__("webhooks", _PERIOD_S, leads, self.send, log, "Webhooks not sent yet; retrying")
         self._store = store
-        self._leads = leads
         self._secret = secret
         self._timeout_s = timeout_s
-        fault = "Webhooks not sent yet; retrying"
-        self._thread = PeriodicThread("webhooks", _PERIOD_S, self._send_if_leading, log, fault)
-
-    def start(self) -> None:
-        self._thread.start()
-
-    def close(self) -> None:
-        self._thread.close()
-
-    def _send_if_leading(self) -> None:
-        if self._leads():
-            self.send()
 
     def send(self) -> None:
         """Send the messages that are due."""
@@ -73,7 +61,7 @@ class WebhookSender:
         self._store.write(outbox.forget_abandoned)
 
     def _deliver(self, message: Outgoing) -> None:
-        if self._thread.closed:
+        if self.closed:
             return
         try:
             body = body_of(self._store, message)

@@ -1,4 +1,4 @@
-"""Records of rollouts: state, outcome, timing, rewards."""
+"""Records of rollouts: state, outcome, timing, rewards; and the counts and violations of a batch."""
 
 from __future__ import annotations
 

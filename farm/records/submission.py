@@ -1,6 +1,7 @@
-"""The parts of a rollout kept for scoring: files with bytes and modes, the layer, an early score.
+"""The parts of a rollout kept for scoring: files with bytes and modes, the layer, an early score; and their scores.
 
-In the store all of it is JSON, with bytes in base64.
+In the store all of it is JSON, with bytes in base64. The rewards of rows and turns are stored with their score, so that
+rescoring replaces them.
 """
 
 from __future__ import annotations
@@ -14,6 +15,9 @@ import numpy as np
 from pydantic import BaseModel, ConfigDict, Field
 
 from farm.records.trajectory import ModelCall, Segment
+
+MAX_TREE_BYTES = 16_000_000
+MAX_TREE_FILES = 10_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,10 +130,6 @@ def _places(call: ModelCall, rows: Sequence[Segment]) -> Iterator[tuple[int, int
             and np.array_equal(np.concatenate([row.prompt_ids, row.response_ids[:start]]), call.prompt_ids)
         ):
             yield index, stretch.stop - 1
-
-
-MAX_TREE_BYTES = 16_000_000
-MAX_TREE_FILES = 10_000
 
 
 class SubmittedFile(BaseModel):

@@ -1,14 +1,17 @@
 """The rows of a file as instances, all of them checked before any is used.
 
-A file has lines of JSON, one JSON array, or parquet.
+A file has lines of JSON, one JSON array, or parquet. JSON is taken literally or refused with its place, never
+reinterpreted.
 """
 
 from __future__ import annotations
 
 import datetime
 import decimal
+import gzip
 import hashlib
 import json
+import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib.util import find_spec
@@ -19,17 +22,99 @@ from pydantic import ValidationError
 
 from farm.errors import InvalidRequest, NotInstalled
 from farm.records.request import MAX_INSTANCES, Instance
-from farm.rows.json_texts import PARQUET, WANTED, check_kind, parsed, text_of
-from farm.rows.row_forms import FORMS, Row, RowForm, known_by, prompt_text
-from farm.rows.row_sources import SWE
+from farm.rows.row_forms import FORMS, SWE, Row, RowForm, known_by, prompt_text
+
+WANTED = "one JSON object per line, in UTF-8"
+PARQUET = (".parquet", ".pq")
+_HEAD = 256
+_TO_JSON = "`python -c 'import csv, json, sys; [print(json.dumps(row)) for row in csv.DictReader(sys.stdin)]' <FILE`"
+_KINDS = {
+    ".csv": ("CSV", f"convert it by {_TO_JSON}"),
+    ".tsv": ("TSV", "convert it to lines of JSON, as a CSV with delimiter='\\t'"),
+    ".xlsx": ("a spreadsheet", "save it as CSV, and convert that to lines of JSON"),
+    ".arrow": ("Arrow", "write it as parquet: `Dataset.load_from_disk(FOLDER).to_parquet(FILE)`"),
+    ".feather": ("Arrow", "write it as parquet: `pandas.read_feather(FILE).to_parquet(FILE)`"),
+    ".pkl": ("a pickle", "write it as lines of JSON or parquet; no pickle is ever loaded"),
+}
+"""Unsupported kinds of files by suffix: the name, and the remedy."""
+_GZIP = b"\x1f\x8b"
+_UTF_8_MARK = b"\xef\xbb\xbf"
 
 _ROWS_AT_A_TIME = 1024
-
 MAX_COMPLAINTS = 20
 """Faulty rows that are reported at a time."""
 _MOST_COLUMNS = 20
 COLUMNS = "columns"
 """The form of rows whose columns are mapped to the fields of a data source."""
+
+
+def text_of(path: Path) -> str:
+    """Return the text of a file, possibly gzipped. Raises InvalidRequest, OSError."""
+    data = path.read_bytes()
+    check_kind(path, data[:_HEAD])
+    if data.startswith(_GZIP):
+        try:
+            data = gzip.decompress(data)
+        except (EOFError, OSError, zlib.error) as error:
+            raise InvalidRequest(f"it has a gzip header but cannot be unpacked: {error}", field=str(path)) from error
+    if b"\0" in data[:4096]:
+        raise InvalidRequest(f"it is not UTF-8, but UTF-16 or binary; expected: {WANTED}", field=str(path))
+    try:
+        # the byte order mark that some editors write
+        return data.removeprefix(_UTF_8_MARK).decode()
+    except UnicodeDecodeError as error:
+        line = data.count(b"\n", 0, error.start) + 1
+        at = error.start - (data.rfind(b"\n", 0, error.start) + 1) + 1
+        reason = f"it is not UTF-8 at byte {at} of the line (0x{data[error.start]:02x}); expected: {WANTED}"
+        raise InvalidRequest(
+            f"{reason}: `iconv -f latin1 -t utf-8` converts Latin-1", field=f"{path}:{line}"
+        ) from error
+
+
+def check_kind(path: Path, head: bytes) -> None:
+    """Raise InvalidRequest if a file's suffix or first bytes show an unsupported kind."""
+    begins = head.removeprefix(_UTF_8_MARK).lstrip().lower()
+    kind, remedy = _KINDS.get(path.suffix.lower(), ("", ""))
+    if begins.startswith(b"version https://git-lfs"):
+        kind, remedy = "a pointer of Git LFS", "fetch the file itself by `git lfs pull`"
+    elif begins.startswith((b"<!doctype", b"<html", b"<?xml")):
+        kind, remedy = "a page of HTML", "fetch the file itself, such as by the `resolve` address of a hub"
+    elif begins.startswith(b"par1") and path.suffix not in PARQUET:
+        kind, remedy = "parquet", "give it a name that ends in .parquet, and read it as rows (--as FORM)"
+    elif not kind and head.startswith((b"PK\3\4", b"\x28\xb5\x2f\xfd", b"BZh", b"\xfd7zXZ")):
+        kind, remedy = "a packed file", "unpack it; of packed files only those of gzip are read"
+    if kind:
+        raise InvalidRequest(f"it is {kind}; rows are read from .jsonl, .json and .parquet: {remedy}", field=str(path))
+
+
+def parsed(text: str, place: str) -> Any:
+    """Return the value of a JSON text without duplicate keys. Raises InvalidRequest with `place` as its field."""
+    try:
+        return json.loads(text, object_pairs_hook=_once)
+    except _TwiceError as error:
+        raise InvalidRequest(str(error), field=place) from None
+    except json.JSONDecodeError as error:
+        # the place of a single line has its number already
+        of_line = f"line {error.lineno}, " if "\n" in text.strip("\n") else ""
+        at = f"{of_line}character {error.colno}"
+        raise InvalidRequest(f"not JSON: {error.msg} at {at}; expected: {WANTED}", field=place) from error
+    except ValueError as error:
+        raise InvalidRequest(f"not JSON: {error}; expected: {WANTED}", field=place) from error
+    except RecursionError as error:
+        raise InvalidRequest("it is nested too deeply: leave out what is not needed", field=place) from error
+
+
+class _TwiceError(Exception):
+    """A duplicate key in one object, which JSON readers resolve differently."""
+
+
+def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    values = dict(pairs)
+    if len(values) < len(pairs):
+        seen: set[str] = set()
+        twice = next(name for name, _ in pairs if name in seen or seen.add(name))  # type: ignore[func-returns-value]
+        raise _TwiceError(f"{twice!r} occurs twice in one object: keep one of them")
+    return values
 
 
 def rows_of(path: Path) -> Iterator[tuple[int, dict[str, Any] | InvalidRequest]]:

@@ -19,6 +19,9 @@ from farm.records.rollout import Stage
 from farm.store import batches, borrowed_sandboxes, placement
 from farm.store.placement import QueuedStage, WaitingBatch
 
+_LENT = "sandboxes "
+"""The prefix, before a priority, of the name under which waiting sandboxes take turns. Batch ids have no space."""
+
 
 def fair_shares(waits: Sequence[WaitingBatch], room: int) -> dict[str, int]:
     """Return how many rollouts of each batch to admit: higher priority first, then evenly, counting those under way.
@@ -72,10 +75,6 @@ class FreeSlots:
         for entry in passed_over:
             heapq.heappush(self._left, entry)
         return taken
-
-
-_LENT = "sandboxes "
-"""The prefix, before a priority, of the name under which waiting sandboxes take turns. Batch ids have no space."""
 
 
 @dataclass(frozen=True, slots=True)

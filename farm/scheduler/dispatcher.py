@@ -27,6 +27,7 @@ from sqlalchemy import Connection
 from farm.errors import StoreUnavailable
 from farm.notifications import ENDED, WAKE, Signals
 from farm.observing.observer import Observer
+from farm.observing.periodic_thread import PeriodicThread
 from farm.observing.webhook_sender import WebhookSender
 from farm.records.node import PROBES, UP, Node
 from farm.records.rollout import Failure, Outcome
@@ -58,7 +59,8 @@ _RECENTLY_FAILED_S = 10.0
 _SWEEP_S = 3600.0
 """Seconds between cleanups: of task archives that no batch uses, and of sandboxes that ended long ago."""
 _MOST_SKIPPED = 100
-_PACE_S = 0.02
+_RETRY_S = 1.0
+_PERIOD_S = 0.02
 """The minimum time between rounds of a busy farm: ends within it are handled together. A single rollout never waits."""
 
 
@@ -68,7 +70,7 @@ def rest_s(took_s: float, tick_s: float) -> float:
     It is as long as the round, so that a thousand nodes, whose free slots last for seconds, leave half a processor
     free; but at most a tick: a round that waited for the database must be followed by another at once.
     """
-    return max(_PACE_S, min(took_s, tick_s))
+    return max(_PERIOD_S, min(took_s, tick_s))
 
 
 class Dispatcher:
@@ -105,12 +107,14 @@ class Dispatcher:
         self._open_breakers: dict[str, tuple[int, str]] = {}
         self._lost_at: dict[str, float] = {}
         self._admissions = Admissions()
-        self._invariant_checker = InvariantChecker(store, settings.audit_s, self._is_leading)
         # without a signature, anybody's message would be accepted as one of the farm's own
         webhook_url = settings.webhook_url if settings.webhook_secret else ""
-        self._observer = Observer(store, self._is_leading, settings.otel_endpoint, webhook_url)
-        self._webhooks = WebhookSender(store, self._is_leading, settings.webhook_secret)
-        self._retention_keeper = RetentionKeeper(store, settings, self._is_leading)
+        self._threads: Sequence[PeriodicThread] = (
+            InvariantChecker(store, settings.audit_s, self._is_leading),
+            RetentionKeeper(store, settings, self._is_leading),
+            Observer(store, self._is_leading, settings.otel_endpoint, webhook_url),
+            WebhookSender(store, self._is_leading, settings.webhook_secret),
+        )
 
     def run(self) -> None:
         """Dispatch until stopped; wait for an unavailable database."""
@@ -118,10 +122,8 @@ class Dispatcher:
         # it does not know yet whether the store answered until now
         self._leases_count_at = time.monotonic() + self._settings.lease_s
         self._heartbeats_count_at = time.monotonic() + self._settings.node_timeout_s
-        self._invariant_checker.start()
-        self._retention_keeper.start()
-        self._observer.start()
-        self._webhooks.start()
+        for thread in self._threads:
+            thread.start()
         try:
             while not self._stopped.is_set():
                 busy, began = False, self._clock()
@@ -129,19 +131,17 @@ class Dispatcher:
                     busy = self.run_round()
                 except StoreUnavailable as error:
                     log.warning("Dispatcher round failed; retrying: %s", error)
-                    self._stopped.wait(1.0)
+                    self._stopped.wait(_RETRY_S)
                 except Exception:
                     log.exception("Dispatcher round failed; retrying")
-                    self._stopped.wait(1.0)
+                    self._stopped.wait(_RETRY_S)
                 if busy:
                     self._stopped.wait(rest_s(self._clock() - began, self._settings.tick_s))
                 listener.wait(self._settings.tick_s, self.is_due)
         finally:
             listener.close()
-            self._invariant_checker.close()
-            self._retention_keeper.close()
-            self._observer.close()
-            self._webhooks.close()
+            for thread in self._threads:
+                thread.close()
             if self._is_leading():
                 with suppress(StoreUnavailable):
                     self._store.write(

@@ -26,28 +26,23 @@ _SHARE = 0.05
 """The part of a period in which it may check further batches after the first."""
 
 
-class InvariantChecker:
+class InvariantChecker(PeriodicThread):
     """Checks one batch each `period_s`, or a few small ones, in turn, while `leads` returns True.
 
     It runs in the dispatcher's process, in a thread of its own: a large batch would block a round for half a second.
     """
 
     def __init__(self, store: Store, period_s: float, leads: Callable[[], bool] = lambda: True) -> None:
+        super().__init__("auditor", period_s, leads, self.look_around, log, "the audit could not look")
         self._store = store
-        self._period_s = period_s
-        self._leads = leads
         self._looked_at: dict[str, float] = {}
         self._known: dict[str, set[Violation]] = {}
         self._troubled: set[tuple[str, str]] = set()
-        self._thread = PeriodicThread("auditor", period_s, self.look_around, log, "the audit could not look")
 
     def start(self) -> None:
         """Start the thread; a period of 0 s turns audits off."""
         if self._period_s > 0:
-            self._thread.start()
-
-    def close(self) -> None:
-        self._thread.close()
+            super().start()
 
     def look_around(self) -> None:
         """Check the engines, then one batch, and further ones while the period's share lasts."""
@@ -99,7 +94,7 @@ class InvariantChecker:
         """Return `audit.violations`, part by part: other work of this process uses the connection in between."""
         numbers, violations = self._store.read(partial(audit.of_batch, batch_id=batch_id))
         for groups in audit.parts(numbers):
-            if self._thread.closed:
+            if self.closed:
                 break
             violations += self._store.read(partial(audit.of_rollouts, batch_id=batch_id, groups=groups))
         return violations[: audit.LIMIT]

@@ -21,31 +21,22 @@ log = logging.getLogger(__name__)
 _DAY_S = 86_400.0
 _FIRST_S = 300.0
 _PERIOD_S = 3600.0
-_LOOK_S = 60.0
+_POLL_S = 60.0
 """Seconds between readings of the clock."""
 
 
-class RetentionKeeper:
+class RetentionKeeper(PeriodicThread):
     """Prunes once an hour while `leads` returns True."""
 
     def __init__(self, store: Store, settings: Settings, leads: Callable[[], bool]) -> None:
+        super().__init__("retention", _POLL_S, leads, self.look, log, "nothing could be pruned now")
         self._store = store
         self._settings = settings
-        self._leads = leads
         self._timekeeper = Timekeeper()
         self._next = time.monotonic() + _FIRST_S
-        self._thread = PeriodicThread("retention", _LOOK_S, self.look, log, "nothing could be pruned now")
-
-    def start(self) -> None:
-        self._thread.start()
-
-    def close(self) -> None:
-        self._thread.close()
 
     def look(self) -> None:
         """Read the clock, and prune if it is time to."""
-        if not self._leads():
-            return
         _, jump_s = self._timekeeper.read(lambda: self._store.read(store_time))
         if jump_s:
             log.warning("Database clock jumped by %.0f s; nothing is pruned for a day", jump_s)
@@ -57,7 +48,7 @@ class RetentionKeeper:
     def prune(self) -> list[PrunedBatch]:
         """Prune by the settings. Returns the batches."""
         known = self._settings
-        pruner = Pruner(self._store, lambda: self._leads() and not self._thread.closed)
+        pruner = Pruner(self._store, lambda: self._leads() and not self.closed)
         done = []
         for age_s, kept in ages(known):
             done += pruner.prune(age_s, kept)

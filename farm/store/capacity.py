@@ -10,7 +10,7 @@ from farm.store.nodes import nodes
 from farm.store.sql.database_sessions import POOLED
 
 PROCESS_CONNECTIONS = 1
-"""Per process of a node: all its reads, writes and renewals take turns on it (`connection_slots`)."""
+"""Per process of a node: all its reads, writes and renewals take turns on it (`ConnectionSlots`)."""
 N_PROCESSES = 4
 """Per node: a supervisor, and a worker for each stage."""
 NODE_CONNECTIONS = N_PROCESSES * PROCESS_CONNECTIONS

@@ -31,7 +31,7 @@ log = logging.getLogger(__name__)
 
 STARTING = "starting"
 """The state of a node that holds its name but takes no rollouts yet."""
-_CHECK_INTERVAL_S = 0.5
+_POLL_S = 0.5
 _ROOT = Path("/proc")
 
 
@@ -83,7 +83,7 @@ def take(store: Store, node: Node, timeout_s: float) -> None:
                 "Node name %s is in use (heartbeat %.0f s ago); taking it over in %.0f s unless there is another",
                 *(node.node, age_s, wait_s),
             )
-        time.sleep(_CHECK_INTERVAL_S)
+        time.sleep(_POLL_S)
 
 
 def _taken(connection: Connection, node: Node, timeout_s: float) -> float | None:

@@ -1,6 +1,7 @@
 """One Harbor task as the fields of an instance: its `task.toml`, its instructions, and the list of its files.
 
-The files themselves are in the task's archive; the instance has its digest.
+The files themselves are in the task's archive; the instance has its digest. Requirements that sandboxes cannot meet are
+refused at submit, by name.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""Views of batches: the list, a running batch, its rollouts, its failures, its figures."""
+"""Views of batches: the list, a running batch, its rollouts, its failures, its figures.
+
+The data of its charts are histograms and means over time; templates draw them.
+"""
 
 from __future__ import annotations
 
@@ -30,6 +33,13 @@ from farm.web.selection import REASONS, BatchSelection, selection
 N_BINS = 20
 _N_POINTS = 60
 _POLICYS = {outcome.value for outcome in POLICY_OUTCOMES}
+
+N_BATCHES = 50
+N_ROLLOUTS = 50
+_FIGURES_S = 15.0
+"""Seconds for which pages that read thousands of rollouts are kept for all viewers."""
+_PageMaker = Callable[[str, dict[str, Any]], Awaitable[str]]
+"""A method that renders a page of a batch for a filter."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,16 +165,6 @@ def _over_time(numbers: Sequence[EndedNumbers]) -> tuple[list[float], list[float
         return [], []
     parts = np.array_split(np.asarray(scored, dtype=np.float64), min(_N_POINTS, len(scored)))
     return [float(part[-1, 0]) for part in parts], [float(part[:, 1].mean()) for part in parts]
-
-
-N_BATCHES = 50
-N_ROLLOUTS = 50
-_FIGURES_S = 15.0
-"""Seconds for which pages that read thousands of rollouts are kept for all viewers."""
-
-
-_PageMaker = Callable[[str, dict[str, Any]], Awaitable[str]]
-"""A method that renders a page of a batch for a filter."""
 
 
 @dataclass(frozen=True, slots=True)

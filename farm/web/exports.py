@@ -19,7 +19,7 @@ from farm.client.exports.rollout_line import written
 from farm.observing.timeline import spans, trace_events
 from farm.web.batch_views import filter_of
 from farm.web.rendering import HEADERS, rendered
-from farm.web.transcript import conversation
+from farm.web.rollout_views import conversation
 
 Form = Callable[[Iterator[dict[str, Any]]], Iterator[bytes]]
 """A function that writes rollouts, chunk by chunk."""

@@ -1,15 +1,22 @@
-"""Views of one rollout: its transcript, terminal, tokens and timeline; and of the samples of one instance."""
+"""Views of one rollout: its transcript, terminal, tokens and timeline; and of the samples of one instance.
+
+Messages may have any shape, as their authors are not trusted. Token ids are shown in stretches of the same look: by
+mask, weights, log-probability, or a trainer's value.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import re
 import time
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 from sqlalchemy import Connection, select
 from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
@@ -19,17 +26,21 @@ from farm.errors import NotFound
 from farm.ids import RolloutRef
 from farm.observing.timeline import spans
 from farm.records.rollout import Rollout
-from farm.records.trajectory import Message, ModelCall, Segment
+from farm.records.trajectory import NO_VERSION, Message, ModelCall, Segment
 from farm.store import batches, trajectories
 from farm.store.rollouts import rollouts
-from farm.web.rendering import HEADERS, ROOT, html
-from farm.web.token_view import MOST, TokenRow, token_row
-from farm.web.transcript import ShownCall, conversation, tool_calls
-from farm.web.untrusted_text import reasoning_of, text_of
+from farm.web.rendering import HEADERS, ROOT, arguments_of, html, reasoning_of, text_of
 
+MOST = 20_000
+"""The number of tokens of a row that a page shows."""
+_LEVELS = (-0.05, -0.5, -1.5, -3.0)
+"""Log-probabilities below which a token gets the next darker level."""
+
+_MEDIA_TYPES = ("image/png", "image/jpeg", "image/webp", "image/gif")
+_DIGEST = re.compile("[0-9a-f]{64}")
+_ROLES = frozenset({"system", "user", "assistant", "tool"})
 MOST_SIBLINGS = 16
 """The maximum number of samples of a group that are shown side by side."""
-
 _PROMPTS = {
     "bash": "$",
     "shell": "$",
@@ -40,6 +51,186 @@ _PROMPTS = {
     "ipython": ">>>",
 }
 _COMMANDS = ("command", "cmd", "commands", "keystrokes", "input", "code", "script")
+
+
+@dataclass(frozen=True, slots=True)
+class Token:
+    """A token: its position in the row, its id, and `level`, 0 to 4 by how unlikely it was; -1 if it was not sampled.
+
+    `figure` is a trainer's value, None without one; `shade` is -3 to 3 of it, relative to the largest of the row.
+    """
+
+    position: int
+    token_id: int
+    logprob: float
+    level: int
+    figure: float | None = None
+    shade: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Stretch:
+    """Consecutive tokens of one kind. `version` are the weights that sampled them, None if none did."""
+
+    kind: str
+    """`prompt`, `sampled` or `observed`."""
+    version: int | None
+    tokens: Sequence[Token]
+
+
+@dataclass(frozen=True, slots=True)
+class TokenRow:
+    """One training row for display, without `n_left_out` tokens at its end."""
+
+    index: int
+    n_prompt: int
+    n_response: int
+    n_sampled: int
+    versions: Sequence[int]
+    untrainable: str
+    mismatch: int | None
+    stretches: Sequence[Stretch]
+    n_left_out: int
+    mean_logprob: float | None
+    turn_rewards: Sequence[tuple[int, float]]
+
+
+def token_row(index: int, segment: Segment, figures: NDArray[np.float32] | None = None) -> TokenRow:
+    """Return a training row in stretches; `figures` are a trainer's values, one for each token of the response."""
+    mask = np.concatenate([np.full(len(segment.prompt_ids), 2, np.uint8), segment.response_mask])
+    ids = np.concatenate([segment.prompt_ids, segment.response_ids])
+    n_prompt = len(segment.prompt_ids)
+    none = np.full(n_prompt, NO_VERSION, np.int32)
+    versions = np.concatenate([none, segment.policy_versions])
+    logprobs = np.concatenate([np.zeros(n_prompt, np.float32), segment.response_logprobs])
+    n_shown = min(len(ids), MOST)
+    changes = np.flatnonzero((np.diff(mask[:n_shown]) != 0) | (np.diff(versions[:n_shown]) != 0)) + 1
+    edges = [0, *changes.tolist(), n_shown] if n_shown else []
+    stretches = []
+    shades = None if figures is None else _shades(figures)
+    for start, end in pairwise(edges):
+        kind = {2: "prompt", 1: "sampled"}.get(int(mask[start]), "observed")
+        version = int(versions[start])
+        tokens = [
+            Token(
+                at,
+                int(ids[at]),
+                float(logprobs[at]),
+                _level(float(logprobs[at])) if kind == "sampled" else -1,
+                None if figures is None or at < n_prompt else float(figures[at - n_prompt]),
+                0 if shades is None or at < n_prompt else int(shades[at - n_prompt]),
+            )
+            for at in range(start, end)
+        ]
+        stretches.append(Stretch(kind, None if version == NO_VERSION else version, tokens))
+    sampled = segment.response_mask == 1
+    known = segment.policy_versions[sampled & (segment.policy_versions != NO_VERSION)]
+    return TokenRow(
+        index,
+        n_prompt,
+        len(segment.response_ids),
+        int(sampled.sum()),
+        sorted({int(version) for version in known}),
+        segment.untrainable,
+        segment.mismatch,
+        stretches,
+        len(ids) - n_shown,
+        float(segment.response_logprobs[sampled].mean()) if sampled.any() else None,
+        segment.turn_rewards,
+    )
+
+
+def _shades(figures: NDArray[np.float32]) -> NDArray[np.int8]:
+    """Return -3 to 3 for each value, by its share of the largest; 0 for values that are not finite."""
+    finite = np.where(np.isfinite(figures), figures, np.float32(0.0))
+    largest = float(np.abs(finite).max(initial=0.0)) or 1.0
+    return (np.sign(finite) * np.ceil(np.abs(finite) / largest * 3)).astype(np.int8)
+
+
+def _level(logprob: float) -> int:
+    return sum(logprob < bound for bound in _LEVELS)
+
+
+@dataclass(frozen=True, slots=True)
+class ShownCall:
+    """A tool call: the tool's name, and its arguments by name."""
+
+    name: str
+    arguments: Sequence[tuple[str, str]]
+
+
+@dataclass(frozen=True, slots=True)
+class ShownTurn:
+    """A message. `style` is one of the four roles; `at_s` is its time, in seconds from the first call.
+
+    `call` is the model call that it answers, if any. `images` are the names of the artefacts of its image parts.
+    """
+
+    role: str
+    style: str
+    answers: str
+    thought: str
+    text: str
+    calls: Sequence[ShownCall]
+    at_s: float
+    call: ModelCall | None = None
+    images: Sequence[str] = ()
+
+
+def conversation(calls: Sequence[ModelCall]) -> list[ShownTurn]:
+    """Return all messages of some model calls, in order."""
+    return list(_messages(calls))
+
+
+def _messages(calls: Sequence[ModelCall]) -> Iterator[ShownTurn]:
+    for call in calls:
+        start = call.started_at - calls[0].started_at
+        end = start + call.latency_s
+        yield from (_shown(message, start) for message in call.messages)
+        yield _shown(call.response, end, call)
+        yield from (_shown(message, end) for message in call.observations)
+
+
+def _shown(message: Mapping[str, Any], at_s: float, call: ModelCall | None = None) -> ShownTurn:
+    role = str(message.get("role", "?"))
+    return ShownTurn(
+        role,
+        role if role in _ROLES else "user",
+        str(message.get("tool_call_id") or ""),
+        reasoning_of(dict(message)),
+        text_of(message.get("content")),
+        tool_calls(message),
+        at_s,
+        call,
+        _images(message.get("content")),
+    )
+
+
+def _images(content: object) -> list[str]:
+    """Return the names of the artefacts of a content's images; recorded messages contain their digests."""
+    parts = content if isinstance(content, list) else ()
+    return [
+        f"{part['sha256']}.{part['media_type'].partition('/')[2]}"
+        for part in parts
+        if isinstance(part, dict)
+        and part.get("type") == "image"
+        and part.get("media_type") in _MEDIA_TYPES
+        and isinstance(part.get("sha256"), str)
+        and _DIGEST.fullmatch(part["sha256"])
+    ]
+
+
+def tool_calls(message: Mapping[str, Any]) -> list[ShownCall]:
+    """Return the tool calls of a message; a malformed one is shown as its text."""
+    made = message.get("tool_calls") or ()
+    result = []
+    for each in made if isinstance(made, list | tuple) else (made,):
+        function = each.get("function") if isinstance(each, dict) else None
+        if isinstance(function, dict):
+            result.append(ShownCall(str(function.get("name", "?")), arguments_of(function.get("arguments", ""))))
+        else:
+            result.append(ShownCall("?", [("", str(each))]))
+    return result
 
 
 class RolloutViews:

@@ -16,7 +16,7 @@ import pytest
 
 import farm
 from farm.embedded.child_process import ChildProcess
-from farm.launch.own_postgres import postgres_binaries
+from farm.launch.head import postgres_binaries
 from farm.launch.shared_address import read_address
 from tests.acceptance.test_drain import PATIENT, family
 from tests.conftest import absent

@@ -13,11 +13,9 @@ from typing import Any
 import httpx2
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from farm.api.app import Page
-from farm.api.connections import ConnectionLimits
+from farm.api.app import ApiServer, ConnectionLimits, Page
 from farm.api.endpoints import Endpoints
 from farm.api.protocols import spoken
-from farm.api.server import ApiServer
 from farm.cli.listening import bind, url_of
 from farm.client.local import LocalFarm
 from farm.settings import settings

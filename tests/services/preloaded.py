@@ -43,7 +43,7 @@ _MODULES = (
         "numpy",
     ),
     *("workers.queue.message_filter", "workers.queue.events", "workers.queue.shutdown_signals"),
-    *("celery.concurrency.thread", "celery.worker.worker", "farm.cli.api", "farm.api.server"),
+    *("celery.concurrency.thread", "celery.worker.worker", "farm.cli.api", "farm.api.app"),
 )
 """The imports of a node, its workers and an API, except `workers.queue.app`, which reads the settings."""
 _ENV_START = 50

@@ -102,7 +102,7 @@ def _rows_correspond(adapter: TrainerAdapter[Any]) -> None:
 
 def _masks(adapter: TrainerAdapter[Any]) -> None:
     for index, (row, (_, made_of)) in enumerate(_pairs(adapter)):
-        _equal(index, "mask", row.response_mask, _aligned(row, made_of, made_of.response_mask, 0))
+        _equal(index, "mask", row.response_mask, aligned(row, made_of, made_of.response_mask, 0))
 
 
 def _logprobs(adapter: TrainerAdapter[Any]) -> None:
@@ -111,16 +111,16 @@ def _logprobs(adapter: TrainerAdapter[Any]) -> None:
         raise Broken("some rows have log-probabilities and others do not")
     for index, (row, (_, made_of)) in enumerate(pairs):
         if row.logprobs is not None:
-            _equal(index, "log-probability", row.logprobs, _aligned(row, made_of, made_of.response_logprobs, 0.0))
+            _equal(index, "log-probability", row.logprobs, aligned(row, made_of, made_of.response_logprobs, 0.0))
 
 
 def _versions(adapter: TrainerAdapter[Any]) -> None:
     for index, (row, (_, made_of)) in enumerate(_pairs(adapter)):
         if row.versions is not None:
-            _equal(index, "version", row.versions, _aligned(row, made_of, made_of.policy_versions, NO_VERSION))
+            _equal(index, "version", row.versions, aligned(row, made_of, made_of.policy_versions, NO_VERSION))
 
 
-def _aligned(row: TrainingRow, made_of: Segment, values: Any, of_prompt: float) -> list[float]:
+def aligned(row: TrainingRow, made_of: Segment, values: Any, of_prompt: float) -> list[float]:
     """Return the values of a segment's response, preceded by the prompt's if the row has both in one array."""
     expected: list[float] = values.tolist()
     return [of_prompt] * (0 if row.prompt_ids else len(made_of.prompt_ids)) + expected

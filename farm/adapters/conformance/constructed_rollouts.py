@@ -16,6 +16,13 @@ from farm.records.trajectory import NO_VERSION, Message, ModelCall, Segment, Ver
 _USER: Message = {"role": "user", "content": "Go on."}
 _ANSWER: Message = {"role": "assistant", "content": "I do."}
 
+BATCH = "constructed"
+N_SAMPLES = 2
+LONG = 4_096
+"""The tokens of the longest response."""
+OBSERVED = 0
+"""In place of a version: a token that was not sampled."""
+
 
 def calls_of(rollout: Rollout) -> tuple[ModelCall, ...]:
     """Return calls whose `segments` are those of the rollout with any sampled token."""
@@ -65,14 +72,6 @@ def _spans(versions: Sequence[int]) -> Iterator[VersionSpan]:
         if version != NO_VERSION:
             yield VersionSpan(str(version), begin, end)
         begin = end
-
-
-BATCH = "constructed"
-N_SAMPLES = 2
-LONG = 4_096
-"""The tokens of the longest response."""
-OBSERVED = 0
-"""In place of a version: a token that was not sampled."""
 
 
 def segment(n_prompt: int, versions: Sequence[int], mismatch: int | None = None, first_id: int = 100) -> Segment:

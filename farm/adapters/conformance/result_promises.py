@@ -12,7 +12,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from farm.adapters.conformance.adapter_promises import AdapterResult, Broken, tried
+from farm.adapters.conformance.adapter_promises import AdapterResult, Broken, aligned, tried
 from farm.adapters.conformance.constructed_rollouts import broken, calls_of, every_kind, only_broken, rollout, segment
 from farm.adapters.protocol import ResultAdapter, TrainerResult, TrainingRow
 from farm.records.rollout import POLICY_OUTCOMES, Outcome, Rollout, State
@@ -136,7 +136,7 @@ def _tokens(adapter: Adapter) -> None:
         ids = [*made_of.prompt_ids.tolist(), *made_of.response_ids.tolist()]
         if [*row.prompt_ids, *row.response_ids] != ids:
             raise Broken(f"a row of {name} has other tokens than were recorded")
-        _equal(name, "mask", row.response_mask, _aligned(row, made_of, made_of.response_mask, 0))
+        _equal(name, "mask", row.response_mask, aligned(row, made_of, made_of.response_mask, 0))
 
 
 def _logprobs(adapter: Adapter) -> None:
@@ -145,7 +145,7 @@ def _logprobs(adapter: Adapter) -> None:
         raise Broken("some rows have log-probabilities and others do not")
     for name, row, made_of in pairs:
         if row.logprobs is not None:
-            _equal(name, "log-probability", row.logprobs, _aligned(row, made_of, made_of.response_logprobs, 0.0))
+            _equal(name, "log-probability", row.logprobs, aligned(row, made_of, made_of.response_logprobs, 0.0))
 
 
 def _versions(adapter: Adapter) -> None:
@@ -153,12 +153,6 @@ def _versions(adapter: Adapter) -> None:
         origin, versions = given.rollout, _read(adapter, given).versions
         if versions is not None and versions != (origin.version_min, origin.version_max):
             raise Broken(f"{origin.rollout_id} has versions {versions}, not {origin.version_min}, {origin.version_max}")
-
-
-def _aligned(row: TrainingRow, made_of: Segment, values: Any, of_prompt: float) -> list[float]:
-    """Return the values of a response, preceded by the prompt's if the row has both in one array."""
-    expected: list[float] = values.tolist()
-    return [of_prompt] * (0 if row.prompt_ids else len(made_of.prompt_ids)) + expected
 
 
 def _equal(name: str, noun: str, values: Any, expected: list[float]) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 from pydantic import ValidationError
@@ -23,11 +23,11 @@ from farm.api.agent_lightning.lightning_models import (
     TerminalQuery,
 )
 from farm.api.agent_lightning.lightning_rollouts import LightningEvents, LightningRollouts
+from farm.api.auth import RouteScopes
 from farm.api.endpoints import Endpoints
 from farm.api.protocol_parts import refuse_with_detail
 from farm.api.protocols import WireProtocol
 from farm.api.schemas import ApiRequest
-from farm.api.scopes import RouteScopes
 from farm.callers import Scope
 from farm.client import serialization
 from farm.client.request_checks import invalid
@@ -133,10 +133,6 @@ def _created(result: Any) -> Response:
     return Response(serialization.written(result), 201, media_type="application/json")
 
 
-def _routes(endpoints: Endpoints) -> Sequence[BaseRoute]:
-    return _Routes(endpoints).routes()
-
-
 _SCOPES: RouteScopes = {
     ("GET", "/healthz"): Scope.READ,
     ("POST", "/api/rollouts"): Scope.SUBMIT,
@@ -155,4 +151,4 @@ _SCOPES: RouteScopes = {
     ("POST", _AGENTS_CALLS): Scope.SUBMIT,
 }
 
-PROTOCOL = WireProtocol(_routes, refuse_with_detail, _SCOPES)
+PROTOCOL = WireProtocol(lambda endpoints: _Routes(endpoints).routes(), refuse_with_detail, _SCOPES)

@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import Field, model_validator
 from starlette.responses import Response, StreamingResponse
 
-from farm.api.e2b.agent_sandbox import AgentSandbox
+from farm.api.e2b.agent_files import AgentSandbox
 from farm.api.e2b.connect_rpc import (
     STREAM,
     Bytes,

@@ -1,28 +1,67 @@
-"""The routes of NeMo Gym's agent server; its errors are `{"detail": …}`."""
+"""The routes of NeMo Gym's agent server; its errors are `{"detail": …}`.
+
+The answer of `/run` is the row, with a response of the Responses API and a reward, or with the class of a failure.
+`/aggregate_metrics` reads such results: mean, maximum, minimum, median and deviation of each number in them.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import statistics
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+from pydantic import ConfigDict
 from starlette.routing import BaseRoute
 
+from farm.api.auth import RouteScopes
 from farm.api.endpoints import Endpoints
-from farm.api.nemo_gym.gym_responses import AggregateRequest, aggregate, run_result
-from farm.api.nemo_gym.gym_rows import RowIdentity, RowNames, batch_request, identity_of, named_as_sent, row_names
-from farm.api.protocol_parts import await_batch, refuse_with_detail
+from farm.api.nemo_gym.gym_rows import (
+    KEY_COLUMN,
+    RowIdentity,
+    RowNames,
+    batch_request,
+    identity_of,
+    named_as_sent,
+    row_names,
+)
+from farm.api.protocol_parts import await_batch, columns_without, reasoning_and_text, refuse_with_detail
 from farm.api.protocols import WireProtocol
 from farm.api.schemas import ApiRequest, RequestRejected
-from farm.api.scopes import RouteScopes
 from farm.callers import Scope
 from farm.client.http_errors import ProblemDetails
 from farm.client.local import LocalFarm
 from farm.errors import Conflict, InvalidRequest, ServiceError
 from farm.ids import rollout_id
-from farm.records.rollout import Rollout
+from farm.records.request_values import Request
+from farm.records.rollout import Outcome, Rollout
+from farm.records.trajectory import Message, ModelCall, ToolSchema, calls_of_segments, tools_by_call
 from farm.store.reports import keyed_rollouts
+
+Item = dict[str, Any]
+_KINDS = {
+    Outcome.SANDBOX_ERROR: "provider_unavailable",
+    Outcome.ENGINE_ERROR: "transport_unreachable",
+    Outcome.EVALUATOR_ERROR: "verifier_error",
+    Outcome.LOST: "session_lost",
+    Outcome.CANCELLED: "cancelled",
+    Outcome.STALE: "cancelled",
+}
+"""Kinds of failure of unscored rollouts, in NeMo Gym's terms; all others are `agent_run_error`."""
+_CUT = (Outcome.MAX_TOKENS, Outcome.CONTEXT_FULL)
+
+Result = Mapping[str, Any]
+_GREATEST = 1e100
+"""Larger numbers are ignored: their squares overflow 64 bits."""
+_STATISTICS: Mapping[str, Callable[[Sequence[float]], float]] = {
+    "mean": statistics.fmean,
+    "max": max,
+    "min": min,
+    "median": statistics.median,
+    "std": lambda values: statistics.stdev(values) if len(values) > 1 else 0.0,
+}
 
 _WAIT_S = 86_400.0
 """Seconds that `/run` waits: its clients have no time limit."""
@@ -31,6 +70,211 @@ _HEALTH = ("/", "/health", "/healthz", "/livez", "/readyz")
 _UNSCORED = (
     "an unscored run is not a rollout of the farm: send a row to /run, whose answer has the response and the reward"
 )
+_SCOPES: RouteScopes = {
+    ("POST", "/run"): Scope.SUBMIT,
+    ("POST", "/v1/responses"): Scope.SUBMIT,
+    ("POST", "/aggregate_metrics"): Scope.READ,
+    **{("GET", path): Scope.READ for path in _HEALTH},
+}
+
+
+def run_result(row: Mapping[str, Any], names: RowNames, rollout: Rollout, calls: Sequence[ModelCall]) -> dict[str, Any]:
+    """Return the answer of `/run` for an ended rollout.
+
+    One that the farm broke, or that was cancelled, has neither reward nor response: it is a failure, which collection
+    keeps apart from results and retries, and not a zero. `mask_sample` is true for it, and for one whose engine saw
+    other tokens than it was sent.
+    """
+    result = {**columns_without(row, (KEY_COLUMN,)), "rollout_id": rollout.rollout_id}
+    if not rollout.trainable:
+        kind = _KINDS.get(rollout.outcome or Outcome.LOST, "agent_run_error")
+        message = f": {rollout.failure.message}" if rollout.failure is not None else ""
+        reason = f"rollout {rollout.rollout_id} ended as {rollout.outcome}{message}"
+        failure = {"mask_sample": True, "failure_kind": kind, "failure_reason": reason}
+        return result | failure | {"_ng_failure_class": kind, "_ng_failure_message": reason}
+    row_calls = longest_row(calls)
+    differs = any(call.mismatch is not None for call in row_calls)
+    result |= {"mask_sample": differs, "failure_kind": None, "failure_reason": None}
+    if differs:
+        reason = "the engine saw other tokens than it was sent"
+        result |= {"failure_kind": "farm:token_mismatch", "failure_reason": reason}
+    elif rollout.outcome is Outcome.DEADLINE:
+        result |= {"failure_kind": "agent_timeout", "failure_reason": "the time limit of the run was reached"}
+    tools = tools_by_call(calls)[row_calls[0].index] if row_calls else []
+    return result | {"reward": rollout.reward, "response": _response(names, rollout, row_calls, tools)}
+
+
+def longest_row(calls: Sequence[ModelCall]) -> Sequence[ModelCall]:
+    """Return the calls of the training row with the most sampled tokens; all calls where ids are unknown.
+
+    A client joins the tokens of an answer to one row, so each call must begin with those before it.
+    """
+    rows = calls_of_segments(calls)
+    return max(rows, key=lambda row: sum(call.n_response_tokens for call in row)) if rows else calls
+
+
+def output_items(calls: Sequence[ModelCall]) -> list[Item]:
+    """Return the items that a model and its tools added to the input; the last of a call has its tokens."""
+    output: list[Item] = []
+    for number, call in enumerate(calls):
+        if number:
+            output += [_input_item(message) for message in call.messages]
+        items = _sampled_items(call)
+        if call.token_exact:
+            items[-1] |= _tokens(call)
+        output += items
+        output += [_input_item(message) for message in call.observations]
+    return output
+
+
+def _tokens(call: ModelCall) -> Item:
+    assert call.prompt_ids is not None
+    assert call.response_ids is not None
+    assert call.response_logprobs is not None
+    return {
+        "prompt_token_ids": call.prompt_ids.tolist(),
+        "generation_token_ids": call.response_ids.tolist(),
+        "generation_log_probs": call.response_logprobs.tolist(),
+    }
+
+
+def _sampled_items(call: ModelCall) -> list[Item]:
+    reasoning, text = reasoning_and_text(call.response)
+    tool_calls = call.response.get("tool_calls") or []
+    items: list[Item] = []
+    if reasoning:
+        summary = [{"type": "summary_text", "text": reasoning}]
+        items.append({"type": "reasoning", "id": f"rs_{call.index}", "summary": summary})
+    if text or not (reasoning or tool_calls):
+        content = [{"type": "output_text", "text": text, "annotations": []}]
+        message = {"type": "message", "id": f"msg_{call.index}", "role": "assistant", "status": "completed"}
+        items.append({**message, "content": content})
+    for each in tool_calls:
+        function = each.get("function") or {}
+        name = {"name": str(function.get("name", "")), "arguments": str(function.get("arguments", ""))}
+        items.append({"type": "function_call", "call_id": str(each.get("id", "")), "status": "completed", **name})
+    return items
+
+
+def _input_item(message: Message) -> Item:
+    _, text = reasoning_and_text(message)
+    if message.get("role") == "tool":
+        return {"type": "function_call_output", "call_id": str(message.get("tool_call_id", "")), "output": text}
+    return {"type": "message", "role": str(message.get("role", "user")), "content": text}
+
+
+def _function(tool: ToolSchema) -> Item:
+    """Return a tool in the form of the Responses API."""
+    function = tool.get("function") or {}
+    return {
+        "type": "function",
+        "name": function.get("name"),
+        "description": function.get("description"),
+        "parameters": function.get("parameters"),
+        "strict": function.get("strict"),
+    }
+
+
+def _response(
+    names: RowNames, rollout: Rollout, calls: Sequence[ModelCall], tools: Sequence[ToolSchema]
+) -> dict[str, Any]:
+    cut = rollout.outcome in _CUT
+    sampled = sum(call.n_response_tokens for call in calls)
+    prompted = sum(call.n_prompt_tokens for call in calls)
+    cached = sum(call.n_cached_tokens or 0 for call in calls)
+    params = names.responses_create_params
+    return {
+        "id": f"resp_{rollout.rollout_id}",
+        "object": "response",
+        "created_at": rollout.submitted_at,
+        "model": params.model or names.policy_model_name,
+        "status": "incomplete" if cut else "completed",
+        "incomplete_details": {"reason": "max_output_tokens"} if cut else None,
+        "output": output_items(calls),
+        "parallel_tool_calls": params.parallel_tool_calls,
+        "tool_choice": "auto",
+        "tools": [_function(tool) for tool in tools],
+        "usage": {
+            "input_tokens": prompted,
+            "input_tokens_details": {"cached_tokens": cached},
+            "output_tokens": sampled,
+            "output_tokens_details": {"reasoning_tokens": 0},
+            "total_tokens": prompted + sampled,
+        },
+    }
+
+
+_TASK, _REPEAT = "_ng_task_index", "_ng_rollout_index"
+
+
+class AggregateRequest(Request):
+    """Results of `/run`; other settings of a collector are ignored."""
+
+    model_config = ConfigDict(extra="ignore")
+
+    verify_responses: list[dict[str, Any]]
+
+
+def aggregate(results: Sequence[Result]) -> dict[str, Any]:
+    """Return the metrics over all results, over those of each task, and over those of each repeat.
+
+    Masked results and failures have no valid reward: they count in the coverage, but in no mean.
+    """
+    measured = [result for result in results if not result.get("mask_sample") and _is_number(result.get("reward"))]
+    overall = _statistics(measured)
+    missed = len(results) - len(measured)
+    coverage: dict[str, Any] = {}
+    if missed:
+        tasks = {_index(result, _TASK) for result in measured}
+        n_tasks = len({_index(result, _TASK) for result in results})
+        coverage = {
+            "coverage/measured_rollouts": len(measured),
+            "coverage/masked_rollouts": missed,
+            "coverage/measured_tasks": len(tasks),
+            "coverage/fully_masked_tasks": n_tasks - len(tasks),
+        }
+    agent = overall | coverage
+    if measured:
+        agent["num_repeats"] = len({_index(result, _REPEAT) for result in results})
+    return {
+        "agent_metrics": agent,
+        "key_metrics": {name: value for name, value in overall.items() if name.startswith("mean/")} | coverage,
+        "group_level_metrics": _by(measured, _TASK),
+        "repeat_level_metrics": _by(measured, _REPEAT),
+    }
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and abs(value) <= _GREATEST
+
+
+def _index(result: Result, name: str) -> int:
+    value = result.get(name, 0)
+    return value if isinstance(value, int) else 0
+
+
+def _usage(result: Result) -> Mapping[str, Any]:
+    response = result.get("response")
+    usage = response.get("usage") if isinstance(response, Mapping) else None
+    return usage if isinstance(usage, Mapping) else {}
+
+
+def _by(results: Iterable[Result], name: str) -> list[dict[str, Any]]:
+    groups: defaultdict[int, list[Result]] = defaultdict(list)
+    for result in results:
+        groups[_index(result, name)].append(result)
+    return [{**_statistics(groups[index]), name: index} for index in sorted(groups)]
+
+
+def _statistics(results: Sequence[Result]) -> dict[str, float]:
+    numbers: defaultdict[str, list[float]] = defaultdict(list)
+    for result in results:
+        for name, value in {**result, **_usage(result)}.items():
+            if _is_number(value) and not name.startswith("_ng_") and name != "mask_sample":
+                numbers[name].append(float(value))
+    return {
+        f"{statistic}/{name}": of(values) for name, values in numbers.items() for statistic, of in _STATISTICS.items()
+    }
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,15 +367,4 @@ def _aggregated(request: ApiRequest) -> dict[str, Any]:
     return aggregate(request.parse_body(AggregateRequest).verify_responses)
 
 
-def _routes(endpoints: Endpoints) -> Sequence[BaseRoute]:
-    return _Routes(endpoints).routes()
-
-
-_SCOPES: RouteScopes = {
-    ("POST", "/run"): Scope.SUBMIT,
-    ("POST", "/v1/responses"): Scope.SUBMIT,
-    ("POST", "/aggregate_metrics"): Scope.READ,
-    **{("GET", path): Scope.READ for path in _HEALTH},
-}
-
-PROTOCOL = WireProtocol(_routes, refuse_with_detail, _SCOPES)
+PROTOCOL = WireProtocol(lambda endpoints: _Routes(endpoints).routes(), refuse_with_detail, _SCOPES)

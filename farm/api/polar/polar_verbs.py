@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
 from typing import Any
 
 from starlette.routing import BaseRoute
 
+from farm.api.auth import RouteScopes
 from farm.api.endpoints import Endpoints
-from farm.api.polar.polar_requests import PolarCancel, PolarPause, PolarTask, PolarTasksQuery
-from farm.api.polar.polar_tasks import PolarTasks
+from farm.api.polar.polar_tasks import PolarCancel, PolarPause, PolarTask, PolarTasks, PolarTasksQuery
 from farm.api.protocol_parts import refuse_with_detail
 from farm.api.protocols import WireProtocol
 from farm.api.schemas import ApiRequest, RequestRejected
-from farm.api.scopes import RouteScopes
 from farm.callers import Scope
 from farm.client.http_errors import ProblemDetails
 from farm.errors import FarmUnreachable
@@ -91,10 +89,6 @@ class _Routes:
         return {"paused": is_paused, "inflight": sum(each.n_calls for each in engines)}
 
 
-def _routes(endpoints: Endpoints) -> Sequence[BaseRoute]:
-    return _Routes(endpoints).routes()
-
-
 _SCOPES: RouteScopes = {
     ("GET", "/health"): Scope.READ,
     ("POST", "/rollout/task/submit"): Scope.SUBMIT,
@@ -108,4 +102,4 @@ _SCOPES: RouteScopes = {
     ("POST", f"{_INFERENCE}/resume"): Scope.OPERATE,
 }
 
-PROTOCOL = WireProtocol(_routes, refuse_with_detail, _SCOPES)
+PROTOCOL = WireProtocol(lambda endpoints: _Routes(endpoints).routes(), refuse_with_detail, _SCOPES)

@@ -3,6 +3,11 @@
 A client is the NAME of the path `/prorl/NAME/…`, or empty. A client that died sends no `/stop`, so a session is divided
 into epochs. A restarted client begins an epoch: by clearing the list of servers, or by `/start` while a session runs. A
 job is found only in its own epoch.
+
+A rollout belongs to one request until its answer is given. A request that is repeated after a broken connection, or a
+killed API, gets the rollout that it began; two concurrent requests for one job are two samples. To distinguish these
+cases, each process of the API has a lease in the store while requests wait in it, and a request's claim is valid as
+long as that lease.
 """
 
 from __future__ import annotations
@@ -42,6 +47,11 @@ _LEASE_S = 10.0
 _RENEW_S = 1.0
 _POLL_S = 0.5
 _MARK_CHARS = 8
+
+_IDS = ("instance_id", "trajectory_id")
+_ASK_S = 3.0
+_KNOWN_S = 30.0
+"""Seconds until a server that passed the check is asked again."""
 
 
 class Askers:
@@ -152,12 +162,6 @@ def _of_job(job: str) -> str:
 def _role(key: str) -> str:
     job, _, mark = key.rpartition(":")
     return f"{_of_job(job)}-{mark}"
-
-
-_IDS = ("instance_id", "trajectory_id")
-_ASK_S = 3.0
-_KNOWN_S = 30.0
-"""Seconds until a server that passed the check is asked again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -283,7 +287,7 @@ class Jobs:
         session = self.running()
 
         def end(newest: Session) -> Session:
-            return newest if newest.number != session.number else _stopped(newest)
+            return newest if newest.number != session.number else replace(newest, running=False)
 
         change(self._farm.runs, self._client, end)
         self._cancel(self._open(session))
@@ -386,10 +390,6 @@ class Jobs:
     def _cancel(self, batch_ids: Iterable[str]) -> None:
         for batch_id in batch_ids:
             self._farm.cancel(batch_id)
-
-
-def _stopped(session: Session) -> Session:
-    return replace(session, running=False)
 
 
 def _with_servers(session: Session, servers: tuple[str, ...]) -> Session:

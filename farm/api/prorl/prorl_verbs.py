@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
 from typing import Any
 
 from starlette.requests import ClientDisconnect
 from starlette.routing import BaseRoute
 
+from farm.api.auth import RouteScopes
 from farm.api.endpoints import Endpoints
 from farm.api.prorl.job_requests import CancelRequest, LlmServerRequest, ProcessRequest
 from farm.api.prorl.jobs import Askers, Job, Jobs, RequestedJob
 from farm.api.protocol_parts import await_batch, refuse_with_detail
 from farm.api.protocols import WireProtocol
 from farm.api.schemas import ApiRequest, RequestRejected
-from farm.api.scopes import RouteScopes
 from farm.callers import Scope
 from farm.client.http_errors import ProblemDetails
 from farm.errors import NotFound, ServiceError
@@ -149,10 +148,6 @@ def _requested(jobs: Jobs, request: ApiRequest) -> RequestedJob:
     return jobs.requested(session, request.parse_body(ProcessRequest))
 
 
-def _routes(endpoints: Endpoints) -> Sequence[BaseRoute]:
-    return _Routes(endpoints).routes()
-
-
 _SCOPES: RouteScopes = {
     (method, f"{place}/{verb}"): scope
     for place in ("", "/{client}")
@@ -167,4 +162,4 @@ _SCOPES: RouteScopes = {
     )
 }
 
-PROTOCOL = WireProtocol(_routes, refuse_with_detail, _SCOPES)
+PROTOCOL = WireProtocol(lambda endpoints: _Routes(endpoints).routes(), refuse_with_detail, _SCOPES)

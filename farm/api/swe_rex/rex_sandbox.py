@@ -2,44 +2,73 @@
 
 Each request becomes one or a few calls of the sandbox, whose ids are derived from the id of the request: it may be
 repeated, to this API process or another, and nothing is done twice.
+
+An error has status 511, with the class that its client raises, and a text.
 """
 
 from __future__ import annotations
 
+import errno
 import io
+import os
 import re
 from base64 import b64encode
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Annotated, Any, Literal
+
+from pydantic import Field
+from starlette.responses import Response
 
 from farm.api.endpoints import Endpoints
 from farm.api.protocol_parts import call_sandbox, content_hash
-from farm.api.swe_rex import rex_messages
-from farm.api.swe_rex.rex_messages import (
-    RexAction,
-    RexCommand,
-    RexError,
-    RexInterrupt,
-    RexReadRequest,
-    RexSessionEnd,
-    RexSessionRequest,
-    RexWriteRequest,
-    call_seconds,
-)
+from farm.client import serialization
 from farm.client.request_checks import checked
 from farm.errors import Conflict, InvalidRequest, NotFound
 from farm.records.lending.sandbox_calls import (
+    MAX_CALL_S,
+    MAX_EXPECTED,
     CloseShellCall,
     CommandResult,
     ExecCall,
+    ExpectedText,
     FileContent,
     OpenShellCall,
     ReadCall,
+    SessionName,
     ShellCall,
     ShellOutput,
+    Text,
     WriteCall,
 )
-from farm.records.request_values import Request
+from farm.records.request_values import Name, Request
+
+_LEAST_S = 0.01
+
+RexSeconds = Annotated[float, Field(ge=0)]
+_Expected = Annotated[tuple[ExpectedText, ...], Field(max_length=MAX_EXPECTED // 2)]
+_Path = Annotated[Name, Field(max_length=4096)]
+
+_STATUS = 511
+_OWN = "swerex.exceptions."
+PLAIN = f"{_OWN}SwerexException"
+NO_SESSION = f"{_OWN}SessionDoesNotExistError"
+SESSION_EXISTS = f"{_OWN}SessionExistsError"
+TIMED_OUT = f"{_OWN}CommandTimeoutError"
+NON_ZERO = f"{_OWN}NonZeroExitCodeError"
+NO_CODE = f"{_OWN}NoExitCodeError"
+BAD_SYNTAX = f"{_OWN}BashIncorrectSyntaxError"
+BAD_ZIP = "zipfile.BadZipFile"
+_BY_WORDS = {
+    os.strerror(number): f"builtins.{name}"
+    for number, name in (
+        (errno.ENOENT, "FileNotFoundError"),
+        (errno.EISDIR, "IsADirectoryError"),
+        (errno.ENOTDIR, "NotADirectoryError"),
+        (errno.EEXIST, "FileExistsError"),
+        (errno.EACCES, "PermissionError"),
+        (errno.EPERM, "PermissionError"),
+    )
+}
 
 _PROMPT = "SHELLPS1PREFIX"
 """The prompt of their shell, which is what a finished command has matched."""
@@ -50,6 +79,108 @@ _KILL_S = 30.0
 _MERGED = ("sh", "-c", 'exec "$@" 2>&1', "sh")
 _NO_TEXT = ("idna", "punycode")
 """Encodings that take quadratic time."""
+
+
+def call_seconds(timeout: float | None) -> float:
+    """Return the time limit of calls: the maximum by default, and at most that."""
+    return MAX_CALL_S if timeout is None else min(max(timeout, _LEAST_S), MAX_CALL_S)
+
+
+class RexSessionRequest(Request):
+    """A new session; files are sourced in it, within `startup_timeout`."""
+
+    startup_source: Annotated[tuple[_Path, ...], Field(max_length=100)] = ()
+    session: SessionName = "default"
+    session_type: Literal["bash"] = "bash"
+    startup_timeout: RexSeconds = 1.0
+
+
+class RexSessionEnd(Request):
+    session: SessionName = "default"
+    session_type: Literal["bash"] = "bash"
+
+
+class RexAction(Request):
+    """A command in a session; or a line of input for the program in its terminal.
+
+    Of the interactive kinds, one waits for a text of `expect`, the other must end the program.
+    """
+
+    command: Text
+    session: SessionName = "default"
+    timeout: RexSeconds | None = None
+    is_interactive_command: bool = False
+    is_interactive_quit: bool = False
+    check: Literal["silent", "raise", "ignore"] = "raise"
+    error_msg: Text = ""
+    expect: _Expected = ()
+    action_type: Literal["bash"] = "bash"
+
+
+class RexInterrupt(Request):
+    """Ctrl-C for the program in a session, so many times; then it is killed."""
+
+    session: SessionName = "default"
+    timeout: RexSeconds = 0.2
+    n_retry: Annotated[int, Field(ge=0, le=100)] = 3
+    expect: _Expected = ()
+    action_type: Literal["bash_interrupt"] = "bash_interrupt"
+
+
+class RexCommand(Request):
+    """A command outside sessions, as words or for a shell, as in `subprocess.run`."""
+
+    command: Text | Annotated[list[Text], Field(min_length=1, max_length=10_000)]
+    timeout: RexSeconds | None = None
+    shell: bool = False
+    check: bool = False
+    error_msg: Text = ""
+    env: dict[Name, Text] | None = None
+    cwd: _Path | None = None
+    merge_output_streams: bool = False
+
+
+class RexReadRequest(Request):
+    """A file, as in `Path.read_text`."""
+
+    path: Annotated[_Path, Field(min_length=1)]
+    encoding: Annotated[Name, Field(max_length=100)] | None = None
+    errors: Annotated[Name, Field(max_length=100)] | None = None
+
+
+class RexWriteRequest(Request):
+    content: str
+    path: Annotated[_Path, Field(min_length=1)]
+
+
+class RexError(Exception):
+    """An error that the client raises again, as the class of this path."""
+
+    def __init__(self, class_path: str, message: str, extra_info: Mapping[str, Any] | None = None) -> None:
+        super().__init__(message)
+        self.class_path = class_path
+        self.extra_info = dict(extra_info or {})
+
+    def response(self) -> Response:
+        """Return its response."""
+        about = {
+            "message": str(self),
+            "class_path": self.class_path,
+            "traceback": "",
+            "extra_info": self.extra_info,
+        }
+        return Response(serialization.written({"swerexception": about}), _STATUS, media_type="application/json")
+
+
+def raised(error: Exception) -> RexError:
+    """Convert a Python exception to the error that the client raises."""
+    kind = type(error)
+    return RexError(f"{kind.__module__}.{kind.__name__}", str(error))
+
+
+def file_error(message: str) -> RexError:
+    """Return the error about a file as the Python exception for the kernel's text, with which the message ends."""
+    return RexError(_BY_WORDS.get(message.rpartition(": ")[2], PLAIN), message)
 
 
 class RexSandbox:
@@ -70,7 +201,7 @@ class RexSandbox:
         try:
             await self._call(OpenShellCall(session=name), "open")
         except Conflict:
-            raise RexError(rex_messages.SESSION_EXISTS, f"session {name} already exists") from None
+            raise RexError(SESSION_EXISTS, f"session {name} already exists") from None
         output = ""
         if wanted.startup_source:
             command = " ; ".join(f"source {path}" for path in wanted.startup_source)
@@ -102,9 +233,7 @@ class RexSandbox:
         output = _text(shown.output.removesuffix(shown.expected or ""))
         if action.check == "raise" and shown.code is None:
             why = shown.limit or "it is still running"
-            raise RexError(
-                rex_messages.NO_CODE, f"command {command!r} has no exit code ({why}); its output:\n{output!r}"
-            )
+            raise RexError(NO_CODE, f"command {command!r} has no exit code ({why}); its output:\n{output!r}")
         if action.check == "raise" and shown.code != 0:
             failed = f"command {command!r} failed with exit code {shown.code}; its output:\n{output!r}"
             raise _non_zero(failed, action.error_msg)
@@ -156,11 +285,11 @@ class RexSandbox:
         result: CommandResult = await self._call(call, "exec")
         if result.timed_out:
             late = f"timeout ({call.timeout_s:g} s) exceeded while running command {command.command!r}"
-            raise RexError(rex_messages.TIMED_OUT, late)
+            raise RexError(TIMED_OUT, late)
         for name in (command.cwd, argv[0]):
             if name and result.code in (126, 127) and result.stderr.startswith(f"sandbox: {name}: "):
                 # the sandbox's own message: nothing was started
-                raise rex_messages.file_error(result.stderr.removeprefix("sandbox: ").strip())
+                raise file_error(result.stderr.removeprefix("sandbox: ").strip())
         if command.check and result.code != 0:
             why = f"{result.code}{f', {result.limit}' if result.limit else ''}"
             shown = f"its output:\n{result.stdout!r}\nits errors:\n{result.stderr!r}"
@@ -176,7 +305,7 @@ class RexSandbox:
         try:
             data = wanted.content.encode()
         except UnicodeEncodeError as error:
-            raise rex_messages.raised(error) from None
+            raise raised(error) from None
         return await self.put(wanted.path, data)
 
     async def put(self, path: str, data: bytes, packed: bool = False) -> Mapping[str, Any]:
@@ -194,7 +323,7 @@ class RexSandbox:
             return
         about = {"bash_stdout": result.stdout, "bash_stderr": result.stderr}
         wrong = f"bash cannot read the command {command!r} (exit code {result.code}):\n{result.stderr}"
-        raise RexError(rex_messages.BAD_SYNTAX, wrong, about)
+        raise RexError(BAD_SYNTAX, wrong, about)
 
     async def _shell(self, session: str, part: str, limit_s: float | None, **values: Any) -> ShellOutput:
         """Return the result of a call in a session.
@@ -206,7 +335,7 @@ class RexSandbox:
         shown: ShellOutput = await self._in_session(call, part)
         if shown.timed_out or (shown.running and shown.expected is None):
             late = f"timeout after {seconds:g} seconds while running command {(call.command or call.keys)!r}"
-            raise RexError(rex_messages.TIMED_OUT, late, {"output": _text(shown.output)})
+            raise RexError(TIMED_OUT, late, {"output": _text(shown.output)})
         return shown
 
     async def _in_session(self, call: ShellCall | CloseShellCall, part: str) -> Any:
@@ -215,13 +344,13 @@ class RexSandbox:
         except NotFound:
             # or the sandbox itself is missing
             await self._endpoints.run(self._endpoints.farm.sandboxes.get, self._reference)
-            raise RexError(rex_messages.NO_SESSION, f"session {call.session!r} does not exist") from None
+            raise RexError(NO_SESSION, f"session {call.session!r} does not exist") from None
 
     async def _of_file(self, call: ReadCall | WriteCall, part: str) -> Any:
         try:
             return await self._call(call, part)
         except InvalidRequest as error:
-            raise rex_messages.file_error(error.complaints[0][1]) from None
+            raise file_error(error.complaints[0][1]) from None
 
     async def _call(self, call: Request, part: str) -> Any:
         call_id = content_hash([self._key, part]) if self._key else ""
@@ -266,7 +395,7 @@ def _text(output: str) -> str:
 
 
 def _non_zero(message: str, reason: str) -> RexError:
-    return RexError(rex_messages.NON_ZERO, f"{reason}: {message}" if reason else message)
+    return RexError(NON_ZERO, f"{reason}: {message}" if reason else message)
 
 
 def _write_call(path: str, data: bytes, packed: bool) -> WriteCall:
@@ -281,4 +410,4 @@ def _decoded(content: FileContent, wanted: RexReadRequest) -> str:
         with io.TextIOWrapper(io.BytesIO(content.contents), encoding=encoding, errors=wanted.errors) as text:
             return text.read()
     except (LookupError, ValueError, TypeError) as error:
-        raise rex_messages.raised(error) from None
+        raise raised(error) from None

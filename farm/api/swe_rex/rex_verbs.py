@@ -10,7 +10,7 @@ import asyncio
 import io
 import tempfile
 import zipfile
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any, TypeVar
@@ -18,24 +18,24 @@ from typing import IO, Any, TypeVar
 from starlette.routing import BaseRoute
 
 from farm import task_archive
+from farm.api.auth import RouteScopes
 from farm.api.endpoints import Endpoints
 from farm.api.multipart import form_fields, spooled
 from farm.api.protocol_parts import refuse_with_detail
 from farm.api.protocols import WireProtocol
 from farm.api.schemas import ApiRequest
-from farm.api.scopes import RouteScopes
-from farm.api.swe_rex import rex_messages
-from farm.api.swe_rex.rex_messages import (
+from farm.api.swe_rex import rex_sandbox
+from farm.api.swe_rex.rex_sandbox import (
     RexAction,
     RexCommand,
     RexError,
     RexInterrupt,
     RexReadRequest,
+    RexSandbox,
     RexSessionEnd,
     RexSessionRequest,
     RexWriteRequest,
 )
-from farm.api.swe_rex.rex_sandbox import RexSandbox
 from farm.callers import Scope, current_caller
 from farm.errors import FarmError, Forbidden, InvalidRequest
 from farm.records.lending.borrowed_sandbox import SandboxState, check_borrower
@@ -107,11 +107,11 @@ def _folder_of(data: bytes) -> bytes:
         except RexError:
             raise
         except (OSError, InvalidRequest) as error:
-            raise RexError(rex_messages.PLAIN, f"the zip cannot be unpacked: {_without(str(error), folder)}") from None
+            raise RexError(rex_sandbox.PLAIN, f"the zip cannot be unpacked: {_without(str(error), folder)}") from None
         except Exception as error:
             # for a broken zip the library raises arbitrary exceptions
             why = str(error) if isinstance(error, zipfile.BadZipFile) else f"{type(error).__name__}: {error}"
-            raise RexError(rex_messages.BAD_ZIP, _without(why, folder)) from None
+            raise RexError(rex_sandbox.BAD_ZIP, _without(why, folder)) from None
     _check_size(len(packed.getvalue()))
     return packed.getvalue()
 
@@ -121,7 +121,7 @@ def _extract(archive: zipfile.ZipFile, top: Path) -> None:
     n_bytes = 0
     for n_files, entry in enumerate(archive.infolist(), start=1):
         if n_files > MAX_ARCHIVE_FILES:
-            raise RexError(rex_messages.PLAIN, f"the zip has more than {MAX_ARCHIVE_FILES} files")
+            raise RexError(rex_sandbox.PLAIN, f"the zip has more than {MAX_ARCHIVE_FILES} files")
         path = top.joinpath(*_parts(entry.filename))
         if entry.is_dir():
             path.mkdir(parents=True, exist_ok=True)
@@ -142,7 +142,7 @@ def _parts(name: str) -> Iterator[str]:
 
 def _check_size(n_bytes: int) -> None:
     if n_bytes > MAX_FILE_BYTES:
-        raise RexError(rex_messages.PLAIN, f"an upload has at most {MAX_FILE_BYTES} bytes: send it in pieces")
+        raise RexError(rex_sandbox.PLAIN, f"an upload has at most {MAX_FILE_BYTES} bytes: send it in pieces")
 
 
 def _without(message: str, folder: str) -> str:
@@ -235,11 +235,7 @@ async def _response_of(doing: Awaitable[Any]) -> Any:
     except Forbidden:
         raise
     except FarmError as error:
-        return RexError(rex_messages.PLAIN, str(error)).response()
+        return RexError(rex_sandbox.PLAIN, str(error)).response()
 
 
-def _routes(endpoints: Endpoints) -> Sequence[BaseRoute]:
-    return _Routes(endpoints).routes()
-
-
-PROTOCOL = WireProtocol(_routes, refuse_with_detail, _SCOPES)
+PROTOCOL = WireProtocol(lambda endpoints: _Routes(endpoints).routes(), refuse_with_detail, _SCOPES)

@@ -10,7 +10,7 @@ import click
 
 from farm.cli.console import console, plain_errors, runs_farm, signals
 
-_TICK_S = 0.2
+_POLL_S = 0.2
 
 
 @click.command()
@@ -62,6 +62,6 @@ def head(folder: Path | None, host: str, standby: bool, flower: bool, of_node: b
                 started.check()
                 if claim.lost:
                     raise Conflict(f"another head has taken over {home}")
-                time.sleep(_TICK_S)
+                time.sleep(_POLL_S)
     finally:
         claim.release()

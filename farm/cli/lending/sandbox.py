@@ -11,10 +11,11 @@ import click
 from rich.markup import escape
 from rich.table import Table
 
-from farm.cli.console import connected, console, plain_errors, url_option
+from farm.cli.console import connected, console, on_farm, plain_errors, url_option
 from farm.errors import InvalidRequest
 
 if TYPE_CHECKING:
+    from farm.client.farm import Farm
     from farm.records.lending.sandbox_calls import CommandResult, ShellOutput
 
 _TIMED_OUT = 124
@@ -75,14 +76,12 @@ def _read_spec(file: TextIO) -> Any:
 
 @sandbox.command(name="list")
 @click.option("--ended", is_flag=True, help="Include sandboxes that ended in the last day.")
-@url_option
-@plain_errors
-def list_sandboxes(ended: bool, url: str | None) -> None:
+@on_farm
+def list_sandboxes(farm: Farm, ended: bool) -> None:
     """List the borrowed sandboxes."""
     from farm.cli.display import print_whole
 
-    with connected(url) as farm:
-        states = farm.sandboxes.list(ended=ended)
+    states = farm.sandboxes.list(ended=ended)
     if not states:
         console.print("no sandbox is borrowed; `farm sandbox start` borrows one")
         return
@@ -100,12 +99,10 @@ def list_sandboxes(ended: bool, url: str | None) -> None:
 @click.argument("reference", metavar="SANDBOX")
 @click.argument("argv", nargs=-1, required=True, type=click.UNPROCESSED)
 @_timeout
-@url_option
-@plain_errors
-def exec_command(reference: str, argv: tuple[str, ...], timeout_s: float, url: str | None) -> None:
+@on_farm
+def exec_command(farm: Farm, reference: str, argv: tuple[str, ...], timeout_s: float) -> None:
     """Run a command in SANDBOX, an id or a name; its exit status is this command's."""
-    with connected(url) as farm:
-        result: CommandResult = farm.sandboxes.attach(reference).exec(*argv, timeout_s=timeout_s)
+    result: CommandResult = farm.sandboxes.attach(reference).exec(*argv, timeout_s=timeout_s)
     click.echo(result.stdout, nl=False)
     click.echo(result.stderr, nl=False, err=True)
     _end(result.code, result.limit or (f"stopped after {timeout_s:g} s" if result.timed_out else ""))
@@ -116,12 +113,10 @@ def exec_command(reference: str, argv: tuple[str, ...], timeout_s: float, url: s
 @click.argument("command")
 @_session
 @_timeout
-@url_option
-@plain_errors
-def shell(reference: str, command: str, session: str, timeout_s: float, url: str | None) -> None:
+@on_farm
+def shell(farm: Farm, reference: str, command: str, session: str, timeout_s: float) -> None:
     """Run COMMAND in a persistent shell of SANDBOX: directory, variables and functions stay between calls."""
-    with connected(url) as farm:
-        result: ShellOutput = farm.sandboxes.attach(reference).shell(command, session, timeout_s=timeout_s)
+    result: ShellOutput = farm.sandboxes.attach(reference).shell(command, session, timeout_s=timeout_s)
     click.echo(result.output, nl=False)
     notes = [result.limit, f"stopped after {timeout_s:g} s" if result.timed_out else "", result.note]
     _end(result.code, "; ".join(filter(None, notes)))
@@ -131,25 +126,21 @@ def shell(reference: str, command: str, session: str, timeout_s: float, url: str
 @click.argument("reference", metavar="SANDBOX")
 @click.argument("code")
 @_timeout
-@url_option
-@plain_errors
-def python(reference: str, code: str, timeout_s: float, url: str | None) -> None:
+@on_farm
+def python(farm: Farm, reference: str, code: str, timeout_s: float) -> None:
     """Run CODE in the persistent IPython of SANDBOX; `-` reads it from standard input."""
-    with connected(url) as farm:
-        handle = farm.sandboxes.attach(reference)
-        click.echo(handle.python(sys.stdin.read() if code == "-" else code, timeout_s).text)
+    handle = farm.sandboxes.attach(reference)
+    click.echo(handle.python(sys.stdin.read() if code == "-" else code, timeout_s).text)
 
 
 @sandbox.command()
 @click.argument("reference", metavar="SANDBOX")
 @click.argument("source", type=click.Path(exists=True, path_type=Path))
 @click.argument("path")
-@url_option
-@plain_errors
-def put(reference: str, source: Path, path: str, url: str | None) -> None:
+@on_farm
+def put(farm: Farm, reference: str, source: Path, path: str) -> None:
     """Copy SOURCE, a file or a folder, into SANDBOX as PATH."""
-    with connected(url) as farm:
-        farm.sandboxes.attach(reference).upload(source, path)
+    farm.sandboxes.attach(reference).upload(source, path)
 
 
 @sandbox.command()
@@ -174,23 +165,19 @@ def get(reference: str, path: str, target: Path, folder: bool, url: str | None) 
 @sandbox.command()
 @click.argument("reference", metavar="SANDBOX")
 @click.option("--lease", "lease_s", type=float, help="New length of the lease in seconds.")
-@url_option
-@plain_errors
-def renew(reference: str, lease_s: float | None, url: str | None) -> None:
+@on_farm
+def renew(farm: Farm, reference: str, lease_s: float | None) -> None:
     """Renew the lease of SANDBOX without a call."""
-    with connected(url) as farm:
-        click.echo(f"{farm.sandboxes.renew(reference, lease_s).lease_left_s:.0f} s")
+    click.echo(f"{farm.sandboxes.renew(reference, lease_s).lease_left_s:.0f} s")
 
 
 @sandbox.command()
 @click.argument("references", metavar="SANDBOX...", nargs=-1, required=True)
-@url_option
-@plain_errors
-def stop(references: tuple[str, ...], url: str | None) -> None:
+@on_farm
+def stop(farm: Farm, references: tuple[str, ...]) -> None:
     """End each SANDBOX."""
-    with connected(url) as farm:
-        for reference in references:
-            farm.sandboxes.stop(reference)
+    for reference in references:
+        farm.sandboxes.stop(reference)
 
 
 def _end(code: int | None, note: str) -> None:

@@ -1,4 +1,7 @@
-"""Export to Parquet: one row per rollout with messages, training rows and scores, written in row groups."""
+"""Export to Parquet: one row per rollout with messages, training rows and scores, written in row groups.
+
+A data set is a folder of files of bounded size, with a card, that `datasets.load_dataset` reads.
+"""
 
 from __future__ import annotations
 
@@ -18,6 +21,18 @@ _ARRAYS = {
     **{"prompt_ids": "int32", "response_ids": "int32", "response_mask": "uint8"},
     **{"response_logprobs": "float32", "policy_versions": "int32"},
 }
+
+_SHARD_BYTES = 256_000_000
+_CARD = """---
+configs:
+- config_name: default
+  data_files: data/*.parquet
+---
+
+{n} rollouts of a rollout farm. A row is a rollout: `messages` is the conversation; `segments` are its training
+rows (prompt and response ids, mask, log-probabilities, versions of the weights); `reward` is the score that counts,
+`scores` all of them as JSON.
+"""
 
 
 class ParquetWriter:
@@ -175,20 +190,6 @@ def _json(value: Any) -> str:
 def _fit(text: str) -> str:
     """Return a text without unpaired surrogates, which Arrow refuses."""
     return text.encode("utf-8", "replace").decode()
-
-
-_SHARD_BYTES = 256_000_000
-
-_CARD = """---
-configs:
-- config_name: default
-  data_files: data/*.parquet
----
-
-{n} rollouts of a rollout farm. A row is a rollout: `messages` is the conversation; `segments` are its training
-rows (prompt and response ids, mask, log-probabilities, versions of the weights); `reward` is the score that counts,
-`scores` all of them as JSON.
-"""
 
 
 def write_dataset(folder: Path, rollouts: Iterator[dict[str, Any]]) -> int:

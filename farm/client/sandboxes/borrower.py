@@ -55,6 +55,9 @@ from farm.records.task_needs import NetworkRule
 ROOM_S = 300.0
 _POLL_S = 10.0
 
+_WATCH_S = 20.0
+_SHORTEST_S = 0.001
+
 
 class Borrower(ABC):
     """The verbs. A sandbox is referenced by its id, or by the name that its borrower gave."""
@@ -272,10 +275,6 @@ class LentHandle:
         self, kind: type[BaseException] | None, error: BaseException | None, where: TracebackType | None
     ) -> None:
         self.stop()
-
-
-_WATCH_S = 20.0
-_SHORTEST_S = 0.001
 
 
 @dataclass(frozen=True, slots=True)

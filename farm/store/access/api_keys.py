@@ -2,6 +2,8 @@
 
 A key is long and random. So a plain SHA-256 is enough: it cannot be reversed by guessing, and the time of a lookup
 reveals nothing about other keys.
+
+The limits on open rollouts, of each key and of the whole farm, are here, too.
 """
 
 from __future__ import annotations

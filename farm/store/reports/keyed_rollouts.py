@@ -74,15 +74,11 @@ def _unplaced(prefix: str) -> Select[Any]:
     return chosen.order_by(rollouts.c.finished_at, rollouts.c.rollout_id)
 
 
-def _of(prefix: str) -> Any:
-    return batches.c.idempotency_key.startswith(prefix, autoescape=True)
-
-
 def _joined(prefix: str, consumer: str) -> Select[Any]:
     acknowledged = and_(deliveries.c.batch_id == batches.c.batch_id, deliveries.c.consumer == consumer)
     columns = (rollouts, batches.c.request, deliveries.c.cursor)
     statement = select(*columns).join(batches, _same_batch).outerjoin(deliveries, acknowledged)
-    return statement.where(_of(prefix))
+    return statement.where(batches.c.idempotency_key.startswith(prefix, autoescape=True))
 
 
 def open_batches(connection: Connection, prefix: str) -> dict[str, str]:

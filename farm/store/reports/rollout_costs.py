@@ -1,5 +1,6 @@
-"""The cost of each ended rollout: seconds of waiting, work and model calls, and tokens; lost attempts included;
-and numbers of the rollouts that ended last, for charts.
+"""The rollouts of a batch that ended last, in numbers for charts, and their cost, lost attempts included.
+
+A cost is seconds of waiting, of work and of model calls, and tokens.
 """
 
 from __future__ import annotations

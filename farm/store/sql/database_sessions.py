@@ -80,6 +80,13 @@ _OF_CONNECTION = "tcp_"
 _WRITE_LOCK = "120"
 """The byte in a WAL's shared memory that a writer locks: https://sqlite.org/walformat.html#wal_locks"""
 
+# the farm's own transactions take milliseconds
+_OPEN = text(
+    "SELECT pid, application_name, client_addr, state, extract(epoch FROM clock_timestamp() - xact_start) AS age_s "
+    "FROM pg_stat_activity WHERE datname = current_database() AND pid <> pg_backend_pid() "
+    "AND xact_start < clock_timestamp() - interval '2 s' ORDER BY xact_start"
+)
+
 
 def engine_of(url: str, n_connections: int | None) -> tuple[Engine, SqliteFile | None]:
     """Return the pool of a database, and its file if it is SQLite. Raises InvalidRequest for a URL it cannot use."""
@@ -275,14 +282,6 @@ def _command(pid: str) -> str:
         return ""
     words = " ".join(word.decode(errors="replace") for word in argv[:4])[:120].strip()
     return f" ({words}{', stopped' if state in 'tT' else ''})"
-
-
-# the farm's own transactions take milliseconds
-_OPEN = text(
-    "SELECT pid, application_name, client_addr, state, extract(epoch FROM clock_timestamp() - xact_start) AS age_s "
-    "FROM pg_stat_activity WHERE datname = current_database() AND pid <> pg_backend_pid() "
-    "AND xact_start < clock_timestamp() - interval '2 s' ORDER BY xact_start"
-)
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,12 +8,59 @@ from __future__ import annotations
 
 from typing import Any
 
-from sqlalchemy import JSON, BigInteger, ForeignKeyConstraint, Index, String, text
-from sqlalchemy.orm import Mapped, mapped_column
+import numpy as np
+from numpy.typing import NDArray
+from sqlalchemy import JSON, BigInteger, Double, ForeignKeyConstraint, Index, LargeBinary, MetaData, String, text
+from sqlalchemy.engine import Dialect
+from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
+from sqlalchemy.types import TypeDecorator
 
-from farm.store.sql.declarative import Base as Base
-from farm.store.sql.declarative import Packed, short_text
+from farm.records.packed_array import pack, unpack
 from farm.store.sql.sanitize import PlainText
+
+
+class Base(DeclarativeBase):
+    metadata = MetaData(
+        naming_convention={
+            "ix": "ix_%(table_name)s_%(column_0_N_name)s",
+            "uq": "uq_%(table_name)s_%(column_0_N_name)s",
+            "fk": "fk_%(table_name)s_%(referred_table_name)s",
+            "pk": "pk_%(table_name)s",
+        }
+    )
+    type_annotation_map = {  # noqa: RUF012 - SQLAlchemy reads this attribute
+        float: Double(),
+        dict[str, Any]: JSON(),
+        list[dict[str, Any]]: JSON(),
+        list[str]: JSON(),
+    }
+
+
+def short_text(length: int = 64) -> String:
+    """Return the column type for ids and names."""
+    return String(length)
+
+
+class Packed(TypeDecorator[NDArray[Any]]):
+    """A column of `pack`ed arrays with one of these element types."""
+
+    impl = LargeBinary
+    cache_ok = True
+
+    def __init__(self, *dtypes: str) -> None:
+        super().__init__()
+        self.dtypes = tuple(map(np.dtype, dtypes))
+
+    def process_bind_param(self, value: NDArray[Any] | None, dialect: Dialect) -> bytes | None:
+        if value is None:
+            return None
+        if value.dtype not in self.dtypes:
+            raise ValueError(f"this column stores arrays of {' or '.join(map(str, self.dtypes))}, not of {value.dtype}")
+        return pack(value)
+
+    def process_result_value(self, value: bytes | None, dialect: Dialect) -> NDArray[Any] | None:
+        return None if value is None else unpack(value)
+
 
 _LIVE, _ENDED = text("finish_seq IS NULL"), text("finish_seq IS NOT NULL")
 _SCORED, _ARCHIVED = text("reward IS NOT NULL"), text("archive <> ''")

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from farm.launch.own_postgres import postgres_binaries
+from farm.launch.head import postgres_binaries
 from tests.conftest import absent
 from tests.services.farms import until
 from tests.services.soak import SOAK_MINUTES, at_length, repeats

@@ -220,7 +220,7 @@ def test_lists_are_paginated_with_links(service: LocalFarm) -> None:
 def test_request_during_shutdown_gets_503_with_retry_after(
     service: LocalFarm, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("farm.api.server._GRACE_PERIOD_S", 1)
+    monkeypatch.setattr("farm.api.app._GRACE_PERIOD_S", 1)
     waiting = service.sandboxes.begin(BorrowRequest())
     answers = []
 

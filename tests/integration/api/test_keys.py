@@ -22,9 +22,9 @@ from starlette.routing import Mount, Route
 
 import farm
 from farm.api.app import ENDPOINTS
+from farm.api.auth import guarded
 from farm.api.endpoints import Endpoints, refusal
 from farm.api.protocols import PROTOCOLS, WireProtocol, application
-from farm.api.scopes import guarded
 from farm.callers import Scope, current_caller
 from farm.cli.main import main
 from farm.client.farm import Farm

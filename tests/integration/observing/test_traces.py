@@ -12,7 +12,7 @@ from sqlalchemy import update
 
 import farm
 from farm.observing.observer import Observer
-from farm.observing.rollout_traces import span_id_of, trace_id_of
+from farm.observing.timeline import span_id_of, trace_id_of
 from farm.records.rollout import Failure, Stage
 from farm.retry_policy import retry_decision
 from farm.store import attempts, trajectories
@@ -147,7 +147,7 @@ def test_traces_over_the_time_limit_are_dropped_and_metrics_are_counted(sqlite_s
         "import farm.scheduler.dispatcher, farm.observing.observer, workers.queue.tasks, sys\n"
         "assert not [name for name in sys.modules if name.startswith('opentelemetry.exporter')]",
         "import sys; sys.modules['opentelemetry.exporter'] = None\n"
-        "from farm.errors import NotInstalled\nfrom farm.observing.rollout_traces import TraceExporter\n"
+        "from farm.errors import NotInstalled\nfrom farm.observing.timeline import TraceExporter\n"
         "try: TraceExporter('http://127.0.0.1:1')\n"
         "except NotInstalled as error: assert 'rollout-farm[otel]' in str(error); raise SystemExit(0)\n"
         "raise SystemExit(1)",

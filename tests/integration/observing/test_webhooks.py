@@ -145,7 +145,7 @@ def test_farm_webhook_without_a_secret_sends_nothing(sqlite_store: Store, secret
     announce(sqlite_store)
     batch_id = LocalFarm(sqlite_store, Signals(""), 1000).submit({"instances": [NOOP]})
     cancel(sqlite_store, batch_id)
-    dispatcher._observer.look()
+    next(each for each in dispatcher._threads if isinstance(each, Observer)).look()
     assert len(sqlite_store.read(partial(outbox.due_messages, limit=10))) == reported
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from celery.events.state import State, Task
 
-from farm.embedded.flower_rows import LONGEST, format_task
+from farm.embedded.flower_tasks import LONGEST, format_task
 
 ARGUMENTS = "(rollout=b-1.0.3, attempt=2, batch=b-1, stage=eval)"
 

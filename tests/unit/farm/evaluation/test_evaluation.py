@@ -13,8 +13,14 @@ from rich.console import Console
 from farm.cli.evaluate import differences_table, notes, scores_table
 from farm.errors import InvalidRequest
 from farm.evaluation import EvaluationReport, compare, pass_at_k, report_of
-from farm.evaluation.evaluation_report import estimate, named_rewards, powers_up_to, short_instances, sign_flip_test
-from farm.evaluation.evaluation_run import evaluation_request
+from farm.evaluation.evaluation_report import (
+    estimate,
+    evaluation_request,
+    named_rewards,
+    powers_up_to,
+    short_instances,
+    sign_flip_test,
+)
 from farm.records.rollout import Failure, Outcome, Reward, Rollout, Stage, State
 
 BROKEN = None

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from farm.launch import own_postgres
-from farm.launch.own_postgres import binaries_for
+from farm.launch import head
+from farm.launch.head import binaries_for
 
 
 def test_partial_copy_of_the_binaries_is_replaced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -19,7 +19,7 @@ def test_partial_copy_of_the_binaries_is_replaced(tmp_path: Path, monkeypatch: p
         made.mkdir(parents=True)
     for file in (binaries / "initdb", binaries / "postgres", libraries / "libpq.so"):
         file.write_text(file.name)
-    monkeypatch.setattr(own_postgres, "_runs", lambda binary, user: False)
+    monkeypatch.setattr(head, "_runs", lambda binary, user: False)
     assert binaries_for(None, binaries, folder) == binaries, "the current user's need no copy"
 
     whole = shutil.copytree

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as some
 
 from farm.records.trajectory import Segment, token_ids
-from farm.web.token_view import MOST, token_row
+from farm.web.rollout_views import MOST, token_row
 
 
 def segment(prompt: list[int], mask: list[int], versions: list[int] | None = None) -> Segment:

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from farm.web.transcript import ShownCall, conversation, tool_calls
-from farm.web.untrusted_text import LONGEST, arguments_of, text_of, visible
+from farm.web.rendering import LONGEST, arguments_of, text_of, visible
+from farm.web.rollout_views import ShownCall, conversation, tool_calls
 from tests.services.model_calls import model_call
 
 

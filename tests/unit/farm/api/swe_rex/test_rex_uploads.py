@@ -15,7 +15,7 @@ import httpx2
 import pytest
 
 from farm.api.swe_rex import rex_verbs
-from farm.api.swe_rex.rex_messages import BAD_ZIP, PLAIN, RexError
+from farm.api.swe_rex.rex_sandbox import BAD_ZIP, PLAIN, RexError
 from farm.api.swe_rex.rex_verbs import RexUpload, read_upload
 
 

@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from farm.api.verl_tool.tool_actions import action_of, shown
+from farm.api.verl_tool.verl_tool_verbs import action_of, shown
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from contextlib import ExitStack
 import pytest
 from sqlalchemy.exc import TimeoutError as NoConnectionLeft
 
-from farm.store.sql.connection_slots import ConnectionSlots
+from farm.store.database import ConnectionSlots
 from tests.services.farms import until
 
 

@@ -1,12 +1,17 @@
-"""Reconciles Flower's task list with the store, which knows what task events did not report.
+"""Readable rows of Flower's task list: the rollout and its attempt, and one line about the end of the stage.
 
-A killed worker sends no event, and events are lost while the broker is down. Flower would show such tasks as running
-forever. So each open task is looked up, and ends like its stage did.
+Celery's events hold representations of Python objects: a result in quotes, an exception as its constructor, arguments
+with the batch and the stage, which the rollout and the task name already. Flower's list shows no exceptions at all.
+
+The list is reconciled with the store, which knows what task events did not report. A killed worker sends no event, and
+events are lost while the broker is down. Flower would show such tasks as running forever. So each open task is looked
+up, and ends like its stage did.
 """
 
 from __future__ import annotations
 
 import logging
+import re
 import time
 from collections.abc import Mapping
 from typing import Any, Protocol
@@ -17,6 +22,11 @@ from farm.scheduler.broker import named_stage
 from farm.settings import settings
 from farm.store.database import Store
 from farm.store.reports.stage_ends import AttemptStage, StageEnd, stage_ends
+
+LONGEST = 200
+"""Characters of a result; the page of the task has the exception in full."""
+_EXCEPTION = re.compile(r"\w+\((?P<text>(['\"]).*\2),?\)(?P<note>.*)", re.DOTALL)
+_ESCAPED = re.compile(r"\\(n|r|t|['\"\\])")
 
 log = logging.getLogger(__name__)
 
@@ -32,6 +42,31 @@ _EVENT_TYPES: Mapping[State, tuple[str, str]] = {
     State.CANCELLED: ("task-revoked", "exception"),
 }
 """The type of Celery's event for each end, and its field for the message."""
+
+
+def format_task(task: Any) -> Any:
+    """Change a task's arguments and result to the text of its row, and return it. Flower passes a copy."""
+    stage = named_stage(task.args)
+    if stage is not None:
+        task.args = f"{stage.rollout_id} attempt {stage.attempt}"
+    if task.exception:
+        found = _EXCEPTION.fullmatch(task.exception)
+        task.result = _line(_unquoted(found["text"]) + found["note"] if found else task.exception)
+    elif task.result:
+        task.result = _line(_unquoted(task.result))
+    return task
+
+
+def _unquoted(text: str) -> str:
+    """Return the text of a string literal; other texts unchanged."""
+    if len(text) < 2 or text[0] not in "'\"" or text[-1] != text[0]:
+        return text
+    return _ESCAPED.sub(lambda found: {"n": "\n", "r": "\n", "t": " "}.get(found[1], found[1]), text[1:-1])
+
+
+def _line(text: str) -> str:
+    first = next(filter(None, map(str.strip, text.splitlines())), "")
+    return first if len(first) <= LONGEST else f"{first[: LONGEST - 1]}…"
 
 
 class TaskEvents(Protocol):
