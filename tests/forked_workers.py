@@ -12,7 +12,6 @@ import shlex
 import signal
 import socket
 import sys
-from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
@@ -72,13 +71,20 @@ def _serve(listening: socket.socket, config: pytest.Config, suites: tuple[str, .
 
 
 def _import_tests(config: pytest.Config, suites: tuple[str, ...]) -> None:
-    """Import the tests of this run as pytest would; pytest then finds them imported."""
+    """Import the tests of this run as pytest would; pytest then finds them imported.
+
+    A worker imports a failing file again and reports its error. So its module must go: pytest leaves half of it.
+    """
     from _pytest.pathlib import import_path
 
     for path in _test_files(config, suites):
-        # the worker that collects it reports its error
-        with suppress(BaseException):
+        known = set(sys.modules)
+        try:
             import_path(path, root=config.rootpath, mode="importlib", consider_namespace_packages=False)
+        except BaseException:
+            for name in sys.modules.keys() - known:
+                if name.startswith("tests."):
+                    del sys.modules[name]
 
 
 def _test_files(config: pytest.Config, suites: tuple[str, ...]) -> list[Path]:

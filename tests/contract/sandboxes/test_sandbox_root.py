@@ -30,7 +30,7 @@ PROGRAMS = (
 )
 FORMS = ("folder", "sif", "docker-archive", "oci-archive")
 OF_THE_IMAGE = (
-    *("a_folder_of_the_image_*", "a_file_of_the_image_*", "packages_can_be_replaced", "removed_files_stay_removed"),
+    *("image_folders_can_*", "image_files_can_*", "packages_can_be_replaced", "removed_files_stay_removed"),
     *("the_image_is_not_changed",),
 )
 """The promises about the contents of an image."""
