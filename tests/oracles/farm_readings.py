@@ -23,9 +23,9 @@ from farm.tasks.ignored_files import IgnoredFiles
 from tests.oracles.cases.answer_cases import AnswerCase
 from tests.oracles.cases.ignored_cases import FOLDERS
 from tests.oracles.cases.terminal_bench_cases import TASK
-from workers.evaluators.answers.authors.answer_key import AnswerKey
 from workers.evaluators.answers.authors.rules import RULES
 from workers.evaluators.answers.authors.sympy_rules import SYMPY_RULES
+from workers.evaluators.answers.reference import Reference
 from workers.handlers.answer_handler import AnswerInstance
 from workers.handlers.harbor.artefact_files import entries
 from workers.handlers.harbor.harbor_evaluator import HarborEvaluator
@@ -249,9 +249,16 @@ def instance_of(case: AnswerCase) -> AnswerInstance:
 def score_by_authors(case: AnswerCase) -> float:
     """Return the score of the farm's own form of a rule."""
     instance = instance_of(case)
-    golds = (instance.gold, *instance.other_golds)
-    key = AnswerKey(golds, instance.options, instance.pattern, instance.other_patterns, instance.prefix)
-    return RULES[instance.rule](case.response, key).value
+    reference = Reference(
+        instance.question,
+        instance.gold,
+        instance.options,
+        instance.pattern,
+        other_golds=instance.other_golds,
+        other_patterns=instance.other_patterns,
+        prefix=instance.prefix,
+    )
+    return RULES[instance.rule](case.response, reference).value
 
 
 def score_by_sympy(case: AnswerCase) -> float:

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Any, ClassVar
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 from farm.records.trajectory import Message
 from workers.evaluators.answers.authors.multiple_choice import MODES
 from workers.evaluators.answers.authors.rules import NAMES, is_readable_gold
-from workers.evaluators.answers.equivalence import EquivalenceEvaluator, Reference
+from workers.evaluators.answers.equivalence import EquivalenceEvaluator
 from workers.evaluators.answers.final_answer import LETTERS, MAX_OPTIONS
 from workers.evaluators.answers.judge import AnswerJudge, JudgeSettings
 from workers.evaluators.answers.normal_text import balanced
+from workers.evaluators.answers.reference import Reference
 from workers.plugins.handler import Handler
 from workers.plugins.interfaces import NO_MODELS, ChatModel, Evaluator
 from workers.row_forms.answer_rows import answer_fields
@@ -21,23 +22,6 @@ from workers.row_forms.patterns import sound_pattern
 
 _BOX = "Think step by step, and put your final answer, and only that, in \\boxed{}."
 _LETTER = "Think step by step, and put the letter of the right option, and only that, in \\boxed{}."
-
-
-class JudgeRules(BaseModel):
-    """Rules of a judge: the majority of an odd number of votes, each of up to `n_tries` replies."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-    template: Literal["equivalent", "strict"] = "equivalent"
-    n_votes: Annotated[int, Field(ge=1, le=15)] = 1
-    n_tries: Annotated[int, Field(ge=1, le=10)] = 3
-
-    @field_validator("n_votes")
-    @classmethod
-    def _is_odd(cls, n_votes: int) -> int:
-        if n_votes % 2 == 0:
-            raise ValueError("an even number of votes may have no majority")
-        return n_votes
 
 
 class AnswerInstance(BaseModel):
@@ -64,7 +48,7 @@ class AnswerInstance(BaseModel):
     """A text that introduces an answer as `Answer:` does, for the rule `lenient_answer_colon_md`."""
     evaluated: bool | None = None
     """An answer with operations that the gold answer lacks is wrong; by default if the gold answer is a number."""
-    judge: JudgeRules | None = None
+    judge: JudgeSettings | None = None
     """A judge's rules for answers that rules cannot decide: the batch must define the role."""
 
     @model_validator(mode="before")
@@ -132,8 +116,6 @@ class AnswerHandler(Handler[AnswerInstance]):
             other_patterns=self.instance.other_patterns,
             prefix=self.instance.prefix,
         )
-        judge = None
-        if self.roles():
-            assert self.instance.judge is not None
-            judge = AnswerJudge(models["judge"], JudgeSettings(**self.instance.judge.model_dump()))
+        rules = self.instance.judge
+        judge = AnswerJudge(models["judge"], rules) if rules is not None and self.roles() else None
         return EquivalenceEvaluator(reference, judge)

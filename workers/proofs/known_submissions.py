@@ -20,8 +20,9 @@ from workers.environments.environment import Action, AskModel, Begin, Episode, S
 from workers.environments.environment_program import EnvironmentProgram, environment_program
 from workers.environments.environment_servers import EnvironmentServers
 from workers.evaluators.answer import verified
-from workers.evaluators.answers.equivalence import EquivalenceEvaluator, Reference
+from workers.evaluators.answers.equivalence import EquivalenceEvaluator
 from workers.evaluators.answers.judge import AnswerJudge, JudgeSettings
+from workers.evaluators.answers.reference import Reference
 from workers.evaluators.issues.issue import START, TREE, Issue, log_of
 from workers.evaluators.issues.library import SWEBENCH, UNIDIFF, grade
 from workers.evaluators.patches import patch_files

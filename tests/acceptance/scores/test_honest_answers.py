@@ -11,7 +11,8 @@ from tests.acceptance.scores import honest_choices
 from tests.acceptance.scores.honest_answers import HONEST, TWINS
 from tests.integration.answers.conftest import no_sandbox
 from workers.evaluators.answers.equality import FAMILY
-from workers.evaluators.answers.equivalence import EquivalenceEvaluator, Reference
+from workers.evaluators.answers.equivalence import EquivalenceEvaluator
+from workers.evaluators.answers.reference import Reference
 from workers.evaluators.grading import Grader
 from workers.handlers.answer_handler import AnswerInstance
 from workers.plugins.interfaces import Submission

@@ -15,7 +15,8 @@ import pytest
 from farm.errors import EvaluatorError
 from tests.integration.answers.conftest import no_sandbox
 from workers.evaluators.answers.equality import FAMILY
-from workers.evaluators.answers.equivalence import EquivalenceEvaluator, Reference
+from workers.evaluators.answers.equivalence import EquivalenceEvaluator
+from workers.evaluators.answers.reference import Reference
 from workers.evaluators.grading import Grader
 from workers.plugins.interfaces import Score, Submission
 

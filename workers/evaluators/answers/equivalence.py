@@ -8,13 +8,11 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping
 from typing import Any, ClassVar
 
 from farm.errors import EvaluatorError
 from workers.evaluators.answers import equality
-from workers.evaluators.answers.authors.answer_key import AnswerKey
 from workers.evaluators.answers.authors.rules import (
     LIBRARY,
     OF_WORDS,
@@ -46,6 +44,7 @@ from workers.evaluators.answers.normal_text import (
     words,
 )
 from workers.evaluators.answers.notation import conventional, is_value, measure, operations_left
+from workers.evaluators.answers.reference import Reference
 from workers.evaluators.answers.verification import Verification
 from workers.evaluators.authors_score import AuthorsScore, with_authors
 from workers.evaluators.grading import Grader
@@ -58,33 +57,6 @@ _FAR = 0.05
 """The relative difference beyond which two plain numbers differ by more than rounding."""
 _ROUNDED = 1e-3
 """The relative difference up to which the numbers of one answer count as one value."""
-
-
-@dataclass(frozen=True, slots=True)
-class Reference:
-    """The request and its gold answer; with `options`, the letter of one. `pattern` extracts the final answer.
-
-    `evaluated`: an answer is wrong if it contains operations that the gold answer does not; None applies that only if
-    the gold answer is a number. `rule` names the authors' scorer, one of `authors/rules.py`: the answer that it
-    extracts is compared, and its own score is returned, too.
-    """
-
-    request: str
-    gold: str
-    options: Sequence[str] = ()
-    pattern: str = ""
-    evaluated: bool | None = None
-    other_golds: Sequence[str] = ()
-    """Further answers that are equally good."""
-    rule: str = ""
-    other_patterns: Sequence[str] = ()
-    """Patterns to try in order if the first finds no answer."""
-    prefix: str = ""
-    """A text that introduces an answer, for rules that support one."""
-
-    @property
-    def golds(self) -> tuple[str, ...]:
-        return (self.gold, *self.other_golds)
 
 
 class EquivalenceEvaluator:
@@ -102,19 +74,12 @@ class EquivalenceEvaluator:
         reference = self._reference
         if not reference.rule:
             return await self._score(self._final_answer(submission.answer), submission.answer, timeout_s)
-        key = AnswerKey(
-            reference.golds,
-            tuple(reference.options),
-            reference.pattern,
-            other_patterns=tuple(reference.other_patterns),
-            prefix=reference.prefix,
-        )
         if reference.rule == LIBRARY:
             authors = await self._by_library(submission.answer or "", timeout_s)
         elif reference.rule in SYMPY_RULES:
             authors = await self._by_sympy(submission.answer or "", timeout_s)
         else:
-            authors = RULES[reference.rule](submission.answer or "", key)
+            authors = RULES[reference.rule](submission.answer or "", reference)
         return with_authors(await self._with_authors_answer(authors, submission.answer, timeout_s), authors)
 
     async def _by_library(self, response: str, timeout_s: float) -> AuthorsScore:

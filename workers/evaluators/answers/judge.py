@@ -16,7 +16,9 @@ import secrets
 import unicodedata
 from collections import OrderedDict
 from dataclasses import dataclass, field, replace
-from typing import Any, ClassVar, Literal, TypeAlias
+from typing import Annotated, Any, ClassVar, Literal, TypeAlias
+
+from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 from farm.errors import EvaluatorError
 from farm.records.request import SamplingParams
@@ -83,13 +85,21 @@ def _of_json(text: str) -> bool | None:
     return equal if isinstance(equal, bool) else None
 
 
-@dataclass(frozen=True, slots=True)
-class JudgeSettings:
-    """The rules of a judge: the majority of `n_votes`, an odd number, each of up to `n_tries` replies."""
+class JudgeSettings(BaseModel):
+    """The rules of a judge: the majority of an odd number of votes, each of up to `n_tries` replies."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
 
     template: Template = "equivalent"
-    n_votes: int = 1
-    n_tries: int = 3
+    n_votes: Annotated[int, Field(ge=1, le=15)] = 1
+    n_tries: Annotated[int, Field(ge=1, le=10)] = 3
+
+    @field_validator("n_votes")
+    @classmethod
+    def _is_odd(cls, n_votes: int) -> int:
+        if n_votes % 2 == 0:
+            raise ValueError("an even number of votes may have no majority")
+        return n_votes
 
 
 @dataclass(frozen=True, slots=True)

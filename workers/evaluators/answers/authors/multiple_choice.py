@@ -13,8 +13,8 @@ from collections.abc import Callable
 from itertools import pairwise
 from operator import itemgetter
 
-from workers.evaluators.answers.authors.answer_key import MAX_CHARS, PATTERN_CHARS, AnswerKey, AuthorsRule, last_box
 from workers.evaluators.answers.final_answer import LETTERS
+from workers.evaluators.answers.reference import MAX_CHARS, PATTERN_CHARS, AuthorsRule, Reference, last_box
 from workers.evaluators.authors_score import AuthorsScore
 
 _ONLY_LETTER = re.compile(r"^[^A-Za-z]*([A-Z])[^A-Za-z]*$")
@@ -38,8 +38,8 @@ _OTHER_LETTERS = {
 _AS_LATIN = str.maketrans({letter: f" {latin}" for letter, latin in _OTHER_LETTERS.items()})
 
 
-def _mode(name: str, chosen: Callable[[str, AnswerKey], str | None]) -> AuthorsRule:
-    def rule(response: str, key: AnswerKey) -> AuthorsScore:
+def _mode(name: str, chosen: Callable[[str, Reference], str | None]) -> AuthorsRule:
+    def rule(response: str, key: Reference) -> AuthorsScore:
         text = response[-MAX_CHARS:].strip()
         patterns = (pattern for pattern in (key.pattern, *key.other_patterns) if pattern)
         found = (_by_pattern(pattern, text, key) for pattern in patterns)
@@ -50,7 +50,7 @@ def _mode(name: str, chosen: Callable[[str, AnswerKey], str | None]) -> AuthorsR
     return rule
 
 
-def _boxed_letter(text: str, key: AnswerKey) -> str | None:
+def _boxed_letter(text: str, key: Reference) -> str | None:
     inner = last_box(text)
     if inner is None:
         return None
@@ -59,7 +59,7 @@ def _boxed_letter(text: str, key: AnswerKey) -> str | None:
     return match.group(1) if match and match.group(1) in LETTERS[: len(key.options)] else None
 
 
-def _boxed_letter_or_text(text: str, key: AnswerKey) -> str | None:
+def _boxed_letter_or_text(text: str, key: Reference) -> str | None:
     if letter := _boxed_letter(text, key):
         return letter
     inner = (last_box(text) or "").strip()
@@ -69,7 +69,7 @@ def _boxed_letter_or_text(text: str, key: AnswerKey) -> str | None:
     return named.pop() if len(named) == 1 else None
 
 
-def _after_answer(text: str, key: AnswerKey) -> str | None:
+def _after_answer(text: str, key: Reference) -> str | None:
     match = _ANSWER.search(text)
     candidate = _without_text(match.group(1)).strip() if match else ""
     letters = LETTERS[: len(key.options)]
@@ -79,7 +79,7 @@ def _after_answer(text: str, key: AnswerKey) -> str | None:
     return next((each for each, option in options if match and _folded(option) == _folded(candidate)), None)
 
 
-def _after_answer_in_markdown(text: str, key: AnswerKey) -> str | None:
+def _after_answer_in_markdown(text: str, key: Reference) -> str | None:
     letters = LETTERS[: len(key.options)]
     found = (_letter_of(candidate, letters) for candidate in reversed(_lines_of_answers(text, key.prefix)))
     letter = next((letter for letter in found if letter), None)
@@ -100,7 +100,7 @@ def _lines_of_answers(text: str, prefix: str) -> list[str]:
     return [line for _, line in sorted(found, key=itemgetter(0))]
 
 
-def _letter_of_gpqa(text: str, key: AnswerKey) -> str | None:
+def _letter_of_gpqa(text: str, key: Reference) -> str | None:
     """Return a letter of the last box, alone or among words, else after `Answer:`, like the server gpqa_diamond."""
     letters = LETTERS[: len(key.options)]
     # Up to the last brace, as each box without one would be searched to the end.
@@ -132,7 +132,7 @@ def _lists_choices(text: str, letters: str) -> bool:
     )
 
 
-def _by_pattern(pattern: str, text: str, key: AnswerKey) -> str | None:
+def _by_pattern(pattern: str, text: str, key: Reference) -> str | None:
     """Return the match of a row's own pattern: any letter, or the option with that text."""
     found = re.findall(pattern, text[-PATTERN_CHARS:], re.IGNORECASE)
     if not found:

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from workers.evaluators.answers.authors import verl_rules
-from workers.evaluators.answers.authors.answer_key import AuthorsRule
 from workers.evaluators.answers.authors.multiple_choice import MODES
 from workers.evaluators.answers.authors.slime_rules import RULES_OF_SLIME
 from workers.evaluators.answers.authors.string_match import STRING_MATCH
 from workers.evaluators.answers.authors.sympy_rules import PRIME_MATH, SYMPY_RULES
+from workers.evaluators.answers.reference import AuthorsRule
 
 RULES: Mapping[str, AuthorsRule] = {
     "gsm8k": verl_rules.gsm8k,

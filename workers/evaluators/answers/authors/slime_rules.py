@@ -10,9 +10,9 @@ from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 
-from workers.evaluators.answers.authors.answer_key import AnswerKey, AuthorsRule, box_of_last_mark
 from workers.evaluators.answers.authors.verl_rules import dapo_of_slime, normalized_words
 from workers.evaluators.answers.final_answer import LETTERS
+from workers.evaluators.answers.reference import AuthorsRule, Reference, box_of_last_mark
 from workers.evaluators.authors_score import AuthorsScore
 
 _EXACT = frozenset({"yes", "no", "noanswer"})
@@ -29,7 +29,7 @@ _NO_LETTERS_OR_DIGITS = re.compile(r"[^a-z0-9]+")
 _THINKING_ENDS = "</think>"
 
 
-def overlap(response: str, key: AnswerKey) -> AuthorsScore:
+def overlap(response: str, key: Reference) -> AuthorsScore:
     """Score the words that a whole response and a gold answer have in common, by F1."""
     value = max(_f1(normalized_words(response), normalized_words(gold)) for gold in key.golds)
     return AuthorsScore("slime_f1", value, value == 1.0, response if value == 1.0 else None)
@@ -46,7 +46,7 @@ def _f1(answer: str, gold: str) -> float:
     return 2 * precision * recall / (precision + recall)
 
 
-def choice(response: str, key: AnswerKey) -> AuthorsScore:
+def choice(response: str, key: Reference) -> AuthorsScore:
     """Score the letter that a response names; without a letter, the gold option's text anywhere in the response."""
     text = response.rpartition(_THINKING_ENDS)[2]
     letters = LETTERS[: len(key.options)] or _LETTERS_OF_NO_OPTIONS
@@ -73,13 +73,13 @@ def words_of_choice(text: str) -> str:
 
 
 def _boxed(name: str, rule: AuthorsRule) -> AuthorsRule:
-    def boxed(response: str, key: AnswerKey) -> AuthorsScore:
+    def boxed(response: str, key: Reference) -> AuthorsScore:
         return replace(rule(box_of_last_mark(response) or "", key), rule=name)
 
     return boxed
 
 
-_OF_TYPES: dict[str, Callable[[str, AnswerKey], AuthorsScore]] = {
+_OF_TYPES: dict[str, Callable[[str, Reference], AuthorsScore]] = {
     "f1": overlap,
     "gpqa": choice,
     "dapo": dapo_of_slime,

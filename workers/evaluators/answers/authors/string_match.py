@@ -10,7 +10,7 @@ import re
 import unicodedata
 from collections.abc import Callable
 
-from workers.evaluators.answers.authors.answer_key import BOX, MAX_CHARS, AnswerKey, AuthorsRule, box_at
+from workers.evaluators.answers.reference import BOX, MAX_CHARS, AuthorsRule, Reference, box_at
 from workers.evaluators.authors_score import AuthorsScore
 
 _LONGEST = 2000
@@ -46,7 +46,7 @@ _NEAR, _NEAR_SCORE = 0.98, 0.98
 def _rule(mode: str, find: Callable[[str], str | None], *, exact: bool) -> AuthorsRule:
     name = f"string_match_{mode}{'_exact' if exact else ''}"
 
-    def rule(response: str, key: AnswerKey) -> AuthorsScore:
+    def rule(response: str, key: Reference) -> AuthorsScore:
         answer = find(response[-MAX_CHARS:].strip())
         if answer is None:
             return AuthorsScore(name, 0.0, right=False)

@@ -19,7 +19,7 @@ from functools import partial
 from typing import Any
 
 from workers.evaluators.answers.authors import prm800k
-from workers.evaluators.answers.authors.answer_key import MAX_CHARS, box_of_last_mark
+from workers.evaluators.answers.reference import MAX_CHARS, box_of_last_mark
 
 PRIME_MATH = "prime_math"
 _BEFORE = ("answer:", "answer is", "answers are")

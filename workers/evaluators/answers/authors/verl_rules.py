@@ -20,7 +20,7 @@ import string
 from collections.abc import Sequence
 
 from workers.environments.answer_tags import last_tagged
-from workers.evaluators.answers.authors.answer_key import MAX_CHARS, AnswerKey, box_of_last_mark, last_box
+from workers.evaluators.answers.reference import MAX_CHARS, Reference, box_of_last_mark, last_box
 from workers.evaluators.authors_score import AuthorsScore
 
 _MARKED = re.compile(r"#### (-?[0-9.,]+)")
@@ -61,17 +61,17 @@ _REMOVED_FIRST = (
 _UNIT = "\\text{ "
 
 
-def gsm8k(response: str, key: AnswerKey) -> AuthorsScore:
+def gsm8k(response: str, key: Reference) -> AuthorsScore:
     found = _MARKED.findall(response[-_LAST_CHARS:])
     return _gsm8k_score("gsm8k", found[-1] if found else None, key)
 
 
-def gsm8k_of_skyrl(response: str, key: AnswerKey) -> AuthorsScore:
+def gsm8k_of_skyrl(response: str, key: Reference) -> AuthorsScore:
     found = _MARKED.search(response[-MAX_CHARS:])
     return _gsm8k_score("skyrl_gsm8k", None if found is None else found.group(1), key)
 
 
-def gsm8k_flexible(response: str, key: AnswerKey) -> AuthorsScore:
+def gsm8k_flexible(response: str, key: Reference) -> AuthorsScore:
     found = _NUMBER.findall(response[-_LAST_CHARS:])
     # If all matches are only signs the first one counts, as nothing stops the authors' search.
     answer = next((each for each in reversed(found) if each != "."), found[0] if found else None)
@@ -84,12 +84,12 @@ def last_marked_line(response: str) -> str | None:
     return found[-1].strip() if found else None
 
 
-def _gsm8k_score(rule: str, answer: str | None, key: AnswerKey) -> AuthorsScore:
+def _gsm8k_score(rule: str, answer: str | None, key: Reference) -> AuthorsScore:
     right = answer is not None and answer.replace(",", "") == key.gold
     return AuthorsScore(rule, float(right), right, answer)
 
 
-def dapo(response: str, key: AnswerKey) -> AuthorsScore:
+def dapo(response: str, key: Reference) -> AuthorsScore:
     score = _dapo_score("dapo", _LINE, response, key)
     boxed = last_box(response[-_LAST_CHARS:][-_LAST_CHARS_OF_BOX:]) if score.answer is None else None
     if boxed is None:
@@ -98,11 +98,11 @@ def dapo(response: str, key: AnswerKey) -> AuthorsScore:
     return AuthorsScore("dapo", 1.0 if right else -1.0, right, boxed)
 
 
-def dapo_of_skyrl(response: str, key: AnswerKey) -> AuthorsScore:
+def dapo_of_skyrl(response: str, key: Reference) -> AuthorsScore:
     return _dapo_score("skyrl_aime", _LINE_OF_SKYRL, response, key)
 
 
-def dapo_of_slime(response: str, key: AnswerKey) -> AuthorsScore:
+def dapo_of_slime(response: str, key: Reference) -> AuthorsScore:
     """Score the last line `Answer: ...`. A non-numeric gold answer, on which slime's scorer fails, equals nothing."""
     found = _LINE.findall(response[-_LAST_CHARS:])
     answer = found[-1] if found else None
@@ -121,7 +121,7 @@ def whole_number_of_slime(gold: str) -> str | None:
         return None
 
 
-def _dapo_score(rule: str, pattern: re.Pattern[str], response: str, key: AnswerKey) -> AuthorsScore:
+def _dapo_score(rule: str, pattern: re.Pattern[str], response: str, key: Reference) -> AuthorsScore:
     found = pattern.findall(response[-_LAST_CHARS:])
     answer = found[-1] if found else None
     right = len(key.gold) <= _LONGEST_GOLD and normalized_by_dapo(answer or _NONE) == normalized_by_dapo(key.gold)
@@ -141,14 +141,14 @@ def normalized_by_dapo(answer: str, also_removed: Sequence[str] = ()) -> str:
     return answer.strip()
 
 
-def search_r1(response: str, key: AnswerKey) -> AuthorsScore:
+def search_r1(response: str, key: Reference) -> AuthorsScore:
     answer = last_tagged(response)
     right = answer is not None and any(normalized_words(answer) == normalized_words(gold) for gold in key.golds)
     many = max(response.count("<answer>"), response.count("</answer>")) > _MAX_TAGS
     return AuthorsScore("search_r1", (0.25 if many else 1.0) if right else 0.0, right, answer)
 
 
-def search_r1_of_skyrl(response: str, key: AnswerKey) -> AuthorsScore:
+def search_r1_of_skyrl(response: str, key: Reference) -> AuthorsScore:
     answer = last_tagged(response)
     right = answer is not None and any(normalized_words(answer) == normalized_words(gold) for gold in key.golds)
     return AuthorsScore("skyrl_search", float(right), right, answer)
@@ -159,7 +159,7 @@ def normalized_words(answer: str) -> str:
     return " ".join(_ARTICLE.sub(" ", answer.lower().translate(_PUNCTUATION)).split())
 
 
-def hendrycks_math(response: str, key: AnswerKey) -> AuthorsScore:
+def hendrycks_math(response: str, key: Reference) -> AuthorsScore:
     """Score the last box. Answers that the normalization cannot read are compared literally."""
     answer = _last_box(response[-MAX_CHARS:])
     right = answer is not None and equal_by_hendrycks(answer, key.gold)

@@ -13,8 +13,9 @@ import pytest
 from farm.errors import EngineError, EvaluatorError
 from farm.records.trajectory import Completion
 from tests.integration.answers.conftest import no_sandbox
-from workers.evaluators.answers.equivalence import EquivalenceEvaluator, Reference
+from workers.evaluators.answers.equivalence import EquivalenceEvaluator
 from workers.evaluators.answers.judge import AnswerJudge, JudgeSettings, decision, judge_messages
+from workers.evaluators.answers.reference import Reference
 from workers.plugins.interfaces import Score, Submission
 from workers.testing import ScriptedModel
 from workers.testing.fakes import answering
@@ -121,7 +122,7 @@ def test_decision_is_cached_by_all_its_inputs() -> None:
         assert len(model.requests) == 1
         for other in (("q", "g", "b"), ("q", "h", "a"), ("r", "g", "a")):
             assert not (await judge.equal(*other)).equal
-        assert not (await AnswerJudge(model, JudgeSettings("strict")).equal("q", "g", "a")).equal
+        assert not (await AnswerJudge(model, JudgeSettings(template="strict")).equal("q", "g", "a")).equal
 
     asyncio.run(main())
 

@@ -1,9 +1,9 @@
-"""The correct answers of a row in the form of the authors' scorers, and the last box of a text by their rules."""
+"""A row's correct answers, for the farm's scorer and its authors', and the last box of a text by the authors' rules."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from workers.evaluators.authors_score import AuthorsScore
@@ -18,24 +18,33 @@ _BRACE = re.compile(r"[{}]")
 
 
 @dataclass(frozen=True, slots=True)
-class AnswerKey:
-    """The gold answers, all equally good; with `options`, the first gold answer is the letter of one of them."""
+class Reference:
+    """The request and its gold answer; with `options`, the letter of one. `pattern` extracts the final answer.
 
-    golds: tuple[str, ...]
-    options: tuple[str, ...] = ()
+    `evaluated`: an answer is wrong if it contains operations that the gold answer does not; None applies that only if
+    the gold answer is a number. `rule` names the authors' scorer, one of `authors/rules.py`: the answer that it
+    extracts is compared, and its own score is returned, too.
+    """
+
+    request: str
+    gold: str
+    options: Sequence[str] = ()
     pattern: str = ""
-    """A regular expression of the row that extracts the answer before the scorer looks for it."""
-    other_patterns: tuple[str, ...] = ()
+    evaluated: bool | None = None
+    other_golds: Sequence[str] = ()
+    """Further answers that are equally good."""
+    rule: str = ""
+    other_patterns: Sequence[str] = ()
     """Patterns to try in order if the first finds no answer."""
     prefix: str = ""
-    """A text of the row that introduces an answer, as `Answer:` does."""
+    """A text that introduces an answer, for rules that support one."""
 
     @property
-    def gold(self) -> str:
-        return self.golds[0]
+    def golds(self) -> tuple[str, ...]:
+        return (self.gold, *self.other_golds)
 
 
-AuthorsRule = Callable[[str, AnswerKey], AuthorsScore]
+AuthorsRule = Callable[[str, Reference], AuthorsScore]
 """A scorer of a response; it never raises, and takes time linear in the response."""
 
 
