@@ -18,7 +18,7 @@ from farm.errors import EngineError, LimitReached, WeightsMissing
 from farm.records.rollout import Outcome
 from tests.services.engines import CONTROLLED, RecordingReporter, Server, Servers, engine_call, routed
 from tests.services.virtual_time import run
-from workers.policy.engines.connection import current
+from workers.policy.engines.connection import current_progress
 from workers.policy.generation import Engine, EngineRefused, EngineUnfit
 from workers.policy.routing.load import IDLE
 from workers.policy.routing.pool import EnginePool
@@ -515,7 +515,7 @@ def test_call_whose_answer_trickles_blocks_its_rollout() -> None:
 
             async def drip(engine: Engine) -> None:
                 # as if bytes had arrived for a minute, without an end
-                current().body_since = time.monotonic() - 60.0
+                current_progress().body_since = time.monotonic() - 60.0
                 await asyncio.sleep(1000)
 
             call = asyncio.create_task(routed(mine, N, drip))
@@ -577,7 +577,7 @@ class TestSilence:
                 mine = router_of(pool, "r")
 
                 async def streams(engine: Engine) -> None:
-                    current().token()
+                    current_progress().token()
                     await asyncio.sleep(1000)
 
                 call = asyncio.create_task(routed(mine, N, streams, N))
