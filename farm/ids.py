@@ -7,9 +7,11 @@ the process that owns it; a borrowed one has a random name.
 
 from __future__ import annotations
 
+import os
 import re
 import secrets
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Literal
 
 from farm.errors import NotFound
@@ -94,12 +96,13 @@ def prepare_sandbox_id(sandbox_id: str) -> str:
     return f"{sandbox_id}.prepare"
 
 
-def owned_sandbox_id(purpose: Literal["build", "shared"], pid: int, started: int) -> str:
-    """Return a new id for a sandbox owned by a process of a node: to build an image in, or for many rollouts.
+def owned_sandbox_id(purpose: Literal["build", "shared"]) -> str:
+    """Return a new id for a sandbox owned by this process of a node: to build an image in, or for many rollouts.
 
-    The sandbox lives as long as that process, identified by its pid and its start time in clock ticks.
+    The sandbox lives as long as this process, identified by its pid and its start time in clock ticks.
     """
-    return f"{purpose}-{pid}-{started}-{secrets.token_hex(4)}"
+    started = Path("/proc/self/stat").read_text().rpartition(")")[2].split()[19]
+    return f"{purpose}-{os.getpid()}-{started}-{secrets.token_hex(4)}"
 
 
 def borrowed_sandbox_id() -> str:

@@ -31,7 +31,7 @@ from farm.records.trajectory import ModelCall, segments, token_ids
 from farm.settings import Settings
 from tests.chaos.faults import KINDS
 from workers.agents.harness import Harness, HarnessAgent
-from workers.conformance.catalogue import PROMISES
+from workers.conformance.bench import PROMISES
 from workers.plugins.handler import Handler
 from workers.plugins.interfaces import NO_MODELS, AgentContext, AgentResult, Artefact, Observation, Sandbox
 from workers.testing import FakeSandbox, ScriptedPolicy, answering

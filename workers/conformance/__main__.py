@@ -19,8 +19,7 @@ from rich.progress import Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
 from farm.errors import FarmError
-from workers.conformance.bench import PromiseBench, PromiseResult, PromiseState
-from workers.conformance.catalogue import PROMISES, chosen
+from workers.conformance.bench import PROMISES, PromiseBench, PromiseResult, PromiseState, chosen
 from workers.conformance.trial import Promise
 from workers.plugins import registry
 from workers.plugins.interfaces import SandboxProvider

@@ -1,4 +1,7 @@
-"""The bench that tries promises one by one, with one provider and a shared sandbox, and cleans up after each."""
+"""All promises, the basic properties of a sandbox first; and the bench that tries them one by one.
+
+It has one provider and a shared sandbox, and cleans up after each promise.
+"""
 
 from __future__ import annotations
 
@@ -7,18 +10,45 @@ import os
 import secrets
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
-from farm.errors import FarmError
+from farm.errors import FarmError, NotFound
 from farm.records.request import SandboxSpec
 from workers.conformance import outside
-from workers.conformance.expect import NotTried, short, within
-from workers.conformance.trial import GREETING, Promise, PromiseTrial
+from workers.conformance.promises import (
+    commands,
+    crowds,
+    files,
+    isolation,
+    kernels,
+    lifetime,
+    limits,
+    networks,
+    privileges,
+    root_file_system,
+    shells,
+    transfer,
+    tricks,
+)
+from workers.conformance.trial import GREETING, NotTried, Promise, PromiseTrial, short, within
 from workers.plugins.interfaces import Sandbox, SandboxProvider
+
+SURFACE = "surface"
+"""The name of the group with promises of other groups that a fake sandbox keeps, too."""
+
+_MODULES = (
+    *(commands, files, transfer, shells, kernels),
+    *(isolation, networks, privileges, tricks, root_file_system),
+    *(limits, lifetime, crowds),
+)
+PROMISES: tuple[Promise, ...] = tuple(
+    found for module in _MODULES for found in vars(module).values() if isinstance(found, Promise)
+)
 
 _ALIVE_S = 10.0
 _CLEARED_S = 60.0
@@ -27,6 +57,30 @@ _LOOK_AROUND = """
 read -r path; read -r pid; [[ -e $path ]] && echo file
 { read -r line < /proc/$pid/stat; } 2>/dev/null && line=${line##*) } && set -- $line && echo ${20}; true
 """
+
+
+def groups() -> tuple[str, ...]:
+    """Return the names of all groups."""
+    return (*dict.fromkeys(promise.group for promise in PROMISES), SURFACE)
+
+
+def chosen(group: Collection[str] = (), only: Collection[str] = ()) -> tuple[Promise, ...]:
+    """Return the promises of some groups or with a name that matches a pattern; all if neither is given.
+
+    Raises NotFound if a group or a pattern matches none.
+    """
+    for name in group:
+        if name not in groups():
+            raise NotFound(f"no group of promises is called {name!r}; there are: {', '.join(groups())}")
+    for pattern in only:
+        if not any(fnmatchcase(promise.name, pattern) for promise in PROMISES):
+            raise NotFound(f"no promise is called {pattern!r}; --list shows them")
+    return tuple(promise for promise in PROMISES if not (group or only) or _is_meant(promise, group, only))
+
+
+def _is_meant(promise: Promise, group: Collection[str], only: Collection[str]) -> bool:
+    in_group = promise.group in group or (promise.surface and SURFACE in group)
+    return in_group or any(fnmatchcase(promise.name, pattern) for pattern in only)
 
 
 class PromiseState(StrEnum):

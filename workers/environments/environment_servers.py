@@ -183,7 +183,7 @@ async def _start(
         spec = program.spec(packages)
     except ValueError as error:
         raise HandlerError(f"environment {program.name}: {described(error)}", retryable=False) from error
-    sandbox = await provider.start(owned_sandbox_id("shared", os.getpid(), own_start()), spec)
+    sandbox = await provider.start(owned_sandbox_id("shared"), spec)
     command: asyncio.Future[ExecResult] | None = None
     try:
         for path, source in program.sources().items():
@@ -232,11 +232,6 @@ async def _connected(folder: Path) -> tuple[asyncio.StreamReader, asyncio.Stream
         return await asyncio.open_unix_connection(path, limit=MAX_LINE_BYTES)
     finally:
         os.close(descriptor)
-
-
-def own_start() -> int:
-    """Return the start time of this process in clock ticks, from /proc."""
-    return int(Path("/proc/self/stat").read_text().rpartition(")")[2].split()[19])
 
 
 _all: WeakKeyDictionary[asyncio.AbstractEventLoop, EnvironmentServers] = WeakKeyDictionary()

@@ -14,6 +14,7 @@ import json
 import math
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import asdict
 from typing import Any
 
 from farm.errors import HandlerError
@@ -74,13 +75,7 @@ class EpisodeConnection:
 
     async def reset(self, episode: Episode, timeout_s: float, ask: Ask = no_models) -> Begin:
         """Begin the episode. Raises HandlerError, like all methods; BrokenEpisode if its own process fails."""
-        fields = {
-            "id": episode.id,
-            "kwargs": dict(episode.kwargs),
-            "messages": [dict(each) for each in episode.messages],
-            "seed": episode.seed,
-        }
-        reply = self._object(await self._request({"reset": fields}, "reset()", timeout_s, ask), "reset()")
+        reply = self._object(await self._request({"reset": asdict(episode)}, "reset()", timeout_s, ask), "reset()")
         tools = reply.get("tools")
         if not isinstance(tools, list) or not all(map(_is_tool, tools)):
             raise self._broken("reset() returned tools that are not functions in the form of the OpenAI API")
@@ -99,9 +94,7 @@ class EpisodeConnection:
 
     async def step(self, action: Action, timeout_s: float, ask: Ask = no_models) -> Step:
         """Carry out an action."""
-        calls = [{"call_id": c.call_id, "name": c.name, "arguments": c.arguments} for c in action.tool_calls]
-        request = {"step": {"text": action.text, "tool_calls": calls}}
-        reply = self._object(await self._request(request, "step()", timeout_s, ask), "step()")
+        reply = self._object(await self._request({"step": asdict(action)}, "step()", timeout_s, ask), "step()")
         ends = [reply.get(name) for name in ("terminated", "truncated")]
         if not all(isinstance(each, bool) for each in ends) or not isinstance(reply.get("info"), dict):
             raise self._broken("step() returned no Step")

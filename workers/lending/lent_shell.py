@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 
 from farm.errors import Conflict
 from farm.records.lending.sandbox_calls import ShellCall, ShellOutput
@@ -45,7 +45,10 @@ class LentShell:
         elif self._unread:
             result, self._unread = replace(result, output=self._unread + result.output), ""
         self._runs = result.running
-        return _shown(result, expected)
+        shown = asdict(result)
+        # the beginning of a long output, and its end, are enough for a caller
+        del shown["full"]
+        return ShellOutput(**shown, expected=expected)
 
     async def _expected(
         self, result: ShellResult, texts: Sequence[str], deadline: float
@@ -85,18 +88,3 @@ def _first(output: str, texts: Sequence[str]) -> tuple[int, str | None]:
         return -1, None
     place, index = min(places)
     return place, texts[index]
-
-
-def _shown(result: ShellResult, expected: str | None) -> ShellOutput:
-    return ShellOutput(
-        code=result.code,
-        output=result.output,
-        cwd=result.cwd,
-        timed_out=result.timed_out,
-        restarted=result.restarted,
-        n_dropped=result.n_dropped,
-        running=result.running,
-        limit=result.limit,
-        note=result.note,
-        expected=expected,
-    )

@@ -7,7 +7,6 @@ difference.
 from __future__ import annotations
 
 import asyncio
-import os
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
@@ -18,7 +17,6 @@ from farm.errors import FarmError, NotFound
 from farm.ids import owned_sandbox_id
 from farm.records.request import SandboxSpec
 from farm.settings import settings
-from workers.environments.environment_servers import own_start
 from workers.plugins import registry
 from workers.plugins.interfaces import FreshSandbox, Sandbox, SandboxProvider
 from workers.plugins.plugin_faults import described
@@ -88,7 +86,7 @@ def fresh_of(own: SandboxSpec, put: Callable[[Sandbox], Awaitable[None]] | None 
 
     @asynccontextmanager
     async def fresh(spec: SandboxSpec | None = None, *, layer: bool = False) -> AsyncIterator[Sandbox]:
-        sandbox = await best_provider().start(owned_sandbox_id("shared", os.getpid(), own_start()), spec or own)
+        sandbox = await best_provider().start(owned_sandbox_id("shared"), spec or own)
         try:
             if put is not None:
                 await put(sandbox)

@@ -6,7 +6,6 @@ import asyncio
 import bz2
 import gzip
 import lzma
-import os
 import tempfile
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from contextlib import closing
@@ -15,7 +14,6 @@ from pathlib import Path
 from typing import Any, BinaryIO, TypeAlias, TypeVar
 
 from farm.errors import ToolError
-from farm.ids import owned_sandbox_id
 from farm.records.request import SandboxLimits, SandboxSpec
 from farm.settings import settings
 from workers.sandboxes.images.building.builder import move_tree
@@ -43,12 +41,6 @@ _COMPRESSED: Sequence[tuple[bytes, Callable[..., Any]]] = (
 def build_spec() -> SandboxSpec:
     """Return the spec of build sandboxes: with users, and with network if builds may use it."""
     return SandboxSpec(workdir="/", limits=LIMITS, network=settings().build_network, fake_root=True)
-
-
-def new_build_id() -> str:
-    """Return an id that names this process as the owner, so that the sandbox counts as abandoned when it has ended."""
-    started = int(Path("/proc/self/stat").read_text().rpartition(")")[2].split()[19])
-    return owned_sandbox_id("build", os.getpid(), started)
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,7 +119,9 @@ class BuildSandbox:
         return _done(self._sandbox.read_file(path))
 
     def make_folder(self, path: str, mode: int) -> None:
-        """Create a folder with this mode, and its missing parents."""
+        """Create a folder with this mode, and its missing parents, unless it exists."""
+        if self.is_folder(path):
+            return
         with tempfile.TemporaryDirectory() as name:
             empty = Path(name, "folder")
             empty.mkdir(mode=0o755)

@@ -11,11 +11,12 @@ from pathlib import Path
 from typing import Literal
 
 from farm.errors import SandboxError
+from farm.ids import owned_sandbox_id
 from farm.records.request import SandboxSpec
 from farm.settings import settings
 from workers.sandboxes import cgroups
 from workers.sandboxes.agent_programs.brought_programs import brought
-from workers.sandboxes.build_sandbox import BuildSandbox, build_spec, new_build_id
+from workers.sandboxes.build_sandbox import BuildSandbox, build_spec
 from workers.sandboxes.images.archives import layer
 from workers.sandboxes.images.content_store import digest
 from workers.sandboxes.images.dockerfile.image_config import ImageConfig
@@ -88,7 +89,7 @@ def start_build(base: Image) -> BuildSandbox:
     binds = (*base.binds, *(_network(base.system) if spec.network else ()), *((files[path], path) for path in files))
     parts = SandboxParts(base.lower, base.roots, binds, (), base.variables)
     bare = is_bare(base)
-    record = LaunchPlan("namespace", spec, None, bare=bare).launched(folder(new_build_id()), parts)
+    record = LaunchPlan("namespace", spec, None, bare=bare).launched(folder(owned_sandbox_id("build")), parts)
     users = ViewOfUsers("shown", (0, 0), base.lower)
     return BuildSandbox(NodeSandbox(record, spec, (), base.variables, users=users), bare=bare)
 

@@ -102,6 +102,9 @@ class NodeSandbox(Transfer):
         return LimitEvents(folder(self.sandbox_id), self._record.cgroup)
 
     def target(self, limits: SandboxLimits | None = None) -> JoinTarget:
+        view = self.users.view
+        if view == "kept" and has_owners([str(folder(self.sandbox_id) / "upper")]):
+            view = "shown"
         return {
             "pid": self._record.first.pid,
             "started": self._record.first.started,
@@ -109,14 +112,10 @@ class NodeSandbox(Transfer):
             "network": self._network,
             "limits": _resources(self._spec.limits, limits or self._spec.limits),
             "cgroup": self._record.cgroup,
-            "users": self._view(),
+            "users": view,
             "identity": self.identity,
             "cpus": self._cpus,
         }
-
-    def _view(self) -> Literal["", "kept", "shown"]:
-        view = self.users.view
-        return "shown" if view == "kept" and has_owners([str(folder(self.sandbox_id) / "upper")]) else view
 
     def alive(self) -> bool:
         """Return whether its first process is alive; all other processes end with it."""

@@ -235,14 +235,11 @@ class _Sampler:
             # the time at the start, so that an old observation does not count in a window that begins meanwhile
             began = time.monotonic()
             if words := look():
-                self._note(cause, began, words)
+                with self._lock:
+                    if began >= self._seen.get(cause, (began,))[0]:
+                        self._seen[cause] = began, words
             if cause == "disk" and (words or _pause_s() < SAMPLE_S):
                 self._measure(full=bool(words))
-
-    def _note(self, cause: str, seen_at: float, words: str) -> None:
-        with self._lock:
-            if seen_at >= self._seen.get(cause, (seen_at,))[0]:
-                self._seen[cause] = seen_at, words
 
     def _measure(self, *, full: bool) -> None:
         with self._using:

@@ -19,7 +19,7 @@ from workers.sandboxes import cgroups
 from workers.sandboxes.images.runtime import APPTAINER_REMEDY, exec_command, exposure, program
 from workers.sandboxes.isolation.monitor import MASKED
 from workers.sandboxes.lifecycle.start import SOCKETS
-from workers.sandboxes.probe import answer_of, namespaces_missing, run
+from workers.sandboxes.namespace import answer_of, namespaces_missing, run
 from workers.sandboxes.provider import NodeSandboxProvider
 from workers.sandboxes.sandbox_user import drop_privileges
 

@@ -20,8 +20,7 @@ from farm.records.request import SandboxSpec
 from tests.conftest import absent
 from tests.services.farms import until
 from workers.conformance.__main__ import main
-from workers.conformance.bench import PromiseBench, PromiseResult, PromiseState
-from workers.conformance.catalogue import PROMISES, chosen
+from workers.conformance.bench import PROMISES, PromiseBench, PromiseResult, PromiseState, chosen
 from workers.conformance.outside import files_with, left_of
 from workers.conformance.trial import GREETING, PromiseTrial
 from workers.plugins.interfaces import ExecResult, Sandbox

@@ -17,11 +17,9 @@ from farm.records.request import SandboxSpec
 from tests.conftest import absent
 from tests.contract.sandboxes.sandbox_kinds import mounts_with, own_seconds, processes_with, python
 from tests.services.farms import until
-from workers.conformance.bench import PromiseBench
-from workers.conformance.catalogue import PROMISES, SURFACE, chosen
-from workers.conformance.expect import NotPermitted, NotTried
+from workers.conformance.bench import PROMISES, SURFACE, PromiseBench, chosen
 from workers.conformance.outside import left_of
-from workers.conformance.trial import Promise
+from workers.conformance.trial import NotPermitted, NotTried, Promise
 from workers.plugins.interfaces import Sandbox, SandboxProvider
 from workers.sandboxes.images.image import image
 from workers.sandboxes.lifecycle.reaper import sweep

@@ -17,8 +17,7 @@ from tests.contract.conftest import provider_of
 from tests.contract.sandboxes.sandbox_kinds import PROVIDERS
 from tests.services.images import docker_archive, oci_archive, root_folder
 from tests.services.soak import at_length
-from workers.conformance.bench import PromiseBench
-from workers.conformance.catalogue import chosen
+from workers.conformance.bench import PromiseBench, chosen
 from workers.conformance.trial import Promise
 from workers.plugins.interfaces import SandboxProvider
 

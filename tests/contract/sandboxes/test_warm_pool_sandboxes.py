@@ -18,10 +18,8 @@ from tests.conftest import absent
 from tests.contract.sandboxes.sandbox_kinds import PROVIDERS, mounts_with, own_seconds, processes_with, python
 from tests.contract.sandboxes.warm_pool_providers import StockedNamespace, StockedSingularity
 from tests.services.farms import until
-from workers.conformance.bench import PromiseBench
-from workers.conformance.catalogue import chosen
-from workers.conformance.expect import NotTried
-from workers.conformance.trial import Promise
+from workers.conformance.bench import PromiseBench, chosen
+from workers.conformance.trial import NotTried, Promise
 from workers.process.warm_pool_demand import WarmPoolDemand
 from workers.process.warm_pool_filler import WarmPoolFiller
 from workers.sandboxes.launch_plan import prepare

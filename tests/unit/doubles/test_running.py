@@ -10,7 +10,7 @@ import pytest
 
 from tests.doubles import EngineDouble
 from tests.services.engine_calls import GENERATE, begin, choice, endless, on
-from workers.conformance.expect import until
+from workers.conformance.trial import until
 
 
 def slow(**options: Any) -> EngineDouble:

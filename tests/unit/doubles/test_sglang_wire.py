@@ -11,7 +11,7 @@ import httpx2
 import pytest
 
 from tests.doubles import EngineDouble
-from workers.conformance.expect import until
+from workers.conformance.trial import until
 from workers.testing.engine.scheduler import SimulatedSpeed
 from workers.testing.scripted_model import Branch, Script, ScriptedCall, ScriptedProblem, ScriptedTurn
 from workers.testing.serving import serving

@@ -7,8 +7,7 @@ import os
 
 from farm.errors import ToolError
 from workers.conformance import outside
-from workers.conformance.expect import raises, same, until, within
-from workers.conformance.trial import PromiseTrial, promise
+from workers.conformance.trial import PromiseTrial, promise, raises, same, until, within
 
 _AT_ONCE = 50
 

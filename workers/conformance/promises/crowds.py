@@ -7,8 +7,7 @@ import os
 import secrets
 
 from workers.conformance import outside
-from workers.conformance.expect import NotPermitted, NotTried, same, until
-from workers.conformance.trial import PromiseTrial, program, promise
+from workers.conformance.trial import NotPermitted, NotTried, PromiseTrial, program, promise, same, until
 from workers.plugins.interfaces import Sandbox
 
 _MANY = 20
@@ -80,17 +79,20 @@ async def sandboxes_start_while_others_stop(trial: PromiseTrial) -> None:
     await asyncio.gather(*(live(n) for n in range(_MANY)))
 
 
+async def _taking(trial: PromiseTrial, one: Sandbox, code: str, words: str = "") -> str:
+    """Start a program that takes what it gets and keeps it; return what it says then. `pid` is a file with its pid."""
+    await one.write_file("take.py", code.encode())
+    start = f"rm -f out; python3 take.py {words} > out 2>&1 & echo $! > pid"
+    return await trial.sh(f"{start}; until grep -qs . out; do sleep 0.05; done; cat out", one, 60)
+
+
 @promise("python3", time_s=120)
 async def one_sandbox_does_not_starve_others(trial: PromiseTrial) -> None:
     """A sandbox that exhausts all resources that the kernel counts for a user leaves the next one enough to work."""
     one, two = await trial.start(), await trial.start()
     for what, code in _TAKE.items():
         code = f"import ctypes, os, signal, time\nheld = []\n{code}\nprint('taken', flush=True)\ntime.sleep(100)"
-        await one.write_file("take.py", code.encode())
-        script = (
-            "rm -f out; python3 take.py > out 2>&1 & echo $! > pid; until grep -qs . out; do sleep 0.05; done; cat out"
-        )
-        same(await trial.sh(script, one, 60), "taken\n", f"what a program says that takes {what}")
+        same(await _taking(trial, one, code), "taken\n", f"what a program says that takes {what}")
         missing = (await trial.python(program("use_counted_resources"), on=two)).strip()
         assert not missing, f"while another has taken {what}, these are refused: {missing}"
         await trial.sh("kill -9 $(cat pid)", one)
@@ -100,9 +102,7 @@ async def one_sandbox_does_not_starve_others(trial: PromiseTrial) -> None:
 async def tools_survive_a_lack_of_descriptors(trial: PromiseTrial) -> None:
     """While a sandbox has sent itself all the descriptors it may, shells, cells and files of others work as before."""
     one, two = await trial.start(), await trial.start()
-    await one.write_file("take.py", program("send_descriptors").encode())
-    script = "python3 take.py > out 2>&1 & until grep -qs . out; do sleep 0.05; done; cat out"
-    same(await trial.sh(script, one, 60), "taken\n", "what the program says")
+    same(await _taking(trial, one, program("send_descriptors")), "taken\n", "what the program says")
     for sandbox in (two, one):
         kernel = await trial.kernel(sandbox)
         assert "2" in (await kernel.run("1 + 1", 20)).output, "a cell does not run"
@@ -124,9 +124,8 @@ async def per_user_limits_apply_to_each_sandbox(trial: PromiseTrial) -> None:
     if len(users) == 1:
         shared = "sandboxes share one user of this node, so that they share these"
         raise NotTried(shared) if os.geteuid() == 0 else NotPermitted(f"{shared}: only root can give them ids")
-    await one.write_file("take.py", program("send_descriptors").encode())
-    script = "python3 take.py pipes > out 2>&1 & until grep -qs . out; do sleep 0.05; done; cat out"
-    same(await trial.sh(script, one, 60), "taken\n", "what the program says that takes all")
+    taken = await _taking(trial, one, program("send_descriptors"), "pipes")
+    same(taken, "taken\n", "what the program says that takes all")
     same(await trial.python(_SEND, on=two), "65536\n", "the size of a pipe in another, where a descriptor is sent")
 
 

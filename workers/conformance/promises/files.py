@@ -7,8 +7,7 @@ import contextlib
 import os
 
 from farm.errors import ToolError
-from workers.conformance.expect import raises, same, within
-from workers.conformance.trial import PromiseTrial, promise
+from workers.conformance.trial import PromiseTrial, promise, raises, same, within
 
 _QUICK_S = 10.0
 _NAMES = ("plain", "with space", 'it\'s "quoted"', "-rf", "new\nline", "*", "$HOME", "é", os.fsdecode(b"\xff\xfe"))

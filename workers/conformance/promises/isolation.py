@@ -1,5 +1,3 @@
-# ruff: noqa: ASYNC220, S108
-# blocking reads of the node's files are acceptable here; the folders named are those of the sandbox
 """Promises about everything hidden inside: the node's files, people, environment, processes and devices."""
 
 from __future__ import annotations
@@ -17,8 +15,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from workers.conformance import outside
-from workers.conformance.expect import NotTried, same
-from workers.conformance.trial import PromiseTrial, promise
+from workers.conformance.trial import NotTried, PromiseTrial, promise, same
 from workers.plugins.interfaces import Sandbox
 
 _EVERYWHERE = (

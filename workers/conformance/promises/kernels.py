@@ -6,8 +6,7 @@ import asyncio
 import base64
 
 from farm.errors import SandboxError
-from workers.conformance.expect import raises, same, until
-from workers.conformance.trial import PromiseTrial, promise
+from workers.conformance.trial import PromiseTrial, promise, raises, same, until
 
 _PNG = base64.b64decode(
     "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNk+M9QDwADhgGAWjR9awAAAABJRU5ErkJggg=="

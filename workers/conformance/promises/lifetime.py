@@ -1,5 +1,3 @@
-# ruff: noqa: S108
-# one of the ids that must be refused is a path
 """Promises about start and end: ids, attaching from another process, and complete removal."""
 
 from __future__ import annotations
@@ -12,8 +10,7 @@ from pathlib import Path
 
 from farm.errors import SandboxError
 from workers.conformance import outside
-from workers.conformance.expect import raises, same, until, within
-from workers.conformance.trial import PromiseTrial, elsewhere, promise
+from workers.conformance.trial import PromiseTrial, elsewhere, promise, raises, same, until, within
 from workers.plugins.interfaces import Kernel, Sandbox, Shell
 
 _PROMPT_S = 20.0

@@ -8,8 +8,7 @@ from contextlib import asynccontextmanager
 
 from farm.errors import FarmError
 from farm.records.request import SandboxLimits
-from workers.conformance.expect import described, eventually, same, short
-from workers.conformance.trial import PromiseTrial, program, promise
+from workers.conformance.trial import PromiseTrial, described, eventually, program, promise, same, short
 from workers.plugins.interfaces import CellResult, ExecResult, Sandbox, ShellResult
 
 _HOG = "held = []\nwhile True: held.append(bytearray(b'x' * 5_000_000))"

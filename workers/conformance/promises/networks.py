@@ -11,8 +11,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
-from workers.conformance.expect import same
-from workers.conformance.trial import PromiseTrial, program, promise
+from workers.conformance.trial import PromiseTrial, program, promise, same
 from workers.plugins.interfaces import Sandbox
 
 _ANSWER = b"from the node\n"
@@ -53,19 +52,18 @@ def _bound(path: Path) -> socket.socket:
     return listener
 
 
+async def _read(trial: PromiseTrial, family: str, *address: str, on: Sandbox | None = None) -> str:
+    """Return what a program inside reads from a server, or `refused` and a newline if it cannot connect."""
+    return await trial.python(program("read_from_server"), family, *address, on=on)
+
+
 @promise("python3")
 async def there_is_no_network(trial: PromiseTrial) -> None:
     """Unless the spec requests it there is no network: no interface but `lo`, and every address is unreachable."""
     same((await trial.sh("tail -n +3 /proc/net/dev | cut -d: -f1 | tr -d ' '")), "lo\n", "the interfaces")
     async with _tcp_server() as port:
-        same(
-            await trial.python(program("read_from_server"), "AF_INET", "127.0.0.1", str(port)),
-            "refused\n",
-            "a server of the node",
-        )
-    same(
-        await trial.python(program("read_from_server"), "AF_INET", "192.0.2.1", "80"), "refused\n", "an address outside"
-    )
+        same(await _read(trial, "AF_INET", "127.0.0.1", str(port)), "refused\n", "a server of the node")
+    same(await _read(trial, "AF_INET", "192.0.2.1", "80"), "refused\n", "an address outside")
     same(await trial.sh("tail -n +2 /proc/net/route | wc -l"), "0\n", "the number of routes")
 
 
@@ -95,11 +93,7 @@ async def the_network_can_be_requested(trial: PromiseTrial) -> None:
     """With `network` in its spec a sandbox reaches all that the node reaches, and shares nothing else with it."""
     one = await trial.start(network=True)
     async with _tcp_server() as port:
-        same(
-            await trial.python(program("read_from_server"), "AF_INET", "127.0.0.1", str(port), on=one),
-            _ANSWER.decode(),
-            "the server's answer",
-        )
+        same(await _read(trial, "AF_INET", "127.0.0.1", str(port), on=one), _ANSWER.decode(), "the server's answer")
     assert len((await trial.sh("cd /proc; echo [0-9]*", one)).split()) < 50, "it sees the processes of the node"
 
 
@@ -114,17 +108,9 @@ async def sandboxes_cannot_connect_to_each_other(trial: PromiseTrial) -> None:
             one,
         )
     ).strip()
-    same(
-        await trial.python(program("read_from_server"), "AF_INET", "127.0.0.1", port),
-        "refused\n",
-        "the server of another sandbox",
-    )
+    same(await _read(trial, "AF_INET", "127.0.0.1", port), "refused\n", "the server of another sandbox")
     name = f"@promise-{trial.mark}"
-    same(
-        await trial.python(program("read_from_server"), "AF_UNIX", name),
-        "refused\n",
-        "the abstract socket of another sandbox",
-    )
+    same(await _read(trial, "AF_UNIX", name), "refused\n", "the abstract socket of another sandbox")
 
 
 @promise("python3")
@@ -133,11 +119,7 @@ async def abstract_sockets_of_the_node_are_unreachable(trial: PromiseTrial) -> N
     listener = socket.socket(socket.AF_UNIX)
     listener.bind(f"\0promise-{trial.mark}")
     async with _unix_server(listener):
-        same(
-            await trial.python(program("read_from_server"), "AF_UNIX", f"@promise-{trial.mark}"),
-            "refused\n",
-            "the socket of the node",
-        )
+        same(await _read(trial, "AF_UNIX", f"@promise-{trial.mark}"), "refused\n", "the socket of the node")
         same(
             (await trial.bash("grep -f - /proc/net/unix", stdin=trial.mark.encode())).stdout, b"", "sockets of the node"
         )
@@ -148,17 +130,9 @@ async def worker_socket_is_reachable(trial: PromiseTrial) -> None:
     """A server that listens in the sandbox's `socket_folder` is reached inside at /run/farm, with the network off."""
     one = await trial.start()
     async with _unix_server(_bound(one.socket_folder / "worker")):
-        same(
-            await trial.python(program("read_from_server"), "AF_UNIX", "/run/farm/worker", on=one),
-            _ANSWER.decode(),
-            "the answer inside",
-        )
+        same(await _read(trial, "AF_UNIX", "/run/farm/worker", on=one), _ANSWER.decode(), "the answer inside")
         two = await trial.start()
-        same(
-            await trial.python(program("read_from_server"), "AF_UNIX", "/run/farm/worker", on=two),
-            "refused\n",
-            "the answer in another",
-        )
+        same(await _read(trial, "AF_UNIX", "/run/farm/worker", on=two), "refused\n", "the answer in another")
 
 
 @promise("python3")

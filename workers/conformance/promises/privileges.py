@@ -1,5 +1,3 @@
-# ruff: noqa: ASYNC240, S108
-# blocking reads of the node's files are acceptable here; the folders named are those of the sandbox
 """Promises about rights: root inside has no rights outside, and no action inside changes that."""
 
 from __future__ import annotations
@@ -7,8 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from workers.conformance.expect import NotTried, same
-from workers.conformance.trial import PromiseTrial, elsewhere, program, promise
+from workers.conformance.trial import NotTried, PromiseTrial, elsewhere, program, promise, same
 
 # name: number on x86-64, number on aarch64, arguments that do no harm where the call is allowed
 _CALLS = {

@@ -5,8 +5,7 @@ from __future__ import annotations
 import asyncio
 
 from farm.errors import ToolError
-from workers.conformance.expect import raises, same, until
-from workers.conformance.trial import PromiseTrial, promise
+from workers.conformance.trial import PromiseTrial, promise, raises, same, until
 
 
 @promise(surface=True)

@@ -1,5 +1,3 @@
-# ruff: noqa: ASYNC240
-# blocking reads of the node's files are acceptable here; the folders named are those of the sandbox
 """Promises about `upload` and `download`: whole files and folders between the node and a sandbox."""
 
 from __future__ import annotations
@@ -11,8 +9,7 @@ from pathlib import Path
 
 from farm.errors import ToolError
 from farm.records.request import SandboxLimits
-from workers.conformance.expect import raises, same, within
-from workers.conformance.trial import PromiseTrial, promise
+from workers.conformance.trial import PromiseTrial, promise, raises, same, within
 
 _QUICK_S = 15.0
 _MANY = 500

@@ -1,5 +1,3 @@
-# ruff: noqa: ASYNC240
-# blocking reads of the node's files are acceptable here; the folders named are those of the sandbox
 """Promises about attempts to reach the node's files from inside a sandbox."""
 
 from __future__ import annotations
@@ -12,8 +10,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 from farm.errors import ToolError
-from workers.conformance.expect import raises, same
-from workers.conformance.trial import PromiseTrial, promise
+from workers.conformance.trial import PromiseTrial, promise, raises, same
 
 _RACE_S = 2.0
 

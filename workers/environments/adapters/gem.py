@@ -43,7 +43,8 @@ class Gem:
 
     def step(self, action: Action) -> Step:
         if self._environment.env_id.startswith(_REASONING_GYM):
-            return Step(terminated=True, answer=_boxed(action.text))
+            parsing = import_module("gem.utils.parsing")
+            return Step(terminated=True, answer=parsing.extract_last_boxed_answer(action.text))
         observation, reward, terminated, truncated, info = self._environment.step(action.text)
         return Step([{"role": "user", "content": observation}], reward, terminated, truncated, info)
 
@@ -53,8 +54,3 @@ class Gem:
 
     def close(self) -> float | None:
         return None
-
-
-def _boxed(text: str) -> str | None:
-    answer: str | None = import_module("gem.utils.parsing").extract_last_boxed_answer(text)
-    return answer

@@ -25,9 +25,8 @@ from farm.errors import AgentMissing, ImageError, SandboxError
 from farm.records.sandbox_spec import AgentProgram
 from farm.settings import settings
 from workers.sandboxes.images.archives import BadArchive, extract
-from workers.sandboxes.images.content_store import digest, failing_alike, made_once, open_to_all, used
+from workers.sandboxes.images.content_store import digest, failing_alike, fingerprint, made_once, open_to_all, used
 from workers.sandboxes.images.environments import INSTALL_S, environment, run_installer
-from workers.sandboxes.images.fingerprints import fingerprint
 from workers.sandboxes.images.image import Image, image
 from workers.sandboxes.images.image_sources import HOST
 from workers.sandboxes.resource_exhaustion import shortage

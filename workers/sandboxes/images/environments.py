@@ -18,8 +18,7 @@ from pathlib import Path
 
 from farm.errors import SandboxError
 from farm.settings import settings
-from workers.sandboxes.images.content_store import digest, failing_alike, is_complete, made_in_place, used
-from workers.sandboxes.images.fingerprints import fingerprint
+from workers.sandboxes.images.content_store import digest, failing_alike, fingerprint, is_complete, made_in_place, used
 from workers.sandboxes.images.image import Image
 from workers.sandboxes.processes.process_tree import MARK, kill_tagged, new_tag
 

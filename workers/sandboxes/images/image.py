@@ -18,10 +18,9 @@ from typing import TYPE_CHECKING
 
 from farm.errors import ImageError, SandboxError
 from farm.settings import settings
-from workers.sandboxes.images.building.oci_config import read_config, read_variables
-from workers.sandboxes.images.content_store import digest, write
+from workers.sandboxes.images.building.oci_layouts import read_config, read_variables
+from workers.sandboxes.images.content_store import digest, fingerprint, write
 from workers.sandboxes.images.dockerfile.dockerfile_source import PREFIX, DockerfileSource
-from workers.sandboxes.images.fingerprints import fingerprint
 from workers.sandboxes.images.image_cache import ImageSource, cached, entry_of, has_bash, images, stands
 from workers.sandboxes.images.image_sources import HOST, FolderSource, HostSource, RegistrySource, host_binds, source_of
 from workers.sandboxes.images.layered_image import Image as Image

@@ -141,7 +141,9 @@ def _build(source: ImageSource, folder: Path, requested_at: float, mode: str, re
             failed = _as_image_error(error, source)
             # first, because the note may need the space
             remove(temporary)
-            _remember(folder, failed)
+            note = {"message": failed.message, "lines": failed.lines, "retryable": failed.retryable, "at": time.time()}
+            with suppress(OSError):
+                write(_failure(folder), json.dumps(note))
             raise failed from error
         _failure(folder).unlink(missing_ok=True)
         for name in (source.reference, ""):
@@ -282,12 +284,6 @@ def unheld(folder: Path) -> Iterator[bool]:
 
 def _failure(folder: Path) -> Path:
     return folder.with_name(folder.name + ".failed")
-
-
-def _remember(folder: Path, error: ImageError) -> None:
-    note = {"message": error.message, "lines": error.lines, "retryable": error.retryable, "at": time.time()}
-    with suppress(OSError):
-        write(_failure(folder), json.dumps(note))
 
 
 def _fail_again(folder: Path, requested_at: float, forget_before: float) -> None:

@@ -16,8 +16,7 @@ from pathlib import Path
 from uuid import uuid4
 
 from farm.settings import settings
-from workers.sandboxes.images import fingerprints
-from workers.sandboxes.images.content_store import PARTS, remove_unfinished, use_mark
+from workers.sandboxes.images.content_store import PARTS, digests, remove_unfinished, use_mark
 from workers.sandboxes.images.image import CACHED, aliases
 from workers.sandboxes.images.image_cache import (
     REMEMBER_S,
@@ -167,7 +166,7 @@ def _remove_leftovers() -> None:
             if held and not folder.exists():
                 lock.unlink()
     _remove_old(images().glob("*.failed*"), max(REMEMBER_S.values()))
-    _remove_old(fingerprints.folder().glob("*"), _DIGEST_S)
+    _remove_old(digests().glob("*"), _DIGEST_S)
 
 
 def _remove_old(files: Iterable[Path], after_s: float) -> None:

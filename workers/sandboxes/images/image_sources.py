@@ -24,7 +24,6 @@ from workers.sandboxes.images.building.builder import (
     owner,
     workplace,
 )
-from workers.sandboxes.images.building.oci_config import parse_config, write_config, write_variables
 from workers.sandboxes.images.building.oci_layouts import (
     LAYOUT,
     choose,
@@ -34,12 +33,14 @@ from workers.sandboxes.images.building.oci_layouts import (
     file_reader,
     layout_of_docker_archive,
     member_reader,
+    parse_config,
     shared_blobs,
+    write_config,
+    write_variables,
 )
 from workers.sandboxes.images.building.sif_file import oci_settings, restore_special_modes
-from workers.sandboxes.images.content_store import digest, open_to_all
+from workers.sandboxes.images.content_store import digest, fingerprint, open_to_all
 from workers.sandboxes.images.definitions import Definition, split_tag
-from workers.sandboxes.images.fingerprints import fingerprint
 from workers.sandboxes.images.image_cache import ROOT, ImageSource
 from workers.sandboxes.images.runtime import version
 from workers.sandboxes.remove_tree import remove

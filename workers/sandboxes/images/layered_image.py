@@ -11,9 +11,8 @@ from pathlib import Path
 from typing import ClassVar
 
 from farm.errors import SandboxError
-from workers.sandboxes.images.content_store import digest
+from workers.sandboxes.images.content_store import digest, fingerprint
 from workers.sandboxes.images.dockerfile.image_config import ImageConfig
-from workers.sandboxes.images.fingerprints import fingerprint
 from workers.sandboxes.images.image_cache import LAYERS, ROOT, cached, images
 
 _KNOWN_S = 30.0

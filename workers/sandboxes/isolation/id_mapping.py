@@ -1,4 +1,3 @@
-# ruff: noqa: PTH109
 """Give a sandbox a host uid of its own, by id-mapped mounts. Standard library only.
 
 The kernel counts descriptors in flight and pipe pages for a user, across namespaces. So the single user inside a

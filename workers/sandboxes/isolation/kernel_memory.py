@@ -1,4 +1,3 @@
-# ruff: noqa: PTH115, PTH123
 """Measure kernel memory of a sandbox that belongs to no process: socket buffers and System V objects.
 
 A child opens a netlink socket and the /proc/sysvipc files inside the sandbox's namespaces; reading them takes a few

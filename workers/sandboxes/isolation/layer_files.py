@@ -1,4 +1,3 @@
-# ruff: noqa: PTH101, PTH102, PTH104, PTH106, PTH115, PTH211
 """Pack a writable layer into a tar stream and unpack it, including overlayfs whiteouts and opaque folders.
 
 Runs in a child of the fork server, as the sandbox user and as root of a new user namespace, because a layer can contain
@@ -110,7 +109,7 @@ def _pack_one(archive: tarfile.TarFile, path: str, seen: dict[tuple[int, int], s
             return
         seen[inode] = path
         info.size = status.st_size
-        with open(path, "rb", 0) as file:  # noqa: PTH123
+        with open(path, "rb", 0) as file:
             archive.addfile(info, file)
         return
     if kind == stat.S_IFDIR:
@@ -154,7 +153,7 @@ def _make(archive: tarfile.TarFile, member: tarfile.TarInfo, folders: set[str]) 
     elif member.isreg():
         source = archive.extractfile(member)
         assert source
-        with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600), "wb") as file:  # noqa: PTH123
+        with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600), "wb") as file:
             while chunk := source.read(_CHUNK):
                 file.write(chunk)
     elif member.issym():
@@ -189,7 +188,10 @@ def restore(pipe: int, _max_bytes: int, lower: Sequence[str]) -> dict[str, Any]:
     with os.fdopen(pipe, "rb") as stream:
         rule = json.loads(stream.read())
     for path in (*rule["trees"], *rule["files"]):
-        _remove_below(path.strip("/"))
+        parts = path.strip("/").split("/")
+        # unless one of its parents is a link
+        if not any(os.path.islink("/".join(parts[:n])) for n in range(1, len(parts))):
+            _remove("/".join(parts))
     removed = restore_footprint(rule, lower, _paths, _remove) if rule["system"] else []
     # root's Python writes byte code without being asked to
     removed = [path for path in removed if "/__pycache__/" not in path]
@@ -203,19 +205,12 @@ def settle(pipe: int, _max_bytes: int, lower: Sequence[str]) -> None:
         file_owners.settle(".", lower=lower, **json.loads(stream.read()))
 
 
-def _remove_below(path: str) -> None:
-    """Remove a path, unless one of its parents is a link."""
-    parts = path.split("/")
-    if not any(os.path.islink("/".join(parts[:n])) for n in range(1, len(parts))):  # noqa: PTH114
-        _remove(path)
-
-
 def _remove(path: str) -> None:
     with contextlib.suppress(FileNotFoundError, NotADirectoryError):
         if stat.S_ISDIR(os.lstat(path).st_mode):
             _remove_folder(path)
         else:
-            os.unlink(path)  # noqa: PTH108
+            os.unlink(path)
 
 
 def _remove_folder(path: str) -> None:
@@ -229,14 +224,14 @@ def _remove_folder(path: str) -> None:
             break
         folder = f"{top}/{number}"
         os.chmod(folder, 0o700)
-        for name in os.listdir(folder):  # noqa: PTH208
+        for name in os.listdir(folder):
             inside = f"{folder}/{name}"
             if stat.S_ISDIR(os.lstat(inside).st_mode):
                 os.chmod(inside, 0o700)
                 os.rename(inside, f"{top}/{n_moved}")
                 n_moved += 1
             else:
-                os.unlink(inside)  # noqa: PTH108
+                os.unlink(inside)
         os.rmdir(folder)
     os.rmdir(top)
 

@@ -1,4 +1,3 @@
-# ruff: noqa: PTH118, PTH208
 """Enforce memory, process and disk limits of one sandbox from the node's watcher. Standard library only.
 
 Without a delegated cgroup the kernel does not limit a sandbox as a whole. So the watcher measures it, often while it

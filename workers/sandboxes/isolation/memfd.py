@@ -1,4 +1,3 @@
-# ruff: noqa: PTH123, PTH208
 """Count unnamed files that processes hold open, in memory (memfd, /dev/shm) or on disk. Standard library only.
 
 Only files on the sandbox's own mounts are examined: a call to another file system, such as a dead network mount, can
@@ -19,7 +18,7 @@ if TYPE_CHECKING:
 
     Held: TypeAlias = dict[str, tuple[int, int]]
 
-_OF_MEMORY = ("/memfd:", "/dev/shm/", "/SYSV", "/dev/zero")  # noqa: S108
+_OF_MEMORY = ("/memfd:", "/dev/shm/", "/SYSV", "/dev/zero")
 _OWN = ("", "dev/shm", "run/farm")
 _NAMELESS = " (deleted)"
 _PIPE = "pipe:["

@@ -1,4 +1,3 @@
-# ruff: noqa: PTH102, PTH103, PTH104, PTH106, PTH108, PTH109, PTH110, PTH112, PTH118, PTH120, PTH123, PTH211, S606
 # without pathlib and typing, which would double the memory of a monitor
 """The monitor of one sandbox: builds it, holds it, and removes it when it ends. Standard library only.
 
@@ -199,8 +198,8 @@ def fill_dev(old_root: str) -> None:
     os.mkdir("/dev/pts")
     linux.mount("devpts", "/dev/pts", "devpts", linux.MS_NOSUID | linux.MS_NOEXEC, "newinstance,ptmxmode=0666,mode=620")
     os.symlink("pts/ptmx", "/dev/ptmx")
-    os.mkdir("/dev/shm")  # noqa: S108
-    linux.mount("tmpfs", "/dev/shm", "tmpfs", linux.MS_NOSUID | linux.MS_NODEV, "mode=1777,size=64m")  # noqa: S108
+    os.mkdir("/dev/shm")
+    linux.mount("tmpfs", "/dev/shm", "tmpfs", linux.MS_NOSUID | linux.MS_NODEV, "mode=1777,size=64m")
 
 
 def run_first_process(plan: MonitorPlan, to_monitor: socket.socket) -> None:

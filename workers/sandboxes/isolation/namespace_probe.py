@@ -1,4 +1,3 @@
-# ruff: noqa: PTH102, PTH106, PTH107
 """Program that tests for the kernel features of a sandbox (namespaces, overlayfs) in a prepared folder."""
 
 from __future__ import annotations

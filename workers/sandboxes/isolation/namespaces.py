@@ -180,7 +180,7 @@ def run_program(argv: Sequence[str], env: Mapping[str, str], cwd: str, terminal:
     try:
         os.chdir(cwd)
         code = 127
-        os.execvpe(argv[0], list(argv), env)  # noqa: S606 - no shell needed
+        os.execvpe(argv[0], list(argv), env)
     except (OSError, ValueError) as error:
         name = cwd if code == 126 else argv[0]
         reason = error.strerror if isinstance(error, OSError) else str(error)

@@ -58,7 +58,7 @@ def read(path: str, memory: int, max_bytes: int) -> None:
 
 def write(path: str, memory: int, max_bytes: int) -> None:
     """Copy a memory file into a file, and create missing parent folders."""
-    _make_folder(os.path.dirname(path))  # noqa: PTH120
+    _make_folder(os.path.dirname(path))
     target = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_NONBLOCK | os.O_CLOEXEC, 0o644)
     _check_regular(path, target)
     os.ftruncate(target, 0)
@@ -71,23 +71,23 @@ def upload(path: str, pipe: int, max_bytes: int, owners: CopiedOwners | None = N
     """Unpack a tar stream of one file or folder, named `.`, to a path, and record `owners` for all that is created."""
     import tarfile
 
-    path = os.path.abspath(path)  # noqa: PTH100
-    made = _missing(os.path.dirname(path)) if owners else []  # noqa: PTH120
-    _make_folder(os.path.dirname(path))  # noqa: PTH120
+    path = os.path.abspath(path)
+    made = _missing(os.path.dirname(path)) if owners else []
+    _make_folder(os.path.dirname(path))
     with os.fdopen(pipe, "rb") as stream, tarfile.open(fileobj=stream, mode="r|") as archive:
         for member in archive:
             is_top = member.name == "."
-            if is_top and member.isdir() and os.path.isdir(path):  # noqa: PTH112
+            if is_top and member.isdir() and os.path.isdir(path):
                 # an existing folder keeps its mode; it can be the root folder
                 continue
             if is_top and member.isdir() and owners and not owners["whole"]:
-                os.mkdir(path, 0o755)  # noqa: PTH102
+                os.mkdir(path, 0o755)
                 made.append(path)
                 continue
             # an absolute name in the archive is placed below the path too
-            member.name = path if is_top else os.path.join(path, member.name.lstrip("/"))  # noqa: PTH118
+            member.name = path if is_top else os.path.join(path, member.name.lstrip("/"))
             if member.islnk():
-                member.linkname = os.path.join(path, member.linkname.lstrip("/"))  # noqa: PTH118
+                member.linkname = os.path.join(path, member.linkname.lstrip("/"))
             _unpack(archive, member, owners)
         while stream.read(_CHUNK):
             pass
@@ -100,7 +100,7 @@ def _missing(folder: str) -> list[str]:
     missing = []
     while not os.path.lexists(folder):
         missing.append(folder)
-        folder = os.path.dirname(folder)  # noqa: PTH120
+        folder = os.path.dirname(folder)
     return missing
 
 
@@ -126,7 +126,7 @@ def _unpack_file(archive: tarfile.TarFile, member: tarfile.TarInfo, owner: Owner
     """Unpack a regular file. `extract` would block if a pipe has the file's name."""
     source = archive.extractfile(member)
     assert source
-    _make_folder(os.path.dirname(member.name))  # noqa: PTH120
+    _make_folder(os.path.dirname(member.name))
     target = os.open(member.name, os.O_WRONLY | os.O_CREAT | os.O_NONBLOCK | os.O_CLOEXEC, 0o600)
     try:
         _check_regular(member.name, target)
@@ -149,7 +149,7 @@ def download(path: str, pipe: int, max_bytes: int, owners: CopiedOwners | None =
     """
     import tarfile
 
-    mode = os.stat(path).st_mode  # noqa: PTH116
+    mode = os.stat(path).st_mode
     if not stat.S_ISREG(mode) and not stat.S_ISDIR(mode):
         raise FileRefused(f"{path}: Not a regular file or directory")
     real = os.path.realpath(path)
@@ -201,7 +201,7 @@ def _pack(
     elif stat.S_ISDIR(status.st_mode):
         info.type = tarfile.DIRTYPE
     elif stat.S_ISLNK(status.st_mode):
-        info.type, info.linkname = tarfile.SYMTYPE, os.readlink(path)  # noqa: PTH115
+        info.type, info.linkname = tarfile.SYMTYPE, os.readlink(path)
     else:
         return 0
     archive.addfile(info)
@@ -226,7 +226,7 @@ def _tree(top: str) -> Iterator[tuple[str, str]]:
     waiting = [("", top)]
     while waiting:
         prefix, folder = waiting.pop()
-        if not os.path.isdir(folder) or (prefix and os.path.islink(folder)):  # noqa: PTH112, PTH114
+        if not os.path.isdir(folder) or (prefix and os.path.islink(folder)):
             continue
         for entry in os.scandir(folder):
             name = f"{prefix}{entry.name}"
@@ -241,7 +241,7 @@ def _tree(top: str) -> Iterator[tuple[str, str]]:
 
 def list_entries(path: str, memory: int, max_bytes: int) -> None:
     """Replace the options in the memory file by the entries of a folder, as JSON. Depth 0: the path itself."""
-    path = os.path.abspath(path)  # noqa: PTH100
+    path = os.path.abspath(path)
     depth = _taken(memory)["depth"]
     users, groups = _names("/etc/passwd"), _names("/etc/group")
     if depth == 0:
@@ -278,7 +278,7 @@ def _entry(path: str, status: os.stat_result, users: dict[int, str], groups: dic
     kinds = ((stat.S_ISREG, "file"), (stat.S_ISDIR, "folder"), (stat.S_ISLNK, "link"))
     kind = next((name for is_one, name in kinds if is_one(status.st_mode)), "other")
     return {
-        "name": _shown(os.path.basename(path) or "/"),  # noqa: PTH119
+        "name": _shown(os.path.basename(path) or "/"),
         "path": _shown(path),
         "kind": kind,
         "size": status.st_size,
@@ -296,7 +296,7 @@ def _shown(name: str) -> str:
 
 def _target(link: str) -> str:
     try:
-        return os.readlink(link)  # noqa: PTH115
+        return os.readlink(link)
     except OSError:
         return ""
 
@@ -325,9 +325,9 @@ def move(path: str, memory: int, max_bytes: int) -> None:
 
     target = _taken(memory)["target"]
     os.lstat(path)
-    _make_folder(os.path.dirname(target))  # noqa: PTH120
+    _make_folder(os.path.dirname(target))
     try:
-        os.rename(path, target)  # noqa: PTH104
+        os.rename(path, target)
     except OSError as error:
         if error.errno != errno.EXDEV:
             raise
@@ -339,7 +339,7 @@ def remove(path: str, memory: int, max_bytes: int) -> None:
     import shutil
 
     if not stat.S_ISDIR(os.lstat(path).st_mode):
-        os.unlink(path)  # noqa: PTH108
+        os.unlink(path)
         return
     try:
         shutil.rmtree(path)
@@ -349,9 +349,9 @@ def remove(path: str, memory: int, max_bytes: int) -> None:
 
 def make_folder(path: str, memory: int, max_bytes: int) -> None:
     """Create a folder and missing parents. Raises FileExistsError if it exists."""
-    path = os.path.abspath(path)  # noqa: PTH100
-    _make_folder(os.path.dirname(path))  # noqa: PTH120
-    os.mkdir(path)  # noqa: PTH102
+    path = os.path.abspath(path)
+    _make_folder(os.path.dirname(path))
+    os.mkdir(path)
 
 
 def _taken(memory: int) -> dict[str, Any]:
@@ -368,7 +368,7 @@ def _check_regular(path: str, descriptor: int) -> None:
 
 def _make_folder(folder: str) -> None:
     try:
-        os.makedirs(folder or ".", exist_ok=True)  # noqa: PTH103
+        os.makedirs(folder or ".", exist_ok=True)
     except FileExistsError:
         raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), folder) from None
     except RecursionError:

@@ -9,7 +9,6 @@ inside. These are calls newer than this list, calls of other machines, and calls
 * io_setup and related calls: their events are counted for the whole node (fs.aio-max-nr);
 * pidfd_getfd, process_vm_readv, process_vm_writev, kcmp: access to other processes; ptrace can do the same.
 
-
 The numbers are those of Linux 6.18: arch/x86/entry/syscalls/syscall_64.tbl and scripts/syscall.tbl. The choice follows
 Docker's default profile (github.com/moby/profiles, seccomp/default.json).
 """

@@ -1,4 +1,3 @@
-# ruff: noqa: PTH116, PTH118, PTH123, PTH208
 """The process that monitors all sandboxes of a node, each as described in `limits.py`. Standard library only.
 
 A sandbox's monitor forks it if none is running. It finds the sandboxes by their record files and exits after the last

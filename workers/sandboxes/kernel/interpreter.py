@@ -10,6 +10,7 @@ import array
 import asyncio
 import contextlib
 import fcntl
+import json
 import logging
 import os
 import select
@@ -17,22 +18,27 @@ import signal
 import socket
 import sys
 import termios
+from collections import deque
 from collections.abc import Coroutine, Mapping
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 from farm.errors import SandboxError
 from farm.settings import settings
 from workers.sandboxes.kernel import cell_protocol
-from workers.sandboxes.kernel.cell_connection import Frame, FrameConnection, PeerGone
 from workers.sandboxes.kernel.python_runtime import BOOTSTRAP, kernel_folder
 from workers.sandboxes.kernel.zygote_pool import Zygote, ZygoteKind, zygote_pool
 from workers.sandboxes.processes.command_output import CommandOutput
-from workers.sandboxes.processes.sandbox_process import SandboxEntry
+from workers.sandboxes.processes.sandbox_process import OutputPipe, SandboxEntry
 
 log = logging.getLogger(__name__)
+
+Frame: TypeAlias = tuple[dict[str, Any], bytes]
+_FRAME_CHUNK = 1 << 18
+_MAX_UNREAD = 64
+"""Maximum number of unread frames. An interpreter sends one for each cell."""
 
 START_S = 90.0
 _POLL_S = 0.005
@@ -48,6 +54,133 @@ _PORTION = 1_000_000
 _PERIOD_S = 0.01
 """Pause between portions of a cell's output after the burst: endless output blocks its writer, not the worker."""
 _CHUNK = 65_536
+
+
+class PeerGone(Exception):
+    """The process at the other end has ended or violates the protocol."""
+
+
+class FrameConnection:
+    """The worker's end of an interpreter's socket, on the event loop. Only one call may wait for a frame at a time.
+
+    The policy can forge messages, so their size is limited and malformed frames are rejected here.
+    """
+
+    def __init__(self, connection: socket.socket) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._connection = connection
+        self._connection.setblocking(False)
+        self._data = bytearray()
+        self._unread: deque[Frame] = deque()
+        self._woken: asyncio.Future[None] | None = None
+        self._descriptors: list[int] | None = None
+        self._sending: asyncio.Task[None] | None = None
+        self._gone = False
+        self._loop.add_reader(connection, self._read)
+
+    def accept_descriptors(self) -> list[int]:
+        """Accept a descriptor with the next bytes. The list has it once they have arrived; the caller owns it."""
+        self._descriptors = []
+        return self._descriptors
+
+    def send(self, head: Mapping[str, Any], body: bytes) -> None:
+        """Send a frame, in the background if it is long. `next` reports a closed connection, `send` does not."""
+        data = cell_protocol.packed(head, body)
+        try:
+            n_sent = self._connection.send(data)
+        except BlockingIOError:
+            n_sent = 0
+        except OSError:
+            return self._end()
+        if n_sent < len(data):
+            self._sending = self._loop.create_task(self._send_rest(data[n_sent:]))
+
+    async def _send_rest(self, data: bytes) -> None:
+        try:
+            await self._loop.sock_sendall(self._connection, data)
+        except OSError:
+            self._end()
+
+    async def next(self, seconds: float) -> Frame | None:
+        """Return the next frame; None if none arrives within `seconds`. Raises PeerGone."""
+        if not self._unread and not self._gone:
+            self._woken = self._loop.create_future()
+            timer = self._loop.call_later(seconds, self._wake)
+            try:
+                await self._woken
+            finally:
+                timer.cancel()
+        if self._unread:
+            return self._unread.popleft()
+        if self._gone:
+            raise PeerGone
+        return None
+
+    def _wake(self) -> None:
+        if self._woken is not None and not self._woken.done():
+            self._woken.set_result(None)
+
+    def _read(self) -> None:
+        try:
+            if self._descriptors is None:
+                data = self._connection.recv(_FRAME_CHUNK)
+            else:
+                data, result, _, _ = socket.recv_fds(self._connection, _FRAME_CHUNK, 1)
+                self._descriptors += result
+                self._descriptors = None
+        except BlockingIOError:
+            return
+        except OSError:
+            data = b""
+        if not data:
+            return self._end()
+        self._data += data
+        try:
+            self._parse()
+        except PeerGone:
+            self._end()
+
+    def _parse(self) -> None:
+        while len(self._data) >= cell_protocol.HEADER.size:
+            n_head, n_body = cell_protocol.HEADER.unpack_from(self._data)
+            if (
+                n_head > cell_protocol.MAX_HEAD
+                or n_body > cell_protocol.MAX_IMAGE_BYTES
+                or len(self._unread) == _MAX_UNREAD
+            ):
+                raise PeerGone
+            start = cell_protocol.HEADER.size + n_head
+            if len(self._data) < start + n_body:
+                return
+            head = _object(bytes(self._data[cell_protocol.HEADER.size : start]))
+            self._unread.append((head, bytes(self._data[start : start + n_body])))
+            del self._data[: start + n_body]
+            self._wake()
+
+    def _end(self) -> None:
+        self._gone = True
+        self._loop.remove_reader(self._connection)
+        self._wake()
+
+    def close(self) -> None:
+        """Close the connection. Harmless when repeated."""
+        if self._connection.fileno() < 0:
+            return
+        if self._sending is not None:
+            self._sending.cancel()
+        self._loop.remove_reader(self._connection)
+        self._loop.remove_writer(self._connection)
+        self._connection.close()
+
+
+def _object(data: bytes) -> dict[str, Any]:
+    try:
+        result = json.loads(data)
+    except (ValueError, RecursionError) as error:
+        raise PeerGone from error
+    if not isinstance(result, dict):
+        raise PeerGone
+    return result
 
 
 @dataclass(frozen=True, slots=True)
@@ -271,18 +404,15 @@ def _kind(program: Program, env: Mapping[str, str], kernels: Path) -> ZygoteKind
     return ZygoteKind(str(python), (), str(kernels), program.module, folders)
 
 
-class InterpreterOutput:
-    """A pipe, read on the event loop. `write_end` is for the interpreter; close it here after it was passed on."""
+class InterpreterOutput(OutputPipe):
+    """The output of an interpreter, in bounded memory."""
 
     def __init__(self) -> None:
-        self._loop = asyncio.get_running_loop()
         self._folder = settings().scratch
         self._kept = self._new_output()
         self._allowed = _BURST
         self._resume: asyncio.TimerHandle | None = None
-        self._read_end, self.write_end = os.pipe()
-        os.set_blocking(self._read_end, False)
-        self._loop.add_reader(self._read_end, self._read)
+        super().__init__()
 
     def _read(self) -> None:
         try:
@@ -322,18 +452,8 @@ class InterpreterOutput:
     def _new_output(self) -> CommandOutput:
         return CommandOutput(SHOWN, KEPT, self._folder)
 
-    def close_write_end(self) -> None:
-        if self.write_end >= 0:
-            os.close(self.write_end)
-            self.write_end = -1
-
     def close(self) -> None:
-        """Close the pipe; later writers get SIGPIPE. Harmless when repeated."""
-        self.close_write_end()
         self._kept.close()
         if self._resume is not None:
             self._resume.cancel()
-        if self._read_end >= 0:
-            self._loop.remove_reader(self._read_end)
-            os.close(self._read_end)
-            self._read_end = -1
+        super().close()

@@ -16,16 +16,12 @@ import socket
 import sys
 import time
 import warnings
-from types import SimpleNamespace
+from collections.abc import Iterator, Mapping, Sequence
+from importlib.machinery import ModuleSpec
+from types import ModuleType, SimpleNamespace
+from typing import Any
 
 from workers.sandboxes.kernel import cell_protocol
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
-    from importlib.machinery import ModuleSpec
-    from types import ModuleType
-    from typing import Any
 
 PACKAGES = "ipython"
 """The folder, next to this file, of the packages that are imported here."""

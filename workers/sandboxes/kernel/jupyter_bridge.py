@@ -17,16 +17,13 @@ import sys
 import tempfile
 import threading
 from collections import deque
+from collections.abc import Iterator
 from pathlib import Path
 from queue import Empty
 from types import SimpleNamespace
+from typing import Any
 
 from workers.sandboxes.kernel import cell_protocol
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from typing import Any
 
 PACKAGES = "jupyter"
 """The folder, next to the kernels' modules, of the packages that are imported here."""

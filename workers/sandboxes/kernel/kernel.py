@@ -11,9 +11,8 @@ import asyncio
 import contextlib
 
 from workers.plugins.interfaces import Artefact, CellResult
-from workers.sandboxes.kernel.cell_connection import PeerGone
 from workers.sandboxes.kernel.cell_protocol import MEDIA_TYPES
-from workers.sandboxes.kernel.interpreter import Interpreter, Program, Reply
+from workers.sandboxes.kernel.interpreter import Interpreter, PeerGone, Program, Reply
 from workers.sandboxes.kernel.jupyter_bridge import NAME
 from workers.sandboxes.processes.process_tree import MARK, kill_tagged, new_tag
 from workers.sandboxes.processes.sandbox_process import SandboxEntry

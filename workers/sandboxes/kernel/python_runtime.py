@@ -103,13 +103,9 @@ def closure(name: str) -> dict[str, Distribution]:
             continue
         if key not in result:
             result[key] = part
-            todo += [_name(line) for line in part.requires or () if "extra ==" not in line]
+            wanted = (line for line in part.requires or () if "extra ==" not in line)
+            todo += [re.split(r"[^A-Za-z0-9._-]", line, maxsplit=1)[0] for line in wanted]
     return result
-
-
-def _name(requirement: str) -> str:
-    match = re.match(r"[A-Za-z0-9._-]+", requirement)
-    return match[0] if match else ""
 
 
 def _copy(part: Distribution, target: Path) -> None:

@@ -46,17 +46,44 @@ def memory_file(data: bytes) -> Iterator[int]:
         os.close(descriptor)
 
 
-class Collector:
-    """Reads a pipe as it fills, so that no writer blocks. Keeps at most `limit` bytes, the first or the `last` ones."""
+class OutputPipe:
+    """A pipe that is read on the event loop as it fills. `write_end` is for a program; close it after it was passed on.
+
+    `_read` is called when there is something to read, and at the end of all writers.
+    """
+
+    def __init__(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._read_end, self.write_end = os.pipe()
+        os.set_blocking(self._read_end, False)
+        self._loop.add_reader(self._read_end, self._read)
+
+    def _read(self) -> object:
+        raise NotImplementedError
+
+    def close_write_end(self) -> None:
+        """Close it here, so that the end of the writers can be noticed. Harmless when repeated."""
+        if self.write_end >= 0:
+            os.close(self.write_end)
+            self.write_end = -1
+
+    def close(self) -> None:
+        """Close the pipe; later writers get SIGPIPE. Harmless when repeated."""
+        self.close_write_end()
+        if self._read_end >= 0:
+            self._loop.remove_reader(self._read_end)
+            os.close(self._read_end)
+            self._read_end = -1
+
+
+class Collector(OutputPipe):
+    """Keeps at most `limit` bytes of a pipe, the first or the `last` ones; reads on, so that no writer blocks."""
 
     def __init__(self, limit: int, *, last: bool = False) -> None:
         self._last = last
         self.data = bytearray()
         self._limit = limit
-        self._loop = asyncio.get_running_loop()
-        self._read_end, self.write_end = os.pipe()
-        os.set_blocking(self._read_end, False)
-        self._loop.add_reader(self._read_end, self._read)
+        super().__init__()
 
     def _read(self) -> bool:
         try:
@@ -79,17 +106,6 @@ class Collector:
         while (self._last or len(self.data) < self._limit) and self._read():
             pass
         return bytes(self.data)
-
-    def close_write_end(self) -> None:
-        """Close it after it was passed on, so that the end of the writers can be noticed. Harmless when repeated."""
-        if self.write_end >= 0:
-            os.close(self.write_end)
-            self.write_end = -1
-
-    def close(self) -> None:
-        self.close_write_end()
-        self._loop.remove_reader(self._read_end)
-        os.close(self._read_end)
 
 
 class SandboxProcess:

@@ -14,8 +14,20 @@ from pydantic import BaseModel, Field
 from farm.errors import ToolError
 from workers.plugins.interfaces import Observation, Sandbox
 from workers.tools import Arguments, lines, needed
-from workers.tools.edit.excerpt import explained, numbered, quoted, rows_of
-from workers.tools.edit.files import Files, IsFolder, as_kept, as_read, end_of_line, line_at, line_end, lines_of
+from workers.tools.edit.files import (
+    Files,
+    IsFolder,
+    as_kept,
+    as_read,
+    end_of_line,
+    explained,
+    line_at,
+    line_end,
+    lines_of,
+    numbered,
+    quoted,
+    rows_of,
+)
 
 _Value = TypeVar("_Value")
 

@@ -419,8 +419,6 @@ _CONTROLS: dict[str, Callable[[Screen], None]] = {
     "\x85": Screen._next_line,
     "\x8d": Screen._reverse_index,
 }
-
-
 _ESCAPES: dict[str, Callable[[Screen], None]] = {
     "7": Screen._save,
     "8": Screen._restore,
@@ -429,8 +427,6 @@ _ESCAPES: dict[str, Callable[[Screen], None]] = {
     "M": Screen._reverse_index,
     "c": Screen._reset,
 }
-
-
 _SEQUENCES: dict[str, Callable[..., None]] = {
     "@": Screen._insert_characters,
     "A": _moves(-1, 0),

@@ -16,8 +16,7 @@ from farm.errors import ToolError
 from workers.plugins.interfaces import ExecResult, Tool
 from workers.testing import FakeSandbox
 from workers.tools.edit import EditTool
-from workers.tools.edit.excerpt import MAX_SHOWN_CHARS, explained, listed, numbered
-from workers.tools.edit.files import Change, History, digest
+from workers.tools.edit.files import MAX_SHOWN_CHARS, Change, History, digest, explained, listed, numbered
 
 PATH = "/workspace/a.txt"
 

@@ -26,8 +26,7 @@ from farm.errors import AgentError, HandlerError, ToolError
 from farm.settings import Settings
 from workers.plugins.interfaces import Tool
 from workers.testing.serving import serving
-from workers.tools.search import SearchTool
-from workers.tools.search.search_engines import Domains, SearchResult, engine, format_results, results_of
+from workers.tools.search import Domains, SearchResult, SearchTool, engine, format_results, results_of
 
 KEY = "key-1234567890"
 FOUND = [

@@ -138,7 +138,7 @@ class LayerSource:
             return None, mounted
         if isinstance(work, MakeFolder):
             whose = self._named(place, owner_of_files, work.user)
-            make_folder(place, work.path, 0o755)
+            place.make_folder(work.path, 0o755)
             return whose if any(whose) else None, ()
         owner = self._named(place, owner_of_files, work.chown) if work.chown else None
         copy_into(place, work, self.step.instruction, lambda source: self._other(source, stack), owner)
@@ -238,11 +238,11 @@ def mount(
     """Create all files; return the paths that are not part of the layer, for `unmount`. ImageError. Blocks."""
     mounted = []
     for each in mounts:
-        make_folder(place, posixpath.dirname(each.target), 0o755)
+        place.make_folder(posixpath.dirname(each.target), 0o755)
         kind, _, real = _output_of(place, _REAL, each.target, instruction).partition(":")
         real = posixpath.normpath("/" + real)
         if each.kept:
-            make_folder(place, real, 0o755)
+            place.make_folder(real, 0o755)
             continue
         mounted.append(real)
         other = open_stage(each.source) if isinstance(each.source, FromStage) else None
@@ -254,7 +254,7 @@ def mount(
         else:
             _output_of(place, _DELETE, real, instruction)
         if each.source is None:
-            make_folder(place, real, _OPEN_TO_ALL)
+            place.make_folder(real, _OPEN_TO_ALL)
         elif isinstance(each.source, FromContext):
             with tempfile.TemporaryDirectory() as name:
                 copy_files(each.source.files, Path(name, "staged"))
@@ -278,13 +278,6 @@ def unmount(layer: Path, paths: Sequence[str], lower: Sequence[str]) -> None:
             if any(Path(each, *parts[:n]).exists() for each in lower) or any(folder.iterdir()):
                 break
             folder.rmdir()
-
-
-def make_folder(place: BuildSandbox, path: str, mode: int) -> None:
-    """Create a folder unless it exists."""
-    if place.is_folder(path):
-        return
-    place.make_folder(path, mode)
 
 
 def _is_folder(source: FromContext | FromStage, other: BuildSandbox | None) -> bool:

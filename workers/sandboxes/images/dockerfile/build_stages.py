@@ -8,8 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from farm.errors import ImageError
-from workers.sandboxes.images.dockerfile.instructions import Instruction, origins_of, parse
-from workers.sandboxes.images.dockerfile.variables import Expansion, raw_words
+from workers.sandboxes.images.dockerfile.instructions import Expansion, Instruction, origins_of, parse, raw_words
 
 _FROM = re.compile(r"(\S+)(?:\s+as\s+([a-z][a-z0-9_.-]*))?", re.IGNORECASE)
 SCRATCH = "scratch"

@@ -16,8 +16,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TypeAlias
 
-from workers.sandboxes.images.content_store import digest
-from workers.sandboxes.images.fingerprints import fingerprint
+from workers.sandboxes.images.content_store import digest, fingerprint
 
 Patterns: TypeAlias = tuple[tuple[re.Pattern[str], bool], ...]
 """Patterns of excluded files, each with whether it is an exception that keeps its matches."""

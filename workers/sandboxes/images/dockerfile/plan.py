@@ -1,6 +1,7 @@
 """From a Dockerfile to the steps of a build: all inputs of each instruction are known before anything is run.
 
-COPY and ADD are planned by BuildKit's rules."""
+COPY and ADD are planned by BuildKit's rules.
+"""
 
 from __future__ import annotations
 
@@ -31,6 +32,7 @@ from workers.sandboxes.images.dockerfile.context import (
 from workers.sandboxes.images.dockerfile.copying import is_address, remote_file
 from workers.sandboxes.images.dockerfile.image_config import ImageConfig, healthcheck_of
 from workers.sandboxes.images.dockerfile.instructions import (
+    Expansion,
     Instruction,
     MountOptions,
     is_only_heredoc,
@@ -49,7 +51,6 @@ from workers.sandboxes.images.dockerfile.steps import (
     Source,
     step_of,
 )
-from workers.sandboxes.images.dockerfile.variables import Expansion
 from workers.sandboxes.images.layered_image import Image
 
 SEARCH_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
@@ -153,30 +154,11 @@ class _Planner:
         self._file, self._context, self._values = file, context, values
         self._done, self._base_image, self._owner, self._escape = done, base_image, owner, escape
         self.state = state
-        self._readers: dict[str, Callable[[Instruction], None]] = {
-            "ADD": self._copy,
-            "ARG": self._arg,
-            "CMD": self._cmd,
-            "COPY": self._copy,
-            "ENTRYPOINT": self._entrypoint,
-            "ENV": self._env,
-            "EXPOSE": self._expose,
-            "HEALTHCHECK": self._healthcheck,
-            "LABEL": self._label,
-            "MAINTAINER": self._maintainer,
-            "ONBUILD": self._onbuild,
-            "RUN": self._run,
-            "SHELL": self._shell,
-            "STOPSIGNAL": self._stopsignal,
-            "USER": self._user,
-            "VOLUME": self._volume,
-            "WORKDIR": self._workdir,
-        }
 
     def take(self, instruction: Instruction) -> None:
         """Add the step of an instruction, or record its setting. Raises ImageError."""
         try:
-            self._readers[instruction.name](instruction)
+            self._read(instruction)
         except ValueError as error:
             raise instruction.refused(str(error)) from None
         except OSError as error:
@@ -201,67 +183,62 @@ class _Planner:
     def _path(self, written: str) -> str:
         return posixpath.normpath(posixpath.join(self.state.config.workdir or "/", written))
 
-    def _arg(self, instruction: Instruction) -> None:
-        self.state.arguments |= arguments_of(instruction, self._expansion, self._values, self._file.arguments)
+    def _read(self, instruction: Instruction) -> None:
+        config, text = self.state.config, instruction.text
+        match instruction.name:
+            case "ADD" | "COPY":
+                self._copy(instruction)
+            case "ARG":
+                self.state.arguments |= arguments_of(instruction, self._expansion, self._values, self._file.arguments)
+            case "CMD":
+                self._set(command=_command(instruction))
+                self.state.has_command = True
+            case "ENTRYPOINT":
+                self._set(entrypoint=_command(instruction))
+                if not self.state.has_command:
+                    self._set(command=None)
+            case "ENV":
+                self._set(env={**config.env, **self._pairs(text, "the form is ENV NAME=VALUE or ENV NAME VALUE")})
+            case "EXPOSE":
+                self._set(exposed=(*config.exposed, *self._expansion.words(text)))
+            case "HEALTHCHECK":
+                self._set(healthcheck=healthcheck_of(instruction))
+            case "LABEL":
+                self._set(labels={**config.labels, **self._pairs(text)})
+            case "MAINTAINER":
+                self._set(labels={**config.labels, "maintainer": text})
+            case "ONBUILD":
+                triggered(instruction, text)
+                self._set(onbuild=(*config.onbuild, text))
+            case "RUN":
+                self._run(instruction)
+            case "SHELL":
+                if not instruction.words:
+                    raise ValueError('it must be a JSON list, such as SHELL ["/bin/bash", "-c"]')
+                self._set(shell=instruction.words)
+            case "STOPSIGNAL":
+                self._set(stop_signal=self._expansion.text(text))
+            case "USER":
+                self._set(user=self._expansion.text(text))
+                self._note(ONE_USER)
+            case "VOLUME":
+                words = instruction.words if instruction.words is not None else self._expansion.words(text)
+                self._set(volumes=(*config.volumes, *words))
+            case "WORKDIR":
+                path = self._path(self._expansion.text(text))
+                self._set(workdir=path)
+                self._add(instruction, MakeFolder(path, config.user))
+            case _:
+                raise KeyError(instruction.name)
 
-    def _env(self, instruction: Instruction) -> None:
-        first = instruction.text.split(maxsplit=1)
-        if "=" in first[0]:
-            pairs = self._expansion.pairs(instruction.text)
-        elif len(first) == 2:
-            pairs = [(first[0], self._expansion.text(first[1]))]
-        else:
-            raise ValueError("the form is ENV NAME=VALUE or ENV NAME VALUE")
-        self._set(env={**self.state.config.env, **dict(pairs)})
-
-    def _label(self, instruction: Instruction) -> None:
-        first = instruction.text.split(maxsplit=1)
-        legacy = "=" not in first[0] and len(first) == 2
-        pairs = [(first[0], self._expansion.text(first[1]))] if legacy else self._expansion.pairs(instruction.text)
-        self._set(labels={**self.state.config.labels, **dict(pairs)})
-
-    def _maintainer(self, instruction: Instruction) -> None:
-        self._set(labels={**self.state.config.labels, "maintainer": instruction.text})
-
-    def _user(self, instruction: Instruction) -> None:
-        self._set(user=self._expansion.text(instruction.text))
-        self._note(ONE_USER)
-
-    def _workdir(self, instruction: Instruction) -> None:
-        path = self._path(self._expansion.text(instruction.text))
-        self._set(workdir=path)
-        self._add(instruction, MakeFolder(path, self.state.config.user))
-
-    def _shell(self, instruction: Instruction) -> None:
-        if not instruction.words:
-            raise ValueError('it must be a JSON list, such as SHELL ["/bin/bash", "-c"]')
-        self._set(shell=instruction.words)
-
-    def _cmd(self, instruction: Instruction) -> None:
-        self._set(command=_command(instruction))
-        self.state.has_command = True
-
-    def _entrypoint(self, instruction: Instruction) -> None:
-        self._set(entrypoint=_command(instruction))
-        if not self.state.has_command:
-            self._set(command=None)
-
-    def _healthcheck(self, instruction: Instruction) -> None:
-        self._set(healthcheck=healthcheck_of(instruction))
-
-    def _expose(self, instruction: Instruction) -> None:
-        self._set(exposed=(*self.state.config.exposed, *self._expansion.words(instruction.text)))
-
-    def _volume(self, instruction: Instruction) -> None:
-        words = instruction.words if instruction.words is not None else self._expansion.words(instruction.text)
-        self._set(volumes=(*self.state.config.volumes, *words))
-
-    def _stopsignal(self, instruction: Instruction) -> None:
-        self._set(stop_signal=self._expansion.text(instruction.text))
-
-    def _onbuild(self, instruction: Instruction) -> None:
-        triggered(instruction, instruction.text)
-        self._set(onbuild=(*self.state.config.onbuild, instruction.text))
+    def _pairs(self, text: str, form: str = "") -> dict[str, str]:
+        """Return names and values of ENV or LABEL. Raises ValueError with `form` for a name alone, if that is given."""
+        first = text.split(maxsplit=1)
+        if "=" not in first[0] and len(first) == 2:
+            return {first[0]: self._expansion.text(first[1])}
+        if "=" not in first[0] and form:
+            raise ValueError(form)
+        return dict(self._expansion.pairs(text))
 
     def _run(self, instruction: Instruction) -> None:
         for name, value in instruction.flags:

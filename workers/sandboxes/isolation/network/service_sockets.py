@@ -1,4 +1,3 @@
-# ruff: noqa: PTH101, PTH103, PTH120, PTH208, S103, S108
 """List, open and connect sockets inside a sandbox, and pass them out. Standard library only.
 
 An address is `["tcp", HOST, PORT]`, `["tcp6", HOST, PORT]` or `["unix", PATH]`.

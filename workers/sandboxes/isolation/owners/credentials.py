@@ -144,7 +144,7 @@ def shown(process: int) -> tuple[int, int] | None:
 
 def shown_outside(process: int) -> tuple[int, int] | None:
     """Return the same for a process of another user of the node. Raises OSError."""
-    with open(f"/proc/{process}/limits") as file:  # noqa: PTH123
+    with open(f"/proc/{process}/limits") as file:
         soft = next((line.split()[3] for line in file if line.startswith("Max file locks")), "unlimited")
     return _parsed(int(soft) if soft.isdecimal() else resource.RLIM_INFINITY)
 

@@ -1,4 +1,3 @@
-# ruff: noqa: PTH101, PTH116, PTH118
 """The owner of a file as its image defines it, recorded in an extended attribute, because the kernel knows one user of
 a sandbox. Standard library only.
 
@@ -84,7 +83,7 @@ def note_owner(path: str | int, uid: int, gid: int, root: str) -> None:
 
 def owner_in(path: bytes, owner: Owner) -> Owner:
     """Return the owner of a new file: its creator, with the folder's group if that is set-group-id. Raises OSError."""
-    folder = os.path.dirname(path)  # noqa: PTH120
+    folder = os.path.dirname(path)
     if not os.stat(folder).st_mode & stat.S_ISGID:
         return owner
     return owner[0], (owner_at(folder, follow=True) or ROOT)[1]

@@ -1,4 +1,3 @@
-# ruff: noqa: PTH101, PTH112, PTH113, PTH114, PTH115
 """The rule that decides which paths of a layer stay after a policy has changed an image. Standard library only.
 
 1. Files that an interpreter, a shell or the loader runs by itself never stay.

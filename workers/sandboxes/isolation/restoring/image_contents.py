@@ -1,4 +1,3 @@
-# ruff: noqa: PTH114, PTH118, PTH119, PTH208
 """Modules, programs and libraries of an image that a layer must not replace. Standard library only.
 
 Results that need a walk through the image are computed on first use. `ldconfig` uses the name in a shared library

@@ -1,4 +1,3 @@
-# ruff: noqa: PTH123
 """Files that package managers recorded in a layer. Standard library only.
 
 A policy can forge a record. So a record only lets new files stay, and none that run by themselves.

@@ -12,7 +12,7 @@ import pytest
 
 from tests.contract.sandboxes.sandbox_kinds import farm_in
 from tests.services.farms import until
-from workers.sandboxes.images.fingerprints import fingerprint, folder
+from workers.sandboxes.images.content_store import digests, fingerprint
 
 
 @pytest.fixture(autouse=True)
@@ -56,10 +56,10 @@ def test_fingerprint_of_an_old_file_is_cached(tmp_path: Path) -> None:
     file = tmp_path / "file"
     file.write_bytes(b"abc")
     result = fingerprint(file)
-    assert not folder().exists()
+    assert not digests().exists()
     # the time of the last change to a file cannot be set: the test has to wait
-    until(lambda: fingerprint(file) == result and folder().exists(), "it is remembered")
-    assert [memo.read_text() for memo in folder().iterdir()] == [result]
+    until(lambda: fingerprint(file) == result and digests().exists(), "it is remembered")
+    assert [memo.read_text() for memo in digests().iterdir()] == [result]
 
 
 @pytest.mark.parametrize("change", ["content", "name", "mode", "link", "more"])

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from workers.sandboxes.images.building.oci_config import parse_config, read_config, write_config
+from workers.sandboxes.images.building.oci_layouts import parse_config, read_config, write_config
 from workers.sandboxes.images.dockerfile.image_config import Healthcheck, ImageConfig
 
 DOCKER = {

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from workers.sandboxes.kernel.cell_connection import FrameConnection, PeerGone
 from workers.sandboxes.kernel.cell_protocol import HEADER, MAX_HEAD, MAX_IMAGE_BYTES, packed, receive
+from workers.sandboxes.kernel.interpreter import FrameConnection, PeerGone
 
 
 @asynccontextmanager

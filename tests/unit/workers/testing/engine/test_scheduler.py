@@ -8,7 +8,7 @@ from typing import Any
 import httpx2
 
 from tests.services.engine_calls import GENERATE, begin, choice, endless, on
-from workers.conformance.expect import until
+from workers.conformance.trial import until
 from workers.testing.engine import ScriptedEngine
 from workers.testing.engine.scheduler import SimulatedSpeed
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from workers.sandboxes.images.dockerfile.variables import Expansion, raw_words
+from workers.sandboxes.images.dockerfile.instructions import Expansion, raw_words
 
 VALUES = Expansion({"NAME": "value", "EMPTY": "", "TWO": "a b"})
 TEXTS = {

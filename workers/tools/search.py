@@ -1,4 +1,7 @@
-"""The supported search engines, queries to them, and their results, of which neither form nor length is trusted.
+"""The `search` tool: queries the search engine of FARM_SEARCH from the worker, so that no key is in a sandbox.
+
+It is off by default. If a handler lists it but it is off or misconfigured, the rollout fails before the first model
+call, is not retried, and is never scored.
 
 `tavily`        POST https://api.tavily.com/search, see https://docs.tavily.com; `tavily:URL` is a proxy of it.
 `searxng:URL`   GET URL/search?q=...&format=json, see https://docs.searxng.org/dev/search_api.html. The instance must
@@ -7,7 +10,8 @@
                 {"query": "...", "max_results": 5, "allowed_domains": [...], "blocked_domains": [...]}
 A key is sent as `Authorization: Bearer KEY`. All answer with JSON, best result first:
 {"results": [{"title": "...", "url": "https://...", "snippet": "..."}, ...]}. `content` may replace `snippet`, as in
-Tavily and SearXNG; other fields are ignored, results without `url` are skipped.
+Tavily and SearXNG; other fields are ignored, results without `url` are skipped. Neither the form nor the length of
+results is trusted.
 
 A query is retried while the engine is busy or down, within the limit of a tool call. Only a refused query is the
 policy's error, and is returned to it. If the service stays down, the key is wrong or an answer is malformed, the
@@ -26,12 +30,15 @@ from dataclasses import dataclass
 from email.utils import parsedate_to_datetime
 from functools import cache
 from ssl import SSLContext
-from typing import Any
+from typing import Annotated, Any, ClassVar
 
 import httpx2
-from pydantic import AliasChoices, BaseModel, Field, ValidationError
+from pydantic import AliasChoices, BaseModel, Field, StringConstraints, ValidationError
 
-from farm.errors import AgentError, ToolError
+from farm.errors import AgentError, HandlerError, ToolError
+from farm.settings import Settings, settings
+from workers.plugins.interfaces import Observation, Sandbox
+from workers.tools import Arguments
 
 TAVILY_URL = "https://api.tavily.com"
 
@@ -48,6 +55,8 @@ MAX_URL_CHARS = 500
 MAX_SNIPPET_CHARS = 600
 
 _DOMAIN = re.compile(r"[a-z0-9_-]+(\.[a-z0-9_-]+)*")
+
+MAX_RESULTS = 10
 
 
 @dataclass(frozen=True, slots=True)
@@ -323,3 +332,45 @@ def _host(url: str, *, domain_only: bool = False) -> str:
 
 def _within(host: str, domains: tuple[str, ...]) -> bool:
     return any(host == domain or host.endswith(f".{domain}") for domain in domains)
+
+
+class SearchArguments(Arguments):
+    query: Annotated[str, StringConstraints(strip_whitespace=True, min_length=1, max_length=400)] = Field(
+        description="What to look for: a few words."
+    )
+    max_results: int = Field(default=5, ge=1, le=MAX_RESULTS, description="How many results to show at most.")
+
+
+class SearchTool:
+    """A `workers.plugins.interfaces.Tool`. Needs no sandbox. `chosen` defaults to the settings of the process."""
+
+    name: ClassVar[str] = "search"
+    description: ClassVar[str] = (
+        "Search the web. Gives the title, the address and a few lines of each page that was found; the pages "
+        "themselves cannot be opened."
+    )
+    arguments: ClassVar[type[BaseModel]] = SearchArguments
+
+    def __init__(self, sandbox: Sandbox | None, chosen: Settings | None = None) -> None:
+        """Raise HandlerError, not retryable, if search is off or its settings are wrong."""
+        chosen = chosen or settings()
+        if not chosen.search:
+            raise HandlerError(
+                "the tool `search` is off: set FARM_SEARCH on every node, or remove it from the handler's tools",
+                retryable=False,
+            )
+        try:
+            self._asking = SearchClient(engine(chosen.search, chosen.search_key))
+            self._domains = Domains.of(chosen.search_allowed, chosen.search_blocked)
+        except ValueError as error:
+            raise HandlerError(f"the tool `search` cannot be used: {error}", retryable=False) from None
+
+    async def call(self, arguments: SearchArguments, timeout_s: float) -> Observation:
+        """Return numbered results. Raises ToolError for a refused query, AgentError for an unavailable engine."""
+        question = SearchQuery(arguments.query, arguments.max_results, self._domains)
+        value = await self._asking.results(question, timeout_s)
+        shown = [result for result in value if self._domains.let_through(result.url)][: arguments.max_results]
+        return Observation(format_results(shown) or "Nothing was found. Try other words.")
+
+    async def close(self) -> None:
+        await self._asking.close()
