@@ -109,11 +109,7 @@ def _reply(environment: Environment, request: Mapping[str, Any]) -> Any:
             "messages": [dict(each) for each in begin.messages],
             "tools": [dict(each) for each in begin.tools],
             "problem": problem
-            and {
-                "family": problem.family,
-                "entry": dict(problem.entry),
-                "settings": dict(problem.settings),
-            },
+            and {"family": problem.family, "entry": dict(problem.entry), "settings": dict(problem.settings)},
         }
     if "step" in request:
         calls = tuple(CalledTool(**call) for call in request["step"]["tool_calls"])

@@ -15,15 +15,7 @@ from typing import ClassVar
 from farm.errors import ImageError
 from workers.sandboxes.images import definitions
 from workers.sandboxes.images.archives import BROKEN, BadArchive, extract, first_line
-from workers.sandboxes.images.building.builder import (
-    LinkInTheWay,
-    build,
-    copy_tree,
-    lend,
-    move_tree,
-    owner,
-    workplace,
-)
+from workers.sandboxes.images.building.builder import LinkInTheWay, build, copy_tree, lend, move_tree, owner, workplace
 from workers.sandboxes.images.building.oci_layouts import (
     LAYOUT,
     choose,

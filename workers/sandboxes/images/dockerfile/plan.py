@@ -11,13 +11,7 @@ from dataclasses import dataclass, field, replace
 from typing import TypeAlias
 
 from farm.errors import ImageError
-from workers.sandboxes.images.dockerfile.build_stages import (
-    BuildStage,
-    StagedFile,
-    arguments_of,
-    expanded,
-    triggered,
-)
+from workers.sandboxes.images.dockerfile.build_stages import BuildStage, StagedFile, arguments_of, expanded, triggered
 from workers.sandboxes.images.dockerfile.context import (
     BuildContext,
     ContextFile,
@@ -139,21 +133,16 @@ def _all_of(copy: Instruction, file: StagedFile, done: Mapping[int, PlannedStage
     return _State(base, None, base.key, config)
 
 
+@dataclass(slots=True)
 class _Planner:
-    def __init__(
-        self,
-        file: StagedFile,
-        context: BuildContext,
-        values: Mapping[str, str],
-        done: Mapping[int, PlannedStage],
-        base_image: BaseImages,
-        owner: int,
-        escape: str,
-        state: _State,
-    ) -> None:
-        self._file, self._context, self._values = file, context, values
-        self._done, self._base_image, self._owner, self._escape = done, base_image, owner, escape
-        self.state = state
+    file: StagedFile
+    context: BuildContext
+    values: Mapping[str, str]
+    done: Mapping[int, PlannedStage]
+    base_image: BaseImages
+    owner: int
+    escape: str
+    state: _State
 
     def take(self, instruction: Instruction) -> None:
         """Add the step of an instruction, or record its setting. Raises ImageError."""
@@ -166,7 +155,7 @@ class _Planner:
 
     @property
     def _expansion(self) -> Expansion:
-        return Expansion({**self.state.arguments, **self.state.config.env}, self._escape)
+        return Expansion({**self.state.arguments, **self.state.config.env}, self.escape)
 
     def _note(self, text: str) -> None:
         notes = self.state.config.notes
@@ -176,7 +165,7 @@ class _Planner:
         self.state.config = replace(self.state.config, **values)  # type: ignore[arg-type]
 
     def _add(self, instruction: Instruction, work: RunProgram | CopyFiles | MakeFolder) -> None:
-        step = step_of(instruction, work, self.state.key, self._owner)
+        step = step_of(instruction, work, self.state.key, self.owner)
         self.state.steps.append(step)
         self.state.key = step.key
 
@@ -189,7 +178,7 @@ class _Planner:
             case "ADD" | "COPY":
                 self._copy(instruction)
             case "ARG":
-                self.state.arguments |= arguments_of(instruction, self._expansion, self._values, self._file.arguments)
+                self.state.arguments |= arguments_of(instruction, self._expansion, self.values, self.file.arguments)
             case "CMD":
                 self._set(command=_command(instruction))
                 self.state.has_command = True
@@ -281,16 +270,16 @@ class _Planner:
         if options.origin:
             return [RunMount(target, self._in_stage(instruction, options.origin, options.source))]
         name = posixpath.normpath("/" + options.source).lstrip("/")
-        if name and self._context.named(name) != [name]:
-            raise ValueError(f"{name} is not in the context {self._context.folder}, or .dockerignore leaves it out")
-        files = tuple(self._context.tree(name))
+        if name and self.context.named(name) != [name]:
+            raise ValueError(f"{name} is not in the context {self.context.folder}, or .dockerignore leaves it out")
+        files = tuple(self.context.tree(name))
         return [RunMount(target, FromContext(name, files, digest_of(files)))]
 
     def _copy(self, instruction: Instruction) -> None:
         def in_stage(name: str, path: str) -> FromStage:
             return self._in_stage(instruction, name, path)
 
-        work = CopyPlanner(instruction, self._expansion, self._context, in_stage, self._path).plan()
+        work = CopyPlanner(instruction, self._expansion, self.context, in_stage, self._path).plan()
         if work is None:
             return
         if work.chown:
@@ -298,16 +287,16 @@ class _Planner:
         self._add(instruction, work)
 
     def _in_stage(self, instruction: Instruction, name: str, path: str) -> FromStage:
-        stage = self._file.stage(name)
+        stage = self.file.stage(name)
         # with --parents, the path after /./ is kept
         parts = path.split("/./", 1) if instruction.name == "COPY" and instruction.switch("parents") else [path]
         pivot, *inside = (posixpath.normpath(posixpath.join("/", part)) for part in parts)
         absolute = "/.".join([pivot.rstrip("/") if inside else pivot, *inside]) + ("/" if path.endswith("/") else "")
-        if stage is not None and stage.number not in self._done:
+        if stage is not None and stage.number not in self.done:
             raise ValueError(f"the stage {name} is not built before it")
         if stage is not None:
-            return FromStage(absolute, stage.number, self._done[stage.number].key)
-        image = self._base_image(expanded(instruction, self._expansion, name), instruction)
+            return FromStage(absolute, stage.number, self.done[stage.number].key)
+        image = self.base_image(expanded(instruction, self._expansion, name), instruction)
         return FromStage(absolute, image, image.key)
 
 
