@@ -27,7 +27,7 @@ import httpx2
 import farm
 from farm.embedded.embedded_farm import Embedded
 from farm.settings import Settings, settings
-from farm.web.sign_in import COOKIE
+from farm.web.app import COOKIE
 from testkit.processes import cpu_s, named, tree
 from testkit.report import Report, options
 from workers.testing import plugin_path

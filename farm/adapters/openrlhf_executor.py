@@ -25,8 +25,7 @@ from openrlhf.utils.agent import AgentExecutorBase
 
 from farm.adapters.engine_bridge import EngineBridge, OwnEngines, SampledByTrainer, known_parameters
 from farm.adapters.openrlhf import REFUSED, placeholder_fields, response_fields
-from farm.adapters.sample_window import RewardsSoFar, SampleWindow
-from farm.adapters.single_row import RowLimits, StepRow, TooLong, rows_of_step
+from farm.adapters.single_row import RewardsSoFar, RowLimits, SampleWindow, StepRow, TooLong, rows_of_step
 from farm.adapters.trainer_sampling import TrainerSampling, limits_of
 from farm.adapters.trainer_step import TrainerRun, check_count, instance_of, remove_silent_servers
 from farm.client.connect import connect as connect_farm

@@ -26,9 +26,9 @@ import numpy as np
 
 from farm.adapters.engine_bridge import EngineBridge, OwnEngines, SampledByTrainer
 from farm.adapters.protocol import RowsPerRollout, TrainingRow
-from farm.adapters.sample_window import RewardsSoFar
 from farm.adapters.single_row import (
     BrokenRollouts,
+    RewardsSoFar,
     RowLimits,
     StepRow,
     TooLong,

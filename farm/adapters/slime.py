@@ -25,10 +25,11 @@ from typing import Any
 import numpy as np
 
 from farm.adapters.protocol import RowsPerRollout, TrainingRow
-from farm.adapters.sample_window import RewardsSoFar, SampleWindow
 from farm.adapters.single_row import (
     BrokenRollouts,
+    RewardsSoFar,
     RowLimits,
+    SampleWindow,
     StepRow,
     TooLong,
     reason_table,

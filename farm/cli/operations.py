@@ -156,7 +156,6 @@ def metrics(port: int | None, address: str, url: str | None) -> None:
     check_extra("reading metrics from the database")
     from prometheus_client import generate_latest
 
-    from farm import metrics
     from farm import metrics as farm_metrics
     from farm.cli.listening import bind, url_of
     from farm.client.local import open_store
@@ -168,7 +167,7 @@ def metrics(port: int | None, address: str, url: str | None) -> None:
             click.echo(generate_latest(numbers).decode(), nl=False)
             return
         with bind(address, port) as listener:
-            server = metrics.server(listener, numbers, own_key(settings()))
+            server = farm_metrics.server(listener, numbers, own_key(settings()))
             received = signals()
             threading.Thread(target=server.serve_forever, daemon=True).start()
             click.echo(f"{url_of(listener)}/metrics")

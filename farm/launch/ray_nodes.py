@@ -15,7 +15,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self
 
 from farm.embedded.child_process import ChildProcess
@@ -135,9 +134,7 @@ class RayNodes:
                 raise FarmError(f"Ray has given up a node of the farm: {error}") from error
         return list(self._known.values())
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         stopping = [keeper.stop.remote() for n, keeper in enumerate(self._keepers) if n in self._known]
         if stopping:
             self._ray.wait(stopping, num_returns=len(stopping), timeout=self._grace_s + _HAND_BACK_S + _ANSWER_S)

@@ -13,8 +13,7 @@ from pathlib import Path
 import pytest
 
 from farm import plugins
-from farm.adapters.conformance.adapter_promises import examine_adapter
-from farm.adapters.conformance.constructed_rollouts import every_kind
+from farm.adapters.conformance.adapter_promises import every_kind, examine_adapter
 from farm.adapters.protocol import training_rows
 from farm.client.farm import ADAPTERS
 from farm.errors import NotFound

@@ -12,8 +12,18 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from farm.adapters.conformance.adapter_promises import AdapterResult, Broken, aligned, tried
-from farm.adapters.conformance.constructed_rollouts import broken, calls_of, every_kind, only_broken, rollout, segment
+from farm.adapters.conformance.adapter_promises import (
+    AdapterResult,
+    Broken,
+    aligned,
+    broken,
+    calls_of,
+    every_kind,
+    only_broken,
+    rollout,
+    segment,
+    tried,
+)
 from farm.adapters.protocol import ResultAdapter, TrainerResult, TrainingRow
 from farm.records.rollout import POLICY_OUTCOMES, Outcome, Rollout, State
 from farm.records.trajectory import ModelCall, Segment, segments, version_range

@@ -23,7 +23,7 @@ from problems_of_tests import breaking, chat  # type: ignore[import-not-found]  
 
 import farm  # noqa: E402
 from examples.trainers.openrlhf_farm import AgentExecutor  # noqa: E402
-from farm.adapters.conformance.constructed_rollouts import every_kind  # noqa: E402
+from farm.adapters.conformance.adapter_promises import every_kind  # noqa: E402
 from farm.adapters.openrlhf import response_fields  # noqa: E402
 from farm.errors import InvalidRequest  # noqa: E402
 

@@ -27,7 +27,7 @@ from skyrl.train.generators.utils import concatenate_generator_outputs, prepare_
 from skyrl.train.utils.trainer_utils import validate_generator_output  # noqa: E402
 
 import farm  # noqa: E402
-from farm.adapters.conformance.constructed_rollouts import every_kind  # noqa: E402
+from farm.adapters.conformance.adapter_promises import every_kind  # noqa: E402
 from farm.adapters.skyrl import FarmGenerator  # noqa: E402
 from farm.errors import InvalidRequest  # noqa: E402
 

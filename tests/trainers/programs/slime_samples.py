@@ -13,7 +13,7 @@ from absent_modules import leave_out  # type: ignore[import-not-found]
 from problems_of_tests import breaking, chat  # type: ignore[import-not-found]
 
 import farm
-from farm.adapters.conformance.constructed_rollouts import every_kind
+from farm.adapters.conformance.adapter_promises import every_kind
 from farm.adapters.slime import SlimeSamples, generate_function, group_rewards, rollout_function
 from farm.errors import InvalidRequest
 

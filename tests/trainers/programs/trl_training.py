@@ -22,7 +22,7 @@ from transformers import (  # type: ignore[import-not-found, unused-ignore]
 from trl import GRPOConfig, GRPOTrainer
 
 import farm
-from farm.adapters.conformance.constructed_rollouts import rollout, segment
+from farm.adapters.conformance.adapter_promises import rollout, segment
 from farm.adapters.single_row import rows_of_step
 from farm.adapters.trl import _output, prompt_key, reward_from_farm, rollout_func, scored_only
 from farm.errors import InvalidRequest

@@ -20,7 +20,7 @@ from verl.trainer.ppo import core_algos
 
 import farm
 from examples.trainers.verl_farm import Manager
-from farm.adapters.conformance.constructed_rollouts import every_kind
+from farm.adapters.conformance.adapter_promises import every_kind
 from farm.adapters.single_row import rows_of_step, with_experts
 from farm.adapters.verl import output_fields
 from farm.adapters.verl_agent_loops import agent_loop_output, data_proto, transfer_fields

@@ -24,7 +24,7 @@ from verl.utils import tensordict_utils as tu
 
 import farm
 from examples.trainers.verl_farm import Manager
-from farm.adapters.conformance import constructed_rollouts as constructed
+from farm.adapters.conformance import adapter_promises as constructed
 from farm.adapters.single_row import rows_of_step
 from farm.adapters.verl import output_fields
 from farm.adapters.verl_agent_loops import _PromptWriter, agent_loop_output

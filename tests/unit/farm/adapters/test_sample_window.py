@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from farm.adapters.sample_window import RewardsSoFar, SampleWindow
+from farm.adapters.single_row import RewardsSoFar, SampleWindow
 
 
 class GroupRunner:

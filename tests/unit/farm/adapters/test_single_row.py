@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from farm.adapters.conformance.constructed_rollouts import OBSERVED, broken, every_kind, only_broken, rollout, segment
+from farm.adapters.conformance.adapter_promises import OBSERVED, broken, every_kind, only_broken, rollout, segment
 from farm.adapters.single_row import RowLimits, most_sampled, replayed, rows_of_step, single_rows, with_experts
 from farm.errors import InvalidRequest, NoTrainableRollouts
 from farm.records.experts.routed_experts import RowExperts

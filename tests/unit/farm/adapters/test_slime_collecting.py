@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from farm.adapters.conformance.constructed_rollouts import every_kind
+from farm.adapters.conformance.adapter_promises import every_kind
 from farm.adapters.slime_collecting import DataSourceInstances, collecting_options, is_collected, metrics_of
 from farm.adapters.trainer_step import instance_of
 from farm.collecting import CollectedStep

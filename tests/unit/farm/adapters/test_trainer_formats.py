@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import pytest
 
 from farm.adapters import openrlhf, rllm, skyrl, slime, trl, verl
-from farm.adapters.conformance.constructed_rollouts import broken, calls_of, every_kind, rollout, segment
+from farm.adapters.conformance.adapter_promises import broken, calls_of, every_kind, rollout, segment
 from farm.adapters.single_row import rows_of_step
 from farm.adapters.trl_worker import group_rows
 from farm.errors import InvalidRequest, NoTrainableRollouts

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from farm.adapters.conformance.constructed_rollouts import rollout
+from farm.adapters.conformance.adapter_promises import rollout
 from farm.adapters.trainer_step import StepSamples, TrainerRun, check_count, check_engines, groups_of, instance_of
 from farm.errors import InvalidRequest
 from farm.records.engine import EngineInfo

@@ -9,7 +9,7 @@ from typing import Any, cast
 import numpy as np
 import pytest
 
-from farm.adapters.conformance.constructed_rollouts import calls_of, every_kind
+from farm.adapters.conformance.adapter_promises import calls_of, every_kind
 from farm.adapters.conformance.result_promises import examine_results
 from farm.adapters.protocol import TrainerResult, TrainingRow, gives_results
 from farm.client.farm import Farm
